@@ -1,4 +1,4 @@
-"""A worker's recurring chores, each of which may fail without an end of its thread."""
+"""The recurring chores of a worker: a chore that fails does not end its thread."""
 
 import logging
 from collections.abc import Callable
@@ -13,12 +13,12 @@ logger = logging.getLogger(__name__)
 
 
 def run_chore(chore: Callable[[], object], node: str) -> bool:
-    """Run a chore and log what it raises, in the name of the worker `node`. Return True if it raised nothing.
+    """Run a chore for the worker `node` and log what it raises. Return True if it raised nothing.
 
-    A chore that failed has its next turn in the next round.
+    A chore that failed is run again in the next round.
     """
     try:
-        with logs.about():  # what it notes is over with it
+        with logs.about():  # the log context that the chore sets ends with it
             chore()
     except Exception as error:
         connection.close()

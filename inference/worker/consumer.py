@@ -1,4 +1,4 @@
-"""The batching consumer: a Celery strategy for the messages, and a bootstep for the life of the worker."""
+"""The batching consumer: a Celery strategy that handles messages, and a bootstep that drives the worker."""
 
 import functools
 import logging
@@ -25,16 +25,18 @@ from inference.worker.subscriptions import Subscriptions
 
 logger = logging.getLogger(__name__)
 
-AS_SENT = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")  # ids; to read one takes ten times as long
-LONGEST_AWAY_S = 4.0  # between two tries to reach the broker again
-SWEEP_S = 0.5  # a dead child is noticed, and a time limit enforced, within this
+AS_SENT = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")  # job ids; parsing one takes ten times as long
+LONGEST_AWAY_S = 4.0  # the longest pause between two tries to reach the broker again
+SWEEP_S = 0.5  # within this a dead child process is noticed and a time limit enforced
 
 
 class JobRequest(Request):
-    """One message, of one job or of several. Batch-mates share a child, so revoking never kills it; jobs are cancelled
-    on their row."""
+    """A message of one job or of several.
 
-    jobs_left = 1  # that have not ended; it is acknowledged with the last, or given back with the first that is
+    The jobs of a batch share a child process, so revoking one never kills the process. Jobs are cancelled on their row.
+    """
+
+    jobs_left = 1  # that have not ended; the last acknowledges the message, the first given back rejects it
     error = ""
     worker_pid: int | None
 
@@ -48,7 +50,10 @@ class JobRequest(Request):
         )  # fmt: skip
 
     def started(self, pid: int) -> None:
-        """Of several jobs, each says so."""
+        """Report the message's task as started in the child process `pid`.
+
+        Each job of the message calls this; a repeated call for the same process does nothing.
+        """
         if self.worker_pid == pid:
             return
         self.worker_pid = pid
@@ -57,7 +62,10 @@ class JobRequest(Request):
         self.send_event("task-started")
 
     def finished(self, error: str, runtime: float) -> None:
-        """One of its jobs."""
+        """Note that one job of the message has ended, with the code `error` or "" for a success.
+
+        The last job acknowledges the message. The task counts as failed if one of its jobs failed.
+        """
         self.jobs_left -= 1
         self.error = error = error or self.error
         if self.jobs_left:
@@ -71,24 +79,26 @@ class JobRequest(Request):
             self.send_event("task-succeeded", result=None, runtime=runtime)
 
     def give_back(self) -> None:
-        """What has ended of it meanwhile, or runs, is claimed by nobody else."""
+        """Return the message to its queue. No other worker claims its jobs that have ended or run meanwhile."""
         state.task_ready(self)
         self.reject(requeue=True)
 
     def forget(self) -> None:
-        """Tell Celery, which counts it as running, that its connection is gone. As the worker leaves it is to know what
-        runs, for a second signal to end."""
+        """Remove the message from Celery's running tasks, since its connection is gone.
+
+        While the worker stops, the message stays there, so that a second signal can end what runs.
+        """
         if state.should_stop is None and state.should_terminate is None:
             state.task_ready(self)
 
     def _make_room(self) -> None:
-        """For another job, where the transport counts those and not messages."""
+        """Free the prefetch place of one job, if the transport counts jobs and not messages."""
         if make_room := getattr(self.message.channel, "make_room", None):
             make_room(self.message.delivery_tag)
 
 
 def strategy(task: Any, app: Celery, consumer: Any) -> Callable[..., None]:
-    """What to do with a message of `inference.run`: put its job into its model's batch queue."""
+    """Return the handler of `inference.run` messages, which puts their jobs into their model's batch queue."""
     if consumer.dispatcher is None:
         return _refuse
     dispatcher: Dispatcher = consumer.dispatcher
@@ -100,7 +110,7 @@ def strategy(task: Any, app: Celery, consumer: Any) -> Callable[..., None]:
     def on_message(message: Any, body: Any, ack: Any, reject: Any, callbacks: Any, **kwargs: Any) -> None:
         request = request_of(message, on_ack=ack, on_reject=reject, **common)
         items, model = items_of(request, dispatcher)
-        is_revoked = request.id in state.revoked and len(items) == 1  # of several the rows tell
+        is_revoked = request.id in state.revoked and len(items) == 1  # for several jobs the rows decide
         if (request.expires or is_revoked) and request.revoked():
             return
         request.jobs_left = len(items)
@@ -117,15 +127,21 @@ def strategy(task: Any, app: Celery, consumer: Any) -> Callable[..., None]:
 
 
 def _refuse(*arguments: Any, **kwargs: Any) -> None:
-    """A plain worker has no models: Celery logs and drops the message, the reconciler sends another."""
+    """Refuse a message on a plain worker, which has no models, by raising `InvalidTaskError`.
+
+    Celery then logs and drops the message, and the reconciler sends another.
+    """
     raise InvalidTaskError("no models are served by this worker")
 
 
 def request_of(message: Any, **common: Any) -> JobRequest:
-    """Raises what Celery answers by dropping the message with one log line: anything else would end the worker."""
+    """Return the request of a message.
+
+    Raises only errors that Celery answers by dropping the message with one log line: any other would end the worker.
+    """
     try:
         request = JobRequest(message, body=payload_of(message), headers=message.headers, decoded=True, **common)
-        hash(request.id)  # Celery looks it up among what was revoked
+        hash(request.id)  # Celery looks the id up among the revoked ones
         return request
     except (ContentDisallowed, DecodeError):
         raise
@@ -134,20 +150,23 @@ def request_of(message: Any, **common: Any) -> JobRequest:
 
 
 def payload_of(message: Any) -> Any:
-    """As `message.payload`, which takes ten times as long for what we send."""
+    """Return `message.payload`, which would take ten times as long for the messages that we send."""
     if (message.content_type, message.content_encoding) == ("application/json", "utf-8"):
         return json_types.loads(message.body)
     return message.payload
 
 
 def items_of(request: Request, dispatcher: Dispatcher) -> tuple[list[Item], str]:
-    """The hints of one message, checked. Raises `InvalidTaskError`: Celery then logs and drops the message."""
+    """Return the queue items of one message, built from its checked hints, and their model.
+
+    Raises `InvalidTaskError` for an invalid message, which Celery then logs and drops.
+    """
     try:
         hints = request.kwargs
         others, model = hints.get("others", ()), hints["model"]
         if len(others) >= MOST_PACKED:
             raise ValueError(f"{len(others)} other jobs")
-        if not _is_ours(model, request, dispatcher):  # such as one of a forged message
+        if not _is_ours(model, request, dispatcher):  # such as the model of a forged message
             raise ValueError(f"no model {model!r} is served here")
         expires_at = hints.get("expires_at")
         group = str(hints.get("group", ""))
@@ -170,32 +189,41 @@ def items_of(request: Request, dispatcher: Dispatcher) -> tuple[list[Item], str]
 
 
 def _canonical(job_id: str) -> str:
-    """Raises what `items_of` expects."""
+    """Return a job's id in canonical form. Raises errors that `items_of` handles."""
     return job_id if AS_SENT.fullmatch(job_id) else str(UUID(job_id))
 
 
 def _is_ours(model: str, request: Request, dispatcher: Dispatcher) -> bool:
-    """What cannot be run now is given back to its queue, which is left meanwhile: another would bring it at once."""
+    """Return True if this worker takes jobs of `model` from the queue of this message.
+
+    Jobs of a model that cannot be run now are taken only from the model's own queue: it is not consumed meanwhile, so
+    they can be given back to it. Another queue would deliver them again at once.
+    """
     if model in dispatcher.replicas.serving:
         return True
     return model in dispatcher.specs and request.delivery_info.get("routing_key") == dispatcher.specs[model].queue
 
 
 class JobConsumer(Consumer):
-    """Without the queues that Celery declares beside quorum queues, for tasks that start later: 28 of them. A broker
-    that was away is found again within `LONGEST_AWAY_S`."""
+    """A consumer without the 28 queues that Celery declares beside quorum queues for delayed tasks.
+
+    It finds a broker that was away again within `LONGEST_AWAY_S`.
+    """
 
     class Blueprint(Consumer.Blueprint):
         default_steps = [step for step in Consumer.Blueprint.default_steps if not step.endswith(":DelayedDelivery")]
 
     def ensure_connected(self, conn: Any) -> Any:
-        """Celery's own pauses grow to half a minute: so long nothing would be served after the broker is back."""
+        """Connect to the broker, with pauses of at most `LONGEST_AWAY_S` between the tries.
+
+        Celery's own pauses grow to half a minute, for which no job would be served after the broker is back.
+        """
         conn.ensure_connection = functools.partial(conn.ensure_connection, interval_max=LONGEST_AWAY_S)
         return super().ensure_connected(conn)
 
 
 class BatchingStep(bootsteps.StartStopStep):
-    """Owns the dispatcher, sizes the prefetch, and drives both from the event loop."""
+    """The bootstep that owns the dispatcher, sizes the prefetch, and drives both from the event loop."""
 
     requires = ("celery.worker.consumer.connection:Connection",)
 
@@ -203,7 +231,7 @@ class BatchingStep(bootsteps.StartStopStep):
         super().__init__(c, **kwargs)
         self.timer: Any = None
         c.dispatcher = None
-        if not self.include_if(c):  # a plain worker, of other queues: it drops what is not for it
+        if not self.include_if(c):  # a plain worker, of other queues: it drops the messages of jobs
             return
         replicas = c.controller.replicas
         c.dispatcher = Dispatcher(replicas, lambda: c.pool.replicas, c.controller.unfetched)
@@ -215,7 +243,7 @@ class BatchingStep(bootsteps.StartStopStep):
         self.subscriptions = Subscriptions(c)
         if self.subscriptions.is_amqp:
             c.controller.housekeeping.chores.append(self.subscriptions.find_deleted)
-        self.reported: Any = None  # the state that the row has
+        self.reported: Any = None  # the state that the worker's row shows
         self._scheduled = False
 
     def include_if(self, c: Any) -> bool:
@@ -224,15 +252,15 @@ class BatchingStep(bootsteps.StartStopStep):
     def register_with_event_loop(self, c: Any, hub: Any) -> None:
         c.pool.replicas.on_idle, c.pool.replicas.keeps = c.dispatch_soon, c.dispatcher.keeps
         c.dispatcher.connected = True
-        self._scheduled = False  # what was to be done soon went with the loop of the connection that broke
-        c.dispatcher.looped_at = time.monotonic()  # no sweep may come before the connection breaks again
+        self._scheduled = False  # a scheduled call went with the loop of the broken connection
+        c.dispatcher.looped_at = time.monotonic()  # the connection may break again before the first sweep
         c.dispatcher.answering_s = lambda: c.controller.heartbeat.answering_s
         hub.call_repeatedly(SWEEP_S, self._sweep, c)
         self.follow(c)
 
     def stop(self, c: Any) -> None:
         if c.controller.heartbeat.leaving and c.task_consumer:
-            ignore_errors(c, c.task_consumer.cancel)  # else a broker might hand us again what we give back
+            ignore_errors(c, c.task_consumer.cancel)  # else a broker might deliver again what is given back
             ignore_errors(c, c.dispatcher.leave)
             ignore_errors(c, self.subscriptions.remove_marks)
         self.subscriptions.forget()
@@ -249,8 +277,11 @@ class BatchingStep(bootsteps.StartStopStep):
         c.dispatcher.sweep()
 
     def follow(self, c: Any) -> None:
-        """Consume the queues of the models that a replica can run now, and no other; none once the worker has left all.
-        What a queue brought before it was left, or has on its way, goes back to it."""
+        """Consume the queues of the models that a replica can run now, and no others.
+
+        No queue is consumed while the dispatcher is not connected. Messages that came from a queue before it was left,
+        or are on their way, go back to it.
+        """
         dispatcher = c.dispatcher
         wanted = {address.queue_of(name) for name in dispatcher.replicas.serving if dispatcher.connected}
         consumed = self.subscriptions.consumed
@@ -268,21 +299,21 @@ class BatchingStep(bootsteps.StartStopStep):
             c.controller.heartbeat.changed()
 
     def _prefetch(self, c: Any) -> None:
-        """On RabbitMQ a queue keeps the count that its subscription began with."""
+        """Set the prefetch count. On RabbitMQ a queue keeps the count with which its subscription began."""
         if c.initial_prefetch_count != c.dispatcher.prefetch:
             c.initial_prefetch_count = c.qos.value = c.dispatcher.prefetch
         if allow := getattr(getattr(c.task_consumer, "channel", None), "allow_patient", None):
             allow(*c.dispatcher.patient)
 
     def _dispatch_soon(self, c: Any) -> None:
-        """Once per turn of the loop: messages that arrive together are batched together."""
+        """Schedule a dispatch once per turn of the event loop, so that messages that arrive together share a batch."""
         if not self._scheduled:
             self._scheduled = True
             c.hub.call_soon(self._dispatch, c)
 
     def _dispatch(self, c: Any) -> None:
         self._scheduled = False
-        if c.pool.replicas is None:  # the worker leaves, and the event loop runs its last callbacks
+        if c.pool.replicas is None:  # the worker stops, and the event loop runs its last callbacks
             return
         self.follow(c)
         dispatcher = c.dispatcher

@@ -1,5 +1,8 @@
-"""Celery's remote control, of a worker that batches: `revoke` cancels the job, whose row is the truth; what would break
-batching, or change nothing, says what takes its place."""
+"""Celery's remote control for a worker that batches.
+
+`revoke` and `terminate` cancel the job on its row. Commands that would break batching, or would change nothing, return
+an error that names the alternative.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +12,7 @@ from celery.worker.control import Panel
 from inference.fields.uuids import parse_id
 from inference.worker.maintenance.housekeeping import Housekeeping
 
-MOST_IDS = 500  # of one command
+MOST_IDS = 500  # ids of one command
 INSTEAD = {
     "pool_grow": "each replica is bound to a device: start the worker with -c N",
     "pool_shrink": "each replica is bound to a device: start the worker with -c N",

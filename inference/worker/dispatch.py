@@ -1,6 +1,6 @@
-"""Sends each call of a batch to its replica, and sees to it that none stays in flight for ever.
+"""The dispatcher, which sends each call of a batch to its replica and lets no call stay in flight for ever.
 
-Belongs to the event loop, as do the backlog and the settlement: nothing here blocks, and nothing reads the database.
+It runs in the event loop, as the backlog and the settlement do: nothing here blocks, and nothing reads the database.
 """
 
 import contextlib
@@ -31,18 +31,21 @@ from inference.worker.scheduling.unfetched_jobs import UnfetchedJobs
 
 logger = logging.getLogger(__name__)
 
-STUCK_S = 30.0  # past the limit that a child keeps to itself, while the database answers: a child may wait for that
-KILL_GRACE_S = 1.0  # between asking a stuck child for its stack and killing it
-GIVE_UP_S = 30.0  # after that: what is stuck in a driver does not end
-TURN_S = 2.0  # the longest turn of the event loop that is no pause: a sweep comes twice a second
+STUCK_S = 30.0  # beyond the time limit that a child enforces itself; time in which the database is away does not count
+KILL_GRACE_S = 1.0  # between the request for a stuck child's stack and its kill
+GIVE_UP_S = 30.0  # after the kill: a process that is stuck in a driver does not end
+TURN_S = 2.0  # a longer turn of the event loop is a pause: a sweep comes twice a second
 
 
 def _nobody(*_: object) -> None:
-    """Until the worker listens."""
+    """Do nothing. The default of the callbacks until the consumer sets them."""
 
 
 class Dispatcher:
-    """A worker's jobs and batches in flight. Lives as long as the worker, over reconnects."""
+    """The owner of a worker's jobs and of its batches in flight.
+
+    It lives as long as the worker, across reconnects to the broker.
+    """
 
     def __init__(self, replicas: ReplicaRegistry, pool: Callable[[], ReplicaPool], unfetched: UnfetchedJobs) -> None:
         self._pool = pool
@@ -57,7 +60,7 @@ class Dispatcher:
         self.lazy = LazyStatus()
         self.connected = False
         self.refused: Mapping[str, str] = {}  # models whose queue cannot be consumed, and why
-        self.answering_s: Callable[[], float] = lambda: math.inf  # for how long the database has answered
+        self.answering_s: Callable[[], float] = lambda: math.inf  # seconds for which the database has answered
         self.looped_at = time.monotonic()
 
     @property
@@ -66,16 +69,16 @@ class Dispatcher:
 
     @property
     def specs(self) -> Catalog:
-        """By which jobs run now."""
+        """The catalog entries by which jobs run now."""
         return self.backlog.specs
 
     def keeps(self, pid: int) -> bool:
-        """Whether a batch is open in this child."""
+        """Return True if a batch is open in the child process `pid`."""
         return bool(self.scheduler.open_in(pid))
 
     @property
     def prefetch(self) -> int:
-        """Messages: of the calls that a replica has in hand, and of one to choose the next from."""
+        """The messages to prefetch: enough for the calls in hand of each replica, and for one more to choose from."""
         return self._calls * max((spec.max_batch_size for spec in self.specs.values()), default=1)
 
     @property
@@ -85,17 +88,20 @@ class Dispatcher:
 
     @property
     def patient(self) -> tuple[int, list[str]]:
-        """Jobs more, of those for which nobody hurries, and their queues: of models whose batches share a call."""
+        """The number of low-priority jobs to hold beyond the prefetch, and the queues that they may come from.
+
+        They are the queues of models whose batches share a call.
+        """
         together = {name: jobs for name, jobs in self.backlog.together().items() if jobs > 1}
         return self._calls * min(together.values(), default=0), [queue_of(name) for name in together]
 
     def forget_messages(self) -> None:
-        """The connection is gone."""
+        """Forget all messages, since the connection to the broker is gone."""
         self.connected = False
         self.backlog.forget_messages()
 
     def let_go(self) -> None:
-        """Of what cannot be run here now."""
+        """Give back the jobs that cannot be run here now, and report the batches whose rows go back too."""
         self.backlog.follow()
         if batches := self.backlog.let_go():
             self.on_rows_left(batches)
@@ -128,7 +134,7 @@ class Dispatcher:
             trace=batch.begun[0].trace,
         )
         self.replicas.send_command(batch.pid, ChildCommand.CONTINUE)
-        batch.device = self.replicas.device_of(batch.pid)  # which is not known any more once its process is gone
+        batch.device = self.replicas.device_of(batch.pid)  # it is not known any more once the process is gone
         batch.called_at = batch.accepted_at = time.monotonic()
         batch.has_begun, batch.paused_s = False, 0.0
         batch.result = self.pool.send(
@@ -136,7 +142,7 @@ class Dispatcher:
             error_callback=lambda info: self._guarded(self._failed, batch, info),
             accept_callback=lambda pid, at: self._accepted(batch, pid),
         )  # fmt: skip
-        if batch.result is None:  # the pool is closing: unfinished messages are restored by the broker
+        if batch.result is None:  # the pool is closing: the broker restores unfinished messages
             self.scheduler.may_begin = False
         return batch.result is not None
 
@@ -159,8 +165,11 @@ class Dispatcher:
         self.settlement.failed(batch, info)
 
     def _guarded(self, settle: Callable[[Batch, Any], None], batch: Batch, result: Any) -> None:
-        """The pool swallows what its callbacks raise: say it, and never leave the batch behind."""
-        if batch.id not in self.batches:  # given up before
+        """Settle a batch. Log an error, which the pool would swallow, and settle the batch as broken then.
+
+        A batch that is not open is removed in any case.
+        """
+        if batch.id not in self.batches:  # it was given up before
             return
         self._note_pause()
         try:
@@ -174,16 +183,16 @@ class Dispatcher:
             if not batch.is_open:
                 self.backlog.ended(batch)
             for other in self.scheduler.in_hand(batch.pid):
-                other.accepted_at = time.monotonic()  # its turn is now
+                other.accepted_at = time.monotonic()  # the next call begins now
         self.let_go()
         self.kick()
 
     def sweep(self) -> None:
-        """Twice a second: kill stuck children, forget calls that the pool dropped, drop what expired."""
+        """Kill stuck children, forget calls that the pool dropped, and drop expired jobs. Runs twice a second."""
         self._note_pause()
         now = self.looped_at
         for batch in list(self.batches.values()):
-            if batch.result is None:  # open, and it waits for its turn
+            if batch.result is None:  # it is open, and waits for its turn
                 if not self.pool.has(batch.pid):
                     self._lost_open(batch)
             elif not batch.has_begun and not self.pool.knows(batch.result):
@@ -191,14 +200,17 @@ class Dispatcher:
             elif self.scheduler.in_hand(batch.pid)[:1] == [batch]:
                 self._end_if_stuck(batch, now)
         if self.backlog.drop_expired():
-            self.on_expired()  # the rows are marked beside the event loop
+            self.on_expired()  # another thread marks the rows as expired
         self.kick()
 
     def _note_pause(self) -> None:
-        """Count no time in which this process was stopped: its children were, too, or nobody looked at them."""
+        """Exclude the time in which this process was stopped from the times of its batches.
+
+        Its children were stopped too, or nothing supervised them.
+        """
         now, before = time.monotonic(), self.looped_at
         self.looped_at = now
-        if now - before > TURN_S and self.scheduler.may_begin:  # as it leaves the loop does not turn
+        if now - before > TURN_S and self.scheduler.may_begin:  # the loop does not turn while the worker stops
             logger.warning("this process was stopped, or kept from running, for %.1f s", now - before)
             for batch in self.batches.values():
                 batch.paused_s += now - before
@@ -206,7 +218,11 @@ class Dispatcher:
                 batch.killed_at += now - before
 
     def _end_if_stuck(self, batch: Batch, now: float) -> None:
-        """One that is stuck outside its engine, whose own limit it does not reach, or that its child never begins."""
+        """End the child process of a batch that is stuck.
+
+        Such a batch hangs outside its engine, where the time limit of the engine does not apply, or its child never
+        begins it. The first call asks for the stack, a call `KILL_GRACE_S` later kills.
+        """
         stuck_s = min(now - batch.accepted_at - batch.spec.time_limit_s, self.answering_s()) - STUCK_S
         if stuck_s <= 0 or (batch.stuck and stuck_s <= KILL_GRACE_S):
             return
@@ -217,28 +233,37 @@ class Dispatcher:
             return
         with contextlib.suppress(ProcessLookupError):
             os.kill(batch.pid, signal.SIGKILL if batch.stuck else signal.SIGUSR2)
-        for each in self.scheduler.in_hand(batch.pid):  # they end with it
+        for each in self.scheduler.in_hand(batch.pid):  # they end with the process
             each.stuck, each.killed_at = True, min(each.killed_at, now)
 
     def _give_up(self, batch: Batch) -> None:
-        """Its process does not end when it is killed: its jobs run elsewhere. What it may still record is dropped."""
+        """Run a batch's jobs elsewhere, since its process does not end when it is killed.
+
+        Outcomes that the process may still record are dropped.
+        """
         logger.error("batch=%s pid=%d does not end when it is killed, and is given up", batch.id, batch.pid)
         self.replicas.mark_unkillable(batch.pid)
         for lost in {*self.scheduler.in_hand(batch.pid), *self.scheduler.open_in(batch.pid)}:
             lost.is_open = False
             self.settlement.lost(lost)
             self.backlog.ended(lost)
-        self.backlog.follow()  # others may have a newer entry
+        self.backlog.follow()  # other replicas may have a newer entry
 
     def _lost_open(self, batch: Batch) -> None:
-        """Its child ended between two calls of it: none of its jobs is to blame."""
+        """Run an open batch again whose child process ended between two of its calls.
+
+        None of its jobs is to blame.
+        """
         logger.error("batch=%s of %d lost: its process ended while it ran something else", batch.id, len(batch.jobs))
         self.settlement.lost(batch)
         self.backlog.ended(batch)
 
     def _abandon(self, batch: Batch) -> None:
-        """Forgotten by the pool before it heard that the child had begun it: that ended, and may have claimed it all
-        the same, or after a reconnect, when its messages come again. An open one goes on with its next call."""
+        """Drop a call that the pool forgot before the child process reported that it had begun it.
+
+        The child has ended, and may have claimed the jobs all the same. Or a connection was lost: the messages are
+        delivered again. An open batch continues with its next call.
+        """
         batch.result = None
         forgotten = [held for held in batch.called if not (held.requests or held.takes_over or held.is_from_row)]
         for held in forgotten:
@@ -253,7 +278,10 @@ class Dispatcher:
             self.backlog.isolation.again(batch)
 
     def leave(self) -> None:
-        """Others are to have what no child has begun now, not once the batches that run here have ended."""
+        """Begin nothing more, and give back the jobs that no child process has begun.
+
+        Other workers can run these at once, and not only when the running batches have ended.
+        """
         self.scheduler.may_begin = False
         for batch in list(self.batches.values()):
             if not batch.is_open and not self.pool.knows(batch.result):
@@ -281,7 +309,7 @@ class Dispatcher:
             reached={
                 model: dict(reached)
                 for model, reached in list(self.backlog.reached.items())
-                if model not in replicas.parked | replicas.held_back  # whose jobs wait for their turn, none is passed
+                if model not in replicas.parked | replicas.held_back  # their jobs wait for their turn: none is passed
             },
             generation=self.settlement.generated.row(list(self.batches.values()), replicas=pool.ready if pool else 0),
             costs={name: queue.costs.told() for name, queue in self.backlog.queues.items()},

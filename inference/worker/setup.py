@@ -1,6 +1,6 @@
-"""Joins the worker to Celery: its `--models` and `--devices`, what happens at start and stop, and what is refused.
+"""The worker's part of Celery: its options `--models` and `--devices`, its start and stop, and the refused options.
 
-Imported with the Celery application, before Django is set up: what needs models is imported by the handlers.
+It is imported with the Celery application, before Django is set up: the handlers import the modules that need models.
 """
 
 import gc
@@ -38,13 +38,13 @@ replicas a GPU, by its memory and the models' sizes, or one a CPU core."""
 
 
 class HangupStep(bootsteps.StartStopStep):
-    """At SIGHUP, for which Celery would start the whole worker again, the models file is looked at now."""
+    """The bootstep that has the models file read at SIGHUP, for which Celery would restart the whole worker."""
 
     def include_if(self, parent: Any) -> bool:
         return getattr(parent, "replicas", None) is not None
 
     def start(self, parent: Any) -> None:
-        # Not by the thread that waits for it: it may hold the event's own lock.
+        # A new thread sets the event, since the main thread may hold the event's lock when the signal arrives.
         look = lookup.follow().look_now
         signal.signal(signal.SIGHUP, lambda *_: threading.Thread(target=look).start())
 
@@ -63,8 +63,11 @@ def install(app: Celery) -> None:
 
 
 def prepare(sender: Any, **kwargs: Any) -> None:
-    """Before the pool is made. Celery would log what this raises, and go on with half a worker."""
-    os.environ.setdefault("DATABASE_ANSWER_S", "20")  # of the children too, who inherit it
+    """Prepare the worker before its pool is created, or exit with an error message.
+
+    Celery would only log an exception that this raised, and continue with half a worker.
+    """
+    os.environ.setdefault("DATABASE_ANSWER_S", "20")  # of the child processes too, which inherit it
     try:
         _plan(sender)
     except (specs.CatalogError, ValueError) as error:
@@ -77,7 +80,10 @@ def prepare(sender: Any, **kwargs: Any) -> None:
 
 
 def _plan(worker: Any) -> None:
-    """Plan the replicas of this worker's models, and register."""
+    """Plan the replicas of this worker's models, register the worker, and start its threads.
+
+    Raises `ValueError` if an option cannot be combined with models.
+    """
     from inference.fields.ids import new_job_id
     from inference.worker import control
     from inference.worker.maintenance.heartbeat import Heartbeat
@@ -90,12 +96,12 @@ def _plan(worker: Any) -> None:
 
     queues, models = worker.app.amqp.queues, lookup.models()
     consumed = [name for name, spec in models.items() if spec.queue in queues.consume_from]
-    if not consumed:  # -Q: it runs other tasks
+    if not consumed:  # -Q names other queues: the worker runs other tasks
         return
     if len(consumed) < len(models):
         raise ValueError(f"-Q and -X do not choose models; use --models {','.join(consumed)} instead")
     selection = parse_selection(models, worker.options.get("models"))
-    queues.deselect([spec.queue for spec in models.values()])  # each is consumed once a replica can run its model
+    queues.deselect([spec.queue for spec in models.values()])  # a queue is consumed once a replica can run its model
     refuse_what_breaks_batching(worker)
     choice = devices.choose(worker.options.get("devices") or "auto")
     selection = replace(selection, on_gpu=not choice.is_cpu)
@@ -127,16 +133,22 @@ def _plan(worker: Any) -> None:
 
 
 def collect_less_garbage(**kwargs: Any) -> None:
-    """Of this process. Jobs make no cycles, and ten thousand that wait would be looked through again and again: a tenth
-    of its CPU."""
+    """Run the garbage collector of the main process less often.
+
+    Jobs make no reference cycles. With ten thousand waiting jobs, repeated collections would take a tenth of the
+    process's CPU time.
+    """
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
 
 
 def _loads(specs: Collection[ModelSpec]) -> dict[str, Any]:
-    """What decides how many replicas share a GPU. Of lazy models one at least must fit; one that generates fills a GPU
-    with one batch, which several replicas would only divide."""
+    """Return the arguments of `make_plan` that decide how many replicas share a GPU.
+
+    At least the largest of the lazy models must fit. A model that generates fills a GPU with one batch, which several
+    replicas would only divide.
+    """
     from inference.engines.artifacts import memory
 
     eager = [memory.estimate(spec) for spec in specs if not spec.is_lazy]
@@ -147,7 +159,7 @@ def _loads(specs: Collection[ModelSpec]) -> dict[str, Any]:
 
 
 def refuse_what_breaks_batching(worker: Any) -> None:
-    """Raises `ValueError` with what would be right."""
+    """Check the worker's options. Raises `ValueError`, which names the remedy, for one that breaks batching."""
     conf, pool = worker.app.conf, worker.pool_cls
     if not issubclass(symbol_by_name(pool), PreforkPool):
         raise ValueError("the models run in prefork children, one a replica; leave out -P/--pool")
@@ -162,7 +174,10 @@ def refuse_what_breaks_batching(worker: Any) -> None:
 
 
 def refuse_what_breaks_working_ahead(worker: Any, plan: devices.Plan) -> None:
-    """Raises `ValueError`. A child that always has its next batches in hand has no moment at which it could end."""
+    """Raise `ValueError` if an option is set that restarts child processes which work ahead.
+
+    Such a child always has its next batches in hand, so that it has no moment at which it could end.
+    """
     if not any(map(plan.works_ahead, range(plan.replicas))):
         return
     for name in ("max_tasks_per_child", "max_memory_per_child"):
@@ -172,10 +187,10 @@ def refuse_what_breaks_working_ahead(worker: Any, plan: devices.Plan) -> None:
 
 
 def configure_logging(loglevel: int | None = None, **kwargs: Any) -> None:
-    """Django's logging serves the worker and its children: one format, one stream."""
+    """Configure Django's logging for the worker and its child processes: one format, one stream."""
     logs.configure(settings.LOGGING)
     billiard = util.get_logger()
-    billiard.propagate = True  # it tells which children ended, and of what
+    billiard.propagate = True  # it logs which child processes ended, and why
     billiard.setLevel(logging.WARNING)
     if logs.IS_JSON:
         from celery.apps import worker
@@ -186,7 +201,10 @@ def configure_logging(loglevel: int | None = None, **kwargs: Any) -> None:
 
 
 def _say(text: str, file: Any = None) -> None:
-    """What Celery tells of a stop: in a signal handler, past the logging and its locks."""
+    """Write Celery's messages about a stop as JSON lines.
+
+    They come from a signal handler: the logging, which takes locks, is bypassed.
+    """
     os.write(2, f"{logs.line_of(__name__, text)}\n".encode())
 
 

@@ -1,6 +1,7 @@
-"""Which queues a worker consumes. The broker may refuse one, and RabbitMQ deletes one without a word to its consumers.
+"""The queues that a worker consumes.
 
-Belongs to the worker's event loop, but for `find_deleted`.
+The broker may refuse a queue, and RabbitMQ deletes a queue without notice to its consumers. Everything but
+`find_deleted` runs in the worker's event loop.
 """
 
 import logging
@@ -21,45 +22,45 @@ from inference.failures import Pauses
 logger = logging.getLogger(__name__)
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
-ANSWER_S = 4.0  # then the worker connects again
-DELETED_S = 10.0  # the same, once it has a queue deleted of which little is left: RabbitMQ takes its time
-BREAKS = 2  # then it is the queue, and not the broker, that cannot be used
+ANSWER_S = 4.0  # the longest wait for an answer of the broker, after which the worker reconnects
+DELETED_S = 10.0  # the same for the deletion of a damaged queue, for which RabbitMQ takes longer
+BREAKS = 2  # broken connections, after which the queue is taken to be damaged, and not the broker
 
 
 @dataclass(slots=True)
 class Refusal:
     why: str = ""
     retry_at: float = 0.0  # monotonic
-    breaks: int = 0  # of the connection, when the queue was asked for
+    breaks: int = 0  # times that the connection broke when the queue was declared
     pauses: Pauses = field(default_factory=lambda: Pauses(first_s=FIRST_PAUSE_S, longest_s=LONGEST_PAUSE_S))
 
 
 class Subscriptions:
-    """Lives over reconnects.
+    """The queues that a worker consumes, across reconnects.
 
-    When a queue of RabbitMQ before 4.0 is deleted and made anew at once, its consumers hear nothing, and drop the new
-    messages as doubles of old ones. So each queue is bound to a mark: an exchange of this worker's own, which goes
-    with the queue's last binding.
+    When a queue of RabbitMQ before 4.0 is deleted and created anew at once, its consumers get no notice, and drop the
+    new messages as duplicates of old ones. So each queue is bound to a mark: an exchange of this worker, which RabbitMQ
+    deletes with the queue's last binding.
 
-    A quorum queue that RabbitMQ could not recover after a crash, since it was new then, gives no answer, or RabbitMQ
-    ends the connection that asks for it. It is deleted, by force where nothing of it is left, and made anew: the rows
-    tell which messages are missing.
+    A quorum queue that was new when RabbitMQ crashed may not be recovered. Then it gives no answer, or RabbitMQ closes
+    the connection that declares it. Such a queue is deleted, by force where nothing of it is left, and created anew.
+    The rows show which messages are missing.
     """
 
     def __init__(self, c: Any) -> None:
         self.is_amqp = c.conninfo.transport.driver_type == "amqp"
         self.c = c
-        self._refused: dict[str, Refusal] = {}  # by queue
-        self._marks: Mapping[str, str] = {}  # exchanges, by queue; replaced as a whole
-        self._deleted: tuple[Mapping[str, str], frozenset[str]] = {}, frozenset()  # of which marks, and the queues
+        self._refused: dict[str, Refusal] = {}  # refusals by queue
+        self._marks: Mapping[str, str] = {}  # exchanges by queue; replaced as a whole
+        self._deleted: tuple[Mapping[str, str], frozenset[str]] = {}, frozenset()  # marks looked for, deleted queues
 
     def begin(self, queue: str) -> None:
-        """Nothing happens while the pause after a refusal lasts. A refusal concerns no other queue.
+        """Consume a queue, unless the pause after its last refusal lasts. A refusal does not affect other queues.
 
-        Raises what a lost connection raises, also when the queue gives no answer.
+        Raises a connection error if the connection is lost, or if the queue gives no answer.
         """
         known = self.c.app.amqp.queues
-        if queue not in known:  # of a model that has come since this worker started
+        if queue not in known:  # the queue of a model that was added after the worker's start
             known.add(queues.declared(queue, settings.SERVICE_PREFIX, settings.CELERY_BROKER_URL))
         refusal = self._refused.get(queue, Refusal())
         if time.monotonic() < refusal.retry_at:
@@ -85,44 +86,50 @@ class Subscriptions:
         self.c.cancel_task_queue(queue)
 
     def forget(self) -> None:
-        """The connection is gone, or is left: the next begins with no queue."""
+        """Forget the consumed queues, since the connection is lost or closed: the next one begins with none."""
         self._marks = {}
         self.c.app.amqp.queues.deselect(list(self.consumed))
 
     @property
     def consumed(self) -> set[str]:
-        """The queues of models that are consumed: a worker may have others beside."""
+        """The consumed queues that belong to models: a worker may consume others beside them."""
         return {queue for queue in self.c.app.amqp.queues.consume_from if address.is_of_model(queue)}
 
     def remove_marks(self) -> None:
-        """The worker leaves for good."""
+        """Delete this worker's marks, since it stops for good."""
         if self.is_amqp and self.c.connection:
             with self.c.connection.channel() as channel:
                 for queue in self.consumed:
                     channel.exchange_delete(self._mark(queue))
 
     def why_not(self, specs: Catalog) -> dict[str, str]:
-        """By model: why its queue is not consumed."""
+        """Return, by model, the reason why its queue is not consumed."""
         return {name: self._refused[spec.queue].why for name, spec in specs.items() if spec.queue in self._refused}
 
     def find_deleted(self) -> None:
-        """From another thread, over a connection of its own. Raises `BrokerUnavailable`."""
+        """Find queues that were deleted. Raises `BrokerUnavailable`.
+
+        It runs in another thread than the event loop, over a connection of its own.
+        """
         marks = self._marks
         missing = anybroker.broker().missing_exchanges(list(marks.values()))
         self._deleted = marks, frozenset(queue for queue, mark in marks.items() if mark in missing)
 
     def raise_if_deleted(self) -> None:
-        """As if RabbitMQ had said so: the worker connects again, and gets what its consumers dropped."""
+        """Raise `ConnectionError` if a consumed queue was deleted, as if RabbitMQ had reported it.
+
+        The worker then reconnects, and receives the messages that its consumers dropped.
+        """
         marks, deleted = self._deleted
-        if deleted and marks is self._marks:  # else the queues are others by now
+        if deleted and marks is self._marks:  # else the queues have changed since
             raise ConnectionError(f"deleted without notice: {', '.join(sorted(deleted))}")
 
     def _in_time(self, limit_s: float) -> AbstractContextManager[object]:
-        """py-amqp waits for an answer without end."""
+        """Limit the wait for an answer to `limit_s` seconds, since py-amqp sets no limit."""
         return self.c.connection.connection.transport.having_timeout(limit_s) if self.is_amqp else nullcontext()
 
     def _declare(self, name: str, *, anew: bool) -> None:
-        """On a channel of its own, which a refusal closes."""
+        """Declare a queue and its mark on a channel of their own, since a refusal closes the channel."""
         with self.c.connection.channel() as channel:
             queue = self.c.app.amqp.queues[name].bind(channel)
             if anew:
@@ -147,7 +154,7 @@ class Subscriptions:
         queues = self.c.app.amqp.queues
         if queue in queues.consume_from:
             queues.deselect([queue])
-            if self.is_amqp:  # consuming was refused, which has closed the channel of all queues
+            if self.is_amqp:  # the refusal has closed the channel that all queues share
                 raise ConnectionError(f"consuming {queue} was refused")
 
 

@@ -1,4 +1,4 @@
-"""The Celery task: one message a job, which the worker's batching strategy runs many at a time."""
+"""The Celery task of a job. The worker's batching strategy runs many jobs at a time."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from inference.broker.messages import TASK
 
 
 class BatchedTask(Task[..., None]):
-    """Consumed in batches: see `inference.worker.consumer`."""
+    """A task whose messages are consumed in batches by `inference.worker.consumer`."""
 
     typing = False
     Strategy = "inference.worker.consumer:strategy"
