@@ -1,4 +1,4 @@
-"""A worker's row and its heartbeat, alone in its thread."""
+"""A worker's row and its heartbeat, which has a thread of its own."""
 
 import dataclasses
 import logging
@@ -23,16 +23,16 @@ from inference.worker.replicas.intents import OperatorIntents
 
 logger = logging.getLogger(__name__)
 
-LAST_S = 5.0  # that the last heartbeat is waited for, which would say that the worker is there
-LATE_S = settings.WORKER_SILENT_S / 2  # a heartbeat that comes so much later than the one before it
+LAST_S = 5.0  # the wait at the end for a heartbeat in progress, which would mark the worker as alive
+LATE_S = settings.WORKER_SILENT_S / 2  # a heartbeat is late if it comes so many seconds after the one before
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSnapshot:
-    """What the main process knows of itself, for its row."""
+    """The state of the main process, for the worker's row."""
 
     state: WorkerState
-    model_names: Sequence[str]  # served: as `inference.status.workers` tells
+    model_names: Sequence[str]  # models that are served, in the sense of `inference.status.workers`
     replicas: Mapping[str, Mapping[str, object]]
     catalog: Mapping[str, object]
     error: str
@@ -42,14 +42,14 @@ class WorkerSnapshot:
     held: int
     finished: int
     speeds: Mapping[str, float]
-    reached: Mapping[str, Mapping[str, float]]  # by model and priority: creation time of the newest job dispatched
-    generation: Mapping[str, Mapping[str, object]]  # by model that generates step by step
-    costs: Mapping[str, Mapping[str, object]]  # by model: as `CostModel.told`
-    looped_at: float  # monotonic: the last turn of the event loop's sweep
+    reached: Mapping[str, Mapping[str, float]]  # by model and priority: creation time of the newest job started
+    generation: Mapping[str, Mapping[str, object]]  # statistics by model that generates step by step
+    costs: Mapping[str, Mapping[str, object]]  # by model, as `CostModel.told` returns them
+    looped_at: float  # monotonic: the last sweep of the event loop
 
 
 class Heartbeat(threading.Thread):
-    """Keeps the worker's row alive from a thread of the main process, which does nothing that could take long."""
+    """The thread of the main process that writes the worker's heartbeat. It does nothing that could take long."""
 
     def __init__(self, plan: Plan, name: str) -> None:
         super().__init__(name="heartbeat", daemon=True)
@@ -86,12 +86,12 @@ class Heartbeat(threading.Thread):
 
     @property
     def answering_s(self) -> float:
-        """For how long the database has answered each heartbeat in time, as far as this worker can tell."""
+        """The seconds for which the database has answered each heartbeat in time, as far as this worker can tell."""
         now = time.monotonic()
         return now - self.answering_since if now - self.beaten_at < LATE_S else 0.0
 
     def leave(self, **kwargs: object) -> None:
-        """In a signal handler, which may do no more: the next heartbeat says that this worker was told to stop."""
+        """Have the next heartbeat record that this worker stops. Runs in a signal handler, which may do no more."""
         self.leaving = True
 
     def try_to_beat(self) -> bool:
@@ -104,11 +104,15 @@ class Heartbeat(threading.Thread):
         return True
 
     def changed(self) -> None:
-        """What is served is not what the row says: it is written at once."""
+        """Have the row written at once, since the served models differ from it."""
         self._changed.set()
 
     def stop(self, *, of_an_error: bool = False) -> None:
-        """What ends its worker may end the next: jobs of one that was stopped run again as often as that is."""
+        """Stop the heartbeat, and mark the worker as stopped, or as gone if an error ended it (`of_an_error`).
+
+        A job that ended its worker may end the next one, so it counts against a job that its worker is gone. Jobs of a
+        stopped worker run again however often that happens.
+        """
         self._stopping.set()
         self._changed.set()
         if self.is_alive():

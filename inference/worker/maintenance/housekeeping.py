@@ -1,4 +1,7 @@
-"""What every worker does beside its jobs, every few seconds; in its own thread: a long round delays no heartbeat."""
+"""The housekeeping that every worker does beside its jobs, in rounds of a few seconds.
+
+It has its own thread, so that a long round delays no heartbeat.
+"""
 
 import faulthandler
 import logging
@@ -25,13 +28,16 @@ from inference.worker.replicas.registry import ReplicaRegistry
 
 logger = logging.getLogger(__name__)
 
-MOST_REVOKED = 10_000  # while the database is away
+MOST_REVOKED = 10_000  # most revoked jobs that are kept while the database is away
 ROUND_S = settings.WORKER_SILENT_S / 3
 FIGURES = (sample.sample, ledger.flush, fold.fold)
 
 
 class Housekeeping(threading.Thread):
-    """Finds what others left undone, removes what is old, and ends this worker when it has stopped working."""
+    """The thread that does the work that other workers left undone, and removes old data.
+
+    It also ends this worker when it has stopped working.
+    """
 
     def __init__(self, heartbeat: Heartbeat, replicas: ReplicaRegistry) -> None:
         super().__init__(name="housekeeping", daemon=True)
@@ -62,7 +68,7 @@ class Housekeeping(threading.Thread):
         run_chore(ledger.flush, self.heartbeat.node)
 
     def _rest(self) -> None:
-        """Until the next round, but for what the event loop has left to be done."""
+        """Wait until the next round, and meanwhile do what the event loop leaves to this thread."""
         until = time.monotonic() + ROUND_S
         while self._woken.wait(max(0.0, until - time.monotonic())) and not self._stopping.is_set():
             self._woken.clear()
@@ -75,16 +81,16 @@ class Housekeeping(threading.Thread):
         self._woken.set()
 
     def expire_soon(self) -> None:
-        """Jobs that this worker held are past their deadline: their rows are to say so."""
+        """Have expired jobs marked on their rows soon, since jobs that this worker held are past their deadline."""
         self._woken.set()
 
     def give_back(self, batches: Iterable[UUID]) -> None:
-        """Soon the rows of these batches are queued again: they are over, and not run again here."""
+        """Have the rows of these batches queued again soon: the batches have ended, and do not run again here."""
         self._given_up.extend(batches)
         self._woken.set()
 
     def cancel(self, jobs: Iterable[UUID]) -> None:
-        """Soon, as an operator wants it by Celery's `revoke`."""
+        """Have these jobs cancelled soon, which an operator has revoked by Celery's remote control."""
         self._revoked.extend(jobs)
         self._woken.set()
 
@@ -102,11 +108,13 @@ class Housekeeping(threading.Thread):
         reconcile.reconcile(answering_s=self.heartbeat.answering_s, observer=self._observer)
 
     def watch(self) -> None:
-        """Leave at once when the main process no longer works: its supervisor starts another."""
+        """End the worker at once if its main process no longer works: its supervisor starts another."""
         if self.heartbeat.snapshot is None:
             return
         snapshot = self.heartbeat.snapshot()
-        publish.ping()  # the event loop waits for a broker that is away, or has no room: that one still counts queues
+        # This raises while the broker is away or full, for which the event loop itself waits. A full broker still counts
+        # its queues.
+        publish.ping()
         consumed = [queue_of(name) for name in self.replicas.serving.intersection(snapshot.model_names)]
         waiting = sum(publish.queue_lengths(consumed).values())
         reason = self.watchdog.reason(

@@ -1,4 +1,4 @@
-"""What a worker's row says of its replicas and models. Called from the heartbeat's thread, too."""
+"""The parts of a worker's row about its replicas and models. The heartbeat's thread calls these functions, too."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -15,7 +15,10 @@ OLD_GOES_ON = "its new entry is not taken over, the one before goes on: "
 
 
 def replica_rows(replicas: ReplicaRegistry, refused: Mapping[str, str]) -> dict[str, dict[str, object]]:
-    """By index. `refused`: why the broker keeps these models from them."""
+    """Return the replicas by their index, as the worker's row has them.
+
+    `refused` is, by model, the reason why this worker cannot run it though replicas may have it.
+    """
     specs = [spec for spec in replicas.specs.values() if spec.name not in replicas.parked]
     return {
         str(index): {
@@ -33,13 +36,13 @@ def replica_rows(replicas: ReplicaRegistry, refused: Mapping[str, str]) -> dict[
 
 
 def _state(replica: ReplicaState, spec: ModelSpec) -> str:
-    """Return what the replica has of the model now, whatever its process before had."""
+    """Return the state of a model in the replica's present process, whatever the process before had."""
     state = replica.models.get(spec.digest, LOADING)
     return LOADING if state == READY and spec.digest not in replica.ready else state
 
 
 def why_not(replicas: ReplicaRegistry) -> dict[str, str]:
-    """By model: why a replica could not load it."""
+    """Return, by model, the reason why a replica could not load it."""
     return {
         spec.name: why if _is_current(replicas, spec) else OLD_GOES_ON + why
         for spec in replicas.goal.values()
@@ -48,9 +51,11 @@ def why_not(replicas: ReplicaRegistry) -> dict[str, str]:
 
 
 def catalog(replicas: ReplicaRegistry, lazy: LazyStatus) -> dict[str, Any]:
-    """The models file as this process has it, and what is run of it or still run: of one model two entries while the
-    next one is loaded."""
-    digest = replicas.file_digest  # before the entries: they are never older
+    """Return the models file as this process has it, with the entries that are run or still run.
+
+    A model has two entries while the next one is being loaded.
+    """
+    digest = replicas.file_digest  # it is read before the entries, which are then never older
     found = {spec.digest: spec for spec in (*replicas.specs.values(), *replicas.catalog.values())}
     models = [_entry(replicas, spec, lazy) for spec in found.values()]
     return {"digest": digest, "problem": lookup.problem(), "models": models}
@@ -75,11 +80,11 @@ def _entry(replicas: ReplicaRegistry, spec: ModelSpec, lazy: LazyStatus) -> dict
 
 
 def _memory(replicas: ReplicaRegistry, spec: ModelSpec) -> int | None:
-    """Bytes, measured."""
+    """Return the measured bytes of a model, or None if no replica has it."""
     return max((replica.memory.get(spec.digest, 0) for replica in replicas.replicas), default=0) or None
 
 
 def _is_current(replicas: ReplicaRegistry, spec: ModelSpec) -> bool:
-    """Whether jobs run by this entry, and not by the one before it."""
+    """Return True if jobs run by this entry, and not by the one before it."""
     current = replicas.specs.get(spec.name)
     return current is not None and current.digest == spec.digest

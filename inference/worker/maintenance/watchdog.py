@@ -1,4 +1,4 @@
-"""Ends a worker that has stopped working, so that its supervisor starts it again."""
+"""The check that finds a worker which has stopped working, so that it ends and its supervisor restarts it."""
 
 from dataclasses import dataclass
 
@@ -7,10 +7,10 @@ STALLED_S = 60.0
 
 @dataclass(slots=True)
 class Watchdog:
-    """Fed every few seconds with what the main process reports; `reason` says why the worker must go, or is empty.
+    """The watchdog of a worker, whose `reason` is called every few seconds with the state of the main process.
 
-    Nothing is reported while the broker is away, for which the event loop itself waits, nor while the whole process is
-    stopped: after such a pause it looks anew.
+    It is not called while the broker is away, for which the event loop itself waits, nor while the whole process is
+    stopped. After such a pause it begins anew.
     """
 
     looked_at: float = float("-inf")
@@ -18,7 +18,11 @@ class Watchdog:
     working_at: float = float("-inf")
 
     def reason(self, *, now: float, looped_at: float, waiting: int, held: int, busy: int, ready: int) -> str:
-        """`waiting` counts messages in the broker, `held` and `busy` this process's jobs and replicas."""
+        """Return why the worker must end, or "".
+
+        `waiting` is the number of messages in the broker, `held` that of this worker's jobs, `busy` and `ready` those
+        of its replicas. `now` and `looped_at` are monotonic seconds.
+        """
         if now - self.looked_at > STALLED_S / 2:
             self.began_at = self.working_at = now
         self.looked_at = now

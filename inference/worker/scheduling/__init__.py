@@ -1,1 +1,1 @@
-"""The jobs that a worker holds, from their message to the end of their batch, and which of them run next."""
+"""The jobs that a worker holds, from their message to the end of their batch, and the choice of those that run next."""

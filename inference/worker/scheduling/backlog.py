@@ -1,4 +1,4 @@
-"""The jobs that a worker holds: in the queue of their model, beside it to run again or alone, or running."""
+"""The jobs that a worker holds: in the queue of their model, in a part that runs again or alone, or running."""
 
 import math
 from collections import defaultdict
@@ -17,45 +17,47 @@ from inference.worker.replicas.registry import ReplicaRegistry
 from inference.worker.scheduling.inflight import Batch, Bisection, HeldJob
 from inference.worker.scheduling.isolation import Isolation, RetryGroup
 
-TOGETHER_S, HURRIED_S = 0.05, 0.01  # of the engine calls of one call of a child; the latter where somebody waits
-MOST_TOGETHER = 480  # jobs of one call: a statement takes 500
-PATIENT = int(Priority.LOW)  # and above: nobody waits for each of them
-SET_BACK_S = 1.0  # by more than that a clock is, whose jobs seem to come yet
-GONE_WEIGHT = 0.05  # of the last batch, in the share of jobs that are gone
-LEARNT = 8  # engine calls, from which on it is known how long one takes
+TOGETHER_S, HURRIED_S = 0.05, 0.01  # engine time of one batch call; the second where a client waits for each job
+MOST_TOGETHER = 480  # jobs of one batch call: an SQL statement takes 500
+PATIENT = int(Priority.LOW)  # and larger numbers: no client waits for each of these jobs
+SET_BACK_S = 1.0  # a clock set back by more makes jobs seem to arrive in the future
+GONE_WEIGHT = 0.05  # weight of the last batch in the share of jobs that are gone
+LEARNT = 8  # engine calls after which the duration of one is known
 
 
 class Turn(NamedTuple):
-    """A batch that may go now, around the first job of a queue or of one priority in it."""
+    """A batch that may go now, formed around the first job of a queue or of one priority in it."""
 
     model: str
     queue: BatchQueue
     priority: int
-    order: tuple[int, float, float]  # of that job
+    order: tuple[int, float, float]  # of the first job
 
 
 class Backlog:
-    """What is held here leaves by being released, given back or forgotten."""
+    """The jobs that a worker holds. A job leaves by being released, given back or forgotten."""
 
     def __init__(self, replicas: ReplicaRegistry) -> None:
         self.replicas = replicas
-        self.specs: Catalog = {}  # of the queues
-        self.queues: dict[str, BatchQueue] = {}  # by model; replaced as a whole
+        self.specs: Catalog = {}  # entries of the models that have queues
+        self.queues: dict[str, BatchQueue] = {}  # queues by model; replaced as a whole
         self.follow()
         self.held: dict[str, HeldJob] = {}
         self.isolation = Isolation(devices=len(set(replicas.plan.devices)))
-        self.batches: dict[UUID, Batch] = {}  # that run
-        self.long: set[str] = set()  # models whose calls take much longer than what is done before and after them
-        self._owners: dict[int, OwnerShares] = defaultdict(OwnerShares)  # by priority, over all models
+        self.batches: dict[UUID, Batch] = {}  # running batches by id
+        self.long: set[str] = set()  # models whose engine calls take much longer than the work before and after them
+        self._owners: dict[int, OwnerShares] = defaultdict(OwnerShares)  # shares by priority, over all models
         self._priorities = PriorityShares()
-        self.gone_share = 0.0  # of the jobs of recent batches: those that had been run, or cancelled, before
-        # How far the queues are worked off: when the newest job was made that was started, by model and priority. The
-        # oldest that waits here was not passed by it: jobs are taken in their turn.
+        self.gone_share = 0.0  # share of jobs in recent batches that had been run or cancelled before
+        # How far the queues are worked off, by model and priority: the creation time of the newest job that was
+        # started, but no later than that of the oldest job that waits here: jobs are taken in their turn.
         self.reached: dict[str, dict[str, float]] = defaultdict(dict)
 
     def follow(self) -> None:
-        """A queue for each model that is run now, with its limits. One that is run no more keeps its queue until what
-        it holds has been let go."""
+        """Keep a queue, with the present limits, for each model that is run now.
+
+        A model that is not run any more keeps its queue until the jobs in it have been given back.
+        """
         before, after = self.specs, self.replicas.specs
         if before is after:
             return
@@ -68,17 +70,17 @@ class Backlog:
         self.specs, self.queues = after, queues
 
     def is_idle(self, model: str) -> bool:
-        """Whether it holds nothing of this model."""
+        """Return True if no job of this model is held."""
         return all(held.model != model for held in self.held.values())
 
     def __len__(self) -> int:
-        """Jobs that wait."""
+        """Return the number of jobs that wait."""
         return sum(map(len, self.queues.values())) + len(self.isolation)
 
     def add(self, item: Item, model: str, request: Any = None) -> None:
-        """Hold a job until it is finished. A double of a held job only adds its message.
+        """Hold a job until it is finished. A duplicate of a held job only adds its message.
 
-        Without `request`, its message has not come: it may be in the broker behind others.
+        Without `request`, the job's message has not arrived: it may be in the broker behind others.
         """
         if known := self.held.get(item.id):
             known.requests += [request] if request else []
@@ -101,7 +103,7 @@ class Backlog:
         self.has_joined(batch)
 
     def has_joined(self, batch: Batch) -> None:
-        """Those that its last call brings."""
+        """Update `reached` by the jobs that a batch's last call brings."""
         reached = self.reached[batch.spec.name]
         queue = self.queues[batch.spec.name]
         told = {(held.item.priority, held.item.arrived_at_s) for held in batch.called if held.requests}
@@ -112,7 +114,7 @@ class Backlog:
             reached[key] = arrived_at_s if was_set_back else max(known, arrived_at_s)
 
     def computed(self, given: int, run: int) -> None:
-        """Note of a batch that was computed how many of its jobs ran: the others took up room in it."""
+        """Update the share of gone jobs: `run` of a batch's `given` jobs ran, the others only took up room in it."""
         self.gone_share += (1.0 - run / given - self.gone_share) * GONE_WEIGHT
 
     def ended(self, batch: Batch) -> None:
@@ -120,14 +122,20 @@ class Backlog:
         self.isolation.ended(batch)
 
     def release(self, held: HeldJob, error: str, engine_s: float) -> None:
-        """Its outcome is on its row, or is not this worker's to tell. Acknowledges its messages."""
+        """Release a job and acknowledge its messages.
+
+        Its outcome is on its row, or the row does not belong to this worker any more.
+        """
         self.held.pop(held.item.id, None)
         for request in held.requests:
             request.finished(error, engine_s)
 
     def forget_messages(self) -> None:
-        """The connection is gone: what waits is delivered again; what runs, or has run and is looked into, goes on
-        without its messages."""
+        """Forget all messages, since the connection to the broker is gone.
+
+        Waiting jobs are dropped: the broker delivers them again. Jobs that run, or that have run and are being
+        isolated, continue without their messages.
+        """
         waiting = self._waiting()
         for held in self.held.values():
             for request in held.requests:
@@ -137,12 +145,15 @@ class Backlog:
             self._forget(held)
 
     def give_back_waiting(self) -> None:
-        """The newest first, since what is given back goes before all others."""
+        """Give back the waiting jobs, the newest first, since a returned job goes before all others of its queue."""
         self._give_back(reversed(self._waiting()))
 
     def let_go(self) -> frozenset[UUID]:
-        """What cannot be run here now goes back to its queue. What has run stays while a replica that had its model
-        starts again; when that has failed, its row is to go back too: returns the batches of such rows."""
+        """Give back the jobs that cannot be run here now, and return the batches whose rows are to be queued again.
+
+        A job that has run stays while a replica that had its model restarts. If the restart fails, the job's row goes
+        back too.
+        """
         if self.replicas.serving >= self.queues.keys():
             return frozenset()
         running = self._running()
@@ -158,7 +169,10 @@ class Backlog:
         return frozenset(over for held in leaving for over in held.takes_over)
 
     def drop_expired(self) -> bool:
-        """Of what waits: its messages are done with. Returns whether there was any, whose row is to say so."""
+        """Drop the waiting jobs that have expired, and acknowledge their messages.
+
+        Return True if there were any: their rows are still to be marked.
+        """
         expired = [item for queue in self.queues.values() for item in queue.expire(clock.earliest_s())]
         for item in expired:
             self.leave(self.held[item.id])
@@ -166,22 +180,25 @@ class Backlog:
         return bool(expired)
 
     def drop_ended(self, id: str) -> None:
-        """Drop a job whose row says that it has ended, if it waits here: its messages are done with."""
+        """Drop a waiting job whose row shows that it has ended, and acknowledge its messages."""
         held = self.held.get(id)
         if held and self.queues[held.model].remove(id):
             self.leave(held)
             self.release(held, "", 0.0)
 
     def leave(self, held: HeldJob) -> None:
-        """Give back what a job that is not run here has taken of its owner's share."""
+        """Return to the owner's share the cost of a job that is not run here."""
         self._owners[held.item.priority].leave(held.item.owner, self.queues[held.model].cost_s(held.item))
 
     def next(self, without: Set[str], *, idle: int) -> tuple[list[HeldJob], Bisection | None, bool] | None:
-        """The jobs of the next batch, of other models than those `without`; the search that it is a step of, and
-        whether nobody may join it. `idle` children share what is generated step by step."""
+        """Return the next batch of models not in `without`: its jobs, its search, and whether it is closed.
+
+        The search is the bisection that the batch is a step of, if any. No job may join a closed batch. `idle` child
+        processes share the jobs of a model that generates step by step. Return None if nothing may go.
+        """
         now = clock.earliest_s()
         while part := self.next_alone(now) or self.isolation.next(self.replicas.runnable - without):
-            if part.jobs[0].model in without:  # it is to run alone, in a child that has its model
+            if part.jobs[0].model in without:  # it has to run alone, in a child that has its model
                 return None
             self.isolation.parts.remove(part)
             if kept := [held for held in part.jobs if self.held.get(held.item.id) is held]:
@@ -192,8 +209,11 @@ class Backlog:
         return None
 
     def more(self, first: Sequence[HeldJob], *, able: int) -> list[list[HeldJob]]:
-        """The batches that go with `first` in one call of a child, as long as it is short and no other job would be
-        next. `able` children share what waits."""
+        """Return the batches that go with `first` in one batch call.
+
+        Batches are added while the call stays short and no other job would be next. `able` child processes share the
+        waiting jobs.
+        """
         queue, last = self.queues[first[0].model], list(first)
         limit_s, each_s = self._together_s(queue, first)
         most = min(MOST_TOGETHER, (len(first) + len(queue)) // max(1, able))
@@ -211,16 +231,18 @@ class Backlog:
         return more
 
     def _together_s(self, queue: BatchQueue, first: Sequence[HeldJob]) -> tuple[float, float]:
-        """How long the engine calls that go together may take, and each that follows. Where somebody waits for each,
-        only such as take less than what is done before and after them: then they are answered sooner, but for the
-        first."""
+        """Return the seconds that all engine calls of a batch call may take, and those that each following may take.
+
+        Where a client waits for each job, only engine calls that are shorter than the work before and after them go
+        together: then all of them but the first are answered sooner.
+        """
         if all(held.item.priority >= PATIENT for held in first):
             return TOGETHER_S, TOGETHER_S
         each_s = queue.costs.around_s(len(first))
         return HURRIED_S if queue.following_s([held.item for held in first]) <= each_s else 0.0, each_s
 
     def _may_go_on(self, queue: BatchQueue, batch: Sequence[HeldJob]) -> bool:
-        """Whether the next of this queue may go with a batch that was taken from it."""
+        """Return True if the queue's next batch may go with one that was taken from it."""
         if self.isolation.parts or queue.has_deadlines or queue.costs.calls < LEARNT:
             return False
         if any(held.item.expires_at_s for held in batch):
@@ -228,10 +250,10 @@ class Backlog:
         due = self._due_in_turn(clock.earliest_s())
         if not due or due[0].queue is not queue or self._owed(due) is not None:
             return False
-        return due[0].priority >= batch[0].item.priority  # else a lower one had its share, and no more than that
+        return due[0].priority >= batch[0].item.priority  # else a lower priority was owed one batch, and no more
 
     def together(self) -> dict[str, int]:
-        """How many jobs may share a call of a child, by model of which such wait."""
+        """Return, by model, how many jobs may share a batch call, of the models with such jobs waiting."""
         return {
             name: min(MOST_TOGETHER, int(queue.costs.items_per_s() / queue.costs.pace * TOGETHER_S))
             for name, queue in self.queues.items()
@@ -239,9 +261,12 @@ class Backlog:
         }
 
     def is_overtaken(self, batch: Batch) -> bool:
-        """Whether somebody of another model or of a higher priority is to run before the last of these engine calls,
-        were they not in one call: who waits, or was given to the same child since. Those of one model and priority come
-        from several processes, nearly in their order."""
+        """Return True if another job would run before the last of these engine calls, were they not in one batch call.
+
+        These are jobs of another model or of a higher priority that wait, or that the same child process was given
+        since. Jobs of the same model and priority do not count: they come from several processes, nearly in their
+        order.
+        """
         if self.isolation.parts:
             return True
         order = batch.called[-batch.shares[-1]].item.order
@@ -253,9 +278,11 @@ class Backlog:
         return any(other[0] < order[0] if name == batch.spec.name else other < order for name, other in orders)
 
     def next_ahead(self, without: Set[str]) -> list[HeldJob] | None:
-        """Return the jobs of a batch for a child that is busy, of other models than those `without`.
+        """Return the jobs of a batch for a busy child process, of models not in `without`.
 
-        None where an idle one is waited for: by what is run again, or generated step by step."""
+        Return None if no batch may go, or if the next one needs an idle child: it is run again, or its model generates
+        step by step.
+        """
         now = clock.earliest_s()
         if self.isolation.parts and self.isolation.next(self.replicas.runnable_soon):
             return None
@@ -267,7 +294,7 @@ class Backlog:
         return None
 
     def _take(self, turn: Turn, now: float, idle: int) -> list[Item]:
-        """None when all that was due has expired."""
+        """Take the items of a turn's batch out of its queue. The list is empty if all that was due has expired."""
         queue = turn.queue
         if not self.replicas.steps(turn.model):
             return queue.take(now, priority=turn.priority)
@@ -277,21 +304,21 @@ class Backlog:
         return queue.take_next(now, room, priority=turn.priority, most=share)
 
     def _taken(self, turn: Turn | Item, items: Sequence[Item]) -> list[HeldJob]:
-        """Return the jobs of a batch that goes now around that one: it is the turn of its owner and its priority."""
+        """Return the jobs of a batch that goes now, and note that its owner and its priority had their turn."""
         waiting = {priority for queue in self._able_queues() for priority in queue.priorities}
         self._priorities.take(turn.priority, {turn.priority, *waiting})
         self._owners[turn.priority].take(turn.order[1])
         return [self.held[item.id] for item in items]
 
     def has_next(self, without: Set[str]) -> bool:
-        """Whether there is a next batch, of other models than those `without`."""
+        """Return True if there is a next batch, of models not in `without`."""
         now = clock.earliest_s()
         if self.isolation.next(self.replicas.runnable - without):
             return True
         return any(turn.model not in without for turn in self._due_in_turn(now))
 
     def joining(self, batch: Batch) -> list[HeldJob]:
-        """Those who join an open batch now, taken out of their queue."""
+        """Take the jobs that join an open batch now out of their queue, and return them."""
         if not self.may_join(batch):
             return []
         queue = self.queues[batch.spec.name]
@@ -302,7 +329,10 @@ class Backlog:
         return self._taken(turn, items) if turn and items else []
 
     def may_join(self, batch: Batch) -> bool:
-        """Whether somebody waits who would, and fits. What is to be run again of this model goes first, by itself."""
+        """Return True if a waiting job would join the batch and fits.
+
+        Jobs of this model that are to be run again go first, in a batch of their own.
+        """
         name = batch.spec.name
         if not (queue := self.queues.get(name)) or self.isolation.next({name}):
             return False
@@ -310,13 +340,13 @@ class Backlog:
         return turn is not None and queue.may_take_next(batch.room, turn.priority)
 
     def next_alone(self, now: float) -> RetryGroup | None:
-        """Of those that nothing may run beside, the one whose turn it is."""
+        """Return the jobs whose turn it is to run alone, if any."""
         if not self.isolation.parts:
             return None
         return self.isolation.next_alone(self.replicas.runnable_soon, [turn.order for turn in self._due_in_turn(now)])
 
     def due_in_s(self) -> float | None:
-        """Seconds until the next batch may go, when it waits for company only."""
+        """Return the seconds until the next batch may go, or None if none waits for time to pass."""
         now = clock.earliest_s()
         due = [wait_s for queue in self._able_queues() if (wait_s := _waits_s(queue, now)) is not None]
         if (again := self.isolation.due_in_s(self.replicas.runnable)) is not None:
@@ -324,7 +354,7 @@ class Backlog:
         return max(0.0, min(due)) if due else None
 
     def _due_in_turn(self, now: float) -> list[Turn]:
-        """Return the queues whose next batch may go, by the job that goes first in each."""
+        """Return the queues whose next batch may go, in the order of the first job of each."""
         able = {name: queue for name, queue in self.queues.items() if name in self.replicas.serving}
         due = [
             Turn(name, queue, head.priority, head.order)
@@ -334,8 +364,7 @@ class Backlog:
         return sorted(due, key=lambda turn: turn.order)
 
     def _turns(self, now: float, without: Set[str]) -> list[Turn]:
-        """Return `_due_in_turn`, of other models than those `without`, and before them those of a lower priority that
-        is owed a batch."""
+        """Return `_due_in_turn` for models not in `without`, preceded by turns of a priority that is owed a batch."""
         due = [turn for turn in self._due_in_turn(now) if turn.model not in without]
         if (owed := self._owed(due)) is None:
             return due
@@ -347,7 +376,7 @@ class Backlog:
         return self._priorities.owed({priority for turn in due for priority in turn.queue.priorities})
 
     def _turn_of(self, model: str, queue: BatchQueue) -> Turn | None:
-        """Return the job that goes first in one queue, whatever waits in others."""
+        """Return the turn of the job that goes first in one queue, whatever waits in others."""
         head = queue.head(self._priorities.owed(queue.priorities)) or queue.head()
         return Turn(model, queue, head.priority, head.order) if head else None
 
@@ -358,7 +387,7 @@ class Backlog:
         return {held.item.id for batch in self.batches.values() for held in batch.jobs}
 
     def _waiting(self) -> list[HeldJob]:
-        """Neither in one of the batches that run, nor to be looked into after one that is over."""
+        """Return the jobs that are in no running batch, and that are not being isolated after one that ended."""
         running = self._running()
         return [held for held in self.held.values() if held.item.id not in running and not held.takes_over]
 
@@ -376,7 +405,10 @@ class Backlog:
 
 
 def _waits_s(queue: BatchQueue, now: float) -> float | None:
-    """Seconds until its next batch may go. That of a clock that was set back goes: none waits for longer."""
+    """Return the seconds until the queue's next batch may go, or None if it is empty.
+
+    No batch waits longer than the limit: one that seems to has times of a clock that was set back, and goes now.
+    """
     if (at := queue.due_at_s()) is None:
         return None
     return at - now if at - now < queue.limits.max_wait_s + SET_BACK_S else 0.0

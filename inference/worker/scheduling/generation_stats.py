@@ -1,4 +1,4 @@
-"""How fast a worker generates, and what room it has: for its row."""
+"""The speed at which a worker generates, and its free KV cache, for its row."""
 
 import time
 from collections import deque
@@ -9,21 +9,21 @@ from statistics import fmean
 from inference.worker.calls import BatchReport
 from inference.worker.scheduling.inflight import Batch
 
-WINDOW_S = 10.0  # of tokens a second
-FIRSTS = 200  # the last ones, whose time to the first token is shown
-ANSWERS = 200  # the last ones, by whose tokens progress is told in jobs
+WINDOW_S = 10.0  # over which tokens a second are counted
+FIRSTS = 200  # the last jobs whose time from creation to the first token is shown
+ANSWERS = 200  # the last jobs by whose tokens progress is converted to jobs
 
 
 @dataclass(slots=True)
 class _Model:
     tokens: int = 0
-    capacity: int = 0  # of a replica
+    capacity: int = 0  # tokens of KV cache of a replica
     samples: deque[tuple[float, int]] = field(default_factory=deque)  # (monotonic, tokens)
-    firsts: deque[float] = field(default_factory=lambda: deque(maxlen=FIRSTS))  # seconds from a job's making
-    answers: deque[int] = field(default_factory=lambda: deque(maxlen=ANSWERS))  # tokens
+    firsts: deque[float] = field(default_factory=lambda: deque(maxlen=FIRSTS))  # seconds to first tokens
+    answers: deque[int] = field(default_factory=lambda: deque(maxlen=ANSWERS))  # tokens of each answer
 
     def add(self, tokens: int) -> None:
-        """Runs in the event loop alone, while other threads read."""
+        """Count generated tokens. Runs only in the event loop, while other threads read."""
         now = time.monotonic()
         self.samples.append((now, tokens))
         while self.samples[0][0] < now - WINDOW_S:
@@ -38,7 +38,10 @@ class _Model:
 
 
 class GenerationStats:
-    """Belongs to the worker's event loop; the heartbeat reads what `row` returns."""
+    """The generation statistics of a worker's models.
+
+    They are written in the worker's event loop; the heartbeat's thread reads what `row` returns.
+    """
 
     def __init__(self) -> None:
         self._models: dict[str, _Model] = {}
@@ -53,14 +56,20 @@ class GenerationStats:
             model.answers += report.answers
 
     def jobs(self, model: str, tokens: int) -> float:
-        """How many answers so many tokens are; 0.0 while none has ended. To count those that end would leave out what
-        the others have come to, and long answers take many slices of steps."""
+        """Return how many answers of a model `tokens` tokens make; 0.0 while no answer has ended.
+
+        A count of the answers that end would leave out the progress of the others, and long answers take many slices of
+        steps.
+        """
         found = self._models.get(model)
         return tokens / fmean(found.answers) if found and found.answers else 0.0
 
     def row(self, batches: Collection[Batch], *, replicas: int) -> dict[str, dict[str, object]]:
-        """By model: rows that are being answered, tokens of cache that are free in all `replicas`, tokens in all and a
-        second, and seconds to the first token."""
+        """Return the statistics by model, as the worker's row has them.
+
+        They are the rows that are being answered, the free tokens of KV cache in all `replicas`, the tokens in all and
+        a second, and the seconds to the first token.
+        """
         now = time.monotonic()
         return {
             name: {

@@ -1,4 +1,4 @@
-"""What the worker's main process knows of the jobs it holds and of the batches in flight."""
+"""The jobs that a worker holds and its batches in flight, as its main process has them."""
 
 import itertools
 import math
@@ -13,26 +13,26 @@ from inference.catalog.specs import ModelSpec
 from inference.fields.uuids import id_of_hex
 from inference.worker.replicas.device_health import Incident
 
-MOST_OVER = 100  # ids that a claim names of a job; whoever fails more often has no lease any more
+MOST_OVER = 100  # batch ids that a claim names for a job; a job that fails more often has no lease any more
 
 
 @dataclass(slots=True, eq=False)
 class HeldJob:
-    """One job in this process: its item, its messages, and what has happened to it here."""
+    """A job that the main process holds: its item, its messages, and the failures that it had here."""
 
     item: Item
     model: str
     requests: list[Any]
-    is_from_row: bool = False  # it was found without its message
-    takes_over: tuple[UUID, ...] = ()  # the batches of its runs, known to be over: the last may not have claimed it
-    crashes_alone: int = 0  # of its process
-    times_stuck: int = 0  # that its process was killed for what no engine did
-    times_paused: int = 0  # that its time ended while the worker was stopped
+    is_from_row: bool = False  # it was found by its row, without its message
+    takes_over: tuple[UUID, ...] = ()  # the ended batches of its runs; the last may not have claimed it
+    crashes_alone: int = 0  # times that its process died, or its call failed, with it alone
+    times_stuck: int = 0  # times that its process was killed as stuck outside an engine
+    times_paused: int = 0  # times that its time limit ended while the worker was stopped
     verdict: str = ""  # the error code it fails with, instead of being run
-    raised: str = ""  # by its last call, for operators
-    trace: str = ""  # where that was raised
-    incident: Incident | None = None  # that it was in when a device failed
-    failed_on: frozenset[str] = frozenset()  # devices
+    raised: str = ""  # what its last call raised, for operators
+    trace: str = ""  # where `raised` was raised
+    incident: Incident | None = None  # the failure of a device that the job was part of
+    failed_on: frozenset[str] = frozenset()  # devices that failed with the job
     job_id: UUID = field(init=False)
 
     def __post_init__(self) -> None:
@@ -44,10 +44,10 @@ class HeldJob:
 
 @dataclass(slots=True, eq=False)
 class Bisection:
-    """For the one job of a dead batch that kills its process: half of the `suspects` run at a time.
+    """The search for the one job of a dead batch that ends its process: half of the `suspects` run at a time.
 
-    What cannot be it is set aside and runs in one call at the end, so that one culprit of n costs at most log2(n) + 3
-    calls, and fewer processes than that.
+    Jobs that cannot be the culprit are set aside and run in one call at the end. So one culprit of n jobs costs at most
+    log2(n) + 3 calls, and fewer processes than that.
     """
 
     suspects: list[HeldJob]
@@ -65,38 +65,38 @@ class Bisection:
 
 @dataclass(slots=True, eq=False)
 class Batch:
-    """One pool call in flight; or several, one after the other, of one that is open."""
+    """A batch in flight, which is one call of the pool, or several in succession if the batch is open."""
 
     id: UUID
     number: int = field(default_factory=itertools.count(1).__next__, init=False)
     spec: ModelSpec
-    jobs: list[HeldJob]  # that have not ended
+    jobs: list[HeldJob]  # jobs that have not ended
     pid: int  # the child that it was sent to
-    device: str = ""  # of that
-    search: Bisection | None = None  # that this is a step of
-    is_closed: bool = False  # nobody may join: it is run again, or alone
-    has_company: bool = False  # its child had other batches when it had this one
-    shares: tuple[int, ...] = ()  # jobs of each engine call, where there are several
-    begun: list[HeldJob] = field(init=False)  # the jobs that it began with
-    called: list[HeldJob] = field(init=False)  # those that the last call brought
-    result: Any = None  # of a call that is not over
-    called_at: float = 0.0  # monotonic
-    has_begun: bool = False  # a child has the last call
-    accepted_at: float = 0.0  # monotonic: since when
-    begun_at: float = 0.0  # monotonic: since when a child has had its first call
-    is_open: bool = False  # its first call came back, and jobs of it go on
-    room: Room = field(default_factory=Room)  # for those that join
-    timed_out: bool = False  # its engine ran past the model's limit
-    paused_s: float = 0.0  # for which the worker itself was stopped during the last call
-    stuck: bool = False  # its child was killed, and not for what its engine did
-    killed_at: float = math.inf  # monotonic: when that began
+    device: str = ""  # the device of that child
+    search: Bisection | None = None  # the search that this batch is a step of
+    is_closed: bool = False  # no job may join: the batch is run again, or alone
+    has_company: bool = False  # its child process had other batches at the same time
+    shares: tuple[int, ...] = ()  # numbers of jobs of the engine calls, where there are several
+    begun: list[HeldJob] = field(init=False)  # the jobs that the batch began with
+    called: list[HeldJob] = field(init=False)  # the jobs that the last call brought
+    result: Any = None  # the pool's result of a call that is not over
+    called_at: float = 0.0  # monotonic: when the last call was sent
+    has_begun: bool = False  # a child process has accepted the last call
+    accepted_at: float = 0.0  # monotonic: when that was, or when the call's turn began
+    begun_at: float = 0.0  # monotonic: when a child process accepted the first call
+    is_open: bool = False  # a call came back, and jobs of the batch continue
+    room: Room = field(default_factory=Room)  # for the jobs that join
+    timed_out: bool = False  # its engine ran past the model's time limit
+    paused_s: float = 0.0  # seconds for which the worker itself was stopped during the last call
+    stuck: bool = False  # its child process was killed as stuck outside the engine
+    killed_at: float = math.inf  # monotonic: when the kill began
 
     def __post_init__(self) -> None:
         self.begun, self.called = list(self.jobs), list(self.jobs)
 
     @property
     def is_alone(self) -> bool:
-        """Whether nothing may run beside it."""
+        """True if nothing may run beside the batch."""
         return self.begun[0].item.alone
 
     def by_engine_call(self) -> list[list[HeldJob]]:

@@ -1,6 +1,6 @@
-"""Finding the job that kills its process: a batch that died is run in parts, until the culprit is alone.
+"""The search for a job that ends its process: a batch that died is run in parts, until the culprit is alone.
 
-And the turns of those jobs that nothing may run beside.
+The module also keeps the turns of the jobs that nothing may run beside.
 """
 
 import logging
@@ -18,53 +18,56 @@ from inference.worker.scheduling.inflight import Batch, Bisection, HeldJob
 
 logger = logging.getLogger(__name__)
 
-CRASHES_ALONE = 2  # a lone job whose process died may have been killed from outside, or stopped: one more try
-MOST_PAUSES = 5  # tries of a job that do not count, as the worker was stopped meanwhile
-MOST_ON_ONE_DEVICE = 6  # tries of a lone job whose device failed, before it fails though no other device had it
-RETRY_S, LONGEST_RETRY_S = 1.0, 5.0  # after a failure that may pass, such as a database that is away
-STUCK_S, LONGEST_STUCK_S = 5.0, 60.0  # longer by the first each time, after a wait that ended with the process
+CRASHES_ALONE = 2  # of a lone job: the first may have been a kill from outside, or a stop
+MOST_PAUSES = 5  # tries of a job that do not count, since the worker was stopped meanwhile
+MOST_ON_ONE_DEVICE = 6  # tries of a lone job whose device failed, before it fails without a try on another device
+RETRY_S, LONGEST_RETRY_S = 1.0, 5.0  # pauses after a failure that may pass, such as a database that is away
+STUCK_S, LONGEST_STUCK_S = 5.0, 60.0  # pauses after a wait that ended with the process; each longer by the first
 
 
 @dataclass(slots=True, eq=False)
 class RetryGroup:
-    """Jobs that are run again, as one call of their own."""
+    """Jobs that are run again, or alone, in one call of their own."""
 
     jobs: list[HeldJob]
     not_before: float  # monotonic
-    search: Bisection | None = None  # that this is a step of
+    search: Bisection | None = None  # the search that this is a step of
 
     @property
     def is_alone(self) -> bool:
-        """Whether nothing may run beside it."""
+        """True if nothing may run beside the group."""
         return self.jobs[0].item.alone
 
     @property
     def turn(self) -> tuple[bool, tuple[int, float, float]]:
-        """In which order they run alone: first what this worker has claimed, whose lease runs out."""
+        """The order in which groups run alone: first the jobs that this worker has claimed, whose lease runs out."""
         held = self.jobs[0]
         return not held.takes_over, held.item.order
 
 
 class Isolation:
-    """Parts of batches that are run again, ahead of everything else; and what must run alone, in its turn."""
+    """The parts of batches that run again ahead of everything else, and the jobs that must run alone in their turn."""
 
     def __init__(self, *, devices: int = 1) -> None:
         self.parts: list[RetryGroup] = []
-        self.devices = devices  # of this worker
+        self.devices = devices  # number of this worker's devices
         self.pauses = Pauses(first_s=RETRY_S, longest_s=LONGEST_RETRY_S)
-        self._owed_s = 0.0  # a turn of all others, as long as that of the last that ran alone
-        self.others_until = 0.0  # monotonic
+        self._owed_s = 0.0  # the time that others are owed: as long as the last job that ran alone took
+        self.others_until = 0.0  # monotonic: until when the others have their turn
 
     def __len__(self) -> int:
-        """Jobs that wait for their part."""
+        """Return the number of jobs that wait in parts."""
         return sum(len(part.jobs) for part in list(self.parts))
 
     def next(self, models: Container[str]) -> RetryGroup | None:
-        """The first part of these models that may run now beside others."""
+        """Return the first part of these models that may run now beside others, if any."""
         return next((part for part in self._due(models) if not part.is_alone), None)
 
     def next_alone(self, models: Container[str], heads: Collection[tuple[int, float, float]]) -> RetryGroup | None:
-        """Of those that must run alone the one whose turn it is, before all that waits: the `heads` of the queues."""
+        """Return the part that must run alone and whose turn it is, if any.
+
+        Its turn is before the waiting jobs, of which `heads` has the orders of the first of each queue.
+        """
         due = [part for part in self._due(models) if part.is_alone]
         first = min(due, key=lambda part: part.turn, default=None)
         if first is None or first.jobs[0].takes_over:
@@ -78,15 +81,15 @@ class Isolation:
         return [part for part in self.parts if part.not_before <= now and part.jobs[0].model in models]
 
     def wait_alone(self, held: HeldJob) -> None:
-        """Until nothing runs."""
+        """Hold a job back until it can run alone."""
         self.parts.append(RetryGroup(jobs=[held], not_before=0.0))
 
     def forget(self, held: HeldJob) -> None:
-        """A part that it shares finds out as it is next."""
+        """Forget the part of a job that is held no more. A part that it shares with others drops it when it is next."""
         self.parts = [part for part in self.parts if part.jobs != [held]]
 
     def sent(self, batch: Batch) -> None:
-        """The turn of those that run beside others begins with the first of them."""
+        """Note that a batch was sent. The turn of the jobs that run beside others begins with the first of them."""
         if self._owed_s and not batch.is_alone:
             self.others_until, self._owed_s = time.monotonic() + self._owed_s, 0.0
 
@@ -99,16 +102,16 @@ class Isolation:
         return min((part.not_before - now for part in self.parts if part.jobs[0].model in models), default=None)
 
     def again(self, batch: Batch, after_s: float = 0.0) -> None:
-        """One of several engine calls in as many parts."""
+        """Run a batch again, in as many parts as it had engine calls."""
         for jobs in batch.by_engine_call():
             self._add(jobs, batch.search, after_s)
 
     def rejoin(self, jobs: Sequence[HeldJob]) -> None:
-        """They were to join an open batch, and its call was forgotten."""
+        """Run jobs again that were to join an open batch in a call that was forgotten."""
         self._add(list(jobs))
 
     def put_off(self, jobs: Sequence[HeldJob]) -> None:
-        """They were to join an open batch, and cannot yet."""
+        """Run jobs later that were to join an open batch and cannot yet."""
         if jobs:
             self._add(list(jobs), after_s=self.pauses.next_s())
 
@@ -119,14 +122,16 @@ class Isolation:
             self._go_on(batch.search)
 
     def retry(self, batch: Batch, cause: BaseException) -> None:
-        """Nothing of it has begun, and later it may."""
+        """Run a batch again later that could not begin."""
         after_s = self.pauses.next_s()
         logger.error("batch=%s not begun, tried again in %.1f s: %s", batch.id, after_s, logs.said(cause))
         self.again(batch, after_s)
 
     def was_stuck(self, batch: Batch, cause: BaseException) -> None:
-        """It waited for something else than its engine, such as a lock of the database: no job is blamed. What is
-        stuck for ever ends as lost: with each try its lease runs out."""
+        """Run a batch again later that waited for something else than its engine, such as a lock of the database.
+
+        No job is blamed. A job that is stuck for ever ends as lost: its lease runs out with each try.
+        """
         for held in batch.jobs:
             held.times_stuck += 1
         after_s = min(STUCK_S * max(held.times_stuck for held in batch.jobs), LONGEST_STUCK_S)
@@ -134,7 +139,10 @@ class Isolation:
         self.again(batch, after_s)
 
     def was_paused(self, batch: Batch, cause: BaseException) -> None:
-        """Run a batch again whose limit ended while the worker itself was stopped: no job is blamed, a few times."""
+        """Run a batch again whose time limit ended while the worker itself was stopped.
+
+        No job is blamed for the first `MOST_PAUSES` times.
+        """
         if any(held.times_paused >= MOST_PAUSES for held in batch.jobs):
             self.died(batch, cause)
             return
@@ -145,7 +153,10 @@ class Isolation:
         self.again(batch)
 
     def halve(self, batch: Batch, cause: BaseException, after_s: float = 0.0) -> None:
-        """Run its halves, and what its search has not run yet: perhaps one of its jobs only is at fault."""
+        """Run the halves of a batch, and the jobs that its search has not run yet.
+
+        Perhaps only one of its jobs is at fault.
+        """
         if batch.shares:
             self._apart(batch, cause, after_s)
             return
@@ -160,7 +171,7 @@ class Isolation:
             self._add(batch.jobs[middle:], after_s=after_s)
 
     def died(self, batch: Batch, cause: BaseException) -> None:
-        """Its process died with it, of one of its jobs."""
+        """Search for the job of a batch that ended the batch's process."""
         if batch.shares:
             self._apart(batch, cause)
             return
@@ -175,14 +186,20 @@ class Isolation:
             self._add(search.aside)
 
     def died_of(self, culprit: HeldJob, batch: Batch, cause: BaseException) -> None:
-        """Its process died with it as it was busy with this job alone: the others run again together, unblamed."""
+        """Suspect the job that the engine was busy with alone when the batch's process died.
+
+        The others run again together, and are not blamed.
+        """
         search = batch.search
         others = [*search.suspects, *search.aside] if search else batch.jobs
         self._add([held for held in others if held is not culprit])
         self._suspect(culprit, batch, cause)
 
     def _apart(self, batch: Batch, cause: BaseException, after_s: float = 0.0) -> None:
-        """What they shared is over: a culprit is searched for among those that the engine had at once."""
+        """Run the engine calls of a batch call again as separate calls.
+
+        A culprit is then searched for among the jobs that the engine had at once.
+        """
         why = logs.said(cause)
         logger.error("batch=%s of %d lost, running its engine calls apart: %s", batch.id, len(batch.jobs), why)
         self.again(batch, after_s)
@@ -199,14 +216,14 @@ class Isolation:
             self.parts.append(RetryGroup(jobs=jobs, not_before=time.monotonic() + after_s, search=search))
 
     def _died_alone(self, batch: Batch, cause: BaseException, after_s: float = 0.0) -> bool:
-        """Whether it was one job; that is condemned then, or tried once more."""
+        """Return True if the batch was a single job, which is then condemned or tried once more."""
         if len(batch.jobs) > 1:
             return False
         self._suspect(batch.jobs[0], batch, cause, after_s)
         return True
 
     def _suspect(self, held: HeldJob, batch: Batch, cause: BaseException, after_s: float = 0.0) -> None:
-        """Condemn the one job that a process died of, or try it once more."""
+        """Condemn a job that a process may have died of, or try it once more."""
         held.crashes_alone += 1
         held.verdict = _verdict(batch, held, cause, devices=self.devices)
         if isinstance(cause, RemoteError):
@@ -217,7 +234,7 @@ class Isolation:
 
 
 def _verdict(batch: Batch, held: HeldJob, cause: BaseException, *, devices: int) -> str:
-    """The code that a job fails with whose process died with it alone, or nothing for one more try."""
+    """Return the error code of a job whose process died with it alone, or "" for one more try."""
     if held.crashes_alone < CRASHES_ALONE:
         return ""
     if batch.timed_out:

@@ -1,4 +1,7 @@
-"""What a worker finds out of its lazy models beside its event loop: whose jobs wait, who else has them, their size."""
+"""The demand for a worker's lazy models: their waiting jobs, the other workers that have them, and their sizes.
+
+A thread beside the event loop finds it.
+"""
 
 import threading
 import time
@@ -15,25 +18,28 @@ from inference.status import backlog, catalog, workers
 from inference.worker.chores import run_chore
 from inference.worker.replicas.devices import Plan
 
-LOOK_S, LONGEST_PAUSE_S = 0.5, 10.0  # between two looks; the second while the database is away
+LOOK_S, LONGEST_PAUSE_S = 0.5, 10.0  # pauses between two looks; the second while the database is away
 INSIDE = ("ready", "loading")  # states of a model on a worker's row
 
 
 class LazyDemand(threading.Thread):
-    """`models`, `absent`, `held_back` and `residents` are the event loop's; what this finds is replaced as a whole."""
+    """The thread that looks for the demand for lazy models.
+
+    The event loop writes `models`, `absent`, `held_back` and `residents`. The thread replaces its results as a whole.
+    """
 
     def __init__(self, plan: Plan, residents: Residents) -> None:
         super().__init__(name="lazy-demand", daemon=True)
         self.worker = plan.worker
         self.residents = residents
-        self.models: Catalog = {}  # the lazy ones
-        self.absent: frozenset[str] = frozenset()  # those that are not in memory
-        self.held_back: frozenset[str] = frozenset()  # those of which operators want nothing begun
+        self.models: Catalog = {}  # the lazy models
+        self.absent: frozenset[str] = frozenset()  # lazy models that are not in memory
+        self.held_back: frozenset[str] = frozenset()  # models of which operators want no job begun
         self.waiting: Mapping[str, Waiting] = {}
-        self.ours: frozenset[str] = frozenset()  # models that this worker is to load, since it has jobs
+        self.ours: frozenset[str] = frozenset()  # models with waiting jobs that this worker is to load
         self.estimates: dict[str, int | None] = {}  # bytes, by load_digest
-        self._seen_at: dict[str, float] = {}  # monotonic: since when jobs of a model wait
-        self._made_at: dict[UUID, float] = {}  # monotonic: of the first jobs, by their age when first seen
+        self._seen_at: dict[str, float] = {}  # by model, monotonic: when its waiting jobs were first seen
+        self._made_at: dict[UUID, float] = {}  # by first job, monotonic: its creation, from its age when first seen
         self._stopping = threading.Event()
 
     def run(self) -> None:
@@ -51,7 +57,7 @@ class LazyDemand(threading.Thread):
         for spec in models.values():
             if spec.load_digest not in self.estimates:
                 self.estimates[spec.load_digest] = memory.estimate(spec)
-        if not models or not absent:  # nobody waits for a turn
+        if not models or not absent:  # no job waits for a model to be loaded
             self.waiting, self.ours, self._seen_at, self._made_at = {}, frozenset(), {}, {}
             return
         found = {name: first for name, first in backlog.first_queued(models).items() if name not in self.held_back}
@@ -77,7 +83,7 @@ class LazyDemand(threading.Thread):
         ]  # fmt: skip
 
     def _others(self) -> dict[str, dict[str, bool]]:
-        """By worker and model: whether it has it in memory, or soon."""
+        """Return, by worker and model, whether the worker has the model in memory or loads it."""
         others = workers.living().filter(connected=True, state__in=workers.SERVING).exclude(pk=self.worker)
         return {
             str(worker.pk): {entry["name"]: entry["state"] in INSIDE for entry in catalog.entries(worker)}

@@ -1,7 +1,7 @@
 """The lazy models of a worker: in memory from their first job until they are idle, by turns where not all fit.
 
-Belongs to the event loop. It asks the policy (`inference.residency`) and says what is to be in no memory now; the
-replicas follow that as they follow the models file.
+The module runs in the event loop. It asks the policy (`inference.residency`) and sets the models that are to be in no
+memory now. The replicas follow that as they follow the models file.
 """
 
 import logging
@@ -23,14 +23,14 @@ from inference.worker.scheduling.lazy_demand import LazyDemand
 
 logger = logging.getLogger(__name__)
 
-CPU_SHARE, GPU_SHARE = 0.5, 0.8  # of its memory that is for models; the rest is for what they compute, and for others
+CPU_SHARE, GPU_SHARE = 0.5, 0.8  # share of a device's memory for models; the rest is for computations and others
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LazyStatus:
-    """What the worker's row is to say of them."""
+    """The state of the lazy models, for the worker's row."""
 
-    able: frozenset[str] = frozenset()  # served: in memory, or as soon as a job comes
+    able: frozenset[str] = frozenset()  # models that are served: in memory, or loaded as soon as a job comes
     why_not: Mapping[str, str] = field(default_factory=dict)
     figures: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
@@ -40,12 +40,12 @@ class LazyModels:
         self.replicas = replicas
         self.residents = Residents()
         self.demand = LazyDemand(replicas.plan, self.residents)
-        self.specs: dict[str, ModelSpec] = {}  # whose size is known, as far as it can be
+        self.specs: dict[str, ModelSpec] = {}  # entries whose size is known, as far as it can be
         self.report = LazyStatus()
         self._park()
 
     def follow(self, backlog: Backlog) -> LazyStatus:
-        """One step, twice a second."""
+        """Take one step of loading and unloading, and return the new status. Runs twice a second."""
         served = self.replicas.served | self.report.able
         self._follow_catalog()
         if not self.replicas.have_reported:
@@ -66,7 +66,10 @@ class LazyModels:
         return {name: spec for name, spec in self.replicas.catalog.items() if spec.is_lazy}
 
     def _follow_catalog(self) -> None:
-        """An entry that would be loaded in another way is another model, which is not in memory."""
+        """Follow the lazy entries of the catalog.
+
+        An entry that would be loaded in another way counts as another model, which is not in memory.
+        """
         self.demand.models = lazy = self._catalog
         self.demand.held_back = self.replicas.held_back
         for name, spec in list(self.specs.items()):
@@ -80,7 +83,7 @@ class LazyModels:
                 self.residents.add(name, idle_unload_s=spec.idle_unload_s, memory=estimate)
 
     def _room(self) -> int:
-        """Bytes for lazy models in each replica: what is left by the others of the least."""
+        """Return the bytes for lazy models in each replica: the least that the other models leave in one of them."""
         plan, lazy = self.replicas.plan, self._catalog.keys()
         others = [spec for spec in self.replicas.goal.values() if spec.name not in lazy]
         rooms = [
@@ -91,7 +94,7 @@ class LazyModels:
         return max(0, min(rooms, default=self.residents.room))
 
     def _settle(self, now_s: float) -> None:
-        """Whether the change that was begun is over; and what the replicas have lost since."""
+        """Note models that the replicas have lost, and whether the begun change is made or has failed."""
         residents, loading = self.residents, self.residents.loading
         for name in residents.inside - self.replicas.served:
             why = self.replicas.why_not(self.specs[name]) or "its process ended, and has not loaded it again."
@@ -102,7 +105,11 @@ class LazyModels:
             residents.failed(loading, now_s, why)
 
     def _is_made(self, loading: str | None) -> bool:
-        """What was to come is run, or else nothing is left of what was to go: that goes first."""
+        """Return True if the begun change is made.
+
+        The model to be loaded can be run; or, if none is loaded, no replica has the unloaded ones any more. Unloading
+        goes first.
+        """
         if loading in self.specs:
             return loading in self.replicas.runnable
         return all(replica.ready <= self.replicas.goal.keys() for replica in self.replicas.replicas)
@@ -130,7 +137,10 @@ class LazyModels:
             self.replicas.park(absent)
 
     def _report(self, now_s: float, served: frozenset[str]) -> LazyStatus:
-        """`served`: what was until now. It still is while the size of its new entry is looked for."""
+        """Return the status. `served` are the models that were served until now.
+
+        A served model is still served while the size of its new entry is being found.
+        """
         why_not = self.residents.why_not()
         blocked = {name for name in why_not if not self.residents.can_load(name, now_s)}
         figures = {
@@ -143,11 +153,14 @@ class LazyModels:
 
 
 def _share(replica: ReplicaState) -> int:
-    """Bytes of its device; of one that does not say, loading will tell."""
+    """Return the bytes of the replica's device for models.
+
+    A device that does not report its memory has no limit here: loading will show what fits.
+    """
     return int(replica.total * (CPU_SHARE if replica.device == CPU else GPU_SHARE)) or sys.maxsize
 
 
 def _taken(replica: ReplicaState, specs: Iterable[ModelSpec]) -> int:
-    """Bytes. Entries may share what is loaded."""
+    """Return the bytes that these models take in the replica. Entries that share what is loaded count once."""
     memory = replica.memory
     return sum({spec.load_digest: memory[spec.digest] for spec in specs if spec.digest in memory}.values())

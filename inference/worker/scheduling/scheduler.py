@@ -1,4 +1,4 @@
-"""What an idle replica runs next: a new batch, or the next steps of one that is open in it, by turns."""
+"""The choice of what an idle replica runs next: a new batch or the next steps of an open one, by turns."""
 
 import itertools
 from collections.abc import Callable, Collection, Sequence
@@ -10,21 +10,24 @@ from inference.worker.processes.pool import ReplicaPool
 from inference.worker.scheduling.backlog import Backlog
 from inference.worker.scheduling.inflight import Batch
 
-LONG = 2.0  # times as long as its claim and record: a call of which two do, so that the next is chosen later
+LONG = 2.0  # times its claim and record: of calls that take longer two in hand suffice, and the next is chosen later
 
 
 class Scheduler:
-    """`call` sends the next call of a batch to its child, and says whether it could."""
+    """The scheduler of calls to child processes.
+
+    Its argument `call` sends the next call of a batch to its child process, and returns True if it could.
+    """
 
     def __init__(self, backlog: Backlog, pool: Callable[[], ReplicaPool], call: Callable[[Batch], bool]) -> None:
         self.backlog = backlog
         self.replicas = backlog.replicas
         self.may_begin = True
         self._pool, self._call = pool, call
-        self._others_turn: set[int] = set()  # children that took steps last, where others wait too
+        self._others_turn: set[int] = set()  # pids of children that ran steps last: new batches have the next turn
 
     def assign(self) -> None:
-        """Work for every idle replica; what is to be loaded goes first."""
+        """Give work to every idle replica. Loading and unloading of models goes first."""
         pool = self._pool()
         if self.may_begin:
             pool.order()
@@ -35,7 +38,7 @@ class Scheduler:
         self._call_back()
 
     def open_in(self, pid: int) -> list[Batch]:
-        """Of this child, whose turn is first."""
+        """Return the batches that are open in a child process, in the order of their turns."""
         found = (batch for batch in self.backlog.batches.values() if batch.is_open and batch.pid == pid)
         return sorted(found, key=lambda batch: batch.called_at)
 
@@ -50,7 +53,10 @@ class Scheduler:
             self._go_on(opened[0])
 
     def _begin(self, pid: int, opened: Collection[Batch], idle: int) -> bool:
-        """A new batch, of no model that has one open there. Whether there was one."""
+        """Begin a new batch in a child process, of no model that has a batch open there.
+
+        Return True if there was one.
+        """
         if not self.may_begin or self._is_kept_free():
             return False
         following = self.backlog.next(self._not_now(pid, opened), idle=idle)
@@ -72,18 +78,21 @@ class Scheduler:
             batch.begun, batch.called = list(batch.jobs), list(batch.jobs)
 
     def in_hand(self, pid: int) -> list[Batch]:
-        """Of this child: its calls that are not over, in the order in which it runs them."""
+        """Return the batches of a child process whose calls are not over, in the order in which it runs them."""
         return [batch for batch in self.backlog.batches.values() if batch.result and batch.pid == pid]
 
     def _give_ahead(self) -> None:
-        """More to those that are busy and work ahead: to the one that has least."""
+        """Give more calls to busy child processes that work ahead, first to the one that has the fewest."""
         pids = {batch.pid for batch in self.backlog.batches.values() if self.replicas.works_ahead(batch.pid)}
         while able := [pid for pid in pids if self._may_have_more(pid)]:
             if not any(map(self._begin_ahead, sorted(able, key=lambda pid: len(self.in_hand(pid))))):
                 return
 
     def _may_have_more(self, pid: int) -> bool:
-        """Not beside what is run again, since a batch that dies alone in its child is known to be at fault."""
+        """Return True if a busy child process may be given another call.
+
+        No call goes beside a batch that is run again: a batch that dies alone in its child is known to be at fault.
+        """
         running = self.in_hand(pid)
         return (
             self.may_begin and 0 < len(running) < self._most(running) and not self.open_in(pid)
@@ -107,14 +116,17 @@ class Scheduler:
         return True
 
     def _go_on(self, batch: Batch) -> None:
-        """With those that join now."""
+        """Send the next call of an open batch, with the jobs that join now."""
         batch.called = self.backlog.joining(batch) if self._may_be_joined(batch) else []
         batch.jobs += batch.called
         self.backlog.has_joined(batch)
         self._call(batch)
 
     def _may_be_joined(self, batch: Batch) -> bool:
-        """Not while its child is to load something, or something is to run alone."""
+        """Return True if jobs may join an open batch.
+
+        None may join while its child process is to load a model, or while a job is to run alone.
+        """
         return (
             self.may_begin and not batch.is_closed and batch.pid != self._pool().awaited
             and batch.spec is self.backlog.specs.get(batch.spec.name)
@@ -122,15 +134,18 @@ class Scheduler:
         )  # fmt: skip
 
     def _not_now(self, pid: int, opened: Collection[Batch]) -> set[str]:
-        """Return the models of which nothing is begun in this child: those that it lacks, what is open there, and, as
-        it is to load something once nothing is, all that would stay open."""
+        """Return the models of which no batch is begun in a child process.
+
+        They are the models that it lacks and those with a batch open in it. If it is to load a model once none is open,
+        they are also the models whose batches would stay open.
+        """
         names = {*self.replicas.lacking(pid), *(batch.spec.name for batch in opened)}
         if pid == self._pool().awaited:
             names.update(filter(self.replicas.steps, self.backlog.queues))
         return names
 
     def _call_back(self) -> None:
-        """After their step or engine call, where there is more than that to do."""
+        """Call batches back after their present step or engine call, where other work waits."""
         for batch in self.backlog.batches.values():
             if batch.result and self._is_wanted_back(batch):
                 if batch.shares:
@@ -144,7 +159,7 @@ class Scheduler:
         return batch.is_open and (self._has_others(batch) or self._may_grow(batch))
 
     def _has_others(self, batch: Batch) -> bool:
-        """Whether other work waits for the child of `batch`."""
+        """Return True if other work waits for the child process of `batch`."""
         opened = self.open_in(batch.pid)
         if len(opened) > 1:
             return True
@@ -154,7 +169,7 @@ class Scheduler:
         return self.backlog.may_join(batch) and self._may_be_joined(batch)
 
     def _is_kept_free(self) -> bool:
-        """Whether a job runs that nothing may run beside, or waits until all that runs has ended."""
+        """Return True if a job that nothing may run beside runs, or waits until all running batches have ended."""
         if any(batch.is_alone for batch in self.backlog.batches.values()):
             return True
         return bool(self.backlog.batches) and self.backlog.next_alone(clock.earliest_s()) is not None

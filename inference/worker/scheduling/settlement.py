@@ -1,4 +1,4 @@
-"""What becomes of a batch whose call is over: its jobs are released, or run again in parts."""
+"""The settlement of a batch whose call is over: its jobs are released, or run again in parts."""
 
 import logging
 import math
@@ -21,11 +21,11 @@ from inference.worker.scheduling.scheduler import LONG
 
 logger = logging.getLogger(__name__)
 
-PAUSED = 0.25  # of a limit: for so long the worker itself was stopped before it was over, and no job is blamed
+PAUSED = 0.25  # share of a time limit: no job is blamed if the worker itself was stopped for longer within it
 
 
 class Settlement:
-    """`end` ends the process of a pool child."""
+    """The component that settles batches. Its argument `end` ends a child process, given its pid."""
 
     def __init__(self, backlog: Backlog, end: Callable[[int], object]) -> None:
         self.backlog = backlog
@@ -58,7 +58,11 @@ class Settlement:
         )  # fmt: skip
 
     def _learn(self, batch: Batch, queue: BatchQueue, report: BatchReport, *, is_one: bool) -> None:
-        """Of one engine call. What several take besides is less than what one takes by itself."""
+        """Learn the costs of one engine call.
+
+        The overhead is learnt from a call that was sent by itself only (`is_one`): several engine calls of one batch
+        call have less than one by itself.
+        """
         if report.engine_s and report.calls == 1:
             self._note_cost(batch, report)
             queue.ran(report.size, report.length, report.engine_s, jobs=report.jobs)
@@ -73,14 +77,14 @@ class Settlement:
             queue.out_of_memory(*report.oom_shape, now_s=clock.earliest_s())
 
     def _note_cost(self, batch: Batch, report: BatchReport) -> None:
-        """How far off it was, before it is learnt from."""
+        """Record how far off the expected cost of an engine call was, before it is learnt from the call."""
         costs = self.backlog.queues[batch.spec.name].costs
         expected_s = costs.seconds(report.size, report.length) - costs.overhead_s
         cost = {"expected_s": expected_s, "real_s": report.engine_s, "off_s": abs(report.engine_s - expected_s)}
         ledger.note(batch.spec.name, {"cost": cost})
 
     def stepped(self, batch: Batch, report: BatchReport) -> None:
-        """Some of an open batch have ended, the others go on."""
+        """Release the jobs of an open batch that have ended. The others continue."""
         batch.room = report.room
         queue = self.backlog.queues[batch.spec.name]
         queue.padded, queue.cut_at = report.room.longest > 0, report.cut_at or math.inf
@@ -91,7 +95,7 @@ class Settlement:
         self._release(ended, report)
 
     def _put_off(self, batch: Batch, report: BatchReport) -> None:
-        """Those that could not join are tried again by themselves."""
+        """Take the jobs that could not join out of the batch, to be tried again later by themselves."""
         if not report.put_off:
             return
         put_off = [held for held in batch.jobs if held.job_id in report.put_off]
@@ -101,7 +105,7 @@ class Settlement:
         self.backlog.isolation.put_off(put_off)
 
     def _wait_again(self, batch: Batch, report: BatchReport) -> None:
-        """Those that others went before, each in its place in the queue."""
+        """Put the jobs that other jobs went before back into the queue, each in its place."""
         if not report.unbegun:
             return
         unbegun = [held for held in batch.jobs if held.job_id in report.unbegun]
@@ -110,14 +114,14 @@ class Settlement:
             self.backlog.queues[held.model].add(held.item)
 
     def _observe_steps(self, batch: Batch, report: BatchReport) -> None:
-        """How many jobs are answered in how much time: no batch is formed by what steps cost."""
+        """Learn how many jobs are answered in how much time. No batch is formed by the cost of steps."""
         self.generated.note(batch, report)
         jobs = self.generated.jobs(batch.spec.name, report.tokens)
         if report.engine_s and jobs:
             self.backlog.queues[batch.spec.name].costs.observe(max(1, report.size), 1.0, report.engine_s, jobs=jobs)
 
     def lost(self, batch: Batch) -> None:
-        """By no fault of its jobs."""
+        """Run a batch again that was lost by no fault of its jobs."""
         for held in batch.jobs:
             held.is_over(batch.id)
         self.backlog.isolation.again(batch)
@@ -128,12 +132,12 @@ class Settlement:
             error = report.errors.get(held.job_id, "")
             if held.job_id in report.errors:
                 self._judge(held, error)
-            else:  # its row was not to be run any more
+            else:  # its row could not be claimed any more
                 self.backlog.leave(held)
             self.backlog.release(held, error, report.engine_s)
 
     def _judge(self, held: HeldJob, error: str) -> None:
-        """Whether the device or the job was at fault as the device failed."""
+        """Note whether the device or the job was at fault, if a device failed with the job before."""
         if held.incident and error == errors.DeviceFailed.code:
             held.incident.explained()
         elif held.incident and not error:
@@ -141,7 +145,7 @@ class Settlement:
 
     def failed(self, batch: Batch, info: Any) -> None:
         cause = getattr(info.exception, "exc", info.exception)
-        if isinstance(cause, errors.ModelUnavailable):  # told before the claim: the rows are as they were
+        if isinstance(cause, errors.ModelUnavailable):  # raised before the claim: the rows are unchanged
             self.backlog.isolation.retry(batch, cause)
             return
         for held in batch.jobs:
@@ -164,19 +168,22 @@ class Settlement:
         elif isinstance(cause, errors.InferenceError) and cause.retryable:
             self.backlog.isolation.retry(batch, cause)
         else:
-            cause.__cause__ = None  # the same trace, as a text
+            cause.__cause__ = None  # it holds the same traceback as text
             logger.error("batch=%s its call raised", batch.id, exc_info=(type(cause), cause, info.tb))
             self.broke(batch, cause)
 
     def _at_work(self, batch: Batch) -> HeldJob | None:
-        """The one job that the engine of an open batch was busy with as its process ended."""
+        """Return the one job that the engine of an open batch was busy with as its process ended, if any."""
         shared = self.backlog.replicas.shared_with(batch.pid)
         job = bytes(shared.job) if shared else NO_JOB
         return next((held for held in batch.jobs if held.job_id.bytes == job), None)
 
     def _is_innocent(self, batch: Batch) -> bool:
-        """As far as it is known of one of several in a child: it was not computed, or it is a single job beside which
-        another batch was read, which may have kept the interpreter. It runs again alone in its child."""
+        """Return True if a batch, one of several in its child process, is not known to have ended the process.
+
+        It was not being computed, or it is a single job beside which another batch was read: that may have kept the
+        interpreter. Such a batch runs again alone in its child.
+        """
         shared = self.backlog.replicas.shared_with(batch.pid)
         if not batch.has_company or shared is None or shared.computing != batch.number:
             return batch.has_company
@@ -193,8 +200,11 @@ class Settlement:
         self._release(batch.jobs, BatchReport(errors={}))
 
     def _device_failed(self, batch: Batch, cause: BaseException) -> None:
-        """One bad input can put a device into a sticky error state, which ends with the process. Whether the device
-        itself is lost is told by the start of the next process, or by the same jobs in others."""
+        """End the process whose device failed, and run the halves of its batch again.
+
+        One bad input can put a device into a sticky error state, which ends with the process. Whether the device itself
+        is lost shows when the next process starts, or when the same jobs run in other processes.
+        """
         incident = Incident(device=batch.device, jobs=len(batch.jobs))
         for held in batch.jobs:
             held.incident = incident

@@ -1,8 +1,9 @@
-"""Finds the waiting jobs that a broker keeps behind those of others: a worker that is full takes them from rows.
+"""The search for waiting jobs whose messages are in the broker behind those of others.
 
-A broker hands out messages in the order of their arrival, and a worker sees no more of them than it may hold. Where one
-owner has sent thousands, nobody else's would be seen. But a message is only a hint that a row waits: whoever knows of
-the row needs none. The message that comes later finds that its job has run.
+A broker delivers messages in the order of their arrival, and a worker sees no more of them than it may hold. Where one
+owner has sent thousands, it would see no message of another owner. But a message is only a hint that a row waits: a
+worker that has read the row needs none. So a full worker takes such jobs from their rows. The message that arrives
+later finds that its job has run.
 """
 
 from __future__ import annotations
@@ -25,30 +26,30 @@ from inference.submission.writer import message_of
 from inference.worker.chores import run_chore
 from inference.worker.scheduling.backlog import Backlog
 
-LOOK_S, LONGEST_PAUSE_S = 0.05, 10.0  # between two looks; the second while the database is away
-PORTION_S = 4 * LOOK_S  # of the engine, that the jobs of one owner take which a look finds: it may have half of that
-SHARE = 0.05  # of the time, for looks
-MOST_JOBS = 128  # that a look finds
-PEERS_S = 1.0  # between two looks for them
-MOST_GONE = 0.02  # of jobs whose messages come after they have run: from there on, who has much waits for its messages
-MOST_LOOKED_AT = 500  # of those that are held
+LOOK_S, LONGEST_PAUSE_S = 0.05, 10.0  # pauses between two looks; the second while the database is away
+PORTION_S = 4 * LOOK_S  # engine time of the jobs of one owner that a look takes: it may get half of the engine
+SHARE = 0.05  # share of the time that looks may take
+MOST_JOBS = 128  # most jobs that a look finds
+PEERS_S = 1.0  # between two looks for the peers
+MOST_GONE = 0.02  # share of gone jobs, above which owners with many jobs have to wait for their messages
+MOST_LOOKED_AT = 500  # most held jobs whose rows a look reads
 
 
 class Question(NamedTuple):
-    """Holds what the event loop knows as a look begins."""
+    """The state of the event loop as a look begins."""
 
-    rows: Mapping[str, int]  # that are in hand, by model that is served: so many are taken at a time
-    jobs: Mapping[str, int]  # that an engine runs in `PORTION_S`, by model: so many, if they are more
+    rows: Mapping[str, int]  # rows of the calls in hand, by served model: so many are taken at a time
+    jobs: Mapping[str, int]  # jobs that an engine runs in `PORTION_S`, by model: so many, if they are more
     batch: Mapping[str, int]  # rows of a batch, by model
-    is_for_few: bool  # of owners with no more than that alone
-    lines: Collection[tuple[str, int, str | None]]  # models, priorities and owners of which it holds waiting jobs
-    waiting: Sequence[str]  # ids of those
+    is_for_few: bool  # only jobs of lines that fit into one batch are taken
+    lines: Collection[tuple[str, int, str | None]]  # models, priorities and owners of the waiting jobs that are held
+    waiting: Sequence[str]  # ids of the waiting jobs that are held
 
 
 class UnfetchedJobs(threading.Thread):
-    """Looks for jobs of owners and priorities of which the worker holds none, while it holds as many as it may.
+    """The thread that looks for jobs of owners and priorities of which a full worker holds none.
 
-    It also finds out which of those that it holds have ended, cancelled or run from their row: such are in the way.
+    It also finds the held jobs that have ended, because they were cancelled or run from their row: they are in the way.
     """
 
     def __init__(self, worker: UUID) -> None:
@@ -57,8 +58,8 @@ class UnfetchedJobs(threading.Thread):
         self._question: Question | None = None
         self._found: deque[tuple[str, Item]] = deque()
         self._ended: deque[str] = deque()
-        self._after: Any = None  # the owner after whom the next look begins
-        self._peers: Mapping[str, Sequence[str]] = {}  # by model: who serves it too, this worker among them
+        self._after: Any = None  # the owner after which the next look begins
+        self._peers: Mapping[str, Sequence[str]] = {}  # by model: ids of the workers that serve it, with this one
         self._peers_until = 0.0  # monotonic
         self._is_requested = threading.Event()
         self._stopping = threading.Event()
@@ -75,7 +76,7 @@ class UnfetchedJobs(threading.Thread):
         self._is_requested.set()
 
     def serve(self, backlog: Backlog) -> None:
-        """Add what was found to the backlog, and drop what has ended. In the event loop."""
+        """Add the found jobs to the backlog, and drop those that have ended. Runs in the event loop."""
         while self._ended:
             backlog.drop_ended(self._ended.popleft())
         while self._found:
@@ -84,13 +85,16 @@ class UnfetchedJobs(threading.Thread):
                 backlog.add(item, model)
 
     def request_look(self, backlog: Backlog, *, calls: int) -> None:
-        """Ask for another look: what waits is more than the worker may hold. `calls` are in hand. In the event loop."""
+        """Ask for another look, since more jobs wait than the worker may hold.
+
+        `calls` is the number of calls in hand. Runs in the event loop.
+        """
         if not self._is_requested.is_set():
             self._question = _question(backlog, calls)
             self._is_requested.set()
 
     def look(self) -> None:
-        """Answer the question. In this thread."""
+        """Answer the question of the event loop. Runs in this thread."""
         question, self._question = self._question, None
         self._is_requested.clear()
         if question is None or not question.rows:
@@ -110,8 +114,10 @@ class UnfetchedJobs(threading.Thread):
         self._ended.extend(map(str, ended.values_list("pk", flat=True)))
 
     def _look_for_peers(self) -> None:
-        """Find out now and then among whom the lines are divided, so that not all take the same jobs. Who was not heard
-        of for some beats has no part of them."""
+        """Find the workers among which the lines are divided, so that not all take the same jobs.
+
+        It looks once in `PEERS_S`. A worker that has missed some heartbeats gets no lines.
+        """
         if time.monotonic() < self._peers_until:
             return
         self._peers_until = time.monotonic() + PEERS_S
@@ -123,7 +129,7 @@ class UnfetchedJobs(threading.Thread):
         self._peers = peers
 
     def _is_mine(self, line: Line) -> bool:
-        """Return whether this worker takes jobs of a line: one of its peers does."""
+        """Return True if this worker takes the jobs of a line, of which one of its peers does."""
         peers = self._peers.get(line.model, ())
         if self._worker not in peers:
             return True
@@ -148,7 +154,7 @@ def _key(line: Line) -> tuple[str, int, str | None]:
 
 
 def _portion(jobs: Iterable[Job], rows: int, most: int) -> Iterator[Job]:
-    """Yield the first jobs of a line: as many as have so many rows, or `most` if those are more; one at least."""
+    """Yield the first jobs of a line: as many as have `rows` rows, or `most` jobs if that is more; at least one."""
     for taken, job in enumerate(jobs):
         if taken and rows <= 0 and taken >= most:
             return
@@ -157,7 +163,7 @@ def _portion(jobs: Iterable[Job], rows: int, most: int) -> Iterator[Job]:
 
 
 def item_of(job: Job) -> Item:
-    """Return what the job's message says."""
+    """Return the queue item of a job, as its message would give it."""
     message = message_of(job)
     return Item(
         message.job_id, message.group, message.size, message.length, message.priority,
