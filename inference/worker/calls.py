@@ -50,9 +50,9 @@ class SharedState(ctypes.Structure):
     """The memory that both processes read without a lock, since the child process may be killed at any time."""
 
     _fields_ = [
-        ("loading", ctypes.c_int),  # place, from 1, in its order of the model that the child loads, or 0; it writes it
+        ("loading", ctypes.c_int),  # 1-based place in its order of the model that is loaded, or 0; the child writes it
         ("command", ctypes.c_int),  # a `ChildCommand`; the main process writes it
-        ("called_back", ctypes.c_longlong * IN_HAND),  # numbers of calls to begin no further engine call; likewise
+        ("called_back", ctypes.c_longlong * IN_HAND),  # numbers of calls that begin no further engine call; likewise
         ("computing", ctypes.c_longlong),  # the number of the call whose engine runs, or ran last; the child writes it
         ("reading", ctypes.c_longlong),  # the number of the call whose inputs are read beside it, or 0; likewise
         ("job", ctypes.c_ubyte * len(NO_JOB)),  # the one job that an open batch's engine handles, or `NO_JOB`; likewise
@@ -78,7 +78,7 @@ class BatchCall:
     """A call to run these jobs of one model together, or to add them to a batch that is open."""
 
     batch: UUID
-    number: int = 0  # of the batch, in this worker
+    number: int = 0  # the number of the batch in this worker
     model: str
     digest: str  # of the catalog entry that the jobs run by
     job_ids: tuple[UUID, ...]
@@ -92,7 +92,7 @@ class BatchCall:
     goes_on: bool = False  # it continues a batch that is open in this child process
     waiting: tuple[UUID, ...] = ()  # other batches that are open in this child process and wait for their turn
     verdict: str = ""  # the error code to fail the jobs with, instead of running them
-    raised: str = ""  # what the failed call raised that led to the verdict, for operators
+    raised: str = ""  # what the call raised that led to the verdict, for operators
     trace: str = ""  # where `raised` was raised
 
     def __reduce__(self) -> Any:

@@ -36,7 +36,7 @@ class JobRequest(Request):
     The jobs of a batch share a child process, so revoking one never kills the process. Jobs are cancelled on their row.
     """
 
-    jobs_left = 1  # that have not ended; the last acknowledges the message, the first given back rejects it
+    jobs_left = 1  # jobs that have not ended; the last acknowledges the message, the first given back rejects it
     error = ""
     worker_pid: int | None
 

@@ -31,7 +31,7 @@ from inference.worker.scheduling.unfetched_jobs import UnfetchedJobs
 
 logger = logging.getLogger(__name__)
 
-STUCK_S = 30.0  # beyond the time limit that a child enforces itself; time in which the database is away does not count
+STUCK_S = 30.0  # beyond the limit that a child enforces, while the database answers: the child may wait for it
 KILL_GRACE_S = 1.0  # between the request for a stuck child's stack and its kill
 GIVE_UP_S = 30.0  # after the kill: a process that is stuck in a driver does not end
 TURN_S = 2.0  # a longer turn of the event loop is a pause: a sweep comes twice a second

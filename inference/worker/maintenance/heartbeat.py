@@ -110,8 +110,8 @@ class Heartbeat(threading.Thread):
     def stop(self, *, of_an_error: bool = False) -> None:
         """Stop the heartbeat, and mark the worker as stopped, or as gone if an error ended it (`of_an_error`).
 
-        A job that ended its worker may end the next one, so it counts against a job that its worker is gone. Jobs of a
-        stopped worker run again however often that happens.
+        A job that ended its worker may end the next one, so the loss of a worker counts against its jobs. Jobs of a
+        worker that was stopped run again, however often that happens.
         """
         self._stopping.set()
         self._changed.set()

@@ -90,7 +90,7 @@ class Housekeeping(threading.Thread):
         self._woken.set()
 
     def cancel(self, jobs: Iterable[UUID]) -> None:
-        """Have these jobs cancelled soon, which an operator has revoked by Celery's remote control."""
+        """Have jobs cancelled soon that an operator has revoked by Celery's remote control."""
         self._revoked.extend(jobs)
         self._woken.set()
 
@@ -112,8 +112,8 @@ class Housekeeping(threading.Thread):
         if self.heartbeat.snapshot is None:
             return
         snapshot = self.heartbeat.snapshot()
-        # This raises while the broker is away or full, for which the event loop itself waits. A full broker still counts
-        # its queues.
+        # This raises while the broker is away or full, for which the event loop itself waits. The lengths of queues
+        # can be read from a full broker.
         publish.ping()
         consumed = [queue_of(name) for name in self.replicas.serving.intersection(snapshot.model_names)]
         waiting = sum(publish.queue_lengths(consumed).values())

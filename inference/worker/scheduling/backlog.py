@@ -372,7 +372,7 @@ class Backlog:
         return [*sorted(first, key=lambda turn: turn.order), *due]
 
     def _owed(self, due: Iterable[Turn]) -> int | None:
-        """Return the lower priority of these queues that is owed a batch."""
+        """Return the lower priority of these queues that is owed a batch, if any."""
         return self._priorities.owed({priority for turn in due for priority in turn.queue.priorities})
 
     def _turn_of(self, model: str, queue: BatchQueue) -> Turn | None:

@@ -18,7 +18,7 @@ from inference.worker.scheduling.inflight import Batch, Bisection, HeldJob
 
 logger = logging.getLogger(__name__)
 
-CRASHES_ALONE = 2  # of a lone job: the first may have been a kill from outside, or a stop
+CRASHES_ALONE = 2  # failures of a lone job: its first process may have been killed from outside, or stopped
 MOST_PAUSES = 5  # tries of a job that do not count, since the worker was stopped meanwhile
 MOST_ON_ONE_DEVICE = 6  # tries of a lone job whose device failed, before it fails without a try on another device
 RETRY_S, LONGEST_RETRY_S = 1.0, 5.0  # pauses after a failure that may pass, such as a database that is away
@@ -66,7 +66,8 @@ class Isolation:
     def next_alone(self, models: Container[str], heads: Collection[tuple[int, float, float]]) -> RetryGroup | None:
         """Return the part that must run alone and whose turn it is, if any.
 
-        Its turn is before the waiting jobs, of which `heads` has the orders of the first of each queue.
+        A part whose job this worker has claimed goes first. Any other must precede `heads`, the orders of the first job
+        of each queue, and waits while the other jobs have their turn.
         """
         due = [part for part in self._due(models) if part.is_alone]
         first = min(due, key=lambda part: part.turn, default=None)

@@ -1,6 +1,6 @@
-"""The demand for a worker's lazy models: their waiting jobs, the other workers that have them, and their sizes.
+"""The thread that finds the demand for a worker's lazy models.
 
-A thread beside the event loop finds it.
+Beside the event loop, it finds their waiting jobs, the other workers that have them, and their sizes.
 """
 
 import threading
