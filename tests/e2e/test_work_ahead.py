@@ -14,6 +14,7 @@ from tests import tiny_models
 from tests.conditions import eventually
 from tests.e2e.case import StackCase
 from tests.echo import Fail, expected
+from tests.faults.engines import READING
 from tests.stack import Stack
 
 MODEL = """
@@ -62,11 +63,12 @@ class WorkAheadTests(StackCase):
 
     def beside_one_that_hangs_as_it_is_read(self, how: Fail) -> Job:
         """What became of the job that was computed meanwhile."""
+        (self.stack.folder / READING).unlink(missing_ok=True)
         self.hold()
         first = self.stack.submit({"text": "a", "fail": Fail.HELD}, model="read")
         eventually(lambda: self.is_running(first), "it is computed")
         hangs = self.stack.submit({"text": "b", "fail": how}, model="read")
-        eventually(lambda: self.is_running(hangs), "it is read")
+        eventually((self.stack.folder / READING).exists, "it is read")
         self.stack.release()
         computed, read = self.stack.finished(first, hangs)
         self.assertEqual((computed.status, read.error_code), (Status.SUCCEEDED, TimedOut.code))

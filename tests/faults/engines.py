@@ -13,6 +13,7 @@ from inference.worker.replicas.registry import SLOW_S
 from tests.echo import EchoEngine, Fail, misbehave, wait_while_held
 
 CALLS = "engine-calls"  # in DATA_DIR: a line an engine call: its process, and the number of its items
+READING = "reading"  # in DATA_DIR: made by `ReadsAhead` as it begins to read an input
 CANNOT_LOAD = "cannot-load"  # in DATA_DIR: while there is such a file, no fragile model can be loaded
 POISON = "poison"  # a word that crashes the process of a transformers model
 
@@ -33,6 +34,7 @@ class ReadsAhead(RecordingEcho):
     def prepare(self, inputs: list[Any], parameters: dict[str, Any]) -> list[Any]:
         for value in inputs:
             if value.get("fail") != Fail.HELD:
+                (Path(os.environ["DATA_DIR"]) / READING).touch()
                 misbehave(value)
         return inputs
 
