@@ -1,5 +1,7 @@
-"""Shapes of what the addresses of OpenAI, Cohere and Text Embeddings Inference read and answer, for the OpenAPI
-document. `api.requests` reads the bodies, and `api.answers` makes the answers."""
+"""Shapes of bodies and answers in the words of OpenAI, Cohere and Text Embeddings Inference, for the OpenAPI document.
+
+`api.requests` reads the bodies, and `api.answers` makes the answers.
+"""
 
 from __future__ import annotations
 

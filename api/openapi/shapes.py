@@ -1,4 +1,4 @@
-"""What answers look like, for the OpenAPI document. `resources` makes them; a test holds both together."""
+"""The shapes of answers, for the OpenAPI document. `resources` makes them; a test holds both together."""
 
 from __future__ import annotations
 
