@@ -52,7 +52,7 @@ T = TypeVar("T", bound=Terms)
 P = ParamSpec("P")
 
 
-def beside(call: Callable[P, Document]) -> Callable[P, Document]:
+def in_own_thread(call: Callable[P, Document]) -> Callable[P, Document]:
     """Wrap a call that waits, so that it does not close an open connection of the caller.
 
     A call that waits gives its database connection back. If the caller has an open connection, it may be reading rows
@@ -84,13 +84,13 @@ class Inside(Service):
     def __init__(self, principal: Principal) -> None:
         self._principal = principal
 
-    @beside
+    @in_own_thread
     def submit(self, job: Mapping[str, Any], *, key: str, wait_s: float = 0.0, answer_s: float = math.inf) -> Document:
         with _asking(committed=wait_s > 0):
             submission = bodies.submission(JOB_BODY.run_validation(codec.loads(dumps(job))))
             return _document(resources.job(jobs.submit(self._own(submission, key)), plain=True))
 
-    @beside
+    @in_own_thread
     def wait(self, ids: Sequence[str], *, wait_s: float) -> Document:
         with _asking(committed=True):
             return _document(finished(self._principal, bodies.ids(list(ids)), wait_s=wait_s, plain=True))
@@ -120,7 +120,7 @@ class Inside(Service):
             was_running = job.status == Status.CANCELLED and job.started_at is not None
             return _document({**resources.job(job, plain=True), "was_running": was_running})
 
-    @beside
+    @in_own_thread
     def submit_bulk(self, lines: Sequence[bytes], *, terms: Mapping[str, Any], key: str) -> Document:
         query = {name: str(value) for name, value in terms.items()}
         with _asking(committed=True):
@@ -187,7 +187,7 @@ def _asking(*, committed: bool = False) -> Iterator[None]:
     try:
         yield
     except (CatalogError, InferenceError, ValidationError, OperationalError, InterfaceError) as error:
-        answer = problems.of_exception(error)
+        answer = problems.answer_exception(error)
         problem, after = orjson.loads(answer.content), answer.headers.get("Retry-After")
         raise ClientError(
             problem["detail"], code=problem["code"], passing=problem["code"] in PASSING,

@@ -54,7 +54,7 @@ class Usage:
             return taken
 
     def write(self, counted: dict[int, int]) -> None:
-        hour = clock.of_database().replace(minute=0, second=0, microsecond=0)
+        hour = clock.read_database_clock().replace(minute=0, second=0, microsecond=0)
         with transaction.atomic():
             known = sorted(ApiKey.objects.filter(pk__in=counted).order_by().values_list("pk", flat=True))
             KeyUse.objects.bulk_create([KeyUse(key_id=pk, hour=hour) for pk in known], ignore_conflicts=True)

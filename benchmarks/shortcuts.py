@@ -75,7 +75,7 @@ def load(case: Case, without: str | None) -> tuple[Engine, set[str]]:
     engine = case.engine(case.spec)
     with mock.patch.object(Shortcuts, "add", some):
         if without == CORE:
-            with mock.patch.object(fast_tokenizer, "encoder", return_value=None):
+            with mock.patch.object(fast_tokenizer, "make_encoder", return_value=None):
                 engine.load("cpu")
         else:
             engine.load("cpu")

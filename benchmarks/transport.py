@@ -42,7 +42,7 @@ def job_message() -> JobMessage:
 
 @contextmanager
 def private_broker() -> Iterator[EmbeddedBroker]:
-    with tempfile.TemporaryDirectory(dir=address.short_root()) as folder:
+    with tempfile.TemporaryDirectory(dir=address.find_temporary_folder()) as folder:
         broker = EmbeddedBroker(Path(folder) / "data", Path(folder) / "broker.sock")
         broker.start()
         try:

@@ -41,7 +41,7 @@ class of_a_request:  # a class, for the same reason as `spent`
         _own.left_s = math.inf
 
 
-def renew() -> None:
+def renew_budget() -> None:
     """Begin the budget anew, after a wait that the client asked for.
 
     A request may then query again, however often it has done so before.

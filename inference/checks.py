@@ -44,7 +44,7 @@ def _missing(spec: specs.ModelSpec) -> Iterator[CheckMessage]:
     They are warnings and no errors: the process that runs the check may be on a host without models, and the other
     models are to be served beside one that is broken in whatever way.
     """
-    for check in (task_problem, _engine_problem, _weights_problem, packages.problem):
+    for check in (task_problem, _engine_problem, _weights_problem, packages.find_problem):
         try:
             problem = check(spec)
         except Exception as error:  # a package runs its own code, a module may be no Python, a file may be unreadable
@@ -54,7 +54,7 @@ def _missing(spec: specs.ModelSpec) -> Iterator[CheckMessage]:
 
 
 def task_problem(spec: specs.ModelSpec) -> str:
-    known = tasks.served()
+    known = tasks.pipeline_names()
     if spec.engine != specs.TRANSFORMERS_ENGINE or spec.task in known:
         return ""
     close = difflib.get_close_matches(spec.task, known, 1)

@@ -1,8 +1,8 @@
 """The one module that reads clocks of the day. All other modules call it, or measure durations by `time.monotonic`.
 
-The database's clock decides over data: in SQL by `Now()`, elsewhere by `of_database`. `now` and `time_s` are near that
-clock without a query: a process measures how far its host's clock is off as it connects and as it writes. It measures
-once a minute at most, but at once after the host's clock was set or the host slept. `now` looks for that, too.
+The database's clock decides over data: in SQL by `Now()`, elsewhere by `read_database_clock`. `now` and `time_s` are
+near that clock without a query: a process measures how far its host's clock is off as it connects and as it writes. It
+measures once a minute at most, but at once after the host's clock was set or the host slept. `now` looks for that, too.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def earliest_s() -> float:
     return min(time_s(), time.monotonic() + _begun_s + _off_s)
 
 
-def off_s() -> float:
+def offset_s() -> float:
     """Return the seconds by which the host's clock is behind the database's, as last measured."""
     return _off_s
 
@@ -62,7 +62,7 @@ def now() -> datetime.datetime:
     return moment()
 
 
-def of_database() -> datetime.datetime:
+def read_database_clock() -> datetime.datetime:
     """Ask the database what time it is. Raises the errors of the database."""
     return datetime.datetime.fromtimestamp(_ask(connection), datetime.UTC)
 
@@ -81,8 +81,8 @@ def measure(connection: Any, **_: Any) -> None:
         asked_at = time.time()
         found = _ask(connection)
         took_s = time.time() - asked_at
-        off_s = found - asked_at - took_s / 2
-        _off_s = off_s if abs(off_s) > AGREED_S + took_s / 2 else 0.0
+        offset_s = found - asked_at - took_s / 2
+        _off_s = offset_s if abs(offset_s) > AGREED_S + took_s / 2 else 0.0
     _measured_at, _begun_s = time.monotonic(), begun_s
 
 

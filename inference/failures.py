@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-class Kind(enum.Enum):
+class FailureKind(enum.Enum):
     CONNECTION = "connection lost"  # the server is away, restarting, locked or full: the same call may succeed later
     STATEMENT = "statement refused"  # the server does not take such a call: a missing table, a missing right
     DATA = "data refused"  # these values cannot be stored
@@ -50,41 +50,41 @@ _SQLITE_AWAY = frozenset(
 _REDIS_AWAY = (redis.ConnectionError, redis.TimeoutError, redis.OutOfMemoryError, redis.ReadOnlyError)
 
 
-def kind_of(error: BaseException) -> Kind:
+def kind_of(error: BaseException) -> FailureKind:
     """Return the kind of an error of the database or the broker, or of a value that cannot be encoded for them."""
     if isinstance(error, DatabaseError | InterfaceError):
         return _of_database(error)
     if isinstance(error, redis.RedisError):
         return _of_redis(error)
     if isinstance(error, ConnectionError | TimeoutError):
-        return Kind.CONNECTION
-    return Kind.DATA if isinstance(error, UnicodeError) else Kind.BUG
+        return FailureKind.CONNECTION
+    return FailureKind.DATA if isinstance(error, UnicodeError) else FailureKind.BUG
 
 
 def is_away(error: BaseException) -> bool:
     """Return True if trying again later can help."""
-    return kind_of(error) is Kind.CONNECTION
+    return kind_of(error) is FailureKind.CONNECTION
 
 
-def _of_database(error: DatabaseError | InterfaceError) -> Kind:
+def _of_database(error: DatabaseError | InterfaceError) -> FailureKind:
     cause = error.__cause__
     if state := getattr(cause, "sqlstate", None):
         if state.startswith(_AWAY):
-            return Kind.CONNECTION
-        return Kind.DATA if state.startswith(_REFUSED_DATA) else Kind.STATEMENT
+            return FailureKind.CONNECTION
+        return FailureKind.DATA if state.startswith(_REFUSED_DATA) else FailureKind.STATEMENT
     if code := getattr(cause, "sqlite_errorcode", None):
         if code & 0xFF in _SQLITE_AWAY:  # the low byte of an extended code
-            return Kind.CONNECTION
-        return Kind.DATA if isinstance(error, DataError | IntegrityError) else Kind.STATEMENT
+            return FailureKind.CONNECTION
+        return FailureKind.DATA if isinstance(error, DataError | IntegrityError) else FailureKind.STATEMENT
     if isinstance(error, DataError | IntegrityError):
-        return Kind.DATA
-    return Kind.CONNECTION if isinstance(error, OperationalError | InterfaceError) else Kind.STATEMENT
+        return FailureKind.DATA
+    return FailureKind.CONNECTION if isinstance(error, OperationalError | InterfaceError) else FailureKind.STATEMENT
 
 
-def _of_redis(error: redis.RedisError) -> Kind:
+def _of_redis(error: redis.RedisError) -> FailureKind:
     if isinstance(error, _REDIS_AWAY) or str(error).startswith(("MISCONF", "LOADING", "CLUSTERDOWN", "TRYAGAIN")):
-        return Kind.CONNECTION
-    return Kind.DATA if isinstance(error, redis.DataError) else Kind.STATEMENT
+        return FailureKind.CONNECTION
+    return FailureKind.DATA if isinstance(error, redis.DataError) else FailureKind.STATEMENT
 
 
 class Pauses:
@@ -106,7 +106,7 @@ class Pauses:
         self.pause_s = self.first_s
 
 
-def patiently(call: Callable[[], T], *, limit_s: float, reconnect: Callable[[], None]) -> T:
+def retry_while_away(call: Callable[[], T], *, limit_s: float, reconnect: Callable[[], None]) -> T:
     """Return what `call` returns. It is tried again for `limit_s` while its connection is lost.
 
     `reconnect` is called before each new try. Raises the error of the last try, and any other error at once.

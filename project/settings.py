@@ -176,7 +176,7 @@ try:
 except specs.CatalogError:
     _models = []  # `manage.py check` reports what is wrong with the file
 CELERY_TASK_QUEUES = [
-    queues.declared(address.queue_name(SERVICE_PREFIX, model), SERVICE_PREFIX, CELERY_BROKER_URL) for model in _models
+    queues.make_queue(address.queue_name(SERVICE_PREFIX, model), SERVICE_PREFIX, CELERY_BROKER_URL) for model in _models
 ]
 
 # The HTTP interface.

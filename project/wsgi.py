@@ -23,20 +23,20 @@ def collect_less_garbage() -> None:
 
 def make_application() -> WholeBodies:
     django.setup(set_prefix=False)
-    from inference.waiting.finished import teller  # Django's models can be imported now
+    from inference.waiting.finished import request_figures  # Django's models can be imported now
     from project.handler import Handler
 
-    teller.begin()
+    request_figures.start()
     return WholeBodies(Handler())
 
 
 def stop() -> None:
     """End the streams, whose clients go on at another process, and write what was counted since the last tick."""
-    from inference.streams.live import live
-    from inference.waiting.finished import teller
+    from inference.streams.hub import hub
+    from inference.waiting.finished import request_figures
 
-    live.stop()
-    teller.tell()
+    hub.stop()
+    request_figures.record()
 
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "project.settings")

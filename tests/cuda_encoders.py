@@ -89,7 +89,7 @@ def graphs() -> Iterator[list[Graph]]:
 
     with (
         patch.object(unpadded_encoder, "is_on_gpu", return_value=True),
-        patch.object(served, "seconds", return_value=1.0),
+        patch.object(served, "measure_s", return_value=1.0),
         patch.multiple(
             torch.cuda, CUDAGraph=Graph, graph=graph, graph_pool_handle=list, Stream=Mock, current_stream=Mock,
             stream=lambda _: contextlib.nullcontext(),

@@ -55,8 +55,8 @@ def over(made: Any, **spec: Any) -> Any:
     tokenizer = tiny_models.byte_tokenizer()
     tokenizer.chat_template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
     ready = transformers.pipeline("text-generation", model=made, tokenizer=tokenizer, device="cpu")
-    with patch.object(weights, "folder"), patch.object(pipeline_loader, "pipeline", return_value=ready):
-        return loading.ready(ModelSpec(name="m", task="text-generation", model="m", **spec), "cpu")
+    with patch.object(weights, "fetch_folder"), patch.object(pipeline_loader, "pipeline", return_value=ready):
+        return loading.load_engine(ModelSpec(name="m", task="text-generation", model="m", **spec), "cpu")
 
 
 @functools.cache

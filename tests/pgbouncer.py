@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Self
 from urllib.parse import quote
 
-from inference.broker.address import short_root
+from inference.broker.address import find_temporary_folder
 from tests.conditions import PATIENCE_S, eventually
 from tests.postgres import Postgres, program
 from tools.launcher.reaper import Reaper
@@ -49,7 +49,7 @@ class PgBouncer:
     def __init__(self, server: Postgres) -> None:
         if not PROGRAM:
             raise FileNotFoundError("pgbouncer is not installed. On Debian and Ubuntu: apt install pgbouncer")
-        self.folder = Path(tempfile.mkdtemp(prefix="pgbouncer-", dir=short_root()))
+        self.folder = Path(tempfile.mkdtemp(prefix="pgbouncer-", dir=find_temporary_folder()))
         self.user = server.user
         self.reaper = Reaper()
         self.configuration = self.folder / "pgbouncer.ini"

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Self
 from urllib.parse import quote
 
-from inference.broker.address import short_root
+from inference.broker.address import find_temporary_folder
 from tests import processes
 from tests.conditions import PATIENCE_S, eventually
 from tools.launcher.reaper import Reaper
@@ -37,7 +37,7 @@ def program(name: str) -> str:
 class Postgres:
     def __init__(self, like: Path | None = None) -> None:
         """`like` is the data of a server that has ended, with which this one begins."""
-        self.folder = Path(tempfile.mkdtemp(prefix="postgres-", dir=short_root()))
+        self.folder = Path(tempfile.mkdtemp(prefix="postgres-", dir=find_temporary_folder()))
         self.data = self.folder / "data"
         self.user = UNPRIVILEGED if os.getuid() == 0 else None
         self.reaper = Reaper()

@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
-from inference.broker.address import short_root
+from inference.broker.address import find_temporary_folder
 from tests.conditions import PATIENCE_S, eventually
 from tests.ports import HOST, free_port
 from tools.launcher.reaper import Reaper
@@ -35,7 +35,7 @@ def is_installed() -> bool:
 
 class RabbitMQ:
     def __init__(self) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="rabbitmq-", dir=short_root()))
+        self.folder = Path(tempfile.mkdtemp(prefix="rabbitmq-", dir=find_temporary_folder()))
         self.port, self.names_port, nodes_port = (free_port() for _ in range(3))
         self.reaper = Reaper()
         self.names: subprocess.Popen[bytes] | None = None  # of Erlang's nodes: the server would start one for ever

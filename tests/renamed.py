@@ -59,11 +59,11 @@ def asked(task: str, folder: Path, inputs: Any, parameters: dict[str, Any]) -> d
     from inference.catalog.specs import ModelSpec
     from inference.engines import loading
     from inference.engines.runtime.isolate import run
-    from inference.engines.runtime.json_values import plain
+    from inference.engines.runtime.json_values import to_json
 
     warnings = Warnings()
     logging.getLogger("inference").addHandler(warnings)
-    engine: Any = loading.ready(ModelSpec(name=task, task=task, model=str(folder)), "cpu")
+    engine: Any = loading.load_engine(ModelSpec(name=task, task=task, model=str(folder)), "cpu")
     answers = run(engine, inputs, parameters).outcomes
     logging.getLogger("inference").removeHandler(warnings)
     bare = pipeline(task, model=str(folder), device="cpu")
@@ -71,7 +71,7 @@ def asked(task: str, folder: Path, inputs: Any, parameters: dict[str, Any]) -> d
     expected = [Pipeline.__call__(bare, value, **own) for value, own in read]
     return {
         "answers": [str(a) if isinstance(a, Exception) else a for a in answers],
-        "expected": plain(expected),
+        "expected": to_json(expected),
         "warnings": warnings.said,
     }
 

@@ -52,7 +52,7 @@ class TestBroker:
     """Ends with the test run, also when that is killed."""
 
     def __init__(self) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="inference-test-", dir=address.short_root()))
+        self.folder = Path(tempfile.mkdtemp(prefix="inference-test-", dir=address.find_temporary_folder()))
         self.server = EmbeddedBroker(self.folder / "data", self.folder / "broker.sock")
 
         self.reaper = Reaper()

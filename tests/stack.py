@@ -28,7 +28,7 @@ from django.contrib.auth import get_user_model
 from django.db.models import QuerySet
 
 from api.models import ApiKey
-from inference.broker.address import short_root
+from inference.broker.address import find_temporary_folder
 from inference.broker.embedded import is_answering
 from inference.models import TERMINAL, Job, Worker
 from inference.status.workers import SERVING
@@ -99,7 +99,7 @@ class Stack:
         self.worker_names = [f"worker{number}" for number in range(1, workers + 1)]
         self.worker_options = ("-c", str(replicas), *worker_options)
         self.devices = devices
-        self.folder = Path(tempfile.mkdtemp(prefix="stack-", dir=short_root()))
+        self.folder = Path(tempfile.mkdtemp(prefix="stack-", dir=find_temporary_folder()))
         self.models_file = self.folder / "models.toml"
         self.models_file.write_text(models)
         self.port = free_port()

@@ -12,18 +12,18 @@ from typing import Any
 import orjson
 
 from api import codec
-from api.answers.completions import NO_TEXT, Kind, details_of, finish_reason, head, usage
+from api.answers.completions import NO_TEXT, CompletionKind, details_of, finish_reason, head, usage
 from api.answers.events import BEGINS_AGAIN, GOES_ON, KEEP_ALIVE
 from api.errors import openai, problems
 from inference.models import Job, Status
-from inference.streams.events import Cut, Delta, End, Event, Restart, Silence
+from inference.streams.events import Delta, End, Event, Interrupted, KeepAlive, Restart
 from inference.streams.positions import Position
 
 DONE = b"data: [DONE]\n\n"
 
 
 class Chunks:
-    def __init__(self, kind: Kind, job: Job, *, include_usage: bool) -> None:
+    def __init__(self, kind: CompletionKind, job: Job, *, include_usage: bool) -> None:
         self.kind = kind
         self.common = {**head(kind, job), "object": kind.chunk}
         self.usage = {"usage": None} if include_usage else {}
@@ -40,7 +40,7 @@ class Chunks:
             yield _data(openai.body(orjson.loads(problems.job_problem(end.job).content), inputs=self.kind.inputs))
             return
         if end.text is None:
-            yield _data(openai.told(NO_TEXT, "bad_output"))
+            yield _data(openai.stream_error(NO_TEXT, "bad_output"))
             return
         details = details_of(end.job.output)
         yield self.told(
@@ -55,7 +55,7 @@ class Chunks:
 
 
 def written(
-    job: Job, events: Iterator[Event], *, kind: Kind, after: Position, include_usage: bool = False
+    job: Job, events: Iterator[Event], *, kind: CompletionKind, after: Position, include_usage: bool = False
 ) -> Generator[bytes, None, None]:
     chunks = Chunks(kind, job, include_usage=include_usage)
     yield chunks.told(kind.first, after.id_for(job.id))
@@ -66,11 +66,11 @@ def written(
             case End():
                 yield from chunks.ended(event)
             case Restart():  # text that was sent cannot be taken back
-                yield _data(openai.told(BEGINS_AGAIN, "restart"))
+                yield _data(openai.stream_error(BEGINS_AGAIN, "restart"))
                 return
-            case Cut():
-                yield _data(openai.told(GOES_ON, "cut"))
-            case Silence():
+            case Interrupted():
+                yield _data(openai.stream_error(GOES_ON, "cut"))
+            case KeepAlive():
                 yield KEEP_ALIVE
 
 

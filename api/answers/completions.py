@@ -13,14 +13,14 @@ from inference.catalog.sizes import lengths
 from inference.catalog.specs import ModelSpec
 from inference.errors import UnknownModel
 from inference.models import Job
-from inference.streams.texts import Prompt, answer_of, generated
+from inference.streams.texts import Prompt, answer_of, generated_text
 
 NO_TEXT = 'The model\'s answer is not [{"generated_text": "…"}].'
 FINISH_REASONS = {"length": "length", "eos_token": "stop", "stop_sequence": "stop"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kind:
+class CompletionKind:
     """A kind of completions, with the names and fields in which its answers differ from those of the others."""
 
     prefix: str  # of a completion's id, before the job's id
@@ -34,7 +34,7 @@ class Kind:
     has_tokens: bool = False  # each chunk is also an event of Hugging Face's text generation
 
 
-CHAT = Kind(
+CHAT = CompletionKind(
     prefix="chatcmpl-",
     inputs="messages",
     name="chat.completion",
@@ -44,7 +44,7 @@ CHAT = Kind(
     first={"delta": {"role": "assistant", "content": ""}},
     last={"delta": {}},
 )
-TEXT = Kind(
+TEXT = CompletionKind(
     prefix="cmpl-",
     inputs="prompt",
     name="text_completion",
@@ -57,7 +57,7 @@ TEXT = Kind(
 MODEL_TEXT = replace(TEXT, has_tokens=True)
 
 
-def completion(kind: Kind, job: Job) -> dict[str, Any]:
+def completion(kind: CompletionKind, job: Job) -> dict[str, Any]:
     """Return the completion of a job that has succeeded. Raises `ApiError` if the output holds no text."""
     text, details = _generated(job)
     choice = {"index": 0, **kind.whole(text), "finish_reason": finish_reason(details), "logprobs": None}
@@ -67,12 +67,12 @@ def completion(kind: Kind, job: Job) -> dict[str, Any]:
 def is_one(job: Job) -> bool:
     """Return True if the job generates one text."""
     spec = last_spec_of(job.model)
-    if spec is None or job.parts or not tasks.of(spec.task).generates:
+    if spec is None or job.parts or not tasks.find_task(spec.task).generates:
         return False
     return not lengths.is_list(spec, job.inputs)
 
 
-def head(kind: Kind, job: Job) -> dict[str, Any]:
+def head(kind: CompletionKind, job: Job) -> dict[str, Any]:
     spec = last_spec_of(job.model)
     return {
         "id": f"{kind.prefix}{job.id}",
@@ -84,7 +84,7 @@ def head(kind: Kind, job: Job) -> dict[str, Any]:
 
 def _generated(job: Job) -> tuple[str, Mapping[str, Any]]:
     """Return the text, as a stream sends it, and its details. Raises `ApiError` if the output holds no text."""
-    text = generated(job, Prompt.of(job.inputs, job.parameters))
+    text = generated_text(job, Prompt.of(job.inputs, job.parameters))
     if text is None:
         raise ApiError(NO_TEXT, "bad_output")
     return text, details_of(job.output)
@@ -105,8 +105,12 @@ def finish_reason(details: Mapping[str, Any]) -> str:
 
 def usage(details: Mapping[str, Any]) -> dict[str, int] | None:
     match details:
-        case {"prompt_tokens": int(prompt), "generated_tokens": int(generated)}:
-            return {"prompt_tokens": prompt, "completion_tokens": generated, "total_tokens": prompt + generated}
+        case {"prompt_tokens": int(prompt), "generated_tokens": int(generated_text)}:
+            return {
+                "prompt_tokens": prompt,
+                "completion_tokens": generated_text,
+                "total_tokens": prompt + generated_text,
+            }
     return None
 
 
@@ -116,7 +120,7 @@ def all_models() -> dict[str, Any]:
 
 
 def _is_called(spec: ModelSpec) -> bool:
-    return tasks.of(spec.task).generates or spec.embeds
+    return tasks.find_task(spec.task).generates or spec.embeds
 
 
 def model(name: str) -> dict[str, Any]:
@@ -130,5 +134,5 @@ def model(name: str) -> dict[str, Any]:
 
 def openai_model(spec: ModelSpec) -> dict[str, Any]:
     """Return a model in OpenAI's form, with its task. `created` is 0, as the time of its creation is not known."""
-    task = tasks.of(spec.task).name
+    task = tasks.find_task(spec.task).name
     return {"id": spec.name, "object": "model", "created": 0, "owned_by": "inference", "task": task}

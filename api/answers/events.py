@@ -12,7 +12,7 @@ from typing import Any
 from api import codec
 from api.answers import resources
 from inference.models import Job, Status
-from inference.streams.events import Cut, Delta, End, Event, Restart, Silence
+from inference.streams.events import Delta, End, Event, Interrupted, KeepAlive, Restart
 from inference.streams.positions import BEGINNING
 from inference.streams.texts import answer_of
 
@@ -50,9 +50,9 @@ def written(job: Job, events: Iterator[Event], *, plain: bool) -> Generator[byte
                 )
             case End():
                 yield event("end", _end(each, plain=plain), each.id)
-            case Cut():
+            case Interrupted():
                 yield event("cut", _error(GOES_ON, "cut"))
-            case Silence():
+            case KeepAlive():
                 yield KEEP_ALIVE
 
 

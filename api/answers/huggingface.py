@@ -15,7 +15,7 @@ from api.requests import bodies
 from inference.catalog import tasks
 from inference.catalog.sizes import lengths
 from inference.catalog.specs import ModelSpec
-from inference.catalog.tasks import Shape
+from inference.catalog.tasks import AnswerShape
 from inference.errors import InvalidInput
 from inference.submission.submissions import Submission
 
@@ -29,12 +29,12 @@ def read(spec: ModelSpec, body: bytes, media_type: str) -> tuple[Submission, boo
 
     The body is JSON, or the bytes of an image or a sound. Raises `ApiError`, `InvalidInput`.
     """
-    if tasks.of(spec.task).takes_files and body and not bodies.is_json(media_type):
+    if tasks.find_task(spec.task).takes_files and body and not bodies.is_json(media_type):
         bodies.no_form(media_type)
         return Submission(spec=spec, inputs=base64.b64encode(body).decode("ascii"), parameters={}), False
     bodies.json_only(media_type)
     document = codec.loads(body)
-    if tasks.of(spec.task).parameters_at_root and isinstance(document, dict):
+    if tasks.find_task(spec.task).parameters_at_root and isinstance(document, dict):
         document = _gather(document)
     fields = RUN_BODY.run_validation(document)
     if fields.get("stream"):
@@ -44,7 +44,7 @@ def read(spec: ModelSpec, body: bytes, media_type: str) -> tuple[Submission, boo
 
 
 def _refuse_what_is_not_streamed(spec: ModelSpec, inputs: Any) -> None:
-    why = f"{spec.name!r} does not generate text" if not tasks.of(spec.task).generates else ""
+    why = f"{spec.name!r} does not generate text" if not tasks.find_task(spec.task).generates else ""
     if lengths.is_list(spec, inputs):
         why = "the answer to one input is, and these are several"
     if why:
@@ -67,12 +67,12 @@ def shape(task: str, output: Any, *, size: int, user_agent: str = "") -> Any:
 
     Each of several items is shaped alike.
     """
-    wanted = tasks.of(task).shape
-    if wanted is Shape.LISTS:
+    wanted = tasks.find_task(task).shape
+    if wanted is AnswerShape.LISTS:
         return _nested(output, size)
-    if wanted is Shape.SEGMENTS:
+    if wanted is AnswerShape.SEGMENTS:
         return _scored(output)
-    if wanted is Shape.PAIRS and not _LEGACY_CLIENT.search(user_agent):
+    if wanted is AnswerShape.PAIRS and not _LEGACY_CLIENT.search(user_agent):
         return _pairs(output)
     return output
 

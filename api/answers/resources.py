@@ -64,7 +64,7 @@ def output(row: Job, user_agent: str = "", spec: ModelSpec | None = None, *, pla
     return huggingface.shape(spec.task, row.output, size=row.size, user_agent=user_agent)
 
 
-def bulk(row: Bulk, progress: bulks.Progress | None = None) -> dict[str, Any]:
+def bulk(row: Bulk, progress: bulks.BulkProgress | None = None) -> dict[str, Any]:
     progress = progress or bulks.progress(row)
     return {
         "id": row.id,

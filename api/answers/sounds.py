@@ -9,7 +9,7 @@ from typing import Any
 
 from inference.catalog import tasks
 from inference.catalog.specs import ModelSpec
-from inference.catalog.tasks import Shape
+from inference.catalog.tasks import AnswerShape
 
 CONTENT_TYPE = "audio/wav"
 FULL_SCALE = 32_767  # the largest sample of 16 bits
@@ -20,7 +20,7 @@ JSON = "application/json"
 
 def is_wanted(spec: ModelSpec, accept: str) -> bool:
     """Return True if the answer is to be a file: the model makes sound, and the Accept header does not ask for JSON."""
-    return tasks.of(spec.task).shape is Shape.SOUND and (JSON not in accept or CONTENT_TYPE in accept)
+    return tasks.find_task(spec.task).shape is AnswerShape.SOUND and (JSON not in accept or CONTENT_TYPE in accept)
 
 
 def wav(output: Any) -> bytes | None:

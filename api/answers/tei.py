@@ -46,7 +46,7 @@ def info(spec: ModelSpec) -> dict[str, Any]:
         "max_input_length": spec.max_length or None,
         "max_batch_tokens": spec.max_batch_tokens,
         "max_batch_requests": spec.max_batch_size,
-        "max_client_batch_size": lists.most(spec),
+        "max_client_batch_size": lists.max_inputs(spec),
         "auto_truncate": True,
         "tokenization_workers": None,
         "version": None,

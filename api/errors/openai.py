@@ -37,12 +37,12 @@ def status_of(status: int) -> int:
     return BAD_REQUEST if status == UNPROCESSABLE else status
 
 
-def reshaped(request: HttpRequest, answer: HttpResponse) -> HttpResponse:
+def reshape(request: HttpRequest, answer: HttpResponse) -> HttpResponse:
     """Return a problem in OpenAI's shape, and any other answer as it is."""
     if not (problem := problems.document_of(answer)):
         return answer
     inputs = next((INPUTS[part] for part in request.path_info.split("/") if part in INPUTS), "prompt")
-    problems.retell(answer, body(problem, inputs=inputs))
+    problems.replace_body(answer, body(problem, inputs=inputs))
     answer.status_code = status_of(answer.status_code)
     is_same = request.method == "GET" or "HTTP_IDEMPOTENCY_KEY" in request.META
     again = _may_be_sent_again(problem, is_same)
@@ -51,7 +51,7 @@ def reshaped(request: HttpRequest, answer: HttpResponse) -> HttpResponse:
     return answer
 
 
-def told(message: str, code: str) -> dict[str, Any]:
+def stream_error(message: str, code: str) -> dict[str, Any]:
     """Return the error document for a stream that has begun."""
     return {"error": {"message": message, "type": "server_error", "param": None, "code": code}}
 

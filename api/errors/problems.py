@@ -22,7 +22,7 @@ from api import request_id
 from inference.catalog.specs import CatalogError
 from inference.errors import RETRYABLE_OUTCOMES, InferenceError, ModelsFileRefused, NoneAccepted
 from inference.models import Job
-from inference.waiting.finished import teller
+from inference.waiting.finished import request_figures
 
 logger = logging.getLogger(__name__)
 
@@ -102,7 +102,7 @@ def problem(
     """
     status, title = table.get(code, table["failed"])
     if status in (429, 503):
-        teller.refused(code, model)
+        request_figures.count_refusal(code, model)
     detail = detail or f"{title}."
     body = {
         "type": TYPE_PREFIX + code, "title": title, "status": status, "detail": detail, "code": code, "error": detail,
@@ -127,7 +127,7 @@ def job_problem(job: Job) -> HttpResponse:
     return problem(code, job.public_detail + again, table=OUTCOMES, job_id=str(job.id), retryable=retryable)
 
 
-def of_exception(error: BaseException) -> HttpResponse:
+def answer_exception(error: BaseException) -> HttpResponse:
     """Return the answer for an exception. An unforeseen one is logged, and answered with 500 without its own text."""
     if isinstance(error, CatalogError):
         error = ModelsFileRefused(str(error))
@@ -141,7 +141,7 @@ def of_exception(error: BaseException) -> HttpResponse:
             members["refused"] = error.rejected
         return problem(error.code, error.message, retry_after_s=error.retry_after_s, model=error.model, **members)
     if isinstance(error, exceptions.ValidationError):
-        return problem("invalid_input", in_words(error), errors=list(_flatten(error.detail)))
+        return problem("invalid_input", describe_validation_error(error), errors=list(_flatten(error.detail)))
     if isinstance(error, TooManyFieldsSent):
         return problem("bad_request", "The query has too many parameters.")
     if isinstance(error, (OperationalError, InterfaceError)):
@@ -151,7 +151,7 @@ def of_exception(error: BaseException) -> HttpResponse:
     return problem("internal", "Something failed inside the service. The log has it under this request_id.")
 
 
-def in_words(error: exceptions.ValidationError) -> str:
+def describe_validation_error(error: exceptions.ValidationError) -> str:
     return "; ".join(f"{found['field']}: {found['message']}" for found in _flatten(error.detail))
 
 
@@ -173,10 +173,10 @@ def handle(error: Exception, view: Any) -> HttpResponse:
         allowed = ", ".join(view.allowed_methods)
         cancel = f" To cancel: POST {view.request.path[:200]}/cancel." if view.is_cancellable else ""
         return problem("method_not_allowed", f"Use {allowed}.{cancel}", headers={"Allow": allowed})
-    return of_exception(error)
+    return answer_exception(error)
 
 
-def typed(request: HttpRequest, response: HttpResponse) -> HttpResponse:
+def set_stream_type(request: HttpRequest, response: HttpResponse) -> HttpResponse:
     """Return the answer, with application/json as the type of a problem at a model's completion addresses.
 
     Hugging Face's JavaScript client reads a failed stream there only if its type is application/json.
@@ -194,7 +194,7 @@ def document_of(answer: HttpResponse) -> dict[str, Any] | None:
     return document
 
 
-def retell(answer: HttpResponse, body: Mapping[str, Any]) -> None:
+def replace_body(answer: HttpResponse, body: Mapping[str, Any]) -> None:
     """Replace the body of a problem by one that the clients of its address read."""
     answer.content = orjson.dumps(body)
     answer.headers["Content-Type"] = "application/json"

@@ -30,13 +30,13 @@ def status_of(code: str, status: int) -> int:
     return TOO_MANY if code in FULL else STATUSES.get(status, status)
 
 
-def reshaped(request: HttpRequest, answer: HttpResponse) -> HttpResponse:
+def reshape(request: HttpRequest, answer: HttpResponse) -> HttpResponse:
     """Return a problem in the shape that these clients read, and any other answer as it is."""
     if not (problem := problems.document_of(answer)):
         return answer
     status, detail = problem["status"], problem["detail"]
     kind = OVERLOADED if status in (429, 503) else BACKEND if status >= 500 else VALIDATION
-    problems.retell(answer, {"message": detail, "error": detail, "error_type": kind, "code": problem["code"]})
+    problems.replace_body(answer, {"message": detail, "error": detail, "error_type": kind, "code": problem["code"]})
     if TEI.fullmatch(f"{request.path_info}/"):
         answer.status_code = status_of(problem["code"], status)
     return answer

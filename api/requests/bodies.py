@@ -178,8 +178,8 @@ def idempotency_key(header: str | None) -> str | None:
 def known_query(query: Mapping[str, str], names: Collection[str], elsewhere: Mapping[str, str]) -> None:
     """Raise `ApiError` for a parameter that is not in `names`: a misspelt one would be ignored otherwise."""
     if unknown := next((name for name in query if name not in names), None):
-        told = elsewhere.get(unknown) or words.hint(unknown, names)
-        raise ApiError(f"Unknown query parameter {words.name(unknown)!r}; {told}")
+        told = elsewhere.get(unknown) or words.suggest(unknown, names)
+        raise ApiError(f"Unknown query parameter {words.quote_name(unknown)!r}; {told}")
 
 
 def submission(body: Mapping[str, Any]) -> Submission:

@@ -18,7 +18,7 @@ from inference.catalog.lookup import spec_of
 from inference.errors import InferenceError, InvalidInput
 from inference.models import Priority
 from inference.submission import bulk
-from inference.submission.submissions import BulkSubmission, Item
+from inference.submission.submissions import BulkItem, BulkSubmission
 
 LINE_TYPES = ("application/x-ndjson", "application/jsonl", "application/x-jsonlines", "application/jsonlines")
 
@@ -37,7 +37,7 @@ def read_document(body: bytes) -> BulkSubmission:
     parameters = document.get("parameters")
     return BulkSubmission(
         spec=spec_of(document["model"]),
-        items=[Item(inputs=inputs, parameters=parameters) for inputs in document["inputs"]],
+        items=[BulkItem(inputs=inputs, parameters=parameters) for inputs in document["inputs"]],
         priority=document.get("priority", Priority.LOW),
         expires_in_s=document.get("expires_in"),
     )
@@ -69,16 +69,16 @@ def _lines(body: bytes) -> list[bytes]:
     return lines
 
 
-def _item(line: bytes) -> Item:
+def _item(line: bytes) -> BulkItem:
     try:
         document = codec.loads(line)
         if not _is_sound(document):
             _LINE_BODY.run_validation(document)
     except ValidationError as error:
-        return Item(error=InvalidInput(problems.in_words(error)))
+        return BulkItem(error=InvalidInput(problems.describe_validation_error(error)))
     except InferenceError as error:
-        return Item(error=error)
-    return Item(inputs=document["inputs"], parameters=document.get("parameters"))
+        return BulkItem(error=error)
+    return BulkItem(inputs=document["inputs"], parameters=document.get("parameters"))
 
 
 def _is_sound(document: Any) -> bool:

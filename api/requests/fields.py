@@ -107,7 +107,7 @@ class Body(serializers.Serializer[None]):
         if not isinstance(data, dict):
             raise serializers.ValidationError(f"The body must be a JSON object, not {words.type_of(data)}.")
         unknown = (name for name, value in data.items() if name not in self.own and value is not None)
-        if told := {words.name(name): self._unknown(name) for name in islice(unknown, UNKNOWN_TOLD)}:
+        if told := {words.quote_name(name): self._unknown(name) for name in islice(unknown, UNKNOWN_TOLD)}:
             raise serializers.ValidationError(told)
         values: dict[str, Any] = {}
         wrong: dict[str, Any] = {}
@@ -133,4 +133,4 @@ class Body(serializers.Serializer[None]):
         return list(self.own)
 
     def _unknown(self, name: str) -> str:
-        return f"unknown field; {self.elsewhere.get(name) or words.hint(name, self.names)}"
+        return f"unknown field; {self.elsewhere.get(name) or words.suggest(name, self.names)}"

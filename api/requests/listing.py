@@ -33,7 +33,7 @@ def page(principal: Principal, query: Mapping[str, str]) -> tuple[list[Job], str
         if name in query and (value := read(name, query[name])):
             jobs = jobs.filter(**{condition: value})
     if with_outputs(query):
-        found, is_cut = outputs.bounded(jobs, limit)
+        found, is_cut = outputs.load_with_outputs(jobs, limit)
     else:
         found = list(jobs.defer("inputs", "output", "parameters")[: limit + 1])
         found, is_cut = found[:limit], len(found) > limit

@@ -89,14 +89,14 @@ class Api:
                 request.path_info = request.path = request.path_info.rstrip("/") or "/"
             answer = self._answer(request, match)
             dialect = next((each for each in (openai, retrieval) if each.speaks(request)), None)
-            answer = (dialect.reshaped if dialect else problems.typed)(request, answer)
+            answer = (dialect.reshaped if dialect else problems.set_stream_type)(request, answer)
             if match and match.func is not problems.not_found and request.path_info not in UNCOUNTED:
                 method = request.method if request.method in METHODS else "other"
                 ledger.note(SERVICE, {"requests": {f"{method} {route_of(match)} {answer.status_code}": 1}})
             return self._secured(request, answer)
         finally:
             compute_slots.give_back()
-            connections.give_back()  # before the rest of the body is read, which a client may send slowly
+            connections.release_connection()  # before the rest of the body is read, which a client may send slowly
 
     def _answer(self, request: HttpRequest, match: ResolverMatch | None) -> HttpResponse:
         """Answer a request, or refuse it if there was no room to read its body.

@@ -10,7 +10,7 @@ UPLOAD = "api.upload"  # key of a request's `Upload` in the WSGI environment
 MOST_READ = 100  # bodies that are read at once: of the server's 512 threads 400 may wait for jobs, and probes need some
 
 
-class Refused(OSError):
+class UploadRefused(OSError):
     """The error of a read for which there is no room. Frameworks take it for a connection that is lost."""
 
 
@@ -43,10 +43,10 @@ class Upload:
         return iter(self.readline, b"")
 
     def _wait(self, read: Callable[[int], bytes], size: int) -> bytes:
-        """Call `read` with `size`. Raises `Refused` if there is no room for another read, or was none before."""
+        """Call `read` with `size`. Raises `UploadRefused` if there is no room for another read, or was none before."""
         if self.is_refused or not reads.acquire(blocking=False):
             self.is_refused = True
-            raise Refused("too many bodies are being received")
+            raise UploadRefused("too many bodies are being received")
         try:
             return read(size)
         finally:

@@ -9,7 +9,7 @@ from typing import Any
 
 from django.conf import settings
 
-from api.server.uploads import UPLOAD, Refused, Upload
+from api.server.uploads import UPLOAD, Upload, UploadRefused
 
 Application = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 READ = 65_536
@@ -33,7 +33,7 @@ class WholeBodies:
         limit = settings.DATA_UPLOAD_MAX_MEMORY_SIZE
         stream = environ[UPLOAD] = environ["wsgi.input"] = Upload(environ["wsgi.input"])
         if environ.get("HTTP_TRANSFER_ENCODING"):
-            with contextlib.suppress(Refused):
+            with contextlib.suppress(UploadRefused):
                 _unchunk(environ, limit + 1)
         answer = self.application(environ, start_response)
         # Reference cycles of pages would hold the body until garbage is collected.
@@ -42,7 +42,7 @@ class WholeBodies:
         # A client with an Expect header waits for an answer first, and has sent no body.
         if 0 < length <= 2 * limit and "HTTP_EXPECT" not in environ:
             try:
-                with contextlib.suppress(Refused):
+                with contextlib.suppress(UploadRefused):
                     for _ in _parts(stream, 2 * limit):
                         pass
             except BaseException:

@@ -61,7 +61,7 @@ class ApiView(APIView):
         self.principal: Principal = ANONYMOUS
         if not self.is_open:
             self.principal = auth.principal_of(request.META.get("HTTP_AUTHORIZATION", ""))
-            connections.give_back()  # next the broker counts the rate, and a slow client may send its body
+            connections.release_connection()  # next the broker counts the rate, and a slow client may send its body
             auth.admit(self.principal)
         method = request.method or ""
         if method in self.allowed_methods:

@@ -12,7 +12,7 @@ from django.http.response import HttpResponseBase
 from api import codec
 from api.answers import completion_chunks
 from api.answers import completions as shapes
-from api.answers.completions import CHAT, MODEL_TEXT, TEXT, Kind
+from api.answers.completions import CHAT, MODEL_TEXT, TEXT, CompletionKind
 from api.openapi import operations
 from api.requests import bodies
 from api.requests.dialects import completions
@@ -31,7 +31,7 @@ from inference.submission import jobs
 class CompletionView(ApiView):
     query_parameters = {"POST": ("timeout", *streaming.QUERY)}
 
-    def complete(self, request: HttpRequest, kind: Kind, asked: Completion) -> HttpResponseBase:
+    def complete(self, request: HttpRequest, kind: CompletionKind, asked: Completion) -> HttpResponseBase:
         refuse_other_wait(request, asked.is_streamed)
         with asked.in_its_words():
             if asked.is_streamed:
@@ -68,7 +68,7 @@ class ModelTextView(CompletionView):
 class OldCompletionView(ApiView):
     """The completion of a job that was submitted before, whose client lost the answer or did not wait for it."""
 
-    kind: Kind
+    kind: CompletionKind
     query_parameters = {"GET": ("timeout", "stream", "last_event_id", *streaming.QUERY)}
 
     @operations.not_described
@@ -92,7 +92,7 @@ class OldTextView(OldCompletionView):
     kind = TEXT
 
 
-def completed(view: ApiView, request: HttpRequest, kind: Kind, job: Job) -> HttpResponse:
+def completed(view: ApiView, request: HttpRequest, kind: CompletionKind, job: Job) -> HttpResponse:
     if job.status != Status.SUCCEEDED:
         return output(view, request, job)
     return codec.answer(shapes.completion(kind, job), headers={"Content-Location": f"{location(job)}/output"})
@@ -101,7 +101,7 @@ def completed(view: ApiView, request: HttpRequest, kind: Kind, job: Job) -> Http
 def streamed(
     view: ApiView,
     request: HttpRequest,
-    kind: Kind,
+    kind: CompletionKind,
     job: Callable[[], Job],
     *,
     after: Position = BEGINNING,

@@ -112,7 +112,7 @@ class RetryView(ApiView):
     def post(self, request: HttpRequest, job_id: str) -> HttpResponse:
         """Submit the job again. The new job has the owner of the old one, whichever principal runs it again."""
         old = own_job(self.principal, job_id)
-        again = self.attributed(request, jobs.again(old))
+        again = self.attributed(request, jobs.resubmit(old))
         job = jobs.submit(dataclasses.replace(again, owner=old.owner))
         return accepted(job, plain=self.is_plain(request))
 
@@ -123,7 +123,7 @@ def finished(principal: Principal, ids: list[UUID], *, wait_s: float, plain: boo
     `missing` are the ids for which the principal sees no job. `left` is the number of all others not in the answer.
     """
     ended, missing = jobs.wait_for_any(ids, principal.jobs, timeout_s=wait_s)
-    found, _ = outputs.bounded(Job.objects.filter(pk__in=ended).order_by("pk"), len(ids))
+    found, _ = outputs.load_with_outputs(Job.objects.filter(pk__in=ended).order_by("pk"), len(ids))
     return {
         "items": [resources.job(job, plain=plain) for job in found],
         "missing": [{"id": job_id, "code": missing_code(job_id)} for job_id in missing],
@@ -164,7 +164,7 @@ def output(view: ApiView, request: HttpRequest, job: Job, spec: ModelSpec | None
     goes_on = f"The job is {job.status}. It goes on: GET {location(job)} or {location(job)}/output later."
     return problems.problem(
         "not_finished",
-        " ".join(filter(None, (at_once, health.why_waits(job), goes_on))),
+        " ".join(filter(None, (at_once, health.explain_wait(job), goes_on))),
         headers={"Location": location(job), "Retry-After": retry_after(admission.wait_s(job))},
         job_id=str(job.id),
     )

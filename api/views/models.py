@@ -54,11 +54,11 @@ class ModelView(ApiView):
             return run_in_words(self, request, compared, similarities, default_s=bodies.DEFAULT_TIMEOUT_S)
         job = run(self, request, submission)
         if not self.is_plain(request) and sounds.is_wanted(submission.spec, request.META.get("HTTP_ACCEPT", "")):
-            return spoken(self, request, job, submission.spec)
+            return answer_sound(self, request, job, submission.spec)
         return output(self, request, job, submission.spec)
 
 
-def spoken(view: ApiView, request: HttpRequest, job: Job, spec: ModelSpec) -> HttpResponse:
+def answer_sound(view: ApiView, request: HttpRequest, job: Job, spec: ModelSpec) -> HttpResponse:
     """Return the sound of a job as a file. An output that is not one sound, as of several texts, is JSON."""
     file = sounds.wav(job.output) if job.status == Status.SUCCEEDED else None
     if file is None:

@@ -23,7 +23,7 @@ from api.views.base import ApiView
 from inference.models import Job
 from inference.streams import reader, readers
 from inference.streams.events import Event
-from inference.streams.live import live
+from inference.streams.hub import hub
 from inference.streams.positions import BEGINNING, Position
 
 logger = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ QUERY = ("on_disconnect",)
 NO_ROOM = "Too many of your requests wait already. Come back later, or submit a job and poll it."
 
 
-class Body:
+class StreamBody:
     """The body of a streamed answer.
 
     A thread of the server takes its pieces one by one, and closes it. It also closes a body of which it took no piece,
@@ -89,7 +89,7 @@ def answer(
             require_steering(view.principal, row)
         left = _cancelling(row.id, is_accepted=request.method == "POST") if cancels else None
         pieces = written(row, reader.read(row, after=after))
-        body = Body(pieces, held.pop_all(), left)
+        body = StreamBody(pieces, held.pop_all(), left)
     headers = {**HEADERS, "Content-Location": f"/v1/jobs/{row.id}/stream"}
     return StreamingHttpResponse(body, content_type=events.CONTENT_TYPE, headers=headers)
 
@@ -116,7 +116,7 @@ def _cancelling(job_id: UUID, *, is_accepted: bool) -> Callable[[], None] | None
     client that was refused would post the job again. For any other job the error is raised.
     """
     try:
-        name = readers.come(job_id)
+        name = readers.register_reader(job_id)
     except (DatabaseError, InterfaceError) as error:
         if not is_accepted:
             raise
@@ -125,7 +125,7 @@ def _cancelling(job_id: UUID, *, is_accepted: bool) -> Callable[[], None] | None
         return None
 
     def left() -> None:
-        if not live.is_stopping:
+        if not hub.is_stopping:
             _leave(job_id, name)
 
     return left

@@ -195,7 +195,7 @@ class EndedFilter(admin.SimpleListFilter):
     def queryset(self, request: HttpRequest, queryset: QuerySet[Worker]) -> QuerySet[Worker]:
         if self.value() or "state__exact" in request.GET:
             return queryset
-        return workers.shown(queryset)
+        return workers.recent_workers(queryset)
 
 
 class ErrorFilter(JobFilter):

@@ -21,15 +21,15 @@ PLACES = (  # name, URL, and the permission that it requires
 )
 
 
-class Place(NamedTuple):
+class PageLink(NamedTuple):
     name: str
     url: str
     is_here: bool
 
 
-def places(request: HttpRequest) -> Iterator[Place]:
+def places(request: HttpRequest) -> Iterator[PageLink]:
     """Yield the places that this user may see; of those that the page lies in, the innermost is marked."""
     seen = [(name, reverse(view)) for name, view, right in PLACES if not right or request.user.has_perm(right)]
     here = max((url for _, url in seen if request.path.startswith(url)), key=len, default="")
     for name, url in seen:
-        yield Place(name, url, url == here and (url != seen[0][1] or request.path == url))
+        yield PageLink(name, url, url == here and (url != seen[0][1] or request.path == url))

@@ -34,7 +34,7 @@ def retry(ids: Iterable[UUID], *, alone: bool = False) -> Iterator[Line]:
     accepted, refused = list[Job](), Counter[str]()
     for job_id in ids:
         try:
-            accepted.append(jobs.submit(jobs.again(jobs.fetch(job_id), alone=alone)))
+            accepted.append(jobs.submit(jobs.resubmit(jobs.fetch(job_id), alone=alone)))
         except errors.InferenceError as error:
             refused[error.message] += 1
     what = f"submitted again, as new jobs with ids of their own{', that run alone' if alone else ''}"

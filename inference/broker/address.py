@@ -23,7 +23,7 @@ KOMBU_KEYS = {  # keys of kombu's Redis transport, by option; its other keys hav
 }
 
 
-def short_root() -> Path:
+def find_temporary_folder() -> Path:
     """Return the temporary folder; /tmp if the path of that folder is too long.
 
     XDG_RUNTIME_DIR is not used: it is removed when its user logs out, while the server goes on.
@@ -35,7 +35,7 @@ def short_root() -> Path:
 def embedded_socket(data: Path) -> Path:
     """Return the path of the socket, in a short folder for this user and `data`, however long the path of `data` is."""
     digest = hashlib.sha256(str(data.resolve()).encode()).hexdigest()
-    return short_root() / f"inference-{os.getuid()}-{digest[:12]}" / "broker.sock"
+    return find_temporary_folder() / f"inference-{os.getuid()}-{digest[:12]}" / "broker.sock"
 
 
 def embedded_url(data: Path) -> str:

@@ -73,7 +73,9 @@ def _task() -> Any:
     return current_app.amqp.as_task_v2("", TASK, ignore_result=True)
 
 
-def packed(common: JobMessage, jobs: Iterable[tuple[str, int, int]], *, most: int, rows: int) -> Iterator[JobMessage]:
+def pack_jobs(
+    common: JobMessage, jobs: Iterable[tuple[str, int, int]], *, most: int, rows: int
+) -> Iterator[JobMessage]:
     """Pack jobs into messages of at most `most` jobs and `rows` rows.
 
     `jobs` has the id, size and length of each. A job that alone has more rows is a message by itself.

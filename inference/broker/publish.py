@@ -11,7 +11,7 @@ from typing import Any
 import redis
 from django.conf import settings
 
-from inference.broker import address, anybroker, redis_client
+from inference.broker import address, kombu_publisher, redis_client
 from inference.broker.messages import JobMessage, redis_envelope
 from inference.failures import is_away
 
@@ -31,7 +31,7 @@ def publish(messages: Sequence[JobMessage]) -> None:
     if not messages:
         return
     if not is_redis():
-        anybroker.broker().publish(messages)
+        kombu_publisher.get_publisher().publish(messages)
         return
     refused: dict[str, object] = {}
     for queue, command, key, texts in _pushes(messages):
@@ -40,15 +40,15 @@ def publish(messages: Sequence[JobMessage]) -> None:
                 client.execute_command(command, key, *texts)
         except redis.RedisError as error:
             refused[queue] = error
-    anybroker.raise_refused(refused)
+    kombu_publisher.raise_refused(refused)
 
 
 def queue_lengths(queues: Sequence[str]) -> dict[str, int]:
     """Return how many messages wait in each queue, over all priorities; raise `BrokerUnavailable` if it fails."""
     if not is_redis():
-        return anybroker.broker().queue_lengths(queues)
+        return kombu_publisher.get_publisher().queue_lengths(queues)
     found = _lengths(queues)
-    anybroker.raise_refused(
+    kombu_publisher.raise_refused(
         {queue: error for queue, lengths in found.items() for error in lengths if isinstance(error, Exception)}
     )
     return {queue: sum(lengths) for queue, lengths in found.items()}
@@ -60,7 +60,7 @@ def waiting_priorities(queues: Sequence[str]) -> dict[str, set[int]]:
     If the broker does not report lengths by priority, they are all priorities. Raises `BrokerUnavailable`.
     """
     if not is_redis():
-        lengths = anybroker.broker().queue_lengths(queues)
+        lengths = kombu_publisher.get_publisher().queue_lengths(queues)
         return {queue: set(address.PRIORITIES if length else ()) for queue, length in lengths.items()}
     return {
         queue: {priority for priority, length in zip(address.PRIORITIES, lengths, strict=True) if length or of_any}
@@ -88,7 +88,7 @@ def _lengths(queues: Sequence[str]) -> dict[str, list[Any]]:
 def ping() -> None:
     """Call the broker of the messages, and raise `BrokerUnavailable` if it does not answer."""
     if not is_redis():
-        anybroker.broker().ping()
+        kombu_publisher.get_publisher().ping()
         return
     with redis_client.breaker.call():
         redis_client.get().ping()

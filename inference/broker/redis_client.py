@@ -13,7 +13,7 @@ from django.conf import settings
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from inference.broker.breaker import Breaker
+from inference.broker.circuit_breaker import Breaker
 from inference.failures import is_away
 
 CONNECTIONS = 16  # for all threads of a process

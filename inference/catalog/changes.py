@@ -21,7 +21,7 @@ class Changes:
         return "; ".join(f"{kind}: {', '.join(names)}" for kind, names in kinds if names) or "nothing changes"
 
 
-def between(before: Catalog, after: Catalog) -> Changes:
+def compare_catalogs(before: Catalog, after: Catalog) -> Changes:
     return Changes(
         added=tuple(name for name in after if name not in before),
         changed=tuple(name for name in after if name in before and after[name].digest != before[name].digest),

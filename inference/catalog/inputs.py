@@ -93,6 +93,8 @@ def wrong(where: str, right: str, value: Any) -> InvalidInput:
 def _fields(where: str, value: Mapping[str, Any], *known: str) -> None:
     for name in value:
         if name not in known:
-            raise InvalidInput(f"{where}.{words.name(name)}: unknown field; {words.hint(name, known)}", field=where)
+            raise InvalidInput(
+                f"{where}.{words.quote_name(name)}: unknown field; {words.suggest(name, known)}", field=where
+            )
     if known[0] not in value:
         raise InvalidInput(f"{where}.{known[0]}: is required.", field=f"{where}.{known[0]}")

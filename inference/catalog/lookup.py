@@ -67,7 +67,7 @@ def spec_of(model: str) -> ModelSpec:
         raise ModelsFileRefused(str(error)) from None
     except KeyError:
         known = ", ".join(sorted(models()))
-        raise UnknownModel(f"There is no model {words.name(model)!r}. Known models: {known}.") from None
+        raise UnknownModel(f"There is no model {words.quote_name(model)!r}. Known models: {known}.") from None
 
 
 class ModelsFile:
@@ -134,7 +134,7 @@ class ModelsFile:
         self.problem = ""
         if self.catalog is None:
             self._use(after)
-        elif found := changes.between(self.catalog, after):
+        elif found := changes.compare_catalogs(self.catalog, after):
             logger.info("%s: %s", self.path, found)
             self._use(after)
 

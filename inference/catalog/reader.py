@@ -118,7 +118,7 @@ class _Reader:
         engine = tasks.built_in(values.get("engine", TRANSFORMERS_ENGINE))
         if engine.task:
             values.setdefault("task", engine.task)
-        known = {**tasks.of(values.get("task", "")).parameters, **engine.parameters, **own}
+        known = {**tasks.find_task(values.get("task", "")).parameters, **engine.parameters, **own}
         spec = ModelSpec(name=name, parameters=known, stated=frozenset(ON_GPU.keys() & table.keys()), **values)
         self.consistent(spec, table)
         self.computable(spec, table)
@@ -199,7 +199,7 @@ class _Reader:
             if "dtype" in table:
                 problem = f'dtype is of torch: with backend = "{spec.backend}" say precision = "…"'
                 self.fail(problem, spec.name, "dtype")
-            if spec.engine == TRANSFORMERS_ENGINE and spec.task not in (known := tasks.compiled()):
+            if spec.engine == TRANSFORMERS_ENGINE and spec.task not in (known := tasks.backend_names()):
                 problem = f'backend = "{spec.backend}" computes {", ".join(known)}: leave it out for {spec.task}'
                 self.fail(problem, spec.name, "backend")
 

@@ -83,7 +83,7 @@ class ModelSpec:
     @property
     def kinds(self) -> tuple[str, ...]:
         """The kinds of requests that it answers."""
-        task = tasks.of(self.task)
+        task = tasks.find_task(self.task)
         answers = {"embed": self.embeds, "predict": task.classifies, "rerank": task.ranks}
         return tuple(kind for kind in KINDS if answers[kind])
 
@@ -103,7 +103,7 @@ class ModelSpec:
 
     def on_gpu(self) -> ModelSpec:
         """Return the same entry, with the limits of a GPU where its table sets none: 32 short texts leave it idle."""
-        if tasks.of(self.task).takes_files:
+        if tasks.find_task(self.task).takes_files:
             return self
         spec = replace(self, **{key: most for key, most in ON_GPU.items() if key not in self.stated})  # type: ignore[arg-type]
         for name in ("digest", "load_digest"):

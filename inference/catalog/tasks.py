@@ -24,7 +24,7 @@ Rows = Callable[[Any, Mapping[str, Any]], tuple[list[Any], int]]
 Translate = Callable[[Mapping[str, Any]], dict[str, Any]]
 
 
-class Shape(enum.Enum):
+class AnswerShape(enum.Enum):
     """The shape of an answer that Hugging Face clients expect."""
 
     AS_IT_IS = enum.auto()
@@ -103,7 +103,7 @@ class Task:
     neutral: Neutral = field(default_factory=dict)  # values of parameters that ask for nothing
     translate: Translate = untranslated
     parameters_at_root: bool = False  # clients put parameters beside "inputs"
-    shape: Shape = Shape.AS_IT_IS
+    shape: AnswerShape = AnswerShape.AS_IT_IS
     example: Mapping[str, Any] | None = None  # the body of a request; None if an input is a file
     measured_with: Mapping[str, Any] = field(default_factory=dict)  # parameters with which `manage.py tune` measures
     package: str = ""  # a package that is in no requirements file, and that every model of the task needs
@@ -167,12 +167,12 @@ _image = partial(Task, check=inputs.file, unit=units.patches)
 _sound = partial(Task, check=inputs.file, unit=units.frames)
 
 
-def table(tasks: Iterable[Task]) -> dict[str, Task]:
+def index_tasks(tasks: Iterable[Task]) -> dict[str, Task]:
     """Return the tasks by name and alias."""
     return {name: task for task in tasks for name in (task.name, *task.aliases)}
 
 
-TASKS = table((
+TASKS = index_tasks((
     _text(
         name="text-classification",
         classifies=True,
@@ -180,7 +180,7 @@ TASKS = table((
         aliases=("sentiment-analysis",),
         check=inputs.text_or_pair,
         parameters=_CLASSIFICATION,
-        shape=Shape.LISTS,
+        shape=AnswerShape.LISTS,
     ),
     _text(
         name=RANKING,
@@ -220,7 +220,7 @@ TASKS = table((
         rows=row_a_label,
         parameters={**_ZERO_SHOT, "multi_label": _FLAG},
         translate=list_labels,
-        shape=Shape.PAIRS,
+        shape=AnswerShape.PAIRS,
         example={"inputs": _TEXT, "parameters": {"candidate_labels": ["software", "cooking"]}},
         measured_with={"candidate_labels": ["politics", "sports"]},
     ),
@@ -258,7 +258,7 @@ TASKS = table((
         neutral={**_EMPTY_SETTINGS, "return_timestamps": (False,)},  # models whose tokens are letters refuse it
     ),
     _image(name="image-feature-extraction"),
-    _image(name="image-segmentation", shape=Shape.SEGMENTS),
+    _image(name="image-segmentation", shape=AnswerShape.SEGMENTS),
     _image(name="object-detection", parameters={"threshold": ParameterSpec(type="number", min=0, max=1)}),
     _image(name="depth-estimation"),
     _image(name="mask-generation"),
@@ -282,7 +282,7 @@ TASKS = table((
         name="text-to-audio",
         aliases=("text-to-speech",),
         neutral=_EMPTY_SETTINGS,
-        shape=Shape.SOUND,
+        shape=AnswerShape.SOUND,
         example=None,
     ),
     Task(
@@ -326,7 +326,7 @@ def built_in(engine: str) -> BuiltIn:
     return BUILT_IN.get(engine, _OWN)
 
 
-def of(name: str) -> Task:
+def find_task(name: str) -> Task:
     """Return a task by its name or an alias; one with the defaults for the name of an engine of the user's own.
 
     Such an engine may have made up the name.
@@ -336,14 +336,16 @@ def of(name: str) -> Task:
 
 def model_classes(name: str) -> tuple[str, ...]:
     """Return the classes of transformers of which one loads a model for the task with all its weights."""
-    return _MODEL_CLASSES.get(of(name).name, ("AutoModel",))
+    return _MODEL_CLASSES.get(find_task(name).name, ("AutoModel",))
 
 
-def served() -> list[str]:
+def pipeline_names() -> list[str]:
     """Return the names of the tasks that a pipeline serves, aliases last."""
-    return sorted((name for name, task in TASKS.items() if task.is_pipeline), key=lambda name: name != of(name).name)
+    return sorted(
+        (name for name, task in TASKS.items() if task.is_pipeline), key=lambda name: name != find_task(name).name
+    )
 
 
-def compiled() -> list[str]:
+def backend_names() -> list[str]:
     """Return the names of the tasks that another backend than torch computes, too, aliases last."""
-    return [name for name in served() if of(name).compiles]
+    return [name for name in pipeline_names() if find_task(name).compiles]

@@ -37,7 +37,7 @@ def validate_parameters(spec: ModelSpec, given: Mapping[str, Any]) -> dict[str, 
     A value that the table takes stays as it is. Other values may be neutral, or in the words of another server. The
     child process calls this again, since any program may have written the row. Raises `InvalidInput`.
     """
-    task, engine = tasks.of(spec.task), tasks.built_in(spec.engine)
+    task, engine = tasks.find_task(spec.task), tasks.built_in(spec.engine)
     table = {**task.neutral, **engine.neutral}
     shared = {**task.parameters, **engine.parameters}
     taken: dict[str, Any] = {}
@@ -60,7 +60,7 @@ def validate_inputs(spec: ModelSpec, inputs: Any, *, most: int | None = None) ->
 
     A list may have `most` inputs; if that is not given, as many as a batch.
     """
-    task = tasks.of(spec.task)
+    task = tasks.find_task(spec.task)
     if inputs is None or inputs == []:
         raise InvalidInput("inputs must be one input, or a list of at least one.")
     several = lengths.is_list(spec, inputs)

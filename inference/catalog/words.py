@@ -15,12 +15,12 @@ TYPES = {
 }  # fmt: skip
 
 
-def type_of(value: Any) -> str:
+def type_of(describe_value: Any) -> str:
     """Return the name of a JSON value's type."""
-    return TYPES.get(type(value), type(value).__name__)
+    return TYPES.get(type(describe_value), type(describe_value).__name__)
 
 
-def value(given: Any) -> str:
+def describe_value(given: Any) -> str:
     """Return a value as JSON; for an array or an object, only the name of its type."""
     if isinstance(given, list | dict):
         return type_of(given)
@@ -29,7 +29,7 @@ def value(given: Any) -> str:
     return json.dumps(given, ensure_ascii=False, default=str)
 
 
-def name(given: str) -> str:
+def quote_name(given: str) -> str:
     return given if len(given) <= LONGEST_NAME else f"{given[:LONGEST_NAME]}..."
 
 
@@ -38,7 +38,7 @@ def shorten(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
-def hint(given: str, known: Collection[str]) -> str:
+def suggest(given: str, known: Collection[str]) -> str:
     """Return the end of a sentence with the known name that an unknown one was perhaps meant to be."""
     if len(given) <= LONGEST_NAME and (close := difflib.get_close_matches(given, known, 1)):
         return f"did you mean {close[0]}?"

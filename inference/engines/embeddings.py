@@ -48,7 +48,7 @@ class SentenceEmbeddings(Engine):
 
     def load(self, device: str) -> None:
         backend.require(self.spec)
-        folder = weights.folder(self.spec)
+        folder = weights.fetch_folder(self.spec)
         self.asked = sentence_folder.read(folder)
         self.device = torch.device(device)
         self.tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)

@@ -55,7 +55,7 @@ def make(spec: ModelSpec) -> Engine:
     )
 
 
-def ready(spec: ModelSpec, device: str) -> Engine:
+def load_engine(spec: ModelSpec, device: str) -> Engine:
     """Return the engine of `spec`, loaded onto `device` ("cpu", "cuda:0") and warmed up.
 
     Raises `ModelUnavailable` if that fails.
@@ -83,7 +83,7 @@ def _warm_up_at_its_largest(engine: Engine) -> None:
     Then the device's libraries are ready for such a batch, or the log reports at once that it does not fit into memory.
     """
     spec = engine.spec
-    task = tasks.of(spec.task)
+    task = tasks.find_task(spec.task)
     if not spec.is_built_in or engine.stepper or task.takes_files or task.example is None:
         return
     length = min(engine.max_tokens or LONG, LONG, spec.max_batch_tokens)
@@ -93,7 +93,7 @@ def _warm_up_at_its_largest(engine: Engine) -> None:
         logger.warning("model=%s %d texts of %d tokens do not fit into memory at once", spec.name, *report.oom_shape)
 
 
-def broken(device: str) -> ModelUnavailable | None:
+def find_device_failure(device: str) -> ModelUnavailable | None:
     """Return the error of a `device` that a known good call shows to compute nothing.
 
     Return None if it computes, or if this process has not used it.
@@ -111,7 +111,7 @@ def trace_of(failure: ModelUnavailable) -> str:
     cause = failure.__cause__ or failure
     expected = isinstance(cause, OSError | ImportError | ModelUnavailable)
     if raised.has_own(cause) or not (expected or is_out_of_memory(cause) or is_device_failure(cause)):
-        return raised.places(cause, describe)
+        return raised.format_places(cause, describe)
     return ""
 
 

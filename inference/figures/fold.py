@@ -38,7 +38,7 @@ Key = tuple[Grain, datetime.datetime, str]  # grain, start and model of a row th
 SINCE_EVER = at(0)
 
 
-def fold() -> None:
+def fold_rows() -> None:
     for step in STEPS:
         while _some(step) == MOST:
             pass

@@ -14,13 +14,13 @@ from inference.models import ENDED, Figure, Grain, Job, Status, Worker
 SERVICE = ""  # the model name of figures of the whole service
 
 
-def sample() -> None:
+def record_sample() -> None:
     tick = {"grain": Grain.TICK, "start": at(tick_of(clock.time_s())), "model": SERVICE}
     if not Figure.objects.filter(**tick).exists():
-        Figure.objects.get_or_create(**tick, defaults={"tally": taken()})
+        Figure.objects.get_or_create(**tick, defaults={"tally": take_sample()})
 
 
-def taken() -> Tally:
+def take_sample() -> Tally:
     """Return a sample of the present state, by model except for replicas.
 
     `now` is summed over samples and divided by their number. Of `most` the largest value is kept.

@@ -35,7 +35,7 @@ RANGES = {
 }
 
 
-def series(name: str, model: str = "") -> dict[str, Any]:
+def read_series(name: str, model: str = "") -> dict[str, Any]:
     """Return the figures of one of `RANGES`, of one model or of all.
 
     Each list has one value for each point, or None where nothing is known. The last point is not over yet, and lacks
@@ -64,10 +64,10 @@ def series(name: str, model: str = "") -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _rows(since: datetime.datetime) -> Iterable[tuple[datetime.datetime, str, Tally]]:
+def _rows(totals_since: datetime.datetime) -> Iterable[tuple[datetime.datetime, str, Tally]]:
     """Return the rows since then, without those of the future, which were written before the clock was set back."""
     grains = (Grain.WRITTEN, Grain.TICK, Grain.TEN_MINUTES, Grain.THREE_HOURS)
-    rows = Figure.objects.filter(grain__in=grains, start__range=(since, at(clock.time_s() + TICK_S)))
+    rows = Figure.objects.filter(grain__in=grains, start__range=(totals_since, at(clock.time_s() + TICK_S)))
     return rows.values_list("start", "model", "tally").iterator()
 
 
@@ -124,13 +124,13 @@ def _a_minute(tally: Tally, code: str, lasted_s: float) -> float:
     return float(60 * tally.get("ended", {}).get(FAILED + code, 0) / lasted_s)
 
 
-def _marks(since: datetime.datetime) -> list[dict[str, Any]]:
-    found = Mark.objects.filter(at__gte=since).order_by("-at")[:MARKS]
+def _marks(totals_since: datetime.datetime) -> list[dict[str, Any]]:
+    found = Mark.objects.filter(at__gte=totals_since).order_by("-at")[:MARKS]
     return [{"at": mark.at.timestamp(), "kind": mark.kind, "text": mark.text} for mark in reversed(found)]
 
 
 def ends_since(moment: datetime.datetime) -> dict[str, Counter[str]]:
-    """Return the outcomes since a moment by model, as `since` does, with a tenth of its work for a day."""
+    """Return the outcomes since a moment by model, as `totals_since` does, with a tenth of its work for a day."""
     found: dict[str, Counter[str]] = {}
     for _, model, tally in _rows(moment):
         found.setdefault(model, Counter()).update(tally.get("ended", {}))
@@ -166,7 +166,7 @@ def timed_ends_since(moment: datetime.datetime) -> dict[str, list[tuple[datetime
     return found
 
 
-def since(moment: datetime.datetime) -> dict[str, Tally]:
+def totals_since(moment: datetime.datetime) -> dict[str, Tally]:
     """Return by model the sum of all rows since a moment, which is as exact as these rows are short."""
     found: dict[str, Tally] = {}
     for _, model, tally in _rows(moment):

@@ -29,7 +29,7 @@ EXACT_UP_TO = 1000  # jobs ahead that are counted one by one; more are estimated
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class QueuePosition:
     position: int  # 1 for the job that goes next
     wait_s: float | None  # seconds; None while the model's speed is not known
 
@@ -42,7 +42,7 @@ class _Line(NamedTuple):
     last: UUID
 
 
-def place(job: Job) -> Place:
+def place(job: Job) -> QueuePosition:
     """Return where a queued job stands, by order of arrival or by the turns of owners, whichever is sooner."""
     queued = Job.objects.filter(model=job.model, status=Status.QUEUED)
     count = _bounded(queued.filter(priority__lt=job.priority))
@@ -54,7 +54,7 @@ def place(job: Job) -> Place:
         own = _bounded(queued.filter(priority=job.priority, owner=job.owner_id, pk__lt=job.pk))
         if own < EXACT_UP_TO:
             count = min(count, _in_turn(job.model, counts, job.priority, job.owner_id, own))
-    return Place(position=count + 1, wait_s=workers.seconds_for(job.model, count + 1))
+    return QueuePosition(position=count + 1, wait_s=workers.seconds_for(job.model, count + 1))
 
 
 def ahead_of_next(model: str, priority: int, owner: Any) -> int:

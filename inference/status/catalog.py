@@ -86,7 +86,7 @@ def problems(worker: Worker, wanted: Catalog, known: Mapping[str, int]) -> Itera
                 yield f"{worker.name} could not load {_named(entry)}: {entry['why']}"
 
 
-def waits_for(worker: Worker, wanted: Catalog) -> str:
+def describe_delay(worker: Worker, wanted: Catalog) -> str:
     """Return what is still to happen until this worker runs what is wanted; an empty string when it does."""
     if (worker.catalog or {}).get("digest") != specs.digest_of(wanted):
         return f"{worker.name} has not taken over the file"
@@ -102,7 +102,7 @@ def _is_tried_again(entry: dict[str, Any], known: Mapping[str, int]) -> bool:
     return "failures" in entry and entry["failures"] <= known.get(entry["digest"], 0)
 
 
-def nowhere(living: Iterable[Worker], wanted: Catalog) -> list[str]:
+def unserved_models(living: Iterable[Worker], wanted: Catalog) -> list[str]:
     """Return the models that none of these workers was started for."""
     return sorted(wanted.keys() - {entry["name"] for worker in living for entry in entries(worker)})
 

@@ -96,11 +96,11 @@ def unserved(living: Sequence[Worker]) -> dict[str, Reason]:
 
 def _why(living: Iterable[Worker], name: str) -> Reason:
     """Return the reason why no worker serves the model; of several, the one that needs the least action."""
-    reasons = (reason for worker in living if (reason := why_not(worker, name)))
+    reasons = (reason for worker in living if (reason := explain_worker(worker, name)))
     return min(reasons, key=lambda reason: list(Cause).index(reason.cause), default=Reason(Cause.ABSENT))
 
 
-def why_not(worker: Worker, name: str) -> Reason | None:
+def explain_worker(worker: Worker, name: str) -> Reason | None:
     """Return why the worker does not serve the model; None if it serves it, or if its row does not mention it."""
     if name in worker.model_names:
         return None if worker.connected else Reason(Cause.CUT_OFF)
@@ -113,7 +113,7 @@ def why_not(worker: Worker, name: str) -> Reason | None:
     return Reason(Cause.LOADING) if state == LOADING else Reason(Cause.FAILED, state)
 
 
-def why_waits(job: Job) -> str:
+def explain_wait(job: Job) -> str:
     """Return a sentence, for the client of a job, on why its turn does not come.
 
     It is an empty string if the turn comes, or if the reason cannot be found now. The sentence quotes no engine.
@@ -123,14 +123,14 @@ def why_waits(job: Job) -> str:
     try:
         if job.model in intents.paused_models():
             return f"{job.model!r} is paused: its jobs wait until it is resumed."
-        return "" if workers.serving(job.model) else nobody_serves(job.model)[0]
+        return "" if workers.serving(job.model) else explain_unserved(job.model)[0]
     except Exception as error:
         if not is_away(error):
             raise
         return ""
 
 
-def nobody_serves(name: str) -> tuple[str, str]:
+def explain_unserved(name: str) -> tuple[str, str]:
     """Return two texts on why no worker serves the model: one for clients, and the detail for its operator."""
     reason = _why(list(workers.living()), name)
     return f"No worker serves {name!r} now. {reason.cause.sentence}", reason.detail

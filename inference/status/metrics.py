@@ -15,7 +15,7 @@ from inference.figures import sample
 from inference.models import Job, Status, Worker
 from inference.status import attention, counters, workers
 from inference.status.workers import Remembered
-from inference.streams.live import live
+from inference.streams.hub import hub
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 
@@ -27,7 +27,7 @@ class Figures:
 
     def collect(self) -> Iterator[Metric]:
         yield from _of_rows()
-        yield _family("streams_open", "Streams that this web process writes.", [({}, len(live))])
+        yield _family("streams_open", "Streams that this web process writes.", [({}, len(hub))])
 
 
 def text() -> bytes:

@@ -67,7 +67,7 @@ SELECT * FROM (
 """
 
 
-class Line(NamedTuple):
+class OwnerQueue(NamedTuple):
     """The waiting jobs of one model, priority and owner."""
 
     model: str
@@ -114,7 +114,7 @@ def forget() -> None:
 
 
 @contextlib.contextmanager
-def index_alone() -> Iterator[None]:
+def force_index() -> Iterator[None]:
     """Make the database read from the index only, whatever number of rows its statistics have."""
     if connection.vendor != "postgresql":
         yield
@@ -124,7 +124,7 @@ def index_alone() -> Iterator[None]:
         yield
 
 
-def lines(models: Collection[str], *, after: Any = None) -> tuple[list[Line], Any]:
+def read_queues(models: Collection[str], *, after: Any = None) -> tuple[list[OwnerQueue], Any]:
     """Return the lines of these models in which a job waits, and the last owner that was looked at.
 
     The lines are those without an owner and those of the first `MOST_OWNERS` owners. The last owner is None if these
@@ -142,12 +142,12 @@ def lines(models: Collection[str], *, after: Any = None) -> tuple[list[Line], An
     both: list[Any] = [*Priority.values, *models]
     with connection.cursor() as cursor:
         cursor.execute(sql, [*([] if after is None else [after]), *both, *both])
-        found = [Line(*each) for each in cursor.fetchall()]
+        found = [OwnerQueue(*each) for each in cursor.fetchall()]
     last = next((line.owner for line in found if line.model is None), None)
     return [line for line in found if line.model is not None], last
 
 
-def first_jobs(of: Sequence[Line], *, most: int) -> list[Job]:
+def first_jobs(of: Sequence[OwnerQueue], *, most: int) -> list[Job]:
     """Return the first waiting jobs of each of these lines, without their inputs, at most `most` of each."""
     if not of:
         return []

@@ -23,7 +23,7 @@ from django.db.models.functions import Now
 from inference import budget, clock
 from inference.catalog import lookup
 from inference.models import ENDED, Worker, WorkerState
-from inference.waiting.compute_slots import lending
+from inference.waiting.compute_slots import release_while_waiting
 
 RESTING = (WorkerState.DRAINING, WorkerState.DRAINED)
 PRESENT = (WorkerState.STARTING, WorkerState.READY, WorkerState.DEGRADED, WorkerState.STOPPING, *RESTING)
@@ -54,7 +54,7 @@ def is_late() -> Q:
     return Q(heartbeat_at__lt=Now() - datetime.timedelta(seconds=LATE_BEATS * settings.WORKER_HEARTBEAT_S))
 
 
-def beside(worker: Worker) -> dict[str, list[str]]:
+def find_gpu_conflicts(worker: Worker) -> dict[str, list[str]]:
     """Return the GPUs that this worker shares with others, by the name of the other worker of the same host.
 
     Workers of one host are recognized by their names. They do not divide the memory of these GPUs between them.
@@ -73,7 +73,7 @@ def _lately() -> tuple[Any, Any]:
     return Now() - silent, Now() + silent
 
 
-def shown(rows: QuerySet[Worker]) -> QuerySet[Worker]:
+def recent_workers(rows: QuerySet[Worker]) -> QuerySet[Worker]:
     """Return the rows without those of workers that ended long ago."""
     return rows.exclude(state__in=ENDED, heartbeat_at__lt=clock.now() - ENDED_SHOWN)
 
@@ -112,7 +112,7 @@ class Remembered(Generic[T]):
 
     def _wait_for(self, reading: Future[T]) -> T:
         try:
-            with lending(PATIENCE_S) as patience_s:
+            with release_while_waiting(PATIENCE_S) as patience_s:
                 return reading.result(patience_s)
         except TimeoutError as error:
             raise OperationalError("the database has not answered another request yet that asks the same") from error

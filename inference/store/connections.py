@@ -7,7 +7,7 @@ from django.db import DEFAULT_DB_ALIAS, connection
 from django.db import connections as databases
 
 
-def give_back() -> None:
+def release_connection() -> None:
     """Return this thread's connection to the pool, before a wait.
 
     Without a pool the connection is the thread's own, and is kept. In a transaction it is kept, too.
@@ -16,12 +16,12 @@ def give_back() -> None:
         connection.close()
 
 
-def own() -> None:
+def use_own_connection() -> None:
     """Give this thread a connection of its own beside the pool, from now on."""
     connection.is_own = True  # type: ignore[attr-defined]  # read by inference.store.postgresql
 
 
-def ready() -> None:
+def close_stale_connection() -> None:
     """Close this thread's connection if the server has closed it meanwhile.
 
     A thread that runs as long as its process calls this before it uses its connection again.

@@ -16,7 +16,7 @@ ORDER BY query_start LIMIT 1
 """
 
 
-def problem() -> str:
+def find_lock_problem() -> str:
     """Return a sentence if writers wait for a lock, else an empty string.
 
     In a transaction of the caller nothing is checked, and the string is empty.

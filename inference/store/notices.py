@@ -24,7 +24,7 @@ def publish(ids: Collection[UUID]) -> None:
 
     If the notice cannot be sent, the requests that wait for these jobs find out by a slow poll.
     """
-    connections.give_back()
+    connections.release_connection()
     try:
         with redis_client.call() as client:
             client.publish(channel(), ",".join(job_id.hex for job_id in ids))

@@ -56,7 +56,7 @@ _DEFAULTS = {field.attname: field.get_default() for field in _FIELDS if field.at
 _DOCUMENTS = [field.attname for field in _FIELDS if isinstance(field, models.JSONField)]
 
 
-class Row(NamedTuple):
+class JobRow(NamedTuple):
     """A new job, or the outcome of one, with values converted for the database."""
 
     values: Mapping[str, Any]  # by column, in the order of the table
@@ -77,10 +77,10 @@ def new_job(*, owner: Any, bulk: Bulk | None = None, **values: Any) -> Job:
     return job
 
 
-def prepare(job: Job) -> Row:
+def prepare(job: Job) -> JobRow:
     database: Any = connections[DEFAULT_DB_ALIAS]
     values = vars(job)
-    return row(
+    return make_row(
         {
             name: stored if values[name] is default else to_db(name, values[name], database)
             for name, default, stored in _defaults(database.alias)
@@ -100,25 +100,25 @@ def _defaults(alias: str) -> list[tuple[str, Any, Any]]:
     return [(name, _DEFAULTS.get(name, stored), stored.get(name)) for name in PREPARED]
 
 
-def likes(other: Row) -> Callable[..., Row]:
+def row_factory(other: JobRow) -> Callable[..., JobRow]:
     """Return a function that makes rows equal to `other` except in the columns that it is given.
 
     This takes a tenth of what a `Job` and its row cost.
     """
     database: Any = connections[DEFAULT_DB_ALIAS]
 
-    def like(**own: Any) -> Row:
-        return row({**other.values, **{name: to_db(name, value, database) for name, value in own.items()}})
+    def like(**own: Any) -> JobRow:
+        return make_row({**other.values, **{name: to_db(name, value, database) for name, value in own.items()}})
 
     return like
 
 
-def row(values: Mapping[str, Any]) -> Row:
+def make_row(values: Mapping[str, Any]) -> JobRow:
     size = 0
     for name in _DOCUMENTS:
         if (document := values.get(name)) is not None:
             size += _bytes(document)
-    return Row(values, size)
+    return JobRow(values, size)
 
 
 def _bytes(value: Any) -> int:
@@ -142,7 +142,7 @@ class Sized(Protocol):
 S = TypeVar("S", bound=Sized)
 
 
-def statements(items: Iterable[S], most: int = MOST) -> Iterator[list[S]]:
+def group_by_statement(items: Iterable[S], most: int = MOST) -> Iterator[list[S]]:
     """Split items into groups for one statement each: at most `most` rows and `MOST_BYTES`.
 
     A row that alone has more bytes is a group by itself.
@@ -159,7 +159,7 @@ def statements(items: Iterable[S], most: int = MOST) -> Iterator[list[S]]:
         yield group
 
 
-def insert(rows: Sequence[Row]) -> None:
+def insert(rows: Sequence[JobRow]) -> None:
     """Insert the rows, at most `MOST` of them, in one statement.
 
     Raises `IntegrityError` if an idempotency key is taken; then none of the rows is inserted.
@@ -170,7 +170,7 @@ def insert(rows: Sequence[Row]) -> None:
     never wait for each other.
     """
     database: Any = connections[DEFAULT_DB_ALIAS]
-    own, common = _columns(sorted(rows, key=lambda row: row.values["idempotency_key"] or ""))
+    own, common = _columns(sorted(rows, key=lambda make_row: make_row.values["idempotency_key"] or ""))
     query = _insert_sql(tuple(own), tuple(common), len(rows))
     with transaction.atomic() if database.in_atomic_block else nullcontext(), database.cursor() as cursor:
         cursor.execute(query, [*common.values(), *itertools.chain.from_iterable(zip(*own.values(), strict=True))])
@@ -180,11 +180,11 @@ def insert(rows: Sequence[Row]) -> None:
 def _insert_sql(own: Sequence[str], common: Sequence[str], count: int) -> str:
     names = ", ".join(map(connections[DEFAULT_DB_ALIAS].ops.quote_name, (*own, *common)))
     selected = ", ".join(["own.*", *["%s"] * len(common)])
-    values = ", ".join([f"({marks(len(own))})"] * count)
+    values = ", ".join([f"({placeholders(len(own))})"] * count)
     return f"INSERT INTO {Job._meta.db_table} ({names}) SELECT {selected} FROM (VALUES {values}) AS own"  # noqa: S608 - own names
 
 
-def update(rows: Sequence[Row], also: str, where: str, values: Sequence[Any]) -> int:
+def update(rows: Sequence[JobRow], also: str, where: str, values: Sequence[Any]) -> int:
     """Update jobs in one statement, as `insert` does, and return how many rows were changed.
 
     Parameters:
@@ -210,7 +210,7 @@ def update(rows: Sequence[Row], also: str, where: str, values: Sequence[Any]) ->
 def _update_sql(own: Sequence[str], common: Sequence[str], count: int, also: str, where: str) -> str:
     assigned = [f"{name} = %s" for name in common]
     assigned += [f"{name} = own.column{number}" for number, name in enumerate(own, 1) if name != "id"]
-    of_own = f"(VALUES {', '.join([f'({marks(len(own))})'] * count)}) AS own"
+    of_own = f"(VALUES {', '.join([f'({placeholders(len(own))})'] * count)}) AS own"
     table, is_own = Job._meta.db_table, f"job.id = own.column{1 + own.index('id')} AND {where}"
     if connections[DEFAULT_DB_ALIAS].features.has_select_for_update:
         in_order = f"JOIN {table} AS job ON {is_own} ORDER BY job.id FOR UPDATE OF job"
@@ -218,12 +218,12 @@ def _update_sql(own: Sequence[str], common: Sequence[str], count: int, also: str
     return f"UPDATE {table} AS job SET {', '.join([*assigned, also])} FROM {of_own} WHERE {is_own}"  # noqa: S608 - own names
 
 
-def _columns(rows: Sequence[Row]) -> tuple[dict[str, tuple[Any, ...]], dict[str, Any]]:
+def _columns(rows: Sequence[JobRow]) -> tuple[dict[str, tuple[Any, ...]], dict[str, Any]]:
     """Return the columns in which rows differ, and the common value of each other column.
 
     The id counts as a column that differs, also in a single row.
     """
-    columns = dict(zip(rows[0].values, zip(*(row.values.values() for row in rows), strict=True), strict=True))
+    columns = dict(zip(rows[0].values, zip(*(make_row.values.values() for make_row in rows), strict=True), strict=True))
     own = {name: column for name, column in columns.items() if name == "id" or column.count(column[0]) < len(rows)}
     return own, {name: column[0] for name, column in columns.items() if name not in own}
 
@@ -241,7 +241,7 @@ def ids_to_db(ids: Iterable[UUID], database: Any) -> list[Any]:
     return list(ids) if database.features.has_native_uuid_field else [f"{each.int:032x}" for each in ids]
 
 
-def finished(ids: Collection[UUID]) -> dict[UUID, Changes]:
+def read_finished(ids: Collection[UUID]) -> dict[UUID, Changes]:
     """Return the changes of those of these jobs that are finished, by id."""
     database: Any = connections[DEFAULT_DB_ALIAS]
     with database.cursor() as cursor:
@@ -250,7 +250,7 @@ def finished(ids: Collection[UUID]) -> dict[UUID, Changes]:
     return {told[0]: dict(zip(_TOLD, told, strict=True)) for told in from_db(rows, _TOLD, database)}
 
 
-def ended(ids: Iterable[UUID]) -> set[UUID]:
+def find_ended(ids: Iterable[UUID]) -> set[UUID]:
     """Return the ids of those of these jobs that are finished."""
     found = (Job.objects.filter(pk__in=chunk, status__in=TERMINAL).order_by() for chunk in chunks(ids))
     return {job_id for jobs in found for job_id in jobs.values_list("pk", flat=True)}
@@ -258,11 +258,11 @@ def ended(ids: Iterable[UUID]) -> set[UUID]:
 
 @functools.lru_cache(maxsize=SHAPES)
 def _finished_sql(count: int) -> str:
-    where = f"id IN ({marks(count)}) AND status IN ({marks(len(TERMINAL))})"
+    where = f"id IN ({placeholders(count)}) AND status IN ({placeholders(len(TERMINAL))})"
     return f"SELECT {', '.join(_TOLD)} FROM {Job._meta.db_table} WHERE {where}"  # noqa: S608 - own names
 
 
-def change(job: Job, changes: Changes) -> None:
+def apply_changes(job: Job, changes: Changes) -> None:
     """Set the attributes of a job that is finished.
 
     Attributes that changed as well and are not among `changes` are deferred: Django reads them on their first use.
@@ -273,7 +273,7 @@ def change(job: Job, changes: Changes) -> None:
         values.pop(name, None)
 
 
-def held(batch: UUID, ids: Collection[UUID]) -> set[UUID]:
+def find_held(batch: UUID, ids: Collection[UUID]) -> set[UUID]:
     """Return those of `ids` that `batch` still runs."""
     running = Job.objects.filter(pk__in=ids, batch=batch, status=Status.RUNNING)
     return set(running.order_by().values_list("pk", flat=True))
@@ -345,7 +345,7 @@ def _by_value(column: Any, convert: Callable[..., Any], values: Sequence[Any], d
     return [known[value] for value in values]
 
 
-def marks(count: int) -> str:
+def placeholders(count: int) -> str:
     """Return `count` placeholders of a statement."""
     return ", ".join(["%s"] * count)
 

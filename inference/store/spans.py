@@ -29,7 +29,7 @@ def tell(make: Callable[..., None], *of: Any) -> None:
         logger.exception("no span of what was recorded")
 
 
-def recorded(batch: UUID, outcomes: Sequence[Any], batch_size: int | Mapping[UUID, int]) -> None:
+def record_batch_span(batch: UUID, outcomes: Sequence[Any], batch_size: int | Mapping[UUID, int]) -> None:
     """Make the spans of a batch's jobs, or of the jobs that leave an open batch now, and of the batch.
 
     The batch has a trace of its own, with a link to the span of each job.
@@ -53,7 +53,7 @@ def recorded(batch: UUID, outcomes: Sequence[Any], batch_size: int | Mapping[UUI
         span.end(end_ns)
 
 
-def ended(ids: Iterable[UUID], status: Status, code: str) -> None:
+def record_end_span(ids: Iterable[UUID], status: Status, code: str) -> None:
     """Make the spans of jobs that ended otherwise than by a batch.
 
     The span of a list in parts is the one that the spans of its parts are within.
@@ -62,7 +62,7 @@ def ended(ids: Iterable[UUID], status: Status, code: str) -> None:
     end_ns = _ns(clock.now())
     held = Job.objects.filter(pk__in=list(ids), whole=None).values_list(*columns)
     for model, job, told, created_at, started_at, parts in held:
-        with tracing.known_as(job) if parts else nullcontext():
+        with tracing.span_of_whole(job) if parts else nullcontext():
             _job(_common(model), job, told, created_at, started_at, status, code, end_ns).end(end_ns)
 
 
@@ -89,7 +89,9 @@ def _job(
 def _common(model: str) -> dict[str, Any]:
     spec = lookup.known_models().get(model)
     task = spec.task if spec else ""
-    operation = "text_completion" if tasks.of(task).generates else "embeddings" if task in tasks.EMBEDDINGS else task
+    operation = (
+        "text_completion" if tasks.find_task(task).generates else "embeddings" if task in tasks.EMBEDDINGS else task
+    )
     return {
         "gen_ai.operation.name": operation or "inference", "gen_ai.provider.name": "inference",
         "gen_ai.request.model": model,

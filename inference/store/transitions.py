@@ -24,13 +24,13 @@ from django.db.models.functions import Now
 from django.db.models.lookups import IsNull
 
 from inference import budget, clock, errors, failpoints, queries
-from inference.failures import Kind, kind_of
+from inference.failures import FailureKind, kind_of
 from inference.fields.json_field import storable
 from inference.figures import ledger, tallies
 from inference.figures.tallies import Tally
 from inference.models import WAITING, Job, Status
 from inference.store import notices, rows
-from inference.store.rows import in_seconds, marks, now_sql
+from inference.store.rows import in_seconds, now_sql, placeholders
 from inference.telemetry import logs, tracing
 
 if tracing.on:
@@ -144,9 +144,9 @@ def _claim_sql(ids: int, takes_over: int, lease: str) -> str:
     """Return one statement that locks the rows in order, changes and returns them, so that nothing comes in between."""
     now = now_sql()
     free = f"status = 'queued' AND (expires_at IS NULL OR expires_at > {now}) AND recoveries < %s"
-    free += f" OR status = 'running' AND batch IN ({marks(takes_over)})"
+    free += f" OR status = 'running' AND batch IN ({placeholders(takes_over)})"
     table = Job._meta.db_table
-    claimable = f"id IN ({marks(ids)}) AND model = %s AND parts IS NULL AND ({free})"
+    claimable = f"id IN ({placeholders(ids)}) AND model = %s AND parts IS NULL AND ({free})"
     if connections[DEFAULT_DB_ALIAS].features.has_select_for_update:
         claimable = f"id IN (SELECT id FROM {table} WHERE {claimable} ORDER BY id FOR UPDATE)"  # noqa: S608 - as below
     return (
@@ -156,7 +156,7 @@ def _claim_sql(ids: int, takes_over: int, lease: str) -> str:
     )
 
 
-def take_back(batch: UUID, ids: Collection[UUID], *, keeps_messages: bool) -> None:
+def withdraw_claim(batch: UUID, ids: Collection[UUID], *, keeps_messages: bool) -> None:
     """Undo the claim of jobs that `batch` has not begun.
 
     With `keeps_messages` their messages still count as sent; else they are sent again.
@@ -166,7 +166,7 @@ def take_back(batch: UUID, ids: Collection[UUID], *, keeps_messages: bool) -> No
     queries.update(held, **unclaimed, attempts=F("attempts") - 1)
 
 
-def keep(batch: UUID, ids: Collection[UUID], *, time_limit_s: float) -> None:
+def extend_lease(batch: UUID, ids: Collection[UUID], *, time_limit_s: float) -> None:
     """Renew the leases of those of `ids` that `batch` still runs, to `LEASE_MARGIN_S` past `time_limit_s` from now.
 
     The batch was held up by work that is not part of these jobs.
@@ -246,13 +246,13 @@ def _record_locked(
     is_held = "job.batch = %s AND job.status = 'running'", rows.ids_to_db([batch], database)
     ids = rows.ids_to_db([outcome.job_id for outcome in outcomes], database)
     recorded = [_record_row(*each, batch_size, database) for each in zip(ids, outcomes, strict=True)]
-    for statement in rows.statements(recorded):
+    for statement in rows.group_by_statement(recorded):
         if rows.update(statement, f"finished_at = {now_sql()}", *is_held) < len(statement):
             raise _NotAll
     ends = {whole: end for whole, parts in wholes.items() if (end := _settle(whole, parts))}
     ledger.write_on(outcomes[0].model, tallies.add(_counted(outcomes, ends.values()), beside))
     if tracing.on:
-        transaction.on_commit(lambda: spans.tell(spans.recorded, batch, outcomes, batch_size))
+        transaction.on_commit(lambda: spans.tell(spans.record_batch_span, batch, outcomes, batch_size))
     return len(outcomes), list(ends)
 
 
@@ -276,8 +276,8 @@ def _end_of(status: str, code: str) -> str:
     return f"{status} {code}" if status == Status.FAILED else str(status)
 
 
-def _record_row(job_id: Any, outcome: Outcome, batch_size: Sizes, database: Any) -> rows.Row:
-    return rows.row(
+def _record_row(job_id: Any, outcome: Outcome, batch_size: Sizes, database: Any) -> rows.JobRow:
+    return rows.make_row(
         {
             "id": job_id,
             "status": outcome.status.value,
@@ -327,7 +327,7 @@ def _settle(whole: UUID, count: int | None) -> str:
             gone = f"Of the {count} parts of this list {held['outputs']} are left: send it again."
             end = _failure(errors.Lost.code, gone)
         elif (held["numbers"] or 0) > MOST_ANSWERED:
-            end = _failure(errors.InvalidInput.code, too_much(held["numbers"]))
+            end = _failure(errors.InvalidInput.code, describe_overflow(held["numbers"]))
     ended = _end_whole(whole, end)
     queries.update(parts.filter(output__isnull=False), output=None)  # an output is stored once, with the whole
     return ended
@@ -341,12 +341,12 @@ def _end_whole(whole: UUID, end: dict[str, Any]) -> str:
     if Job.objects.filter(pk=whole, status__in=WAITING).update(**end, finished_at=Now()):
         code = end.get("error_code", "")
         if tracing.on:
-            transaction.on_commit(lambda: spans.tell(spans.ended, [whole], end["status"], code))
+            transaction.on_commit(lambda: spans.tell(spans.record_end_span, [whole], end["status"], code))
         return _end_of(end["status"], code)
     return ""
 
 
-def too_much(numbers: int) -> str:
+def describe_overflow(numbers: int) -> str:
     return f"The answer holds about {numbers} numbers, at most {MOST_ANSWERED} are kept: send less in one job."
 
 
@@ -363,7 +363,7 @@ def _drop(parts: QuerySet[Job]) -> None:
             waiting.update(status=Status.CANCELLED, finished_at=Now())
 
 
-def settle_wholes() -> None:
+def finish_wholes() -> None:
     """End wholes whose parts ended without a record, or were recorded by a worker of a version without wholes."""
     parts = Job.objects.filter(whole=OuterRef("pk"))
     due = Exists(parts.filter(status__in=_BROKEN)) | ~Exists(parts.filter(status__in=WAITING))
@@ -374,9 +374,9 @@ def settle_wholes() -> None:
                 end = next((_settle(*locked) for locked in _lock([whole]).items()), "")
                 _count(model, end)
         except DatabaseError as error:
-            if kind_of(error) is not Kind.DATA:
+            if kind_of(error) is not FailureKind.DATA:
                 raise
-            logger.error("job=%s not put together, the database refuses it: %s", whole, logs.said(error))
+            logger.error("job=%s not put together, the database refuses it: %s", whole, logs.summarize(error))
             with transaction.atomic():
                 end = _end_whole(whole, _failure(errors.BadOutput.code, "The database refused to store the answer."))
                 _count(model, end)
@@ -421,7 +421,7 @@ def expire() -> None:
         overdue, Status.EXPIRED, error_code=errors.Expired.code, error_detail="Not started before its deadline."
     ):
         logger.info("%d jobs expired", expired)
-        settle_wholes()
+        finish_wholes()
 
 
 def renew_future_leases() -> None:
@@ -433,7 +433,7 @@ def renew_future_leases() -> None:
     queries.update(set_back, lease_until=Now() + (F("lease_until") - F("started_at")), started_at=Now())
 
 
-def give_back_lost(which: Q) -> None:
+def requeue_lost(which: Q) -> None:
     """Queue the running jobs that `which` selects again, as jobs whose batch was lost, and count the loss.
 
     A job that was lost `MAX_RECOVERIES` times fails instead; the last time it ran alone in its worker.
@@ -451,7 +451,7 @@ def give_back_lost(which: Q) -> None:
         logger.warning("%d running jobs given back, %d given up as lost", given, failed)
 
 
-def give_back_stopped(which: Q) -> None:
+def requeue_stopped(which: Q) -> None:
     """Queue the running jobs of stopped workers again.
 
     This does not count as a loss: a stop says nothing about the jobs.
@@ -494,7 +494,9 @@ def _end_locked(held: Sequence[tuple[UUID, str, UUID | None]], status: Status, *
     Job.objects.filter(pk__in=[job_id for job_id, _, _ in held]).update(status=status, finished_at=Now(), **values)
     code = values.get("error_code", "")
     if tracing.on:
-        transaction.on_commit(lambda: spans.tell(spans.ended, [job_id for job_id, _, _ in held], status, code))
+        transaction.on_commit(
+            lambda: spans.tell(spans.record_end_span, [job_id for job_id, _, _ in held], status, code)
+        )
     end = _end_of(status, code)
     for model, count in Counter(model for _, model, whole in held if not whole).items():
         ledger.write(model, {"ended": {end: count}})

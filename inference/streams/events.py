@@ -37,16 +37,16 @@ class End:
 
 
 @dataclass(frozen=True, slots=True)
-class Silence:
+class KeepAlive:
     """Nothing happened for a while, so that the server can find out if the client is still there."""
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class Interrupted:
     """This process ends the stream while the job goes on. This is the last event.
 
     The client comes back with the id of the last event that it got.
     """
 
 
-Event = Delta | Restart | End | Silence | Cut
+Event = Delta | Restart | End | KeepAlive | Interrupted

@@ -14,7 +14,7 @@ import redis
 from django.conf import settings
 
 from inference.broker import redis_client
-from inference.broker.breaker import Resting
+from inference.broker.circuit_breaker import Resting
 from inference.errors import BrokerUnavailable
 from inference.streams.chunks import Chunk
 

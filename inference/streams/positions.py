@@ -48,14 +48,14 @@ class Position:
         return f"{self.at}-{base64.urlsafe_b64encode(self.digest + signed).decode().rstrip('=')}"
 
 
-class Told:
+class DeliveredText:
     """The position of a stream, which moves on with each text that is sent."""
 
     def __init__(self) -> None:
         self._hash = hashlib.blake2b(digest_size=BYTES)
         self.at = 0
 
-    def tell(self, text: str) -> None:
+    def add(self, text: str) -> None:
         self._hash.update(text.encode(errors="surrogatepass"))
         self.at += len(text)
 
@@ -64,7 +64,7 @@ class Told:
         return Position(self.at, self._hash.digest())
 
 
-BEGINNING = Told().position
+BEGINNING = DeliveredText().position
 
 
 def _key(secret: str) -> bytes:

@@ -10,11 +10,11 @@ from django.db import DatabaseError, InterfaceError, connection
 
 from inference.models import Job, Status
 from inference.store import rows
-from inference.streams.events import Cut, Delta, End, Event, Restart, Silence
-from inference.streams.live import Ear, live
+from inference.streams.cursor import StreamCursor, TextDiverged
+from inference.streams.events import Delta, End, Event, Interrupted, KeepAlive, Restart
+from inference.streams.hub import StreamSubscriber, hub
 from inference.streams.positions import BEGINNING, Position
-from inference.streams.tale import Differs, Tale
-from inference.streams.texts import Prompt, generated
+from inference.streams.texts import Prompt, generated_text
 
 logger = logging.getLogger(__name__)
 
@@ -23,59 +23,59 @@ LONGEST_S = 3600.0  # then the client has to come back: its API key, or the job,
 
 
 def read(job: Job, *, after: Position = BEGINNING) -> Iterator[Event]:
-    """Return the events of a stored job as they come. The last one is an `End` or a `Cut`.
+    """Return the events of a stored job as they come. The last one is an `End` or a `Interrupted`.
 
-    A `Silence` comes when there was no other event for `SILENCE_S`. The inputs of `job` are dropped from memory. No
+    A `KeepAlive` comes when there was no other event for `SILENCE_S`. The inputs of `job` are dropped from memory. No
     database connection is held meanwhile.
     """
     prompt = Prompt.of(job.inputs, job.parameters)
     vars(job).pop("inputs", None)
-    return _events(job, prompt, Tale(job.id, after))
+    return _events(job, prompt, StreamCursor(job.id, after))
 
 
-def _events(job: Job, prompt: Prompt, tale: Tale) -> Iterator[Event]:
+def _events(job: Job, prompt: Prompt, cursor: StreamCursor) -> Iterator[Event]:
     give_up_at = time.monotonic() + LONGEST_S
-    with live.follow(job.id) as ear:
-        _look(ear)
-        while not ear.is_over and time.monotonic() < give_up_at:
-            event = _next(ear, tale)
-            if event or not ear.is_over:
-                yield event or Silence()
-        changes = ear.changes
+    with hub.follow(job.id) as subscriber:
+        _look(subscriber)
+        while not subscriber.is_over and time.monotonic() < give_up_at:
+            event = _next(subscriber, cursor)
+            if event or not subscriber.is_over:
+                yield event or KeepAlive()
+        changes = subscriber.changes
     if changes is None:
-        yield Cut()
+        yield Interrupted()
         return
-    rows.change(job, changes)
-    yield from _end(job, generated(job, prompt) if job.status == Status.SUCCEEDED else None, tale)
+    rows.apply_changes(job, changes)
+    yield from _end(job, generated_text(job, prompt) if job.status == Status.SUCCEEDED else None, cursor)
 
 
-def _look(ear: Ear) -> None:
+def _look(subscriber: StreamSubscriber) -> None:
     """Read the row once, as the job may have finished before the ear was registered."""
     try:
-        if finished := rows.finished([ear.job_id]):
-            ear.wake(finished[ear.job_id])
+        if finished := rows.read_finished([subscriber.job_id]):
+            subscriber.wake(finished[subscriber.job_id])
     except (DatabaseError, InterfaceError) as error:
-        logger.warning("job=%s: its row was not read, the listener polls: %s", ear.job_id, error)
+        logger.warning("job=%s: its row was not read, the listener polls: %s", subscriber.job_id, error)
     finally:
         connection.close()
 
 
-def _next(ear: Ear, tale: Tale) -> Delta | Restart | None:
+def _next(subscriber: StreamSubscriber, cursor: StreamCursor) -> Delta | Restart | None:
     try:
-        return tale.hear(ear.listen(SILENCE_S))
-    except Differs:
-        ear.rewind(tale.begins_after)
-        return tale.restart()
+        return cursor.consume(subscriber.listen(SILENCE_S))
+    except TextDiverged:
+        subscriber.replay_after(cursor.start_entry)
+        return cursor.restart()
 
 
-def _end(job: Job, text: str | None, tale: Tale) -> Iterator[Event]:
+def _end(job: Job, text: str | None, cursor: StreamCursor) -> Iterator[Event]:
     """Yield the part of the text that was not sent yet, and the end."""
     if text is not None:
         try:
-            rest = tale.hear_all(text)
-        except Differs:
-            yield tale.restart()
-            rest = tale.hear_all(text)
+            rest = cursor.consume_all(text)
+        except TextDiverged:
+            yield cursor.restart()
+            rest = cursor.consume_all(text)
         if rest:
             yield rest
-    yield End(job=job, text=text, id=tale.id)
+    yield End(job=job, text=text, id=cursor.id)

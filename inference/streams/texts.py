@@ -45,7 +45,7 @@ class Prompt:
         return text[self.length :] if _digest(text[: self.length]) == self.digest else text
 
 
-def generated(job: Job, prompt: Prompt) -> str | None:
+def generated_text(job: Job, prompt: Prompt) -> str | None:
     """Return the text that the job generated, without its prompt. It is None if the output holds no text."""
     text = full_text(job.output)
     if text is None or job.prompt_length is None:  # a worker of an earlier version did not record the length

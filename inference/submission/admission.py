@@ -18,17 +18,17 @@ from inference.errors import InvalidInput, Overloaded, QueueFull, TooManyQueued
 from inference.failures import is_away
 from inference.models import Job, Priority, Status
 from inference.status import backlog, workers
-from inference.submission.lines import Line
+from inference.submission.lines import QueueCounter
 from inference.submission.submissions import Terms
 
 RETRY_AFTER_S = (1.0, 60.0)  # the shortest and the longest
 _AND_BELOW: dict[int, list[Priority]] = {each: [other for other in Priority if other >= each] for each in Priority}
 
-_lines: dict[tuple[str, Any, int], Line] = {}  # by kind ("model" or "owner"), its key, and priority
+_lines: dict[tuple[str, Any, int], QueueCounter] = {}  # by kind ("model" or "owner"), its key, and priority
 
 
 @contextlib.contextmanager
-def room(terms: Terms, ids: Collection[UUID]) -> Iterator[None]:
+def reserve_places(terms: Terms, ids: Collection[UUID]) -> Iterator[None]:
     """Admit the jobs `ids`, and keep their room until they are stored, which is the end of the block.
 
     Raises `TooManyQueued`, `QueueFull` or `Overloaded`; `InvalidInput` if there can never be room for so many.
@@ -47,10 +47,12 @@ def room(terms: Terms, ids: Collection[UUID]) -> Iterator[None]:
         yield
 
 
-def _enter(rooms: contextlib.ExitStack, kind: str, key: Any, priority: int, ids: Collection[UUID], limit: int) -> Line:
+def _enter(
+    rooms: contextlib.ExitStack, kind: str, key: Any, priority: int, ids: Collection[UUID], limit: int
+) -> QueueCounter:
     """Let the jobs into the line of their priority and those of lower ones, until `rooms` end.
 
-    Returns the line of their priority. Raises what `room` raises, except `Overloaded`.
+    Returns the line of their priority. Raises what `reserve_places` raises, except `Overloaded`.
     """
     if len(ids) > limit:
         what = f"the queue of {key!r}" if kind == "model" else "your share of the queue"
@@ -83,12 +85,12 @@ def _full(kind: str, key: Any, waiting: int, jobs: int, limit: int) -> TooManyQu
     )
 
 
-def _line(kind: str, key: Any, priority: int) -> Line:
+def _line(kind: str, key: Any, priority: int) -> QueueCounter:
     def queued() -> QuerySet[Job]:
         return Job.objects.filter(status=Status.QUEUED, priority__lte=priority, **{kind: key})
 
     name = (kind, key, priority)
-    return _lines.get(name) or _lines.setdefault(name, Line(queued))
+    return _lines.get(name) or _lines.setdefault(name, QueueCounter(queued))
 
 
 def wait_s(job: Job) -> float | None:

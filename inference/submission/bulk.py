@@ -25,7 +25,7 @@ from inference.models import TERMINAL, WAITING, Bulk, Job, Status
 from inference.store import rows
 from inference.store.transitions import cancel_many
 from inference.submission import admission, idempotency, jobs, together, writer
-from inference.submission.submissions import BulkSubmission, Item
+from inference.submission.submissions import BulkItem, BulkSubmission
 from inference.submission.together import Common, NewJob
 from inference.telemetry import logs
 
@@ -34,7 +34,7 @@ SHORT_DETAIL = 60  # characters of each further one: an answer may not be longer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
+class BulkProgress:
     counts: dict[str, int]  # by status
     errors: list[dict[str, Any]]  # the first refused inputs and failed jobs: index, job, code, detail
 
@@ -46,7 +46,7 @@ class Progress:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accepted:
     bulk: Bulk
-    progress: Progress
+    progress: BulkProgress
     jobs: Sequence[tuple[int | None, UUID]]  # (index, id) of every job, in the order of the inputs
 
 
@@ -61,13 +61,13 @@ def submit(submission: BulkSubmission) -> Accepted:
     def store() -> Bulk:
         new.extend(_jobs(submission, bulk))
         try:
-            with admission.room(submission, [job.id for job in new]):
+            with admission.reserve_places(submission, [job.id for job in new]):
                 _store(bulk, new)
         except IntegrityError as error:
-            return idempotency.explain(bulk, error)
+            return idempotency.resolve_conflict(bulk, error)
         return bulk
 
-    stored = idempotency.once(bulk, store)
+    stored = idempotency.store_once(bulk, store)
     if stored is not bulk:
         return _accepted_before(stored)
     together.send(submission.spec, new)
@@ -92,7 +92,7 @@ def wait(bulk: Bulk, *, timeout_s: float) -> None:
         jobs.wait(job_id, timeout_s=left_s)
 
 
-def progress(bulk: Bulk) -> Progress:
+def progress(bulk: Bulk) -> BulkProgress:
     counts = dict(bulk.job_set.order_by().values_list("status").annotate(Count("pk")))
     failed = bulk.job_set.filter(status=Status.FAILED).order_by("bulk_index")[:SHOWN_ERRORS]
     errors = bulk.rejected + [
@@ -102,9 +102,9 @@ def progress(bulk: Bulk) -> Progress:
     return _progress(counts, errors)
 
 
-def _progress(counts: dict[str, int], errors: list[dict[str, Any]]) -> Progress:
+def _progress(counts: dict[str, int], errors: list[dict[str, Any]]) -> BulkProgress:
     counts = dict.fromkeys(Status.values, 0) | counts
-    return Progress(counts=counts, errors=sorted(errors, key=lambda error: error["index"])[:SHOWN_ERRORS])
+    return BulkProgress(counts=counts, errors=sorted(errors, key=lambda error: error["index"])[:SHOWN_ERRORS])
 
 
 def _accepted_before(known: Bulk) -> Accepted:
@@ -112,7 +112,7 @@ def _accepted_before(known: Bulk) -> Accepted:
 
     Raises `StoreUnavailable` if the database is away.
     """
-    with writer.telling(known):
+    with writer.naming_row(known):
         found = list(known.job_set.order_by("bulk_index").values_list("bulk_index", "pk"))
         return Accepted(bulk=known, progress=progress(known), jobs=found)
 
@@ -142,7 +142,7 @@ def check_size(inputs: int) -> None:
         raise InvalidInput(f"inputs: must be from 1 to {settings.MAX_BULK_INPUTS} inputs.")
 
 
-def _check_parameters(items: Sequence[Item]) -> None:
+def _check_parameters(items: Sequence[BulkItem]) -> None:
     """Raise `InvalidInput` if parameters that all items share are too large to be stored with each job."""
     given = items[0].parameters
     if given and all(item.parameters is given for item in items):
@@ -158,7 +158,7 @@ def _new_bulk(submission: BulkSubmission) -> Bulk:
     logs.note(bulk=bulk.id, model=model)
     if submission.idempotency_key is not None:
         bodies = [[item.inputs, item.parameters, item.error is None] for item in items]
-        bulk.idempotency_key = idempotency.owned(owner, submission.idempotency_key)
+        bulk.idempotency_key = idempotency.scope_key(owner, submission.idempotency_key)
         bulk.idempotency_digest = idempotency.digest(model, bodies, submission.priority, submission.expires_in_s)
     return bulk
 
@@ -200,7 +200,7 @@ class _Kinds:
 
     def __init__(self, spec: ModelSpec, common: Job) -> None:
         self._spec = spec
-        self._like, self._message = rows.likes(rows.prepare(common)), writer.message_of(common)
+        self._like, self._message = rows.row_factory(rows.prepare(common)), writer.message_of(common)
         self._known: dict[str, _Kind] = {}
 
     def of(self, given: dict[str, Any]) -> _Kind:
@@ -211,7 +211,7 @@ class _Kinds:
         return self._known[spelt]
 
     def _new(self, parameters: dict[str, Any]) -> _Kind:
-        like = rows.likes(self._like(parameters=parameters))
+        like = rows.row_factory(self._like(parameters=parameters))
         return _Kind(parameters, Common(like, replace(self._message, group=parameters_digest(parameters))))
 
 
@@ -220,7 +220,7 @@ def _store(bulk: Bulk, new: Sequence[NewJob]) -> None:
 
     Raises `IntegrityError` if the idempotency key is taken, and `StoreUnavailable` if the bulk may have been stored.
     """
-    statements = list(rows.statements(job.row for job in new))
-    with together.committing(bulk):
+    statements = list(rows.group_by_statement(job.row for job in new))
+    with together.commit(bulk):
         bulk.save(force_insert=True)
         together.insert(statements)

@@ -19,7 +19,7 @@ from django.db import IntegrityError
 
 from inference.errors import IdempotencyMismatch, StoreUnavailable, UnknownOwner
 from inference.models import Bulk, Job
-from inference.waiting.compute_slots import lending
+from inference.waiting.compute_slots import release_while_waiting
 
 Row = TypeVar("Row", Job, Bulk)
 Key = tuple[type[Job | Bulk], str]
@@ -29,7 +29,7 @@ _guard = threading.Lock()
 _storing: dict[Key, Future[Any]] = {}  # rows that requests of this process are storing now
 
 
-def owned(owner: Any, key: str | None) -> str | None:
+def scope_key(owner: Any, key: str | None) -> str | None:
     """Return the key as it is stored, with its owner: each owner has keys of its own."""
     return None if key is None else f"{owner.pk if owner else '-'}:{key}"
 
@@ -39,7 +39,7 @@ def digest(*body: Any) -> str:
     return hashlib.sha256(orjson.dumps(body, option=orjson.OPT_SORT_KEYS)).hexdigest()
 
 
-def known(row: Row) -> Row | None:
+def find_stored(row: Row) -> Row | None:
     """Return the stored row with the same key, or None.
 
     Raises `IdempotencyMismatch` if that row is of a request with another body.
@@ -58,7 +58,7 @@ def _matching(row: Row, stored: Row) -> Row:
     return stored
 
 
-def once(row: Row, store: Callable[[], Row]) -> Row:
+def store_once(row: Row, store: Callable[[], Row]) -> Row:
     """Return the stored row with the key of `row`, or the row that `store` returns.
 
     One request of this process at a time calls `store` for a key. The others wait, and get a copy of its row.
@@ -75,7 +75,7 @@ def once(row: Row, store: Callable[[], Row]) -> Row:
             if mine := storing is None:
                 storing = _storing[key] = Future()
         if mine:
-            return _settle(key, storing, lambda: known(row) or store())
+            return _settle(key, storing, lambda: find_stored(row) or store())
         try:
             return _matching(row, copy.copy(_wait_for(storing)))
         except CancelledError:
@@ -100,7 +100,7 @@ def _settle(key: Key, storing: Future[Row], store: Callable[[], Row]) -> Row:
 
 def _wait_for(storing: Future[Row]) -> Row:
     try:
-        with lending(PATIENCE_S) as patience_s:
+        with release_while_waiting(PATIENCE_S) as patience_s:
             return storing.result(patience_s)
     except TimeoutError:
         raise StoreUnavailable(
@@ -110,12 +110,12 @@ def _wait_for(storing: Future[Row]) -> Row:
         ) from None
 
 
-def explain(row: Row, error: IntegrityError) -> Row:
+def resolve_conflict(row: Row, error: IntegrityError) -> Row:
     """Return the row that another request with the same key stored a moment ago, after `error` refused `row`.
 
     If there is none, raises `UnknownOwner` if the owner was deleted, else `error`.
     """
-    if stored := known(row):
+    if stored := find_stored(row):
         return stored
     if row.owner_id and not get_user_model()._default_manager.filter(pk=row.owner_id).exists():
         raise UnknownOwner("The user who submits no longer exists.") from error

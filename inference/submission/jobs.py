@@ -27,7 +27,7 @@ from inference.store import rows, transitions
 from inference.store.rows import Changes
 from inference.submission import admission, idempotency, lists
 from inference.submission.submissions import Submission
-from inference.submission.writer import PATIENCE_S, telling, writer
+from inference.submission.writer import PATIENCE_S, naming_row, writer
 from inference.telemetry import logs
 from inference.waiting import finished
 from inference.waiting.compute_slots import compute_slots
@@ -58,7 +58,7 @@ def run(submission: Submission, *, timeout_s: float) -> Job:
     try:
         return _store_and_wait(submission, job, timeout_s)
     except IntegrityError as error:
-        return wait_for(idempotency.explain(job, error), timeout_s=timeout_s)
+        return wait_for(idempotency.resolve_conflict(job, error), timeout_s=timeout_s)
 
 
 def fetch(job_id: UUID) -> Job:
@@ -78,7 +78,7 @@ def wait(job_id: UUID, *, timeout_s: float) -> Job:
         if job.is_finished or timeout_s <= 0:
             return job
         changes = waiter.wait(timeout_s)
-        budget.renew()
+        budget.renew_budget()
     return _changed(job, changes) if changes else fetch(job_id)
 
 
@@ -93,7 +93,7 @@ def wait_for_any(ids: Collection[UUID], among: QuerySet[Job], *, timeout_s: floa
         ended = [job_id for job_id, status in statuses.items() if status in TERMINAL]
         give_up_at = time.monotonic() + (0.0 if missing else timeout_s)
         while not ended and (told := hints.wait(max(0.0, give_up_at - time.monotonic()))):
-            budget.renew()
+            budget.renew_budget()
             ended = list(among.filter(pk__in=told, status__in=TERMINAL).order_by().values_list("pk", flat=True))
     return ended, missing
 
@@ -121,7 +121,7 @@ def cancel(job_id: UUID) -> Job:
     return fetch(job_id)
 
 
-def again(old: Job, *, alone: bool = False) -> Submission:
+def resubmit(old: Job, *, alone: bool = False) -> Submission:
     """Return a submission with the same inputs for a new job of the same owner.
 
     A new job is needed, since terminal states never change. Raises `UnknownModel`.
@@ -140,7 +140,7 @@ def _new_job(submission: Submission) -> tuple[Job, list[Part]]:
         delivery.check(submission.webhook)
     if isinstance(inputs, list) and len(inputs) > spec.max_batch_size:
         compute_slots.give_back()  # other requests should not wait while thousands of inputs are checked
-    parameters = validation.validate(spec, inputs, submission.parameters, most=lists.most(spec))
+    parameters = validation.validate(spec, inputs, submission.parameters, most=lists.max_inputs(spec))
     size, length = lengths.measure(spec, inputs, parameters)
     parts = lists.split(spec, inputs, parameters, size)
     job = submission.job(
@@ -148,7 +148,7 @@ def _new_job(submission: Submission) -> tuple[Job, list[Part]]:
     )
     logs.note(job=job.id, model=spec.name)
     if submission.idempotency_key is not None:
-        job.idempotency_key = idempotency.owned(submission.owner, submission.idempotency_key)
+        job.idempotency_key = idempotency.scope_key(submission.owner, submission.idempotency_key)
         job.idempotency_digest = idempotency.digest(
             spec.name, inputs, submission.parameters, submission.priority, submission.expires_in_s, submission.webhook
         )
@@ -157,9 +157,9 @@ def _new_job(submission: Submission) -> tuple[Job, list[Part]]:
 
 def _accept(submission: Submission, job: Job, parts: Sequence[Part], *, needs_worker: bool = False) -> Job:
     """Store and send the job, and return it, or the job of an earlier request with its idempotency key."""
-    accepted = idempotency.once(job, lambda: _store(submission, job, parts, needs_worker=needs_worker))
+    accepted = idempotency.store_once(job, lambda: _store(submission, job, parts, needs_worker=needs_worker))
     if submission.webhook:
-        with telling(accepted):
+        with naming_row(accepted):
             delivery.register(accepted, submission.webhook)
     return accepted
 
@@ -171,10 +171,10 @@ def _store(submission: Submission, job: Job, parts: Sequence[Part], *, needs_wor
         if parts:
             lists.accept(submission, job, parts)
             return job
-        with admission.room(submission, [job.id]):
+        with admission.reserve_places(submission, [job.id]):
             writer.accept(job)
     except IntegrityError as error:
-        return idempotency.explain(job, error)
+        return idempotency.resolve_conflict(job, error)
     return job
 
 
@@ -184,7 +184,7 @@ def _store_and_wait(submission: Submission, job: Job, timeout_s: float) -> Job:
     There is one wait, not one for the commit and one for the end: a finished job was committed.
     """
     with finished.listener.expect(job.id) as waiter:
-        with admission.room(submission, [job.id]):
+        with admission.reserve_places(submission, [job.id]):
             patience_s = min(budget.left_s(), PATIENCE_S)
             first_s = min(timeout_s, patience_s)
             offered = writer.offer(job, waiter.fail)
@@ -193,17 +193,17 @@ def _store_and_wait(submission: Submission, job: Job, timeout_s: float) -> Job:
                 writer.confirm(offered, patience_s - first_s)
         changes = changes or waiter.wait(timeout_s - first_s)
         if timeout_s > first_s:
-            budget.renew()
+            budget.renew_budget()
     return _changed(job, changes) if changes else wait_for(job, timeout_s=0.0)
 
 
 def _changed(job: Job, changes: Changes) -> Job:
-    rows.change(job, changes)
+    rows.apply_changes(job, changes)
     return job
 
 
 def _require_worker(model: str) -> None:
     """Raise `NoWorker` if no worker serves the model."""
     if not workers.serving(model):
-        message, raised = health.nobody_serves(model)
+        message, raised = health.explain_unserved(model)
         raise NoWorker(f"{message} Jobs posted to /v1/jobs are kept until one does.", model=model, raised=raised)

@@ -16,7 +16,7 @@ from django.db.models import QuerySet
 from inference import budget
 from inference.errors import nothing_stored
 from inference.models import Job
-from inference.waiting.compute_slots import lending
+from inference.waiting.compute_slots import release_while_waiting
 
 RECOUNT_S = 0.5
 ROOM = 100  # jobs that other processes may let in before this one counts again
@@ -26,7 +26,7 @@ LONGEST_FRESH_S = 10.0
 PATIENCE_S = 2.5  # for which a request waits for the count of another one
 
 
-class Line:
+class QueueCounter:
     """A line of waiting jobs, with one count at a time.
 
     A request that comes during a count waits for the next one, which includes all jobs that came before. If the line is
@@ -89,7 +89,7 @@ class Line:
     @contextlib.contextmanager
     def _alone(self, came_at: float) -> Iterator[None]:
         if not self._counting.acquire(blocking=False):
-            with lending(PATIENCE_S) as patience_s:
+            with release_while_waiting(PATIENCE_S) as patience_s:
                 is_alone = self._counting.acquire(timeout=patience_s)
             if not is_alone:
                 raise nothing_stored()

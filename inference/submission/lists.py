@@ -22,7 +22,7 @@ from inference.telemetry import tracing
 NEVER_DUE = datetime.datetime(9000, 1, 1, tzinfo=datetime.UTC)  # `published_at` of a whole: it has no message to resend
 
 
-def most(spec: ModelSpec) -> int:
+def max_inputs(spec: ModelSpec) -> int:
     """Return how many inputs one job may have."""
     return max(settings.MAX_BULK_INPUTS, spec.max_batch_size)
 
@@ -49,14 +49,14 @@ def accept(terms: Terms, whole: Job, parts: Sequence[Part]) -> None:
     """
     sent_at, whole.published_at = whole.published_at, NEVER_DUE
     row = rows.prepare(whole)
-    traced = {"traceparent": tracing.within(whole.traceparent, whole.id)} if tracing.on else {}
-    of_all = rows.likes(row)(
+    traced = {"traceparent": tracing.context_of_part(whole.traceparent, whole.id)} if tracing.on else {}
+    of_all = rows.row_factory(row)(
         whole=whole.id, parts=None, published_at=sent_at, idempotency_key=None, idempotency_digest="", **traced
     )
-    common = together.Common(rows.likes(of_all), writer.message_of(whole))
+    common = together.Common(rows.row_factory(of_all), writer.message_of(whole))
     new = [common.job(part.size, part.length, inputs=part.inputs, place=part.place) for part in parts]
-    statements = list(rows.statements([row, *(job.row for job in new)]))
-    with admission.room(terms, [whole.id, *(job.id for job in new)]), together.committing(whole):
+    statements = list(rows.group_by_statement([row, *(job.row for job in new)]))
+    with admission.reserve_places(terms, [whole.id, *(job.id for job in new)]), together.commit(whole):
         together.insert(statements)
     whole._state.adding = False
     transaction.on_commit(

@@ -64,7 +64,7 @@ class Submission(Terms):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Item:
+class BulkItem:
     """One input of a bulk, or the error because of which its line could not be read."""
 
     inputs: Any = None
@@ -76,5 +76,5 @@ class Item:
 class BulkSubmission(Terms):
     """A submission of one job for each of `items`."""
 
-    items: Sequence[Item]
+    items: Sequence[BulkItem]
     priority: int = Priority.LOW

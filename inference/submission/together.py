@@ -18,7 +18,7 @@ from django.db import transaction
 
 from inference import budget
 from inference.broker import publish
-from inference.broker.messages import JobMessage, packed
+from inference.broker.messages import JobMessage, pack_jobs
 from inference.catalog.specs import ModelSpec
 from inference.errors import InvalidInput
 from inference.fields import json_field
@@ -34,7 +34,7 @@ class NewJob(NamedTuple):
     """A new job, with what is stored and sent of it."""
 
     id: UUID
-    row: rows.Row
+    row: rows.JobRow
     common: JobMessage
     size: int
     length: int
@@ -49,7 +49,7 @@ class NewJob(NamedTuple):
 class Common:
     """The columns and the message that jobs with the same parameters have in common."""
 
-    like: Callable[..., rows.Row]
+    like: Callable[..., rows.JobRow]
     message: JobMessage
 
     def job(self, size: int, length: int, **own: Any) -> NewJob:
@@ -70,17 +70,17 @@ def check_parameters(given: Mapping[str, Any], jobs: int) -> None:
 
 
 @contextlib.contextmanager
-def committing(told: Job | Bulk) -> Iterator[None]:
+def commit(told: Job | Bulk) -> Iterator[None]:
     """Run the block in one transaction.
 
     Raises `StoreUnavailable`, which names `told`, if the transaction may have been committed.
     """
     with contextlib.ExitStack() as committed, transaction.atomic():
         yield
-        committed.enter_context(writer.telling(told))
+        committed.enter_context(writer.naming_row(told))
 
 
-def insert(statements: Sequence[Sequence[rows.Row]]) -> None:
+def insert(statements: Sequence[Sequence[rows.JobRow]]) -> None:
     """Insert rows within a transaction; only the first statement counts against the time of the request."""
     first, *others = statements
     writer.insert(first)
@@ -100,5 +100,5 @@ def send(spec: ModelSpec, jobs: Sequence[NewJob]) -> None:
         for _, same in itertools.groupby(chunk, key=attrgetter("kind")):
             first, *others = same
             told = ((str(job.id), job.size, job.length) for job in (first, *others))
-            messages += packed(first.common, told, most=most, rows=spec.max_batch_size)
+            messages += pack_jobs(first.common, told, most=most, rows=spec.max_batch_size)
         writer.send(messages)

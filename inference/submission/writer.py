@@ -16,14 +16,14 @@ from django.db import connection, transaction
 
 from inference import clock, failpoints, queries
 from inference.broker import address, publish
-from inference.broker.anybroker import Refused
-from inference.broker.breaker import Resting
+from inference.broker.circuit_breaker import Resting
+from inference.broker.kombu_publisher import PublishRefused
 from inference.catalog import specs
 from inference.errors import BrokerUnavailable, StoreUnavailable, nothing_stored
 from inference.failures import is_away
 from inference.models import Bulk, Job
 from inference.store import connections, rows
-from inference.waiting.compute_slots import lending
+from inference.waiting.compute_slots import release_while_waiting
 
 logger = logging.getLogger(__name__)
 
@@ -103,7 +103,7 @@ class Writer:
         Raises `StoreUnavailable`, also if it is not committed within `patience_s`, and `IntegrityError` if the
         idempotency key is taken.
         """
-        with lending(patience_s) as left_s:
+        with release_while_waiting(patience_s) as left_s:
             pending.wait(left_s)
         if not pending.is_settled and self._withdraw(pending):
             raise nothing_stored()
@@ -125,7 +125,7 @@ class Writer:
             self._thread.start()
 
     def _write_forever(self) -> None:
-        connections.own()
+        connections.use_own_connection()
         while True:
             group = self._next_group()
             try:
@@ -139,7 +139,7 @@ class Writer:
         with self._arrived:
             while not self.pending:
                 self._arrived.wait()
-            group = next(rows.statements(self.pending, MAX_GROUP))
+            group = next(rows.group_by_statement(self.pending, MAX_GROUP))
             del self.pending[: len(group)]
             return group
 
@@ -183,7 +183,7 @@ class Writer:
 
 
 def _connect() -> None:
-    connections.ready()
+    connections.close_stale_connection()
     connection.ensure_connection()
     clock.measure(connection)
 
@@ -196,7 +196,7 @@ def _is_refusal(error: Exception) -> bool:
     return state is not None and not state.startswith(CUT_OFF)
 
 
-def insert(group: Sequence[rows.Row]) -> None:
+def insert(group: Sequence[rows.JobRow]) -> None:
     failpoints.reach("before_insert")
     rows.insert(group)
     failpoints.reach("after_insert")
@@ -212,7 +212,7 @@ def send(messages: Sequence[publish.JobMessage]) -> None:
     failpoints.reach("before_publish")
     try:
         publish.publish(messages)
-    except Refused as error:
+    except PublishRefused as error:
         _mark_unsent([message for message in messages if message.queue in error.queues], error)
     except BrokerUnavailable as error:
         _mark_unsent(messages, error)
@@ -250,7 +250,7 @@ def message_of(job: Job, *, recovered: bool = False) -> publish.JobMessage:
 
 
 @contextlib.contextmanager
-def telling(row: Job | Bulk) -> Iterator[None]:
+def naming_row(row: Job | Bulk) -> Iterator[None]:
     """Raise `StoreUnavailable`, which names `row`, if the database is away in the block.
 
     The block begins with the commit of the row, which may therefore have been stored.

@@ -55,7 +55,7 @@ def bound(name: str) -> str:
 
 
 @contextlib.contextmanager
-def about(**ids: Any) -> Iterator[None]:
+def bind(**ids: Any) -> Iterator[None]:
     token = _bound.set({**_bound.get(), **ids})
     try:
         yield
@@ -63,7 +63,7 @@ def about(**ids: Any) -> Iterator[None]:
         _bound.reset(token)
 
 
-def of_process(**ids: Any) -> None:
+def bind_to_process(**ids: Any) -> None:
     """Bind these ids to all lines of this process."""
     _of_process.update(ids)
 
@@ -76,17 +76,17 @@ def private(text: object) -> object:
     return text if quotes else "…"
 
 
-def said(error: BaseException) -> str:
+def summarize(error: BaseException) -> str:
     """Return a description of the error for a line about its consequences."""
     try:
-        return repr(error) if quotes else raised.said(error)
+        return repr(error) if quotes else raised.summarize(error)
     except Exception:  # raised by the error's own code that makes its text
         return type(error).__name__
 
 
 class _Formatter(logging.Formatter):
     def formatException(self, ei: Any) -> str:
-        return super().formatException(ei) if quotes else raised.told(*ei[1:])
+        return super().formatException(ei) if quotes else raised.format_exception(*ei[1:])
 
 
 class JsonFormatter(_Formatter):

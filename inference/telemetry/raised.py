@@ -20,21 +20,23 @@ MOST_OWN, MOST_OTHERS = 8, 4  # calls of the model's own code, and of other code
 OURS = ("inference.", "api.", "project.", "billiard.exceptions")  # billiard's exceptions say how a process died
 
 
-def said(error: BaseException) -> str:
+def summarize(error: BaseException) -> str:
     kind = type(error)
     name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
     return f"{name}: {_words(error)}".removesuffix(": ")
 
 
-def told(error: BaseException | None, trace: TracebackType | None) -> str:
+def format_exception(error: BaseException | None, trace: TracebackType | None) -> str:
     """Return the traceback of an exception without values, behind those of the exceptions that it came of."""
     blocks = []
     for each in _chain(error):
-        blocks.append("".join(traceback.format_tb(trace if each is error else each.__traceback__)) + said(each))
+        blocks.append("".join(traceback.format_tb(trace if each is error else each.__traceback__)) + summarize(each))
     return "\n".join(reversed(blocks))
 
 
-def places(error: BaseException, words: Callable[[BaseException], str] = lambda error: type(error).__name__) -> str:
+def format_places(
+    error: BaseException, words: Callable[[BaseException], str] = lambda error: type(error).__name__
+) -> str:
     """Return where an exception was raised, by file and line without values.
 
     The calls of a model's own code come first, then those of libraries and of this service. The exceptions that it came

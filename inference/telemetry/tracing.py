@@ -64,13 +64,13 @@ def tracer() -> "Tracer":
     return _provider.get_tracer("inference")
 
 
-def within(told: str | None, whole: UUID) -> str | None:
+def context_of_part(told: str | None, whole: UUID) -> str | None:
     """Return the traceparent of the parts of a list: it names the list's own span, which is made when the list ends."""
     return told and f"{told[:36]}{_span_id(whole):016x}{told[52:]}"
 
 
 @contextlib.contextmanager
-def known_as(whole: UUID) -> Iterator[None]:
+def span_of_whole(whole: UUID) -> Iterator[None]:
     """Give the span that begins within this context the id of this list's span."""
     token = _next_id.set(_span_id(whole))
     try:

@@ -31,7 +31,7 @@ class Observer:
 
         Raises what the database raises.
         """
-        now, seen_at = clock.of_database(), time.monotonic()
+        now, seen_at = clock.read_database_clock(), time.monotonic()
         if self._looked and abs(now.timestamp() - self._looked[0] - (seen_at - self._looked[1])) > SET_S:
             self._steady_since = seen_at
         self._looked = now.timestamp(), seen_at

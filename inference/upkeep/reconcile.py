@@ -25,7 +25,7 @@ from django.db.models.functions import Now
 from inference import errors, queries
 from inference.broker import publish
 from inference.broker.address import queue_of
-from inference.broker.anybroker import Refused
+from inference.broker.kombu_publisher import PublishRefused
 from inference.broker.messages import JobMessage
 from inference.catalog.lookup import models
 from inference.fields.ids import first_id_at
@@ -59,7 +59,7 @@ def reconcile(*, answering_s: float = math.inf, observer: Observer | None = None
     Raises what the first step that failed has raised.
     """
     give_back_lost = functools.partial(_give_back_lost, observer or Observer(), answering_s)
-    steps = (give_back_lost, _give_back_stopped, transitions.expire, _send_again, transitions.settle_wholes)
+    steps = (give_back_lost, _give_back_stopped, transitions.expire, _send_again, transitions.finish_wholes)
     failures = [failure for step in steps if (failure := _failure_of(step))]
     if failures:
         raise failures[0]
@@ -72,7 +72,7 @@ def _failure_of(step: Callable[[], None]) -> Exception | None:
     except errors.BrokerUnavailable as error:
         logger.warning("lost messages not sent again yet: %s", error)
     except Exception as error:
-        logger.warning("a step of the round failed, the others go on: %s", logs.said(error))
+        logger.warning("a step of the round failed, the others go on: %s", logs.summarize(error))
         connection.close_if_unusable_or_obsolete()
         return error
     return None
@@ -84,11 +84,11 @@ def _give_back_lost(observer: Observer, answering_s: float) -> None:
     if answering_s >= settings.WORKER_SILENT_S:
         _mark_silent(observer)
         lost = Q(worker__in=_of(WorkerState.GONE)) | observer.lease_is_over(answering_s=answering_s)
-        transitions.give_back_lost(lost)
+        transitions.requeue_lost(lost)
 
 
 def _give_back_stopped() -> None:
-    transitions.give_back_stopped(Q(worker__in=_of(WorkerState.STOPPED)))
+    transitions.requeue_stopped(Q(worker__in=_of(WorkerState.STOPPED)))
 
 
 def _ago(seconds: float) -> Now:
@@ -172,7 +172,7 @@ def _room(model: str, most: int) -> int:
     queue = queue_of(model)
     try:
         messages = publish.queue_lengths([queue])[queue]
-    except Refused:  # sending to this queue fails too, with the reason
+    except PublishRefused:  # sending to this queue fails too, with the reason
         messages = 0
     queued = Job.objects.filter(model=model, status=Status.QUEUED, parts=None).order_by().values("pk")
     return max(0, queued[: messages + most].count() - messages)

@@ -52,7 +52,7 @@ class Sweep:
 
     def __init__(self) -> None:
         kept_s = settings.JOB_RETENTION_DAYS * 86_400
-        limit_s = max(0.0, clock.of_database().timestamp() - kept_s)  # no id is from before 1970
+        limit_s = max(0.0, clock.read_database_clock().timestamp() - kept_s)  # no id is from before 1970
         self.limit = datetime.datetime.fromtimestamp(limit_s, datetime.UTC)
         self._reached = UUID(int=0)  # jobs up to this id have been looked at
 

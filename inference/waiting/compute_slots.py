@@ -52,7 +52,7 @@ class ComputeSlots:
         self._own.holds = self._wait(turn)
 
     def _wait(self, turn: threading.Lock) -> bool:
-        connections.give_back()
+        connections.release_connection()
         with budget.spent(PATIENCE_S) as patience_s:
             if turn.acquire(timeout=patience_s):
                 return True
@@ -87,11 +87,11 @@ compute_slots = ComputeSlots()
 
 
 @contextlib.contextmanager
-def lending(limit_s: float) -> Iterator[float]:
+def release_while_waiting(limit_s: float) -> Iterator[float]:
     """Yield the seconds that a request may wait for another request: `limit_s`, or what is left of its budget.
 
     Meanwhile other requests may have its compute slot and its connection of the pool.
     """
-    connections.give_back()
+    connections.release_connection()
     with compute_slots.lent(), budget.spent(limit_s) as left_s:
         yield left_s

@@ -22,7 +22,7 @@ from inference.failures import Pauses
 from inference.store import connections, notices, rows
 from inference.store.rows import Changes
 from inference.waiting.compute_slots import compute_slots
-from inference.waiting.told import Teller
+from inference.waiting.request_figures import RequestFigures
 
 logger = logging.getLogger(__name__)
 
@@ -142,7 +142,7 @@ class Listener:
             self._thread.start()
 
     def _listen_forever(self) -> None:
-        connections.own()
+        connections.use_own_connection()
         pauses = Pauses(first_s=POLL_DEAF_S, longest_s=LONGEST_DEAF_S)
         while True:
             try:
@@ -183,7 +183,7 @@ class Listener:
         The rows are read for all requests at once, so that no request is woken in vain.
         """
         self._wake_waiters(list(self.waiters))
-        self._hint(self._read(rows.ended, list(self.hinted)) or ())
+        self._hint(self._read(rows.find_ended, list(self.hinted)) or ())
 
     def _wake(self, ids: Collection[UUID]) -> None:
         """Wake the requests that wait for the jobs of a notice."""
@@ -191,7 +191,7 @@ class Listener:
         self._wake_waiters([job_id for job_id in ids if job_id in self.waiters])
 
     def _wake_waiters(self, ids: Collection[UUID]) -> None:
-        finished = self._read(rows.finished, ids) or {}
+        finished = self._read(rows.read_finished, ids) or {}
         with self._lock:
             for job_id, changes in finished.items():
                 for waiter in self.waiters.get(job_id, ()):
@@ -202,7 +202,7 @@ class Listener:
         if not ids:
             return None
         try:
-            connections.ready()
+            connections.close_stale_connection()
             return read(ids)
         except (DatabaseError, InterfaceError) as error:
             logger.warning("finished jobs not read, polling: %s", error)
@@ -233,4 +233,4 @@ class Registered(Generic[W]):  # a class, as it costs half of what a generator c
 
 
 listener = Listener()
-teller = Teller(lambda: len(listener))
+request_figures = RequestFigures(lambda: len(listener))

@@ -111,7 +111,7 @@ def _plan(worker: Any) -> None:
     )  # fmt: skip
     plan = replace(plan, ahead=settings.WORK_AHEAD)
     refuse_what_breaks_working_ahead(worker, plan)
-    logs.of_process(worker=plan.worker)
+    logs.bind_to_process(worker=plan.worker)
     devices.set_up_libraries(plan.threads, is_cpu=choice.is_cpu)
     forkserver.prepare(selection.apply(models).values())
     worker.concurrency = plan.replicas
@@ -154,7 +154,7 @@ def _loads(specs: Collection[ModelSpec]) -> dict[str, Any]:
     eager = [memory.estimate(spec) for spec in specs if not spec.is_lazy]
     lazy = [memory.estimate(spec) for spec in specs if spec.is_lazy]
     largest = [None if None in lazy else max(size for size in lazy if size is not None)] if lazy else []
-    generates = any(tasks.of(spec.task).generates for spec in specs)
+    generates = any(tasks.find_task(spec.task).generates for spec in specs)
     return {"sizes": [*eager, *largest], "most": 1 if generates else devices.MOST_REPLICAS}
 
 

@@ -15,7 +15,7 @@ from amqp.exceptions import PreconditionFailed
 from django.conf import settings
 from kombu import Exchange
 
-from inference.broker import address, anybroker, queues
+from inference.broker import address, kombu_publisher, queues
 from inference.catalog.specs import Catalog
 from inference.failures import Pauses
 
@@ -61,7 +61,7 @@ class Subscriptions:
         """
         known = self.c.app.amqp.queues
         if queue not in known:  # the queue of a model that was added after the worker's start
-            known.add(queues.declared(queue, settings.SERVICE_PREFIX, settings.CELERY_BROKER_URL))
+            known.add(queues.make_queue(queue, settings.SERVICE_PREFIX, settings.CELERY_BROKER_URL))
         refusal = self._refused.get(queue, Refusal())
         if time.monotonic() < refusal.retry_at:
             return
@@ -112,7 +112,7 @@ class Subscriptions:
         It runs in another thread than the event loop, over a connection of its own.
         """
         marks = self._marks
-        missing = anybroker.broker().missing_exchanges(list(marks.values()))
+        missing = kombu_publisher.get_publisher().missing_exchanges(list(marks.values()))
         self._deleted = marks, frozenset(queue for queue, mark in marks.items() if mark in missing)
 
     def raise_if_deleted(self) -> None:

@@ -127,7 +127,7 @@ class BulkTests(ApiTestCase):
         left_s: list[float] = []
         insert = writer.insert
 
-        def noted(group: Sequence[rows.Row]) -> None:
+        def noted(group: Sequence[rows.JobRow]) -> None:
             left_s.append(budget.left_s())
             insert(group)
 

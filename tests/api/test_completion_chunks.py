@@ -10,10 +10,10 @@ from uuid import uuid4
 from django.test import SimpleTestCase, override_settings
 
 from api.answers import completion_chunks
-from api.answers.completions import CHAT, TEXT, Kind
+from api.answers.completions import CHAT, TEXT, CompletionKind
 from inference.errors import EngineError
 from inference.models import Job, Status
-from inference.streams.events import Cut, Delta, End, Event, Restart, Silence
+from inference.streams.events import Delta, End, Event, Interrupted, KeepAlive, Restart
 from inference.streams.positions import BEGINNING
 from tests.api.base import ApiTestCase, Response
 from tests.api.test_completions import CHAT as CHATS
@@ -40,7 +40,7 @@ class ChunkTests(SimpleTestCase):
     def setUp(self) -> None:
         self.job = Job(model="prompts", inputs=HELLO)
 
-    def written(self, *events: Event, kind: Kind = CHAT, **options: Any) -> list[bytes]:
+    def written(self, *events: Event, kind: CompletionKind = CHAT, **options: Any) -> list[bytes]:
         return list(completion_chunks.written(self.job, iter(events), kind=kind, after=BEGINNING, **options))
 
     def end(self, **values: Any) -> End:
@@ -74,14 +74,14 @@ class ChunkTests(SimpleTestCase):
 
     def test_nothing_but_data_is_in_a_block(self) -> None:
         """OpenAI's client of Python takes a block with an id, or a time to come back after, for a chunk without one."""
-        for piece in self.written(Silence(), Delta(text="a\n\nb", id="4-x"), self.end()):
+        for piece in self.written(KeepAlive(), Delta(text="a\n\nb", id="4-x"), self.end()):
             self.assertRegex(piece, rb"\A(data: [^\n]+|: keep-alive)\n\n\Z")
 
     def test_what_ends_it_early_is_an_error_and_the_last_that_is_told(self) -> None:
         failed = {"status": Status.FAILED, "output": None, "error_code": EngineError.code, "error_detail": "It broke."}
         table: list[tuple[Event, str]] = [
             (Restart(id="0-x"), "restart"),
-            (Cut(), "cut"),
+            (Interrupted(), "cut"),
             (self.end(**failed), "engine_error"),
         ]
         for event, code in table:

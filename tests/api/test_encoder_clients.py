@@ -96,7 +96,7 @@ class EncoderClientTests(StackCase):
 
     def test_vectors_are_the_model_s_at_every_address_and_in_every_form(self) -> None:
         expected = self.expected(TEXTS)
-        tokenizer = AutoTokenizer.from_pretrained(weights.folder(ModelSpec(name="m", model=MINILM)))
+        tokenizer = AutoTokenizer.from_pretrained(weights.fetch_folder(ModelSpec(name="m", model=MINILM)))
         tokens = sum(min(256, len(tokenizer(text).input_ids)) for text in TEXTS)
         for base in BASES:
             for fields in ({}, {"encoding_format": "float"}, {"encoding_format": "base64"}):

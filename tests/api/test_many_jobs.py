@@ -198,7 +198,7 @@ class WaitForAnyTests(ApiTestCase):
         )
         found = Job.objects.order_by("pk")
         with patch.multiple(outputs, MOST=250, MEASURED=4), CaptureQueriesContext(connection) as asked:
-            shown, is_cut = outputs.bounded(found, 30)
+            shown, is_cut = outputs.load_with_outputs(found, 30)
         self.assertEqual((shown, is_cut), (list(found[:2]), True))
         self.assertEqual(sum("COALESCE(" in query["sql"] for query in asked), 1)
 

@@ -27,7 +27,7 @@ from inference.models import Job
 from inference.status.workers import served_models
 from inference.store import transitions
 from inference.streams import reader, readers
-from inference.streams.live import live
+from inference.streams.hub import hub
 from inference.streams.positions import BEGINNING
 from inference.upkeep import retention
 from tests.api.base import ApiTestCase, Response
@@ -273,9 +273,9 @@ class WaitingTests(StreamCase):
         answer = self.stream(job)
         pieces: Iterator[bytes] = iter(answer.streaming_content)  # type: ignore[attr-defined]
         self.assertEqual([next(pieces), next(pieces)[:12]], [b"retry: 1000\n\n", b"event: delta"])
-        self.assertEqual(len(live), 1)
+        self.assertEqual(len(hub), 1)
         answer.close()
-        self.assertEqual((len(live), slots._held.total()), (0, 0))  # noqa: SLF001
+        self.assertEqual((len(hub), slots._held.total()), (0, 0))  # noqa: SLF001
         self.assertEqual(Job.objects.get().status, "running")
 
     def test_the_job_is_cancelled_with_its_client_where_that_was_asked_for(self) -> None:
@@ -289,16 +289,16 @@ class WaitingTests(StreamCase):
         self.idle_generator()
         self.post(f"{WORDS}?on_disconnect=cancel", {"inputs": "x", "stream": True}).close()
         eventually(lambda: Job.objects.get().status == "cancelled")
-        self.assertEqual((len(live), slots._held.total()), (0, 0))  # noqa: SLF001
+        self.assertEqual((len(hub), slots._held.total()), (0, 0))  # noqa: SLF001
 
     def test_a_job_that_was_accepted_is_told_though_the_database_goes_away_then(self) -> None:
         """An answer that it is away would have its client post it again."""
         path, body = f"{WORDS}?on_disconnect=cancel", {"inputs": "x", "stream": True}
-        with self.generator(), patch.object(readers, "come", side_effect=OperationalError("away")):
+        with self.generator(), patch.object(readers, "register_reader", side_effect=OperationalError("away")):
             with self.assertLogs("api.views.streaming", "WARNING"):
                 answer = self.post(path, body)
             self.assertEqual(self.events(answer)[-1].name, "end")
-        with patch.object(readers, "come", side_effect=OperationalError("away")):
+        with patch.object(readers, "register_reader", side_effect=OperationalError("away")):
             self.assert_problem(self.stream(Job.objects.get(), "?on_disconnect=cancel"), 503, "store_unavailable")
 
     def test_a_client_that_has_come_back_keeps_its_job_when_its_old_connection_is_closed(self) -> None:
@@ -334,7 +334,7 @@ class WaitingTests(StreamCase):
         job = self.job()
         answer = self.stream(job, "?on_disconnect=cancel")
         next(iter(answer.streaming_content))  # type: ignore[attr-defined]
-        with patch.object(live, "is_stopping", True):
+        with patch.object(hub, "is_stopping", True):
             answer.close()
         self.assertEqual(Job.objects.get().status, "queued")
 

@@ -38,7 +38,7 @@ class UnreadBodyTests(ApiTestCase):
             "wsgi.input": Mock(read=self.read), "wsgi.url_scheme": "http", "wsgi.errors": io.StringIO(),
             **headers,
         }  # fmt: skip
-        given_back = patch.object(connections, "give_back", lambda: self.events.append("given back"))
+        given_back = patch.object(connections, "release_connection", lambda: self.events.append("given back"))
         with given_back, connection.execute_wrapper(self.ask):
             WholeBodies(WSGIHandler())(environ, self.start)
 

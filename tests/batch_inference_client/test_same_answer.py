@@ -46,7 +46,7 @@ class SameAnswerTests(StackCase):
                 }
                 for way, answers in ways.items():
                     with self.subTest(task, way=way):
-                        self.assertTrue(parity.alike(answers, alone), (answers, alone))
+                        self.assertTrue(parity.are_alike(answers, alone), (answers, alone))
 
     def in_pages(self, ids: list[str]) -> list[Any]:
         page = self.stack.get("/v1/jobs?outputs=1&limit=500", headers={"Prefer": "outputs=plain"}).json

@@ -56,7 +56,7 @@ class ModelsPageTests(SimpleTestCase):
     def test_the_catalogs_are_valid_and_the_hub_model_is_pinned(self) -> None:
         models = reader.load(settings.MODELS_FILE)
         self.assertEqual(set(models), {"sentiment", "reviews", "vectors", "topics", "shout"})
-        self.assertIsNone(weights.local(models["sentiment"]))
+        self.assertIsNone(weights.find_local_folder(models["sentiment"]))
         self.assertTrue(models["sentiment"].revision)
 
     def test_the_table_of_tasks_is_complete(self) -> None:

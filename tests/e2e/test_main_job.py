@@ -46,7 +46,7 @@ def bare_answers(texts: list[str]) -> list[list[float]]:
     from transformers import pipeline
 
     spec = reader.load(settings.BASE_DIR / "models.toml")["embeddings"]
-    extract = pipeline("feature-extraction", model=str(weights.folder(spec)), device="cpu")
+    extract = pipeline("feature-extraction", model=str(weights.fetch_folder(spec)), device="cpu")
     return [normal(extract(text)[0]) for text in texts]
 
 

@@ -21,7 +21,7 @@ from unittest import mock
 import psycopg
 from django.db.models.functions import Now
 
-from inference.broker.address import short_root
+from inference.broker.address import find_temporary_folder
 from inference.models import Figure, Grain, PausedModel, Webhook, WebhookState
 from tests.conditions import eventually
 from tests.faults import database
@@ -136,7 +136,9 @@ class OfAService(Drill):
         with Proxy() as self.proxy, Proxy() as self.workers_own, contextlib.ExitStack() as mounted:
             self.has_disk = not not_mountable()
             if self.has_disk:
-                folder = mounted.enter_context(tempfile.TemporaryDirectory(prefix="drill-", dir=short_root()))
+                folder = mounted.enter_context(
+                    tempfile.TemporaryDirectory(prefix="drill-", dir=find_temporary_folder())
+                )
                 mounted.enter_context(disk_of(ROOM_MB, Path(folder)))
                 mounted.enter_context(mock.patch.object(tempfile, "tempdir", folder))
             of_torch = Path(mounted.enter_context(tempfile.TemporaryDirectory()))

@@ -12,7 +12,7 @@ from unittest import mock
 
 from django.db import connections
 
-from inference.broker.address import short_root
+from inference.broker.address import find_temporary_folder
 from tests.faults.backends import REDIS, SQLITE
 from tests.faults.fault import Fault
 from tests.faults.service import CATALOG, Service
@@ -57,7 +57,10 @@ class DiskFull(Fault):
 
     @contextlib.contextmanager
     def service(self) -> Iterator[Service]:
-        with tempfile.TemporaryDirectory(prefix="disk-", dir=short_root()) as folder, disk_of(DISK_MB, Path(folder)):
+        with (
+            tempfile.TemporaryDirectory(prefix="disk-", dir=find_temporary_folder()) as folder,
+            disk_of(DISK_MB, Path(folder)),
+        ):
             with mock.patch.object(tempfile, "tempdir", folder):  # the service makes its folder there
                 service = self.make()
             with service:

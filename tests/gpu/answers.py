@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from inference.catalog import tasks
 from inference.catalog.sizes import units
-from inference.engines.runtime.json_values import plain
+from inference.engines.runtime.json_values import to_json
 from tests import tiny_models
 from tests.gpu.alike import apart
 from tests.gpu.machine import Machine, StandIn, engine, expect
@@ -63,7 +63,7 @@ def _small(kind: str, folder: Path) -> Path:
 
 def _ask(made: Any, name: str, given: dict[str, Any]) -> list[Any]:
     """Each alone, then all together."""
-    task = tasks.of(name)
+    task = tasks.find_task(name)
     inputs: list[Any] = {
         units.tokens: [made.sample(text) for text in TEXTS],
         units.patches: [tiny_models.png(), tiny_models.png((20, 200, 90))],
@@ -74,13 +74,13 @@ def _ask(made: Any, name: str, given: dict[str, Any]) -> list[Any]:
     for answer in found:
         if isinstance(answer, BaseException):
             raise answer
-    return [plain(answer) for answer in found]
+    return [to_json(answer) for answer in found]
 
 
 def _allowed(name: str, dtype: str) -> float:
     if dtype != "float32":
         return 0.05
-    return 1e-2 if tasks.of(name).takes_files else 1e-4
+    return 1e-2 if tasks.find_task(name).takes_files else 1e-4
 
 
 def shift(model: Any, *, by: float) -> None:

@@ -180,4 +180,4 @@ def engine(machine: Machine, **values: Any) -> Any:
     from inference.catalog.specs import ModelSpec
     from inference.engines import loading
 
-    return loading.ready(ModelSpec(name="m", **values), machine.device)
+    return loading.load_engine(ModelSpec(name="m", **values), machine.device)

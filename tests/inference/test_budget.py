@@ -44,12 +44,12 @@ class BudgetTests(TestCase):
     def test_it_begins_anew_after_what_the_client_asked_to_wait_for(self) -> None:
         with budget.of_a_request():
             self.wait(9.0)
-            budget.renew()
+            budget.renew_budget()
             self.assertEqual(budget.left_s(), 4.5)
             with budget.uncounted():
-                budget.renew()
+                budget.renew_budget()
                 self.assertEqual(budget.left_s(), math.inf)
-        budget.renew()
+        budget.renew_budget()
         self.assertEqual(budget.left_s(), math.inf)
 
     def test_who_serves_no_request_has_no_budget(self) -> None:

@@ -49,7 +49,7 @@ class ClockTests(TransactionTestCase):
         with patch.multiple(clock, _off_s=0.0, _measured_at=float("-inf"), _begun_s=0.0):
             with patch.object(time, "time", lambda: real() + AHEAD_S):
                 clock.measure(connection)
-            self.assertAlmostEqual(clock.off_s(), -AHEAD_S, delta=AHEAD_S / 2)
+            self.assertAlmostEqual(clock.offset_s(), -AHEAD_S, delta=AHEAD_S / 2)
 
     @skipUnless(connection.vendor == "postgresql", "the clock of a file is the host's")
     def test_a_host_whose_clock_is_set_while_it_runs_is_measured_at_once(self) -> None:
@@ -58,7 +58,7 @@ class ClockTests(TransactionTestCase):
             clock.measure(connection)
             with patch.object(time, "time", lambda: real() + AHEAD_S):
                 clock.measure(connection)
-            self.assertAlmostEqual(clock.off_s(), -AHEAD_S, delta=AHEAD_S / 2)
+            self.assertAlmostEqual(clock.offset_s(), -AHEAD_S, delta=AHEAD_S / 2)
 
     @skipUnless(connection.vendor == "postgresql", "the clock of a file is the host's")
     def test_the_first_job_after_the_host_s_clock_was_set_has_the_database_s_time(self) -> None:
@@ -92,4 +92,4 @@ class ClockTests(TransactionTestCase):
     def test_clocks_that_agree_are_left_alone(self) -> None:
         with patch.multiple(clock, _off_s=0.0, _measured_at=float("-inf"), _begun_s=0.0):
             clock.measure(connection)
-            self.assertEqual(clock.off_s(), 0.0)
+            self.assertEqual(clock.offset_s(), 0.0)

@@ -6,7 +6,7 @@ from django.db import DatabaseError, DataError, IntegrityError, InterfaceError, 
 from django.test import SimpleTestCase
 
 from inference import failures
-from inference.failures import Kind, Pauses, kind_of, patiently
+from inference.failures import FailureKind, Pauses, kind_of, retry_while_away
 
 
 def caused(error: Exception, **attributes: object) -> Exception:
@@ -20,29 +20,29 @@ def caused(error: Exception, **attributes: object) -> Exception:
 class KindTests(SimpleTestCase):
     def test_each_error_is_of_one_kind(self) -> None:
         cases = [
-            (OperationalError("connection refused"), Kind.CONNECTION),
-            (InterfaceError("connection already closed"), Kind.CONNECTION),
-            (caused(OperationalError(), sqlstate="57P01"), Kind.CONNECTION),
-            (caused(OperationalError(), sqlstate="57014"), Kind.CONNECTION),
-            (caused(OperationalError(), sqlstate="40P01"), Kind.CONNECTION),
-            (caused(OperationalError(), sqlstate="53100"), Kind.CONNECTION),
-            (caused(DataError(), sqlstate="22P05"), Kind.DATA),
-            (caused(IntegrityError(), sqlstate="23505"), Kind.DATA),
-            (caused(OperationalError(), sqlstate="54000"), Kind.DATA),
-            (caused(ProgrammingError(), sqlstate="42P01"), Kind.STATEMENT),
-            (caused(OperationalError(), sqlite_errorcode=sqlite3.SQLITE_BUSY_SNAPSHOT), Kind.CONNECTION),
-            (caused(OperationalError(), sqlite_errorcode=sqlite3.SQLITE_FULL), Kind.CONNECTION),
-            (caused(OperationalError(), sqlite_errorcode=sqlite3.SQLITE_ERROR), Kind.STATEMENT),
-            (caused(IntegrityError(), sqlite_errorcode=sqlite3.SQLITE_CONSTRAINT_UNIQUE), Kind.DATA),
-            (DatabaseError("whatever"), Kind.STATEMENT),
-            (redis.ConnectionError(), Kind.CONNECTION),
-            (redis.BusyLoadingError(), Kind.CONNECTION),
-            (redis.OutOfMemoryError(), Kind.CONNECTION),
-            (redis.ResponseError("MISCONF Errors writing to the AOF file"), Kind.CONNECTION),
-            (redis.ResponseError("WRONGTYPE"), Kind.STATEMENT),
-            (redis.DataError(), Kind.DATA),
-            ("\ud800".encode, Kind.DATA),
-            (KeyError("model"), Kind.BUG),
+            (OperationalError("connection refused"), FailureKind.CONNECTION),
+            (InterfaceError("connection already closed"), FailureKind.CONNECTION),
+            (caused(OperationalError(), sqlstate="57P01"), FailureKind.CONNECTION),
+            (caused(OperationalError(), sqlstate="57014"), FailureKind.CONNECTION),
+            (caused(OperationalError(), sqlstate="40P01"), FailureKind.CONNECTION),
+            (caused(OperationalError(), sqlstate="53100"), FailureKind.CONNECTION),
+            (caused(DataError(), sqlstate="22P05"), FailureKind.DATA),
+            (caused(IntegrityError(), sqlstate="23505"), FailureKind.DATA),
+            (caused(OperationalError(), sqlstate="54000"), FailureKind.DATA),
+            (caused(ProgrammingError(), sqlstate="42P01"), FailureKind.STATEMENT),
+            (caused(OperationalError(), sqlite_errorcode=sqlite3.SQLITE_BUSY_SNAPSHOT), FailureKind.CONNECTION),
+            (caused(OperationalError(), sqlite_errorcode=sqlite3.SQLITE_FULL), FailureKind.CONNECTION),
+            (caused(OperationalError(), sqlite_errorcode=sqlite3.SQLITE_ERROR), FailureKind.STATEMENT),
+            (caused(IntegrityError(), sqlite_errorcode=sqlite3.SQLITE_CONSTRAINT_UNIQUE), FailureKind.DATA),
+            (DatabaseError("whatever"), FailureKind.STATEMENT),
+            (redis.ConnectionError(), FailureKind.CONNECTION),
+            (redis.BusyLoadingError(), FailureKind.CONNECTION),
+            (redis.OutOfMemoryError(), FailureKind.CONNECTION),
+            (redis.ResponseError("MISCONF Errors writing to the AOF file"), FailureKind.CONNECTION),
+            (redis.ResponseError("WRONGTYPE"), FailureKind.STATEMENT),
+            (redis.DataError(), FailureKind.DATA),
+            ("\ud800".encode, FailureKind.DATA),
+            (KeyError("model"), FailureKind.BUG),
         ]
         for error, kind in cases:
             with self.subTest(error=error):
@@ -69,7 +69,7 @@ class PatienceTests(SimpleTestCase):
 
         clock = Mock(monotonic=lambda: sum(slept), sleep=slept.append)
         with patch.object(failures, "time", clock), self.assertRaises(OperationalError):
-            patiently(call, limit_s=10.0, reconnect=lambda: None)
+            retry_while_away(call, limit_s=10.0, reconnect=lambda: None)
         self.assertGreater(sum(slept), 10.0)
         self.assertLess(sum(slept[:-1]), 10.0)
         self.assertEqual(len(tries), len(slept) + 1)
@@ -82,7 +82,7 @@ class PatienceTests(SimpleTestCase):
             raise DataError("no")
 
         with self.assertRaises(DataError):
-            patiently(call, limit_s=60, reconnect=lambda: None)
+            retry_while_away(call, limit_s=60, reconnect=lambda: None)
         self.assertEqual(len(tries), 1)
 
     def test_pauses_grow_to_their_bound(self) -> None:

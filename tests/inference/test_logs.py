@@ -39,7 +39,7 @@ class LineTests(TestCase):
     def test_what_is_bound_is_on_each_line_of_the_thread_until_it_ends(self) -> None:
         logs.begin(request_id="r")
         logs.note(job="j")
-        with logs.about(batch="b"):
+        with logs.bind(batch="b"):
             self.assertLessEqual({"request_id": "r", "job": "j", "batch": "b"}.items(), line("x").items())
         self.assertNotIn("batch", line("x"))
         seen: list[dict[str, Any]] = []
@@ -51,7 +51,7 @@ class LineTests(TestCase):
         self.assertNotIn("job", line("x"))
 
     def test_what_the_line_names_goes_before_what_is_bound(self) -> None:
-        with logs.about(job="bound"):
+        with logs.bind(job="bound"):
             self.assertEqual(line("job=%s", "named")["job"], "named")
 
     def test_what_a_chore_notes_is_over_with_it(self) -> None:
@@ -81,14 +81,14 @@ class LineTests(TestCase):
             DataError("m"),
             Lied("m"),
         ):
-            self.assertEqual(raised.said(error).partition(": ")[2], "…")
+            self.assertEqual(raised.summarize(error).partition(": ")[2], "…")
         known: tuple[Exception, ...] = (
             StoreUnavailable("m"), ModelUnavailable("m"), CatalogError("m"), WorkerLostError("m"), TimeoutError("m"),
             OperationalError("m"), OSError(2, "m", "a/file"),
         )  # fmt: skip
         for plain in known:
-            self.assertEqual(raised.said(plain).partition(": ")[2], "m")
-        self.assertEqual(raised.said(EOFError()), "EOFError: …")
+            self.assertEqual(raised.summarize(plain).partition(": ")[2], "m")
+        self.assertEqual(raised.summarize(EOFError()), "EOFError: …")
 
     def test_of_a_model_s_own_code_it_has_the_places_first_and_bounded(self) -> None:
         def deep(left: int) -> str:
@@ -97,18 +97,18 @@ class LineTests(TestCase):
         try:
             deep(900)
         except ValueError as error:
-            found = raised.places(error)
+            found = raised.format_places(error)
         own, others = found.index(", in deep\n"), found.index("json/__init__.py")
         self.assertLess(own, others)
         self.assertTrue(found.startswith(raised.HEADING) and found.endswith("\nJSONDecodeError"), found)
         self.assertNotIn("Expecting", found)
         self.assertLess(len(found), raised.MOST_TRACE)
-        self.assertEqual(raised.places(ValueError("never raised")), "")
+        self.assertEqual(raised.format_places(ValueError("never raised")), "")
 
     def test_what_came_of_itself_is_told_once(self) -> None:
         error, other = ValueError(), KeyError()
         error.__cause__, other.__context__ = other, error
-        self.assertEqual(raised.told(error, None), "KeyError: …\nValueError: …")
+        self.assertEqual(raised.format_exception(error, None), "KeyError: …\nValueError: …")
 
     def test_what_is_no_json_is_wrapped(self) -> None:
         for text in ("", "plain", '{"time": "cut of', logs.line_of("a", "b")):
@@ -120,9 +120,9 @@ class LineTests(TestCase):
         self.assertEqual(json.loads(logs.wrapped("web", '{"time": 1, "message": "a"}'))["message"], "a")
 
     def test_texts_that_may_quote_an_input_are_left_out_but_for_who_develops(self) -> None:
-        self.assertNotIn("input", f"{logs.private('input')} {logs.said(ValueError('input'))}")
+        self.assertNotIn("input", f"{logs.private('input')} {logs.summarize(ValueError('input'))}")
         with patch.object(logs, "quotes", True):
-            self.assertEqual((logs.private("input"), logs.said(KeyError("input"))), ("input", "KeyError('input')"))
+            self.assertEqual((logs.private("input"), logs.summarize(KeyError("input"))), ("input", "KeyError('input')"))
 
 
 class Lied(Exception):

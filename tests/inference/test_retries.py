@@ -14,7 +14,7 @@ PAUSES = {"sleep", "wait", "next_s"}
 OPTIONS = {"retry", "max_retries", "retry_policy", "autoretry_for", "retry_on_timeout", "connection_max_retries"}
 
 LISTED = {
-    "inference/broker/anybroker.py _options": "once more, at once",
+    "inference/broker/kombu_publisher.py _options": "once more, at once",
     "inference/broker/redis_client.py _client": "once more, at once",
     "batch_inference_client/client.py answer": "nothing is tried again: whoever asked gets the error",
     "batch_inference_client/service.py patiently": "growing pauses, limit_s",
@@ -27,7 +27,7 @@ LISTED = {
     "inference/failures.py patiently": "growing pauses, limit_s",
     "tools/launcher/reaper.py end": "waits for an end: grace_s, then it is killed",
     "inference/status/workers.py Remembered.__call__": "each round ends another request, whose time was spent",
-    "inference/streams/live.py Live._listen_forever": "growing pauses",
+    "inference/streams/hub.py StreamHub._listen_forever": "growing pauses",
     "inference/submission/bulk.py wait": "each round waits for another job; timeout_s",
     "inference/submission/jobs.py wait_for_any": "timeout_s",
     "inference/submission/idempotency.py once": "each round ends another request, which stored nothing",
@@ -42,7 +42,7 @@ LISTED = {
     "tools/launcher/supervisor.py Supervisor.run": "looks after programs, whose restarts have growing pauses",
     "tools/launcher/startup_report.py StartupReport.wait_for": "growing pauses, until the operator stops it",
     "inference/worker/child/work_ahead.py WorkAhead._settle_all": "each round has another call",
-    "inference/waiting/told.py Teller._tell_forever": "once a tick",
+    "inference/waiting/request_figures.py RequestFigures._record_forever": "once a tick",
     "inference/worker/child/batch_run.py BatchRun.compute": "waits for what reads, within the batch's limit",
     "inference/worker/maintenance/heartbeat.py Heartbeat.run": "growing pauses up to the heartbeat's own",
     "inference/worker/maintenance/housekeeping.py Housekeeping._rest": "a round every ROUND_S",

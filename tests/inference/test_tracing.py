@@ -101,7 +101,7 @@ class SpanTests(TestCase):
 
     def test_a_file_that_is_refused_changes_nothing(self) -> None:
         with patch.object(lookup, "models", side_effect=CatalogError("line 3")):
-            spans.recorded(uuid4(), [Outcome(job_id=uuid4(), model="m", created_at=ago())], 1)
+            spans.record_batch_span(uuid4(), [Outcome(job_id=uuid4(), model="m", created_at=ago())], 1)
         self.assertEqual(len(self.exporter.get_finished_spans()), 2)
 
     def test_whatever_fails_is_logged_and_nothing_else(self) -> None:
@@ -123,7 +123,7 @@ class SpanTests(TestCase):
             )
             for output, code in (([{"generated_text": "marked", "details": details}], ""), (None, "crashed"))
         ]  # fmt: skip
-        spans.recorded(uuid4(), outcomes, 2)
+        spans.record_batch_span(uuid4(), outcomes, 2)
         batch, good, bad = self.exporter.get_finished_spans()
         told = dict(good.attributes or {})
         self.assertEqual((told["gen_ai.usage.input_tokens"], told["gen_ai.usage.output_tokens"]), (3, 5))

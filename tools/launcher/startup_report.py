@@ -118,13 +118,13 @@ class StartupReport(threading.Thread):
     def introduce(self, worker: Worker) -> None:
         served = {name: spec for name, spec in lookup.models().items() if name in worker.model_names}
         for name in sorted(lookup.models().keys() - served):
-            why_not = health.why_not(worker, name)
+            why_not = health.explain_worker(worker, name)
             self.say(f"model {name} is not served: {why_not.text if why_not else 'no worker was asked to.'}")
         manage = f"{_settings_that_differ()}{min(os.path.relpath(sys.executable), sys.executable, key=len)} manage.py"
         key = "A request needs an API key, which" if settings.API_KEY_REQUIRED else "An API key"
         self.show(
             f"Ready on {self.url}, serving {', '.join(served) or 'no model'}.",
-            *self.first_answer(next((spec for spec in served.values() if tasks.of(spec.task).example), None)),
+            *self.first_answer(next((spec for spec in served.values() if tasks.find_task(spec.task).example), None)),
             f"{key} is made by: {manage} create_api_key NAME",
             f"The admin: {self.url}/admin/ (an operator is made by: {manage} createsuperuser)",
             f"What it can do, to be tried out: {self.url}/v1/docs",
@@ -143,7 +143,7 @@ class StartupReport(threading.Thread):
         """
         if spec is None or settings.API_KEY_REQUIRED:
             return []
-        url, body = f"{self.url}/v1/models/{spec.name}", json.dumps(tasks.of(spec.task).example)
+        url, body = f"{self.url}/v1/models/{spec.name}", json.dumps(tasks.find_task(spec.task).example)
         begun_s = time.monotonic()
         try:
             answer = post(url, body)

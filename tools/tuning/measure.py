@@ -91,7 +91,7 @@ class Arrangement:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class Variant:
     """A backend that may compute the model, and a precision."""
 
     backend: str
@@ -105,7 +105,7 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trial:
+class Measurement:
     """The results of a choice. `problem` says why it does not compute the model; the other fields are empty then."""
 
     problem: str = ""
@@ -125,7 +125,7 @@ def lengths_for(spec: ModelSpec, own_inputs: Sequence[Any]) -> list[int]:
     if own_inputs:
         found = sorted({lengths.measure(spec, value)[1] for value in own_inputs})
         return sorted({found[0], found[len(found) // 2], found[-1]})
-    task = tasks.of(spec.task)
+    task = tasks.find_task(spec.task)
     wanted = PROMPTS if task.generates else LENGTHS[task.unit]
     longest = spec.max_length or wanted[-1]
     return sorted({min(length, longest) for length in wanted})
@@ -138,7 +138,7 @@ def sizes_for(spec: ModelSpec) -> list[int]:
 
 def roomy(setup: Setup) -> Setup:
     """Return the setup with enough cache for all that is measured, if the model generates."""
-    if not tasks.of(setup.spec.task).generates:
+    if not tasks.find_task(setup.spec.task).generates:
         return setup
     longest = 2 * max(lengths_for(setup.spec, setup.own_inputs)) + ANSWER  # a prompt has some tokens more than its text
     tokens = max(setup.spec.max_batch_tokens, sizes_for(setup.spec)[-1] * longest)
@@ -231,7 +231,7 @@ def arrangements(setup: Setup, cores: int) -> list[Arrangement]:
     return [Arrangement(replicas=count, threads=max(1, cores // count)) for count in counts]
 
 
-def choices(setup: Setup) -> list[Choice]:
+def choices(setup: Setup) -> list[Variant]:
     """Return the choices that this task, device and installation have.
 
     The first is torch in float32, with which the others are compared. The precision of a custom engine is its own, and
@@ -239,24 +239,28 @@ def choices(setup: Setup) -> list[Choice]:
     """
     spec = setup.spec
     precisions = ("float32", "bfloat16") if setup.is_on_cpu else ("float32", TF32, "bfloat16")
-    found = [Choice(backend=TORCH, precision=precision) for precision in precisions]
+    found = [Variant(backend=TORCH, precision=precision) for precision in precisions]
     ours = spec.engine == TRANSFORMERS_ENGINE or spec.engine.startswith(SENTENCES)
-    if not setup.is_on_cpu or not ours or (spec.engine == TRANSFORMERS_ENGINE and not tasks.of(spec.task).compiles):
+    if (
+        not setup.is_on_cpu
+        or not ours
+        or (spec.engine == TRANSFORMERS_ENGINE and not tasks.find_task(spec.task).compiles)
+    ):
         return found
-    others = [Choice(backend=name, precision=one) for name in BACKENDS if name != TORCH for one in PRECISIONS]
-    return found + [one for one in others if not packages.problem(one.of(setup).spec)]
+    others = [Variant(backend=name, precision=one) for name in BACKENDS if name != TORCH for one in PRECISIONS]
+    return found + [one for one in others if not packages.find_problem(one.of(setup).spec)]
 
 
 def trial(
     setup: Setup,
     unit: Unit,
-    choice: Choice,
+    choice: Variant,
     expected: Sequence[Any] | None,
     all_arrangements: Sequence[Arrangement],
     sizes: Sequence[int],
     budget_s: float,
     step: Progress,
-) -> tuple[Trial, Sequence[Any]]:
+) -> tuple[Measurement, Sequence[Any]]:
     """Measure a choice. Return its results, and its answers, with which those of the next choices are compared."""
     setup = choice.of(setup)
     rates: dict[Arrangement, dict[int, float]] = {}
@@ -268,7 +272,7 @@ def trial(
                 first = replicas[0]
                 said = first.ask(note)
                 if packages.REFUSED in said:
-                    return Trial(problem=said), found
+                    return Measurement(problem=said), found
                 if not memory:
                     memory = first.ask(memory_bytes)
                     found = first.ask(answers, lengths_for(setup.spec, setup.own_inputs))
@@ -278,7 +282,7 @@ def trial(
                 raise
             break  # only fewer replicas fit in the memory of the GPU
     changes = [list(differences(*both)) for both in zip(expected or found, found, strict=True)]
-    return Trial(
+    return Measurement(
         memory=memory,
         same=sum(math.inf not in moved for moved in changes),
         answers=len(changes),

@@ -97,7 +97,7 @@ def _load(setup: Setup) -> None:
     device = devices.bind(setup.device.visible)
     try:
         with memory.measured(setup.spec, device) as taken:
-            engine = loading.ready(setup.spec, device)
+            engine = loading.load_engine(setup.spec, device)
         _setup, _engine, _bytes = setup, engine, taken.bytes
     except ModelUnavailable as error:
         raise CannotMeasure(f"{setup.spec.name}: {error.message}") from error
@@ -196,7 +196,7 @@ def _items(size: int, length: Length) -> list[Any]:
 
 
 def _join(stepper: Stepper, key: Hashable, value: Any) -> None:
-    parameters = {**tasks.of(_setup.spec.task).measured_with, "max_new_tokens": ANSWER}
+    parameters = {**tasks.find_task(_setup.spec.task).measured_with, "max_new_tokens": ANSWER}
     stepper.join(key, value, parameters, seed=0)
 
 
@@ -211,7 +211,7 @@ def _step(stepper: Stepper) -> list[Progress]:
 
 def _run(items: list[Any]) -> list[Any]:
     """Return the answers. Raises the first error among them, and `OutOfMemory` also if only halves fitted."""
-    report = isolate.run(_engine, items, dict(tasks.of(_setup.spec.task).measured_with))
+    report = isolate.run(_engine, items, dict(tasks.find_task(_setup.spec.task).measured_with))
     if report.oom_shape:
         raise OutOfMemory(f"{len(items)} items do not fit.")
     for outcome in report.outcomes:

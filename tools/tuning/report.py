@@ -7,7 +7,7 @@ from inference.catalog import tasks
 from inference.catalog.sizes.lengths import CHAT_TOKENS
 from inference.catalog.specs import TF32, TORCH, ModelSpec
 from inference.engines.artifacts.memory import MIB
-from tools.tuning.measure import Arrangement, Choice, Grid, Trial
+from tools.tuning.measure import Arrangement, Grid, Measurement, Variant
 from tools.tuning.replica import ANSWER
 
 BLOCKS = " ▏▎▍▌▋▊▉█"
@@ -93,7 +93,7 @@ def generating_lines(spec: ModelSpec, grid: Grid) -> list[str]:
     rows, longest = max(knee(grid, length) for length in grid.lengths), max(grid.lengths)
     fitting = [size * (length + ANSWER) - 1 for size, length in grid.too_large]
     step_s = max(seconds for (size, _), seconds in grid.seconds.items() if size <= rows)
-    shared = tasks.of(spec.task).parameters["max_new_tokens"]
+    shared = tasks.find_task(spec.task).parameters["max_new_tokens"]
     most = spec.parameters.get("max_new_tokens", shared).max or CHAT_TOKENS
     limit_s = math.ceil(SLACK_OF_STEPS * step_s * most)
     return [
@@ -105,7 +105,7 @@ def generating_lines(spec: ModelSpec, grid: Grid) -> list[str]:
     ]
 
 
-Trials = Mapping[Choice, Trial]
+Trials = Mapping[Variant, Measurement]
 
 
 def trials_table(trials: Trials, unit: str) -> Iterator[str]:
@@ -139,7 +139,7 @@ def trials_plot(trials: Trials) -> Iterator[str]:
         yield f"{choice.backend:<10}{choice.precision:<{width}} {bar(rate / most):<{BAR}} {rate:.1f}"
 
 
-def recommended(trials: Trials) -> tuple[Choice, Arrangement]:
+def recommended(trials: Trials) -> tuple[Variant, Arrangement]:
     """Return the fastest choice and arrangement of those whose answers are the same but for their numbers.
 
     The answers of torch in float32 always are.

@@ -22,7 +22,7 @@ def sample(spec: ModelSpec, engine: Engine, length: int, own: Sequence[Any]) -> 
     """Return an input of about `length` tokens: the nearest of the user's own, or one made up for the task."""
     if own:
         return min(own, key=lambda value: abs(lengths.measure(spec, value)[1] - length))
-    unit = tasks.of(spec.task).unit
+    unit = tasks.find_task(spec.task).unit
     if unit is units.patches:
         return _image()
     if unit is units.frames:
@@ -35,7 +35,7 @@ def compared(spec: ModelSpec, engine: Engine, lengths: Sequence[int]) -> list[An
 
     If a task takes longer to answer, or its inputs are no texts, there is one input of each length.
     """
-    task, rng = tasks.of(spec.task), random.Random(0)
+    task, rng = tasks.find_task(spec.task), random.Random(0)
     if task.generates or task.unit in (units.patches, units.frames):
         return [sample(spec, engine, length, ()) for length in lengths]
     longest = min(lengths[-1], LONGEST)

@@ -108,7 +108,7 @@ def refuse_others(
     for name, value in fields.items():
         if name in known or name in ignored or is_neutral(neutral, name, value):
             continue
-        shown = f"{where}{words.name(name)}"
+        shown = f"{where}{words.quote_name(name)}"
         if name not in neutral:
-            raise InvalidInput(f"{shown}: unknown field; {words.hint(name, known)}", field=shown)
+            raise InvalidInput(f"{shown}: unknown field; {words.suggest(name, known)}", field=shown)
         raise InvalidInput(f"{shown}: {refusal(neutral, name)}", field=shown)

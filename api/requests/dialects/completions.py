@@ -82,7 +82,7 @@ def _completion(
     request nor the model's table of parameters says how many.
     """
     spec = spec or model_of(given)
-    if not tasks.of(spec.task).generates:
+    if not tasks.find_task(spec.task).generates:
         told = f"model: {spec.name!r} does not generate text: post to /v1/models/{spec.name}."
         raise InvalidInput(told, field="model")
     rest = {name: value for name, value in given.items() if name not in (field, "model", "stream", "stream_options")}
@@ -124,7 +124,7 @@ def _limited(spec: ModelSpec, parameters: dict[str, Any], most_tokens: int | Non
 def _refuse_others(where: str, given: dict[str, Any], known: Collection[str]) -> None:
     """Raise `InvalidInput` for a field that is not known and is not empty."""
     if name := next((name for name, value in given.items() if value and name not in known), None):
-        path = f"{where}.{words.name(name)}"
+        path = f"{where}.{words.quote_name(name)}"
         raise InvalidInput(f"{path}: is not served here; leave it out.", field=path)
 
 
@@ -137,7 +137,7 @@ def _stopped(parameters: dict[str, Any]) -> dict[str, Any]:
 
 def _sampled(spec: ModelSpec, parameters: dict[str, Any]) -> dict[str, Any]:
     """Return the parameters, with sampling on where a temperature or a top_p is given that is not greedy."""
-    named = tasks.of(spec.task).translate(parameters)
+    named = tasks.find_task(spec.task).translate(parameters)
     return {"do_sample": True, **named} if parameters.keys() & {"temperature", "top_p"} else named
 
 

@@ -51,7 +51,7 @@ def read(document: Any, spec: ModelSpec | None = None) -> RerankRequest:
     """
     fields = _renamed(fields_of(document))
     spec = spec or _model(fields)
-    if not tasks.of(spec.task).ranks:
+    if not tasks.find_task(spec.task).ranks:
         told = f'model: {spec.name!r} does not rank texts, which a model with task = "{tasks.RANKING}" does.'
         raise InvalidInput(told, field="model")
     refuse_others(fields, FIELDS, NEUTRAL, ignored=())

@@ -118,7 +118,7 @@ def _settings(fields: Mapping[str, Any], known: tuple[str, ...]) -> dict[str, An
 
 def _require_room(spec: ModelSpec, inputs: list[Any]) -> None:
     """Raise `ApiError` for more texts than a job takes: these clients then send fewer at once."""
-    if len(inputs) > (most := lists.most(spec)):
+    if len(inputs) > (most := lists.max_inputs(spec)):
         raise ApiError(f"inputs: at most {most} texts are answered at once, not {len(inputs)}.", "body_too_large")
 
 

@@ -26,7 +26,7 @@ COLUMNS = ("batch", "batch_size", "model", "worker", "device", "size", "length",
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Batch:
+class BatchSummary:
     id: UUID
     jobs: list[Job]  # sorted by length, the longest last
     worker: Worker | None
@@ -90,7 +90,7 @@ class Batch:
         return drawing.lengths([job.length for job in self.jobs], to=self.longest)
 
 
-def recent() -> list[Batch]:
+def recent() -> list[BatchSummary]:
     """Return the batches of the newest jobs, the latest first."""
     jobs = [
         job for status in RAN for job in Job.objects.filter(status=status, batch__isnull=False).only(*COLUMNS)[:RECENT]
@@ -99,12 +99,12 @@ def recent() -> list[Batch]:
     return found[:RECENT]
 
 
-def of(batch: UUID) -> Batch | None:
+def of(batch: UUID) -> BatchSummary | None:
     found = _batches(Job.objects.filter(batch=batch).only(*COLUMNS, "created_at")[:MOST])
     return next(iter(found), None)
 
 
-def _batches(jobs: Iterable[Job]) -> Iterator[Batch]:
+def _batches(jobs: Iterable[Job]) -> Iterator[BatchSummary]:
     by_batch: dict[UUID, list[Job]] = {}
     for job in jobs:
         if job.batch:
@@ -113,7 +113,7 @@ def _batches(jobs: Iterable[Job]) -> Iterator[Batch]:
     workers = Worker.objects.only("name", "costs").in_bulk(ids)
     for batch, ran in by_batch.items():
         worker = workers.get(ran[0].worker) if ran[0].worker else None
-        yield Batch(
+        yield BatchSummary(
             id=batch, jobs=sorted(ran, key=lambda job: job.length), worker=worker, cost=_cost(worker, ran[0].model)
         )
 

@@ -17,7 +17,7 @@ def figures(request: HttpRequest) -> HttpResponse:
     name, model = request.GET.get("range", "15m"), request.GET.get("model", "")
     if name not in series.RANGES or len(model) > LONGEST_NAME:
         return JsonResponse({"error": f"range is one of {', '.join(series.RANGES)}"}, status=400)
-    answer = JsonResponse(series.series(name, model))
+    answer = JsonResponse(series.read_series(name, model))
     answer["Cache-Control"] = "no-store"
     return answer
 

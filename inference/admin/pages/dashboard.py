@@ -34,7 +34,7 @@ def now() -> dict[str, Any]:
     return {
         "attention": attention_rows(),
         "models": model_rows(),
-        "workers": workers.shown(Worker.objects.all())[:50],
+        "workers": workers.recent_workers(Worker.objects.all())[:50],
         "failures": failure_rows(hour),
         "finished": finished_in_last_hour(hour),
     }
@@ -68,7 +68,7 @@ def _place_of(about: tuple[str, ...]) -> str:
 
 def model_rows() -> list[dict[str, Any]]:
     (queued, ages), running = sample.queues(), sample.running()
-    living, recent = list(workers.living()), series.since(clock.now() - RECENT)
+    living, recent = list(workers.living()), series.totals_since(clock.now() - RECENT)
     serving, runs = workers.count_served(living), catalog.count(living)
     specs = known_models()
     gone = sorted((queued.keys() | running.keys() | runs.keys()) - specs.keys())

@@ -35,7 +35,7 @@ NOTHING: tuple[Any, ...] = (None, "", (), {}, False)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
+class ModelRow:
     """A model in the list."""
 
     name: str
@@ -47,12 +47,12 @@ class Line:
     pause: PausedModel | None
 
 
-def lines() -> list[Line]:
+def lines() -> list[ModelRow]:
     living = list(workers.living())
     runs, served, paused = catalog.count(living), workers.count_served(living), PausedModel.objects.in_bulk()
     known = lookup.known_models()
     return [
-        Line(
+        ModelRow(
             name=name, spec=spec, runs=sorted(runs.get(name, {}).items()), served=served[name],
             queued=backlog.queued(spec) if spec else 0, speed=workers.speeds().get(name), pause=paused.get(name),
         )

@@ -80,7 +80,7 @@ class WorkerAdmin(ReadOnlyAdmin):
 
     @admin.display(description="devices that it shares")
     def shares(self, worker: Worker) -> str:
-        beside = {} if worker.state in ENDED else workers.beside(worker)
+        beside = {} if worker.state in ENDED else workers.find_gpu_conflicts(worker)
         return "; ".join(f"{', '.join(both)} also by {name}" for name, both in beside.items()) or display.NONE
 
     rate = display.fact("jobs/s", "jobs_per_s", "{:.1f}".format)

@@ -17,8 +17,8 @@ from inference.admin.rendering import display, media, values
 from inference.errors import BrokerUnavailable
 from inference.models import Job
 from inference.streams import history
+from inference.streams.cursor import StreamCursor, TextDiverged
 from inference.streams.positions import BEGINNING
-from inference.streams.tale import Differs, Tale
 
 MOST = 16_000_000  # characters of JSON of either side that are read at most
 SIDES = ("inputs", "output")
@@ -75,7 +75,7 @@ def arriving(job_id: UUID) -> str:
     """Return what was generated until now of a text, or an empty string if that is not known."""
     try:
         entries = history.read({job_id: history.FIRST}, history.MOST_CHUNKS).get(job_id, [])
-        told = Tale(job_id, BEGINNING).hear(entries)
-    except (redis.RedisError, BrokerUnavailable, Differs):
+        told = StreamCursor(job_id, BEGINNING).consume(entries)
+    except (redis.RedisError, BrokerUnavailable, TextDiverged):
         return ""
     return display.visible(told.text[: display.LONGEST_TEXT]) if told else ""

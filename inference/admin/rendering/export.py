@@ -38,7 +38,7 @@ class Incomplete(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class ExportFormat:
     content_type: str
     line: Callable[[Record], str | bytes]
     end: Callable[[Incomplete], str | bytes]  # the last line of an incomplete export
@@ -56,7 +56,7 @@ def answer(jobs: QuerySet[Job], name: str) -> StreamingHttpResponse:
     return StreamingHttpResponse(_lines(jobs, form), content_type=form.content_type, headers=headers)
 
 
-def _lines(jobs: QuerySet[Job], form: Form) -> Iterator[str | bytes]:
+def _lines(jobs: QuerySet[Job], form: ExportFormat) -> Iterator[str | bytes]:
     """Yield the lines of an export.
 
     The status was sent long before the end, so the last line states if the export is incomplete.
@@ -84,7 +84,7 @@ def records(jobs: QuerySet[Job]) -> Iterator[Record]:
     left = chosen
     for _ in range(MOST // CHUNK):
         chunk = list(left[:CHUNK])
-        connections.give_back()  # the client may read the chunk slowly
+        connections.release_connection()  # the client may read the chunk slowly
         for record in chunk:
             if record["published_at"] == NEVER_DUE:  # a whole: only its parts have messages
                 record["published_at"] = None
@@ -124,11 +124,11 @@ def _json(value: dict[str, Any]) -> bytes:
 
 
 FORMS = {
-    "csv": Form(
+    "csv": ExportFormat(
         "text/csv; charset=utf-8",
         line=lambda record: _csv(record.values()),
         end=lambda reason: _csv([f"INCOMPLETE: {reason}"]),
         heading=_csv(COLUMNS),
     ),
-    "jsonl": Form("application/x-ndjson", line=_json, end=lambda reason: _json({"incomplete": str(reason)})),
+    "jsonl": ExportFormat("application/x-ndjson", line=_json, end=lambda reason: _json({"incomplete": str(reason)})),
 }

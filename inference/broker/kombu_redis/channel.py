@@ -31,7 +31,7 @@ UNKNOWN = float("-inf")  # in `_empty_since`: the lists may have messages
 MISSES = 3  # fetches in a row that found nothing though a key exists: others were faster, or it is no list
 
 
-class Kinds(enum.IntFlag):
+class ListKinds(enum.IntFlag):
     """Kinds of lists, as flags."""
 
     HURRIED = 1  # all but the lowest priority
@@ -41,7 +41,7 @@ class Kinds(enum.IntFlag):
 
 
 KINDS = {  # kinds of lists to fetch from, by whether there is room for the hurried and for the patient
-    (hurried, patient): Kinds(hurried * Kinds.HURRIED + patient * Kinds.PATIENT)
+    (hurried, patient): ListKinds(hurried * ListKinds.HURRIED + patient * ListKinds.PATIENT)
     for hurried in (False, True)
     for patient in (False, True)
 }
@@ -58,7 +58,7 @@ class Channel(stock.Channel):
         self._fetched_at: float | None = None  # when the fetch under way was sent; None without one
         self._patient: frozenset[str] = frozenset()  # queues of whose lowest priority more jobs may be held
         self._credit: int | None = 0  # jobs that the last fetch might bring; None without a limit
-        self._kinds = Kinds.ALL  # of the lists in the last fetch
+        self._kinds = ListKinds.ALL  # of the lists in the last fetch
         self._empty_since = UNKNOWN
         self._misses = 0
         self._session: Any = None  # the socket that tracks keys
@@ -114,21 +114,21 @@ class Channel(stock.Channel):
         self._arrived.clear()
         return unread
 
-    def _room(self) -> tuple[int | None, Kinds]:
+    def _room(self) -> tuple[int | None, ListKinds]:
         """Return for how many jobs there is room (None: for any number), and the kinds of lists to fetch from."""
         if (low := self.qos.can_consume_low()) != 0:
-            return low, Kinds.ALL
+            return low, ListKinds.ALL
         hurried = self.qos.can_consume_max_estimate() or 0
         patient = (self.qos.can_consume_patient() or 0) if self._patient else 0
         return min(filter(None, (hurried, patient)), default=0), KINDS[bool(hurried), bool(patient)]
 
-    def _lists(self, queues: Sequence[str], kinds: Kinds) -> Iterator[tuple[str, str]]:
+    def _lists(self, queues: Sequence[str], kinds: ListKinds) -> Iterator[tuple[str, str]]:
         """Yield each queue with the key of its list, the highest priority first."""
         *hurried, lowest = self.priority_steps
-        if kinds & Kinds.HURRIED:
+        if kinds & ListKinds.HURRIED:
             yield from ((queue, self._q_for_pri(queue, step)) for step in hurried for queue in queues)
-        if kinds & Kinds.PATIENT:
-            low = queues if kinds & Kinds.OTHERS else [queue for queue in queues if queue in self._patient]
+        if kinds & ListKinds.PATIENT:
+            low = queues if kinds & ListKinds.OTHERS else [queue for queue in queues if queue in self._patient]
             yield from ((queue, self._q_for_pri(queue, lowest)) for queue in low)
 
     def _update_queue_cycle(self) -> None:
@@ -172,7 +172,7 @@ class Channel(stock.Channel):
         """
         connection = self.client.connection
         self._ensure_session(connection)
-        self._credit, self._kinds = self._room() if self.active_queues else (0, Kinds.ALL)
+        self._credit, self._kinds = self._room() if self.active_queues else (0, ListKinds.ALL)
         queues = self._queue_cycle.consume(len(self.active_queues)) if self._credit != 0 else []
         self._asked = list(self._lists(queues, self._kinds))
         if queues:

@@ -20,7 +20,9 @@ NONE: Mapping[str, Any] = MappingProxyType({})
 
 def is_list(spec: ModelSpec, inputs: Any) -> bool:
     """Return True if `inputs` is a list of items; a list of chat messages is one item, and so is an empty list."""
-    return isinstance(inputs, list) and bool(inputs) and not (tasks.of(spec.task).takes_chats and _is_chat(inputs))
+    return (
+        isinstance(inputs, list) and bool(inputs) and not (tasks.find_task(spec.task).takes_chats and _is_chat(inputs))
+    )
 
 
 def items(spec: ModelSpec, inputs: Any) -> list[Any]:
@@ -34,7 +36,7 @@ def measure(spec: ModelSpec, inputs: Any, parameters: Mapping[str, Any] = NONE) 
     the longest input, with what is generated and without what `max_length` cuts off. Of an input with several texts
     they are the average of its texts.
     """
-    task = tasks.of(spec.task)
+    task = tasks.find_task(spec.task)
     shapes = [_shape(spec, task, item, parameters) for item in items(spec, inputs)]
     return sum(rows for rows, _ in shapes), max(1, *(tokens for _, tokens in shapes))
 
@@ -51,7 +53,7 @@ class Part:
 
 def split(spec: ModelSpec, inputs: list[Any], parameters: Mapping[str, Any] = NONE) -> list[Part]:
     """Split a list of inputs into parts of as many rows as a batch holds; an input that alone has more is one part."""
-    task = tasks.of(spec.task)
+    task = tasks.find_task(spec.task)
     parts: list[Part] = []
     for place, item in enumerate(inputs):
         rows, tokens = _shape(spec, task, item, parameters)
@@ -66,7 +68,7 @@ def split(spec: ModelSpec, inputs: list[Any], parameters: Mapping[str, Any] = NO
 
 def length(spec: ModelSpec, item: Any) -> int:
     """Return the tokens of one input, with those that the model would cut off."""
-    return _length(tasks.of(spec.task).unit, item)
+    return _length(tasks.find_task(spec.task).unit, item)
 
 
 def _length(unit: Unit, item: Any) -> int:

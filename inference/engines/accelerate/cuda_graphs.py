@@ -113,7 +113,7 @@ def _rounded(texts: int, tokens: int) -> tuple[int, int]:
     return size, length
 
 
-def graphs(model: Any, tokenizer: Any, unpadded: Override | None = None) -> Override | None:
+def make_graphs(model: Any, tokenizer: Any, unpadded: Override | None = None) -> Override | None:
     """Capture graphs of a model's encoder, and return the shortcut that uses them.
 
     Return None for a model that is on no GPU, or whose layers are not known. Graphs compute padding: so `unpadded`, by
@@ -138,7 +138,7 @@ def graphs(model: Any, tokenizer: Any, unpadded: Override | None = None) -> Over
         unpadded.off()
     try:
         with torch.no_grad():
-            tokens = launch_bound_tokens(lambda shape: seconds(lambda: call(shape)), shapes)
+            tokens = launch_bound_tokens(lambda shape: measure_s(lambda: call(shape)), shapes)
             logger.info("CUDA graphs of %s compute up to %d tokens", model.config.model_type, tokens)
             capturing.on()
             for shape in sorted(shapes, key=math.prod, reverse=True):
@@ -166,7 +166,7 @@ def launch_bound_tokens(seconds_of: Callable[[tuple[int, int]], float], shapes: 
     return most
 
 
-def seconds(call: Callable[[], object]) -> float:
+def measure_s(call: Callable[[], object]) -> float:
     """Measure the seconds of the fastest of a few calls, until the GPU is done."""
     took = []
     for _ in range(1 + CALLS):  # the first sets libraries up

@@ -20,7 +20,7 @@ class Encode(Protocol):
         """Encode texts as the tokenizer does, cut at `limit` tokens, as tensors of shape (texts, longest)."""
 
 
-def encoder(tokenizer: Any) -> Encode | None:
+def make_encoder(tokenizer: Any) -> Encode | None:
     """Make a function that encodes texts as this tokenizer does; None for a tokenizer with steps of its own."""
     from transformers import PreTrainedTokenizerBase
     from transformers.tokenization_utils_base import PaddingStrategy, TruncationStrategy

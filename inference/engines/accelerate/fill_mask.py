@@ -53,7 +53,7 @@ class Scorer:
         return placed
 
 
-def scorer(model: Any, mask_token_id: int) -> Scorer | None:
+def make_scorer(model: Any, mask_token_id: int) -> Scorer | None:
     """Return the shortcut for a model whose last layer is a plain product; None for other models."""
     return Scorer(model, mask_token_id) if isinstance(model.get_output_embeddings(), nn.Linear) else None
 
@@ -63,7 +63,7 @@ class BestAtOnce(AtOnce):
 
     def __init__(self, pipe: Any) -> None:
         self.pipe = pipe
-        self.encode = fast_tokenizer.encoder(pipe.tokenizer)
+        self.encode = fast_tokenizer.make_encoder(pipe.tokenizer)
 
     def tokens(self, texts: list[str], before: dict[str, Any]) -> Mapping[str, torch.Tensor] | None:
         mask = self.pipe.tokenizer.mask_token
@@ -114,5 +114,5 @@ class BestAtOnce(AtOnce):
         return {"score": score, "token": token, "token_str": decode([token]), "sequence": sequence}
 
 
-def at_once(engine: Any, pipe: Any) -> Override:
+def make_batch_shortcut(engine: Any, pipe: Any) -> Override:
     return Override(engine, "at_once", BestAtOnce(pipe))

@@ -70,7 +70,7 @@ class Shortcuts:
         except Exception as error:
             if not self._may_be_at_fault(error):
                 raise
-            problem = logs.said(error)
+            problem = logs.summarize(error)
         answers: list[Any] = []
         try:
             self._turn(on=False)
@@ -114,41 +114,41 @@ def install(model: Any, tokenizer: Any, task: str, trial: Trial) -> Shortcuts:
 # Modules are imported while a shortcut is made: if one cannot be imported, the plain pipeline answers.
 
 
-def at_once(engine: Any, pipe: Any, task: str) -> Override | None:
+def make_batch_shortcut(engine: Any, pipe: Any, task: str) -> Override | None:
     from inference.engines.accelerate import fill_mask, text_batches
 
     if task == "fill-mask":
-        return fill_mask.at_once(engine, pipe)
-    return text_batches.at_once(engine, pipe, task)
+        return fill_mask.make_batch_shortcut(engine, pipe)
+    return text_batches.make_batch_shortcut(engine, pipe, task)
 
 
 def encode(engine: Any, tokenizer: Any) -> Override | None:
     """Make the shortcut by which `engine.encode` encodes a list of texts, cut at a limit, as `tokenizer` does."""
     from inference.engines.accelerate import fast_tokenizer
 
-    encode = fast_tokenizer.encoder(tokenizer)
+    encode = fast_tokenizer.make_encoder(tokenizer)
     return Override(engine, "encode", encode) if encode else None
 
 
 def _no_padding(model: Any) -> Override | None:
     from inference.engines.accelerate import unpadded_encoder
 
-    return unpadded_encoder.no_padding(model)
+    return unpadded_encoder.make_unpadded(model)
 
 
 def _graphs(model: Any, tokenizer: Any, unpadded: Override | None) -> Override | None:
     from inference.engines.accelerate import cuda_graphs
 
-    return cuda_graphs.graphs(model, tokenizer, unpadded)
+    return cuda_graphs.make_graphs(model, tokenizer, unpadded)
 
 
 def _packed(model: Any) -> Shortcut | None:
     from inference.engines.accelerate import prepacked_weights
 
-    return prepacked_weights.packed(model)
+    return prepacked_weights.pack_weights(model)
 
 
 def _masks(model: Any, tokenizer: Any) -> Any:
     from inference.engines.accelerate import fill_mask
 
-    return fill_mask.scorer(model, tokenizer.mask_token_id)
+    return fill_mask.make_scorer(model, tokenizer.mask_token_id)

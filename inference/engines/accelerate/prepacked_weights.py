@@ -45,14 +45,14 @@ class PackedLinear:
         if self.weights is not None:
             return
         own, bias = self.layer.weight, self.layer.bias
-        packed = torch.ops.mkldnn._reorder_linear_weight(own.detach(), ROWS)
+        pack_weights = torch.ops.mkldnn._reorder_linear_weight(own.detach(), ROWS)
 
         def product(states: torch.Tensor) -> Any:
-            return torch.ops.mkldnn._linear_pointwise(states, packed, bias, "none", [], "")
+            return torch.ops.mkldnn._linear_pointwise(states, pack_weights, bias, "none", [], "")
 
         forward = functools.partial(in_steps, product)
         self.layer.forward = _by_rows(_of_halves(own.detach(), bias), forward) if _are_halves(own) else forward
-        self.weights = packed
+        self.weights = pack_weights
         if not self.is_shared:
             own.data = own.new_empty(0)
 
@@ -75,8 +75,8 @@ def _by_rows(few: Product, many: Product) -> Product:
 
 
 def _of_halves(weights: torch.Tensor, bias: torch.Tensor | None) -> Product:
-    packed = torch.ops.quantized.linear_prepack_fp16(weights, bias)
-    return lambda states: torch.ops.quantized.linear_dynamic_fp16(states, packed)
+    pack_weights = torch.ops.quantized.linear_prepack_fp16(weights, bias)
+    return lambda states: torch.ops.quantized.linear_dynamic_fp16(states, pack_weights)
 
 
 def _are_halves(weights: torch.Tensor) -> bool:
@@ -90,7 +90,7 @@ def _are_halves(weights: torch.Tensor) -> bool:
 def in_steps(product: Product, states: torch.Tensor) -> Any:
     """Compute a product, (..., hidden) to (..., width), for one of the numbers of rows that oneDNN has code for."""
     count = states[..., 0].numel()
-    size = rounded(count)
+    size = round_rows(count)
     if size == count:
         return product(states)
     rows = states.new_empty(size, states.shape[-1])
@@ -99,7 +99,7 @@ def in_steps(product: Product, states: torch.Tensor) -> Any:
     return product(rows)[:count].unflatten(0, states.shape[:-1])
 
 
-def rounded(rows: int) -> int:
+def round_rows(rows: int) -> int:
     step = max(1, (1 << (rows - 1).bit_length()) // (2 * STEPS))
     return -(-rows // step) * step
 
@@ -123,7 +123,7 @@ class Packed:
                 layer.off()
 
 
-def packed(model: Any) -> Packed | None:
+def pack_weights(model: Any) -> Packed | None:
     """Return the shortcut that packs the weights of a model's layers.
 
     Return None for a model on another device than the CPU, of numbers for which oneDNN is of no use here, or without

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch.nn import functional
 
-from inference.engines.accelerate.prepacked_weights import rounded
+from inference.engines.accelerate.prepacked_weights import round_rows
 
 CALL_COST = 300_000  # multiplications with padding that cost as much as one more call of attention
 CALL_COST_ON_GPU = 100_000_000  # the same, derived: ten launches of 5 µs, at 2 million million of them a second
@@ -29,7 +29,7 @@ class Group(NamedTuple):
     padded: torch.Tensor | None  # the places in the row of the padded tokens; for padding a text's first token
 
 
-class Texts:
+class PackedTexts:
     """The tokens of a batch without its padding, with the texts ordered by length.
 
     `shape` is (texts, longest, hidden) as it comes. `own` of shape (texts, longest) is false for padding, or None if
@@ -60,7 +60,7 @@ class Texts:
             lengths = [counts[text] for text in order]
             tokens = own.flatten().nonzero().squeeze(1).split(counts)
             self.order = torch.tensor(order)
-            more = rounded(sum(lengths)) - sum(lengths)
+            more = round_rows(sum(lengths)) - sum(lengths)
             self.index = torch.cat([tokens[text] for text in order] + [tokens[order[-1]][:1].expand(more)])
         self.tokens = sum(lengths)
         self.starts = [0, *accumulate(lengths)]
@@ -120,12 +120,14 @@ class Attention:
     size: int
     scale: float
 
-    def of_all(self, texts: Texts, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    def of_all(self, texts: PackedTexts, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         """Compute attention for all tokens: (tokens, hidden) in and out."""
         parts = [self._within(group, query, key, value) for group in texts.groups]
         return _joined([*parts, query[texts.tokens :]] if len(query) > texts.tokens else parts)
 
-    def of_firsts(self, texts: Texts, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    def of_firsts(
+        self, texts: PackedTexts, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+    ) -> torch.Tensor:
         """Compute attention for the first token of each text.
 
         `query` and the result are of shape (texts, hidden), `key` and `value` of shape (tokens, hidden).

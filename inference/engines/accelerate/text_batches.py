@@ -71,7 +71,7 @@ class AtOnce:
     def __init__(self, pipe: Any, task: str) -> None:
         self.pipe = pipe
         self.read = READS[task]
-        self.encode = fast_tokenizer.encoder(pipe.tokenizer)
+        self.encode = fast_tokenizer.make_encoder(pipe.tokenizer)
 
     def tokens(self, texts: list[str], before: dict[str, Any]) -> Mapping[str, torch.Tensor] | None:
         """Encode texts with `before`, the parameters of the pipeline's step before the model.
@@ -98,7 +98,7 @@ class AtOnce:
         return found
 
 
-def at_once(engine: Any, pipe: Any, task: str) -> Override | None:
+def make_batch_shortcut(engine: Any, pipe: Any, task: str) -> Override | None:
     """Return the shortcut for tasks whose preprocessing is one call of the tokenizer, with one row a text.
 
     Return None for other tasks.

@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn import functional
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 
-from inference.engines.accelerate.ragged_attention import Attention, Texts
+from inference.engines.accelerate.ragged_attention import Attention, PackedTexts
 from inference.engines.accelerate.shortcut import Override
 
 
@@ -80,20 +80,20 @@ KINDS: dict[str, Callable[[Any], tuple[nn.Module, list[Parts]]]] = {
 }
 
 
-class Layer:
+class EncoderLayer:
     """A layer that computes rows of tokens."""
 
     def __init__(self, parts: Parts, kind: type[Attention] = Attention) -> None:
         self.parts = parts
         self.attention = kind(size=parts.attention.attention_head_size, scale=parts.attention.scaling)
 
-    def all_tokens(self, rows: torch.Tensor, texts: Texts) -> torch.Tensor:
+    def all_tokens(self, rows: torch.Tensor, texts: PackedTexts) -> torch.Tensor:
         """Compute all tokens: (tokens, hidden) in and out."""
         parts = self.parts
         query, key, value = (_product(part, rows) for part in (parts.query, parts.key, parts.value))
         return self.finish(self.attention.of_all(texts, query, key, value), rows)
 
-    def first_tokens(self, rows: torch.Tensor, texts: Texts) -> torch.Tensor:
+    def first_tokens(self, rows: torch.Tensor, texts: PackedTexts) -> torch.Tensor:
         """Compute the first token of each text: (tokens, hidden) in, (texts, hidden) out."""
         parts, first = self.parts, rows[texts.firsts]
         key, value = _product(parts.key, rows), _product(parts.value, rows)
@@ -120,7 +120,7 @@ class Layers:
 
     first_only = False  # True if the last layer computes the first token of each text only, as most classifiers read
 
-    def __init__(self, layers: Sequence[Layer], texts: Callable[..., Texts] = Texts) -> None:
+    def __init__(self, layers: Sequence[EncoderLayer], texts: Callable[..., PackedTexts] = PackedTexts) -> None:
         self.layers, self.texts = layers, texts
 
     def __call__(
@@ -142,17 +142,17 @@ class Layers:
         return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=states)
 
 
-def no_padding(model: Any) -> Override | None:
+def make_unpadded(model: Any) -> Override | None:
     """Return the shortcut that computes the layers of a model here; None for a model whose layers are not known."""
     known = layers_of(model)
     if known is None:
         return None
     runner, parts = known
     if not is_on_gpu(model):
-        return Override(runner, "forward", Layers([Layer(layer) for layer in parts]))
+        return Override(runner, "forward", Layers([EncoderLayer(layer) for layer in parts]))
     kind = _attention(model, parts[0].attention.attention_head_size)
-    texts = functools.partial(Texts, device=model.device, has_groups=kind is Attention)
-    return Override(runner, "forward", Layers([Layer(layer, kind) for layer in parts], texts))
+    texts = functools.partial(PackedTexts, device=model.device, has_groups=kind is Attention)
+    return Override(runner, "forward", Layers([EncoderLayer(layer, kind) for layer in parts], texts))
 
 
 def layers_of(model: Any) -> tuple[nn.Module, list[Parts]] | None:

@@ -3,7 +3,7 @@
 import torch
 from torch.nn.attention.varlen import varlen_attn
 
-from inference.engines.accelerate.ragged_attention import Attention, Texts
+from inference.engines.accelerate.ragged_attention import Attention, PackedTexts
 
 LARGEST_HEAD = 256
 OLDEST = (8, 0)  # compute capability: Ampere
@@ -12,14 +12,16 @@ OLDEST = (8, 0)  # compute capability: Ampere
 class Varlen(Attention):
     """Attention by FlashAttention. Its result is not initialized for tokens behind the last text."""
 
-    def of_all(self, texts: Texts, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    def of_all(self, texts: PackedTexts, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         return self._attend(texts, texts.bounds, texts.longest, query, key, value)
 
-    def of_firsts(self, texts: Texts, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    def of_firsts(
+        self, texts: PackedTexts, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+    ) -> torch.Tensor:
         bounds = torch.arange(texts.count + 1, dtype=torch.int32, device=query.device)
         return self._attend(texts, bounds, 1, query, key, value)
 
-    def _attend(self, texts: Texts, bounds: torch.Tensor, longest: int, *parts: torch.Tensor) -> torch.Tensor:
+    def _attend(self, texts: PackedTexts, bounds: torch.Tensor, longest: int, *parts: torch.Tensor) -> torch.Tensor:
         """Compute attention for queries, keys and values. `bounds` and `longest` are those of the queries."""
         query, key, value = (part.unflatten(1, (-1, self.size)) for part in parts)
         attended: torch.Tensor = varlen_attn(

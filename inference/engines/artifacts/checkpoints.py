@@ -38,11 +38,11 @@ def refuse_random_answers(
         return
     named = sorted(missing)
     shown = ", ".join(named[:MOST_NAMED]) + (f" and {len(named) - MOST_NAMED} more" if len(named) > MOST_NAMED else "")
-    task = tasks.of(spec.task)
+    task = tasks.find_task(spec.task)
     raise ModelUnavailable(
         f"its files lack {shown}, without which {type(model).__name__} answers at random. Use a checkpoint that was"
         f" trained{f' for {task.name}' if task.name else ''}. If yours was, it has lost them when it was saved: save it"
-        f" again, with {weights.cure(spec, 'checkpoint')}."
+        f" again, with {weights.describe_conversion(spec, 'checkpoint')}."
     )
 
 
@@ -51,7 +51,7 @@ def require_one_label(spec: ModelSpec, model: Any) -> None:
     if (count := model.config.num_labels) != 1:
         raise ModelUnavailable(
             f"{spec.model} has {count} labels, and a model that ranks texts has one. Use a cross-encoder, or"
-            f' task = "{tasks.of(spec.task).pipeline}" for the scores of its labels.'
+            f' task = "{tasks.find_task(spec.task).pipeline}" for the scores of its labels.'
         )
 
 

@@ -35,7 +35,7 @@ class Kept:
     sums: BinaryIO
 
 
-def folder(homes: Sequence[Path], name: str, make: Make) -> Kept:
+def cached_folder(homes: Sequence[Path], name: str, make: Make) -> Kept:
     """Return the folder `name` in one of `homes`, filled with files by `make` if it is in none of them.
 
     It is made in the first of `homes` that can be written to. Raises `OSError` if the files cannot be kept, because of

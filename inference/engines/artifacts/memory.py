@@ -53,7 +53,7 @@ def estimate(spec: ModelSpec) -> int | None:
 
 def _folder(spec: ModelSpec) -> Path | None:
     """Return the folder of the model's files, which may be in the hub's cache; None if the model has none."""
-    found = weights.local(spec) if spec.model else None
+    found = weights.find_local_folder(spec) if spec.model else None
     if found or not spec.revision:
         return found
     from huggingface_hub import snapshot_download
@@ -78,14 +78,14 @@ def _tensor(tensor: dict[str, Any], dtype: str) -> int:
 # In the process that loads it
 
 
-class Taken:
+class MemoryTaken:
     """The memory that a `with` block took: `bytes` is set once the block has ended."""
 
     bytes = 0
 
 
 @contextlib.contextmanager
-def measured(spec: ModelSpec, device: str) -> Iterator[Taken]:
+def measured(spec: ModelSpec, device: str) -> Iterator[MemoryTaken]:
     """Measure the memory that loading a model takes, in bytes.
 
     On a CPU that is the growth of the process, and at least the size of the weights, as pages of a mapped file come
@@ -98,7 +98,7 @@ def measured(spec: ModelSpec, device: str) -> Iterator[Taken]:
         gc.freeze()
         gc.enable()
     free()
-    before, taken = _used(device), Taken()
+    before, taken = _used(device), MemoryTaken()
     yield taken
     free()
     taken.bytes = max(_used(device) - before, (estimate(spec) or 0) if device == CPU else 0)

@@ -26,7 +26,7 @@ def load(spec: ModelSpec, task: str, device: str) -> tuple[Any, frozenset[str]]:
 
     Return the pipeline, and the names of weights that its files lack. Raises `ModelUnavailable` if it cannot be loaded.
     """
-    folder = weights.folder(spec)
+    folder = weights.fetch_folder(spec)
     placed = placement.arguments(spec, device)
     quantized = {key: placed.pop(key) for key in ("quantization_config",) if key in placed}
     missing: set[str] = set()

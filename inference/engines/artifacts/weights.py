@@ -28,12 +28,12 @@ PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".h5", ".msgpack",
 MAX_HEADER = 100_000_000  # bytes, the limit of the safetensors library itself
 
 
-def folder(spec: ModelSpec) -> Path:
+def fetch_folder(spec: ModelSpec) -> Path:
     """Return the checked folder of the model's files, fetched from the hub if it is not here.
 
     Raises `ModelUnavailable` if it cannot be fetched or may not be loaded.
     """
-    path = local(spec) or _from_hub(spec)
+    path = find_local_folder(spec) or _from_hub(spec)
     _check_folder(path, spec)
     return path
 
@@ -43,22 +43,22 @@ def check(spec: ModelSpec) -> None:
 
     Raises `ModelUnavailable` if they are missing or may not be loaded.
     """
-    if path := local(spec):
+    if path := find_local_folder(spec):
         _check_folder(path, spec)
     else:
         _require_revision(spec)
 
 
-def local(spec: ModelSpec) -> Path | None:
+def find_local_folder(spec: ModelSpec) -> Path | None:
     """Return the folder of the model's files, or None for a hub id: it is neither a package nor a folder here.
 
     Raises `ModelUnavailable` if the folder or the package is missing.
     """
     if spec.model.startswith(PACKAGE):
         return _in_package(spec.model)
-    folder = _folder(spec.model)
-    if folder.is_dir():
-        return folder.resolve()
+    fetch_folder = _folder(spec.model)
+    if fetch_folder.is_dir():
+        return fetch_folder.resolve()
     looks_like_path = spec.model.startswith(("/", ".", "~")) or spec.model.endswith("/")
     if looks_like_path or not HUB_ID.fullmatch(spec.model):
         raise ModelUnavailable(
@@ -137,7 +137,7 @@ def _hub_problem(spec: ModelSpec, error: Exception) -> str:
     return f"{where} could not be fetched from the hub: {describe(error)}"
 
 
-def cure(spec: ModelSpec, checkpoint: str = "folder") -> str:
+def describe_conversion(spec: ModelSpec, checkpoint: str = "folder") -> str:
     """Return the code that saves a model as safetensors with the head of its task, which `AutoModel` would lose."""
     classes = tasks.model_classes(spec.task)
     return " or ".join(f"{name}.from_pretrained({checkpoint}).save_pretrained(folder)" for name in classes)
@@ -229,7 +229,7 @@ def _no_weights(path: Path, spec: ModelSpec) -> str:
         return "the weight file model.safetensors is missing: fetch the whole folder again."
     return (
         f"its weights are in {pickles[0]}, a format that can run code when it is loaded. Save them as safetensors, on a"
-        f" machine where you trust the file: {cure(spec)}."
+        f" machine where you trust the file: {describe_conversion(spec)}."
     )
 
 

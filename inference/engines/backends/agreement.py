@@ -36,10 +36,12 @@ class Agreement:
         return f"{labels}numbers differ by at most {self.difference:.2g} of the largest"
 
 
-def of(found: Sequence[parity.Answer], expected: Sequence[parity.Answer], *, labels: bool = True) -> Agreement:
+def compare_answers(
+    found: Sequence[parity.Answer], expected: Sequence[parity.Answer], *, labels: bool = True
+) -> Agreement:
     pairs = [pair for answers in zip(found, expected, strict=True) for pair in zip(*answers, strict=True)]
     return Agreement(
-        difference=max((parity.apart(*pair) for pair in pairs), default=0.0),
+        difference=max((parity.relative_difference(*pair) for pair in pairs), default=0.0),
         same=sum(int((one.argmax(-1) == other.argmax(-1)).sum()) for one, other in pairs) if labels else 0,
         labels=sum(other.argmax(-1).numel() for _, other in pairs) if labels else 0,
     )

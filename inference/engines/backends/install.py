@@ -96,7 +96,7 @@ class Installed:
 
 def require(spec: ModelSpec) -> None:
     """Raise `ModelUnavailable` if the backend is not installed."""
-    if problem := packages.problem(spec):
+    if problem := packages.find_problem(spec):
         raise ModelUnavailable(problem)
 
 
@@ -129,7 +129,7 @@ def _is_compared(spec: ModelSpec, model: Any) -> bool:
 
     They are scores or states then.
     """
-    is_ours = spec.engine != TRANSFORMERS_ENGINE or tasks.of(spec.task).compiles
+    is_ours = spec.engine != TRANSFORMERS_ENGINE or tasks.find_task(spec.task).compiles
     is_quantized = getattr(model.config, "quantization_config", None) is not None  # it has no weights in float32
     return spec.precision == "bfloat16" and is_ours and model.device.type == "cpu" and not is_quantized
 
@@ -140,7 +140,7 @@ def _by_torch(spec: ModelSpec, model: Any, answers: parity.Answers, inputs: Sequ
     labels = "logits" in _recorded(model, answers, inputs[:1]).output
     alone = answers(inputs, Together.ALONE)
     _exchange(model, whole)
-    found = agreement.of(alone, answers(inputs, Together.ALONE), labels=labels)
+    found = agreement.compare_answers(alone, answers(inputs, Together.ALONE), labels=labels)
     try:
         _check(found, spec.tolerance or TOLERANCES[spec.precision])
     except Unfit as error:
@@ -175,7 +175,7 @@ def _computed(
     substitute.on()
     try:
         alone = answers(inputs, Together.ALONE)
-        found = agreement.of(alone, expected, labels=forward.output == "logits")
+        found = agreement.compare_answers(alone, expected, labels=forward.output == "logits")
         _check(found, spec.tolerance or TOLERANCES[precision])
         if not _holds(answers, inputs, alone, precision):
             forward.alone = True
@@ -209,7 +209,7 @@ def _check(found: agreement.Agreement, tolerance: float) -> None:
 
 
 def _holds(answers: parity.Answers, inputs: Sequence[Any], alone: Sequence[parity.Answer], precision: str) -> bool:
-    return agreement.of(answers(inputs, Together.PADDED), alone).difference <= OF_A_BATCH[precision]
+    return agreement.compare_answers(answers(inputs, Together.PADDED), alone).difference <= OF_A_BATCH[precision]
 
 
 def _forward(spec: ModelSpec, model: Any, precision: str, answers: parity.Answers, inputs: Sequence[Any]) -> Any:
@@ -221,7 +221,7 @@ def _forward(spec: ModelSpec, model: Any, precision: str, answers: parity.Answer
 
     @functools.cache
     def exported() -> Any:
-        return openvino_graph.exported(model, features, name, short=precision == "int8")
+        return openvino_graph.export_graph(model, features, name, short=precision == "int8")
 
     folder = Path(model.name_or_path)
     digest = _digest(
@@ -230,7 +230,7 @@ def _forward(spec: ModelSpec, model: Any, precision: str, answers: parity.Answer
     homes = (folder / HOME, settings.DATA_DIR / HOME)
     found = None
     try:
-        found = file_cache.folder(homes, digest, lambda place: openvino_graph.save(exported(), place))
+        found = file_cache.cached_folder(homes, digest, lambda place: openvino_graph.save(exported(), place))
         whole = openvino_graph.read(found.path)
     except OSError as error:
         logger.warning(

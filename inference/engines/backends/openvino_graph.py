@@ -36,7 +36,7 @@ class _Plain(nn.Module):
         return answer
 
 
-def exported(model: nn.Module, features: Mapping[str, torch.Tensor], output: str, *, short: bool) -> Any:
+def export_graph(model: nn.Module, features: Mapping[str, torch.Tensor], output: str, *, short: bool) -> Any:
     """Return the graph that computes `output` of inputs named and shaped like `features`.
 
     If `short`, its weights are int8.

@@ -11,7 +11,7 @@ REQUIREMENTS = {"openvino": "requirements-openvino.txt"}
 REFUSED = "torch computes it in float32, and not"  # begins the note on a refused backend or precision
 
 
-def problem(spec: ModelSpec) -> str:
+def find_problem(spec: ModelSpec) -> str:
     """Return the reason why the model cannot be computed as its table asks for; an empty text if it can."""
     if spec.backend == TORCH or importlib.util.find_spec(spec.backend):
         return ""

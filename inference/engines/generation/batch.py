@@ -12,16 +12,16 @@ from typing import Any
 import torch
 
 from inference.engines.generation.forwards import Forwards
-from inference.engines.generation.kv_cache import Cells
+from inference.engines.generation.kv_cache import KVCache
 from inference.engines.generation.memory_limit import Ceiling
 from inference.engines.generation.prefix_cache import Prefixes
 from inference.engines.generation.rows import sampling
 from inference.engines.generation.rows.requests import Requests
-from inference.engines.generation.rows.row import Row
+from inference.engines.generation.rows.row import GeneratedRow
 from inference.engines.inputs.feeds import no_room
 from inference.engines.runtime import isolate
 from inference.engines.runtime.faults import is_out_of_memory
-from inference.engines.runtime.isolate import narrowed
+from inference.engines.runtime.isolate import run_in_halves
 from inference.engines.stepper import OPEN, Progress, Stepper
 from inference.errors import InferenceError, OutOfMemory
 
@@ -29,10 +29,10 @@ PIECE = 256  # tokens of new prompts that a step reads, so that rows which gener
 PIECE_ON_GPU = 2048  # tokens read in about the time of a step: 128 prompts are answered 1.4 times as fast (H100)
 PREFIXES = 8  # the prefix cache holds one eighth of the tokens that the rows may have, beside those
 
-Choose = Callable[[Sequence[Row], torch.Tensor], list[Any]]
+Choose = Callable[[Sequence[GeneratedRow], torch.Tensor], list[Any]]
 
 
-class Batch(Stepper):
+class RunningBatch(Stepper):
     """The open batch of one model. The caller bounds the number of rows that join it."""
 
     def __init__(self, capacity: int, requests: Requests, *, choose: Choose = sampling.choose) -> None:
@@ -41,10 +41,10 @@ class Batch(Stepper):
         self._requests, self._choose = requests, choose
         self._forwards = Forwards(requests.pipe.model)
         self._is_cpu = requests.pipe.model.device.type == "cpu"
-        self._waiting: deque[Row] = deque()
-        self._new: deque[Row] = deque()  # rows whose prompts are being read
-        self.rows: list[Row] = []  # in the order of the cells
-        self.cells = Cells()
+        self._waiting: deque[GeneratedRow] = deque()
+        self._new: deque[GeneratedRow] = deque()  # rows whose prompts are being read
+        self.rows: list[GeneratedRow] = []  # in the order of the cells
+        self.cells = KVCache()
         self.prefixes = Prefixes(capacity // PREFIXES)
         self._rows_at_most, self._rows_a_forward, self._piece_at_most = Ceiling(), Ceiling(), Ceiling()
 
@@ -52,7 +52,7 @@ class Batch(Stepper):
         try:
             row = self._requests.row(key, value, parameters, seed=seed)
         except Exception as error:
-            raise isolate.failure(error) from None
+            raise isolate.to_error(error) from None
         if row.prompt >= self.capacity:
             raise no_room(row.prompt, self.capacity)
         row.longest = min(row.longest, self.capacity)
@@ -108,7 +108,7 @@ class Batch(Stepper):
                 break
             self._new.append(self._waiting.popleft())
 
-    def _drop(self, rows: Sequence[Row]) -> None:
+    def _drop(self, rows: Sequence[GeneratedRow]) -> None:
         """Remove rows from the cells: the last row takes the place of each."""
         for row in rows:
             place = self.rows.index(row)
@@ -118,7 +118,7 @@ class Batch(Stepper):
         if rows and self.rows:
             self.cells.trim(max(row.cells for row in self.rows))
 
-    def _put_aside(self, rows: Sequence[Row]) -> None:
+    def _put_aside(self, rows: Sequence[GeneratedRow]) -> None:
         """Let rows wait at the head of the queue until others have ended.
 
         Their tokens so far are read again then, as a prompt.
@@ -140,7 +140,7 @@ class Batch(Stepper):
         chosen: list[Any] = []
         size = min(len(rows), self._rows_a_forward.value)
         for first in range(0, len(rows), size):
-            chosen += narrowed(self._next, range(first, min(first + size, len(rows))))
+            chosen += run_in_halves(self._next, range(first, min(first + size, len(rows))))
         self.cells.advance()
         found = list(zip(rows, chosen, strict=True))
         short = [row for row, token in found if _is_short(token) and _may_wait(row, is_alone=len(rows) == 1)]
@@ -168,15 +168,15 @@ class Batch(Stepper):
             self._new[0].cache = self.prefixes.of(self._new[0].tokens)  # such a row is read alone, not beside others
         if _unread(self._new[0]) > self._piece:
             group = [self._new[0]]
-            found = narrowed(self._read_on, group)
+            found = run_in_halves(self._read_on, group)
         else:
             group = self._side_by_side()
-            found = narrowed(self._first, group)
+            found = run_in_halves(self._first, group)
         for row in group:
             self._new.remove(row)
         return self._begun(group, found)
 
-    def _side_by_side(self) -> list[Row]:
+    def _side_by_side(self) -> list[GeneratedRow]:
         """Return the oldest new row, with others of nearly its length.
 
         A row that was begun in pieces is read to its end alone.
@@ -194,13 +194,13 @@ class Batch(Stepper):
             group.append(row)
         return group
 
-    def _read_on(self, rows: Sequence[Row]) -> list[Any]:
+    def _read_on(self, rows: Sequence[GeneratedRow]) -> list[Any]:
         [row] = rows
         self._forwards.piece(row, self._piece)
         self.prefixes.keep(row.tokens[: row.read], row.cache.layers, 0)
         return [None]
 
-    def _first(self, rows: Sequence[Row]) -> list[Any]:
+    def _first(self, rows: Sequence[GeneratedRow]) -> list[Any]:
         """Return for each row its first token, and the cache and the place in it of its prompt's keys and values.
 
         A row that fails has its error instead.
@@ -215,7 +215,7 @@ class Batch(Stepper):
             token if isinstance(token, InferenceError) else (token, cache, place) for place, token in enumerate(chosen)
         ]
 
-    def _begun(self, group: Sequence[Row], found: Sequence[Any]) -> list[Progress]:
+    def _begun(self, group: Sequence[GeneratedRow], found: Sequence[Any]) -> list[Progress]:
         progress, short, staying = [], [], []
         for row, what in zip(group, found, strict=True):
             if what is None:
@@ -239,7 +239,7 @@ class Batch(Stepper):
         self._put_aside([*short, *self._kept(staying)])
         return progress
 
-    def _kept(self, staying: Sequence[tuple[Row, int]]) -> list[Row]:
+    def _kept(self, staying: Sequence[tuple[GeneratedRow, int]]) -> list[GeneratedRow]:
         """Move new rows into the cells. Return the rows that do not fit, which are all of them or none."""
         rows = [row for row, _ in staying]
         try:
@@ -247,7 +247,7 @@ class Batch(Stepper):
                 columns = max(self.cells.columns, *(row.cells for row in rows))
                 self.cells.fit(len(self.rows) + len(rows), columns, like=rows[0].cache.layers)
         except Exception as error:
-            if not _is_short(isolate.failure(error)):
+            if not _is_short(isolate.to_error(error)):
                 raise
             for row in rows:
                 row.cache = None
@@ -268,7 +268,7 @@ class Batch(Stepper):
             try:
                 self.cells.fit(len(self.rows), self.cells.columns)
             except Exception as error:
-                failure = isolate.failure(error)
+                failure = isolate.to_error(error)
                 if not _is_short(failure):
                     raise
             else:
@@ -281,18 +281,18 @@ class Batch(Stepper):
             self._put_aside(last)
         return []
 
-    def _taken(self, row: Row, token: int | InferenceError) -> Progress:
+    def _taken(self, row: GeneratedRow, token: int | InferenceError) -> Progress:
         if isinstance(token, InferenceError):
             return Progress(key=row.key, answer=token)
         try:
             row.take(token)
             answer = self._requests.answer(row) if row.ending else OPEN
         except Exception as error:
-            return Progress(key=row.key, answer=isolate.failure(error))
+            return Progress(key=row.key, answer=isolate.to_error(error))
         return Progress(key=row.key, text=row.text.news(last=row.ending is not None), tokens=1, answer=answer)
 
 
-def _may_wait(row: Row, *, is_alone: bool) -> bool:
+def _may_wait(row: GeneratedRow, *, is_alone: bool) -> bool:
     """Return True if a row for which memory was short may wait until others have ended.
 
     A row that is alone may wait once, as the prefix cache is emptied then.
@@ -301,7 +301,7 @@ def _may_wait(row: Row, *, is_alone: bool) -> bool:
     return not (is_alone and is_again)
 
 
-def _unread(row: Row) -> int:
+def _unread(row: GeneratedRow) -> int:
     return len(row.tokens) - row.read
 
 

@@ -15,16 +15,16 @@ from inference.engines.stepper import Stepper
 logger = logging.getLogger(__name__)
 
 
-def stepper(spec: ModelSpec, pipe: Any, feed: Any, steps: Any, trial: Trial) -> tuple[Stepper | None, str]:
+def make_stepper(spec: ModelSpec, pipe: Any, feed: Any, steps: Any, trial: Trial) -> tuple[Stepper | None, str]:
     """Return a stepper whose answers are right, and an empty string; or None, and why there is no stepper."""
     try:
         from inference.engines.generation import trial as tried
-        from inference.engines.generation.batch import Batch
+        from inference.engines.generation.batch import RunningBatch
         from inference.engines.generation.rows.requests import Requests
 
         requests = Requests(pipe, feed, steps)
-        problem = tried.problem(spec, requests, trial)
-        return (None, problem) if problem else (Batch(spec.max_batch_tokens, requests), "")
+        problem = tried.find_problem(spec, requests, trial)
+        return (None, problem) if problem else (RunningBatch(spec.max_batch_tokens, requests), "")
     except Exception as error:
         if is_device_failure(error):
             raise

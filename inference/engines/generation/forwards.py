@@ -8,8 +8,8 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import Cache, DynamicCache
 
-from inference.engines.generation.kv_cache import Cells
-from inference.engines.generation.rows.row import Row
+from inference.engines.generation.kv_cache import KVCache
+from inference.engines.generation.rows.row import GeneratedRow
 
 # Kernels that compute attention on a GPU. cuDNN is left out: it plans each new number of rows and columns for longer
 # than the step takes, and each step has another number. So 75 ms became 39 (H100, SmolLM2-135M in bfloat16).
@@ -25,7 +25,7 @@ class Forwards:
         self._positions = "position_ids" in taken
         self._last_only = {"logits_to_keep": 1} if "logits_to_keep" in taken else {}
 
-    def prompts(self, rows: Sequence[Row]) -> tuple[torch.Tensor, Cache]:
+    def prompts(self, rows: Sequence[GeneratedRow]) -> tuple[torch.Tensor, Cache]:
         """Compute whole prompts side by side. Return the scores of their next tokens, and their cache."""
         lengths = torch.tensor([len(row.tokens) for row in rows])
         longest = int(lengths.max())
@@ -33,13 +33,13 @@ class Forwards:
         cache = DynamicCache()
         return self._run(tokens, lengths, cache), cache
 
-    def piece(self, row: Row, size: int) -> torch.Tensor:
+    def piece(self, row: GeneratedRow, size: int) -> torch.Tensor:
         """Compute the next `size` tokens of a long prompt, beside what is in the row's own cache."""
         row.cache = row.cache or DynamicCache()
         tokens = torch.tensor([row.tokens[row.read : row.read + size]])
         return self._run(tokens, torch.tensor([row.read + tokens.shape[1]]), row.cache)
 
-    def step(self, rows: Sequence[Row], cells: Cells, first: int) -> torch.Tensor:
+    def step(self, rows: Sequence[GeneratedRow], cells: KVCache, first: int) -> torch.Tensor:
         """Compute the last tokens of rows that lie beside each other in `cells`, from the place `first` on."""
         tokens = torch.tensor([row.tokens[-1:] for row in rows])
         lengths = torch.tensor([len(row.tokens) for row in rows])

@@ -27,7 +27,7 @@ class Window:
     end: int = 0
 
 
-class Layer(CacheLayerMixin):
+class CacheLayer(CacheLayerMixin):
     """The cells of one layer: its keys and its values, each of shape [rows, heads, columns, size]."""
 
     def __init__(self, window: Window) -> None:
@@ -35,7 +35,7 @@ class Layer(CacheLayerMixin):
         self.window = window
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        """Do nothing: `Cells.fit` makes the keys and values."""
+        """Do nothing: `KVCache.fit` makes the keys and values."""
 
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any) -> Any:
         """Write the keys and values of one token of each row into the column behind the window.
@@ -58,7 +58,7 @@ class Layer(CacheLayerMixin):
         return -1
 
 
-class Cells(Cache):
+class KVCache(Cache):
     """The cells of all layers of a model, which together are its KV cache."""
 
     layers: list[Any]
@@ -98,7 +98,7 @@ class Cells(Cache):
                     room[: self.rows, :, end - used : end] = cells[: self.rows, :, old]
                 pair.append(room)
             moved.append(pair)
-        self.layers = self.layers or [Layer(self.window) for _ in like]
+        self.layers = self.layers or [CacheLayer(self.window) for _ in like]
         for layer, (keys, values) in zip(self.layers, moved, strict=True):
             layer.keys, layer.values = keys, values
         self.window.start, self.window.end = end - used, end
@@ -135,7 +135,7 @@ class Cells(Cache):
         """Drop the columns before the last `columns`, which belong to no row any more."""
         self.window.start = self.window.end - columns
 
-    def part(self, first: int, last: int) -> "Cells":
+    def part(self, first: int, last: int) -> "KVCache":
         """Return the cache for a forward of the rows from `first` up to `last`: these cells with another window."""
         self.window.first, self.window.last = first, last
         return self

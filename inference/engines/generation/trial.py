@@ -11,16 +11,16 @@ import torch
 
 from inference.catalog import tasks
 from inference.catalog.specs import ModelSpec
-from inference.engines.generation.batch import Batch
+from inference.engines.generation.batch import RunningBatch
 from inference.engines.generation.rows import sampling
 from inference.engines.generation.rows.requests import NotByTheStep, Requests
-from inference.engines.generation.rows.row import Row
+from inference.engines.generation.rows.row import GeneratedRow
 from inference.engines.runtime.parity import Answer, Trial
 from inference.engines.stepper import OPEN
 
 MANY_STEPS = 100
 ROOM = 1_000_000
-# Parameters that a request may set beside the task's own, with which `Batch` still computes as `generate` does.
+# Parameters that a request may set beside the task's own, with which `RunningBatch` still computes as `generate` does.
 KNOWN = {
     "max_length", "min_length", "min_new_tokens", "no_repeat_ngram_size", "min_p", "epsilon_cutoff", "eta_cutoff",
     "top_h", "bad_words_ids", "suppress_tokens", "sequence_bias", "exponential_decay_length_penalty",
@@ -29,7 +29,7 @@ KNOWN = {
 CHANGING_ROPE = ("dynamic", "longrope")  # kinds of RoPE by which a row's positions depend on its longest neighbour
 
 
-def problem(spec: ModelSpec, requests: Requests, trial: Trial) -> str:
+def find_problem(spec: ModelSpec, requests: Requests, trial: Trial) -> str:
     """Return why answers cannot be generated step by step, or an empty string if they can."""
     return _excluded(spec, requests.pipe.model) or _difference(spec, requests, trial)
 
@@ -40,7 +40,7 @@ def _excluded(spec: ModelSpec, model: Any) -> str:
         return "an encoder reads its prompts"
     if any(kind in str(getattr(config, "rope_parameters", "")) for kind in CHANGING_ROPE):
         return "its positions depend on the longest text of a batch"
-    if unknown := spec.parameters.keys() - tasks.of(spec.task).parameters.keys() - KNOWN:
+    if unknown := spec.parameters.keys() - tasks.find_task(spec.task).parameters.keys() - KNOWN:
         return f"its parameters {', '.join(sorted(unknown))} may ask for another way to generate"
     return ""
 
@@ -62,12 +62,12 @@ def _scores(requests: Requests, inputs: Sequence[Any]) -> list[Answer]:
     """
     seen: dict[Hashable, list[torch.Tensor]] = defaultdict(list)
 
-    def watched(rows: Sequence[Row], scores: torch.Tensor) -> list[Any]:
+    def watched(rows: Sequence[GeneratedRow], scores: torch.Tensor) -> list[Any]:
         for row, own in zip(rows, scores, strict=True):
             seen[row.key].append(own.to("cpu", copy=True))  # as the scores that it is compared with
         return sampling.choose(rows, scores)
 
-    batch = Batch(ROOM, requests, choose=watched)
+    batch = RunningBatch(ROOM, requests, choose=watched)
     left = list(enumerate(inputs))
     for _ in range(MANY_STEPS):
         if left:

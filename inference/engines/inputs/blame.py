@@ -9,7 +9,7 @@ from transformers.utils.chat_template_utils import jinja2
 
 from inference.engines.runtime.faults import describe, message_of
 from inference.errors import UNREADABLE, EngineError, InvalidInput
-from inference.telemetry.raised import places
+from inference.telemetry.raised import format_places
 
 _WRONG_INPUT = (
     ValueError, TypeError, KeyError, IndexError, AttributeError, PipelineException,
@@ -28,7 +28,7 @@ def read(step: Callable[..., Any], *arguments: Any) -> Any:
     except _WRONG_INPUT as error:
         if _speaks_of_the_input(error):
             raise InvalidInput(f"{UNREADABLE} {message_of(error)}") from None
-        raise InvalidInput(UNREADABLE, raised=describe(error), trace=places(error)) from None
+        raise InvalidInput(UNREADABLE, raised=describe(error), trace=format_places(error)) from None
 
 
 def _speaks_of_the_input(error: Exception) -> bool:
@@ -41,13 +41,13 @@ def _speaks_of_the_input(error: Exception) -> bool:
     return is_theirs and isinstance(error, ValueError | TypeError)
 
 
-def of_the_model(step: Callable[..., Any]) -> Callable[..., Any]:
+def blame_model(step: Callable[..., Any]) -> Callable[..., Any]:
     """Return the step, changed so that what it raises is an `EngineError`, not the error of a wrong input."""
 
     def run(*arguments: Any, **named: Any) -> Any:
         try:
             return step(*arguments, **named)
         except _WRONG_INPUT as error:
-            raise EngineError(describe(error), trace=places(error)) from None
+            raise EngineError(describe(error), trace=format_places(error)) from None
 
     return run

@@ -9,7 +9,7 @@ from inference.catalog.sizes.lengths import NEW_TOKENS
 from inference.engines.inputs import media, task_inputs
 from inference.engines.inputs.stops import read_stops
 from inference.engines.runtime import parity
-from inference.engines.runtime.stacks import Row, Together
+from inference.engines.runtime.stacks import InputRow, Together
 from inference.errors import InvalidInput, context_length_exceeded
 
 # Parameters of a trial: the scores of a few steps show whether a prompt's neighbours change its answer.
@@ -70,7 +70,7 @@ class Feed:
         """Return how many numbers an answer has for each token that is read; 0 if it is not made by token."""
         return 0
 
-    def bounded(self, row: Row, pipe: Any, run: dict[str, Any]) -> dict[str, Any]:
+    def bounded(self, row: InputRow, pipe: Any, run: dict[str, Any]) -> dict[str, Any]:
         """Return the row's own parameters of the forward, which replace those of its call.
 
         They limit the answer to what the row's tokens leave room for. Raises `InvalidInput` for a row that the model
@@ -78,16 +78,16 @@ class Feed:
         """
         return {}
 
-    def own(self, output: Any, row: Row) -> Any:
+    def own(self, output: Any, row: InputRow) -> Any:
         """Return the part of a row's output that does not belong to its padding."""
         return output
 
-    def answer(self, answer: Any, row: Row, parameters: dict[str, Any]) -> Any:
+    def answer(self, answer: Any, row: InputRow, parameters: dict[str, Any]) -> Any:
         """Return the answer to a row, made of the pipeline's answer. `parameters` are those of its preprocess."""
         return answer
 
 
-class Texts(Feed):
+class TextFeed(Feed):
     """The feed of texts, which run in batches and are cut."""
 
     is_cut = True
@@ -96,7 +96,7 @@ class Texts(Feed):
         return [self.around(text, pipe) for text in parity.trial_texts(pipe.tokenizer)], self.parameters
 
 
-class Pairs(Texts):
+class Pairs(TextFeed):
     """The feed of pairs: a query, and a text that may answer it.
 
     With `details` the answer has the number of tokens that were read.
@@ -109,26 +109,26 @@ class Pairs(Texts):
         known = {name: asked for name, asked in parameters.items() if name != "details"}
         return self.prepare(value, pipe), known  # The library passes others to the tokenizer.
 
-    def answer(self, answer: Any, row: Row, parameters: dict[str, Any]) -> Any:
+    def answer(self, answer: Any, row: InputRow, parameters: dict[str, Any]) -> Any:
         return {**answer, "tokens": row.tokens} if parameters.get("details") else answer
 
 
-class States(Texts):
+class States(TextFeed):
     """The feed of texts whose answers are the states of their own tokens."""
 
     def numbers_a_token(self, pipe: Any) -> int:
         return getattr(pipe.model.config.get_text_config(), "hidden_size", 0)
 
-    def own(self, output: Any, row: Row) -> Any:
+    def own(self, output: Any, row: InputRow) -> Any:
         return (output[0][:, : row.tokens],)
 
 
-class Masked(Texts):
+class Masked(TextFeed):
     def around(self, text: Any, pipe: Any) -> Any:
         return f"{pipe.tokenizer.mask_token} {text}"
 
 
-class Labelled(Texts):
+class Labelled(TextFeed):
     """The feed of a text, or of {"sequences", "candidate_labels"}: a text with labels of its own."""
 
     def note(self, pipe: Any) -> str:
@@ -159,7 +159,7 @@ class Labelled(Texts):
         return prepared, parameters
 
 
-class Prompts(Texts):
+class Prompts(TextFeed):
     """The feed of prompts, which are continued and never cut."""
 
     padding_side = "left"
@@ -192,7 +192,7 @@ class Prompts(Texts):
         penalized = active.get("repetition_penalty", 1.0) != 1.0 or active.get("no_repeat_ngram_size", 0) > 0
         return Together.EQUAL if penalized else Together.PADDED
 
-    def bounded(self, row: Row, pipe: Any, run: dict[str, Any]) -> dict[str, Any]:
+    def bounded(self, row: InputRow, pipe: Any, run: dict[str, Any]) -> dict[str, Any]:
         """Limit the answer to what the prompt leaves of the model's context, or of a total length."""
         read_stops(pipe.tokenizer, run.get("stop", ()))
         longest = pipe.tokenizer.model_max_length
@@ -218,7 +218,7 @@ class Speech(Feed):
         """
         return replace(self, parameters={"max_new_tokens": 8}) if pipe.type in ("seq2seq", "seq2seq_whisper") else self
 
-    def bounded(self, row: Row, pipe: Any, run: dict[str, Any]) -> dict[str, Any]:
+    def bounded(self, row: InputRow, pipe: Any, run: dict[str, Any]) -> dict[str, Any]:
         if pipe.type != "seq2seq_whisper" or run.get("return_timestamps"):
             return {}
         is_long = row.features["input_features"].shape[-1] > pipe.feature_extractor.nb_max_frames
@@ -241,11 +241,11 @@ _image = functools.partial(Feed, prepare=task_inputs.image, example=media.exampl
 _audio = functools.partial(Feed, prepare=task_inputs.audio, example=media.example_audio)
 
 FEEDS: dict[str, Feed] = {
-    "text-classification": Texts(prepare=task_inputs.text_or_pair, batched=True, scores_texts=True, preprocess=CUT),
+    "text-classification": TextFeed(prepare=task_inputs.text_or_pair, batched=True, scores_texts=True, preprocess=CUT),
     "text-ranking": Pairs(prepare=task_inputs.pair, batched=True, scores_texts=True, preprocess=SECOND_CUT),
     "feature-extraction": States(prepare=task_inputs.text, batched=True, reads_states=True, preprocess=CUT),
     "fill-mask": Masked(prepare=task_inputs.masked_text, batched=True, preprocess={"tokenizer_kwargs": CUT}),
-    "token-classification": Texts(prepare=task_inputs.long_text, batched=True),
+    "token-classification": TextFeed(prepare=task_inputs.long_text, batched=True),
     "zero-shot-classification": Labelled(
         prepare=task_inputs.text, batched=True, scores_texts=True, parameters={"candidate_labels": ["one", "other"]}
     ),

@@ -10,7 +10,7 @@ from typing import Any
 
 from inference.engines.inputs.feeds import Feed
 from inference.engines.runtime import stacks
-from inference.engines.runtime.stacks import Row, Together
+from inference.engines.runtime.stacks import InputRow, Together
 from inference.errors import InvalidInput
 
 
@@ -46,24 +46,24 @@ class Steps:
             together=self.feed.together(pipe, run),
         )
 
-    def rows(self, index: int, value: Any, parameters: Parameters) -> list[Row]:
+    def rows(self, index: int, value: Any, parameters: Parameters) -> list[InputRow]:
         prepared, before = self.feed.read(value, self.pipe, parameters.preprocess)
         features = self.pipe.preprocess(self.chat(prepared) if isinstance(prepared, list) else prepared, **before)
-        rows = [Row(item=index, features=found) for found in (features if self.in_chunks else [features])]
+        rows = [InputRow(item=index, features=found) for found in (features if self.in_chunks else [features])]
         for row in rows:
             if "input_ids" in row.features and not row.tokens:
                 raise InvalidInput("The text is empty for this model's tokenizer: send at least one word.")
         return [replace(row, own=self.feed.bounded(row, self.pipe, parameters.forward)) for row in rows]
 
-    def outputs(self, rows: Sequence[Row], parameters: Parameters, *, limit: int) -> list[tuple[Row, Any]]:
+    def outputs(self, rows: Sequence[InputRow], parameters: Parameters, *, limit: int) -> list[tuple[InputRow, Any]]:
         """Return the rows in their order, each with the model's output for it."""
         outputs: dict[int, Any] = {}
-        for group in stacks.groups(rows, limit=limit, together=parameters.together):
-            found = stacks.forward(group, self.pipe.forward, self.collate, parameters.forward)
+        for group in stacks.group_rows(rows, limit=limit, together=parameters.together):
+            found = stacks.run_forward(group, self.pipe.forward, self.collate, parameters.forward)
             outputs |= {id(row): output for row, output in zip(group, found, strict=True)}
         return [(row, outputs[id(row)]) for row in rows]
 
-    def answer(self, outputs: Sequence[tuple[Row, Any]], parameters: Parameters) -> Any:
+    def answer(self, outputs: Sequence[tuple[InputRow, Any]], parameters: Parameters) -> Any:
         """Return the answer to one input, made of the outputs for its rows."""
         parts = [self.feed.own(output, row) for row, output in outputs]
         if not self.in_chunks:

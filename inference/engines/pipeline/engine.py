@@ -29,7 +29,7 @@ from inference.engines.inputs.steps import Parameters, Steps
 from inference.engines.pipeline.reference import Reference
 from inference.engines.runtime import parity, placement
 from inference.engines.runtime.isolate import raise_if_device_failed
-from inference.engines.runtime.stacks import Row, Together
+from inference.engines.runtime.stacks import InputRow, Together
 from inference.errors import ModelUnavailable
 
 
@@ -51,26 +51,26 @@ class PipelineEngine(Engine):
 
     def load(self, device: str) -> None:
         backend.require(self.spec)
-        self.task = tasks.of(self.spec.task).name
+        self.task = tasks.find_task(self.spec.task).name
         if self.task not in FEEDS:
             raise ModelUnavailable(
                 f"task {self.spec.task!r} is not served; served are {', '.join(sorted(FEEDS))}."
                 " For another, write an engine class: see docs/guide/models.md."
             )
         self.feed = FEEDS[self.task]
-        _require(tasks.of(self.task))
-        self.pipe, missing = pipeline_loader.load(self.spec, tasks.of(self.task).pipeline or self.task, device)
+        _require(tasks.find_task(self.task))
+        self.pipe, missing = pipeline_loader.load(self.spec, tasks.find_task(self.task).pipeline or self.task, device)
         self.feed = self.feed.fitted_to(self.pipe)
-        if tasks.of(self.task).ranks:
+        if tasks.find_task(self.task).ranks:
             checkpoints.require_one_label(self.spec, self.pipe.model)
         reference = Reference(self.pipe, self.feed) if self.feed.batched else None
-        if tasks.of(self.task).generates:
+        if tasks.find_task(self.task).generates:
             options.install(self.pipe)
         if self.pipe.tokenizer is not None:
             pipeline_loader.prepare_batches(
                 self.spec, self.pipe, padding_side=self.feed.padding_side, scores_texts=self.feed.scores_texts
             )
-        if self.feed.is_cut or tasks.of(self.task).generates:
+        if self.feed.is_cut or tasks.find_task(self.task).generates:
             self.max_tokens = self.pipe.tokenizer.model_max_length
         checkpoints.refuse_random_answers(
             self.spec, self.pipe.model, missing, self.warm_up if self.feed.example else None,
@@ -82,7 +82,7 @@ class PipelineEngine(Engine):
         self.note = f"{self.note} {self.feed.note(self.pipe)}".strip()
         if self.steps is None:  # the pipeline calls these steps by itself
             for step in ("forward", "postprocess"):
-                setattr(self.pipe, step, blame.of_the_model(getattr(self.pipe, step)))
+                setattr(self.pipe, step, blame.blame_model(getattr(self.pipe, step)))
 
     def _install(self, reference: Reference) -> None:
         """Find out how inputs may run together, and which shortcuts may be used."""
@@ -118,15 +118,15 @@ class PipelineEngine(Engine):
             self.shortcuts = accelerate.install(self.pipe.model, self.pipe.tokenizer, self.task, trial)
         self.shortcuts.add(
             "texts at once",
-            lambda: accelerate.at_once(self, self.pipe, self.task),
+            lambda: accelerate.make_batch_shortcut(self, self.pipe, self.task),
             lambda: self._same_at_once(inputs[:1]) and self._same_at_once([*inputs, *reference.inputs]),
         )
         self.padded, self.note = self.shortcuts.padded, f"{self.shortcuts.verdict.note} {compiled.note}".strip()
-        if tasks.of(self.task).generates:
+        if tasks.find_task(self.task).generates:
             self._generate_by_the_step(self.steps, trial)
 
     def _generate_by_the_step(self, steps: Steps, trial: parity.Trial) -> None:
-        self.stepper, problem = creation.stepper(self.spec, self.pipe, self.feed, steps, trial)
+        self.stepper, problem = creation.make_stepper(self.spec, self.pipe, self.feed, steps, trial)
         if problem:
             self.note = f"{self.note} Answers wait for the longest of their batch: {problem}.".lstrip()
 
@@ -150,7 +150,7 @@ class PipelineEngine(Engine):
         if self.steps is None:
             return False
         parameters = self.steps.parameters(self.feed.parameters)
-        return parity.alike(
+        return parity.are_alike(
             self._together(self.steps, inputs, parameters), self._item_by_item(self.steps, inputs, parameters)
         )
 
@@ -246,7 +246,7 @@ class PipelineEngine(Engine):
         """
         ready = [row for answer in answers if isinstance(answer, list) for row in answer]
         parameters = replace(parameters, together=max(parameters.together, self.shortcuts.verdict.together))
-        outputs_of: dict[int, list[tuple[Row, Any]]] = defaultdict(list)
+        outputs_of: dict[int, list[tuple[InputRow, Any]]] = defaultdict(list)
         for row, output in steps.outputs(ready, parameters, limit=max(len(answers), self.spec.max_batch_size)):
             outputs_of[row.item].append((row, output))
         for index, outputs in outputs_of.items():

@@ -7,11 +7,11 @@ from typing import Any
 from transformers.pipelines import Pipeline
 
 from inference.engines.artifacts.pipeline_loader import NO_LIMIT, max_positions
-from inference.engines.inputs.feeds import Feed, Texts
+from inference.engines.inputs.feeds import Feed, TextFeed
 from inference.engines.inputs.truncation import beginning
 from inference.engines.runtime import parity
 from inference.engines.runtime.faults import describe, is_device_failure, is_out_of_memory
-from inference.engines.runtime.json_values import plain
+from inference.engines.runtime.json_values import to_json
 from inference.errors import ContextLengthExceeded
 
 CASED = "The CAT sat in PARIS, in an \u00c9t\u00e9"  # tells tokenizers that keep capitals or accents from others
@@ -36,7 +36,7 @@ class Reference:
         ask = functools.partial(_ask, pipe, feed)
         for value in _inputs(pipe, feed):
             try:
-                answer = plain(ask(value))
+                answer = to_json(ask(value))
             except Exception as error:
                 if is_device_failure(error) or is_out_of_memory(error):
                     raise
@@ -44,7 +44,7 @@ class Reference:
             self.inputs.append(value)
             self.answers.append(answer)
         if self.inputs:
-            self.repeats = parity.alike(plain(ask(self.inputs[0])), self.answers[0])
+            self.repeats = parity.are_alike(to_json(ask(self.inputs[0])), self.answers[0])
 
     def difference(self, answers: Answers) -> str:
         """Return how `answers` differs for the first input that it answers otherwise, or an empty string.
@@ -61,7 +61,7 @@ class Reference:
                 continue  # the model's table has a limit that the library does not know
             if isinstance(found, BaseException):
                 return f"{_shown(value)} raises {describe(found)}"
-            if not parity.alike(plain(found), expected):
+            if not parity.are_alike(to_json(found), expected):
                 return f"{_shown(value)} is answered otherwise"
         return ""
 
@@ -72,13 +72,13 @@ class Reference:
 def _ask(pipe: Any, feed: Feed, value: Any) -> Any:
     """Call the pipeline as a whole, without the changes that a task's own `__call__` makes to one answer."""
     parameters = {**feed.preprocess, **feed.parameters, **feed.compared}
-    if not isinstance(feed, Texts):
+    if not isinstance(feed, TextFeed):
         value, parameters = feed.read(value, pipe, parameters)
     return Pipeline.__call__(pipe, value, **parameters)
 
 
 def _inputs(pipe: Any, feed: Feed) -> Iterator[Any]:
-    if not isinstance(feed, Texts):
+    if not isinstance(feed, TextFeed):
         yield from feed.examples(pipe)
         return
     for text in (CASED, *parity.texts_with_special_tokens(pipe.tokenizer)):

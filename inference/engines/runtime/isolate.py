@@ -19,7 +19,7 @@ from inference.catalog.parameters import check
 from inference.catalog.sizes import lengths
 from inference.engines.base import Engine
 from inference.engines.runtime.faults import describe, is_device_failure, is_in_use, is_out_of_memory
-from inference.engines.runtime.json_values import plain
+from inference.engines.runtime.json_values import to_json
 from inference.errors import (
     UNREADABLE,
     BadOutput,
@@ -30,7 +30,7 @@ from inference.errors import (
     OutOfMemory,
 )
 from inference.telemetry import logs
-from inference.telemetry.raised import places
+from inference.telemetry.raised import format_places
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -111,7 +111,7 @@ class _Batch:
 
         If the model answers its example, the input is at fault.
         """
-        raised = [index for index, outcome in enumerate(self.outcomes) if type(outcome) is EngineError]
+        raised = [index for index, read_answer in enumerate(self.outcomes) if type(read_answer) is EngineError]
         if not raised:
             return
         with self.engine.reading:
@@ -167,13 +167,13 @@ class _Batch:
         except (SystemExit, KeyboardInterrupt):
             raise
         except BaseException as error:  # not `Exception`, as a panic of Rust is none
-            return failure(error)
+            return to_error(error)
         finally:
             self.engine_s += time.perf_counter() - started
         if problem := _shape_problem(answers, len(indexes)):
             return problem
         for index, answer in zip(indexes, answers, strict=True):
-            self.outcomes[index] = outcome(answer)
+            self.outcomes[index] = read_answer(answer)
         return None
 
     def _predict(self, indexes: list[int]) -> Any:
@@ -189,7 +189,7 @@ class _Batch:
             return self.engine.predict([self.items[index] for index in indexes], dict(self.parameters))
 
 
-def narrowed(call: Callable[[Sequence[T]], Sequence[Any]], items: Sequence[T]) -> list[Any]:
+def run_in_halves(call: Callable[[Sequence[T]], Sequence[Any]], items: Sequence[T]) -> list[Any]:
     """Return the answer of `call` to each item, or the `InferenceError` that an item fails with alone.
 
     If `call` raises an error, it is called again with each half of the items, until an item at fault is alone. Raises
@@ -198,11 +198,11 @@ def narrowed(call: Callable[[Sequence[T]], Sequence[Any]], items: Sequence[T]) -
     try:
         return list(call(items))
     except Exception as error:
-        found = failure(error)
+        found = to_error(error)
     if len(items) == 1:
         return [found]
     first, second = _halves(items)
-    return narrowed(call, first) + narrowed(call, second)
+    return run_in_halves(call, first) + run_in_halves(call, second)
 
 
 def _halves(items: Sequence[T]) -> tuple[list[T], list[T]]:
@@ -220,20 +220,20 @@ def _shape_problem(answers: Any, expected: int) -> BadOutput | None:
     return None
 
 
-def outcome(answer: Any) -> Any:
+def read_answer(answer: Any) -> Any:
     """Return an engine's answer as plain JSON values, or as an `InferenceError` if it is an error or is unusable."""
     if isinstance(answer, BaseException):
-        return failure(answer)
+        return to_error(answer)
     try:
-        return plain(answer)
+        return to_json(answer)
     except BadOutput as error:
         return error
     except Exception as error:  # an object's own code raised it, or the answer has lists that hold themselves
         raise_if_device_failed(error)  # such as reading a tensor that the device failed to compute
-        return BadOutput("The engine's answer could not be read.", raised=describe(error), trace=places(error))
+        return BadOutput("The engine's answer could not be read.", raised=describe(error), trace=format_places(error))
 
 
-def failure(error: BaseException) -> InferenceError:
+def to_error(error: BaseException) -> InferenceError:
     """Return the `InferenceError` to record for an exception. Raises `DeviceFailed` if the device has failed.
 
     The exception itself is not kept: its traceback holds the call's tensors.
@@ -242,9 +242,9 @@ def failure(error: BaseException) -> InferenceError:
         error.__cause__ = error.__context__ = None
         return error.with_traceback(None)
     if isinstance(error, BadOutput):  # its message is of the engine
-        return BadOutput("The model's answer cannot be used.", raised=error.full, trace=places(error))
+        return BadOutput("The model's answer cannot be used.", raised=error.full, trace=format_places(error))
     raise_if_device_failed(error)
-    raised, trace = describe(error), places(error)
+    raised, trace = describe(error), format_places(error)
     if is_out_of_memory(error):
         _free_memory(error)
         return OutOfMemory(raised, trace=trace)

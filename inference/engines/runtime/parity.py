@@ -14,7 +14,7 @@ import torch
 
 from inference.engines.runtime.faults import describe, is_device_failure, is_out_of_memory
 from inference.engines.runtime.json_values import pairs
-from inference.engines.runtime.stacks import Row, Together
+from inference.engines.runtime.stacks import InputRow, Together
 from inference.errors import InvalidInput
 
 logger = logging.getLogger(__name__)
@@ -131,7 +131,7 @@ class Trial:
         )
 
 
-def alike(answers: Any, expected: Any) -> bool:
+def are_alike(answers: Any, expected: Any) -> bool:
     """Return True if both are the same JSON, with numbers equal up to the last digits of a float32."""
     return all(
         math.isclose(found, wanted, rel_tol=1e-4, abs_tol=1e-4)
@@ -141,7 +141,7 @@ def alike(answers: Any, expected: Any) -> bool:
     )
 
 
-def read(output: Any, row: Row, pipe: Any) -> Answer:
+def read(output: Any, row: InputRow, pipe: Any) -> Answer:
     """Return what the model computed for a row.
 
     That is the states or scores of its own tokens, of its masks, of its text, or of each step that it generated.
@@ -163,18 +163,18 @@ def _difference(values: Answer, expected: Answer, tolerance: float) -> float:
     """
     largest = 0.0
     for value, other in zip(values, expected, strict=False):
-        largest = max(largest, apart(value, other) / tolerance)
+        largest = max(largest, relative_difference(value, other) / tolerance)
         if value.shape != other.shape or not torch.equal(value.argmax(-1), other.argmax(-1)):
             break
     return largest
 
 
-def apart(values: torch.Tensor, expected: torch.Tensor) -> float:
+def relative_difference(values: torch.Tensor, expected: torch.Tensor) -> float:
     """Return the largest difference as a part of the largest value; infinity if the shapes differ."""
     if values.shape != expected.shape:
         return math.inf
     values, expected = values.double(), expected.double()
     plain = expected[expected.abs() < HUGE]
     scale = max(1.0, plain.abs().max().item()) if plain.numel() else 1.0
-    apart = torch.where(torch.isclose(values, expected, equal_nan=True), 0.0, (values - expected).abs())
-    return float(apart.nan_to_num(math.inf).max()) / scale
+    relative_difference = torch.where(torch.isclose(values, expected, equal_nan=True), 0.0, (values - expected).abs())
+    return float(relative_difference.nan_to_num(math.inf).max()) / scale

@@ -17,7 +17,7 @@ class Together(enum.IntEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class InputRow:
     """The features that the model reads of an item, or of a part of it.
 
     Most items are one row. Zero-shot classification has one row a label, a long text one row a stride.
@@ -32,10 +32,10 @@ class Row:
         return self.features["input_ids"].shape[1] if "input_ids" in self.features else 0
 
 
-def groups(rows: Sequence[Row], *, limit: int, together: Together) -> Iterator[list[Row]]:
+def group_rows(rows: Sequence[InputRow], *, limit: int, together: Together) -> Iterator[list[InputRow]]:
     """Yield groups of rows that may be stacked, each of at most `limit` rows."""
     limit = 1 if together is Together.ALONE else limit
-    stacks: dict[Any, list[Row]] = {}
+    stacks: dict[Any, list[InputRow]] = {}
     for row in rows:
         stacks.setdefault((_shape(row.features, together), *sorted(row.own.items())), []).append(row)
     for stack in stacks.values():
@@ -56,8 +56,8 @@ def _shape(features: Any, together: Together) -> tuple[Any, ...]:
     )
 
 
-def forward(
-    rows: Sequence[Row], run: Callable[..., Any], collate: Callable[..., Any], parameters: dict[str, Any]
+def run_forward(
+    rows: Sequence[InputRow], run: Callable[..., Any], collate: Callable[..., Any], parameters: dict[str, Any]
 ) -> list[Any]:
     """Run one forward of the model for the rows of a group.
 

@@ -76,7 +76,7 @@ class SentenceFolder:
         """Return the prompt of a name, or else of a type of input. Raises `InvalidInput` if no prompt has the name."""
         if name is not None:
             if name not in self.prompts:
-                known = ", ".join(map(words.name, self.prompts)) or "none; leave it out"
+                known = ", ".join(map(words.quote_name, self.prompts)) or "none; leave it out"
                 told = f"parameters.prompt_name: is no prompt of this model, which has {known}."
                 raise InvalidInput(told, field="parameters.prompt_name")
             return self.prompts[name]

@@ -9,7 +9,7 @@ from django.core.management.base import BaseCommand
 
 from inference.catalog import lookup
 from inference.catalog.specs import ModelSpec
-from inference.management.told import told
+from inference.management.command_errors import readable_errors
 from inference.models import Worker
 from inference.status import backlog, health, workers
 from inference.telemetry.plurals import count_of
@@ -20,7 +20,7 @@ class Command(BaseCommand):
     requires_system_checks = ()  # the command itself reports what is wrong with the models file
 
     def handle(self, *args: Any, **options: Any) -> None:
-        with told():
+        with readable_errors():
             living = list(workers.living())
             for spec in lookup.models().values():
                 self.stdout.write(self.style.MIGRATE_HEADING(spec.name))
@@ -29,8 +29,8 @@ class Command(BaseCommand):
 
 
 def facts(spec: ModelSpec, living: Iterable[Worker]) -> Iterator[tuple[str, str]]:
-    told = {"task": spec.task, "engine": spec.engine, "weights": spec.model, "revision": spec.revision}
-    yield from ((name, fact) for name, fact in told.items() if fact)
+    readable_errors = {"task": spec.task, "engine": spec.engine, "weights": spec.model, "revision": spec.revision}
+    yield from ((name, fact) for name, fact in readable_errors.items() if fact)
     yield "served by", "; ".join(servers(spec.name, living)) or "no living worker"
     yield "queue", f"{spec.queue}, {count_of(backlog.queued(spec), 'job', ('waits', 'wait'))}"
 
@@ -38,7 +38,7 @@ def facts(spec: ModelSpec, living: Iterable[Worker]) -> Iterator[tuple[str, str]
 def servers(model: str, living: Iterable[Worker]) -> Iterator[str]:
     """Yield the workers that have the model, or why one of them does not serve it."""
     for worker in living:
-        if why_not := health.why_not(worker, model):
+        if why_not := health.explain_worker(worker, model):
             yield f"not by {worker.name}: {why_not.text.rstrip('.')}"
         elif model in worker.model_names:
             ready = f"{worker.replicas_ready} of {worker.replicas_total} replicas"

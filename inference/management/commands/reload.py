@@ -43,7 +43,7 @@ class Command(BaseCommand):
         self._wait(wanted, timeout)
         if found:
             time.sleep(max(0.0, known_at - time.monotonic()))
-        if missing := catalog.nowhere(workers.living(), wanted):
+        if missing := catalog.unserved_models(workers.living(), wanted):
             raise CommandError(f"No living worker was started for {', '.join(missing)}: see its option --models.")
         self.stdout.write(
             f"{', '.join(wanted)}: run as the file says, by {count_of(workers.living().count(), 'worker')}."
@@ -69,7 +69,7 @@ class Command(BaseCommand):
         Raises `CommandError` when it will not happen.
         """
         living: list[Worker] = list(workers.living())
-        waited_for = [what for worker in living if (what := catalog.waits_for(worker, wanted))]
+        waited_for = [what for worker in living if (what := catalog.describe_delay(worker, wanted))]
         problems = [problem for worker in living for problem in self._problems(worker, wanted)]
         if problems and waited_s > GRACE_S:
             raise CommandError("\n".join([*problems, "What ran before goes on."]))

@@ -10,7 +10,7 @@ from django.core.management.base import BaseCommand, CommandError
 
 from batch_inference_client.command import json_object
 from inference.catalog.lookup import spec_of
-from inference.management.told import told
+from inference.management.command_errors import readable_errors
 from inference.models import Job, Status
 from inference.status import health
 from inference.submission import jobs
@@ -30,7 +30,7 @@ class Command(BaseCommand):
     def handle(
         self, *args: Any, model: str, text: str, parameters: dict[str, Any], timeout: float, **options: Any
     ) -> None:
-        with told():
+        with readable_errors():
             submission = Submission(spec=spec_of(model), inputs=text, parameters=parameters)
             job = jobs.run(submission, timeout_s=timeout)
         self.stdout.write(json.dumps(output_of(job, timeout), ensure_ascii=False))
@@ -42,7 +42,7 @@ def output_of(job: Job, waited_s: float) -> Any:
     if not job.is_finished:
         over = f"Not finished within {waited_s:g} s."
         goes_on = f"The job goes on: /v1/jobs/{job.id}"
-        raise CommandError(" ".join(filter(None, (over, health.why_waits(job), goes_on))))
+        raise CommandError(" ".join(filter(None, (over, health.explain_wait(job), goes_on))))
     raise CommandError(f"The job {job.id} {job.status}: {': '.join(filter(None, (job.error_code, job.full_detail)))}")
 
 

@@ -20,7 +20,7 @@ from inference import clock
 from inference.catalog.lookup import known_models
 from inference.figures import sample, series, tallies
 from inference.figures.tallies import Tally
-from inference.management.told import told
+from inference.management.command_errors import readable_errors
 from inference.models import TERMINAL
 from inference.status import attention, workers
 from inference.telemetry.visible import line
@@ -45,7 +45,7 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, watch: float | None, **options: Any) -> None:
         try:
-            with told():
+            with readable_errors():
                 while watch:
                     self._show(facts(), before=CLEAR, **options)
                     time.sleep(min(max(SHORTEST_S, watch), LONGEST_S))
@@ -87,7 +87,7 @@ def facts() -> Facts:
     try:
         living = list(workers.living())
         queued, ages = sample.queues()
-        running, recent = sample.running(), series.since(clock.now() - RECENT)
+        running, recent = sample.running(), series.totals_since(clock.now() - RECENT)
         ended = series.ends_since(clock.now() - HOUR)
         serving = workers.count_served(living)
     except (DatabaseError, InterfaceError):

@@ -11,7 +11,7 @@ from django.db import DatabaseError, InterfaceError, ProgrammingError
 
 from inference.status import health, workers
 from inference.status.attention import fleet, load, servers
-from inference.status.attention.item import Item, arranged
+from inference.status.attention.item import AttentionItem, arrange_items
 from inference.store import intents
 
 CODES = (
@@ -22,7 +22,7 @@ CODES = (
 )  # fmt: skip
 
 
-def items() -> list[Item]:
+def items() -> list[AttentionItem]:
     """Return what needs attention, the gravest first, each item with its consequences below it.
 
     A database or a broker that is away makes this function raise nothing: it is an item of the list then.
@@ -31,10 +31,10 @@ def items() -> list[Item]:
     try:
         slow, locked = list(servers.slow_database()), list(servers.locked_database())
         # While the database is locked, its rows are out of date.
-        return arranged([*slow, *locked, *found, *(() if locked else _of_rows())])
+        return arrange_items([*slow, *locked, *found, *(() if locked else _of_rows())])
     except (DatabaseError, InterfaceError) as error:
         text = f"The database does not answer: {error}".strip()
-        return [Item(code="DatabaseAway", text=text, todo=_todo_of(error)), *found]
+        return [AttentionItem(code="DatabaseAway", text=text, todo=_todo_of(error)), *found]
 
 
 def _todo_of(error: Exception) -> str:
@@ -43,7 +43,7 @@ def _todo_of(error: Exception) -> str:
     return "Start it, or look at the network between; everything resumes by itself."
 
 
-def _of_rows() -> Iterator[Item]:
+def _of_rows() -> Iterator[AttentionItem]:
     living = list(workers.living())
     paused = intents.paused_models()
     unserved = {name: why for name, why in health.unserved(living).items() if name not in paused}

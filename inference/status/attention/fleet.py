@@ -13,26 +13,26 @@ from inference.catalog import lookup
 from inference.figures import marks
 from inference.models import Mark, PausedModel, Worker, WorkerState
 from inference.status import health, workers
-from inference.status.attention.item import Item, Key
+from inference.status.attention.item import AttentionItem, Key
 from inference.status.health import Cause, Reason
 
 BROKER: Key = ("BrokerAway", ())
 OFTEN = 5  # ends of a replica's process within the minutes that its worker counts; a single poison job causes fewer
 
 
-def file(living: Iterable[Worker]) -> Iterator[Item]:
+def file(living: Iterable[Worker]) -> Iterator[AttentionItem]:
     problems = {lookup.problem(), *((worker.catalog or {}).get("problem", "") for worker in living)}
     known = lookup.known_models()
     for problem in sorted(filter(None, problems)):
         text = f"{problem} {'Nothing changes' if known else 'No model is served here'} before that is put right."
         todo = f"Mend the line that it names{'; what ran before goes on' if known else ''}."
-        yield Item(code="ModelsFileRefused", text=text, todo=todo)
+        yield AttentionItem(code="ModelsFileRefused", text=text, todo=todo)
 
 
-def unserved(reasons: Mapping[str, Reason], living: Sequence[Worker]) -> Iterator[Item]:
+def unserved(reasons: Mapping[str, Reason], living: Sequence[Worker]) -> Iterator[AttentionItem]:
     missed = list(_missed(living))
     for name, why in reasons.items():
-        yield Item(
+        yield AttentionItem(
             code="ModelUnserved", text=f"No worker serves {name}: {why.text}", about=("model", name),
             todo=_todo_of(name, why.cause, living, missed), causes=tuple(_causes(name, why.cause, living, missed)),
         )  # fmt: skip
@@ -44,7 +44,7 @@ def _causes(name: str, cause: Cause, living: Iterable[Worker], missed: Iterable[
     A drained worker whose row lists no replica may have had the model.
     """
     for worker in living:
-        why_not = health.why_not(worker, name)
+        why_not = health.explain_worker(worker, name)
         may_have = cause is Cause.DRAINED and worker.is_to_rest and not worker.replicas
         if cause in CODE_OF and (may_have or (why_not and why_not.cause is cause)):
             yield CODE_OF[cause], ("worker", str(worker.pk))
@@ -73,22 +73,22 @@ def _todo_of(name: str, cause: Cause, living: Sequence[Worker], missed: Iterable
     return "Start a worker: systemctl start inference-worker."
 
 
-def paused() -> Iterator[Item]:
+def paused() -> Iterator[AttentionItem]:
     """Yield an item for each paused model, however long ago it was paused, because its clients wait."""
     for pause in PausedModel.objects.select_related("paused_by"):
         by = f" by {pause.paused_by}" if pause.paused_by else ""
-        yield Item(
+        yield AttentionItem(
             code="ModelPaused", about=("paused", pause.model),
             text=f"{pause.model} is paused since {pause.paused_at:%Y-%m-%d %H:%M:%S} UTC{by}: its jobs wait.",
             todo="Resume it on its page.",
         )  # fmt: skip
 
 
-def gone(living: Sequence[Worker]) -> Iterator[Item]:
+def gone(living: Sequence[Worker]) -> Iterator[AttentionItem]:
     """Yield an item for each worker that is gone or silent, until one of the same name is back, or for an hour."""
     for worker in _missed(living):
         served = ", ".join(worker.model_names) or "nothing"
-        yield Item(
+        yield AttentionItem(
             code="WorkerGone", about=("worker", str(worker.pk)),
             text=f"{worker.name} is gone since {worker.heartbeat_at:%H:%M:%S} UTC. It served {served}.",
             todo="Look into its journal (journalctl -u inference-worker), and start it again.",
@@ -103,24 +103,24 @@ def _missed(living: Sequence[Worker]) -> Iterable[Worker]:
     return {worker.name: worker for worker in recent if worker.name not in there}.values()
 
 
-def unwell(living: Iterable[Worker]) -> Iterator[Item]:
+def unwell(living: Iterable[Worker]) -> Iterator[AttentionItem]:
     for worker in living:
         about = ("worker", str(worker.pk))
         if not worker.connected and worker.state in workers.SERVING:
-            yield Item(
+            yield AttentionItem(
                 code="WorkerCutOff", text=f"{worker.name} is not connected to the broker.", about=about,
                 todo=TODO_OF[Cause.CUT_OFF], causes=(BROKER,),
             )  # fmt: skip
         if worker.error and worker.state == WorkerState.DEGRADED:
             text = f"{worker.name} does not serve all of its models: {worker.error[:500]}"
-            yield Item(code="WorkerDegraded", text=text, about=about, todo=TODO_OF[Cause.FAILED])
+            yield AttentionItem(code="WorkerDegraded", text=text, about=about, todo=TODO_OF[Cause.FAILED])
         if worker.is_to_rest:
             text = f"{worker.name} is drained, and takes nothing."
-            yield Item(code="WorkerDrained", text=text, about=about, todo="Resume it on its page, or stop it.")
+            yield AttentionItem(code="WorkerDrained", text=text, about=about, todo="Resume it on its page, or stop it.")
         yield from _replicas(worker)
 
 
-def _replicas(worker: Worker) -> Iterator[Item]:
+def _replicas(worker: Worker) -> Iterator[AttentionItem]:
     """Yield items for replicas that end often, and for devices that are given no work.
 
     A worker of an earlier version does not count the ends of its replicas.
@@ -128,7 +128,7 @@ def _replicas(worker: Worker) -> Iterator[Item]:
     about = ("worker", str(worker.pk))
     for index, replica in sorted(worker.replicas.items()):
         if (ended := replica.get("ended", 0)) >= OFTEN:
-            yield Item(
+            yield AttentionItem(
                 code="ReplicaCrashes", about=about,
                 text=f"Replica {index} of {worker.name}, on {replica['device']}, ended {ended} times within minutes.",
                 todo="Look into its journal: the kernel's OOM killer, a limit of time, or jobs that crash it.",
@@ -136,17 +136,17 @@ def _replicas(worker: Worker) -> Iterator[Item]:
     withdrawn = {replica["device"]: left_s for replica in worker.replicas.values()
                  if (left_s := replica.get("withdrawn_s"))}  # fmt: skip
     for device, left_s in withdrawn.items():
-        yield Item(
+        yield AttentionItem(
             code="DeviceWithdrawn", about=about,
             text=f"{device} of {worker.name} is given no work for {left_s} s: what failed there succeeds elsewhere.",
             todo="Look at the device (nvidia-smi, and Xid in dmesg); it is tried again by itself.",
         )  # fmt: skip
 
 
-def retention() -> Iterator[Item]:
+def retention() -> Iterator[AttentionItem]:
     """Yield an item if the last sweep found that it must not remove old jobs."""
     for stopped in Mark.objects.filter(kind=marks.RETENTION)[:1]:
-        yield Item(
+        yield AttentionItem(
             code="RetentionStopped", text=stopped.text,
             todo="Look at that clock. If it is right, as after a long rest or with JOB_RETENTION_DAYS made shorter,"
             " remove them: manage.py remove_old_jobs --force.",

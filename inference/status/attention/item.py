@@ -9,7 +9,7 @@ Key = tuple[str, tuple[str, ...]]  # an item's code, and what the item is about
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Item:
+class AttentionItem:
     code: str
     text: str
     todo: str
@@ -23,7 +23,7 @@ class Item:
         return self.code, self.about
 
 
-def arranged(items: Sequence[Item]) -> list[Item]:
+def arrange_items(items: Sequence[AttentionItem]) -> list[AttentionItem]:
     """Put each item below its cause.
 
     An item that has several causes goes below the first item of the same code that has the same causes.
@@ -31,8 +31,8 @@ def arranged(items: Sequence[Item]) -> list[Item]:
     `items` begins with the gravest. A cause is as grave as the gravest of its consequences.
     """
     said = {item.key: item for item in reversed(items)}
-    first_of: dict[tuple[str, tuple[Key, ...]], Item] = {}
-    below: dict[Item, list[Item]] = {}
+    first_of: dict[tuple[str, tuple[Key, ...]], AttentionItem] = {}
+    below: dict[AttentionItem, list[AttentionItem]] = {}
     for item in items:
         below.setdefault(_root(item, said, first_of), []).append(item)
     return [
@@ -42,7 +42,9 @@ def arranged(items: Sequence[Item]) -> list[Item]:
     ]
 
 
-def _root(item: Item, said: Mapping[Key, Item], first_of: dict[tuple[str, tuple[Key, ...]], Item]) -> Item:
+def _root(
+    item: AttentionItem, said: Mapping[Key, AttentionItem], first_of: dict[tuple[str, tuple[Key, ...]], AttentionItem]
+) -> AttentionItem:
     while causes := tuple(key for key in item.causes if key in said):
         if len(causes) > 1:
             return first_of.setdefault((item.code, causes), item)

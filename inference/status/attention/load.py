@@ -16,7 +16,7 @@ from inference.figures import sample, series
 from inference.models import TERMINAL, Figure, Grain, Job, Webhook, WebhookState, Worker
 from inference.status import backlog, workers
 from inference.status.attention.fleet import BROKER
-from inference.status.attention.item import Item
+from inference.status.attention.item import AttentionItem
 from inference.telemetry.plurals import count_of
 from inference.webhooks.delivery import host_of
 
@@ -33,7 +33,7 @@ Ends = Counter[str]  # number of jobs by outcome
 TimedEnds = Sequence[tuple[datetime.datetime, Ends]]  # start of each count, and its outcomes
 
 
-def queues(living: Sequence[Worker], *, quiet: Collection[str]) -> Iterator[Item]:
+def queues(living: Sequence[Worker], *, quiet: Collection[str]) -> Iterator[AttentionItem]:
     """Yield items for queues that are full, have grown or are stuck, and for queues of models that no models file has.
 
     `quiet` are the models for which it is known why nothing runs.
@@ -51,7 +51,7 @@ def queues(living: Sequence[Worker], *, quiet: Collection[str]) -> Iterator[Item
         busy = any(worker.replicas_busy for worker in living if worker.pk not in late)
         reasons = (("ModelUnserved", ("model", model)), ("ModelPaused", ("paused", model)))
         item = functools.partial(
-            Item, about=("model", model),
+            AttentionItem, about=("model", model),
             causes=reasons if model in quiet else (BROKER,), todo=_todo_of_growth(model, heard_of, unheard),
         )  # fmt: skip
         waits = f"{count_of(count, 'job')} of {model} {'waits' if count == 1 else 'wait'}, the oldest for {age_s:.0f} s"
@@ -59,7 +59,7 @@ def queues(living: Sequence[Worker], *, quiet: Collection[str]) -> Iterator[Item
             if age_s > STUCK_S:
                 todo = "Give it back its table in models.toml, or cancel them in the admin: nothing runs them before."
                 text = f"{waits}, and the models file no longer lists it."
-                yield Item(code="ModelUnserved", text=text, todo=todo, about=("model", model))
+                yield AttentionItem(code="ModelUnserved", text=text, todo=todo, about=("model", model))
         elif full := _full(model, count, refused.get(model, 0)):
             yield item(code="QueueFull", text=full)
         elif lowest := _grown_since(count, age_s, [(at, queues.get(model, 0)) for at, queues in past]):
@@ -93,7 +93,7 @@ def _refusals() -> dict[str, int]:
     """
     refused = {
         model: sum(tally.get("refused", {}).get(error.code, 0) for error in (QueueFull, Overloaded))
-        for model, tally in series.since(clock.now() - RECENT).items()
+        for model, tally in series.totals_since(clock.now() - RECENT).items()
     }
     return {model: count for model, count in refused.items() if count >= FEW}
 
@@ -138,7 +138,7 @@ def _grown_since(
     return (at, lowest) if is_new or age_s > STUCK_S else None
 
 
-def failures() -> Iterator[Item]:
+def failures() -> Iterator[AttentionItem]:
     """Yield items for failures that are a large share of a model's recent jobs, for as long as they are.
 
     Failures that are several times as frequent as before they began are reported too, for a day.
@@ -153,7 +153,7 @@ def failures() -> Iterator[Item]:
             share, usual = count / recent.total(), _usual_share(end, ends, now)
             is_unusual = count >= FEW and share > ODD_TIMES * usual
             if code != end and share > ODD_SHARE and (end in high or is_unusual):
-                yield Item(
+                yield AttentionItem(
                     code="FailuresUnusual", about=("failed", model, code), todo=_todo_of(code),
                     text=f"{count_of(count, 'job')} of {model} failed with {code} in the last minutes,"
                     f" {share:.0%} of those that ended; before it was {usual:.0%}.",
@@ -218,7 +218,7 @@ def _todo_of(code: str) -> str:
     return known.get(code, "The newest of them says why, in full.")
 
 
-def webhooks() -> Iterator[Item]:
+def webhooks() -> Iterator[AttentionItem]:
     """Yield items for notices that a host does not take, and for notices that are overdue.
 
     Only pending notices count. Those that were delivered or given up need no attention.
@@ -232,7 +232,7 @@ def webhooks() -> Iterator[Item]:
     for host, found in hosts.items():
         if len(found) >= FEW or max(found)[0] > 1:  # a single failed try may have met a restart
             error = next((error for _, error in found if error), "a try was not ended")
-            yield Item(
+            yield AttentionItem(
                 code="WebhooksFail", about=("webhooks",),
                 text=f"Notices of finished jobs cannot be delivered to {host}, {len(found):,} wait: {error}",
                 todo="Inform its owner. Notices are tried again for a day;"
@@ -242,7 +242,7 @@ def webhooks() -> Iterator[Item]:
     ended = Job.objects.filter(pk=OuterRef("job"), status__in=TERMINAL, finished_at__lt=since)
     late = pending.filter(Exists(ended), due_at__lt=since).order_by()  # in a join SQLite reads all ended jobs first
     if count := late.values("pk")[:LOOKED_AT].count():
-        yield Item(
+        yield AttentionItem(
             code="WebhooksWait", text=f"Notices of finished jobs are due and no process sends them: {count:,} wait.",
             todo="Start the sender: systemctl start inference-webhooks.", about=("webhooks",),
         )  # fmt: skip

@@ -11,46 +11,46 @@ from django.conf import settings
 from django.db import connection
 
 from inference.status import health
-from inference.status.attention.item import Item
+from inference.status.attention.item import AttentionItem
 from inference.store import locks
 
 SLOW_S = 0.25  # seconds above which an answer to the smallest query is slow
 LEFT_BYTES, LEFT_SHARE, PLENTY_BYTES = 2**30, 0.05, 20 * 2**30  # free space: too little, too small a share, enough
 
 
-def slow_database() -> Iterator[Item]:
+def slow_database() -> Iterator[AttentionItem]:
     began_at = time.monotonic()
     with connection.cursor() as cursor:
         cursor.execute("SELECT 1")
     if (took_s := time.monotonic() - began_at) > SLOW_S:
         text = f"The database took {took_s:.1f} s to answer nothing."
-        yield Item(code="DatabaseSlow", text=text, todo="Look at its load, its locks and its disk.")
+        yield AttentionItem(code="DatabaseSlow", text=text, todo="Look at its load, its locks and its disk.")
 
 
-def locked_database() -> Iterator[Item]:
+def locked_database() -> Iterator[AttentionItem]:
     """Yield an item if the database answers readers and keeps writers waiting."""
-    if why := locks.problem():
-        yield Item(
+    if why := locks.find_lock_problem():
+        yield AttentionItem(
             code="DatabaseLocked", text=f"The database accepts no writes: {why}",
             todo="End the program or the transaction that holds the lock; everything resumes by itself.",
         )  # fmt: skip
 
 
-def broker() -> Iterator[Item]:
+def broker() -> Iterator[AttentionItem]:
     began_at = time.monotonic()
     problems = list(health.broker_problems())
     took_s = time.monotonic() - began_at
     for problem in problems:
         todo = "Start it, or look at the network between; it mends itself within a minute of its return."
-        yield Item(code="BrokerAway", text=problem, todo=todo)
+        yield AttentionItem(code="BrokerAway", text=problem, todo=todo)
     if not problems and took_s > SLOW_S:
-        yield Item(
+        yield AttentionItem(
             code="BrokerSlow", text=f"The broker took {took_s:.1f} s to answer nothing.",
             todo="Look at its load and its memory, and at the network between.",
         )  # fmt: skip
 
 
-def disk() -> Iterator[Item]:
+def disk() -> Iterator[AttentionItem]:
     """Yield an item for each disk of this host that is nearly full: that of the data folder or of SQLite's file."""
     folders = {Path(settings.DATA_DIR)}
     if connection.vendor == "sqlite":
@@ -59,7 +59,7 @@ def disk() -> Iterator[Item]:
         usage = shutil.disk_usage(folder)
         share = usage.free / usage.total
         if usage.free < LEFT_BYTES or (share < LEFT_SHARE and usage.free < PLENTY_BYTES):
-            yield Item(
+            yield AttentionItem(
                 code="DiskFills", text=f"The disk of {folder} has {usage.free / 2**20:,.0f} MiB left, {share:.0%}.",
                 todo="Make room, or keep finished jobs for fewer days (JOB_RETENTION_DAYS).",
             )  # fmt: skip

@@ -26,8 +26,8 @@ from inference.telemetry import logs
 from inference.worker.calls import BatchCall, BatchReport
 from inference.worker.child import claims
 from inference.worker.child.loaded_models import LoadedModels
-from inference.worker.child.outcomes import condemned, failed, outcome_of
-from inference.worker.child.time_limit import limited
+from inference.worker.child.outcomes import failed, forced_failure, outcome_of
+from inference.worker.child.time_limit import time_limit
 from inference.worker.replicas import devices
 
 logger = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ class EngineCall:
         if len(kept) < len(entries):
             self.jobs, self.items, self.prepared = [job for job, _ in kept], [items for _, items in kept], None
         return [
-            failed(job, errors.InvalidInput(transitions.too_much(count)))
+            failed(job, errors.InvalidInput(transitions.describe_overflow(count)))
             for job, _, count in entries
             if count > transitions.MOST_ANSWERED
         ]
@@ -103,13 +103,13 @@ class BatchRun:
         Raises `NotYet` for jobs that were accepted by a newer entry of the model.
         """
         with self._timed():
-            self.begin(claimed(self.call, self.replica))
+            self.begin(claim_jobs(self.call, self.replica))
 
     def begin(self, jobs: list[Claimed]) -> None:
         """Group the claimed jobs into engine calls, and fail those that are condemned or have invalid parameters."""
         self.jobs = jobs
         if self.call.verdict or self.spec is None:
-            self.refused = [condemned(job, self.call.verdict, self.call.raised, self.call.trace) for job in jobs]
+            self.refused = [forced_failure(job, self.call.verdict, self.call.raised, self.call.trace) for job in jobs]
             return
         for same in _by_parameters(jobs):
             try:
@@ -137,7 +137,7 @@ class BatchRun:
                 try:
                     call.prepared = engine.prepare(call.all_items, dict(call.parameters))
                 except BaseException as error:
-                    logger.debug("not prepared: %s", logs.said(error))
+                    logger.debug("not prepared: %s", logs.summarize(error))
             self.replica.shared.reading = 0
             self.read_s = time.monotonic() - began
 
@@ -154,7 +154,7 @@ class BatchRun:
         failpoints.reach("before_run")
         shared.computing = self.call.number
         for call in self.calls:
-            with limited(self.spec.time_limit_s):
+            with time_limit(self.spec.time_limit_s):
                 if is_prepared:
                     self.is_read.wait()
                 with self._timed():
@@ -179,7 +179,7 @@ class BatchRun:
     @contextlib.contextmanager
     def _timed(self) -> Iterator[None]:
         began = time.monotonic()
-        with logs.about(batch=self.call.batch, model=self.call.model):
+        with logs.bind(batch=self.call.batch, model=self.call.model):
             yield
         self.spent_s += time.monotonic() - began
 
@@ -236,9 +236,9 @@ class BatchRun:
         )
 
 
-def claimed(call: BatchCall, replica: LoadedModels) -> list[Claimed]:
+def claim_jobs(call: BatchCall, replica: LoadedModels) -> list[Claimed]:
     failpoints.reach("before_claim")
-    device = devices.short(replica.host_device)
+    device = devices.abbreviate(replica.host_device)
     jobs = claims.claim(call, worker=replica.worker, device=device) if call.job_ids else []
     failpoints.reach("after_claim")
     return jobs

@@ -11,12 +11,12 @@ from django.db import connection
 from inference import errors
 from inference.catalog import reader, specs, validation
 from inference.catalog.specs import ModelSpec
-from inference.failures import is_away, patiently
+from inference.failures import is_away, retry_while_away
 from inference.store import transitions
 from inference.store.transitions import Claimed, Outcome, Sizes
 from inference.telemetry import logs
 from inference.worker.calls import BatchCall
-from inference.worker.child.outcomes import unstorable
+from inference.worker.child.outcomes import not_storable
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ def claim(call: BatchCall, *, worker: UUID, device: str) -> list[Claimed]:
         )  # fmt: skip
 
     try:
-        return patiently(statement, limit_s=CLAIM_PATIENCE_S, reconnect=connection.close)
+        return retry_while_away(statement, limit_s=CLAIM_PATIENCE_S, reconnect=connection.close)
     except Exception as error:
         if is_away(error):
             raise errors.StoreUnavailable(f"no claim, the database is away: {error}") from None
@@ -77,8 +77,8 @@ def take_back(batch: UUID, ids: Collection[UUID], *, keeps_messages: bool) -> No
     Their turn may come long after their lease is over.
     """
     if ids:
-        patiently(
-            lambda: transitions.take_back(batch, ids, keeps_messages=keeps_messages),
+        retry_while_away(
+            lambda: transitions.withdraw_claim(batch, ids, keeps_messages=keeps_messages),
             limit_s=RECORD_PATIENCE_S, reconnect=connection.close,
         )  # fmt: skip
 
@@ -97,10 +97,10 @@ def record(
         if is_away(error) or (len(outcomes) == 1 and outcomes[0].error_code == errors.BadOutput.code):
             raise
         logger.error(
-            "batch=%s jobs=%d not recorded, the database refuses it: %s", batch, len(outcomes), logs.said(error)
+            "batch=%s jobs=%d not recorded, the database refuses it: %s", batch, len(outcomes), logs.summarize(error)
         )
         if len(outcomes) == 1:
-            outcomes = [unstorable(outcomes[0])]
+            outcomes = [not_storable(outcomes[0])]
         besides = (beside, *[None] * (len(outcomes) - 1))
         return [
             done
@@ -113,7 +113,7 @@ def record(
 def _record_at_once(
     batch: UUID, outcomes: Sequence[Outcome], batch_size: Sizes, beside: Mapping[str, Any] | None
 ) -> None:
-    recorded = patiently(
+    recorded = retry_while_away(
         lambda: transitions.record(batch, outcomes, batch_size=batch_size, beside=beside),
         limit_s=RECORD_PATIENCE_S, reconnect=connection.close,
     )  # fmt: skip

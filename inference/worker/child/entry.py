@@ -17,7 +17,7 @@ from inference import errors
 from inference.engines.runtime.faults import describe
 from inference.engines.stepper import Stepper
 from inference.telemetry import logs
-from inference.telemetry.raised import places
+from inference.telemetry.raised import format_places
 from inference.worker.calls import (
     PAST_ITS_LIMIT,
     BatchCall,
@@ -28,7 +28,7 @@ from inference.worker.calls import (
     RemoteError,
     SharedState,
 )
-from inference.worker.child.batch_run import BatchRun, claimed
+from inference.worker.child.batch_run import BatchRun, claim_jobs
 from inference.worker.child.generation.open_batches import OpenBatches
 from inference.worker.child.loaded_models import LoadedModels
 from inference.worker.child.multi_batch_run import MultiBatchRun
@@ -39,7 +39,7 @@ opened = OpenBatches()
 
 
 @contextlib.contextmanager
-def readable() -> Iterator[None]:
+def picklable_errors() -> Iterator[None]:
     """Raise what the block raises as an exception that the main process can read.
 
     The exception crosses the pipe. One that cannot be unpickled there would end the main process.
@@ -51,7 +51,7 @@ def readable() -> Iterator[None]:
     except BaseException as error:
         if type(error).__module__ == errors.__name__:
             raise
-        raise RemoteError(logs.said(error), describe(error), places(error)).with_traceback(
+        raise RemoteError(logs.summarize(error), describe(error), format_places(error)).with_traceback(
             error.__traceback__
         ) from None
 
@@ -63,7 +63,7 @@ def start(plan: Plan, order: Order, shared: SharedState) -> LoadReport:
     faulthandler.register(signal.SIGUSR2, file=2, all_threads=True)
     faulthandler.register(PAST_ITS_LIMIT, file=2, all_threads=True, chain=True)
     threading.Thread(target=threading.Event().wait, name="hears-signals", daemon=True).start()
-    logs.of_process(worker=plan.worker)
+    logs.bind_to_process(worker=plan.worker)
     index = current_process_index(base=0) or 0
     device = plan.bind(index)
     replica = LoadedModels(
@@ -72,7 +72,7 @@ def start(plan: Plan, order: Order, shared: SharedState) -> LoadReport:
     return apply_order(order)
 
 
-@readable()
+@picklable_errors()
 def apply_order(order: Order) -> LoadReport:
     """Unload the models that are not in the order, then load those that are new in it.
 
@@ -82,10 +82,10 @@ def apply_order(order: Order) -> LoadReport:
     return replica.apply_order(order)
 
 
-@readable()
+@picklable_errors()
 def run_batch(call: BatchCall) -> BatchReport:
     """Run one batch from claim to notice, or some steps of it if its model generates step by step."""
-    with beside_open(call):
+    with run_beside_open_batches(call):
         if stages := stages_of(call):
             stages.claim()
             stages.compute()
@@ -111,12 +111,12 @@ def stages_of(call: BatchCall) -> BatchRun | MultiBatchRun | None:
 def steps_of(call: BatchCall) -> BatchReport:
     spec = replica.specs[call.digest]
     stepper = cast("Stepper", replica.engine(spec).stepper)
-    with logs.about(batch=call.batch, model=call.model):
-        return opened.run(call, spec, stepper, lambda call: claimed(call, replica), replica.shared)
+    with logs.bind(batch=call.batch, model=call.model):
+        return opened.run(call, spec, stepper, lambda call: claim_jobs(call, replica), replica.shared)
 
 
 @contextlib.contextmanager
-def beside_open(call: BatchCall) -> Iterator[None]:
+def run_beside_open_batches(call: BatchCall) -> Iterator[None]:
     """Run a call beside the batches that are open, and if it is the last call, run these to their end."""
     opened.only(call.waiting, call=call)
     try:

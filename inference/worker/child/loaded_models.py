@@ -47,7 +47,7 @@ class LoadedModels:
         memory.keep_to_share(self.device, self.sharing)
         self._unload(order)
         failures = {spec.digest: why for place, spec in enumerate(order, 1) if (why := self._load(place, spec))}
-        if broken := loading.broken(self.device):
+        if broken := loading.find_device_failure(self.device):
             self.specs.clear()
             self.engines.clear()
             failures = {spec.digest: broken for spec in order}
@@ -88,7 +88,7 @@ class LoadedModels:
     def _load_engine(self, spec: ModelSpec) -> None:
         started = time.monotonic()
         with memory.measured(spec, self.device) as taken:
-            self.engines[spec.load_digest] = engine = loading.ready(spec, self.device)
+            self.engines[spec.load_digest] = engine = loading.load_engine(spec, self.device)
         self.memory[spec.load_digest] = taken.bytes
         self.load_s[spec.load_digest] = took_s = time.monotonic() - started
         mib = taken.bytes / memory.MIB

@@ -13,7 +13,7 @@ from inference.store.transitions import Claimed
 from inference.telemetry import logs
 from inference.worker.calls import BatchCall, BatchReport, ChildCommand
 from inference.worker.child import claims
-from inference.worker.child.batch_run import BatchRun, claimed
+from inference.worker.child.batch_run import BatchRun, claim_jobs
 from inference.worker.child.loaded_models import LoadedModels
 
 LONGEST_S = 0.2  # seconds since the first engine call began, after which no other begins: all were expected to be over
@@ -35,10 +35,10 @@ class MultiBatchRun:
 
     def claim(self) -> None:
         with self._about():
-            self._begin({job.id: job for job in claimed(self.call, self.replica)})
+            self._begin({job.id: job for job in claim_jobs(self.call, self.replica)})
 
     def _about(self) -> AbstractContextManager[None]:
-        return logs.about(batch=self.call.batch, model=self.call.model)
+        return logs.bind(batch=self.call.batch, model=self.call.model)
 
     def _begin(self, jobs: Mapping[UUID, Claimed]) -> None:
         ends = list(accumulate(self.call.shares))

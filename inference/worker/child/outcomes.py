@@ -54,7 +54,7 @@ def outcome_of(
             return failed(job, answer, where)
     if (held := size(answers)) > transitions.MOST_ANSWERED:
         error = errors.InvalidInput if is_list or spec.is_built_in else errors.BadOutput
-        return failed(job, error(transitions.too_much(held)))
+        return failed(job, error(transitions.describe_overflow(held)))
     output = list(answers) if is_list else answers[0]
     before = None if is_list else _prompt_length(spec, job, output, full_text=full_text, generated=generated)
     return _of(job, output=output, output_size=held if job.whole else None, prompt_length=before)
@@ -69,13 +69,13 @@ def _prompt_length(
         return None
     if generated is not None:
         return max(0, len(text) - generated)
-    if not tasks.of(spec.task).generates:
+    if not tasks.find_task(spec.task).generates:
         return None
     asked = job.parameters.get("return_full_text")
     return texts.Prompt.of(job.inputs, job.parameters).length if asked or (asked is None and full_text) else 0
 
 
-def condemned(job: Claimed, verdict: str, raised: str = "", trace: str = "") -> Outcome:
+def forced_failure(job: Claimed, verdict: str, raised: str = "", trace: str = "") -> Outcome:
     """Return the outcome of a job by a verdict of the main process, with what its call raised, and where.
 
     The error of a part names the range of its inputs in the whole list: more is not known.
@@ -99,7 +99,7 @@ def failed(job: Claimed, error: errors.InferenceError, where: str = "") -> Outco
     )  # fmt: skip
 
 
-def unstorable(refused: Outcome) -> Outcome:
+def not_storable(refused: Outcome) -> Outcome:
     detail = "The database refused to store the answer."
     return refused._replace(
         output=None, output_size=None, error_code=errors.BadOutput.code, error_detail=detail, error_raised="",

@@ -31,7 +31,7 @@ SWITCH_S = 0.0001  # seconds for which another thread may keep the interpreter f
 
 
 @dataclass(slots=True, eq=False)
-class Taken:
+class AcceptedCall:
     """A call that was read from the pipe."""
 
     id: tuple[int, Any]  # the pool's number of the call, and of its part
@@ -51,8 +51,8 @@ class WorkAhead:
 
     def __init__(self, receive: Callable[[], Any], send: Callable[[Any], None], inbox: int) -> None:
         self._receive, self._send_unlocked, self._inbox = receive, send, inbox
-        self._taken: SimpleQueue[Taken | SystemExit] = SimpleQueue()
-        self._computed: SimpleQueue[Taken | None] = SimpleQueue()
+        self._taken: SimpleQueue[AcceptedCall | SystemExit] = SimpleQueue()
+        self._computed: SimpleQueue[AcceptedCall | None] = SimpleQueue()
         self._sending = threading.Lock()
         self._device_failed = False
 
@@ -91,14 +91,14 @@ class WorkAhead:
         except SystemExit as end:
             self._taken.put(end)
 
-    def _take(self, request: Any) -> Taken:
+    def _take(self, request: Any) -> AcceptedCall:
         """Acknowledge a call and claim its batch."""
         _, (job, part, function, arguments, _) = request
         self._send(ACK, job, part, monotonic(), os.getpid(), None)
-        taken = Taken((job, part), function, arguments)
+        taken = AcceptedCall((job, part), function, arguments)
         if function is entry.run_batch:
             try:
-                with entry.readable():
+                with entry.picklable_errors():
                     taken.stages = entry.stages_of(*arguments)
                     if taken.stages:
                         taken.stages.claim()
@@ -106,12 +106,12 @@ class WorkAhead:
                 taken.failure = ExceptionInfo()
         return taken
 
-    def _compute(self, taken: Taken) -> None:
+    def _compute(self, taken: AcceptedCall) -> None:
         try:
             if taken.function is not entry.run_batch:
                 taken.result = taken.function(*taken.arguments)
                 return
-            with entry.readable(), entry.beside_open(*taken.arguments):
+            with entry.picklable_errors(), entry.run_beside_open_batches(*taken.arguments):
                 if taken.failure:
                     return
                 if self._device_failed:
@@ -130,7 +130,7 @@ class WorkAhead:
         while taken := self._computed.get():
             if taken.stages and not taken.failure:
                 try:
-                    with entry.readable():
+                    with entry.picklable_errors():
                         taken.result = taken.stages.record()
                 except Exception:
                     taken.failure = ExceptionInfo()

@@ -69,7 +69,7 @@ class Heartbeat(threading.Thread):
             replicas_total=self.plan.replicas, started_at=Now(), heartbeat_at=Now(),
         )  # fmt: skip
         marks.started(self.node)
-        for name, devices in workers.beside(row).items():
+        for name, devices in workers.find_gpu_conflicts(row).items():
             logger.warning(
                 "%s computes on %s too, and neither leaves memory for the other: give them --devices of their own,"
                 " or one worker more replicas (-c)", name, ", ".join(devices),

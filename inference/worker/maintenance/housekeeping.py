@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 MOST_REVOKED = 10_000  # most revoked jobs that are kept while the database is away
 ROUND_S = settings.WORKER_SILENT_S / 3
-FIGURES = (sample.sample, ledger.flush, fold.fold)
+FIGURES = (sample.record_sample, ledger.flush, fold.fold_rows)
 
 
 class Housekeeping(threading.Thread):
@@ -101,7 +101,7 @@ class Housekeeping(threading.Thread):
 
     def _give_back(self) -> None:
         while self._given_up:
-            transitions.give_back_lost(Q(batch=self._given_up[0]))
+            transitions.requeue_lost(Q(batch=self._given_up[0]))
             self._given_up.popleft()
 
     def _reconcile(self) -> None:

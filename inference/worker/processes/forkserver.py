@@ -47,7 +47,7 @@ def prepare(specs: Iterable[ModelSpec]) -> None:
     forkserver.ensure_running()
 
 
-def fail_alone() -> None:
+def survive_failed_forks() -> None:
     """Make this process, the one that forks, survive a request that it cannot serve.
 
     The process that asked gets the number of the error in place of a pid. With the standard library alone this process

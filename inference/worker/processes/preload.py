@@ -20,7 +20,7 @@ from inference.worker.processes import forkserver  # noqa: E402
 
 platforms.set_pdeathsig("SIGKILL")  # type: ignore[attr-defined] # ends with the worker's main process
 signal.pthread_sigmask(signal.SIG_BLOCK, forkserver.HELD)
-forkserver.fail_alone()
+forkserver.survive_failed_forks()
 forkserver.Started.parent = os.getpid()
 os.environ.update(forkserver.NO_GPUS)
 

@@ -35,7 +35,7 @@ class Device:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class DeviceSelection:
     """The devices of a worker, and why these were chosen."""
 
     devices: tuple[Device, ...]
@@ -111,7 +111,7 @@ def set_up_libraries(threads: int, *, is_cpu: bool = True) -> None:
         os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"  # else varying shapes fragment a GPU's memory
 
 
-def choose(option: str) -> Choice:
+def choose(option: str) -> DeviceSelection:
     """Return the devices that `--devices` asks for, and log them.
 
     Raises `ValueError`, which says what would be right.
@@ -124,20 +124,22 @@ def choose(option: str) -> Choice:
                 " with + between those that one replica is to have together"
             )
     if set(names) == {CPU}:
-        choice = Choice(devices=(Device(name=CPU),) * len(names), why="it was asked for")
+        choice = DeviceSelection(devices=(Device(name=CPU),) * len(names), why="it was asked for")
     else:
         choice = _with_gpus(option, names, gpus.find())
     logger.info("devices: %s; %s", ", ".join(device.name for device in choice.devices), choice.why)
     return choice
 
 
-def _with_gpus(option: str, names: Sequence[str], found: Found) -> Choice:
+def _with_gpus(option: str, names: Sequence[str], found: Found) -> DeviceSelection:
     if option == "auto":
         if found.problem:
             logger.error("no GPU is used, though there should be one: %s. --devices cpu asks for the CPU", found.why)
         every = tuple(_device([gpu]) for gpu in found.gpus)
-        return Choice(devices=every or (Device(name=CPU),), why=found.why)
-    return Choice(devices=tuple(_asked(option, name, found) for name in names), why=f"it was asked for; {found.why}")
+        return DeviceSelection(devices=every or (Device(name=CPU),), why=found.why)
+    return DeviceSelection(
+        devices=tuple(_asked(option, name, found) for name in names), why=f"it was asked for; {found.why}"
+    )
 
 
 def _asked(option: str, name: str, found: Found) -> Device:
@@ -167,7 +169,7 @@ def _device(parts: Sequence[Gpu]) -> Device:
     return Device(name=name, visible=",".join(part.visible for part in parts), memory=memory)
 
 
-def short(name: str) -> str:
+def abbreviate(name: str) -> str:
     """Return a device's name, cut to the room that a job's row has for it."""
     return name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 1]}…"
 
@@ -175,7 +177,7 @@ def short(name: str) -> str:
 def make_plan(
     *,
     worker: UUID,
-    choice: Choice,
+    choice: DeviceSelection,
     concurrency: int | None,
     sizes: Iterable[int | None] = (),
     most: int = MOST_REPLICAS,
@@ -193,7 +195,7 @@ def make_plan(
     return Plan(worker=worker, devices=names, replicas=replicas, threads=threads, visible=visible, why=choice.why)
 
 
-def _replicas_each(choice: Choice, sizes: Iterable[int | None], most: int) -> int:
+def _replicas_each(choice: DeviceSelection, sizes: Iterable[int | None], most: int) -> int:
     """Return how many replicas each device has: as many as the device that has room for fewest.
 
     All devices have the same number, as child i is on device i mod n.

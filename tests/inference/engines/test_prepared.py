@@ -21,7 +21,7 @@ TEXTS = ["a cat", "the dog is here and there", "one"]
 
 
 def engine(task: str, folder: Path) -> Engine:
-    return loading.ready(ModelSpec(name="m", task=task, model=str(tiny_models.build(task, folder))), "cpu")
+    return loading.load_engine(ModelSpec(name="m", task=task, model=str(tiny_models.build(task, folder))), "cpu")
 
 
 class PreparedTests(TestCase):
@@ -68,7 +68,7 @@ class PreparedTests(TestCase):
         classified = engine("text-classification", self.folder)
         with patch.object(type(classified), "predict_prepared", side_effect=RuntimeError("out of memory")):
             report = isolate.run(classified, TEXTS, {}, classified.prepare(TEXTS, {}))
-        self.assertTrue(parity.alike(report.outcomes, isolate.run(classified, TEXTS, {}).outcomes))
+        self.assertTrue(parity.are_alike(report.outcomes, isolate.run(classified, TEXTS, {}).outcomes))
         self.assertGreater(report.calls, 1)
 
     def test_one_alone_is_asked_by_predict_before_it_fails(self) -> None:

@@ -15,8 +15,8 @@ from inference.catalog.specs import ModelSpec
 from inference.engines import loading
 from inference.engines.artifacts import pipeline_loader
 from inference.engines.runtime.isolate import run
-from inference.engines.runtime.json_values import plain
-from inference.engines.runtime.parity import alike
+from inference.engines.runtime.json_values import to_json
+from inference.engines.runtime.parity import are_alike
 from inference.engines.runtime.stacks import Together
 from inference.errors import ModelUnavailable
 from tests import decoders, tiny_models
@@ -50,14 +50,14 @@ class FolderTestCase(TestCase):
         tokenizer.save_pretrained(self.folder)
 
     def engine(self, task: str = "text-classification", **spec: Any) -> Any:
-        return loading.ready(ModelSpec(name="m", task=task, model=str(self.folder), **spec), "cpu")
+        return loading.load_engine(ModelSpec(name="m", task=task, model=str(self.folder), **spec), "cpu")
 
     def assert_answers_of_the_library(self, engine: Any, inputs: list[str], parameters: dict[str, Any]) -> None:
         bare = pipeline(engine.task, model=str(self.folder), device="cpu")
-        expected = [plain(bare(text, **parameters)) for text in inputs]
-        self.assertTrue(alike(plain(run(engine, inputs, parameters).outcomes), expected), "together")
+        expected = [to_json(bare(text, **parameters)) for text in inputs]
+        self.assertTrue(are_alike(to_json(run(engine, inputs, parameters).outcomes), expected), "together")
         for text, answer in zip(inputs, expected, strict=True):
-            self.assertTrue(alike(plain(run(engine, [text], parameters).outcomes), [answer]), text)
+            self.assertTrue(are_alike(to_json(run(engine, [text], parameters).outcomes), [answer]), text)
 
 
 class MaskTests(FolderTestCase):

@@ -55,7 +55,7 @@ def engine(name: str) -> Any:
         if not folder.exists():
             tiny_models.build(name, folder)
         spec = ModelSpec(name=name, task=TASKS.get(name, name), model=str(folder))
-        _engines[name] = loading.ready(spec, "cpu")
+        _engines[name] = loading.load_engine(spec, "cpu")
     return _engines[name]
 
 
@@ -164,7 +164,7 @@ class TextTests(EqualTestCase):
             names = {f"LABEL_{number}": number for number in range(3)}
             config |= {"label2id": names, "id2label": {number: name for name, number in names.items()}}
             Path(folder, "config.json").write_text(json.dumps(config))
-            made = loading.ready(ModelSpec(name="m", task="zero-shot-classification", model=folder), "cpu")
+            made = loading.load_engine(ModelSpec(name="m", task="zero-shot-classification", model=folder), "cpu")
         self.assertIn('None of its labels (LABEL_0, LABEL_1, LABEL_2) begins with "entail"', made.note)
 
     def test_zero_shot_inputs_may_bring_labels_of_their_own(self) -> None:
@@ -391,7 +391,7 @@ class ModelFaultTests(TestCase):
 class LoadTests(TestCase):
     def assert_refused(self, spec: ModelSpec, *words: str) -> None:
         with self.assertRaises(ModelUnavailable) as caught:
-            loading.ready(spec, "cpu")
+            loading.load_engine(spec, "cpu")
         for word in words:
             self.assertIn(word, caught.exception.message)
         self.assertNotIn("Traceback", caught.exception.message)
@@ -416,6 +416,6 @@ class LoadTests(TestCase):
         with tempfile.TemporaryDirectory() as folder:
             tiny_models.build("text-classification", Path(folder))
             spec = ModelSpec(name="m", task="sentiment-analysis", model=folder, dtype="bfloat16")
-            loaded: Any = loading.ready(spec, "cpu")
+            loaded: Any = loading.load_engine(spec, "cpu")
             self.assertEqual(str(loaded.pipe.model.dtype), "torch.bfloat16")
             self.assertEqual(run(loaded, ["a cat"], {}).calls, 1)

@@ -62,7 +62,7 @@ class TestOutcomes(LedgerCase):
         transitions.expire()
         lost = make_job(recoveries=2)
         claim(lost, batch=uuid4(), alone=True)
-        transitions.give_back_lost(Q(pk=lost.pk))
+        transitions.requeue_lost(Q(pk=lost.pk))
         self.agree()
         self.assertEqual(
             of_figures(),
@@ -79,14 +79,14 @@ class TestOutcomes(LedgerCase):
         transitions.record(batch, [done(job)], batch_size=1)
         transitions.cancel(job.pk)
         transitions.cancel_many([job.pk])
-        transitions.give_back_lost(Q(pk=job.pk))
+        transitions.requeue_lost(Q(pk=job.pk))
         self.agree()
 
     def test_of_a_batch_those_are_counted_that_it_still_owned(self) -> None:
         jobs = [make_job() for _ in range(5)]
         batch, _ = self.claimed(*jobs)
         transitions.cancel(jobs[1].pk)
-        transitions.give_back_stopped(Q(pk=jobs[3].pk))
+        transitions.requeue_stopped(Q(pk=jobs[3].pk))
         self.assertEqual(transitions.record(batch, [done(job) for job in jobs], batch_size=5), 3)
         self.agree()
 
@@ -101,7 +101,7 @@ class TestOutcomes(LedgerCase):
         transitions.expire()
         _, parts = make_whole(2)
         transitions.cancel(parts[0].pk)
-        transitions.settle_wholes()
+        transitions.finish_wholes()
         self.agree()
         self.assertEqual(of_figures().total(), 5)
         self.assertEqual({job.is_finished for job in Job.objects.filter(parts__gt=0)}, {True})
@@ -174,7 +174,7 @@ class TestRows(LedgerCase):
     def test_a_row_that_was_put_together_with_others_is_not_counted_again(self) -> None:
         with patch.object(clock, "time_s", return_value=1_000_000_000.0):  # long ago
             self.run_one()
-            fold.fold()
+            fold.fold_rows()
             self.assertEqual(self.written(), 0)
             self.run_one()
         self.agree()
@@ -220,5 +220,5 @@ class TestManyAtOnce(LedgerCase):
                 transitions.cancel(job.pk)
 
         calls = [partial(act, place) for act in (record, cancel) for place in range(4)]
-        at_once([*calls, fold.fold, fold.fold])
+        at_once([*calls, fold.fold_rows, fold.fold_rows])
         self.agree()

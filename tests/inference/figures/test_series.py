@@ -21,7 +21,7 @@ def make_row(moment: datetime.datetime, model: str = "echo", grain: Grain = Grai
 class TestSeries(TestCase):
     def test_of_each_range_there_are_points_enough_to_see_and_few_enough_to_draw(self) -> None:
         for name in series.RANGES:
-            told = series.series(name)
+            told = series.read_series(name)
             self.assertIn(len(told["times"]), range(60, 241))
             for values in told["series"].values():
                 self.assertEqual(len(values), len(told["times"]))
@@ -33,7 +33,7 @@ class TestSeries(TestCase):
         make_row(at(now_s - 10_800), grain=Grain.THREE_HOURS, ended={"succeeded": 10_800}, model="other")
         make_row(at(0), grain=Grain.EVER, ended={"succeeded": 999})
         with patch.object(clock, "time_s", return_value=now_s + 1.0):
-            told, other = series.series("month"), series.series("month", "other")
+            told, other = series.read_series("month"), series.read_series("month", "other")
         self.assertEqual(told["ended"], {"succeeded": 10_803, "failed lost": 1})
         self.assertEqual(told["series"]["succeeded"][-2], 1.0)
         self.assertEqual(other["ended"], {"succeeded": 10_800})
@@ -43,7 +43,7 @@ class TestSeries(TestCase):
         make_row(ago(60), ended={"succeeded": 1})
         since = ago(300)
         self.assertEqual(series.ends_since(since), {"echo": {"succeeded": 1}})
-        self.assertEqual(series.since(since), {"echo": {"ended": {"succeeded": 1}}})
+        self.assertEqual(series.totals_since(since), {"echo": {"ended": {"succeeded": 1}}})
         self.assertEqual([ends for _, ends in series.timed_ends_since(since)["echo"]], [{"succeeded": 1}])
 
     def test_what_is_the_case_is_sampled_once_a_tick(self) -> None:
@@ -55,9 +55,9 @@ class TestSeries(TestCase):
         )  # fmt: skip
         moment = tick_of(ago().timestamp())
         with patch.object(clock, "time_s", return_value=moment):
-            sample.sample()
-            sample.sample()
-            told, other = series.series("15m")["series"], series.series("15m", "other")["series"]
+            sample.record_sample()
+            sample.record_sample()
+            told, other = series.read_series("15m")["series"], series.read_series("15m", "other")["series"]
         point = {name: values[-1] for name, values in told.items()}
         self.assertEqual((point["queued"], point["running"], point["memory"]), (1, 1, 157))
         self.assertEqual((point["ready"], point["busy"]), (2, 1))
@@ -70,7 +70,7 @@ class TestSeries(TestCase):
         moment = tick_of(ago().timestamp(), 600)
         make_row(at(moment), ended={"succeeded": 60})
         with patch.object(clock, "time_s", return_value=moment + 30.0):
-            self.assertEqual(series.series("day")["series"]["succeeded"][-1], 2.0)
+            self.assertEqual(series.read_series("day")["series"]["succeeded"][-1], 2.0)
 
     def test_errors_are_told_by_code_over_time_the_most_frequent_ones(self) -> None:
         moment = tick_of(ago().timestamp())
@@ -78,7 +78,7 @@ class TestSeries(TestCase):
         make_row(at(moment - 150), ended={**failed, "succeeded": 99, "expired": 99})
         make_row(at(moment - 150), model="other", ended={"failed odd one": 30})
         with patch.object(clock, "time_s", return_value=moment + 1.0):
-            told, other = series.series("15m"), series.series("15m", "other")
+            told, other = series.read_series("15m"), series.read_series("15m", "other")
         self.assertEqual(list(told["errors"]), ["code5", "code4", "code3", "odd one", "code2"])
         self.assertEqual(told["errors"]["code5"][-11:-8], [51 * 60 / TICK_S, 0, 0])
         self.assertEqual(list(other["errors"]), ["odd one"])
@@ -90,6 +90,6 @@ class TestSeries(TestCase):
         with self.settings(RELEASE="two"):
             marks.started("a")
         marks.mark(marks.GONE, "b")
-        told = [(mark["kind"], mark["text"]) for mark in series.series("15m")["marks"]]
+        told = [(mark["kind"], mark["text"]) for mark in series.read_series("15m")["marks"]]
         started = [("deployed", "one"), ("started", "a"), ("started", "b"), ("deployed", "two"), ("started", "a")]
         self.assertEqual(told, [*started, ("gone", "b")])

@@ -33,7 +33,7 @@ from inference.models import (
 )
 from inference.status import attention, health, workers
 from inference.status.attention import servers
-from inference.status.attention.item import Item
+from inference.status.attention.item import AttentionItem
 from inference.store import locks
 from tests.conditions import PATIENCE_S, ago, eventually
 
@@ -68,7 +68,7 @@ class AttentionCase(TestCase):
     def named(self) -> list[str]:
         return [item.code for item in attention.items()]
 
-    def only(self, code: str, *facts: str) -> Item:
+    def only(self, code: str, *facts: str) -> AttentionItem:
         found = attention.items()
         self.assertEqual([item.code for item in found], [code])
         for fact in facts:
@@ -374,12 +374,12 @@ class TestLocks(TransactionTestCase):
 
     @skipUnless(connection.vendor == "sqlite", "one lock for all who write")
     def test_a_file_that_is_locked(self) -> None:
-        self.assertEqual(locks.problem(), "")
+        self.assertEqual(locks.find_lock_problem(), "")
         other = self.hold("BEGIN IMMEDIATE")
         with NEVER_SLOW, patch.object(locks, "PATIENCE_S", 0.05):
             item = attention.items()[0]
         other.cursor().execute("ROLLBACK")
-        self.assertEqual(locks.problem(), "")
+        self.assertEqual(locks.find_lock_problem(), "")
         self.assertEqual((item.code, item.text[:36]), ("DatabaseLocked", "The database accepts no writes: data"))
         with connection.cursor() as cursor:
             cursor.execute("PRAGMA busy_timeout")
@@ -396,9 +396,9 @@ class TestLocks(TransactionTestCase):
         waiting = threading.Thread(target=wait)
         waiting.start()
         with patch.object(locks, "PATIENCE_S", 0.0):
-            why = eventually(locks.problem, "somebody waits")
+            why = eventually(locks.find_lock_problem, "somebody waits")
             self.assertRegex(why, r"a statement waits for \d+ s for a lock of process \d+\.")
             self.assertEqual(attention.items()[-1].code, "DatabaseLocked")
             other.rollback()
             waiting.join()
-            self.assertEqual(locks.problem(), "")
+            self.assertEqual(locks.find_lock_problem(), "")

@@ -37,7 +37,7 @@ class CatalogTests(TestCase):
             (BEFORE, "w has not taken over the file"), (OLD_VERSION, "w has not taken over the file"),
             (LOADING, "w loads a (2), b"), (FAILED, "w tries again to load a (2)"), (THERE, ""),
         ):  # fmt: skip
-            self.assertEqual(catalog.waits_for(row, WANTED), expected)
+            self.assertEqual(catalog.describe_delay(row, WANTED), expected)
 
     def test_what_will_not_happen_is_told_with_the_reason(self) -> None:
         for row, expected in (
@@ -55,7 +55,7 @@ class CatalogTests(TestCase):
             self.assertEqual(catalog.failures(row), {WANTED["a"].digest: tries})
 
     def test_models_that_no_worker_was_started_for_are_named(self) -> None:
-        self.assertEqual(catalog.nowhere([worker(entry("a"))], WANTED), ["b"])
+        self.assertEqual(catalog.unserved_models([worker(entry("a"))], WANTED), ["b"])
 
     def test_workers_with_the_same_entry_in_the_same_state_are_counted_together(self) -> None:
         found = catalog.count([THERE, LOADING, FAILED, OLD_VERSION])

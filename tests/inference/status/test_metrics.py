@@ -17,7 +17,7 @@ from inference.figures.ledger import at
 from inference.models import Figure, Grain, Job, Status, Worker, WorkerState
 from inference.status import counters, metrics
 from inference.waiting.finished import listener
-from inference.waiting.told import Teller
+from inference.waiting.request_figures import RequestFigures
 from tests.conditions import ago
 
 
@@ -97,7 +97,7 @@ class MetricsTests(TestCase):
     def test_web_processes_tell_of_each_other(self) -> None:
         with patch.object(clock, "time_s", return_value=1_000_000_005.0), patch.object(ledger, "flush"):
             for waiting in (3, 4):
-                Teller(partial(int, waiting)).tell()
+                RequestFigures(partial(int, waiting)).record()
                 ledger.note("echo", {"refused": {"queue_full": 2}})
         ledger.flush()
         start = Figure.objects.get(model="").start.timestamp()

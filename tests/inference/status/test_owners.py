@@ -14,7 +14,7 @@ from inference.batching.shares import ONE_IN
 from inference.catalog import lookup
 from inference.models import Job, Priority, Status
 from inference.status import backlog, owners
-from inference.status.owners import Line
+from inference.status.owners import OwnerQueue
 
 
 class OwnersCase(TestCase):
@@ -37,12 +37,12 @@ class LineTests(OwnersCase):
         self.wait(None)
         self.wait(self.few, status=Status.SUCCEEDED)
         expected = {("echo", 2, self.many.pk), ("echo", 3, self.many.pk), ("other", 2, self.few.pk), ("echo", 2, None)}
-        self.assertEqual(set(owners.lines(["echo", "other"])[0]), expected)
-        self.assertEqual(owners.lines(["other"], after=self.many.pk)[0], [("other", 2, self.few.pk)])
+        self.assertEqual(set(owners.read_queues(["echo", "other"])[0]), expected)
+        self.assertEqual(owners.read_queues(["other"], after=self.many.pk)[0], [("other", 2, self.few.pk)])
 
     def test_the_first_jobs_of_each_line_come_in_the_order_of_their_ids(self) -> None:
         many, few = self.wait(self.many, 5), self.wait(None, 3)
-        jobs = owners.first_jobs([Line("echo", 2, self.many.pk), Line("echo", 2, None)], most=2)
+        jobs = owners.first_jobs([OwnerQueue("echo", 2, self.many.pk), OwnerQueue("echo", 2, None)], most=2)
         self.assertEqual([job.pk for job in jobs], [job.pk for job in (*many[:2], *few[:2])])
         self.assertEqual(owners.first_jobs([], most=2), [])
 
@@ -61,9 +61,9 @@ class LineTests(OwnersCase):
             return execute(sql, params, many, context)
 
         self.wait(self.many, 200)
-        with connection.cursor() as cursor, owners.index_alone(), connection.execute_wrapper(note_plan):
+        with connection.cursor() as cursor, owners.force_index(), connection.execute_wrapper(note_plan):
             cursor.execute("SET LOCAL random_page_cost = 1000")  # as if the whole table were read sooner
-            owners.first_jobs([*owners.lines(["echo"])[0], Line("echo", 2, None)], most=2)
+            owners.first_jobs([*owners.read_queues(["echo"])[0], OwnerQueue("echo", 2, None)], most=2)
         self.assertEqual([plan for plan in plans if "job_queued_by_owners" not in plan], [])
         self.assertGreater(len(plans), 4)
 

@@ -31,7 +31,7 @@ class BesideTests(DatabaseTestCase):
         self.make("d@host", "cuda:3", "cpu")
         self.make("e@other-host", "cuda:0")
         Worker.objects.filter(pk=self.make("g@host", "cuda:0").pk).update(state=WorkerState.STOPPED)
-        self.assertEqual(workers.beside(own), {"b@host": ["cuda:2"], "c@host": ["cuda:0", "cuda:1"]})
+        self.assertEqual(workers.find_gpu_conflicts(own), {"b@host": ["cuda:2"], "c@host": ["cuda:0", "cuda:1"]})
 
     def test_no_gpu_of_many_is_lost_or_taken_for_another(self) -> None:
         eight = tuple(Gpu(name=f"cuda:{number}", visible=f"GPU-{number}") for number in range(8))
@@ -41,8 +41,8 @@ class BesideTests(DatabaseTestCase):
                 for numbers in (range(4), range(4, 8), range(3, 7))
             )
         self.make("b@host", second)
-        self.assertEqual(workers.beside(self.make("a@host", first)), {})
-        self.assertEqual(workers.beside(self.make("c@host", third))["a@host"], ["cuda:3"])
+        self.assertEqual(workers.find_gpu_conflicts(self.make("a@host", first)), {})
+        self.assertEqual(workers.find_gpu_conflicts(self.make("c@host", third))["a@host"], ["cuda:3"])
 
 
 class LivingTests(DatabaseTestCase):
@@ -86,7 +86,7 @@ class RememberedTests(TestCase):
                 failed.append(str(error))
 
         threads = [threading.Thread(target=ask) for _ in range(5)]
-        with patch.object(connections, "give_back") as waiting:
+        with patch.object(connections, "release_connection") as waiting:
             for thread in threads:
                 thread.start()
             eventually(lambda: waiting.call_count == 4, "the others wait")
@@ -119,7 +119,7 @@ class RememberedTests(TestCase):
         with patch.dict(os.environ, DATABASE_ANSWER_S=f"{PATIENCE_S:g}"), ThreadPoolExecutor(5) as pool:
             spent = pool.submit(ask, 2 * PATIENCE_S)
             self.assertTrue(reading.wait(PATIENCE_S))
-            with patch.object(connections, "give_back") as waiting:
+            with patch.object(connections, "release_connection") as waiting:
                 fresh = [pool.submit(ask, 0) for _ in range(4)]
                 eventually(lambda: waiting.call_count == 4, "the others wait")
             gate.set()

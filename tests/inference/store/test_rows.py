@@ -48,7 +48,7 @@ class RowsTests(TransactionTestCase):
 
     def test_a_row_like_another_is_that_of_the_job_it_stands_for(self) -> None:
         full = self.full()
-        like = rows.likes(rows.prepare(Job(model="echo")))(**{name: vars(full)[name] for name in rows.PREPARED})
+        like = rows.row_factory(rows.prepare(Job(model="echo")))(**{name: vars(full)[name] for name in rows.PREPARED})
         self.assertEqual(like.size, rows.prepare(full).size)
         rows.insert([like])
         self.assert_stored(full)
@@ -68,16 +68,16 @@ class RowsTests(TransactionTestCase):
         small, large = (rows.prepare(Job(model="echo", inputs="ä" * length)) for length in (500, 600_000))
         self.assertGreater(large.size, 1_200_000)
         with patch.object(rows, "MOST_BYTES", 1_000_000):
-            groups = list(rows.statements([small, large, *[small] * 7], most=5))
+            groups = list(rows.group_by_statement([small, large, *[small] * 7], most=5))
         self.assertEqual([len(group) for group in groups], [1, 1, 5, 2])
 
     def test_all_that_changes_is_read_as_the_orm_reads_it_or_when_it_is_asked_for(self) -> None:
         job, unfinished = Job(model="echo", inputs="text"), Job(model="echo", inputs="text")
         rows.insert([rows.prepare(job), rows.prepare(unfinished)])
         Job.objects.filter(pk=job.pk).update(**CHANGED_LATER)
-        found = rows.finished([job.pk, unfinished.pk, uuid.uuid4()])
+        found = rows.read_finished([job.pk, unfinished.pk, uuid.uuid4()])
         self.assertEqual(list(found), [job.pk])
-        rows.change(job, found[job.pk])
+        rows.apply_changes(job, found[job.pk])
         with self.assertNumQueries(0):  # in the thread that sends it
             writer.message_of(job)
         stored = Job.objects.get(pk=job.pk)

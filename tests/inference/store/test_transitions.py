@@ -169,7 +169,7 @@ class NoticeTests(TestCase):
         job, batch = make_job(), uuid4()
         with patch.object(notices, "publish") as publish:
             claim(job, batch=batch)
-            transitions.give_back_stopped(Q(pk=job.pk))
+            transitions.requeue_stopped(Q(pk=job.pk))
             transitions.expire()
             publish.assert_not_called()
             transitions.cancel(job.pk)
@@ -182,7 +182,7 @@ class NoticeTests(TestCase):
             "recorded": lambda job: transitions.record(batch, [outcome(job, output="done")], batch_size=1),
             "cancelled": lambda job: transitions.cancel(job.pk),
             "cancelled with others": lambda job: transitions.cancel_many([job.pk]),
-            "lost": lambda job: transitions.give_back_lost(Q(pk=job.pk)),
+            "lost": lambda job: transitions.requeue_lost(Q(pk=job.pk)),
             "expired": lambda job: transitions.expire(),
         }
         for how, end in ends.items():
@@ -251,10 +251,10 @@ class LockTests(TransactionTestCase):
 
     def test_whoever_else_changes_those_of_a_batch(self) -> None:
         changes: dict[str, Callable[[UUID, list[UUID]], object]] = {
-            "keep": lambda batch, ids: transitions.keep(batch, ids, time_limit_s=60),
-            "take back": lambda batch, ids: transitions.take_back(batch, ids, keeps_messages=True),
-            "give back lost": lambda batch, ids: transitions.give_back_lost(Q(batch=batch)),
-            "give back stopped": lambda batch, ids: transitions.give_back_stopped(Q(batch=batch)),
+            "keep": lambda batch, ids: transitions.extend_lease(batch, ids, time_limit_s=60),
+            "take back": lambda batch, ids: transitions.withdraw_claim(batch, ids, keeps_messages=True),
+            "give back lost": lambda batch, ids: transitions.requeue_lost(Q(batch=batch)),
+            "give back stopped": lambda batch, ids: transitions.requeue_stopped(Q(batch=batch)),
             "cancel": lambda batch, ids: transitions.cancel_many(ids),
             "mark": lambda batch, ids: queries.update(Job.objects.filter(pk__in=ids), published_at=None),
             "delete": lambda batch, ids: queries.delete(Job.objects.filter(pk__in=ids)),

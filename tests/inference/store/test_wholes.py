@@ -138,7 +138,7 @@ class EndTests(WholeCase):
         batch = claim(*self.parts)
         share = transitions.MOST_ANSWERED // 3
         record(batch, *(answer(part, output_size=share) for part in self.parts))
-        self.assert_whole(Status.FAILED, "invalid_input", transitions.too_much(4 * share))
+        self.assert_whole(Status.FAILED, "invalid_input", transitions.describe_overflow(4 * share))
 
     def test_it_is_cancelled_with_its_parts_and_stays_so(self) -> None:
         batch = claim(self.parts[0], self.parts[1])
@@ -148,7 +148,7 @@ class EndTests(WholeCase):
         self.assertIn(self.whole.pk, publish.call_args.args[0])
         self.assertEqual(self.statuses(), ["succeeded", "cancelled", "cancelled", "cancelled"])
         self.assertEqual(record(batch, answer(self.parts[1])), 0)
-        transitions.settle_wholes()
+        transitions.finish_wholes()
         self.assert_whole(Status.CANCELLED)
 
     def test_another_whole_in_the_same_batch_is_none_of_its_business(self) -> None:
@@ -185,23 +185,23 @@ class HousekeepingTests(WholeCase):
     def test_a_part_that_is_lost_fails_it(self) -> None:
         Job.objects.filter(pk=self.parts[0].pk).update(recoveries=settings.MAX_RECOVERIES - 1)
         claim(self.parts[0], alone=True)
-        transitions.give_back_lost(Q(pk=self.parts[0].pk))
-        transitions.settle_wholes()
+        transitions.requeue_lost(Q(pk=self.parts[0].pk))
+        transitions.finish_wholes()
         self.whole.refresh_from_db()
         self.assertEqual((self.whole.status, self.whole.error_code), (Status.FAILED, "lost"))
         self.assertEqual(self.statuses(), ["failed", "cancelled", "cancelled", "cancelled"])
 
     def test_nothing_is_given_back_of_a_whole(self) -> None:
         claim(self.parts[0])
-        transitions.give_back_lost(Q(lease_until__lt=timezone.now() + A_DAY))
+        transitions.requeue_lost(Q(lease_until__lt=timezone.now() + A_DAY))
         self.assertEqual(self.statuses(), ["queued"] * 4)
         self.assert_whole(Status.RUNNING)
 
     def test_what_was_recorded_by_who_knows_of_no_wholes_is_settled(self) -> None:
         Job.objects.filter(whole=self.whole.pk).update(status=Status.SUCCEEDED, output=["x"])
         with patch.object(notices, "publish") as publish:
-            transitions.settle_wholes()
-            transitions.settle_wholes()
+            transitions.finish_wholes()
+            transitions.finish_wholes()
         publish.assert_called_once_with([self.whole.pk])
         self.assert_whole(Status.SUCCEEDED)
 
@@ -216,7 +216,7 @@ class HousekeepingTests(WholeCase):
         Job.objects.exclude(whole=None).update(status=Status.SUCCEEDED, output=["x"])
         Job.objects.filter(whole=self.whole.pk).update(output={"no": "list"})
         with self.assertLogs("inference.store.transitions", "ERROR"):
-            transitions.settle_wholes()
+            transitions.finish_wholes()
         self.assert_whole(Status.FAILED, "bad_output", "The database refused to store the answer.")
         other.refresh_from_db()
         self.assertEqual(other.output, ["x", "x"])
@@ -231,12 +231,12 @@ class HousekeepingTests(WholeCase):
     def test_one_that_goes_on_is_let_alone(self) -> None:
         record(claim(self.parts[0]), answer(self.parts[0]))
         with self.assertNumQueries(1):
-            transitions.settle_wholes()
+            transitions.finish_wholes()
         self.assert_whole(Status.RUNNING)
 
     def test_a_part_that_was_cancelled_by_itself_cancels_it(self) -> None:
         transitions.cancel(self.parts[0].pk)
-        transitions.settle_wholes()
+        transitions.finish_wholes()
         self.assert_whole(Status.CANCELLED)
 
 
@@ -320,7 +320,7 @@ class RaceTests(TransactionTestCase):
             batches = [(claim(part), part) for part in parts[:3]]
             calls: list[Callable[[], object]] = [partial(record, batch, answer(part)) for batch, part in batches]
             calls += [partial(transitions.cancel_many, [whole.pk]), partial(self.claim_and_record, parts[3])]
-            self.assertEqual(self.told(whole, [*calls, transitions.settle_wholes]), 1)
+            self.assertEqual(self.told(whole, [*calls, transitions.finish_wholes]), 1)
             self.assertIn(whole.status, (Status.CANCELLED, Status.SUCCEEDED))
             unfinished = Job.objects.filter(whole=whole.pk, status__in=("queued", "running"))
             self.assertFalse(unfinished.exists())

@@ -16,8 +16,8 @@ from inference.broker import redis_client
 from inference.errors import UnknownPosition
 from inference.models import Job
 from inference.store import transitions
-from inference.streams import history, live, reader
-from inference.streams.events import Cut, Delta, End, Event, Restart, Silence
+from inference.streams import history, hub, reader
+from inference.streams.events import Delta, End, Event, Interrupted, KeepAlive, Restart
 from inference.streams.positions import BEGINNING, Position
 from tests.conditions import PATIENCE_S, eventually
 from tests.generating import Attempt, pieces
@@ -57,7 +57,7 @@ class Reader(threading.Thread):
     @property
     def kinds(self) -> list[type[Any]]:
         """Neighbours of the same kind are one."""
-        kinds = [type(event) for event in self.events if not isinstance(event, Silence)]
+        kinds = [type(event) for event in self.events if not isinstance(event, KeepAlive)]
         return [kind for number, kind in enumerate(kinds) if not number or kinds[number - 1] is not kind]
 
     def has(self, text: str) -> None:
@@ -81,7 +81,7 @@ class ReaderCase(TransactionTestCase):
 
     def lose(self) -> None:
         """Whoever ran the job is lost."""
-        transitions.give_back_lost(Q(pk=self.job.pk))
+        transitions.requeue_lost(Q(pk=self.job.pk))
 
 
 class ReaderTests(ReaderCase):
@@ -97,7 +97,7 @@ class ReaderTests(ReaderCase):
         self.assertEqual(end.job.output, [{"generated_text": PROMPT + TEXT}])
         self.assertNotIn("inputs", vars(end.job))
         self.assertEqual(reading.kinds, [Delta, End])
-        self.assertEqual(len(live.live), 0)
+        self.assertEqual(len(hub.hub), 0)
 
     def test_whoever_comes_back_at_any_event_misses_and_repeats_nothing(self) -> None:
         first = Reader(self.job)
@@ -223,7 +223,7 @@ class ReaderTests(ReaderCase):
         reading.ends()
 
     def test_a_slow_reader_reads_what_it_was_too_late_for(self) -> None:
-        with patch.object(live, "MOST_HELD", 2), patch.object(live, "PAGE", 3):
+        with patch.object(hub, "MOST_HELD", 2), patch.object(hub, "PAGE", 3):
             slow, quick = Reader(self.job, steps=True), Reader(self.job)
             attempt = Attempt(self.job)
             for piece in PIECES:
@@ -242,11 +242,11 @@ class ReaderTests(ReaderCase):
         attempt = Attempt(self.job)
         attempt.tell(" first")
         eventually(lambda: stalled.events, "the stalled one has begun")
-        for number in range(3 * live.MOST_HELD):
+        for number in range(3 * hub.MOST_HELD):
             attempt.tell(f" {number}")
         quick.has(attempt.text)
-        (ears,) = live.live.ears.values()
-        self.assertLessEqual(max(len(ear._held) for ear in ears), live.MOST_HELD)  # noqa: SLF001
+        (subscribers,) = hub.hub.subscribers.values()
+        self.assertLessEqual(max(len(ear._held) for ear in subscribers), hub.MOST_HELD)  # noqa: SLF001
         stalled.may_go_on.release(1000)
         stalled.has(attempt.text)
         attempt.end()
@@ -255,7 +255,7 @@ class ReaderTests(ReaderCase):
     def test_there_is_a_notice_of_each_piece(self) -> None:
         """With a clock that stands, by which nothing is polled for; the listener may not have subscribed yet."""
         stands = Mock(monotonic=lambda: 0.0, sleep=time.sleep)
-        with patch.object(reader, "live", live.Live()), patch.object(live, "time", stands):
+        with patch.object(reader, "hub", hub.StreamHub()), patch.object(hub, "time", stands):
             reading, attempt = Reader(self.job), Attempt(self.job)
             for _ in range(3):
                 before = reading.text
@@ -271,7 +271,7 @@ class ReaderTests(ReaderCase):
 
     def test_a_missed_notice_is_made_good_by_the_slow_poll(self) -> None:
         reading = Reader(self.job)
-        with patch.object(live, "POLL_S", 0.1), patch.object(history, "channel", lambda: "nowhere"):
+        with patch.object(hub, "POLL_S", 0.1), patch.object(history, "channel", lambda: "nowhere"):
             attempt = Attempt(self.job)
             attempt.tell(" heard late")
             reading.has(" heard late")
@@ -290,7 +290,7 @@ class ReaderTests(ReaderCase):
 
     def test_a_cancelled_job_ends_its_stream(self) -> None:
         reading = Reader(self.job)
-        eventually(lambda: len(live.live) == 1)
+        eventually(lambda: len(hub.hub) == 1)
         transitions.cancel(self.job.pk)
         self.assertEqual(reading.ends().job.status, "cancelled")
 
@@ -307,29 +307,29 @@ class ReaderTests(ReaderCase):
             eventually(lambda: len(reading.events) > 2, "it is silent")
             transitions.cancel(self.job.pk)
             reading.ends()
-        self.assertEqual({type(event) for event in reading.events[:-1]}, {Silence})
+        self.assertEqual({type(event) for event in reading.events[:-1]}, {KeepAlive})
 
     def test_a_process_that_stops_cuts_its_streams(self) -> None:
-        own = live.Live()
-        with patch.object(reader, "live", own):
+        own = hub.StreamHub()
+        with patch.object(reader, "hub", own):
             reading = Reader(self.job)
             eventually(lambda: len(own) == 1)
             own.stop()
             reading.has_ended()
-            self.assertEqual(reading.kinds, [Cut])
+            self.assertEqual(reading.kinds, [Interrupted])
             late = Reader(self.job)
             late.has_ended()
-            self.assertEqual(late.events, [Cut()])
+            self.assertEqual(late.events, [Interrupted()])
 
     def test_a_stream_is_cut_after_its_longest_time(self) -> None:
         with patch.object(reader, "LONGEST_S", 0.0):
             reading = Reader(self.job)
             reading.has_ended()
-        self.assertEqual(reading.events, [Cut()])
+        self.assertEqual(reading.events, [Interrupted()])
 
     def test_the_thread_ends_some_time_after_the_last_stream_and_comes_back(self) -> None:
-        own = live.Live()
-        with patch.object(reader, "live", own), patch.object(live, "LINGER_S", 0.0), patch.object(live, "POLL_S", 0.05):
+        own = hub.StreamHub()
+        with patch.object(reader, "hub", own), patch.object(hub, "LINGER_S", 0.0), patch.object(hub, "POLL_S", 0.05):
             for _ in range(2):
                 job = Job.objects.create(model="words", inputs=PROMPT)
                 reading, attempt = Reader(job), Attempt(job)

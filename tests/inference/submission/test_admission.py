@@ -20,7 +20,7 @@ from inference.models import Job, Priority, Status
 from inference.store import connections as store_connections
 from inference.store import rows
 from inference.submission import admission, bulk, jobs, lines
-from inference.submission.submissions import BulkSubmission, Item, Submission, Terms
+from inference.submission.submissions import BulkItem, BulkSubmission, Submission, Terms
 from inference.submission.writer import writer
 from tests.conditions import PATIENCE_S, eventually
 from tests.inference.submission import patience
@@ -84,11 +84,11 @@ class ShareTests(TransactionTestCase):
         self.assertEqual([self.submit() for _ in range(4)], [True, True, True, False])
 
     def test_more_than_ever_fit_are_refused_with_the_limit(self) -> None:
-        items = [Item(inputs="x")] * 5
+        items = [BulkItem(inputs="x")] * 5
         with self.assertRaisesRegex(errors.InvalidInput, "at most 3 jobs fit in your share"):
             bulk.submit(BulkSubmission(spec=SPEC, items=items, owner=self.owner, max_owned=3))
         spec = dataclasses.replace(SPEC, max_queued=4)
-        room = admission.room(Terms(spec=spec), [Job().pk for _ in items])
+        room = admission.reserve_places(Terms(spec=spec), [Job().pk for _ in items])
         with self.assertRaisesRegex(errors.InvalidInput, "at most 4 jobs fit in the queue"), room:
             pass
         self.assertEqual(Job.objects.count(), 0)
@@ -102,7 +102,7 @@ class BulkTests(TransactionTestCase):
             with self.assertRaises(errors.InvalidInput) as alone:
                 jobs.submit(Submission(spec=spec, inputs=inputs))
             with self.assertRaisesRegex(errors.InvalidInput, alone.exception.message):
-                bulk.submit(BulkSubmission(spec=spec, items=[Item(inputs=inputs)]))
+                bulk.submit(BulkSubmission(spec=spec, items=[BulkItem(inputs=inputs)]))
 
     def test_rows_are_prepared_before_the_transaction(self) -> None:
         within: list[bool] = []
@@ -113,7 +113,7 @@ class BulkTests(TransactionTestCase):
             return prepare(*arguments)
 
         with patch.object(rows, "to_db", note):
-            bulk.submit(BulkSubmission(spec=SPEC, items=[Item(inputs="x")] * 2))
+            bulk.submit(BulkSubmission(spec=SPEC, items=[BulkItem(inputs="x")] * 2))
         self.assertEqual(set(within), {False})
 
 
@@ -121,8 +121,8 @@ class LineTests(TransactionTestCase):
     def setUp(self) -> None:
         patience.lend(self)
 
-    def line(self) -> lines.Line:
-        return lines.Line(lambda: Job.objects.filter(status=Status.QUEUED))
+    def line(self) -> lines.QueueCounter:
+        return lines.QueueCounter(lambda: Job.objects.filter(status=Status.QUEUED))
 
     def test_a_long_line_that_is_full_is_not_counted_for_every_refusal(self) -> None:
         Job.objects.bulk_create(Job(model=MODEL, inputs="x") for _ in range(60))
@@ -159,8 +159,8 @@ class LineTests(TransactionTestCase):
             go_on.wait(PATIENCE_S)
             raise OperationalError("away")
 
-        line = lines.Line(away)
-        give_back = patch.object(store_connections, "give_back")
+        line = lines.QueueCounter(away)
+        give_back = patch.object(store_connections, "release_connection")
         with give_back as waiting, ThreadPoolExecutor(4) as pool:
             first = pool.submit(line.enter, [Job().pk], 3)
             self.assertTrue(counting.wait(PATIENCE_S))
@@ -189,9 +189,9 @@ class LineTests(TransactionTestCase):
                     waited.began_at -= spent_s
                 return line.enter([Job().pk], 3)
 
-        line = lines.Line(away_at_first)
+        line = lines.QueueCounter(away_at_first)
         limit = patch.dict(os.environ, DATABASE_ANSWER_S=str(PATIENCE_S))
-        with limit, patch.object(store_connections, "give_back") as waiting, ThreadPoolExecutor(4) as pool:
+        with limit, patch.object(store_connections, "release_connection") as waiting, ThreadPoolExecutor(4) as pool:
             spent = pool.submit(enter, 2 * PATIENCE_S)
             self.assertTrue(counting.wait(PATIENCE_S))
             fresh = [pool.submit(enter, 0.0) for _ in range(3)]

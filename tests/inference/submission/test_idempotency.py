@@ -16,7 +16,7 @@ from inference.catalog.lookup import spec_of
 from inference.models import Job, Worker, WorkerState
 from inference.status.workers import served_models
 from inference.submission import admission, bulk, idempotency, jobs
-from inference.submission.submissions import BulkSubmission, Item, Submission
+from inference.submission.submissions import BulkItem, BulkSubmission, Submission
 from inference.waiting import compute_slots
 from tests.conditions import PATIENCE_S
 from tests.inference.submission import patience
@@ -24,7 +24,7 @@ from tests.inference.submission import patience
 CLIENTS = 10
 SPEC = dataclasses.replace(spec_of("embeddings"), max_queued=1)
 ONE = Submission(spec=SPEC, inputs="x", idempotency_key="k")
-KEYED = Job(idempotency_key=idempotency.owned(None, "k"))
+KEYED = Job(idempotency_key=idempotency.scope_key(None, "k"))
 
 
 def telling(waits: threading.Event) -> Callable[[float], Any]:
@@ -32,7 +32,7 @@ def telling(waits: threading.Event) -> Callable[[float], Any]:
 
     def lending(limit_s: float) -> Any:
         waits.set()
-        return compute_slots.lending(limit_s)
+        return compute_slots.release_while_waiting(limit_s)
 
     return lending
 
@@ -66,8 +66,8 @@ class OnceTests(TransactionTestCase):
             self.assertTrue(waits.wait(PATIENCE_S))
             raise errors.QueueFull("full")
 
-        with ThreadPoolExecutor(1) as pool, patch.object(idempotency, "lending", telling(waits)):
-            self.assertRaises(errors.QueueFull, idempotency.once, KEYED, fail)
+        with ThreadPoolExecutor(1) as pool, patch.object(idempotency, "release_while_waiting", telling(waits)):
+            self.assertRaises(errors.QueueFull, idempotency.store_once, KEYED, fail)
             self.assertEqual(others[0].result().pk, Job.objects.get().pk)
 
     def test_who_asks_as_another_ends_gets_its_row(self) -> None:
@@ -87,10 +87,10 @@ class OnceTests(TransactionTestCase):
             return Job.objects.create(model=SPEC.name, inputs="x", idempotency_key=KEYED.idempotency_key)
 
         seams = patch.multiple(
-            idempotency, lending=telling(comes), Future=new_future, _matching=lambda _, stored: stored
+            idempotency, release_while_waiting=telling(comes), Future=new_future, _matching=lambda _, stored: stored
         )
         with ThreadPoolExecutor(1) as pool, seams:
-            stored = idempotency.once(KEYED, store)
+            stored = idempotency.store_once(KEYED, store)
             ended.set()
             self.assertEqual(others[0].result().pk, stored.pk)
             self.assertEqual(jobs.submit(ONE).pk, stored.pk)
@@ -100,11 +100,14 @@ class OnceTests(TransactionTestCase):
         waits = threading.Event()
         others: list[Future[Job]] = []
 
-        def known(_: Job) -> None:
+        def find_stored(_: Job) -> None:
             others.append(pool.submit(jobs.submit, ONE))
             self.assertTrue(waits.wait(PATIENCE_S))
 
-        with ThreadPoolExecutor(1) as pool, patch.multiple(idempotency, lending=telling(waits), known=known):
+        with (
+            ThreadPoolExecutor(1) as pool,
+            patch.multiple(idempotency, release_while_waiting=telling(waits), find_stored=find_stored),
+        ):
             first, second = jobs.submit(ONE), others[0].result()
         self.assertEqual(first, second)
         self.assertIsNot(first, second)
@@ -115,7 +118,7 @@ class OnceTests(TransactionTestCase):
 
     @override_settings(MAX_LOW_QUEUED=2)
     def test_bulks(self) -> None:
-        both = BulkSubmission(spec=SPEC, items=[Item(inputs="x"), Item(inputs="y")], idempotency_key="k")
+        both = BulkSubmission(spec=SPEC, items=[BulkItem(inputs="x"), BulkItem(inputs="y")], idempotency_key="k")
         accepted = self.at_once(lambda: bulk.submit(both).jobs)
         stored = list(Job.objects.order_by("bulk_index").values_list("bulk_index", "pk"))
         self.assertEqual((accepted, len(stored)), ([stored] * CLIENTS, 2))
@@ -128,7 +131,7 @@ class OnceTests(TransactionTestCase):
             return KEYED
 
         with patch.object(idempotency, "PATIENCE_S", 0.01), ThreadPoolExecutor(1) as pool:
-            idempotency.once(KEYED, store)
+            idempotency.store_once(KEYED, store)
         self.assertIsInstance(refused[0], errors.StoreUnavailable)
         self.assertIn("nothing was stored by this one", refused[0].message)
         self.assertEqual((refused[0].job_id, refused[0].retry_after_s, Job.objects.count()), (None, 1, 0))
@@ -144,16 +147,16 @@ class ExplanationTests(TestCase):
         job = Job(owner_id=owner.pk)
         owner.delete()
         with self.assertRaises(errors.UnknownOwner) as raised:
-            idempotency.explain(job, self.error)
+            idempotency.resolve_conflict(job, self.error)
         self.assertIs(raised.exception.__cause__, self.error)
 
     def test_what_has_another_reason_is_raised_as_it_is(self) -> None:
         owner = get_user_model().objects.create(username="ada")
         for job in (Job(owner_id=owner.pk), Job(), Job(idempotency_key="-:k")):
-            self.assertRaisesMessage(IntegrityError, "refused", idempotency.explain, job, self.error)
+            self.assertRaisesMessage(IntegrityError, "refused", idempotency.resolve_conflict, job, self.error)
 
     def test_a_key_that_another_request_took_leads_to_its_row(self) -> None:
         stored = Job.objects.create(model="m", inputs="x", idempotency_key="-:k", idempotency_digest="1")
         same, other = (Job(idempotency_key="-:k", idempotency_digest=digest) for digest in "12")
-        self.assertEqual(idempotency.explain(same, self.error), stored)
-        self.assertRaises(errors.IdempotencyMismatch, idempotency.explain, other, self.error)
+        self.assertEqual(idempotency.resolve_conflict(same, self.error), stored)
+        self.assertRaises(errors.IdempotencyMismatch, idempotency.resolve_conflict, other, self.error)

@@ -72,7 +72,7 @@ class JobsTests(TransactionTestCase):
         self.enter(spec)
 
     def enter(self, spec: ModelSpec) -> None:
-        with admission.room(Terms(spec=spec), [Job().pk]):
+        with admission.reserve_places(Terms(spec=spec), [Job().pk]):
             pass
 
     def test_a_known_key_is_answered_also_when_no_worker_serves(self) -> None:
@@ -160,7 +160,7 @@ class JobsTests(TransactionTestCase):
 
     def test_a_retry_is_a_new_job_with_the_same_inputs(self) -> None:
         job = Job.objects.create(model=MODEL, inputs="x", status=Status.FAILED, priority=Priority.LOW)
-        again = jobs.submit(jobs.again(jobs.fetch(job.pk)))
+        again = jobs.submit(jobs.resubmit(jobs.fetch(job.pk)))
         self.assertNotEqual(again.pk, job.pk)
         self.assertEqual((again.inputs, again.priority, again.status), ("x", Priority.LOW, Status.QUEUED))
         job.refresh_from_db()

@@ -152,7 +152,7 @@ class ListTests(TransactionTestCase):
     def test_a_retry_has_its_inputs_in_order(self) -> None:
         whole = self.submit()
         jobs.cancel(whole.pk)
-        again = jobs.submit(dataclasses.replace(jobs.again(jobs.fetch(whole.pk)), spec=SPEC))
+        again = jobs.submit(dataclasses.replace(jobs.resubmit(jobs.fetch(whole.pk)), spec=SPEC))
         self.assertNotEqual(again.pk, whole.pk)
         self.assertEqual(rows.inputs_of_parts(again.pk), TEXTS)
 

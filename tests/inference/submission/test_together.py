@@ -17,7 +17,7 @@ from inference.catalog.lookup import spec_of
 from inference.catalog.reader import parse
 from inference.models import Job, Priority
 from inference.submission import admission, bulk, together
-from inference.submission.submissions import BulkSubmission, Item
+from inference.submission.submissions import BulkItem, BulkSubmission
 from inference.upkeep import reconcile
 from tests.inference.submission import patience
 from tests.messages import packs
@@ -33,7 +33,7 @@ class PackTests(TransactionTestCase):
         admission.forget()
         patience.lend(self)
 
-    def submit(self, *items: Item) -> list[str]:
+    def submit(self, *items: BulkItem) -> list[str]:
         accepted = bulk.submit(BulkSubmission(spec=SPEC, items=items))
         return [str(job_id) for _, job_id in accepted.jobs]
 
@@ -42,8 +42,8 @@ class PackTests(TransactionTestCase):
         known = set(map(str, Job.objects.values_list("pk", flat=True)))
         return [pack for pack in packs(queue_of(SPEC.name)) if known.issuperset(pack)]
 
-    def texts(self, count: int) -> list[Item]:
-        return [Item(inputs=f"text {number}") for number in range(count)]
+    def texts(self, count: int) -> list[BulkItem]:
+        return [BulkItem(inputs=f"text {number}") for number in range(count)]
 
     def test_a_message_has_as_many_of_a_bulk_as_a_batch_holds_in_their_order(self) -> None:
         ids = self.submit(*self.texts(10))
@@ -61,14 +61,24 @@ class PackTests(TransactionTestCase):
             self.assertEqual([len(message.job_ids) for message in sent], [most, 1])
 
     def test_rows_count_and_not_jobs(self) -> None:
-        lists = [Item(inputs=["a", "b", "c"]), Item(inputs=["d", "e"]), Item(inputs=["f", "g"]), Item(inputs="h")]
+        lists = [
+            BulkItem(inputs=["a", "b", "c"]),
+            BulkItem(inputs=["d", "e"]),
+            BulkItem(inputs=["f", "g"]),
+            BulkItem(inputs="h"),
+        ]
         first, second, third, fourth = self.submit(*lists)
         self.assertEqual(self.sent(), [[first], [second, third], [fourth]])
 
     def test_jobs_of_other_parameters_have_other_messages(self) -> None:
         text = '[embeddings]\nengine = "x:Y"\n[embeddings.parameters]\ntop_k = { type = "integer", default = 1 }\n'
         other = {"top_k": 2}
-        items = [Item(inputs="a"), Item(inputs="b"), Item(inputs="c", parameters=other), Item(inputs="d")]
+        items = [
+            BulkItem(inputs="a"),
+            BulkItem(inputs="b"),
+            BulkItem(inputs="c", parameters=other),
+            BulkItem(inputs="d"),
+        ]
         accepted = bulk.submit(BulkSubmission(spec=parse(text)[SPEC.name], items=items))
         first, second, third, fourth = [str(job_id) for _, job_id in accepted.jobs]
         self.assertEqual(self.sent(), [[first, second], [third], [fourth]])

@@ -12,7 +12,7 @@ from django.utils import timezone
 
 from inference import errors
 from inference.broker import address, publish, redis_client
-from inference.broker.breaker import Breaker
+from inference.broker.circuit_breaker import Breaker
 from inference.models import Job
 from inference.store import connections, rows
 from inference.submission import writer
@@ -95,7 +95,8 @@ class WriterTests(TransactionTestCase):
 
     def test_nothing_was_stored_is_said_where_no_connection_could_be_made(self) -> None:
         self.assert_refused(
-            patch.object(connections, "ready", side_effect=OperationalError("away")), stored_perhaps=False
+            patch.object(connections, "close_stale_connection", side_effect=OperationalError("away")),
+            stored_perhaps=False,
         )
 
     def assert_refused(self, away: Any, *, stored_perhaps: bool) -> None:

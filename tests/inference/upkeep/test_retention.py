@@ -226,7 +226,7 @@ class StoppedSweepTests(TestCase):
         with patch.object(retention, "CHUNK", 2):
             self.sweep()
             self.assertEqual(Job.objects.count(), 31)
-            with patch.object(clock, "of_database", lambda: timezone.now() + HOST_AHEAD):
+            with patch.object(clock, "read_database_clock", lambda: timezone.now() + HOST_AHEAD):
                 self.sweeper.sweep()
         self.assertEqual(set(Job.objects.all()), set(self.others))
 

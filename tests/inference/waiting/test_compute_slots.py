@@ -56,7 +56,7 @@ class ComputeSlotsTests(TestCase):
     def test_who_waits_for_another_request_lends_slot_and_connection(self) -> None:
         with patch.object(compute_slots, "compute_slots", self.slots):
             self.slots.take()
-            with patch.object(connections, "give_back") as give_back, compute_slots.lending(1.0):
+            with patch.object(connections, "release_connection") as give_back, compute_slots.release_while_waiting(1.0):
                 self.assertEqual((give_back.call_count, self.slots.give_back()), (1, False))
             self.assertTrue(self.slots.give_back())
 

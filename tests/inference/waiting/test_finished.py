@@ -13,7 +13,7 @@ from redis.exceptions import ConnectionError, NoPermissionError
 from inference.broker import redis_client
 from inference.models import Job, Status
 from inference.store import notices, rows
-from inference.streams.live import Live
+from inference.streams.hub import StreamHub
 from inference.waiting import finished
 from tests.conditions import PATIENCE_S, eventually
 
@@ -96,7 +96,7 @@ class ListenerTests(TransactionTestCase):
     def test_a_notice_of_an_unfinished_job_wakes_nobody(self) -> None:
         self.without_polls()
         thread, answers = self.wait_in_thread()
-        with patch.object(rows, "finished", wraps=rows.finished) as read:
+        with patch.object(rows, "read_finished", wraps=rows.read_finished) as read:
             self.tell_until(lambda: read.called, [self.job.id])
         self.finish()
         self.tell([self.job.id], answers)
@@ -112,7 +112,7 @@ class ListenerTests(TransactionTestCase):
 
     def test_nothing_is_left_behind_where_no_thread_can_be_started(self) -> None:
         out_of_threads = patch.object(threading.Thread, "start", side_effect=RuntimeError("can't start new thread"))
-        live = Live()
+        live = StreamHub()
         for wait in (self.listener.expect, live.follow):
             with out_of_threads, self.assertRaises(RuntimeError), wait(self.job.id):
                 pass

@@ -174,13 +174,13 @@ class ConsumerTests(TestCase):
     def test_a_worker_that_knows_of_no_others_reads_the_first(self) -> None:
         """One from before reads the message by these names."""
         jobs = [("01", 2, 9), ("02", 1, 7)]
-        (message,) = messages.packed(self.job(), jobs, most=8, rows=8)
+        (message,) = messages.pack_jobs(self.job(), jobs, most=8, rows=8)
         arguments, hints, _ = messages.body(message)
         self.assertEqual((arguments, hints["size"], hints["length"], hints["model"]), (["01"], 2, 9, "a"))
 
     def test_a_message_of_one_job_is_what_it_was_before(self) -> None:
         """A worker from before, and its broker, see nothing new."""
-        (message,) = messages.packed(self.job(), [("01", 2, 9)], most=8, rows=8)
+        (message,) = messages.pack_jobs(self.job(), [("01", 2, 9)], most=8, rows=8)
         self.assertNotIn("others", messages.body(message)[1])
         self.assertNotIn("jobs", messages.headers(message))
 

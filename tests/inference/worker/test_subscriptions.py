@@ -11,7 +11,7 @@ import kombu
 from amqp.transport import TCPTransport
 from redis import ResponseError
 
-from inference.broker import anybroker
+from inference.broker import kombu_publisher
 from inference.catalog.specs import ModelSpec
 from inference.worker import subscriptions
 from inference.worker.subscriptions import LONGEST_PAUSE_S, Subscriptions
@@ -121,7 +121,7 @@ class SubscriptionsTests(TestCase):
 
         broker = Mock(missing_exchanges=Missing)
         self.subscriptions._marks = {A: "mark"}  # noqa: SLF001 - it has consumed A
-        with patch.object(anybroker, "broker", lambda: broker):
+        with patch.object(kombu_publisher, "get_publisher", lambda: broker):
             self.subscriptions.find_deleted()
         self.subscriptions.raise_if_deleted()
 

@@ -9,7 +9,7 @@ from inference.catalog.specs import ModelSpec
 from inference.engines.backends import packages
 from inference.worker.replicas.devices import Device
 from tools.tuning import measure, replica, report
-from tools.tuning.measure import Arrangement, Choice, Grid
+from tools.tuning.measure import Arrangement, Grid, Variant
 from tools.tuning.replica import CannotMeasure, Replica, Setup
 
 Length = int | tuple[int, ...]
@@ -84,8 +84,8 @@ class TrialTests(TestCase):
             def ask(self, what: Any, *_: Any) -> Any:
                 return {replica.note: said, replica.memory_bytes: 1, replica.answers: [0.5]}[what]
 
-        def tried() -> measure.Trial:
-            choice = Choice(backend="torch", precision="float32")
+        def tried() -> measure.Measurement:
+            choice = Variant(backend="torch", precision="float32")
             return measure.trial(self.setup, measure.ITEMS, choice, None, [one, two], [1], 0.0, lambda _: None)[0]
 
         said = ""
@@ -96,4 +96,4 @@ class TrialTests(TestCase):
             with self.assertRaises(CannotMeasure):
                 tried()
             said = f"{packages.REFUSED} bfloat16."
-            self.assertEqual(tried(), measure.Trial(problem=said))
+            self.assertEqual(tried(), measure.Measurement(problem=said))

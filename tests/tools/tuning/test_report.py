@@ -11,7 +11,7 @@ from inference.catalog.parameters import ParameterSpec
 from inference.catalog.specs import ModelSpec
 from inference.engines.inputs import media
 from tools.tuning import processor, report, samples
-from tools.tuning.measure import Arrangement, Choice, Grid, Trial, differences, lengths_for, sizes_for
+from tools.tuning.measure import Arrangement, Grid, Measurement, Variant, differences, lengths_for, sizes_for
 
 SPEC = ModelSpec(name="m", task="text-classification", max_batch_size=8, max_length=256)
 
@@ -106,14 +106,17 @@ class TextTests(TestCase):
 
     def test_the_fastest_of_those_with_the_same_answers_is_recommended(self) -> None:
         one, two = Arrangement(replicas=1, threads=2), Arrangement(replicas=2, threads=1)
-        torch, short = Choice(backend="torch", precision="float32"), Choice(backend="openvino", precision="bfloat16")
-        shorter, broken = Choice(backend="openvino", precision="int8"), Choice(backend="openvino", precision="float32")
+        torch, short = Variant(backend="torch", precision="float32"), Variant(backend="openvino", precision="bfloat16")
+        shorter, broken = (
+            Variant(backend="openvino", precision="int8"),
+            Variant(backend="openvino", precision="float32"),
+        )
         rates = {one: {1: 80.0, 8: 144.0}, two: {1: 132.0, 8: 185.0}}
         trials = {
-            torch: Trial(same=8, answers=8, rates=rates),
-            short: Trial(same=8, answers=8, rates={two: {1: 264.0, 8: 370.0}}, memory=2**20, largest_change=0.01),
-            shorter: Trial(same=7, answers=8, rates={two: {1: 500.0, 8: 900.0}}),
-            broken: Trial(problem="torch computes it in float32, and not openvino"),
+            torch: Measurement(same=8, answers=8, rates=rates),
+            short: Measurement(same=8, answers=8, rates={two: {1: 264.0, 8: 370.0}}, memory=2**20, largest_change=0.01),
+            shorter: Measurement(same=7, answers=8, rates={two: {1: 500.0, 8: 900.0}}),
+            broken: Measurement(problem="torch computes it in float32, and not openvino"),
         }
         self.assertEqual(report.recommended(trials), (short, two))
         self.assertIn('backend = "openvino"', report.choice_lines(SPEC, trials))
@@ -126,7 +129,7 @@ class TextTests(TestCase):
         self.assertIn(report.BAR * "█", list(report.trials_plot(trials))[2])
 
     def test_the_lines_take_the_place_of_what_the_table_says(self) -> None:
-        plain, short = (Choice(backend="torch", precision=name) for name in ("float32", "bfloat16"))
+        plain, short = (Variant(backend="torch", precision=name) for name in ("float32", "bfloat16"))
         for says, best, told in (
             ({}, plain, []),
             ({}, short, ['dtype = "bfloat16"']),
@@ -134,7 +137,7 @@ class TextTests(TestCase):
             ({"dtype": "bfloat16"}, plain, ['dtype = "float32"']),
             ({"backend": "openvino", "precision": "int8"}, plain, ['backend = "torch"', 'precision = "float32"']),
         ):
-            trial = Trial(same=8, answers=8, rates={Arrangement(replicas=1, threads=1): {1: 9.0}})
+            trial = Measurement(same=8, answers=8, rates={Arrangement(replicas=1, threads=1): {1: 9.0}})
             lines = report.choice_lines(dataclasses.replace(SPEC, **says), {best: trial})  # type: ignore[arg-type]
             self.assertEqual([line.partition("  #")[0] for line in lines], told)
 
@@ -154,7 +157,7 @@ class TextTests(TestCase):
 
     def test_a_number_of_the_plot_stands_in_the_table(self) -> None:
         rates = {Arrangement(replicas=1, threads=1): {1: 80.0, 8: 144.0}}
-        trials = {Choice(backend="torch", precision="float32"): Trial(same=8, answers=8, rates=rates)}
+        trials = {Variant(backend="torch", precision="float32"): Measurement(same=8, answers=8, rates=rates)}
         [drawn] = report.trials_plot(trials)
         self.assertIn(f" {drawn.split()[-1]} ", "\n".join(report.trials_table(trials, "items")))
 

@@ -14,15 +14,15 @@ from django.core.management.base import BaseCommand, CommandError
 
 from inference.catalog import lookup
 from inference.catalog.specs import ModelSpec
-from inference.management.told import told
+from inference.management.command_errors import readable_errors
 from inference.worker.replicas import devices
 from inference.worker.replicas.devices import Device
 from tools.tuning import measure, processor, report
-from tools.tuning.measure import Choice, Grid, Trial, Unit
+from tools.tuning.measure import Grid, Measurement, Unit, Variant
 from tools.tuning.replica import CannotMeasure, Replica, Setup
 
 
-class Progress:
+class ProgressLine:
     """A bar on stderr, drawn in place on a terminal and left out elsewhere."""
 
     WIDTH = 30
@@ -54,7 +54,7 @@ class Command(BaseCommand):
         parser.add_argument("--seconds", type=float, default=0.5, help="for each measurement (default 0.5)")
 
     def handle(self, *args: Any, model: str, device: str, inputs: Path | None, seconds: float, **options: Any) -> None:
-        with told():
+        with readable_errors():
             spec = lookup.spec_of(model)
         own = _device(device)
         spec = spec if own.name == devices.CPU else spec.on_gpu()
@@ -68,7 +68,7 @@ class Command(BaseCommand):
     def tune(self, setup: Setup, seconds: float) -> None:
         sizes, all_lengths = measure.sizes_for(setup.spec), measure.lengths_for(setup.spec, setup.own_inputs)
         arrangements, choices = measure.arrangements(setup, devices.cores()), measure.choices(setup)
-        step = Progress(1 + len(sizes) * len(all_lengths) + len(choices) * len(arrangements))
+        step = ProgressLine(1 + len(sizes) * len(all_lengths) + len(choices) * len(arrangements))
         step("loading the model")
         with Replica(setup) as replica:
             replica.wait_until_loaded()
@@ -77,7 +77,7 @@ class Command(BaseCommand):
             grid = measure.grid(replica, unit, sizes, all_lengths, seconds, step, on_gpu=on_gpu)
         size = report.knee(grid, measure.typical_length(setup))
         together = [devices.cores(), max(devices.cores(), size)] if unit is measure.TOKENS else [1, size]
-        trials: dict[Choice, Trial] = {}
+        trials: dict[Variant, Measurement] = {}
         expected: Sequence[Any] | None = None
         for choice in choices:
             trials[choice], expected_now = measure.trial(
@@ -87,7 +87,7 @@ class Command(BaseCommand):
         step.clear()
         self.show(setup.spec, unit, grid, trials)
 
-    def show(self, spec: ModelSpec, unit: Unit, grid: Grid, trials: dict[Choice, Trial]) -> None:
+    def show(self, spec: ModelSpec, unit: Unit, grid: Grid, trials: dict[Variant, Measurement]) -> None:
         generates = unit is measure.TOKENS
         limits = report.generating_lines(spec, grid) if generates else report.catalog_lines(spec, grid)
         arrangement = report.recommended(trials)[1]

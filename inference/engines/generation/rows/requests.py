@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from inference.engines.generation.rows.growing_text import Decoder, GrowingText, goes_on
-from inference.engines.generation.rows.row import Row
+from inference.engines.generation.rows.row import GeneratedRow
 from inference.engines.inputs import blame
 from inference.engines.inputs.feeds import Feed
 from inference.engines.inputs.steps import Steps
@@ -27,11 +27,11 @@ class Requests:
         self.decoder = Decoder(pipe.tokenizer)
         self.context: int = pipe.tokenizer.model_max_length  # tokens that a prompt and its answer may have
 
-    def row(self, key: Hashable, value: Any, parameters: Mapping[str, Any], *, seed: int) -> Row:
+    def row(self, key: Hashable, value: Any, parameters: Mapping[str, Any], *, seed: int) -> GeneratedRow:
         """Return the row of a request. Raises `InvalidInput` if reading the request fails."""
         return blame.read(self._row, key, value, dict(parameters), seed)  # type: ignore[no-any-return]
 
-    def _row(self, key: Hashable, value: Any, given: dict[str, Any], seed: int) -> Row:
+    def _row(self, key: Hashable, value: Any, given: dict[str, Any], seed: int) -> GeneratedRow:
         seed, stops, details = given.pop("seed", seed), given.pop("stop", ()), given.pop("details", False)
         parameters = self.steps.parameters(self.feed.completed(self.pipe, given))
         [found] = self.steps.rows(0, value, parameters)
@@ -39,7 +39,7 @@ class Requests:
         config, processors = self._as_generate_would(found.features, {**parameters.forward, **found.own})
         ends, asked = config.eos_token_id, read_stops(self.pipe.tokenizer, stops)
         before = tokens if goes_on(found.features["prompt_text"], parameters.postprocess) else ()
-        return Row(
+        return GeneratedRow(
             key=key, features=found.features, after=parameters.postprocess, details=details,
             tokens=tokens, prompt=len(tokens), longest=min(config.max_length, self.context),
             ends=frozenset(ends if isinstance(ends, list) else [ends]),
@@ -65,7 +65,7 @@ class Requests:
             raise NotByTheStep(f"it generates by {mode}, {made['rows']} at once")
         return made["config"], made["processors"]
 
-    def answer(self, row: Row) -> Any:
+    def answer(self, row: GeneratedRow) -> Any:
         """Return the answer to a row that has ended, as the pipeline would give it."""
         output = {
             "generated_sequence": torch.tensor([[row.tokens]]),

@@ -11,7 +11,7 @@ from inference.engines.generation.rows.growing_text import GrowingText
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Row:
+class GeneratedRow:
     """A row of an open batch, from its join to its end."""
 
     key: Hashable

@@ -7,15 +7,15 @@ from typing import Any
 import torch
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper, TypicalLogitsWarper
 
-from inference.engines.generation.rows.row import Row
-from inference.engines.runtime.isolate import narrowed
+from inference.engines.generation.rows.row import GeneratedRow
+from inference.engines.runtime.isolate import run_in_halves
 from inference.errors import BadOutput, InferenceError
 
 # These warpers read only the scores, so that rows with equal settings share a call.
 WARPERS = (TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper, TypicalLogitsWarper)
 
 
-def choose(rows: Sequence[Row], scores: torch.Tensor) -> list[int | InferenceError]:
+def choose(rows: Sequence[GeneratedRow], scores: torch.Tensor) -> list[int | InferenceError]:
     """Return each row's next token, or the error it fails with. `scores` is [rows, vocabulary], float32."""
     best, tokens = scores.max(-1)
     chosen: list[int | InferenceError] = list(tokens.tolist())
@@ -27,20 +27,22 @@ def choose(rows: Sequence[Row], scores: torch.Tensor) -> list[int | InferenceErr
         elif row.samples or row.processors:
             groups[_settings(row)].append(place)
     for places in groups.values():
-        made = narrowed(lambda part: _processed([rows[place] for place in part], scores[part]), places)
+        made = run_in_halves(lambda part: _processed([rows[place] for place in part], scores[part]), places)
         for place, values in zip(places, made, strict=True):
-            chosen[place] = values if isinstance(values, InferenceError) else narrowed(_one, [(rows[place], values)])[0]
+            chosen[place] = (
+                values if isinstance(values, InferenceError) else run_in_halves(_one, [(rows[place], values)])[0]
+            )
     return chosen
 
 
-def _settings(row: Row) -> Hashable:
+def _settings(row: GeneratedRow) -> Hashable:
     """Return a key that is equal for rows whose scores can be processed together."""
     if not all(type(processor) in WARPERS for processor in row.processors):
         return row
     return row.samples, *((type(processor), *sorted(vars(processor).items())) for processor in row.processors)
 
 
-def _processed(rows: Sequence[Row], scores: torch.Tensor) -> Any:
+def _processed(rows: Sequence[GeneratedRow], scores: torch.Tensor) -> Any:
     """Return the processed scores, or for rows that sample the probability of each token."""
     if rows[0].processors:
         tokens = torch.tensor([rows[0].tokens], device=scores.device)  # only a lone row's processors read them
@@ -48,7 +50,7 @@ def _processed(rows: Sequence[Row], scores: torch.Tensor) -> Any:
     return scores.softmax(-1) if rows[0].samples else scores
 
 
-def _one(given: Sequence[tuple[Row, torch.Tensor]]) -> list[int]:
+def _one(given: Sequence[tuple[GeneratedRow, torch.Tensor]]) -> list[int]:
     [(row, values)] = given
     if row.samples:
         return [int(torch.multinomial(values[None], 1, generator=row.generator))]

@@ -8,7 +8,7 @@ from uuid import UUID
 from inference.engines.runtime import isolate
 from inference.engines.stepper import Progress, Stepper
 from inference.worker.calls import NO_JOB, SharedState
-from inference.worker.child.time_limit import limited
+from inference.worker.child.time_limit import time_limit
 
 Key = tuple[UUID, int]  # of a row: the id of its job, and the index of its item in that job
 
@@ -28,7 +28,7 @@ class LimitedStepper:
     def _limited(self, job: UUID | None = None) -> Iterator[None]:
         self._shared.job[:] = job.bytes if job else NO_JOB
         try:
-            with limited(self._limit_s):
+            with time_limit(self._limit_s):
                 yield
         finally:
             self._shared.job[:] = NO_JOB
@@ -52,7 +52,7 @@ class LimitedStepper:
     def read(self, key: Key, answer: Any) -> Any:
         """Return an answer as it is stored, or the error if it is one."""
         with self._limited(key[0]):
-            return isolate.outcome(answer)
+            return isolate.read_answer(answer)
 
     def __len__(self) -> int:
         with self._limited():

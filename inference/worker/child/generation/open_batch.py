@@ -98,11 +98,11 @@ class OpenBatch:
     firsts: list[float] = field(default_factory=list)  # seconds to the first token of a job, since the last report
     answers: list[int] = field(default_factory=list)  # the tokens of each job that has ended since the last report
     tally: Tally = field(default_factory=dict)  # counts for the figures, since the last record
-    teller: TextPublisher = field(init=False)
+    publisher: TextPublisher = field(init=False)
 
     def __post_init__(self, engine: Stepper) -> None:
         self.stepper = LimitedStepper(engine, self.spec.time_limit_s, self.shared)
-        self.teller = TextPublisher(self.id)
+        self.publisher = TextPublisher(self.id)
 
     def run(self, claimed: Sequence[Claimed], *, is_last: bool) -> BatchReport:
         """Let jobs join, and run steps until a job has ended, the main process asks for it, or `SLICE_S` is over.
@@ -136,7 +136,7 @@ class OpenBatch:
             self._count(time.monotonic() - step_at)
             steps += 1
             outcomes = self._settle(progress)
-        self.teller.tell()
+        self.publisher.publish()
         tokens, self.tokens, firsts, self.firsts = self.tokens, 0, self.firsts, []
         answers, self.answers = self.answers, []
         engine_s = self.steps_s - before_s
@@ -184,7 +184,7 @@ class OpenBatch:
             try:
                 self.stepper.join(key, item, joining.parameters, seed=seed)
             except Exception as error:
-                running.answers[index] = isolate.failure(error)
+                running.answers[index] = isolate.to_error(error)
 
     def _count(self, step_s: float) -> None:
         """Count the time of a step.
@@ -215,12 +215,12 @@ class OpenBatch:
                 if told.answer is not OPEN:
                     running.answers[index] = self.stepper.read((job_id, index), told.answer)
         ended = self._ended() + self._overdue()  # a job that has ended in this step is not overdue
-        (self.teller.tell if ended else self.teller.tell_soon)()  # text is published before the job's outcome
+        (self.publisher.publish if ended else self.publisher.publish_soon)()  # before the job's outcome
         return ended
 
     def _tell(self, running: Running, text: str) -> None:
         if text and running.is_told:
-            self.teller.add(running.job.id, text, tokens=running.tokens)
+            self.publisher.add(running.job.id, text, tokens=running.tokens)
 
     def _ended(self) -> list[Outcome]:
         ended = [running for running in self.jobs.values() if running.has_ended]
@@ -257,14 +257,14 @@ class OpenBatch:
         try:
             last = self.stepper.finish((running.job.id, index))
         except Exception as error:
-            return isolate.failure(error)
+            return isolate.to_error(error)
         running.pieces[index].append(last.text)
         self._tell(running, last.text)
         return running.cut(index) if last.answer is OPEN else self.stepper.read((running.job.id, index), last.answer)
 
     def _forget(self, running: Running) -> None:
         del self.jobs[running.job.id]
-        self.teller.forget(running.job.id)
+        self.publisher.forget(running.job.id)
 
     def _leave(self, running: Running) -> None:
         self._forget(running)
@@ -286,7 +286,7 @@ class OpenBatch:
         self.looked_at = now
         try:
             self._keep()
-            held = rows.held(self.id, self.jobs)
+            held = rows.find_held(self.id, self.jobs)
         except Exception as error:
             if not is_away(error):
                 raise
@@ -301,7 +301,7 @@ class OpenBatch:
         try:
             self._keep(limit_s)
         except Exception as error:  # a batch that waits holds up no other
-            logger.warning("batch=%s its jobs may be given back while it waits: %s", self.id, logs.said(error))
+            logger.warning("batch=%s its jobs may be given back while it waits: %s", self.id, logs.summarize(error))
 
     def _keep(self, beside_s: float = 0.0) -> None:
         """Renew the leases of its jobs, so that they are not given back.
@@ -310,7 +310,7 @@ class OpenBatch:
         """
         lease_end = self._lease_end(beside_s)
         if self.leased_until < lease_end - KEEP_S:
-            transitions.keep(self.id, self.jobs, time_limit_s=self.spec.time_limit_s + beside_s)
+            transitions.extend_lease(self.id, self.jobs, time_limit_s=self.spec.time_limit_s + beside_s)
             self.leased_until = lease_end
 
     def _lease_end(self, beside_s: float = 0.0) -> float:

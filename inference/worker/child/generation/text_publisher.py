@@ -8,7 +8,7 @@ from uuid import UUID
 from inference.streams import history
 from inference.streams.chunks import Chunk
 
-TELL_S = 0.03  # seconds between two rounds: text that comes faster is published together
+PUBLISH_S = 0.03  # seconds between two rounds: text that comes faster is published together
 WHOLE_S = 5.0  # seconds between two times that all of a job's text is published, to make good what was lost
 
 
@@ -26,7 +26,7 @@ class TextPublisher:
         self._batch = batch
         self._texts: dict[UUID, _Text] = {}
         self._chunks: list[Chunk] = []  # the chunks that the next round publishes
-        self._told_at = 0.0
+        self._published_at = 0.0
 
     def add(self, job_id: UUID, text: str, *, tokens: int) -> None:
         """Add new text of a job, which has `tokens` tokens so far."""
@@ -43,11 +43,11 @@ class TextPublisher:
         """Forget a job that has ended or left."""
         self._texts.pop(job_id, None)
 
-    def tell_soon(self) -> None:
-        """Publish what was added, unless the last round was within `TELL_S`."""
-        if time.monotonic() - self._told_at > TELL_S:
-            self.tell()
+    def publish_soon(self) -> None:
+        """Publish what was added, unless the last round was within `PUBLISH_S`."""
+        if time.monotonic() - self._published_at > PUBLISH_S:
+            self.publish()
 
-    def tell(self) -> None:
-        self._told_at, told, self._chunks = time.monotonic(), self._chunks, []
-        history.write(told)
+    def publish(self) -> None:
+        self._published_at, chunks, self._chunks = time.monotonic(), self._chunks, []
+        history.write(chunks)

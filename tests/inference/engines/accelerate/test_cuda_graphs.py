@@ -27,7 +27,7 @@ LONG = " ".join(["cat"] * 40)  # longer than the longest graph
 
 
 def made(model: Any) -> Override:
-    found = cuda_graphs.graphs(model, TOKENIZER)
+    found = cuda_graphs.make_graphs(model, TOKENIZER)
     assert found is not None
     found.on()
     return found
@@ -93,12 +93,12 @@ class GraphsTests(TestCase):
 
     def test_there_are_few_and_none_is_longer_than_the_model_reads(self) -> None:
         unlimited = SimpleNamespace(model_max_length=10**30, model_input_names=TOKENIZER.model_input_names)
-        cuda_graphs.graphs(model_of("roberta"), unlimited)  # which tells 63 positions apart
+        cuda_graphs.make_graphs(model_of("roberta"), unlimited)  # which tells 63 positions apart
         self.assertEqual(len(self.captured), 2 * len(cuda_graphs.SIZES) - 1)  # 512 texts of 32 tokens are too many
 
     def test_there_are_none_of_a_model_that_reads_fewer_tokens_than_the_shortest(self) -> None:
         short = SimpleNamespace(model_max_length=8, model_input_names=TOKENIZER.model_input_names)
-        self.assertIsNone(cuda_graphs.graphs(model_of("bert"), short))
+        self.assertIsNone(cuda_graphs.make_graphs(model_of("bert"), short))
 
     def test_one_slow_call_decides_nothing(self) -> None:
         slow = iter([True])
@@ -117,7 +117,7 @@ class GraphsTests(TestCase):
 
             self.assertEqual(cuda_graphs.launch_bound_tokens(seconds_of, shapes), expected)
         with patch.object(cuda_graphs, "launch_bound_tokens", return_value=64):
-            cuda_graphs.graphs(model_of("bert"), TOKENIZER)
+            cuda_graphs.make_graphs(model_of("bert"), TOKENIZER)
         self.assertEqual(len(self.captured), 3 + 2)
 
     def test_it_is_captured_within_the_whole_model_largest_first(self) -> None:
@@ -153,7 +153,7 @@ class GraphsTests(TestCase):
         self.assertEqual(rows_computed(model, states, TEXTS), [])
         self.assertEqual(self.replays() - before, 1)
         tokens = sum(len(text.split()) + 2 for text in texts)
-        self.assertEqual(rows_computed(model, states, texts), 2 * [prepacked_weights.rounded(tokens)])
+        self.assertEqual(rows_computed(model, states, texts), 2 * [prepacked_weights.round_rows(tokens)])
         self.assertEqual(self.replays() - before, 1)
         torch.testing.assert_close(states(model, texts), expected, **NEAR)
         self.assertFalse(installed.padded)
@@ -161,10 +161,10 @@ class GraphsTests(TestCase):
     def test_a_model_that_is_spread_or_of_another_kind_is_left_alone(self) -> None:
         model = model_of("bert")
         model.hf_device_map = {"": "cpu"}  # as quantized ones have it
-        self.assertIsNotNone(cuda_graphs.graphs(model, TOKENIZER))
+        self.assertIsNotNone(cuda_graphs.make_graphs(model, TOKENIZER))
         model.hf_device_map = {"embeddings": "cuda:0", "encoder": "cuda:1"}
-        self.assertIsNone(cuda_graphs.graphs(model, TOKENIZER))
-        self.assertIsNone(unpadded_encoder.no_padding(model))
+        self.assertIsNone(cuda_graphs.make_graphs(model, TOKENIZER))
+        self.assertIsNone(unpadded_encoder.make_unpadded(model))
 
     def test_installed_they_compute_and_what_they_raise_later_turns_them_off(self) -> None:
         model = model_of("bert")

@@ -8,7 +8,7 @@ from unittest import TestCase
 import torch
 from transformers import AutoTokenizer
 
-from inference.engines.accelerate.fast_tokenizer import encoder
+from inference.engines.accelerate.fast_tokenizer import make_encoder
 from inference.engines.inputs.truncation import MARGIN, MOST_CHARACTERS, beginning
 from tests import tiny_models
 
@@ -22,7 +22,7 @@ def tokenizer(name: str = "text-classification", **settings: Any) -> Any:
 
 class EncoderTests(TestCase):
     def assert_same(self, tokenizer: Any, texts: list[str], limit: int | None = None) -> None:
-        encode = encoder(tokenizer)
+        encode = make_encoder(tokenizer)
         assert encode
         tokenizer(texts, padding=True, split_special_tokens=True)  # leaves the core set otherwise
         found = encode(texts, limit)
@@ -51,7 +51,7 @@ class EncoderTests(TestCase):
         self.assert_same(tokenizer(), TEXTS, limit=7)
 
     def test_a_tokenizer_without_padding_is_left_alone_and_says_so_itself(self) -> None:
-        self.assertIsNone(encoder(tokenizer("gpt2-features", pad_token=None)))
+        self.assertIsNone(make_encoder(tokenizer("gpt2-features", pad_token=None)))
 
     def test_a_tokenizer_that_goes_its_own_ways_is_left_alone(self) -> None:
         made = tokenizer()
@@ -61,7 +61,7 @@ class EncoderTests(TestCase):
                 return super()._encode_plus(*args, **options)
 
         made.__class__ = Own
-        self.assertIsNone(encoder(made))
+        self.assertIsNone(make_encoder(made))
 
 
 LIMIT = 50

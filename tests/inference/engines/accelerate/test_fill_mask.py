@@ -46,12 +46,12 @@ class EngineTests(TestCase):
         self.spec = ModelSpec(name="m", task="fill-mask", model=str(tiny_models.build("fill-mask", Path(folder.name))))
 
     def test_answers_are_those_of_the_complete_model(self) -> None:
-        with patch.object(fill_mask, "scorer", return_value=None):
-            complete = loading.ready(self.spec, "cpu").predict(TEXTS, {"top_k": 3})
-        self.assertEqual(loading.ready(self.spec, "cpu").predict(TEXTS, {"top_k": 3}), complete)
+        with patch.object(fill_mask, "make_scorer", return_value=None):
+            complete = loading.load_engine(self.spec, "cpu").predict(TEXTS, {"top_k": 3})
+        self.assertEqual(loading.load_engine(self.spec, "cpu").predict(TEXTS, {"top_k": 3}), complete)
 
     def test_the_last_layer_sees_masks_only(self) -> None:
-        engine: Any = loading.ready(self.spec, "cpu")
+        engine: Any = loading.load_engine(self.spec, "cpu")
         seen: list[int] = []
         last = engine.pipe.model.get_output_embeddings()
         run = last.forward
@@ -66,25 +66,25 @@ class EngineTests(TestCase):
         self.assertEqual(seen, [4])
 
     def test_the_best_are_chosen_where_the_model_computes_and_scores_stay_there(self) -> None:
-        engine: Any = loading.ready(self.spec, "cpu")
-        item_by_item: Any = loading.ready(self.spec, "cpu")
+        engine: Any = loading.load_engine(self.spec, "cpu")
+        item_by_item: Any = loading.load_engine(self.spec, "cpu")
         item_by_item.at_once = None
         for parameters in ({}, {"top_k": 2}, {"targets": ["paris", "the"]}):
             with self.subTest(parameters):
                 expected = item_by_item.predict(TEXTS, parameters)
                 with patch.object(engine.pipe, "forward") as copied:  # which copies what the model answers
-                    self.assertTrue(parity.alike(engine.predict(TEXTS, parameters), expected))
+                    self.assertTrue(parity.are_alike(engine.predict(TEXTS, parameters), expected))
                 copied.assert_not_called()
 
     def test_a_text_without_a_mask_fails_alone(self) -> None:
-        engine: Any = loading.ready(self.spec, "cpu")
+        engine: Any = loading.load_engine(self.spec, "cpu")
         good, bad = engine.predict([TEXTS[0], "no mask"], {})
         self.assertEqual((good, type(bad)), (engine.predict(TEXTS[:1], {})[0], InvalidInput))
 
     def test_a_model_that_would_answer_differently_scores_everything(self) -> None:
         wrong = patch.object(fill_mask.Scorer, "_choose", lambda self, last, arguments: 2 * arguments[0][self.masked])
         with wrong, self.assertLogs(install.logger, "WARNING"):
-            engine = loading.ready(self.spec, "cpu")
-        with patch.object(fill_mask, "scorer", return_value=None):
-            complete = loading.ready(self.spec, "cpu").predict(TEXTS, {})
+            engine = loading.load_engine(self.spec, "cpu")
+        with patch.object(fill_mask, "make_scorer", return_value=None):
+            complete = loading.load_engine(self.spec, "cpu").predict(TEXTS, {})
         self.assertEqual(engine.predict(TEXTS, {}), complete)

@@ -82,17 +82,19 @@ class EngineTests(EqualTestCase):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
         model = str(tiny_models.build(task, Path(folder.name)))
-        return loading.ready(ModelSpec(name="m", task=task, model=model), "cpu")
+        return loading.load_engine(ModelSpec(name="m", task=task, model=model), "cpu")
 
     def test_what_fails_at_load_leaves_the_plain_pipeline(self) -> None:
         expected = self.loaded().predict(TEXTS, {})
         gone: list[contextlib.AbstractContextManager[Any]] = [
             patch.object(install, "_packed", side_effect=AttributeError("no attribute '_linear_pointwise'")),
             patch.object(install, "_no_padding", side_effect=ImportError("cannot import name 'BaseModelOutput'")),
-            patch.object(install, "at_once", side_effect=ImportError("cannot import name 'TokenizersBackend'")),
+            patch.object(
+                install, "make_batch_shortcut", side_effect=ImportError("cannot import name 'TokenizersBackend'")
+            ),
             patch.dict(unpadded_encoder.KINDS, {"bert": fail}),
             patch.object(unpadded_encoder.Layers, "__call__", fail),
-            patch.object(fast_tokenizer, "encoder", fail),
+            patch.object(fast_tokenizer, "make_encoder", fail),
             patch.dict(text_batches.READS, {"text-classification": fail}),
         ]
         for number, change in enumerate(gone):

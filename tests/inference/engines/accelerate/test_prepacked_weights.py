@@ -30,7 +30,7 @@ class PackedTests(TestCase):
             with self.subTest(kind, **settings):
                 model = decoders.model(kind, **{**settings, "hidden_size": 256})
                 expected, size = scores_of(model, ids), _numbers(model)
-                shortcut = prepacked_weights.packed(model)
+                shortcut = prepacked_weights.pack_weights(model)
                 assert shortcut is not None
                 shortcut.on()
                 torch.testing.assert_close(scores_of(model, ids), expected, rtol=1e-3, atol=1e-3)
@@ -42,22 +42,22 @@ class PackedTests(TestCase):
 
     def test_weights_that_two_layers_share_stay(self) -> None:
         model = decoders.model("Llama", hidden_size=512, tie_word_embeddings=True)
-        shortcut = prepacked_weights.packed(model)
+        shortcut = prepacked_weights.pack_weights(model)
         assert shortcut is not None
         shortcut.on()
         self.assertEqual(model.lm_head.weight.numel(), model.get_input_embeddings().weight.numel())
 
     def test_small_layers_and_numbers_that_the_processor_has_not_are_left_alone(self) -> None:
-        self.assertIsNone(prepacked_weights.packed(decoders.model("Llama")))
-        self.assertIsNone(prepacked_weights.packed(decoders.model("Llama", hidden_size=512).half()))
+        self.assertIsNone(prepacked_weights.pack_weights(decoders.model("Llama")))
+        self.assertIsNone(prepacked_weights.pack_weights(decoders.model("Llama", hidden_size=512).half()))
         with patch.object(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", return_value=False):
-            self.assertIsNone(prepacked_weights.packed(decoders.model("Llama", hidden_size=512).bfloat16()))
+            self.assertIsNone(prepacked_weights.pack_weights(decoders.model("Llama", hidden_size=512).bfloat16()))
 
     def test_short_numbers_are_packed_where_the_processor_has_them(self) -> None:
         model = decoders.model("Llama", hidden_size=512).bfloat16()
         ids = torch.tensor([[5, 3, 7, 8]])
         expected = scores_of(model, ids)
-        shortcut = prepacked_weights.packed(model)
+        shortcut = prepacked_weights.pack_weights(model)
         if shortcut is None:
             self.skipTest("a processor without bfloat16")
         shortcut.on()
@@ -106,13 +106,13 @@ class PackedTests(TestCase):
             self.assertEqual(len(prepacked_weights.in_steps(product, torch.empty(count, 1))), count)
         counts = {len(call.args[0]) for call in product.call_args_list}
         self.assertLess(len(counts), 140)
-        self.assertLess(max(prepacked_weights.rounded(count) / count for count in range(1, 9000)), 1 + 1 / 16)
+        self.assertLess(max(prepacked_weights.round_rows(count) / count for count in range(1, 9000)), 1 + 1 / 16)
 
     def test_what_fails_in_the_middle_leaves_every_layer_computing(self) -> None:
         model = decoders.model("Llama", hidden_size=256, intermediate_size=512)
         ids = torch.tensor([[5, 3, 7, 8]])
         expected, size = scores_of(model, ids), _numbers(model)
-        shortcut = prepacked_weights.packed(model)
+        shortcut = prepacked_weights.pack_weights(model)
         assert shortcut is not None
         for owner, name in ((shortcut.layers[3], "on"), (shortcut.layers[3], "off")):
             with patch.object(owner, name, side_effect=MemoryError), self.assertRaises(MemoryError):
@@ -135,7 +135,7 @@ class PackedTests(TestCase):
         hooked.forward = forward = Mock()
         quantized.weight = nn.Parameter(quantized.weight.detach().as_subclass(_Quantized))
         elsewhere.to("meta")
-        shortcut = prepacked_weights.packed(model)
+        shortcut = prepacked_weights.pack_weights(model)
         assert shortcut is not None
         found = [layer.layer for layer in shortcut.layers]
         self.assertFalse([layer for layer in found if any(layer is one for one in (hooked, quantized, elsewhere))])
@@ -155,7 +155,7 @@ class PackedTests(TestCase):
         memory.free()
         before = resident()
         model = kind.from_pretrained(folder)
-        shortcut = prepacked_weights.packed(model)
+        shortcut = prepacked_weights.pack_weights(model)
         assert shortcut is not None
         shortcut.on()
         memory.free()

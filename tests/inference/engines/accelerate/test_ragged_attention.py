@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from inference.engines.accelerate.prepacked_weights import rounded
-from inference.engines.accelerate.ragged_attention import CALL_COST, Attention, Texts, near
+from inference.engines.accelerate.prepacked_weights import round_rows
+from inference.engines.accelerate.ragged_attention import CALL_COST, Attention, PackedTexts, near
 from tests.properties import QUICK
 
 HEADS, SIZE = 2, 4
@@ -35,21 +35,21 @@ class TextsTests(TestCase):
     @given(lengths_of_texts)
     def test_there_and_back_leaves_zeros_for_padding(self, lengths: list[int]) -> None:
         padded, own = batch(lengths)
-        texts = Texts(padded.shape, own)
+        texts = PackedTexts(padded.shape, own)
         rows = texts.rows(padded)
-        self.assertEqual(len(rows), rounded(sum(lengths)))
+        self.assertEqual(len(rows), round_rows(sum(lengths)))
         torch.testing.assert_close(texts.padded(rows), padded * own.unsqueeze(2))
 
     def test_the_first_text_may_have_no_tokens(self) -> None:
         padded, own = batch([0, 5, 40, 33, 45])
-        texts = Texts(padded.shape, own)
+        texts = PackedTexts(padded.shape, own)
         torch.testing.assert_close(texts.padded(texts.rows(padded)), padded * own.unsqueeze(2))
 
     @QUICK
     @given(lengths_of_texts)
     def test_attention_is_that_of_each_text_alone(self, lengths: list[int]) -> None:
         padded, own = batch(lengths)
-        texts = Texts(padded.shape, own)
+        texts = PackedTexts(padded.shape, own)
         rows = texts.rows(padded)
         attended = texts.padded(ATTENTION.of_all(texts, rows, rows, rows))
         firsts = texts.in_order(ATTENTION.of_firsts(texts, rows[texts.firsts], rows, rows))
@@ -64,7 +64,7 @@ class TextsTests(TestCase):
         padded, own = batch(lengths)
         bad = data.draw(st.integers(0, len(lengths) - 1))
         padded[bad] = torch.nan
-        texts = Texts(padded.shape, own)
+        texts = PackedTexts(padded.shape, own)
         rows = texts.rows(padded)
         attended = texts.padded(ATTENTION.of_all(texts, rows, rows, rows))
         for text, length in enumerate(lengths):
@@ -74,7 +74,7 @@ class TextsTests(TestCase):
     @given(lengths_of_texts)
     def test_attention_in_bfloat16_is_that_of_float32(self, lengths: list[int]) -> None:
         padded, own = batch(lengths)
-        texts = Texts(padded.shape, own)
+        texts = PackedTexts(padded.shape, own)
         rows = texts.rows(padded).bfloat16()
         exact = ATTENTION.of_all(texts, *(3 * [rows.float()]))
         attended = ATTENTION.of_all(texts, rows, rows, rows)
@@ -82,7 +82,7 @@ class TextsTests(TestCase):
 
     def test_without_a_mask_all_tokens_are_the_texts(self) -> None:
         padded, _ = batch([3, 3])
-        texts = Texts(padded.shape, None)
+        texts = PackedTexts(padded.shape, None)
         torch.testing.assert_close(texts.padded(texts.rows(padded)), padded)
 
 

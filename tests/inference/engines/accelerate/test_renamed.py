@@ -12,7 +12,7 @@ from unittest import TestCase
 
 from django.conf import settings
 
-from inference.engines.runtime.parity import alike
+from inference.engines.runtime.parity import are_alike
 from tests import tiny_models
 from tests.conditions import PATIENCE_S
 
@@ -57,7 +57,7 @@ class RenamedTests(TestCase):
         self.assertEqual(run.returncode, 0, run.stderr)
         found = json.loads(run.stdout)
         for task, told in found.items():
-            self.assertTrue(alike(told["answers"], told["expected"]), f"{task}: {told}")
+            self.assertTrue(are_alike(told["answers"], told["expected"]), f"{task}: {told}")
         return {task: "; ".join(told["warnings"]) for task, told in found.items()}
 
     def test_those_of_pipelines_leave_the_pipeline_as_a_whole(self) -> None:

@@ -81,7 +81,7 @@ def trial_of(model: Any, answer: Callable[[Any, list[str]], Any]) -> parity.Tria
 
 
 def install(model: Any) -> unpadded_encoder.Layers:
-    made = unpadded_encoder.no_padding(model)
+    made = unpadded_encoder.make_unpadded(model)
     assert made is not None
     made.on()
     layers: unpadded_encoder.Layers = made.value
@@ -91,7 +91,7 @@ def install(model: Any) -> unpadded_encoder.Layers:
 def rows_computed(model: Any, run: Callable[[Any, list[str]], object], texts: list[str]) -> list[int]:
     """How many tokens each layer computes to its end."""
     with patch.object(
-        unpadded_encoder.Layer, "finish", autospec=True, side_effect=unpadded_encoder.Layer.finish
+        unpadded_encoder.EncoderLayer, "finish", autospec=True, side_effect=unpadded_encoder.EncoderLayer.finish
     ) as finish:
         run(model, texts)
     return [len(call.args[1]) for call in finish.call_args_list]
@@ -127,13 +127,13 @@ class EncoderTests(TestCase):
         model = model_of("bert")
         dense = model.encoder.layer[1].intermediate.dense
         model.encoder.layer[1].intermediate.dense = torch.nn.Sequential(dense)
-        self.assertIsNone(unpadded_encoder.no_padding(model))
+        self.assertIsNone(unpadded_encoder.make_unpadded(model))
 
     def test_another_kind_of_model_is_left_alone(self) -> None:
         config = transformers.AutoConfig.for_model(
             "gpt2", n_embd=32, n_layer=1, n_head=2, vocab_size=100, bos_token_id=1, eos_token_id=1
         )
-        self.assertIsNone(unpadded_encoder.no_padding(transformers.AutoModel.from_config(config)))
+        self.assertIsNone(unpadded_encoder.make_unpadded(transformers.AutoModel.from_config(config)))
 
 
 class FirstTokenTests(TestCase):
@@ -192,11 +192,15 @@ class EngineTests(TestCase):
             with tempfile.TemporaryDirectory() as folder:
                 model = str(tiny_models.build(task, Path(folder)))
                 texts = [f"{text} [MASK]" for text in TEXTS] if task == "fill-mask" else TEXTS
-                expected = loading.ready(ModelSpec(name=task, task=task, model=model), "cpu").predict(texts, parameters)
+                expected = loading.load_engine(ModelSpec(name=task, task=task, model=model), "cpu").predict(
+                    texts, parameters
+                )
                 with (
                     self.subTest(task), cuda_encoders.graphs() as captured, cuda_encoders.flash_attention() as attention
                 ):  # fmt: skip
-                    engine = loading.ready(ModelSpec(name=task, task=task, model=model, max_batch_size=512), "cpu")
+                    engine = loading.load_engine(
+                        ModelSpec(name=task, task=task, model=model, max_batch_size=512), "cpu"
+                    )
                     self.assertFalse(engine.padded)
                     for times, by_graphs in ((1, True), (1 + max(cuda_graphs.SIZES) // len(texts), False)):
                         attention.reset_mock()
@@ -209,7 +213,7 @@ class EngineTests(TestCase):
         for task, parameters in self.TASKS.items():
             with self.subTest(task), tempfile.TemporaryDirectory() as folder:
                 model = str(tiny_models.build(task, Path(folder)))
-                engine = loading.ready(ModelSpec(name=task, task=task, model=model), "cpu")
+                engine = loading.load_engine(ModelSpec(name=task, task=task, model=model), "cpu")
                 self.assertFalse(engine.padded)
                 texts = [f"{text} [MASK]" for text in TEXTS] if task == "fill-mask" else TEXTS
                 alone = [engine.predict([text], parameters)[0] for text in texts]

@@ -8,7 +8,7 @@ import torch
 
 from inference.engines.accelerate import install as accelerate
 from inference.engines.accelerate import ragged_attention, unpadded_encoder, varlen_attention
-from inference.engines.accelerate.ragged_attention import Texts
+from inference.engines.accelerate.ragged_attention import PackedTexts
 from tests import cuda_encoders
 from tests.inference.engines.accelerate.test_unpadded_encoder import (
     NEAR,
@@ -25,7 +25,7 @@ CUDA, CPU = torch.device("cuda:0"), torch.device("cpu")
 
 
 def packed(model: Any) -> unpadded_encoder.Layers:
-    made = unpadded_encoder.no_padding(model)
+    made = unpadded_encoder.make_unpadded(model)
     assert made is not None
     made.on()
     layers: unpadded_encoder.Layers = made.value
@@ -100,7 +100,7 @@ class DeviceTests(TestCase):
     def test_all_places_are_on_the_device_of_the_states(self) -> None:
         own = torch.arange(40) < torch.tensor([40, 17, 25, 3]).unsqueeze(1)
         with patch.object(ragged_attention, "CALL_COST_ON_GPU", 0):
-            texts = Texts((*own.shape, 32), own, torch.device("meta"))
+            texts = PackedTexts((*own.shape, 32), own, torch.device("meta"))
             groups = [part for group in texts.groups for part in group if isinstance(part, torch.Tensor)]
         places = [texts.order, texts.index, texts.firsts, texts.bounds, *groups]
         self.assertEqual({part.device.type for part in places if part is not None}, {"meta"})
@@ -108,5 +108,5 @@ class DeviceTests(TestCase):
 
     def test_there_fewer_calls_of_attention_are_worth_more_padding(self) -> None:
         own = torch.arange(40) < torch.tensor([40, 17, 25, 3]).unsqueeze(1)
-        counts = [len(Texts((4, 40, 768), own, device).groups) for device in (None, torch.device("meta"))]
+        counts = [len(PackedTexts((4, 40, 768), own, device).groups) for device in (None, torch.device("meta"))]
         self.assertEqual(counts, [4, 1])

@@ -49,7 +49,7 @@ class CheckpointTests(TestCase):
         save_file(left, file, metadata={"format": "pt"})
 
     def ready(self, folder: Path | str, task: str = "", **spec: Any) -> Any:
-        return loading.ready(ModelSpec(name="m", task=task, model=str(folder), **spec), "cpu")
+        return loading.load_engine(ModelSpec(name="m", task=task, model=str(folder), **spec), "cpu")
 
     def assert_refused(self, folder: Path | str, *words: str, **spec: Any) -> None:
         with self.assertRaises(ModelUnavailable) as caught:
@@ -109,6 +109,6 @@ class CheckpointTests(TestCase):
         )  # fmt: skip
 
     def test_the_classes_of_each_task_are_those_of_transformers(self) -> None:
-        for task in {tasks.of(name).name for name in tasks.served()}:
-            expected = tuple(kind.__name__ for kind in check_task(tasks.of(task).pipeline or task)[1]["pt"])
+        for task in {tasks.find_task(name).name for name in tasks.pipeline_names()}:
+            expected = tuple(kind.__name__ for kind in check_task(tasks.find_task(task).pipeline or task)[1]["pt"])
             self.assertEqual(tasks.model_classes(task), expected, task)

@@ -65,7 +65,7 @@ class HubTests(TestCase):
         self.assertIn("model.safetensors", fetched)
         self.assertFalse(fetched & {"pytorch_model.bin", "modeling.py"})
         self.assertEqual(self.fetch("http://127.0.0.1:9", offline=True), folder)
-        engine = loading.ready(ModelSpec(name="m", task="text-classification", model=folder), "cpu")
+        engine = loading.load_engine(ModelSpec(name="m", task="text-classification", model=folder), "cpu")
         self.assertIn(engine.predict(["a cat"], {})[0]["label"], ("negative", "positive"))
 
     def test_code_in_the_configuration_is_refused(self) -> None:

@@ -69,7 +69,7 @@ class CompiledCase(EqualTestCase):
 
     def loaded(self, task: str = CLASSIFICATION, **values: Any) -> Any:
         values = {"backend": "openvino", "task": task, "model": str(self.folder(task)), **values}
-        return loading.ready(ModelSpec(name="m", **values), "cpu")
+        return loading.load_engine(ModelSpec(name="m", **values), "cpu")
 
     def asked(self, engine: Any, task: str = CLASSIFICATION, inputs: list[Any] | None = None) -> list[Any]:
         inputs = INPUTS.get(task, TEXTS) if inputs is None else inputs
@@ -98,8 +98,8 @@ class CompiledCase(EqualTestCase):
 
 class AnswersTests(CompiledCase):
     def test_each_task_that_can_be_compiled_answers_as_with_torch_and_in_a_batch_as_alone(self) -> None:
-        for task in tasks.compiled():
-            if task == tasks.of(task).name:
+        for task in tasks.backend_names():
+            if task == tasks.find_task(task).name:
                 with self.subTest(task):
                     engine = self.loaded(task)
                     self.assertTrue(self.computes(engine), engine.note)
@@ -183,7 +183,7 @@ class FallbackTests(CompiledCase):
 
     def test_what_raises_while_it_is_exported_or_called_leaves_torch(self) -> None:
         for broken in (
-            patch.object(openvino_graph, "exported", side_effect=RuntimeError("no such operation")),
+            patch.object(openvino_graph, "export_graph", side_effect=RuntimeError("no such operation")),
             patch.object(openvino_forward.Forward, "__call__", side_effect=RuntimeError("out of luck")),
         ):
             shutil.rmtree(self.folder(CLASSIFICATION) / install.HOME, ignore_errors=True)
@@ -271,18 +271,18 @@ class KeptTests(CompiledCase):
 
     def setUp(self) -> None:
         super().setUp()
-        trace = openvino_graph.exported
+        trace = openvino_graph.export_graph
 
         def exported(*arguments: Any, short: bool) -> Any:
             if short not in self.graphs:
                 self.graphs[short] = trace(*arguments, short=short)
             return self.graphs[short]
 
-        self.enterContext(patch.object(openvino_graph, "exported", exported))
+        self.enterContext(patch.object(openvino_graph, "export_graph", exported))
 
     def test_it_is_exported_once(self) -> None:
         self.loaded()
-        with patch.object(openvino_graph, "exported", side_effect=AssertionError):
+        with patch.object(openvino_graph, "export_graph", side_effect=AssertionError):
             self.assertTrue(self.computes(self.loaded()))
 
     def test_it_is_held_for_as_long_as_the_model_is_loaded(self) -> None:

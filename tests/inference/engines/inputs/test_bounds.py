@@ -27,7 +27,7 @@ class LongTextTests(TestCase):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
         model = str(tiny_models.build(task, Path(folder.name)))
-        engine: Any = loading.ready(ModelSpec(name="m", task=task, model=model, dtype="float32"), "cpu")
+        engine: Any = loading.load_engine(ModelSpec(name="m", task=task, model=model, dtype="float32"), "cpu")
         engine.pipe.tokenizer = recorder = Recorder(engine.pipe.tokenizer)
         if engine.at_once and engine.at_once.encode:
             engine.at_once.encode = _recorded(engine.at_once.encode, recorder)
@@ -77,7 +77,7 @@ class ImageTests(TestCase):
     def test_an_image_that_is_too_large_fails_alone(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
             model = str(tiny_models.build("image-classification", Path(folder)))
-            engine = loading.ready(
+            engine = loading.load_engine(
                 ModelSpec(name="m", task="image-classification", model=model, dtype="float32"), "cpu"
             )
         large = base64.b64encode(png_bomb(8_000, 6_300)).decode()
@@ -90,7 +90,7 @@ class ProductTests(TestCase):
     def test_masks_labels_and_cells_have_a_bound(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
             model = str(tiny_models.build("fill-mask", Path(folder)))
-            engine = loading.ready(ModelSpec(name="m", task="fill-mask", model=model, dtype="float32"), "cpu")
+            engine = loading.load_engine(ModelSpec(name="m", task="fill-mask", model=model, dtype="float32"), "cpu")
         (outcome,) = run(engine, ["[MASK] " * 33], {}).outcomes
         self.assertIn("from 1 to 32 times", outcome.message)
         for labels in (["a"] * 101, ["a" * 1001], [""], []):

@@ -27,7 +27,7 @@ def main(folder: str) -> None:
         compress(folder, packed)
         for values in (*ENTRIES, {"model": packed, "dtype": "float32"}):
             entry = ModelSpec(**{"name": "m", "task": "text-classification", "model": folder, **values})
-            (answers[str(values)],) = loading.ready(entry, "cpu").predict(["good day"], {})
+            (answers[str(values)],) = loading.load_engine(entry, "cpu").predict(["good day"], {})
     sys.stdout.write(f"{json.dumps(answers)}\n")
 
 

@@ -6,7 +6,7 @@ from unittest import TestCase
 
 import torch
 
-from inference.engines.runtime.parity import SHORT_TYPES, TOLERANCE, Trial, alike
+from inference.engines.runtime.parity import SHORT_TYPES, TOLERANCE, Trial, are_alike
 from inference.engines.runtime.stacks import Together
 
 LENGTHS = (1, 7, 7, 30)
@@ -109,6 +109,6 @@ class TrialTests(TestCase):
 class AlikeTests(TestCase):
     def test_answers(self) -> None:
         answer = [{"label": "a", "score": 0.5}]
-        self.assertTrue(alike(answer, [{"label": "a", "score": 0.50001}]))
+        self.assertTrue(are_alike(answer, [{"label": "a", "score": 0.50001}]))
         for other in ([{"label": "b", "score": 0.5}], [{"label": "a", "score": 0.6}], answer * 2, [{"label": "a"}]):
-            self.assertFalse(alike(answer, other))
+            self.assertFalse(are_alike(answer, other))

@@ -106,7 +106,7 @@ class LoadedTests(TestCase):
 
     def answer(self, **values: Any) -> Any:
         entry = ModelSpec(name="m", task="text-classification", model=str(self.folder), **values)
-        (found,) = loading.ready(entry, "cpu").predict(["good day"], {})
+        (found,) = loading.load_engine(entry, "cpu").predict(["good day"], {})
         return found
 
     def test_tf32_answers_as_float32_on_a_cpu(self) -> None:

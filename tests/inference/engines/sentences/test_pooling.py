@@ -55,7 +55,7 @@ class FolderTestCase(TestCase):
 
     def engine(self, **more: Any) -> Any:
         spec = ModelSpec(name="m", engine="inference.engines.embeddings:SentenceEmbeddings", model=str(self.folder))
-        return loading.ready(spec, "cpu")
+        return loading.load_engine(spec, "cpu")
 
     def expected(
         self, *modes: str, positions: int = 64, prompt: str = "", lower: bool = False, skip: int = 0

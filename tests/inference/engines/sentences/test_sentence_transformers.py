@@ -54,7 +54,7 @@ class FolderTests(TestCase):
         with torch.random.fork_rng():
             self.library.SentenceTransformer(modules=modules, device="cpu", **options).save(place)
         model = self.library.SentenceTransformer(place, device="cpu", local_files_only=True)
-        return model, loading.ready(ModelSpec(name="m", engine=EMBEDDINGS, model=place), "cpu")
+        return model, loading.load_engine(ModelSpec(name="m", engine=EMBEDDINGS, model=place), "cpu")
 
     def assert_equal(self, engine: Any, expected: Any, **parameters: Any) -> None:
         """Compare vectors that were computed in one batch, and each alone."""
@@ -147,7 +147,7 @@ class RankingTests(TestCase):
     def test_texts_are_cut_and_queries_are_not(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
             place = str(tiny_models.build("text-ranking", Path(folder)))
-            engine = loading.ready(ModelSpec(name="m", task="text-ranking", model=place), "cpu")
+            engine = loading.load_engine(ModelSpec(name="m", task="text-ranking", model=place), "cpu")
         most = tiny_models.POSITIONS - 4  # three special tokens, and one of a text
         query = " ".join(["dog"] * (most - 1))
         first, same, other, bad, worse = run(engine, [
@@ -167,7 +167,7 @@ class RankingTests(TestCase):
     def test_details_say_how_many_tokens_were_read(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
             place = str(tiny_models.build("text-ranking", Path(folder)))
-            engine: Any = loading.ready(ModelSpec(name="m", task="text-ranking", model=place), "cpu")
+            engine: Any = loading.load_engine(ModelSpec(name="m", task="text-ranking", model=place), "cpu")
         pairs = [{"text": "the dog", "text_pair": text} for text in ("cat", "the red cat", "cat " * 100)]
         plain, told = (
             run(engine, pairs, {"function_to_apply": "none", **asked}).outcomes for asked in ({}, {"details": True})
@@ -182,7 +182,7 @@ class RankingTests(TestCase):
         with tempfile.TemporaryDirectory() as folder:
             place = str(tiny_models.build("text-ranking", Path(folder)))
             model = sentence_transformers.library().CrossEncoder(place, device="cpu", local_files_only=True)
-            engine = loading.ready(ModelSpec(name="m", task="text-ranking", model=place), "cpu")
+            engine = loading.load_engine(ModelSpec(name="m", task="text-ranking", model=place), "cpu")
         pairs = [("the dog", text) for text in TEXTS]
         asked = [{"text": query, "text_pair": text} for query, text in pairs]
         for function, activation in (("none", torch.nn.Identity()), ("sigmoid", torch.nn.Sigmoid())):

@@ -25,7 +25,7 @@ from inference.engines.base import Engine
 from inference.engines.runtime import isolate, json_values
 from inference.models import Job, Status
 from inference.store import rows, transitions
-from inference.streams.texts import Prompt, generated
+from inference.streams.texts import Prompt, generated_text
 from inference.worker.calls import READY, BatchCall, BatchReport, RemoteError
 from inference.worker.child import entry
 from inference.worker.child.loaded_models import LoadedModels
@@ -168,7 +168,7 @@ class FullTextTests(TransactionTestCase):
         engine.spec, engine.full_text = spec, full_text
         job = Job(model="m", inputs="A", parameters=parameters)
         run_batch({"m": engine}, job)
-        return generated(job, Prompt.of(job.inputs, job.parameters))
+        return generated_text(job, Prompt.of(job.inputs, job.parameters))
 
     def test_an_engine_of_one_s_own_answers_what_it_generated(self) -> None:
         self.assertEqual(self.text("All right"), "All right")
@@ -241,7 +241,7 @@ class OrderTests(TestCase):
     def test_what_ends_the_process_as_it_is_loaded_is_known_by_its_place(self) -> None:
         good, bad = self.spec(), self.spec(revision="2")
         entry.apply_order((good,))
-        with patch("inference.engines.loading.ready", side_effect=SystemExit(1)), self.assertRaises(SystemExit):
+        with patch("inference.engines.loading.load_engine", side_effect=SystemExit(1)), self.assertRaises(SystemExit):
             entry.apply_order((good, bad))
         self.assertEqual(self.replica.shared.loading, 2)
 
@@ -320,7 +320,7 @@ class RecordTests(TransactionTestCase):
         codec.dumps({"results": [{"output": job.output}]})
 
     def test_what_only_the_database_refuses_fails_alone(self) -> None:
-        with patch.object(isolate, "plain", lambda answer: answer):
+        with patch.object(isolate, "to_json", lambda answer: answer):
             self.assertEqual(self.run_with(10**5000).error_code, errors.BadOutput.code)
 
     def test_an_error_is_recorded_whatever_its_text_holds(self) -> None:

@@ -13,7 +13,7 @@ from inference.catalog.specs import ModelSpec
 from inference.engines.runtime import json_values
 from inference.store import transitions
 from inference.store.transitions import Claimed
-from inference.worker.child.outcomes import condemned, outcome_of
+from inference.worker.child.outcomes import forced_failure, outcome_of
 
 MOMENT = datetime(2026, 1, 1, tzinfo=UTC)
 SPEC = ModelSpec(name="m", engine="x:Y", max_batch_size=2)
@@ -45,14 +45,14 @@ class OutcomeTests(TestCase):
 
     def test_a_condemned_part_says_where_it_lies(self) -> None:
         self.assertRegex(
-            condemned(part("a", "b"), "crashed").error_detail, r"^inputs\[32\] to inputs\[33\]: The process"
+            forced_failure(part("a", "b"), "crashed").error_detail, r"^inputs\[32\] to inputs\[33\]: The process"
         )
-        self.assertRegex(condemned(part("a"), "crashed").error_detail, r"^inputs\[32\]: The process")
-        self.assertRegex(condemned(claimed(["a", "b"]), "crashed").error_detail, "^The process")
-        self.assertRegex(condemned(claimed(7), "crashed").error_detail, "^The process")
+        self.assertRegex(forced_failure(part("a"), "crashed").error_detail, r"^inputs\[32\]: The process")
+        self.assertRegex(forced_failure(claimed(["a", "b"]), "crashed").error_detail, "^The process")
+        self.assertRegex(forced_failure(claimed(7), "crashed").error_detail, "^The process")
 
     def test_of_one_that_its_call_raised_with_operators_read_what_and_where(self) -> None:
-        outcome = condemned(claimed("a"), "failed", "a secret", "here")
+        outcome = forced_failure(claimed("a"), "failed", "a secret", "here")
         self.assertEqual((outcome.error_raised, outcome.error_trace), ("a secret", "here"))
         self.assertNotIn("secret", outcome.error_detail)
 

@@ -7,7 +7,7 @@ from unittest.mock import patch
 from uuid import uuid4
 
 from inference.worker.replicas import devices, gpus
-from inference.worker.replicas.devices import Choice, Device, Plan
+from inference.worker.replicas.devices import Device, DeviceSelection, Plan
 from inference.worker.replicas.gpus import Found, Gpu
 
 GB = 10**9
@@ -18,7 +18,7 @@ TWO = Found(
 NONE = Found(why="there is no nvidia-smi")
 
 
-def choose(option: str, found: Found = TWO) -> Choice:
+def choose(option: str, found: Found = TWO) -> DeviceSelection:
     with patch.object(gpus, "find", return_value=found):
         return devices.choose(option)
 
@@ -27,7 +27,9 @@ def names(option: str, found: Found = TWO) -> list[str]:
     return [device.name for device in choose(option, found).devices]
 
 
-def plan(choice: Choice, concurrency: int | None = None, sizes: Sequence[int | None] = (), most: int = 4) -> Plan:
+def plan(
+    choice: DeviceSelection, concurrency: int | None = None, sizes: Sequence[int | None] = (), most: int = 4
+) -> Plan:
     return devices.make_plan(worker=uuid4(), choice=choice, concurrency=concurrency, sizes=sizes, most=most)
 
 
@@ -98,8 +100,8 @@ class ChoiceTests(TestCase):
     def test_a_name_fits_into_a_jobs_row(self) -> None:
         eight = Found(gpus=tuple(Gpu(name=f"cuda:{n}", visible=str(n)) for n in range(8)), why="")
         (name,) = names(whole := "+".join(f"cuda:{n}" for n in range(8)), eight)
-        self.assertEqual((name, devices.short(name)), (whole, "cuda:0+cuda:1+cuda:…"))
-        self.assertEqual(len(devices.short(name)), 20)
+        self.assertEqual((name, devices.abbreviate(name)), (whole, "cuda:0+cuda:1+cuda:…"))
+        self.assertEqual(len(devices.abbreviate(name)), 20)
 
 
 class PlanTests(TestCase):

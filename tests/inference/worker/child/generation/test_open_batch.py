@@ -20,9 +20,9 @@ from inference.errors import DeviceFailed, ModelUnavailable, StoreUnavailable
 from inference.models import Job, Status
 from inference.store import rows, transitions
 from inference.streams import history, reader
+from inference.streams.cursor import StreamCursor
 from inference.streams.events import Delta, End
 from inference.streams.positions import BEGINNING
-from inference.streams.tale import Tale
 from inference.worker.calls import NO_JOB, BatchCall, BatchReport, ChildCommand, RemoteError
 from inference.worker.child import claims, entry
 from inference.worker.child.generation import limited_stepper, open_batch, text_publisher
@@ -149,7 +149,7 @@ class EngineLimitTests(SteppingCase):
         super().setUp()
         self.seen: list[tuple[str, UUID | None]] = []
         self.is_limited = False
-        self.enterContext(patch.object(limited_stepper, "limited", self.limited))
+        self.enterContext(patch.object(limited_stepper, "time_limit", self.limited))
         stepper = cast("words.Words", self.engine.stepper)
         self.engine.stepper = cast("words.Words", Watched(stepper, self.note))
 
@@ -306,13 +306,13 @@ class StreamTests(SteppingCase):
         ])  # fmt: skip
 
     def test_in_a_long_call_too_text_is_told_again_a_moment_later(self) -> None:
-        teller, write = text_publisher.TextPublisher(self.batch), cast("Mock", history.write)
+        publisher, write = text_publisher.TextPublisher(self.batch), cast("Mock", history.write)
         told, now = [], 1000.0
         with patch.object(text_publisher, "time", Mock(monotonic=lambda: now)):
-            for later_s in (0.0, text_publisher.TELL_S / 2, text_publisher.TELL_S):
+            for later_s in (0.0, text_publisher.PUBLISH_S / 2, text_publisher.PUBLISH_S):
                 now += later_s
-                teller.add(uuid4(), "word", tokens=1)
-                teller.tell_soon()
+                publisher.add(uuid4(), "word", tokens=1)
+                publisher.publish_soon()
                 told.append([len(call.args[0]) for call in write.call_args_list])
         self.assertEqual(told, [[1], [1], [1, 2]])
 
@@ -322,7 +322,7 @@ class StreamTests(SteppingCase):
         with patch.object(history, "write", WRITE), patch.object(text_publisher, "WHOLE_S", 0.0):
             self.call(goes_on=True)
         entries = history.read({one: history.FIRST}, 10)[one]
-        told = Tale(one, BEGINNING).hear(entries)
+        told = StreamCursor(one, BEGINNING).consume(entries)
         self.assertEqual(told and told.text, words.expected("text", 2)[0]["generated_text"])
 
     def test_an_answer_that_begins_as_its_prompt_does_loses_no_character(self) -> None:

@@ -10,34 +10,34 @@ from uuid import UUID
 
 from inference.streams.events import Delta, Restart
 from inference.streams.history import FIRST, Entry
-from inference.streams.positions import BEGINNING, Position, Told
+from inference.streams.positions import BEGINNING, DeliveredText, Position
 
 
-class Differs(Exception):
+class TextDiverged(Exception):
     """The text of the attempt does not begin with the text that was sent."""
 
 
-class Tale:
-    def __init__(self, job_id: UUID, told: Position) -> None:
+class StreamCursor:
+    def __init__(self, job_id: UUID, delivered: Position) -> None:
         self.job_id = job_id
-        self._told = told
+        self._delivered = delivered
         self._forget(FIRST)
 
     @property
     def id(self) -> str:
         """The id of the last event."""
-        return self._told.id_for(self.job_id)
+        return self._delivered.id_for(self.job_id)
 
     @property
-    def begins_after(self) -> bytes:
+    def start_entry(self) -> bytes:
         """The id of the entry before the first entry of the attempt."""
         return self._before
 
-    def hear(self, entries: Sequence[Entry]) -> Delta | None:
+    def consume(self, entries: Sequence[Entry]) -> Delta | None:
         """Return the text of these entries that is new for the client, or None if there is none.
 
         Text that the client has is left out. So is text behind missing characters, and text of an attempt that another
-        one follows. Raises `Differs`.
+        one follows. Raises `TextDiverged`.
         """
         text, tokens = "", 0
         newest = max((number for number, (_, chunk) in enumerate(entries) if not chunk.at), default=0)
@@ -48,23 +48,23 @@ class Tale:
             tokens = entry[1].tokens
         return Delta(text=text, id=self.id, tokens=tokens) if text else None
 
-    def hear_all(self, text: str) -> Delta | None:
-        """Return the part of the whole text, as read from the row, that is new for the client. Raises `Differs`."""
-        self._seen = Told()
+    def consume_all(self, text: str) -> Delta | None:
+        """Return what the client lacks of the whole text, which was read from the row. Raises `TextDiverged`."""
+        self._seen = DeliveredText()
         new = self._go_on(text)
-        if self._seen.at < self._told.at:
-            raise Differs
+        if self._seen.at < self._delivered.at:
+            raise TextDiverged
         return Delta(text=new, id=self.id) if new else None
 
     def restart(self) -> Restart:
         """Begin anew: no text counts as sent, and the first entry of the attempt comes next."""
-        self._told = BEGINNING
+        self._delivered = BEGINNING
         self._forget(self._before)
         return Restart(id=self.id)
 
     def _forget(self, last: bytes) -> None:
         self._attempt: UUID | None = None
-        self._seen = Told()
+        self._seen = DeliveredText()
         self._before = self._last = last
 
     def _new(self, entry: Entry) -> str:
@@ -73,18 +73,18 @@ class Tale:
         if chunk.attempt != self._attempt:
             if chunk.at:  # the chunk's attempt is over, or the beginning of its text is missing
                 return ""
-            self._attempt, self._seen, self._before = chunk.attempt, Told(), before
+            self._attempt, self._seen, self._before = chunk.attempt, DeliveredText(), before
         known = self._seen.at - chunk.at
         return self._go_on(chunk.text[known:]) if known >= 0 else ""
 
     def _go_on(self, text: str) -> str:
-        """Return the new part of `text`, which follows the text that was seen. Raises `Differs`."""
-        again = self._told.at - self._seen.at
-        self._seen.tell(text[:again])
-        if self._seen.at < self._told.at:
+        """Return the new part of `text`, which follows the text that was seen. Raises `TextDiverged`."""
+        again = self._delivered.at - self._seen.at
+        self._seen.add(text[:again])
+        if self._seen.at < self._delivered.at:
             return ""
-        if self._seen.position != self._told:
-            raise Differs
-        self._seen.tell(text[again:])
-        self._told = self._seen.position
+        if self._seen.position != self._delivered:
+            raise TextDiverged
+        self._seen.add(text[again:])
+        self._delivered = self._seen.position
         return text[again:]

@@ -21,7 +21,7 @@ from inference.store import connections
 logger = logging.getLogger(__name__)
 
 
-class Teller:
+class RequestFigures:
     """The writer of a web process's figures, which calls `waiting` once a tick.
 
     It does so in a thread, which a web process begins as it starts. No other process does.
@@ -30,20 +30,20 @@ class Teller:
     def __init__(self, waiting: Callable[[], int]) -> None:
         self._waiting = waiting
 
-    def begin(self) -> None:
-        threading.Thread(target=self._tell_forever, name="figures", daemon=True).start()
+    def start(self) -> None:
+        threading.Thread(target=self._record_forever, name="figures", daemon=True).start()
 
-    def refused(self, code: str, model: str = SERVICE) -> None:
+    def count_refusal(self, code: str, model: str = SERVICE) -> None:
         ledger.note(model, {"refused": {code: 1}})
 
-    def _tell_forever(self) -> None:
-        connections.own()
+    def _record_forever(self) -> None:
+        connections.use_own_connection()
         while True:
             time.sleep(ledger.TICK_S - clock.time_s() % ledger.TICK_S)
-            self.tell()
+            self.record()
             connection.close()
 
-    def tell(self) -> None:
+    def record(self) -> None:
         """Write the figures of this process. Those that cannot be written now are kept for the next tick."""
         if waiting := self._waiting():
             ledger.note(SERVICE, {"now": {"requests_waiting": waiting}})

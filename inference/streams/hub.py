@@ -34,7 +34,7 @@ MOST_HELD = 100  # entries that wait for one reader; with more of them the reade
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 5.0  # while Redis is away
 
 
-class Ear(Waiter):
+class StreamSubscriber(Waiter):
     """The queue of entries that one reader takes next.
 
     An ear begins behind. While it is behind, its reader reads the entries from Redis by itself.
@@ -68,7 +68,7 @@ class Ear(Waiter):
                 return entries
         return []
 
-    def rewind(self, to: bytes) -> None:
+    def replay_after(self, to: bytes) -> None:
         """Make `listen` return the entries after this one again."""
         with self._changed:
             self._taken = to
@@ -101,7 +101,7 @@ class Ear(Waiter):
         self.is_behind = True
         self._held.clear()
 
-    def offer(self, entries: Sequence[Entry]) -> None:
+    def push(self, entries: Sequence[Entry]) -> None:
         with self._changed:
             if self.is_behind:
                 return
@@ -123,7 +123,7 @@ class Ear(Waiter):
             self._changed.notify()
 
 
-class Live:
+class StreamHub:
     """The open streams of this process, and the thread that reads for them.
 
     The thread starts with the first stream, and no error ends it. It lingers for `LINGER_S` when there is no stream.
@@ -131,40 +131,42 @@ class Live:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self.ears: dict[bytes, list[Ear]] = {}  # by the id of the job, in the form in which notices name it
+        self.subscribers: dict[
+            bytes, list[StreamSubscriber]
+        ] = {}  # by the id of the job, in the form in which notices name it
         self.is_stopping = False
         self._thread: threading.Thread | None = None
         self._left_at = 0.0
 
     @contextlib.contextmanager
-    def follow(self, job_id: UUID) -> Iterator[Ear]:
+    def follow(self, job_id: UUID) -> Iterator[StreamSubscriber]:
         """Yield a new ear for this job, which is also woken when the job has finished."""
-        ear, key = Ear(job_id), history.notice([job_id])
+        subscriber, key = StreamSubscriber(job_id), history.notice([job_id])
         with self._lock:
-            ear.is_stopped = self.is_stopping
+            subscriber.is_stopped = self.is_stopping
             self._ensure_thread()
-            self.ears.setdefault(key, []).append(ear)
+            self.subscribers.setdefault(key, []).append(subscriber)
         try:
-            with finished.listener.expect(job_id, ear):
-                yield ear
+            with finished.listener.expect(job_id, subscriber):
+                yield subscriber
         finally:
             with self._lock:
-                self.ears[key].remove(ear)
-                if not self.ears[key]:
-                    del self.ears[key]
+                self.subscribers[key].remove(subscriber)
+                if not self.subscribers[key]:
+                    del self.subscribers[key]
                 self._left_at = time.monotonic()
 
     def __len__(self) -> int:
         """Return the number of streams that are open now."""
-        return sum(map(len, list(self.ears.values())))
+        return sum(map(len, list(self.subscribers.values())))
 
     def stop(self) -> None:
         """End all streams as this process ends. Their clients go on in another process."""
         with self._lock:
             self.is_stopping = True
-            for ears in self.ears.values():
-                for ear in ears:
-                    ear.stop()
+            for subscribers in self.subscribers.values():
+                for subscriber in subscribers:
+                    subscriber.stop()
 
     def _ensure_thread(self) -> None:
         if self._thread is None or not self._thread.is_alive():
@@ -189,7 +191,7 @@ class Live:
         The lock is held meanwhile, so that a stream that begins next finds no thread and starts one.
         """
         with self._lock:
-            done = not self.ears and time.monotonic() - self._left_at > LINGER_S
+            done = not self.subscribers and time.monotonic() - self._left_at > LINGER_S
             if done:
                 self._thread = None
         return done
@@ -199,28 +201,31 @@ class Live:
         with client, client.pubsub(ignore_subscribe_messages=True) as subscription:
             subscription.subscribe(history.channel())
             polled_at = 0.0
-            while self.ears or time.monotonic() - self._left_at <= LINGER_S:
+            while self.subscribers or time.monotonic() - self._left_at <= LINGER_S:
                 message = subscription.get_message(timeout=POLL_S)
                 if message:
                     self._hand_out(message["data"].split(b","))
                 if time.monotonic() - polled_at > POLL_S:
-                    self._hand_out(list(self.ears))
+                    self._hand_out(list(self.subscribers))
                     polled_at = time.monotonic()
                 pauses.reset()
 
     def _hand_out(self, keys: Collection[bytes]) -> None:
         with self._lock:
-            following = [list(self.ears[key]) for key in keys if key in self.ears]
-        wanted: dict[UUID, list[Ear]] = {}
-        for ears in following:
-            if current := [ear for ear in ears if not ear.is_behind]:
+            following = [list(self.subscribers[key]) for key in keys if key in self.subscribers]
+        wanted: dict[UUID, list[StreamSubscriber]] = {}
+        for subscribers in following:
+            if current := [subscriber for subscriber in subscribers if not subscriber.is_behind]:
                 wanted[current[0].job_id] = current
         if not wanted:
             return
-        after = {job_id: min((ear.offered for ear in ears), key=history.place) for job_id, ears in wanted.items()}
+        after = {
+            job_id: min((subscriber.offered for subscriber in subscribers), key=history.place)
+            for job_id, subscribers in wanted.items()
+        }
         for job_id, entries in history.read(after, PAGE).items():
-            for ear in wanted[job_id]:
-                ear.offer(entries)
+            for subscriber in wanted[job_id]:
+                subscriber.push(entries)
 
 
-live = Live()
+hub = StreamHub()

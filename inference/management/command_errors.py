@@ -11,7 +11,7 @@ from inference.errors import InferenceError, NoWorker
 
 
 @contextlib.contextmanager
-def told() -> Iterator[None]:
+def readable_errors() -> Iterator[None]:
     try:
         yield
     except NoWorker as error:

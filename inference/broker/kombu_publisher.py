@@ -15,7 +15,7 @@ from kombu.exceptions import KombuError
 
 from inference.broker import messages as wire
 from inference.broker import queues
-from inference.broker.breaker import Breaker
+from inference.broker.circuit_breaker import Breaker
 from inference.broker.messages import JobMessage
 from inference.errors import BrokerUnavailable
 
@@ -25,7 +25,7 @@ CONNECTIONS = 10  # for all threads of a process
 TIMEOUT_S = 1.0
 
 
-class Refused(BrokerUnavailable):
+class PublishRefused(BrokerUnavailable):
     """The broker answers and refuses the call, for example because a queue exists with other arguments.
 
     If only some queues were refused, they are in `queues`, and the messages of the others were sent.
@@ -37,12 +37,12 @@ class Refused(BrokerUnavailable):
 
 
 def raise_refused(reasons: Mapping[str, object]) -> None:
-    """Raise `Refused` if there are any `reasons`, which are by queue."""
+    """Raise `PublishRefused` if there are any `reasons`, which are by queue."""
     if reasons:
-        raise Refused("; ".join(f"{queue}: {reason}" for queue, reason in reasons.items()), queues=reasons)
+        raise PublishRefused("; ".join(f"{queue}: {reason}" for queue, reason in reasons.items()), queues=reasons)
 
 
-class AnyBroker:
+class KombuPublisher:
     """A broker that kombu can reach, with a few connections that all threads share.
 
     A connection on which a call failed is closed, and never used again. All calls raise `BrokerUnavailable`.
@@ -63,7 +63,7 @@ class AnyBroker:
         for queue, group in itertools.groupby(sorted(messages, key=by_queue), by_queue):
             try:
                 self._call(functools.partial(self._send, queue, list(group)))
-            except Refused as error:
+            except PublishRefused as error:
                 refused[queue] = error.message
         raise_refused(refused)
 
@@ -83,7 +83,7 @@ class AnyBroker:
         Before, because it may have been deleted, and messages to no queue are dropped without an error. After, because
         the answer shows that the messages were read, which RabbitMQ does not do while it has an alarm.
         """
-        declared = queues.declared(queue, settings.SERVICE_PREFIX, settings.CELERY_BROKER_URL).bind(
+        declared = queues.make_queue(queue, settings.SERVICE_PREFIX, settings.CELERY_BROKER_URL).bind(
             connection.default_channel
         )
         declared.queue_declare()
@@ -108,7 +108,7 @@ class AnyBroker:
                 return self._on_any(action)
             except self.refusals as error:
                 refusal = error
-        raise Refused(f"The broker refuses: {refusal}") from refusal
+        raise PublishRefused(f"The broker refuses: {refusal}") from refusal
 
     def _on_any(self, action: Callable[[kombu.Connection], T]) -> T:
         """Run a call on an idle connection.
@@ -151,13 +151,13 @@ def _refuse(reason: str) -> NoReturn:
 
 
 @functools.lru_cache(maxsize=2)
-def broker_at(url: str) -> AnyBroker:
-    return AnyBroker(url)
+def publisher_at(url: str) -> KombuPublisher:
+    return KombuPublisher(url)
 
 
-def broker() -> AnyBroker:
+def get_publisher() -> KombuPublisher:
     """Return the broker at BROKER_URL."""
-    return broker_at(settings.CELERY_BROKER_URL)
+    return publisher_at(settings.CELERY_BROKER_URL)
 
 
 @contextlib.contextmanager
