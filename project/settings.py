@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 from api import request_id
-from inference.broker import address, queues
+from inference.broker import address, queue_declaration
 from inference.catalog import reader, specs
 from inference.telemetry import tracing
 from project import environment as env
@@ -176,7 +176,8 @@ try:
 except specs.CatalogError:
     _models = []  # `manage.py check` reports what is wrong with the file
 CELERY_TASK_QUEUES = [
-    queues.make_queue(address.queue_name(SERVICE_PREFIX, model), SERVICE_PREFIX, CELERY_BROKER_URL) for model in _models
+    queue_declaration.make_queue(address.queue_name(SERVICE_PREFIX, model), SERVICE_PREFIX, CELERY_BROKER_URL)
+    for model in _models
 ]
 
 # The HTTP interface.

@@ -13,7 +13,7 @@ from inference.catalog.parameters import ParameterSpec
 from inference.catalog.specs import ModelSpec
 from inference.errors import RETRYABLE_OUTCOMES
 from inference.models import Bulk, Job, Priority, Status
-from inference.status import backlog, catalog, health, workers
+from inference.status import catalog, health, queue_position, workers
 from inference.submission import bulk as bulks
 
 
@@ -48,7 +48,7 @@ def waiting_job(row: Job) -> dict[str, Any]:
     """Return a job's document, with its position in the queue and its estimated wait while it is queued."""
     shown = job(row)
     if row.status == Status.QUEUED:
-        place = backlog.place(row)
+        place = queue_position.place(row)
         shown["position"] = place.position
         shown["estimated_wait_s"] = place.wait_s and round(place.wait_s, 1)
     return shown
@@ -101,7 +101,7 @@ def model(spec: ModelSpec) -> dict[str, Any]:
         "served": {
             "workers": workers.serving(spec.name),
             "memory_bytes": workers.in_memory().get(spec.name, workers.InMemory()).bytes,
-            "queued": backlog.queued(spec),
+            "queued": queue_position.queued(spec),
             "items_per_s": workers.speeds().get(spec.name),
             "note": workers.notes().get(spec.name),
             "entries": [_run(run, count) for run, count in sorted(catalog.runs().get(spec.name, {}).items())],

@@ -42,7 +42,7 @@ def reshape(request: HttpRequest, answer: HttpResponse) -> HttpResponse:
     if not (problem := problems.document_of(answer)):
         return answer
     inputs = next((INPUTS[part] for part in request.path_info.split("/") if part in INPUTS), "prompt")
-    problems.replace_body(answer, body(problem, inputs=inputs))
+    problems.write_in_dialect(answer, body(problem, inputs=inputs))
     answer.status_code = status_of(answer.status_code)
     is_same = request.method == "GET" or "HTTP_IDEMPOTENCY_KEY" in request.META
     again = _may_be_sent_again(problem, is_same)

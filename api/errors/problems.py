@@ -194,7 +194,7 @@ def document_of(answer: HttpResponse) -> dict[str, Any] | None:
     return document
 
 
-def replace_body(answer: HttpResponse, body: Mapping[str, Any]) -> None:
+def write_in_dialect(answer: HttpResponse, body: Mapping[str, Any]) -> None:
     """Replace the body of a problem by one that the clients of its address read."""
     answer.content = orjson.dumps(body)
     answer.headers["Content-Type"] = "application/json"

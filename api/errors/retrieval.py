@@ -36,7 +36,7 @@ def reshape(request: HttpRequest, answer: HttpResponse) -> HttpResponse:
         return answer
     status, detail = problem["status"], problem["detail"]
     kind = OVERLOADED if status in (429, 503) else BACKEND if status >= 500 else VALIDATION
-    problems.replace_body(answer, {"message": detail, "error": detail, "error_type": kind, "code": problem["code"]})
+    problems.write_in_dialect(answer, {"message": detail, "error": detail, "error_type": kind, "code": problem["code"]})
     if TEI.fullmatch(f"{request.path_info}/"):
         answer.status_code = status_of(problem["code"], status)
     return answer

@@ -89,7 +89,7 @@ class Api:
                 request.path_info = request.path = request.path_info.rstrip("/") or "/"
             answer = self._answer(request, match)
             dialect = next((each for each in (openai, retrieval) if each.speaks(request)), None)
-            answer = (dialect.reshaped if dialect else problems.set_stream_type)(request, answer)
+            answer = (dialect.reshape if dialect else problems.set_stream_type)(request, answer)
             if match and match.func is not problems.not_found and request.path_info not in UNCOUNTED:
                 method = request.method if request.method in METHODS else "other"
                 ledger.note(SERVICE, {"requests": {f"{method} {route_of(match)} {answer.status_code}": 1}})

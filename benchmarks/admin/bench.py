@@ -19,7 +19,7 @@ from benchmarks.admin.asks import Ask, Asks
 from benchmarks.admin.fill import CATALOG, Month
 from benchmarks.admin.stopwatch import watching
 from benchmarks.tables import aligned, between_marks, machine, markdown_table
-from inference.status import backlog, metrics
+from inference.status import metrics, queue_position
 
 __all__ = ["CATALOG", "run"]
 
@@ -74,7 +74,7 @@ def measured(ask: Ask) -> Measured:
     """The best of some times, each of a process that remembers nothing."""
     watches = []
     for _ in range(TIMES):
-        for forget in (metrics.forget, backlog.forget):
+        for forget in (metrics.forget, queue_position.forget):
             forget()
         with watching() as watch:
             ask.do()

@@ -14,7 +14,7 @@ from django.conf import settings
 from kombu.exceptions import KombuError
 
 from inference.broker import messages as wire
-from inference.broker import queues
+from inference.broker import queue_declaration
 from inference.broker.circuit_breaker import Breaker
 from inference.broker.messages import JobMessage
 from inference.errors import BrokerUnavailable
@@ -83,7 +83,7 @@ class KombuPublisher:
         Before, because it may have been deleted, and messages to no queue are dropped without an error. After, because
         the answer shows that the messages were read, which RabbitMQ does not do while it has an alarm.
         """
-        declared = queues.make_queue(queue, settings.SERVICE_PREFIX, settings.CELERY_BROKER_URL).bind(
+        declared = queue_declaration.make_queue(queue, settings.SERVICE_PREFIX, settings.CELERY_BROKER_URL).bind(
             connection.default_channel
         )
         declared.queue_declare()

@@ -25,8 +25,8 @@ def publish(messages: Sequence[JobMessage]) -> None:
 
     Messages that are sent again go before those that wait, if the broker can do that.
 
-    Raises `BrokerUnavailable`; some messages may have been sent then, and may be sent again. Raises `Refused` if all
-    messages except those for its `queues` were sent.
+    Raises `BrokerUnavailable`; some messages may have been sent then, and may be sent again. Raises `PublishRefused` if
+    all messages except those for its `queues` were sent.
     """
     if not messages:
         return

@@ -17,8 +17,8 @@ from inference.catalog.specs import ModelSpec
 from inference.errors import InvalidInput, Overloaded, QueueFull, TooManyQueued
 from inference.failures import is_away
 from inference.models import Job, Priority, Status
-from inference.status import backlog, workers
-from inference.submission.lines import QueueCounter
+from inference.status import queue_position, workers
+from inference.submission.queue_counter import QueueCounter
 from inference.submission.submissions import Terms
 
 RETRY_AFTER_S = (1.0, 60.0)  # the shortest and the longest
@@ -109,7 +109,7 @@ def wait_s(job: Job) -> float | None:
 
 def _ahead(model: str, priority: int, owner: Any, waiting: int) -> int:
     """Return how many of the waiting jobs go before the next job of this owner, since owners take turns."""
-    return min(waiting, backlog.ahead_of_next(model, priority, owner)) if waiting > 1 else waiting
+    return min(waiting, queue_position.ahead_of_next(model, priority, owner)) if waiting > 1 else waiting
 
 
 def max_queued(spec: ModelSpec, priority: int) -> int:

@@ -24,9 +24,9 @@ from inference.fields import json_field
 from inference.models import TERMINAL, WAITING, Bulk, Job, Status
 from inference.store import rows
 from inference.store.transitions import cancel_many
-from inference.submission import admission, idempotency, jobs, together, writer
+from inference.submission import admission, bulk_store, idempotency, jobs, writer
+from inference.submission.bulk_store import Common, NewJob
 from inference.submission.submissions import BulkItem, BulkSubmission
-from inference.submission.together import Common, NewJob
 from inference.telemetry import logs
 
 SHOWN_ERRORS = 100
@@ -70,7 +70,7 @@ def submit(submission: BulkSubmission) -> Accepted:
     stored = idempotency.store_once(bulk, store)
     if stored is not bulk:
         return _accepted_before(stored)
-    together.send(submission.spec, new)
+    bulk_store.send(submission.spec, new)
     return _accepted_now(bulk, new)
 
 
@@ -112,7 +112,7 @@ def _accepted_before(known: Bulk) -> Accepted:
 
     Raises `StoreUnavailable` if the database is away.
     """
-    with writer.naming_row(known):
+    with writer.report_row_if_away(known):
         found = list(known.job_set.order_by("bulk_index").values_list("bulk_index", "pk"))
         return Accepted(bulk=known, progress=progress(known), jobs=found)
 
@@ -146,7 +146,7 @@ def _check_parameters(items: Sequence[BulkItem]) -> None:
     """Raise `InvalidInput` if parameters that all items share are too large to be stored with each job."""
     given = items[0].parameters
     if given and all(item.parameters is given for item in items):
-        together.check_parameters(given, len(items))
+        bulk_store.check_parameters(given, len(items))
 
 
 def _new_bulk(submission: BulkSubmission) -> Bulk:
@@ -221,6 +221,6 @@ def _store(bulk: Bulk, new: Sequence[NewJob]) -> None:
     Raises `IntegrityError` if the idempotency key is taken, and `StoreUnavailable` if the bulk may have been stored.
     """
     statements = list(rows.group_by_statement(job.row for job in new))
-    with together.commit(bulk):
+    with bulk_store.commit(bulk):
         bulk.save(force_insert=True)
-        together.insert(statements)
+        bulk_store.insert(statements)

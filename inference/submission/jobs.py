@@ -27,7 +27,7 @@ from inference.store import rows, transitions
 from inference.store.rows import Changes
 from inference.submission import admission, idempotency, lists
 from inference.submission.submissions import Submission
-from inference.submission.writer import PATIENCE_S, naming_row, writer
+from inference.submission.writer import PATIENCE_S, report_row_if_away, writer
 from inference.telemetry import logs
 from inference.waiting import finished
 from inference.waiting.compute_slots import compute_slots
@@ -159,7 +159,7 @@ def _accept(submission: Submission, job: Job, parts: Sequence[Part], *, needs_wo
     """Store and send the job, and return it, or the job of an earlier request with its idempotency key."""
     accepted = idempotency.store_once(job, lambda: _store(submission, job, parts, needs_worker=needs_worker))
     if submission.webhook:
-        with naming_row(accepted):
+        with report_row_if_away(accepted):
             delivery.register(accepted, submission.webhook)
     return accepted
 

@@ -15,7 +15,7 @@ from inference.catalog.sizes.lengths import Part
 from inference.catalog.specs import ModelSpec
 from inference.models import Job
 from inference.store import rows
-from inference.submission import admission, together, writer
+from inference.submission import admission, bulk_store, writer
 from inference.submission.submissions import Terms
 from inference.telemetry import tracing
 
@@ -37,7 +37,7 @@ def split(spec: ModelSpec, inputs: Any, parameters: Mapping[str, Any], size: int
     validation.check_rows(spec, max((part.size for part in parts), default=size))
     if len(parts) < 2:
         return []
-    together.check_parameters(parameters, len(parts))
+    bulk_store.check_parameters(parameters, len(parts))
     return parts
 
 
@@ -53,12 +53,12 @@ def accept(terms: Terms, whole: Job, parts: Sequence[Part]) -> None:
     of_all = rows.row_factory(row)(
         whole=whole.id, parts=None, published_at=sent_at, idempotency_key=None, idempotency_digest="", **traced
     )
-    common = together.Common(rows.row_factory(of_all), writer.message_of(whole))
+    common = bulk_store.Common(rows.row_factory(of_all), writer.message_of(whole))
     new = [common.job(part.size, part.length, inputs=part.inputs, place=part.place) for part in parts]
     statements = list(rows.group_by_statement([row, *(job.row for job in new)]))
-    with admission.reserve_places(terms, [whole.id, *(job.id for job in new)]), together.commit(whole):
-        together.insert(statements)
+    with admission.reserve_places(terms, [whole.id, *(job.id for job in new)]), bulk_store.commit(whole):
+        bulk_store.insert(statements)
     whole._state.adding = False
     transaction.on_commit(
-        lambda: together.send(terms.spec, new)
+        lambda: bulk_store.send(terms.spec, new)
     )  # they are sent at once, unless the caller has a transaction of its own

@@ -250,7 +250,7 @@ def message_of(job: Job, *, recovered: bool = False) -> publish.JobMessage:
 
 
 @contextlib.contextmanager
-def naming_row(row: Job | Bulk) -> Iterator[None]:
+def report_row_if_away(row: Job | Bulk) -> Iterator[None]:
     """Raise `StoreUnavailable`, which names `row`, if the database is away in the block.
 
     The block begins with the commit of the row, which may therefore have been stored.

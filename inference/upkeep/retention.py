@@ -24,7 +24,7 @@ from inference import clock, queries
 from inference.fields.ids import first_id_at
 from inference.figures import fold, marks
 from inference.models import ENDED, TERMINAL, WAITING, Bulk, Job, Webhook, Worker
-from inference.status.backlog import milliseconds
+from inference.status.queue_position import milliseconds
 from inference.upkeep import acts
 
 logger = logging.getLogger(__name__)

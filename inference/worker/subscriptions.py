@@ -15,7 +15,7 @@ from amqp.exceptions import PreconditionFailed
 from django.conf import settings
 from kombu import Exchange
 
-from inference.broker import address, kombu_publisher, queues
+from inference.broker import address, kombu_publisher, queue_declaration
 from inference.catalog.specs import Catalog
 from inference.failures import Pauses
 
@@ -61,7 +61,7 @@ class Subscriptions:
         """
         known = self.c.app.amqp.queues
         if queue not in known:  # the queue of a model that was added after the worker's start
-            known.add(queues.make_queue(queue, settings.SERVICE_PREFIX, settings.CELERY_BROKER_URL))
+            known.add(queue_declaration.make_queue(queue, settings.SERVICE_PREFIX, settings.CELERY_BROKER_URL))
         refusal = self._refused.get(queue, Refusal())
         if time.monotonic() < refusal.retry_at:
             return

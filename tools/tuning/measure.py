@@ -20,12 +20,12 @@ from tools.tuning.replica import (  # fmt: skip
     answer,
     answers,
     items_per_s,
+    measure_generation_rate,
     memory_bytes,
     note,
     seconds,
     step_seconds,
     steps,
-    tokens_per_s,
 )
 
 LENGTHS = {
@@ -54,7 +54,7 @@ class Unit:
 
 
 ITEMS = Unit(name="items", seconds=seconds, rate=items_per_s)
-TOKENS = Unit(name="tokens", seconds=step_seconds, rate=tokens_per_s)
+TOKENS = Unit(name="tokens", seconds=step_seconds, rate=measure_generation_rate)
 
 
 def unit_of(replica: Replica) -> Unit:

@@ -164,7 +164,7 @@ def step_seconds(size: int, length: int, budget_s: float) -> float | None:
             stepper.leave(key)
 
 
-def tokens_per_s(size: int, length: int, budget_s: float) -> float:
+def measure_generation_rate(size: int, length: int, budget_s: float) -> float:
     took_s = step_seconds(size, length, budget_s)
     return size / took_s if took_s else 0.0
 

@@ -33,7 +33,7 @@ from inference.admin.filters import (
 from inference.admin.pages import batches, story
 from inference.admin.pages.acts import facts as act_facts
 from inference.admin.readonly import ReadOnlyAdmin
-from inference.admin.rendering import data, display, export, media
+from inference.admin.rendering import display, export, job_payload, media
 from inference.fields.ids import new_job_id
 from inference.models import Act, ActKind, Job, Status, Webhook, Worker
 from inference.telemetry.plurals import count_of
@@ -273,7 +273,7 @@ class JobAdmin(ReadOnlyAdmin):
         if job is not None and self.has_view_permission(request, job):
             told = {
                 "title": f"Job …{job.pk.hex[-8:]}", "story": story.events(job), "bar": story.bar(job),
-                "data": data.of(job), "parameters": display.pretty_json(job.parameters),
+                "data": job_payload.load_payload(job), "parameters": display.pretty_json(job.parameters),
             }  # fmt: skip
         return super().change_view(request, object_id, form_url, {**told, **(extra_context or {})})
 
@@ -288,7 +288,7 @@ class JobAdmin(ReadOnlyAdmin):
 
     def media_of(self, request: HttpRequest, pk: UUID) -> HttpResponse:
         """Return an image or a sound of the job's inputs or output."""
-        found, _ = data.read(self.seen(request, pk))
+        found, _ = job_payload.read(self.seen(request, pk))
         try:
             answer = media.answer(media.at(found, request.GET.get("at", "")))
         except LookupError:
@@ -300,7 +300,7 @@ class JobAdmin(ReadOnlyAdmin):
     def now(self, request: HttpRequest, pk: UUID) -> JsonResponse:
         """Return what changes while the job waits and runs."""
         job = self.seen(request, pk)
-        text = data.arriving(job.pk) if job.status == Status.RUNNING else ""
+        text = job_payload.arriving(job.pk) if job.status == Status.RUNNING else ""
         return JsonResponse({"status": job.status, "text": text}, headers={"Cache-Control": "no-store"})
 
     def steer_one(self, request: HttpRequest, pk: UUID) -> HttpResponse:

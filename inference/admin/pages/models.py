@@ -26,7 +26,7 @@ from inference.catalog import lookup, specs
 from inference.catalog.parameters import ParameterSpec
 from inference.catalog.specs import ModelSpec
 from inference.models import Job, PausedModel, Priority, Status, Worker
-from inference.status import backlog, catalog, owners, workers
+from inference.status import catalog, owners, queue_position, workers
 from inference.store import intents
 
 MIB = 2**20
@@ -54,7 +54,7 @@ def lines() -> list[ModelRow]:
     return [
         ModelRow(
             name=name, spec=spec, runs=sorted(runs.get(name, {}).items()), served=served[name],
-            queued=backlog.queued(spec) if spec else 0, speed=workers.speeds().get(name), pause=paused.get(name),
+            queued=queue_position.queued(spec) if spec else 0, speed=workers.speeds().get(name), pause=paused.get(name),
         )
         for name in sorted(known.keys() | runs.keys() | paused.keys())
         for spec in [known.get(name)]
@@ -115,7 +115,7 @@ def waiting_owners(model: str) -> list[WaitingOwner]:
     return [
         WaitingOwner(
             pk=owner, name=names.get(owner, "nobody"), jobs=jobs[owner],
-            wait_s=workers.seconds_for(model, backlog.ahead_of_next(model, Priority.NORMAL, owner)),
+            wait_s=workers.seconds_for(model, queue_position.ahead_of_next(model, Priority.NORMAL, owner)),
         )
         for owner in most
     ]  # fmt: skip
@@ -170,7 +170,7 @@ class ModelsAdmin(ReadOnlyAdmin):
         return self.page(
             request, "inference/model.html", title=display.visible(name), name=name, spec=spec, pause=pause,
             facts=list(facts(spec)) if spec else [], places=where, plots=list(plots(name, living)),
-            queued=backlog.queued(spec) if spec else None, acts=acts(name),
+            queued=queue_position.queued(spec) if spec else None, acts=acts(name),
             owners=waiting_owners(name), oldest=queued.order_by("priority", "pk").only("created_at").first(),
         )  # fmt: skip
 

@@ -14,7 +14,7 @@ from django.utils.safestring import SafeString, mark_safe
 
 from inference.admin.rendering import display, drawing
 from inference.models import Job, PausedModel, Status, Webhook
-from inference.status import backlog, workers
+from inference.status import queue_position, workers
 
 NOTHING = mark_safe("")
 
@@ -132,7 +132,7 @@ def batch_link(job: Job) -> SafeString | str:
 def _waits(job: Job) -> Iterator[Event]:
     if job.status != Status.QUEUED or job.parts:
         return
-    place = backlog.place(job)
+    place = queue_position.place(job)
     soon = f", in about {display.duration(place.wait_s)}" if place.wait_s is not None else ""
     yield Event(
         what=f"Number {place.position:,} in the queue", detail=_kept_by(job) or f"its turn comes{soon}", state="now"

@@ -79,12 +79,12 @@ def _too_large(pixels: str) -> InvalidInput:
     return InvalidInput(f"The images of an input must have at most {MAX_PIXELS} pixels together, not {pixels}.")
 
 
-def image(value: Any) -> Any:
+def decode_image(value: Any) -> Any:
     """Return the only image of an input."""
     return Images().open(value)
 
 
-def audio(value: Any, rate: int) -> npt.NDArray[np.float32]:
+def decode_audio(value: Any, rate: int) -> npt.NDArray[np.float32]:
     """Return one channel of sound, with `rate` samples a second."""
     import soundfile
 

@@ -92,11 +92,11 @@ def prompt(value: Any, pipe: Any) -> Any:
 
 
 def image(value: Any, pipe: Any) -> Any:
-    return media.image(value)
+    return media.decode_image(value)
 
 
 def audio(value: Any, pipe: Any) -> Any:
-    return media.audio(value, pipe.feature_extractor.sampling_rate)
+    return media.decode_audio(value, pipe.feature_extractor.sampling_rate)
 
 
 def labels(value: Any, pipe: Any = None) -> Any:
@@ -128,8 +128,10 @@ def template(value: Any, pipe: Any = None) -> str:
 def image_fields(value: Any, pipe: Any) -> Any:
     """Read an image, or {"image": …} with the pipeline's other arguments beside it."""
     if not isinstance(value, dict):
-        return media.image(value)
-    return {key: media.image(item) if key == "image" else _harmless(key, item, pipe) for key, item in value.items()}
+        return media.decode_image(value)
+    return {
+        key: media.decode_image(item) if key == "image" else _harmless(key, item, pipe) for key, item in value.items()
+    }
 
 
 def image_and_text(value: Any, pipe: Any) -> Any:

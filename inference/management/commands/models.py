@@ -11,7 +11,7 @@ from inference.catalog import lookup
 from inference.catalog.specs import ModelSpec
 from inference.management.command_errors import readable_errors
 from inference.models import Worker
-from inference.status import backlog, health, workers
+from inference.status import health, queue_position, workers
 from inference.telemetry.plurals import count_of
 
 
@@ -32,7 +32,7 @@ def facts(spec: ModelSpec, living: Iterable[Worker]) -> Iterator[tuple[str, str]
     readable_errors = {"task": spec.task, "engine": spec.engine, "weights": spec.model, "revision": spec.revision}
     yield from ((name, fact) for name, fact in readable_errors.items() if fact)
     yield "served by", "; ".join(servers(spec.name, living)) or "no living worker"
-    yield "queue", f"{spec.queue}, {count_of(backlog.queued(spec), 'job', ('waits', 'wait'))}"
+    yield "queue", f"{spec.queue}, {count_of(queue_position.queued(spec), 'job', ('waits', 'wait'))}"
 
 
 def servers(model: str, living: Iterable[Worker]) -> Iterator[str]:

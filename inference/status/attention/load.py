@@ -14,7 +14,7 @@ from inference.catalog import lookup
 from inference.errors import ContextLengthExceeded, InvalidInput, Overloaded, QueueFull
 from inference.figures import sample, series
 from inference.models import TERMINAL, Figure, Grain, Job, Webhook, WebhookState, Worker
-from inference.status import backlog, workers
+from inference.status import queue_position, workers
 from inference.status.attention.fleet import BROKER
 from inference.status.attention.item import AttentionItem
 from inference.telemetry.plurals import count_of
@@ -101,7 +101,7 @@ def _refusals() -> dict[str, int]:
 def _full(model: str, count: int, refused: int) -> str:
     """Return text on a queue that takes no more jobs, or refused requests in the last minutes; else an empty string."""
     spec, found = lookup.known_models().get(model), []
-    if spec and count >= spec.max_queued and (waiting := backlog.count_to_limit(model)) >= spec.max_queued:
+    if spec and count >= spec.max_queued and (waiting := queue_position.count_to_limit(model)) >= spec.max_queued:
         waits = count_of(waiting, "job", ("waits", "wait"))
         found = [f"The queue of {model} is full: {waits}, and from {spec.max_queued:,} on no more may."]
     if refused:

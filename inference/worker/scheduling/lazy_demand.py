@@ -14,7 +14,7 @@ from inference.engines.artifacts import memory
 from inference.failures import Pauses
 from inference.residency.residents import Residents, Waiting
 from inference.residency.shares import is_ours
-from inference.status import backlog, catalog, workers
+from inference.status import catalog, queue_position, workers
 from inference.worker.chores import run_chore
 from inference.worker.replicas.devices import Plan
 
@@ -60,7 +60,9 @@ class LazyDemand(threading.Thread):
         if not models or not absent:  # no job waits for a model to be loaded
             self.waiting, self.ours, self._seen_at, self._made_at = {}, frozenset(), {}, {}
             return
-        found = {name: first for name, first in backlog.first_queued(models).items() if name not in self.held_back}
+        found = {
+            name: first for name, first in queue_position.first_queued(models).items() if name not in self.held_back
+        }
         now = time.monotonic()
         self._seen_at = {name: self._seen_at.get(name, now) for name in found if name in absent}
         self._made_at = {job_id: self._made_at.get(job_id, now - _age_s(job_id)) for _, job_id in found.values()}
@@ -92,4 +94,4 @@ class LazyDemand(threading.Thread):
 
 
 def _age_s(job_id: UUID) -> float:
-    return max(0.0, clock.time_s() - backlog.milliseconds(job_id) / 1000)
+    return max(0.0, clock.time_s() - queue_position.milliseconds(job_id) / 1000)

@@ -17,7 +17,7 @@ from django.urls import reverse
 from inference import clock
 from inference.batching.costs import CostModel
 from inference.models import Job, PausedModel, Status, Worker, WorkerState
-from inference.status import backlog, catalog, workers
+from inference.status import catalog, queue_position, workers
 from tests.conditions import ago
 from tests.inference.test_admin import MARKUP, AdminCase, make_job, make_worker
 
@@ -52,7 +52,7 @@ class FleetCase(AdminCase):
         super().setUp()
         for remembered in (catalog.runs, workers.served_models, workers.speeds):
             remembered.forget()
-        backlog.forget()
+        queue_position.forget()
 
     def steer(self, page: str, action: str, user: User | None = None) -> int:
         if user:
@@ -93,7 +93,7 @@ class ModelTests(FleetCase):
         self.assertRegex(page, r"(?s)&lt;many&gt;.*2 high, 30 normal.*3\.[0-9] s.*few.*1 low.*[0-9]+ ms")
         self.assertIn(f"owner={many.pk}", page)
         Job.objects.all().delete()
-        backlog.forget()
+        queue_position.forget()
         self.assertNotIn("Whose jobs wait", self.text(model_page("embeddings")))
 
     def test_one_that_nobody_knows_is_not_found(self) -> None:

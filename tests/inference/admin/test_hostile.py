@@ -37,7 +37,7 @@ from inference.models import (
     Worker,
     WorkerState,
 )
-from inference.status import attention, backlog, catalog, metrics, workers
+from inference.status import attention, catalog, metrics, queue_position, workers
 from inference.telemetry import logs
 from tests.conditions import ago
 from tests.inference.admin.test_fleet import entry, learnt
@@ -121,7 +121,7 @@ class HostileTests(AdminCase):
         self.addresses = self.pages(text, job, worker, silent)
         for remembered in (catalog.runs, workers.served_models, workers.speeds, workers.in_memory, metrics):
             remembered.forget()
-        backlog.forget()
+        queue_position.forget()
         return job
 
     def pages(self, text: str, job: Job, worker: Worker, silent: Worker) -> list[str]:

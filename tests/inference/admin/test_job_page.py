@@ -20,7 +20,7 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
-from inference.admin.rendering import data, display, media, values
+from inference.admin.rendering import display, job_payload, media, values
 from inference.models import Bulk, Job, Status, Webhook, WebhookState
 from inference.streams import history
 from inference.streams.chunks import Chunk
@@ -247,7 +247,7 @@ class ValueTests(AdminCase):
 
     def test_what_is_too_much_for_a_page_is_not_read(self) -> None:
         job = make_job(inputs="x" * 500, output=["y"], status=Status.SUCCEEDED)
-        with patch.object(data, "MOST", 400), CaptureQueriesContext(connection) as queries:
+        with patch.object(job_payload, "MOST", 400), CaptureQueriesContext(connection) as queries:
             page = self.text(page_of(job))
         self.assertIn("The inputs of 502 characters is not shown here", page)
         reads = [query["sql"] for query in queries if 'SELECT "inference_job"."inputs"' in query["sql"]]
@@ -328,6 +328,6 @@ class DisplayTests(AdminCase):
     def test_a_text_that_arrives_is_harmless_and_bounded(self) -> None:
         job_id = uuid.uuid4()
         history.write([Chunk(job_id=job_id, attempt=uuid.uuid4(), at=0, text="\u202e" + "x" * 30_000, tokens=2)])
-        told = data.arriving(job_id)
+        told = job_payload.arriving(job_id)
         self.assertTrue(told.startswith("\\u202e"))
         self.assertLess(len(told), display.LONGEST_TEXT + 10)

@@ -245,7 +245,7 @@ class ImageAndSoundTests(EqualTestCase):
 
     def test_masks_are_pictures_in_base64(self) -> None:
         masks = [part["mask"] for part in self.answers("image-segmentation", [tiny_models.png()])[0]]
-        self.assertEqual({media.image(mask).size for mask in masks}, {(40, 30)})
+        self.assertEqual({media.decode_image(mask).size for mask in masks}, {(40, 30)})
 
     def test_sounds_of_several_lengths(self) -> None:
         for name in ("audio-classification", "automatic-speech-recognition", "whisper"):

@@ -13,14 +13,14 @@ from django.test import TestCase
 from inference.batching.shares import ONE_IN
 from inference.catalog import lookup
 from inference.models import Job, Priority, Status
-from inference.status import backlog, owners
+from inference.status import owners, queue_position
 from inference.status.owners import OwnerQueue
 
 
 class OwnersCase(TestCase):
     def setUp(self) -> None:
-        backlog.forget()
-        self.addCleanup(backlog.forget)
+        queue_position.forget()
+        self.addCleanup(queue_position.forget)
         self.many, self.few = (User.objects.create_user(name) for name in ("many", "few"))
 
     def wait(self, owner: User | None, count: int = 1, **values: Any) -> list[Job]:
@@ -73,36 +73,39 @@ class PlaceTests(OwnersCase):
         self.wait(self.many, 50)
         self.wait(None, 50)
         (job,) = self.wait(self.few)
-        self.assertEqual(backlog.place(job).position, 3)
+        self.assertEqual(queue_position.place(job).position, 3)
 
     def test_the_third_is_behind_three_of_each(self) -> None:
         self.wait(self.many, 50)
         *_, third = self.wait(self.few, 3)
-        self.assertEqual(backlog.place(third).position, 6)
+        self.assertEqual(queue_position.place(third).position, 6)
 
     def test_it_is_never_later_than_by_the_order_of_arrival(self) -> None:
         self.wait(self.many, 2)
         first, *_, last = self.wait(self.few, 10)
         self.wait(self.many, 50)
-        self.assertEqual((backlog.place(first).position, backlog.place(last).position), (2, 12))
+        self.assertEqual((queue_position.place(first).position, queue_position.place(last).position), (2, 12))
 
     def test_higher_priorities_leave_one_batch_in_eight(self) -> None:
         self.wait(self.many, 50, priority=Priority.HIGH)
         (job,) = self.wait(self.few)
-        self.assertEqual(backlog.place(job).position, ONE_IN)
+        self.assertEqual(queue_position.place(job).position, ONE_IN)
 
     def test_those_batches_are_full(self) -> None:
         most = lookup.models()["embeddings"].max_batch_size
         self.wait(self.many, 10 * most, priority=Priority.HIGH, model="embeddings")
         job, *_, last = self.wait(self.few, most, model="embeddings")
         before = (ONE_IN - 1) * most
-        self.assertEqual((backlog.place(job).position, backlog.place(last).position), (before + 1, before + most))
+        self.assertEqual(
+            (queue_position.place(job).position, queue_position.place(last).position), (before + 1, before + most)
+        )
 
     def test_before_the_next_job_of_an_owner_are_its_own_and_as_many_of_others(self) -> None:
         self.wait(self.many, 50)
         self.wait(self.few, 2)
         ahead = {
-            name: backlog.ahead_of_next("echo", 2, owner) for name, owner in (("few", self.few.pk), ("none", None))
+            name: queue_position.ahead_of_next("echo", 2, owner)
+            for name, owner in (("few", self.few.pk), ("none", None))
         }
         self.assertEqual(ahead, {"few": 5, "none": 2})
 
@@ -110,5 +113,5 @@ class PlaceTests(OwnersCase):
         *_, last = self.wait(self.many, 12)
         with patch.object(owners, "MOST_COUNTED", 10):
             (job,) = self.wait(self.few)
-            self.assertEqual((backlog.place(last).position, backlog.place(job).position), (12, 13))
-            self.assertGreater(backlog.ahead_of_next("echo", 2, None), 1_000_000)
+            self.assertEqual((queue_position.place(last).position, queue_position.place(job).position), (12, 13))
+            self.assertGreater(queue_position.ahead_of_next("echo", 2, None), 1_000_000)

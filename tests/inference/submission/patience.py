@@ -3,11 +3,11 @@
 from unittest import TestCase
 from unittest.mock import patch
 
-from inference.submission import idempotency, jobs, lines, writer
+from inference.submission import idempotency, jobs, queue_counter, writer
 from tests.conditions import PATIENCE_S
 
 
 def lend(case: TestCase) -> None:
     """Until the test ends."""
-    for module in (idempotency, jobs, lines, writer):
+    for module in (idempotency, jobs, queue_counter, writer):
         case.enterContext(patch.object(module, "PATIENCE_S", PATIENCE_S))

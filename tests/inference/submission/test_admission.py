@@ -19,7 +19,7 @@ from inference.catalog.lookup import spec_of
 from inference.models import Job, Priority, Status
 from inference.store import connections as store_connections
 from inference.store import rows
-from inference.submission import admission, bulk, jobs, lines
+from inference.submission import admission, bulk, jobs, queue_counter
 from inference.submission.submissions import BulkItem, BulkSubmission, Submission, Terms
 from inference.submission.writer import writer
 from tests.conditions import PATIENCE_S, eventually
@@ -121,14 +121,14 @@ class LineTests(TransactionTestCase):
     def setUp(self) -> None:
         patience.lend(self)
 
-    def line(self) -> lines.QueueCounter:
-        return lines.QueueCounter(lambda: Job.objects.filter(status=Status.QUEUED))
+    def line(self) -> queue_counter.QueueCounter:
+        return queue_counter.QueueCounter(lambda: Job.objects.filter(status=Status.QUEUED))
 
     def test_a_long_line_that_is_full_is_not_counted_for_every_refusal(self) -> None:
         Job.objects.bulk_create(Job(model=MODEL, inputs="x") for _ in range(60))
         line = self.line()
-        stopped = patch.object(lines, "time", Mock(monotonic=lambda: 0.0))
-        with stopped, patch.object(lines, "EXACT", 50), CaptureQueriesContext(connection) as queries:
+        stopped = patch.object(queue_counter, "time", Mock(monotonic=lambda: 0.0))
+        with stopped, patch.object(queue_counter, "EXACT", 50), CaptureQueriesContext(connection) as queries:
             self.assertEqual([line.enter([Job().pk], 60) for _ in range(5)], [False] * 5)
         self.assertEqual((len(queries), line.waiting), (1, 60))
 
@@ -140,7 +140,11 @@ class LineTests(TransactionTestCase):
             return counts.pop(0)
 
         slow = patch.object(QuerySet, "count", count)
-        with patch.object(lines, "EXACT", 50), slow, patch.object(lines, "time", Mock(monotonic=lambda: now[0])):
+        with (
+            patch.object(queue_counter, "EXACT", 50),
+            slow,
+            patch.object(queue_counter, "time", Mock(monotonic=lambda: now[0])),
+        ):
             line = self.line()
             self.assertFalse(line.enter([Job().pk], 60))
             now[0] += 1.0
@@ -159,7 +163,7 @@ class LineTests(TransactionTestCase):
             go_on.wait(PATIENCE_S)
             raise OperationalError("away")
 
-        line = lines.QueueCounter(away)
+        line = queue_counter.QueueCounter(away)
         give_back = patch.object(store_connections, "release_connection")
         with give_back as waiting, ThreadPoolExecutor(4) as pool:
             first = pool.submit(line.enter, [Job().pk], 3)
@@ -189,7 +193,7 @@ class LineTests(TransactionTestCase):
                     waited.began_at -= spent_s
                 return line.enter([Job().pk], 3)
 
-        line = lines.QueueCounter(away_at_first)
+        line = queue_counter.QueueCounter(away_at_first)
         limit = patch.dict(os.environ, DATABASE_ANSWER_S=str(PATIENCE_S))
         with limit, patch.object(store_connections, "release_connection") as waiting, ThreadPoolExecutor(4) as pool:
             spent = pool.submit(enter, 2 * PATIENCE_S)

@@ -36,7 +36,7 @@ class ShapesTests(TestCase):
 
     def test_an_image_that_is_made_up_can_be_read(self) -> None:
         made_up = samples.sample(ModelSpec(name="m", task="image-classification"), Mock(), 1, [])
-        self.assertEqual(media.image(made_up).size, (480, 360))
+        self.assertEqual(media.decode_image(made_up).size, (480, 360))
 
 
 class RecommendationTests(TestCase):

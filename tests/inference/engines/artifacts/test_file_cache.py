@@ -29,7 +29,7 @@ def make(folder):
     print("begun", flush=True)
     time.sleep(3600)  # until it is killed
 
-file_cache.folder([Path(sys.argv[1])], "model", make)
+file_cache.cached_folder([Path(sys.argv[1])], "model", make)
 """
 
 

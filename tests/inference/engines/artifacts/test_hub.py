@@ -23,7 +23,7 @@ from inference.engines.artifacts import weights
 from inference.errors import ModelUnavailable
 spec = ModelSpec(name="m", task="text-classification", model=sys.argv[1], revision=sys.argv[2])
 try:
-    print(weights.folder(spec))
+    print(weights.fetch_folder(spec))
 except ModelUnavailable as error:
     print(error.message)
 """

@@ -32,7 +32,7 @@ from PIL import Image
 from inference.engines.inputs import media
 from inference.errors import InvalidInput
 value = sys.stdin.read()
-read = media.image if sys.argv[1] == "image" else lambda value: media.audio(value, 16_000)
+read = media.decode_image if sys.argv[1] == "image" else lambda value: media.decode_audio(value, 16_000)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 try:
     read(value)
@@ -161,12 +161,12 @@ class ImageTests(TestCase):
         exif[0x0112] = 6  # turned by a quarter
         Image.new("L", (40, 30)).save(buffer, "JPEG", exif=exif)
         for value, size in ((encoded(buffer.getvalue()), (30, 40)), (tiny_models.png(size=(40, 30)), (40, 30))):
-            read = media.image(value)
+            read = media.decode_image(value)
             self.assertEqual((read.size, read.mode), (size, "RGB"))
 
     def test_what_is_no_image_is_refused(self) -> None:
         with self.assertRaisesRegex(InvalidInput, "must be one of JPEG, PNG"):
-            media.image(encoded(b"nothing"))
+            media.decode_image(encoded(b"nothing"))
 
 
 class SoundTests(TestCase):
@@ -178,7 +178,7 @@ class SoundTests(TestCase):
         both = np.stack([np.sin(2 * math.pi * 440 * times), np.zeros(len(times))], axis=1)
         buffer = io.BytesIO()
         soundfile.write(buffer, both, rate, format="WAV", subtype="FLOAT")
-        read = media.audio(encoded(buffer.getvalue()), wanted)
+        read = media.decode_audio(encoded(buffer.getvalue()), wanted)
         self.assertEqual(read.shape, (seconds * wanted,))
         expected = np.sin(2 * math.pi * 440 * np.arange(seconds * wanted) / wanted) / 2
         edge = wanted // 10
@@ -197,4 +197,4 @@ class SoundTests(TestCase):
 
     def test_no_samples_are_refused(self) -> None:
         with self.assertRaisesRegex(InvalidInput, "The audio is empty"):
-            media.audio(encoded(sound(frames=0)), 16_000)
+            media.decode_audio(encoded(sound(frames=0)), 16_000)

@@ -77,7 +77,7 @@ def commit(told: Job | Bulk) -> Iterator[None]:
     """
     with contextlib.ExitStack() as committed, transaction.atomic():
         yield
-        committed.enter_context(writer.naming_row(told))
+        committed.enter_context(writer.report_row_if_away(told))
 
 
 def insert(statements: Sequence[Sequence[rows.JobRow]]) -> None:

@@ -31,7 +31,7 @@ class Data:
     problems: list[str] = field(default_factory=list)
 
 
-def of(job: Job) -> Data:
+def load_payload(job: Job) -> Data:
     found, problems = read(job)
     if "inputs" not in found:
         return Data(problems=problems)

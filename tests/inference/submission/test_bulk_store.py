@@ -16,7 +16,7 @@ from inference.broker.address import queue_of
 from inference.catalog.lookup import spec_of
 from inference.catalog.reader import parse
 from inference.models import Job, Priority
-from inference.submission import admission, bulk, together
+from inference.submission import admission, bulk, bulk_store
 from inference.submission.submissions import BulkItem, BulkSubmission
 from inference.upkeep import reconcile
 from tests.inference.submission import patience
@@ -51,7 +51,7 @@ class PackTests(TransactionTestCase):
 
     def test_a_message_has_a_bounded_number_of_jobs_and_fewer_where_the_broker_counts_messages(self) -> None:
         spec = dataclasses.replace(SPEC, max_batch_size=1000)
-        for is_redis, most in ((True, together.PACKED), (False, together.PACKED_AMQP)):
+        for is_redis, most in ((True, bulk_store.PACKED), (False, bulk_store.PACKED_AMQP)):
             sent: list[Any] = []
             with (
                 self.subTest(is_redis=is_redis), patch.object(publish, "is_redis", return_value=is_redis),
