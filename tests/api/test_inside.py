@@ -50,7 +50,7 @@ class InsideTests(ApiTestCase):
             for wait in (future.result, future.exception, lambda: next(self.inside.map("echo", ["x"]))):
                 with self.subTest(wait), self.assertRaises(ClientError) as early:
                     wait()
-                self.assertIn("wait after it", str(early.exception))
+                self.assertIn("after its commit", str(early.exception))
         with self.worker():
             self.assertEqual(future.result(PATIENCE_S), echo.expected("x"))
 
@@ -69,7 +69,7 @@ class InsideTests(ApiTestCase):
     def test_nobody_waits_for_what_is_not_committed(self) -> None:
         with transaction.atomic(), self.assertRaises(ClientError) as early:
             self.inside.run("echo", "x")
-        self.assertIn("wait after it", str(early.exception))
+        self.assertIn("after its commit", str(early.exception))
 
     def test_inputs_may_be_rows_that_are_read_meanwhile(self) -> None:
         users = get_user_model().objects

@@ -100,7 +100,7 @@ class ExportTests(AdminCase):
                 patch.object(export, "connections") as connections,
                 self.assertLogs(export.logger, "ERROR"),
             ):
-                connections.give_back.side_effect = [None, OperationalError("secret")]
+                connections.release_connection.side_effect = [None, OperationalError("secret")]
                 last = self.read(form).splitlines()[-1]
             self.assertTrue(last.startswith(f"{said}it broke after 2 jobs"), last)
             self.assertNotIn("secret", last)
