@@ -101,6 +101,7 @@ USE_I18N = False
 DATA_UPLOAD_MAX_MEMORY_SIZE = env.integer("MAX_BODY_BYTES", 10 * 1024 * 1024)
 TEST_RUNNER = "tests.runner.Runner"
 
+answer_s = env.number("DATABASE_ANSWER_S", 0)  # read anew where it is used: programs set other defaults
 DATABASES = {"default": env.database("DATABASE_URL", f"sqlite:///{DATA_DIR}/db.sqlite3")}
 if DATABASES["default"]["ENGINE"] == "django.db.backends.sqlite3":
     DATABASES["default"]["ENGINE"] = "inference.store.sqlite"
@@ -127,13 +128,13 @@ else:
         # The pool gives up reconnecting early, and the next thread that needs a connection begins anew. Otherwise the
         # pauses between tries would grow as long as the outage.
         DATABASES["default"]["OPTIONS"]["pool"] = {
-            "min_size": 1, "max_size": pool_size, "timeout": 2.5, "reconnect_timeout": 1
+            "min_size": 1, "max_size": pool_size, "reconnect_timeout": 1,
+            "timeout": max(2.5, answer_s / 2),  # seconds that a request waits while all connections are in use
         }  # fmt: skip
         DATABASES["default"]["CONN_MAX_AGE"] = 0  # a thread gives its connection back after each request
         DATABASES["default"]["CONN_HEALTH_CHECKS"] = (
             False  # they would cost a query; the database engine checks without one
         )
-env.number("DATABASE_ANSWER_S", 0)  # checked here, and read where it is used: programs set other defaults
 
 # The models, the broker and the worker.
 MODELS_FILE = Path(os.environ.get("MODELS_FILE", BASE_DIR / "models.toml"))

@@ -100,6 +100,12 @@ class SettingsTests(SimpleTestCase):
                 self.assertRegex(found["refused"], rf"\AError: {name} .*\.\Z")
                 self.assertNotIn("pa55word", found["refused"])
 
+    def test_who_may_wait_for_longer_may_wait_for_a_connection_for_longer(self) -> None:
+        always = {"DATABASE_URL": "postgres://u:p@h/d", "DATABASE_POOL_SIZE": "4"}
+        found = self.of_each(*({**always, "DATABASE_ANSWER_S": limit} for limit in ("0", "4", "180")))
+        pools = [each["DATABASES"]["default"]["OPTIONS"]["pool"] for each in found]
+        self.assertEqual([pool["timeout"] for pool in pools], [2.5, 2.5, 90.0])
+
     def test_a_prefix_cannot_make_one_name_of_two(self) -> None:
         """Such as inference.inference.a, of the model inference.a or of the prefix inference."""
         prefixes = ("inference", "a.b", "A", "-a", "a" * 51, "shop-2")
