@@ -1,4 +1,4 @@
-"""What each shortcut of `inference.engines.accelerate` gains: the table of docs/guide/models.md.
+"""Measures the gain of each shortcut of `inference.engines.accelerate`: the table of docs/guide/models.md.
 
 .venv/bin/python -m benchmarks.shortcuts [--rounds 5]
 

@@ -91,14 +91,14 @@ class JobFilter(admin.SimpleListFilter):
         except (ValidationError, ValueError) as error:  # the value is no UUID or no number
             raise IncorrectLookupParameters from error
 
-    def listed_with_chosen(self, names: QuerySet[Any, tuple[Any, str]], most: int) -> list[tuple[str, str]]:
-        """Return the first `most` of `names`, pairs of a primary key and a name, and the chosen one of them."""
-        listed = list(names[:most])
+    def listed_with_chosen(self, rows: QuerySet[Any], most: int) -> list[tuple[str, str]]:
+        """Return the first `most` of `rows` and the chosen one of them, each by its primary key and as it is shown."""
+        listed = list(rows[:most])
         chosen = self.value()
-        if chosen and chosen not in {str(pk) for pk, _ in listed}:
+        if chosen and chosen not in {str(row.pk) for row in listed}:
             with contextlib.suppress(ValidationError, ValueError, OverflowError, DataError):  # no key of this kind
-                listed += names.filter(pk=chosen)
-        return [(str(pk), visible(name)) for pk, name in listed]
+                listed += rows.filter(pk=chosen)
+        return [(str(row.pk), visible(str(row))) for row in listed]
 
 
 class StatusFilter(JobFilter):
@@ -129,8 +129,7 @@ class WorkerFilter(JobFilter):
     title = parameter_name = "worker"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        names = Worker.objects.values_list("pk", "name")
-        return self.listed_with_chosen(names, 10)
+        return self.listed_with_chosen(Worker.objects.all(), 10)
 
 
 class OwnerFilter(JobFilter):
@@ -140,8 +139,7 @@ class OwnerFilter(JobFilter):
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
         users = get_user_model()
-        names = users.objects.order_by(users.USERNAME_FIELD).values_list("pk", users.USERNAME_FIELD)
-        return self.listed_with_chosen(names, 20)
+        return self.listed_with_chosen(users.objects.order_by(users.USERNAME_FIELD), 20)
 
 
 class KeyFilter(JobFilter):

@@ -38,7 +38,7 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class KeepAlive:
-    """Nothing happened for a while, so that the server can find out if the client is still there."""
+    """A sign of life after a while without text, by which the server finds out if the client is still there."""
 
 
 @dataclass(frozen=True, slots=True)

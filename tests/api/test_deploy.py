@@ -46,7 +46,7 @@ class DeployTests(SimpleTestCase):
 
 
 class SettingsTests(SimpleTestCase):
-    """What docs/reference/settings.md says of variables that are not set, in a process where none is."""
+    """The defaults are those of docs/reference/settings.md, in a process where no variable is set."""
 
     def setUp(self) -> None:
         folder = tempfile.TemporaryDirectory()

@@ -291,7 +291,7 @@ class TestJobPages(AdminCase):
     def test_what_is_chosen_is_listed_also_where_many_others_are(self) -> None:
         workers = [make_worker(name=f"w{number:02}@host") for number in range(12)]
         users = [User.objects.create(username=f"u{number:02}") for number in range(22)]
-        for name, pk, shown in (("worker", workers[0].pk, "w00@host"), ("owner", users[-1].pk, "u21")):
+        for name, pk, shown in (("worker", workers[0].pk, "w00@host (7)"), ("owner", users[-1].pk, "u21")):
             self.assertIn(f'aria-current="true">{shown}<', self.text(f"{JOBS}?{name}={pk}"))
 
     def test_the_list_neither_counts_all_rows_nor_reads_their_data(self) -> None:

@@ -25,7 +25,7 @@ COLUMNS = (
     "batch_size", "attempts", "recoveries", "worker", "device", "created_at", "published_at", "started_at",
     "finished_at", "expires_at", "owner", "key_start", "route", "request_id", "bulk", "bulk_index",
 )  # fmt: skip
-# What begins a text that a spreadsheet may compute; the wide ones are computed where East Asian text is typed.
+# The beginnings of texts that a spreadsheet may compute; the wide ones are computed where East Asian text is typed.
 FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "|", "%", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 
 Record = dict[str, Any]

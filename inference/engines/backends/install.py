@@ -31,10 +31,10 @@ logger = logging.getLogger(__name__)
 
 HOME = "exported"  # name of the folder in a model's folder
 VERSION = 2  # number of the way in which graphs are made and kept here
-# How far the scores of a model may be from those in float32, as a part of the largest score.
+# Largest difference of a model's scores from those in float32, as a part of the largest score.
 TOLERANCES = {"float32": 1e-3, "bfloat16": 0.05, "int8": 0.2}
 LEAST_LABELS = 0.9  # share of the labels that must be the same
-# How far answers in a batch may be from those to the same texts alone, as other sums are rounded.
+# Largest difference of answers in a batch from those to the same texts alone, as other sums are rounded.
 OF_A_BATCH = {"float32": 1e-4, "bfloat16": 0.02, "int8": 0.02}
 
 

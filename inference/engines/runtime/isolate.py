@@ -179,8 +179,8 @@ class _Batch:
     def _predict(self, indexes: list[int]) -> Any:
         prepared, self.prepared = self.prepared, None
         if prepared is not None and len(indexes) == len(self.items):
-            # Of several items the search finds the one at fault. For a single item `predict` decides, as it guards its
-            # shortcuts.
+            # The search finds the one of several items that is at fault. A single item is left to `predict`, which
+            # guards its shortcuts.
             with contextlib.suppress(*([Exception] if len(indexes) == 1 else [])):
                 answers = self.engine.predict_prepared(prepared, dict(self.parameters))
                 if answers is not None:

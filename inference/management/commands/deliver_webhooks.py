@@ -30,7 +30,7 @@ class Command(BaseCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         stopping = threading.Event()
         for number in (signal.SIGINT, signal.SIGTERM):
-            # Not set by the thread that waits for the event, as that thread may hold the event's own lock.
+            # Another thread sets the event: the one that waits for it may hold the event's own lock.
             signal.signal(number, lambda *_: threading.Thread(target=stopping.set).start())
         logger.info("delivering webhooks, at most %d at a time", AT_ONCE)
         with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="webhook") as pool:

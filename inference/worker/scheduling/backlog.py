@@ -49,7 +49,7 @@ class Backlog:
         self._owners: dict[int, OwnerShares] = defaultdict(OwnerShares)  # shares by priority, over all models
         self._priorities = PriorityShares()
         self.gone_share = 0.0  # share of jobs in recent batches that had been run or cancelled before
-        # How far the queues are worked off, by model and priority: the creation time of the newest job that was
+        # The progress of the queues, by model and priority: the creation time of the newest job that was
         # started, but no later than that of the oldest job that waits here: jobs are taken in their turn.
         self.reached: dict[str, dict[str, float]] = defaultdict(dict)
 

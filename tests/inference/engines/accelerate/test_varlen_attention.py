@@ -1,6 +1,5 @@
 """Packed texts in one call of FlashAttention, in a stand-in of it: nobody's answer tells."""
 
-from typing import Any
 from unittest import TestCase
 from unittest.mock import patch
 
@@ -14,6 +13,7 @@ from tests.inference.engines.accelerate.test_unpadded_encoder import (
     NEAR,
     TEXTS,
     classifier,
+    install,
     model_of,
     scores,
     states,
@@ -22,14 +22,6 @@ from tests.inference.engines.accelerate.test_unpadded_encoder import (
 )
 
 CUDA, CPU = torch.device("cuda:0"), torch.device("cpu")
-
-
-def packed(model: Any) -> unpadded_encoder.Layers:
-    made = unpadded_encoder.make_unpadded(model)
-    assert made is not None
-    made.on()
-    layers: unpadded_encoder.Layers = made.value
-    return layers
 
 
 class VarlenTests(TestCase):
@@ -41,7 +33,7 @@ class VarlenTests(TestCase):
             with self.subTest(kind):
                 model = model_of(kind)
                 alone = [states(model, [text])[0] for text in TEXTS]
-                packed(model)
+                install(model)
                 self.attention.reset_mock()
                 for texts, expected in ((TEXTS, alone), (TEXTS[:1], alone[:1])):
                     torch.testing.assert_close(states(model, texts), expected, **NEAR)
@@ -52,7 +44,7 @@ class VarlenTests(TestCase):
             with self.subTest(kind):
                 model = classifier(kind)
                 complete = scores(model, TEXTS)
-                packed(model).first_only = True
+                install(model).first_only = True
                 torch.testing.assert_close(scores(model, TEXTS), complete, **NEAR)
                 self.assertEqual(self.attention.call_args.args[5], 1)  # token of each text asks
 
@@ -65,7 +57,7 @@ class VarlenTests(TestCase):
     def test_in_bfloat16_answers_are_those_of_padded_texts(self) -> None:
         model = model_of("bert", initializer_range=0.05).bfloat16()
         padded = states(model, TEXTS)
-        packed(model)
+        install(model)
         torch.testing.assert_close(states(model, TEXTS), padded, rtol=0.02, atol=0.02)
 
     def test_it_is_for_half_precisions_on_gpus_that_can(self) -> None:
@@ -81,7 +73,7 @@ class VarlenTests(TestCase):
         model = model_of("bert")
         alone = [states(model, [text])[0] for text in TEXTS]
         with patch.object(varlen_attention, "serves", return_value=False):
-            packed(model)
+            install(model)
         torch.testing.assert_close(states(model, TEXTS), alone, **NEAR)
         self.assertFalse(self.attention.called)
 
@@ -91,7 +83,7 @@ SERVES = varlen_attention.serves
 
 class DeviceTests(TestCase):
     def test_the_layers_of_a_model_run_where_it_is(self) -> None:
-        layers = packed(model_of("bert").to("meta"))
+        layers = install(model_of("bert").to("meta"))
         own = torch.arange(40) < torch.tensor([40, 17, 25, 3]).unsqueeze(1)
         self.assertEqual(layers.texts((*own.shape, 32), own).firsts.device.type, "meta")
         found = layers(torch.empty(*own.shape, 32, device="meta"), own[:, None, None])
