@@ -67,15 +67,17 @@ def is_in_use() -> bool:
 def device_problem() -> Exception | None:
     """Return the error of the first GPU of this process that fails a tiny operation, for which it waits.
 
-    Return None if all GPUs compute, or one only lacks memory.
+    A GPU that only lacks memory computes. Return None if all GPUs compute.
     """
     torch = sys.modules["torch"]
-    try:
-        for index in range(torch.cuda.device_count()):
+    for index in range(torch.cuda.device_count()):
+        try:
             torch.cuda.synchronize(index)
             torch.ones(2, device=f"cuda:{index}").sum().item()
-    except Exception as error:
-        return None if isinstance(error, torch.OutOfMemoryError) else error
+        except torch.OutOfMemoryError:
+            continue
+        except Exception as error:
+            return error
     return None
 
 
