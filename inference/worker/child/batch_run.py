@@ -196,8 +196,13 @@ class BatchRun:
         return all(report.padded for report in self._reports)
 
     @property
+    def _computed(self) -> list[Claimed]:
+        """Return the jobs that the engine was given; all of the batch if it was given none."""
+        return [job for call in self.calls if call.report for job in call.jobs] or self.jobs
+
+    @property
     def size(self) -> int:
-        return sum(job.size for job in self.jobs)
+        return sum(job.size for job in self._computed)
 
     @property
     def _cut_at(self) -> int | None:
@@ -205,9 +210,9 @@ class BatchRun:
 
     def _tokens(self) -> tuple[int, int]:
         """Return the tokens of the longest item and of all items together, as far as the model reads them."""
-        cut_at = self._cut_at
-        tokens = [min(job.length, cut_at or job.length) for job in self.jobs]
-        return max(tokens), sum(job.size * own for job, own in zip(self.jobs, tokens, strict=True))
+        cut_at, jobs = self._cut_at, self._computed
+        tokens = [min(job.length, cut_at or job.length) for job in jobs]
+        return max(tokens), sum(job.size * own for job, own in zip(jobs, tokens, strict=True))
 
     def counted(self) -> Tally:
         """Return what the figures count of the batch; nothing if no engine call ran."""

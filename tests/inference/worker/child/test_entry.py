@@ -114,8 +114,9 @@ class TooLargeTests(TransactionTestCase):
         engine = States()
         small, large = Job(model="m", inputs="ab"), Job(model="m", inputs=["abcd", "efgh"], size=2, length=4)
         with patch.object(transitions, "MOST_ANSWERED", 15):
-            run_batch({"m": engine}, small, large)
+            report = run_batch({"m": engine}, small, large)
         self.assertEqual((small.status, small.output), (Status.SUCCEEDED, [0.5] * 4))
+        self.assertEqual((report.size, small.batch_size), (1, 1))  # of what costs are learnt from
         self.assertEqual((large.status, large.error_code), (Status.FAILED, "invalid_input"))
         self.assertIn("about 16 numbers, at most 15 are kept", large.error_detail)
         self.assertEqual(engine.computed, ["ab"])
