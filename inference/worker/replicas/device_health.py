@@ -1,4 +1,4 @@
-"""The health of devices: one that fails with jobs that succeed afterwards is given no calls for a while.
+"""The health of devices: one that fails with jobs that others compute afterwards is given no calls for a while.
 
 A job that breaks each device that it runs on fails itself, and counts against no device.
 """
@@ -19,10 +19,10 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 10.0, 600.0
 
 @dataclass(slots=True, eq=False)
 class Incident:
-    """A batch that a device failed with. It was the device's own fault if all its jobs succeed later."""
+    """A batch that a device failed with. It was the device's own fault if all its jobs are computed later."""
 
     device: str
-    jobs: int  # jobs that have not succeeded yet
+    jobs: int  # jobs that have not been computed yet
 
     def explained(self) -> None:
         """Note that one of its jobs breaks devices."""
@@ -56,8 +56,8 @@ class DeviceHealth:
             record.faults = 0
             record.pauses.reset()
 
-    def succeeded(self, incident: Incident) -> None:
-        """Note that a job of an incident has succeeded."""
+    def computed_elsewhere(self, incident: Incident) -> None:
+        """Note that a job of an incident was computed in another process, with an answer or with an error of its own."""
         incident.jobs -= 1
         if incident.jobs == 0:
             self._fault(incident.device)
@@ -70,7 +70,7 @@ class DeviceHealth:
             pause_s = record.pauses.next_s()
             record.until = time.monotonic() + pause_s
             logger.error(
-                "%s is given no work for %.0f s: %d batches failed there that succeeded in other processes",
+                "%s is given no work for %.0f s: %d batches failed there that other processes computed",
                 device, pause_s, record.faults,
             )  # fmt: skip
 

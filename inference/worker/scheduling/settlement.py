@@ -21,6 +21,10 @@ from inference.worker.scheduling.scheduler import LONG
 
 logger = logging.getLogger(__name__)
 
+# The error codes of jobs that a device has computed; those that succeed have none.
+COMPUTED = {
+    "", errors.EngineError.code, errors.BadOutput.code, errors.InvalidInput.code, errors.ContextLengthExceeded.code
+}  # fmt: skip
 PAUSED = 0.25  # share of a time limit: no job is blamed if the worker itself was stopped for longer within it
 
 
@@ -140,8 +144,8 @@ class Settlement:
         """Note whether the device or the job was at fault, if a device failed with the job before."""
         if held.incident and error == errors.DeviceFailed.code:
             held.incident.explained()
-        elif held.incident and not error:
-            self.backlog.replicas.trust.succeeded(held.incident)
+        elif held.incident and error in COMPUTED:
+            self.backlog.replicas.trust.computed_elsewhere(held.incident)
 
     def failed(self, batch: Batch, info: Any) -> None:
         cause = getattr(info.exception, "exc", info.exception)

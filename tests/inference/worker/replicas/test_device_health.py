@@ -51,11 +51,11 @@ class TrustTests(DispatcherCase):
     def fails_on_bad(self) -> None:
         self.fails_on(0)
 
-    def ends_on_good(self) -> None:
+    def ends_on_good(self, error: str = "") -> None:
         while len(self.dispatcher.backlog):
             self.runs_on(1)
             self.pool.dead = [PID, PID + 1]
-            self.pool.finish(self.last)
+            self.pool.finish(self.last, dict.fromkeys(self.last.batch.job_ids, error))
 
     def is_withdrawn(self, device: str) -> bool:
         return self.replicas.trust.withdrawn_s(device) > 0
@@ -71,6 +71,15 @@ class TrustTests(DispatcherCase):
         self.assertEqual([self.replicas.may_run(pid) for pid in (PID, PID + 1)], [False, True])
         self.assertEqual((self.replicas.serving, self.replicas.may_start(0)), ({"a", "b"}, False))
         self.assertTrue(self.dispatcher.snapshot().replicas["0"]["withdrawn_s"])
+
+    def test_so_is_one_that_fails_with_what_others_compute_to_an_error_of_the_job(self) -> None:
+        for error, withdrawn in (("invalid_input", True), ("engine_error", True), ("crashed", False)):
+            self.setUp()
+            for _ in range(device_health.FAULTS):
+                self.add()
+                self.fails_on_bad()
+                self.ends_on_good(error)
+            self.assertEqual(self.is_withdrawn(BAD), withdrawn, error)
 
     def test_it_is_tried_again_and_the_pauses_grow(self) -> None:
         pauses = []
@@ -184,5 +193,5 @@ class TrustTests(DispatcherCase):
     def test_the_only_device_is_never_withdrawn(self) -> None:
         only = device_health.DeviceHealth([BAD], lambda *_: True)
         for _ in range(9):
-            only.succeeded(device_health.Incident(device=BAD, jobs=1))
+            only.computed_elsewhere(device_health.Incident(device=BAD, jobs=1))
         self.assertEqual(only.withdrawn_s(BAD), 0)
