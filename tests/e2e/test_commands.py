@@ -13,7 +13,7 @@ from django.conf import settings
 
 from inference.models import Job, PausedModel, Status
 from tests import echo
-from tests.conditions import PATIENCE_S
+from tests.conditions import PATIENCE_S, eventually
 from tests.e2e.case import StackCase
 from tests.stack import ECHO
 
@@ -110,7 +110,9 @@ class CommandsTests(StackCase):
         self.assertEqual(self.stack.finished(job.pk)[0].status, Status.SUCCEEDED)
 
     def test_a_job_that_waits_for_a_paused_model_is_said_to(self) -> None:
-        self.hold()  # the worker may hear of the pause after it has begun the job
+        self.hold()
+        first = self.stack.submit("occupies the only replica", model="slow")
+        eventually(lambda: self.is_running(first), "the replica is busy")
         PausedModel.objects.using(self.stack.alias).create(model="slow")
         (said,) = self.refused(("run", "slow", "a", "--timeout", "0"))
         PausedModel.objects.using(self.stack.alias).all().delete()
