@@ -27,7 +27,7 @@ HALF_LIFE = 200.0  # calls of other shapes, for each that is kept, until what wa
 REFIT_EVERY = 32  # calls between two fits; fewer at the beginning
 RATE_MEMORY = 0.98  # share of the measured speed that is kept from one call to the next
 SHORTEST_S = 1e-6  # seconds; the clock measures nothing shorter
-MOST_TOLD = 40  # shapes that `told` reports: those that were seen last
+MOST_SHAPES = 40  # shapes that `snapshot` reports: those that were seen last
 
 
 class Call(NamedTuple):
@@ -125,22 +125,22 @@ class CostModel:
         """Return the measured jobs a second of the engine while it runs; 0.0 before the first call."""
         return self._ran_jobs / self._ran_s if self._ran_s else 0.0
 
-    def told(self) -> dict[str, Any]:
+    def snapshot(self) -> dict[str, Any]:
         """Return what was learnt and what was measured, as JSON values, so that the two can be compared elsewhere.
 
         It may be called from another thread.
         """
-        calls = self._cells.typical()[-MOST_TOLD:]
+        calls = self._cells.typical()[-MOST_SHAPES:]
         seen = [[call.size, round(call.length, 1), round(call.seconds, 6)] for call in calls]
         weights = [float(f"{weight:.6g}") for weight in self.weights]
         overheads = {"overhead_s": round(self._overheads.call_s, 6), "job_s": round(self._overheads.job_s, 7)}
         return {"weights": weights, **overheads, "calls": self.calls, "seen": seen}
 
     @classmethod
-    def of(cls, told: Mapping[str, Any]) -> Self:
-        """Make a cost model that predicts the same as the one whose `told()` is given."""
-        model = cls(overhead_s=told["overhead_s"])
-        model.weights, model.calls = list(told["weights"]), told["calls"]
+    def of(cls, snapshot: Mapping[str, Any]) -> Self:
+        """Make a cost model that predicts the same as the one whose `snapshot()` is given."""
+        model = cls(overhead_s=snapshot["overhead_s"])
+        model.weights, model.calls = list(snapshot["weights"]), snapshot["calls"]
         return model
 
 

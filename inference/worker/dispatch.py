@@ -312,7 +312,7 @@ class Dispatcher:
                 if model not in replicas.parked | replicas.held_back  # their jobs wait for their turn: none is passed
             },
             generation=self.settlement.generated.row(list(self.batches.values()), replicas=pool.ready if pool else 0),
-            costs={name: queue.costs.told() for name, queue in self.backlog.queues.items()},
+            costs={name: queue.costs.snapshot() for name, queue in self.backlog.queues.items()},
             looped_at=self.looped_at,
         )
 

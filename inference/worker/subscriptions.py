@@ -72,7 +72,7 @@ class Subscriptions:
                     self._declare(queue, anew=is_broken)
                 self.c.add_task_queue(queue)
         except self.c.channel_errors as error:
-            self._refuse(queue, _told(queue, error))
+            self._refuse(queue, _describe_refusal(queue, error))
             self._undo(queue)
         except self.c.connection_errors:
             if self.is_amqp:
@@ -158,7 +158,7 @@ class Subscriptions:
                 raise ConnectionError(f"consuming {queue} was refused")
 
 
-def _told(queue: str, error: Exception) -> str:
+def _describe_refusal(queue: str, error: Exception) -> str:
     if isinstance(error, PreconditionFailed):
         return f"its queue exists with other arguments, delete it (rabbitmqctl delete_queue {queue}): {error}."
     return f"the broker refuses its queue: {error}."

@@ -53,7 +53,7 @@ class Channel(stock.Channel):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._takers: dict[str, tuple[Callable[[Any], None], bool]] = {}  # by queue: callback, no_ack
-        self._asked: list[tuple[str, str]] = []  # queues and lists of the fetch under way
+        self._requested_lists: list[tuple[str, str]] = []  # queues and lists of the fetch under way
         self._arrived: deque[tuple[str, Unacked]] = deque()  # queues and messages that are not handed over yet
         self._fetched_at: float | None = None  # when the fetch under way was sent; None without one
         self._patient: frozenset[str] = frozenset()  # queues of whose lowest priority more jobs may be held
@@ -174,7 +174,7 @@ class Channel(stock.Channel):
         self._ensure_session(connection)
         self._credit, self._kinds = self._room() if self.active_queues else (0, ListKinds.ALL)
         queues = self._queue_cycle.consume(len(self.active_queues)) if self._credit != 0 else []
-        self._asked = list(self._lists(queues, self._kinds))
+        self._requested_lists = list(self._lists(queues, self._kinds))
         if queues:
             self._queue_cycle.rotate(queues[0])
         self._fetched_at = clock.time_s()
@@ -184,7 +184,7 @@ class Channel(stock.Channel):
     def _commands(self, queues: int) -> list[tuple[Any, ...]]:
         qos = self.qos
         most = MOST if self._credit is None else min(self._credit, MOST)
-        names = [qos.prefixed(key) for _, key in self._asked]
+        names = [qos.prefixed(key) for _, key in self._requested_lists]
         keys = (*qos.server_keys, *names)
         limits = (self._fetched_at, most if queues else 0, queues or 1, LONGEST_BYTES)
         fetch = ("EVALSHA", self._fetch_sha, len(keys), *keys, *limits, *qos.acks_to_send())
@@ -205,7 +205,7 @@ class Channel(stock.Channel):
         try:
             if self._in_poll:
                 fetched = connection.read_response()
-                existing = connection.read_response() if self._asked else 0
+                existing = connection.read_response() if self._requested_lists else 0
                 self._in_poll = None
                 self._note(fetched, existing)
             else:
@@ -221,13 +221,13 @@ class Channel(stock.Channel):
         self.qos.acks_sent()
         self._fetched_at = None
         for number, tag, text in zip(*[iter(fetched)] * 3, strict=True):
-            queue, key = self._asked[number]
+            queue, key = self._requested_lists[number]
             if tag:
                 self._arrived.append((queue, Unacked(tag.decode(), key, text)))
             else:
                 logger.error("not a message, dropped from %s: %.200r", queue, text)
         self._misses = 0 if fetched else self._misses + 1
-        if self._asked:
+        if self._requested_lists:
             self._empty_since = monotonic() if not existing or self._misses >= MISSES else UNKNOWN
 
     def _hand_over(self, queue: str, arrived: Unacked) -> None:

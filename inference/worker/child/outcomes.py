@@ -71,8 +71,8 @@ def _prompt_length(
         return max(0, len(text) - generated)
     if not tasks.find_task(spec.task).generates:
         return None
-    asked = job.parameters.get("return_full_text")
-    return texts.Prompt.of(job.inputs, job.parameters).length if asked or (asked is None and full_text) else 0
+    requested = job.parameters.get("return_full_text")
+    return texts.Prompt.of(job.inputs, job.parameters).length if requested or (requested is None and full_text) else 0
 
 
 def forced_failure(job: Claimed, verdict: str, raised: str = "", trace: str = "") -> Outcome:

@@ -44,7 +44,7 @@ class WorkerSnapshot:
     speeds: Mapping[str, float]
     reached: Mapping[str, Mapping[str, float]]  # by model and priority: creation time of the newest job started
     generation: Mapping[str, Mapping[str, object]]  # statistics by model that generates step by step
-    costs: Mapping[str, Mapping[str, object]]  # by model, as `CostModel.told` returns them
+    costs: Mapping[str, Mapping[str, object]]  # by model, as `CostModel.snapshot` returns them
     looped_at: float  # monotonic: the last sweep of the event loop
 
 

@@ -138,11 +138,11 @@ def _with_gpus(option: str, names: Sequence[str], found: Found) -> DeviceSelecti
         every = tuple(_device([gpu]) for gpu in found.gpus)
         return DeviceSelection(devices=every or (Device(name=CPU),), why=found.why)
     return DeviceSelection(
-        devices=tuple(_asked(option, name, found) for name in names), why=f"it was asked for; {found.why}"
+        devices=tuple(_parse_device(option, name, found) for name in names), why=f"it was asked for; {found.why}"
     )
 
 
-def _asked(option: str, name: str, found: Found) -> Device:
+def _parse_device(option: str, name: str, found: Found) -> Device:
     """Return the device of this name, whose numbers count the GPUs that this worker may use.
 
     Raises `ValueError` if one of them is not there.

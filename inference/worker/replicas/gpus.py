@@ -19,7 +19,7 @@ LISTING_S = 30.0  # seconds for nvidia-smi to answer: the driver may have to wak
 ENDED_S = 1.0  # seconds for a killed nvidia-smi to end: one that is stuck in the driver does not
 VARIABLE = "CUDA_VISIBLE_DEVICES"
 ORDER, BY_BUS = "CUDA_DEVICE_ORDER", "PCI_BUS_ID"  # nvidia-smi's order; by default CUDA begins with the fastest
-NONE_ASKED = {"", "nodevfiles", "none", "void"}  # values that hide every GPU; so do numbers below 0
+HIDE_ALL = {"", "nodevfiles", "none", "void"}  # values that hide every GPU; so do numbers below 0
 _GPU = re.compile(r"GPU (\d+): .*\(UUID: (GPU-[\w-]+)\)")
 _SLICE = re.compile(r"\s+MIG \S*?(\d+)gb\S*\s+Device\s+(\d+): \(UUID: (MIG-[\w/-]+)\)")
 
@@ -56,7 +56,7 @@ def find() -> Found:
     Raises `ValueError` if the environment names GPUs that are not there.
     """
     if (value := os.environ.get(VARIABLE)) is not None and not _named():
-        if value.strip().lower() in NONE_ASKED or value.strip().startswith("-"):
+        if value.strip().lower() in HIDE_ALL or value.strip().startswith("-"):
             return Found(why=f"{VARIABLE} hides every GPU", is_listed=True)
         return _none_named()
     if "+cpu" in _torch_version():
@@ -79,10 +79,10 @@ def _torch_version() -> str:
 
 def _listed() -> Found:
     try:
-        listing = _ask("-L")
+        listing = _run_nvidia_smi("-L")
     except (OSError, subprocess.SubprocessError) as error:
         return _counted(error)
-    memory, in_mig_mode = _told()
+    memory, in_mig_mode = _query_gpus()
     every = _read(listing, memory)
     if not every and (files := _counted(None)).gpus:
         return files
@@ -93,7 +93,7 @@ def _listed() -> Found:
     return Found(gpus=gpus, why=why, problem=not gpus, is_listed=True)
 
 
-def _ask(*options: str) -> str:
+def _run_nvidia_smi(*options: str) -> str:
     """Run nvidia-smi, and return what it prints.
 
     Raises `OSError` or `SubprocessError`, also if nvidia-smi does not end when it is killed.
@@ -106,7 +106,7 @@ def _ask(*options: str) -> str:
         errors="replace",
     )
     try:
-        told, _ = process.communicate(timeout=LISTING_S)
+        output, _ = process.communicate(timeout=LISTING_S)
     except subprocess.TimeoutExpired:
         process.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -114,7 +114,7 @@ def _ask(*options: str) -> str:
         raise
     if process.returncode:
         raise subprocess.CalledProcessError(process.returncode, process.args)
-    return told
+    return output
 
 
 def _read(listing: str, memory: dict[str, int]) -> list[Gpu]:
@@ -134,10 +134,12 @@ def _read(listing: str, memory: dict[str, int]) -> list[Gpu]:
     return [gpu for gpus in found.values() for gpu in gpus]
 
 
-def _told() -> tuple[dict[str, int], set[str]]:
+def _query_gpus() -> tuple[dict[str, int], set[str]]:
     """Return the bytes of each GPU that reports them, by UUID, and the GPUs that can be used in slices only."""
     try:
-        lines = _ask("--query-gpu=uuid,memory.total,mig.mode.current", "--format=csv,noheader,nounits").splitlines()
+        lines = _run_nvidia_smi(
+            "--query-gpu=uuid,memory.total,mig.mode.current", "--format=csv,noheader,nounits"
+        ).splitlines()
     except (OSError, subprocess.SubprocessError):
         return {}, set()
     rows = [[field.strip() for field in f"{line},,".split(",")] for line in lines]

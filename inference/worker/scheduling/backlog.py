@@ -106,8 +106,8 @@ class Backlog:
         """Update `reached` by the jobs that a batch's last call brings."""
         reached = self.reached[batch.spec.name]
         queue = self.queues[batch.spec.name]
-        told = {(held.item.priority, held.item.arrived_at_s) for held in batch.called if held.requests}
-        for priority, at_s in told:
+        arrivals = {(held.item.priority, held.item.arrived_at_s) for held in batch.called if held.requests}
+        for priority, at_s in arrivals:
             key = str(priority)
             known, arrived_at_s = reached.get(key, 0.0), min(at_s, queue.oldest_s(priority))
             was_set_back = known > clock.time_s() + SET_BACK_S

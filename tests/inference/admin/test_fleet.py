@@ -39,7 +39,7 @@ def learnt() -> dict[str, Any]:
     for size in (1, 4, 16):
         for length in (8, 64):
             model.observe(size, length, 0.001 + size * length * 1e-5)
-    return model.told()
+    return model.snapshot()
 
 
 def entry(**values: Any) -> dict[str, Any]:

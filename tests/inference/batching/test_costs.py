@@ -7,7 +7,7 @@ from unittest import TestCase
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference.batching.costs import MOST_TOLD, CostModel
+from inference.batching.costs import MOST_SHAPES, CostModel
 from tests.properties import QUICK
 
 calls = st.tuples(st.integers(1, 200), st.integers(1, 2000), st.floats(0.0, 100.0))
@@ -110,13 +110,13 @@ class PredictionTests(TestCase):
             costs.observe_overhead(5.0 if number % 4 == 0 else 0.004)
         self.assertAlmostEqual(costs.around_s(1), 0.004, places=5)
 
-    def test_what_its_jobs_cost_there_is_told_and_not_predicted(self) -> None:
+    def test_what_its_jobs_cost_there_is_in_the_snapshot_and_not_predicted(self) -> None:
         costs = CostModel()
         for jobs in (1, 10, 100) * 20:
             costs.observe_overhead(0.004 + 0.0002 * jobs, jobs=jobs)
         self.assertAlmostEqual(costs.overhead_s, 0.004, places=4)
         self.assertAlmostEqual(costs.around_s(100), 0.024, places=4)
-        self.assertAlmostEqual(costs.told()["job_s"], 0.0002, places=5)
+        self.assertAlmostEqual(costs.snapshot()["job_s"], 0.0002, places=5)
         self.assertAlmostEqual(costs.seconds(1, 1), costs.overhead_s + costs.weights[0], places=3)
 
     def test_the_measured_speed_is_items_over_seconds_of_late(self) -> None:
@@ -142,17 +142,17 @@ class PredictionTests(TestCase):
                 CostModel().observe(*wrong)
 
 
-class ToldTests(TestCase):
-    def test_who_is_told_predicts_the_same_and_knows_what_was_measured(self) -> None:
+class SnapshotTests(TestCase):
+    def test_a_model_of_a_snapshot_predicts_the_same_and_the_snapshot_has_what_was_measured(self) -> None:
         model = CostModel()
         for size, length in SHAPES * 3:
             model.observe(size, length, cpu(size, length))
-        told = model.told()
-        other = CostModel.of(told)
+        snapshot = model.snapshot()
+        other = CostModel.of(snapshot)
         for size, length in SHAPES:
             self.assertAlmostEqual(other.seconds(size, length), model.seconds(size, length), places=4)
-        self.assertEqual(len(told["seen"]), len(SHAPES))
-        self.assertIn([32, 300, round(cpu(32, 300), 6)], told["seen"])
+        self.assertEqual(len(snapshot["seen"]), len(SHAPES))
+        self.assertIn([32, 300, round(cpu(32, 300), 6)], snapshot["seen"])
         for length in range(1, 200):
             model.observe(2 ** (length % 11), 2.0 ** (length % 19), 0.1)
-        self.assertLessEqual(len(model.told()["seen"]), MOST_TOLD)
+        self.assertLessEqual(len(model.snapshot()["seen"]), MOST_SHAPES)

@@ -40,14 +40,14 @@ class OverheadTests(TestCase):
         self.assertAlmostEqual(found.call_s, call_s, delta=0.2 * call_s)
         self.assertAlmostEqual(found.job_s, job_s, delta=0.2 * job_s)
 
-    def test_a_part_for_the_call_and_one_for_each_job_are_told_apart_on_a_busy_machine(self) -> None:
+    def test_a_part_for_the_call_and_one_for_each_job_are_separated_on_a_busy_machine(self) -> None:
         self.assert_learnt(teach(Overheads(0.001), 300))
 
     def test_a_host_that_has_changed_is_forgotten(self) -> None:
         found = teach(teach(Overheads(0.001), 300), 300, seconds=lambda jobs: 3 * host(jobs))
         self.assert_learnt(found, 3 * CALL_S, 3 * JOB_S)
 
-    def test_what_calls_of_one_size_do_not_tell_is_guessed(self) -> None:
+    def test_what_calls_of_one_size_do_not_show_is_guessed(self) -> None:
         for jobs in (1, 256):
             found = Overheads(0.001)
             for _ in range(50):

@@ -278,7 +278,7 @@ class WaitTests(TestCase):
         queue = self.queue(max_wait_s=0.0, future=item("a", arrived_at_s=1e12))
         self.assertEqual(queue.due_at_s(), AT_ONCE)
 
-    def test_one_deadline_counts_from_the_oldest_whoever_comes_later(self) -> None:
+    def test_one_deadline_counts_from_the_oldest_job_and_not_from_a_later_one(self) -> None:
         queue = self.queue(old=item("old", arrived_at_s=3.0, priority=3))
         self.assertEqual(queue.due_at_s(), 8.0)
         queue.add(item("young", arrived_at_s=7.0, priority=1))

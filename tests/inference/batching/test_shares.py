@@ -103,14 +103,14 @@ class OwnerTests(TestCase):
         first, second = owners.enter("few", 1.0), owners.enter("few", 1.0)
         self.assertEqual((first, second), (owners.now, owners.now + 1.0))
 
-    def test_owners_whose_turn_has_come_are_forgotten(self) -> None:
+    def test_owners_are_forgotten_once_their_turn_has_come(self) -> None:
         owners = OwnerShares()
         for number in range(2 * shares.MOST_REMEMBERED):
             owners.take(owners.enter(number, 1.0))
             owners.take(owners.now + 1.0)
         self.assertLessEqual(len(owners._until), shares.MOST_REMEMBERED + 1)  # noqa: SLF001 - what it keeps is not shown
 
-    def test_many_owners_whose_turn_has_not_come_are_not_gone_through_for_each_job(self) -> None:
+    def test_many_owners_before_their_turn_are_not_gone_through_for_each_job(self) -> None:
         owners = OwnerShares()
         kept = [id(owners._until)]  # noqa: SLF001 - as above: another one each time
         for number in range(3 * shares.MOST_REMEMBERED):
@@ -129,8 +129,8 @@ class OwnerTests(TestCase):
         """Return the time that the batches of the same texts take, which come from owners by chance."""
         chance = random.Random(1)
         lengths = [LENGTHS["mixed"](chance) for _ in range(3000)]
-        whose = [chance.choice(list(owners)) for _ in lengths]
-        line, cost, arriving = Line(), MACHINES[machine], zip(whose, lengths, strict=True)
+        job_owners = [chance.choice(list(owners)) for _ in lengths]
+        line, cost, arriving = Line(), MACHINES[machine], zip(job_owners, lengths, strict=True)
         took_s = 0.0
         for owner, length in take(arriving, 128):
             line.add(owner, length=length)

@@ -111,7 +111,7 @@ class PublishTests(SimpleTestCase):
         publish.publish(sent)
         self.assertEqual([waiting["headers"]["id"] for waiting in self.waiting(3)], [each.job_id for each in sent])
 
-    def test_a_request_whose_time_is_spent_asks_no_broker_and_keeps_no_other_from_it(self) -> None:
+    def test_a_request_that_has_spent_its_time_calls_no_broker_and_keeps_no_other_from_it(self) -> None:
         with mock.patch.dict(os.environ, DATABASE_ANSWER_S="4"), budget.of_a_request():
             waited = budget.spent()
             with waited:
@@ -298,7 +298,7 @@ class BrokerAwayTests(SimpleTestCase):
         self.broker.start()
         publish.publish([job_message()])
 
-    def test_a_stalled_broker_fails_and_then_fails_at_once_without_being_asked(self) -> None:
+    def test_a_stalled_broker_fails_and_then_fails_at_once_without_a_call(self) -> None:
         stall(self, self.broker)
         with self.stopped_clock():
             self.refused()
@@ -313,13 +313,13 @@ class BrokerAwayTests(SimpleTestCase):
         stall(self, self.broker)
         outcomes: list[bool] = []
         threads = [threading.Thread(target=lambda: outcomes.append(self.delivered())) for _ in range(500)]
-        with self.stopped_clock(), mock.patch.object(redis_client, "get", wraps=redis_client.get) as asked:
+        with self.stopped_clock(), mock.patch.object(redis_client, "get", wraps=redis_client.get) as get:
             for thread in threads:
                 thread.start()
             for thread in threads:
                 thread.join()
         self.assertEqual(outcomes, [False] * 500)
-        self.assertLessEqual(asked.call_count, redis_client.CONNECTIONS)
+        self.assertLessEqual(get.call_count, redis_client.CONNECTIONS)
 
     def test_a_full_broker_is_a_broker_unavailable(self) -> None:
         client_of(self, self.broker.url).config_set("maxmemory", 1)

@@ -178,7 +178,7 @@ class StorageTests(TestCase):
         self.assertEqual(self.start(), [b"second", b"message"])
 
     @skipUnless(os.geteuid() == 0, "only root may mount a small disk")
-    def test_a_server_whose_disk_became_full_says_so_when_it_is_pinged(self) -> None:
+    def test_a_server_with_a_full_disk_says_so_when_it_is_pinged(self) -> None:
         """The watchdog asks so: such a server still counts its queues, and no worker can connect to it."""
         self.data.mkdir()
         mount_small_disk(self, self.data, "256k")

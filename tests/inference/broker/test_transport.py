@@ -102,14 +102,14 @@ class TransportTests(OnOwnBroker):
                 self.assertEqual(consumer.get(1), [step])
                 consumer.acknowledge()
 
-    def test_an_idle_consumer_asks_nothing(self) -> None:
+    def test_an_idle_consumer_fetches_nothing(self) -> None:
         with mock.patch.object(channel, "RECHECK_S", 3600):
             consumer = self.idle()
             before = self.calls("evalsha")
             consumer.turn(20)
             self.assertEqual(self.calls("evalsha"), before)
 
-    def test_a_channel_that_only_listens_to_a_fanout_asks_nothing(self) -> None:
+    def test_a_channel_that_only_listens_to_a_fanout_fetches_nothing(self) -> None:
         consumer = self.driven()
         everyone = consumer.connection.channel()
         listener = Consumer(everyone, [Queue("own", Exchange("control", "fanout"))], on_message=print)
@@ -254,18 +254,18 @@ class TransportTests(OnOwnBroker):
         eventually(lambda: self.client.hlen("unacked") == 3, "the server has executed the fetch")
         return consumer
 
-    def test_a_fetch_whose_answer_was_lost_is_found_again_by_the_next_connection(self) -> None:
+    def test_a_fetch_with_a_lost_answer_is_found_again_by_the_next_connection(self) -> None:
         consumer = self.fetching()
         consumer.channel.client.connection.disconnect()
         self.assertEqual(sorted(consumer.get(3)), [0, 1, 2])
 
-    def test_a_fetch_whose_answer_was_lost_is_put_back_when_the_consumer_leaves(self) -> None:
+    def test_a_fetch_with_a_lost_answer_is_put_back_when_the_consumer_leaves(self) -> None:
         consumer = self.fetching()
         with mock.patch.object(consumer.channel, "_read_answer", side_effect=OSError("cut")):
             consumer.connection.close()
         self.assertEqual(sorted(self.driven().get(3)), [0, 1, 2])
 
-    def test_acknowledgements_are_told_when_the_consumer_leaves_with_nothing_else_to_put_back(self) -> None:
+    def test_acknowledgements_are_sent_when_the_consumer_leaves_with_nothing_else_to_put_back(self) -> None:
         self.send("x")
         consumer = self.driven()
         consumer.get(1)
@@ -379,7 +379,7 @@ class TransportTests(OnOwnBroker):
         consumer.connection.close()
         self.assertEqual(self.client.llen(f"p:{address.redis_key(A, 2)}"), 1)
 
-    def test_what_could_not_be_told_to_a_dead_broker_is_told_to_the_next_connection(self) -> None:
+    def test_acknowledgements_that_a_dead_broker_could_not_get_are_sent_over_the_next_connection(self) -> None:
         self.send(*range(4))
         consumer = self.driven()
         consumer.get(4)

@@ -52,7 +52,7 @@ class Contract(TestCase):
         consumer.acknowledge()
         consumer.run_until(lambda: self.unacked() == (0, 0))
 
-    def test_without_an_event_loop_an_acknowledgement_is_told_at_once(self) -> None:
+    def test_without_an_event_loop_an_acknowledgement_is_sent_at_once(self) -> None:
         self.send("x")
         connection = connect(self, self.url)
         messages: list[kombu.Message] = []

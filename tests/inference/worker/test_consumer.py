@@ -86,8 +86,8 @@ class ConsumerTests(TestCase):
         )  # fmt: skip
 
     def load(self, **models: str) -> None:
-        told = {CATALOG[name].digest: state for name, state in models.items()}
-        self.replicas.loaded(LoadReport(pid=PID, models=told))
+        states = {CATALOG[name].digest: state for name, state in models.items()}
+        self.replicas.loaded(LoadReport(pid=PID, models=states))
 
     def test_a_job_is_held(self) -> None:
         self.receive()
@@ -118,7 +118,7 @@ class ConsumerTests(TestCase):
         self.dispatcher.forget_messages()
         self.assertEqual((list(state.active_requests), state.requests), ([], {}))
 
-    def test_what_was_to_be_done_soon_is_asked_for_again_by_the_next_connection(self) -> None:
+    def test_what_was_to_be_done_soon_is_scheduled_again_by_the_next_connection(self) -> None:
         """The event loop drops all that it had to do soon, where the first of it has found the connection broken."""
         hub = self.consumer.hub = Mock()
         self.consumer.dispatch_soon, self.consumer.pool = Mock(), SimpleNamespace(replicas=self.replicas)

@@ -91,8 +91,8 @@ class Pool:
     def finish(self, call: SimpleNamespace, errors: dict[UUID, str] | None = None, **report: Any) -> None:
         call.over = True
         codes = dict.fromkeys(call.batch.job_ids, "") | (errors or {})
-        told = {"engine_s": 0.01, "size": len(codes), "length": 10, "calls": 1, **report}
-        call.callback(BatchReport(errors=codes, **told))
+        values = {"engine_s": 0.01, "size": len(codes), "length": 10, "calls": 1, **report}
+        call.callback(BatchReport(errors=codes, **values))
 
     def lose(self, call: SimpleNamespace, cause: Exception | None = None) -> None:
         call.over = True
@@ -136,8 +136,8 @@ class DispatcherCase(TestCase):
         self.clock = 1760000000.0
 
     def load(self, pid: int = PID, **models: str) -> None:
-        told = {CATALOG[name].digest: state for name, state in models.items()}
-        self.replicas.loaded(LoadReport(pid=pid, models=told))
+        states = {CATALOG[name].digest: state for name, state in models.items()}
+        self.replicas.loaded(LoadReport(pid=pid, models=states))
 
     def grow(self, replicas: int = 2, **models: str) -> None:
         """Start replicas until there are so many, which load these models, or all."""
@@ -492,7 +492,7 @@ class DispatcherTests(DispatcherCase):
         self.assertEqual(request.events, [("finished", "crashed")])
         self.assertEqual(self.dispatcher.backlog.held, {})
 
-    def test_a_lone_job_whose_child_was_killed_gets_one_more_try(self) -> None:
+    def test_a_lone_job_gets_one_more_try_if_its_child_was_killed(self) -> None:
         job_id, request = self.add()
         self.dispatcher.kick()
         self.pool.lose(self.last)
@@ -500,7 +500,7 @@ class DispatcherTests(DispatcherCase):
         self.pool.finish(self.last)
         self.assertEqual(request.events, [("finished", "")])
 
-    def test_a_lone_job_whose_engine_ran_past_the_limit_twice_fails(self) -> None:
+    def test_a_lone_job_fails_if_its_engine_ran_past_the_limit_twice(self) -> None:
         job_id, _ = self.add()
         self.dispatcher.kick()
         for verdict in ("", errors.TimedOut.code):
@@ -543,7 +543,7 @@ class DispatcherTests(DispatcherCase):
             self.lose_after_pause(PAUSED * CATALOG["a"].time_limit_s / 2, self.last)
         self.assertEqual(self.last.batch.verdict, errors.TimedOut.code)
 
-    def test_a_worker_that_leaves_whose_event_loop_does_not_turn_any_more_tells_of_no_pause(self) -> None:
+    def test_a_worker_that_leaves_and_turns_its_event_loop_no_more_reports_no_pause(self) -> None:
         self.add()
         self.dispatcher.kick()
         self.dispatcher.leave()
@@ -884,13 +884,13 @@ class DispatcherTests(DispatcherCase):
                 self.dispatcher.kick()
         self.assertEqual([call.batch.alone for call in self.pool.calls], [False])
 
-    def test_a_model_whose_jobs_have_expired_does_not_hold_up_another(self) -> None:
+    def test_a_model_with_expired_jobs_does_not_hold_up_another(self) -> None:
         self.add("a", expires_at_s=self.clock)
         job_id, _ = self.add("b")
         self.dispatcher.kick()
         self.assertEqual(self.last.batch.job_ids, (job_id,))
 
-    def test_facts_tell_what_waits_and_how_far_the_model_has_come(self) -> None:
+    def test_the_snapshot_shows_what_waits_and_how_far_the_model_has_come(self) -> None:
         self.fill(3)
         self.add()
         snapshot = self.dispatcher.snapshot()
@@ -908,7 +908,7 @@ class DispatcherTests(DispatcherCase):
         self.pool.finish(self.last)
         self.assertEqual(self.dispatcher.snapshot().reached["a"]["2"], oldest)
 
-    def test_what_runs_without_its_message_tells_nothing_of_how_far_the_queue_has_come(self) -> None:
+    def test_what_runs_without_its_message_shows_nothing_of_how_far_the_queue_has_come(self) -> None:
         self.dispatcher.backlog.add(an_item(arrived_at_s=self.clock + 60.0), "a")
         self.dispatcher.kick()
         self.assertNotIn("2", self.dispatcher.snapshot().reached.get("a", {}))
@@ -1031,13 +1031,13 @@ class TurnTests(DispatcherCase):
         self.assertEqual((list(self.dispatcher.backlog.held), request.events), ([running], [("finished", "")]))
 
     def test_others_are_looked_for_once_as_many_are_held_as_may_be(self) -> None:
-        with patch.object(UnfetchedJobs, "request_look") as asked:
+        with patch.object(UnfetchedJobs, "request_look") as request_look:
             self.dispatcher.kick()
-            self.assertFalse(asked.called)
+            self.assertFalse(request_look.called)
             while len(self.dispatcher.backlog.held) < self.dispatcher.prefetch:
                 self.add(owner="many")
             self.dispatcher.kick()
-        self.assertTrue(asked.called)
+        self.assertTrue(request_look.called)
 
     def test_what_a_dead_child_may_have_claimed_unheard_is_taken_over_with_or_without_its_message(self) -> None:
         for request in (None, Request()):
@@ -1059,6 +1059,6 @@ class TurnTests(DispatcherCase):
         while len(self.dispatcher.backlog.held) < self.dispatcher.prefetch:
             self.add(owner="many")
         self.dispatcher.backlog.queues["a"] = BatchQueue(Limits(max_batch_size=8, max_batch_tokens=64), CostModel())
-        with patch.object(UnfetchedJobs, "request_look") as asked:
+        with patch.object(UnfetchedJobs, "request_look") as request_look:
             self.dispatcher.kick()
-        self.assertFalse(asked.called)
+        self.assertFalse(request_look.called)

@@ -25,7 +25,7 @@ class SubscriptionsTests(TestCase):
 
     def setUp(self) -> None:
         self.refused = {A}
-        self.asked: list[str] = []
+        self.attempts: list[str] = []
         self.consumed: set[str] = set()
         self.now_s = 0.0
         clock = patch.object(time, "monotonic", lambda: self.now_s)
@@ -49,7 +49,7 @@ class SubscriptionsTests(TestCase):
         self.consumed.difference_update(queues)
 
     def add(self, queue: str) -> None:
-        self.asked.append(queue)
+        self.attempts.append(queue)
         self.consumed.add(queue)
         if queue in self.refused:
             raise ResponseError("OOM command not allowed")
@@ -67,14 +67,14 @@ class SubscriptionsTests(TestCase):
         self.assertEqual(list(self.subscriptions.why_not(SPECS)), ["a"])
         self.assertIn("OOM", self.subscriptions.why_not(SPECS)["a"])
 
-    def test_a_refused_queue_is_asked_for_with_growing_pauses_and_consumed_once_it_may_be(self) -> None:
+    def test_a_refused_queue_is_tried_with_growing_pauses_and_consumed_once_it_may_be(self) -> None:
         self.turn_for(3600)
-        asked = self.asked.count(A)
-        self.assertLess(asked, 3600 / LONGEST_PAUSE_S * 1.5)
+        attempts = self.attempts.count(A)
+        self.assertLess(attempts, 3600 / LONGEST_PAUSE_S * 1.5)
         self.refused.clear()
         self.turn_for(LONGEST_PAUSE_S * 1.5)
         self.assertEqual((self.consumed, self.subscriptions.why_not(SPECS)), ({A, B}, {}))
-        self.assertEqual(self.asked.count(A), asked + 1)
+        self.assertEqual(self.attempts.count(A), attempts + 1)
 
     def test_a_queue_that_gives_no_answer_does_not_hold_the_event_loop(self) -> None:
         ours, theirs = socket.socketpair()

@@ -47,7 +47,7 @@ class Running:
     job: Claimed
     answers: list[Any]  # the answer of each item; OPEN if it has not ended
     until_s: float  # end of its time limit, in seconds that the steps of its batch took
-    is_told: bool  # its text is published as it comes; not for a list, whose texts cannot be told apart
+    is_streamed: bool  # its text is published as it comes; not for a list, whose texts cannot be told apart
     details: bool  # its parameters ask for details
     pieces: list[list[str]]  # of each item: the pieces of text that the stepper has returned so far
     counts: list[int]  # of each item: the tokens that are generated
@@ -167,7 +167,7 @@ class OpenBatch:
         items = lengths.items(self.spec, job.inputs)
         running = Running(
             job, [OPEN] * len(items), until_s=self.steps_s + self.spec.time_limit_s,
-            is_told=not lengths.is_list(self.spec, job.inputs), details=bool(parameters.get("details")),
+            is_streamed=not lengths.is_list(self.spec, job.inputs), details=bool(parameters.get("details")),
             pieces=[[] for _ in items], counts=[0] * len(items),
         )  # fmt: skip
         self.jobs[job.id] = running
@@ -201,25 +201,25 @@ class OpenBatch:
 
     def _settle(self, progress: Sequence[Progress]) -> list[Outcome]:
         """Take in the progress of a step, and return the outcomes of jobs that have ended."""
-        for told in progress:
-            job_id, index = cast("Key", told.key)
+        for row in progress:
+            job_id, index = cast("Key", row.key)
             if running := self.jobs.get(job_id):
-                if told.tokens and not running.tokens:
+                if row.tokens and not running.tokens:
                     self.firsts.append(max(0.0, clock.time_s() - running.job.created_at.timestamp()))
                     tallies.observe(self.tally, "first", self.firsts[-1], unit=tallies.UNIT_S)
-                running.counts[index] += told.tokens
-                running.pieces[index].append(told.text)
-                self.tokens += told.tokens
-                tallies.add(self.tally, {"tokens": told.tokens})
-                self._tell(running, told.text)
-                if told.answer is not OPEN:
-                    running.answers[index] = self.stepper.read((job_id, index), told.answer)
+                running.counts[index] += row.tokens
+                running.pieces[index].append(row.text)
+                self.tokens += row.tokens
+                tallies.add(self.tally, {"tokens": row.tokens})
+                self._stream_text(running, row.text)
+                if row.answer is not OPEN:
+                    running.answers[index] = self.stepper.read((job_id, index), row.answer)
         ended = self._ended() + self._overdue()  # a job that has ended in this step is not overdue
         (self.publisher.publish if ended else self.publisher.publish_soon)()  # before the job's outcome
         return ended
 
-    def _tell(self, running: Running, text: str) -> None:
-        if text and running.is_told:
+    def _stream_text(self, running: Running, text: str) -> None:
+        if text and running.is_streamed:
             self.publisher.add(running.job.id, text, tokens=running.tokens)
 
     def _ended(self) -> list[Outcome]:
@@ -259,7 +259,7 @@ class OpenBatch:
         except Exception as error:
             return isolate.to_error(error)
         running.pieces[index].append(last.text)
-        self._tell(running, last.text)
+        self._stream_text(running, last.text)
         return running.cut(index) if last.answer is OPEN else self.stepper.read((running.job.id, index), last.answer)
 
     def _forget(self, running: Running) -> None:

@@ -35,15 +35,19 @@ class ClaimTests(TestCase):
 
     def test_a_database_that_stays_away_is_no_fault_of_the_jobs(self) -> None:
         away = patch.object(transitions, "claim", side_effect=OperationalError("away"))
-        with away as asked, patch.object(claims, "CLAIM_PATIENCE_S", 0.0), self.assertRaises(errors.StoreUnavailable):
+        with (
+            away as claim_mock,
+            patch.object(claims, "CLAIM_PATIENCE_S", 0.0),
+            self.assertRaises(errors.StoreUnavailable),
+        ):
             self.claim()
-        self.assertTrue(asked.called)
+        self.assertTrue(claim_mock.called)
 
     def test_a_claim_that_the_database_refuses_is_raised_as_it_is(self) -> None:
         refused = patch.object(transitions, "claim", side_effect=ProgrammingError("no such column"))
-        with refused as asked, self.assertRaisesRegex(ProgrammingError, "no such column"):
+        with refused as claim_mock, self.assertRaisesRegex(ProgrammingError, "no such column"):
             self.claim()
-        self.assertEqual(asked.call_count, 1)
+        self.assertEqual(claim_mock.call_count, 1)
 
 
 class RecordTests(TestCase):
@@ -91,7 +95,7 @@ class RecordTests(TestCase):
 
 
 class TakeBackTests(TestCase):
-    def test_where_all_was_begun_the_database_is_not_asked(self) -> None:
+    def test_where_all_was_begun_the_database_is_not_queried(self) -> None:
         with self.assertNumQueries(0):
             claims.take_back(uuid4(), (), keeps_messages=True)
 

@@ -78,7 +78,7 @@ class DeviceNameTests(TransactionTestCase):
 
 
 class VerdictTests(TransactionTestCase):
-    def test_a_model_that_is_not_loaded_is_told_before_the_claim(self) -> None:
+    def test_a_model_that_is_not_loaded_is_an_error_before_the_claim(self) -> None:
         job = Job(model="gone", inputs="text")
         with self.assertRaises(errors.ModelUnavailable):
             run_batch({}, job)
@@ -174,10 +174,10 @@ class FullTextTests(TransactionTestCase):
     def test_an_engine_of_one_s_own_answers_what_it_generated(self) -> None:
         self.assertEqual(self.text("All right"), "All right")
 
-    def test_unless_it_is_asked_for_the_full_text(self) -> None:
+    def test_unless_the_full_text_is_requested(self) -> None:
         self.assertEqual(self.text("A is B", return_full_text=True), " is B")
 
-    def test_a_pipeline_answers_the_full_text_unless_asked_not_to(self) -> None:
+    def test_a_pipeline_answers_the_full_text_unless_requested_otherwise(self) -> None:
         self.assertEqual(self.text("AA", full_text=True), "A")
         self.assertEqual(self.text("AA", full_text=True, return_full_text=False), "AA")
 
@@ -233,9 +233,9 @@ class OrderTests(TestCase):
 
     def test_what_cannot_be_loaded_leaves_the_others(self) -> None:
         good, bad = self.spec(), self.spec(options={"nonsense": 1})
-        told = entry.apply_order((good, bad))
-        self.assertEqual(told.models[good.digest], READY)
-        self.assertIn("nonsense", told.models[bad.digest])
+        report = entry.apply_order((good, bad))
+        self.assertEqual(report.models[good.digest], READY)
+        self.assertIn("nonsense", report.models[bad.digest])
         self.assertEqual(list(self.replica.specs), [good.digest])
         self.assertEqual(self.replica.shared.loading, 0)
 
@@ -261,7 +261,7 @@ class RaisedTests(TestCase):
                 info = pickle.loads(pickle.dumps(ExceptionInfo()))
                 return info, getattr(info.exception, "exc", info.exception)
 
-    def test_what_makes_no_other_by_its_pickle_is_told_in_words(self) -> None:
+    def test_an_error_that_cannot_be_unpickled_is_sent_in_words(self) -> None:
         for error in (NeedsMore("it", "panicked"), Unspeakable("x"), KeyError(NeedsMore("a", "b"))):
             with self.subTest(type(error).__name__):
                 info, raised = self.raised(error)
@@ -271,7 +271,7 @@ class RaisedTests(TestCase):
                 self.assertIn(type(error).__name__, raised.raised)
                 self.assertIn("in run_batch", raised.trace)
 
-    def test_an_input_that_it_quotes_is_not_told(self) -> None:
+    def test_an_input_that_it_quotes_is_not_sent(self) -> None:
         self.assertNotIn("marked", str(self.raised(KeyError("marked"))[1]))
 
     def test_what_the_main_process_judges_stays_what_it_is(self) -> None:

@@ -119,7 +119,7 @@ class TogetherTests(DispatcherCase):
         self.learn()
         self.assertEqual(self.shares(expires_at_s=1e12), ())
 
-    def test_not_before_a_job_of_another_model_whose_turn_it_is(self) -> None:
+    def test_not_before_a_job_of_another_model_that_is_next(self) -> None:
         self.learn()
         self.wait(8)
         self.add("b", priority=LOW)
@@ -280,7 +280,7 @@ class SeveralStagesTests(TransactionTestCase):
         )  # fmt: skip
         self.enterContext(patch.object(entry, "replica", self.replica, create=True))
         self.enterContext(patch.object(multi_batch_run, "LONGEST_S", 3600.0))  # no call comes back for being slow
-        self.told = self.enterContext(patch.object(notices, "publish"))
+        self.publish = self.enterContext(patch.object(notices, "publish"))
 
     def run_jobs(self, *shares: list[Any], missing: int = 0) -> tuple[BatchReport, list[Job]]:
         jobs = [Job(model="m", inputs=text) for share in shares for text in share]
@@ -311,8 +311,8 @@ class SeveralStagesTests(TransactionTestCase):
         with patch("inference.store.transitions.claim", wraps=transitions.claim) as claim:
             _, jobs = self.run_jobs(["a", "b"], ["c"], ["d"])
         self.assertEqual(claim.call_count, 1)
-        self.assertEqual(set(self.told.call_args.args[0]), {job.pk for job in jobs})
-        self.assertEqual(self.told.call_count, 2)
+        self.assertEqual(set(self.publish.call_args.args[0]), {job.pk for job in jobs})
+        self.assertEqual(self.publish.call_count, 2)
 
     def test_a_bad_input_fails_alone_in_its_call(self) -> None:
         report, jobs = self.run_jobs(["a", "b"], ["c", "bad"])

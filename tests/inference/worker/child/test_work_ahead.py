@@ -219,7 +219,7 @@ class LineTests(TestCase):
         taken_back = [self.taken_back.get(timeout=PATIENCE_S) for _ in range(3)]
         self.assertEqual(taken_back, [[first.job_ids[1]], [], [third.job_ids[1]]])
 
-    def test_who_ends_the_process_by_reading_is_told_of_in_its_own_turn(self) -> None:
+    def test_inputs_that_would_end_the_process_when_read_ahead_are_left_to_their_own_turn(self) -> None:
         self.engine.prepares = True
         self.inputs[2] = ["ends"]
         for number in (1, 2, 3):
@@ -228,7 +228,7 @@ class LineTests(TestCase):
         self.until_answered(1, 2, 3)
         self.assertEqual([self.failure_of(number) for number in (1, 2, 3)], [None, None, None])
 
-    def test_what_cannot_be_sent_is_told_of_and_ends_nothing(self) -> None:
+    def test_what_cannot_be_sent_is_reported_and_ends_nothing(self) -> None:
         self.give(1)
         self.give(2)
         self.unsendable.add(1)
@@ -238,7 +238,7 @@ class LineTests(TestCase):
         self.assertIsInstance(self.failure_of(1), TypeError)
         self.assertIsNone(self.failure_of(2))
 
-    def test_one_that_cannot_be_claimed_is_told_and_the_others_go_on(self) -> None:
+    def test_one_that_cannot_be_claimed_is_reported_and_the_others_go_on(self) -> None:
         self.give(1)
         self.give(2, takes_over=(uuid4(),))
         self.give(3)
@@ -265,7 +265,7 @@ class LineTests(TestCase):
         self.assertIsInstance(self.failure_of(1), errors.DeviceFailed)
         self.assertIsInstance(self.failure_of(2), errors.NotYet)
 
-    def test_an_engine_that_ends_its_process_is_told_first(self) -> None:
+    def test_an_engine_that_ends_its_process_is_reported_first(self) -> None:
         self.give(1)
         self.engine.turns.put(SystemExit())
         self.thread.join(PATIENCE_S)
@@ -463,7 +463,7 @@ class GivenTests(DispatcherCase):
     def held(self, call: SimpleNamespace) -> HeldJob:
         return self.dispatcher.backlog.held[str(call.batch.job_ids[0])]
 
-    def test_whose_process_ended_while_another_was_read_is_not_known_to_be_at_fault_until_it_has_run_alone(
+    def test_a_job_is_not_at_fault_before_it_has_run_alone_if_its_process_ended_while_another_was_read(
         self,
     ) -> None:
         for cause in ("signal 14 (SIGALRM)", "signal 11 (SIGSEGV)"):

@@ -65,7 +65,7 @@ class HeartbeatTests(TransactionTestCase):
             eventually(lambda: Worker.objects.filter(pk=row.pk, heartbeat_at__gt=row.heartbeat_at).exists())
             self.assertFalse(go_on.is_set())
 
-    def test_what_expires_in_this_worker_is_told_before_the_next_round(self) -> None:
+    def test_what_expires_in_this_worker_is_recorded_before_the_next_round(self) -> None:
         heartbeat = make_heartbeat()
         housekeeping = Housekeeping(heartbeat, ReplicaRegistry(heartbeat.plan, models()))
         with patch.object(upkeep_module, "ROUND_S", 600):
@@ -87,23 +87,23 @@ class HeartbeatTests(TransactionTestCase):
         self.assertTrue(heartbeat.try_to_beat())
         self.assertLess(heartbeat.answering_s, LATE_S)
 
-    def test_a_worker_that_was_told_to_stop_says_so_with_its_next_heartbeat(self) -> None:
+    def test_a_worker_that_is_stopping_says_so_with_its_next_heartbeat(self) -> None:
         heartbeat = make_heartbeat()
         heartbeat.leave()
         self.start(heartbeat)
         eventually(lambda: Worker.objects.filter(pk=heartbeat.plan.worker, state=WorkerState.STOPPING).exists())
 
     def test_a_worker_that_ends_of_an_error_has_its_jobs_counted_as_lost_as_one_that_is_killed(self) -> None:
-        for exit_code, told, expected in (
+        for exit_code, is_leaving, expected in (
             (EX_FAILURE, False, WorkerState.GONE),
             (EX_FAILURE, True, WorkerState.STOPPED),
             (None, False, WorkerState.STOPPED),
             ("shutdown", False, WorkerState.STOPPED),
         ):
-            with self.subTest(exit_code, told=told):
+            with self.subTest(exit_code, is_leaving=is_leaving):
                 Worker.objects.all().delete()
                 heartbeat = make_heartbeat()
-                heartbeat.leaving = told
+                heartbeat.leaving = is_leaving
                 setup.leave(Mock(exitcode=exit_code, heartbeat=heartbeat))
                 self.assertEqual(Worker.objects.get().state, expected)
                 values = {"status": Status.RUNNING, "worker": heartbeat.plan.worker, "batch": uuid4()}
@@ -140,7 +140,7 @@ class HeartbeatTests(TransactionTestCase):
             second.register()
         self.assertIn("a@host computes on cuda:0 too", logs.output[0])
 
-    def test_a_worker_whose_row_is_lost_registers_again_unless_it_leaves(self) -> None:
+    def test_a_worker_that_lost_its_row_registers_again_unless_it_leaves(self) -> None:
         heartbeat = make_heartbeat()
         Worker.objects.all().delete()  # as after a restore of an older backup
         self.assertTrue(heartbeat.try_to_beat())

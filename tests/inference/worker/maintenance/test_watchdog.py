@@ -35,7 +35,7 @@ class WatchdogTests(TestCase):
             set(self.reasons({"waiting": 9}, {"waiting": 9}, {"waiting": 9, "busy": 1}, {"waiting": 9})), {""}
         )
 
-    def test_a_worker_whose_loop_hangs_goes(self) -> None:
+    def test_a_worker_with_a_hanging_event_loop_goes(self) -> None:
         last = self.reasons(*[{"looped_at": 0.0}] * 4)[-1]
         self.assertIn("event loop has not turned for 90 s", last)
 

@@ -52,17 +52,17 @@ print(sys.modules["looks"].found)
 """
 
 
-def tell_processes(pipe: Any) -> None:
+def send_process_ids(pipe: Any) -> None:
     pipe.send((os.getpid(), os.getppid()))
 
 
-def tell_random(pipe: Any) -> None:
+def send_random_numbers(pipe: Any) -> None:
     import torch
 
     pipe.send((os.getppid(), {new_job_id().int % 2**32, numpy.random.random(), float(torch.rand(1))}))
 
 
-def tell_environment(pipe: Any) -> None:
+def send_environment(pipe: Any) -> None:
     pipe.send({name: os.environ.get(name) for name in forkserver.NO_GPUS})
 
 
@@ -87,10 +87,10 @@ def ended(process: Any) -> Any:
     return eventually(lambda: None if process.exitcode is None else (process.exitcode,), "it ended")[0]
 
 
-def told(tell: Callable[[Any], None]) -> Any:
-    """Return what a new child tells before it ends."""
+def run_in_child(target: Callable[[Any], None]) -> Any:
+    """Return what a new child sends before it ends."""
     ours, theirs = get_context("spawn").Pipe()
-    process = ForkedProcess(target=tell, args=(theirs,))
+    process = ForkedProcess(target=target, args=(theirs,))
     process.start()
     assert ours.poll(PATIENCE_S)
     received = ours.recv()
@@ -99,7 +99,7 @@ def told(tell: Callable[[Any], None]) -> Any:
 
 
 def who_forks() -> int:
-    pid, parent = told(tell_processes)
+    pid, parent = run_in_child(send_process_ids)
     assert os.getpid() not in (pid, parent)
     return int(parent)
 
@@ -142,12 +142,12 @@ class EndsTests(TestCase):
         self.assertEqual(ended(living), -signal.SIGKILL)
         self.assertNotEqual(who_forks(), parent)
 
-    def test_who_asks_one_that_is_ending_is_served_by_the_next(self) -> None:
-        connect, asked = multiprocessing.forkserver.connect_to_new_process, list[Any]()
+    def test_a_request_to_a_parent_that_is_ending_is_served_by_the_next(self) -> None:
+        connect, requests = multiprocessing.forkserver.connect_to_new_process, list[Any]()
 
         def refused_once(fds: Any) -> Any:
-            asked.append(fds)
-            if len(asked) == 1:
+            requests.append(fds)
+            if len(requests) == 1:
                 raise ConnectionResetError
             return connect(fds)
 
@@ -156,9 +156,9 @@ class EndsTests(TestCase):
             self.assertLogs("inference.worker.processes.forkserver", "ERROR"),
         ):
             self.assertEqual(ended(self.start(leave, 3)), 3)
-        self.assertEqual(len(asked), 2)
+        self.assertEqual(len(requests), 2)
 
-    def test_a_fork_that_fails_is_told_who_asked_for_it_and_costs_nobody_else(self) -> None:
+    def test_a_fork_that_fails_raises_at_its_caller_and_costs_nobody_else(self) -> None:
         folder = self.enterContext(tempfile.TemporaryDirectory())
         refuses = Path(folder) / "refuses"
         kill(who_forks())
@@ -184,7 +184,7 @@ class EndsTests(TestCase):
         """How many file descriptors."""
         return len(os.listdir(f"/proc/{pid}/fd"))
 
-    def test_who_asks_and_has_no_file_descriptors_left_fails_alone(self) -> None:
+    def test_a_caller_that_has_no_file_descriptors_left_fails_alone(self) -> None:
         parent = who_forks()
         full = OSError(errno.EMFILE, "told so")
         with patch("multiprocessing.reduction.sendfds", side_effect=full), self.assertRaises(OSError) as refused:
@@ -200,11 +200,11 @@ class ImportsTests(TestCase):
         forkserver.prepare([ModelSpec(name="fill")])
 
     def test_children_have_one_parent_and_nothing_random_in_common(self) -> None:
-        (parent, first), (same, second) = told(tell_random), told(tell_random)
+        (parent, first), (same, second) = run_in_child(send_random_numbers), run_in_child(send_random_numbers)
         self.assertEqual(parent, same)
         self.assertFalse(first & second)
 
-    def test_one_whose_parent_was_killed_as_it_began_does_not_stay(self) -> None:
+    def test_a_child_does_not_stay_if_its_parent_was_killed_as_it_began(self) -> None:
         process = Mock()
         with patch.object(Started, "parent", os.getpid(), create=True), patch.object(platforms, "set_pdeathsig"):
             self.assertEqual(Started(process)._bootstrap(parent_sentinel=-1), os.EX_SOFTWARE)
@@ -232,12 +232,12 @@ class ImportsTests(TestCase):
     def test_children_may_read_in_threads(self) -> None:
         for _ in range(2):
             with patch.dict(os.environ, TOKENIZERS_PARALLELISM="true", RAYON_NUM_THREADS="3"):
-                self.assertEqual(told(read_in_threads), (True, {(0, 1, 1)}))
+                self.assertEqual(run_in_child(read_in_threads), (True, {(0, 1, 1)}))
 
     def test_children_see_the_gpus_that_their_starter_does(self) -> None:
         for there in (None, "1,2"):
             kept = {name: value for name, value in os.environ.items() if name not in forkserver.NO_GPUS}
             given = {"CUDA_VISIBLE_DEVICES": there} if there else {}
             with patch.dict(os.environ, {**kept, **given}, clear=True):
-                seen = told(tell_environment)
+                seen = run_in_child(send_environment)
             self.assertEqual(seen, {"CUDA_VISIBLE_DEVICES": there, "PYTORCH_NVML_BASED_CUDA_CHECK": None})

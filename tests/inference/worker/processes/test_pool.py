@@ -203,7 +203,7 @@ class EndedChildTests(PoolCase):
             self.assertEqual(file.read(), "it ran")
         self.assertEqual(self.replicas.replicas[0].shared.command, ChildCommand.DRAIN)
 
-    def test_one_that_does_not_end_by_itself_then_is_told_of(self) -> None:
+    def test_one_that_does_not_end_by_itself_then_is_logged(self) -> None:
         self.stop()
         self.pool.close()
         self.kill()

@@ -33,8 +33,8 @@ class TrustTests(DispatcherCase):
 
     def start(self, index: int) -> None:
         self.replicas.started(index, PID + index)
-        told = {spec.digest: READY for spec in CATALOG.values()}
-        self.replicas.loaded(LoadReport(pid=PID + index, models=told))
+        states = {spec.digest: READY for spec in CATALOG.values()}
+        self.replicas.loaded(LoadReport(pid=PID + index, models=states))
 
     def runs_on(self, index: int) -> None:
         """The other one is busy."""
@@ -139,7 +139,7 @@ class TrustTests(DispatcherCase):
         self.runs_on(1)
         self.assertEqual(self.last.batch.verdict, "device_failed")
 
-    def test_one_whose_process_is_gone_as_its_failure_is_read_is_known(self) -> None:
+    def test_a_failure_counts_though_its_process_is_gone_as_it_is_read(self) -> None:
         _, request = self.add()
         self.runs_on(0)
         self.replicas.ended(0)
@@ -179,14 +179,14 @@ class TrustTests(DispatcherCase):
     def test_one_is_withdrawn_where_another_has_what_it_runs_and_not_all_models(self) -> None:
         self.replicas.ended(0)
         self.replicas.started(0, PID)
-        told = {spec.digest: READY if name == "a" else "no weights" for name, spec in CATALOG.items()}
-        self.replicas.loaded(LoadReport(pid=PID, models=told))
+        states = {spec.digest: READY if name == "a" else "no weights" for name, spec in CATALOG.items()}
+        self.replicas.loaded(LoadReport(pid=PID, models=states))
         self.replicas.ended(1)
         self.replicas.started(1, PID + 1)
-        self.replicas.loaded(LoadReport(pid=PID + 1, models=told))
+        self.replicas.loaded(LoadReport(pid=PID + 1, models=states))
         self.replicas.started(3, PID + 2)
-        told = {spec.digest: READY if name == "b" else "no weights" for name, spec in CATALOG.items()}
-        self.replicas.loaded(LoadReport(pid=PID + 2, models=told))
+        states = {spec.digest: READY if name == "b" else "no weights" for name, spec in CATALOG.items()}
+        self.replicas.loaded(LoadReport(pid=PID + 2, models=states))
         self.fail_until_withdrawn()
         self.assertTrue(self.is_withdrawn(BAD))
 

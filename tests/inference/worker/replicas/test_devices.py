@@ -50,7 +50,7 @@ class ChoiceTests(TestCase):
             choose("auto")
         self.assertIn("devices: cuda:4, cuda:7; for a test", logs.output[0])
 
-    def test_what_was_found_is_told_also_where_devices_were_asked_for(self) -> None:
+    def test_what_was_found_is_shown_also_where_devices_were_named(self) -> None:
         self.assertEqual(choose("cuda:0").why, "it was asked for; for a test")
         with self.assertRaisesRegex(ValueError, "there is no cuda:2, 2 can be used here: for a test"):
             choose("cuda:2")
@@ -80,7 +80,7 @@ class ChoiceTests(TestCase):
         with self.assertRaisesRegex(ValueError, "none can be used here: there is no nvidia-smi. If there is one"):
             choose("cuda:0", NONE)
 
-    def test_a_variable_that_hides_every_gpu_hides_those_that_are_asked_for(self) -> None:
+    def test_a_variable_that_hides_every_gpu_hides_those_that_are_named(self) -> None:
         hidden = Found(why="CUDA_VISIBLE_DEVICES hides every GPU", is_listed=True)
         with self.assertRaisesRegex(ValueError, "no cuda:0, none can be used here: CUDA_VISIBLE_DEVICES hides"):
             choose("cuda:0", hidden)
@@ -133,7 +133,7 @@ class PlanTests(TestCase):
             with self.subTest(option, sizes=sizes), patch.object(devices, "cores", return_value=16):
                 self.assertEqual(plan(choose(option), sizes=sizes).replicas, replicas)
 
-    def test_one_replica_has_a_gpu_whose_memory_is_not_known(self) -> None:
+    def test_a_gpu_of_unknown_memory_has_one_replica(self) -> None:
         self.assertEqual(devices.replicas_of(0, [GB]), 1)
 
     def test_a_replica_computes_with_no_more_threads_than_the_environment_allows(self) -> None:

@@ -23,7 +23,7 @@ GPU 0: NVIDIA A100-SXM4-80GB (UUID: GPU-aaaa-1)
 GPU 1: NVIDIA A100-SXM4-80GB (UUID: GPU-bbbb-2)
 """
 TWELVE = "".join(f"GPU {n}: NVIDIA H200 (UUID: GPU-{n:04}-1)\n" for n in range(12))
-TOLD = "GPU-aaaa-1, 81559, [N/A]\nGPU-bbbb-2, [N/A], Disabled\n"
+QUERY_ROWS = "GPU-aaaa-1, 81559, [N/A]\nGPU-bbbb-2, [N/A], Disabled\n"
 
 
 class GpusTests(TestCase):
@@ -36,11 +36,11 @@ class GpusTests(TestCase):
         for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"):
             os.environ.pop(name, None)
 
-    def tool(self, listing: str = "", script: str = "", told: str = TOLD) -> None:
+    def tool(self, listing: str = "", script: str = "", rows: str = QUERY_ROWS) -> None:
         """A stand-in for nvidia-smi that lists these, or does as `script` says."""
         (self.folder / "listing").write_text(listing)
-        (self.folder / "told").write_text(told)
-        script = script or f"case $1 in -L) cat {self.folder}/listing;; *) cat {self.folder}/told;; esac"
+        (self.folder / "rows").write_text(rows)
+        script = script or f"case $1 in -L) cat {self.folder}/listing;; *) cat {self.folder}/rows;; esac"
         (self.folder / "nvidia-smi").write_text(f"#!/bin/sh\nPATH=/bin:/usr/bin\n{script}\n")
         (self.folder / "nvidia-smi").chmod(0o755)
 
@@ -79,7 +79,7 @@ class GpusTests(TestCase):
         self.assertEqual(self.names("MIG-dddd-4"), ["cuda:0/mig:1"])
 
     def test_a_gpu_in_mig_mode_without_a_slice_is_left_out_and_keeps_its_number(self) -> None:
-        self.tool(TWO, told="GPU-aaaa-1, 81559, Enabled\nGPU-bbbb-2, 81559, Disabled\n")
+        self.tool(TWO, rows="GPU-aaaa-1, 81559, Enabled\nGPU-bbbb-2, 81559, Disabled\n")
         found = self.find()
         self.assertEqual([(gpu.name, gpu.visible) for gpu in found.gpus], [("cuda:1", "GPU-bbbb-2")])
         self.assertIn("but for cuda:0: in MIG mode without a slice", found.why)
@@ -90,13 +90,13 @@ class GpusTests(TestCase):
 
     def test_gpus_that_are_all_in_mig_mode_without_a_slice_are_a_problem_and_not_counted(self) -> None:
         self.files("nvidia0", "nvidia1")
-        self.tool(TWO, told="GPU-aaaa-1, 81559, Enabled\nGPU-bbbb-2, 81559, Enabled\n")
+        self.tool(TWO, rows="GPU-aaaa-1, 81559, Enabled\nGPU-bbbb-2, 81559, Enabled\n")
         found = self.find()
         self.assertEqual((found.gpus, found.problem), ((), True))
         self.assertIn("but for cuda:0, cuda:1: in MIG mode without a slice", found.why)
 
     def test_a_gpu_in_slices_is_in_mig_mode(self) -> None:
-        self.tool(SLICED, told="GPU-aaaa-1, 81559, Enabled\nGPU-bbbb-2, 81559, Disabled\n")
+        self.tool(SLICED, rows="GPU-aaaa-1, 81559, Enabled\nGPU-bbbb-2, 81559, Disabled\n")
         self.assertEqual(self.names(), ["cuda:0/mig:0", "cuda:0/mig:1", "cuda:1"])
 
     def test_where_there_is_no_tool_and_no_device_there_is_nothing_to_complain_of(self) -> None:
@@ -145,7 +145,7 @@ class GpusTests(TestCase):
             [(gpu.visible, gpu.memory) for gpu in self.find().gpus], [("GPU-aaaa-1", 0), ("GPU-bbbb-2", 0)]
         )
 
-    def test_a_tool_that_does_not_know_what_it_is_asked_lists_them_all_the_same(self) -> None:
+    def test_a_tool_that_does_not_know_the_query_lists_them_all_the_same(self) -> None:
         self.tool(TWO, script=f"case $1 in -L) cat {self.folder}/listing;; *) exit 2;; esac")
         self.assertEqual([(gpu.name, gpu.memory) for gpu in self.find().gpus], [("cuda:0", 0), ("cuda:1", 0)])
 
@@ -198,7 +198,7 @@ class GpusTests(TestCase):
 
     def test_numbers_are_cudas_own_where_the_environment_says_so(self) -> None:
         """Which GPU that is nobody tells: its memory is that of the smallest."""
-        self.tool(TWO, told="GPU-aaaa-1, 81559, Disabled\nGPU-bbbb-2, 24564, Disabled\n")
+        self.tool(TWO, rows="GPU-aaaa-1, 81559, Disabled\nGPU-bbbb-2, 24564, Disabled\n")
         os.environ["CUDA_DEVICE_ORDER"] = "FASTEST_FIRST"
         (gpu,) = self.find("0").gpus
         self.assertEqual((gpu.name, gpu.visible, gpu.memory), ("cuda:0", "0", 24564 * 2**20))
@@ -214,7 +214,7 @@ class GpusTests(TestCase):
         self.tool(TWO)
         self.assertEqual((self.find("").problem, self.find("").why), (False, "CUDA_VISIBLE_DEVICES hides every GPU"))
 
-    def test_a_value_that_asks_for_none_is_told_from_one_that_was_meant_otherwise(self) -> None:
+    def test_a_value_that_hides_every_gpu_differs_from_one_that_names_none(self) -> None:
         self.tool(TWO)
         for value, is_meant in (
             ("", True), (" ", True), ("-1", True), ("-1,0", True), ("NoDevFiles", True), ("none", True),

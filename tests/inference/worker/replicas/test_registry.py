@@ -37,10 +37,10 @@ class ReplicasTests(TestCase):
     def load(self, pid: int, **models: str) -> None:
         """The child has what it was ordered, but what `models` says."""
         (replica,) = (replica for replica in self.replicas.replicas if replica.pid == pid)
-        told = {key: models.get(self.replicas.goal[key].name, READY) for key in replica.ordered}
+        states = {key: models.get(self.replicas.goal[key].name, READY) for key in replica.ordered}
         with self.assertLogs("inference.worker.replicas.registry") as logs:
             logging.getLogger("inference.worker.replicas.registry").info("so that there is one")
-            self.replicas.loaded(LoadReport(pid=pid, models=told))
+            self.replicas.loaded(LoadReport(pid=pid, models=states))
         self.logged = [record.getMessage() for record in logs.records if record.levelno == logging.ERROR]
 
     def loads(self, index: int, model: str) -> None:
@@ -76,8 +76,8 @@ class ReplicasTests(TestCase):
         self.replicas.apply_intents(OperatorIntents())
         self.assertEqual(self.replicas.serving, {"a", "b"})
 
-    def test_how_often_one_ended_is_told_but_not_of_one_that_was_to_try_again(self) -> None:
-        def told() -> list[object]:
+    def test_how_often_one_ended_is_shown_but_not_of_one_that_was_to_try_again(self) -> None:
+        def ended_counts() -> list[object]:
             return [row["ended"] for _, row in sorted(status_row.replica_rows(self.replicas, {}).items())]
 
         self.load(FIRST)
@@ -87,9 +87,9 @@ class ReplicasTests(TestCase):
             self.replicas.ended(0)
             self.start(0, FIRST)
             self.load(FIRST)
-        self.assertEqual(told(), [3, 0])
+        self.assertEqual(ended_counts(), [3, 0])
         self.replicas.replicas[0].ends[0] -= COUNTED_S
-        self.assertEqual(told(), [2, 0])
+        self.assertEqual(ended_counts(), [2, 0])
 
     def test_nothing_is_served_before_a_replica_has_loaded_it(self) -> None:
         self.assertEqual((self.replicas.serving, self.replicas.served, self.able()), (set(), set(), []))
@@ -264,7 +264,7 @@ class ReplicasTests(TestCase):
         self.replicas.ended(3)
         self.assertEqual(self.replicas.serving, {"a"})
 
-    def test_one_that_has_what_the_others_have_not_is_not_asked_again_and_again(self) -> None:
+    def test_one_that_has_what_the_others_have_not_is_not_ordered_again_and_again(self) -> None:
         self.eight()
         self.replicas.try_at = 0.0
         self.load_in_turn(0)
@@ -370,7 +370,7 @@ class ReplicasTests(TestCase):
         self.assertEqual(pauses, sorted(pauses))
         self.assertLess(pauses[0], pauses[1])
 
-    def test_a_reason_is_told_once(self) -> None:
+    def test_a_reason_is_logged_once(self) -> None:
         self.load(FIRST, b=BROKEN)
         self.assertEqual([line for line in self.logged if BROKEN in line], self.logged)
         self.assertEqual(len(self.logged), 1)
@@ -393,10 +393,10 @@ class ChangeTests(TestCase):
         self.replicas = ReplicaRegistry(plan, CATALOG)
         for index, pid in enumerate((FIRST, SECOND)):
             self.replicas.started(index, pid, self.replicas.first_order(index))
-            self.told(pid, self.replicas.first_order(index))
+            self.load(pid, self.replicas.first_order(index))
         self.new = replace(CATALOG["a"], revision="2")
 
-    def told(self, pid: int, order: Order, **models: str) -> None:
+    def load(self, pid: int, order: Order, **models: str) -> None:
         """The child says that it has what it was ordered, but the new `a` in the state that `models` says."""
         states = {spec.digest: models.get(spec.name, READY) if spec.revision else READY for spec in order}
         self.replicas.loaded(LoadReport(pid=pid, models=states))
@@ -430,16 +430,16 @@ class ChangeTests(TestCase):
         self.follow(self.new, CATALOG["b"])
         beside, alone = [("a", ""), ("b", ""), ("a", "2")], [("a", "2"), ("b", "")]
         self.assertEqual(self.order(), (FIRST, beside))
-        self.told(*self.last)
+        self.load(*self.last)
         self.assertEqual((self.runs(), self.able), ({"a": "", "b": ""}, 2))
         self.assertIn(("a", "2", "loading"), self.states())
         self.assertEqual(self.order(), (SECOND, beside))
-        self.told(*self.last)
+        self.load(*self.last)
         self.assertEqual((self.runs(), self.able), ({"a": "2", "b": ""}, 2))
         for pid in (FIRST, SECOND):
             ordered, order = self.order() or (0, [])
             self.assertEqual((ordered, sorted(order)), (pid, alone))
-            self.told(*self.last)
+            self.load(*self.last)
         self.assertIsNone(self.order())
         self.assertEqual(sorted(self.states()), [("a", "2", "ready"), ("b", "", "ready")])
 
@@ -447,34 +447,34 @@ class ChangeTests(TestCase):
         self.follow(self.new, CATALOG["b"])
         self.order()
         with self.assertLogs("inference.worker.replicas.registry", "ERROR"):
-            self.told(*self.last, a=BROKEN)
+            self.load(*self.last, a=BROKEN)
         self.assertIsNone(self.order())  # nor does the other try at once
         self.assertEqual((self.runs(), self.able), ({"a": "", "b": ""}, 2))
         self.assertEqual(status_row.why_not(self.replicas), {"a": status_row.OLD_GOES_ON + BROKEN})
         self.assertEqual(self.states(), [("a", "", "ready"), ("b", "", "ready"), ("a", "2", "failed")])
         self.replicas.try_at = 0.0
         self.assertEqual((self.order() or (0,))[0], SECOND)
-        self.told(*self.last)
+        self.load(*self.last)
         self.assertEqual(self.runs()["a"], "")
         self.replicas.try_at = 0.0
         self.assertEqual((self.order() or (0,))[0], FIRST)
-        self.told(*self.last)
+        self.load(*self.last)
         self.assertEqual((self.runs()["a"], status_row.why_not(self.replicas)), ("2", {}))
 
     def test_the_old_one_goes_on_where_the_child_that_lacks_the_new_one_ends(self) -> None:
         self.follow(self.new, CATALOG["b"])
         self.order()
         with self.assertLogs("inference.worker.replicas.registry", "ERROR"):
-            self.told(*self.last, a=BROKEN)
+            self.load(*self.last, a=BROKEN)
         self.replicas.try_at = 0.0
         self.order()
-        self.told(*self.last)
+        self.load(*self.last)
         self.replicas.ended(0)
         self.assertEqual(self.runs()["a"], "")
         first = self.replicas.first_order(0)
         self.replicas.started(0, FIRST, first)
         with self.assertLogs("inference.worker.replicas.registry", "ERROR"):
-            self.told(FIRST, first, a="no weights, said in other words")
+            self.load(FIRST, first, a="no weights, said in other words")
         self.assertEqual((self.runs()["a"], self.replicas.lacking(FIRST)), ("", set()))
 
     def test_a_process_that_dies_of_the_new_one_as_it_starts_again_leaves_the_old(self) -> None:
@@ -490,14 +490,14 @@ class ChangeTests(TestCase):
             order = self.replicas.first_order(index)
             self.assertEqual({(spec.name, spec.revision) for spec in order}, {("a", ""), ("b", "")})
             self.replicas.started(index, pid, order)
-            self.told(pid, order)
+            self.load(pid, order)
         self.assertEqual(self.runs(), {"a": "", "b": ""})
 
     def test_the_old_entry_again_ends_the_tries(self) -> None:
         self.follow(self.new, CATALOG["b"])
         self.order()
         with self.assertLogs("inference.worker.replicas.registry", "ERROR"):
-            self.told(*self.last, a=BROKEN)
+            self.load(*self.last, a=BROKEN)
         self.follow(*CATALOG.values())
         self.replicas.try_at = 0.0
         self.assertIsNone(self.order())
@@ -519,7 +519,7 @@ class ChangeTests(TestCase):
         self.replicas.started(1, SECOND, tuple(CATALOG.values()))
         self.replicas.ended(0)
         self.replicas.started(0, FIRST, first)
-        self.told(FIRST, first)
+        self.load(FIRST, first)
         self.assertEqual(self.runs()["a"], "")  # which the other had, and loads again
         self.replicas.loaded(LoadReport(pid=SECOND, models={spec.digest: READY for spec in CATALOG.values()}))
         self.replicas.replicas[1].retry_at = 0.0
@@ -527,7 +527,7 @@ class ChangeTests(TestCase):
         ordered = []
         while following := self.order():
             ordered.append(following[0])
-            self.told(*self.last)
+            self.load(*self.last)
         self.assertEqual((ordered, self.able, self.runs()["a"]), ([SECOND, FIRST, SECOND], 2, "2"))
 
     def test_a_load_that_was_ended_for_its_length_says_which_setting_allows_more(self) -> None:
@@ -538,7 +538,7 @@ class ChangeTests(TestCase):
         self.replicas.ended(0)
         self.replicas.started(0, FIRST, self.replicas.first_order(0))
         with self.assertLogs("inference.worker.replicas.registry", "ERROR"):
-            self.told(FIRST, self.replicas.first_order(0))
+            self.load(FIRST, self.replicas.first_order(0))
         self.assertRegex(status_row.why_not(self.replicas)["a"], "not loaded within 3600 s.*set LOAD_LIMIT_S higher")
 
     def test_a_child_that_dies_of_the_new_one_starts_without_it(self) -> None:
@@ -550,7 +550,7 @@ class ChangeTests(TestCase):
         self.assertNotIn(self.new, self.replicas.first_order(0))
         self.replicas.started(0, FIRST, self.replicas.first_order(0))
         with self.assertLogs("inference.worker.replicas.registry", "ERROR"):
-            self.told(FIRST, self.replicas.first_order(0))
+            self.load(FIRST, self.replicas.first_order(0))
         self.assertEqual(
             (self.able, status_row.why_not(self.replicas)), (2, {"a": status_row.OLD_GOES_ON + ENDED_BY_IT})
         )
@@ -560,10 +560,10 @@ class ChangeTests(TestCase):
         added = ModelSpec(name="c", engine="x:Y")
         self.follow(*CATALOG.values(), added)
         self.order()
-        self.told(*self.last)
+        self.load(*self.last)
         self.assertEqual((set(self.runs()), self.able), ({"a", "b", "c"}, 2))
         self.order()
-        self.told(*self.last)
+        self.load(*self.last)
         self.assertEqual((set(self.runs()), self.able), ({"a", "b", "c"}, 2))
 
     def test_a_removed_model_is_run_until_it_is_released(self) -> None:
@@ -589,11 +589,11 @@ class ChangeTests(TestCase):
         plan = Plan(worker=uuid4(), devices=("cpu",), replicas=1, threads=1)
         self.replicas = ReplicaRegistry(plan, CATALOG)
         self.replicas.started(0, FIRST, order := self.replicas.first_order(0))
-        self.told(FIRST, order)
+        self.load(FIRST, order)
         self.replicas.ended(0)
         self.replicas.started(0, FIRST, order)
         self.follow(self.new, CATALOG["b"])
-        self.told(FIRST, order)
+        self.load(FIRST, order)
         self.assertEqual(self.runs(), {"a": "", "b": ""})
         self.assertEqual(self.order(), (FIRST, [("a", ""), ("b", ""), ("a", "2")]))
 
@@ -602,9 +602,9 @@ class ChangeTests(TestCase):
         self.assertEqual((set(self.runs()), set(self.replicas.specs)), ({"b"}, {"a", "b"}))
         self.assertNotIn(("a", "", "ready"), self.states())
         self.assertEqual(self.order(), (FIRST, [("b", "")]))
-        self.told(*self.last)
+        self.load(*self.last)
         self.assertEqual(self.order(), (SECOND, [("b", "")]))
-        self.told(*self.last)
+        self.load(*self.last)
         self.replicas.park(())
         self.assertEqual(set(self.runs()), {"b"})
         self.assertEqual(self.order(), (FIRST, [("a", ""), ("b", "")]))

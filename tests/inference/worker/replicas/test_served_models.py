@@ -50,7 +50,7 @@ class ServedModelsTests(TestCase):
         self.now_s += served_models.LINGER_S + 1
         self.served.find_jobless()
 
-    def test_the_file_is_followed_for_the_models_that_were_asked_for(self) -> None:
+    def test_the_file_is_followed_for_the_requested_models(self) -> None:
         self.write(ONE + TWO.replace('"x:Y"', '"x:Z"') + THREE)
         self.assertEqual(list(self.replicas.catalog), ["one", "two"])
         self.assertEqual(self.replicas.catalog["two"].engine, "x:Z")

@@ -41,9 +41,9 @@ class LazyModelsTests(SimpleTestCase):
         self.now_s = 1000.0
         self.enterContext(patch.object(lazy_models, "time", Mock(monotonic=lambda: self.now_s)))
         self.replicas.started(0, PID, self.replicas.first_order(0))
-        self.tell("eager")
+        self.load("eager")
 
-    def tell(self, *names: str, pid: int = PID, **failures: str) -> None:
+    def load(self, *names: str, pid: int = PID, **failures: str) -> None:
         """The child has done what it was to do."""
         states = {CATALOG[name].digest: READY for name in names} | {
             CATALOG[name].digest: why for name, why in failures.items()
@@ -72,7 +72,7 @@ class LazyModelsTests(SimpleTestCase):
         self.wait_for("a")
         self.assertEqual((self.lazy.residents.room, self.ordered()), (80 * MIB, {"eager", "a"}))
         self.now_s += 3.0
-        self.tell("eager", "a")
+        self.load("eager", "a")
         report = self.follow()
         self.assertEqual(self.lazy.residents.inside, {"a"})
         self.assertEqual(report.figures["a"], {"memory": 60 * MIB, "load_s": 3.0})
@@ -104,7 +104,7 @@ class LazyModelsTests(SimpleTestCase):
     def test_one_that_cannot_be_loaded_is_not_served_for_a_while(self) -> None:
         self.wait_for("a")
         with self.assertLogs("inference.worker.replicas.registry", "ERROR"):
-            self.tell("eager", a="no weights.")
+            self.load("eager", a="no weights.")
         report = self.follow()
         self.assertEqual((report.able, report.why_not), ({"b"}, {"a": "no weights."}))
         self.assertEqual((self.ordered(), self.replicas.serving), ({"eager"}, {"eager"}))
@@ -114,19 +114,19 @@ class LazyModelsTests(SimpleTestCase):
 
     def test_one_that_a_replica_cannot_load_is_tried_by_another_and_stays_there(self) -> None:
         self.replicas.started(1, PID + 1, self.replicas.first_order(1))
-        self.tell("eager", pid=PID + 1)
+        self.load("eager", pid=PID + 1)
         self.wait_for("a")
         self.assertEqual(self.next_order(), (PID, {"eager", "a"}))
         with self.assertLogs("inference.worker.replicas.registry", "ERROR"):
-            self.tell("eager", a="no room on its device.")
+            self.load("eager", a="no room on its device.")
         self.follow()
         self.assertEqual(self.ordered(), {"eager"})
         self.now_s += 6.0
         self.follow()
         self.assertEqual(self.next_order(), (PID + 1, {"eager", "a"}))
-        self.tell("eager", "a", pid=PID + 1)
+        self.load("eager", "a", pid=PID + 1)
         self.assertEqual(self.next_order(), (PID, {"eager", "a"}))
-        self.tell("eager", a="no room on its device.")
+        self.load("eager", a="no room on its device.")
         report = self.follow()
         self.assertEqual((self.lazy.residents.inside, report.why_not), ({"a"}, {}))
         self.assertEqual((self.replicas.lacking(PID), self.replicas.lacking(PID + 1)), ({"a"}, frozenset()))
@@ -147,14 +147,14 @@ class LazyModelsTests(SimpleTestCase):
         self.assertEqual({spec.name for spec in order}, {"eager"})
         self.replicas.started(0, PID, order)
         with self.assertLogs("inference.worker.replicas.registry", "ERROR"):
-            self.tell("eager")
+            self.load("eager")
         self.assertIn("ended while it loaded", self.follow().why_not["a"])
         self.assertEqual(self.ordered(), {"eager"})
         self.now_s += 6.0
         self.follow()
         self.assertEqual({spec.name for spec in self.replicas.first_order(0)}, {"eager", "a"})
 
-    def test_one_whose_process_ended_is_loaded_with_the_next(self) -> None:
+    def test_a_model_is_loaded_with_the_next_process_if_its_own_ended(self) -> None:
         self.test_one_is_loaded_for_its_job_within_what_eager_ones_leave()
         self.replicas.ended(0)
         self.follow()
@@ -212,7 +212,7 @@ class LazyModelsTests(SimpleTestCase):
         return str(next(entry["state"] for entry in reversed(entries) if entry["name"] == name))
 
 
-class LookoutTests(TestCase):
+class LazyDemandTests(TestCase):
     def setUp(self) -> None:
         self.demand = LazyModels(
             ReplicaRegistry(Plan(worker=uuid4(), devices=("cpu",), replicas=1, threads=1), CATALOG)
@@ -245,7 +245,7 @@ class LookoutTests(TestCase):
                 self.demand.poll()
             self.assertEqual(self.demand.waiting["a"].since_s, since_s)
 
-    def test_an_idle_service_asks_one_query_and_one_with_all_in_memory_none(self) -> None:
+    def test_an_idle_service_makes_one_query_and_one_with_all_in_memory_none(self) -> None:
         with self.assertNumQueries(1):
             self.demand.poll()
         self.demand.absent = frozenset()

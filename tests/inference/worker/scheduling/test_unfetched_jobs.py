@@ -121,7 +121,7 @@ class UnfetchedTests(TestCase):
         self.backlog.held = {str(job.pk): object()}
         self.assertEqual(self.found(), [])
 
-    def test_it_tells_which_of_those_that_are_held_have_ended(self) -> None:
+    def test_those_that_are_held_and_have_ended_are_dropped(self) -> None:
         ended, running, _ = self.wait(self.many, count=3, held=True)
         Job.objects.filter(pk=ended.pk).update(status=Status.CANCELLED)
         Job.objects.filter(pk=running.pk).update(status=Status.RUNNING)
@@ -159,7 +159,7 @@ class UnfetchedTests(TestCase):
         self.wait(self.few, count=20)
         self.assert_found(self.wait(None, count=3))
 
-    def test_nothing_is_asked_while_a_question_waits_or_nothing_is_served(self) -> None:
+    def test_nothing_is_queried_while_nothing_is_served(self) -> None:
         self.backlog.replicas.serving = set()
         with self.assertNumQueries(0):
             self.found()

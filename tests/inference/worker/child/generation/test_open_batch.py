@@ -121,7 +121,7 @@ class OpenBatchTests(SteppingCase):
             self.call(late, goes_on=True)
         self.assertEqual((self.opened.batches, len(self.engine.stepper or ())), ({}, 0))
 
-    def test_a_device_that_fails_in_a_step_is_told_as_such(self) -> None:
+    def test_a_device_that_fails_in_a_step_raises_device_failed(self) -> None:
         with self.assertRaises(DeviceFailed):
             self.call(self.job(9), self.job(9, inputs={"fail": "device", "at": 2}), command=ChildCommand.DRAIN)
 
@@ -130,7 +130,7 @@ class OpenBatchTests(SteppingCase):
         self.call(job_id, command=ChildCommand.DRAIN)
         self.assertEqual(self.row(job_id).output, [words.expected("one", 2), words.expected("two", 2)])
 
-    def test_of_a_list_with_an_input_that_cannot_run_the_place_is_told(self) -> None:
+    def test_the_error_of_a_list_names_the_place_of_an_input_that_cannot_run(self) -> None:
         bad = {"text": "bad", "fail": "exception", "at": 0}
         job_id = self.job(2, inputs=["one", bad])
         self.call(job_id, command=ChildCommand.DRAIN)
@@ -170,12 +170,12 @@ class EngineLimitTests(SteppingCase):
         transitions.cancel(cut)
         self.call(other, goes_on=True)
         self.opened.close()
-        told = set(self.seen)
+        calls = set(self.seen)
         self.assertEqual({("join", one), ("join", cut), ("join", other), ("leave", cut), ("leave", other)}, {
-            (name, job) for name, job in told if job
+            (name, job) for name, job in calls if job
         })  # fmt: skip
         self.assertEqual(
-            {name for name, job in told if not job}, {"step", "__len__", "room", "longest", "capacity", "context"}
+            {name for name, job in calls if not job}, {"step", "__len__", "room", "longest", "capacity", "context"}
         )
         self.assertEqual(bytes(self.replica.shared.job), NO_JOB)
 
@@ -292,38 +292,38 @@ class BesideTests(SteppingCase):
 
 
 class StreamTests(SteppingCase):
-    def test_each_piece_is_told_by_itself_as_it_comes(self) -> None:
+    def test_each_piece_is_published_by_itself_as_it_comes(self) -> None:
         """And not only with all of the text, which is told seldom."""
         one, write = self.job(9), cast("Mock", history.write)
         with patch.object(text_publisher, "WHOLE_S", 3600.0):
             self.call(one)
             for _ in range(2):
                 self.call(goes_on=True)
-        told = [chunk for call in write.call_args_list for chunk in call.args[0]]
+        chunks = [chunk for call in write.call_args_list for chunk in call.args[0]]
         texts = [words.expected("text", count)[0]["generated_text"] for count in range(4)]
-        self.assertEqual([(chunk.at, texts[place] + chunk.text) for place, chunk in enumerate(told)], [
+        self.assertEqual([(chunk.at, texts[place] + chunk.text) for place, chunk in enumerate(chunks)], [
             (len(texts[place]), texts[place + 1]) for place in range(3)
         ])  # fmt: skip
 
-    def test_in_a_long_call_too_text_is_told_again_a_moment_later(self) -> None:
+    def test_in_a_long_call_too_text_is_published_again_a_moment_later(self) -> None:
         publisher, write = text_publisher.TextPublisher(self.batch), cast("Mock", history.write)
-        told, now = [], 1000.0
+        sizes, now = [], 1000.0
         with patch.object(text_publisher, "time", Mock(monotonic=lambda: now)):
             for later_s in (0.0, text_publisher.PUBLISH_S / 2, text_publisher.PUBLISH_S):
                 now += later_s
                 publisher.add(uuid4(), "word", tokens=1)
                 publisher.publish_soon()
-                told.append([len(call.args[0]) for call in write.call_args_list])
-        self.assertEqual(told, [[1], [1], [1, 2]])
+                sizes.append([len(call.args[0]) for call in write.call_args_list])
+        self.assertEqual(sizes, [[1], [1], [1, 2]])
 
-    def test_text_that_was_lost_on_its_way_is_told_again_while_the_job_runs(self) -> None:
+    def test_text_that_was_lost_on_its_way_is_published_again_while_the_job_runs(self) -> None:
         one = self.job(9)
         self.call(one)
         with patch.object(history, "write", WRITE), patch.object(text_publisher, "WHOLE_S", 0.0):
             self.call(goes_on=True)
         entries = history.read({one: history.FIRST}, 10)[one]
-        told = StreamCursor(one, BEGINNING).consume(entries)
-        self.assertEqual(told and told.text, words.expected("text", 2)[0]["generated_text"])
+        delta = StreamCursor(one, BEGINNING).consume(entries)
+        self.assertEqual(delta and delta.text, words.expected("text", 2)[0]["generated_text"])
 
     def test_an_answer_that_begins_as_its_prompt_does_loses_no_character(self) -> None:
         answer = "All right then"

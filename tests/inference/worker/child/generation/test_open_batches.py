@@ -19,9 +19,9 @@ class OpenCase(DispatcherCase):
     steps = frozenset("a")
 
     def load(self, pid: int = PID, **models: str) -> None:
-        told = {CATALOG[name].digest: state for name, state in models.items()}
+        states = {CATALOG[name].digest: state for name, state in models.items()}
         self.replicas.loaded(
-            LoadReport(pid=pid, models=told, steps=frozenset(CATALOG[name].digest for name in self.steps))
+            LoadReport(pid=pid, models=states, steps=frozenset(CATALOG[name].digest for name in self.steps))
         )
 
     def step(
@@ -61,7 +61,7 @@ class JoinTests(OpenCase):
         )
         self.assertEqual(len(self.dispatcher.batches), 1)
 
-    def test_no_job_takes_more_room_than_the_context_that_its_model_told_of(self) -> None:
+    def test_no_job_takes_more_room_than_the_context_that_its_model_reported(self) -> None:
         first, _ = self.add(length=10)
         self.kick()
         self.step(first, room=900, cut_at=100)
@@ -181,15 +181,18 @@ class JoinTests(OpenCase):
 
 
 class FactsTests(OpenCase):
-    def test_what_is_generated_is_told(self) -> None:
+    def test_what_is_generated_is_in_the_snapshot(self) -> None:
         self.another()
         self.pool.ready = 2
         one, _ = self.add()
         self.kick()
         self.step(one, room=900, capacity=1000, tokens=5, firsts_s=(0.1, 0.3))
-        told = self.dispatcher.snapshot().generation["a"]
-        self.assertEqual((told["rows"], told["room"], told["tokens"], told["tokens_per_s"]), (1, 1900, 5, 0.5))
-        self.assertEqual(told["first_token_s"], {"p50": 0.1, "p95": 0.1})
+        generation = self.dispatcher.snapshot().generation["a"]
+        self.assertEqual(
+            (generation["rows"], generation["room"], generation["tokens"], generation["tokens_per_s"]),
+            (1, 1900, 5, 0.5),
+        )
+        self.assertEqual(generation["first_token_s"], {"p50": 0.1, "p95": 0.1})
         self.step(errors={one: ""}, room=1000, capacity=1000)
         self.assertEqual(self.dispatcher.snapshot().generation["a"]["room"], 2000)
 
@@ -328,7 +331,7 @@ class EndTests(OpenCase):
         self.assertEqual((len(calls), calls[-1].takes_over), (2, (call.batch.batch,)))
         self.assertEqual((self.dispatcher.backlog.held[str(one)].crashes_alone, request.events), (0, []))
 
-    def test_one_whose_child_died_before_it_had_the_call_runs_again_once(self) -> None:
+    def test_a_job_runs_again_once_if_its_child_died_before_it_had_the_call(self) -> None:
         one, _ = self.add()
         self.kick()
         self.step(one)
