@@ -16,7 +16,7 @@ from inference.catalog.specs import ModelSpec
 from inference.fields.uuids import packed, unpacked
 
 NO_JOB = bytes(16)
-Order = tuple[ModelSpec, ...]  # the models that a child process is to have loaded, and no others
+Assignment = tuple[ModelSpec, ...]  # the models that a child process is to have loaded, and no others
 
 READY = "ready"  # the state of a model that a replica has loaded
 ENDED_BY_IT = "a process ended while it loaded this model."
@@ -50,7 +50,7 @@ class SharedState(ctypes.Structure):
     """The memory that both processes read without a lock, since the child process may be killed at any time."""
 
     _fields_ = [
-        ("loading", ctypes.c_int),  # 1-based place in its order of the model that is loaded, or 0; the child writes it
+        ("loading", ctypes.c_int),  # 1-based place in its assignment of the model it loads, or 0; the child writes it
         ("command", ctypes.c_int),  # a `ChildCommand`; the main process writes it
         ("called_back", ctypes.c_longlong * IN_HAND),  # numbers of calls that begin no further engine call; likewise
         ("computing", ctypes.c_longlong),  # the number of the call whose engine runs, or ran last; the child writes it
@@ -64,7 +64,7 @@ class LoadReport:
     """The models that a child process has loaded."""
 
     pid: int
-    models: Mapping[str, str]  # by digest, of each model of its order: READY, or why it is not loaded
+    models: Mapping[str, str]  # by digest, of each model of its assignment: READY, or why it is not loaded
     notes: Mapping[str, str] = field(default_factory=dict)  # by name: how the model is run, if in an unusual way
     tracebacks: Mapping[str, str] = field(default_factory=dict)  # by digest, of models whose engine's own code failed
     memory: Mapping[str, int] = field(default_factory=dict)  # bytes by digest, of the loaded models

@@ -20,11 +20,11 @@ from inference.telemetry import logs
 from inference.telemetry.raised import format_places
 from inference.worker.calls import (
     PAST_ITS_LIMIT,
+    Assignment,
     BatchCall,
     BatchReport,
     ChildCommand,
     LoadReport,
-    Order,
     RemoteError,
     SharedState,
 )
@@ -56,7 +56,7 @@ def picklable_errors() -> Iterator[None]:
         ) from None
 
 
-def start(plan: Plan, order: Order, shared: SharedState) -> LoadReport:
+def start(plan: Plan, assignment: Assignment, shared: SharedState) -> LoadReport:
     """Bind the device, load and warm up the models. Runs once, before the child takes calls."""
     global replica  # noqa: PLW0603 - of this process
     # The main process asks for the stack with SIGUSR2 before it kills this process.
@@ -69,17 +69,17 @@ def start(plan: Plan, order: Order, shared: SharedState) -> LoadReport:
     replica = LoadedModels(
         worker=plan.worker, device=device, host_device=plan.device_of(index), sharing=plan.sharing, shared=shared
     )
-    return apply_order(order)
+    return apply_assignment(assignment)
 
 
 @picklable_errors()
-def apply_order(order: Order) -> LoadReport:
-    """Unload the models that are not in the order, then load those that are new in it.
+def apply_assignment(assignment: Assignment) -> LoadReport:
+    """Unload the models that are not in the assignment, then load those that are new in it.
 
-    No batch is open here as an order comes. What is left of one is closed.
+    No batch is open here as an assignment comes. What is left of one is closed.
     """
     opened.close()
-    return replica.apply_order(order)
+    return replica.apply_assignment(assignment)
 
 
 @picklable_errors()

@@ -13,7 +13,7 @@ from inference.engines import loading
 from inference.engines.artifacts import memory
 from inference.engines.base import Engine
 from inference.fields.json_field import storable
-from inference.worker.calls import READY, LoadReport, Order, SharedState
+from inference.worker.calls import READY, Assignment, LoadReport, SharedState
 
 logger = logging.getLogger(__name__)
 
@@ -38,22 +38,22 @@ class LoadedModels:
     def engine(self, spec: ModelSpec) -> Engine:
         return self.engines[spec.load_digest]
 
-    def apply_order(self, order: Order) -> LoadReport:
-        """Unload the models that are not in the order, then load those that are new in it beside those that stay.
+    def apply_assignment(self, assignment: Assignment) -> LoadReport:
+        """Unload the models that are not in the assignment, then load those that are new in it beside those that stay.
 
         A model that cannot be loaded leaves the others as they are. If the device is broken, none stays.
         """
         importlib.invalidate_caches()
         memory.keep_to_share(self.device, self.sharing)
-        self._unload(order)
-        failures = {spec.digest: why for place, spec in enumerate(order, 1) if (why := self._load(place, spec))}
+        self._unload(assignment)
+        failures = {spec.digest: why for place, spec in enumerate(assignment, 1) if (why := self._load(place, spec))}
         if broken := loading.find_device_failure(self.device):
             self.specs.clear()
             self.engines.clear()
-            failures = {spec.digest: broken for spec in order}
+            failures = {spec.digest: broken for spec in assignment}
         return LoadReport(
             pid=os.getpid(),
-            models={spec.digest: _state(failures.get(spec.digest)) for spec in order},
+            models={spec.digest: _state(failures.get(spec.digest)) for spec in assignment},
             notes={spec.name: note for spec in self.specs.values() if (note := self.engine(spec).note)},
             tracebacks={digest: trace for digest, failure in failures.items() if (trace := loading.trace_of(failure))},
             memory={digest: self.memory[spec.load_digest] for digest, spec in self.specs.items()},
@@ -62,8 +62,8 @@ class LoadedModels:
             steps=frozenset(digest for digest, spec in self.specs.items() if self.engine(spec).stepper is not None),
         )
 
-    def _unload(self, order: Order) -> None:
-        stay = {spec.digest for spec in order}
+    def _unload(self, assignment: Assignment) -> None:
+        stay = {spec.digest for spec in assignment}
         self.specs = {digest: spec for digest, spec in self.specs.items() if digest in stay}
         used = {spec.load_digest for spec in self.specs.values()}
         if unused := self.engines.keys() - used:

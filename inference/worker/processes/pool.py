@@ -18,7 +18,7 @@ from billiard.pool import EX_RECYCLE, RUN
 from celery.concurrency import asynpool, prefork
 from celery.utils.log import current_process_index
 
-from inference.worker.calls import LoadReport, Order, SharedState
+from inference.worker.calls import Assignment, LoadReport, SharedState
 from inference.worker.processes.forkserver import ForkedProcess
 from inference.worker.replicas.devices import Plan
 from inference.worker.replicas.registry import ReplicaRegistry
@@ -41,7 +41,7 @@ class ReplicaWorker(asynpool.Worker):
     The models file on the disk may have changed already.
     """
 
-    beginning: tuple[Plan, Order, SharedState] | None = None  # the arguments of `entry.start`
+    beginning: tuple[Plan, Assignment, SharedState] | None = None  # the arguments of `entry.start`
     loaded: LoadReport | None = None
 
     def __reduce__(self) -> Any:
@@ -83,7 +83,7 @@ class ReplicaPool(asynpool.AsynPool):
     Worker = ReplicaWorker
     replicas: ReplicaRegistry | None = None  # None in a worker that serves no models
     _beginning: Any = None  # `ReplicaWorker.beginning` of the child that is being made
-    _ordered: Any = None  # the call that has a child load or unload something
+    _load_call: Any = None  # the call that has a child load or unload something
     _begins_by = 0.0  # monotonic: when that call has to have begun
     awaited: int | None = None  # pid of the child that is to load or unload something once its open batches have ended
     _awaited_at = 0.0  # monotonic: since when that child is awaited
@@ -110,14 +110,14 @@ class ReplicaPool(asynpool.AsynPool):
             return super()._create_worker_process(index)
         try:
             shared = self._ctx.RawValue(SharedState)
-            order = self.replicas.first_order(index)
-            self._beginning = self.replicas.plan, order, shared
+            assignment = self.replicas.first_assignment(index)
+            self._beginning = self.replicas.plan, assignment, shared
             process = super()._create_worker_process(index)
         except (OSError, EOFError) as error:  # memory, processes or file descriptors are used up
             self._forget_start(index)
             self.replicas.not_started(index, error)
             return None
-        self.replicas.started(index, process.pid, order, shared)
+        self.replicas.started(index, process.pid, assignment, shared)
         return process
 
     def _forget_start(self, index: int) -> None:
@@ -232,14 +232,14 @@ class ReplicaPool(asynpool.AsynPool):
     def look_after(self) -> None:
         """Restart the children that can run nothing, and end a child that does not even begin what it is to load.
 
-        No other child is sent an order before the order of that one is over.
+        No other child is sent an assignment before the assignment of that one is over.
         """
-        if self.knows(self._ordered) and not self._ordered.accepted() and time.monotonic() > self._begins_by:
-            self.end(self._ordered._write_to.pid)
+        if self.knows(self._load_call) and not self._load_call.accepted() and time.monotonic() > self._begins_by:
+            self.end(self._load_call._write_to.pid)
         for index in self.replicas.to_restart() if self.replicas else ():
             self._restart(index)
 
-    def order(self) -> None:
+    def assign_models(self) -> None:
         """Have one child after the other load or unload what it is to.
 
         A child does so before its next batch, and while no batch is open in it. If all children that are to load or
@@ -247,19 +247,19 @@ class ReplicaPool(asynpool.AsynPool):
         that stays open.
         """
         before, self.awaited = self.awaited, None
-        if not self.replicas or self._state != RUN or self.knows(self._ordered):
+        if not self.replicas or self._state != RUN or self.knows(self._load_call):
             return
         kept = [process.pid for process in self._pool if self.keeps(process.pid)]
         free = [process for process in self._pool if process.pid not in kept]
-        if following := self.replicas.next_order([process.pid for process in free if self._is_idle(process)]):
-            pid, order = following
-            self._send_order(pid, order, since=self._awaited_at if pid == before else time.monotonic())
+        if following := self.replicas.next_assignment([process.pid for process in free if self._is_idle(process)]):
+            pid, assignment = following
+            self._send_assignment(pid, assignment, since=self._awaited_at if pid == before else time.monotonic())
         elif self.replicas.wanted([process.pid for process in free]) is None:
             self.awaited = self.replicas.wanted(kept)
             if self.awaited != before:
                 self._awaited_at = time.monotonic()
 
-    def _send_order(self, pid: int, order: Order, *, since: float) -> None:
+    def _send_assignment(self, pid: int, assignment: Assignment, *, since: float) -> None:
         """Send a child what it is to have loaded.
 
         The time for which the others work without this child counts from `since`.
@@ -267,8 +267,8 @@ class ReplicaPool(asynpool.AsynPool):
         from inference.worker.child import entry
 
         self._begins_by = time.monotonic() + self._proc_alive_timeout
-        self._ordered = self.send(
-            pid, entry.apply_order, (order,),
+        self._load_call = self.send(
+            pid, entry.apply_assignment, (assignment,),
             callback=lambda loaded: self._done(loaded, time.monotonic() - since),
             error_callback=lambda info: self._not_done(pid, time.monotonic() - since),
             timeout=self._proc_alive_timeout,
@@ -278,16 +278,16 @@ class ReplicaPool(asynpool.AsynPool):
         return self._fileno_to_inq.get(process.inqW_fd) is process and process.inqW_fd not in self._busy_workers
 
     def _done(self, loaded: LoadReport | None, took_s: float) -> None:
-        self._ordered = None
+        self._load_call = None
         if self.replicas:
             self.replicas.pause_tries(took_s)
         if loaded:
             self._note(loaded)
 
     def _not_done(self, pid: int, took_s: float) -> None:
-        """End a child whose order raised.
+        """End a child whose assignment raised.
 
-        It is not known what it has loaded, and it would be sent the same order again and again.
+        It is not known what it has loaded, and it would be sent the same assignment again and again.
         """
         self._done(None, took_s)
         self.end(pid)

@@ -17,9 +17,9 @@ from inference.worker.calls import (
     NEVER_ENDS,
     READY,
     TOO_LONG,
+    Assignment,
     ChildCommand,
     LoadReport,
-    Order,
     SharedState,
 )
 from inference.worker.replicas.device_health import DeviceHealth
@@ -128,11 +128,11 @@ class ReplicaRegistry:
 
     # What happens to the children
 
-    def started(self, index: int, pid: int, order: Order = (), shared: SharedState | None = None) -> None:
+    def started(self, index: int, pid: int, assignment: Assignment = (), shared: SharedState | None = None) -> None:
         self._grow(index + 1)
         replica = self.replicas[index]
         replica.pid, replica.is_up, replica.ready = pid, False, frozenset()
-        replica.ordered, replica.ordered_at = tuple(spec.digest for spec in order), time.monotonic()
+        replica.assigned_digests, replica.assigned_at = tuple(spec.digest for spec in assignment), time.monotonic()
         replica.shared = shared or SharedState()
 
     def not_started(self, index: int, error: BaseException) -> None:
@@ -152,7 +152,7 @@ class ReplicaRegistry:
         self._choose()
 
     def loaded(self, loaded: LoadReport) -> None:
-        """Note what a child has loaded, as it reports after its start or after an order."""
+        """Note what a child has loaded, as it reports after its start or after an assignment."""
         for replica in self.replicas:
             if replica.pid == loaded.pid:
                 is_first, had, goal = not replica.is_up, replica.ready, self.goal
@@ -191,9 +191,9 @@ class ReplicaRegistry:
             return
         had = frozenset[str]()
         if number := replica.shared.loading:
-            killer = replica.ordered[number - 1]
+            killer = replica.assigned_digests[number - 1]
             had = replica.had - {killer}
-            took_s, limit_s = time.monotonic() - replica.ordered_at, settings.LOAD_LIMIT_S
+            took_s, limit_s = time.monotonic() - replica.assigned_at, settings.LOAD_LIMIT_S
             replica.why_ended = TOO_LONG.format(limit_s=limit_s) if took_s >= limit_s else ENDED_BY_IT
             self._blame(replica, killer)
         if replica.is_up:
@@ -236,7 +236,7 @@ class ReplicaRegistry:
         """
         if replica.killers:
             return dict.fromkeys(replica.killers, replica.why_ended)
-        return dict.fromkeys(replica.ordered, "its process ended while it loaded its models.")
+        return dict.fromkeys(replica.assigned_digests, "its process ended while it loaded its models.")
 
     def _choose(self) -> None:
         """Find which entries are run now, and which ones each child is to have."""
@@ -400,7 +400,7 @@ class ReplicaRegistry:
             return False
         return self.replicas[index].retry_at <= time.monotonic() or self.replicas[index].had != frozenset()
 
-    def first_order(self, index: int) -> Order:
+    def first_assignment(self, index: int) -> Assignment:
         """Return the entries that the next process of this replica is to load as it starts.
 
         An entry that ended the process before is tried later, beside the work. If entries that load quickly were run
@@ -408,22 +408,24 @@ class ReplicaRegistry:
         that are loading them.
         """
         without = self.replicas[index].killers if index < len(self.replicas) else frozenset[str]()
-        order = tuple(spec for key, spec in self.goal.items() if key not in without)
-        slow = {spec.digest for spec in order if self._load_s.get(spec.digest, 0.0) > SLOW_S}
-        quick = tuple(spec for spec in order if spec.digest not in slow)
+        assignment = tuple(spec for key, spec in self.goal.items() if key not in without)
+        slow = {spec.digest for spec in assignment if self._load_s.get(spec.digest, 0.0) > SLOW_S}
+        quick = tuple(spec for spec in assignment if spec.digest not in slow)
         lost = frozenset[str]().union(*(replica.had for replica in self.replicas)) - self._runs
         if lost.isdisjoint(spec.digest for spec in quick):
-            return order
-        starting = [replica.ordered for replica in self.replicas if replica.pid is not None and not replica.is_up]
-        load_it = sum(slow <= set(ordered) for ordered in starting)
-        return quick if load_it > len(starting) - load_it else order
+            return assignment
+        starting = [
+            replica.assigned_digests for replica in self.replicas if replica.pid is not None and not replica.is_up
+        ]
+        load_it = sum(slow <= set(digests) for digests in starting)
+        return quick if load_it > len(starting) - load_it else assignment
 
     def wanted(self, pids: Collection[int]) -> int | None:
         """Return the pid of the first of these children that is to unload or load something; None if there is none."""
         following = self._following(pids)
         return following[0].pid if following else None
 
-    def next_order(self, pids: Collection[int]) -> tuple[int, Order] | None:
+    def next_assignment(self, pids: Collection[int]) -> tuple[int, Assignment] | None:
         """Return the pid of the child that is `wanted`, and what it is to have loaded; None if there is none.
 
         These children run nothing now.
@@ -433,10 +435,10 @@ class ReplicaRegistry:
         replica, keys = following
         if not keys <= replica.ready:
             self.pause_tries()
-        order = tuple(spec for key, spec in self.goal.items() if key in keys)
-        replica.ordered, replica.ordered_at = tuple(spec.digest for spec in order), time.monotonic()
+        assignment = tuple(spec for key, spec in self.goal.items() if key in keys)
+        replica.assigned_digests, replica.assigned_at = tuple(spec.digest for spec in assignment), time.monotonic()
         replica.is_loading = True
-        return replica.pid or 0, order
+        return replica.pid or 0, assignment
 
     def _following(self, pids: Collection[int]) -> tuple[ReplicaState, Set[str]] | None:
         if self._is_settled:
@@ -464,12 +466,12 @@ class ReplicaRegistry:
         """
         lacking = self.goal.keys() - replica.ready
         killers, others = lacking & replica.killers, lacking - replica.killers
-        if killers and others <= set(replica.ordered):
+        if killers and others <= set(replica.assigned_digests):
             return frozenset({min(killers, key=lambda key: (self.failures[key], key))})
         return frozenset(others)
 
     def _untried(self, replica: ReplicaState) -> frozenset[str]:
-        """Return the digests of the entries that this child was never ordered to load.
+        """Return the digests of the entries that this child was never assigned.
 
         Entries that another child could not load are not among them. They are tried in turn, with pauses.
         """

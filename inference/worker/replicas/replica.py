@@ -25,8 +25,8 @@ class ReplicaState:
     memory: Mapping[str, int] = field(default_factory=dict)  # bytes by digest, of the entries that its process has
     total: int = 0  # bytes of its device
     pid: int | None = None  # of its living process
-    ordered: tuple[str, ...] = ()  # digests of the entries that its process was ordered to have
-    ordered_at: float = 0.0  # monotonic: when its process was ordered that
+    assigned_digests: tuple[str, ...] = ()  # digests of the entries that its process was assigned
+    assigned_at: float = 0.0  # monotonic: when its process was assigned those
     why_ended: str = ENDED_BY_IT  # why its killers are not loaded
     shared: SharedState = field(default_factory=SharedState)  # memory that is shared with its process
     steps: frozenset[str] = frozenset()  # digests of the entries that generate step by step

@@ -30,7 +30,7 @@ class Scheduler:
         """Give work to every idle replica. Loading and unloading of models goes first."""
         pool = self._pool()
         if self.may_begin:
-            pool.order()
+            pool.assign_models()
         idle = sorted(pool.idle(), key=lambda pid: len(self.open_in(pid)))
         for place, pid in enumerate(idle):
             self._assign(pid, idle=len(idle) - place)

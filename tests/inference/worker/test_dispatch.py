@@ -60,7 +60,7 @@ class Pool:
     ready = busy = 0
     awaited: int | None = None
 
-    def order(self) -> None:
+    def assign_models(self) -> None:
         """Nothing is to be loaded."""
 
     def may_have_more(self, pid: int) -> bool:

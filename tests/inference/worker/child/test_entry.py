@@ -182,7 +182,7 @@ class FullTextTests(TransactionTestCase):
         self.assertEqual(self.text("AA", full_text=True, return_full_text=False), "AA")
 
 
-class OrderTests(TestCase):
+class AssignmentTests(TestCase):
     """What a child has loaded follows what it is told to have."""
 
     def setUp(self) -> None:
@@ -197,22 +197,22 @@ class OrderTests(TestCase):
 
     def test_what_is_new_is_loaded_beside_what_stays_and_the_rest_unloaded(self) -> None:
         old, new = self.spec(), self.spec(revision="2")
-        self.assertEqual(entry.apply_order((old,)).models, {old.digest: READY})
+        self.assertEqual(entry.apply_assignment((old,)).models, {old.digest: READY})
         before = self.engine(old)
-        self.assertEqual(entry.apply_order((old, new)).models, {old.digest: READY, new.digest: READY})
+        self.assertEqual(entry.apply_assignment((old, new)).models, {old.digest: READY, new.digest: READY})
         self.assertIs(self.engine(old), before)
         gone = weakref.ref(before)
         del before
-        entry.apply_order((new,))
+        entry.apply_assignment((new,))
         self.assertEqual((list(self.replica.specs), len(self.replica.engines)), ([new.digest], 1))
         self.assertIsNone(gone())
 
     def test_a_change_that_needs_no_weights_keeps_the_engine(self) -> None:
         old, new = self.spec(), self.spec(max_batch_size=3)
-        entry.apply_order((old,))
+        entry.apply_assignment((old,))
         before = self.engine(old)
-        entry.apply_order((old, new))
-        entry.apply_order((new,))
+        entry.apply_assignment((old, new))
+        entry.apply_assignment((new,))
         self.assertIs(self.engine(new), before)
 
     def test_what_is_unloaded_leaves_no_weights_in_memory(self) -> None:
@@ -224,16 +224,16 @@ class OrderTests(TestCase):
         folder = tiny_models.build("text-classification", Path(self.enterContext(tempfile.TemporaryDirectory())))
         spec = ModelSpec(name="m", task="text-classification", model=str(folder))
         of_others = {id(each) for each in weights()}
-        self.assertEqual(entry.apply_order((spec,)).models, {spec.digest: READY})
+        self.assertEqual(entry.apply_assignment((spec,)).models, {spec.digest: READY})
         self.engine(spec).predict(["a cat"], {})
         loaded = [weakref.ref(each) for each in weights() if id(each) not in of_others]
-        entry.apply_order(())
+        entry.apply_assignment(())
         self.assertTrue(loaded)
         self.assertFalse([each for each in loaded if each() is not None])
 
     def test_what_cannot_be_loaded_leaves_the_others(self) -> None:
         good, bad = self.spec(), self.spec(options={"nonsense": 1})
-        report = entry.apply_order((good, bad))
+        report = entry.apply_assignment((good, bad))
         self.assertEqual(report.models[good.digest], READY)
         self.assertIn("nonsense", report.models[bad.digest])
         self.assertEqual(list(self.replica.specs), [good.digest])
@@ -241,9 +241,9 @@ class OrderTests(TestCase):
 
     def test_what_ends_the_process_as_it_is_loaded_is_known_by_its_place(self) -> None:
         good, bad = self.spec(), self.spec(revision="2")
-        entry.apply_order((good,))
+        entry.apply_assignment((good,))
         with patch("inference.engines.loading.load_engine", side_effect=SystemExit(1)), self.assertRaises(SystemExit):
-            entry.apply_order((good, bad))
+            entry.apply_assignment((good, bad))
         self.assertEqual(self.replica.shared.loading, 2)
 
 

@@ -23,7 +23,7 @@ from celery.concurrency.asynpool import AsynPool, Worker
 from kombu.asynchronous import Hub
 
 from inference.catalog.specs import ModelSpec
-from inference.worker.calls import READY, ChildCommand, LoadReport, Order, SharedState
+from inference.worker.calls import READY, Assignment, ChildCommand, LoadReport, SharedState
 from inference.worker.child import entry
 from inference.worker.child.work_ahead import WorkAhead
 from inference.worker.processes.pool import ReplicaPool, ReplicaWorker
@@ -35,11 +35,11 @@ from tests.inference.worker.test_dispatch import stop_clock
 MORE_THAN_A_PIPE = 300_000  # bytes that it holds
 
 
-def loads_all(plan: Plan, order: Order, shared: SharedState) -> LoadReport:
-    return LoadReport(pid=os.getpid(), models={spec.digest: READY for spec in order})
+def loads_all(plan: Plan, assignment: Assignment, shared: SharedState) -> LoadReport:
+    return LoadReport(pid=os.getpid(), models={spec.digest: READY for spec in assignment})
 
 
-def fail(order: Order) -> LoadReport:
+def fail(assignment: Assignment) -> LoadReport:
     raise RuntimeError("no library")
 
 
@@ -144,7 +144,7 @@ class EndedChildTests(PoolCase):
         self.stop()
         stopped = self.pid
         self.replicas.follow({"b": ModelSpec(name="b", engine="x:Y")})
-        self.pool.order()
+        self.pool.assign_models()
         self.pool.look_after()
         self.assertTrue(self.pool._pool[0]._is_alive())
         self.pool._begins_by = 0.0
@@ -152,11 +152,11 @@ class EndedChildTests(PoolCase):
         self.assert_the_next_one_works(stopped)
         self.assertIn("b", self.replicas.served)
 
-    def test_one_in_which_an_order_raised_is_ended_and_not_sent_it_again(self) -> None:
+    def test_one_in_which_an_assignment_raised_is_ended_and_not_sent_it_again(self) -> None:
         raised = self.pid
         self.replicas.follow({"b": ModelSpec(name="b", engine="x:Y")})
-        with patch.object(entry, "apply_order", fail):
-            self.pool.order()
+        with patch.object(entry, "apply_assignment", fail):
+            self.pool.assign_models()
         self.until(lambda: self.pid != raised, "it is ended")
         self.assert_the_next_one_works(raised)
         self.assertIn("b", self.replicas.served)
@@ -309,7 +309,7 @@ class GivenMoreTests(TestCase):
         self.assertFalse(self.pool.may_have_more(11))
 
 
-class OrderTests(TestCase):
+class AssignmentTests(TestCase):
     """Two children run model a, and each is to load b beside it."""
 
     def setUp(self) -> None:
@@ -329,40 +329,40 @@ class OrderTests(TestCase):
         self.pool._proc_alive_timeout = 60
         self.send = self.enterContext(patch.object(ReplicaPool, "send", return_value=None))
 
-    def order(self) -> int | None:
+    def assign_models(self) -> int | None:
         """The child that is told to load something."""
         self.send.reset_mock()
-        self.pool.order()
+        self.pool.assign_models()
         if not self.send.called:
             return None
         pid, function, _ = self.send.call_args.args
-        self.assertIs(function, entry.apply_order)
+        self.assertIs(function, entry.apply_assignment)
         return int(pid)
 
     def test_one_in_which_nothing_is_open_goes_first_and_nobody_is_kept_from_joining(self) -> None:
         self.kept.add(11)
         self.pool._busy_workers.add(22)
-        self.assertEqual((self.order(), self.pool.awaited), (None, None))
+        self.assertEqual((self.assign_models(), self.pool.awaited), (None, None))
         self.pool._busy_workers.clear()
-        self.assertEqual((self.order(), self.pool.awaited), (22, None))
+        self.assertEqual((self.assign_models(), self.pool.awaited), (22, None))
 
     def test_where_all_have_open_batches_one_at_a_time_is_waited_for(self) -> None:
         self.kept.update((11, 22))
-        self.assertEqual((self.order(), self.pool.awaited), (None, 11))
+        self.assertEqual((self.assign_models(), self.pool.awaited), (None, 11))
         self.kept.remove(11)
-        self.assertEqual((self.order(), self.pool.awaited), (11, None))
+        self.assertEqual((self.assign_models(), self.pool.awaited), (11, None))
 
     def test_nobody_is_waited_for_while_another_loads(self) -> None:
         self.kept.update((11, 22))
-        self.pool._ordered = self.pool._cache["order"] = object()
-        self.assertEqual((self.order(), self.pool.awaited), (None, None))
+        self.pool._load_call = self.pool._cache["order"] = object()
+        self.assertEqual((self.assign_models(), self.pool.awaited), (None, None))
 
     def test_the_longer_nobody_could_join_the_longer_until_the_next_try(self) -> None:
         self.kept.update((11, 22))
-        self.order()
+        self.assign_models()
         self.pool._awaited_at -= 60
         self.kept.remove(11)
-        self.order()
+        self.assign_models()
         with patch.object(self.pool, "end") as end:
             self.send.call_args.kwargs["error_callback"]("it failed")
         end.assert_called_once_with(11)

@@ -9,7 +9,7 @@ from uuid import uuid4
 from django.conf import settings
 
 from inference.catalog.specs import ModelSpec
-from inference.worker.calls import ENDED_BY_IT, READY, LoadReport, Order, SharedState
+from inference.worker.calls import ENDED_BY_IT, READY, Assignment, LoadReport, SharedState
 from inference.worker.maintenance import status_row
 from inference.worker.replicas.devices import Plan
 from inference.worker.replicas.intents import OperatorIntents
@@ -32,25 +32,25 @@ class ReplicasTests(TestCase):
         self.start(1, SECOND)
 
     def start(self, index: int, pid: int) -> None:
-        self.replicas.started(index, pid, self.replicas.first_order(index))
+        self.replicas.started(index, pid, self.replicas.first_assignment(index))
 
     def load(self, pid: int, **models: str) -> None:
-        """The child has what it was ordered, but what `models` says."""
+        """The child has what it was assigned, but what `models` says."""
         (replica,) = (replica for replica in self.replicas.replicas if replica.pid == pid)
-        states = {key: models.get(self.replicas.goal[key].name, READY) for key in replica.ordered}
+        states = {key: models.get(self.replicas.goal[key].name, READY) for key in replica.assigned_digests}
         with self.assertLogs("inference.worker.replicas.registry") as logs:
             logging.getLogger("inference.worker.replicas.registry").info("so that there is one")
             self.replicas.loaded(LoadReport(pid=pid, models=states))
         self.logged = [record.getMessage() for record in logs.records if record.levelno == logging.ERROR]
 
     def loads(self, index: int, model: str) -> None:
-        """Its process says that it loads this model of those that it was ordered to have."""
+        """Its process says that it loads this model of those that it was assigned."""
         replica = self.replicas.replicas[index]
-        replica.shared.loading = 1 + replica.ordered.index(CATALOG[model].digest)
+        replica.shared.loading = 1 + replica.assigned_digests.index(CATALOG[model].digest)
 
     def without(self, index: int) -> set[str]:
         return {spec.name for spec in self.replicas.goal.values()} - {
-            spec.name for spec in self.replicas.first_order(index)
+            spec.name for spec in self.replicas.first_assignment(index)
         }
 
     def why_not(self) -> set[str]:
@@ -58,8 +58,8 @@ class ReplicasTests(TestCase):
 
     def tries(self, *pids: int) -> int | None:
         """Which of these is told to load something."""
-        ordered = self.replicas.next_order(pids or (FIRST, SECOND))
-        return ordered[0] if ordered else None
+        following = self.replicas.next_assignment(pids or (FIRST, SECOND))
+        return following[0] if following else None
 
     def able(self) -> list[int]:
         return [pid for pid in (FIRST, SECOND) if self.replicas.may_run(pid)]
@@ -145,7 +145,7 @@ class ReplicasTests(TestCase):
             self.replicas.replicas[index].retry_at = 0.0
 
     def load_in_turn(self, index: int, **models: str) -> None:
-        """As an order."""
+        """By an assignment."""
         self.assertEqual(self.tries(index), index)
         self.load(index, **models)
 
@@ -217,8 +217,8 @@ class ReplicasTests(TestCase):
         tried = []
         for states in ({"c": BROKEN}, {}, {}):
             self.replicas.try_at = 0.0
-            _, order = self.replicas.next_order([FIRST]) or (0, ())
-            tried.append({spec.name for spec in order})
+            _, assignment = self.replicas.next_assignment([FIRST]) or (0, ())
+            tried.append({spec.name for spec in assignment})
             self.load(FIRST, **states)
         self.assertEqual(tried, [{"a", "c"}, {"a", "b"}, {"a", "b", "c"}])
 
@@ -230,16 +230,16 @@ class ReplicasTests(TestCase):
         self.loads(0, "b")
         self.replicas.ended(0)
         self.start(0, FIRST)
-        self.replicas.replicas[0].shared.loading = len(self.replicas.replicas[0].ordered)  # d
+        self.replicas.replicas[0].shared.loading = len(self.replicas.replicas[0].assigned_digests)  # d
         for _ in range(4):
             self.replicas.ended(0)
             self.start(0, FIRST)
             self.load(FIRST, c=BROKEN)
             self.replicas.try_at = 0.0
-            _, order = self.replicas.next_order([FIRST]) or (0, ())
-            [name] = {spec.name for spec in order} - {"a"}
+            _, assignment = self.replicas.next_assignment([FIRST]) or (0, ())
+            [name] = {spec.name for spec in assignment} - {"a"}
             tried.append(name)
-            self.replicas.replicas[0].shared.loading = 1 + [spec.name for spec in order].index(name)
+            self.replicas.replicas[0].shared.loading = 1 + [spec.name for spec in assignment].index(name)
         self.assertEqual(set(tried), {"b", "d"})
 
     def test_they_try_in_turn(self) -> None:
@@ -264,7 +264,7 @@ class ReplicasTests(TestCase):
         self.replicas.ended(3)
         self.assertEqual(self.replicas.serving, {"a"})
 
-    def test_one_that_has_what_the_others_have_not_is_not_ordered_again_and_again(self) -> None:
+    def test_one_that_has_what_the_others_have_not_gets_no_assignment_again_and_again(self) -> None:
         self.eight()
         self.replicas.try_at = 0.0
         self.load_in_turn(0)
@@ -349,7 +349,7 @@ class ReplicasTests(TestCase):
 
     def test_what_a_child_says_that_it_loads_is_read_there(self) -> None:
         shared = SharedState()
-        self.replicas.started(0, FIRST, self.replicas.first_order(0), shared)
+        self.replicas.started(0, FIRST, self.replicas.first_assignment(0), shared)
         shared.loading = 2
         self.replicas.ended(0)
         self.assertEqual(self.without(0), {"b"})
@@ -392,25 +392,25 @@ class ChangeTests(TestCase):
         plan = Plan(worker=uuid4(), devices=("cpu",), replicas=2, threads=1)
         self.replicas = ReplicaRegistry(plan, CATALOG)
         for index, pid in enumerate((FIRST, SECOND)):
-            self.replicas.started(index, pid, self.replicas.first_order(index))
-            self.load(pid, self.replicas.first_order(index))
+            self.replicas.started(index, pid, self.replicas.first_assignment(index))
+            self.load(pid, self.replicas.first_assignment(index))
         self.new = replace(CATALOG["a"], revision="2")
 
-    def load(self, pid: int, order: Order, **models: str) -> None:
-        """The child says that it has what it was ordered, but the new `a` in the state that `models` says."""
-        states = {spec.digest: models.get(spec.name, READY) if spec.revision else READY for spec in order}
+    def load(self, pid: int, assignment: Assignment, **models: str) -> None:
+        """The child says that it has what it was assigned, but the new `a` in the state that `models` says."""
+        states = {spec.digest: models.get(spec.name, READY) if spec.revision else READY for spec in assignment}
         self.replicas.loaded(LoadReport(pid=pid, models=states))
 
     def follow(self, *specs: ModelSpec) -> None:
         self.replicas.follow({spec.name: spec for spec in specs})
 
-    def order(self, *pids: int) -> tuple[int, list[tuple[str, str]]] | None:
-        """Who is ordered, and to have what."""
-        ordered = self.replicas.next_order(pids or (FIRST, SECOND))
-        if ordered is None:
+    def next_assignment(self, *pids: int) -> tuple[int, list[tuple[str, str]]] | None:
+        """The child that is to load or unload something, and what it is to have."""
+        following = self.replicas.next_assignment(pids or (FIRST, SECOND))
+        if following is None:
             return None
-        self.last = ordered
-        return ordered[0], [(spec.name, spec.revision) for spec in ordered[1]]
+        self.last = following
+        return following[0], [(spec.name, spec.revision) for spec in following[1]]
 
     def runs(self) -> dict[str, str]:
         return {name: spec.revision for name, spec in self.replicas.specs.items() if name in self.replicas.serving}
@@ -429,49 +429,49 @@ class ChangeTests(TestCase):
     ) -> None:
         self.follow(self.new, CATALOG["b"])
         beside, alone = [("a", ""), ("b", ""), ("a", "2")], [("a", "2"), ("b", "")]
-        self.assertEqual(self.order(), (FIRST, beside))
+        self.assertEqual(self.next_assignment(), (FIRST, beside))
         self.load(*self.last)
         self.assertEqual((self.runs(), self.able), ({"a": "", "b": ""}, 2))
         self.assertIn(("a", "2", "loading"), self.states())
-        self.assertEqual(self.order(), (SECOND, beside))
+        self.assertEqual(self.next_assignment(), (SECOND, beside))
         self.load(*self.last)
         self.assertEqual((self.runs(), self.able), ({"a": "2", "b": ""}, 2))
         for pid in (FIRST, SECOND):
-            ordered, order = self.order() or (0, [])
-            self.assertEqual((ordered, sorted(order)), (pid, alone))
+            next_pid, models = self.next_assignment() or (0, [])
+            self.assertEqual((next_pid, sorted(models)), (pid, alone))
             self.load(*self.last)
-        self.assertIsNone(self.order())
+        self.assertIsNone(self.next_assignment())
         self.assertEqual(sorted(self.states()), [("a", "2", "ready"), ("b", "", "ready")])
 
     def test_one_that_cannot_be_loaded_leaves_the_old_and_says_why(self) -> None:
         self.follow(self.new, CATALOG["b"])
-        self.order()
+        self.next_assignment()
         with self.assertLogs("inference.worker.replicas.registry", "ERROR"):
             self.load(*self.last, a=BROKEN)
-        self.assertIsNone(self.order())  # nor does the other try at once
+        self.assertIsNone(self.next_assignment())  # nor does the other try at once
         self.assertEqual((self.runs(), self.able), ({"a": "", "b": ""}, 2))
         self.assertEqual(status_row.why_not(self.replicas), {"a": status_row.OLD_GOES_ON + BROKEN})
         self.assertEqual(self.states(), [("a", "", "ready"), ("b", "", "ready"), ("a", "2", "failed")])
         self.replicas.try_at = 0.0
-        self.assertEqual((self.order() or (0,))[0], SECOND)
+        self.assertEqual((self.next_assignment() or (0,))[0], SECOND)
         self.load(*self.last)
         self.assertEqual(self.runs()["a"], "")
         self.replicas.try_at = 0.0
-        self.assertEqual((self.order() or (0,))[0], FIRST)
+        self.assertEqual((self.next_assignment() or (0,))[0], FIRST)
         self.load(*self.last)
         self.assertEqual((self.runs()["a"], status_row.why_not(self.replicas)), ("2", {}))
 
     def test_the_old_one_goes_on_where_the_child_that_lacks_the_new_one_ends(self) -> None:
         self.follow(self.new, CATALOG["b"])
-        self.order()
+        self.next_assignment()
         with self.assertLogs("inference.worker.replicas.registry", "ERROR"):
             self.load(*self.last, a=BROKEN)
         self.replicas.try_at = 0.0
-        self.order()
+        self.next_assignment()
         self.load(*self.last)
         self.replicas.ended(0)
         self.assertEqual(self.runs()["a"], "")
-        first = self.replicas.first_order(0)
+        first = self.replicas.first_assignment(0)
         self.replicas.started(0, FIRST, first)
         with self.assertLogs("inference.worker.replicas.registry", "ERROR"):
             self.load(FIRST, first, a="no weights, said in other words")
@@ -481,40 +481,42 @@ class ChangeTests(TestCase):
         self.follow(self.new, CATALOG["b"])
         for index, pid in enumerate((FIRST, SECOND)):
             self.replicas.ended(index)
-            order = self.replicas.first_order(index)
-            self.replicas.started(index, pid, order)
-            self.replicas.replicas[index].shared.loading = 1 + order.index(self.new)
+            assignment = self.replicas.first_assignment(index)
+            self.replicas.started(index, pid, assignment)
+            self.replicas.replicas[index].shared.loading = 1 + assignment.index(self.new)
         for index, pid in enumerate((FIRST, SECOND)):
             self.replicas.ended(index)
             self.assertTrue(self.replicas.may_start(index))
-            order = self.replicas.first_order(index)
-            self.assertEqual({(spec.name, spec.revision) for spec in order}, {("a", ""), ("b", "")})
-            self.replicas.started(index, pid, order)
-            self.load(pid, order)
+            assignment = self.replicas.first_assignment(index)
+            self.assertEqual({(spec.name, spec.revision) for spec in assignment}, {("a", ""), ("b", "")})
+            self.replicas.started(index, pid, assignment)
+            self.load(pid, assignment)
         self.assertEqual(self.runs(), {"a": "", "b": ""})
 
     def test_the_old_entry_again_ends_the_tries(self) -> None:
         self.follow(self.new, CATALOG["b"])
-        self.order()
+        self.next_assignment()
         with self.assertLogs("inference.worker.replicas.registry", "ERROR"):
             self.load(*self.last, a=BROKEN)
         self.follow(*CATALOG.values())
         self.replicas.try_at = 0.0
-        self.assertIsNone(self.order())
+        self.assertIsNone(self.next_assignment())
         self.assertEqual(status_row.why_not(self.replicas), {})
 
     def test_a_replica_pauses_for_a_load_only_while_another_takes_the_calls(self) -> None:
         self.replicas.ended(1)
-        self.replicas.started(1, SECOND, self.replicas.first_order(1))
+        self.replicas.started(1, SECOND, self.replicas.first_assignment(1))
         self.follow(self.new, CATALOG["b"])
-        self.assertIsNone(self.order())
+        self.assertIsNone(self.next_assignment())
         self.replicas.loaded(LoadReport(pid=SECOND, models={spec.digest: READY for spec in CATALOG.values()}))
-        self.assertEqual((self.order() or (0,))[0], FIRST)
+        self.assertEqual((self.next_assignment() or (0,))[0], FIRST)
 
-    def test_a_child_that_starts_meanwhile_has_both_and_one_that_started_before_is_ordered_not_restarted(self) -> None:
+    def test_a_child_that_starts_meanwhile_has_both_and_one_that_started_before_needs_no_restart(
+        self,
+    ) -> None:
         self.follow(self.new, CATALOG["b"])
         self.replicas.ended(1)
-        first = self.replicas.first_order(1)
+        first = self.replicas.first_assignment(1)
         self.assertEqual([(spec.name, spec.revision) for spec in first], [("a", ""), ("b", ""), ("a", "2")])
         self.replicas.started(1, SECOND, tuple(CATALOG.values()))
         self.replicas.ended(0)
@@ -524,56 +526,56 @@ class ChangeTests(TestCase):
         self.replicas.loaded(LoadReport(pid=SECOND, models={spec.digest: READY for spec in CATALOG.values()}))
         self.replicas.replicas[1].retry_at = 0.0
         self.assertEqual((self.able, self.replicas.to_restart()), (2, []))
-        ordered = []
-        while following := self.order():
-            ordered.append(following[0])
+        pids = []
+        while following := self.next_assignment():
+            pids.append(following[0])
             self.load(*self.last)
-        self.assertEqual((ordered, self.able, self.runs()["a"]), ([SECOND, FIRST, SECOND], 2, "2"))
+        self.assertEqual((pids, self.able, self.runs()["a"]), ([SECOND, FIRST, SECOND], 2, "2"))
 
     def test_a_load_that_was_ended_for_its_length_says_which_setting_allows_more(self) -> None:
         self.follow(self.new, CATALOG["b"])
-        self.order()
+        self.next_assignment()
         self.replicas.replicas[0].shared.loading = 3
-        self.replicas.replicas[0].ordered_at -= settings.LOAD_LIMIT_S
+        self.replicas.replicas[0].assigned_at -= settings.LOAD_LIMIT_S
         self.replicas.ended(0)
-        self.replicas.started(0, FIRST, self.replicas.first_order(0))
+        self.replicas.started(0, FIRST, self.replicas.first_assignment(0))
         with self.assertLogs("inference.worker.replicas.registry", "ERROR"):
-            self.load(FIRST, self.replicas.first_order(0))
+            self.load(FIRST, self.replicas.first_assignment(0))
         self.assertRegex(status_row.why_not(self.replicas)["a"], "not loaded within 3600 s.*set LOAD_LIMIT_S higher")
 
     def test_a_child_that_dies_of_the_new_one_starts_without_it(self) -> None:
         self.follow(self.new, CATALOG["b"])
-        self.order()
+        self.next_assignment()
         self.replicas.replicas[0].shared.loading = 3
         self.replicas.ended(0)
         self.assertEqual(self.runs(), {"a": "", "b": ""})
-        self.assertNotIn(self.new, self.replicas.first_order(0))
-        self.replicas.started(0, FIRST, self.replicas.first_order(0))
+        self.assertNotIn(self.new, self.replicas.first_assignment(0))
+        self.replicas.started(0, FIRST, self.replicas.first_assignment(0))
         with self.assertLogs("inference.worker.replicas.registry", "ERROR"):
-            self.load(FIRST, self.replicas.first_order(0))
+            self.load(FIRST, self.replicas.first_assignment(0))
         self.assertEqual(
             (self.able, status_row.why_not(self.replicas)), (2, {"a": status_row.OLD_GOES_ON + ENDED_BY_IT})
         )
-        self.assertIsNone(self.order())
+        self.assertIsNone(self.next_assignment())
 
     def test_an_added_model_is_served_once_one_has_it(self) -> None:
         added = ModelSpec(name="c", engine="x:Y")
         self.follow(*CATALOG.values(), added)
-        self.order()
+        self.next_assignment()
         self.load(*self.last)
         self.assertEqual((set(self.runs()), self.able), ({"a", "b", "c"}, 2))
-        self.order()
+        self.next_assignment()
         self.load(*self.last)
         self.assertEqual((set(self.runs()), self.able), ({"a", "b", "c"}, 2))
 
     def test_a_removed_model_is_run_until_it_is_released(self) -> None:
         self.follow(CATALOG["b"])
-        self.assertEqual((set(self.runs()), self.replicas.leaving, self.order()), ({"a", "b"}, {"a"}, None))
+        self.assertEqual((set(self.runs()), self.replicas.leaving, self.next_assignment()), ({"a", "b"}, {"a"}, None))
         self.assertEqual(sorted(self.states()), [("a", "", "draining"), ("b", "", "ready")])
         with self.assertNoLogs("inference.worker.replicas.registry", "ERROR"):
             self.replicas.release("a")
         self.assertEqual((set(self.runs()), self.replicas.leaving), ({"b"}, set()))
-        self.assertEqual(self.order(), (FIRST, [("b", "")]))
+        self.assertEqual(self.next_assignment(), (FIRST, [("b", "")]))
 
     def test_what_no_replica_could_load_is_replaced_at_once(self) -> None:
         for pid in (FIRST, SECOND):
@@ -583,28 +585,28 @@ class ChangeTests(TestCase):
                 )
         self.follow(self.new, CATALOG["b"])
         self.assertEqual(self.replicas.specs["a"], self.new)
-        self.assertIn(self.order(), [(pid, [("a", "2"), ("b", "")]) for pid in (FIRST, SECOND)])
+        self.assertIn(self.next_assignment(), [(pid, [("a", "2"), ("b", "")]) for pid in (FIRST, SECOND)])
 
     def test_a_file_that_changes_while_the_only_child_starts_is_taken_over_once_the_new_is_loaded(self) -> None:
         plan = Plan(worker=uuid4(), devices=("cpu",), replicas=1, threads=1)
         self.replicas = ReplicaRegistry(plan, CATALOG)
-        self.replicas.started(0, FIRST, order := self.replicas.first_order(0))
-        self.load(FIRST, order)
+        self.replicas.started(0, FIRST, assignment := self.replicas.first_assignment(0))
+        self.load(FIRST, assignment)
         self.replicas.ended(0)
-        self.replicas.started(0, FIRST, order)
+        self.replicas.started(0, FIRST, assignment)
         self.follow(self.new, CATALOG["b"])
-        self.load(FIRST, order)
+        self.load(FIRST, assignment)
         self.assertEqual(self.runs(), {"a": "", "b": ""})
-        self.assertEqual(self.order(), (FIRST, [("a", ""), ("b", ""), ("a", "2")]))
+        self.assertEqual(self.next_assignment(), (FIRST, [("a", ""), ("b", ""), ("a", "2")]))
 
     def test_what_is_parked_is_not_run_and_unloaded_and_keeps_its_entry(self) -> None:
         self.replicas.park({"a"})
         self.assertEqual((set(self.runs()), set(self.replicas.specs)), ({"b"}, {"a", "b"}))
         self.assertNotIn(("a", "", "ready"), self.states())
-        self.assertEqual(self.order(), (FIRST, [("b", "")]))
+        self.assertEqual(self.next_assignment(), (FIRST, [("b", "")]))
         self.load(*self.last)
-        self.assertEqual(self.order(), (SECOND, [("b", "")]))
+        self.assertEqual(self.next_assignment(), (SECOND, [("b", "")]))
         self.load(*self.last)
         self.replicas.park(())
         self.assertEqual(set(self.runs()), {"b"})
-        self.assertEqual(self.order(), (FIRST, [("a", ""), ("b", "")]))
+        self.assertEqual(self.next_assignment(), (FIRST, [("a", ""), ("b", "")]))

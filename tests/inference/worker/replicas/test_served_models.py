@@ -30,7 +30,7 @@ class ServedModelsTests(TestCase):
         self.path.write_text(ONE + TWO)
         self.enterContext(self.settings(MODELS_FILE=self.path))
         self.replicas = ReplicaRegistry(Plan(worker=uuid4(), devices=("cpu",), replicas=1, threads=1), lookup.models())
-        self.replicas.started(0, PID, self.replicas.first_order(0))
+        self.replicas.started(0, PID, self.replicas.first_assignment(0))
         self.replicas.loaded(LoadReport(pid=PID, models=dict.fromkeys(self.replicas.goal, READY)))
         self.served = ServedModels(self.replicas, ModelSelection(frozenset({"one", "two"})))
         self.idle = True

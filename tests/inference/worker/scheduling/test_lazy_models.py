@@ -40,7 +40,7 @@ class LazyModelsTests(SimpleTestCase):
         self.backlog = Backlog(self.replicas)
         self.now_s = 1000.0
         self.enterContext(patch.object(lazy_models, "time", Mock(monotonic=lambda: self.now_s)))
-        self.replicas.started(0, PID, self.replicas.first_order(0))
+        self.replicas.started(0, PID, self.replicas.first_assignment(0))
         self.load("eager")
 
     def load(self, *names: str, pid: int = PID, **failures: str) -> None:
@@ -59,18 +59,18 @@ class LazyModelsTests(SimpleTestCase):
     def follow(self) -> Any:
         return self.lazy.follow(self.backlog)
 
-    def ordered(self) -> set[str]:
+    def goal_names(self) -> set[str]:
         """What the replicas are to have."""
         return {spec.name for spec in self.replicas.goal.values()}
 
     def test_none_is_loaded_as_a_worker_starts_and_all_are_served(self) -> None:
-        self.assertEqual({spec.name for spec in self.replicas.first_order(0)}, {"eager"})
+        self.assertEqual({spec.name for spec in self.replicas.first_assignment(0)}, {"eager"})
         report = self.follow()
-        self.assertEqual((report.able, report.why_not, self.ordered()), (set(LAZY), {}, {"eager"}))
+        self.assertEqual((report.able, report.why_not, self.goal_names()), (set(LAZY), {}, {"eager"}))
 
     def test_one_is_loaded_for_its_job_within_what_eager_ones_leave(self) -> None:
         self.wait_for("a")
-        self.assertEqual((self.lazy.residents.room, self.ordered()), (80 * MIB, {"eager", "a"}))
+        self.assertEqual((self.lazy.residents.room, self.goal_names()), (80 * MIB, {"eager", "a"}))
         self.now_s += 3.0
         self.load("eager", "a")
         report = self.follow()
@@ -81,9 +81,9 @@ class LazyModelsTests(SimpleTestCase):
         self.test_one_is_loaded_for_its_job_within_what_eager_ones_leave()
         self.now_s += 5.0
         self.wait_for("b")
-        self.assertEqual(self.ordered(), {"eager", "b"})
+        self.assertEqual(self.goal_names(), {"eager", "b"})
         self.assertEqual(self.replicas.serving, {"eager"})
-        following = self.replicas.next_order([PID])
+        following = self.replicas.next_assignment([PID])
         assert following
         self.assertEqual([spec.name for spec in following[1]], ["eager"])  # first without either
 
@@ -92,14 +92,14 @@ class LazyModelsTests(SimpleTestCase):
         with patch.object(clock, "_off_s", -3600.0):
             self.now_s += 5.0
             self.wait_for("b")
-        self.assertEqual(self.ordered(), {"eager", "b"})
+        self.assertEqual(self.goal_names(), {"eager", "b"})
 
     def test_it_is_unloaded_when_it_is_idle_and_eager_ones_never(self) -> None:
         self.test_one_is_loaded_for_its_job_within_what_eager_ones_leave()
         self.wait_for()
         self.now_s += 61.0
         report = self.follow()
-        self.assertEqual((self.ordered(), report.able), ({"eager"}, set(LAZY)))
+        self.assertEqual((self.goal_names(), report.able), ({"eager"}, set(LAZY)))
 
     def test_one_that_cannot_be_loaded_is_not_served_for_a_while(self) -> None:
         self.wait_for("a")
@@ -107,64 +107,64 @@ class LazyModelsTests(SimpleTestCase):
             self.load("eager", a="no weights.")
         report = self.follow()
         self.assertEqual((report.able, report.why_not), ({"b"}, {"a": "no weights."}))
-        self.assertEqual((self.ordered(), self.replicas.serving), ({"eager"}, {"eager"}))
+        self.assertEqual((self.goal_names(), self.replicas.serving), ({"eager"}, {"eager"}))
         self.now_s += 6.0
         self.assertEqual(self.follow().able, set(LAZY))
-        self.assertEqual(self.ordered(), {"eager", "a"})  # its job still waits
+        self.assertEqual(self.goal_names(), {"eager", "a"})  # its job still waits
 
     def test_one_that_a_replica_cannot_load_is_tried_by_another_and_stays_there(self) -> None:
-        self.replicas.started(1, PID + 1, self.replicas.first_order(1))
+        self.replicas.started(1, PID + 1, self.replicas.first_assignment(1))
         self.load("eager", pid=PID + 1)
         self.wait_for("a")
-        self.assertEqual(self.next_order(), (PID, {"eager", "a"}))
+        self.assertEqual(self.next_assignment(), (PID, {"eager", "a"}))
         with self.assertLogs("inference.worker.replicas.registry", "ERROR"):
             self.load("eager", a="no room on its device.")
         self.follow()
-        self.assertEqual(self.ordered(), {"eager"})
+        self.assertEqual(self.goal_names(), {"eager"})
         self.now_s += 6.0
         self.follow()
-        self.assertEqual(self.next_order(), (PID + 1, {"eager", "a"}))
+        self.assertEqual(self.next_assignment(), (PID + 1, {"eager", "a"}))
         self.load("eager", "a", pid=PID + 1)
-        self.assertEqual(self.next_order(), (PID, {"eager", "a"}))
+        self.assertEqual(self.next_assignment(), (PID, {"eager", "a"}))
         self.load("eager", a="no room on its device.")
         report = self.follow()
         self.assertEqual((self.lazy.residents.inside, report.why_not), ({"a"}, {}))
         self.assertEqual((self.replicas.lacking(PID), self.replicas.lacking(PID + 1)), ({"a"}, frozenset()))
 
-    def next_order(self) -> tuple[int, set[str]]:
+    def next_assignment(self) -> tuple[int, set[str]]:
         """Return the child that is to load something now, and what it is to have then."""
-        following = self.replicas.next_order([PID, PID + 1])
+        following = self.replicas.next_assignment([PID, PID + 1])
         assert following
         return following[0], {spec.name for spec in following[1]}
 
     def test_one_that_ends_its_process_is_loaded_after_a_pause(self) -> None:
         self.wait_for("a")
-        self.replicas.next_order([PID])
+        self.replicas.next_assignment([PID])
         self.replicas.replicas[0].shared.loading = 1 + [spec.name for spec in self.replicas.goal.values()].index("a")
         self.replicas.ended(0)
         self.follow()
-        order = self.replicas.first_order(0)
-        self.assertEqual({spec.name for spec in order}, {"eager"})
-        self.replicas.started(0, PID, order)
+        assignment = self.replicas.first_assignment(0)
+        self.assertEqual({spec.name for spec in assignment}, {"eager"})
+        self.replicas.started(0, PID, assignment)
         with self.assertLogs("inference.worker.replicas.registry", "ERROR"):
             self.load("eager")
         self.assertIn("ended while it loaded", self.follow().why_not["a"])
-        self.assertEqual(self.ordered(), {"eager"})
+        self.assertEqual(self.goal_names(), {"eager"})
         self.now_s += 6.0
         self.follow()
-        self.assertEqual({spec.name for spec in self.replicas.first_order(0)}, {"eager", "a"})
+        self.assertEqual({spec.name for spec in self.replicas.first_assignment(0)}, {"eager", "a"})
 
     def test_a_model_is_loaded_with_the_next_process_if_its_own_ended(self) -> None:
         self.test_one_is_loaded_for_its_job_within_what_eager_ones_leave()
         self.replicas.ended(0)
         self.follow()
-        self.assertEqual((self.lazy.residents.inside, self.ordered()), ({"a"}, {"eager", "a"}))
+        self.assertEqual((self.lazy.residents.inside, self.goal_names()), ({"a"}, {"eager", "a"}))
 
     def test_one_that_becomes_eager_is_loaded_and_one_that_is_gone_is_forgotten(self) -> None:
         eager = ModelSpec(name="a", engine="x:Y")
         self.replicas.follow({"eager": CATALOG["eager"], "a": eager})
         self.follow()
-        self.assertEqual((self.ordered(), self.lazy.specs), ({"eager", "a"}, {}))
+        self.assertEqual((self.goal_names(), self.lazy.specs), ({"eager", "a"}, {}))
 
     def test_another_entry_of_one_in_memory_is_loaded_for_the_next_job(self) -> None:
         self.test_one_is_loaded_for_its_job_within_what_eager_ones_leave()
@@ -172,7 +172,7 @@ class LazyModelsTests(SimpleTestCase):
         after = ModelSpec(name="a", engine="x:Z", load="lazy")
         self.replicas.follow({**CATALOG, "a": after})
         self.follow()
-        self.assertEqual((self.lazy.residents.inside, self.ordered()), (set(), {"eager"}))
+        self.assertEqual((self.lazy.residents.inside, self.goal_names()), (set(), {"eager"}))
 
     def test_what_changes_or_becomes_lazy_is_served_while_its_size_is_looked_for(self) -> None:
         self.test_one_is_loaded_for_its_job_within_what_eager_ones_leave()
@@ -204,7 +204,7 @@ class LazyModelsTests(SimpleTestCase):
 
     def test_models_stay_served_while_a_replica_is_added(self) -> None:
         self.follow()
-        self.replicas.started(1, PID + 1, self.replicas.first_order(1))
+        self.replicas.started(1, PID + 1, self.replicas.first_assignment(1))
         self.assertEqual(self.follow().able, set(LAZY))
 
     def state_of(self, name: str) -> str:

@@ -258,7 +258,7 @@ class BesideTests(SteppingCase):
 
     def test_nothing_is_left_of_one_as_something_else_is_loaded(self) -> None:
         self.call(self.job(9))
-        entry.apply_order(())
+        entry.apply_assignment(())
         self.assertEqual((self.opened.batches, len(self.engine.stepper or ())), ({}, 0))
 
     def test_the_last_call_has_what_waits_run_to_its_end(self) -> None:
