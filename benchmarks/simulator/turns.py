@@ -11,7 +11,7 @@ from itertools import count
 from statistics import mean, quantiles
 
 from inference.residency.policy import Change
-from inference.residency.residents import Residents, Waiting
+from inference.residency.state import ResidencyState, Waiting
 
 POLL_S = 0.5  # as in the worker: how often it decides, and in between looks for jobs in the database
 
@@ -55,10 +55,10 @@ class Turns:
 
     def __init__(self, models: Mapping[str, LazyModel], arrivals: Sequence[Arrival], room: int) -> None:
         self.specs = models
-        self.residents = Residents()
-        self.residents.room = room
+        self.residency = ResidencyState()
+        self.residency.room = room
         for name, model in models.items():
-            self.residents.add(name, idle_unload_s=model.idle_unload_s, memory=model.memory)
+            self.residency.add(name, idle_unload_s=model.idle_unload_s, memory=model.memory)
         self.queues: dict[str, deque[Arrival]] = defaultdict(deque)
         self.left = len(arrivals)
         self.numbers = count()
@@ -98,8 +98,8 @@ class Turns:
         self.at(self.now_s + POLL_S, self.poll)
         self.settle()
         held = {name for name in self.able if self.queues[name]}
-        self.residents.see(self.seen, working={*held, *self.seen, self.running}, kept=(), now_s=self.now_s)
-        if change := self.residents.next_change(self.now_s):
+        self.residency.see(self.seen, working={*held, *self.seen, self.running}, kept=(), now_s=self.now_s)
+        if change := self.residency.next_change(self.now_s):
             self.note(change)
 
     def note(self, change: Change) -> None:
@@ -115,8 +115,8 @@ class Turns:
         """What an idle replica does next: the change that was decided, before any batch."""
         if self.busy:
             return
-        if self.residents.change and not self.is_made:
-            name = self.residents.change.load
+        if self.residency.change and not self.is_made:
+            name = self.residency.change.load
             self.start(self.load_s(name) if name else 0.0, self.made)
             return
         heads = [(queue[0].priority, queue[0].at_s, name) for name, queue in self.queues.items() if queue]
@@ -153,13 +153,13 @@ class Turns:
 
     def settle(self) -> None:
         if self.is_made:
-            if self.residents.loading:
-                self.began_s[self.residents.loading] = self.now_s
-            self.residents.done(self.now_s)
+            if self.residency.loading:
+                self.began_s[self.residency.loading] = self.now_s
+            self.residency.done(self.now_s)
             self.is_made = False
 
     @property
     def able(self) -> frozenset[str]:
         """Models whose jobs can be run."""
-        loaded = self.residents.loading if self.is_made else None
-        return self.residents.inside | ({loaded} if loaded else set())
+        loaded = self.residency.loading if self.is_made else None
+        return self.residency.inside | ({loaded} if loaded else set())

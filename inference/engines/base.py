@@ -55,7 +55,7 @@ class Engine(ABC):
         return text
 
     @property
-    def is_read_ahead(self) -> bool:
+    def can_prepare_ahead(self) -> bool:
         """True if `prepare` is called, as it does something and nothing forbids it.
 
         It is not called for a subclass that overrides a step of the class with `predict_prepared`: the answer would go

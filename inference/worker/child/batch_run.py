@@ -125,7 +125,7 @@ class BatchRun:
 
         If they cannot be read, the engine call itself finds out what is wrong.
         """
-        if self.spec and not self.call.again and (engine := self.replica.engine(self.spec)).is_read_ahead:
+        if self.spec and not self.call.again and (engine := self.replica.engine(self.spec)).can_prepare_ahead:
             self._read(engine)
         self.is_read.set()
 

@@ -12,8 +12,8 @@ from inference import clock
 from inference.catalog.specs import Catalog
 from inference.engines.artifacts import memory
 from inference.failures import Pauses
-from inference.residency.residents import Residents, Waiting
 from inference.residency.shares import is_ours
+from inference.residency.state import ResidencyState, Waiting
 from inference.status import catalog, queue_position, workers
 from inference.worker.chores import run_chore
 from inference.worker.replicas.devices import Plan
@@ -25,13 +25,13 @@ INSIDE = ("ready", "loading")  # states of a model on a worker's row
 class LazyDemand(threading.Thread):
     """The thread that looks for the demand for lazy models.
 
-    The event loop writes `models`, `absent`, `held_back` and `residents`. The thread replaces its results as a whole.
+    The event loop writes `models`, `absent`, `held_back` and `residency`. The thread replaces its results as a whole.
     """
 
-    def __init__(self, plan: Plan, residents: Residents) -> None:
+    def __init__(self, plan: Plan, residency: ResidencyState) -> None:
         super().__init__(name="lazy-demand", daemon=True)
         self.worker = plan.worker
-        self.residents = residents
+        self.residency = residency
         self.models: Catalog = {}  # the lazy models
         self.absent: frozenset[str] = frozenset()  # lazy models that are not in memory
         self.held_back: frozenset[str] = frozenset()  # models of which operators want no job begun
@@ -80,7 +80,7 @@ class LazyDemand(threading.Thread):
             if is_ours(
                 name, str(self.worker), {other: states[name] for other, states in others.items() if name in states},
                 seen_s=now - seen_at, waited_s=now - self.waiting[name].since_s,
-                load_s=self.residents.load_s(name),
+                load_s=self.residency.load_s(name),
             )
         ]  # fmt: skip
 

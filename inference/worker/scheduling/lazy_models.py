@@ -15,7 +15,7 @@ from django.conf import settings
 
 from inference.catalog.specs import Catalog, ModelSpec
 from inference.engines.artifacts.memory import CPU
-from inference.residency.residents import MIB, Residents
+from inference.residency.state import MIB, ResidencyState
 from inference.worker.replicas.registry import ReplicaRegistry
 from inference.worker.replicas.replica import ReplicaState
 from inference.worker.scheduling.backlog import Backlog
@@ -38,8 +38,8 @@ class LazyStatus:
 class LazyModels:
     def __init__(self, replicas: ReplicaRegistry) -> None:
         self.replicas = replicas
-        self.residents = Residents()
-        self.demand = LazyDemand(replicas.plan, self.residents)
+        self.residency = ResidencyState()
+        self.demand = LazyDemand(replicas.plan, self.residency)
         self.specs: dict[str, ModelSpec] = {}  # entries whose size is known, as far as it can be
         self.report = LazyStatus()
         self._park()
@@ -51,10 +51,10 @@ class LazyModels:
         if not self.replicas.have_reported:
             return self.report
         now_s = time.monotonic()
-        self.residents.room = self._room()
+        self.residency.room = self._room()
         self._settle(now_s)
         self._see(backlog, now_s)
-        if change := self.residents.next_change(now_s):
+        if change := self.residency.next_change(now_s):
             unload, load = ", ".join(change.unload) or "none", change.load or "none"
             logger.info("lazy models to be unloaded: %s; to be loaded: %s", unload, load)
         self._park()
@@ -75,12 +75,12 @@ class LazyModels:
         for name, spec in list(self.specs.items()):
             if name not in lazy or lazy[name].load_digest != spec.load_digest:
                 del self.specs[name]
-                self.residents.remove(name)
+                self.residency.remove(name)
         for name, spec in lazy.items():
             if spec.load_digest in self.demand.estimates and self.specs.get(name) is not spec:
                 self.specs[name] = spec
                 estimate = self.demand.estimates[spec.load_digest]
-                self.residents.add(name, idle_unload_s=spec.idle_unload_s, memory=estimate)
+                self.residency.add(name, idle_unload_s=spec.idle_unload_s, memory=estimate)
 
     def _room(self) -> int:
         """Return the bytes for lazy models in each replica: the least that the other models leave in one of them."""
@@ -91,18 +91,18 @@ class LazyModels:
             for replica in self.replicas.replicas
             if replica.is_up
         ]
-        return max(0, min(rooms, default=self.residents.room))
+        return max(0, min(rooms, default=self.residency.room))
 
     def _settle(self, now_s: float) -> None:
         """Note models that the replicas have lost, and whether the begun change is made or has failed."""
-        residents, loading = self.residents, self.residents.loading
-        for name in residents.inside - self.replicas.served:
+        residency, loading = self.residency, self.residency.loading
+        for name in residency.inside - self.replicas.served:
             why = self.replicas.why_not(self.specs[name]) or "its process ended, and has not loaded it again."
-            residents.failed(name, now_s, why)
-        if residents.change and self._is_made(loading):
-            residents.done(now_s, memory=self._memory(loading))
+            residency.failed(name, now_s, why)
+        if residency.change and self._is_made(loading):
+            residency.done(now_s, memory=self._memory(loading))
         elif loading in self.specs and (why := self.replicas.why_not(self.specs[loading])):
-            residents.failed(loading, now_s, why)
+            residency.failed(loading, now_s, why)
 
     def _is_made(self, loading: str | None) -> bool:
         """Return True if the begun change is made.
@@ -122,7 +122,7 @@ class LazyModels:
     def _see(self, backlog: Backlog, now_s: float) -> None:
         held = list(backlog.held.values())
         waiting, ours = self.demand.waiting, self.demand.ours
-        self.residents.see(
+        self.residency.see(
             {name: waiting[name] for name in ours if name in waiting},
             working={job.model for job in held} | waiting.keys(),
             kept={job.model for job in held if job.takes_over},
@@ -130,8 +130,8 @@ class LazyModels:
         )
 
     def _park(self) -> None:
-        residents = self.residents
-        absent = frozenset(self._catalog.keys() - residents.inside - {residents.loading})
+        residency = self.residency
+        absent = frozenset(self._catalog.keys() - residency.inside - {residency.loading})
         self.demand.absent = absent
         if absent != self.replicas.parked:
             self.replicas.park(absent)
@@ -141,11 +141,11 @@ class LazyModels:
 
         A served model is still served while the size of its new entry is being found.
         """
-        why_not = self.residents.why_not()
-        blocked = {name for name in why_not if not self.residents.can_load(name, now_s)}
+        why_not = self.residency.why_not()
+        blocked = {name for name in why_not if not self.residency.can_load(name, now_s)}
         figures = {
             name: {"memory": model.memory, "load_s": round(model.load_s, 1)}
-            for name, model in self.residents.models.items()
+            for name, model in self.residency.models.items()
         }
         unknown = self._catalog.keys() - self.specs.keys()
         able = frozenset(self.specs.keys() - blocked | unknown & served)

@@ -84,8 +84,8 @@ class PreparedTests(TestCase):
 
         own = Own(ModelSpec(name="m", task="text-classification"))
         own.prepares = True
-        self.assertFalse(own.is_read_ahead)
-        self.assertTrue(engine("text-classification", self.folder).is_read_ahead)
+        self.assertFalse(own.can_prepare_ahead)
+        self.assertTrue(engine("text-classification", self.folder).can_prepare_ahead)
 
     def test_a_class_that_changes_a_step_of_it_is_asked_by_predict(self) -> None:
         class Embeds(SentenceEmbeddings):
@@ -122,5 +122,5 @@ class PreparedTests(TestCase):
 
         expected = {SentenceEmbeddings: True, Loads: True, Own: True, Embeds: False, Mixed: False,
                     SentenceSimilarity: False}  # fmt: skip
-        found = {kind: kind(ModelSpec(name="m", engine="x:Y")).is_read_ahead for kind in expected}
+        found = {kind: kind(ModelSpec(name="m", engine="x:Y")).can_prepare_ahead for kind in expected}
         self.assertEqual(found, expected)

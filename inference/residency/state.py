@@ -21,7 +21,7 @@ class Waiting:
     priority: int
 
 
-class Residents:
+class ResidencyState:
     """The lazy models of a worker, of which one change at a time is made.
 
     It is not thread-safe: the worker's event loop owns it. The event loop reports by `done` or `failed` that a change
