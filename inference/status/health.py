@@ -16,7 +16,7 @@ from inference.errors import BrokerUnavailable
 from inference.failures import is_away
 from inference.models import Job, Status, Worker
 from inference.status import workers
-from inference.store import intents
+from inference.store import operator_controls
 
 READY, LOADING = "ready", "its worker is loading it."  # states of a model in a replica; any other is a reason why not
 
@@ -121,7 +121,7 @@ def explain_wait(job: Job) -> str:
     if job.status != Status.QUEUED:
         return ""
     try:
-        if job.model in intents.paused_models():
+        if job.model in operator_controls.paused_models():
             return f"{job.model!r} is paused: its jobs wait until it is resumed."
         return "" if workers.serving(job.model) else explain_unserved(job.model)[0]
     except Exception as error:

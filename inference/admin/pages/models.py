@@ -27,7 +27,7 @@ from inference.catalog.parameters import ParameterSpec
 from inference.catalog.specs import ModelSpec
 from inference.models import Job, PausedModel, Priority, Status, Worker
 from inference.status import catalog, owners, queue_position, workers
-from inference.store import intents
+from inference.store import operator_controls
 
 MIB = 2**20
 ACTS, OWNERS = 10, 10  # acts and owners that a page shows
@@ -181,9 +181,9 @@ class ModelsAdmin(ReadOnlyAdmin):
     def steer(self, request: HttpRequest, name: str) -> HttpResponse:
         act = request.POST.get("action", "")
         if act == "pause" and (name in lookup.known_models() or catalog.runs().get(name)):
-            self.tell(request, name, "Paused.", intents.pause(name, request.user))
+            self.tell(request, name, "Paused.", operator_controls.pause(name, request.user))
         elif act == "resume":
-            self.tell(request, name, "Resumed.", intents.resume(name))
+            self.tell(request, name, "Resumed.", operator_controls.resume(name))
         return redirect("admin:inference_pausedmodel_change", name)
 
     def tell(self, request: HttpRequest, name: str, what: str, happened: bool) -> None:

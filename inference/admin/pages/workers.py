@@ -19,7 +19,7 @@ from inference.admin.rendering import display
 from inference.models import ENDED, Worker
 from inference.status import workers
 from inference.status.health import READY
-from inference.store import intents
+from inference.store import operator_controls
 
 MIB = 2**20
 
@@ -112,7 +112,7 @@ class WorkerAdmin(ReadOnlyAdmin):
 
     def steer(self, request: HttpRequest, pk: UUID) -> HttpResponse:
         worker = get_object_or_404(Worker, pk=pk)
-        acts = {"drain": (intents.drain, "Drained."), "resume": (intents.undrain, "Resumed.")}
+        acts = {"drain": (operator_controls.drain, "Drained."), "resume": (operator_controls.undrain, "Resumed.")}
         act, told = acts.get(request.POST.get("action", ""), (None, ""))
         if act and act(pk):
             self.log_change(request, worker, told)

@@ -12,7 +12,7 @@ from django.db import DatabaseError, InterfaceError, ProgrammingError
 from inference.status import health, workers
 from inference.status.attention import fleet, load, servers
 from inference.status.attention.item import AttentionItem, arrange_items
-from inference.store import intents
+from inference.store import operator_controls
 
 CODES = (
     "DatabaseAway", "DatabaseSlow", "DatabaseLocked", "BrokerAway", "BrokerSlow", "DiskFills", "ModelsFileRefused",
@@ -45,7 +45,7 @@ def _todo_of(error: Exception) -> str:
 
 def _of_rows() -> Iterator[AttentionItem]:
     living = list(workers.living())
-    paused = intents.paused_models()
+    paused = operator_controls.paused_models()
     unserved = {name: why for name, why in health.unserved(living).items() if name not in paused}
     yield from fleet.file(living)
     yield from fleet.unserved(unserved, living)

@@ -16,10 +16,10 @@ from inference.failures import Pauses
 from inference.figures import marks
 from inference.models import Worker, WorkerState
 from inference.status import workers
-from inference.store import intents
+from inference.store import operator_controls
 from inference.worker.chores import run_chore
 from inference.worker.replicas.devices import Plan
-from inference.worker.replicas.intents import OperatorIntents
+from inference.worker.replicas.operator_intents import OperatorIntents
 
 logger = logging.getLogger(__name__)
 
@@ -134,7 +134,9 @@ class Heartbeat(threading.Thread):
         clock.measure(connection)
 
     def _read_intents(self) -> None:
-        self.intents = OperatorIntents(is_drained=intents.is_drained(self.plan.worker), paused=intents.paused_models())
+        self.intents = OperatorIntents(
+            is_drained=operator_controls.is_drained(self.plan.worker), paused=operator_controls.paused_models()
+        )
 
     def _columns(self) -> dict[str, object]:
         if self.snapshot is None:

@@ -24,7 +24,7 @@ from inference.worker.calls import (
 )
 from inference.worker.replicas.device_health import DeviceHealth
 from inference.worker.replicas.devices import Plan
-from inference.worker.replicas.intents import OperatorIntents
+from inference.worker.replicas.operator_intents import OperatorIntents
 from inference.worker.replicas.replica import ReplicaState, new_pauses
 
 logger = logging.getLogger(__name__)
