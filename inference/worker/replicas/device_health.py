@@ -57,7 +57,7 @@ class DeviceHealth:
             record.pauses.reset()
 
     def computed_elsewhere(self, incident: Incident) -> None:
-        """Note that a job of an incident was computed in another process, with an answer or with an error of its own."""
+        """Note that a job of an incident was computed in another process, be it to an error of its own."""
         incident.jobs -= 1
         if incident.jobs == 0:
             self._fault(incident.device)

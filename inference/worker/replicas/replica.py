@@ -32,7 +32,7 @@ class ReplicaState:
     steps: frozenset[str] = frozenset()  # digests of the entries that generate step by step
     killers: frozenset[str] = frozenset()  # digests of entries that a process ended with while it loaded them
     is_up: bool = False  # its process has reported what it loaded
-    is_loading: bool = False  # its process was ordered later to load or unload something, and has not reported yet
+    is_loading: bool = False  # its process was assigned other models later, and has not reported yet
     ready: frozenset[str] = frozenset()  # digests of the entries that its process can run
     had: frozenset[str] = frozenset()  # digests that the process before had loaded, to be loaded again
     has_reported: bool = False  # some process of it has reported its models, or has died of loading

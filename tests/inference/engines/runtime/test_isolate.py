@@ -239,9 +239,9 @@ class ProbeTests(TestCase):
     def test_a_full_memory_does_not_hide_another_device_that_is_broken(self) -> None:
         self.gpus.count = 2
         failures = [OutOfMemoryError("CUDA out of memory"), RuntimeError("CUDA error")]
-        with patch.object(sys.modules["torch"].cuda, "synchronize", side_effect=failures):
-            with self.assertRaises(DeviceFailed):
-                run(FunctionOf(Mock(side_effect=ValueError("no"))), ["a"], {})
+        broken = patch.object(sys.modules["torch"].cuda, "synchronize", side_effect=failures)
+        with broken, self.assertRaises(DeviceFailed):
+            run(FunctionOf(Mock(side_effect=ValueError("no"))), ["a"], {})
 
     def test_an_error_that_comes_as_the_answer_is_read_is_looked_into(self) -> None:
         def told() -> Any:

@@ -354,7 +354,7 @@ class AssignmentTests(TestCase):
 
     def test_nobody_is_waited_for_while_another_loads(self) -> None:
         self.kept.update((11, 22))
-        self.pool._load_call = self.pool._cache["order"] = object()
+        self.pool._load_call = self.pool._cache["load"] = object()
         self.assertEqual((self.assign_models(), self.pool.awaited), (None, None))
 
     def test_the_longer_nobody_could_join_the_longer_until_the_next_try(self) -> None:
