@@ -86,17 +86,17 @@ class Inside(Service):
 
     @in_own_thread
     def submit(self, job: Mapping[str, Any], *, key: str, wait_s: float = 0.0, answer_s: float = math.inf) -> Document:
-        with _asking(committed=wait_s > 0):
+        with _service_call(committed=wait_s > 0):
             submission = bodies.submission(JOB_BODY.run_validation(codec.loads(dumps(job))))
             return _document(resources.job(jobs.submit(self._own(submission, key)), plain=True))
 
     @in_own_thread
     def wait(self, ids: Sequence[str], *, wait_s: float) -> Document:
-        with _asking(committed=True):
+        with _service_call(committed=True):
             return _document(finished(self._principal, bodies.ids(list(ids)), wait_s=wait_s, plain=True))
 
     def job(self, job_id: str) -> Document:
-        with _asking():
+        with _service_call():
             return _document(resources.job(visible_job(self._principal, job_id), plain=True))
 
     def stream(self, job_id: str, *, after: str) -> Iterator[StreamEvent | None]:
@@ -108,14 +108,14 @@ class Inside(Service):
                 yield event
 
     def _events(self, job_id: str, after: str) -> Iterator[StreamEvent | None]:
-        with _asking():
+        with _service_call():
             job = visible_job(self._principal, job_id)
             streaming.refuse_others(job)
             events = reader.read(job, after=Position.of_id(after, job.id) if after else BEGINNING)
         return map(_stream_event, events)
 
     def cancel(self, job_id: str) -> Document:
-        with _asking():
+        with _service_call():
             job = jobs.cancel(own_job(self._principal, job_id).id)
             was_running = job.status == Status.CANCELLED and job.started_at is not None
             return _document({**resources.job(job, plain=True), "was_running": was_running})
@@ -123,26 +123,26 @@ class Inside(Service):
     @in_own_thread
     def submit_bulk(self, lines: Sequence[bytes], *, terms: Mapping[str, Any], key: str) -> Document:
         query = {name: str(value) for name, value in terms.items()}
-        with _asking(committed=True):
+        with _service_call(committed=True):
             submission = bulk_body.read_lines(b"\n".join(lines), query)
             return _document(resources.accepted_bulk(bulk.submit(self._own(submission, key))))
 
     def bulk(self, bulk_id: str) -> Document:
-        with _asking():
+        with _service_call():
             return _document(resources.bulk(visible_bulk(self._principal, bulk_id)))
 
     def cancel_bulk(self, bulk_id: str) -> Document:
-        with _asking():
+        with _service_call():
             found = own_bulk(self._principal, bulk_id)
             bulk.cancel(found)
             return _document(resources.bulk(found))
 
     def models(self) -> list[Document]:
-        with _asking():
+        with _service_call():
             return [_document(resources.model(spec)) for spec in models().values()]
 
     def ready(self) -> Document:
-        with _asking():
+        with _service_call():
             reasons = health.problems()
             return {"ready": not reasons, "reasons": reasons}
 
@@ -176,7 +176,7 @@ class Inside(Service):
 
 
 @contextlib.contextmanager
-def _asking(*, committed: bool = False) -> Iterator[None]:
+def _service_call(*, committed: bool = False) -> Iterator[None]:
     """Run the block with its errors raised as `ClientError`, and leave the connection as it was found.
 
     The client's threads thus keep no connection. With `committed`, raises `ClientError` within a transaction.

@@ -28,7 +28,7 @@ class Chunks:
         self.common = {**head(kind, job), "object": kind.chunk}
         self.usage = {"usage": None} if include_usage else {}
 
-    def told(
+    def write_choice(
         self, part: dict[str, Any], event_id: str, *, text: str = "", ended: str | None = None, **whole: Any
     ) -> bytes:
         choice = {"index": 0, **part, "finish_reason": ended, "logprobs": None}
@@ -43,7 +43,7 @@ class Chunks:
             yield _data(openai.stream_error(NO_TEXT, "bad_output"))
             return
         details = details_of(end.job.output)
-        yield self.told(
+        yield self.write_choice(
             self.kind.last, end.id, ended=finish_reason(details), generated_text=end.text, details=details or None
         )
         if self.usage:
@@ -58,11 +58,11 @@ def written(
     job: Job, events: Iterator[Event], *, kind: CompletionKind, after: Position, include_usage: bool = False
 ) -> Generator[bytes, None, None]:
     chunks = Chunks(kind, job, include_usage=include_usage)
-    yield chunks.told(kind.first, after.id_for(job.id))
+    yield chunks.write_choice(kind.first, after.id_for(job.id))
     for event in events:
         match event:
             case Delta():
-                yield chunks.told(kind.part(event.text), event.id, text=event.text)
+                yield chunks.write_choice(kind.part(event.text), event.id, text=event.text)
             case End():
                 yield from chunks.ended(event)
             case Restart():  # text that was sent cannot be taken back

@@ -127,8 +127,8 @@ def model(name: str) -> dict[str, Any]:
     """Return a model in OpenAI's form. Raises `UnknownModel` if it neither generates text nor gives vectors."""
     spec = spec_of(name)
     if not _is_called(spec):
-        told = f"{spec.name!r} neither generates text nor gives vectors: GET /v1/models/{spec.name} shows it."
-        raise UnknownModel(told)
+        message = f"{spec.name!r} neither generates text nor gives vectors: GET /v1/models/{spec.name} shows it."
+        raise UnknownModel(message)
     return openai_model(spec)
 
 

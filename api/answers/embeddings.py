@@ -53,7 +53,7 @@ def _rows(found: Sequence[float], count: int) -> list[Sequence[float]]:
     return [found[start : start + width] for start in range(0, len(found), width)]
 
 
-def cohere_embeddings(job: Job, asked: EmbedRequest, *, version: int) -> bytes:
+def cohere_embeddings(job: Job, request: EmbedRequest, *, version: int) -> bytes:
     """Write the answer as Cohere does. Version 1 of its API has plain lists where no form is asked for.
 
     Raises `ApiError`.
@@ -61,20 +61,20 @@ def cohere_embeddings(job: Job, asked: EmbedRequest, *, version: int) -> bytes:
     found = vectors(job)
     written = {
         form: array(codec.dumps(vector if form == "base64" else numbers(vector)) for vector, _ in found)
-        for form in asked.forms or ("float",)
+        for form in request.forms or ("float",)
     }
-    is_plain = version == 1 and not asked.forms
+    is_plain = version == 1 and not request.forms
     parts = b",".join(b'"%s":%s' % (form.encode(), part) for form, part in written.items())
-    told = {
+    answer = {
         "id": str(job.id),
         "response_type": "embeddings_floats" if is_plain else "embeddings_by_type",
-        "texts": asked.texts,
+        "texts": request.texts,
         "meta": {
             "api_version": {"version": str(version)},
             "billed_units": {"input_tokens": sum(count for _, count in found)},
         },
     }
-    return codec.dumps(told)[:-1] + b',"embeddings":' + (written["float"] if is_plain else b"{" + parts + b"}") + b"}"
+    return codec.dumps(answer)[:-1] + b',"embeddings":' + (written["float"] if is_plain else b"{" + parts + b"}") + b"}"
 
 
 def similarities(job: Job) -> bytes:

@@ -14,26 +14,30 @@ from inference.models import Job
 NO_SCORE = 'The model\'s answer is not {"label": "…", "score": …} for each text.'
 
 
-def ranking(job: Job, asked: RerankRequest) -> bytes:
+def ranking(job: Job, request: RerankRequest) -> bytes:
     """Write the answer of a job that has succeeded, with the best text first.
 
     It is a list if the request named its texts `texts`, and an object otherwise. Raises `ApiError`.
     """
-    if not isinstance(job.output, list) or len(job.output) != len(asked.texts):
+    if not isinstance(job.output, list) or len(job.output) != len(request.texts):
         raise ApiError(NO_SCORE, "bad_output")
-    scores = [_score(output, is_raw=asked.is_raw) for output in job.output]
-    order = sorted(range(len(scores)), key=lambda index: -scores[index])[: asked.top_n]
-    if asked.names_texts:
-        told = [
-            {"index": index, "score": scores[index], **({"text": asked.texts[index]} if asked.returns_texts else {})}
+    scores = [_score(output, is_raw=request.is_raw) for output in job.output]
+    order = sorted(range(len(scores)), key=lambda index: -scores[index])[: request.top_n]
+    if request.names_texts:
+        entries = [
+            {
+                "index": index,
+                "score": scores[index],
+                **({"text": request.texts[index]} if request.returns_texts else {}),
+            }
             for index in order
         ]
-        return codec.dumps(told)
+        return codec.dumps(entries)
     results = [
         {
             "index": index,
             "relevance_score": scores[index],
-            **({"document": {"text": asked.texts[index]}} if asked.returns_texts else {}),
+            **({"document": {"text": request.texts[index]}} if request.returns_texts else {}),
         }
         for index in order
     ]

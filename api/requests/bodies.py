@@ -134,10 +134,10 @@ def preferred_wait(header: str) -> int | None:
 
 def cancels_on_disconnect(query: Mapping[str, str]) -> bool:
     """Return True if the query has `on_disconnect=cancel`. Raises `ApiError` for any other value of it."""
-    asked = query.get("on_disconnect")
-    if asked not in (None, "cancel"):
+    value = query.get("on_disconnect")
+    if value not in (None, "cancel"):
         raise ApiError("on_disconnect must be cancel; without it the job goes on.")
-    return asked is not None
+    return value is not None
 
 
 def flag(query: Mapping[str, str], name: str) -> bool:
@@ -178,8 +178,8 @@ def idempotency_key(header: str | None) -> str | None:
 def known_query(query: Mapping[str, str], names: Collection[str], elsewhere: Mapping[str, str]) -> None:
     """Raise `ApiError` for a parameter that is not in `names`: a misspelt one would be ignored otherwise."""
     if unknown := next((name for name in query if name not in names), None):
-        told = elsewhere.get(unknown) or words.suggest(unknown, names)
-        raise ApiError(f"Unknown query parameter {words.quote_name(unknown)!r}; {told}")
+        hint = elsewhere.get(unknown) or words.suggest(unknown, names)
+        raise ApiError(f"Unknown query parameter {words.quote_name(unknown)!r}; {hint}")
 
 
 def submission(body: Mapping[str, Any]) -> Submission:

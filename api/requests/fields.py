@@ -17,7 +17,7 @@ from rest_framework.validators import ProhibitSurrogateCharactersValidator
 from inference.catalog import words
 
 LOOKED_FOR_BEFORE = (ProhibitNullCharactersValidator, ProhibitSurrogateCharactersValidator)
-UNKNOWN_TOLD = 3  # most unknown fields of one body that the answer names
+MAX_UNKNOWN_SHOWN = 3  # most unknown fields of one body that the answer names
 
 
 class Strict(serializers.Field[Any, Any, Any, Any]):
@@ -107,8 +107,8 @@ class Body(serializers.Serializer[None]):
         if not isinstance(data, dict):
             raise serializers.ValidationError(f"The body must be a JSON object, not {words.type_of(data)}.")
         unknown = (name for name, value in data.items() if name not in self.own and value is not None)
-        if told := {words.quote_name(name): self._unknown(name) for name in islice(unknown, UNKNOWN_TOLD)}:
-            raise serializers.ValidationError(told)
+        if errors := {words.quote_name(name): self._unknown(name) for name in islice(unknown, MAX_UNKNOWN_SHOWN)}:
+            raise serializers.ValidationError(errors)
         values: dict[str, Any] = {}
         wrong: dict[str, Any] = {}
         for name, field in self.own.items():

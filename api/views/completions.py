@@ -31,13 +31,13 @@ from inference.submission import jobs
 class CompletionView(ApiView):
     query_parameters = {"POST": ("timeout", *streaming.QUERY)}
 
-    def complete(self, request: HttpRequest, kind: CompletionKind, asked: Completion) -> HttpResponseBase:
-        refuse_other_wait(request, asked.is_streamed)
-        with asked.in_its_words():
-            if asked.is_streamed:
-                submit = partial(jobs.submit, self.attributed(request, asked.submission), needs_worker=True)
-                return streamed(self, request, kind, submit, include_usage=asked.include_usage)
-            job = run(self, request, asked.submission, default_s=bodies.MAX_WAIT_S)
+    def complete(self, request: HttpRequest, kind: CompletionKind, completion: Completion) -> HttpResponseBase:
+        refuse_other_wait(request, completion.is_streamed)
+        with completion.in_its_words():
+            if completion.is_streamed:
+                submit = partial(jobs.submit, self.attributed(request, completion.submission), needs_worker=True)
+                return streamed(self, request, kind, submit, include_usage=completion.include_usage)
+            job = run(self, request, completion.submission, default_s=bodies.MAX_WAIT_S)
         return completed(self, request, kind, job)
 
 

@@ -21,17 +21,18 @@ from inference.catalog.lookup import spec_of
 class EmbeddingsView(DialectView):
     @operations.openai_embeddings
     def post(self, request: HttpRequest, name: str = "") -> HttpResponse:
-        asked = embeddings.read(document_of(request), spec_of(name) if name else None)
-        return run_in_words(self, request, asked, partial(answers.openai_embeddings, is_base64=asked.is_base64))
+        embedding_request = embeddings.read(document_of(request), spec_of(name) if name else None)
+        write = partial(answers.openai_embeddings, is_base64=embedding_request.is_base64)
+        return run_in_words(self, request, embedding_request, write)
 
 
 class CohereView(DialectView):
     version: int
 
     def post(self, request: HttpRequest) -> HttpResponse:
-        asked = cohere.read(document_of(request))
-        write = partial(answers.cohere_embeddings, asked=asked, version=self.version)
-        return run_in_words(self, request, asked, write)
+        embed_request = cohere.read(document_of(request))
+        write = partial(answers.cohere_embeddings, request=embed_request, version=self.version)
+        return run_in_words(self, request, embed_request, write)
 
 
 @extend_schema_view(post=operations.cohere_embed_v1)

@@ -84,7 +84,7 @@ class DialectView(ApiView):
 def run_in_words(
     view: ApiView,
     request: HttpRequest,
-    asked: DialectRequest,
+    dialect_request: DialectRequest,
     write: Callable[[Job], bytes],
     *,
     default_s: float = bodies.MAX_WAIT_S,
@@ -93,10 +93,10 @@ def run_in_words(
 
     `write` writes the answer of a job that has succeeded, as JSON. `default_s` is the wait if the client names none.
     """
-    with asked.in_its_words():
-        job = run(view, request, asked.submission, default_s=default_s)
+    with dialect_request.in_its_words():
+        job = run(view, request, dialect_request.submission, default_s=default_s)
     if job.status != Status.SUCCEEDED:
-        job.error_detail = asked.in_words(job.error_detail)
+        job.error_detail = dialect_request.in_words(job.error_detail)
         return output(view, request, job)
     headers = {"Content-Location": f"{location(job)}/output"}
     return HttpResponse(write(job), headers=headers, content_type=codec.CONTENT_TYPE)
@@ -110,5 +110,5 @@ def refuse_other_wait(request: HttpRequest, is_streamed: bool) -> None:
 
 
 def waited_s(request: HttpRequest, default_s: float) -> float:
-    asked_s = bodies.seconds(request.GET, "timeout")
-    return default_s if asked_s is None else asked_s
+    timeout_s = bodies.seconds(request.GET, "timeout")
+    return default_s if timeout_s is None else timeout_s

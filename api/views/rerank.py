@@ -33,6 +33,6 @@ class ModelRerankView(DialectView):
         return rank(self, request, rerank.read(json_of(request), spec_of(name)))
 
 
-def rank(view: ApiView, request: HttpRequest, asked: rerank.RerankRequest) -> HttpResponse:
+def rank(view: ApiView, request: HttpRequest, rerank_request: rerank.RerankRequest) -> HttpResponse:
     """Answer one request, whose pairs of query and text are one job."""
-    return run_in_words(view, request, asked, partial(ranking, asked=asked))
+    return run_in_words(view, request, rerank_request, partial(ranking, request=rerank_request))

@@ -96,8 +96,8 @@ def answer(
 
 def place(request: HttpRequest, job: Job) -> Position:
     """Return the position of the last event that the client received. Raises `UnknownPosition`."""
-    told = request.META.get("HTTP_LAST_EVENT_ID") or request.GET.get("last_event_id")
-    return Position.of_id(told, job.id) if told else BEGINNING
+    event_id = request.META.get("HTTP_LAST_EVENT_ID") or request.GET.get("last_event_id")
+    return Position.of_id(event_id, job.id) if event_id else BEGINNING
 
 
 def refuse_others(job: Job) -> None:

@@ -31,8 +31,8 @@ class TextsView(DialectView):
     write_answer: Callable[[Job], bytes]
 
     def post(self, request: HttpRequest, name: str = "") -> HttpResponse:
-        asked = self.read_request(document_of(request), spec_of(name) if name else None)
-        return run_in_words(self, request, asked, self.write_answer)
+        dialect_request = self.read_request(document_of(request), spec_of(name) if name else None)
+        return run_in_words(self, request, dialect_request, self.write_answer)
 
 
 @extend_schema_view(post=operations.tei_embed)
@@ -67,8 +67,8 @@ class SimilarityView(TextsView):
 class PredictView(DialectView):
     @operations.tei_predict
     def post(self, request: HttpRequest, name: str = "") -> HttpResponse:
-        asked = read_predict(document_of(request), spec_of(name) if name else None)
-        return run_in_words(self, request, asked, partial(tei.predictions, is_batch=asked.is_batch))
+        predict_request = read_predict(document_of(request), spec_of(name) if name else None)
+        return run_in_words(self, request, predict_request, partial(tei.predictions, is_batch=predict_request.is_batch))
 
 
 class InfoView(ApiView):

@@ -76,8 +76,8 @@ def default_of(kind: str) -> ModelSpec:
     marked = [spec for spec in found if kind in spec.default_for] or found
     if len(marked) != 1:
         names = ", ".join(spec.name for spec in found)
-        told = f'name one of {names}, or have one marked with default_for = ["{kind}"]'
-        raise ApiError(f"model: {told if names else 'no model here answers this'}.")
+        hint = f'name one of {names}, or have one marked with default_for = ["{kind}"]'
+        raise ApiError(f"model: {hint if names else 'no model here answers this'}.")
     return marked[0]
 
 

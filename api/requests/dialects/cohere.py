@@ -45,14 +45,14 @@ def read(document: Any) -> EmbedRequest:
     )
 
 
-def _cut(asked: Any) -> dict[str, Any]:
-    if asked not in (CUT, WHOLE):
+def _cut(value: Any) -> dict[str, Any]:
+    if value not in (CUT, WHOLE):
         raise InvalidInput(f"truncate: must be {CUT} or {WHOLE}, as texts are cut at their end.", field="truncate")
-    return {"truncate": False} if asked == WHOLE else {}
+    return {"truncate": False} if value == WHOLE else {}
 
 
-def _forms(asked: Any) -> tuple[str, ...]:
-    if not isinstance(asked, list) or any(form not in FORMS for form in asked):
-        told = f"embedding_types: must be a list of {' or '.join(FORMS)}."
-        raise InvalidInput(told, field="embedding_types")
-    return tuple(dict.fromkeys(asked))
+def _forms(value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list) or any(form not in FORMS for form in value):
+        message = f"embedding_types: must be a list of {' or '.join(FORMS)}."
+        raise InvalidInput(message, field="embedding_types")
+    return tuple(dict.fromkeys(value))

@@ -59,11 +59,13 @@ def _turn(given: dict[str, Any], last_role: str) -> dict[str, bool]:
     """
     goes_on, answers = (flag(given, name, default=default) for name, default in TURN.items())
     if goes_on and answers:
-        told = "continue_final_message: send add_generation_prompt: false with it, as a new message is begun otherwise."
-        raise InvalidInput(told, field="continue_final_message")
+        message = (
+            "continue_final_message: send add_generation_prompt: false with it, as a new message is begun otherwise."
+        )
+        raise InvalidInput(message, field="continue_final_message")
     if not goes_on and not answers:
-        told = "add_generation_prompt: false is served beside continue_final_message: true only; leave it out."
-        raise InvalidInput(told, field="add_generation_prompt")
+        message = "add_generation_prompt: false is served beside continue_final_message: true only; leave it out."
+        raise InvalidInput(message, field="add_generation_prompt")
     return {"continue_final_message": goes_on} if goes_on or last_role == "assistant" else {}
 
 
@@ -83,8 +85,8 @@ def _completion(
     """
     spec = spec or model_of(given)
     if not tasks.find_task(spec.task).generates:
-        told = f"model: {spec.name!r} does not generate text: post to /v1/models/{spec.name}."
-        raise InvalidInput(told, field="model")
+        message = f"model: {spec.name!r} does not generate text: post to /v1/models/{spec.name}."
+        raise InvalidInput(message, field="model")
     rest = {name: value for name, value in given.items() if name not in (field, "model", "stream", "stream_options")}
     if len(limits := [name for name in LIMITS if name in rest]) > 1:
         raise InvalidInput(f"{limits[0]}: is the same as {limits[1]}; send one of them.", field=limits[0])
@@ -110,8 +112,8 @@ def _parameters(spec: ModelSpec, rest: dict[str, Any]) -> dict[str, Any]:
     """Return the parameters that the body gives: the model's own may stand beside OpenAI's."""
     known = {**RENAMED, **{name: name for name in spec.parameters if name not in OWN and name not in TURN}}
     refuse_others(rest, known)
-    asked = {known[name]: value for name, value in rest.items() if name in known}
-    return {**OWN, **_sampled(spec, _stopped(asked))}
+    parameters = {known[name]: value for name, value in rest.items() if name in known}
+    return {**OWN, **_sampled(spec, _stopped(parameters))}
 
 
 def _limited(spec: ModelSpec, parameters: dict[str, Any], most_tokens: int | None) -> dict[str, Any]:

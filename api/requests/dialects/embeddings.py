@@ -43,12 +43,12 @@ def read(document: Any, spec: ModelSpec | None = None) -> EmbeddingRequest:
     if encoding not in FORMATS:
         raise InvalidInput(f"encoding_format: must be one of {', '.join(FORMATS)}.", field="encoding_format")
     count, kind, prompt = (fields.get(name) for name in ("dimensions", "input_type", "prompt_name"))
-    asked = {
+    values = {
         "dimensions": None if is_neutral(NEUTRAL, "dimensions", count) else count,
         "input_type": input_type_of(kind),
         "prompt_name": prompt,
     }
-    parameters = {**OWN, **{name: value for name, value in asked.items() if value is not None}}
+    parameters = {**OWN, **{name: value for name, value in values.items() if value is not None}}
     return EmbeddingRequest(
         submission=Submission(spec=spec, inputs=_texts(fields.get("input")), parameters=parameters),
         words={"parameters.": "", "inputs": "input"},
@@ -59,8 +59,8 @@ def read(document: Any, spec: ModelSpec | None = None) -> EmbeddingRequest:
 def require_embeds(spec: ModelSpec) -> None:
     """Raise `InvalidInput` for a model that gives no vectors of texts."""
     if not spec.embeds:
-        told = f"model: {spec.name!r} gives no vectors of texts: post to /v1/models/{spec.name}."
-        raise InvalidInput(told, field="model")
+        message = f"model: {spec.name!r} gives no vectors of texts: post to /v1/models/{spec.name}."
+        raise InvalidInput(message, field="model")
 
 
 def _texts(given: Any) -> str | list[str]:
@@ -71,8 +71,8 @@ def _texts(given: Any) -> str | list[str]:
 def require_texts(where: str, texts: list[Any]) -> None:
     """Raise `InvalidInput` if `texts` is not a list of one text or more. The error names the field `where`."""
     if not texts or not all(isinstance(text, str) for text in texts):
-        told = TOKENS if texts and all(map(_are_tokens, texts)) else "must be a text, or a list of one text or more."
-        raise InvalidInput(f"{where}: {told}", field=where)
+        reason = TOKENS if texts and all(map(_are_tokens, texts)) else "must be a text, or a list of one text or more."
+        raise InvalidInput(f"{where}: {reason}", field=where)
 
 
 def input_type_of(given: Any) -> Any:

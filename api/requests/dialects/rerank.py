@@ -52,8 +52,8 @@ def read(document: Any, spec: ModelSpec | None = None) -> RerankRequest:
     fields = _renamed(fields_of(document))
     spec = spec or _model(fields)
     if not tasks.find_task(spec.task).ranks:
-        told = f'model: {spec.name!r} does not rank texts, which a model with task = "{tasks.RANKING}" does.'
-        raise InvalidInput(told, field="model")
+        message = f'model: {spec.name!r} does not rank texts, which a model with task = "{tasks.RANKING}" does.'
+        raise InvalidInput(message, field="model")
     refuse_others(fields, FIELDS, NEUTRAL, ignored=())
     name = TEXTS if TEXTS in fields else DOCUMENTS
     texts = [_text(f"{name}[{index}]", text) for index, text in enumerate(_list(name, fields.get(name)))]
@@ -61,8 +61,8 @@ def read(document: Any, spec: ModelSpec | None = None) -> RerankRequest:
     if not isinstance(query, str):
         raise InvalidInput("query: must be a text.", field="query")
     if len(query) * len(texts) > MOST_CHARACTERS:
-        told = f"query: its {len(query)} characters beside each of {len(texts)} texts are too many: shorten it."
-        raise InvalidInput(told, field="query")
+        message = f"query: its {len(query)} characters beside each of {len(texts)} texts are too many: shorten it."
+        raise InvalidInput(message, field="query")
     return RerankRequest(
         submission=Submission(
             spec=spec, inputs=[{"text": query, "text_pair": text} for text in texts], parameters=LOGITS,

@@ -102,8 +102,8 @@ def _begin(
     fields = fields_of(document)
     spec = spec or (model_of(fields) if "model" in fields else default_of(kind))
     if kind not in spec.kinds:
-        told = f"model: {spec.name!r} does not answer this: post to /v1/models/{spec.name}."
-        raise InvalidInput(told, field="model")
+        message = f"model: {spec.name!r} does not answer this: post to /v1/models/{spec.name}."
+        raise InvalidInput(message, field="model")
     refuse_others(fields, ("model", *known), CUT, ignored=())
     return fields, spec
 
