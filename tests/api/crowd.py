@@ -34,13 +34,13 @@ TIMEOUT_S = 3.0
 
 @dataclass(slots=True)
 class Outcome:
-    told: list[str] = field(default_factory=list)  # an answer each
+    statuses: list[str] = field(default_factory=list)  # an answer each
     lacking: list[Any] = field(default_factory=list)  # answers without what a client needs to go on
     gets_s: list[float] = field(default_factory=list)
 
     @property
     def answers(self) -> collections.Counter[str]:
-        return collections.Counter(self.told)
+        return collections.Counter(self.statuses)
 
     @property
     def get_p95_s(self) -> float:
@@ -62,7 +62,7 @@ def crowd(port: int, clients: int, outcome: Outcome, *, timeout_s: float = TIMEO
 
 def _client(port: int, number: int, outcome: Outcome, timeout_s: float) -> None:
     status, headers, body = _request(port, "POST", f"/v1/models/slow?timeout={timeout_s}", {"inputs": f"text {number}"})
-    outcome.told.append(f"{status} {body.get('code', '')}".strip())
+    outcome.statuses.append(f"{status} {body.get('code', '')}".strip())
     right: dict[int, Callable[[], object]] = {
         200: lambda: body["echo"] == f"text {number}",
         503: lambda: "Retry-After" in headers and body["code"],

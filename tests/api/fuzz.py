@@ -92,9 +92,11 @@ def documented(base: str) -> dict[str, Any]:
         body = call["requestBody"]["content"]["application/json"]
         model = {"required": ["model"], "properties": {"model": {"enum": ["words", "echo", "nobody"]}}}
         body["schema"] = {"allOf": [body["schema"], model]}
-        for status, told in call["responses"].items():
+        for status, response in call["responses"].items():
             if int(status) >= 400:
-                told["content"] = {"application/json": {"schema": {"$ref": "#/components/schemas/OpenAIProblemShown"}}}
+                response["content"] = {
+                    "application/json": {"schema": {"$ref": "#/components/schemas/OpenAIProblemShown"}}
+                }
         paths[f"/openai/v1/{name}"] = {"post": call}
     return document
 

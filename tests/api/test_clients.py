@@ -144,7 +144,7 @@ class ClientTests(StackCase):
         self.assertTrue(client.text_generation(TEXT, max_new_tokens=3, return_full_text=True).startswith(TEXT))
         self.assertFalse(client.text_generation(TEXT, max_new_tokens=3, return_full_text=False).startswith(TEXT))
 
-    def test_text_generation_with_all_that_asks_for_nothing(self) -> None:
+    def test_text_generation_with_neutral_parameters(self) -> None:
         neutral: dict[str, Any] = {
             "best_of": 1, "decoder_input_details": False, "frequency_penalty": 0.0, "stop": [], "top_n_tokens": 0,
             "watermark": False, "temperature": 0.001, "seed": -1,
@@ -232,7 +232,7 @@ class ClientTests(StackCase):
 
     @classmethod
     @functools.cache
-    def told(cls) -> dict[str, Any]:
+    def run_javascript(cls) -> dict[str, Any]:
         """What the program printed, by task or by what it did wrong."""
         samples = {"text": TEXT, "masked": MASKED, "image": tiny_models.png(), "sound": tiny_models.wav()}
         return dict(javascript.run("clients.mjs", cls.base, cls.key, told=samples))
@@ -241,11 +241,11 @@ class ClientTests(StackCase):
     def test_every_task_has_its_answer_in_javascript(self) -> None:
         for task in (*TINY, "embeddings", "sentence-similarity", "image without a type", "slash"):
             with self.subTest(task):
-                self.assertIn("answer", self.told()[task], self.told()[task])
+                self.assertIn("answer", self.run_javascript()[task], self.run_javascript()[task])
 
     @javascript.needed
     def test_answers_are_those_of_the_task_in_javascript(self) -> None:
-        answers = {task: told["answer"] for task, told in self.told().items() if "answer" in told}
+        answers = {task: result["answer"] for task, result in self.run_javascript().items() if "answer" in result}
         for task in ("text-classification", "zero-shot-classification"):
             self.assert_scores(answers[task], 2)
         self.assertEqual([len(row) for row in answers["embeddings"]], [384, 384])
@@ -255,7 +255,9 @@ class ClientTests(StackCase):
 
     @javascript.needed
     def test_text_to_speech_is_a_file_in_javascript(self) -> None:
-        self.assertEqual(self.told()["text-to-speech"]["answer"], {"type": "audio/wav", "size": 44 + 2 * len(TEXT)})
+        self.assertEqual(
+            self.run_javascript()["text-to-speech"]["answer"], {"type": "audio/wav", "size": 44 + 2 * len(TEXT)}
+        )
 
     @javascript.needed
     def test_errors_are_readable_in_javascript(self) -> None:
@@ -268,7 +270,7 @@ class ClientTests(StackCase):
         }
         for name, (status, text) in words.items():
             with self.subTest(name):
-                told = self.told()[name]
-                self.assertIn(text, told["error"])
-                self.assertEqual(told["status"], status)
-                self.assertTrue(told["requestId"])
+                result = self.run_javascript()[name]
+                self.assertIn(text, result["error"])
+                self.assertEqual(result["status"], status)
+                self.assertTrue(result["requestId"])

@@ -66,7 +66,7 @@ class ChunkTests(SimpleTestCase):
         self.assertEqual({chunk["object"] for chunk in chunks}, {"text_completion"})
         self.assertEqual([chunk["choices"][0]["text"] for chunk in chunks], ["", "ab", ""])
 
-    def test_usage_comes_last_where_it_is_asked_for(self) -> None:
+    def test_usage_comes_last_where_it_is_requested(self) -> None:
         *others, last = documents(self.written(self.end(), include_usage=True))
         self.assertEqual({chunk["usage"] for chunk in others}, {None})
         self.assertEqual(last["choices"], [])
@@ -77,7 +77,7 @@ class ChunkTests(SimpleTestCase):
         for piece in self.written(KeepAlive(), Delta(text="a\n\nb", id="4-x"), self.end()):
             self.assertRegex(piece, rb"\A(data: [^\n]+|: keep-alive)\n\n\Z")
 
-    def test_what_ends_it_early_is_an_error_and_the_last_that_is_told(self) -> None:
+    def test_what_ends_it_early_is_an_error_in_the_last_chunk(self) -> None:
         failed = {"status": Status.FAILED, "output": None, "error_code": EngineError.code, "error_detail": "It broke."}
         table: list[tuple[Event, str]] = [
             (Restart(id="0-x"), "restart"),
@@ -137,7 +137,7 @@ class StreamTests(ApiTestCase):
             ([chunk["id"] for chunk in first], Job.objects.count()), ([chunk["id"] for chunk in second], 1)
         )
 
-    def test_what_is_wrong_is_told_before_it_begins(self) -> None:
+    def test_errors_of_a_request_come_before_the_stream_begins(self) -> None:
         with self.worker(generated):
             job = Job.objects.create(model="prompts", inputs="x")
             wrong = {

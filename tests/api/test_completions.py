@@ -43,8 +43,8 @@ class ReadTests(SimpleTestCase):
     """What becomes of each field."""
 
     def parameters(self, **fields: Any) -> dict[str, Any]:
-        asked = completions.chat({"model": "prompts", "messages": HELLO, **fields})
-        parameters = dict(asked.submission.parameters)
+        request = completions.chat({"model": "prompts", "messages": HELLO, **fields})
+        parameters = dict(request.submission.parameters)
         self.assertEqual({name: parameters.pop(name) for name in OWN}, OWN)
         if not any(fields.get(name) for name in completions.LIMITS):
             self.assertEqual(parameters.pop("max_new_tokens"), CHAT_TOKENS)
@@ -87,16 +87,16 @@ class ReadTests(SimpleTestCase):
                 comma = "," if table else ""
                 limit = f'max_new_tokens = {{ type = "integer"{comma} {table} }}'
                 spec = parse(f'[m]\ntask = "text-generation"\nengine = "a:B"\n[m.parameters]\n{limit}\n')["m"]
-                asked = completions.chat({"messages": HELLO}, spec).submission
-                self.assertEqual(asked.parameters.get("max_new_tokens"), expected)
-                validated = validate_parameters(spec, asked.parameters)
+                submission = completions.chat({"messages": HELLO}, spec).submission
+                self.assertEqual(submission.parameters.get("max_new_tokens"), expected)
+                validated = validate_parameters(spec, submission.parameters)
                 self.assertEqual(validated["max_new_tokens"], expected or 2000)
 
     def test_a_text_without_a_limit_has_the_model_s_own(self) -> None:
-        asked = completions.text({"model": "prompts", "prompt": "hello"}).submission
-        self.assertEqual(asked.parameters, OWN)
+        submission = completions.text({"model": "prompts", "prompt": "hello"}).submission
+        self.assertEqual(submission.parameters, OWN)
 
-    def test_any_number_of_tokens_may_be_asked_for(self) -> None:
+    def test_any_number_of_tokens_may_be_requested(self) -> None:
         for most in (4096, 2**62):
             validated = validate_parameters(spec_of("prompts"), self.parameters(max_tokens=most))
             self.assertEqual(validated["max_new_tokens"], most)
@@ -130,11 +130,11 @@ class ReadTests(SimpleTestCase):
         options = {"model": "prompts", "messages": HELLO, "stream": True, "stream_options": {"usage_in_each": True}}
         self.assertEqual(self.refused(options).field, "stream_options.usage_in_each")
 
-    def test_logprobs_of_a_text_are_a_number_and_0_asks_for_some(self) -> None:
+    def test_logprobs_0_of_a_text_is_refused_as_it_requests_some(self) -> None:
         error = self.refused({"model": "prompts", "prompt": "x", "logprobs": 0}, completions.text)
         self.assertEqual(error.field, "logprobs")
 
-    def test_a_misspelt_field_is_told_the_right_one(self) -> None:
+    def test_the_error_of_a_misspelt_field_suggests_the_right_one(self) -> None:
         error = self.refused({"model": "prompts", "messages": HELLO, "max_token": 3})
         self.assertEqual(error.message, "max_token: unknown field; did you mean max_tokens?")
 
@@ -149,9 +149,9 @@ class ReadTests(SimpleTestCase):
             {"role": "developer", "content": "be kind"}, {"role": "user", "content": parts, "name": "Ann"},
             {"role": "assistant", "content": "c", "refusal": None, "tool_calls": None, "annotations": [1], "audio": {}},
         ]  # fmt: skip
-        asked = completions.chat({"model": "prompts", "messages": messages})
+        request = completions.chat({"model": "prompts", "messages": messages})
         self.assertEqual(
-            asked.submission.inputs,
+            request.submission.inputs,
             [
                 {"role": "system", "content": "be kind"},
                 {"role": "user", "content": "a\nb"},
@@ -164,8 +164,8 @@ class ReadTests(SimpleTestCase):
             {"role": "assistant", "content": None, "tool_calls": []}, {"role": "assistant"}
         ]  # fmt: skip
         for message in silent:
-            asked = completions.chat({"model": "prompts", "messages": [*HELLO, message, *HELLO]})
-            self.assertEqual(asked.submission.inputs[1], {"role": "assistant", "content": ""})
+            request = completions.chat({"model": "prompts", "messages": [*HELLO, message, *HELLO]})
+            self.assertEqual(request.submission.inputs[1], {"role": "assistant", "content": ""})
         nothing = {"role": "user", "content": None}
         self.assertEqual(self.refused({"model": "prompts", "messages": [nothing]}).field, "messages[0].content")
 
@@ -238,43 +238,45 @@ class ReadTests(SimpleTestCase):
 
 @override_settings(MODELS_FILE=MODELS_FILE)
 class AnswerTests(ApiTestCase):
-    def ask(self, path: str, **fields: Any) -> dict[str, Any]:
+    def complete(self, path: str, **fields: Any) -> dict[str, Any]:
         with self.worker(generated):
             answer = self.post(path, {"model": "prompts", **fields})
         self.assertEqual(answer.status_code, 200, answer.content)
         job = Job.objects.get()
         self.assertEqual(answer["Content-Location"], f"/v1/jobs/{job.id}/output")
-        told: dict[str, Any] = answer.json()
-        self.assertEqual(told["created"], int(job.created_at.timestamp()))
-        self.assertRegex(told["system_fingerprint"], "^fp_[0-9a-f]+$")
-        return told
+        completion: dict[str, Any] = answer.json()
+        self.assertEqual(completion["created"], int(job.created_at.timestamp()))
+        self.assertRegex(completion["system_fingerprint"], "^fp_[0-9a-f]+$")
+        return completion
 
     def test_a_chat(self) -> None:
-        told = self.ask(CHAT, messages=HELLO)
-        self.assertEqual((told["object"], told["model"]), ("chat.completion", "prompts"))
-        self.assertEqual(told["id"], f"chatcmpl-{Job.objects.get().id}")
-        [choice] = told["choices"]
+        completion = self.complete(CHAT, messages=HELLO)
+        self.assertEqual((completion["object"], completion["model"]), ("chat.completion", "prompts"))
+        self.assertEqual(completion["id"], f"chatcmpl-{Job.objects.get().id}")
+        [choice] = completion["choices"]
         self.assertEqual(choice["message"], {"role": "assistant", "content": "<user:hello>", "refusal": None})
         self.assertEqual((choice["index"], choice["finish_reason"], choice["logprobs"]), (0, "stop", None))
-        self.assertEqual(told["usage"], {"prompt_tokens": 2, "completion_tokens": 3, "total_tokens": 5})
+        self.assertEqual(completion["usage"], {"prompt_tokens": 2, "completion_tokens": 3, "total_tokens": 5})
 
     def test_a_text(self) -> None:
-        told = self.ask(TEXT, prompt="hello")
-        self.assertEqual((told["object"], told["id"]), ("text_completion", f"cmpl-{Job.objects.get().id}"))
-        self.assertEqual(told["choices"], [{"index": 0, "text": "<hello>", "finish_reason": "stop", "logprobs": None}])
-        self.assertEqual(told["usage"]["total_tokens"], 5)
+        completion = self.complete(TEXT, prompt="hello")
+        self.assertEqual((completion["object"], completion["id"]), ("text_completion", f"cmpl-{Job.objects.get().id}"))
+        self.assertEqual(
+            completion["choices"], [{"index": 0, "text": "<hello>", "finish_reason": "stop", "logprobs": None}]
+        )
+        self.assertEqual(completion["usage"]["total_tokens"], 5)
 
     def test_hugging_face_s_clients_name_the_model_in_the_address(self) -> None:
-        chat = self.ask("/v1/models/prompts/v1/chat/completions", messages=HELLO)
+        chat = self.complete("/v1/models/prompts/v1/chat/completions", messages=HELLO)
         self.assertEqual(chat["choices"][0]["message"]["content"], "<user:hello>")
 
     def test_why_it_ended(self) -> None:
-        for told, expected in (("length", "length"), ("eos_token", "stop"), ("stop_sequence", "stop")):
-            with self.subTest(told):
+        for reason, expected in (("length", "length"), ("eos_token", "stop"), ("stop_sequence", "stop")):
+            with self.subTest(reason):
                 Job.objects.all().delete()
 
-                def ended(value: Any, parameters: dict[str, Any], told: str = told) -> Any:
-                    details = {"finish_reason": told, "prompt_tokens": 1, "generated_tokens": 1}
+                def ended(value: Any, parameters: dict[str, Any], reason: str = reason) -> Any:
+                    details = {"finish_reason": reason, "prompt_tokens": 1, "generated_tokens": 1}
                     return [{"generated_text": "x", "details": details}]
 
                 with self.worker(ended):
@@ -283,15 +285,15 @@ class AnswerTests(ApiTestCase):
 
     def test_a_key_of_idempotency_is_one_job(self) -> None:
         with self.worker(generated):
-            told = [
+            ids = [
                 self.post(CHAT, {"model": "prompts", "messages": HELLO}, headers={"Idempotency-Key": "a"}).json()["id"]
                 for _ in range(2)
             ]
-        self.assertEqual((told[0], Job.objects.count()), (told[1], 1))
+        self.assertEqual((ids[0], Job.objects.count()), (ids[1], 1))
 
     def test_an_answer_is_found_again(self) -> None:
-        told = self.ask(CHAT, messages=HELLO)
-        self.assertEqual(self.client.get(f"{CHAT}/{told['id']}").json(), told)
+        completion = self.complete(CHAT, messages=HELLO)
+        self.assertEqual(self.client.get(f"{CHAT}/{completion['id']}").json(), completion)
 
     def test_a_job_that_still_runs_is_waited_for(self) -> None:
         job = jobs.submit(Submission(spec=spec_of("prompts"), inputs="hello"))
@@ -300,7 +302,7 @@ class AnswerTests(ApiTestCase):
             found = self.client.get(f"{CHAT}/chatcmpl-{job.id}").json()
         self.assertEqual(found["choices"][0]["message"]["content"], "<hello>")
 
-    def test_a_job_of_another_address_has_the_text_that_its_stream_tells(self) -> None:
+    def test_a_job_of_another_address_has_the_text_of_its_stream(self) -> None:
         begun = [*HELLO, {"role": "assistant", "content": "hi"}]
         for inputs, whole in ((HELLO, begun), ("hello", "hellohi")):
             with self.worker(functools.partial(answering, [{"generated_text": whole}])):
@@ -319,7 +321,7 @@ class AnswerTests(ApiTestCase):
                     self.assertEqual((answer.status_code, answer.json()["error"]["code"]), (404, "job_not_found"))
 
     def test_models_are_those_that_generate(self) -> None:
-        told = self.client.get(MODELS).json()
-        self.assertEqual((told["object"], [each["id"] for each in told["data"]]), ("list", ["prompts"]))
-        self.assertEqual(self.client.get(f"{MODELS}/prompts").json(), told["data"][0])
-        self.assertEqual(told["data"][0]["object"], "model")
+        models = self.client.get(MODELS).json()
+        self.assertEqual((models["object"], [each["id"] for each in models["data"]]), ("list", ["prompts"]))
+        self.assertEqual(self.client.get(f"{MODELS}/prompts").json(), models["data"][0])
+        self.assertEqual(models["data"][0]["object"], "model")

@@ -52,8 +52,8 @@ class CostTests(ApiTestCase):
                 values = min(codec.MAX_VALUES, sum(map(request.body.count, (b",", b"[", b"{"))))
                 self.assertLess(calls, CALLS + CALLS_A_VALUE * values + CALLS_AN_INPUT * inputs)
                 self.assertLess(len(statements), STATEMENTS + inputs / INPUTS_A_STATEMENT)
-                told = accepted * ID_BYTES + refused * REFUSED_BYTES
-                self.assertLess(len(answer.content), ANSWER_BYTES + told, answer.content[:500])
+                items_bytes = accepted * ID_BYTES + refused * REFUSED_BYTES
+                self.assertLess(len(answer.content), ANSWER_BYTES + items_bytes, answer.content[:500])
 
     def send(self, request: hostile.Request) -> Response:
         return self.client.generic(

@@ -46,7 +46,7 @@ class CrowdTests(CrowdCase):
         outcome = Outcome()
         with ThreadPoolExecutor(1) as thread:
             done = thread.submit(crowd, self.stack.port, CLIENTS, outcome, timeout_s=PATIENCE_S)
-            eventually(lambda: len(outcome.told) == CLIENTS - ROOM, "whoever finds no room is answered")
+            eventually(lambda: len(outcome.statuses) == CLIENTS - ROOM, "whoever finds no room is answered")
             self.stack.release()
             done.result()
         self.assertEqual(outcome.lacking, [])

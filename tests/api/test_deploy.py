@@ -86,7 +86,7 @@ class SettingsTests(SimpleTestCase):
         self.assertEqual(debug, [True, False, False, False, 0])
         self.assertEqual(development, [False, False, False, False, 0])
 
-    def test_a_value_that_cannot_be_used_is_told_in_a_sentence_that_names_its_variable(self) -> None:
+    def test_a_value_that_cannot_be_used_is_refused_in_a_sentence_that_names_its_variable(self) -> None:
         a_file = self.folder / "file"
         a_file.touch()
         wrong = {

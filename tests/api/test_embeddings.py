@@ -52,7 +52,7 @@ class ReadTests(SimpleTestCase):
             embeddings.read(document)
         return caught.exception
 
-    def test_fields_become_a_job_that_shares_its_batch_whatever_form_is_asked_for(self) -> None:
+    def test_fields_become_a_job_that_shares_its_batch_whatever_form_is_requested(self) -> None:
         for fields, is_base64, parameters in (
             ({}, False, OWN),
             ({"encoding_format": "float"}, False, OWN),
@@ -64,11 +64,11 @@ class ReadTests(SimpleTestCase):
         ):
             for given in ("a", "", ["a", "b"]):
                 with self.subTest(fields, given=given):
-                    asked = embeddings.read({"model": "vectors", "input": given, **fields})
-                    self.assertEqual((asked.submission.inputs, asked.submission.parameters), (given, parameters))
-                    self.assertEqual((asked.submission.spec.name, asked.is_base64), ("vectors", is_base64))
+                    request = embeddings.read({"model": "vectors", "input": given, **fields})
+                    self.assertEqual((request.submission.inputs, request.submission.parameters), (given, parameters))
+                    self.assertEqual((request.submission.spec.name, request.is_base64), ("vectors", is_base64))
 
-    def test_only_a_model_that_takes_what_is_asked_of_it_gives_vectors(self) -> None:
+    def test_only_a_model_that_takes_the_parameters_of_the_request_gives_vectors(self) -> None:
         vectors = spec_of("vectors")
         self.assertTrue(vectors.embeds)
         floats = dataclasses.replace(vectors.parameters["encoding_format"], choices=("float",))
@@ -76,8 +76,8 @@ class ReadTests(SimpleTestCase):
         self.assertFalse(other.embeds)
 
     def test_the_address_may_name_the_model(self) -> None:
-        asked = embeddings.read({"input": "a", "model": "nope"}, spec_of("vectors"))
-        self.assertEqual(asked.submission.spec.name, "vectors")
+        request = embeddings.read({"input": "a", "model": "nope"}, spec_of("vectors"))
+        self.assertEqual(request.submission.spec.name, "vectors")
 
     def test_what_cannot_be_served_is_refused_with_the_field_and_what_would_be_right(self) -> None:
         for fields, field, words in (
@@ -104,10 +104,10 @@ class ReadTests(SimpleTestCase):
                 self.assertEqual(error.field, field)
                 self.assertIn(words, error.message)
         self.assertIn("must be a JSON object", self.refused([]).message)
-        asked = embeddings.read({"model": "vectors", "input": ["a"]})
+        request = embeddings.read({"model": "vectors", "input": ["a"]})
         later = "inputs[1]: parameters.dimensions: vectors of this model have 384 numbers"
-        self.assertEqual(asked.in_words(later), "input[1]: dimensions: vectors of this model have 384 numbers")
-        self.assertEqual(asked.in_words("The model failed: parameters.x"), "The model failed: parameters.x")
+        self.assertEqual(request.in_words(later), "input[1]: dimensions: vectors of this model have 384 numbers")
+        self.assertEqual(request.in_words("The model failed: parameters.x"), "The model failed: parameters.x")
         with self.assertRaises(UnknownModel):
             embeddings.read({"model": "nope", "input": "a"})
 
@@ -116,18 +116,18 @@ class ReadTests(SimpleTestCase):
 class AnswerTests(ApiTestCase):
     """The worker is played by the test."""
 
-    def ask(self, path: str, value: Any = embed, **fields: Any) -> Any:
+    def embed_texts(self, path: str, value: Any = embed, **fields: Any) -> Any:
         with self.worker(value):
             return self.post(path, {"model": "vectors", "input": ["a cat", "b"], **fields})
 
-    def test_vectors_are_told_in_order_with_the_tokens_of_all(self) -> None:
+    def test_vectors_come_in_order_with_the_tokens_of_all(self) -> None:
         for path in ADDRESSES:
             for fields, vectors in (
                 ({}, [vector_of("a cat"), vector_of("b")]),
                 ({"encoding_format": "base64"}, [encoded("a cat"), encoded("b")]),
             ):
                 with self.subTest(path, **fields):
-                    answer = self.ask(path, **fields)
+                    answer = self.embed_texts(path, **fields)
                     self.assertEqual(answer.json(), {
                         "object": "list", "model": "vectors", "usage": {"prompt_tokens": 7, "total_tokens": 7},
                         "data": [
@@ -140,8 +140,8 @@ class AnswerTests(ApiTestCase):
                     self.assertEqual(job.size, 2)
 
     def test_a_text_is_a_list_of_one(self) -> None:
-        (told,) = self.ask(ADDRESSES[0], input="a cat").json()["data"]
-        self.assertEqual(told["embedding"], vector_of("a cat"))
+        (entry,) = self.embed_texts(ADDRESSES[0], input="a cat").json()["data"]
+        self.assertEqual(entry["embedding"], vector_of("a cat"))
 
     def test_problems_have_openai_s_shape_and_the_client_s_words(self) -> None:
         for path in ADDRESSES:
@@ -162,15 +162,15 @@ class AnswerTests(ApiTestCase):
                     if status == 413:
                         self.assertIn("check_embedding_ctx_length=False", error["message"])
 
-    def test_what_fails_later_is_told_in_the_client_s_words_too(self) -> None:
+    def test_a_later_failure_is_described_in_the_client_s_words_too(self) -> None:
         failed = jobs.submit(Submission(spec=spec_of("vectors"), inputs=["a", "b"]))
         failed.status, failed.error_code = Status.FAILED, InvalidInput.code
         failed.error_detail = "inputs[1]: is no text of ours."
         for path in ADDRESSES:
             with patch("api.views.models.run", return_value=copy.copy(failed)):
                 answer = self.post(path, {"model": "vectors", "input": ["a", "b"]})
-            told = (answer.status_code, answer.json()["error"]["message"])
-            self.assertEqual(told, (400, "input[1]: is no text of ours."))
+            error = (answer.status_code, answer.json()["error"]["message"])
+            self.assertEqual(error, (400, "input[1]: is no text of ours."))
 
     def test_an_engine_that_gives_no_vectors_is_at_fault(self) -> None:
         good = embed("a", {})
@@ -180,8 +180,10 @@ class AnswerTests(ApiTestCase):
         for answer in ([0.5], [good], [good] * 3, *([good, bad] for bad in wrong)):
             for encoding in ("float", "base64"):
                 with self.subTest(answer=str(answer)[-60:], encoding=encoding):
-                    told = self.ask(ADDRESSES[0], functools.partial(answering, answer), encoding_format=encoding)
-                    self.assertEqual((told.status_code, told.json()["error"]["code"]), (502, "bad_output"))
+                    response = self.embed_texts(
+                        ADDRESSES[0], functools.partial(answering, answer), encoding_format=encoding
+                    )
+                    self.assertEqual((response.status_code, response.json()["error"]["code"]), (502, "bad_output"))
 
     def test_models_that_give_vectors_are_listed_for_openai_s_clients_at_both_addresses(self) -> None:
         own = {"object": "model", "created": 0, "owned_by": "inference"}
@@ -189,11 +191,11 @@ class AnswerTests(ApiTestCase):
             {"id": "vectors", "task": "feature-extraction", **own}, {"id": "words", "task": "text-generation", **own}
         ]  # fmt: skip
         for path in ("/openai/v1/models", "/v1/models"):
-            told = self.client.get(path).json()
-            self.assertEqual((told["object"], told["data"]), ("list", expected))
+            models = self.client.get(path).json()
+            self.assertEqual((models["object"], models["data"]), ("list", expected))
         self.assertEqual(self.client.get("/openai/v1/models/vectors").json(), expected[0])
-        told = self.client.get("/v1/models/vectors").json()
-        self.assertEqual({name: told[name] for name in expected[0]}, expected[0])
+        model = self.client.get("/v1/models/vectors").json()
+        self.assertEqual({name: model[name] for name in expected[0]}, expected[0])
         self.assertEqual(self.client.get("/openai/v1/models/pictures").status_code, 404)
 
     def test_chats_and_completions_are_answered_below_v1_too(self) -> None:
@@ -206,7 +208,7 @@ class AnswerTests(ApiTestCase):
         ):
             with self.subTest(path), self.worker(generate):
                 self.assertEqual(self.post(path, {"model": "words", **fields}).status_code, 200)
-                told = self.post(path, {"model": "words", **fields}).json()
-                self.assertEqual(self.client.get(f"{path}/{told['id']}").json(), told)
+                completion = self.post(path, {"model": "words", **fields}).json()
+                self.assertEqual(self.client.get(f"{path}/{completion['id']}").json(), completion)
                 refused = self.post(path, {"model": "words", **fields, "n": 2})
                 self.assertEqual((refused.status_code, refused.json()["error"]["param"]), (400, "n"))

@@ -144,12 +144,12 @@ class EncoderClientTests(StackCase):
     @javascript.needed
     def test_vectors_of_javascript(self) -> None:
         texts = [text for text in TEXTS if text]
-        told: dict[str, Any] = javascript.run("embeddings.mjs", self.base, self.key, *texts)
-        refused = told.pop("tokens")
+        results: dict[str, Any] = javascript.run("embeddings.mjs", self.base, self.key, *texts)
+        refused = results.pop("tokens")
         self.assertEqual((refused["status"], refused["param"]), (400, "input"))
         for base in BASES:
             with self.subTest(base):
-                self.assert_near([each["embedding"] for each in told[base]["data"]], self.expected(texts))
+                self.assert_near([each["embedding"] for each in results[base]["data"]], self.expected(texts))
 
     def test_text_embeddings_inference_s_addresses(self) -> None:
         expected = self.expected(TEXTS)
@@ -159,9 +159,9 @@ class EncoderClientTests(StackCase):
         raw = self.post("/embed", {"inputs": TEXTS[0], "normalize": False}).json[0]
         self.assertGreater(math.hypot(*raw), 1.1)
         self.assert_near([[number / math.hypot(*raw) for number in raw]], expected[:1])
-        asked = {"source_sentence": TEXTS[0], "sentences": TEXTS[1:]}
+        inputs = {"source_sentence": TEXTS[0], "sentences": TEXTS[1:]}
         cosines = [sum(a * b for a, b in zip(expected[0], vector, strict=True)) for vector in expected[1:]]
-        for found, own in zip(self.post("/similarity", {"inputs": asked}).json, cosines, strict=True):
+        for found, own in zip(self.post("/similarity", {"inputs": inputs}).json, cosines, strict=True):
             self.assertAlmostEqual(found, own, places=4)
         for fields, words in (
             ({"truncate": False}, "exceed the configured limit of 256 tokens"),
@@ -186,11 +186,11 @@ class EncoderClientTests(StackCase):
                 with self.assertRaises(ClientError):
                     client.rerank("ranker", QUERY, texts, top_n=top_n)
 
-            async def ask() -> None:
+            async def check_async_client() -> None:
                 self.assert_near(await client.aembed("embeddings", TEXTS), expected)
                 self.assertEqual(await client.arerank("ranker", QUERY, DOCUMENTS, top_n=1), ranked[:1])
 
-            asyncio.run(ask())
+            asyncio.run(check_async_client())
 
     def test_hugging_face_s_client_compares_texts_by_a_model_that_embeds(self) -> None:
         client = huggingface_hub.InferenceClient(f"{self.base}/v1/models/embeddings", token=self.key)
@@ -240,28 +240,28 @@ class EncoderClientTests(StackCase):
     @javascript.needed
     def test_cohere_s_client_of_javascript(self) -> None:
         texts = [text for text in DOCUMENTS if text]
-        told = javascript.run("cohere.mjs", self.base, self.key, QUERY, *texts)
+        results = javascript.run("cohere.mjs", self.base, self.key, QUERY, *texts)
         kept = [DOCUMENTS.index(text) for text in texts]
         order = [kept.index(index) for index in self.order if index in kept]
-        self.assertEqual([each["index"] for each in told["v2"]["results"]], order)
-        best = [{"index": each["index"], "text": each["document"]["text"]} for each in told["v1"]["results"]]
+        self.assertEqual([each["index"] for each in results["v2"]["results"]], order)
+        best = [{"index": each["index"], "text": each["document"]["text"]} for each in results["v1"]["results"]]
         self.assertEqual(best, [{"index": index, "text": texts[index]} for index in order[:2]])
-        self.assertEqual(told["no model"]["status"], 404)
-        self.assertIn("There is no model 'nope'", told["no model"]["body"]["message"])
+        self.assertEqual(results["no model"]["status"], 404)
+        self.assertIn("There is no model 'nope'", results["no model"]["body"]["message"])
         expected = self.expected(texts)
-        self.assert_near(told["vectors v1"]["embeddings"], expected)
-        self.assert_near(told["vectors v2"]["embeddings"]["float"], expected)
-        written = [base64.b64decode(vector) for vector in told["vectors v2"]["embeddings"]["base64"]]
+        self.assert_near(results["vectors v1"]["embeddings"], expected)
+        self.assert_near(results["vectors v2"]["embeddings"]["float"], expected)
+        written = [base64.b64decode(vector) for vector in results["vectors v2"]["embeddings"]["base64"]]
         self.assert_near([list(struct.unpack("<384f", vector)) for vector in written], expected)
-        self.assertIn("must be a list of float or base64", told["vectors of int8"]["body"]["message"])
-        self.assertEqual(told["no documents"]["status"], 422)
-        self.assertIn("documents: must be a list of one text or more", told["no documents"]["body"]["message"])
+        self.assertIn("must be a list of float or base64", results["vectors of int8"]["body"]["message"])
+        self.assertEqual(results["no documents"]["status"], 422)
+        self.assertIn("documents: must be a list of one text or more", results["no documents"]["body"]["message"])
 
     def test_the_examples_of_the_pages_of_rankings_and_of_text_embeddings_inference(self) -> None:
         for page, commands in COMMANDS.items():
             self.assertEqual(len(commands), 2, page)
             for command in commands:
                 code = command.replace("http://127.0.0.1:8000", self.base).replace("KEY", self.key)
-                told = subprocess.run(shlex.split(code.replace("\\\n", " ")), capture_output=True, check=True).stdout
-                answer = json.loads(told)
+                output = subprocess.run(shlex.split(code.replace("\\\n", " ")), capture_output=True, check=True).stdout
+                answer = json.loads(output)
                 self.assertEqual(len(answer if isinstance(answer, list) else answer["results"]), 2)

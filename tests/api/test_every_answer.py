@@ -77,7 +77,7 @@ class ProblemTests(ApiTestCase):
         with patch.object(SessionStore, "load", side_effect=OperationalError("away")):
             self.assert_problem(client.get("/admin/"), 503, "store_unavailable")
 
-    def test_what_nobody_foresaw_is_500_and_tells_nothing(self) -> None:
+    def test_an_unforeseen_error_is_500_and_reveals_nothing(self) -> None:
         with (
             patch.object(jobs, "submit", side_effect=RuntimeError("secret")),
             self.assertLogs("api.errors.problems", "ERROR"),
@@ -95,7 +95,7 @@ class WordsTests(ApiTestCase):
         detail: str = answer.json()["detail"]
         return detail
 
-    def test_a_misspelt_field_is_told_the_right_one(self) -> None:
+    def test_the_error_of_a_misspelt_field_suggests_the_right_one(self) -> None:
         for path, body in (("/v1/models/vectors", {"input": "x"}), ("/v1/models/echo", {"input": "x"}),
                            (JOBS, {"model": "echo", "input": "x"})):  # fmt: skip
             with self.subTest(path):
@@ -103,7 +103,7 @@ class WordsTests(ApiTestCase):
         known = self.detail("/v1/models/vectors", {"inputs": "x", "normalise": True})
         self.assertEqual(known, "parameters.normalise: unknown parameter; did you mean normalize?")
 
-    def test_what_belongs_elsewhere_is_told_where(self) -> None:
+    def test_the_error_of_a_misplaced_field_names_its_place(self) -> None:
         for path in ("/v1/models/vectors", "/v1/models/echo"):
             with self.subTest(path):
                 self.assertIn("timeout goes in the query: ?timeout=", self.detail(path, {"inputs": "x", "timeout": 3}))
@@ -117,20 +117,20 @@ class WordsTests(ApiTestCase):
         self.assertEqual(self.client.get("/v1/models/echo?timeout=3").status_code, 400)
         self.assertEqual(Job.objects.count(), 0)
 
-    def test_types_and_values_are_told_in_json_s_words(self) -> None:
+    def test_errors_name_types_and_values_in_json_s_words(self) -> None:
         wrong = {
             "top_k": ("7", 'must be a whole number, not "7"'), "mode": (True, "must be a string, not true"),
             "mod": (1, "did you mean mode?"),
         }  # fmt: skip
-        for name, (value, told) in wrong.items():
+        for name, (value, message) in wrong.items():
             with self.subTest(name):
                 detail = self.detail("/v1/models/echo", {"inputs": "x", "parameters": {name: value}})
-                self.assertIn(told, detail)
+                self.assertIn(message, detail)
         self.assertIn('must be one of "plain", "loud", not "x"',
                       self.detail("/v1/models/echo", {"inputs": "x", "parameters": {"mode": "x"}}))  # fmt: skip
         self.assertIn("not a number", self.detail("/v1/models/pictures", {"inputs": 7}))
 
-    def test_bounds_are_told_together(self) -> None:
+    def test_errors_name_both_bounds(self) -> None:
         for value in (0, -1, 604_801):
             with self.subTest(value):
                 detail = self.detail(JOBS, {"model": "echo", "inputs": "x", "expires_in": value})
@@ -139,11 +139,11 @@ class WordsTests(ApiTestCase):
                             content_type="application/x-ndjson")  # fmt: skip
         self.assertIn("from 0.001 to 604800", lines)
 
-    def test_a_body_that_is_not_utf_8_is_told_where(self) -> None:
+    def test_the_error_of_a_body_that_is_not_utf_8_names_the_byte(self) -> None:
         problem = self.assert_problem(self.post(JOBS, b'{"model": "\xff"}'), 400, "invalid_json")
         self.assertEqual(problem["detail"], "The body is not UTF-8 at byte 11.")
 
-    def test_deleting_is_told_how_to_cancel(self) -> None:
+    def test_the_error_of_deleting_says_how_to_cancel(self) -> None:
         job = self.submit()
         problem = self.assert_problem(self.client.delete(f"{JOBS}/{job['id']}"), 405, "method_not_allowed")
         self.assertIn(f"To cancel: POST {JOBS}/{job['id']}/cancel", problem["detail"])

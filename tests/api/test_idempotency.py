@@ -64,7 +64,7 @@ class IdempotencyTests(ApiTestCase):
         for _ in range(10):
             key, barrier = uuid4().hex, threading.Barrier(50)
             with ThreadPoolExecutor(50) as clients:
-                answers = list(clients.map(self.ask, [key] * 50, [barrier] * 50))
+                answers = list(clients.map(self.submit_until_accepted, [key] * 50, [barrier] * 50))
             self.assertEqual({status for status, _ in answers}, {202})
             self.assertEqual(len({job_id for _, job_id in answers}), 1)
             self.assertEqual(Job.objects.filter(idempotency_key=f"-:{key}").count(), 1)
@@ -73,7 +73,7 @@ class IdempotencyTests(ApiTestCase):
         answer = Client().post("/v1/jobs", BODY, "application/json", headers={"Idempotency-Key": key})
         return None if answer.status_code == 503 else answer  # it is told to ask again
 
-    def ask(self, key: str, barrier: threading.Barrier) -> tuple[int, str | None]:
+    def submit_until_accepted(self, key: str, barrier: threading.Barrier) -> tuple[int, str | None]:
         """The status and the job's id, in a thread of its own. It asks again where it is told to, as a client does."""
         try:
             barrier.wait()

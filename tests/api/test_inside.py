@@ -95,7 +95,7 @@ class InsideTests(ApiTestCase):
         self.assertEqual(self.inside.cancel(bulk["id"])["counts"]["cancelled"], 1)
         self.assertTrue(self.inside.look(bulk["id"])["finished"])
 
-    def test_what_is_served_is_told(self) -> None:
+    def test_models_and_readiness_are_reported(self) -> None:
         with self.worker():
             self.assertEqual([model["name"] for model in self.inside.models()], ["echo", "pictures", "vectors"])
             self.assertTrue(self.inside.ready()["ready"])

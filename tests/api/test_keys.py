@@ -86,7 +86,7 @@ class KeyTests(ApiTestCase):
         with database_clock(7200):
             self.assert_problem(self.get(key), 401, "unauthorized")
 
-    def test_other_schemes_are_told_the_right_one(self) -> None:
+    def test_the_error_of_other_schemes_names_the_right_one(self) -> None:
         answer = self.client.get("/v1/models", headers={"Authorization": "Basic YTpi"})
         self.assertIn("Bearer KEY", self.assert_problem(answer, 401, "unauthorized")["detail"])
 
@@ -192,12 +192,12 @@ class QuotaTests(ApiTestCase):
                 self.assertEqual([rates.take("somebody", 20) for _ in waits], waits)
 
     def test_the_rate_is_kept_without_the_broker_too(self) -> None:
-        asked = patch.object(redis_client, "get", side_effect=redis.ConnectionError)
+        no_broker = patch.object(redis_client, "get", side_effect=redis.ConnectionError)
         breaker = patch.object(redis_client, "breaker", redis_client.new_breaker())
-        with asked as asks, breaker, patch.object(rates, "time", Mock(monotonic=lambda: 1000.0)):
+        with no_broker as get, breaker, patch.object(rates, "time", Mock(monotonic=lambda: 1000.0)):
             waits = [rates.take("somebody", 20) for _ in range(3)]
         self.assertEqual(waits, [0.0, 0.0, 3.0])
-        self.assertEqual(asks.call_count, 1, "the others do not wait for it")
+        self.assertEqual(get.call_count, 1, "the others do not wait for it")
 
     def test_a_share_of_the_queue_is_429_and_leaves_room_for_others(self) -> None:
         _, key = ApiKey.objects.issue(owner=self.ada, max_queued=2)
@@ -218,7 +218,7 @@ class QuotaTests(ApiTestCase):
         statuses = [self.submit_as(key, priority="low").status_code for _ in range(3)]
         self.assertEqual(statuses, [202, 202, 429])
 
-    def test_a_key_without_the_right_to_high_is_told_so_whatever_it_posts_to(self) -> None:
+    def test_a_key_without_the_right_to_high_is_refused_whatever_it_posts_to(self) -> None:
         _, key = ApiKey.objects.issue(owner=self.ada, may_use_high=False)
         self.assert_problem(self.submit_as(key, priority="high"), 403, "forbidden")
         bulk = {"model": "echo", "inputs": ["x"], "priority": "high"}
@@ -271,7 +271,7 @@ class KeyOfJobTests(StreamCase):
                 self.assertGreaterEqual(len(made), least)
                 self.assertEqual({job.key_start for job in made}, {self.row.start})
 
-    def test_one_that_is_run_again_has_the_key_that_asked_for_it(self) -> None:
+    def test_a_job_that_is_run_again_has_the_key_that_requested_it(self) -> None:
         (old,) = self.made_by("/v1/jobs", {"model": "words", "inputs": "x"})
         other, key = ApiKey.objects.issue(owner=self.ada)
         (new,) = self.made_by(f"/v1/jobs/{old.pk}/retry", key=key)
@@ -300,9 +300,9 @@ class KeyOfJobTests(StreamCase):
 
     def test_a_key_that_is_deleted_is_kept_in_its_jobs_and_costs_no_statement_of_them(self) -> None:
         (job,) = self.made_by("/v1/jobs", {"model": "words", "inputs": "x"})
-        with CaptureQueriesContext(connection) as asked:
+        with CaptureQueriesContext(connection) as queries:
             self.row.delete()
-        self.assertFalse([query for query in asked if "inference_job" in query["sql"]])
+        self.assertFalse([query for query in queries if "inference_job" in query["sql"]])
         job.refresh_from_db()
         self.assertEqual(job.key_start, self.key[:12])
 

@@ -59,11 +59,11 @@ class PageTests(ApiTestCase):
         wanted = make(2, bulk=bulk, owner=ada.user)
         make(3, owner=ada.user)
         for query in ({}, {"cursor": str(new_job_id())}, {"status": "queued"}):
-            asked = {"bulk": str(bulk.id), **query}
+            parameters = {"bulk": str(bulk.id), **query}
             with CaptureQueriesContext(connection) as queries:
-                self.assertEqual(listing.page(ada, asked)[0], wanted[::-1])
-            self.assertEqual(listing.page(bob, asked)[0], [])
-            self.assertEqual(listing.page(Principal(), asked)[0], [])
+                self.assertEqual(listing.page(ada, parameters)[0], wanted[::-1])
+            self.assertEqual(listing.page(bob, parameters)[0], [])
+            self.assertEqual(listing.page(Principal(), parameters)[0], [])
             if connection.vendor == "sqlite":  # it keeps no statistics
                 with connection.cursor() as cursor:
                     cursor.execute(f"EXPLAIN QUERY PLAN {queries[-1]['sql']}")
@@ -99,7 +99,7 @@ class PlaceTests(ApiTestCase):
         answer = self.client.get(f"/v1/jobs/{job.id}")
         self.assertEqual((answer.json()["estimated_wait_s"], answer["Retry-After"]), (10.0, "10"))
 
-    def test_far_behind_the_place_is_told_from_the_time_of_arrival(self) -> None:
+    def test_far_behind_the_place_is_estimated_from_the_time_of_arrival(self) -> None:
         now = ago()
         ids = [first_id_at(now - datetime.timedelta(seconds=5000 - number)).int + 1 for number in range(5000)]
         Job.objects.bulk_create([Job(id=UUID(int=key), model="echo", inputs="x") for key in ids], batch_size=500)

@@ -31,7 +31,7 @@ from tests.conditions import PATIENCE_S, ago, eventually
 CLASSIFIER = '[texts]\nengine = "tests.echo:EchoEngine"\ntask = "text-classification"\n'
 
 
-class Asking(threading.Thread):
+class WaitingRequest(threading.Thread):
     """A request that waits, in a thread of its own."""
 
     def __init__(self, call: Any) -> None:
@@ -75,10 +75,10 @@ class WakeTests(ApiTestCase):
 
         def wait(hints: finished.Hints, timeout_s: float) -> set[UUID]:
             self.spend()
-            told = next(woken)
-            if last in told:
+            job_ids = next(woken)
+            if last in job_ids:
                 self.finish()
-            return set(told)
+            return set(job_ids)
 
         with patch.object(finished.Hints, "wait", wait):
             shown = self.post(f"/v1/jobs/wait?wait={PATIENCE_S}", {"ids": list(map(str, ids))})
@@ -126,19 +126,19 @@ class WaitForAnyTests(ApiTestCase):
 
     def test_the_first_to_finish_ends_the_wait_and_nothing_is_left_behind(self) -> None:
         ids = [self.submit(str(number))["id"] for number in range(5)]
-        asking = Asking(lambda: self.wait(*ids, wait_s=PATIENCE_S))
+        request = WaitingRequest(lambda: self.wait(*ids, wait_s=PATIENCE_S))
         eventually(lambda: len(finished.listener.hinted) == 5)
         with self.worker():
-            shown = asking.result()
+            shown = request.result()
         self.assertGreater(len(shown["items"]), 0)
         self.assertEqual(finished.listener.hinted, {})
 
     def test_cancelled_ones_are_finished(self) -> None:
         job = self.submit()
-        asking = Asking(lambda: self.wait(job["id"], wait_s=PATIENCE_S))
+        request = WaitingRequest(lambda: self.wait(job["id"], wait_s=PATIENCE_S))
         eventually(lambda: finished.listener.hinted)
         self.post(f"/v1/jobs/{job['id']}/cancel")
-        self.assertEqual([each["status"] for each in asking.result()["items"]], ["cancelled"])
+        self.assertEqual([each["status"] for each in request.result()["items"]], ["cancelled"])
 
     def test_what_is_not_there_ends_the_wait(self) -> None:
         old = UUID(int=first_id_at(ago()).int - (31 * 86_400_000 << 80))
@@ -164,7 +164,7 @@ class WaitForAnyTests(ApiTestCase):
             shown = self.wait(job.id, headers=headers).json()
             self.assertEqual((len(shown["items"]), len(shown["missing"])), (seen, 1 - seen))
 
-    def test_ids_are_bounded_and_told_from_other_texts(self) -> None:
+    def test_ids_are_bounded_and_other_texts_are_refused(self) -> None:
         for ids in ([], ["x"], [7], [None], [str(uuid4())] * 501):
             with self.subTest(len(ids)):
                 problem = self.assert_problem(self.post("/v1/jobs/wait", {"ids": ids}), 422, "invalid_input")
@@ -173,7 +173,7 @@ class WaitForAnyTests(ApiTestCase):
         self.assertIn("it goes in the query: ?wait=", problem["detail"])
 
     @override_settings(MAX_WAITING_REQUESTS=1)
-    def test_who_finds_no_room_to_wait_is_told_when_to_ask_again(self) -> None:
+    def test_who_finds_no_room_to_wait_gets_retry_after(self) -> None:
         job = self.submit()
         with slots.take(None, 300.0):
             answer = self.wait(job["id"], wait_s=300)
@@ -183,24 +183,24 @@ class WaitForAnyTests(ApiTestCase):
         jobs = Job.objects.bulk_create(
             Job(model="echo", inputs="x", status=Status.SUCCEEDED, output="n" * 100) for _ in range(5)
         )
-        left, asked = {str(job.id) for job in jobs}, 0
+        left, calls = {str(job.id) for job in jobs}, 0
         with patch.object(outputs, "MOST", 250):
             while left:
                 shown = self.wait(*left).json()
                 left -= {job["id"] for job in shown["items"]}
                 self.assertEqual(shown["left"], len(left))
-                asked += 1
-        self.assertEqual(asked, 3)
+                calls += 1
+        self.assertEqual(calls, 3)
 
     def test_of_large_outputs_few_are_measured(self) -> None:
         Job.objects.bulk_create(
             Job(model="echo", inputs="x", status=Status.SUCCEEDED, output="n" * 100) for _ in range(30)
         )
         found = Job.objects.order_by("pk")
-        with patch.multiple(outputs, MOST=250, MEASURED=4), CaptureQueriesContext(connection) as asked:
+        with patch.multiple(outputs, MOST=250, MEASURED=4), CaptureQueriesContext(connection) as queries:
             shown, is_cut = outputs.load_with_outputs(found, 30)
         self.assertEqual((shown, is_cut), (list(found[:2]), True))
-        self.assertEqual(sum("COALESCE(" in query["sql"] for query in asked), 1)
+        self.assertEqual(sum("COALESCE(" in query["sql"] for query in queries), 1)
 
 
 class BulkWaitTests(ApiTestCase):
@@ -211,11 +211,11 @@ class BulkWaitTests(ApiTestCase):
     def test_the_wait_ends_when_all_its_jobs_are_finished(self) -> None:
         bulk = self.bulk(["a", "b", "c"])
         with self.worker():
-            shown = Asking(lambda: self.client.get(f"/v1/jobs/bulk/{bulk['id']}?wait={PATIENCE_S:g}")).result()
+            shown = WaitingRequest(lambda: self.client.get(f"/v1/jobs/bulk/{bulk['id']}?wait={PATIENCE_S:g}")).result()
         self.assertEqual((shown["finished"], shown["counts"]["succeeded"]), (True, 3))
 
     @override_settings(MAX_WAITING_REQUESTS=1)
-    def test_who_finds_no_room_to_wait_is_told_when_to_ask_again(self) -> None:
+    def test_who_finds_no_room_to_wait_gets_retry_after(self) -> None:
         bulk = self.bulk(["a"])
         with slots.take(None, 300.0):
             answer = self.client.get(f"/v1/jobs/bulk/{bulk['id']}?wait=300")
@@ -225,7 +225,7 @@ class BulkWaitTests(ApiTestCase):
         bulk = self.bulk(["a"])
         self.assertFalse(self.client.get(f"/v1/jobs/bulk/{bulk['id']}?wait=0.05").json()["finished"])
 
-    def test_every_refused_input_is_told(self) -> None:
+    def test_every_refused_input_is_reported(self) -> None:
         with patch("inference.submission.bulk.SHOWN_ERRORS", 2), patch("inference.submission.bulk.SHORT_DETAIL", 9):
             shown = self.bulk([None, "a", None, None])
         self.assertEqual([each["index"] for each in shown["refused"]], [0, 2, 3])
@@ -265,7 +265,7 @@ class PageTests(ApiTestCase):
             return InvalidInput("not this one") if value == "bad" else echo_answer(value, parameters)
 
         with self.worker(answer):
-            Asking(lambda: self.client.get(f"/v1/jobs/bulk/{bulk['id']}?wait={PATIENCE_S:g}")).result()
+            WaitingRequest(lambda: self.client.get(f"/v1/jobs/bulk/{bulk['id']}?wait={PATIENCE_S:g}")).result()
         (jobs,) = self.pages(f"/v1/jobs?bulk={bulk['id']}&outputs=1")
         shown = {job["bulk_index"]: (job["output"], job["error"] and job["error"]["code"]) for job in jobs}
         self.assertEqual(

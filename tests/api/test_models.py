@@ -112,8 +112,8 @@ class ListTests(ApiTestCase):
         items = self.client.get("/v1/models").json()["items"]
         self.assertEqual([item["name"] for item in items], ["echo", "pictures", "vectors"])
         self.assertEqual(items[0]["parameters"]["top_k"], {"type": "integer", "min": 1, "max": 10, "required": False})
-        told = self.client.get("/v1/models/echo").json()
-        self.assertEqual({name: told[name] for name in items[0]}, items[0])
+        model = self.client.get("/v1/models/echo").json()
+        self.assertEqual({name: model[name] for name in items[0]}, items[0])
 
     def test_how_a_model_is_run_is_noted(self) -> None:
         with self.worker():

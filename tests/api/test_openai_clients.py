@@ -114,9 +114,9 @@ class ClientTests(StackCase):
         self.assertEqual(again.choices[0].message.content, text)
 
     def test_a_text_as_it_is_generated(self) -> None:
-        asked: dict[str, Any] = {"model": "tiny", "prompt": "hello", "temperature": 0, "max_tokens": 20}
-        whole = self.client().completions.create(**asked)
-        text = "".join(chunk.choices[0].text for chunk in self.client().completions.create(**asked, stream=True))
+        parameters: dict[str, Any] = {"model": "tiny", "prompt": "hello", "temperature": 0, "max_tokens": 20}
+        whole = self.client().completions.create(**parameters)
+        text = "".join(chunk.choices[0].text for chunk in self.client().completions.create(**parameters, stream=True))
         self.assertEqual(text, whole.choices[0].text)
 
     def test_a_stream_that_is_refused_is_an_error_of_the_client_s_own(self) -> None:
@@ -182,7 +182,7 @@ class ClientTests(StackCase):
         self.assertLess(len(answer.choices[0].message.content or ""), len(whole))
 
     def test_several_at_once(self) -> None:
-        async def ask() -> list[ChatCompletion]:
+        async def complete_all() -> list[ChatCompletion]:
             async with openai.AsyncOpenAI(base_url=f"{self.base}/openai/v1", api_key=self.key) as client:
                 calls = [
                     client.chat.completions.create(model="tiny", messages=HELLO, max_tokens=5, temperature=temperature)
@@ -190,7 +190,7 @@ class ClientTests(StackCase):
                 ]
                 return await asyncio.gather(*calls)
 
-        for answer in asyncio.run(ask()):
+        for answer in asyncio.run(complete_all()):
             self.assert_counted(answer)
 
     def test_models(self) -> None:
@@ -249,13 +249,13 @@ class ClientTests(StackCase):
 
     def test_a_text_with_details_as_it_is_generated(self) -> None:
         client: Any = InferenceClient(model=f"{self.base}/v1/models/tiny", token=self.key)
-        asked = {"max_new_tokens": 5, "do_sample": False, "details": True, "return_full_text": False}
-        whole = client.text_generation("hello", **asked)
-        *parts, last = client.text_generation("hello", stream=True, **asked)
+        parameters = {"max_new_tokens": 5, "do_sample": False, "details": True, "return_full_text": False}
+        whole = client.text_generation("hello", **parameters)
+        *parts, last = client.text_generation("hello", stream=True, **parameters)
         self.assertEqual("".join(part.token.text for part in (*parts, last)), whole.generated_text)
         self.assertEqual((last.generated_text, parts[0].generated_text), (whole.generated_text, None))
-        told = (last.details.finish_reason, last.details.generated_tokens)
-        self.assertEqual(told, (whole.details.finish_reason, whole.details.generated_tokens))
+        details = (last.details.finish_reason, last.details.generated_tokens)
+        self.assertEqual(details, (whole.details.finish_reason, whole.details.generated_tokens))
 
     def hugging_face(self, address: str, **fields: Any) -> Any:
         base_url = f"{self.base}{address}"
@@ -287,31 +287,31 @@ class ClientTests(StackCase):
 
     @classmethod
     @functools.cache
-    def told(cls) -> dict[str, Any]:
-        told: dict[str, Any] = javascript.run("chats.mjs", cls.base, cls.key)
-        return told
+    def run_javascript(cls) -> dict[str, Any]:
+        results: dict[str, Any] = javascript.run("chats.mjs", cls.base, cls.key)
+        return results
 
     @javascript.needed
     def test_chats_of_javascript(self) -> None:
         for name in ("openai", "hugging face", "hugging face at openai's address"):
             with self.subTest(name):
-                answer = self.told()[name]["answer"]
+                answer = self.run_javascript()[name]["answer"]
                 self.assertEqual(answer["usage"]["prompt_tokens"], len(TEMPLATED))
                 self.assertIsInstance(answer["choices"][0]["message"]["content"], str)
 
     @javascript.needed
     def test_streams_of_javascript(self) -> None:
-        whole = self.told()["openai"]["answer"]
+        whole = self.run_javascript()["openai"]["answer"]
         for name in ("openai, streamed", "hugging face, streamed"):
             with self.subTest(name):
-                *chunks, last = self.told()[name]["answer"]
+                *chunks, last = self.run_javascript()[name]["answer"]
                 text = "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks)
                 self.assertEqual((text, last["usage"]), (whole["choices"][0]["message"]["content"], whole["usage"]))
 
     @javascript.needed
     def test_a_text_generation_of_hugging_face_s_of_javascript(self) -> None:
-        whole = self.told()["hugging face, text"]["answer"]["generated_text"]
-        *parts, last = self.told()["hugging face, text streamed"]["answer"]
+        whole = self.run_javascript()["hugging face, text"]["answer"]["generated_text"]
+        *parts, last = self.run_javascript()["hugging face, text streamed"]["answer"]
         self.assertEqual("".join(part["token"]["text"] for part in (*parts, last)), whole)
         self.assertEqual({part["generated_text"] for part in parts}, {None})
         self.assertEqual(last["generated_text"], whole)
@@ -319,8 +319,8 @@ class ClientTests(StackCase):
 
     @javascript.needed
     def test_a_text_and_the_models_of_javascript(self) -> None:
-        self.assertFalse(self.told()["text"]["answer"]["choices"][0]["text"].startswith("hello"))
-        self.assertEqual(self.told()["models"]["answer"], GENERATING)
+        self.assertFalse(self.run_javascript()["text"]["answer"]["choices"][0]["text"].startswith("hello"))
+        self.assertEqual(self.run_javascript()["models"]["answer"], GENERATING)
 
     @javascript.needed
     def test_errors_of_javascript(self) -> None:
@@ -330,10 +330,12 @@ class ClientTests(StackCase):
             ("no key", 401, None, "This API key is not valid"),
         ):
             with self.subTest(name):
-                told = self.told()[name]
-                self.assertEqual((told["status"], told["param"]), (status, param))
-                self.assertIn(words, told["error"])
-                self.assertTrue(told["requestId"])
+                result = self.run_javascript()[name]
+                self.assertEqual((result["status"], result["param"]), (status, param))
+                self.assertIn(words, result["error"])
+                self.assertTrue(result["requestId"])
         for name in ("bad field of hugging face", "bad field of a stream of hugging face"):
-            self.assertIn("n: is not served here", self.told()[name]["error"])
-        self.assertIn("max_tokens: must be", self.told()["bad field of a text stream of hugging face"]["error"])
+            self.assertIn("n: is not served here", self.run_javascript()[name]["error"])
+        self.assertIn(
+            "max_tokens: must be", self.run_javascript()["bad field of a text stream of hugging face"]["error"]
+        )

@@ -89,7 +89,7 @@ class ErrorTests(ApiTestCase):
                     self.assertTrue(message.startswith(f"{field}: "), message)
         self.assertEqual(Job.objects.count(), 0)
 
-    def test_a_prompt_that_is_surely_too_long_is_told_as_openai_s_clients_know_it(self) -> None:
+    def test_a_prompt_that_is_surely_too_long_is_refused_as_openai_s_clients_know_it(self) -> None:
         long = "word " * 500
         for path, param, fields in (
             (CHAT, "messages", {"messages": [{"role": "user", "content": long}]}), (TEXT, "prompt", {"prompt": long}),
@@ -108,9 +108,9 @@ class ErrorTests(ApiTestCase):
                 self.assertRegex(message, TOO_LONG)
                 self.assertEqual(self.again(answer), "false")
                 streamed = self.post(path, {"model": "prompts", "stream": True, **fields}).getvalue().decode()
-                told = json.loads(streamed.strip().splitlines()[-1].removeprefix("data: "))["error"]
-                self.assertEqual((told["code"], told["param"]), ("context_length_exceeded", param))
-                self.assertRegex(told["message"], TOO_LONG)
+                error_object = json.loads(streamed.strip().splitlines()[-1].removeprefix("data: "))["error"]
+                self.assertEqual((error_object["code"], error_object["param"]), ("context_length_exceeded", param))
+                self.assertRegex(error_object["message"], TOO_LONG)
 
     @override_settings(API_KEY_REQUIRED=True)
     def test_keys(self) -> None:
@@ -136,7 +136,7 @@ class ErrorTests(ApiTestCase):
         self.assertIn("Retry-After", full)
         self.assertIsNone(self.again(full))  # as its status says: nothing was stored
 
-    def test_a_wait_that_is_over_is_not_asked_again_without_a_key(self) -> None:
+    def test_a_wait_that_is_over_is_not_retried_without_a_key(self) -> None:
         self.idle_worker()
         over = self.post(f"{CHAT}?timeout=0.01", BODY)
         message = self.assert_error(over, 504, "not_finished", "server_error")

@@ -19,34 +19,39 @@ SITE = "https://app.example.org"
 SENT = ("x-stainless-lang", "x-stainless-retry-count", "x-stainless-timeout", "x-fern-sdk-version")
 WRONG = ("*", "app.example.org", "https://app.example.org/", "https://App.example.org", "https://app.example.org:443")
 # Settings are read once a process.
-ASK = f"""
+PROGRAM = f"""
 import json, django
 django.setup()
 from django.test import Client
-asked = [("OPTIONS", "/v1/jobs"), ("GET", "/healthz"), ("OPTIONS", "/admin/"), ("GET", "/v1/jobs")]
-told = []
+requests = [("OPTIONS", "/v1/jobs"), ("GET", "/healthz"), ("OPTIONS", "/admin/"), ("GET", "/v1/jobs")]
+answers = []
 for origin in ("{SITE}", "https://other.example.org"):
-    for method, path in asked:
+    for method, path in requests:
         headers = {{"Origin": origin, "Access-Control-Request-Method": "POST"}}
         answer = Client(headers=headers).generic(method, path)
-        told.append([origin, method, path, answer.status_code, dict(answer.headers)])
-print(json.dumps(told))
+        answers.append([origin, method, path, answer.status_code, dict(answer.headers)])
+print(json.dumps(answers))
 """
 
 
-def ask(origins: str) -> list[Any]:
+def fetch_answers(origins: str) -> list[Any]:
     environment = {**os.environ, "ALLOWED_ORIGINS": origins, "DEVELOPMENT": "0", "ALLOWED_HOSTS": "testserver"}
     environment["DJANGO_SETTINGS_MODULE"] = "project.settings"
     done = subprocess.run(
-        [sys.executable, "-c", ASK], cwd=settings.BASE_DIR, env=environment, capture_output=True, text=True, check=True
+        [sys.executable, "-c", PROGRAM],
+        cwd=settings.BASE_DIR,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
     )
-    told: list[Any] = json.loads(done.stdout)
-    return told
+    answers: list[Any] = json.loads(done.stdout)
+    return answers
 
 
 class OriginsTests(TestCase):
-    def test_a_site_that_is_allowed_may_ask_the_api_and_read_what_it_answers(self) -> None:
-        for origin, method, path, status, headers in ask(f"{SITE},https://third.example.org"):
+    def test_a_site_that_is_allowed_may_call_the_api_and_read_what_it_answers(self) -> None:
+        for origin, method, path, status, headers in fetch_answers(f"{SITE},https://third.example.org"):
             with self.subTest(origin, path=path):
                 is_allowed = origin == SITE and not path.startswith("/admin")
                 self.assertEqual(headers.get("access-control-allow-origin"), SITE if is_allowed else None)
@@ -69,7 +74,7 @@ class OriginsTests(TestCase):
             )
 
     def test_none_is_allowed_unasked(self) -> None:
-        for _, method, path, status, headers in ask(""):
+        for _, method, path, status, headers in fetch_answers(""):
             self.assertNotIn("access-control-allow-origin", headers)
             if (method, path) == ("OPTIONS", "/v1/jobs"):
                 self.assertEqual(status, 401)

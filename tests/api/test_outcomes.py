@@ -47,7 +47,7 @@ class FinishedTests(ApiTestCase):
                     self.assertNotIn("Retry-After", answer)
                     self.assertEqual(answer.json()["retryable"], code in RETRYABLE_OUTCOMES)
 
-    def test_the_documented_loop_asks_once(self) -> None:
+    def test_the_documented_loop_requests_once(self) -> None:
         output = output_loop(SimpleNamespace(monotonic=lambda: 0.0, sleep=self.fail))
         for code in CODES:
             with self.subTest(code):

@@ -71,9 +71,9 @@ class PagesTests(TestCase):
         self.assertEqual([self.client.get("/notes/").content for _ in range(2)], [b"1", b"2"])
         self.assertIn("X-Request-Id", self.client.get("/notes/").headers)
 
-    def test_a_page_may_ask_for_a_login(self) -> None:
-        asked = self.client.get("/notes/own")
-        self.assertEqual((asked.status_code, asked.headers["Location"]), (302, "/accounts/login/?next=/notes/own"))
+    def test_a_page_may_require_a_login(self) -> None:
+        answer = self.client.get("/notes/own")
+        self.assertEqual((answer.status_code, answer.headers["Location"]), (302, "/accounts/login/?next=/notes/own"))
         self.client.force_login(get_user_model().objects.create_user("anna"))
         self.assertEqual(self.client.get("/notes/own").content, b"anna")
 
@@ -91,7 +91,7 @@ class PagesTests(TestCase):
         self.assertEqual(self.client.get("/robots.txt").content, b"all")
         self.assertEqual(SEEN, ["/notes/", "/robots.txt"])
 
-    def test_what_is_not_there_is_a_problem_whoever_says_so(self) -> None:
+    def test_what_is_not_there_is_a_problem_at_every_address(self) -> None:
         client = Client(enforce_csrf_checks=True)
         gone = ("/nothing", "/nothing/", "/v1/nothing", "/notes")
         answers = [client.get(path_) for path_ in ("/missing", *gone)]

@@ -23,7 +23,7 @@ from tests.api.test_completions import answering
 MODELS_FILE = Path(__file__).with_name("ranking.toml")
 ROOTS = ("/rerank", "/v1/rerank", "/v2/rerank", "/openai/v1/rerank")
 ADDRESSES = (*ROOTS, "/v1/models/ranker/rerank")
-ASKED: dict[str, Any] = {"model": "ranker", "query": "q", "documents": ["b", "ddd", "cc"]}
+BODY: dict[str, Any] = {"model": "ranker", "query": "q", "documents": ["b", "ddd", "cc"]}
 
 
 def score(value: Any, parameters: dict[str, Any]) -> Any:
@@ -43,7 +43,7 @@ class ReadTests(SimpleTestCase):
 
     def refused(self, **fields: Any) -> InvalidInput:
         with self.assertRaises(InvalidInput) as caught:
-            rerank.read({**ASKED, **fields})
+            rerank.read({**BODY, **fields})
         return caught.exception
 
     def test_each_text_is_a_pair_with_the_query(self) -> None:
@@ -54,10 +54,10 @@ class ReadTests(SimpleTestCase):
             ({"texts": ["a", ""]}, True),
         ):
             with self.subTest(fields):
-                asked = rerank.read({"model": "ranker", "query": "q", **fields})
-                self.assertEqual((asked.submission.inputs, asked.names_texts), (pairs, names_texts))
-                self.assertEqual(asked.submission.parameters, {"function_to_apply": "none", "details": True})
-                self.assertEqual((asked.texts, asked.top_n, asked.is_raw), (["a", ""], None, False))
+                request = rerank.read({"model": "ranker", "query": "q", **fields})
+                self.assertEqual((request.submission.inputs, request.names_texts), (pairs, names_texts))
+                self.assertEqual(request.submission.parameters, {"function_to_apply": "none", "details": True})
+                self.assertEqual((request.texts, request.top_n, request.is_raw), (["a", ""], None, False))
 
     def test_fields_of_each_client(self) -> None:
         for fields, name, expected in (
@@ -71,15 +71,15 @@ class ReadTests(SimpleTestCase):
             ({"truncation_direction": "Right", "max_chunks_per_doc": None}, "is_raw", False),
         ):
             with self.subTest(fields):
-                self.assertEqual(getattr(rerank.read({**ASKED, **fields}), name), expected)
+                self.assertEqual(getattr(rerank.read({**BODY, **fields}), name), expected)
         for priority, expected in ((0, Priority.NORMAL), (499, Priority.NORMAL), (500, Priority.LOW)):
-            self.assertEqual(rerank.read({**ASKED, "priority": priority}).submission.priority, expected)
+            self.assertEqual(rerank.read({**BODY, "priority": priority}).submission.priority, expected)
 
     def test_who_names_no_model_has_the_one_that_ranks(self) -> None:
         for fields in ({}, {"model": None}, {"model": "default/not-specified"}):
-            asked = rerank.read({"query": "q", "texts": ["a"], **fields})
-            self.assertEqual(asked.submission.spec.name, "ranker")
-        self.assertEqual(rerank.read({**ASKED, "model": "x"}, spec_of("ranker")).submission.spec.name, "ranker")
+            request = rerank.read({"query": "q", "texts": ["a"], **fields})
+            self.assertEqual(request.submission.spec.name, "ranker")
+        self.assertEqual(rerank.read({**BODY, "model": "x"}, spec_of("ranker")).submission.spec.name, "ranker")
         for table, words in (
             ('[a]\nengine = "x:Y"\ntask = "text-ranking"\n[b]\nengine = "x:Y"\ntask = "text-ranking"\n', "one of a, b"),
             ('[a]\nengine = "x:Y"\n', "no model here answers this"),
@@ -118,68 +118,68 @@ class ReadTests(SimpleTestCase):
                 self.assertEqual(error.field, field)
                 self.assertIn(words, error.message)
         with self.assertRaises(UnknownModel):
-            rerank.read({**ASKED, "model": "nope"})
+            rerank.read({**BODY, "model": "nope"})
 
 
 @override_settings(MODELS_FILE=MODELS_FILE)
 class AnswerTests(ApiTestCase):
     """The worker is played by the test."""
 
-    def ask(self, path: str, answer: Any = score, **fields: Any) -> Any:
+    def rank(self, path: str, answer: Any = score, **fields: Any) -> Any:
         with self.worker(answer):
-            return self.post(path, {**ASKED, **fields})
+            return self.post(path, {**BODY, **fields})
 
     def test_documents_are_ranked_in_an_object_at_every_address(self) -> None:
         for path in ADDRESSES:
             with self.subTest(path):
-                answer = self.ask(path)
+                answer = self.rank(path)
                 job = Job.objects.latest("created_at")
                 results = [{"index": index, "relevance_score": sigmoid(x)} for index, x in ((1, 1), (2, 0), (0, -1))]
                 expected = {"id": str(job.id), "object": "rerank", "model": "ranker", "results": results}
                 self.assertEqual((answer.json(), job.size), (expected, 3))
                 self.assertEqual(answer["Content-Location"], f"/v1/jobs/{job.id}/output")
 
-    def test_the_tokens_that_were_read_are_counted_where_the_engine_tells_them(self) -> None:
-        asked = rerank.read(ASKED)
+    def test_the_tokens_that_were_read_are_counted_where_the_engine_reports_them(self) -> None:
+        request = rerank.read(BODY)
         scored = [{"score": 0.5, "tokens": count} for count in (7, 8, 9)]
         usage = {"prompt_tokens": 24, "total_tokens": 24}
-        self.assertEqual(json.loads(ranking(Job(output=scored), asked))["usage"], usage)
-        self.assertNotIn("usage", json.loads(ranking(Job(output=[*scored[:2], {"score": 0.5}]), asked)))
+        self.assertEqual(json.loads(ranking(Job(output=scored), request))["usage"], usage)
+        self.assertNotIn("usage", json.loads(ranking(Job(output=[*scored[:2], {"score": 0.5}]), request)))
 
     def test_texts_are_ranked_in_a_list(self) -> None:
         for path in ("/rerank", "/v1/models/ranker/rerank"):
-            told = self.ask(path, documents=None, texts=["b", "ddd"], return_text=True, raw_scores=True).json()
+            results = self.rank(path, documents=None, texts=["b", "ddd"], return_text=True, raw_scores=True).json()
             self.assertEqual(
-                told, [{"index": 1, "score": 1.0, "text": "ddd"}, {"index": 0, "score": -1.0, "text": "b"}]
+                results, [{"index": 1, "score": 1.0, "text": "ddd"}, {"index": 0, "score": -1.0, "text": "b"}]
             )
 
     def test_the_best_alone_with_its_document(self) -> None:
-        told = self.ask("/v2/rerank", top_n=1, return_documents=True).json()["results"]
-        self.assertEqual(told, [{"index": 1, "relevance_score": sigmoid(1), "document": {"text": "ddd"}}])
+        results = self.rank("/v2/rerank", top_n=1, return_documents=True).json()["results"]
+        self.assertEqual(results, [{"index": 1, "relevance_score": sigmoid(1), "document": {"text": "ddd"}}])
 
     def test_texts_of_one_score_keep_their_order(self) -> None:
-        told = self.ask("/rerank", documents=["aa", "bb", "cc"]).json()["results"]
-        self.assertEqual([each["index"] for each in told], [0, 1, 2])
+        results = self.rank("/rerank", documents=["aa", "bb", "cc"]).json()["results"]
+        self.assertEqual([each["index"] for each in results], [0, 1, 2])
 
     def test_no_logit_is_too_large(self) -> None:
-        asked = rerank.read(ASKED)
+        request = rerank.read(BODY)
         job = Job(output=[{"score": -1e4}, {"score": 1e4}, {"score": 0.0}])
-        told = [each["relevance_score"] for each in json.loads(ranking(job, asked))["results"]]
-        self.assertEqual(told, [1.0, 0.5, 0.0])
+        scores = [each["relevance_score"] for each in json.loads(ranking(job, request))["results"]]
+        self.assertEqual(scores, [1.0, 0.5, 0.0])
 
-    def test_problems_are_told_where_each_client_looks(self) -> None:
+    def test_problems_are_shown_where_each_client_looks(self) -> None:
         for path in ROOTS[:3]:
             for fields, status in (({"top_n": 0}, 422), ({"model": "nope"}, 404)):
-                told = self.post(path, {**ASKED, **fields})
-                self.assertEqual((told.status_code, told["Content-Type"]), (status, "application/json"))
-                self.assertEqual(told.json()["error_type"], "Validation")
-                self.assertEqual(told.json()["error"], told.json()["message"])
-        told = self.post(ROOTS[0], ASKED)  # nobody serves it
-        self.assertEqual((told.status_code, told.json()["error_type"]), (503, "Overloaded"))
-        self.assertEqual(self.post(ROOTS[3], {**ASKED, "top_n": 0}).json()["error"]["param"], "top_n")
+                answer = self.post(path, {**BODY, **fields})
+                self.assertEqual((answer.status_code, answer["Content-Type"]), (status, "application/json"))
+                self.assertEqual(answer.json()["error_type"], "Validation")
+                self.assertEqual(answer.json()["error"], answer.json()["message"])
+        answer = self.post(ROOTS[0], BODY)  # nobody serves it
+        self.assertEqual((answer.status_code, answer.json()["error_type"]), (503, "Overloaded"))
+        self.assertEqual(self.post(ROOTS[3], {**BODY, "top_n": 0}).json()["error"]["param"], "top_n")
 
     def test_an_engine_that_gives_no_scores_is_at_fault(self) -> None:
         one = {"label": "LABEL_0", "score": 0.5}
         for answer in (["x"] * 3, [one] * 2, "x", [one, one, {"label": "LABEL_0"}], [one, one, [one, one]]):
-            told = self.ask("/v2/rerank", functools.partial(answering, answer))
-            self.assertEqual((told.status_code, told.json()["code"]), (502, "bad_output"))
+            response = self.rank("/v2/rerank", functools.partial(answering, answer))
+            self.assertEqual((response.status_code, response.json()["code"]), (502, "bad_output"))

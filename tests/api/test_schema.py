@@ -74,13 +74,13 @@ class SchemaTests(ApiTestCase):
 
     def test_every_address_is_described_or_named_by_an_operation(self) -> None:
         paths = self.document()["paths"]
-        told = " ".join(operation["description"] for each in paths.values() for operation in each.values())
+        descriptions = " ".join(operation["description"] for each in paths.values() for operation in each.values())
         for pattern in urls.urlpatterns:
             path = "/" + re.sub(r"<str:(\w+)>", r"{\1}", str(pattern.pattern))
             if not isinstance(pattern.pattern, RoutePattern) or OF_OPENAI.match(path) or path in NOT_DESCRIBED:
                 continue
             with self.subTest(path):
-                self.assertTrue(path in paths or f"`{path}`" in told)
+                self.assertTrue(path in paths or f"`{path}`" in descriptions)
 
     def test_every_array_says_what_it_holds_and_every_reference_leads_somewhere(self) -> None:
         document = self.document()

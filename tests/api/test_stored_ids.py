@@ -23,7 +23,7 @@ def away(*_: Any, **__: Any) -> Any:
     raise OperationalError("server closed the connection")
 
 
-class StoredIsToldTests(ApiTestCase):
+class StoredIdsTests(ApiTestCase):
     def stored(self) -> str:
         return str(Job.objects.get().pk)
 
@@ -53,13 +53,13 @@ class StoredIsToldTests(ApiTestCase):
     def bulk(self, **headers: str) -> Any:
         return self.post("/v1/jobs/bulk", {"model": "echo", "inputs": ["x", "y"]}, headers=headers)
 
-    def test_a_bulk_whose_commit_is_cut_off(self) -> None:
+    def test_a_bulk_with_a_commit_that_is_cut_off(self) -> None:
         made = patch.object(Bulk, "save", autospec=True, side_effect=Bulk.save)
         with made as save, patch.object(connection, "_commit", away):
             problem = self.assert_problem(self.bulk(), 503, "store_unavailable")
         self.assertEqual(problem["bulk_id"], str(save.call_args.args[0].pk))
 
-    def test_a_bulk_whose_messages_are_not_sent_in_the_time_of_its_request(self) -> None:
+    def test_a_bulk_with_messages_that_are_not_sent_in_the_time_of_its_request(self) -> None:
         def send(messages: Any) -> None:
             waited = budget.spent()
             with waited:

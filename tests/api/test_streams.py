@@ -42,21 +42,21 @@ task = "feature-extraction"
 """
 
 
-class Told(NamedTuple):
+class ServerSentEvent(NamedTuple):
     name: str
     id: str
     data: Any
 
 
-def told(pieces: Iterable[bytes]) -> Iterator[Told]:
+def parse_events(pieces: Iterable[bytes]) -> Iterator[ServerSentEvent]:
     """What an event source tells of it, event by event."""
     for block in b"".join(pieces).decode().split("\n\n"):
         fields = dict(line.split(": ", 1) for line in block.splitlines())
         if "data" in fields:
-            yield Told(fields["event"], fields.get("id", ""), json.loads(fields["data"]))
+            yield ServerSentEvent(fields["event"], fields.get("id", ""), json.loads(fields["data"]))
 
 
-def text(events: Iterable[Told]) -> str:
+def text(events: Iterable[ServerSentEvent]) -> str:
     return "".join(event.data["token"]["text"] for event in events if event.name == "delta")
 
 
@@ -92,14 +92,14 @@ class StreamCase(ApiTestCase):
         self.addCleanup(answer.close)
         return answer
 
-    def events(self, answer: Response) -> list[Told]:
+    def events(self, answer: Response) -> list[ServerSentEvent]:
         return list(self.as_they_come(answer))
 
-    def as_they_come(self, answer: Response) -> Iterator[Told]:
+    def as_they_come(self, answer: Response) -> Iterator[ServerSentEvent]:
         self.assertEqual(answer.status_code, 200)
         self.assertEqual(answer["Content-Type"], "text/event-stream")
         self.assertEqual((answer["Cache-Control"], answer["X-Accel-Buffering"]), ("no-cache", "no"))
-        return (event for piece in answer.streaming_content for event in told([piece]))  # type: ignore[attr-defined]
+        return (event for piece in answer.streaming_content for event in parse_events([piece]))  # type: ignore[attr-defined]
 
 
 class PostTests(StreamCase):
@@ -119,7 +119,7 @@ class PostTests(StreamCase):
         self.assertEqual((end.name, end.data["generated_text"]), ("end", text_of("once", 5)))
         shown = self.client.get(f"/v1/jobs/{job.pk}").json()
         self.assertEqual(end.data["job"], shown)
-        self.assertEqual(text(told(self.stream(job, **{"Last-Event-ID": first.id}).streaming_content)),  # type: ignore[attr-defined]
+        self.assertEqual(text(parse_events(self.stream(job, **{"Last-Event-ID": first.id}).streaming_content)),  # type: ignore[attr-defined]
                          text_of("once", 5))  # fmt: skip
 
     def test_hugging_face_s_client_reads_its_text(self) -> None:
@@ -164,7 +164,7 @@ class PostTests(StreamCase):
 
 
 class GetTests(StreamCase):
-    def test_a_finished_job_is_told_from_its_row_from_any_character_on(self) -> None:
+    def test_a_finished_job_is_streamed_from_its_row_from_any_character_on(self) -> None:
         job, whole = self.job(), text_of("once", 6)
         attempt = Attempt(job)
         attempt.tell(*pieces("once", 6))
@@ -211,7 +211,7 @@ class GetTests(StreamCase):
         (end,) = self.events(self.stream(job))
         self.assertEqual((end.data["error_type"], end.data["job"]["status"]), ("cancelled", "cancelled"))
 
-    def test_a_chat_is_told_without_what_was_said_before(self) -> None:
+    def test_a_chat_is_streamed_without_its_earlier_messages(self) -> None:
         said = [{"role": "user", "content": "hello"}]
         begun = [*said, {"role": "assistant", "content": "well"}]
         for inputs, output, words in (
@@ -224,13 +224,13 @@ class GetTests(StreamCase):
                 Attempt(job).end(output=[{"generated_text": output}])
                 self.assertEqual(text(self.events(self.stream(job))), words)
 
-    def test_an_answer_to_what_the_assistant_said_is_told_whole(self) -> None:
+    def test_an_answer_to_a_message_of_the_assistant_is_streamed_whole(self) -> None:
         said = [{"role": "assistant", "content": "well"}]
         job = self.job(inputs=said, parameters={"continue_final_message": False})
         Attempt(job).end(output=[{"generated_text": [*said, {"role": "assistant", "content": "well met"}]}])
         self.assertEqual(text(self.events(self.stream(job))), "well met")
 
-    def test_details_are_told_at_the_end(self) -> None:
+    def test_details_come_at_the_end(self) -> None:
         job, details = self.job(), {"finish_reason": "length", "generated_tokens": 1}
         Attempt(job).end(output=[{"generated_text": "once more", "details": details}])
         delta, end = self.events(self.stream(job))
@@ -267,7 +267,7 @@ class WaitingTests(StreamCase):
             self.assertEqual(len(self.events(self.stream(job))), 1)
         self.assertEqual(slots._held.total(), 0)  # noqa: SLF001
 
-    def test_nothing_is_left_of_a_stream_whose_client_goes(self) -> None:
+    def test_nothing_is_left_of_a_stream_after_its_client_goes(self) -> None:
         job = self.job()
         Attempt(job).tell("once")
         answer = self.stream(job)
@@ -278,7 +278,7 @@ class WaitingTests(StreamCase):
         self.assertEqual((len(hub), slots._held.total()), (0, 0))  # noqa: SLF001
         self.assertEqual(Job.objects.get().status, "running")
 
-    def test_the_job_is_cancelled_with_its_client_where_that_was_asked_for(self) -> None:
+    def test_the_job_is_cancelled_with_its_client_where_that_was_requested(self) -> None:
         job = self.job()
         answer = self.stream(job, "?on_disconnect=cancel")
         next(iter(answer.streaming_content))  # type: ignore[attr-defined]
@@ -291,7 +291,7 @@ class WaitingTests(StreamCase):
         eventually(lambda: Job.objects.get().status == "cancelled")
         self.assertEqual((len(hub), slots._held.total()), (0, 0))  # noqa: SLF001
 
-    def test_a_job_that_was_accepted_is_told_though_the_database_goes_away_then(self) -> None:
+    def test_a_job_that_was_accepted_is_streamed_though_the_database_goes_away_then(self) -> None:
         """An answer that it is away would have its client post it again."""
         path, body = f"{WORDS}?on_disconnect=cancel", {"inputs": "x", "stream": True}
         with self.generator(), patch.object(readers, "register_reader", side_effect=OperationalError("away")):
@@ -343,7 +343,7 @@ class WaitingTests(StreamCase):
             pieces: Iterator[bytes] = iter(self.stream(self.job()).streaming_content)  # type: ignore[attr-defined]
             self.assertEqual([next(pieces) for _ in range(3)][1:], [b": keep-alive\n\n"] * 2)
 
-    def test_a_cut_is_told(self) -> None:
+    def test_a_cut_is_an_event(self) -> None:
         with patch.object(reader, "LONGEST_S", 1e-6):
             (cut,) = self.events(self.stream(self.job()))
         self.assertEqual((cut.name, cut.data["error_type"]), ("cut", "cut"))

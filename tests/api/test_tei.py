@@ -66,9 +66,9 @@ class ReadTests(SimpleTestCase):
             ([["a"], ["a", "b"], "c"], ["a", pair, "c"], True),
         ):
             with self.subTest(given):
-                asked = read_predict({"inputs": given})
-                self.assertEqual((asked.submission.inputs, asked.is_batch), (inputs, is_batch))
-                self.assertEqual(asked.submission.parameters, {"top_k": 1000})
+                request = read_predict({"inputs": given})
+                self.assertEqual((request.submission.inputs, request.is_batch), (inputs, is_batch))
+                self.assertEqual(request.submission.parameters, {"top_k": 1000})
         few = dataclasses.replace(spec_of("labels"), parameters={"top_k": ParameterSpec(type="integer", max=3)})
         self.assertEqual(read_predict({"inputs": "a"}, few).submission.parameters, {"top_k": 3})
         raw = read_predict({"inputs": "a", "raw_scores": True}).submission.parameters
@@ -107,8 +107,8 @@ class ReadTests(SimpleTestCase):
         vectors = spec_of("vectors")
         other = dataclasses.replace(vectors, name="other")
         two = {"vectors": vectors, "other": other}
-        told = r'one of vectors, other, or have one marked with default_for = \["embed"'
-        with patch.object(base, "models", return_value=two), self.assertRaisesRegex(ApiError, told):
+        message = r'one of vectors, other, or have one marked with default_for = \["embed"'
+        with patch.object(base, "models", return_value=two), self.assertRaisesRegex(ApiError, message):
             default_of("embed")
         marked = dataclasses.replace(other, default_for=("embed",))
         with patch.object(base, "models", return_value={"vectors": vectors, "other": marked}):
@@ -122,14 +122,14 @@ class ReadTests(SimpleTestCase):
 class AnswerTests(ApiTestCase):
     """The worker is played by the test."""
 
-    def ask(self, answer: Any, path: str, inputs: Any, **fields: Any) -> Any:
+    def infer(self, answer: Any, path: str, inputs: Any, **fields: Any) -> Any:
         with self.worker(answer):
             return self.post(path, {"inputs": inputs, **fields})
 
     def test_vectors_are_lists_in_a_list_also_of_one_text(self) -> None:
         for path in ("/embed", "/v1/models/vectors/embed", "/"):
             for given, texts in (("a", ["a"]), (["a", "bb"], ["a", "bb"])):
-                answer = self.ask(embed, path, given)
+                answer = self.infer(embed, path, given)
                 self.assertEqual(answer.json(), list(map(vector_of, texts)))
                 self.assertEqual(Job.objects.latest("created_at").route, path.replace("vectors", "NAME"))
         job = Job.objects.latest("created_at")
@@ -145,8 +145,8 @@ class AnswerTests(ApiTestCase):
             return {"embedding": base64.b64encode(packed).decode(), "tokens": len(value)}
 
         for path in ("/embed_all", "/v1/models/vectors/embed_all"):
-            told = self.ask(embed_each, path, ["a", "bbb"], truncate=True).json()
-            self.assertEqual(told, [[vector_of("a")], [vector_of("bbb")] * 3])
+            vectors = self.infer(embed_each, path, ["a", "bbb"], truncate=True).json()
+            self.assertEqual(vectors, [[vector_of("a")], [vector_of("bbb")] * 3])
         self.assertEqual(Job.objects.latest("created_at").parameters, {**OWN, "pooling": "none"})
         refused = self.post("/embed_all", {"inputs": "a", "normalize": True})
         self.assertEqual((refused.status_code, refused.json()["error_type"]), (422, "Validation"))
@@ -160,18 +160,18 @@ class AnswerTests(ApiTestCase):
         expected = [1.0, math.cos(1) * math.cos(3) + math.sin(1) * math.sin(3)]
         for path in ("/similarity", "/v1/models/vectors/similarity", "/v1/models/vectors"):
             with self.subTest(path):
-                same, other = self.ask(embed_on_a_circle, path, SENTENCES).json()
+                same, other = self.infer(embed_on_a_circle, path, SENTENCES).json()
                 self.assertEqual(same, 1.0)  # and no more, whatever was rounded
                 self.assertAlmostEqual(other, expected[1], places=2)
         given = {"normalize": False, "encoding_format": "float"}
-        told = self.ask(embed_on_a_circle, "/v1/models/vectors", SENTENCES, parameters=given)
-        self.assertEqual((told.json()[0], Job.objects.latest("created_at").parameters), (1.0, OWN))
+        answer = self.infer(embed_on_a_circle, "/v1/models/vectors", SENTENCES, parameters=given)
+        self.assertEqual((answer.json()[0], Job.objects.latest("created_at").parameters), (1.0, OWN))
 
     def test_labels_are_in_lists_of_their_own_for_a_batch_alone(self) -> None:
-        told = [{"score": each["score"], "label": each["label"]} for each in LABELS]
+        labels = [{"score": each["score"], "label": each["label"]} for each in LABELS]
         for path in ("/predict", "/v1/models/labels/predict"):
-            self.assertEqual(self.ask(classify, path, "a").json(), told)
-            self.assertEqual(self.ask(classify, path, [["a"], ["b", "c"]]).json(), [told, told])
+            self.assertEqual(self.infer(classify, path, "a").json(), labels)
+            self.assertEqual(self.infer(classify, path, [["a"], ["b", "c"]]).json(), [labels, labels])
 
     def test_problems_have_the_form_and_the_statuses_of_their_server(self) -> None:
         for path, fields, status, kind in (
@@ -214,8 +214,8 @@ class AnswerTests(ApiTestCase):
         ):
             inputs = SENTENCES if path == "/similarity" else "a"
             with self.subTest(path, answer=str(answer)[:60]):
-                told = self.ask(functools.partial(answering, answer), path, inputs)
-                self.assertEqual((told.status_code, told.json()["code"]), (424, "bad_output"))
+                response = self.infer(functools.partial(answering, answer), path, inputs)
+                self.assertEqual((response.status_code, response.json()["code"]), (424, "bad_output"))
 
     def test_health_is_that_of_the_service(self) -> None:
         answer = self.client.get("/health")
@@ -225,10 +225,10 @@ class AnswerTests(ApiTestCase):
         self.assertEqual((answer.status_code, answer.content), (200, b""))
 
     def test_info_is_of_the_model_that_embeds_or_of_the_one_in_the_address(self) -> None:
-        told = self.client.get("/info").json()
-        self.assertEqual(told["model_id"], "/no/such/folder")
-        self.assertEqual((told["model_type"], told["auto_truncate"]), ({"embedding": {}}, True))
-        self.assertEqual((told["max_batch_tokens"], told["max_batch_requests"]), (8192, 32))
+        info = self.client.get("/info").json()
+        self.assertEqual(info["model_id"], "/no/such/folder")
+        self.assertEqual((info["model_type"], info["auto_truncate"]), ({"embedding": {}}, True))
+        self.assertEqual((info["max_batch_tokens"], info["max_batch_requests"]), (8192, 32))
         for name, kind in (("labels", "classifier"), ("ranker", "reranker")):
             self.assertEqual(self.client.get(f"/v1/models/{name}/info").json()["model_type"], {kind: {}})
 
@@ -237,11 +237,11 @@ class AnswerTests(ApiTestCase):
 class CohereTests(ApiTestCase):
     """Vectors in the forms of Cohere's first and second version."""
 
-    def ask(self, path: str, **fields: Any) -> Any:
+    def embed_texts(self, path: str, **fields: Any) -> Any:
         with self.worker(embed):
             return self.post(path, {"model": "vectors", "texts": ["a cat", "b"], **fields})
 
-    def test_vectors_are_told_by_the_forms_that_were_asked_for(self) -> None:
+    def test_vectors_come_in_the_forms_that_were_requested(self) -> None:
         floats = [vector_of("a cat"), vector_of("b")]
         texts = [embed(text, {})["embedding"] for text in ("a cat", "b")]
         for path, forms, kind, expected in (
@@ -252,12 +252,12 @@ class CohereTests(ApiTestCase):
             ("/v1/embed", None, "embeddings_floats", floats),
         ):  # fmt: skip
             with self.subTest(path, forms=forms):
-                told = self.ask(path, embedding_types=forms, input_type="search_query", truncate="END").json()
+                answer = self.embed_texts(path, embedding_types=forms, input_type="search_query", truncate="END").json()
                 job = Job.objects.latest("created_at")
-                self.assertEqual((told["embeddings"], told["response_type"]), (expected, kind))
-                self.assertEqual((told["id"], told["texts"]), (str(job.id), ["a cat", "b"]))
+                self.assertEqual((answer["embeddings"], answer["response_type"]), (expected, kind))
+                self.assertEqual((answer["id"], answer["texts"]), (str(job.id), ["a cat", "b"]))
                 meta = {"api_version": {"version": path[2]}, "billed_units": {"input_tokens": 7}}
-                self.assertEqual(told["meta"], meta)
+                self.assertEqual(answer["meta"], meta)
                 self.assertEqual(job.parameters, {**OWN, "input_type": "query"})
                 self.assertEqual(job.priority, Priority.NORMAL)
 

@@ -27,7 +27,7 @@ class UnreadBodyTests(ApiTestCase):
         self.events.append("read")
         return b""
 
-    def ask(self, execute: Any, *call: Any) -> Any:
+    def record_statement(self, execute: Any, *call: Any) -> Any:
         self.events.append("asked")
         return execute(*call)
 
@@ -39,7 +39,7 @@ class UnreadBodyTests(ApiTestCase):
             **headers,
         }  # fmt: skip
         given_back = patch.object(connections, "release_connection", lambda: self.events.append("given back"))
-        with given_back, connection.execute_wrapper(self.ask):
+        with given_back, connection.execute_wrapper(self.record_statement):
             WholeBodies(WSGIHandler())(environ, self.start)
 
     def start(self, status: str, headers: Any) -> None:
@@ -60,7 +60,7 @@ class UnreadBodyTests(ApiTestCase):
         self.send(f"/v1/jobs/{job.id}/cancel", ApiKey.objects.issue(owner=ada)[1])
         self.assert_given_back()
 
-    def test_an_answer_whose_body_is_cut_off_is_closed(self) -> None:
+    def test_an_answer_to_a_body_that_is_cut_off_is_closed(self) -> None:
         class Answer(list[bytes]):
             is_closed = False
 

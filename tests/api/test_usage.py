@@ -82,7 +82,7 @@ class UsageTests(TestCase):
         self.usage.write_if_due()
         self.assertEqual(self.used(), {self.key.pk: 1})
 
-    def test_the_admin_tells_requests_rate_and_share(self) -> None:
+    def test_the_admin_shows_requests_rate_and_share(self) -> None:
         now = ago().replace(minute=0, second=0, microsecond=0)
         KeyUse.objects.create(key=self.key, hour=now, requests=1200)
         KeyUse.objects.create(key=self.key, hour=now - datetime.timedelta(hours=20), requests=1800)
@@ -92,8 +92,8 @@ class UsageTests(TestCase):
         self.client.force_login(self.owner)
         with patch.object(clock, "now", return_value=now + datetime.timedelta(seconds=1)):
             page = self.client.get(KEYS).content.decode()
-        for told in ("3,000", "75.0%", "20.0 of 60", "25.0%", "of any"):
-            self.assertIn(told, page)
+        for figure in ("3,000", "75.0%", "20.0 of 60", "25.0%", "of any"):
+            self.assertIn(figure, page)
         shown = self.client.get(reverse("admin:api_apikey_change", args=[self.key.pk])).content.decode()
         self.assertIn("3,000 requests, an hour each", shown)
         self.assertEqual(self.client.get(reverse("admin:api_apikey_add")).status_code, 200)

@@ -108,7 +108,7 @@ class IdentityTests(ApiTestCase):
                 self.assertEqual(len(self.client.get("/v1/jobs", headers=headers).json()["items"]), count)
 
     @override_settings(API_KEY_REQUIRED=False)
-    def test_jobs_of_a_user_who_was_deleted_stay_hidden_from_whoever_has_no_key(self) -> None:
+    def test_jobs_of_a_user_who_was_deleted_stay_hidden_without_a_key(self) -> None:
         job = Job.objects.create(model="echo", inputs="x", owner=self.owner)
         bulk = Bulk.objects.create(model="echo", total=0, owner=self.owner)
         self.owner.delete()

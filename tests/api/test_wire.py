@@ -138,7 +138,7 @@ class MalformedTests(WireCase):
         for chunks in ((BODY,), (BODY[:5], BODY[5:])):
             self.assertIn(b" 202 ", self.exchange(chunked(*chunks)).partition(b"\r\n")[0])
 
-    def test_a_body_whose_end_is_missing_is_no_job(self) -> None:
+    def test_a_body_without_its_end_is_no_job(self) -> None:
         before = self.stack.jobs.count()
         for _ in range(20):
             answer = self.exchange(POST + b"Content-Length: 100\r\n\r\n" + BODY, leave=True)
