@@ -64,8 +64,8 @@ def engine(kind: str) -> Any:
     return over(model(kind))
 
 
-class Told:
-    """What a stepper has told, by key."""
+class ProgressCollector:
+    """The progress of a stepper's rows, by key."""
 
     def __init__(self, stepper: Stepper) -> None:
         self.stepper = stepper
@@ -82,7 +82,7 @@ class Told:
                 self.answers[told.key] = told.answer
         return progress
 
-    def all(self, limit: int = 2000) -> Told:
+    def all(self, limit: int = 2000) -> ProgressCollector:
         """Until nobody is in."""
         for _ in range(limit):
             if not len(self.stepper):

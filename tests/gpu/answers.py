@@ -111,7 +111,7 @@ def mixed_texts(count: int) -> list[str]:
 
 
 def generation(machine: Machine) -> str:
-    from tests.decoders import Told
+    from tests.decoders import ProgressCollector
 
     prompts = ["a", "hello", "hello you there", "b" * 40, "the end of it"]
     with tempfile.TemporaryDirectory() as folder:
@@ -122,7 +122,7 @@ def generation(machine: Machine) -> str:
     alone = [made.predict([prompt], GREEDY)[0] for prompt in prompts]
     if machine.broken:
         shift(made.pipe.model, by=0.2)
-    told = Told(made.stepper)
+    told = ProgressCollector(made.stepper)
     for place, prompt in enumerate(prompts):
         made.stepper.join(place, prompt, GREEDY, seed=0)
     together = told.all().answers

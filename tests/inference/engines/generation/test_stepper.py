@@ -14,7 +14,7 @@ from inference.engines.generation import batch, forwards, prefix_cache
 from inference.engines.stepper import OPEN
 from inference.errors import UNREADABLE, InvalidInput
 from tests import decoders, tiny_models
-from tests.decoders import Told
+from tests.decoders import ProgressCollector
 from tests.inference.engines.generation.test_growing_text import with_bytes
 
 GREEDY = {"do_sample": False, "return_full_text": False}
@@ -45,7 +45,7 @@ class StepperTestCase(TestCase):
         self.addCleanup(torch.set_num_threads, torch.get_num_threads())
         torch.set_num_threads(1)  # the models are smaller than the cost of sharing them
 
-    def assert_told(self, told: Told) -> None:
+    def assert_told(self, told: ProgressCollector) -> None:
         """What was told piece by piece is the text of the answer."""
         for key, answer in told.answers.items():
             self.assertEqual(told.texts[key], text(answer), key)
@@ -61,7 +61,7 @@ class AnswerTests(StepperTestCase):
         engine = decoders.engine("Bloom")
         model, tokenizer = engine.pipe.model, engine.pipe.tokenizer
         asked = {prompt: 8 + 4 * place for place, prompt in enumerate(("a", "hello", "hello you", "b" * 50))}
-        told = Told(engine.stepper)
+        told = ProgressCollector(engine.stepper)
         for prompt, count in asked.items():
             engine.stepper.join(prompt, prompt, {**GREEDY, "max_new_tokens": count}, seed=0)
             told.step()
@@ -77,7 +77,7 @@ class AnswerTests(StepperTestCase):
             key: (prompt, {**GREEDY, "max_new_tokens": chosen.randint(1, 30)})
             for key, prompt in enumerate(prompts(chosen, 14))
         }
-        left, told = list(asked), Told(engine.stepper)
+        left, told = list(asked), ProgressCollector(engine.stepper)
         gone: set[int] = set()
         with patch.object(batch, "PIECE", 32):
             while left or len(engine.stepper):
@@ -97,7 +97,7 @@ class AnswerTests(StepperTestCase):
 
     def test_a_long_prompt_is_read_in_pieces_while_others_generate(self) -> None:
         engine = decoders.engine("Llama")
-        told = Told(engine.stepper)
+        told = ProgressCollector(engine.stepper)
         with patch.object(batch, "PIECE", 16):
             engine.stepper.join("short", "ab", {**GREEDY, "max_new_tokens": 20}, seed=0)
             told.step()
@@ -116,7 +116,7 @@ class AnswerTests(StepperTestCase):
         asked = [f"{system}{question}" for question in ("a?", "bcd?", "efg hij?", "no? k!")]
         for kind in STEPPED:
             engine = decoders.over(decoders.model(kind))
-            told = Told(engine.stepper)
+            told = ProgressCollector(engine.stepper)
             with self.subTest(kind), patch.object(forwards.Forwards, "_run", autospec=True) as run:
                 run.side_effect = run_alone
                 for prompt in asked:
@@ -133,7 +133,7 @@ class AnswerTests(StepperTestCase):
         system = "You answer in one word. " * 8
         asked = [f"{system}{question}" for question in ("a?", "b?", "c?")]
         engine = decoders.over(decoders.model("Llama"))
-        told = Told(engine.stepper)
+        told = ProgressCollector(engine.stepper)
         with (
             patch.object(engine.stepper, "_is_cpu", new=False),
             patch.object(forwards.Forwards, "_run", autospec=True, side_effect=run_alone) as run,
@@ -151,19 +151,19 @@ class AnswerTests(StepperTestCase):
         stepper, kept = engine.stepper, engine.stepper.prefixes
         for letter in "abcb":
             stepper.join(letter, letter * 180, {**GREEDY, "max_new_tokens": 2}, seed=0)
-            Told(stepper).all()
+            ProgressCollector(stepper).all()
         self.assertEqual([engine.pipe.tokenizer.decode(prefix.tokens[:1]) for prefix in kept.kept], ["c", "b"])
         self.assertLessEqual(sum(len(prefix.tokens) for prefix in kept.kept), 400)
         with patch.object(prefix_cache, "DynamicCache", side_effect=MemoryError):
             stepper.join("b", "b" * 180, {**GREEDY, "max_new_tokens": 2}, seed=0)
-            found = Told(stepper).all().answers["b"]
+            found = ProgressCollector(stepper).all().answers["b"]
         self.assertEqual(found, alone(engine, "b" * 180, max_new_tokens=2))
 
     def test_chats_and_whole_texts_are_answered_as_the_pipeline_does(self) -> None:
         engine = decoders.engine("Llama")
         chat = [{"role": "user", "content": "hello"}]
         begun = [*chat, {"role": "assistant", "content": "I am"}]
-        told = Told(engine.stepper)
+        told = ProgressCollector(engine.stepper)
         asked = list(itertools.product([chat, begun, "a text"], [True, False]))
         for key, (value, whole) in enumerate(asked):
             engine.stepper.join(
@@ -197,7 +197,7 @@ class AnswerTests(StepperTestCase):
 
     def test_processors_of_scores_see_the_row_alone(self) -> None:
         for parameters in ({"repetition_penalty": 3.0}, {"no_repeat_ngram_size": 2}, {"max_length": 60}):
-            engine, told = decoders.engine("GPT2"), Told(decoders.engine("GPT2").stepper)
+            engine, told = decoders.engine("GPT2"), ProgressCollector(decoders.engine("GPT2").stepper)
             asked = {key: {**GREEDY, "max_new_tokens": 20, **parameters} for key in prompts(random.Random(1), 5)}
             for prompt, given in asked.items():
                 engine.stepper.join(prompt, prompt, given, seed=0)
@@ -209,7 +209,7 @@ class AnswerTests(StepperTestCase):
         made = decoders.model("Llama")
         made.generation_config.update(max_new_tokens=7, repetition_penalty=2.0, eos_token_id=[256, 97])
         engine = decoders.over(made)
-        told = Told(engine.stepper)
+        told = ProgressCollector(engine.stepper)
         asked = ("b", "hello", "hello you")
         for prompt in asked:
             engine.stepper.join(prompt, prompt, GREEDY, seed=0)
@@ -220,7 +220,7 @@ class AnswerTests(StepperTestCase):
     def test_the_cells_are_given_back_when_nobody_is_in(self) -> None:
         stepper = decoders.engine("Llama").stepper
         stepper.join("a", "a", {**GREEDY, "max_new_tokens": 3}, seed=0)
-        Told(stepper).all()
+        ProgressCollector(stepper).all()
         self.assertEqual((stepper.cells.layers, len(stepper), stepper.room), ([], 0, stepper.capacity))
 
 
@@ -232,7 +232,7 @@ class SamplingTests(StepperTestCase):
 
     def test_a_seed_gives_the_answer_that_generate_has_with_it_alone_and_in_company(self) -> None:
         engine = decoders.engine("Llama")
-        told = Told(engine.stepper)
+        told = ProgressCollector(engine.stepper)
         asked = [
             (prompt, {"do_sample": True, "return_full_text": False, "max_new_tokens": 12, "seed": seed, **parameters})
             for seed, parameters in enumerate([*self.PARAMETERS, *self.PARAMETERS])
@@ -250,7 +250,7 @@ class SamplingTests(StepperTestCase):
     def test_without_one_of_its_own_a_row_samples_from_the_seed_that_it_is_given(self) -> None:
         engine = decoders.engine("Llama")
         parameters = {"do_sample": True, "max_new_tokens": 12}
-        told = Told(engine.stepper)
+        told = ProgressCollector(engine.stepper)
         for key, seed in enumerate((5, 5, 6)):
             engine.stepper.join(key, "hello", parameters, seed=seed)
         answers = told.all().answers
@@ -263,7 +263,7 @@ class EndTests(StepperTestCase):
     def test_a_row_that_is_ended_before_its_time_answers_with_what_it_has(self) -> None:
         engine = decoders.engine("Llama")
         given = {**GREEDY, "details": True, "max_new_tokens": 30}
-        told = Told(engine.stepper)
+        told = ProgressCollector(engine.stepper)
         for key in ("begun", "beside"):
             engine.stepper.join(key, "hello", given, seed=0)
         for _ in range(5):
@@ -286,7 +286,7 @@ class EndTests(StepperTestCase):
         for piece in pieces[:4]:
             stops = [piece, "never there"]
             given = {**GREEDY, "max_new_tokens": 30, "stop": stops, "details": True}
-            told = Told(engine.stepper)
+            told = ProgressCollector(engine.stepper)
             engine.stepper.join("stopped", "hello", given, seed=0)
             engine.stepper.join("beside", "hello you", {**GREEDY, "max_new_tokens": 30}, seed=0)
             found = told.all().answers["stopped"]
@@ -318,7 +318,7 @@ class EndTests(StepperTestCase):
         count = tokens.index(number) + 1
         self.assertLess(count, 30)
         for stop in ([mark], ["never there", f"{mark}\n"]):
-            told = Told(engine.stepper)
+            told = ProgressCollector(engine.stepper)
             engine.stepper.join("stopped", "hello", {**given, "stop": stop}, seed=0)
             engine.stepper.join("beside", "hello", given, seed=0)
             told.all()
@@ -342,7 +342,7 @@ class EndTests(StepperTestCase):
         begun = [*chat, {"role": "assistant", "content": "ab"}]
         for given in (new, {**new, "details": True, "seed": 1}, {"max_new_tokens": 2}):
             asked = {key: {**GREEDY, **given, "return_full_text": key == "whole"} for key in ("new", "whole")}
-            told = Told(engine.stepper)
+            told = ProgressCollector(engine.stepper)
             for key, parameters in asked.items():
                 engine.stepper.join(key, "ab", parameters, seed=0)
             for key, value in (("message", chat), ("begun", begun)):
@@ -362,7 +362,7 @@ class EndTests(StepperTestCase):
     def test_a_stop_may_begin_with_the_blank_behind_a_prompt(self) -> None:
         engine = self.over(with_bytes(), "▁Hello")
         given = {**GREEDY, "max_new_tokens": 3, "return_full_text": False, "stop": [" Hello"], "details": True}
-        told = Told(engine.stepper)
+        told = ProgressCollector(engine.stepper)
         engine.stepper.join("stopped", "ab", given, seed=0)
         for [answer] in (told.all().answers["stopped"], alone(engine, "ab", **given)):
             self.assertEqual((answer["generated_text"], answer["details"]["generated_tokens"]), ("", 1))
@@ -372,7 +372,7 @@ class EndTests(StepperTestCase):
         tokenizer.response_template = {"fields": {}}
         with patch.object(tiny_models, "byte_tokenizer", return_value=tokenizer):
             engine = decoders.over(decoders.model("Llama"))
-        told = Told(engine.stepper)
+        told = ProgressCollector(engine.stepper)
         drawn = {"do_sample": True, "temperature": 99.0, "top_k": 257, "max_new_tokens": 40, **TOLD}
         for seed in range(16):
             engine.stepper.join(seed, [{"role": "user", "content": "a"}], drawn, seed=seed)
@@ -389,7 +389,7 @@ class EndTests(StepperTestCase):
         made.generation_config.eos_token_id = [256, ends]
         for limit in (1, 8, 30):
             given = {**GREEDY, "max_new_tokens": limit, "details": True}
-            told = Told(engine.stepper)
+            told = ProgressCollector(engine.stepper)
             engine.stepper.join(1, "hello", given, seed=0)
             found = told.all().answers[1]
             self.assertEqual(found, alone(engine, "hello", **given))
@@ -421,14 +421,14 @@ class RoomTests(StepperTestCase):
                 for asked in ({"max_new_tokens": 4096}, {"max_new_tokens": 2**62}, {}):
                     with self.subTest(kind=kind, context=context, length=length, asked=asked):
                         engine.stepper.join("k", "a" * length, {**GREEDY, "details": True, **asked}, seed=0)
-                        [answer] = Told(engine.stepper).all().answers["k"]
+                        [answer] = ProgressCollector(engine.stepper).all().answers["k"]
                         self.assertEqual(answer["details"]["finish_reason"], "length")
                         self.assertEqual(answer["details"]["generated_tokens"], context - length)
 
     def test_rows_wait_in_order_until_there_is_room(self) -> None:
         engine = decoders.over(decoders.model("Llama"), max_batch_tokens=64)
         stepper = engine.stepper
-        told, begun = Told(stepper), []
+        told, begun = ProgressCollector(stepper), []
         for key in range(8):
             stepper.join(key, "abcd", {**GREEDY, "max_new_tokens": 8 + key}, seed=0)
         self.assertEqual((len(stepper), stepper.room), (8, 0))

@@ -12,7 +12,7 @@ import torch
 from inference.engines.generation import memory_limit
 from inference.errors import BadOutput, DeviceFailed, EngineError, OutOfMemory
 from tests import decoders
-from tests.decoders import Told
+from tests.decoders import ProgressCollector
 from tests.inference.engines.generation.test_stepper import GREEDY, StepperTestCase, alone
 
 PROMPTS = ["a", "hello", "hello you there", "bcd", "how is it", "ok then", "z" * 30]
@@ -51,7 +51,7 @@ class FailureTests(StepperTestCase):
         self.expected = {prompt: alone(self.engine, prompt, **GIVEN) for prompt in PROMPTS}
 
     def answers(self, *prompts: str, before: int = 0) -> dict[Any, Any]:
-        told = Told(self.engine.stepper)
+        told = ProgressCollector(self.engine.stepper)
         for prompt in prompts or PROMPTS:
             self.engine.stepper.join(prompt, prompt, GIVEN, seed=0)
             for _ in range(before):
@@ -118,18 +118,18 @@ class FailureTests(StepperTestCase):
         with forwards(self.engine, spoil):
             self.answers("a", before=3)
         self.engine.stepper.join("hello", "hello", GIVEN, seed=0)
-        self.assertEqual(Told(self.engine.stepper).all().answers["hello"], self.expected["hello"])
+        self.assertEqual(ProgressCollector(self.engine.stepper).all().answers["hello"], self.expected["hello"])
 
     def test_a_beginning_that_is_no_number_fails_nobody_after_its_prompt(self) -> None:
         stepper, begins = self.engine.stepper, "You answer in one word. " * 7
         stepper.join("before", f"{begins}a?", GIVEN, seed=0)
-        Told(stepper).all()
+        ProgressCollector(stepper).all()
         with torch.inference_mode():
             for _, values in stepper.prefixes.kept[0].layers:
                 values.fill_(float("nan"))
         for prompt in (f"{begins}b?", f"{begins}c?"):
             stepper.join(prompt, prompt, GIVEN, seed=0)
-        answers = Told(stepper).all().answers
+        answers = ProgressCollector(stepper).all().answers
         self.assertIsInstance(answers[f"{begins}b?"], BadOutput)
         self.assertEqual(answers[f"{begins}c?"], self.engine.predict([f"{begins}c?"], GIVEN)[0])
 
@@ -166,13 +166,13 @@ class FailureTests(StepperTestCase):
 
         for only_steps in (False, True):
             stepper.join("before", f"{begins}a?", GIVEN, seed=0)
-            Told(stepper).all()
+            ProgressCollector(stepper).all()
             with self.subTest(only_steps=only_steps), forwards(self.engine, spoil):
                 self.assertTrue(stepper.prefixes.kept)
                 self.assertEqual(self.answers("hello"), {"hello": self.expected["hello"]})
 
     def test_a_lone_row_without_cells_is_tried_once_more(self) -> None:
-        cells, told = self.engine.stepper.cells, Told(self.engine.stepper)
+        cells, told = self.engine.stepper.cells, ProgressCollector(self.engine.stepper)
         for failures, is_answered in ((1, True), (2, False)):
             left = [NO_MEMORY] * failures
             fit = cells.fit
