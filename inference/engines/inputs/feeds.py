@@ -54,7 +54,7 @@ class Feed:
         """Return inputs of several lengths, which are tried together at load, and the parameters for them."""
         return [], {}
 
-    def completed(self, pipe: Any, parameters: dict[str, Any]) -> dict[str, Any]:
+    def complete_parameters(self, pipe: Any, parameters: dict[str, Any]) -> dict[str, Any]:
         """Return a request's parameters, checked, and with those that the model must always have."""
         return parameters
 
@@ -128,7 +128,7 @@ class Masked(TextFeed):
         return f"{pipe.tokenizer.mask_token} {text}"
 
 
-class Labelled(TextFeed):
+class ZeroShotTextFeed(TextFeed):
     """The feed of a text, or of {"sequences", "candidate_labels"}: a text with labels of its own."""
 
     def note(self, pipe: Any) -> str:
@@ -140,7 +140,7 @@ class Labelled(TextFeed):
             " Name them in id2label and label2id of config.json."
         )
 
-    def completed(self, pipe: Any, parameters: dict[str, Any]) -> dict[str, Any]:
+    def complete_parameters(self, pipe: Any, parameters: dict[str, Any]) -> dict[str, Any]:
         if "hypothesis_template" in parameters:
             task_inputs.template(parameters["hypothesis_template"])
         return parameters
@@ -168,7 +168,7 @@ class Prompts(TextFeed):
     def trial(self, pipe: Any) -> tuple[list[Any], dict[str, Any]]:
         return parity.trial_texts(pipe.tokenizer), TRIAL
 
-    def completed(self, pipe: Any, parameters: dict[str, Any]) -> dict[str, Any]:
+    def complete_parameters(self, pipe: Any, parameters: dict[str, Any]) -> dict[str, Any]:
         """Add a number of new tokens, unless the request has one, or it or the model asks for a total length."""
         own = pipe.model.generation_config
         if parameters.keys() & {"max_new_tokens", "max_length"} or (own.max_length and not own.max_new_tokens):
@@ -246,7 +246,7 @@ FEEDS: dict[str, Feed] = {
     "feature-extraction": States(prepare=task_inputs.text, batched=True, reads_states=True, preprocess=CUT),
     "fill-mask": Masked(prepare=task_inputs.masked_text, batched=True, preprocess={"tokenizer_kwargs": CUT}),
     "token-classification": TextFeed(prepare=task_inputs.long_text, batched=True),
-    "zero-shot-classification": Labelled(
+    "zero-shot-classification": ZeroShotTextFeed(
         prepare=task_inputs.text, batched=True, scores_texts=True, parameters={"candidate_labels": ["one", "other"]}
     ),
     "text-generation": Prompts(

@@ -140,7 +140,7 @@ class PipelineEngine(Engine):
         self, steps: Steps, given: dict[str, Any], inputs: Sequence[Any], together: Together
     ) -> list[parity.Answer]:
         """Return what the model computes for inputs, before the pipeline makes answers of it."""
-        parameters = replace(steps.parameters(self.feed.completed(self.pipe, given)), together=together)
+        parameters = replace(steps.parameters(self.feed.complete_parameters(self.pipe, given)), together=together)
         ready = [row for index, value in enumerate(inputs) for row in steps.rows(index, value, parameters)]
         return [
             parity.read(output, row, self.pipe) for row, output in steps.outputs(ready, parameters, limit=len(ready))
@@ -175,16 +175,16 @@ class PipelineEngine(Engine):
     def count_tokens(self, inputs: list[Any], parameters: dict[str, Any]) -> list[int]:
         if self.steps is None:
             return [0] * len(inputs)
-        read = _read(self.steps, inputs, self.steps.parameters(self.feed.completed(self.pipe, parameters)))
+        read = _read(self.steps, inputs, self.steps.parameters(self.feed.complete_parameters(self.pipe, parameters)))
         return [sum(row.tokens for row in rows) if isinstance(rows, list) else 0 for rows in read]
 
     def predict(self, inputs: list[Any], parameters: dict[str, Any]) -> list[Any]:
-        completed = _in_place(blame.read, self.feed.completed, self.pipe, parameters)
-        if isinstance(completed, BaseException):
-            return [completed] * len(inputs)
+        full_parameters = _in_place(blame.read, self.feed.complete_parameters, self.pipe, parameters)
+        if isinstance(full_parameters, BaseException):
+            return [full_parameters] * len(inputs)
         if (steps := self.steps) is None:
-            return self._whole(inputs, completed)
-        prepared = _in_place(blame.read, steps.parameters, completed)
+            return self._whole(inputs, full_parameters)
+        prepared = _in_place(blame.read, steps.parameters, full_parameters)
         if isinstance(prepared, BaseException):
             return [prepared] * len(inputs)
         answers = self.shortcuts.guard(lambda: self._together(steps, inputs, prepared))
@@ -194,7 +194,7 @@ class PipelineEngine(Engine):
     def prepare(self, inputs: list[Any], parameters: dict[str, Any]) -> Any:
         if (steps := self.steps) is None:
             return None
-        ready = steps.parameters(self.feed.completed(self.pipe, parameters))
+        ready = steps.parameters(self.feed.complete_parameters(self.pipe, parameters))
         tokens = self.at_once.tokens(inputs, ready.preprocess) if self._fit_at_once(inputs, ready) else None
         if tokens:
             return Prepared(ready, tokens=tokens)

@@ -33,7 +33,7 @@ class Requests:
 
     def _row(self, key: Hashable, value: Any, given: dict[str, Any], seed: int) -> GeneratedRow:
         seed, stops, details = given.pop("seed", seed), given.pop("stop", ()), given.pop("details", False)
-        parameters = self.steps.parameters(self.feed.completed(self.pipe, given))
+        parameters = self.steps.parameters(self.feed.complete_parameters(self.pipe, given))
         [found] = self.steps.rows(0, value, parameters)
         tokens = found.features["input_ids"][0].tolist()
         config, processors = self._as_generate_would(found.features, {**parameters.forward, **found.own})
