@@ -75,11 +75,11 @@ class ProgressCollector:
 
     def step(self) -> list[Progress]:
         progress = self.stepper.step()
-        for told in progress:
-            self.texts[told.key] = self.texts.get(told.key, "") + told.text
-            self.tokens[told.key] = self.tokens.get(told.key, 0) + told.tokens
-            if told.answer is not OPEN:
-                self.answers[told.key] = told.answer
+        for row_progress in progress:
+            self.texts[row_progress.key] = self.texts.get(row_progress.key, "") + row_progress.text
+            self.tokens[row_progress.key] = self.tokens.get(row_progress.key, 0) + row_progress.tokens
+            if row_progress.answer is not OPEN:
+                self.answers[row_progress.key] = row_progress.answer
         return progress
 
     def all(self, limit: int = 2000) -> ProgressCollector:

@@ -49,14 +49,14 @@ class SentenceEmbeddings(Engine):
     def load(self, device: str) -> None:
         backend.require(self.spec)
         folder = weights.fetch_folder(self.spec)
-        self.asked = sentence_folder.read(folder)
+        self.settings = sentence_folder.read(folder)
         self.device = torch.device(device)
         self.tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         self.tokenizer.padding_side = "right"
         if self.tokenizer.pad_token is None:
             self.tokenizer.pad_token = self.tokenizer.eos_token or self.tokenizer.unk_token
-        if self.asked.max_tokens:  # replaces the tokenizer's own limit, which may be that of an older save
-            self.tokenizer.model_max_length = self.asked.max_tokens
+        if self.settings.max_tokens:  # replaces the tokenizer's own limit, which may be that of an older save
+            self.tokenizer.model_max_length = self.settings.max_tokens
         placed = placement.arguments(self.spec, device)
         self.model, report = _kind(folder).from_pretrained(
             folder,
@@ -68,10 +68,10 @@ class SentenceEmbeddings(Engine):
         )
         if "device_map" not in placed:
             self.model.to(self.device)
-        placement.compute_as_asked(self.spec, self.model)
+        placement.configure_tf32(self.spec, self.model)
         self.max_tokens = pipeline_loader.max_tokens(self.spec, self.model, self.tokenizer)
         self.dimensions = _dimensions(self.spec, self.model.config)
-        self.dense = [each.to(self.device) for each in self.asked.dense]
+        self.dense = [each.to(self.device) for each in self.settings.dense]
         checkpoints.refuse_random_answers(
             self.spec, self.model, checkpoints.missing_weights(self.model, report),
             lambda: list(self._states(parity.TEXTS[1:2], Together.PADDED)), first_only=True,
@@ -80,8 +80,8 @@ class SentenceEmbeddings(Engine):
         self.backend = compiled.backend
         self.shortcuts = compiled.shortcuts or accelerate.install(self.model, self.tokenizer, "", self._trial())
         self.shortcuts.add("texts at once", lambda: accelerate.encode(self, self.tokenizer), self._same_tokens)
-        prompt = f'"{self.asked.default_prompt}" stands before each text, as {sentence_folder.MODEL_FILE} says.'
-        notes = (prompt if self.asked.default_prompt else "", compiled.note, self.shortcuts.verdict.note)
+        prompt = f'"{self.settings.default_prompt}" stands before each text, as {sentence_folder.MODEL_FILE} says.'
+        notes = (prompt if self.settings.default_prompt else "", compiled.note, self.shortcuts.verdict.note)
         self.padded, self.note = self.shortcuts.padded, " ".join(filter(None, notes))
 
     def _trial(self) -> parity.Trial:
@@ -111,7 +111,7 @@ class SentenceEmbeddings(Engine):
         return self._tokens(inputs, parameters) if all(isinstance(text, str) for text in inputs) else None
 
     def predict_prepared(self, prepared: Any, parameters: dict[str, Any]) -> list[Any] | None:
-        return self._told(prepared, parameters)
+        return self._answer_tokens(prepared, parameters)
 
     def _answers(self, inputs: list[Any], parameters: dict[str, Any]) -> list[Any]:
         problems = [None if isinstance(text, str) else _not_a_text(text) for text in inputs]
@@ -120,30 +120,30 @@ class SentenceEmbeddings(Engine):
             tokens = self._tokens(texts, parameters) if texts else {}
         except InvalidInput as error:
             return [error] * len(inputs)
-        embedded = iter(self._told(tokens, parameters) if texts else ())
+        embedded = iter(self._answer_tokens(tokens, parameters) if texts else ())
         return [problem or next(embedded) for problem in problems]
 
-    def _told(self, tokens: Any, parameters: dict[str, Any]) -> list[Any]:
+    def _answer_tokens(self, tokens: Any, parameters: dict[str, Any]) -> list[Any]:
         """Embed texts that were read, and return answers in the form that `parameters` ask for."""
         counts = tokens["attention_mask"].sum(1).tolist()
         if CUT not in tokens:
-            return self._told_of(tokens, counts, parameters)
+            return self._make_answers(tokens, counts, parameters)
         limit, cut = self.max_tokens or self.tokenizer.model_max_length, tokens[CUT].tolist()
         kept = [row for row, count in enumerate(counts) if not cut[row] and count <= limit]
         answers: list[Any] = [context_length_exceeded(limit, count, at_least=True) for count in counts]
         if kept:
             longest = max(counts[row] for row in kept)
             part = {name: values[kept, :longest] for name, values in tokens.items() if name != CUT}
-            told = self._told_of(part, [counts[row] for row in kept], parameters)
-            for row, answer in zip(kept, told, strict=True):
+            kept_answers = self._make_answers(part, [counts[row] for row in kept], parameters)
+            for row, answer in zip(kept, kept_answers, strict=True):
                 answers[row] = answer
         return answers
 
-    def _told_of(self, tokens: Any, counts: Sequence[int], parameters: dict[str, Any]) -> list[Any]:
+    def _make_answers(self, tokens: Any, counts: Sequence[int], parameters: dict[str, Any]) -> list[Any]:
         if parameters.get("pooling") == "none":
-            return self._told_of_tokens(tokens, counts, parameters)
+            return self._make_token_answers(tokens, counts, parameters)
         normalize = parameters.get("normalize") is not False
-        left_out = 0 if self.asked.pools_prompt else self._prompt_tokens(self._prompt(parameters))
+        left_out = 0 if self.settings.pools_prompt else self._prompt_tokens(self._prompt(parameters))
         states = self._states_of(tokens, self.shortcuts.verdict.together)
         vectors = self._pooled(states, normalize=normalize, left_out=left_out)
         if (count := parameters.get("dimensions") or vectors.shape[1]) != vectors.shape[1]:
@@ -152,24 +152,24 @@ class SentenceEmbeddings(Engine):
                 return [_not_cut(vectors.shape[1], served)] * len(vectors)
             vectors = vectors[:, :count]
             vectors = functional.normalize(vectors, dim=1) if normalize else vectors
-        told = _base64(vectors) if parameters.get("encoding_format") == "base64" else list(vectors.tolist())
-        return _with_details(told, counts, parameters)
+        embeddings = _base64(vectors) if parameters.get("encoding_format") == "base64" else list(vectors.tolist())
+        return _with_details(embeddings, counts, parameters)
 
-    def _told_of_tokens(self, tokens: Any, counts: Sequence[int], parameters: dict[str, Any]) -> list[Any]:
+    def _make_token_answers(self, tokens: Any, counts: Sequence[int], parameters: dict[str, Any]) -> list[Any]:
         if {"dimensions", "normalize"} & parameters.keys():
             wrong = InvalidInput('parameters.pooling: "none" goes with neither dimensions nor normalize.')
             return [wrong] * len(counts)
         states = self._token_states(tokens, self.shortcuts.verdict.together)
         is_base64 = parameters.get("encoding_format") == "base64"
-        told = [_base64(own.reshape(1, -1))[0] if is_base64 else own.tolist() for own in states]
-        return _with_details(told, counts, parameters)
+        embeddings = [_base64(own.reshape(1, -1))[0] if is_base64 else own.tolist() for own in states]
+        return _with_details(embeddings, counts, parameters)
 
     def embed(self, texts: list[str]) -> torch.Tensor:
         """Return a tensor with one row for each text, float32, on the CPU. Each row has length one.
 
         Texts are cut at `max_tokens`.
         """
-        left_out = 0 if self.asked.pools_prompt else self._prompt_tokens(self.asked.default_prompt)
+        left_out = 0 if self.settings.pools_prompt else self._prompt_tokens(self.settings.default_prompt)
         states = self._states(texts, self.shortcuts.verdict.together)
         return self._pooled(states, normalize=True, left_out=left_out)
 
@@ -183,7 +183,7 @@ class SentenceEmbeddings(Engine):
             if left_out:
                 own = mask.clone()
                 own[:, :left_out] = 0
-            pooled = pooling.pool(self.asked.modes, states.float(), own)
+            pooled = pooling.pool(self.settings.modes, states.float(), own)
             for module in self.dense:
                 pooled = module(pooled)
             parts.append((functional.normalize(pooled, dim=1) if normalize else pooled).cpu())
@@ -197,7 +197,7 @@ class SentenceEmbeddings(Engine):
         return self._states_of(self._tokens(texts), together)
 
     def _prompt(self, parameters: Mapping[str, Any]) -> str:
-        return self.asked.prompt(parameters.get("prompt_name"), parameters.get("input_type"))
+        return self.settings.prompt(parameters.get("prompt_name"), parameters.get("input_type"))
 
     def _tokens(self, texts: Sequence[str], parameters: Mapping[str, Any] = NONE) -> Any:
         """Return the tokens of texts with their prompt.
@@ -207,7 +207,7 @@ class SentenceEmbeddings(Engine):
         """
         prompt, limit, cuts = self._prompt(parameters), self.max_tokens, parameters.get("truncate") is not False
         limit = limit if cuts or not limit else limit + 1
-        wholes = [self.asked.text(text, prompt) for text in texts]
+        wholes = [self.settings.text(text, prompt) for text in texts]
         parts = [beginning(self.tokenizer, whole, limit) for whole in wholes]
         tokens = self._encoded(parts, limit)
         if not cuts:
@@ -228,7 +228,7 @@ class SentenceEmbeddings(Engine):
         """
         if not prompt:
             return 0
-        ids = self._encoded_plainly([self.asked.text("", prompt)], self.max_tokens)["input_ids"][0].tolist()
+        ids = self._encoded_plainly([self.settings.text("", prompt)], self.max_tokens)["input_ids"][0].tolist()
         return len(ids) - int(ids[-1] in self.tokenizer.all_special_ids)
 
     def _states_of(self, tokens: Any, together: Together) -> Iterator[tuple[list[int], torch.Tensor, torch.Tensor]]:
@@ -310,12 +310,12 @@ def _dimensions(spec: ModelSpec, config: Any) -> frozenset[int]:
     They are those of `matryoshka_dimensions` in the model's table, or else in its config.json, where vLLM reads them.
     Raises `ModelUnavailable` if the value in the table is not a list of sizes.
     """
-    asked = spec.options.get("matryoshka_dimensions")
-    found = getattr(config, "matryoshka_dimensions", None) if asked is None else asked
+    sizes = spec.options.get("matryoshka_dimensions")
+    found = getattr(config, "matryoshka_dimensions", None) if sizes is None else sizes
     if isinstance(found, list | tuple) and all(type(count) is int and count > 0 for count in found):
         return frozenset(found)
-    if asked is not None:
-        raise ModelUnavailable(f"matryoshka_dimensions must be a list of numbers such as [64, 128], not {asked!r}.")
+    if sizes is not None:
+        raise ModelUnavailable(f"matryoshka_dimensions must be a list of numbers such as [64, 128], not {sizes!r}.")
     return frozenset()
 
 
@@ -324,14 +324,14 @@ def _not_cut(size: int, dimensions: set[int]) -> InferenceError:
         right = f"send {', '.join(map(str, sorted(dimensions)))}, or leave it out"
     else:
         right = "leave it out; a model that was trained for it says so as matryoshka_dimensions in its config.json"
-    told = f"parameters.dimensions: vectors of this model have {size} numbers: {right}."
-    return InvalidInput(told, field="parameters.dimensions")
+    message = f"parameters.dimensions: vectors of this model have {size} numbers: {right}."
+    return InvalidInput(message, field="parameters.dimensions")
 
 
-def _with_details(told: list[Any], counts: Sequence[int], parameters: dict[str, Any]) -> list[Any]:
+def _with_details(embeddings: list[Any], counts: Sequence[int], parameters: dict[str, Any]) -> list[Any]:
     if not parameters.get("details"):
-        return told
-    return [{"embedding": vector, "tokens": count} for vector, count in zip(told, counts, strict=True)]
+        return embeddings
+    return [{"embedding": vector, "tokens": count} for vector, count in zip(embeddings, counts, strict=True)]
 
 
 def _base64(vectors: torch.Tensor) -> list[Any]:

@@ -42,7 +42,7 @@ def load(spec: ModelSpec, task: str, device: str) -> tuple[Any, frozenset[str]]:
         )
     except Exception as error:
         raise ModelUnavailable(f"{spec.model} could not be loaded for {task}: {describe(error)}") from error
-    placement.compute_as_asked(spec, pipe.model)
+    placement.configure_tf32(spec, pipe.model)
     tokenizer = pipe.tokenizer
     if tokenizer is not None:
         if len(tokenizer) <= len(tokenizer.all_special_tokens):
@@ -52,11 +52,11 @@ def load(spec: ModelSpec, task: str, device: str) -> tuple[Any, frozenset[str]]:
     return pipe, frozenset(missing)
 
 
-def _reporting(task: str, tell: Callable[[frozenset[str]], None]) -> type:
+def _reporting(task: str, add_missing: Callable[[frozenset[str]], None]) -> type:
     """Return a subclass of the task's own pipeline that takes a model together with its loading report.
 
-    `from_pretrained` returns these two as a pair. `tell` is called with the names of the weights that the model's files
-    lack.
+    `from_pretrained` returns these two as a pair. `add_missing` is called with the names of the weights that the
+    model's files lack.
     """
     kind = check_task(task)[1]["impl"]
     kind = import_string(kind) if isinstance(kind, str) else kind
@@ -64,7 +64,7 @@ def _reporting(task: str, tell: Callable[[frozenset[str]], None]) -> type:
     class Reporting(kind):  # type: ignore[valid-type, misc]
         def __init__(self, model: Any, **parts: Any) -> None:
             loaded, report = model
-            tell(checkpoints.missing_weights(loaded, report))
+            add_missing(checkpoints.missing_weights(loaded, report))
             super().__init__(model=loaded, **parts)
 
     return Reporting

@@ -162,8 +162,8 @@ def _first_step(path: Path) -> str:
     if not (isinstance(steps, list) and steps and isinstance(steps[0], dict)):
         return "save it with model.save_pretrained(folder)"
     kind, place = str(steps[0].get("type")).rpartition(".")[2], steps[0].get("path")
-    told = f"modules.json begins with {kind[:100]} (path {str(place)[:100]!r}), and served is a Transformer in the"
-    return f"{told} folder itself. For another step write an engine class, see docs/guide/models.md"
+    problem = f"modules.json begins with {kind[:100]} (path {str(place)[:100]!r}), and served is a Transformer in the"
+    return f"{problem} folder itself. For another step write an engine class, see docs/guide/models.md"
 
 
 def _check_links(path: Path) -> None:

@@ -35,8 +35,8 @@ class Forward:
         if platform.machine() == "x86_64":  # elsewhere OpenVINO keeps none, as primitives of ARM's library may mix
             settings["CPU_RUNTIME_CACHE_CAPACITY"] = CACHE
         compiled = openvino.Core().compile_model(graph, "CPU", settings)
-        is_as_asked = compiled.get_property("INFERENCE_PRECISION_HINT").to_string() == HINTS[precision]
-        self.precision = precision if is_as_asked else "float32"  # used by a processor that lacks the other
+        has_precision = compiled.get_property("INFERENCE_PRECISION_HINT").to_string() == HINTS[precision]
+        self.precision = precision if has_precision else "float32"  # used by a processor that lacks the other
         self.names = [parameter.get_friendly_name() for parameter in graph.get_parameters()]
         self.request = compiled.create_infer_request()
         self.output, self.kind = output, kind

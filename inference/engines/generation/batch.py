@@ -145,7 +145,7 @@ class RunningBatch(Stepper):
         found = list(zip(rows, chosen, strict=True))
         short = [row for row, token in found if _is_short(token) and _may_wait(row, is_alone=len(rows) == 1)]
         progress = [self._taken(row, token) for row, token in found if row not in short]
-        ended = {told.key for told in progress if told.answer is not OPEN}
+        ended = {row_progress.key for row_progress in progress if row_progress.answer is not OPEN}
         self._drop([row for row in rows if row.key in ended or row in short])
         self._put_aside(short)
         return failed + progress
@@ -232,9 +232,9 @@ class RunningBatch(Stepper):
             else:
                 token, row.cache, place = what
                 self.prefixes.keep(row.tokens[:], row.cache.layers, place)
-                told = self._taken(row, token)
-                progress.append(told)
-                if told.answer is OPEN:
+                row_progress = self._taken(row, token)
+                progress.append(row_progress)
+                if row_progress.answer is OPEN:
                     staying.append((row, place))
         self._put_aside([*short, *self._kept(staying)])
         return progress

@@ -44,7 +44,7 @@ class Generated:
     prompt: list[int]
     stops: Stops
     stopped: int | None  # number of tokens after which a stop ended it
-    told: bool  # True if the answer has details
+    has_details: bool  # True if the answer has details
 
 
 class Static:
@@ -75,7 +75,7 @@ class Static:
             tuple(
                 Generated(
                     tokens=tokens[width:], prompt=prompts[place], stops=stops,
-                    stopped=criteria.lengths.get(place * len(row) + number), told=details,
+                    stopped=criteria.lengths.get(place * len(row) + number), has_details=details,
                 )
                 for number, tokens in enumerate(row.tolist())
             )
@@ -130,7 +130,7 @@ class Static:
         return Ending(
             reason="stop_sequence" if is_stopped else "length" if ended is None else "eos_token",
             prompt=len(generated.prompt), generated=count,
-            found=self.decoder(tokens), text=text[:stop], told=generated.told,
+            found=self.decoder(tokens), text=text[:stop], has_details=generated.has_details,
         )  # fmt: skip
 
     @contextlib.contextmanager

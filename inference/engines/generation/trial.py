@@ -73,9 +73,9 @@ def _scores(requests: Requests, inputs: Sequence[Any]) -> list[Answer]:
         if left:
             key, value = left.pop(0)
             batch.join(key, value, {"max_new_tokens": 3, "do_sample": False}, seed=0)
-        for told in batch.step():
-            if told.answer is not OPEN and isinstance(told.answer, Exception):
-                raise told.answer
+        for progress in batch.step():
+            if progress.answer is not OPEN and isinstance(progress.answer, Exception):
+                raise progress.answer
         if not left and not len(batch):
             break
     return [seen[key] for key in range(len(inputs))]

@@ -106,7 +106,7 @@ class Pairs(TextFeed):
         return {"text": parity.TEXTS[1], "text_pair": text}
 
     def read(self, value: Any, pipe: Any, parameters: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        known = {name: asked for name, asked in parameters.items() if name != "details"}
+        known = {name: setting for name, setting in parameters.items() if name != "details"}
         return self.prepare(value, pipe), known  # The library passes others to the tokenizer.
 
     def answer(self, answer: Any, row: InputRow, parameters: dict[str, Any]) -> Any:

@@ -15,11 +15,11 @@ class Stops:
     tokens: frozenset[int]  # special tokens, which no text shows
 
 
-def read_stops(tokenizer: Any, asked: Sequence[str]) -> Stops:
+def read_stops(tokenizer: Any, stops: Sequence[str]) -> Stops:
     """Find the special tokens among the stops. Raises `InvalidInput` for a stop that is in part a special token."""
-    special = special_tokens(tokenizer) if asked else {}
+    special = special_tokens(tokenizer) if stops else {}
     tokens = set()
-    for stop in asked:
+    for stop in stops:
         if (number := special.get(stop.strip())) is not None:
             tokens.add(number)
         elif part := next((name for name in special if name and name in stop), None):
@@ -28,7 +28,7 @@ def read_stops(tokenizer: Any, asked: Sequence[str]) -> Stops:
                 f" itself: send {part!r} alone.",
                 field="parameters.stop",
             )
-    return Stops(texts=tuple(asked), tokens=frozenset(tokens))
+    return Stops(texts=tuple(stops), tokens=frozenset(tokens))
 
 
 def special_tokens(tokenizer: Any) -> dict[str, int]:

@@ -33,10 +33,10 @@ class Reference:
         self.long = _long_text(pipe, feed)
         self.cut = self._tokens(self.long)
         self.repeats = True  # False for a model that answers the same input differently from call to call
-        ask = functools.partial(_ask, pipe, feed)
+        call = functools.partial(_call_pipeline, pipe, feed)
         for value in _inputs(pipe, feed):
             try:
-                answer = to_json(ask(value))
+                answer = to_json(call(value))
             except Exception as error:
                 if is_device_failure(error) or is_out_of_memory(error):
                     raise
@@ -44,7 +44,7 @@ class Reference:
             self.inputs.append(value)
             self.answers.append(answer)
         if self.inputs:
-            self.repeats = parity.are_alike(to_json(ask(self.inputs[0])), self.answers[0])
+            self.repeats = parity.are_alike(to_json(call(self.inputs[0])), self.answers[0])
 
     def difference(self, answers: Answers) -> str:
         """Return how `answers` differs for the first input that it answers otherwise, or an empty string.
@@ -69,7 +69,7 @@ class Reference:
         return list(self.pipe.tokenizer(text, truncation=True)["input_ids"]) if text else []
 
 
-def _ask(pipe: Any, feed: Feed, value: Any) -> Any:
+def _call_pipeline(pipe: Any, feed: Feed, value: Any) -> Any:
     """Call the pipeline as a whole, without the changes that a task's own `__call__` makes to one answer."""
     parameters = {**feed.preprocess, **feed.parameters, **feed.compared}
     if not isinstance(feed, TextFeed):

@@ -77,9 +77,9 @@ class Trial:
         self.inputs: list[Any] = []  # inputs that the model can read
         self._alone: list[Answer] = []
         for value in inputs:
-            self._ask_alone(value, is_last=value is inputs[-1])
+            self._add_input(value, is_last=value is inputs[-1])
 
-    def _ask_alone(self, value: Any, *, is_last: bool) -> None:
+    def _add_input(self, value: Any, *, is_last: bool) -> None:
         """Keep an input and its answer, or leave out an input that the model cannot read.
 
         Some models cannot read a text of one token. A model that can read no input is broken, and its error is raised.

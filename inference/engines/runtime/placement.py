@@ -53,7 +53,7 @@ def _require(*packages: str) -> None:
         raise ModelUnavailable(f"this needs the package {missing[0]}, on every host with a worker: {CURE}")
 
 
-def compute_as_asked(spec: ModelSpec, model: nn.Module) -> None:
+def configure_tf32(spec: ModelSpec, model: nn.Module) -> None:
     """Let `model` compute in TF32 if its table asks for that, for its own calls and those of no other model.
 
     Without that nothing is computed in TF32, convolutions included, for which torch would use it by default.

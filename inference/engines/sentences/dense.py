@@ -54,8 +54,8 @@ def load_dense(folder: Path, saved: Mapping[str, Any]) -> Dense:
     wrong += [name for name, allowed in PLACES.items() if name in saved and saved[name] not in allowed]
     wrong += sorted(saved.keys() - FIELDS)
     if wrong:
-        told = f"{wrong[0]} = {repr(saved[wrong[0]])[:100]} is not understood. Write an engine class"
-        raise ModelUnavailable(f"{file}: {told}, see docs/guide/models.md.")
+        problem = f"{wrong[0]} = {repr(saved[wrong[0]])[:100]} is not understood. Write an engine class"
+        raise ModelUnavailable(f"{file}: {problem}, see docs/guide/models.md.")
     activation = _activation(file, saved.get("activation_function", "torch.nn.Tanh"))
     with torch.device("meta"):  # No weights take memory before those read from the file.
         linear = nn.Linear(read, written, bias=flags["bias"])
@@ -64,8 +64,10 @@ def load_dense(folder: Path, saved: Mapping[str, Any]) -> Dense:
         weights = {name: part.float() for name, part in load_file(folder / WEIGHTS).items()}
         module.load_state_dict(weights, assign=True)
     except FileNotFoundError:
-        told = f"{folder.name}/{WEIGHTS} is missing: save the model again, with a release of sentence-transformers that"
-        raise ModelUnavailable(f"{told} writes it.") from None
+        raise ModelUnavailable(
+            f"{folder.name}/{WEIGHTS} is missing: save the model again, with a release of sentence-transformers that"
+            " writes it."
+        ) from None
     except (RuntimeError, SafetensorError) as error:
         raise ModelUnavailable(f"{folder.name}/{WEIGHTS} does not fit its config.json: {error}") from None
     module.eval().requires_grad_(requires_grad=False)

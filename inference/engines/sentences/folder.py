@@ -77,8 +77,8 @@ class SentenceFolder:
         if name is not None:
             if name not in self.prompts:
                 known = ", ".join(map(words.quote_name, self.prompts)) or "none; leave it out"
-                told = f"parameters.prompt_name: is no prompt of this model, which has {known}."
-                raise InvalidInput(told, field="parameters.prompt_name")
+                message = f"parameters.prompt_name: is no prompt of this model, which has {known}."
+                raise InvalidInput(message, field="parameters.prompt_name")
             return self.prompts[name]
         found = [self.prompts[each] for each in INPUT_TYPES.get(input_type or "", ()) if each in self.prompts]
         return found[0] if found else "" if input_type in RETRIEVAL else self.default_prompt
@@ -105,13 +105,15 @@ def read(folder: Path) -> SentenceFolder:
         )
     place, others = _places(folder)
     modes, pools_prompt = _pooling(folder, place)
-    asked = _object(folder, MODEL_FILE)
-    prompts, default_prompt = _prompts(asked)
-    _refuse_others(MODEL_FILE, asked, {"prompts", "default_prompt_name"})
+    settings = _object(folder, MODEL_FILE)
+    prompts, default_prompt = _prompts(settings)
+    _refuse_others(MODEL_FILE, settings, {"prompts", "default_prompt_name"})
     if "cls" in modes and not pools_prompt and any(prompts.values()):
-        told = "include_prompt = false beside the pooling cls is not served: sentence-transformers takes the first"
-        place = f"{place or '1_Pooling'}/config.json"
-        raise ModelUnavailable(f"{place}: {told} token before release 5.5, and since then the first after the prompt.")
+        raise ModelUnavailable(
+            f"{place or '1_Pooling'}/config.json: include_prompt = false beside the pooling cls is not served:"
+            " sentence-transformers takes the first token before release 5.5, and since then the first after the"
+            " prompt."
+        )
     file = next((name for name in TRANSFORMER_FILES if (folder / name).exists()), TRANSFORMER_FILES[0])
     transformer = _object(folder, file)
     _refuse_others(file, transformer, {"max_seq_length", "do_lower_case"}, HARMLESS[TRANSFORMER_FILES[0]])
@@ -162,12 +164,12 @@ def _pooling(folder: Path, place: str) -> tuple[tuple[str, ...], bool]:
     return pooling.modes_of(file, saved) if saved or place else (pooling.MEAN, True)
 
 
-def _prompts(asked: Mapping[str, Any]) -> tuple[dict[str, str], str]:
+def _prompts(settings: Mapping[str, Any]) -> tuple[dict[str, str], str]:
     """Return the prompts by name, and the default prompt, which is empty if there is none.
 
     The default prompt is that of a call that names none.
     """
-    name, prompts = asked.get("default_prompt_name"), asked.get("prompts") or {}
+    name, prompts = settings.get("default_prompt_name"), settings.get("prompts") or {}
     if not isinstance(prompts, dict) or not all(isinstance(text, str) for text in prompts.values()):
         raise _not_understood(MODEL_FILE, "prompts", prompts)
     if name is None:

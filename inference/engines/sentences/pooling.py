@@ -71,8 +71,8 @@ def modes_of(file: str, saved: dict[str, Any]) -> tuple[tuple[str, ...], bool]:
     names = [str(name).lower() for name in (named if isinstance(named, list) else [named] if named else [])]
     flagged = [_FLAGS.get(name, name) for name, on in flags.items() if on is True]
     unknown = [name for name in names + flagged if name not in POOLS]
-    asked = names or [name for name in POOLS if name in flagged]
-    if unknown or not asked:
+    modes = names or [name for name in POOLS if name in flagged]
+    if unknown or not modes:
         raise ModelUnavailable(
             f"{file}: the pooling {', '.join(unknown) or 'of its Pooling module'} is not known; known are"
             f" {', '.join(POOLS)}."
@@ -84,4 +84,4 @@ def modes_of(file: str, saved: dict[str, Any]) -> tuple[tuple[str, ...], bool]:
     include_prompt = saved.get("include_prompt", True)
     if not isinstance(include_prompt, bool):
         raise ModelUnavailable(f"{file}: include_prompt must be true or false.")
-    return tuple(asked), include_prompt
+    return tuple(modes), include_prompt

@@ -92,8 +92,8 @@ class SentenceEmbeddingsTests(TestCase):
             for token, expected in zip(found, self.states(text), strict=True):
                 self.assertAlmostEqual(cosine(token, expected), math.hypot(*token) * math.hypot(*expected), places=4)
         packed = run(self.engine, texts, {**unpooled, "details": True, "encoding_format": "base64"}).outcomes
-        for found, told in zip(plain, packed, strict=True):
-            numbers = struct.unpack(f"<{384 * told['tokens']}f", base64.b64decode(told["embedding"]))
+        for found, answer in zip(plain, packed, strict=True):
+            numbers = struct.unpack(f"<{384 * answer['tokens']}f", base64.b64decode(answer["embedding"]))
             self.assertEqual(list(numbers), list(itertools.chain.from_iterable(found)))
         for parameters in ({"dimensions": 8}, {"normalize": False}):
             for refused in run(self.engine, texts, {**unpooled, **parameters}).outcomes:
@@ -206,7 +206,7 @@ class SentenceEmbeddingsTests(TestCase):
     def prepared(self, texts: Sequence[str] = TEXTS, **parameters: Any) -> list[Any]:
         return list(self.engine.predict_prepared(self.engine.prepare(texts, parameters), parameters))
 
-    def test_its_entry_allows_to_ask_for_it(self) -> None:
+    def test_its_entry_allows_base64_and_not_hex(self) -> None:
         entry = reader.parse('[m]\nengine = "inference.engines.embeddings:SentenceEmbeddings"\nmodel = "x"\n')["m"]
         self.assertEqual(validate(entry.parameters, {"encoding_format": "base64"}), {"encoding_format": "base64"})
         with self.assertRaisesRegex(InvalidInput, "must be one of"):

@@ -81,7 +81,7 @@ class MakeTests(TestCase):
         engine = loading.load_engine(spec(engine=f"{__name__}:shout"), "cpu")
         self.assertEqual(engine.predict(["a", "b"], {"marks": 2}), ["A!!", "B!!"])
 
-    def test_an_engine_that_heeds_no_backend_says_so(self) -> None:
+    def test_an_engine_that_ignores_the_backend_says_so(self) -> None:
         engine = loading.load_engine(spec(engine=f"{__name__}:shout", backend="openvino"), "cpu")
         self.assertRegex(engine.note, r'backend = "openvino" is nothing to .*:shout, which computes in its own way')
 
@@ -112,12 +112,12 @@ class MakeTests(TestCase):
             with self.settings_path(folder):
                 self.assert_refused("needy_engine_module:Mine", "needs the package 'no_such_dependency'")
 
-    def test_an_error_while_loading_is_told(self) -> None:
+    def test_an_error_while_loading_is_reported(self) -> None:
         with self.assertRaises(ModelUnavailable) as caught:
             loading.load_engine(spec(engine=f"{FailsToLoad.__module__}:FailsToLoad"), "cpu")
         self.assertEqual(caught.exception.message, "could not be loaded on cpu: OSError: disk full")
 
-    def test_a_panic_while_loading_is_told_and_does_not_end_the_process(self) -> None:
+    def test_a_panic_while_loading_is_reported_and_does_not_end_the_process(self) -> None:
         class Panic(BaseException):
             """As of a tokenizer that is written in Rust."""
 
@@ -128,7 +128,7 @@ class MakeTests(TestCase):
             loading.load_engine(spec(engine=f"{FailsToLoad.__module__}:FailsToLoad"), "cpu")
         self.assertEqual(caught.exception.message, "could not be loaded on cpu: Panic: no entry found")
 
-    def test_an_error_while_it_is_made_is_told(self) -> None:
+    def test_an_error_while_it_is_made_is_reported(self) -> None:
         with self.assertRaises(ModelUnavailable) as caught:
             loading.load_engine(spec(engine=f"{__name__}:FailsToBeMade"), "cpu")
         self.assertEqual(caught.exception.message, "could not be loaded on cpu: KeyError: 'topics'")

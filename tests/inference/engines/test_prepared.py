@@ -71,13 +71,13 @@ class PreparedTests(TestCase):
         self.assertTrue(parity.are_alike(report.outcomes, isolate.run(classified, TEXTS, {}).outcomes))
         self.assertGreater(report.calls, 1)
 
-    def test_one_alone_is_asked_by_predict_before_it_fails(self) -> None:
+    def test_an_input_alone_is_answered_by_predict_before_it_fails(self) -> None:
         classified, alone = engine("text-classification", self.folder), TEXTS[:1]
         with patch.object(type(classified), "predict_prepared", side_effect=RuntimeError("a shortcut")):
             report = isolate.run(classified, alone, {}, classified.prepare(alone, {}))
         self.assertEqual(report.outcomes, isolate.run(classified, alone, {}).outcomes)
 
-    def test_a_class_with_a_predict_of_its_own_is_asked_by_it(self) -> None:
+    def test_a_class_with_a_predict_of_its_own_answers_by_it(self) -> None:
         class Own(PipelineEngine):
             def predict(self, inputs: list[Any], parameters: dict[str, Any]) -> list[Any]:
                 return [f"own answer to {text}" for text in inputs]
@@ -87,7 +87,7 @@ class PreparedTests(TestCase):
         self.assertFalse(own.can_prepare_ahead)
         self.assertTrue(engine("text-classification", self.folder).can_prepare_ahead)
 
-    def test_a_class_that_changes_a_step_of_it_is_asked_by_predict(self) -> None:
+    def test_a_class_that_changes_a_step_of_it_answers_by_predict(self) -> None:
         class Embeds(SentenceEmbeddings):
             def embed(self, texts: list[str]) -> Any:
                 return super().embed([f"query: {text}" for text in texts])

@@ -61,16 +61,16 @@ class FolderTestCase(TestCase):
 
 
 class MaskTests(FolderTestCase):
-    def test_a_model_whose_tokenizer_makes_no_mask_generates(self) -> None:
+    def test_a_model_generates_though_its_tokenizer_makes_no_mask(self) -> None:
         tiny_models.build("text-generation", self.folder)
         file = self.folder / "tokenizer_config.json"
         file.write_text(json.dumps({**json.loads(file.read_text()), "model_input_names": ["input_ids"]}))
         engine = self.engine("text-generation")
         self.assertIsNotNone(engine.stepper)
-        asked = {"max_new_tokens": 4, "do_sample": False}
+        parameters = {"max_new_tokens": 4, "do_sample": False}
         texts = ["the cat", "a", "it is a good house"]
-        self.assert_answers_of_the_library(engine, texts, asked)
-        counted = run(engine, texts, {**asked, "details": True}).outcomes
+        self.assert_answers_of_the_library(engine, texts, parameters)
+        counted = run(engine, texts, {**parameters, "details": True}).outcomes
         self.assertEqual([answer[0]["details"]["prompt_tokens"] for answer in counted], [7, 1, 18])
 
 
@@ -150,7 +150,7 @@ class TrialTests(FolderTestCase):
         for length in (3, 20, 64, 500):
             self.assertEqual(self.engine(max_length=length).max_tokens, min(length, 64))
 
-    def test_a_model_whose_table_lets_little_in_generates_by_the_step_all_the_same(self) -> None:
+    def test_a_model_generates_by_the_step_though_its_table_lets_little_in(self) -> None:
         """Texts that are longer than that compare nothing."""
         tiny_models.build("text-generation", self.folder)
         for length in (16, 32):

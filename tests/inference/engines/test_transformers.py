@@ -135,7 +135,7 @@ class TextTests(EqualTestCase):
                 self.assertEqual(counted, answered)
         self.assertEqual(engine("text-classification").numbers_a_token, 0)
 
-    def test_feature_extraction_by_a_model_whose_tokenizer_pads_on_the_left(self) -> None:
+    def test_feature_extraction_by_a_model_with_a_tokenizer_that_pads_on_the_left(self) -> None:
         self.assert_batching_changes_nothing("gpt2-features", PROMPTS)
 
     def test_fill_mask(self) -> None:
@@ -216,11 +216,11 @@ class GenerationTests(EqualTestCase):
     def test_an_answer_has_what_its_prompt_leaves_of_the_context(self) -> None:
         """Beside others that have more."""
         prompts = ["a", "b" * 125, "c", "d" * 125, "e" * 70]
-        for asked in ({"max_new_tokens": 100}, {"max_new_tokens": 4096}, {"max_length": 4096}, {}):
-            given = {"do_sample": False, "details": True, **asked}
+        for limits in ({"max_new_tokens": 100}, {"max_new_tokens": 4096}, {"max_length": 4096}, {}):
+            given = {"do_sample": False, "details": True, **limits}
             for prompt, answer in zip(prompts, self.answers("text-generation", prompts, given), strict=True):
-                with self.subTest(prompt=prompt[0], asked=asked):
-                    left = min(128 - len(prompt), asked.get("max_new_tokens", 128))
+                with self.subTest(prompt=prompt[0], limits=limits):
+                    left = min(128 - len(prompt), limits.get("max_new_tokens", 128))
                     alone = {"do_sample": False, "details": True, "max_new_tokens": left}
                     [expected] = self.answers("text-generation", [prompt], alone)
                     self.assertEqual(answer, expected)
@@ -252,7 +252,7 @@ class ImageAndSoundTests(EqualTestCase):
             with self.subTest(name):
                 self.assert_batching_changes_nothing(name, TONES)
 
-    def test_sound_longer_than_a_window_is_a_text_whether_times_are_asked_for_or_not(self) -> None:
+    def test_sound_longer_than_a_window_is_the_same_text_with_and_without_timestamps(self) -> None:
         sounds = [tiny_models.wav(300, 31), *TONES[:1], tiny_models.wav(440, 31)]
         texts = [answer["text"] for answer in self.answers("whisper-with-times", sounds, {"return_timestamps": True})]
         found = self.answers("whisper-with-times", sounds)
@@ -380,7 +380,7 @@ class ModelFaultTests(TestCase):
                     self.assertIn("secret", outcome.raised)
                     self.assertNotIn("secret", outcome.message)
 
-    def test_what_preprocess_raises_is_told_to_clients_in_our_words_only(self) -> None:
+    def test_clients_get_what_preprocess_raises_in_our_words_only(self) -> None:
         for name, value in (("object-detection", tiny_models.png()), ("token-classification", "a cat")):
             with patch.object(type(engine(name).pipe), "preprocess", side_effect=KeyError("secret")):
                 [outcome] = run(engine(name), [value], {}).outcomes

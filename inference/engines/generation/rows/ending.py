@@ -11,12 +11,12 @@ class Ending:
     generated: int  # number of tokens generated
     found: str  # the text of the generated tokens by themselves, with which the pipeline's answer ends
     text: str  # the text with which the answer is to end instead
-    told: bool = False  # True if the answer has details
+    has_details: bool = False  # True if the answer has details
 
     def shown(self, answer: dict[str, Any]) -> dict[str, Any]:
         """Return the pipeline's answer with this ending."""
         details = {"finish_reason": self.reason, "prompt_tokens": self.prompt, "generated_tokens": self.generated}
-        more = {"details": details} if self.told else {}
+        more = {"details": details} if self.has_details else {}
         texts = {"generated_text": self._replaced(answer["generated_text"])} if "generated_text" in answer else {}
         return {**answer, **texts, **more}
 

@@ -72,7 +72,7 @@ class GrowingText:
         self._read = len(context)  # tokens of the window whose text is in the value, or before it
         self._before = decoder(context) if context else ""  # text of those tokens
         self._found = self._before  # text of the whole window
-        self._told = 0
+        self._returned_length = 0
 
     def add(self, token: int) -> None:
         self._window.append(token)
@@ -96,8 +96,8 @@ class GrowingText:
         until = self.stop
         if until is None:
             until = len(self.value) if last else len(self.value) - self._begun()
-        told, self._told = self._told, max(self._told, until)
-        return self.value[told : self._told]
+        start, self._returned_length = self._returned_length, max(self._returned_length, until)
+        return self.value[start : self._returned_length]
 
     @property
     def final(self) -> str:
@@ -134,5 +134,5 @@ def goes_on(prompt: Any, after: Mapping[str, Any]) -> bool:
     """
     if isinstance(prompt, str):
         return True
-    asked = after.get("continue_final_message")
-    return prompt.messages[-1]["role"] == "assistant" if asked is None else bool(asked)
+    flag = after.get("continue_final_message")
+    return prompt.messages[-1]["role"] == "assistant" if flag is None else bool(flag)

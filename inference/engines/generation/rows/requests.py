@@ -37,15 +37,15 @@ class Requests:
         [found] = self.steps.rows(0, value, parameters)
         tokens = found.features["input_ids"][0].tolist()
         config, processors = self._as_generate_would(found.features, {**parameters.forward, **found.own})
-        ends, asked = config.eos_token_id, read_stops(self.pipe.tokenizer, stops)
+        ends, parsed_stops = config.eos_token_id, read_stops(self.pipe.tokenizer, stops)
         before = tokens if goes_on(found.features["prompt_text"], parameters.postprocess) else ()
         return GeneratedRow(
             key=key, features=found.features, after=parameters.postprocess, details=details,
             tokens=tokens, prompt=len(tokens), longest=min(config.max_length, self.context),
             ends=frozenset(ends if isinstance(ends, list) else [ends]),
-            stops=asked.tokens, processors=processors, samples=config.do_sample,
+            stops=parsed_stops.tokens, processors=processors, samples=config.do_sample,
             generator=torch.Generator(self.pipe.model.device).manual_seed(seed),
-            text=GrowingText(self.decoder, asked.texts, self.decoder.context(before)),
+            text=GrowingText(self.decoder, parsed_stops.texts, self.decoder.context(before)),
         )  # fmt: skip
 
     def _as_generate_would(self, features: Mapping[str, Any], run: dict[str, Any]) -> tuple[Any, Any]:

@@ -63,5 +63,5 @@ class GeneratedRow:
         self.ending = Ending(
             reason=reason if self.text.stop is None else "stop_sequence",
             prompt=self.prompt, generated=len(self.tokens) - self.prompt,
-            found=self.text.alone(self.tokens[self.prompt :]), text=self.text.final, told=self.details,
+            found=self.text.alone(self.tokens[self.prompt :]), text=self.text.final, has_details=self.details,
         )  # fmt: skip

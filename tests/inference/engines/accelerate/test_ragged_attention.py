@@ -89,9 +89,7 @@ class TextsTests(TestCase):
 class NearTests(TestCase):
     @QUICK
     @given(lengths_of_texts.map(sorted), st.sampled_from([32, 384, 768]))
-    def test_every_text_is_in_one_group_whose_padding_is_cheaper_than_a_call(
-        self, lengths: list[int], hidden: int
-    ) -> None:
+    def test_every_text_is_in_one_group_with_padding_cheaper_than_a_call(self, lengths: list[int], hidden: int) -> None:
         groups = near(lengths, hidden, CALL_COST)
         self.assertEqual([text for start, end in groups for text in range(start, end)], list(range(len(lengths))))
         for start, end in groups:

@@ -56,9 +56,9 @@ class RenamedTests(TestCase):
             )
         self.assertEqual(run.returncode, 0, run.stderr)
         found = json.loads(run.stdout)
-        for task, told in found.items():
-            self.assertTrue(are_alike(told["answers"], told["expected"]), f"{task}: {told}")
-        return {task: "; ".join(told["warnings"]) for task, told in found.items()}
+        for task, report in found.items():
+            self.assertTrue(are_alike(report["answers"], report["expected"]), f"{task}: {report}")
+        return {task: "; ".join(report["warnings"]) for task, report in found.items()}
 
     def test_those_of_pipelines_leave_the_pipeline_as_a_whole(self) -> None:
         names = private_names("inputs/steps.py")

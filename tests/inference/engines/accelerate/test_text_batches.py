@@ -24,8 +24,8 @@ def pipe(labels: int = 3, problem: str | None = None) -> Any:
 
 
 class ClassesTests(TestCase):
-    def assert_like_the_pipeline(self, fake: Any, logits: torch.Tensor, **asked: Any) -> None:
-        _, _, parameters = TextClassificationPipeline._sanitize_parameters(fake, **asked)  # noqa: SLF001 - the original
+    def assert_like_the_pipeline(self, fake: Any, logits: torch.Tensor, **options: Any) -> None:
+        _, _, parameters = TextClassificationPipeline._sanitize_parameters(fake, **options)  # noqa: SLF001 - the original
         expected = [
             TextClassificationPipeline.postprocess(fake, {"logits": row.unsqueeze(0)}, **parameters) for row in logits
         ]

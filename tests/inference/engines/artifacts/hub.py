@@ -13,7 +13,7 @@ class Hub:
 
     def __init__(self, files: dict[str, bytes]) -> None:
         self.files = files
-        self.asked: list[str] = []
+        self.paths: list[str] = []
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
         self.url = f"http://127.0.0.1:{self.server.server_port}"
 
@@ -43,7 +43,7 @@ class Hub:
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 path = self.path.partition("?")[0]
-                hub.asked.append(path)
+                hub.paths.append(path)
                 status, body = hub.answer(path)
                 self.send_response(status)
                 self.send_header("Content-Length", str(len(body)))

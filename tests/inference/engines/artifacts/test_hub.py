@@ -61,7 +61,7 @@ class HubTests(TestCase):
     def test_a_model_is_fetched_once_and_without_pickles_or_code(self) -> None:
         with Hub({**self.files, "pytorch_model.bin": b"pickle", "modeling.py": b"code"}) as hub:
             folder = self.fetch(hub.url)
-            fetched = {Path(path).name for path in hub.asked if "/resolve/" in path}
+            fetched = {Path(path).name for path in hub.paths if "/resolve/" in path}
         self.assertIn("model.safetensors", fetched)
         self.assertFalse(fetched & {"pytorch_model.bin", "modeling.py"})
         self.assertEqual(self.fetch("http://127.0.0.1:9", offline=True), folder)

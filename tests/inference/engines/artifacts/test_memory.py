@@ -127,8 +127,8 @@ class KeptTests(SimpleTestCase):
         """
         environment = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
         command = [sys.executable, "-c", textwrap.dedent(faults)]
-        told = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=PATIENCE_S)
-        before, after = map(int, told.stdout.split())
+        run = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=PATIENCE_S)
+        before, after = map(int, run.stdout.split())
         self.assertLess(after, before / 10)
 
     def test_where_a_threshold_is_too_high_the_highest_is_set(self) -> None:

@@ -71,7 +71,7 @@ class CompiledCase(EqualTestCase):
         values = {"backend": "openvino", "task": task, "model": str(self.folder(task)), **values}
         return loading.load_engine(ModelSpec(name="m", **values), "cpu")
 
-    def asked(self, engine: Any, task: str = CLASSIFICATION, inputs: list[Any] | None = None) -> list[Any]:
+    def predict(self, engine: Any, task: str = CLASSIFICATION, inputs: list[Any] | None = None) -> list[Any]:
         inputs = INPUTS.get(task, TEXTS) if inputs is None else inputs
         report = run(engine, inputs, PARAMETERS.get(task, {}))
         self.assertEqual(report.calls, 1)
@@ -79,7 +79,7 @@ class CompiledCase(EqualTestCase):
 
     def torch_answers(self, task: str = CLASSIFICATION) -> list[Any]:
         if task not in self.answers_of_torch:
-            self.answers_of_torch[task] = self.asked(self.loaded(task, backend="torch"), task)
+            self.answers_of_torch[task] = self.predict(self.loaded(task, backend="torch"), task)
         return self.answers_of_torch[task]
 
     def model(self, engine: Any) -> Any:
@@ -103,18 +103,18 @@ class AnswersTests(CompiledCase):
                 with self.subTest(task):
                     engine = self.loaded(task)
                     self.assertTrue(self.computes(engine), engine.note)
-                    found = self.asked(engine, task)
+                    found = self.predict(engine, task)
                     self.assert_equal(found, self.torch_answers(task))
-                    alone = [self.asked(engine, task, [value])[0] for value in INPUTS.get(task, TEXTS)]
+                    alone = [self.predict(engine, task, [value])[0] for value in INPUTS.get(task, TEXTS)]
                     self.assert_equal(found, alone)
 
     def test_sentence_embeddings_are_computed_too(self) -> None:
         values = {"engine": "inference.engines.embeddings:SentenceEmbeddings"}
         engine = self.loaded("feature-extraction", **values)
         self.assertTrue(self.computes(engine), engine.note)
-        expected = self.asked(self.loaded("feature-extraction", backend="torch", **values))
-        self.assert_equal(self.asked(engine), expected)
-        self.assert_equal([self.asked(engine, inputs=[text])[0] for text in TEXTS], expected)
+        expected = self.predict(self.loaded("feature-extraction", backend="torch", **values))
+        self.assert_equal(self.predict(engine), expected)
+        self.assert_equal([self.predict(engine, inputs=[text])[0] for text in TEXTS], expected)
 
     def test_the_page_says_how_near_the_answers_are(self) -> None:
         note = self.loaded().note
@@ -131,7 +131,7 @@ class AnswersTests(CompiledCase):
     def test_in_int8_a_batch_answers_as_each_alone(self) -> None:
         engine = self.loaded(precision="int8")
         self.assertTrue(self.computes(engine), engine.note)
-        together, alone = self.asked(engine), [self.asked(engine, inputs=[text])[0] for text in TEXTS]
+        together, alone = self.predict(engine), [self.predict(engine, inputs=[text])[0] for text in TEXTS]
         for one, other in zip(together, alone, strict=True):
             self.assertEqual(one["label"], other["label"])
             self.assertAlmostEqual(one["score"], other["score"], delta=0.02)
@@ -140,7 +140,7 @@ class AnswersTests(CompiledCase):
         with patch.object(install, "_holds", side_effect=[False, True]):
             engine = self.loaded()
         with patch.object(engine.pipe.model.forward, "request", wraps=engine.pipe.model.forward.request) as request:
-            self.assert_equal(self.asked(engine), self.torch_answers())
+            self.assert_equal(self.predict(engine), self.torch_answers())
         self.assertEqual(request.infer.call_count, len(TEXTS))
 
 
@@ -157,14 +157,14 @@ class ShortTypesTests(CompiledCase):
                 labels = "" if task == "feature-extraction" else r"\d+ of \d+ labels are those of torch in float32, "
                 self.assertRegex(engine.note, f"torch computes it in bfloat16: {labels}numbers differ by at most")
                 self.assertEqual({part.dtype for part in self.model(engine).parameters()}, {torch.bfloat16})
-                self.asked(engine, task)
+                self.predict(engine, task)
 
     def test_beyond_the_tolerance_it_is_computed_in_float32(self) -> None:
         with self.assertLogs(install.logger, "WARNING") as logs:
             engine = self.loaded_short(tolerance=1e-6)
         self.assertRegex(engine.note, r"^torch computes it in float32, and not torch in bfloat16: .* where 1e-06 is al")
         self.assertIn(engine.note, logs.output[0])
-        self.assert_equal(self.asked(engine), self.torch_answers())
+        self.assert_equal(self.predict(engine), self.torch_answers())
 
     def test_what_generates_or_says_dtype_is_not_compared(self) -> None:
         self.assertEqual(self.loaded(backend="torch", dtype="bfloat16").note, "")
@@ -179,7 +179,7 @@ class FallbackTests(CompiledCase):
         self.assertFalse(self.computes(engine))
         self.assertRegex(engine.note, r"^torch computes it in float32, and not openvino in int8: .* where 1e-06 is al")
         self.assertIn(engine.note, logs.output[0])
-        self.assert_equal(self.asked(engine), self.torch_answers())
+        self.assert_equal(self.predict(engine), self.torch_answers())
 
     def test_what_raises_while_it_is_exported_or_called_leaves_torch(self) -> None:
         for broken in (
@@ -189,7 +189,7 @@ class FallbackTests(CompiledCase):
             shutil.rmtree(self.folder(CLASSIFICATION) / install.HOME, ignore_errors=True)
             with broken, self.assertLogs(install.logger, "WARNING"):
                 engine = self.loaded()
-            self.assert_equal(self.asked(engine), self.torch_answers())
+            self.assert_equal(self.predict(engine), self.torch_answers())
 
     def test_what_raises_in_a_later_call_leaves_torch(self) -> None:
         engine, expected = self.loaded(), self.torch_answers()
@@ -197,7 +197,7 @@ class FallbackTests(CompiledCase):
             patch.object(openvino_forward.Forward, "__call__", side_effect=RuntimeError),
             self.assertLogs("inference.engines"),
         ):
-            self.assert_equal(self.asked(engine), expected)
+            self.assert_equal(self.predict(engine), expected)
 
     def test_without_the_package_it_says_what_to_install(self) -> None:
         find_spec = importlib.util.find_spec
@@ -238,12 +238,12 @@ class WeightsTests(CompiledCase):
             ("feature-extraction", {"engine": "inference.engines.embeddings:SentenceEmbeddings"}),
         ):
             with self.subTest(task):
-                expected = self.asked(self.loaded(task, **{**values, "backend": "torch"}), task)
+                expected = self.predict(self.loaded(task, **{**values, "backend": "torch"}), task)
                 engine = self.loaded(task, **values)
                 with self.failing(), self.assertLogs("inference.engines", "WARNING"):
-                    self.assert_equal(self.asked(engine, task), expected)
+                    self.assert_equal(self.predict(engine, task), expected)
                 self.assertGreater(self.held(engine), 0)
-                self.assert_equal(self.asked(engine, task), expected)
+                self.assert_equal(self.predict(engine, task), expected)
 
     def test_they_go_again_where_the_input_was_at_fault(self) -> None:
         engine = self.loaded()
@@ -263,7 +263,7 @@ class WeightsTests(CompiledCase):
             outcomes = run(engine, TEXTS, {}).outcomes
         self.assertTrue(all(isinstance(outcome, EngineError) for outcome in outcomes), outcomes)
         self.assertTrue(self.computes(engine))
-        self.assert_equal(self.asked(engine), expected)
+        self.assert_equal(self.predict(engine), expected)
 
 
 class KeptTests(CompiledCase):
@@ -341,5 +341,5 @@ class KeptTests(CompiledCase):
             engine = self.loaded(model=str(model))
         self.assertIn("Make room in", logs.output[0])
         self.assertTrue(self.computes(engine))
-        self.assert_equal(self.asked(engine), self.torch_answers())
+        self.assert_equal(self.predict(engine), self.torch_answers())
         self.assertEqual([path.suffix for path in (model / install.HOME).iterdir()], [".lock"])

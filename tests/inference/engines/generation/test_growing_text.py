@@ -55,18 +55,18 @@ def grown(decoder: Decoder, tokens: list[int], stops: list[str] = []) -> tuple[l
 class GrowingTextTests(TestCase):
     @QUICK
     @given(st.sampled_from(sorted(TOKENIZERS)), st.randoms(use_true_random=False), st.integers(0, 40))
-    def test_what_is_told_is_the_whole_text(self, name: str, chosen: random.Random, count: int) -> None:
+    def test_the_pieces_are_the_whole_text(self, name: str, chosen: random.Random, count: int) -> None:
         tokens = chosen.choices(range(len(TOKENIZERS[name])), k=count)
-        told, text = grown(DECODERS[name], tokens)
-        self.assertEqual("".join(told), TOKENIZERS[name].decode(tokens, skip_special_tokens=True))
-        self.assertEqual("".join(told), text.value)
+        pieces, text = grown(DECODERS[name], tokens)
+        self.assertEqual("".join(pieces), TOKENIZERS[name].decode(tokens, skip_special_tokens=True))
+        self.assertEqual("".join(pieces), text.value)
 
-    def test_no_character_is_told_before_it_is_whole(self) -> None:
+    def test_no_character_is_returned_before_it_is_whole(self) -> None:
         for name in ("bytes", "pieces and bytes"):
             tokens = self.bytes_of(name, TEXT)
-            told, _ = grown(DECODERS[name], tokens)
-            self.assertEqual("".join(told), TEXT)
-            for piece in told:
+            pieces, _ = grown(DECODERS[name], tokens)
+            self.assertEqual("".join(pieces), TEXT)
+            for piece in pieces:
                 self.assertNotIn("\ufffd", piece)
         self.assertGreater(sum(map(bool, grown(DECODERS["bytes"], self.bytes_of("bytes", TEXT))[0])), 20)
 
@@ -89,8 +89,8 @@ class GrowingTextTests(TestCase):
 
     def test_blanks_before_words_are_kept_and_the_first_is_none(self) -> None:
         tokens = TOKENIZERS["pieces and bytes"].convert_tokens_to_ids(["▁Hello", "</s>", "▁", "▁done", "a", "▁Hello"])
-        told, _ = grown(DECODERS["pieces and bytes"], tokens)
-        self.assertEqual("".join(told), "Hello  donea Hello")
+        pieces, _ = grown(DECODERS["pieces and bytes"], tokens)
+        self.assertEqual("".join(pieces), "Hello  donea Hello")
 
     def test_what_may_begin_a_stop_string_is_held_back(self) -> None:
         text = GrowingText(DECODERS["bytes"], ["\n\nUser:", "###"])
@@ -106,11 +106,11 @@ class GrowingTextTests(TestCase):
     @QUICK
     @given(st.text("ab\n", max_size=30), st.lists(st.text("ab\n", min_size=1, max_size=4), max_size=3))
     def test_a_text_ends_before_its_first_stop_string(self, whole: str, stops: list[str]) -> None:
-        told, text = grown(DECODERS["bytes"], self.bytes_of("bytes", whole), stops)
+        pieces, text = grown(DECODERS["bytes"], self.bytes_of("bytes", whole), stops)
         ends = [whole.index(stop) + len(stop) for stop in stops if stop in whole]
         expected = whole
         if ends:  # the stop string that is whole first; of several, the one that begins first
             read = whole[: min(ends)]
             expected = read[: min(read.index(stop) for stop in stops if stop in read)]
-        self.assertEqual("".join(told), expected)
+        self.assertEqual("".join(pieces), expected)
         self.assertEqual(text.stop is not None, bool(ends))

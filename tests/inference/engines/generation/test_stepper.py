@@ -20,7 +20,7 @@ from tests.inference.engines.generation.test_growing_text import with_bytes
 GREEDY = {"do_sample": False, "return_full_text": False}
 STEPPED = sorted(decoders.SETTINGS.keys() - {"Mamba"})
 NEVER = 10_000  # is no token of these models
-TOLD = {"return_full_text": False, "details": True}
+WITH_DETAILS = {"return_full_text": False, "details": True}
 LETTERS = "abcdefghij klmnop, ZÄ€🙂"
 
 
@@ -45,14 +45,14 @@ class StepperTestCase(TestCase):
         self.addCleanup(torch.set_num_threads, torch.get_num_threads())
         torch.set_num_threads(1)  # the models are smaller than the cost of sharing them
 
-    def assert_told(self, told: ProgressCollector) -> None:
+    def assert_texts_match_answers(self, collector: ProgressCollector) -> None:
         """What was told piece by piece is the text of the answer."""
-        for key, answer in told.answers.items():
-            self.assertEqual(told.texts[key], text(answer), key)
+        for key, answer in collector.answers.items():
+            self.assertEqual(collector.texts[key], text(answer), key)
 
 
 class AnswerTests(StepperTestCase):
-    def test_answers_are_those_of_generate_alone_whoever_joins_and_leaves(self) -> None:
+    def test_answers_are_those_of_generate_alone_while_others_join_and_leave(self) -> None:
         for kind in STEPPED:
             with self.subTest(kind):
                 self.play(decoders.engine(kind), random.Random(kind))
@@ -60,91 +60,91 @@ class AnswerTests(StepperTestCase):
     def test_bloom_answers_as_generate_does_for_each_prompt_alone(self) -> None:
         engine = decoders.engine("Bloom")
         model, tokenizer = engine.pipe.model, engine.pipe.tokenizer
-        asked = {prompt: 8 + 4 * place for place, prompt in enumerate(("a", "hello", "hello you", "b" * 50))}
-        told = ProgressCollector(engine.stepper)
-        for prompt, count in asked.items():
+        limits = {prompt: 8 + 4 * place for place, prompt in enumerate(("a", "hello", "hello you", "b" * 50))}
+        collector = ProgressCollector(engine.stepper)
+        for prompt, count in limits.items():
             engine.stepper.join(prompt, prompt, {**GREEDY, "max_new_tokens": count}, seed=0)
-            told.step()
-        told.all()
-        for prompt, count in asked.items():
+            collector.step()
+        collector.all()
+        for prompt, count in limits.items():
             [tokens] = model.generate(**tokenizer(prompt, return_tensors="pt"), do_sample=False, max_new_tokens=count)
             expected = tokenizer.decode(tokens[len(prompt) :], skip_special_tokens=True)
-            self.assertEqual(told.answers[prompt], [{"generated_text": expected}])
+            self.assertEqual(collector.answers[prompt], [{"generated_text": expected}])
 
     def play(self, engine: Any, chosen: random.Random) -> None:
         self.assertIsNotNone(engine.stepper, engine.note)
-        asked = {
+        requests = {
             key: (prompt, {**GREEDY, "max_new_tokens": chosen.randint(1, 30)})
             for key, prompt in enumerate(prompts(chosen, 14))
         }
-        left, told = list(asked), ProgressCollector(engine.stepper)
+        left, collector = list(requests), ProgressCollector(engine.stepper)
         gone: set[int] = set()
         with patch.object(batch, "PIECE", 32):
             while left or len(engine.stepper):
                 while left and chosen.random() < 0.5:
                     key = left.pop()
-                    engine.stepper.join(key, *asked[key], seed=key)
+                    engine.stepper.join(key, *requests[key], seed=key)
                 if chosen.random() < 0.03:
-                    gone.add(key := chosen.choice(list(asked)))
+                    gone.add(key := chosen.choice(list(requests)))
                     engine.stepper.leave(key)
-                told.step()
+                collector.step()
         self.assertLess(len(gone), 7)
-        self.assertEqual(told.answers.keys() | gone, asked.keys())
-        for key, (prompt, parameters) in asked.items():
+        self.assertEqual(collector.answers.keys() | gone, requests.keys())
+        for key, (prompt, parameters) in requests.items():
             if key not in gone:
-                self.assertEqual(told.answers[key], alone(engine, prompt, **parameters))
-        self.assert_told(told)
+                self.assertEqual(collector.answers[key], alone(engine, prompt, **parameters))
+        self.assert_texts_match_answers(collector)
 
     def test_a_long_prompt_is_read_in_pieces_while_others_generate(self) -> None:
         engine = decoders.engine("Llama")
-        told = ProgressCollector(engine.stepper)
+        collector = ProgressCollector(engine.stepper)
         with patch.object(batch, "PIECE", 16):
             engine.stepper.join("short", "ab", {**GREEDY, "max_new_tokens": 20}, seed=0)
-            told.step()
+            collector.step()
             engine.stepper.join("long", "abc" * 40, {**GREEDY, "max_new_tokens": 5}, seed=0)
             engine.stepper.join("late", "cd", {**GREEDY, "max_new_tokens": 20}, seed=0)
             for _ in range(3):
-                self.assertEqual(sum(progress.tokens for progress in told.step() if progress.key == "short"), 1)
-            self.assertIn("late", told.texts)
-            self.assertNotIn("long", told.texts)
-            told.all()
-        self.assertEqual(told.answers["long"], alone(engine, "abc" * 40, max_new_tokens=5))
-        self.assertEqual(told.answers["late"], alone(engine, "cd", max_new_tokens=20))
+                self.assertEqual(sum(progress.tokens for progress in collector.step() if progress.key == "short"), 1)
+            self.assertIn("late", collector.texts)
+            self.assertNotIn("long", collector.texts)
+            collector.all()
+        self.assertEqual(collector.answers["long"], alone(engine, "abc" * 40, max_new_tokens=5))
+        self.assertEqual(collector.answers["late"], alone(engine, "cd", max_new_tokens=20))
 
     def test_a_beginning_that_was_read_is_not_computed_again(self) -> None:
         system = "You answer in one word. " * 8
-        asked = [f"{system}{question}" for question in ("a?", "bcd?", "efg hij?", "no? k!")]
+        texts = [f"{system}{question}" for question in ("a?", "bcd?", "efg hij?", "no? k!")]
         for kind in STEPPED:
             engine = decoders.over(decoders.model(kind))
-            told = ProgressCollector(engine.stepper)
+            collector = ProgressCollector(engine.stepper)
             with self.subTest(kind), patch.object(forwards.Forwards, "_run", autospec=True) as run:
                 run.side_effect = run_alone
-                for prompt in asked:
+                for prompt in texts:
                     engine.stepper.join(prompt, prompt, {**GREEDY, "max_new_tokens": 3}, seed=0)
-                told.all()
+                collector.all()
                 read = [tokens.shape[1] for _, tokens, *_ in (call.args for call in run.call_args_list)]
                 self.assertEqual(
-                    sum(read) - read.count(1), len(system) + sum(len(prompt) - len(system) for prompt in asked)
+                    sum(read) - read.count(1), len(system) + sum(len(prompt) - len(system) for prompt in texts)
                 )
-            for prompt in asked:
-                self.assertEqual(told.answers[prompt], alone(engine, prompt, max_new_tokens=3))
+            for prompt in texts:
+                self.assertEqual(collector.answers[prompt], alone(engine, prompt, max_new_tokens=3))
 
     def test_a_gpu_reads_prompts_of_one_beginning_together_where_a_step_has_room_for_them(self) -> None:
         system = "You answer in one word. " * 8
-        asked = [f"{system}{question}" for question in ("a?", "b?", "c?")]
+        texts = [f"{system}{question}" for question in ("a?", "b?", "c?")]
         engine = decoders.over(decoders.model("Llama"))
-        told = ProgressCollector(engine.stepper)
+        collector = ProgressCollector(engine.stepper)
         with (
             patch.object(engine.stepper, "_is_cpu", new=False),
             patch.object(forwards.Forwards, "_run", autospec=True, side_effect=run_alone) as run,
         ):
-            for prompt in asked:
+            for prompt in texts:
                 engine.stepper.join(prompt, prompt, {**GREEDY, "max_new_tokens": 2}, seed=0)
-            told.all()
+            collector.all()
         read = [tuple(call.args[1].shape) for call in run.call_args_list]
         self.assertEqual([shape for shape in read if shape[1] > 1], [(3, len(system) + 2)])
-        for prompt in asked:
-            self.assertEqual(told.answers[prompt], alone(engine, prompt, max_new_tokens=2))
+        for prompt in texts:
+            self.assertEqual(collector.answers[prompt], alone(engine, prompt, max_new_tokens=2))
 
     def test_beginnings_have_a_bounded_room_and_give_way_where_memory_is_short(self) -> None:
         engine = decoders.over(decoders.model("Llama"), max_batch_tokens=8 * 400)
@@ -163,15 +163,15 @@ class AnswerTests(StepperTestCase):
         engine = decoders.engine("Llama")
         chat = [{"role": "user", "content": "hello"}]
         begun = [*chat, {"role": "assistant", "content": "I am"}]
-        told = ProgressCollector(engine.stepper)
-        asked = list(itertools.product([chat, begun, "a text"], [True, False]))
-        for key, (value, whole) in enumerate(asked):
+        collector = ProgressCollector(engine.stepper)
+        cases = list(itertools.product([chat, begun, "a text"], [True, False]))
+        for key, (value, whole) in enumerate(cases):
             engine.stepper.join(
                 key, value, {"max_new_tokens": 6, "do_sample": False, "return_full_text": whole}, seed=0
             )
-        told.all()
-        for key, (value, whole) in enumerate(asked):
-            self.assertEqual(told.answers[key], alone(engine, value, max_new_tokens=6, return_full_text=whole))
+        collector.all()
+        for key, (value, whole) in enumerate(cases):
+            self.assertEqual(collector.answers[key], alone(engine, value, max_new_tokens=6, return_full_text=whole))
 
     def test_a_chat_that_the_template_refuses_is_the_fault_of_its_sender(self) -> None:
         engine = decoders.engine("Llama")
@@ -197,25 +197,25 @@ class AnswerTests(StepperTestCase):
 
     def test_processors_of_scores_see_the_row_alone(self) -> None:
         for parameters in ({"repetition_penalty": 3.0}, {"no_repeat_ngram_size": 2}, {"max_length": 60}):
-            engine, told = decoders.engine("GPT2"), ProgressCollector(decoders.engine("GPT2").stepper)
-            asked = {key: {**GREEDY, "max_new_tokens": 20, **parameters} for key in prompts(random.Random(1), 5)}
-            for prompt, given in asked.items():
+            engine, collector = decoders.engine("GPT2"), ProgressCollector(decoders.engine("GPT2").stepper)
+            requests = {key: {**GREEDY, "max_new_tokens": 20, **parameters} for key in prompts(random.Random(1), 5)}
+            for prompt, given in requests.items():
                 engine.stepper.join(prompt, prompt, given, seed=0)
-            told.all()
-            for prompt, given in asked.items():
-                self.assertEqual(told.answers[prompt], alone(engine, prompt, **given))
+            collector.all()
+            for prompt, given in requests.items():
+                self.assertEqual(collector.answers[prompt], alone(engine, prompt, **given))
 
     def test_the_model_s_own_settings_hold(self) -> None:
         made = decoders.model("Llama")
         made.generation_config.update(max_new_tokens=7, repetition_penalty=2.0, eos_token_id=[256, 97])
         engine = decoders.over(made)
-        told = ProgressCollector(engine.stepper)
-        asked = ("b", "hello", "hello you")
-        for prompt in asked:
+        collector = ProgressCollector(engine.stepper)
+        texts = ("b", "hello", "hello you")
+        for prompt in texts:
             engine.stepper.join(prompt, prompt, GREEDY, seed=0)
-        told.all()
-        for prompt in asked:
-            self.assertEqual(told.answers[prompt], alone(engine, prompt))
+        collector.all()
+        for prompt in texts:
+            self.assertEqual(collector.answers[prompt], alone(engine, prompt))
 
     def test_the_cells_are_given_back_when_nobody_is_in(self) -> None:
         stepper = decoders.engine("Llama").stepper
@@ -232,28 +232,28 @@ class SamplingTests(StepperTestCase):
 
     def test_a_seed_gives_the_answer_that_generate_has_with_it_alone_and_in_company(self) -> None:
         engine = decoders.engine("Llama")
-        told = ProgressCollector(engine.stepper)
-        asked = [
+        collector = ProgressCollector(engine.stepper)
+        requests = [
             (prompt, {"do_sample": True, "return_full_text": False, "max_new_tokens": 12, "seed": seed, **parameters})
             for seed, parameters in enumerate([*self.PARAMETERS, *self.PARAMETERS])
             for prompt in ("a", "hello you")
         ]
-        for key, (prompt, parameters) in enumerate(asked):
+        for key, (prompt, parameters) in enumerate(requests):
             engine.stepper.join(key, prompt, parameters, seed=99)
-            told.step()
-        told.all()
-        for key, (prompt, parameters) in enumerate(asked):
-            self.assertEqual(told.answers[key], alone(engine, prompt, **parameters), parameters)
-        self.assert_told(told)
-        self.assertGreater(len({text(answer) for answer in told.answers.values()}), 20)
+            collector.step()
+        collector.all()
+        for key, (prompt, parameters) in enumerate(requests):
+            self.assertEqual(collector.answers[key], alone(engine, prompt, **parameters), parameters)
+        self.assert_texts_match_answers(collector)
+        self.assertGreater(len({text(answer) for answer in collector.answers.values()}), 20)
 
     def test_without_one_of_its_own_a_row_samples_from_the_seed_that_it_is_given(self) -> None:
         engine = decoders.engine("Llama")
         parameters = {"do_sample": True, "max_new_tokens": 12}
-        told = ProgressCollector(engine.stepper)
+        collector = ProgressCollector(engine.stepper)
         for key, seed in enumerate((5, 5, 6)):
             engine.stepper.join(key, "hello", parameters, seed=seed)
-        answers = told.all().answers
+        answers = collector.all().answers
         self.assertEqual(answers[0], answers[1])
         self.assertNotEqual(answers[0], answers[2])
         self.assertEqual(answers[0], engine.predict(["hello"], {**parameters, "seed": 5})[0])
@@ -263,20 +263,20 @@ class EndTests(StepperTestCase):
     def test_a_row_that_is_ended_before_its_time_answers_with_what_it_has(self) -> None:
         engine = decoders.engine("Llama")
         given = {**GREEDY, "details": True, "max_new_tokens": 30}
-        told = ProgressCollector(engine.stepper)
+        collector = ProgressCollector(engine.stepper)
         for key in ("begun", "beside"):
             engine.stepper.join(key, "hello", given, seed=0)
         for _ in range(5):
-            told.step()
+            collector.step()
         engine.stepper.join("new", "hello", given, seed=0)
         for key in ("begun", "new"):
-            tokens = told.tokens.get(key, 0)
+            tokens = collector.tokens.get(key, 0)
             shown = alone(engine, "hello", **{**given, "max_new_tokens": tokens})[0] if tokens else {}
             details = {"finish_reason": "length", "prompt_tokens": 5, "generated_tokens": tokens}
             expected = [{"generated_text": shown.get("generated_text", ""), "details": details}]
             self.assertEqual(engine.stepper.finish(key).answer, expected)
         self.assertIs(engine.stepper.finish("nobody").answer, OPEN)
-        self.assertEqual(told.all().answers, {"beside": alone(engine, "hello", **given)})
+        self.assertEqual(collector.all().answers, {"beside": alone(engine, "hello", **given)})
 
     def test_a_text_ends_before_the_first_stop_string_as_in_a_static_batch(self) -> None:
         engine = decoders.engine("Llama")
@@ -286,16 +286,16 @@ class EndTests(StepperTestCase):
         for piece in pieces[:4]:
             stops = [piece, "never there"]
             given = {**GREEDY, "max_new_tokens": 30, "stop": stops, "details": True}
-            told = ProgressCollector(engine.stepper)
+            collector = ProgressCollector(engine.stepper)
             engine.stepper.join("stopped", "hello", given, seed=0)
             engine.stepper.join("beside", "hello you", {**GREEDY, "max_new_tokens": 30}, seed=0)
-            found = told.all().answers["stopped"]
+            found = collector.all().answers["stopped"]
             self.assertEqual(text(found), whole[: whole.index(stops[0])])
             self.assertEqual(found[0]["details"]["finish_reason"], "stop_sequence")
-            self.assertEqual(found[0]["details"]["generated_tokens"], told.tokens["stopped"])
+            self.assertEqual(found[0]["details"]["generated_tokens"], collector.tokens["stopped"])
             self.assertEqual(found, alone(engine, "hello", **given))
             self.assertEqual([found, found], engine.predict(["hello", "hello"], given))
-            self.assert_told(told)
+            self.assert_texts_match_answers(collector)
 
     def over(self, tokenizer: Any, *allowed: str) -> Any:
         """An engine whose model generates these tokens alone."""
@@ -318,16 +318,16 @@ class EndTests(StepperTestCase):
         count = tokens.index(number) + 1
         self.assertLess(count, 30)
         for stop in ([mark], ["never there", f"{mark}\n"]):
-            told = ProgressCollector(engine.stepper)
+            collector = ProgressCollector(engine.stepper)
             engine.stepper.join("stopped", "hello", {**given, "stop": stop}, seed=0)
             engine.stepper.join("beside", "hello", given, seed=0)
-            told.all()
-            for [answer] in (told.answers["stopped"], alone(engine, "hello", **{**given, "stop": stop})):
+            collector.all()
+            for [answer] in (collector.answers["stopped"], alone(engine, "hello", **{**given, "stop": stop})):
                 self.assertEqual(answer["generated_text"], engine.pipe.tokenizer.decode(tokens[: count - 1]))
                 self.assertEqual(answer["details"]["finish_reason"], "stop_sequence")
                 self.assertEqual(answer["details"]["generated_tokens"], count)
-            self.assertEqual(told.answers["beside"][0]["details"]["generated_tokens"], 30)
-            self.assert_told(told)
+            self.assertEqual(collector.answers["beside"][0]["details"]["generated_tokens"], 30)
+            self.assert_texts_match_answers(collector)
 
     def test_a_stop_that_no_text_can_show_is_refused(self) -> None:
         engine = self.over(tiny_models.byte_tokenizer("<|im_end|>"), "a", "b")
@@ -341,44 +341,44 @@ class EndTests(StepperTestCase):
         new, chat = {"max_new_tokens": 2, "stop": ["never"]}, [{"role": "user", "content": "ab"}]
         begun = [*chat, {"role": "assistant", "content": "ab"}]
         for given in (new, {**new, "details": True, "seed": 1}, {"max_new_tokens": 2}):
-            asked = {key: {**GREEDY, **given, "return_full_text": key == "whole"} for key in ("new", "whole")}
-            told = ProgressCollector(engine.stepper)
-            for key, parameters in asked.items():
+            requests = {key: {**GREEDY, **given, "return_full_text": key == "whole"} for key in ("new", "whole")}
+            collector = ProgressCollector(engine.stepper)
+            for key, parameters in requests.items():
                 engine.stepper.join(key, "ab", parameters, seed=0)
             for key, value in (("message", chat), ("begun", begun)):
-                engine.stepper.join(key, value, asked["new"], seed=0)
-            told.all()
-            self.assertRegex(text(told.answers["new"]), "^ (Hello|done) (Hello|done)$")
-            self.assertEqual(text(told.answers["whole"]), "ab" + text(told.answers["new"]))
-            self.assertRegex(text(told.answers["message"]), "^(Hello|done) (Hello|done)$")
-            self.assertRegex(text(told.answers["begun"]), "^ (Hello|done) (Hello|done)$")
-            for key, parameters in asked.items():
-                self.assertEqual(told.answers[key], alone(engine, "ab", **parameters))
-            self.assertEqual(told.answers["message"], alone(engine, chat, **asked["new"]))
-            self.assertEqual(told.texts["whole"], text(told.answers["new"]))
-            self.assertEqual(told.texts["message"], text(told.answers["message"]))
-            self.assertEqual([told.answers["new"]] * 2, engine.predict(["ab", "ab"], asked["new"]))
+                engine.stepper.join(key, value, requests["new"], seed=0)
+            collector.all()
+            self.assertRegex(text(collector.answers["new"]), "^ (Hello|done) (Hello|done)$")
+            self.assertEqual(text(collector.answers["whole"]), "ab" + text(collector.answers["new"]))
+            self.assertRegex(text(collector.answers["message"]), "^(Hello|done) (Hello|done)$")
+            self.assertRegex(text(collector.answers["begun"]), "^ (Hello|done) (Hello|done)$")
+            for key, parameters in requests.items():
+                self.assertEqual(collector.answers[key], alone(engine, "ab", **parameters))
+            self.assertEqual(collector.answers["message"], alone(engine, chat, **requests["new"]))
+            self.assertEqual(collector.texts["whole"], text(collector.answers["new"]))
+            self.assertEqual(collector.texts["message"], text(collector.answers["message"]))
+            self.assertEqual([collector.answers["new"]] * 2, engine.predict(["ab", "ab"], requests["new"]))
 
     def test_a_stop_may_begin_with_the_blank_behind_a_prompt(self) -> None:
         engine = self.over(with_bytes(), "▁Hello")
         given = {**GREEDY, "max_new_tokens": 3, "return_full_text": False, "stop": [" Hello"], "details": True}
-        told = ProgressCollector(engine.stepper)
+        collector = ProgressCollector(engine.stepper)
         engine.stepper.join("stopped", "ab", given, seed=0)
-        for [answer] in (told.all().answers["stopped"], alone(engine, "ab", **given)):
+        for [answer] in (collector.all().answers["stopped"], alone(engine, "ab", **given)):
             self.assertEqual((answer["generated_text"], answer["details"]["generated_tokens"]), ("", 1))
 
-    def test_a_template_of_answers_leaves_no_token_in_them_that_was_not_told(self) -> None:
+    def test_a_template_of_answers_leaves_no_token_in_them_that_was_not_streamed(self) -> None:
         tokenizer = tiny_models.byte_tokenizer()
         tokenizer.response_template = {"fields": {}}
         with patch.object(tiny_models, "byte_tokenizer", return_value=tokenizer):
             engine = decoders.over(decoders.model("Llama"))
-        told = ProgressCollector(engine.stepper)
-        drawn = {"do_sample": True, "temperature": 99.0, "top_k": 257, "max_new_tokens": 40, **TOLD}
+        collector = ProgressCollector(engine.stepper)
+        drawn = {"do_sample": True, "temperature": 99.0, "top_k": 257, "max_new_tokens": 40, **WITH_DETAILS}
         for seed in range(16):
             engine.stepper.join(seed, [{"role": "user", "content": "a"}], drawn, seed=seed)
-        answers = told.all().answers.values()
+        answers = collector.all().answers.values()
         self.assertIn("eos_token", {answer[0]["details"]["finish_reason"] for answer in answers})
-        self.assert_told(told)
+        self.assert_texts_match_answers(collector)
 
     def test_details_say_why_it_ended_and_count(self) -> None:
         made = decoders.model("Llama")
@@ -389,12 +389,12 @@ class EndTests(StepperTestCase):
         made.generation_config.eos_token_id = [256, ends]
         for limit in (1, 8, 30):
             given = {**GREEDY, "max_new_tokens": limit, "details": True}
-            told = ProgressCollector(engine.stepper)
+            collector = ProgressCollector(engine.stepper)
             engine.stepper.join(1, "hello", given, seed=0)
-            found = told.all().answers[1]
+            found = collector.all().answers[1]
             self.assertEqual(found, alone(engine, "hello", **given))
             self.assertEqual(found[0]["details"]["prompt_tokens"], 5)
-            self.assertEqual(found[0]["details"]["generated_tokens"], told.tokens[1])
+            self.assertEqual(found[0]["details"]["generated_tokens"], collector.tokens[1])
             self.assertIn(found[0]["details"]["finish_reason"], ("length", "eos_token"))
 
 
@@ -418,9 +418,9 @@ class RoomTests(StepperTestCase):
             engine = decoders.over(decoders.model(kind), **spec)
             engine.pipe.model.generation_config.eos_token_id = NEVER
             for length in (context - 1, context - 9, context // 2 + 1):
-                for asked in ({"max_new_tokens": 4096}, {"max_new_tokens": 2**62}, {}):
-                    with self.subTest(kind=kind, context=context, length=length, asked=asked):
-                        engine.stepper.join("k", "a" * length, {**GREEDY, "details": True, **asked}, seed=0)
+                for limit in ({"max_new_tokens": 4096}, {"max_new_tokens": 2**62}, {}):
+                    with self.subTest(kind=kind, context=context, length=length, limit=limit):
+                        engine.stepper.join("k", "a" * length, {**GREEDY, "details": True, **limit}, seed=0)
                         [answer] = ProgressCollector(engine.stepper).all().answers["k"]
                         self.assertEqual(answer["details"]["finish_reason"], "length")
                         self.assertEqual(answer["details"]["generated_tokens"], context - length)
@@ -428,16 +428,16 @@ class RoomTests(StepperTestCase):
     def test_rows_wait_in_order_until_there_is_room(self) -> None:
         engine = decoders.over(decoders.model("Llama"), max_batch_tokens=64)
         stepper = engine.stepper
-        told, begun = ProgressCollector(stepper), []
+        collector, begun = ProgressCollector(stepper), []
         for key in range(8):
             stepper.join(key, "abcd", {**GREEDY, "max_new_tokens": 8 + key}, seed=0)
         self.assertEqual((len(stepper), stepper.room), (8, 0))
         while len(stepper):
-            begun += [progress.key for progress in told.step() if progress.key not in begun]
+            begun += [progress.key for progress in collector.step() if progress.key not in begun]
             self.assertLessEqual(len(stepper.rows), 5)
         self.assertEqual(begun, sorted(begun))
         for key in range(8):
-            self.assertEqual(told.answers[key], alone(engine, "abcd", max_new_tokens=8 + key))
+            self.assertEqual(collector.answers[key], alone(engine, "abcd", max_new_tokens=8 + key))
 
     def test_room_is_what_no_row_will_take(self) -> None:
         stepper = decoders.over(decoders.model("Llama"), max_batch_tokens=100).stepper
@@ -484,7 +484,7 @@ class TrialTests(StepperTestCase):
         rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
         self.assertIn("positions", decoders.over(decoders.model("Llama", rope_parameters=rope)).note)
 
-    def test_a_model_whose_answers_would_change_is_not_stepped(self) -> None:
+    def test_a_model_is_not_stepped_if_its_answers_would_change(self) -> None:
         made = decoders.model("Llama")
         forward = made.forward
 

@@ -51,13 +51,13 @@ class FailureTests(StepperTestCase):
         self.expected = {prompt: alone(self.engine, prompt, **GIVEN) for prompt in PROMPTS}
 
     def answers(self, *prompts: str, before: int = 0) -> dict[Any, Any]:
-        told = ProgressCollector(self.engine.stepper)
+        collector = ProgressCollector(self.engine.stepper)
         for prompt in prompts or PROMPTS:
             self.engine.stepper.join(prompt, prompt, GIVEN, seed=0)
             for _ in range(before):
-                told.step()
+                collector.step()
         self.addCleanup(lambda: [self.engine.stepper.leave(prompt) for prompt in PROMPTS])
-        return told.all().answers
+        return collector.all().answers
 
     def assert_others_are_right(self, answers: dict[Any, Any], *culprits: str) -> None:
         self.assertEqual(answers.keys(), set(PROMPTS))
@@ -172,7 +172,7 @@ class FailureTests(StepperTestCase):
                 self.assertEqual(self.answers("hello"), {"hello": self.expected["hello"]})
 
     def test_a_lone_row_without_cells_is_tried_once_more(self) -> None:
-        cells, told = self.engine.stepper.cells, ProgressCollector(self.engine.stepper)
+        cells, collector = self.engine.stepper.cells, ProgressCollector(self.engine.stepper)
         for failures, is_answered in ((1, True), (2, False)):
             left = [NO_MEMORY] * failures
             fit = cells.fit
@@ -184,7 +184,7 @@ class FailureTests(StepperTestCase):
 
             self.engine.stepper.join("hello", "hello", GIVEN, seed=0)
             with self.subTest(failures), patch.object(cells, "fit", tight):
-                answer = told.all().answers.pop("hello")
+                answer = collector.all().answers.pop("hello")
                 self.assertEqual(answer == self.expected["hello"], is_answered)
 
     def test_a_lone_row_that_never_fits_fails(self) -> None:

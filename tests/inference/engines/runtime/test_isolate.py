@@ -187,7 +187,7 @@ class DeviceTests(TestCase):
             echo(["a", poison("device"), "c"])
         self.assertIn("device-side assert", caught.exception.message)
 
-    def test_so_does_one_that_tells_it_only_as_the_answer_is_read(self) -> None:
+    def test_so_does_one_that_shows_it_only_as_the_answer_is_read(self) -> None:
         answer = Mock(tolist=Mock(side_effect=RuntimeError("CUDA error: device-side assert triggered")))
         with self.assertRaises(DeviceFailed):
             run(FunctionOf(lambda items: [answer for _ in items]), ["a"], {})
@@ -244,12 +244,12 @@ class ProbeTests(TestCase):
             run(FunctionOf(Mock(side_effect=ValueError("no"))), ["a"], {})
 
     def test_an_error_that_comes_as_the_answer_is_read_is_looked_into(self) -> None:
-        def told() -> Any:
+        def break_device() -> Any:
             self.gpus.broken = RuntimeError("CUDA error")
             raise RuntimeError("Triton Error [CUDA]: an illegal instruction")
 
         with self.assertRaises(DeviceFailed):
-            run(FunctionOf(lambda items: [Mock(tolist=told) for _ in items]), ["a"], {})
+            run(FunctionOf(lambda items: [Mock(tolist=break_device) for _ in items]), ["a"], {})
 
     def test_so_is_one_that_comes_as_the_cache_is_emptied(self) -> None:
         def breaks() -> None:

@@ -68,8 +68,8 @@ class Tf32Tests(TestCase):
 
         own, other = Model(), Model()
         torch.backends.cudnn.allow_tf32 = True  # as torch has it of itself
-        placement.compute_as_asked(spec(dtype="tf32"), own)
-        placement.compute_as_asked(spec(dtype="float32"), other)
+        placement.configure_tf32(spec(dtype="tf32"), own)
+        placement.configure_tf32(spec(dtype="float32"), other)
         other()
         own()
         other()
@@ -115,8 +115,8 @@ class LoadedTests(TestCase):
     def test_a_map_and_quantized_weights_answer_about_the_same(self) -> None:
         """In a process of its own, where what requirements-quantized.txt lists can be imported."""
         own = {**os.environ, "PYTHONPATH": f"{sys.prefix}/quantized"}
-        asked = (sys.executable, "-W", "ignore", "-m", "tests.inference.engines.runtime.quantized", str(self.folder))
-        done = subprocess.run(asked, env=own, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+        command = (sys.executable, "-W", "ignore", "-m", "tests.inference.engines.runtime.quantized", str(self.folder))
+        done = subprocess.run(command, env=own, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
         self.assertEqual(done.returncode, 0, done.stderr)
         plain = self.answer(dtype="float32")
         for options, found in json.loads(done.stdout.splitlines()[-1]).items():

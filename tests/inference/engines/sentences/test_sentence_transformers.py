@@ -95,18 +95,18 @@ class FolderTests(TestCase):
                 modules = self.modules(pooling=pooling)
                 modules[1].include_prompt = includes
                 model, engine = self.saved(modules, prompts=PROMPTS, default_prompt_name=default)
-                asked = {**TENSOR, "normalize_embeddings": True}
-                self.assert_equal(engine, model.encode(TEXTS, **asked))
-                self.assert_equal(engine, model.encode_query(TEXTS, **asked), input_type="query")
-                self.assert_equal(engine, model.encode_document(TEXTS, **asked), input_type="document")
+                options = {**TENSOR, "normalize_embeddings": True}
+                self.assert_equal(engine, model.encode(TEXTS, **options))
+                self.assert_equal(engine, model.encode_query(TEXTS, **options), input_type="query")
+                self.assert_equal(engine, model.encode_document(TEXTS, **options), input_type="document")
                 for name in PROMPTS:
-                    self.assert_equal(engine, model.encode(TEXTS, prompt_name=name, **asked), prompt_name=name)
+                    self.assert_equal(engine, model.encode(TEXTS, prompt_name=name, **options), prompt_name=name)
 
     def test_types_of_input_in_a_folder_without_their_prompts(self) -> None:
         model, engine = self.saved(self.modules(), prompts={"other": "the cat: "}, default_prompt_name="other")
-        asked = {**TENSOR, "normalize_embeddings": True}
-        self.assert_equal(engine, model.encode_query(TEXTS, **asked), input_type="query")
-        self.assert_equal(engine, model.encode_document(TEXTS, **asked), input_type="document")
+        options = {**TENSOR, "normalize_embeddings": True}
+        self.assert_equal(engine, model.encode_query(TEXTS, **options), input_type="query")
+        self.assert_equal(engine, model.encode_document(TEXTS, **options), input_type="document")
 
     def test_blanks_around_texts_that_become_tokens(self) -> None:
         tiny_models.build("gpt2-features", self.folder / "blanks")
@@ -169,11 +169,11 @@ class RankingTests(TestCase):
             place = str(tiny_models.build("text-ranking", Path(folder)))
             engine: Any = loading.load_engine(ModelSpec(name="m", task="text-ranking", model=place), "cpu")
         pairs = [{"text": "the dog", "text_pair": text} for text in ("cat", "the red cat", "cat " * 100)]
-        plain, told = (
-            run(engine, pairs, {"function_to_apply": "none", **asked}).outcomes for asked in ({}, {"details": True})
+        plain, detailed_answers = (
+            run(engine, pairs, {"function_to_apply": "none", **details}).outcomes for details in ({}, {"details": True})
         )
-        self.assertEqual([answer.pop("tokens") for answer in told], [6, 8, tiny_models.POSITIONS])
-        self.assertEqual(told, plain)
+        self.assertEqual([answer.pop("tokens") for answer in detailed_answers], [6, 8, tiny_models.POSITIONS])
+        self.assertEqual(detailed_answers, plain)
         engine.steps = None  # The library is then called as a whole, and nothing is counted.
         [whole] = run(engine, pairs[:1], {"function_to_apply": "none", "details": True}).outcomes
         self.assertEqual(whole.keys(), {"label", "score"})
@@ -184,10 +184,10 @@ class RankingTests(TestCase):
             model = sentence_transformers.library().CrossEncoder(place, device="cpu", local_files_only=True)
             engine = loading.load_engine(ModelSpec(name="m", task="text-ranking", model=place), "cpu")
         pairs = [("the dog", text) for text in TEXTS]
-        asked = [{"text": query, "text_pair": text} for query, text in pairs]
+        inputs = [{"text": query, "text_pair": text} for query, text in pairs]
         for function, activation in (("none", torch.nn.Identity()), ("sigmoid", torch.nn.Sigmoid())):
             expected = model.predict(pairs, activation_fn=activation, **TENSOR)
-            alone = [run(engine, [pair], {"function_to_apply": function}).outcomes[0] for pair in asked]
-            for found in (run(engine, asked, {"function_to_apply": function}).outcomes, alone):
+            alone = [run(engine, [pair], {"function_to_apply": function}).outcomes[0] for pair in inputs]
+            for found in (run(engine, inputs, {"function_to_apply": function}).outcomes, alone):
                 scores = torch.tensor([answer["score"] for answer in found])
                 torch.testing.assert_close(scores, expected.reshape(-1), rtol=1e-4, atol=1e-5)
