@@ -69,8 +69,8 @@ def make_plan(options: argparse.Namespace) -> Plan:
     clients, shares, rounds, seconds = ((32,), (), 1, 2.0) if options.quick else ((1, 32, 128), (50, 80), 3, 8.0)
     clients = clients if options.clients is None else options.clients
     shares = shares if options.poisson is None else options.poisson
-    asked = tuple(name for name in options.workload if name in WORKLOADS)
-    if asked and shares and TRIAL_CLIENTS not in clients:
+    workload_names = tuple(name for name in options.workload if name in WORKLOADS)
+    if workload_names and shares and TRIAL_CLIENTS not in clients:
         sys.exit(f"--poisson needs the rate at {TRIAL_CLIENTS} clients: add {TRIAL_CLIENTS} to --clients.")
     systems = tuple(
         name
@@ -82,7 +82,7 @@ def make_plan(options: argparse.Namespace) -> Plan:
         tried = (Variant(workers=options.workers, threads=1),)
     return Plan(
         rounds=options.rounds or rounds, seconds=options.seconds or seconds,
-        workloads=asked,
+        workloads=workload_names,
         systems=tuple(name for name in options.only or systems if name in SYSTEMS), variants=tried,
         offline_sizes=(4, 8, 32) if options.quick else offline.BATCH_SIZES,
         loads=(*(Load(clients=count) for count in clients), *(Load(share=share / 100) for share in shares)),

@@ -41,10 +41,10 @@ def measure(workload: Workload, variant: Variant, seconds: float, sizes: Sequenc
     with workers(workload, variant) as started:
         rates, cpu_ms = {}, {}
         for size in sizes:
-            results = ask(started, f"{size} {seconds}")
+            results = run_on_all(started, f"{size} {seconds}")
             rates[size] = sum(result["items"] / result["wall_s"] for result in results)
             cpu_ms[size] = 1000 * sum(r["cpu_s"] for r in results) / sum(r["items"] for r in results)
-        bare = ask(started[:1], "bare 0")[0]
+        bare = run_on_all(started[:1], "bare 0")[0]
     return Offline(variant=str(variant), rates=rates, cpu_ms=cpu_ms, bare_ms=bare["median_ms"])
 
 
@@ -82,7 +82,7 @@ def workers(workload: Workload, variant: Variant) -> Iterator[list[Worker]]:
         processes.stop([worker.process for worker in started])
 
 
-def ask(started: list[Worker], line: str) -> list[dict[str, float]]:
+def run_on_all(started: list[Worker], line: str) -> list[dict[str, float]]:
     """One answer a worker; all work at the same time."""
     for worker in started:
         worker.say(line)

@@ -58,9 +58,9 @@ class Pipeline:
         outputs = self.pipe(texts, batch_size=len(texts))
         return [outputs] if self.task == "fill-mask" and len(texts) == 1 else outputs  # it unwraps a list of one
 
-    def generated(self, asked: list[dict[str, Any]]) -> list[Any]:
+    def generated(self, inputs: list[dict[str, Any]]) -> list[Any]:
         """A call runs until the longest answer is there; what it generates too much for the others stays in them."""
-        longest = max(one["max_new_tokens"] for one in asked)
+        longest = max(one["max_new_tokens"] for one in inputs)
         settings = {"max_new_tokens": longest, "do_sample": False, "return_full_text": False}
-        outputs: list[Any] = self.pipe([one["prompt"] for one in asked], batch_size=len(asked), **settings)
+        outputs: list[Any] = self.pipe([one["prompt"] for one in inputs], batch_size=len(inputs), **settings)
         return outputs

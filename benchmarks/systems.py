@@ -184,7 +184,7 @@ class Service(System):
         deadline, note = time.monotonic() + START_LIMIT_S, ""
         while not note and time.monotonic() < deadline:  # a heartbeat brings it
             time.sleep(0.1)
-            note = json.loads(ask(port, f"/v1/models/{workload.name}")[1])["served"]["note"] or ""
+            note = json.loads(fetch(port, f"/v1/models/{workload.name}")[1])["served"]["note"] or ""
         if not note.startswith(f"{self.backend} computes it in {self.precision}:"):
             raise processes.StartFailed(note or "Nothing says how it is computed.")
 
@@ -272,14 +272,14 @@ def wait_until_right(programs: Programs, target: Target, content: Mapping[str, A
     body = b""
     while time.monotonic() < deadline:
         programs.require_alive()
-        status, body = ask(target.port, path, content)
+        status, body = fetch(target.port, path, content)
         if status == 200 and target.is_right(0, body):
             return
         time.sleep(0.1)
     raise programs.failure(f"No right answer within {START_LIMIT_S:.0f} s, but {body[:300]!r}")
 
 
-def ask(port: int, path: str, content: Mapping[str, Any] | None = None) -> tuple[int, bytes]:
+def fetch(port: int, path: str, content: Mapping[str, Any] | None = None) -> tuple[int, bytes]:
     """Status and body of a POST, or a GET without content; status 0 when nobody answers yet."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     try:

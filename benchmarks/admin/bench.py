@@ -15,8 +15,8 @@ from django.test.utils import setup_databases, setup_test_environment, teardown_
 from tqdm import tqdm
 
 from api.models import ApiKey
-from benchmarks.admin.asks import Ask, Asks
 from benchmarks.admin.fill import CATALOG, Month
+from benchmarks.admin.operations import Operation, Operations
 from benchmarks.admin.stopwatch import watching
 from benchmarks.tables import aligned, between_marks, machine, markdown_table
 from inference.status import metrics, queue_position
@@ -44,14 +44,16 @@ def run(jobs: int, waiting: int, *, publish: bool) -> None:
         _, key = ApiKey.objects.issue(owner=operator)
         client = Client(headers={"Authorization": f"Bearer {key}"})  # for /metrics
         client.force_login(operator)
-        asked = [measured(ask) for ask in tqdm(list(Asks(client, month)), unit="page", dynamic_ncols=True)]
+        operations = list(Operations(client, month))
+        results = [measured(operation) for operation in tqdm(operations, unit="page", dynamic_ncols=True)]
     finally:
         teardown_databases(databases, verbosity=0)
-    print(aligned([("", "pages", "queries", "ms"), *table(asked)]))
-    for ask in over(asked):
-        print(f"over the limit: {ask['ms']:.0f} ms, {ask['name']}\n  {ask['slowest_ms']:.0f} ms: {ask['slowest']}")
+    print(aligned([("", "pages", "queries", "ms"), *table(results)]))
+    for result in over(results):
+        print(f"over the limit: {result['ms']:.0f} ms, {result['name']}")
+        print(f"  {result['slowest_ms']:.0f} ms: {result['slowest']}")
     if publish:
-        write({"database": connection.vendor, "jobs": jobs, "waiting": waiting, "machine": machine(), "asked": asked})
+        write({"database": connection.vendor, "jobs": jobs, "waiting": waiting, "machine": machine(), "asked": results})
 
 
 def hurry() -> None:
@@ -70,35 +72,36 @@ def settle() -> None:
     connection.close()
 
 
-def measured(ask: Ask) -> Measured:
+def measured(operation: Operation) -> Measured:
     """The best of some times, each of a process that remembers nothing."""
     watches = []
     for _ in range(TIMES):
         for forget in (metrics.forget, queue_position.forget):
             forget()
         with watching() as watch:
-            ask.do()
+            operation.do()
         watches.append(watch)
     best = min(watches, key=lambda watch: watch.total_s)
     took_s, sql = best.slowest
     return {
-        "group": ask.group, "name": ask.name, "queries": len(best.statements), "ms": round(1000 * best.total_s, 1),
+        "group": operation.group, "name": operation.name,
+        "queries": len(best.statements), "ms": round(1000 * best.total_s, 1),
         "slowest_ms": round(1000 * took_s, 1), "slowest": re.sub("SELECT .*? FROM", "SELECT … FROM", sql)[:LONGEST_SQL],
     }  # fmt: skip
 
 
-def over(asked: Sequence[Measured]) -> Iterator[Measured]:
-    for ask in sorted(asked, key=lambda ask: -ask["ms"]):
-        if ask["ms"] > (FIRST_PAGE_MS if ask["group"] == FIRST_PAGE else LIMIT_MS):
-            yield ask
+def over(results: Sequence[Measured]) -> Iterator[Measured]:
+    for result in sorted(results, key=lambda result: -result["ms"]):
+        if result["ms"] > (FIRST_PAGE_MS if result["group"] == FIRST_PAGE else LIMIT_MS):
+            yield result
 
 
-def table(asked: Sequence[Measured]) -> Iterator[tuple[str, ...]]:
+def table(results: Sequence[Measured]) -> Iterator[tuple[str, ...]]:
     """Of each group the most."""
-    for group in dict.fromkeys(ask["group"] for ask in asked):
-        same = [ask for ask in asked if ask["group"] == group]
-        most = max(same, key=lambda ask: ask["ms"])
-        yield group, str(len(same)), str(max(ask["queries"] for ask in same)), f"{most['ms']:.1f}"
+    for group in dict.fromkeys(result["group"] for result in results):
+        same = [result for result in results if result["group"] == group]
+        most = max(same, key=lambda result: result["ms"])
+        yield group, str(len(same)), str(max(result["queries"] for result in same)), f"{most['ms']:.1f}"
 
 
 def write(found: Mapping[str, Any]) -> None:

@@ -23,5 +23,5 @@ def _text(part: bytes) -> str:
         return ""
     if "token" in found:
         return str(found["token"]["text"])
-    told = [choice.get("text") or "" for choice in found.get("choices", ())]
-    return "".join(told) or str(found.get("generated_text", ""))
+    texts = [choice.get("text") or "" for choice in found.get("choices", ())]
+    return "".join(texts) or str(found.get("generated_text", ""))

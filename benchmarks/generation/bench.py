@@ -7,8 +7,8 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from benchmarks.generation import asked, report, rounds
-from benchmarks.generation.asked import NAME
+from benchmarks.generation import dataset, report, rounds
+from benchmarks.generation.dataset import NAME
 from benchmarks.generation.rounds import Plan
 from benchmarks.generation.systems import SYSTEMS
 from benchmarks.tables import machine
@@ -27,10 +27,10 @@ def make_plan(options: argparse.Namespace) -> Plan:
 
 def run(plan: Plan, docs: Path | None) -> None:
     """`docs`: where to publish the figures."""
-    asked.prepare()
+    dataset.prepare()
     results = report.Results(machine=machine(), seconds=plan.seconds, rounds=plan.rounds)
     with tqdm(total=plan.steps, unit="run", dynamic_ncols=True) as bar:
-        results.measured += rounds.run(plan, asked.answered(), bar, results.failures)
+        results.measured += rounds.run(plan, dataset.load_examples(), bar, results.failures)
     print(report.as_text(results))
     results.write(FOLDER / "benchmarks-generation.json")
     if docs:

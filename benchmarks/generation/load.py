@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import uvloop
 
 from benchmarks.generation.answers import text_of
-from benchmarks.generation.asked import Asked
+from benchmarks.generation.dataset import Example
 from benchmarks.load import ClosedLoop, Connection, Target
 from benchmarks.processes import cpu_seconds
 from benchmarks.samples import slope
@@ -32,7 +32,7 @@ class Window:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    asked: Asked
+    example: Example
     sent_at: float
     at: float
     first_at: float
@@ -55,7 +55,7 @@ class Stream(Connection):
 
 @dataclass
 class Streams(ClosedLoop):
-    pool: Sequence[Asked] = ()
+    pool: Sequence[Example] = ()
     answers: list[Answer] = field(default_factory=list)
 
     def connection(self) -> Connection:
@@ -63,9 +63,9 @@ class Streams(ClosedLoop):
 
     def answered(self, connection: Connection, right: bool) -> None:
         if right and isinstance(connection, Stream):
-            asked = self.pool[connection.index]
+            example = self.pool[connection.index]
             self.answers.append(
-                Answer(asked=asked, sent_at=connection.due_s, first_at=connection.first_at, at=time.monotonic())
+                Answer(example=example, sent_at=connection.due_s, first_at=connection.first_at, at=time.monotonic())
             )
         super().answered(connection, right)
 
@@ -80,16 +80,16 @@ class Streams(ClosedLoop):
         await self.drain()
         found = [answer for answer in self.answers if begun_at <= answer.at < ended_at]
         sent = [answer for answer in self.answers if begun_at <= answer.sent_at < ended_at]  # no burst
-        ends = [answer.at for answer in found for _ in range(answer.asked.tokens)]
+        ends = [answer.at for answer in found for _ in range(answer.example.tokens)]
         tokens_per_s = slope(ends) if len({answer.at for answer in found}) > 1 else 0.0
         return Window(
             tokens_per_s=tokens_per_s, answers=len(found), wrong=self.wrong,
             firsts_ms=[1000 * (answer.first_at - answer.sent_at) for answer in sent],
-            shorts_ms=[1000 * (answer.at - answer.sent_at) for answer in sent if answer.asked.is_short],
+            shorts_ms=[1000 * (answer.at - answer.sent_at) for answer in sent if answer.example.is_short],
             cpu_ms=1000 * cpu_s / seconds / tokens_per_s if tokens_per_s else float("nan"),
         )  # fmt: skip
 
 
-def closed_loop(target: Target, pool: Sequence[Asked], *, clients: int, seconds: float, first: int) -> Window:
+def closed_loop(target: Target, pool: Sequence[Example], *, clients: int, seconds: float, first: int) -> Window:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(Streams(target, first, pool=pool).listen(clients, seconds))

@@ -11,13 +11,13 @@ import torch
 from tqdm import tqdm
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
-from benchmarks.generation import asked
-from benchmarks.generation.asked import Asked
+from benchmarks.generation import dataset
+from benchmarks.generation.dataset import Example
 
 
 def make() -> None:
     """The package has quantized weights: they are unfolded once."""
-    file = asked.weights_file()
+    file = dataset.weights_file()
     loaded = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
     config = loaded.config
@@ -26,14 +26,14 @@ def make() -> None:
     model = LlamaForCausalLM(config).float()
     model.load_state_dict(loaded.state_dict())
     tokenizer.pad_token, tokenizer.padding_side = tokenizer.eos_token, "left"  # batches of some peers are padded
-    tokenizer.save_pretrained(asked.MODEL)
-    model.save_pretrained(asked.MODEL)
+    tokenizer.save_pretrained(dataset.MODEL)
+    model.save_pretrained(dataset.MODEL)
 
 
-def answers() -> Iterator[Asked]:
-    model: Any = AutoModelForCausalLM.from_pretrained(asked.MODEL, dtype=torch.float32)
-    tokenizer = AutoTokenizer.from_pretrained(asked.MODEL)
-    for one in tqdm(asked.asked(), unit="answer"):
+def answers() -> Iterator[Example]:
+    model: Any = AutoModelForCausalLM.from_pretrained(dataset.MODEL, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(dataset.MODEL)
+    for one in tqdm(dataset.make_examples(), unit="answer"):
         given = tokenizer(one.prompt, return_tensors="pt")
         tokens = model.generate(**given, max_new_tokens=one.limit, do_sample=False)[0, given["input_ids"].shape[1] :]
         yield replace(one, text=tokenizer.decode(tokens, skip_special_tokens=True), tokens=len(tokens))
@@ -41,9 +41,9 @@ def answers() -> Iterator[Asked]:
 
 def main() -> None:
     print("Preparing the workload generation: its model, and what generate answers", file=sys.stderr)
-    if not (asked.MODEL / "model.safetensors").exists():
+    if not (dataset.MODEL / "model.safetensors").exists():
         make()
-    asked.keep(list(answers()))
+    dataset.keep(list(answers()))
 
 
 if __name__ == "__main__":

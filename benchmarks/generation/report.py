@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from benchmarks.claims import Claim
-from benchmarks.generation.asked import TITLE
+from benchmarks.generation.dataset import TITLE
 from benchmarks.generation.rounds import Generated
 from benchmarks.generation.systems import SYSTEMS
 from benchmarks.samples import quantile

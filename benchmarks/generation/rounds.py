@@ -9,7 +9,7 @@ from typing import Any
 from tqdm import tqdm
 
 from benchmarks import processes
-from benchmarks.generation.asked import Asked
+from benchmarks.generation.dataset import Example
 from benchmarks.generation.load import Window, closed_loop
 from benchmarks.generation.systems import SYSTEMS, serving
 
@@ -41,7 +41,7 @@ class Plan:
         return [clients for clients in self.clients if clients <= SYSTEMS[system].most_clients]
 
 
-def run(plan: Plan, pool: Sequence[Asked], bar: tqdm[Any], failures: list[str]) -> list[Generated]:
+def run(plan: Plan, pool: Sequence[Example], bar: tqdm[Any], failures: list[str]) -> list[Generated]:
     """What cannot start is told in `failures` and left out."""
     found: list[Generated] = []
     for number in range(plan.rounds):
@@ -54,7 +54,7 @@ def run(plan: Plan, pool: Sequence[Asked], bar: tqdm[Any], failures: list[str]) 
     return found
 
 
-def one_round(plan: Plan, system: str, number: int, pool: Sequence[Asked], bar: tqdm[Any]) -> list[Generated]:
+def one_round(plan: Plan, system: str, number: int, pool: Sequence[Example], bar: tqdm[Any]) -> list[Generated]:
     found: list[Generated] = []
     with serving(system, pool) as target:
         for clients in plan.loads(system):

@@ -11,7 +11,7 @@ from typing import Any
 
 from benchmarks import processes, service
 from benchmarks.generation.answers import text_of
-from benchmarks.generation.asked import MODEL, NAME, TASK, Asked
+from benchmarks.generation.dataset import MODEL, NAME, TASK, Example
 from benchmarks.load import Target
 from benchmarks.pipeline import Setting
 from benchmarks.processes import Programs
@@ -39,7 +39,7 @@ class System:
         with processes.running([command], setting.to_environment(), path, ROOT) as programs:
             yield programs
 
-    def body(self, one: Asked) -> dict[str, Any]:
+    def body(self, one: Example) -> dict[str, Any]:
         return {
             "model": str(MODEL), "prompt": one.prompt, "max_tokens": one.limit, "temperature": 0, "stream": True,
         }  # fmt: skip
@@ -59,7 +59,7 @@ class Service(System):
         with service.running(NAME, setting, setting.max_batch_size, path, self.more) as programs:
             yield programs
 
-    def body(self, one: Asked) -> dict[str, Any]:
+    def body(self, one: Example) -> dict[str, Any]:
         parameters = {"max_new_tokens": one.limit, "do_sample": False, "return_full_text": False}
         return {"inputs": one.prompt, "parameters": parameters, "stream": True}
 
@@ -70,7 +70,7 @@ class Documented(System):
 
     path: str = "/"
 
-    def body(self, one: Asked) -> dict[str, Any]:
+    def body(self, one: Example) -> dict[str, Any]:
         return {"inputs": {"prompt": one.prompt, "max_new_tokens": one.limit}}
 
     def is_right(self, found: str, expected: str) -> bool:
@@ -103,7 +103,7 @@ SYSTEMS: dict[str, System] = {
 
 
 @contextlib.contextmanager
-def serving(name: str, pool: Sequence[Asked]) -> Iterator[Target]:
+def serving(name: str, pool: Sequence[Example]) -> Iterator[Target]:
     """A started and idle system, until the end of the block."""
     system = SYSTEMS[name]
     setting = Setting(

@@ -2,19 +2,19 @@ import json
 from unittest import TestCase
 
 from benchmarks.generation.answers import text_of
-from benchmarks.generation.asked import LENGTHS, asked
+from benchmarks.generation.dataset import LENGTHS, make_examples
 
 
 def event(text: str) -> bytes:
     return b"data: " + json.dumps({"choices": [{"index": 0, "text": text}]}).encode() + b"\n\n"
 
 
-class AskedTest(TestCase):
-    def test_what_is_asked_is_the_same_in_every_run(self) -> None:
-        self.assertEqual(asked(), asked())
+class ExamplesTest(TestCase):
+    def test_the_examples_are_the_same_in_every_run(self) -> None:
+        self.assertEqual(make_examples(), make_examples())
 
     def test_every_block_has_all_lengths(self) -> None:
-        limits = [one.limit for one in asked()]
+        limits = [one.limit for one in make_examples()]
         for start in range(0, len(limits), len(LENGTHS)):
             self.assertEqual(sorted(limits[start : start + len(LENGTHS)]), sorted(LENGTHS))
 

@@ -29,7 +29,7 @@ class CheckTest(TestCase):
             with self.subTest(output=output):
                 self.assertEqual(essence(output), ("LABEL_1", 0.5))
 
-    def test_fill_mask_answers_are_told_apart_by_their_token(self) -> None:
+    def test_fill_mask_answers_are_distinguished_by_their_token(self) -> None:
         self.assertEqual(essence([{"score": 0.25, "token": 7, "token_str": "seven"}]), ("seven", 0.25))
 
     def test_another_label_another_score_and_no_answer_are_wrong(self) -> None:

@@ -28,7 +28,7 @@ ANSWERS = FOLDER / f"answers-{NAME}-{VERSION}.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class Example:
     prompt: str
     limit: int  # tokens
     text: str = ""  # that follows the prompt
@@ -39,20 +39,20 @@ class Asked:
         return self.limit == SHORT
 
 
-def asked() -> list[Asked]:
+def make_examples() -> list[Example]:
     """Lengths are shuffled in blocks, so that a short window sees the same mix as a long one."""
     rng = random.Random(f"{NAME} {VERSION}")
     words = WORDS.split()
     limits = [limit for _ in range(COUNT // len(LENGTHS)) for limit in rng.sample(LENGTHS, len(LENGTHS))]
-    return [Asked(prompt=" ".join(rng.choices(words, k=rng.randint(5, 20))), limit=limit) for limit in limits]
+    return [Example(prompt=" ".join(rng.choices(words, k=rng.randint(5, 20))), limit=limit) for limit in limits]
 
 
-def answered() -> list[Asked]:
+def load_examples() -> list[Example]:
     """With the answers that `prepare` has written."""
-    return [Asked(**found) for found in json.loads(ANSWERS.read_text())]
+    return [Example(**found) for found in json.loads(ANSWERS.read_text())]
 
 
-def keep(found: list[Asked]) -> None:
+def keep(found: list[Example]) -> None:
     partial = ANSWERS.with_suffix(".partial")
     partial.write_text(json.dumps([asdict(one) for one in found]))
     partial.rename(ANSWERS)

@@ -27,17 +27,17 @@ TICKED = {"action": "retry_jobs", "_selected_action": [str(uuid4())], "select_ac
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class Operation:
     group: str
     name: str
     do: Callable[[], object]
 
 
-class Asks:
+class Operations:
     def __init__(self, client: Client, month: Month) -> None:
         self.client, self.month = client, month
 
-    def __iter__(self) -> Iterator[Ask]:
+    def __iter__(self) -> Iterator[Operation]:
         yield from self.first_pages()
         yield from self.lists()
         yield from self.filters()
@@ -45,11 +45,11 @@ class Asks:
         yield from self.pages()
         yield from self.others()
 
-    def get(self, group: str, url: str, **query: str) -> Ask:
+    def get(self, group: str, url: str, **query: str) -> Operation:
         if ":" in url:
             url = reverse(url)
         full = f"{url}?{urlencode(query)}" if query else url
-        return Ask(group, full, lambda: self.read(full))
+        return Operation(group, full, lambda: self.read(full))
 
     def read(self, url: str) -> None:
         answer: Any = self.client.get(url)
@@ -58,14 +58,14 @@ class Asks:
         if answer.streaming:
             list(islice(answer.streaming_content, FIRST_ROWS))
 
-    def first_pages(self) -> Iterator[Ask]:
+    def first_pages(self) -> Iterator[Operation]:
         yield self.get("first page", "admin:index")
         yield self.get("first page, its tables again", "/admin/now")
         for name in series.RANGES:
             for model in ("", "sentiment"):
                 yield self.get("charts", "/admin/figures", range=name, model=model)
 
-    def lists(self) -> Iterator[Ask]:
+    def lists(self) -> Iterator[Operation]:
         yield self.get("jobs", JOBS)
         yield self.get("jobs, another page", JOBS, p="2")
         yield self.get("jobs, another page", JOBS, p="200")
@@ -82,7 +82,7 @@ class Asks:
         for state in WorkerState.values:
             yield self.get("other lists", "admin:inference_worker_changelist", state__exact=state)
 
-    def filters(self) -> Iterator[Ask]:
+    def filters(self) -> Iterator[Operation]:
         """Each by itself, and two of them, of which each finds much, little and nothing."""
         workers = [str(day[0]) for day in (self.month.workers[place] for place in (0, 5, 20))]
         codes = [error.code for error in errors.JobError.__subclasses__()]
@@ -100,7 +100,7 @@ class Asks:
                 for second in choices[other][:: len(choices[other]) // 3 or 1]:
                     yield self.get("jobs by two filters", JOBS, **{one: value, other: second})
 
-    def searches(self) -> Iterator[Ask]:
+    def searches(self) -> Iterator[Operation]:
         jobs = Job.objects.order_by("pk")
         for job in (jobs[self.month.jobs // 2], jobs[10]):
             yield self.get("jobs by id", JOBS, q=str(job.pk))
@@ -115,7 +115,7 @@ class Asks:
         yield self.get("jobs of a list, a bulk, a batch", JOBS, bulk=str(bulk.pk))
         yield self.get("jobs of a list, a bulk, a batch", JOBS, batch=str(jobs[1000].batch or uuid4()))
 
-    def pages(self) -> Iterator[Ask]:
+    def pages(self) -> Iterator[Operation]:
         jobs = Job.objects.order_by("-pk")
         for job in (*(jobs.filter(status=status).first() for status in Status), jobs.filter(parts__gt=0).first()):
             assert job
@@ -128,12 +128,14 @@ class Asks:
                           ("act", Act.objects.all()[0].pk)):  # fmt: skip
             yield self.get("other pages", reverse(f"admin:inference_{name}_change", args=[row]))
 
-    def others(self) -> Iterator[Ask]:
+    def others(self) -> Iterator[Operation]:
         for query in ({}, {"status__exact": Status.FAILED}, {"model": "sentiment"}):
             url = f"{reverse(JOBS)}?{urlencode(query)}"
-            yield Ask("an act on all that is found, counted", url, functools.partial(self.client.post, url, TICKED))
+            yield Operation(
+                "an act on all that is found, counted", url, functools.partial(self.client.post, url, TICKED)
+            )
         yield self.get("/metrics", "/metrics")
-        yield Ask("manage.py status", "manage.py status", self.status)
+        yield Operation("manage.py status", "manage.py status", self.status)
 
     def status(self) -> None:
         with redirect_stdout(io.StringIO()), suppress(SystemExit):  # what it finds is told by that
