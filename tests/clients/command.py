@@ -57,7 +57,7 @@ LONGEST = 200  # characters of an error on the page
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
+class CallResult:
     """One call of a client, and what became of it."""
 
     client: str
@@ -74,7 +74,7 @@ class Told:
 
 def main() -> int:
     """Return the exit status: 1 where a call does not work any more that worked when the page was written."""
-    told: list[Told] = []
+    results: list[CallResult] = []
     databases.make_template()
     with tempfile.TemporaryDirectory() as name:
         folders = {task: tiny_models.build(task, Path(name, task)) for task in ("text-ranking", "text-classification")}
@@ -84,11 +84,11 @@ def main() -> int:
             for group in GROUPS:
                 sys.stdout.write(f"{' '.join(requirements(group))}\n")
                 sys.stdout.flush()
-                told += ask(group, f"http://{HOST}:{stack.port}", key)
+                results += run_calls(group, f"http://{HOST}:{stack.port}", key)
     before = PAGE.read_text() if PAGE.exists() else ""
-    lost = [each for each in told if not each.works and f"| {each.client} | `{each.call}` | works |" in before]
-    PAGE.write_text(page(told))
-    sys.stdout.write(f"{sum(each.works for each in told)} of {len(told)} calls work: {PAGE}\n")
+    lost = [each for each in results if not each.works and f"| {each.client} | `{each.call}` | works |" in before]
+    PAGE.write_text(page(results))
+    sys.stdout.write(f"{sum(each.works for each in results)} of {len(results)} calls work: {PAGE}\n")
     sys.stdout.writelines(f"lost: {each.row}\n" for each in lost)
     return 1 if lost else 0
 
@@ -97,13 +97,13 @@ def requirements(group: str) -> list[str]:
     return (CALLS / f"{group}.txt").read_text().split()
 
 
-def ask(group: str, base: str, key: str) -> list[Told]:
+def run_calls(group: str, base: str, key: str) -> list[CallResult]:
     """Have one group of clients call the service. Raises `CalledProcessError` where its script fails."""
     python = install(group)
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "DJANGO"))}
     script = [str(python), str(CALLS / f"{group}.py"), base, key]
     lines = subprocess.run(script, env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout.splitlines()
-    return [Told(**json.loads(line)) for line in lines if line.startswith('{"client"')]
+    return [CallResult(**json.loads(line)) for line in lines if line.startswith('{"client"')]
 
 
 def install(group: str) -> Path:
@@ -118,7 +118,7 @@ def install(group: str) -> Path:
     return folder / "bin" / "python"
 
 
-def page(told: Sequence[Told]) -> str:
+def page(results: Sequence[CallResult]) -> str:
     """Write the page of these calls."""
     versions = ", ".join(line.replace("==", " ") for group in GROUPS for line in requirements(group))
-    return HEAD.format(versions=versions) + "\n".join(each.row for each in told) + "\n"
+    return HEAD.format(versions=versions) + "\n".join(each.row for each in results) + "\n"

@@ -3,11 +3,11 @@
 import re
 from unittest import TestCase
 
-from tests.clients.command import CALLS, GROUPS, PAGE, Told, page, requirements
+from tests.clients.command import CALLS, GROUPS, PAGE, CallResult, page, requirements
 
 
 class PageTests(TestCase):
-    def test_the_page_tells_of_the_versions_that_are_pinned(self) -> None:
+    def test_the_page_names_the_versions_that_are_pinned(self) -> None:
         shown = PAGE.read_text()
         for group in GROUPS:
             for line in requirements(group):
@@ -22,11 +22,11 @@ class PageTests(TestCase):
                 self.assertIn(f"\n| {client} | `", shown)
 
     def test_a_call_is_a_row_of_its_table(self) -> None:
-        told = [
-            Told(client="a", call="f", works=True, words=""),
-            Told(client="a", call="g", works=False, words="x|y" * 99),
+        results = [
+            CallResult(client="a", call="f", works=True, words=""),
+            CallResult(client="a", call="g", works=False, words="x|y" * 99),
         ]
-        rows = page(told).splitlines()[-2:]
+        rows = page(results).splitlines()[-2:]
         self.assertEqual(rows[0], "| a | `f` | works |")
         self.assertTrue(rows[1].startswith("| a | `g` | x\\|yx\\|y"))
         self.assertTrue(rows[1].endswith("… |"))

@@ -74,7 +74,7 @@ class ClientPageTests(StackCase):
                 words = [word.strip('"') for word in re.findall(r'"[^"]*"|\S+', command)]
                 self.assertTrue(callable(parser().parse_args(words).call))
 
-    def test_the_defaults_are_told(self) -> None:
+    def test_the_page_states_the_defaults(self) -> None:
         self.assertIn(f"`patience_s` ({client.PATIENCE_S:g})", PAGE)
         self.assertIn(f"up to {mapping.BULK:,} inputs", PAGE)
         self.assertIn("`in_flight` (4,000)", PAGE)

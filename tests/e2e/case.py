@@ -42,8 +42,8 @@ class ShowingLog(unittest.TestCase):
 
         def are_busy() -> bool:
             rows = self.stack.workers.filter(state__in=SERVING)
-            told = all(row.replicas_busy >= row.replicas_total for row in rows)
-            return told and batches.count() >= sum(row.replicas_total for row in rows)
+            rows_are_busy = all(row.replicas_busy >= row.replicas_total for row in rows)
+            return rows_are_busy and batches.count() >= sum(row.replicas_total for row in rows)
 
         eventually(are_busy, "all replicas are busy")
 

@@ -34,14 +34,14 @@ class CeleryTests(StackCase):
             capture_output=True, text=True, timeout=PATIENCE_S, check=False,
         )  # fmt: skip
 
-    def ask(self, *arguments: str) -> Any:
+    def send_from_command_line(self, *arguments: str) -> Any:
         """Return the answer of the one worker to the command line."""
         run = self.celery(*arguments, "--json", "--timeout", f"{PATIENCE_S:g}", "-d", self.worker().name)
         found = json.loads(run.stdout)
         [answer] = (found[0] if isinstance(found, list) else found).values()
         return answer
 
-    def told(self, command: str, **arguments: Any) -> Any:
+    def broadcast(self, command: str, **arguments: Any) -> Any:
         """Return the answer of the one worker to what the command line sends."""
         broker = Celery(broker=kombu_url(self.stack.environment["REDIS_URL"]))
         broker.conf.broker_transport_options = settings.CELERY_BROKER_TRANSPORT_OPTIONS
@@ -66,30 +66,30 @@ class CeleryTests(StackCase):
         running = self.held()
         waiting = self.stack.submit("a")
         self.assertIn("1 node online", self.celery("status").stdout)
-        self.assertEqual(self.told("ping"), {"ok": "pong"})
-        self.assertEqual(self.told("registered"), ["inference.run"])
-        self.assertEqual([queue["name"] for queue in self.told("active_queues")], ["inference.echo"])
-        eventually(lambda: str(waiting) in [task["id"] for task in self.told("reserved")], "it is held")
-        self.assertEqual([task["id"] for task in self.ask("inspect", "active")], [str(running)])
-        stats = self.told("stats")
+        self.assertEqual(self.broadcast("ping"), {"ok": "pong"})
+        self.assertEqual(self.broadcast("registered"), ["inference.run"])
+        self.assertEqual([queue["name"] for queue in self.broadcast("active_queues")], ["inference.echo"])
+        eventually(lambda: str(waiting) in [task["id"] for task in self.broadcast("reserved")], "it is held")
+        self.assertEqual([task["id"] for task in self.send_from_command_line("inspect", "active")], [str(running)])
+        stats = self.broadcast("stats")
         self.assertEqual(stats["pool"]["processes"], self.stack.replica_pids())
         self.assertGreaterEqual(stats["total"]["inference.run"], 1)
 
-        self.assertIn("ok", self.ask("control", "revoke", str(running), str(waiting), "no-job"))
+        self.assertIn("ok", self.send_from_command_line("control", "revoke", str(running), str(waiting), "no-job"))
         ended = self.stack.finished(running, waiting)
         self.assertEqual([job.status for job in ended], [Status.CANCELLED, Status.CANCELLED])
 
     def test_what_would_break_batching_or_change_nothing_says_what_does(self) -> None:
-        self.assertIn("-c N", self.ask("control", "pool_grow")["error"])
+        self.assertIn("-c N", self.send_from_command_line("control", "pool_grow")["error"])
         for command, arguments, instead in (
             ("pool_shrink", {"n": 1}, "-c N"), ("rate_limit", {"task_name": "x", "rate_limit": "1/m"}, "max_queued"),
             ("time_limit", {"task_name": "inference.run", "soft": 1, "hard": None}, "time_limit_s"),
             ("cancel_consumer", {"queue": "inference.echo"}, "admin"),
         ):  # fmt: skip
-            self.assertIn(instead, self.told(command, **arguments)["error"])
+            self.assertIn(instead, self.broadcast(command, **arguments)["error"])
         self.assertEqual(self.stack.finished(self.stack.submit("a"))[0].status, Status.SUCCEEDED)
 
-    def test_a_worker_that_is_asked_to_stop_ends_what_runs_and_gives_the_rest_back(self) -> None:
+    def test_a_worker_that_receives_a_shutdown_ends_what_runs_and_gives_the_rest_back(self) -> None:
         running, worker = self.held(), self.worker()
         waiting = [self.stack.submit(f"{number}") for number in range(5)]
         self.celery("control", "shutdown")

@@ -50,7 +50,7 @@ class TestClients(StackCase):
         answer = self.stack.post("/v1/jobs", {"model": "echo", "inputs": "x" * 200_000})
         self.assert_problem(answer, 413, "body_too_large", "larger than the 100000 bytes")
 
-    def test_missing_weights_are_told_to_clients_operators_and_the_worker_s_row_and_harm_no_other_model(self) -> None:
+    def test_missing_weights_are_shown_to_clients_operators_and_in_the_worker_row_and_harm_no_other_model(self) -> None:
         eventually(lambda: "/no/such/folder" in str(self.stack.get("/readyz").json["reasons"]), "the service says so")
         worker = self.stack.workers.get()
         self.assertEqual((worker.state, worker.model_names), (WorkerState.DEGRADED, ["echo"]))
@@ -106,7 +106,7 @@ class TestBadEnvironment(SimpleTestCase):
                 environment.number("DATABASE_ANSWER_S", 0)
             self.assertEqual(str(raised.exception), self.said(text))
 
-    def test_a_database_of_another_kind_is_refused_and_its_password_not_told(self) -> None:
+    def test_a_database_of_another_kind_is_refused_and_its_password_not_shown(self) -> None:
         for address in ("mysql://ada:secret@127.0.0.1/x", "oracle://ada:secret@host/x", "no address", "http://secret"):
             with patch.dict(os.environ, DATABASE_URL=address), self.assertRaises(SystemExit) as raised:
                 environment.database("DATABASE_URL", "")

@@ -50,7 +50,7 @@ class ExamplesTests(StackCase):
         for model, text, answer in (("words", "three short words", 3), ("language", FINNISH, "finnish")):
             self.assertEqual(self.stack.call(text, model=model).json, answer)
 
-    def test_the_command_of_the_page_asks_a_model_of_these_in_a_terminal_of_its_own(self) -> None:
+    def test_the_command_of_the_page_calls_a_model_of_these_in_a_terminal_of_its_own(self) -> None:
         (command,) = re.findall(r"`([^`]*manage\.py run [^`]*)`", (EXAMPLES / "README.md").read_text())
         command = command.replace(".venv/bin/python", shlex.quote(sys.executable))
         env = {**os.environ, **self.stack.environment, "MODELS_FILE": str(settings.BASE_DIR / "models.toml")}
@@ -83,15 +83,15 @@ class ExamplesTests(StackCase):
         command = ("django", "runserver", str(port), "--noreload", "--settings", "examples.shop.settings")
         environment = {"INFERENCE_URL": self.url, "DJANGO_SETTINGS_MODULE": ""}
         self.stack.start(Program(name="shop", command=(sys.executable, "-m", *command), environment=environment))
-        eventually(lambda: self.ask(port, FINNISH) == (200, {"language": "finnish"}), "the shop answers")
-        self.assertEqual(self.ask(port, "long " * 500)[0], 422)
+        eventually(lambda: self.request_language(port, FINNISH) == (200, {"language": "finnish"}), "the shop answers")
+        self.assertEqual(self.request_language(port, "long " * 500)[0], 422)
         self.stack.children["web"].stop()
-        self.assertEqual(self.ask(port, FINNISH)[0], 503)
+        self.assertEqual(self.request_language(port, FINNISH)[0], 503)
         self.stack.start_web()
         self.stack.ready()
-        self.assertEqual(self.ask(port, FINNISH)[0], 200)
+        self.assertEqual(self.request_language(port, FINNISH)[0], 200)
 
-    def ask(self, port: int, text: str) -> tuple[int, object]:
+    def request_language(self, port: int, text: str) -> tuple[int, object]:
         """The shop's answer, or 0 while it starts."""
         try:
             with urllib.request.urlopen(f"http://{HOST}:{port}/language?{urlencode({'text': text})}") as answer:

@@ -150,7 +150,7 @@ class GenerationTests(StackCase):
         late = self.job(slow)
         self.assertEqual((late.status, late.output), (Status.SUCCEEDED, words.expected("held", 1)))
 
-    def test_text_that_a_stream_has_told_is_kept_at_the_time_limit(self) -> None:
+    def test_text_that_a_stream_has_sent_is_kept_at_the_time_limit(self) -> None:
         self.hold()
         client = Client(f"http://127.0.0.1:{self.stack.port}")
         events = list(client.stream("brief", "held", parameters={"max_new_tokens": 200, "details": True}))
@@ -167,7 +167,7 @@ class GenerationTests(StackCase):
         text = words.expected("held", 1)[0]["generated_text"]
         self.assertEqual((choice["message"]["content"], choice["finish_reason"]), (text, "length"))
 
-    def test_one_whose_reading_never_ends_times_out_and_costs_its_neighbours_no_life(self) -> None:
+    def test_an_input_that_is_read_without_end_times_out_and_costs_its_neighbours_no_life(self) -> None:
         bad = {"text": "bad", "fail": Fail.HANG_GIL, "at": "join"}
         first, hangs, last = self.stack.finished(*self.stack.submit_together(["first", bad, "last"], model="hasty"))
         self.assertEqual((hangs.status, hangs.error_code), (Status.FAILED, "timed_out"))

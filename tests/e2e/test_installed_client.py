@@ -213,13 +213,13 @@ class InstalledClientTests(StackCase):
         return json.loads(run.stdout.splitlines()[-1])
 
     def test_the_view_in_readme_answers_whatever_becomes_of_the_service(self) -> None:
-        asked = json.dumps({"text": TEXT})
-        self.assertEqual(self.run_theirs(self.project, VISIT, asked), [200, {"answer": self.answer(TEXT)}])
+        body = json.dumps({"text": TEXT})
+        self.assertEqual(self.run_theirs(self.project, VISIT, body), [200, {"answer": self.answer(TEXT)}])
         self.assertEqual(self.run_theirs(self.project, VISIT, "{}")[0], 422)
         nowhere = f"http://{HOST}:{free_port()}"
-        status, told = self.run_theirs(self.project, VISIT, asked, INFERENCE_URL=nowhere)
+        status, response = self.run_theirs(self.project, VISIT, body, INFERENCE_URL=nowhere)
         self.assertEqual(status, 503)
-        self.assertIn("cannot be reached", told["error"])
+        self.assertIn("cannot be reached", response["error"])
 
     # Its Celery tasks
 
@@ -230,13 +230,13 @@ class InstalledClientTests(StackCase):
         """Return how often their worker has ended this task well."""
         return sum(f"[{task}] succeeded" in line for line in list(self.stack.log))
 
-    def test_the_task_that_asks_the_service_answers_as_the_one_that_loads_the_model(self) -> None:
+    def test_the_task_that_calls_the_service_answers_as_the_one_that_loads_the_model(self) -> None:
         before = self.write_project(tasks=MODEL.sub(f'"{self.folder}/model"', BEFORE))
         [loaded] = self.call_task("print(json.dumps(tasks.sentiment(sys.argv[1])))", TEXT, project=before)
-        [asked] = self.call_task(DELAY, TEXT)
-        self.assertEqual([asked], self.answer(TEXT))
-        self.assertEqual(asked["label"], loaded["label"])
-        self.assertAlmostEqual(asked["score"], loaded["score"], places=4)
+        [answer] = self.call_task(DELAY, TEXT)
+        self.assertEqual([answer], self.answer(TEXT))
+        self.assertEqual(answer["label"], loaded["label"])
+        self.assertAlmostEqual(answer["score"], loaded["score"], places=4)
 
     def test_what_the_service_refuses_is_raised_by_the_result_with_its_code(self) -> None:
         code = f"""
@@ -264,7 +264,7 @@ class InstalledClientTests(StackCase):
         self.stack.start_web()
         eventually(lambda: self.ended(task) == 1, "it ends well")
 
-    def test_a_job_is_asked_for_later_by_another_program_without_a_task(self) -> None:
+    def test_a_job_is_fetched_later_by_another_program_without_a_task(self) -> None:
         names = "from tasks import client\n"
         job = self.run_theirs(self.project, f"{SETUP}{names}{SUBMIT}print(json.dumps(job_id))")
         self.stack.finished(UUID(job))

@@ -69,8 +69,8 @@ class TenModelsTests(LazyCase):
         chance = random.Random(1)
         for name in self.names:
             self.file(f"held-{name}").touch()
-        asked = Counter([*self.names, *chance.choices(self.names, k=70)])
-        jobs = [job for name in asked for job in self.stack.submit_together(["text"] * asked[name], model=name)]
+        counts = Counter([*self.names, *chance.choices(self.names, k=70)])
+        jobs = [job for name in counts for job in self.stack.submit_together(["text"] * counts[name], model=name)]
         for name in self.names:
             self.file(f"held-{name}").unlink()
         self.assert_answered(jobs)
@@ -78,11 +78,11 @@ class TenModelsTests(LazyCase):
 
     def test_one_after_the_other_they_are_loaded_as_in_the_simulator(self) -> None:
         """Expect that models are loaded again that have left, and none that is still there."""
-        asked = [*self.names, *self.names[-3:], *self.names[:3]]
-        for name in asked:
+        requested = [*self.names, *self.names[-3:], *self.names[:3]]
+        for name in requested:
             self.assert_answered([self.stack.submit("text", model=name)])
         self.assertEqual(self.loads(), [*self.names, *self.names[:3]])
-        arrivals = [Arrival(number * 60.0, name) for number, name in enumerate(asked)]
+        arrivals = [Arrival(number * 60.0, name) for number, name in enumerate(requested)]
         model = LazyModel(memory=32, load_s=0.1, call_s=0.01)
         outcome = Turns(dict.fromkeys(self.names, model), arrivals, room=110).run()
         self.assertEqual(self.loads(), [name for _, name in outcome.loads])

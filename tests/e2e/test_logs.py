@@ -67,30 +67,32 @@ class Client:
             self.submit(f"{MARK} {IN_WORKER}", model="failing"),
             self.submit(f"{MARK} {IN_WEBHOOKS}", webhook=f"http://{HOST}:{free_port()}/hook"),
         ]
-        self.ask("POST", "/v1/jobs", {"model": "echo", "inputs": f"{MARK} {IN_WEB}"})
+        self.request("POST", "/v1/jobs", {"model": "echo", "inputs": f"{MARK} {IN_WEB}"})
         self.refused()
         self.with_secrets()
 
     def refused(self) -> None:
-        self.ask("POST", "/v1/jobs", {"model": "echo", "inputs": MARK, "wrong": MARK})
-        self.ask("POST", "/v1/jobs", {"model": "echo", "inputs": MARK, "webhook": f"http://elsewhere/{MARK}"})
-        self.ask("POST", "/v1/jobs/bulk", {"model": "echo", "inputs": [MARK, None]})
-        self.ask("POST", "/v1/jobs", f'{{"model": "echo", "inputs": "{MARK}"'.encode())
-        self.ask("POST", "/v1/models/echo/v1/chat/completions", {"messages": [{"role": "user", "content": MARK}]})
-        self.ask("POST", "/v1/models/echo", {"inputs": MARK})
+        self.request("POST", "/v1/jobs", {"model": "echo", "inputs": MARK, "wrong": MARK})
+        self.request("POST", "/v1/jobs", {"model": "echo", "inputs": MARK, "webhook": f"http://elsewhere/{MARK}"})
+        self.request("POST", "/v1/jobs/bulk", {"model": "echo", "inputs": [MARK, None]})
+        self.request("POST", "/v1/jobs", f'{{"model": "echo", "inputs": "{MARK}"'.encode())
+        self.request("POST", "/v1/models/echo/v1/chat/completions", {"messages": [{"role": "user", "content": MARK}]})
+        self.request("POST", "/v1/models/echo", {"inputs": MARK})
 
     def with_secrets(self) -> None:
         """In headers, in a query, in a form, and a key that is one."""
         for name, value in HEADERS.items():
-            self.ask("GET", f"/v1/jobs?key={MARK}", headers={name: value})
+            self.request("GET", f"/v1/jobs?key={MARK}", headers={name: value})
         form = {"Content-Type": "application/x-www-form-urlencoded"}
-        self.ask("POST", "/admin/login/", urlencode({"username": MARK, "password": MARK}).encode(), headers=form)
+        self.request("POST", "/admin/login/", urlencode({"username": MARK, "password": MARK}).encode(), headers=form)
         alias = f"logs-{self.port}"
         databases.attach(alias, self.database)
         owner, _ = get_user_model().objects.using(alias).get_or_create(username="owner")
         self.key = ApiKey.objects.db_manager(alias).issue(owner=owner)[1]
         databases.drop(alias)
-        self.ask("POST", "/v1/jobs", {"model": "echo", "inputs": MARK}, headers={"Authorization": f"Bearer {self.key}"})
+        self.request(
+            "POST", "/v1/jobs", {"model": "echo", "inputs": MARK}, headers={"Authorization": f"Bearer {self.key}"}
+        )
 
     def end(self, case: TestCase) -> None:
         for job in (*self.failing.values(), self.good, *self.bugs):
@@ -106,12 +108,12 @@ class Client:
             case.assertRegex(self.up.output, rf"line \d+, in {place}\b")
 
     def submit(self, inputs: Any, **fields: Any) -> str:
-        return str(self.ask("POST", "/v1/jobs", {"model": "echo", "inputs": inputs, **fields})["id"])
+        return str(self.request("POST", "/v1/jobs", {"model": "echo", "inputs": inputs, **fields})["id"])
 
     def is_finished(self, job: str) -> bool:
-        return self.ask("GET", f"/v1/jobs/{job}")["status"] in ("succeeded", "failed")
+        return self.request("GET", f"/v1/jobs/{job}")["status"] in ("succeeded", "failed")
 
-    def ask(self, method: str, path: str, body: Any = None, *, headers: dict[str, str] | None = None) -> Any:
+    def request(self, method: str, path: str, body: Any = None, *, headers: dict[str, str] | None = None) -> Any:
         """What is answered, where that is JSON."""
         data = body if body is None or isinstance(body, bytes) else json.dumps(body)
         own = {"Content-Type": "application/json", "X-Request-Id": "request-echo", **(headers or {})}
@@ -152,8 +154,8 @@ class TestLines(TestCase):
         for how, job in (*client.failing.items(), ("", client.good)):
             with self.subTest(how):
                 self.leads(job, lines)
-        [told] = [line for line in lines if line["program"] == "webhooks" and line.get("job") == client.good]
-        self.assertIn("webhook", told)
+        [record] = [line for line in lines if line["program"] == "webhooks" and line.get("job") == client.good]
+        self.assertIn("webhook", record)
 
     def leads(self, job: str, lines: list[dict[str, Any]]) -> None:
         """From the request to the worker, and from the batch there to its end."""
@@ -198,10 +200,10 @@ class TestHostileTexts(TestCase):
         """In all that a line may quote: the jobs that come of it."""
         quoted = quote(text)
         for path in (f"/v1/jobs/{quoted}", f"/v1/models/{quoted}?{quoted}", f"/admin/{quoted}/", f"/{quoted}"):
-            client.ask(
+            client.request(
                 "GET", path, headers={"traceparent": quoted, "X-Request-Id": text.encode("unicode_escape").decode()}
             )
-        client.ask("POST", "/v1/jobs", {"model": text, "inputs": text})
-        client.ask("POST", "/v1/jobs", {"model": "echo", "inputs": text, text: text})
+        client.request("POST", "/v1/jobs", {"model": text, "inputs": text})
+        client.request("POST", "/v1/jobs", {"model": "echo", "inputs": text, text: text})
         hook = f"http://{HOST}:{free_port()}/{quoted}"
         return [client.submit({"text": text, "fail": fail}, webhook=hook) for fail in ("exception", text)]

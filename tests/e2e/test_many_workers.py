@@ -156,7 +156,7 @@ class ModelsTests(StackCase):
 class ManyServersTests(StackCase):
     options = {"models": WHERE, "workers": 2, "replicas": 1}
 
-    def test_what_one_web_server_took_any_worker_runs_and_any_web_server_tells(self) -> None:
+    def test_what_one_web_server_took_any_worker_runs_and_any_web_server_answers(self) -> None:
         port = free_port()
         self.stack.start(replace(programs.web(host=HOST, port=port), name="web2"))
         second = f"http://{HOST}:{port}"

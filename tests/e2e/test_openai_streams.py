@@ -65,7 +65,7 @@ class WebServerGone(StackCase):
     def test_python_with_a_server_that_is_stopped(self) -> None:
         self.read(self.stack.children["web"].terminate, openai.APIError)
 
-    def read(self, end: Callable[[], Any], told: type[openai.APIError]) -> None:
+    def read(self, end: Callable[[], Any], expected_error: type[openai.APIError]) -> None:
         here, there = map(self.client, self.addresses)
         stream = here.chat.completions.create(
             model="words", messages=[{"role": "user", "content": PROMPT}], max_tokens=COUNT, stream=True
@@ -74,7 +74,7 @@ class WebServerGone(StackCase):
         while not chunks[-1].choices[0].delta.content:
             chunks.append(next(stream))
         end()
-        with self.assertRaises(told) as raised:
+        with self.assertRaises(expected_error) as raised:
             chunks.extend(stream)
         self.stack.release()
         self.assertIn(raised.exception.code, (None, "cut"))
@@ -97,6 +97,6 @@ class WebServerGone(StackCase):
         self.assertEqual(script.stdout.readline(), "it has begun\n")
         self.kill()
         self.stack.release()
-        told = javascript.ended(script)
-        self.assertTrue(told["error"])
-        self.assertEqual((told["text"], told["finish_reason"]), (ANSWER, "stop"))
+        result = javascript.ended(script)
+        self.assertTrue(result["error"])
+        self.assertEqual((result["text"], result["finish_reason"]), (ANSWER, "stop"))

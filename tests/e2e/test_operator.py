@@ -78,7 +78,7 @@ class OperatorTests(StackCase):
         self.browser.open(self.value("location.href"))
         return bool(self.value(f"!!document.querySelector('{selector}')"))
 
-    def is_heeded(self) -> bool:
+    def is_held_back_by_both(self) -> bool:
         return self.shows("#content-main") and self.text("#content-main").count("held back") == 2
 
     def test_each_group_is_shown_what_it_may_see_and_do(self) -> None:
@@ -122,8 +122,8 @@ class OperatorTests(StackCase):
         self.assertEqual(self.value("document.querySelectorAll('#result_list tbody tr').length"), 1)
         self.browser.click("#result_list tbody a")
         story = self.text(".story")
-        for told in ("Accepted", "Claimed", "engine_error", "upset by what it reads"):
-            self.assertIn(told, story)
+        for part in ("Accepted", "Claimed", "engine_error", "upset by what it reads"):
+            self.assertIn(part, story)
         self.assertIn("bad one", self.text(".input"))
         upset.unlink()
         self.browser.click("button", "Run again, alone")
@@ -137,7 +137,7 @@ class OperatorTests(StackCase):
         self.browser.click("#content a", "other")
         self.browser.click("button", "Pause")
         self.assertIn("by may-act", self.text("#content-main"))
-        eventually(self.is_heeded, "both workers heed it", every_s=0.5)
+        eventually(self.is_held_back_by_both, "both workers heed it", every_s=0.5)
         waiting = [self.stack.submit(f"text {number}", model="other") for number in range(WAITING)]
         kept = self.stack.submit("another model's")
         self.open(f"{JOBS}?model=other&status__exact=queued")

@@ -36,7 +36,7 @@ class PoolerTests(ShowingLog):
         environment = {"DATABASE_URL": pooler.url()}
         cls.stack = cls.enterClassContext(Stack(models=MODELS, environment=environment))
 
-    def test_jobs_whose_messages_were_lost_are_sent_again(self) -> None:
+    def test_jobs_with_lost_messages_are_sent_again(self) -> None:
         lost = [Job(model="echo", inputs=f"lost {number}", created_at=ago(PATIENCE_S)) for number in range(LOST)]
         self.stack.jobs.bulk_create(lost)
         found = self.stack.finished(*(job.pk for job in lost))

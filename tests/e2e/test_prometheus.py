@@ -59,25 +59,25 @@ class TestPrometheus(StackCase):
             return bool(answer.status == 200)
         return False
 
-    def ask(self, what: str, **query: str) -> Any:
+    def query_api(self, what: str, **query: str) -> Any:
         url = f"http://{HOST}:{self.port}/api/v1/{what}?{urllib.parse.urlencode(query)}"
         with urllib.request.urlopen(url, timeout=PATIENCE_S) as answer:
             return json.load(answer)["data"]
 
     def values(self, query: str) -> list[float]:
-        return [float(found["value"][1]) for found in self.ask("query", query=query)["result"]]
+        return [float(found["value"][1]) for found in self.query_api("query", query=query)["result"]]
 
     def alerts(self) -> dict[str, str]:
-        return {alert["labels"]["alertname"]: alert["state"] for alert in self.ask("alerts")["alerts"]}
+        return {alert["labels"]["alertname"]: alert["state"] for alert in self.query_api("alerts")["alerts"]}
 
-    def test_it_takes_the_rules_counts_once_and_tells_of_a_worker_that_is_gone(self) -> None:
+    def test_it_takes_the_rules_counts_once_and_alerts_on_a_worker_that_is_gone(self) -> None:
         PausedModel.objects.using(self.stack.alias).create(model="echo")
         eventually(lambda: (self.stack.workers.get().catalog or {})["models"][0].get("held_back"), "it is heeded")
         for number in range(WAITING):
             self.stack.submit(f"text {number}")
         eventually(lambda: self.values("up") == [1, 1], "both are asked")
         eventually(lambda: self.alerts().get("ModelPaused") == "pending", "it is paused")
-        [group] = self.ask("rules")["groups"]
+        [group] = self.query_api("rules")["groups"]
         self.assertEqual([rule["name"] for rule in group["rules"]], list(attention.CODES))
         self.assertEqual({(rule["health"], rule.get("lastError", "")) for rule in group["rules"]}, {("ok", "")})
         wanted = {"Jobs that wait and run": [WAITING], "Replicas": [REPLICAS, 0]}

@@ -64,11 +64,11 @@ class Client(threading.Thread):
             if self.stopping.wait(PAUSE_S):
                 return
             try:
-                self.revisions.append(revision_of(self.ask(f"text {number}")))
+                self.revisions.append(revision_of(self.request_output(f"text {number}")))
             except Exception as error:
                 self.failures.append(repr(error))
 
-    def ask(self, text: str) -> Any:
+    def request_output(self, text: str) -> Any:
         if not self.polls:
             answer = self.stack.call(text, model=self.model)
             if answer.status != 200:

@@ -116,7 +116,7 @@ class ReplicaTests(ReplicaCase):
         eventually(lambda: self.serves("good", "late", ready=4), "all serve both")
         self.assertEqual(set(self.stack.replica_pids()), before)
 
-    def test_a_model_whose_load_ends_the_process_leaves_the_others_their_replicas(self) -> None:
+    def test_a_model_that_ends_the_process_as_it_loads_leaves_the_others_their_replicas(self) -> None:
         self.start("deadly-late", replicas=2)
         waiting = self.submit(4, "late")
         self.assert_succeeded(self.submit(4, "good"), attempts=2)
@@ -129,9 +129,9 @@ class ReplicaTests(ReplicaCase):
 
     def test_one_sentence_is_logged_for_it_and_the_traceback_of_its_own_code_once(self) -> None:
         self.start("broken-late", replicas=2)
-        told = [line for line in self.stack.log if "no weights yet" in line]
+        lines = [line for line in self.stack.log if "no weights yet" in line]
         self.assertEqual(
-            [sum(part in line for line in told) for part in ("not loaded on cpu", "RuntimeError: ")], [1, 2]
+            [sum(part in line for line in lines) for part in ("not loaded on cpu", "RuntimeError: ")], [1, 2]
         )
         self.assertEqual(sum("Traceback" in line for line in self.stack.log), 1)
 
@@ -199,7 +199,7 @@ class ReplicaTests(ReplicaCase):
         self.file("held-late").unlink()
         eventually(lambda: self.serves("late", "good", name="worker2"), "it serves, too")
 
-    def test_a_worker_whose_only_child_starts_again_leaves_the_jobs_to_the_others(self) -> None:
+    def test_a_worker_leaves_the_jobs_to_the_others_while_its_only_child_starts_again(self) -> None:
         self.start(replicas=1, workers=2)
         self.file("held-late").touch()
         self.kill_replica()
@@ -242,7 +242,7 @@ class ReplicaTests(ReplicaCase):
         self.stack.start_broker()
         eventually(lambda: self.stack.get("/readyz").status == 200, "it is ready again")
 
-    def test_one_whose_process_cannot_be_forked_is_tried_again_while_the_other_goes_on(self) -> None:
+    def test_a_replica_that_cannot_be_forked_is_tried_again_while_the_other_goes_on(self) -> None:
         folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
         refuses = folder / "refuses"
         shutil.copy(

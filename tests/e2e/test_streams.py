@@ -49,8 +49,8 @@ class StreamTests(StreamCase):
     def test_a_web_process_that_is_stopped_cuts_its_streams_and_ends(self) -> None:
         job_id, whole = self.held(COUNT)
         with Client(self.url) as client:
-            told = client.job(str(job_id)).stream()
-            first = next(told)
+            stream = client.job(str(job_id)).stream()
+            first = next(stream)
             cut = Listener(self.stack.ports[0], job_id)
             cut.has(1)
             web = self.stack.children["web0"]
@@ -59,7 +59,7 @@ class StreamTests(StreamCase):
             eventually(lambda: web.exit_code is not None, "the web server ends")
             self.stack.start_other(0)
             self.stack.release()
-            events = [first, *told]
+            events = [first, *stream]
         self.assertEqual("".join(event.text for event in events), whole)
         self.assertEqual({event.kind for event in events}, {"delta", "end"})
         self.stack.ready()
@@ -80,7 +80,7 @@ class StreamTests(StreamCase):
         back.ends()
         self.assertEqual(back.text, text_of("back", 5))
 
-    def test_a_job_goes_on_without_its_reader_unless_that_was_asked_for(self) -> None:
+    def test_a_job_goes_on_without_its_reader_unless_its_stream_is_to_cancel_it(self) -> None:
         (goes_on, _), (ends, _) = self.held(COUNT), self.held(COUNT)
         for job_id, query in ((goes_on, ""), (ends, "?on_disconnect=cancel")):
             reading = Listener(self.stack.port, job_id, query=query)

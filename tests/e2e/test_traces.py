@@ -72,7 +72,8 @@ class TestTraces(ShowingLog):
             cancelled = self.submit(MARK, 4)
             self.stack.post(f"/v1/jobs/{cancelled}/cancel", {})
             forged = [
-                self.submit(MARK, told=told) for told in ("00-zz-1-01", "x" * 10_000, f"00-{trace(0)}-{CLIENT}-01")
+                self.submit(MARK, traceparent=traceparent)
+                for traceparent in ("00-zz-1-01", "x" * 10_000, f"00-{trace(0)}-{CLIENT}-01")
             ]
             self.stack.release()
             every = [busy, *jobs, failing, cancelled, *forged]
@@ -90,10 +91,12 @@ class TestTraces(ShowingLog):
                     (request.name, attributes(request)["http_response_status_code"]), ("POST /v1/jobs", 202)
                 )
                 self.assertEqual(attributes(span)["gen_ai_request_model"], "echo")
-            told = [attributes(self.job_span(collector, str(job))) for job in (jobs[0], failing, cancelled)]
-            self.assertEqual([each["inference_job_status"] for each in told], ["succeeded", "failed", "cancelled"])
-            self.assertEqual([each.get("error_type") for each in told], [None, "engine_error", None])
-            self.assertGreater(told[0]["inference_job_queue_s"], 0)
+            job_attributes = [attributes(self.job_span(collector, str(job))) for job in (jobs[0], failing, cancelled)]
+            self.assertEqual(
+                [each["inference_job_status"] for each in job_attributes], ["succeeded", "failed", "cancelled"]
+            )
+            self.assertEqual([each.get("error_type") for each in job_attributes], [None, "engine_error", None])
+            self.assertGreater(job_attributes[0]["inference_job_queue_s"], 0)
 
             spans = {self.job_span(collector, str(job)).span_id for job in jobs}
             batch = eventually(
@@ -109,23 +112,25 @@ class TestTraces(ShowingLog):
 
     def a_list_has_one_span_and_its_parts_are_within(self, collector: Collector) -> None:
         job = str(self.submit([f"{MARK} {number}" for number in range(40)], 6))
-        told = eventually(
+        spans = eventually(
             lambda: len(found := of_trace(collector, 6)) == 5 and found, "the list and its parts are told"
         )
-        [request] = [each for each in told if each.name == "POST /v1/jobs"]
-        parts = [each for each in told if "inference_batch_id" in attributes(each)]
-        [whole] = [each for each in told if each not in (request, *parts)]
+        [request] = [each for each in spans if each.name == "POST /v1/jobs"]
+        parts = [each for each in spans if "inference_batch_id" in attributes(each)]
+        [whole] = [each for each in spans if each not in (request, *parts)]
         self.assertEqual([each.parent_span_id for each in parts], [whole.span_id] * 3)
         self.assertEqual((whole.parent_span_id, whole.name), (request.span_id, parts[0].name))
         self.assertEqual({attributes(each)["inference_job_id"] for each in (whole, *parts)}, {job})
 
-    def submit(self, inputs: Any, number: int = 0, *, told: str = "") -> UUID:
-        answer = self.stack.post("/v1/jobs", {"model": "echo", "inputs": inputs}, headers=self.headers(number, told))
+    def submit(self, inputs: Any, number: int = 0, *, traceparent: str = "") -> UUID:
+        answer = self.stack.post(
+            "/v1/jobs", {"model": "echo", "inputs": inputs}, headers=self.headers(number, traceparent)
+        )
         self.assertEqual(answer.status, 202)
         return UUID(answer.json["id"])
 
-    def headers(self, number: int, told: str = "") -> dict[str, str]:
-        return {"traceparent": told or f"00-{trace(number)}-{CLIENT}-01"}
+    def headers(self, number: int, traceparent: str = "") -> dict[str, str]:
+        return {"traceparent": traceparent or f"00-{trace(number)}-{CLIENT}-01"}
 
     def job_span(self, collector: Collector, job: str) -> Any:
         [span] = eventually(lambda: collector.spans(inference_job_id=job), f"the span of {job} is told")

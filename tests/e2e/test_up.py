@@ -98,14 +98,14 @@ def impatient_client(port: int) -> Iterator[None]:
     """Asks again and again, also while there is no worker yet."""
     ended = threading.Event()
 
-    def ask() -> None:
+    def send_requests() -> None:
         request = urllib.request.Request(f"http://{HOST}:{port}/v1/models/embeddings", b'{"inputs": "now?"}')
         request.add_header("Content-Type", "application/json")
         while not ended.wait(0.2):  # between two requests: it takes the core that loads the models
             with contextlib.suppress(OSError, http.client.HTTPException):
                 urllib.request.urlopen(request, timeout=PATIENCE_S).close()
 
-    thread = threading.Thread(target=ask)
+    thread = threading.Thread(target=send_requests)
     thread.start()
     try:
         yield
@@ -153,7 +153,7 @@ class TestUp(TestCase):
             self.assertEqual(up.process.wait(PATIENCE_S), 0)
             self.assertEqual(up.descendants(), [])
 
-    def test_a_broker_that_is_not_where_redis_url_says_is_told(self) -> None:
+    def test_a_broker_that_is_not_where_redis_url_says_is_reported(self) -> None:
         nobody = free_port()
         with Up(free_port(), self.echo(), more={"REDIS_URL": f"redis://:secret@{HOST}:{nobody}/0"}) as up:
             up.shows("REDIS_URL says where it is")

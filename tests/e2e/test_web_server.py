@@ -56,19 +56,19 @@ class Clients:
         self.port = port
         self.answers: Counter[str] = Counter()
         self.stopping = threading.Event()
-        self.threads = [threading.Thread(target=self._ask) for _ in range(count)]
+        self.threads = [threading.Thread(target=self._send_requests) for _ in range(count)]
         for thread in self.threads:
             thread.start()
 
-    def _ask(self) -> None:
+    def _send_requests(self) -> None:
         while not self.stopping.wait(PAUSE_S):
             self.answers[self._answer()] += 1
 
     def _answer(self) -> str:
-        first = self._asked()
-        return self._asked() if first in CLOSED else first
+        first = self._send_request()
+        return self._send_request() if first in CLOSED else first
 
-    def _asked(self) -> str:
+    def _send_request(self) -> str:
         connection = http.client.HTTPConnection(HOST, self.port, timeout=PATIENCE_S)
         try:
             connection.request("GET", "/v1/models")

@@ -16,11 +16,11 @@ class TestWebhooks(StackCase):
         "replicas": 1,
     }
 
-    def test_a_job_that_succeeded_and_one_that_failed_are_told(self) -> None:
+    def test_a_job_that_succeeded_and_one_that_failed_are_sent(self) -> None:
         self.stack.start(programs.webhooks())
         with receiving() as url:
             jobs = {str(self.stack.submit(inputs, webhook=url)) for inputs in ("a", {"fail": "exception"})}
             eventually(lambda: len(Receiver.got) == 2, "both notices arrive")
-            told = [json.loads(body)["data"] for _, body in Receiver.got]
-        self.assertEqual({job["id"] for job in told}, jobs)
-        self.assertEqual({job["status"] for job in told}, {"succeeded", "failed"})
+            notices = [json.loads(body)["data"] for _, body in Receiver.got]
+        self.assertEqual({job["id"] for job in notices}, jobs)
+        self.assertEqual({job["status"] for job in notices}, {"succeeded", "failed"})

@@ -113,6 +113,8 @@ class TokenizedAheadTests(StackCase):
         together = self.stack.finished(*self.stack.submit_together(texts, model="tiny"))
         alone = {text: self.stack.finished(self.stack.submit(text, model="tiny"))[0].output for text in {*texts}}
         for text, job in zip(texts, together, strict=True):
-            self.assertEqual([told["label"] for told in job.output], [told["label"] for told in alone[text]])
+            self.assertEqual(
+                [prediction["label"] for prediction in job.output], [prediction["label"] for prediction in alone[text]]
+            )
             self.assertAlmostEqual(job.output[0]["score"], alone[text][0]["score"], places=4)
         self.assertLess(len({job.batch for job in together}), len(texts))

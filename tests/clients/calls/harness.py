@@ -13,25 +13,25 @@ QUERY, TEXTS = "what sleeps", ["a cat sleeps", "stocks fell", ""]
 PATIENCE_S = 60.0
 
 
-def call(client: str, name: str, ask: Callable[[], Any], check: Callable[[Any], Any] = bool) -> None:
+def call(client: str, name: str, request: Callable[[], Any], check: Callable[[Any], Any] = bool) -> None:
     """Call a client. `check` says of its answer whether it is right. One that never comes is told as such."""
     found: list[dict[str, Any]] = []
 
     def run() -> None:
         try:
-            is_right = check(ask())
+            is_right = check(request())
             found.append({"works": bool(is_right), "words": "" if is_right else "the answer is not what it should be"})
         except BaseException as error:
             body = getattr(error, "body", None)
             words = body.get("message") if isinstance(body, dict) else getattr(error, "server_message", None) or error
-            told, _, _ = " ".join(str(words).split()).partition(" [type=")  # pydantic shows the input, with our port
-            found.append({"works": False, "words": f"{type(error).__name__}: {told}"})
+            message, _, _ = " ".join(str(words).split()).partition(" [type=")  # pydantic shows the input, with our port
+            found.append({"works": False, "words": f"{type(error).__name__}: {message}"})
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
     thread.join(PATIENCE_S)
-    told = found[0] if found else {"works": False, "words": f"no answer within {PATIENCE_S:g} s"}
-    sys.stdout.write(json.dumps({"client": client, "call": name, **told}) + "\n")
+    outcome = found[0] if found else {"works": False, "words": f"no answer within {PATIENCE_S:g} s"}
+    sys.stdout.write(json.dumps({"client": client, "call": name, **outcome}) + "\n")
     sys.stdout.flush()
 
 

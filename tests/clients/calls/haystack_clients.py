@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 os.environ["HAYSTACK_TELEMETRY_ENABLED"] = "False"
+from harness import BASE, KEY, QUERY, TEXTS, are_vectors, call
 from haystack import Document
 from haystack.components.embedders import OpenAIDocumentEmbedder, OpenAITextEmbedder
 from haystack.components.generators.chat import OpenAIChatGenerator
@@ -16,7 +17,6 @@ from haystack_integrations.components.embedders.huggingface_api import (
 )
 from haystack_integrations.components.rankers.huggingface_api import HuggingFaceTEIRanker
 from langchain_cohere import CohereEmbeddings, CohereRerank
-from told import BASE, KEY, QUERY, TEXTS, are_vectors, call
 
 key = Secret.from_token(KEY)
 documents = [Document(content=text) for text in TEXTS if text]

@@ -9,12 +9,12 @@ import instructor
 import openai
 import outlines
 import tritonclient.http
+from harness import BASE, KEY, QUERY, TEXTS, are_vectors, call
 from infinity_client import Client
 from infinity_client.api.default import classify, embeddings, models, rerank
 from infinity_client.models import ClassifyInput, OpenAIEmbeddingInputText, RerankInput
 from langchain_huggingface import ChatHuggingFace, HuggingFaceEndpoint, HuggingFaceEndpointEmbeddings
 from pydantic import BaseModel
-from told import BASE, KEY, QUERY, TEXTS, are_vectors, call
 
 BEARER = {"Authorization": f"Bearer {KEY}"}
 STORY = f"{BASE}/v1/models/story"

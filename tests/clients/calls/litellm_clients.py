@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import litellm
-from told import BASE, KEY, QUERY, TEXTS, are_vectors, call
+from harness import BASE, KEY, QUERY, TEXTS, are_vectors, call
 
 litellm.suppress_debug_info = True
 HELLO = [{"role": "user", "content": "hello"}]

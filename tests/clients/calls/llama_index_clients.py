@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from harness import BASE, KEY, QUERY, TEXTS, are_vectors, call
 from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 from llama_index.embeddings.openai_like import OpenAILikeEmbedding
 from llama_index.embeddings.text_embeddings_inference import TextEmbeddingsInference
 from llama_index.llms.openai_like import OpenAILike
 from llama_index.postprocessor.cohere_rerank import CohereRerank
 from llama_index.postprocessor.tei_rerank import TextEmbeddingInference
-from told import BASE, KEY, QUERY, TEXTS, are_vectors, call
 
 llm = OpenAILike(model="story", api_base=f"{BASE}/v1", api_key=KEY, is_chat_model=True, max_retries=0)
 call("llama-index", "OpenAILike.complete", lambda: str(llm.complete("once")))

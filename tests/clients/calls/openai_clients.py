@@ -5,11 +5,11 @@ from __future__ import annotations
 import cohere
 import huggingface_hub
 import openai
+from harness import BASE, KEY, QUERY, TEXTS, are_vectors, call
 from langchain_openai import ChatOpenAI, OpenAIEmbeddings
 from pydantic_ai import Agent
 from pydantic_ai.models.openai import OpenAIChatModel
 from pydantic_ai.providers.openai import OpenAIProvider
-from told import BASE, KEY, QUERY, TEXTS, are_vectors, call
 
 HELLO = [{"role": "user", "content": "hello"}]
 for base in ("/v1", "/openai/v1"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import text_generation
-from told import BASE, KEY, call
+from harness import BASE, KEY, call
 
 client = text_generation.Client(f"{BASE}/v1/models/story", {"Authorization": f"Bearer {KEY}"})
 HELLO = [text_generation.types.Message(role="user", content="hello")]
