@@ -49,7 +49,7 @@ class InCompany(Generating):
         for number in range(self.JOBS):
             self.join(trial)
             if number in cancels:
-                self.cancel(trial, trial.random.choice(list(self.asked)))
+                self.cancel(trial, trial.random.choice(list(self.requests)))
             if number in moments:
                 trial.pause(0.0, 0.2)
                 moments[number](trial)
@@ -58,23 +58,23 @@ class InCompany(Generating):
         trial.service.whole_again()
         trial.right = is_an_answer
         self.prompts = trial.random.sample(greedy.prompts(), self.PROMPTS)
-        self.asked: dict[UUID, tuple[str, int]] = {}  # the prompt, and how many tokens at most
+        self.requests: dict[UUID, tuple[str, int]] = {}  # the prompt, and how many tokens at most
         self.readers: list[Reader] = []
 
     def join(self, trial: Trial) -> None:
         """One job more, once there are less than a crowd."""
-        trial.until(lambda: trial.service.unfinished(self.asked) < self.CROWD, "some are answered", LIMIT_S)
-        job_id = self.ask(trial, *self.draw(trial.random))
-        if len(self.asked) % 3 == 0:
+        trial.until(lambda: trial.service.unfinished(self.requests) < self.CROWD, "some are answered", LIMIT_S)
+        job_id = self.submit_prompt(trial, *self.draw(trial.random))
+        if len(self.requests) % 3 == 0:
             self.readers.append(Reader([trial.service.port], job_id, limit_s=LIMIT_S))
 
     def draw(self, rng: Random) -> tuple[str, int]:
         return rng.choice(self.prompts), rng.randint(greedy.SHORTEST, greedy.LONGEST)
 
-    def ask(self, trial: Trial, prompt: str, most: int, *outcomes: str) -> UUID:
+    def submit_prompt(self, trial: Trial, prompt: str, most: int, *outcomes: str) -> UUID:
         parameters = {"max_new_tokens": most, "do_sample": False, "return_full_text": False}
         job_id = trial.submit(prompt, *outcomes, model="greedy", parameters=parameters)
-        self.asked[job_id] = prompt, most
+        self.requests[job_id] = prompt, most
         return job_id
 
     def kill_child(self, trial: Trial) -> None:
@@ -87,7 +87,7 @@ class InCompany(Generating):
 
     def after(self, trial: Trial) -> None:
         super().after(trial)
-        for job in trial.service.jobs.filter(pk__in=self.asked, status=Status.SUCCEEDED):
+        for job in trial.service.jobs.filter(pk__in=self.requests, status=Status.SUCCEEDED):
             self.compare_row(trial, job)
         texts = {self.reference.text(prompt, greedy.LONGEST) for prompt in self.prompts}
         trial.expect(len(texts) > self.PROMPTS // 2, "the model answers most prompts alike: nothing was compared")
@@ -97,7 +97,7 @@ class InCompany(Generating):
         trial.expect(found == text, f"{job.pk} is answered {found!r:.200}, alone {text!r:.200}")
 
     def expected(self, trial: Trial, job_id: UUID) -> str:
-        return self.reference.text(*self.asked[job_id])
+        return self.reference.text(*self.requests[job_id])
 
 
 def is_an_answer(_: Any, output: Any) -> bool:

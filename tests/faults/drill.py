@@ -81,7 +81,7 @@ class Drill(Fault):
 
     def trial(self, trial: Trial) -> None:
         self.said: list[dict[str, str]] = []  # last
-        self.told: list[dict[str, str]] = []  # since the round began
+        self.reported_items: list[dict[str, str]] = []  # since the round began
         program = replace(STATUS, environment=trial.service.environment)
         trial.service.children["status"] = Child(program, self.take, trial.service.reaper)
         self.prepare(trial)
@@ -103,10 +103,10 @@ class Drill(Fault):
         """A line of the command."""
         if line.startswith("{"):
             self.said, self.looked = json.loads(line)["attention"], True
-            self.told += self.said
+            self.reported_items += self.said
 
     def one_round(self, trial: Trial, together: list[Named]) -> None:
-        self.told = []
+        self.reported_items = []
         with contextlib.ExitStack() as causes:
             for named in together:
                 causes.enter_context(named.cause(self, trial))
@@ -115,7 +115,7 @@ class Drill(Fault):
         self.wait(trial, "until the last was no more", lambda: not codes & {i["code"] for i in self.said}, together)
 
     def is_said(self, named: Named) -> bool:
-        return any(item["code"] == named.code and re.search(named.words, item["text"]) for item in self.told)
+        return any(item["code"] == named.code and re.search(named.words, item["text"]) for item in self.reported_items)
 
     def wait(self, trial: Trial, what: str, condition: Callable[[], bool], together: list[Named]) -> None:
         began_at = time.monotonic()

@@ -60,7 +60,7 @@ def length(value: Any) -> int:
     return int(found[1])
 
 
-def told(inputs: Any, output: Any) -> bool:
+def is_expected(inputs: Any, output: Any) -> bool:
     return bool(output == words.expected(inputs, length(inputs)))
 
 
@@ -118,7 +118,7 @@ class Generating(Fault):
 
     def trial(self, trial: Trial) -> None:
         trial.service.whole_again()
-        trial.right = told
+        trial.right = is_expected
         self.ports = [trial.service.port]
         self.prepare(trial)
         counts = [trial.random.randrange(*self.WORDS) for _ in range(self.JOBS)]

@@ -28,7 +28,7 @@ from tests.ports import HOST
 HOUR_S = 3600.0
 QUICK_S = 60.0  # when it is asked for by name in a quick run
 EVERY_S = 5.0
-TOLD_EVERY = 12  # samples
+REPORT_EVERY = 12  # samples
 CLIENTS = 6
 PAUSE_S = 10.0  # of a client, at most: about a job a second in all
 EVENTS = 4  # of a stream, at most, before its reader leaves
@@ -74,8 +74,8 @@ class HourOfStreams(InCompany):
             clients = [pool.submit(self.client, trial, number) for number in range(CLIENTS)]
             while time.monotonic() < self.until:
                 course.take(holdings.memory_mb(trial.service))
-                if len(course.values["web"]) % TOLD_EVERY == 0:
-                    self.tell(trial, course)
+                if len(course.values["web"]) % REPORT_EVERY == 0:
+                    self.report_memory(trial, course)
                 time.sleep(EVERY_S)
         for client in clients:
             client.result()
@@ -84,7 +84,7 @@ class HourOfStreams(InCompany):
             say(f"{trial.name}: {name}: {before:.1f} MiB in the second sixth, {after:.1f} in the last")
             trial.measured[f"MiB more of {name}"] = after - before
 
-    def tell(self, trial: Trial, course: Course) -> None:
+    def report_memory(self, trial: Trial, course: Course) -> None:
         now = ", ".join(f"{name} {values[-1]:.1f}" for name, values in course.values.items())
         say(f"{trial.name}: {len(trial.accepted)} jobs; MiB: {now}")
 
@@ -136,7 +136,7 @@ class HourOfStreams(InCompany):
 
     def joined(self, trial: Trial, rng: Random, *outcomes: str) -> UUID:
         with self.lock:
-            return self.ask(trial, *self.draw(rng), *outcomes)
+            return self.submit_prompt(trial, *self.draw(rng), *outcomes)
 
     def is_text(self, trial: Trial, job_id: UUID, text: str) -> None:
         trial.expect(text == self.expected(trial, job_id), f"the stream of {job_id} is not its text: {text!r:.200}")

@@ -137,9 +137,9 @@ class Service(Stack):
 
     def serves(self, model: str) -> bool:
         """Whether a client with a key has an answer to a call that it may repeat."""
-        return self.ask(model) == 200
+        return self.probe(model) == 200
 
-    def ask(self, model: str) -> int | None:
+    def probe(self, model: str) -> int | None:
         """The status that such a call is answered with, None without an answer."""
         headers = {**self.key("prober"), "Idempotency-Key": str(uuid4())}
         with contextlib.suppress(OSError, http.client.HTTPException):

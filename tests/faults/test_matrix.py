@@ -22,7 +22,7 @@ class MatrixTests(unittest.TestCase):
             with self.subTest(fault.title):
                 self.assertGreater(fault.full, 0)
 
-    def test_the_page_tells_what_the_new_rows_are(self) -> None:
+    def test_the_page_describes_the_new_rows(self) -> None:
         page = RELIABILITY.read_text()
         for fault in matrix.FAULTS:
             if fault.row.isdigit() and int(fault.row) > 28:

@@ -40,13 +40,13 @@ def small_models(machine: Machine) -> str:
         for kind, given in TASKS.items():
             name = KINDS.get(kind, kind)
             model = str(_small(kind, Path(folder, kind)))
-            expected = _ask(engine(StandIn(), task=name, model=model, dtype="float32"), name, given)
+            expected = _predict(engine(StandIn(), task=name, model=model, dtype="float32"), name, given)
             for dtype in DTYPES:
                 made = engine(machine, task=name, model=model, dtype=dtype)
                 if machine.broken:
                     shift(made.pipe.model, by=0.2)
                 part = 4 if dtype == "bfloat16" else 1  # behind two that are nearly the same another text follows
-                far = apart(_ask(made, name, given), expected, texts_part=part)
+                far = apart(_predict(made, name, given), expected, texts_part=part)
                 expect(far <= _allowed(name, dtype), f"{kind} in {dtype}: {far:.2g} from a CPU's answer")
                 furthest = max(furthest, far)
     return f"{len(TASKS)} kinds, alone and together, at most {furthest:.1g} from a CPU's answers in float32"
@@ -61,7 +61,7 @@ def _small(kind: str, folder: Path) -> Path:
     return folder
 
 
-def _ask(made: Any, name: str, given: dict[str, Any]) -> list[Any]:
+def _predict(made: Any, name: str, given: dict[str, Any]) -> list[Any]:
     """Each alone, then all together."""
     task = tasks.find_task(name)
     inputs: list[Any] = {
@@ -92,15 +92,15 @@ def shift(model: Any, *, by: float) -> None:
 def vectors(machine: Machine) -> str:
     texts = mixed_texts(24 if machine.is_stand_in else 256)
     expected = engine(StandIn(), **MINILM, dtype="float32").embed(texts)
-    told = []
+    cosines = []
     for dtype, least in COSINES.items():
         found = engine(machine, **MINILM, dtype=dtype).embed(texts)
         if machine.broken:
             found = torch.nn.functional.normalize(found + 0.1 * torch.randn_like(found), dim=1)
         cosine = float((found * expected).sum(1).min())
         expect(cosine >= least, f"{dtype}: a cosine of {cosine:.5f}, where {least} is the least")
-        told.append(f"{dtype} {cosine:.5f}")
-    return f"{len(texts)} texts, least cosine: {', '.join(told)}"
+        cosines.append(f"{dtype} {cosine:.5f}")
+    return f"{len(texts)} texts, least cosine: {', '.join(cosines)}"
 
 
 def mixed_texts(count: int) -> list[str]:

@@ -62,9 +62,9 @@ def timing(machine: Machine) -> str:
     machine.synchronize()
     unseen_s = machine.now_s() - started
     expect(not is_busy, "the device still computes as the answers are read")
-    told = f"{seen_s * 1000:.1f} ms are seen of a call, and the device computes {unseen_s * 1000:.2f} ms more"
-    expect(unseen_s <= MOST_UNSEEN * seen_s, told)
-    return told
+    summary = f"{seen_s * 1000:.1f} ms are seen of a call, and the device computes {unseen_s * 1000:.2f} ms more"
+    expect(unseen_s <= MOST_UNSEEN * seen_s, summary)
+    return summary
 
 
 def cost_curve(machine: Machine) -> str:

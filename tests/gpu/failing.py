@@ -76,15 +76,15 @@ def holder() -> Iterator[None]:
 def device_assert(machine: Machine) -> str:
     if machine.is_stand_in:
         for where in ("predict", "output"):
-            told = _broken_here(where, believed=machine.broken)
-            expect(told == DeviceFailed.code, f"a device that fails in {where} is {told}")
+            code = _broken_here(where, believed=machine.broken)
+            expect(code == DeviceFailed.code, f"a device that fails in {where} is {code}")
         return "in a call and in its output: device_failed (stand-in)"
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, spawn) as neighbour:
         for where in ("predict", "output"):
             with ProcessPoolExecutor(1, spawn) as process:
-                told = process.submit(_poison, where, believed=machine.broken).result()
-            expect(told == DeviceFailed.code, f"a device-side assert in {where} is {told}")
+                code = process.submit(_poison, where, believed=machine.broken).result()
+            expect(code == DeviceFailed.code, f"a device-side assert in {where} is {code}")
             expect(neighbour.submit(_computes).result() == "", "a neighbour on the same device fails")
             started = time.monotonic()  # on a GPU only
             with ProcessPoolExecutor(1, spawn) as process:

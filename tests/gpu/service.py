@@ -91,14 +91,14 @@ def _ready_meanwhile(stack: Stack, tries: Path, *, noticed_s: float) -> str:
 
     eventually(lambda: failed() >= 1, "the reload is blocked")
 
-    def told() -> int:
+    def ready_status() -> int:
         """Return what /readyz says, once it is wrong or the reloads have failed."""
         status = stack.get("/readyz").status
         return status if status != 503 or failed() >= BLOCKED_RELOADS else 0
 
     if not wait_for(lambda: stack.get("/readyz").status == 503, limit_s=noticed_s):
         return f"ready {NOTICED_S:g} s after the model could not be loaded again"
-    status = eventually(told, "the reloads fail")
+    status = eventually(ready_status, "the reloads fail")
     return "" if status == 503 else f"/readyz is {status} while the model cannot be loaded"
 
 
@@ -119,13 +119,13 @@ def whole_service(machine: Machine) -> str:
     if machine.is_stand_in:  # whose speed says nothing
         expect(have_met, "four replicas do not compute at once")
         return "four replicas compute at once"
-    told = "; ".join(
+    summary = "; ".join(
         f"{replicas}: " + ", ".join(f"{way} {rate:.0f}/s" for way, rate in own.items())
         for replicas, own in rates.items()
     )
     gain = rates[4]["bulk"] / rates[1]["bulk"]
-    expect(gain >= LEAST, f"four replicas do {gain:.2f} times the work of one; {told}")
-    return f"by replicas {told}; four do {gain:.1f} times the bulk of one"
+    expect(gain >= LEAST, f"four replicas do {gain:.2f} times the work of one; {summary}")
+    return f"by replicas {summary}; four do {gain:.1f} times the bulk of one"
 
 
 def _vectors(texts: list[str]) -> dict[str, Any]:
@@ -143,7 +143,7 @@ def _have(stack: Stack, replicas: int) -> None:
 
 def _rates(stack: Stack, replicas: int, texts: list[str], expected: Mapping[str, Any]) -> dict[str, float]:
     """Texts a second: each asked for alone, in lists, and all posted at once."""
-    _asked(stack, texts[:CLIENTS])  # all have computed
+    _request_all(stack, texts[:CLIENTS])  # all have computed
     found = {}
     for way, count in (("singles", len(texts) // 5), ("lists", len(texts)), ("bulk", len(texts))):
         started = time.monotonic()  # of rates that are asserted on a GPU only
@@ -163,23 +163,23 @@ def _is_right(text: str, answer: Any, expected: Mapping[str, Any]) -> bool:
 Answers = Callable[[], list[Any]]
 
 
-def _asked(stack: Stack, inputs: Sequence[Any]) -> list[Any]:
-    def ask(value: Any) -> Any:
+def _request_all(stack: Stack, inputs: Sequence[Any]) -> list[Any]:
+    def request(value: Any) -> Any:
         answer = stack.post("/v1/models/m", {"inputs": value})
         return answer.json if answer.status == 200 else None
 
     with ThreadPoolExecutor(CLIENTS) as clients:
-        return list(clients.map(ask, inputs))
+        return list(clients.map(request, inputs))
 
 
 def _singles(stack: Stack, texts: list[str]) -> Answers:
-    found = _asked(stack, texts)
+    found = _request_all(stack, texts)
     return lambda: found
 
 
 def _lists(stack: Stack, texts: list[str]) -> Answers:
     parts = [texts[first : first + LIST] for first in range(0, len(texts), LIST)]
-    found = _asked(stack, parts)
+    found = _request_all(stack, parts)
     return lambda: [answer for own, part in zip(found, parts, strict=True) for answer in (own or [None] * len(part))]
 
 
