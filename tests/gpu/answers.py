@@ -122,10 +122,10 @@ def generation(machine: Machine) -> str:
     alone = [made.predict([prompt], GREEDY)[0] for prompt in prompts]
     if machine.broken:
         shift(made.pipe.model, by=0.2)
-    told = ProgressCollector(made.stepper)
+    collector = ProgressCollector(made.stepper)
     for place, prompt in enumerate(prompts):
         made.stepper.join(place, prompt, GREEDY, seed=0)
-    together = told.all().answers
+    together = collector.all().answers
     wrong = [place for place, answer in enumerate(alone) if together[place] != answer]
     expect(not wrong, f"{len(wrong)} of {len(prompts)} prompts are continued otherwise than alone")
     return f"{len(prompts)} prompts together as alone"
