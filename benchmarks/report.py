@@ -15,11 +15,12 @@ from benchmarks.workloads import WORKLOADS
 
 BEGIN, END = "<!-- figures: make bench -- --publish -->", "<!-- end of figures -->"
 BEGIN_OURS, END_OURS = "<!-- backends: make bench -- --publish without peers -->", "<!-- end of backends -->"
-SUMMARY_LOAD = "32 clients"
+SUMMARY_LOAD, ALONE = "32 clients", "1 client"
 HEAD = (
     "system", "workers x threads", "req/s", "of the best peer", "of offline", "p50 ms", "p99 ms", "CPU ms/req",
     "beyond the engine", "MiB", "wrong",
 )  # fmt: skip
+ON_THE_PAGE = ("system", "req/s", "p50 ms", "p99 ms", "CPU ms/req", "MiB", "wrong")
 
 
 def cells(row: Row, rows: dict[str, Row], results: Results, workload: str) -> list[str]:
@@ -34,9 +35,12 @@ def cells(row: Row, rows: dict[str, Row], results: Results, workload: str) -> li
     ]  # fmt: skip
 
 
-def tables(results: Results) -> Iterator[tuple[str, list[list[str]]]]:
+def tables(results: Results, only: str = "") -> Iterator[tuple[str, list[list[str]]]]:
+    """A title, and the lines of a table, for each workload and load; `only` of one load."""
     for workload in results.workloads():
         for load in results.loads(workload):
+            if only not in ("", load):
+                continue
             rows = results.rows(workload, load)
             ordered = sorted(rows.values(), key=lambda row: -row.rate)
             yield (
@@ -87,11 +91,25 @@ def measured(results: Results) -> str:
 
 
 def as_markdown(results: Results, first: str) -> str:
+    """What the page shows. The terminal has the other loads and columns too, and the JSON has all of it."""
     parts = [first]
     parts += ["", *markdown_table(["", "measured", "aim", ""], [claim.cells() for claim in claims(results)])]
-    for title, lines in tables(results):
-        parts += ["", f"### {title}", "", *markdown_table(HEAD, lines)]
+    columns = [HEAD.index(name) for name in ON_THE_PAGE]
+    for title, lines in tables(results, only=SUMMARY_LOAD):
+        shown = [[line[column] for column in columns] for line in lines]
+        parts += ["", f"### {title}", "", *markdown_table(ON_THE_PAGE, shown)]
+    if lines := latencies(results, ALONE):
+        parts += ["", f"### {ALONE}, p50 in ms", "", *markdown_table(["system", *results.workloads()], lines)]
     return "\n".join(parts)
+
+
+def latencies(results: Results, load: str) -> list[list[str]]:
+    """A line for each system that was measured under this load, with its p50 by workload."""
+    rows = [results.rows(workload, load) for workload in results.workloads()]
+    return [
+        [SYSTEMS[name].label, *(f"{found[name].p50_ms:.1f}" if name in found else "" for found in rows)]
+        for name in dict.fromkeys(name for found in rows for name in found)
+    ]
 
 
 def publish(results: Results, docs: Path) -> None:

@@ -21,6 +21,7 @@ HEAD = (
     "system", "workers x threads", "tokens/s", "of static batches", "first text p50 ms", "p95 ms",
     "8 tokens p50 ms", "p99 ms", "CPU ms/token", "MiB", "answers", "wrong",
 )  # fmt: skip
+LEFT_OUT = ("workers x threads", "of static batches")  # on the page
 
 
 @dataclass(kw_only=True)
@@ -122,8 +123,10 @@ def as_markdown(results: Results) -> str:
     parts = [f"{TITLE}; {results.rounds} rounds, windows of {results.seconds:g} s; {where}."]
     parts += ["", *markdown_table([f"{CLAIMED_AT} clients", "measured", "aim", ""],
                                   [claim.cells() for claim in claims(results.measured)])]  # fmt: skip
+    columns = [place for place, name in enumerate(HEAD) if name not in LEFT_OUT]
     for title, lines in tables(results.measured):
-        parts += ["", f"### Generation, {title}", "", *markdown_table(HEAD, lines)]
+        head, *shown = [[line[column] for column in columns] for line in (HEAD, *lines)]
+        parts += ["", f"### Generation, {title}", "", *markdown_table(head, shown)]
     return "\n".join(parts)
 
 
