@@ -252,11 +252,11 @@ class BaseClient(Retrieval):
         own_key = key or str(uuid.uuid4())
         until = math.inf if timeout is None else time.monotonic() + timeout
 
-        def ask() -> Document:
+        def send() -> Document:
             left_s = max(0.0, until - time.monotonic())
             return self.service.submit(job, key=own_key, wait_s=min(wait_s, left_s), answer_s=left_s + GRACE_S)
 
-        return patiently(ask, limit_s=self.patience_s, until=until)
+        return patiently(send, limit_s=self.patience_s, until=until)
 
     def _events(self, job_id: str, after: str = "") -> Iterator[StreamEvent]:
         return stream.events(self.service, job_id, after=after, patience_s=self.patience_s)
@@ -316,8 +316,8 @@ def _undone(job_id: str) -> JobError:
 
 
 def _goes_on(future: JobFuture, timeout: float | None) -> TimeoutError:
-    told = f"The job {future.id} is not finished after {timeout:g} s."
-    return TimeoutError(f"{told} It goes on: client.job({future.id!r}).result().")
+    message = f"The job {future.id} is not finished after {timeout:g} s."
+    return TimeoutError(f"{message} It goes on: client.job({future.id!r}).result().")
 
 
 async def _in_own_thread(items: Iterator[T]) -> AsyncIterator[T]:
@@ -327,10 +327,10 @@ async def _in_own_thread(items: Iterator[T]) -> AsyncIterator[T]:
     end of the thread.
     """
     end: Any = object()
-    asked = SimpleQueue[Future[T] | None]()
+    futures = SimpleQueue[Future[T] | None]()
 
     def answer() -> None:
-        while (item := asked.get()) is not None:
+        while (item := futures.get()) is not None:
             try:
                 item.set_result(next(items, end))
             except BaseException as error:
@@ -341,12 +341,12 @@ async def _in_own_thread(items: Iterator[T]) -> AsyncIterator[T]:
         while True:
             item = Future[T]()
             item.set_running_or_notify_cancel()
-            asked.put(item)
+            futures.put(item)
             if (value := await asyncio.wrap_future(item)) is end:
                 return
             yield value
     finally:
-        asked.put(None)
+        futures.put(None)
 
 
 def _pulled(inputs: AsyncIterable[Any], loop: asyncio.AbstractEventLoop) -> Iterator[Any]:

@@ -24,31 +24,31 @@ INTERRUPTED = 130  # the exit code of an interrupted program, as shells have it
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    asked = parser().parse_args(arguments)
+    options = parser().parse_args(arguments)
     logging.basicConfig(format="%(message)s")
     try:
         try:
-            return call(asked)
+            return call(options)
         finally:
             sys.stdout.flush()
     except ClientError as error:
-        tell(f"error: {error}")
+        print_message(f"error: {error}")
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else the interpreter complains as it ends
     except OSError as error:
-        tell(f"error: {error}")
+        print_message(f"error: {error}")
     except KeyboardInterrupt:
         return INTERRUPTED
     return 1
 
 
-def call(asked: argparse.Namespace) -> int:
-    with Client(asked.url, os.environ.get("INFERENCE_API_KEY", ""), patience_s=asked.patience) as client:
+def call(options: argparse.Namespace) -> int:
+    with Client(options.url, os.environ.get("INFERENCE_API_KEY", ""), patience_s=options.patience) as client:
         try:
-            status: int = asked.call(client, asked)
+            status: int = options.call(client, options)
             return status
         except (ClientError, TimeoutError) as error:
-            tell(f"error: {error}{hint(client, error)}")
+            print_message(f"error: {error}{hint(client, error)}")
             return 1
 
 
@@ -91,8 +91,8 @@ def parser() -> argparse.ArgumentParser:
     stop.add_argument("id")
     stop.set_defaults(call=cancel)
     for command, patience_s in ((one, 10.0), (many, 600.0), (state, 10.0), (stop, 10.0)):
-        told = f"seconds to try again while the service is away or full; {patience_s:g} otherwise"
-        command.add_argument("--patience", type=float, default=patience_s, metavar="S", help=told)
+        help_text = f"seconds to try again while the service is away or full; {patience_s:g} otherwise"
+        command.add_argument("--patience", type=float, default=patience_s, metavar="S", help=help_text)
     for command in (one, many):
         command.add_argument("--parameters", type=json_object, metavar="JSON", help="what the model allows")
     return found
@@ -108,40 +108,40 @@ def json_object(text: str) -> dict[str, Any]:
     return value
 
 
-def run(client: Client, asked: argparse.Namespace) -> int:
-    inputs = asked.input
-    if asked.json:
+def run(client: Client, options: argparse.Namespace) -> int:
+    inputs = options.input
+    if options.json:
         try:
-            inputs = json.loads(asked.input)
+            inputs = json.loads(options.input)
         except (ValueError, RecursionError) as error:
             raise ClientError(
                 f"The input is not JSON: {error}. Leave --json out for a text.", code="invalid_json"
             ) from None
-    if asked.stream:
-        return stream(client, asked, inputs)
-    output = client.run(asked.model, inputs, parameters=asked.parameters, timeout=asked.timeout)
+    if options.stream:
+        return stream(client, options, inputs)
+    output = client.run(options.model, inputs, parameters=options.parameters, timeout=options.timeout)
     print_line(output)
     return 0
 
 
-def stream(client: Client, asked: argparse.Namespace, inputs: Any) -> int:
-    for event in client.stream(asked.model, inputs, parameters=asked.parameters):
+def stream(client: Client, options: argparse.Namespace, inputs: Any) -> int:
+    for event in client.stream(options.model, inputs, parameters=options.parameters):
         if event.kind == "restart":
-            tell("\nThe text begins again: another attempt generates another one.")
+            print_message("\nThe text begins again: another attempt generates another one.")
         sys.stdout.write(event.text)
         sys.stdout.flush()
     sys.stdout.write("\n")
     return 0
 
 
-def map_lines(client: Client, asked: argparse.Namespace) -> int:
-    name = asked.name or str(uuid.uuid4())
+def map_lines(client: Client, options: argparse.Namespace) -> int:
+    name = options.name or str(uuid.uuid4())
     source = sys.stdin.buffer
     failed = 0
-    with answers_file(asked) as (target, written):
+    with answers_file(options) as (target, written):
         batches = client.map_encoded(
-            encoded(source, asked.parameters), {"model": asked.model, "priority": asked.priority},
-            name=name, in_flight=asked.in_flight, skip=written,
+            encoded(source, options.parameters), {"model": options.model, "priority": options.priority},
+            name=name, in_flight=options.in_flight, skip=written,
         )  # fmt: skip
         try:
             with Bar(lines_of(source), shown=True, done=written) as bar:
@@ -151,33 +151,33 @@ def map_lines(client: Client, asked: argparse.Namespace) -> int:
                     bar.add(batch)
                     failed += sum(isinstance(answer, JobError) for _, answer in batch)
         except (KeyboardInterrupt, ClientError, OSError):
-            tell(f"\nTo go on: the same command with --name {name}")
+            print_message(f"\nTo go on: the same command with --name {name}")
             raise
     if failed:
-        tell(f"{failed} {'line has' if failed == 1 else 'lines have'} an error in place of an output.")
+        print_message(f"{failed} {'line has' if failed == 1 else 'lines have'} an error in place of an output.")
     return 1 if failed else 0
 
 
 @contextlib.contextmanager
-def answers_file(asked: argparse.Namespace) -> Iterator[tuple[IO[bytes], int]]:
+def answers_file(options: argparse.Namespace) -> Iterator[tuple[IO[bytes], int]]:
     """Yield the file to which answers are written, and the number of answers that are in it.
 
     A last line that was cut off is removed. Raises `ClientError` if the answers are of a run without a name, or if
     another program writes to the file.
     """
-    if asked.output is None:
+    if options.output is None:
         yield sys.stdout.buffer, 0
         return
-    with asked.output.open("a+b") as file:
-        own_alone(file, asked.output)
+    with options.output.open("a+b") as file:
+        own_alone(file, options.output)
         file.seek(0)
         written, end = 0, 0
         for line in file:
             if line.endswith(b"\n"):
                 written, end = written + 1, end + len(line)
-        if written and not asked.name:
+        if written and not options.name:
             raise ClientError(
-                f"{asked.output} has {written} answers. Give the --name of the run that wrote them, or another file.",
+                f"{options.output} has {written} answers. Give the --name of the run that wrote them, or another file.",
                 code="bad_request",
             )
         file.truncate(end)
@@ -239,27 +239,27 @@ def lines_of(source: IO[bytes]) -> int | None:
     return count
 
 
-def show_status(client: Client, asked: argparse.Namespace) -> int:
-    if asked.id:
-        print_line(client.look(asked.id), indent=2)
+def show_status(client: Client, options: argparse.Namespace) -> int:
+    if options.id:
+        print_line(client.look(options.id), indent=2)
         return 0
     ready = client.ready()
     rows: list[tuple[str, ...]] = [("model", "task", "workers", "queued", "items/s")]
     for model in client.models():
         served = model["served"]
         speed = served["items_per_s"]
-        told = (model["name"], model["task"], served["workers"], served["queued"], f"{speed:.1f}" if speed else "")
-        rows.append(tuple(map(str, told)))
+        cells = (model["name"], model["task"], served["workers"], served["queued"], f"{speed:.1f}" if speed else "")
+        rows.append(tuple(map(str, cells)))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         sys.stdout.write("  ".join(map(str.ljust, row, widths)).rstrip() + "\n")
     for reason in ready["reasons"]:
-        tell(f"not ready: {reason}")
+        print_message(f"not ready: {reason}")
     return 0 if ready["ready"] else 1
 
 
-def cancel(client: Client, asked: argparse.Namespace) -> int:
-    found = client.cancel(asked.id)
+def cancel(client: Client, options: argparse.Namespace) -> int:
+    found = client.cancel(options.id)
     sys.stdout.write(f"{found['status'] if 'status' in found else found['counts']}\n")
     return 0
 
@@ -268,7 +268,7 @@ def print_line(value: Any, indent: int | None = None) -> None:
     sys.stdout.buffer.write(json.dumps(value, ensure_ascii=False, indent=indent).encode() + b"\n")
 
 
-def tell(text: str) -> None:
+def print_message(text: str) -> None:
     sys.stderr.write(f"{text}\n")
 
 

@@ -42,8 +42,8 @@ class ClientError(Exception):
         return self.problem.get("request_id")
 
     def __str__(self) -> str:
-        told = f" (request {self.request_id})" if self.request_id else ""
-        return f"{self.detail} [{self.code}]{told}"
+        suffix = f" (request {self.request_id})" if self.request_id else ""
+        return f"{self.detail} [{self.code}]{suffix}"
 
 
 class JobError(ClientError):

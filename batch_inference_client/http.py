@@ -46,23 +46,23 @@ class Http(Service):
         if not HEADER.fullmatch(key):
             raise ClientError("key: must be 1 to 255 visible ASCII characters, such as a UUID.", code="bad_request")
         prefer = f"{PLAIN}, wait={int(wait_s)}" if wait_s >= 1 else PLAIN
-        return self._ask(
+        return self._request(
             "POST", "/v1/jobs", dumps(job), headers={"Idempotency-Key": key, "Prefer": prefer}, wait_s=wait_s,
             answer_s=answer_s, members=JOB,
         )  # fmt: skip
 
     def wait(self, ids: Sequence[str], *, wait_s: float) -> Document:
         members = ("items", "missing")
-        return self._ask(
+        return self._request(
             "POST", "/v1/jobs/wait", dumps({"ids": ids}), query={"wait": wait_s}, wait_s=wait_s, members=members
         )
 
     def job(self, job_id: str) -> Document:
-        return self._ask("GET", f"/v1/jobs/{_id(job_id)}", members=JOB)
+        return self._request("GET", f"/v1/jobs/{_id(job_id)}", members=JOB)
 
     def stream(self, job_id: str, *, after: str) -> Iterator[StreamEvent | None]:
         address = f"{self.url}/v1/jobs/{_id(job_id)}/stream"
-        with self._telling():
+        with self._translate_errors():
             answer = self._send("GET", address, headers={"Last-Event-ID": after} if after else {}, read_s=SILENT_S)
             try:
                 if answer.status != STREAMED:
@@ -74,24 +74,24 @@ class Http(Service):
                 answer.close()  # the rest of the answer is not read
 
     def cancel(self, job_id: str) -> Document:
-        return self._ask("POST", f"/v1/jobs/{_id(job_id)}/cancel", members=(*JOB, "was_running"))
+        return self._request("POST", f"/v1/jobs/{_id(job_id)}/cancel", members=(*JOB, "was_running"))
 
     def submit_bulk(self, lines: Sequence[bytes], *, terms: Mapping[str, Any], key: str) -> Document:
         headers = {"Idempotency-Key": key, "Content-Type": "application/x-ndjson"}
         members = ("id", "counts", "jobs", "refused")
-        return self._ask("POST", "/v1/jobs/bulk", b"\n".join(lines), query=terms, headers=headers, members=members)
+        return self._request("POST", "/v1/jobs/bulk", b"\n".join(lines), query=terms, headers=headers, members=members)
 
     def bulk(self, bulk_id: str) -> Document:
-        return self._ask("GET", f"/v1/jobs/bulk/{_id(bulk_id)}", members=("id", "counts"))
+        return self._request("GET", f"/v1/jobs/bulk/{_id(bulk_id)}", members=("id", "counts"))
 
     def cancel_bulk(self, bulk_id: str) -> Document:
-        return self._ask("POST", f"/v1/jobs/bulk/{_id(bulk_id)}/cancel", members=("id", "counts"))
+        return self._request("POST", f"/v1/jobs/bulk/{_id(bulk_id)}/cancel", members=("id", "counts"))
 
     def models(self) -> list[Document]:
-        return list(self._ask("GET", "/v1/models", members=("items",))["items"])
+        return list(self._request("GET", "/v1/models", members=("items",))["items"])
 
     def ready(self) -> Document:
-        return self._ask("GET", "/readyz", members=("ready", "reasons"), taken=(200, 503))
+        return self._request("GET", "/readyz", members=("ready", "reasons"), taken=(200, 503))
 
     def reconnect(self) -> None:
         self._pool = urllib3.PoolManager(num_pools=1, maxsize=self._connections, retries=False)
@@ -99,7 +99,7 @@ class Http(Service):
     def close(self) -> None:
         self._pool.clear()
 
-    def _ask(
+    def _request(
         self,
         method: str,
         path: str,
@@ -117,7 +117,7 @@ class Http(Service):
         Raises `ClientError`, also for a redirect: it is not followed, as the API key is for this address only.
         """
         address = f"{self.url}{path}" + (f"?{urlencode(query)}" if query else "")
-        with self._telling():
+        with self._translate_errors():
             answer = self._send(method, address, body, headers=headers or {}, read_s=min(wait_s + ANSWER_S, answer_s))
             document = _loads(answer.read())
         if answer.status in taken and isinstance(document, dict) and document.keys() >= set(members):
@@ -136,7 +136,7 @@ class Http(Service):
         )
 
     @contextlib.contextmanager
-    def _telling(self) -> Iterator[None]:
+    def _translate_errors(self) -> Iterator[None]:
         """Turn an error of the connection within this context into a `ClientError` that says what is wrong."""
         try:
             yield

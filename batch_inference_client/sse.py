@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from batch_inference_client.service import StreamEvent
 
 MOST_READ = 65_536
-TOLD = ("delta", "restart", "end")
+KINDS = ("delta", "restart", "end")
 
 
 def events(pieces: Iterable[bytes]) -> Iterator[StreamEvent | None]:
@@ -24,7 +24,7 @@ def events(pieces: Iterable[bytes]) -> Iterator[StreamEvent | None]:
 
 def _event(block: bytes) -> StreamEvent | None:
     fields = dict(line.split(": ", 1) for line in block.decode().split("\n") if ": " in line)
-    if fields.get("event") not in TOLD:
+    if fields.get("event") not in KINDS:
         return None
     data = json.loads(fields["data"])
     text = data["token"]["text"] if "token" in data else ""

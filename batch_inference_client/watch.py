@@ -36,8 +36,8 @@ class Watch:
     def __init__(self, service: Service, *, patience_s: float) -> None:
         self._service, self._patience_s = service, patience_s
         self._changed = threading.Condition()
-        self._unasked: Watched = {}  # futures that no connection waits for now
-        self._asked: Watched = {}  # futures that a connection waits for now
+        self._backlog: Watched = {}  # futures that no connection waits for now
+        self._in_flight: Watched = {}  # futures that a connection waits for now
         self._places: set[int] = set()  # places in `WAITS_S` of the connections that there are
         self._idle: set[int] = set()  # places in `WAITS_S` of the connections without jobs
         self._is_closed = False
@@ -45,7 +45,7 @@ class Watch:
     def add(self, future: JobFuture) -> None:
         with self._changed:
             if not self._is_closed:
-                self._unasked.setdefault(future.id, []).append(future)
+                self._backlog.setdefault(future.id, []).append(future)
                 self._ensure_thread()
                 self._changed.notify_all()
                 return
@@ -55,7 +55,7 @@ class Watch:
         """End all futures with an error. Their jobs go on."""
         with self._changed:
             self._is_closed = True
-            left = [*self._unasked.values(), *self._asked.values()]
+            left = [*self._backlog.values(), *self._in_flight.values()]
             self._changed.notify_all()
         for future in itertools.chain.from_iterable(left):
             future.fail(_closed(future.id))
@@ -69,14 +69,14 @@ class Watch:
     def _run(self, place: int) -> None:
         while taken := self._take(place):
             try:
-                answer = patiently(lambda: self._ask(taken, place), limit_s=self._patience_s)
+                answer = patiently(lambda: self._wait_for(taken, place), limit_s=self._patience_s)
                 self._settle(taken, answer)
             except Exception as error:
                 self._fail(taken, error)
             else:
                 time.sleep(answer.get("pause_s", 0.0))
 
-    def _ask(self, taken: Sequence[str], place: int) -> Document:
+    def _wait_for(self, taken: Sequence[str], place: int) -> Document:
         return self._service.wait(taken, wait_s=WAITS_S[place])
 
     def _take(self, place: int) -> list[str]:
@@ -86,13 +86,13 @@ class Watch:
         """
         with self._changed:
             self._idle.add(place)
-            self._changed.wait_for(lambda: self._is_closed or (self._unasked and min(self._idle) == place), IDLE_S)
+            self._changed.wait_for(lambda: self._is_closed or (self._backlog and min(self._idle) == place), IDLE_S)
             self._idle.discard(place)
-            if self._is_closed or not self._unasked:
+            if self._is_closed or not self._backlog:
                 self._places.discard(place)
                 return []
-            taken = list(itertools.islice(self._unasked, MOST_IDS))
-            self._move(taken, self._unasked, self._asked)
+            taken = list(itertools.islice(self._backlog, MOST_IDS))
+            self._move(taken, self._backlog, self._in_flight)
             return taken
 
     def _settle(self, taken: Sequence[str], answer: Document) -> None:
@@ -104,22 +104,22 @@ class Watch:
         missing = {each["id"]: each["code"] for each in answer["missing"]}
         ended = self._ended([*jobs, *missing])
         with self._changed:
-            self._move(taken, self._asked, self._unasked)
-            if self._unasked:
+            self._move(taken, self._in_flight, self._backlog)
+            if self._backlog:
                 self._ensure_thread()
         for future in ended:
             if job := jobs.get(future.id):
-                _tell(future.settle, job)
+                _call(future.settle, job)
             else:
-                _tell(future.fail, JobError.missing(future.id, missing[future.id]))
+                _call(future.fail, JobError.missing(future.id, missing[future.id]))
 
     def _fail(self, taken: Sequence[str], error: Exception) -> None:
         for future in self._ended(taken):
-            _tell(future.fail, error)
+            _call(future.fail, error)
 
     def _ended(self, ids: Iterable[str]) -> list[JobFuture]:
         with self._changed:
-            return [future for job_id in ids for future in self._asked.pop(job_id, ())]
+            return [future for job_id in ids for future in self._in_flight.pop(job_id, ())]
 
     def _move(self, ids: Iterable[str], source: Watched, target: Watched) -> None:
         for job_id in ids:
@@ -128,13 +128,13 @@ class Watch:
         self._changed.notify_all()
 
 
-def _tell(tell: Callable[[T], None], what: T) -> None:
+def _call(method: Callable[[T], None], value: T) -> None:
     """Call a method of a future, and log whatever its callbacks raise.
 
     A callback may end its own thread, as `sys.exit` does, but must not end the wait of the other futures.
     """
     try:
-        tell(what)
+        method(value)
     except BaseException:
         logger.exception("A callback ended what it must not.")
 

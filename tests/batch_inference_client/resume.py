@@ -103,12 +103,12 @@ def killed_and_resumed(stack: Any, folder: Path, count: int) -> float:
     last = Program(url, lines, answers)
     last.wait_for(count)
     eventually(last.has_ended, "it ends after its last answer")
-    told = list(wrong(answers, count))[:5]
+    problems = list(wrong(answers, count))[:5]
     jobs = stack.jobs.filter(bulk__idempotency_key__contains=f"map:{NAME}:")
     made, inputs = jobs.count(), jobs.values("inputs").distinct().count()
-    if last.process.returncode or told or (made, inputs) != (count, count):
+    if last.process.returncode or problems or (made, inputs) != (count, count):
         raise AssertionError(
-            f"exit {last.process.returncode}, {made} jobs of {inputs} inputs for {count} lines; {told}"
+            f"exit {last.process.returncode}, {made} jobs of {inputs} inputs for {count} lines; {problems}"
         )
     return last.memory_mb
 
@@ -143,9 +143,9 @@ def report(name: str, stack: Any, call: Any) -> None:
     now = resource.getrusage(resource.RUSAGE_SELF)
     cpu_s = now.ru_utime + now.ru_stime - own.ru_utime - own.ru_stime
     after = used_s(stack)
-    told = "  ".join(f"{each} {after[each] - before[each]:.1f} s" for each in before)
+    cpu_times = "  ".join(f"{each} {after[each] - before[each]:.1f} s" for each in before)
     wall_s = time.monotonic() - began_at
-    sys.stdout.write(f"{name}: {count} answers, wall {wall_s:.1f} s; CPU: client {cpu_s:.1f} s  {told}\n")
+    sys.stdout.write(f"{name}: {count} answers, wall {wall_s:.1f} s; CPU: client {cpu_s:.1f} s  {cpu_times}\n")
     sys.stdout.flush()
 
 

@@ -94,10 +94,10 @@ class CallTests(StackCase):
         done, waiting = concurrent.futures.wait(both, PATIENCE_S, "FIRST_COMPLETED")
         self.assertEqual((len(done), waiting), (1, {slow}))
 
-    def test_callbacks_are_told(self) -> None:
-        told: list[Any] = []
-        self.client.submit("echo", "x").add_done_callback(lambda future: told.append(future.result()))
-        self.assertEqual(eventually(lambda: told), [echo.expected("x")])
+    def test_callbacks_get_the_finished_future(self) -> None:
+        outputs: list[Any] = []
+        self.client.submit("echo", "x").add_done_callback(lambda future: outputs.append(future.result()))
+        self.assertEqual(eventually(lambda: outputs), [echo.expected("x")])
 
     def test_what_is_cancelled_before_it_runs_and_while_it_runs(self) -> None:
         self.hold()
@@ -190,7 +190,7 @@ class CallTests(StackCase):
         self.assertEqual(refused.exception.code, "other_inputs")
         self.assertIn("from number 10 on", str(refused.exception))
 
-    def test_what_is_removed_meanwhile_is_told_in_its_place(self) -> None:
+    def test_what_is_removed_meanwhile_has_an_error_in_its_place(self) -> None:
         name = str(uuid4())
         list(self.client.map("echo", ["a", "b", "c"], name=name))
         first = self.stack.jobs.filter(bulk__idempotency_key__contains=name, bulk_index=1)

@@ -40,8 +40,8 @@ class CommandCase(StackCase):
 class CommandTests(CommandCase):
     def test_run_prints_the_output(self) -> None:
         self.assertEqual(json.loads(self.call("run", "echo", "a text").stdout), echo.expected("a text"))
-        told = self.call("run", "echo", '["a", "b"]', "--json").stdout
-        self.assertEqual(json.loads(told), [echo.expected("a"), echo.expected("b")])
+        output = self.call("run", "echo", '["a", "b"]', "--json").stdout
+        self.assertEqual(json.loads(output), [echo.expected("a"), echo.expected("b")])
 
     def test_map_answers_every_line_in_its_place(self) -> None:
         lines = ['"a"', '{"inputs": "b"}', "", "{broken", "null", '{"imputs": 1}', '["c", "d"]']
@@ -67,13 +67,13 @@ class CommandTests(CommandCase):
         other = self.call("map", "echo", "--output", str(answers), "--name", name, given=given.replace("1", "7"))
         self.assertIn("are not those of the earlier run", other.stderr)
 
-    def test_a_map_whose_program_and_worker_are_killed_answers_each_line_once_in_order(self) -> None:
+    def test_a_map_answers_each_line_once_in_order_after_its_program_and_worker_are_killed(self) -> None:
         resume.killed_and_resumed(self.stack, self.folder, 6000)
         self.stack.ready()
 
     def test_status_and_cancel(self) -> None:
-        told = self.call("status")
-        self.assertEqual((told.returncode, told.stdout.splitlines()[1].split()[0]), (0, "echo"))
+        process = self.call("status")
+        self.assertEqual((process.returncode, process.stdout.splitlines()[1].split()[0]), (0, "echo"))
         job = str(self.stack.submit("x"))
         self.assertEqual(json.loads(self.call("status", job).stdout)["id"], job)
         self.assertIn(self.call("cancel", job).stdout.strip(), ("cancelled", "succeeded"))
@@ -83,7 +83,7 @@ class CommandTests(CommandCase):
 
     def test_errors_say_what_to_do(self) -> None:
         away = f"http://{HOST}:{free_port()}"
-        for told, done in {
+        for message, done in {
             "Models: echo.": self.call("run", "ekko", "x"),
             "Name the service with --url": self.call("status", "--patience", "0", url=away),
             "Leave --json out": self.call("run", "echo", "text", "--json"),
@@ -92,8 +92,8 @@ class CommandTests(CommandCase):
             "must be an object": self.call("run", "echo", "x", "--parameters", "[]"),
             "must be that of the service": self.call("status", url="localhost"),
         }.items():
-            with self.subTest(told):
-                self.assertIn(told, done.stderr)
+            with self.subTest(message):
+                self.assertIn(message, done.stderr)
                 self.assertNotIn("Traceback", done.stderr)
                 self.assertNotEqual(done.returncode, 0)
 
@@ -101,14 +101,14 @@ class CommandTests(CommandCase):
 class KeyTests(CommandCase):
     options = {"models": resume.MODELS, "workers": 0, "environment": {"API_KEY_REQUIRED": "1"}}
 
-    def test_who_has_no_key_is_told_where_to_put_it(self) -> None:
+    def test_a_call_without_a_key_says_where_to_put_it(self) -> None:
         self.assertIn("INFERENCE_API_KEY", self.call("run", "echo", "x").stderr)
 
 
 class StatusTests(TestCase):
     def test_it_says_why_the_service_is_not_ready(self) -> None:
         for ready, code in (({"ready": True, "reasons": []}, 0), ({"ready": False, "reasons": ["no worker"]}, 1)):
-            client, told = Mock(**{"ready.return_value": ready, "models.return_value": []}), io.StringIO()
-            with contextlib.redirect_stderr(told), contextlib.redirect_stdout(io.StringIO()):
+            client, stderr = Mock(**{"ready.return_value": ready, "models.return_value": []}), io.StringIO()
+            with contextlib.redirect_stderr(stderr), contextlib.redirect_stdout(io.StringIO()):
                 self.assertEqual(command.show_status(client, Namespace(id=None)), code)
-            self.assertEqual(told.getvalue(), "not ready: no worker\n" if code else "")
+            self.assertEqual(stderr.getvalue(), "not ready: no worker\n" if code else "")

@@ -29,7 +29,7 @@ print(type(error).__name__, error, error.job_id, error.retryable)
 """
 
 
-def told(error: Exception) -> tuple[Any, ...]:
+def describe(error: Exception) -> tuple[Any, ...]:
     """Return all that somebody reads of it."""
     return type(error), str(error), vars(error), getattr(error, "job_id", None)
 
@@ -40,8 +40,8 @@ class AnotherProcessTests(TestCase):
         run = subprocess.run([sys.executable, "-c", PICKLED], cwd=ROOT, capture_output=True, text=True, check=False)
         self.assertEqual(run.stdout, f"JobError It was lost. [lost] {LOST.job_id} True\n", run.stderr)
 
-    def test_an_error_of_a_task_is_the_same_to_who_asks_for_its_result(self) -> None:
+    def test_an_error_of_a_task_is_the_same_to_the_reader_of_its_result(self) -> None:
         with Celery("theirs", backend="cache+memory://", set_as_current=False) as app:
             for error in (FULL, LOST):
                 stored = json.loads(json.dumps(app.backend.prepare_exception(error, serializer="json")))
-                self.assertEqual(told(app.backend.exception_to_python(stored)), told(error))
+                self.assertEqual(describe(app.backend.exception_to_python(stored)), describe(error))

@@ -46,7 +46,7 @@ class AnswerTests(TestCase):
     def setUp(self) -> None:
         self.slept = pauses.recorded(self)
 
-    def test_another_service_that_speaks_json_is_told_from_this_one(self) -> None:
+    def test_another_service_that_speaks_json_is_distinguished_from_this_one(self) -> None:
         calls: dict[str, Callable[[Client], Any]] = {
             "run": lambda client: client.run("echo", "x"),
             "a future": lambda client: client.submit("echo", "x").result(PATIENCE_S),
@@ -57,9 +57,9 @@ class AnswerTests(TestCase):
         for name, call in calls.items():
             script = [(202, QUEUED, {}), OTHERS] if name == "a future" else [OTHERS]
             with self.subTest(name), Server(*script) as server, Client(server.url) as client:
-                with self.assertRaises(ClientError) as told:
+                with self.assertRaises(ClientError) as raised:
                     call(client)
-                self.assertEqual(told.exception.code, "no_answer")
+                self.assertEqual(raised.exception.code, "no_answer")
 
     def test_a_time_to_try_again_that_is_a_date_is_no_number(self) -> None:
         dated = {"Retry-After": "Wed, 21 Oct 2026 07:28:00 GMT"}
@@ -75,9 +75,9 @@ class AnswerTests(TestCase):
 
     def test_deep_nonsense_is_no_answer(self) -> None:
         nonsense: Scripted = (200, b"[" * 100_000, {})
-        with Server(nonsense) as server, Client(server.url) as client, self.assertRaises(ClientError) as told:
+        with Server(nonsense) as server, Client(server.url) as client, self.assertRaises(ClientError) as raised:
             client.run("echo", "x")
-        self.assertEqual(told.exception.code, "no_answer")
+        self.assertEqual(raised.exception.code, "no_answer")
 
     def test_what_a_proxy_finds_too_large_is_sent_in_parts(self) -> None:
         waited = {"items": [finished("1"), finished("2")], "missing": []}
@@ -88,9 +88,9 @@ class AnswerTests(TestCase):
     def test_a_job_that_somebody_cancels_has_no_output(self) -> None:
         cancelled = {"items": [{**QUEUED, "status": "cancelled"}], "missing": []}
         script: list[Scripted] = [(202, QUEUED, {}), (200, cancelled, {})]
-        with Server(*script) as server, Client(server.url) as client, self.assertRaises(JobError) as told:
+        with Server(*script) as server, Client(server.url) as client, self.assertRaises(JobError) as raised:
             client.run("echo", "x")
-        self.assertEqual((told.exception.code, told.exception.job_id), ("cancelled", JOB["id"]))
+        self.assertEqual((raised.exception.code, raised.exception.job_id), ("cancelled", JOB["id"]))
 
 
 class ServedCase(TestCase):
@@ -150,9 +150,9 @@ class MapTests(ServedCase):
     def test_answers_of_another_run_are_not_mixed_with_this_one_s(self) -> None:
         for given, made in ((["a", "b"], bulk("1", "2")), (["a"], bulk("1", succeeded=1))):
             self.service.submit_bulk.side_effect = [made]
-            with self.subTest(given), self.assertRaises(ClientError) as told:
+            with self.subTest(given), self.assertRaises(ClientError) as raised:
                 list(self.client.map_encoded(map(str.encode, given), {"model": "m"}, name="n", skip=2))
-            self.assertEqual(told.exception.code, "other_inputs")
+            self.assertEqual(raised.exception.code, "other_inputs")
         self.service.submit_bulk.side_effect = [bulk("1", "2", "3", succeeded=2, queued=1)]
         answers = self.client.map_encoded([b"a", b"b", b"c"], {"model": "m"}, name="n", skip=2)
         self.assertEqual(list(answers), [[(2, "output of 3")]])
@@ -161,15 +161,15 @@ class MapTests(ServedCase):
 class CallbackTests(ServedCase):
     def test_one_that_ends_its_thread_leaves_nobody_waiting(self) -> None:
         self.service.submit.side_effect = [{**QUEUED, "id": str(number)} for number in range(12)]
-        told = threading.Event()
+        release = threading.Event()
         self.service.wait.side_effect = lambda ids, wait_s: (
-            told.wait(PATIENCE_S) and {"items": list(map(finished, ids)), "missing": []}
+            release.wait(PATIENCE_S) and {"items": list(map(finished, ids)), "missing": []}
         )
         futures = [self.client.submit("m", "x") for _ in range(12)]
         for future in futures:
             future.add_done_callback(lambda _: sys.exit(1))
         with self.assertLogs("batch_inference_client"):
-            told.set()
+            release.set()
             self.assertEqual(wait(futures, timeout=PATIENCE_S).not_done, set())
 
 
@@ -194,7 +194,7 @@ class AsyncTests(ServedCase):
         left = {thread.name for thread in set(threading.enumerate()) - before if not thread.daemon}
         self.assertEqual({name for name in left if "iterator" in name}, set())
 
-    def test_a_job_that_somebody_cancels_or_that_takes_long_is_told_as_without_asyncio(self) -> None:
+    def test_a_job_that_somebody_cancels_or_that_takes_long_raises_what_it_does_without_asyncio(self) -> None:
         self.service.submit.return_value = QUEUED
         ended = {"items": [{**QUEUED, "status": "cancelled"}], "missing": []}
         self.service.wait.side_effect = lambda ids, wait_s: ended
@@ -229,7 +229,7 @@ class CommandTests(TestCase):
     def setUp(self) -> None:
         self.folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
 
-    def test_a_line_that_is_no_json_is_told_in_its_place(self) -> None:
+    def test_a_line_that_is_no_json_has_an_error_in_its_place(self) -> None:
         bad = [b'"a", "inputs": "b"', b"\xff", b'{"inputs": NaN}', b'{"inputs": "\\ud800"}', b'{"a": ' + b"[" * 100_000]
         lines = list(encoded([*bad, b"\n", b'"good"\n', b'{"inputs": "own", "parameters": {"k": 2}}'], {"k": 1}))
         codes = [line.code for line in lines if isinstance(line, JobError)]
@@ -238,17 +238,17 @@ class CommandTests(TestCase):
         self.assertEqual([each["parameters"] for each in good], [{"k": 1}, {"k": 2}])
 
     def test_two_programs_do_not_write_to_one_file(self) -> None:
-        asked = parser().parse_args(["map", "m", "--output", str(self.folder / "answers")])
-        with answers_file(asked), self.assertRaises(ClientError) as told, answers_file(asked):
+        options = parser().parse_args(["map", "m", "--output", str(self.folder / "answers")])
+        with answers_file(options), self.assertRaises(ClientError) as raised, answers_file(options):
             pass
-        self.assertIn("Another program writes", str(told.exception))
-        with answers_file(asked):
+        self.assertIn("Another program writes", str(raised.exception))
+        with answers_file(options):
             pass
 
-    def test_a_file_that_cannot_be_written_is_told(self) -> None:
-        with redirect_stderr(StringIO()) as told:
+    def test_a_file_that_cannot_be_written_is_an_error(self) -> None:
+        with redirect_stderr(StringIO()) as stderr:
             self.assertEqual(main(["map", "m", "--output", str(self.folder / "none" / "answers")]), 1)
-        self.assertIn("No such file", told.getvalue())
+        self.assertIn("No such file", stderr.getvalue())
 
     def test_a_reader_that_has_gone_is_no_error_of_the_program(self) -> None:
         read, written = os.pipe()

@@ -27,13 +27,13 @@ class StreamTests(StreamCase):
         self.client = self.enterContext(Client(self.url, patience_s=PATIENCE_S))
 
     def test_all_of_the_text_comes_and_then_the_job(self) -> None:
-        told = list(self.client.stream("words", "once", parameters=COUNT))
-        self.assertEqual("".join(event.text for event in told), WHOLE)
-        self.assertEqual([event.kind for event in told], ["delta"] * (len(told) - 1) + ["end"])
-        job = told[-1].job or {}
+        all_events = list(self.client.stream("words", "once", parameters=COUNT))
+        self.assertEqual("".join(event.text for event in all_events), WHOLE)
+        self.assertEqual([event.kind for event in all_events], ["delta"] * (len(all_events) - 1) + ["end"])
+        job = all_events[-1].job or {}
         self.assertEqual(job["output"], [{"generated_text": "once" + WHOLE}])
-        again = self.client.job(job["id"]).stream(after=told[0].id)
-        self.assertEqual(told[0].text + "".join(event.text for event in again), WHOLE)
+        again = self.client.job(job["id"]).stream(after=all_events[0].id)
+        self.assertEqual(all_events[0].text + "".join(event.text for event in again), WHOLE)
 
     def test_the_same_for_asyncio(self) -> None:
         async def read() -> str:
@@ -50,16 +50,16 @@ class StreamTests(StreamCase):
         self.assertEqual((status, printed.getvalue()), (0, f"{WHOLE}\n"))
 
     def test_text_comes_as_it_is_generated_and_a_job_without_output_raises_what_it_failed_with(self) -> None:
-        told = self.client.stream("words", "once", parameters={"max_new_tokens": 1000})
-        self.assertEqual(next(told).kind, "delta")
+        stream = self.client.stream("words", "once", parameters={"max_new_tokens": 1000})
+        self.assertEqual(next(stream).kind, "delta")
         job = self.stack.jobs.latest("pk")
         self.assertFalse(job.is_finished)
         self.client.cancel(str(job.pk))
         with self.assertRaises(JobError) as failed:
-            list(told)
+            list(stream)
         self.assertEqual((failed.exception.code, failed.exception.job_id), ("cancelled", str(job.pk)))
 
-    def test_what_is_refused_is_not_asked_for_again(self) -> None:
+    def test_what_is_refused_is_not_requested_again(self) -> None:
         job = self.client.submit("words", "once", parameters=COUNT)
         for stream, code in ((job.stream(after="7"), "bad_request"), (self.missing(), "job_not_found")):
             with self.subTest(code), self.assertRaises(ClientError) as refused:
@@ -71,22 +71,22 @@ class StreamTests(StreamCase):
 
     def test_what_breaks_off_is_read_on_where_it_ended(self) -> None:
         """Whatever the connection brings at once, up to some byte of it."""
-        asked: list[str] = []
+        cursors: list[str] = []
         job = self.client.submit("words", "once", parameters=COUNT)
         job.result(PATIENCE_S)
         whole = self.client.service.stream
 
         def cut(job_id: str, *, after: str) -> Iterator[StreamEvent | None]:
-            asked.append(after)
+            cursors.append(after)
             for number, event in enumerate(whole(job_id, after=after)):
-                if number and len(asked) < 3:
+                if number and len(cursors) < 3:
                     raise ClientError("cut", code="unreachable", passing=True)
                 yield event
 
         with patch.object(self.client.service, "stream", cut), patch.object(Pauses, "after_s", return_value=0.0):
-            told = list(job.stream())
-        self.assertEqual("".join(event.text for event in told), WHOLE)
-        self.assertEqual(len(asked), 3)
+            all_events = list(job.stream())
+        self.assertEqual("".join(event.text for event in all_events), WHOLE)
+        self.assertEqual(len(cursors), 3)
 
     def test_a_service_that_is_away_is_waited_for_as_long_as_the_patience_is(self) -> None:
         with Client("http://127.0.0.1:9", patience_s=0.3) as client, self.assertRaises(ClientError) as away:
@@ -105,8 +105,8 @@ class StreamTests(StreamCase):
             b'event: cut\ndata: {"error":"x"}\n\nevent: restart\nid: 0-b\ndata: {"error":"x"}\n\n'
         )
         for size in (1, 2, 7, len(body)):
-            told = sse.events(body[at : at + size] for at in range(0, len(body), size))
+            all_events = sse.events(body[at : at + size] for at in range(0, len(body), size))
             self.assertEqual(
-                [event and (event.kind, event.text, event.id) for event in told],
+                [event and (event.kind, event.text, event.id) for event in all_events],
                 [None, None, ("delta", ": \nä", "1-a"), None, ("restart", "", "0-b")],
             )

@@ -25,7 +25,7 @@ SILENCE: Scripted = (0, b"", {})  # the connection stays, without an answer
 class Server(ThreadingHTTPServer):
     def __init__(self, *script: Scripted | None) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
-        self.script, self.asked = list(script), list[dict[str, str]]()
+        self.script, self.requests = list(script), list[dict[str, str]]()
         self.over = threading.Event()
 
     @property
@@ -48,7 +48,9 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        self.server.asked.append({"path": self.path, **{name.lower(): value for name, value in self.headers.items()}})
+        self.server.requests.append(
+            {"path": self.path, **{name.lower(): value for name, value in self.headers.items()}}
+        )
         scripted = self.server.script.pop(0)
         if scripted is None:
             self.close_connection = True
@@ -95,27 +97,27 @@ class TroubleTests(TestCase):
                 found = client.run("echo", "x")
             except ClientError as error:
                 found = error
-            return found, server.asked
+            return found, server.requests
 
     def test_a_full_queue_is_tried_again_when_it_says(self) -> None:
-        output, asked = self.run_against((503, FULL, {"Retry-After": "7"}), (200, JOB, {}))
-        self.assertEqual((output, len(asked)), ("done", 2))
+        output, requests = self.run_against((503, FULL, {"Retry-After": "7"}), (200, JOB, {}))
+        self.assertEqual((output, len(requests)), ("done", 2))
         (pause_s,) = self.slept
         self.assertGreaterEqual(pause_s, 7.0)
 
-    def test_a_lost_answer_is_asked_for_again_with_the_same_key(self) -> None:
-        output, asked = self.run_against(CLOSE, (502, b"<html>", {}), CLOSE, (200, JOB, {}))
-        self.assertEqual((output, len(asked)), ("done", 4))
-        self.assertEqual(len({each["idempotency-key"] for each in asked}), 1)
+    def test_a_lost_answer_is_requested_again_with_the_same_key(self) -> None:
+        output, requests = self.run_against(CLOSE, (502, b"<html>", {}), CLOSE, (200, JOB, {}))
+        self.assertEqual((output, len(requests)), ("done", 4))
+        self.assertEqual(len({each["idempotency-key"] for each in requests}), 1)
         self.assertLess(self.slept[0], self.slept[2])
 
-    def test_an_answer_that_never_comes_is_asked_for_again(self) -> None:
+    def test_an_answer_that_never_comes_is_requested_again(self) -> None:
         """It may have taken longer than the patience."""
         with (
             Server(SILENCE, (200, JOB, {})) as server,
             BaseClient(Hasty(server), patience_s=1.0) as client_,
         ):
-            self.assertEqual((client_.run("echo", "x"), len(server.asked)), ("done", 2))
+            self.assertEqual((client_.run("echo", "x"), len(server.requests)), ("done", 2))
 
     def test_a_service_that_does_not_answer_is_waited_for_as_long_as_the_caller_says(self) -> None:
         with (
@@ -125,8 +127,8 @@ class TroubleTests(TestCase):
         ):
             with self.assertRaises(ClientError) as away:
                 client_.run("echo", "x", timeout=0.1)
-            eventually(lambda: server.asked, "what was sent is read")
-        self.assertEqual((away.exception.code, len(server.asked)), ("unreachable", 1))
+            eventually(lambda: server.requests, "what was sent is read")
+        self.assertEqual((away.exception.code, len(server.requests)), ("unreachable", 1))
 
     def test_each_submission_has_a_key_of_its_own(self) -> None:
         keys = {self.run_against((200, JOB, {}))[1][0]["idempotency-key"] for _ in range(3)}
@@ -134,26 +136,26 @@ class TroubleTests(TestCase):
 
     def test_what_is_refused_is_not_sent_again(self) -> None:
         problem = {"code": "invalid_input", "detail": "inputs: must be a string.", "request_id": "r2"}
-        error, asked = self.run_against((422, problem, {}))
-        self.assertEqual((error.code, error.request_id, len(asked)), ("invalid_input", "r2", 1))
+        error, requests = self.run_against((422, problem, {}))
+        self.assertEqual((error.code, error.request_id, len(requests)), ("invalid_input", "r2", 1))
 
     def test_patience_ends(self) -> None:
-        error, asked = self.run_against((503, FULL, {"Retry-After": "90"}), patience_s=60.0)
-        self.assertEqual((error.code, len(asked), self.slept), ("queue_full", 1, []))
+        error, requests = self.run_against((503, FULL, {"Retry-After": "90"}), patience_s=60.0)
+        self.assertEqual((error.code, len(requests), self.slept), ("queue_full", 1, []))
 
     def test_a_redirect_is_not_followed_with_the_key(self) -> None:
         with Server() as other:
-            error, asked = self.run_against((307, b"", {"Location": f"{other.url}/v1/jobs"}))
-            self.assertEqual((error.code, len(asked), other.asked), ("redirected", 1, []))
+            error, requests = self.run_against((307, b"", {"Location": f"{other.url}/v1/jobs"}))
+            self.assertEqual((error.code, len(requests), other.requests), ("redirected", 1, []))
             self.assertIn(other.url, str(error))
-        self.assertEqual(asked[0]["authorization"], "Bearer secret")
+        self.assertEqual(requests[0]["authorization"], "Bearer secret")
 
-    def test_another_server_is_told_from_the_service(self) -> None:
-        error, asked = self.run_against((404, b"<html>", {}))
-        self.assertEqual((error.code, len(asked)), ("no_answer", 1))
+    def test_another_server_is_distinguished_from_the_service(self) -> None:
+        error, requests = self.run_against((404, b"<html>", {}))
+        self.assertEqual((error.code, len(requests)), ("no_answer", 1))
         self.assertIn("Is the address right?", str(error))
 
-    def test_nobody_there_is_told_with_what_to_do(self) -> None:
+    def test_the_error_of_an_absent_service_says_what_to_do(self) -> None:
         with Client("http://127.0.0.1:1", "secret", patience_s=0.0) as client, self.assertRaises(ClientError) as away:
             client.run("echo", "x")
         self.assertEqual(away.exception.code, "unreachable")
