@@ -58,13 +58,13 @@ def when_stopped(then: Callable[[], None]) -> None:
     """
     if threading.current_thread() is not threading.main_thread():  # `manage.py runserver` has no handlers
         return
-    told, tells = os.pipe()
-    os.set_blocking(tells, False)
-    signal.set_wakeup_fd(tells, warn_on_full_buffer=False)
-    threading.Thread(target=_call, args=(told, then), name="stop", daemon=True).start()
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    threading.Thread(target=_call, args=(reader, then), name="stop", daemon=True).start()
 
 
-def _call(told: int, then: Callable[[], None]) -> None:
-    while os.read(told, 1)[0] not in STOPS:
+def _call(reader: int, then: Callable[[], None]) -> None:
+    while os.read(reader, 1)[0] not in STOPS:
         pass
     then()

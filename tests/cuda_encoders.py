@@ -111,8 +111,8 @@ def varlen_attn(
     answer = torch.full_like(query, torch.nan)
     for start, end, first, last in zip(cu_seq_q, cu_seq_q[1:], cu_seq_k, cu_seq_k[1:], strict=False):
         parts = (query[start:end], key[first:last], value[first:last])
-        asked, given, told = (part.float().transpose(0, 1) for part in parts)
-        own = functional.scaled_dot_product_attention(asked, given, told, scale=scale)
+        queries, keys, values = (part.float().transpose(0, 1) for part in parts)
+        own = functional.scaled_dot_product_attention(queries, keys, values, scale=scale)
         answer[start:end] = own.transpose(0, 1).to(query.dtype)
     return answer
 

@@ -18,9 +18,9 @@ FOLDER = Path(__file__).parent / "npm"
 needed = unittest.skipUnless(shutil.which("npm") or os.environ.get("CI"), "npm is not installed")
 
 
-def run(script: str, *arguments: str, told: Any = None) -> Any:
-    """What the script prints, which is JSON; `told` is what it reads."""
-    return ended(start(script, *arguments), told)
+def run(script: str, *arguments: str, data: Any = None) -> Any:
+    """What the script prints, which is JSON; `data` is what it reads."""
+    return ended(start(script, *arguments), data)
 
 
 def start(script: str, *arguments: str) -> subprocess.Popen[str]:
@@ -30,11 +30,11 @@ def start(script: str, *arguments: str) -> subprocess.Popen[str]:
     )
 
 
-def ended(process: subprocess.Popen[str], told: Any = None) -> Any:
+def ended(process: subprocess.Popen[str], data: Any = None) -> Any:
     """What it prints from now on."""
     with process:
         try:
-            printed, errors = process.communicate(json.dumps(told), timeout=PATIENCE_S)
+            printed, errors = process.communicate(json.dumps(data), timeout=PATIENCE_S)
         finally:
             process.kill()
     if process.returncode:

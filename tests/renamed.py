@@ -53,7 +53,7 @@ class Warnings(logging.Handler):
         self.said.append(record.getMessage())
 
 
-def asked(task: str, folder: Path, inputs: Any, parameters: dict[str, Any]) -> dict[str, Any]:
+def compute_answers(task: str, folder: Path, inputs: Any, parameters: dict[str, Any]) -> dict[str, Any]:
     from transformers import Pipeline, pipeline
 
     from inference.catalog.specs import ModelSpec
@@ -85,7 +85,7 @@ def main() -> None:
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "project.settings")
     django.setup()
     cases = json.loads((Path(folder) / "cases.json").read_text())
-    json.dump({task: asked(task, Path(folder) / task, *case) for task, case in cases.items()}, sys.stdout)
+    json.dump({task: compute_answers(task, Path(folder) / task, *case) for task, case in cases.items()}, sys.stdout)
 
 
 if __name__ == "__main__":

@@ -106,8 +106,8 @@ class RemoteResult(runner.RemoteTestResult):
     def addSubTest(self, test: unittest.TestCase, subtest: unittest.TestCase, err: Any) -> None:
         if err is not None:
             err[1].add_note(f"In {subtest}.")
-            tell = self.addFailure if issubclass(err[0], test.failureException) else self.addError
-            tell(test, err)
+            add = self.addFailure if issubclass(err[0], test.failureException) else self.addError
+            add(test, err)
 
 
 class RemoteRunner(runner.RemoteTestRunner):

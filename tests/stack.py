@@ -53,9 +53,9 @@ def name_gpus(folder: Path, count: int) -> dict[str, str]:
 
     `folder` is for what says that torch is no build for CPUs alone.
     """
-    told = folder / "torch-2.13.0.dist-info" / "METADATA"
-    told.parent.mkdir()
-    told.write_text("Metadata-Version: 2.1\nName: torch\nVersion: 2.13.0\n")
+    metadata = folder / "torch-2.13.0.dist-info" / "METADATA"
+    metadata.parent.mkdir()
+    metadata.write_text("Metadata-Version: 2.1\nName: torch\nVersion: 2.13.0\n")
     return {"CUDA_VISIBLE_DEVICES": ",".join(map(str, range(count))), "PYTHONPATH": str(folder)}
 
 

@@ -45,12 +45,12 @@ class GarbageTests(TestCase):
         self.addCleanup(gc.enable)
 
     def post(self, path: str, body: bytes, **environ: str) -> None:
-        told = {
+        wsgi_environ = {
             "REQUEST_METHOD": "POST", "PATH_INFO": path, "SERVER_NAME": "localhost", "SERVER_PORT": "80",
             "CONTENT_TYPE": "application/json", "CONTENT_LENGTH": str(len(body)), "wsgi.input": Stream(body),
             "wsgi.url_scheme": "http", **environ,
         }  # fmt: skip
-        answer = self.application(told, lambda *head: None)
+        answer = self.application(wsgi_environ, lambda *head: None)
         with contextlib.closing(answer) if isinstance(answer, HttpResponse) else contextlib.nullcontext():
             b"".join(answer)
 

@@ -28,12 +28,12 @@ class HandlerTests(TestCase):
         ):
             for scheme in ("http", "https"):
                 with self.subTest(method=method, path=path, scheme=scheme):
-                    own = self.ask(Handler(), method, path, body, scheme)
-                    self.assertEqual(own, self.ask(WSGIHandler(), method, path, body, scheme))
+                    own = self.request(Handler(), method, path, body, scheme)
+                    self.assertEqual(own, self.request(WSGIHandler(), method, path, body, scheme))
                     self.assertEqual(own[1]["X-Content-Type-Options"], "nosniff")
                     self.assertEqual("Strict-Transport-Security" in own[1], scheme == "https")
 
-    def ask(
+    def request(
         self, handler: WSGIHandler, method: str, path: str, body: bytes, scheme: str
     ) -> tuple[str, dict[str, str], bytes]:
         path, _, query = path.partition("?")
@@ -44,7 +44,7 @@ class HandlerTests(TestCase):
             "wsgi.url_scheme": "http",
         }  # fmt: skip
         head: list[Any] = []
-        answer: Any = handler(environ, lambda *told: head.extend(told))  # type: ignore[arg-type]  # as a server's
+        answer: Any = handler(environ, lambda *arguments: head.extend(arguments))  # type: ignore[arg-type]  # as a server's
         content = b"".join(answer)
         status, headers = head
         shown = {name: value for name, value in headers if name not in DIFFERENT}

@@ -60,9 +60,9 @@ class TestMonitoring(TestCase):
         board = json.loads((DEPLOY / "grafana" / "board.json").read_text())
         queries = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
         queries += [query for _, query, *_ in rules()]
-        told = {name for query in queries for name in NAME.findall(query)}
-        self.assertGreater(len(told), 15)
-        self.assertEqual(told - self.names(), set())
+        metric_names = {name for query in queries for name in NAME.findall(query)}
+        self.assertGreater(len(metric_names), 15)
+        self.assertEqual(metric_names - self.names(), set())
         places = [tuple(panel["gridPos"].values()) for panel in board["panels"]]
         self.assertEqual(len(set(places)), len(places))
 
@@ -74,7 +74,7 @@ class TestMonitoring(TestCase):
             with self.subTest(target["expr"]):
                 self.assertEqual(set(re.findall(r"{{(\w+)}}", target["legendFormat"])), labels)
 
-    def test_what_several_web_servers_tell_is_added_up_once(self) -> None:
+    def test_what_several_web_servers_report_is_added_up_once(self) -> None:
         """Each tells all: only shares of sums stay right where they are counted twice."""
         board = json.loads((DEPLOY / "grafana" / "board.json").read_text())
         queries = [target["expr"] for panel in board["panels"] for target in panel["targets"]]

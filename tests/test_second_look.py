@@ -40,7 +40,7 @@ class SecondLookTests(unittest.TestCase):
         result, unstable = self.look("OneProcess.test_fails_first")
         self.assertEqual((len(result.failures), unstable, tries["alone"]), (1, [], 1))
 
-    def test_a_class_whose_set_up_failed_runs_again_as_a_whole(self) -> None:
+    def test_a_class_with_a_failed_set_up_runs_again_as_a_whole(self) -> None:
         result, [unstable] = self.look("FirstSetUp")
         self.assertTrue(result.wasSuccessful())
         self.assertEqual((unstable.name, tries["after set-up"]), (f"{SAMPLES}.FirstSetUp", 1))

@@ -15,10 +15,10 @@ import os, signal, threading
 from project import server
 from tests.conditions import PATIENCE_S
 called, read = threading.Event(), os.read
-def noted(*asked):
-    told = read(*asked)
-    print(signal.Signals(told[0]).name, called.is_set())
-    return told
+def noted(*arguments):
+    signals = read(*arguments)
+    print(signal.Signals(signals[0]).name, called.is_set())
+    return signals
 os.read = noted
 server.when_stopped(called.set)
 signal.signal(signal.SIGTERM, lambda *_: None)  # as the server does, later
@@ -30,7 +30,7 @@ print("called", called.wait(PATIENCE_S))
 
 
 class ServerTests(unittest.TestCase):
-    def test_a_stop_is_told_and_no_other_signal(self) -> None:
+    def test_a_stop_calls_back_and_no_other_signal_does(self) -> None:
         run = subprocess.run(
             [sys.executable, "-c", CALL], cwd=settings.BASE_DIR, capture_output=True, text=True, check=True
         )

@@ -144,13 +144,13 @@ class Follower(threading.Thread):
 
     def __init__(self) -> None:
         super().__init__(name="models-file", daemon=True)
-        self._asked = threading.Event()
+        self._wakeup = threading.Event()
         self._stopping = False
 
     def run(self) -> None:
         while not self._stopping:
-            self._asked.wait(LOOK_S if self._look() else SETTLE_S)
-            self._asked.clear()
+            self._wakeup.wait(LOOK_S if self._look() else SETTLE_S)
+            self._wakeup.clear()
 
     def _look(self) -> bool:
         """Look at the file; if a bug of the reader raises an error, log it, as the next text may be read."""
@@ -161,11 +161,11 @@ class Follower(threading.Thread):
             return True
 
     def look_now(self) -> None:
-        self._asked.set()
+        self._wakeup.set()
 
     def stop(self) -> None:
         self._stopping = True
-        self._asked.set()
+        self._wakeup.set()
         self.join()
 
 

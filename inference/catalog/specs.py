@@ -77,8 +77,8 @@ class ModelSpec:
     @property
     def embeds(self) -> bool:
         """True if it answers a text with one vector, in the form from which answers for OpenAI's clients are made."""
-        asked = {"details": True, "dimensions": 1, "encoding_format": "base64"}
-        return all(name in self.parameters and is_taken(self.parameters[name], asked[name]) for name in asked)
+        requested = {"details": True, "dimensions": 1, "encoding_format": "base64"}
+        return all(name in self.parameters and is_taken(self.parameters[name], requested[name]) for name in requested)
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -94,8 +94,8 @@ class ModelSpec:
     @property
     def torch_dtype(self) -> str:
         """The dtype in which torch holds the weights; those of another backend are made from float32."""
-        asked = (self.precision or self.dtype) if self.backend == TORCH else "float32"
-        return "float32" if asked == TF32 else asked
+        dtype = (self.precision or self.dtype) if self.backend == TORCH else "float32"
+        return "float32" if dtype == TF32 else dtype
 
     @property
     def is_lazy(self) -> bool:

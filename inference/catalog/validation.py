@@ -49,10 +49,10 @@ def validate_parameters(spec: ModelSpec, given: Mapping[str, Any]) -> dict[str, 
         if is_neutral(table, name, value) and not (is_own and is_taken):
             continue
         (taken if is_taken else others)[name] = value
-    asked = {**taken, **task.translate(others)}
-    if known := next((name for name in asked if name in table and name not in spec.parameters), None):
+    requested = {**taken, **task.translate(others)}
+    if known := next((name for name in requested if name in table and name not in spec.parameters), None):
         raise InvalidInput(f"parameters.{known}: {refusal(table, known)}", field=f"parameters.{known}")
-    return parameters.validate(spec.parameters, asked)
+    return parameters.validate(spec.parameters, requested)
 
 
 def validate_inputs(spec: ModelSpec, inputs: Any, *, most: int | None = None) -> None:

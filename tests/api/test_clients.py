@@ -235,7 +235,7 @@ class ClientTests(StackCase):
     def run_javascript(cls) -> dict[str, Any]:
         """What the program printed, by task or by what it did wrong."""
         samples = {"text": TEXT, "masked": MASKED, "image": tiny_models.png(), "sound": tiny_models.wav()}
-        return dict(javascript.run("clients.mjs", cls.base, cls.key, told=samples))
+        return dict(javascript.run("clients.mjs", cls.base, cls.key, data=samples))
 
     @javascript.needed
     def test_every_task_has_its_answer_in_javascript(self) -> None:

@@ -58,7 +58,7 @@ TOKENS = Unit(name="tokens", seconds=step_seconds, rate=measure_generation_rate)
 
 
 def unit_of(replica: Replica) -> Unit:
-    return TOKENS if replica.ask(steps) else ITEMS
+    return TOKENS if replica.call(steps) else ITEMS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,7 +161,7 @@ def grid(
             step(f"{size} items of {length}")
             if _is_hopeless(found, size, length):
                 continue
-            took_s = replica.ask(unit.seconds, size, length, budget_s)
+            took_s = replica.call(unit.seconds, size, length, budget_s)
             if took_s is not None:
                 found.seconds[size, length] = took_s
             elif size > 1:
@@ -205,7 +205,7 @@ def _mix(found: Grid, replica: Replica, all_lengths: Sequence[int], budget_s: fl
         step(f"{size} items of mixed lengths")
         if size < len(all_lengths) or _is_hopeless(found, size, all_lengths[-1]):
             continue
-        took_s = replica.ask(seconds, size, tuple(all_lengths), budget_s)
+        took_s = replica.call(seconds, size, tuple(all_lengths), budget_s)
         if took_s is None:
             return
         found.mixed[size] = took_s
@@ -270,12 +270,12 @@ def trial(
         try:
             with _replicas(setup, arrangement) as replicas:
                 first = replicas[0]
-                said = first.ask(note)
+                said = first.call(note)
                 if packages.REFUSED in said:
                     return Measurement(problem=said), found
                 if not memory:
-                    memory = first.ask(memory_bytes)
-                    found = first.ask(answers, lengths_for(setup.spec, setup.own_inputs))
+                    memory = first.call(memory_bytes)
+                    found = first.call(answers, lengths_for(setup.spec, setup.own_inputs))
                 rates[arrangement] = throughput(setup, unit, replicas, sizes, budget_s)
         except CannotMeasure:
             if setup.is_on_cpu or not rates:
@@ -311,8 +311,8 @@ def throughput(
     length, rates = typical_length(setup), {}
     for size in sizes:
         own = max(1, size // len(replicas)) if unit is TOKENS else size
-        asked = [replica.start(unit.rate, own, length, budget_s) for replica in replicas]
-        rates[size] = sum(map(answer, asked))
+        futures = [replica.start(unit.rate, own, length, budget_s) for replica in replicas]
+        rates[size] = sum(map(answer, futures))
     return rates
 
 

@@ -67,14 +67,14 @@ class Replica:
         """Start one of the functions below in the process, and do not wait, so that several replicas run at once."""
         return self._process.submit(measure, *arguments, **named)
 
-    def ask(self, measure: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
+    def call(self, measure: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
         return answer(self.start(measure, *arguments, **named))
 
 
-def answer(asked: Future[T]) -> T:
+def answer(future: Future[T]) -> T:
     """Wait for the result of `Replica.start` and return it. Raises `CannotMeasure`."""
     try:
-        return asked.result()
+        return future.result()
     except BrokenProcessPool as error:
         raise CannotMeasure("The process of the model died; its last words are above.") from error
     except InferenceError as error:
@@ -148,14 +148,14 @@ def step_seconds(size: int, length: int, budget_s: float) -> float | None:
             _join(stepper, key, value)
         unread = set(range(size))
         while unread and len(stepper):
-            unread -= {told.key for told in _step(stepper)}
+            unread -= {update.key for update in _step(stepper)}
         tokens, runs, started = 0, 0, time.perf_counter()
         while runs < MIN_RUNS or time.perf_counter() - started < budget_s:
             runs += 1
-            for told in _step(stepper):
-                tokens += told.tokens
-                if told.answer is not OPEN:  # the row has ended, and another one takes its place
-                    _join(stepper, told.key, value)
+            for update in _step(stepper):
+                tokens += update.tokens
+                if update.answer is not OPEN:  # the row has ended, and another one takes its place
+                    _join(stepper, update.key, value)
         return size * (time.perf_counter() - started) / max(1, tokens)
     except OutOfMemory:
         return None
@@ -185,8 +185,8 @@ def items_per_s(size: int, length: int, budget_s: float) -> float:
 
 def answers(lengths: Sequence[int]) -> list[Any]:
     """Return the answers to the user's own inputs, each alone, or to inputs that are made up."""
-    asked = _setup.own_inputs[:MOST_COMPARED] or samples.compared(_setup.spec, _engine, lengths)
-    return [_run([value])[0] for value in asked]
+    inputs = _setup.own_inputs[:MOST_COMPARED] or samples.compared(_setup.spec, _engine, lengths)
+    return [_run([value])[0] for value in inputs]
 
 
 def _items(size: int, length: Length) -> list[Any]:
@@ -203,9 +203,9 @@ def _join(stepper: Stepper, key: Hashable, value: Any) -> None:
 def _step(stepper: Stepper) -> list[Progress]:
     """Take a step and return its progress. Raises the error of a row that failed."""
     progress = stepper.step()
-    for told in progress:
-        if isinstance(told.answer, Exception):
-            raise told.answer
+    for update in progress:
+        if isinstance(update.answer, Exception):
+            raise update.answer
     return progress
 
 

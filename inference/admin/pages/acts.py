@@ -18,16 +18,18 @@ from inference.status import workers
 
 
 def words(selection: dict[str, Any]) -> str:
-    told = (f"{name} {value}" for name, value in facts(selection))
-    return display.visible(", ".join(told)) or "all jobs"
+    phrases = (f"{name} {value}" for name, value in facts(selection))
+    return display.visible(", ".join(phrases)) or "all jobs"
 
 
 def facts(selection: dict[str, Any]) -> list[tuple[str, str]]:
     """Return what the jobs were chosen by, in words; jobs that a search found are counted."""
-    told = {lookup.replace("__", " "): str(value) for lookup, value in selection.items() if lookup != "whole__isnull"}
+    conditions = {
+        lookup.replace("__", " "): str(value) for lookup, value in selection.items() if lookup != "whole__isnull"
+    }
     if found := selection.get("id__in"):
-        told["id in"] = f"{len(found):,} that a search found"
-    return list(told.items())
+        conditions["id in"] = f"{len(found):,} that a search found"
+    return list(conditions.items())
 
 
 @admin.register(Act)
@@ -51,8 +53,8 @@ class ActAdmin(ReadOnlyAdmin):
     def change_view(
         self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
-        told = {"title": "Act on jobs", "nobody": not workers.living().exists()}
-        return super().change_view(request, object_id, form_url, {**told, **(extra_context or {})})
+        context = {"title": "Act on jobs", "nobody": not workers.living().exists()}
+        return super().change_view(request, object_id, form_url, {**context, **(extra_context or {})})
 
     def get_urls(self) -> list[URLPattern]:
         return [path("<uuid:pk>/stop/", self.button(self.stop), name="inference_act_stop"), *super().get_urls()]

@@ -119,5 +119,5 @@ def _batches(jobs: Iterable[Job]) -> Iterator[BatchSummary]:
 
 
 def _cost(worker: Worker | None, model: str) -> CostModel | None:
-    told = ((worker.costs if worker else None) or {}).get(model)
-    return CostModel.of(told) if told and told.get("calls") else None
+    costs = ((worker.costs if worker else None) or {}).get(model)
+    return CostModel.of(costs) if costs and costs.get("calls") else None

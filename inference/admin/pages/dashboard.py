@@ -81,13 +81,13 @@ def model_rows() -> list[dict[str, Any]]:
             "running": running.get(name, 0),
             "workers": serving[name],
             "runs": sorted(runs.get(name, {}).items()),
-            **_told(recent.get(name, {})),
+            **_summarize(recent.get(name, {})),
         }
         for name in (*specs, *gone)
     ]
 
 
-def _told(tally: Tally) -> dict[str, Any]:
+def _summarize(tally: Tally) -> dict[str, Any]:
     """Return the medians of a model's times, and the batches that it ran."""
     batches = tally.get("batch")
     return {

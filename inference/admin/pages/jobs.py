@@ -42,7 +42,7 @@ from inference.upkeep import acts
 logger = logging.getLogger(__name__)
 
 SALT = "inference.act"
-ASKED = {  # the outcome is in the rows of the job and of the new job: it may have ended before, or be refused
+CHANGE_MESSAGES = {  # the outcome is in the rows of the job and of the new job: it may have ended before, or be refused
     ActKind.CANCEL: "Requested to cancel it.",
     ActKind.RETRY: "Requested to run it again, as a new job.",
     ActKind.RETRY_ALONE: "Requested to run it again, as a new job that runs alone.",
@@ -190,7 +190,7 @@ class JobAdmin(ReadOnlyAdmin):
         if request.POST.get("select_across", "0") != "0":
             return self.confirm(request, queryset, kind)
         chosen = list(queryset.order_by("pk").only("pk", "model")[: self.list_per_page])
-        LogEntry.objects.log_actions(str(request.user.pk), chosen, CHANGE, ASKED[kind])
+        LogEntry.objects.log_actions(str(request.user.pk), chosen, CHANGE, CHANGE_MESSAGES[kind])
         ids = [job.pk for job in chosen]
         alone = kind == ActKind.RETRY_ALONE
         report = steering.cancel(ids) if kind == ActKind.CANCEL else steering.retry(ids, alone=alone)
@@ -269,13 +269,13 @@ class JobAdmin(ReadOnlyAdmin):
         self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
         job = self.get_object(request, object_id)
-        told: dict[str, Any] = {}
+        context: dict[str, Any] = {}
         if job is not None and self.has_view_permission(request, job):
-            told = {
+            context = {
                 "title": f"Job …{job.pk.hex[-8:]}", "story": story.events(job), "bar": story.bar(job),
                 "data": job_payload.load_payload(job), "parameters": display.pretty_json(job.parameters),
             }  # fmt: skip
-        return super().change_view(request, object_id, form_url, {**told, **(extra_context or {})})
+        return super().change_view(request, object_id, form_url, {**context, **(extra_context or {})})
 
     def seen(self, request: HttpRequest, pk: UUID) -> Job:
         """Return a job that the user may see.

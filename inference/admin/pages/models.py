@@ -124,16 +124,16 @@ def waiting_owners(model: str) -> list[WaitingOwner]:
 def plots(name: str, living: list[Worker]) -> Iterator[tuple[Worker, SafeString, str]]:
     """Yield by worker a plot of the times that calls took against the times that were learnt for them."""
     for worker in living:
-        told = (worker.costs or {}).get(name) or {}
-        if told.get("seen"):
-            model = CostModel.of({**told, "overhead_s": 0.0})
+        costs = (worker.costs or {}).get(name) or {}
+        if costs.get("seen"):
+            model = CostModel.of({**costs, "overhead_s": 0.0})
             points = [
                 (model.seconds(size, length), took, f"{size} of {length:g} tokens: {display.duration(took)}")
-                for size, length, took in told["seen"]
+                for size, length, took in costs["seen"]
             ]
             beside = (
-                f"{told['calls']:,} calls; claim, record and notice take {display.duration(told['overhead_s'])} more,"
-                f" and {told.get('job_s', 0.0) * 1000:.2f} ms a job"
+                f"{costs['calls']:,} calls; claim, record and notice take {display.duration(costs['overhead_s'])} more,"
+                f" and {costs.get('job_s', 0.0) * 1000:.2f} ms a job"
             )
             yield worker, drawing.against(points), beside
 
@@ -181,12 +181,12 @@ class ModelsAdmin(ReadOnlyAdmin):
     def steer(self, request: HttpRequest, name: str) -> HttpResponse:
         act = request.POST.get("action", "")
         if act == "pause" and (name in lookup.known_models() or catalog.runs().get(name)):
-            self.tell(request, name, "Paused.", operator_controls.pause(name, request.user))
+            self.log_act(request, name, "Paused.", operator_controls.pause(name, request.user))
         elif act == "resume":
-            self.tell(request, name, "Resumed.", operator_controls.resume(name))
+            self.log_act(request, name, "Resumed.", operator_controls.resume(name))
         return redirect("admin:inference_pausedmodel_change", name)
 
-    def tell(self, request: HttpRequest, name: str, what: str, happened: bool) -> None:
+    def log_act(self, request: HttpRequest, name: str, what: str, happened: bool) -> None:
         if happened:
             LogEntry.objects.create(
                 user_id=request.user.pk or 0, content_type=_kind(), object_id=name, object_repr=name[:200],

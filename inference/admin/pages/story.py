@@ -30,7 +30,7 @@ class Event:
 
 def events(job: Job) -> list[Event]:
     """Return the events of a job in the order in which they happened."""
-    found = [*_again(job), *_sent(job), *_claimed(job), *_waits(job), *_ended(job), *_told(job)]
+    found = [*_again(job), *_sent(job), *_claimed(job), *_waits(job), *_ended(job), *_webhook(job)]
     return [_accepted(job), *found]
 
 
@@ -165,7 +165,7 @@ def _ended(job: Job) -> Iterator[Event]:
         yield _event(job, f"Ended: {job.status}", job.finished_at, detail=why, state="failed")
 
 
-def _told(job: Job) -> Iterator[Event]:
+def _webhook(job: Job) -> Iterator[Event]:
     webhook = Webhook.objects.filter(job=job).first()
     if webhook is None:
         return

@@ -102,10 +102,10 @@ class WorkerAdmin(ReadOnlyAdmin):
         self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
         worker = self.get_object(request, object_id)
-        told: dict[str, Any] = {}
+        context: dict[str, Any] = {}
         if worker is not None and self.has_view_permission(request, worker):
-            told = {"title": "Worker", "replicas": list(replicas(worker)), "has_ended": live_state(worker) in ENDED}
-        return super().change_view(request, object_id, form_url, {**told, **(extra_context or {})})
+            context = {"title": "Worker", "replicas": list(replicas(worker)), "has_ended": live_state(worker) in ENDED}
+        return super().change_view(request, object_id, form_url, {**context, **(extra_context or {})})
 
     def get_urls(self) -> list[URLPattern]:
         return [path("<uuid:pk>/steer/", self.button(self.steer), name="inference_worker_steer"), *super().get_urls()]
@@ -113,10 +113,10 @@ class WorkerAdmin(ReadOnlyAdmin):
     def steer(self, request: HttpRequest, pk: UUID) -> HttpResponse:
         worker = get_object_or_404(Worker, pk=pk)
         acts = {"drain": (operator_controls.drain, "Drained."), "resume": (operator_controls.undrain, "Resumed.")}
-        act, told = acts.get(request.POST.get("action", ""), (None, ""))
+        act, message = acts.get(request.POST.get("action", ""), (None, ""))
         if act and act(pk):
-            self.log_change(request, worker, told)
-            self.message_user(request, f"{worker.name}: {told} It heeds that within seconds.", messages.SUCCESS)
+            self.log_change(request, worker, message)
+            self.message_user(request, f"{worker.name}: {message} It heeds that within seconds.", messages.SUCCESS)
         return redirect("admin:inference_worker_change", pk)
 
 

@@ -61,18 +61,18 @@ def _lines(jobs: QuerySet[Job], form: ExportFormat) -> Iterator[str | bytes]:
 
     The status was sent long before the end, so the last line states if the export is incomplete.
     """
-    told = 0
+    count = 0
     if form.heading:
         yield form.heading
     try:
         for record in records(jobs):
             yield form.line(record)
-            told += 1
+            count += 1
     except Incomplete as reason:
         yield form.end(reason)
     except Exception:
-        logger.exception("an export broke after %d jobs", told)
-        yield form.end(Incomplete(f"it broke after {told} jobs; the log says why. Export again."))
+        logger.exception("an export broke after %d jobs", count)
+        yield form.end(Incomplete(f"it broke after {count} jobs; the log says why. Export again."))
 
 
 def records(jobs: QuerySet[Job]) -> Iterator[Record]:

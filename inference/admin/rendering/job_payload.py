@@ -75,7 +75,7 @@ def arriving(job_id: UUID) -> str:
     """Return what was generated until now of a text, or an empty string if that is not known."""
     try:
         entries = history.read({job_id: history.FIRST}, history.MOST_CHUNKS).get(job_id, [])
-        told = StreamCursor(job_id, BEGINNING).consume(entries)
+        delta = StreamCursor(job_id, BEGINNING).consume(entries)
     except (redis.RedisError, BrokerUnavailable, TextDiverged):
         return ""
-    return display.visible(told.text[: display.LONGEST_TEXT]) if told else ""
+    return display.visible(delta.text[: display.LONGEST_TEXT]) if delta else ""

@@ -49,9 +49,9 @@ class BrowserCase(StaticLiveServerTestCase):
 
     def tearDown(self) -> None:
         self.browser.open("about:blank")  # what a page goes on asking for is not there for the next test
-        complaints, asked = self.browser.complaints[:], self.browser.requests[:]
+        complaints, urls = self.browser.complaints[:], self.browser.requests[:]
         self.browser.complaints.clear()
         self.browser.requests.clear()
         self.assertEqual(complaints, [])
-        self.assertEqual([url for url in asked if not url.startswith((self.live_server_url, "about:", "data:"))], [])
+        self.assertEqual([url for url in urls if not url.startswith((self.live_server_url, "about:", "data:"))], [])
         super().tearDown()

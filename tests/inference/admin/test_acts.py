@@ -25,7 +25,7 @@ PLAN = re.compile(r'name="plan" value="([^"]+)"')
 
 
 class ActOnAllTests(AdminCase):
-    def ask(self, action: str, **query: str) -> str:
+    def request_act(self, action: str, **query: str) -> str:
         """As "select all" of every page does."""
         data = {"action": action, "select_across": "1", "_selected_action": [Job.objects.all()[0].pk]}
         return self.client.post(f"{JOBS}?{urlencode(query)}", data, follow=True).content.decode()
@@ -38,7 +38,7 @@ class ActOnAllTests(AdminCase):
     def test_they_are_counted_then_confirmed_then_done_by_the_workers(self) -> None:
         make_job(status=Status.SUCCEEDED)
         Job.objects.bulk_create(Job(model="embeddings", inputs="x") for _ in range(120))
-        page = self.ask("cancel_jobs", status__exact="queued")
+        page = self.request_act("cancel_jobs", status__exact="queued")
         self.assertIn("Cancel 120 jobs", page)
         self.assertFalse(Act.objects.exists())
         shown = self.client.post(BEGIN, {"plan": self.plan(page)}, follow=True).content.decode()
@@ -79,9 +79,9 @@ class ActOnAllTests(AdminCase):
         ]  # fmt: skip
         for query in queries:
             with self.subTest(query):
-                asked = QueryDict(mutable=True)
-                asked.update(query)
-                lookups = selection.of(asked, User.objects.get())
+                parameters = QueryDict(mutable=True)
+                parameters.update(query)
+                lookups = selection.of(parameters, User.objects.get())
                 assert lookups is not None
                 self.assertEqual(set(acts.chosen(lookups, new_job_id())), set(self.listed(**query)))
 
@@ -96,19 +96,19 @@ class ActOnAllTests(AdminCase):
         for query in ({"device": "cpu"}, {"size__gt": "3"}, {"accepted": "x"}):
             self.assertIsNone(selection.of(QueryDict(urlencode(query)), User.objects.get()), query)
         with patch.object(selection, "of", return_value=None):
-            self.assertIn("cannot be acted on at once", self.ask("cancel_jobs"))
+            self.assertIn("cannot be acted on at once", self.request_act("cancel_jobs"))
 
-    def test_more_than_one_act_takes_are_told_apart(self) -> None:
+    def test_an_act_takes_no_more_than_its_limit_and_says_so(self) -> None:
         Job.objects.bulk_create(Job(model="embeddings", inputs="x") for _ in range(7))
         with patch.object(acts, "MOST", 4):
-            page = self.ask("cancel_jobs")
+            page = self.request_act("cancel_jobs")
         self.assertIn("There are more: these are the oldest 4", page)
         self.client.post(BEGIN, {"plan": self.plan(page)})
         self.assertEqual(Act.objects.get().counted, 4)
 
     def test_a_plan_that_was_forged_or_is_old_does_nothing(self) -> None:
         make_job()
-        plan = self.plan(self.ask("retry_jobs_alone"))
+        plan = self.plan(self.request_act("retry_jobs_alone"))
         for bad in ("", "x", plan[:-3], plan.replace(":", ".", 1)):
             self.assertIn("count them once more", self.client.post(BEGIN, {"plan": bad}, follow=True).content.decode())
         with patch("django.core.signing.time.time", return_value=4e9):
@@ -135,7 +135,7 @@ class ActOnAllTests(AdminCase):
 
     def test_who_may_only_look_neither_begins_nor_stops(self) -> None:
         make_job()
-        plan = self.plan(self.ask("cancel_jobs"))
+        plan = self.plan(self.request_act("cancel_jobs"))
         act = Act.objects.create(kind=ActKind.CANCEL, newest=new_job_id(), counted=9)
         viewer = User.objects.create_user("viewer", is_staff=True)
         viewer.user_permissions.set(Permission.objects.filter(codename__startswith="view_"))
@@ -143,13 +143,16 @@ class ActOnAllTests(AdminCase):
         self.assertEqual(self.client.post(BEGIN, {"plan": plan}).status_code, 403)
         self.assertEqual(self.client.post(reverse("admin:inference_act_stop", args=[act.pk])).status_code, 403)
         self.assertNotIn("Stop</button>", self.text(reverse("admin:inference_act_change", args=[act.pk])))
-        self.assertNotIn('name="plan"', self.ask("cancel_jobs"))
+        self.assertNotIn('name="plan"', self.request_act("cancel_jobs"))
 
-    def test_nothing_that_was_asked_for_acts_on_the_reader(self) -> None:
+    def test_nothing_that_was_requested_acts_on_the_reader(self) -> None:
         make_job()
         for evil in MARKUP:
             Act.objects.create(
                 kind=ActKind.CANCEL, newest=new_job_id(), counted=1, selection={"request_id": evil}, left={evil: 1}
             )
-            for page in (self.ask("cancel_jobs", model=evil), self.text(reverse("admin:inference_act_changelist"))):
+            for page in (
+                self.request_act("cancel_jobs", model=evil),
+                self.text(reverse("admin:inference_act_changelist")),
+            ):
                 self.assertNotIn(evil, page)

@@ -24,7 +24,7 @@ class TestFigures(TestCase):
         self.user.user_permissions.add(Permission.objects.get(codename="view_job"))
         self.client.force_login(self.user)
 
-    def test_they_are_of_the_range_and_model_asked_for(self) -> None:
+    def test_they_are_of_the_requested_range_and_model(self) -> None:
         start = at(tick_of(ago().timestamp()))
         for model, count in (("echo", 2), ("other", 3)):
             Figure.objects.create(grain=Grain.TICK, start=start, model=model, tally={"ended": {"succeeded": count}})
@@ -36,7 +36,7 @@ class TestFigures(TestCase):
         self.assertEqual(self.client.get(FIGURES, {"range": "year"}).status_code, 400)
         self.assertEqual(self.client.get(FIGURES, {"model": "x" * 101}).status_code, 400)
 
-    def test_nobody_else_is_told(self) -> None:
+    def test_nobody_else_gets_them(self) -> None:
         self.user.user_permissions.clear()
         self.client.force_login(self.user)
         self.assertEqual(self.client.get(FIGURES).status_code, 403)
@@ -115,9 +115,9 @@ class TestPage(BrowserCase):
         self.open("/admin/")
         self.drawn()
         self.value("document.querySelector('#charts svg').dispatchEvent(new PointerEvent('pointermove'))")
-        told = self.value("document.getElementById('charts-told').textContent")
+        text = self.value("document.getElementById('charts-told').textContent")
         hours = {f"{at(self.tick) - timedelta(minutes=ago):%-m/%-d/%Y, %-I:}" for ago in (0, 16)}
-        self.assertTrue(told.startswith(tuple(hours)) and told.endswith(" UTC"), told)
+        self.assertTrue(text.startswith(tuple(hours)) and text.endswith(" UTC"), text)
 
     def test_a_range_and_a_model_are_chosen_and_kept_in_the_address(self) -> None:
         self.ended(succeeded=30)
@@ -137,7 +137,7 @@ class TestPage(BrowserCase):
         self.value("for (const range of ['day', 'month']) document.querySelector(`[value=${range}]`).click()")
         self.browser.wait_for("asked.some((address) => address.includes('range=month'))")
 
-    def test_nothing_is_asked_for_while_nobody_looks(self) -> None:
+    def test_nothing_is_requested_while_nobody_looks(self) -> None:
         self.open("/admin/")
         self.drawn()
         self.value("Object.defineProperty(document, 'hidden', {value: true, configurable: true}); 1")

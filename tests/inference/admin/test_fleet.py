@@ -83,7 +83,7 @@ class ModelTests(FleetCase):
         self.assertEqual(page.count("<circle"), 6)
         self.assertIn("16 of 64 tokens: 11 ms", page)
 
-    def test_it_is_shown_whose_jobs_wait_and_for_how_long_the_next_of_each_does(self) -> None:
+    def test_it_shows_the_owners_of_waiting_jobs_and_for_how_long_the_next_of_each_waits(self) -> None:
         make_worker(speeds={"embeddings": 10.0})
         many, few = (User.objects.create_user(name) for name in ("<many>", "few"))
         for owner, priority, count in ((many, 2, 30), (many, 1, 2), (few, 3, 1)):
@@ -183,7 +183,7 @@ class BatchTests(FleetCase):
             make_job(length=length, **common)
         return batch
 
-    def test_one_tells_what_ran_together_and_where_and_for_how_long(self) -> None:
+    def test_one_shows_what_ran_together_and_where_and_for_how_long(self) -> None:
         worker = make_worker(costs={"embeddings": learnt()})
         batch = self.run_together(10, 20, 30, worker=worker.pk)
         self.assertIn(f"…{batch.hex[-8:]}", self.text(BATCHES))
@@ -206,7 +206,7 @@ class BatchTests(FleetCase):
         self.assertNotIn("would be padding", page)
         self.text(BATCHES)
 
-    def test_a_worker_that_is_gone_or_tells_no_costs_leaves_them_out(self) -> None:
+    def test_a_worker_that_is_gone_or_reports_no_costs_leaves_them_out(self) -> None:
         for worker in (uuid.uuid4(), make_worker(costs=None).pk, None):
             batch = self.run_together(5, worker=worker, finished_at=None, status=Status.RUNNING)
             self.assertIn("It runs", self.text(reverse("admin:inference_job_batch", args=[batch])))
@@ -227,9 +227,9 @@ class BatchTests(FleetCase):
 class WrittenTests(FleetCase):
     def test_nothing_that_was_written_acts_on_the_reader(self) -> None:
         for evil in MARKUP:
-            told = entry(name=evil, why=evil, revision=evil, model=evil)
+            model = entry(name=evil, why=evil, revision=evil, model=evil)
             worker = make_worker(
-                name=evil, error=evil, devices=[evil], model_names=[evil], catalog={"models": [told], "problem": evil},
+                name=evil, error=evil, devices=[evil], model_names=[evil], catalog={"models": [model], "problem": evil},
                 costs={evil: learnt()}, speeds={evil: 1.0},
                 replicas={"0": {"pid": 1, "device": evil, "models": {evil: evil}, "notes": {evil: evil}}},
             )  # fmt: skip

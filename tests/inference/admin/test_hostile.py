@@ -90,10 +90,10 @@ class HostileTests(AdminCase):
     def write(self, text: str) -> Job:
         """Into every field that a client, a model, a host or an operator fills; as long as it may be."""
         name, now = named(text), ago()
-        told = entry(name=name, why=text, revision=name, model=name)
+        model = entry(name=name, why=text, revision=name, model=name)
         worker = Worker.objects.create(
             name=text[:255], pid=7, state=WorkerState.DEGRADED, error=text, devices=[name], model_names=[name],
-            catalog={"models": [told], "problem": text}, costs={name: learnt()}, speeds={name: 1.0}, connected=False,
+            catalog={"models": [model], "problem": text}, costs={name: learnt()}, speeds={name: 1.0}, connected=False,
             generation={name: {"rows": 1, "room": 1, "tokens": 1, "tokens_per_s": 1.0,
                                "first_token_s": {"p50": 1.0, "p95": 1.0}}},
             replicas={"0": {"pid": 1, "device": name, "chosen": text, "models": {name: text}, "notes": {name: text},
@@ -168,14 +168,14 @@ class HostileTests(AdminCase):
     def test_no_query_acts_on_its_reader(self) -> None:
         make_job()
         for text in SHOWN:
-            asked = text[:2000]
-            for query in ({"q": asked}, {"model": asked}, {"error_code": asked}, {"worker": asked}, {"batch": asked},
-                          {"key_start": asked}):  # fmt: skip
+            value = text[:2000]
+            for query in ({"q": value}, {"model": value}, {"error_code": value}, {"worker": value}, {"batch": value},
+                          {"key_start": value}):  # fmt: skip
                 answer = self.client.get(JOBS, query, follow=True)
                 self.assertLess(answer.status_code, 500)
                 self.assert_does_not_act(answer.content.decode(), text, str(query)[:80])
             act = {"action": "cancel_jobs", "select_across": "1", "_selected_action": [Job.objects.all()[0].pk]}
-            answer = self.client.post(f"{JOBS}?model={asked[:50]}", act, follow=True)
+            answer = self.client.post(f"{JOBS}?model={value[:50]}", act, follow=True)
             self.assert_does_not_act(answer.content.decode(), text, "confirm")
 
     def test_a_filter_that_was_typed_by_hand_is_answered(self) -> None:
@@ -227,14 +227,14 @@ class HostileTests(AdminCase):
         for _text, _job in self.each():
             codes = {item.code for item in attention.items()}
             self.assertLessEqual({"ModelPaused", "WorkerDegraded", "WorkerGone", "WebhooksFail"}, codes)
-            shown, told = io.StringIO(), io.StringIO()
-            for out, options in ((shown, {}), (told, {"json": True})):
+            shown, json_output = io.StringIO(), io.StringIO()
+            for out, options in ((shown, {}), (json_output, {"json": True})):
                 with self.assertRaises(SystemExit):
                     call_command("status", stdout=out, **options)
             self.assertIsNone(UNSEEN.search(shown.getvalue()))
             self.assertEqual([line for line in shown.getvalue().splitlines() if line.startswith(STAMP)], [])
-            self.assertEqual(len(told.getvalue().splitlines()), 1)
-            json.loads(told.getvalue())
+            self.assertEqual(len(json_output.getvalue().splitlines()), 1)
+            json.loads(json_output.getvalue())
 
     def test_metrics_stay_lines_of_their_form(self) -> None:
         line = re.compile(r'(# (HELP|TYPE) \S+ .*|\w+(\{(\w+="([^"\\\n]|\\.)*",?)*\})? \S+)')

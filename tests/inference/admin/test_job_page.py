@@ -70,9 +70,9 @@ class StoryTests(AdminCase):
             ["Accepted", "Message sent", "Fetched", "Claimed", "Recorded: succeeded", "Webhook delivered"],
         )
         page = self.text(page_of(job))
-        for told in ("by customer at /v1/embeddings,", "+480 ms", "+600 ms", "worker@host", " on cuda:0, in ",
+        for words in ("by customer at /v1/embeddings,", "+480 ms", "+600 ms", "worker@host", " on cuda:0, in ",
                      "a batch of 24", "after a run of 120 ms", "tried 2 times"):  # fmt: skip
-            self.assertIn(told, page)
+            self.assertIn(words, page)
 
     def test_no_time_is_below_zero_where_the_clock_was_set_back(self) -> None:
         job = make_job(status=Status.SUCCEEDED, created_at=ago(), started_at=ago(3600), finished_at=ago(7200))
@@ -92,8 +92,8 @@ class StoryTests(AdminCase):
              "Message sent again", "Fetched", "Claimed", "Recorded: failed"],
         )  # fmt: skip
         page = self.text(page_of(job))
-        for told in ("counted 2 times of 3: it runs with nothing beside it", "the 4th attempt", "its process died"):
-            self.assertIn(told, page)
+        for words in ("counted 2 times of 3: it runs with nothing beside it", "the 4th attempt", "its process died"):
+            self.assertIn(words, page)
 
     def test_of_a_failure_it_has_what_was_raised_and_where_though_clients_read_neither(self) -> None:
         job = make_job(
@@ -101,25 +101,25 @@ class StoryTests(AdminCase):
             error_detail="It failed.", error_raised="KeyError: 'secret'", error_trace='File "mine.py", line 12',
         )  # fmt: skip
         page = self.text(page_of(job))
-        for told in ("It failed. KeyError: 'secret'", 'File "mine.py", line 12'):
-            self.assertIn(html.escape(told), page)
+        for words in ("It failed. KeyError: 'secret'", 'File "mine.py", line 12'):
+            self.assertIn(html.escape(words), page)
 
-    def test_one_that_waits_is_told_its_place_and_what_keeps_it(self) -> None:
+    def test_one_that_waits_shows_its_place_and_what_keeps_it(self) -> None:
         make_job()
         job = make_job(published_at=ago(), expires_at=ago(hours=-1))
         self.assertEqual(self.story(job), ["Accepted", "Message sent", "Number 2 in the queue", "Expires"])
         self.assertIn("no living worker serves its model now", self.text(page_of(job)))
         self.assertEqual(self.story(make_job())[1], "No message of it is on its way")
 
-    def test_one_that_runs_is_told_until_when(self) -> None:
+    def test_one_that_runs_is_shown_as_running(self) -> None:
         soon = ago(-80)
         job = make_job(status=Status.RUNNING, started_at=ago(), attempts=1, lease_until=soon)
         self.assertEqual(self.story(job)[-2:], ["Claimed", "Running"])
 
-    def test_each_end_is_told(self) -> None:
+    def test_each_end_is_shown(self) -> None:
         now = ago()
-        for status, told in ((Status.CANCELLED, "Cancelled"), (Status.EXPIRED, "Ended: expired")):
-            self.assertEqual(self.story(make_job(status=status, finished_at=now))[-1], told)
+        for status, event in ((Status.CANCELLED, "Cancelled"), (Status.EXPIRED, "Ended: expired")):
+            self.assertEqual(self.story(make_job(status=status, finished_at=now))[-1], event)
 
     def test_a_list_in_parts_and_one_of_a_bulk(self) -> None:
         sent = {"published_at": NEVER_DUE, "started_at": ago()}
@@ -128,7 +128,7 @@ class StoryTests(AdminCase):
         bulk = Bulk.objects.create(model="embeddings", total=1)
         self.assertIn("number 0 of", self.text(page_of(make_job(bulk=bulk, bulk_index=0))))
 
-    def test_the_page_asks_a_bounded_number_of_questions(self) -> None:
+    def test_the_page_makes_a_bounded_number_of_queries(self) -> None:
         job = make_job(status=Status.SUCCEEDED, batch=uuid.uuid4(), worker=make_worker().pk, output=[1] * 9)
         self.client.get(page_of(job))
         with CaptureQueriesContext(
@@ -188,7 +188,7 @@ class ValueTests(AdminCase):
         self.assertIn("2,500 characters", shown)
         self.assertNotIn("<details", self.shown("a word"))
 
-    def test_a_chat_is_told_message_by_message(self) -> None:
+    def test_a_chat_is_shown_message_by_message(self) -> None:
         shown = self.shown([{"role": "user", "content": "Hi"}], [{"generated_text": "Hello"}])
         self.assertRegex(shown, r"<dt>user</dt><dd><pre class=\"data\">Hi</pre>")
         self.assertRegex(shown, r"<dt>generated_text</dt><dd><pre class=\"data\">Hello</pre>")
@@ -239,8 +239,8 @@ class ValueTests(AdminCase):
                 looked = Mock(side_effect=visible)
                 with patch.object(display, "visible", looked), patch.object(values, "visible", looked):
                     shown = self.shown("a", value)
-                told = sum(len(call.args[0]) for call in looked.call_args_list)
-                self.assertLess(told, 10 * display.LONGEST_TEXT)
+                length = sum(len(call.args[0]) for call in looked.call_args_list)
+                self.assertLess(length, 10 * display.LONGEST_TEXT)
                 self.assertLess(len(shown), 30 * display.LONGEST_TEXT)
         self.assertIn("and more", str(display.pretty_json(many)))
         self.assertNotIn("and more", str(display.pretty_json({"few": ["a", {"b": None}]})))
@@ -328,6 +328,6 @@ class DisplayTests(AdminCase):
     def test_a_text_that_arrives_is_harmless_and_bounded(self) -> None:
         job_id = uuid.uuid4()
         history.write([Chunk(job_id=job_id, attempt=uuid.uuid4(), at=0, text="\u202e" + "x" * 30_000, tokens=2)])
-        told = job_payload.arriving(job_id)
-        self.assertTrue(told.startswith("\\u202e"))
-        self.assertLess(len(told), display.LONGEST_TEXT + 10)
+        text = job_payload.arriving(job_id)
+        self.assertTrue(text.startswith("\\u202e"))
+        self.assertLess(len(text), display.LONGEST_TEXT + 10)

@@ -67,7 +67,7 @@ class RowsTests(TestCase):
 
 
 class TokensTests(TestCase):
-    def test_of_a_very_long_text_a_part_tells(self) -> None:
+    def test_a_very_long_text_is_measured_by_a_part(self) -> None:
         text = PROSE[0] * 40_000
         whole = len(text) // units.SAMPLE * units.tokens(text[: units.SAMPLE])
         self.assertAlmostEqual(units.tokens(text) / whole, 1.0, places=1)

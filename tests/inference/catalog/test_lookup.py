@@ -47,7 +47,7 @@ class FollowTests(FileCase):
         self.file.look()
         self.assertEqual((self.file.problem, list(self.file.catalog or ())), ("", ["a", "b"]))
 
-    def test_an_error_changes_nothing_and_is_told_once_until_it_is_put_right(self) -> None:
+    def test_an_error_changes_nothing_and_is_logged_once_until_it_is_put_right(self) -> None:
         self.path.write_text(A + "max_batch_sise = 3\n")
         with self.assertLogs("inference.catalog.lookup", "ERROR") as logs:
             self.look(5)

@@ -22,7 +22,7 @@ TEXT_GENERATION: dict[str, Any] = {
     "stop": [], "temperature": None, "top_k": None, "top_n_tokens": None, "top_p": None, "truncate": None,
     "typical_p": None, "watermark": False,
 }  # fmt: skip
-ASKED = {"details": True, "do_sample": False, "max_new_tokens": 2, "return_full_text": False}
+EFFECTIVE_PARAMETERS = {"details": True, "do_sample": False, "max_new_tokens": 2, "return_full_text": False}
 VECTORS = '[m]\nengine = "inference.engines.embeddings:SentenceEmbeddings"\nmodel = "x"\n'
 OWN = """
 [m]
@@ -50,8 +50,8 @@ class NeutralTests(SimpleTestCase):
             validate_parameters(spec, {**required(spec), name: value})
         self.assertEqual(refused.exception.field, f"parameters.{name}")
 
-    def test_what_clients_of_text_generation_always_send_asks_for_nothing(self) -> None:
-        self.assertEqual(validate_parameters(spec_of("text-generation"), TEXT_GENERATION), ASKED)
+    def test_what_clients_of_text_generation_always_send_has_no_effect(self) -> None:
+        self.assertEqual(validate_parameters(spec_of("text-generation"), TEXT_GENERATION), EFFECTIVE_PARAMETERS)
 
     def test_null_is_not_given_whatever_the_task_and_the_name(self) -> None:
         for task in tasks.pipeline_names():
@@ -73,7 +73,7 @@ class NeutralTests(SimpleTestCase):
                     with self.subTest(task=task, name=name, value=value):
                         self.assertEqual(validate_parameters(spec, {**required(spec), name: value}), given)
 
-    def test_who_asks_for_no_times_of_sound_asks_for_nothing(self) -> None:
+    def test_a_request_for_no_times_of_sound_has_no_effect(self) -> None:
         spec = spec_of("automatic-speech-recognition")
         self.assertEqual(validate_parameters(spec, {"return_timestamps": False}), {})
         self.assertEqual(validate_parameters(spec, {"return_timestamps": True}), {"return_timestamps": True})
@@ -85,19 +85,19 @@ class NeutralTests(SimpleTestCase):
             with self.subTest(name):
                 self.assertIn(f"`{name}`", section)
 
-    def test_values_that_ask_for_something_are_refused_by_name(self) -> None:
+    def test_values_with_an_effect_are_refused_by_name(self) -> None:
         spec = spec_of("text-generation")
-        asking: dict[str, Any] = {
+        values: dict[str, Any] = {
             "watermark": True, "best_of": 2, "frequency_penalty": 0.1, "presence_penalty": False, "n": True,
             "logprobs": 0, "top_n_tokens": 1, "decoder_input_details": True, "grammar": {"type": "json"},
         }  # fmt: skip
-        for name, value in asking.items():
+        for name, value in values.items():
             with self.subTest(name):
                 self.assert_refused(spec, name, value)
         self.assert_refused(spec_of("feature-extraction"), "truncate", False)
         self.assert_refused(spec_of("feature-extraction"), "normalize", True)
 
-    def test_what_is_not_served_is_told_as_such_and_not_as_a_slip(self) -> None:
+    def test_what_is_not_served_is_refused_as_such_and_not_as_a_slip(self) -> None:
         spec = spec_of("text-generation")
         for name, words in (("top_n_tokens", "send 0."), ("best_of", "send 1."), ("watermark", "send false.")):
             with self.assertRaisesRegex(
@@ -105,18 +105,18 @@ class NeutralTests(SimpleTestCase):
             ):
                 validate_parameters(spec, {name: 2})
 
-    def test_what_clients_of_openai_s_interface_send_by_default_asks_for_nothing(self) -> None:
+    def test_what_clients_of_openai_s_interface_send_by_default_has_no_effect(self) -> None:
         nothing: dict[str, Any] = {
             "add_generation_prompt": True, "continue_final_message": False, "echo": False, "frequency_penalty": 0.0,
             "logprobs": False, "min_p": 0, "n": 1, "presence_penalty": 0, "skip_special_tokens": True,
             "tool_choice": "auto", "top_logprobs": 0, "return_full_text": False, "use_beam_search": False,
         }  # fmt: skip
-        asking: dict[str, Any] = {
+        something: dict[str, Any] = {
             "add_generation_prompt": False, "continue_final_message": True, "echo": True, "frequency_penalty": 1,
             "logprobs": True, "min_p": 1, "n": 2, "presence_penalty": 1, "skip_special_tokens": False,
             "tool_choice": "required", "top_logprobs": 1, "return_full_text": True, "use_beam_search": True,
         }  # fmt: skip
-        for table, is_nothing in ((nothing, True), (asking, False)):
+        for table, is_nothing in ((nothing, True), (something, False)):
             for name, value in table.items():
                 with self.subTest(name, value=value):
                     self.assertEqual(is_neutral(OPENAI, name, value), is_nothing)

@@ -135,7 +135,7 @@ class ParameterTests(SimpleTestCase):
             self.check(names=["a", 1])
         self.assertEqual(refused.exception.field, "parameters.names[1]")
 
-    def test_a_misspelt_name_is_told_the_right_one(self) -> None:
+    def test_the_error_of_a_misspelt_name_has_the_right_one(self) -> None:
         with self.assertRaisesRegex(InvalidInput, "parameters.cuont: unknown parameter; did you mean count?"):
             self.check(cuont=1)
 

@@ -34,10 +34,10 @@ class ProgramsTests(SimpleTestCase):
         self.assertEqual(self.names(REDIS_URL="redis://127.0.0.1:6379/0"), ["worker", "web"])
 
     @override_settings(WEBHOOK_HOSTS=["hooks.example"])
-    def test_webhooks_are_told_where_hosts_may_be_told(self) -> None:
+    def test_the_sender_of_webhooks_runs_where_hosts_are_allowed(self) -> None:
         self.assertEqual(self.names(), ["broker", "worker", "web", "webhooks"])
 
-    def test_a_folder_whose_service_runs_is_left_alone(self) -> None:
+    def test_a_folder_with_a_running_service_is_left_alone(self) -> None:
         with patch.object(embedded, "is_answering", lambda socket: True), self.assertRaises(CommandError) as refused:
             up.wanted_programs("127.0.0.1", 8000)
         self.assertIn("DATA_DIR", str(refused.exception))
@@ -59,7 +59,7 @@ class ProgramsTests(SimpleTestCase):
             ):
                 up.Command().create_parser("manage.py", "up").parse_args(["--port", text])
 
-    def test_open_doors_are_told(self) -> None:
+    def test_open_doors_are_warned_of(self) -> None:
         for host, keys, warned in (("0.0.0.0", False, True), ("0.0.0.0", True, False), ("127.0.0.1", False, False)):
             with override_settings(API_KEY_REQUIRED=keys), contextlib.redirect_stderr(io.StringIO()) as said:
                 up.warn_of_open_doors(host)

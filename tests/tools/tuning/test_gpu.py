@@ -20,10 +20,10 @@ class Gpu:
 
     def __init__(self, *, room: int, knee: int = 1000) -> None:
         self.room, self.knee = room, knee
-        self.asked: list[tuple[int, Length]] = []
+        self.shapes: list[tuple[int, Length]] = []
 
-    def ask(self, _: Callable[..., Any], size: int, length: Length, budget_s: float) -> float | None:
-        self.asked.append((size, length))
+    def call(self, _: Callable[..., Any], size: int, length: Length, budget_s: float) -> float | None:
+        self.shapes.append((size, length))
         tokens = size * (length if isinstance(length, int) else max(length))
         return None if tokens > self.room else 1e-3 * max(1.0, tokens / self.knee)
 
@@ -49,7 +49,7 @@ class GridTests(TestCase):
     def test_none_is_tried_that_is_larger_than_one_that_did_not_fit(self) -> None:
         gpu = Gpu(room=30, knee=10**9)
         gpu.grid(10, 20, on_gpu=False)
-        self.assertEqual(gpu.asked, [(1, 10), (2, 10), (4, 10), (1, 20), (2, 20)])
+        self.assertEqual(gpu.shapes, [(1, 10), (2, 10), (4, 10), (1, 20), (2, 20)])
 
     def test_lengths_are_mixed_as_far_as_the_longest_fit(self) -> None:
         found = Gpu(room=700, knee=10**9).grid(10, 20)
@@ -81,7 +81,7 @@ class TrialTests(TestCase):
 
             def __exit__(self, *_: object) -> None: ...
             def wait_until_loaded(self) -> None: ...
-            def ask(self, what: Any, *_: Any) -> Any:
+            def call(self, what: Any, *_: Any) -> Any:
                 return {replica.note: said, replica.memory_bytes: 1, replica.answers: [0.5]}[what]
 
         def tried() -> measure.Measurement:

@@ -130,7 +130,7 @@ class TextTests(TestCase):
 
     def test_the_lines_take_the_place_of_what_the_table_says(self) -> None:
         plain, short = (Variant(backend="torch", precision=name) for name in ("float32", "bfloat16"))
-        for says, best, told in (
+        for says, best, expected in (
             ({}, plain, []),
             ({}, short, ['dtype = "bfloat16"']),
             ({"precision": "float32"}, short, ['precision = "bfloat16"']),
@@ -139,11 +139,11 @@ class TextTests(TestCase):
         ):
             trial = Measurement(same=8, answers=8, rates={Arrangement(replicas=1, threads=1): {1: 9.0}})
             lines = report.choice_lines(dataclasses.replace(SPEC, **says), {best: trial})  # type: ignore[arg-type]
-            self.assertEqual([line.partition("  #")[0] for line in lines], told)
+            self.assertEqual([line.partition("  #")[0] for line in lines], expected)
 
-    def test_what_the_processor_can_is_told(self) -> None:
+    def test_what_the_processor_can_do_is_described(self) -> None:
         cpuinfo = Path(self.enterContext(tempfile.NamedTemporaryFile("w+")).name)
-        for text, told in (
+        for text, expected in (
             (
                 "model name\t: Old\nflags\t\t: sse2 avx2\n",
                 "Old has AVX2, but nothing for bfloat16 or int8: what these gain is measured.",
@@ -152,7 +152,7 @@ class TextTests(TestCase):
             ("Features : asimd i8mm\n", "This processor has NEON, I8MM (int8)."),
         ):
             cpuinfo.write_text(text)
-            self.assertEqual(processor.described(cpuinfo), told)
+            self.assertEqual(processor.described(cpuinfo), expected)
         self.assertIn("does not say", processor.described(Path("/no/such/file")))
 
     def test_a_number_of_the_plot_stands_in_the_table(self) -> None:
@@ -161,9 +161,9 @@ class TextTests(TestCase):
         [drawn] = report.trials_plot(trials)
         self.assertIn(f" {drawn.split()[-1]} ", "\n".join(report.trials_table(trials, "items")))
 
-    def test_that_others_use_the_machine_is_told(self) -> None:
-        for load, cores, told in ((0.2, 1, False), (0.9, 1, True), (0.9, 8, False), (3.0, 8, True)):
-            self.assertEqual(bool(list(processor.load_of_others(cores, load))), told, (load, cores))
+    def test_the_load_of_others_is_reported(self) -> None:
+        for load, cores, expected in ((0.2, 1, False), (0.9, 1, True), (0.9, 8, False), (3.0, 8, True)):
+            self.assertEqual(bool(list(processor.load_of_others(cores, load))), expected, (load, cores))
         self.assertIn("3.0 of 8 cores", next(processor.load_of_others(8, 3.0)))
 
     def test_differences_find_numbers_and_labels(self) -> None:

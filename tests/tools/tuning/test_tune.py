@@ -58,9 +58,9 @@ class ReplicaTests(SimpleTestCase):
         spec = ModelSpec(name="m", engine="inference.engines.embeddings:SentenceEmbeddings", model=MODEL)
         with Replica(Setup(spec=spec, device=Device(name="cpu"), threads=3)) as own:
             own.wait_until_loaded()
-            self.assertEqual(own.ask(os.getenv, "OMP_NUM_THREADS"), "3")
-            self.assertGreater(own.ask(seconds, 2, 8, 0.01) or 0, 0)
-            self.assertEqual(len(own.ask(answers, [8])[0]), 384)
+            self.assertEqual(own.call(os.getenv, "OMP_NUM_THREADS"), "3")
+            self.assertGreater(own.call(seconds, 2, 8, 0.01) or 0, 0)
+            self.assertEqual(len(own.call(answers, [8])[0]), 384)
         self.assertEqual("torch" in sys.modules, loaded)
         self.assertFalse(multiprocessing.active_children())
 
@@ -119,7 +119,7 @@ class TuneTests(SimpleTestCase):
         self.assertRegex(printed, r"\[story\]\nmax_batch_size = [124]\nmax_batch_tokens = ")
         self.assertIn("celery -A project worker -c", printed)
 
-    def test_what_does_not_fit_is_shown_and_heeded(self) -> None:
+    def test_what_does_not_fit_is_shown_and_limits_the_batch(self) -> None:
         printed = self.tune("small")
         self.assertIn("too large", printed)
         self.assertIn("max_batch_tokens = 32", printed)
@@ -129,7 +129,7 @@ class TuneTests(SimpleTestCase):
         file.write_text(json.dumps("a text of five words") + "\n\n" + json.dumps({"text": "b"}) + "\n")
         self.assertIn("[steady]", self.tune("steady", inputs=file))
 
-    def test_a_refused_input_asks_for_one_s_own(self) -> None:
+    def test_the_error_of_a_refused_input_names_the_option_for_own_inputs(self) -> None:
         file = self.folder / "inputs.jsonl"
         file.write_text('{"fail": "invalid"}\n')
         with self.assertRaisesRegex(CommandError, "--inputs FILE"):
