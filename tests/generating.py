@@ -56,12 +56,12 @@ class Attempt:
         self.text += text
         return chunk
 
-    def tell(self, *texts: str) -> None:
+    def write(self, *texts: str) -> None:
         from inference.streams import history
 
         history.write([self.chunk(text) for text in texts])
 
-    def tell_again(self, *texts: str) -> None:
+    def rewrite(self, *texts: str) -> None:
         """All of it, with these at its end."""
         from inference.streams import history
 

@@ -111,7 +111,7 @@ class PostTests(StreamCase):
         first = next(events)
         self.assertEqual(first.data["job"], {"id": str(job.pk), "stream": f"/v1/jobs/{job.pk}/stream"})
         for number, piece in enumerate(pieces("once", 5), 1):
-            attempt.tell(piece)
+            attempt.write(piece)
             event = next(events)
             self.assertEqual((event.data["token"]["text"], event.data["tokens"]), (piece, number))
         attempt.end()
@@ -167,7 +167,7 @@ class GetTests(StreamCase):
     def test_a_finished_job_is_streamed_from_its_row_from_any_character_on(self) -> None:
         job, whole = self.job(), text_of("once", 6)
         attempt = Attempt(job)
-        attempt.tell(*pieces("once", 6))
+        attempt.write(*pieces("once", 6))
         ids = [event.id for event in self.events(self.running(job, attempt))]
         redis_client.get().flushdb()
         for last in ids:
@@ -184,7 +184,7 @@ class GetTests(StreamCase):
     def test_the_header_is_newer_than_the_address(self) -> None:
         job = self.job()
         attempt = Attempt(job)
-        attempt.tell(*pieces("once", 3))
+        attempt.write(*pieces("once", 3))
         *_, end = self.events(self.running(job, attempt))
         answer = self.stream(job, f"?last_event_id={BEGINNING.id_for(job.pk)}", **{"Last-Event-ID": end.id})
         self.assertEqual([event.name for event in self.events(answer)], ["end"])
@@ -269,7 +269,7 @@ class WaitingTests(StreamCase):
 
     def test_nothing_is_left_of_a_stream_after_its_client_goes(self) -> None:
         job = self.job()
-        Attempt(job).tell("once")
+        Attempt(job).write("once")
         answer = self.stream(job)
         pieces: Iterator[bytes] = iter(answer.streaming_content)  # type: ignore[attr-defined]
         self.assertEqual([next(pieces), next(pieces)[:12]], [b"retry: 1000\n\n", b"event: delta"])

@@ -89,7 +89,7 @@ class ReaderTests(ReaderCase):
         reading = Reader(self.job)
         attempt = Attempt(self.job)
         for piece in PIECES:
-            attempt.tell(piece)
+            attempt.write(piece)
             reading.has(attempt.text)
         attempt.end()
         end = reading.ends()
@@ -103,10 +103,10 @@ class ReaderTests(ReaderCase):
         first = Reader(self.job)
         attempt = Attempt(self.job)
         for piece in PIECES[:6]:
-            attempt.tell(piece)
+            attempt.write(piece)
             first.has(attempt.text)
         again = [(told, Reader(self.job, told.id)) for told in first.events if isinstance(told, Delta)]
-        attempt.tell(*PIECES[6:])
+        attempt.write(*PIECES[6:])
         attempt.end()
         first.ends()
         again += [(told, Reader(self.job, told.id)) for told in first.events if isinstance(told, Delta)]
@@ -120,13 +120,13 @@ class ReaderTests(ReaderCase):
     def test_a_new_attempt_with_the_same_text_goes_on_where_the_first_one_ended(self) -> None:
         reading = Reader(self.job)
         first = Attempt(self.job)
-        first.tell(*PIECES[:5])
+        first.write(*PIECES[:5])
         reading.has(first.text)
         self.lose()
         second = Attempt(self.job)
         for piece in PIECES:
-            second.tell(piece)
-            first.tell("too late")
+            second.write(piece)
+            first.write("too late")
         reading.has(TEXT)
         late = Reader(self.job)
         late.has(TEXT)
@@ -138,12 +138,12 @@ class ReaderTests(ReaderCase):
     def test_a_new_attempt_with_another_text_begins_again_and_says_so(self) -> None:
         reading = Reader(self.job)
         first = Attempt(self.job)
-        first.tell(" another", " text")
+        first.write(" another", " text")
         reading.has(first.text)
         self.lose()
         second = Attempt(self.job)
         for piece in PIECES:
-            second.tell(piece)
+            second.write(piece)
         reading.has(TEXT)
         told = next(event for event in reading.events if isinstance(event, Delta))
         back = Reader(self.job, told.id)  # with what the first attempt told
@@ -158,11 +158,11 @@ class ReaderTests(ReaderCase):
     def test_a_shorter_text_than_what_was_told_begins_again(self) -> None:
         reading = Reader(self.job)
         first = Attempt(self.job)
-        first.tell(*PIECES)
+        first.write(*PIECES)
         reading.has(TEXT)
         self.lose()
         second = Attempt(self.job)
-        second.tell(*PIECES[:3])
+        second.write(*PIECES[:3])
         second.end()
         reading.ends()
         self.assertEqual((reading.kinds, reading.text), ([Delta, Restart, Delta, End], "".join(PIECES[:3])))
@@ -174,7 +174,7 @@ class ReaderTests(ReaderCase):
                 reading = Reader(self.job)
                 attempt = Attempt(self.job)
                 for number, piece in enumerate(PIECES):
-                    attempt.chunk(piece) if number == lost else attempt.tell(piece)
+                    attempt.chunk(piece) if number == lost else attempt.write(piece)
                 attempt.end()
                 reading.ends()
                 self.assertEqual((reading.kinds, reading.text), ([Delta, End], TEXT))
@@ -182,10 +182,10 @@ class ReaderTests(ReaderCase):
     def test_a_history_that_redis_forgot_is_told_by_the_row(self) -> None:
         reading = Reader(self.job)
         attempt = Attempt(self.job)
-        attempt.tell(*PIECES[:5])
+        attempt.write(*PIECES[:5])
         reading.has(attempt.text)
         redis_client.get().flushdb()
-        attempt.tell(*PIECES[5:])
+        attempt.write(*PIECES[5:])
         late = Reader(self.job)
         attempt.end()
         for each in (reading, late):
@@ -195,16 +195,16 @@ class ReaderTests(ReaderCase):
     def test_what_was_lost_is_told_as_soon_as_the_whole_text_is_told_again(self) -> None:
         reading = Reader(self.job)
         attempt = Attempt(self.job)
-        attempt.tell(*PIECES[:3])
+        attempt.write(*PIECES[:3])
         reading.has(attempt.text)
         attempt.chunk(PIECES[3])
-        attempt.tell(*PIECES[4:7])
+        attempt.write(*PIECES[4:7])
         late = Reader(self.job)
-        attempt.tell_again(*PIECES[7:9])
+        attempt.rewrite(*PIECES[7:9])
         for each in (reading, late):
             each.has(attempt.text)
         self.assertEqual(redis_client.get().xlen(history.key_of(self.job.pk)), 1)
-        attempt.tell(*PIECES[9:])
+        attempt.write(*PIECES[9:])
         attempt.end()
         for each in (reading, late):
             each.ends()
@@ -216,7 +216,7 @@ class ReaderTests(ReaderCase):
             redis_client.get().xadd(key, {b"c": value})
         redis_client.get().xadd(key, {b"other": b"1"})
         attempt = Attempt(self.job)
-        attempt.tell(*PIECES)
+        attempt.write(*PIECES)
         reading = Reader(self.job)
         reading.has(TEXT)
         attempt.end()
@@ -227,7 +227,7 @@ class ReaderTests(ReaderCase):
             slow, quick = Reader(self.job, steps=True), Reader(self.job)
             attempt = Attempt(self.job)
             for piece in PIECES:
-                attempt.tell(piece)
+                attempt.write(piece)
                 quick.has(attempt.text)
             for _ in range(len(PIECES)):
                 slow.may_go_on.release()
@@ -240,10 +240,10 @@ class ReaderTests(ReaderCase):
     def test_a_reader_that_takes_nothing_holds_nobody_and_has_little_held_for_it(self) -> None:
         stalled, quick = Reader(self.job, steps=True), Reader(self.job)
         attempt = Attempt(self.job)
-        attempt.tell(" first")
+        attempt.write(" first")
         eventually(lambda: stalled.events, "the stalled one has begun")
         for number in range(3 * hub.MOST_HELD):
-            attempt.tell(f" {number}")
+            attempt.write(f" {number}")
         quick.has(attempt.text)
         (subscribers,) = hub.hub.subscribers.values()
         self.assertLessEqual(max(len(ear._held) for ear in subscribers), hub.MOST_HELD)  # noqa: SLF001
@@ -261,7 +261,7 @@ class ReaderTests(ReaderCase):
                 before = reading.text
 
                 def is_heard() -> bool:
-                    attempt.tell(" more")
+                    attempt.write(" more")
                     return reading.text != before  # noqa: B023
 
                 eventually(is_heard, "there is a notice")
@@ -273,7 +273,7 @@ class ReaderTests(ReaderCase):
         reading = Reader(self.job)
         with patch.object(hub, "POLL_S", 0.1), patch.object(history, "channel", lambda: "nowhere"):
             attempt = Attempt(self.job)
-            attempt.tell(" heard late")
+            attempt.write(" heard late")
             reading.has(" heard late")
         attempt.end()
         reading.ends()
@@ -281,7 +281,7 @@ class ReaderTests(ReaderCase):
     def test_other_ends_are_told_with_what_was_generated(self) -> None:
         reading = Reader(self.job)
         attempt = Attempt(self.job)
-        attempt.tell(*PIECES[:2])
+        attempt.write(*PIECES[:2])
         reading.has(attempt.text)
         attempt.end(error_code="timed_out", error_detail="too slow")
         end = reading.ends()
@@ -333,7 +333,7 @@ class ReaderTests(ReaderCase):
             for _ in range(2):
                 job = Job.objects.create(model="words", inputs=PROMPT)
                 reading, attempt = Reader(job), Attempt(job)
-                attempt.tell(*PIECES)
+                attempt.write(*PIECES)
                 reading.has(TEXT)
                 attempt.end()
                 reading.ends()
