@@ -15,7 +15,7 @@ from django.db import connection
 
 MEASURED_EVERY_S = 60.0
 AGREED_S = 0.1  # clocks that differ by less are taken to agree
-_ASK = {
+_SQL = {
     "postgresql": "SELECT extract(epoch FROM clock_timestamp())",
     "sqlite": "SELECT (julianday('now') - 2440587.5) * 86400.0",
 }
@@ -64,7 +64,7 @@ def now() -> datetime.datetime:
 
 def read_database_clock() -> datetime.datetime:
     """Ask the database what time it is. Raises the errors of the database."""
-    return datetime.datetime.fromtimestamp(_ask(connection), datetime.UTC)
+    return datetime.datetime.fromtimestamp(_query_clock(connection), datetime.UTC)
 
 
 def measure(connection: Any, **_: Any) -> None:
@@ -78,10 +78,10 @@ def measure(connection: Any, **_: Any) -> None:
         return
     begun_s = _begins_s()
     if connection.vendor == "postgresql":
-        asked_at = time.time()
-        found = _ask(connection)
-        took_s = time.time() - asked_at
-        offset_s = found - asked_at - took_s / 2
+        queried_at = time.time()
+        found = _query_clock(connection)
+        took_s = time.time() - queried_at
+        offset_s = found - queried_at - took_s / 2
         _off_s = offset_s if abs(offset_s) > AGREED_S + took_s / 2 else 0.0
     _measured_at, _begun_s = time.monotonic(), begun_s
 
@@ -95,8 +95,8 @@ def _was_set() -> bool:
     return abs(_begins_s() - _begun_s) >= AGREED_S
 
 
-def _ask(connection: Any) -> float:
+def _query_clock(connection: Any) -> float:
     with connection.cursor() as cursor:
-        cursor.execute(_ASK[connection.vendor])
+        cursor.execute(_SQL[connection.vendor])
         (found,) = cursor.fetchone()
     return float(found)

@@ -99,7 +99,7 @@ class Bulk(models.Model):
         return f"{self.model} {self.id}"
 
 
-ASK = "Its operator finds the reason by the job's id."
+OPERATOR_HINT = "Its operator finds the reason by the job's id."
 _MIXED = {  # by error code: the public sentence in a detail of the version before, which the raised error followed
     "engine_error": "The model failed on this input.",
     "out_of_memory": "This input does not fit in the memory of the device.",
@@ -211,7 +211,7 @@ class Job(models.Model):
             return self.full_detail
         if self.error_raised is None:
             return self._public_part
-        return f"{self.error_detail} {ASK}" if self.error_raised else self.error_detail
+        return f"{self.error_detail} {OPERATOR_HINT}" if self.error_raised else self.error_detail
 
     @property
     def full_detail(self) -> str:
@@ -223,7 +223,7 @@ class Job(models.Model):
         """The public part of the detail of a job that a worker of an earlier version has ended."""
         ours = _MIXED.get(self.error_code, "")
         if self.error_code in (errors.EngineError.code, errors.OutOfMemory.code):
-            return f"{ours} {ASK}"
+            return f"{ours} {OPERATOR_HINT}"
         before, found, _ = self.error_detail.partition(ours) if ours else (self.error_detail, "", "")
         return before + found
 

@@ -24,6 +24,6 @@ def database_clock(seconds: float) -> Iterator[None]:
     def as_vendor(self: Now, compiler: Any, connection: Any, **context: Any) -> Any:
         return self.as_sql(compiler, connection, template=template, **context)
 
-    asked = f"{clock._ASK[connection.vendor]} + {seconds}"  # noqa: SLF001 - of the one module that asks
-    with patch.object(Now, f"as_{connection.vendor}", as_vendor), patch.dict(clock._ASK, {connection.vendor: asked}):  # noqa: SLF001
+    query = f"{clock._SQL[connection.vendor]} + {seconds}"  # noqa: SLF001 - of the one module that asks
+    with patch.object(Now, f"as_{connection.vendor}", as_vendor), patch.dict(clock._SQL, {connection.vendor: query}):  # noqa: SLF001
         yield

@@ -53,7 +53,7 @@ def read_series(name: str, model: str = "") -> dict[str, Any]:
         elif point in points and model in ("", of):
             tallies.add(points[point], tally)
     lasted = {start: _lasted_s(start, span.step_s) for start in starts}
-    found = [_told(points[start], service[start], model, lasted[start]) for start in starts]
+    found = [_compute_point(points[start], service[start], model, lasted[start]) for start in starts]
     ended = _by_end(points.values())
     return {
         "range": name, "model": model, "step_s": span.step_s, "times": list(starts),
@@ -76,7 +76,7 @@ def _lasted_s(start: int, step_s: int) -> float:
     return min(float(step_s), max(1.0, clock.time_s() - start))
 
 
-def _told(tally: Tally, service: Tally, model: str, lasted_s: float) -> dict[str, float | None]:
+def _compute_point(tally: Tally, service: Tally, model: str, lasted_s: float) -> dict[str, float | None]:
     ended: Mapping[str, float] = tally.get("ended", {})
     failed = sum(count for end, count in ended.items() if end.startswith(Status.FAILED))
     now, most = service.get("now", {}), service.get("most", {})

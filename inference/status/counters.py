@@ -21,7 +21,7 @@ from inference.models import Figure, Grain
 from inference.waiting.finished import listener
 
 SECONDS, ITEMS = 20, 12  # doublings that have a bucket: of durations up to 1,049 s, and of batches up to 4,096 items
-TOLD_S = 2.0  # seconds after which all web processes have written how many requests waited as a tick began
+WRITE_DELAY_S = 2.0  # seconds after which all web processes have written how many requests waited as a tick began
 HISTOGRAMS = (
     ("wait", "job_wait_seconds", "From a job's making to its run.", tallies.UNIT_S, SECONDS),
     ("run", "job_run_seconds", "From a job's claim to its record.", tallies.UNIT_S, SECONDS),
@@ -107,7 +107,7 @@ def _requests_waiting() -> int:
     It is the number that all web processes wrote at the beginning of a tick. The number of this process, which is
     current, counts instead if it is larger.
     """
-    start: datetime.datetime = at(tick_of(clock.time_s() - TOLD_S))
+    start: datetime.datetime = at(tick_of(clock.time_s() - WRITE_DELAY_S))
     rows = Figure.objects.filter(grain__in=(Grain.WRITTEN, Grain.TICK), start=start, model=SERVICE)
-    told: int = sum(tally.get("now", {}).get("requests_waiting", 0) for tally in rows.values_list("tally", flat=True))
-    return max(told, len(listener))
+    total: int = sum(tally.get("now", {}).get("requests_waiting", 0) for tally in rows.values_list("tally", flat=True))
+    return max(total, len(listener))

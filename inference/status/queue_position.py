@@ -72,10 +72,10 @@ def _in_turn(model: str, counts: Mapping[tuple[int, Any], int], priority: int, o
     Up to `own` + 1 jobs of each other owner go first. Jobs of higher priorities leave it one batch in `ONE_IN`.
     """
     higher, others = 0, 0
-    for (of, whose), jobs in counts.items():
+    for (of, job_owner), jobs in counts.items():
         if of < priority:
             higher += jobs
-        elif of == priority and whose != owner:
+        elif of == priority and job_owner != owner:
             others += min(jobs, own + 1)
     spec = lookup.known_models().get(model)
     most = spec.max_batch_size if spec else 1

@@ -36,12 +36,14 @@ _UNUSED = (
     *(() if tracing.on else ("traceparent",)),
 )  # columns that stay null in a new job
 ERROR = ("error_code", "error_detail", "error_raised", "error_trace")
-_TOLD = (  # columns that a request which waits for a job receives
+_OUTCOME_COLUMNS = (  # columns that a request which waits for a job receives
     "id", "status", "output", "error_code", "error_detail", "error_raised", "batch_size", "attempts", "started_at",
     "finished_at", "prompt_length",
     "recoveries",  # the thread that sends the job's message may still read it
 )  # fmt: skip
-_UNTOLD = ("batch", "worker", "device", "published_at", "lease_until", "error_trace", "reader")  # they change as well
+_DEFERRED_COLUMNS = (  # they change as well
+    "batch", "worker", "device", "published_at", "lease_until", "error_trace", "reader",
+)  # fmt: skip
 
 
 def _is_stored_as_it_is(field: Any) -> bool:
@@ -247,7 +249,7 @@ def read_finished(ids: Collection[UUID]) -> dict[UUID, Changes]:
     with database.cursor() as cursor:
         cursor.execute(_finished_sql(len(ids)), [*ids_to_db(ids, database), *TERMINAL])
         rows = cursor.fetchall()
-    return {told[0]: dict(zip(_TOLD, told, strict=True)) for told in from_db(rows, _TOLD, database)}
+    return {row[0]: dict(zip(_OUTCOME_COLUMNS, row, strict=True)) for row in from_db(rows, _OUTCOME_COLUMNS, database)}
 
 
 def find_ended(ids: Iterable[UUID]) -> set[UUID]:
@@ -259,7 +261,7 @@ def find_ended(ids: Iterable[UUID]) -> set[UUID]:
 @functools.lru_cache(maxsize=SHAPES)
 def _finished_sql(count: int) -> str:
     where = f"id IN ({placeholders(count)}) AND status IN ({placeholders(len(TERMINAL))})"
-    return f"SELECT {', '.join(_TOLD)} FROM {Job._meta.db_table} WHERE {where}"  # noqa: S608 - own names
+    return f"SELECT {', '.join(_OUTCOME_COLUMNS)} FROM {Job._meta.db_table} WHERE {where}"  # noqa: S608 - own names
 
 
 def apply_changes(job: Job, changes: Changes) -> None:
@@ -269,7 +271,7 @@ def apply_changes(job: Job, changes: Changes) -> None:
     """
     values = vars(job)
     values.update(changes)
-    for name in _UNTOLD:
+    for name in _DEFERRED_COLUMNS:
         values.pop(name, None)
 
 

@@ -21,7 +21,7 @@ from inference.telemetry import tracing
 logger = logging.getLogger(__name__)
 
 
-def tell(make: Callable[..., None], *of: Any) -> None:
+def try_to_record(make: Callable[..., None], *of: Any) -> None:
     """Call `make` with `of` after a commit, and log what it raises: no record fails because of its spans."""
     try:
         make(*of)
@@ -61,13 +61,13 @@ def record_end_span(ids: Iterable[UUID], status: Status, code: str) -> None:
     columns = "model", "pk", "traceparent", "created_at", "started_at", "parts"
     end_ns = _ns(clock.now())
     held = Job.objects.filter(pk__in=list(ids), whole=None).values_list(*columns)
-    for model, job, told, created_at, started_at, parts in held:
+    for model, job, traceparent, created_at, started_at, parts in held:
         with tracing.span_of_whole(job) if parts else nullcontext():
-            _job(_common(model), job, told, created_at, started_at, status, code, end_ns).end(end_ns)
+            _job(_common(model), job, traceparent, created_at, started_at, status, code, end_ns).end(end_ns)
 
 
 def _job(
-    attributes: dict[str, Any], job: UUID, told: str | None, created_at: datetime, started_at: datetime | None,
+    attributes: dict[str, Any], job: UUID, traceparent: str | None, created_at: datetime, started_at: datetime | None,
     status: str, code: str, end_ns: int,
 ) -> Span:  # fmt: skip
     """Start the span of a job at the time of its submission; the caller ends it."""
@@ -78,7 +78,7 @@ def _job(
         own["inference.job.run_s"] = max(0, end_ns - began_ns) / 1e9
     name = f"{attributes['gen_ai.operation.name']} {attributes['gen_ai.request.model']}"
     span = tracing.tracer().start_span(
-        name, tracing.context_of(told), attributes={**attributes, **own}, start_time=_ns(created_at)
+        name, tracing.context_of(traceparent), attributes={**attributes, **own}, start_time=_ns(created_at)
     )
     if code:
         span.set_attribute("error.type", code)

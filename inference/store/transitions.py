@@ -252,7 +252,7 @@ def _record_locked(
     ends = {whole: end for whole, parts in wholes.items() if (end := _settle(whole, parts))}
     ledger.write_on(outcomes[0].model, tallies.add(_counted(outcomes, ends.values()), beside))
     if tracing.on:
-        transaction.on_commit(lambda: spans.tell(spans.record_batch_span, batch, outcomes, batch_size))
+        transaction.on_commit(lambda: spans.try_to_record(spans.record_batch_span, batch, outcomes, batch_size))
     return len(outcomes), list(ends)
 
 
@@ -341,7 +341,7 @@ def _end_whole(whole: UUID, end: dict[str, Any]) -> str:
     if Job.objects.filter(pk=whole, status__in=WAITING).update(**end, finished_at=Now()):
         code = end.get("error_code", "")
         if tracing.on:
-            transaction.on_commit(lambda: spans.tell(spans.record_end_span, [whole], end["status"], code))
+            transaction.on_commit(lambda: spans.try_to_record(spans.record_end_span, [whole], end["status"], code))
         return _end_of(end["status"], code)
     return ""
 
@@ -495,7 +495,7 @@ def _end_locked(held: Sequence[tuple[UUID, str, UUID | None]], status: Status, *
     code = values.get("error_code", "")
     if tracing.on:
         transaction.on_commit(
-            lambda: spans.tell(spans.record_end_span, [job_id for job_id, _, _ in held], status, code)
+            lambda: spans.try_to_record(spans.record_end_span, [job_id for job_id, _, _ in held], status, code)
         )
     end = _end_of(status, code)
     for model, count in Counter(model for _, model, whole in held if not whole).items():

@@ -37,7 +37,7 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 5.0  # while Redis is away
 class StreamSubscriber(Waiter):
     """The queue of entries that one reader takes next.
 
-    An ear begins behind. While it is behind, its reader reads the entries from Redis by itself.
+    It begins behind. While it is behind, its reader reads the entries from Redis by itself.
     """
 
     def __init__(self, job_id: UUID) -> None:

@@ -70,14 +70,14 @@ def check_parameters(given: Mapping[str, Any], jobs: int) -> None:
 
 
 @contextlib.contextmanager
-def commit(told: Job | Bulk) -> Iterator[None]:
+def commit(row: Job | Bulk) -> Iterator[None]:
     """Run the block in one transaction.
 
-    Raises `StoreUnavailable`, which names `told`, if the transaction may have been committed.
+    Raises `StoreUnavailable`, which names `row`, if the transaction may have been committed.
     """
     with contextlib.ExitStack() as committed, transaction.atomic():
         yield
-        committed.enter_context(writer.report_row_if_away(told))
+        committed.enter_context(writer.report_row_if_away(row))
 
 
 def insert(statements: Sequence[Sequence[rows.JobRow]]) -> None:
@@ -99,6 +99,6 @@ def send(spec: ModelSpec, jobs: Sequence[NewJob]) -> None:
         messages: list[JobMessage] = []
         for _, same in itertools.groupby(chunk, key=attrgetter("kind")):
             first, *others = same
-            told = ((str(job.id), job.size, job.length) for job in (first, *others))
-            messages += pack_jobs(first.common, told, most=most, rows=spec.max_batch_size)
+            entries = ((str(job.id), job.size, job.length) for job in (first, *others))
+            messages += pack_jobs(first.common, entries, most=most, rows=spec.max_batch_size)
         writer.send(messages)

@@ -92,9 +92,9 @@ def wait_for_any(ids: Collection[UUID], among: QuerySet[Job], *, timeout_s: floa
         missing = [job_id for job_id in ids if job_id not in statuses]
         ended = [job_id for job_id, status in statuses.items() if status in TERMINAL]
         give_up_at = time.monotonic() + (0.0 if missing else timeout_s)
-        while not ended and (told := hints.wait(max(0.0, give_up_at - time.monotonic()))):
+        while not ended and (candidates := hints.wait(max(0.0, give_up_at - time.monotonic()))):
             budget.renew_budget()
-            ended = list(among.filter(pk__in=told, status__in=TERMINAL).order_by().values_list("pk", flat=True))
+            ended = list(among.filter(pk__in=candidates, status__in=TERMINAL).order_by().values_list("pk", flat=True))
     return ended, missing
 
 

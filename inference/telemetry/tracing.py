@@ -64,9 +64,9 @@ def tracer() -> "Tracer":
     return _provider.get_tracer("inference")
 
 
-def context_of_part(told: str | None, whole: UUID) -> str | None:
+def context_of_part(header: str | None, whole: UUID) -> str | None:
     """Return the traceparent of the parts of a list: it names the list's own span, which is made when the list ends."""
-    return told and f"{told[:36]}{_span_id(whole):016x}{told[52:]}"
+    return header and f"{header[:36]}{_span_id(whole):016x}{header[52:]}"
 
 
 @contextlib.contextmanager
@@ -128,7 +128,7 @@ def traceparent() -> str | None:
     return f"00-{at.trace_id:032x}-{at.span_id:016x}-{at.trace_flags:02x}" if at.is_valid else None
 
 
-def context_of(told: str | None) -> "Context":
+def context_of(header: str | None) -> "Context":
     """Return the context that a traceparent from outside describes, if it is well-formed.
 
     If it is not, or if there is none, a new trace begins.
@@ -136,6 +136,6 @@ def context_of(told: str | None) -> "Context":
     from opentelemetry.context import Context
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-    if not told or len(told) > LONGEST:
+    if not header or len(header) > LONGEST:
         return Context()
-    return TraceContextTextMapPropagator().extract({"traceparent": told}, Context())
+    return TraceContextTextMapPropagator().extract({"traceparent": header}, Context())

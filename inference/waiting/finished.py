@@ -86,10 +86,10 @@ class Hints:
         connection.close()
         with compute_slots.lent(), self._arrived:
             self._arrived.wait_for(lambda: self._ids, timeout_s)
-            told, self._ids = self._ids, set()
-        return told
+            ids, self._ids = self._ids, set()
+        return ids
 
-    def tell(self, job_id: UUID) -> None:
+    def add(self, job_id: UUID) -> None:
         with self._arrived:
             self._ids.add(job_id)
             self._arrived.notify()
@@ -213,7 +213,7 @@ class Listener:
         with self._lock:
             for job_id in ids:
                 for hints in self.hinted.get(job_id, ()):
-                    hints.tell(job_id)
+                    hints.add(job_id)
 
 
 class Registered(Generic[W]):  # a class, as it costs half of what a generator costs

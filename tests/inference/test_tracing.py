@@ -106,7 +106,7 @@ class SpanTests(TestCase):
 
     def test_whatever_fails_is_logged_and_nothing_else(self) -> None:
         with self.assertLogs(spans.logger, "ERROR"):
-            spans.tell(lambda: self.fail("a bug"))
+            spans.try_to_record(lambda: self.fail("a bug"))
 
     def test_a_malformed_context_is_none(self) -> None:
         for told in (None, "", "x", TOLD[:-1], TOLD + "-x", "ff" + TOLD[2:], f"00-{0:032x}-{9:016x}-01", "é" * 55):

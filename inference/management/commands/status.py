@@ -64,7 +64,7 @@ class Command(BaseCommand):
             self.stdout.write(json.dumps(found))
             self.stdout.flush()  # a program that reads the lines of --watch needs each at once
             return
-        lines = [_told(item) for item in found["attention"]] or ["All is well."]
+        lines = [_format_item(item) for item in found["attention"]] or ["All is well."]
         ended = ", ".join(f"{count:,} {status}" for status, count in found["ended"].items())
         for rows, nothing in (
             (found["models"], ""), (found["workers"], "No worker runs." if ended else ""),
@@ -119,7 +119,7 @@ def facts() -> Facts:
     return found
 
 
-def _told(item: Facts) -> str:
+def _format_item(item: Facts) -> str:
     """Return the lines of one thing that needs attention.
 
     A thing that follows from the one above has the same cure, which is not repeated.

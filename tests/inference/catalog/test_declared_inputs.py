@@ -10,7 +10,7 @@ from inference.catalog.validation import validate
 from inference.engines.loading import FunctionEngine
 from inference.engines.runtime.isolate import run
 from inference.errors import UNREADABLE, InvalidInput
-from inference.models import ASK, Job
+from inference.models import OPERATOR_HINT, Job
 
 CATALOG = '[shout]\nengine = "my:shout"\ninput = { type = "string", max_length = 5 }\n'
 
@@ -63,7 +63,7 @@ class PublicDetailTests(SimpleTestCase):
         for code in ("engine_error", "bad_output", "invalid_input", "anything"):
             job = Job(error_code=code, error_detail="inputs[3]: It failed.", error_raised="KeyError: 'secret'")
             with override_settings(ENGINE_ERRORS="redacted"):
-                self.assertEqual(job.public_detail, f"{job.error_detail} {ASK}")
+                self.assertEqual(job.public_detail, f"{job.error_detail} {OPERATOR_HINT}")
             with override_settings(ENGINE_ERRORS="full"):
                 self.assertEqual(job.public_detail, "inputs[3]: It failed. KeyError: 'secret'")
 

@@ -101,7 +101,7 @@ class MetricsTests(TestCase):
                 ledger.note("echo", {"refused": {"queue_full": 2}})
         ledger.flush()
         start = Figure.objects.get(model="").start.timestamp()
-        for now, waiting in ((start + counters.TOLD_S, 7), (start + ledger.TICK_S + counters.TOLD_S, 0)):
+        for now, waiting in ((start + counters.WRITE_DELAY_S, 7), (start + ledger.TICK_S + counters.WRITE_DELAY_S, 0)):
             metrics.forget()
             with patch.object(clock, "time_s", return_value=now):
                 self.assertEqual(self.samples("requests_waiting"), [("inference_requests_waiting", {}, waiting)])
