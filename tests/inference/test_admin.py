@@ -97,14 +97,14 @@ class TestJobPages(AdminCase):
         for end in (job.pk.hex[-8:], f"…{job.pk.hex[-8:]}", job.pk.hex[-12:].upper()):
             self.assertEqual(self.listed(q=end), [job])
         self.assertEqual(self.listed(q="0" * 8), [])
-        with CaptureQueriesContext(connection) as asked:
+        with CaptureQueriesContext(connection) as queries:
             self.listed(q=job.pk.hex[-8:])
-        compared = [query for query in asked if re.search(r"\bsubstr(ing)?\(", query["sql"])]
+        compared = [query for query in queries if re.search(r"\bsubstr(ing)?\(", query["sql"])]
         self.assertEqual(len(compared), 1, "all ids are looked through once")
         self.assertEqual(self.listed(q="req-1"), [job])
         self.assertEqual(self.listed(q="req"), [])
 
-    def test_jobs_are_found_by_whose_they_are_and_what_they_belong_to(self) -> None:
+    def test_jobs_are_found_by_their_owner_and_what_they_belong_to(self) -> None:
         alice = User.objects.create_user("alice")
         bulk, batch = Bulk.objects.create(model="embeddings", total=1), uuid.uuid4()
         job = make_job(
@@ -173,11 +173,11 @@ class TestJobPages(AdminCase):
         owner = User.objects.get()
         first, *others = [ApiKey.objects.issue(owner=owner, name=f"key {number}")[0] for number in range(22)]
         make_job()
-        with CaptureQueriesContext(connection) as asked:
+        with CaptureQueriesContext(connection) as queries:
             page = self.text(JOBS)
         shown = [key for key in (first, *others) if f"?key_start={key.start}" in page]
         self.assertEqual(shown, others[1:])
-        self.assertFalse([query for query in asked if "DISTINCT" in query["sql"]])
+        self.assertFalse([query for query in queries if "DISTINCT" in query["sql"]])
         self.assertIn(f"{first.start}… key 0", self.text(JOBS, key_start=first.start))
 
     def test_jobs_are_found_by_the_text_of_their_error_and_the_beginning_of_their_input(self) -> None:
@@ -214,7 +214,7 @@ class TestJobPages(AdminCase):
         self.assertEqual(self.listed(q="needle"), [*reversed(newer), old])
         self.assertNotContains(self.client.get(JOBS, {"q": str(old.pk)}), "looked for in the newest")
 
-    def test_a_count_that_was_not_made_to_its_end_is_not_told_as_a_number(self) -> None:
+    def test_a_count_that_was_not_made_to_its_end_is_not_shown_as_a_number(self) -> None:
         Job.objects.bulk_create(Job(model="embeddings", inputs="x") for _ in range(60))
         for query in ({}, {"model": "embeddings"}):
             with patch.object(filters.BoundedPaginator, "most", 55):
@@ -229,14 +229,14 @@ class TestJobPages(AdminCase):
         """Those that the service makes do."""
         job = make_job()
         for request in (request_id.begin(None), str(uuid.uuid4()), "deadbeef", "0123456789"):
-            asked = make_job(request_id=request)
-            self.assertEqual(self.listed(q=request), [asked])
+            expected = make_job(request_id=request)
+            self.assertEqual(self.listed(q=request), [expected])
         request_id.end()
         for end in (str(job.pk), job.pk.hex, job.pk.hex[-8:]):
             make_job(request_id=end)
             self.assertEqual(self.listed(q=end), [job], "no client hides a job")
 
-    def test_a_list_in_parts_is_one_job_whose_page_leads_to_them(self) -> None:
+    def test_a_list_in_parts_is_one_job_with_a_page_that_leads_to_them(self) -> None:
         batch = uuid.uuid4()
         whole = make_job(inputs=[], parts=2, size=3, published_at=ago(), request_id="req-1")
         common = {"whole": whole.pk, "request_id": "req-1"}
@@ -428,8 +428,8 @@ class TestActions(AdminCase):
         [message] = self.act("retry_jobs", job)
         self.assertIn("1 job not accepted. There is no model 'gone'", message)
         self.act("cancel_jobs", job)
-        told = self.text(reverse("admin:inference_job_history", args=[job.pk]))
-        self.assertNotRegex(told, "Submitted|Cancelled", "of what did not happen")
+        history = self.text(reverse("admin:inference_job_history", args=[job.pk]))
+        self.assertNotRegex(history, "Submitted|Cancelled", "of what did not happen")
 
     def test_a_job_is_steered_from_its_own_page(self) -> None:
         job = make_job()

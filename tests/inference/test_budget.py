@@ -41,7 +41,7 @@ class BudgetTests(TestCase):
                 self.assertEqual(self.wait(9.0), math.inf)
             self.assertEqual(budget.left_s(), 4.5)
 
-    def test_it_begins_anew_after_what_the_client_asked_to_wait_for(self) -> None:
+    def test_it_begins_anew_after_the_wait_that_the_client_requested(self) -> None:
         with budget.of_a_request():
             self.wait(9.0)
             budget.renew_budget()

@@ -29,7 +29,7 @@ class TestModelsFileCheck(SimpleTestCase):
         self.assertIn("models.toml, line 4: max_batch_size must be a whole number from 1 to 4096, not 0", message)
         self.assertIn("inference.E001", message)
 
-    def test_a_file_in_another_encoding_is_told_by_line(self) -> None:
+    def test_a_file_in_another_encoding_is_refused_with_the_line(self) -> None:
         message = self.check('[a]\ntask = "fill-mask"\nmodel = "caf\u00e9"\n', "latin-1")
         self.assertIn("models.toml, line 3: not UTF-8: save the file as UTF-8.", message)
 
@@ -44,7 +44,7 @@ class TestModelsFileCheck(SimpleTestCase):
         message = self.check('[a]\ntask = "text-clasification"\nmodel = "a/b"\nrevision = "1"\n')
         self.assertIn("task: 'text-clasification' is not served; did you mean 'text-classification'?", message)
 
-    def test_a_folder_that_is_not_there_and_a_hub_id_without_revision_are_told_apart(self) -> None:
+    def test_a_missing_folder_may_also_be_a_hub_id_without_revision(self) -> None:
         message = self.check('[a]\ntask = "fill-mask"\nmodel = "models/none"\n')
         self.assertRegex(
             message, r"there is no folder /.*/models/none \(relative to models.toml\); for a hub id, add rev"
@@ -81,7 +81,7 @@ class TestModelsFileCheck(SimpleTestCase):
                         "[c] cannot be looked at: RuntimeError"):  # fmt: skip
             self.assertIn(problem, message)
 
-    def test_it_ends_well_where_only_errors_are_asked_for(self) -> None:
+    def test_it_ends_well_where_only_errors_count(self) -> None:
         """Before a web server starts, which serves the other models too."""
         file = Path(self.enterContext(tempfile.TemporaryDirectory())) / "models.toml"
         file.write_text('[a]\ntask = "text-clasification"\nmodel = "a/b"\nrevision = "1"\n')

@@ -52,7 +52,7 @@ class ClockTests(TransactionTestCase):
             self.assertAlmostEqual(clock.offset_s(), -AHEAD_S, delta=AHEAD_S / 2)
 
     @skipUnless(connection.vendor == "postgresql", "the clock of a file is the host's")
-    def test_a_host_whose_clock_is_set_while_it_runs_is_measured_at_once(self) -> None:
+    def test_a_clock_that_is_set_while_its_host_runs_is_measured_at_once(self) -> None:
         real = time.time
         with patch.multiple(clock, _off_s=0.0, _measured_at=float("-inf"), _begun_s=0.0):
             clock.measure(connection)

@@ -45,7 +45,7 @@ class TestImports(unittest.TestCase):
                     "assert gc.isenabled() and gc.get_freeze_count() and not gc.get_stats()[2]['collections']"
                 )
 
-    def test_what_makes_the_openapi_document_is_imported_once_it_is_asked_for(self) -> None:
+    def test_what_makes_the_openapi_document_is_imported_on_first_use(self) -> None:
         modules_after("import project.wsgi; assert 'drf_spectacular.generators' not in sys.modules")
 
     def test_who_plays_faults_loads_torch_only_for_those_of_a_model(self) -> None:

@@ -67,12 +67,12 @@ class LineTests(TestCase):
     def test_of_an_exception_it_has_the_places_and_no_data(self) -> None:
         found = raised_line()["exception"]
         self.assertNotIn("marked-input", found)
-        for told in ("in raised_line", "KeyError: …\n", "\nValueError: …"):
-            self.assertIn(told, found)
+        for part in ("in raised_line", "KeyError: …\n", "\nValueError: …"):
+            self.assertIn(part, found)
         with patch.object(logs, "quotes", True):
             self.assertIn("ValueError: marked-input", raised_line()["exception"])
 
-    def test_words_are_told_that_quote_no_data(self) -> None:
+    def test_messages_that_quote_no_data_are_kept(self) -> None:
         for error in (
             ValueError("m"),
             UnicodeError("m"),
@@ -105,7 +105,7 @@ class LineTests(TestCase):
         self.assertLess(len(found), raised.MOST_TRACE)
         self.assertEqual(raised.format_places(ValueError("never raised")), "")
 
-    def test_what_came_of_itself_is_told_once(self) -> None:
+    def test_an_exception_that_caused_itself_is_printed_once(self) -> None:
         error, other = ValueError(), KeyError()
         error.__cause__, other.__context__ = other, error
         self.assertEqual(raised.format_exception(error, None), "KeyError: …\nValueError: …")

@@ -25,7 +25,7 @@ from inference.telemetry import tracing
 from tests.conditions import ago
 
 WANTED = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9"}
-TOLD = f"00-{7:032x}-{9:016x}-01"
+TRACEPARENT = f"00-{7:032x}-{9:016x}-01"
 
 
 class OnTests(TestCase):
@@ -49,8 +49,8 @@ class OnTests(TestCase):
         self.assertEqual(self.run_with(script, WANTED), "True True True\n")
 
     def test_where_the_packages_are_missing_it_says_so_and_goes_on(self) -> None:
-        told = "import inference.telemetry.tracing as it; print(it.on)"
-        script = f"import sys; sys.modules['opentelemetry'] = None; {told}"
+        statement = "import inference.telemetry.tracing as it; print(it.on)"
+        script = f"import sys; sys.modules['opentelemetry'] = None; {statement}"
         said = self.run_with(script, WANTED)
         self.assertIn("False\n", said)
         self.assertIn("pip install -r requirements-otel.txt", said)
@@ -91,7 +91,7 @@ class SpanTests(TestCase):
         self.enterContext(patch.object(tracing, "_provider", provider))
 
     def test_a_context_goes_through_a_row(self) -> None:
-        with tracing.tracer().start_as_current_span("request", tracing.context_of(TOLD)):
+        with tracing.tracer().start_as_current_span("request", tracing.context_of(TRACEPARENT)):
             stored = tracing.traceparent()
         self.assertRegex(str(stored), f"^00-{7:032x}-[0-9a-f]{{16}}-01$")
         self.assertIsNone(tracing.traceparent())
@@ -109,25 +109,28 @@ class SpanTests(TestCase):
             spans.try_to_record(lambda: self.fail("a bug"))
 
     def test_a_malformed_context_is_none(self) -> None:
-        for told in (None, "", "x", TOLD[:-1], TOLD + "-x", "ff" + TOLD[2:], f"00-{0:032x}-{9:016x}-01", "é" * 55):
-            found = trace.get_current_span(tracing.context_of(told)).get_span_context()
-            self.assertFalse(found.is_valid, told)
+        for traceparent in (
+            None, "", "x", TRACEPARENT[:-1], TRACEPARENT + "-x", "ff" + TRACEPARENT[2:], f"00-{0:032x}-{9:016x}-01",
+            "é" * 55,
+        ):  # fmt: skip
+            found = trace.get_current_span(tracing.context_of(traceparent)).get_span_context()
+            self.assertFalse(found.is_valid, traceparent)
 
-    def test_what_generation_used_is_told_and_nothing_of_the_text(self) -> None:
+    def test_spans_have_the_usage_of_generation_and_nothing_of_the_text(self) -> None:
         details = {"finish_reason": "stop", "prompt_tokens": 3, "generated_tokens": 5}
         now = ago()
         outcomes = [
             Outcome(
-                job_id=uuid4(), model="m", output=output, error_code=code, error_detail="marked", traceparent=TOLD,
-                created_at=now - timedelta(seconds=2), started_at=now - timedelta(seconds=1),
+                job_id=uuid4(), model="m", output=output, error_code=code, error_detail="marked",
+                traceparent=TRACEPARENT, created_at=now - timedelta(seconds=2), started_at=now - timedelta(seconds=1),
             )
             for output, code in (([{"generated_text": "marked", "details": details}], ""), (None, "crashed"))
         ]  # fmt: skip
         spans.record_batch_span(uuid4(), outcomes, 2)
         batch, good, bad = self.exporter.get_finished_spans()
-        told = dict(good.attributes or {})
-        self.assertEqual((told["gen_ai.usage.input_tokens"], told["gen_ai.usage.output_tokens"]), (3, 5))
-        self.assertAlmostEqual(float(str(told["inference.job.queue_s"])), 1.0, places=2)
+        attributes = dict(good.attributes or {})
+        self.assertEqual((attributes["gen_ai.usage.input_tokens"], attributes["gen_ai.usage.output_tokens"]), (3, 5))
+        self.assertAlmostEqual(float(str(attributes["inference.job.queue_s"])), 1.0, places=2)
         self.assertEqual((bad.attributes or {})["error.type"], "crashed")
         self.assertEqual([link.context for link in batch.links], [good.context, bad.context])
         self.assertNotIn("marked", "".join(span.to_json() for span in (batch, good, bad)))

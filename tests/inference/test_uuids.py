@@ -26,7 +26,7 @@ class UuidsTests(TestCase):
         report = BatchReport(
             errors=dict(zip(ids, ("", "timed_out", ""), strict=True)), engine_s=0.5, left=frozenset(ids[:1])
         )
-        told = (
+        messages = (
             BatchCall(
                 batch=uuid4(), model="m", digest="d", job_ids=ids, shares=(2, 1), time_limit_s=60, verdict="lost"
             ),
@@ -34,5 +34,5 @@ class UuidsTests(TestCase):
             BatchReport(errors={}),
             replace(report, each=(report, report)),
         )
-        for each in told:
+        for each in messages:
             self.assertEqual(pickle.loads(pickle.dumps(each)), each)

@@ -35,9 +35,9 @@ def misplaced(database: str = DEFAULT_DB_ALIAS) -> dict[int, tuple[int, int, int
         ended[tick_of(finished_at.timestamp()) if finished_at else 0] += 1
     found = {}
     for tick in sorted(counted | ended):
-        told, before, after = until(counted, tick), until(ended, tick - TICK_S), until(ended, tick + TICK_S)
-        if not before <= told <= after:
-            found[tick] = (told, before, after)
+        total, before, after = until(counted, tick), until(ended, tick - TICK_S), until(ended, tick + TICK_S)
+        if not before <= total <= after:
+            found[tick] = (total, before, after)
     return found
 
 

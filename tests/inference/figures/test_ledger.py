@@ -118,7 +118,7 @@ class TestOutcomes(LedgerCase):
 
 
 class TestFailures(LedgerCase):
-    def test_what_was_rolled_back_is_not_counted_nor_what_is_told_before_it_lost(self) -> None:
+    def test_a_rollback_counts_nothing_and_loses_no_earlier_count(self) -> None:
         self.run_one()
         job = make_job()
         batch, _ = self.claimed(job)
@@ -129,7 +129,7 @@ class TestFailures(LedgerCase):
         transitions.record(batch, [done(job)], batch_size=1)
         self.agree()
 
-    def test_a_commit_whose_answer_was_lost_is_counted_once(self) -> None:
+    def test_a_commit_that_lost_its_answer_is_counted_once(self) -> None:
         """The rows say that it was made: the second try finds nothing to record."""
         self.run_one()
         job = make_job()
@@ -207,7 +207,7 @@ class TestRows(LedgerCase):
 
 @override_settings(MAX_RECOVERIES=3)
 class TestManyAtOnce(LedgerCase):
-    def test_whoever_ends_them_at_the_same_time_the_figures_are_right(self) -> None:
+    def test_the_figures_are_right_when_jobs_are_ended_concurrently(self) -> None:
         jobs = [make_job() for _ in range(24)]
         batches = [self.claimed(*jobs[start : start + 6])[0] for start in range(0, 24, 6)]
 

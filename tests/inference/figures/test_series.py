@@ -21,10 +21,10 @@ def make_row(moment: datetime.datetime, model: str = "echo", grain: Grain = Grai
 class TestSeries(TestCase):
     def test_of_each_range_there_are_points_enough_to_see_and_few_enough_to_draw(self) -> None:
         for name in series.RANGES:
-            told = series.read_series(name)
-            self.assertIn(len(told["times"]), range(60, 241))
-            for values in told["series"].values():
-                self.assertEqual(len(values), len(told["times"]))
+            figures = series.read_series(name)
+            self.assertIn(len(figures["times"]), range(60, 241))
+            for values in figures["series"].values():
+                self.assertEqual(len(values), len(figures["times"]))
 
     def test_rows_of_every_grain_come_to_the_point_that_they_began_in(self) -> None:
         now_s = tick_of(ago().timestamp(), 10_800)
@@ -33,12 +33,12 @@ class TestSeries(TestCase):
         make_row(at(now_s - 10_800), grain=Grain.THREE_HOURS, ended={"succeeded": 10_800}, model="other")
         make_row(at(0), grain=Grain.EVER, ended={"succeeded": 999})
         with patch.object(clock, "time_s", return_value=now_s + 1.0):
-            told, other = series.read_series("month"), series.read_series("month", "other")
-        self.assertEqual(told["ended"], {"succeeded": 10_803, "failed lost": 1})
-        self.assertEqual(told["series"]["succeeded"][-2], 1.0)
+            figures, other = series.read_series("month"), series.read_series("month", "other")
+        self.assertEqual(figures["ended"], {"succeeded": 10_803, "failed lost": 1})
+        self.assertEqual(figures["series"]["succeeded"][-2], 1.0)
         self.assertEqual(other["ended"], {"succeeded": 10_800})
 
-    def test_what_was_counted_before_the_clock_was_set_back_is_not_told_before_its_time(self) -> None:
+    def test_rows_from_before_the_clock_was_set_back_are_left_out_until_their_time(self) -> None:
         make_row(ago(days=-2), ended={"failed lost": 1})
         make_row(ago(60), ended={"succeeded": 1})
         since = ago(300)
@@ -57,14 +57,14 @@ class TestSeries(TestCase):
         with patch.object(clock, "time_s", return_value=moment):
             sample.record_sample()
             sample.record_sample()
-            told, other = series.read_series("15m")["series"], series.read_series("15m", "other")["series"]
-        point = {name: values[-1] for name, values in told.items()}
+            values_by_name, other = series.read_series("15m")["series"], series.read_series("15m", "other")["series"]
+        point = {name: values[-1] for name, values in values_by_name.items()}
         self.assertEqual((point["queued"], point["running"], point["memory"]), (1, 1, 157))
         self.assertEqual((point["ready"], point["busy"]), (2, 1))
         assert point["oldest_s"]
         self.assertGreaterEqual(point["oldest_s"], 15)
         self.assertEqual(other["queued"][-1], 0)
-        self.assertIsNone(told["queued"][0])
+        self.assertIsNone(values_by_name["queued"][0])
 
     def test_a_point_that_is_not_over_counts_by_what_has_passed_of_it(self) -> None:
         moment = tick_of(ago().timestamp(), 600)
@@ -72,15 +72,15 @@ class TestSeries(TestCase):
         with patch.object(clock, "time_s", return_value=moment + 30.0):
             self.assertEqual(series.read_series("day")["series"]["succeeded"][-1], 2.0)
 
-    def test_errors_are_told_by_code_over_time_the_most_frequent_ones(self) -> None:
+    def test_the_most_frequent_error_codes_are_listed_over_time(self) -> None:
         moment = tick_of(ago().timestamp())
         failed = {f"failed code{number}": 10 * number + 1 for number in range(series.CODES + 1)}
         make_row(at(moment - 150), ended={**failed, "succeeded": 99, "expired": 99})
         make_row(at(moment - 150), model="other", ended={"failed odd one": 30})
         with patch.object(clock, "time_s", return_value=moment + 1.0):
-            told, other = series.read_series("15m"), series.read_series("15m", "other")
-        self.assertEqual(list(told["errors"]), ["code5", "code4", "code3", "odd one", "code2"])
-        self.assertEqual(told["errors"]["code5"][-11:-8], [51 * 60 / TICK_S, 0, 0])
+            figures, other = series.read_series("15m"), series.read_series("15m", "other")
+        self.assertEqual(list(figures["errors"]), ["code5", "code4", "code3", "odd one", "code2"])
+        self.assertEqual(figures["errors"]["code5"][-11:-8], [51 * 60 / TICK_S, 0, 0])
         self.assertEqual(list(other["errors"]), ["odd one"])
 
     def test_starts_ends_and_deployments_are_marked(self) -> None:
@@ -90,6 +90,6 @@ class TestSeries(TestCase):
         with self.settings(RELEASE="two"):
             marks.started("a")
         marks.mark(marks.GONE, "b")
-        told = [(mark["kind"], mark["text"]) for mark in series.read_series("15m")["marks"]]
+        entries = [(mark["kind"], mark["text"]) for mark in series.read_series("15m")["marks"]]
         started = [("deployed", "one"), ("started", "a"), ("started", "b"), ("deployed", "two"), ("started", "a")]
-        self.assertEqual(told, [*started, ("gone", "b")])
+        self.assertEqual(entries, [*started, ("gone", "b")])

@@ -106,7 +106,7 @@ class PropertyTests(TestCase):
 
     @QUICK
     @given(states())
-    def test_the_order_in_which_they_are_told_changes_nothing(self, models: list[Model]) -> None:
+    def test_the_order_of_the_models_changes_nothing(self, models: list[Model]) -> None:
         self.assertEqual(change(*models), change(*reversed(models)))
 
 

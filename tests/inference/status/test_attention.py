@@ -183,7 +183,7 @@ class TestItems(AttentionCase):
                 self.assertIn(todo, item.todo)
 
     @override_settings(WORKER_SILENT_S=4 * PATIENCE_S, WORKER_HEARTBEAT_S=PATIENCE_S / workers.LATE_BEATS)
-    def test_a_queue_whose_worker_has_not_been_heard_of_for_some_seconds_is_said_to_wait_for_that(self) -> None:
+    def test_a_queue_that_waits_for_a_silent_worker_gives_that_as_the_reason(self) -> None:
         figure(60, "", now={"samples": 1, "queued": {"embeddings": 0}})
         Job.objects.bulk_create(Job(model="embeddings", inputs="x") for _ in range(30))
         self.change(replicas_busy=1)

@@ -28,18 +28,18 @@ OLD_VERSION = Worker(name="w", pid=1, catalog=None)
 
 
 class CatalogTests(TestCase):
-    def test_what_changes_is_told_of_what_runs(self) -> None:
+    def test_the_changes_are_those_to_what_runs(self) -> None:
         self.assertEqual(str(catalog.changes([BEFORE], WANTED)), "added: b; changed: a; removed: gone")
         self.assertEqual(str(catalog.changes([worker(entry("a"), entry("b"))], WANTED)), "nothing changes")
 
-    def test_what_is_still_to_happen_is_told(self) -> None:
+    def test_what_is_still_to_happen_is_described(self) -> None:
         for row, expected in (
             (BEFORE, "w has not taken over the file"), (OLD_VERSION, "w has not taken over the file"),
             (LOADING, "w loads a (2), b"), (FAILED, "w tries again to load a (2)"), (THERE, ""),
         ):  # fmt: skip
             self.assertEqual(catalog.describe_delay(row, WANTED), expected)
 
-    def test_what_will_not_happen_is_told_with_the_reason(self) -> None:
+    def test_what_will_not_happen_is_listed_with_the_reason(self) -> None:
         for row, expected in (
             (BEFORE, []), (OLD_VERSION, []), (LOADING, []), (THERE, []),
             (FAILED, ["w could not load a (2): no weights"]),
@@ -47,11 +47,11 @@ class CatalogTests(TestCase):
         ):  # fmt: skip
             self.assertEqual(list(catalog.problems(row, WANTED, {})), expected)
 
-    def test_what_failed_before_is_told_once_it_has_failed_again(self) -> None:
+    def test_what_failed_before_is_listed_once_it_has_failed_again(self) -> None:
         """Its cause may have been mended meanwhile."""
-        for tries, told in ((1, []), (2, ["w could not load a (2): no weights"])):
+        for tries, expected in ((1, []), (2, ["w could not load a (2): no weights"])):
             row = worker(entry("a", state="failed", why="no weights") | {"failures": tries}, entry("b"))
-            self.assertEqual(list(catalog.problems(row, WANTED, {WANTED["a"].digest: 1})), told)
+            self.assertEqual(list(catalog.problems(row, WANTED, {WANTED["a"].digest: 1})), expected)
             self.assertEqual(catalog.failures(row), {WANTED["a"].digest: tries})
 
     def test_models_that_no_worker_was_started_for_are_named(self) -> None:

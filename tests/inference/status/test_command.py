@@ -29,7 +29,7 @@ def away(error: Exception) -> Iterator[None]:
 
 
 class TestCommand(AttentionCase):
-    def told(self, **options: Any) -> tuple[str, int]:
+    def run_command(self, **options: Any) -> tuple[str, int]:
         out = io.StringIO()
         try:
             call_command("status", stdout=out, **options)
@@ -38,7 +38,7 @@ class TestCommand(AttentionCase):
         return out.getvalue(), 0
 
     def test_it_shows_models_and_workers_when_all_is_well(self) -> None:
-        text, code = self.told()
+        text, code = self.run_command()
         self.assertEqual(code, 0)
         for fact in ("All is well.", "embeddings", "first@host", "ready"):
             self.assertIn(fact, text)
@@ -48,41 +48,41 @@ class TestCommand(AttentionCase):
         figure(60, ended={"succeeded": 1200, "failed crashed": 2}, wait={"sum": 2.0, "in": {"40": 2}})
         figure(60, model="gone", ended={"failed lost": 7, "cancelled": 1})
         figure(7200, ended={"succeeded": 5})
-        found = json.loads(self.told(json=True)[0])
+        found = json.loads(self.run_command(json=True)[0])
         self.assertEqual(found["ended"], {"succeeded": 1200, "failed": 9, "cancelled": 1, "expired": 0})
         failed = [(row["model"], row["error"], row["jobs"]) for row in found["failures"]]
         self.assertEqual(failed, [("gone", "lost", 7), ("embeddings", "crashed", 2)])
         model = found["models"][0]
         self.assertEqual((model["running"], model["wait_s"], model["run_s"]), (1, 1.024, None))
-        text, _ = self.told()
+        text, _ = self.run_command()
         for fact in ("1,200 succeeded, 9 failed, 1 cancelled, 0 expired", "crashed", "1.024"):
             self.assertIn(fact, text)
 
-    def test_its_exit_status_tells_that_something_is_wrong(self) -> None:
+    def test_its_exit_status_is_1_when_something_is_wrong(self) -> None:
         Worker.objects.all().delete()
-        text, code = self.told()
+        text, code = self.run_command()
         self.assertEqual(code, 1)
         self.assertIn("! No worker serves embeddings", text)
 
     def test_what_follows_from_a_cause_is_indented_below_it(self) -> None:
         Worker.objects.update(state=WorkerState.GONE)
-        text, _ = self.told()
+        text, _ = self.run_command()
         self.assertRegex(text, r"^! first@host is gone since .*\n  Look into its .*\n  - No worker serves embeddings: ")
-        found = [(item["code"], item["follows"]) for item in json.loads(self.told(json=True)[0])["attention"]]
+        found = [(item["code"], item["follows"]) for item in json.loads(self.run_command(json=True)[0])["attention"]]
         self.assertEqual(found, [("WorkerGone", False), ("ModelUnserved", True)])
 
     def test_programs_read_the_same(self) -> None:
         Job.objects.create(model="gone", inputs="x", status=Status.QUEUED)
-        found = json.loads(self.told(json=True)[0])
+        found = json.loads(self.run_command(json=True)[0])
         self.assertEqual([row["model"] for row in found["models"]], ["embeddings", "gone"])
         self.assertEqual(found["attention"], [])
         with away(OperationalError("connection refused")):
-            found = json.loads(self.told(json=True)[0])
+            found = json.loads(self.run_command(json=True)[0])
         self.assertEqual([item["code"] for item in found["attention"]], ["DatabaseAway"])
 
     def test_of_a_database_that_is_away_nothing_is_said_that_only_it_knows(self) -> None:
         with away(OperationalError("connection refused")):
-            text, code = self.told()
+            text, code = self.run_command()
         self.assertEqual((code, "connection refused" in text, "No worker" in text), (1, True, False))
 
     def test_tables_that_are_not_there_are_to_be_migrated(self) -> None:
@@ -90,7 +90,7 @@ class TestCommand(AttentionCase):
             with away(missing):
                 self.only("DatabaseAway", "migrate")
 
-    def test_whoever_has_read_enough_meets_no_traceback(self) -> None:
+    def test_a_reader_that_closes_the_pipe_gets_no_traceback(self) -> None:
         for options in (("--watch", "0.2"), ("--watch", "inf", "--json")):
             command = [sys.executable, "manage.py", "status", *options]
             with subprocess.Popen(command, cwd=settings.BASE_DIR, stdout=PIPE, stderr=PIPE, text=True) as program:

@@ -94,7 +94,7 @@ class MetricsTests(TestCase):
         unserved = [value for _, labels, value in self.samples("attention") if labels["code"] == "ModelUnserved"]
         self.assertEqual(unserved, [1])
 
-    def test_web_processes_tell_of_each_other(self) -> None:
+    def test_each_web_process_counts_the_requests_of_all(self) -> None:
         with patch.object(clock, "time_s", return_value=1_000_000_005.0), patch.object(ledger, "flush"):
             for waiting in (3, 4):
                 RequestFigures(partial(int, waiting)).record()

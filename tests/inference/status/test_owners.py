@@ -109,7 +109,7 @@ class PlaceTests(OwnersCase):
         }
         self.assertEqual(ahead, {"few": 5, "none": 2})
 
-    def test_where_too_many_wait_to_be_counted_the_order_of_arrival_tells(self) -> None:
+    def test_where_too_many_wait_to_be_counted_the_order_of_arrival_decides(self) -> None:
         *_, last = self.wait(self.many, 12)
         with patch.object(owners, "MOST_COUNTED", 10):
             (job,) = self.wait(self.few)

@@ -23,7 +23,7 @@ class BesideTests(DatabaseTestCase):
     def make(self, name: str, *devices: str, **values: object) -> Worker:
         return Worker.objects.create(name=name, pid=1, state=WorkerState.READY, devices=list(devices), **values)
 
-    def test_a_gpu_that_another_worker_of_the_host_has_is_told(self) -> None:
+    def test_a_gpu_that_another_worker_of_the_host_has_is_a_conflict(self) -> None:
         own = self.make("a@host", "cpu", "cuda:0", "cuda:1+cuda:2")
         self.make("b@host", "cpu", "cuda:2")
         self.make("c@host", "cuda:0", "cuda:1", "cuda:3")
@@ -46,7 +46,7 @@ class BesideTests(DatabaseTestCase):
 
 
 class LivingTests(DatabaseTestCase):
-    def test_a_worker_lives_whose_heartbeat_is_near_the_database_s_clock(self) -> None:
+    def test_a_worker_lives_while_its_heartbeat_is_near_the_database_s_clock(self) -> None:
         worker = Worker.objects.create(name="w", pid=1, state=WorkerState.READY)
         for age_s, lives in ((0.0, True), (2 * PATIENCE_S, False), (-2 * PATIENCE_S, False)):
             with self.subTest(age_s), self.settings(WORKER_SILENT_S=PATIENCE_S):
@@ -60,14 +60,14 @@ class RememberedTests(TestCase):
         self.clock = Mock(monotonic=Mock(return_value=0.0))
         self.enterContext(patch.multiple(workers, time=self.clock, PATIENCE_S=PATIENCE_S))
 
-    def test_a_value_is_read_once_for_all_who_ask_within_a_second(self) -> None:
+    def test_a_value_is_read_once_for_all_requests_within_a_second(self) -> None:
         reads = itertools.count(1)
         remembered = Remembered(lambda: next(reads))
         self.assertEqual([remembered(), remembered()], [1, 1])
         self.clock.monotonic.return_value = 1.0
         self.assertEqual(remembered(), 2)
 
-    def test_who_asks_during_a_read_that_fails_fails_with_it(self) -> None:
+    def test_a_request_during_a_read_that_fails_fails_with_it(self) -> None:
         reads: list[int] = []
         failed: list[str] = []
         gate = threading.Event()
@@ -79,13 +79,13 @@ class RememberedTests(TestCase):
 
         remembered = Remembered(read)
 
-        def ask() -> None:
+        def request() -> None:
             try:
                 remembered()
             except OSError as error:
                 failed.append(str(error))
 
-        threads = [threading.Thread(target=ask) for _ in range(5)]
+        threads = [threading.Thread(target=request) for _ in range(5)]
         with patch.object(connections, "release_connection") as waiting:
             for thread in threads:
                 thread.start()
@@ -95,7 +95,7 @@ class RememberedTests(TestCase):
             thread.join()
         self.assertEqual((failed, len(reads)), (["away"] * 5, 1))
 
-    def test_a_request_whose_time_is_spent_fails_alone(self) -> None:
+    def test_a_request_with_no_time_left_fails_alone(self) -> None:
         reading, gate = threading.Event(), threading.Event()
         reads: list[int] = []
 
@@ -109,7 +109,7 @@ class RememberedTests(TestCase):
 
         remembered = Remembered(read)
 
-        def ask(spent_s: float) -> int:
+        def request(spent_s: float) -> int:
             with budget.of_a_request():
                 waited = budget.spent()
                 with waited:
@@ -117,16 +117,16 @@ class RememberedTests(TestCase):
                 return remembered()
 
         with patch.dict(os.environ, DATABASE_ANSWER_S=f"{PATIENCE_S:g}"), ThreadPoolExecutor(5) as pool:
-            spent = pool.submit(ask, 2 * PATIENCE_S)
+            spent = pool.submit(request, 2 * PATIENCE_S)
             self.assertTrue(reading.wait(PATIENCE_S))
             with patch.object(connections, "release_connection") as waiting:
-                fresh = [pool.submit(ask, 0) for _ in range(4)]
+                fresh = [pool.submit(request, 0) for _ in range(4)]
                 eventually(lambda: waiting.call_count == 4, "the others wait")
             gate.set()
             self.assertIsInstance(spent.exception(), OSError)
             self.assertEqual(([each.result() for each in fresh], len(reads)), ([7] * 4, 2))
 
-    def test_after_a_failure_the_next_to_ask_reads_again(self) -> None:
+    def test_after_a_failure_the_next_request_reads_again(self) -> None:
         answers: Iterator[Exception | int] = iter([OSError("away"), 7])
 
         def read() -> int:

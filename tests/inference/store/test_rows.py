@@ -71,7 +71,7 @@ class RowsTests(TransactionTestCase):
             groups = list(rows.group_by_statement([small, large, *[small] * 7], most=5))
         self.assertEqual([len(group) for group in groups], [1, 1, 5, 2])
 
-    def test_all_that_changes_is_read_as_the_orm_reads_it_or_when_it_is_asked_for(self) -> None:
+    def test_all_that_changes_is_read_as_the_orm_reads_it_or_on_first_use(self) -> None:
         job, unfinished = Job(model="echo", inputs="text"), Job(model="echo", inputs="text")
         rows.insert([rows.prepare(job), rows.prepare(unfinished)])
         Job.objects.filter(pk=job.pk).update(**CHANGED_LATER)

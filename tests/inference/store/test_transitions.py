@@ -82,7 +82,7 @@ class ClaimTests(TestCase):
         self.assertEqual(claim(job, batch=uuid4()), [])
         self.assertEqual(len(claim(job, batch=uuid4(), alone=True)), 1)
 
-    def test_a_claim_whose_answer_was_lost_is_made_again(self) -> None:
+    def test_a_claim_that_lost_its_answer_is_made_again(self) -> None:
         job, batch = make_job(), uuid4()
         claim(job, batch=batch)
         self.assertEqual([claimed.id for claimed in claim(job, batch=batch)], [job.pk])
@@ -165,7 +165,7 @@ class RecordTests(TestCase):
 
 
 class NoticeTests(TestCase):
-    def test_who_waits_is_told_once_a_job_has_ended_and_not_before(self) -> None:
+    def test_a_notice_is_published_once_a_job_has_ended_and_not_before(self) -> None:
         job, batch = make_job(), uuid4()
         with patch.object(notices, "publish") as publish:
             claim(job, batch=batch)
@@ -176,7 +176,7 @@ class NoticeTests(TestCase):
             transitions.cancel(job.pk)
             publish.assert_called_once_with([job.pk])
 
-    def test_whatever_ends_a_job_tells_who_waits(self) -> None:
+    def test_whatever_ends_a_job_publishes_a_notice(self) -> None:
         batch = uuid4()
         ends: dict[str, Callable[[Job], object]] = {
             "recorded": lambda job: transitions.record(batch, [outcome(job, output="done")], batch_size=1),
@@ -249,7 +249,7 @@ class LockTests(TransactionTestCase):
             self.assert_locks_in_order(older, younger, lambda: transitions.record(batch, outcomes, batch_size=2))
         self.assertEqual(Job.objects.filter(status=Status.SUCCEEDED).count(), 2)
 
-    def test_whoever_else_changes_those_of_a_batch(self) -> None:
+    def test_who_changes_the_jobs_of_a_batch_otherwise(self) -> None:
         changes: dict[str, Callable[[UUID, list[UUID]], object]] = {
             "keep": lambda batch, ids: transitions.extend_lease(batch, ids, time_limit_s=60),
             "take back": lambda batch, ids: transitions.withdraw_claim(batch, ids, keeps_messages=True),

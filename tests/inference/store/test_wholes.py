@@ -110,13 +110,13 @@ class EndTests(WholeCase):
         self.whole.refresh_from_db()
         self.assertEqual(self.whole.output, [item for items in answers for item in items])
 
-    def test_who_waits_for_it_is_told_when_it_ends_and_not_before(self) -> None:
+    def test_its_notice_is_published_when_it_ends_and_not_before(self) -> None:
         batch = claim(*self.parts)
         for number, part in enumerate(self.parts):
             with patch.object(notices, "publish") as publish:
                 record(batch, answer(part))
-            (told,) = publish.call_args.args
-            self.assertEqual(self.whole.pk in told, number == 3)
+            (ids,) = publish.call_args.args
+            self.assertEqual(self.whole.pk in ids, number == 3)
 
     def test_it_fails_with_the_first_in_its_list_that_failed_whichever_ran_first(self) -> None:
         batch = claim(*self.parts[:3])
@@ -205,7 +205,7 @@ class HousekeepingTests(WholeCase):
         publish.assert_called_once_with([self.whole.pk])
         self.assert_whole(Status.SUCCEEDED)
 
-    def test_one_of_whose_parts_somebody_deleted_some_answers_for_no_other_inputs(self) -> None:
+    def test_one_with_deleted_parts_answers_for_no_other_inputs(self) -> None:
         batch = claim(*self.parts)
         Job.objects.filter(pk=self.parts[1].pk).delete()
         record(batch, *map(answer, self.parts))
@@ -261,13 +261,13 @@ class ExpiryTests(TestCase):
         whole.refresh_from_db()
         self.assertEqual((whole.status, whole.error_code), (Status.EXPIRED, "expired"))
 
-    def test_one_whose_parts_were_all_started_in_time_does_not(self) -> None:
+    def test_one_with_all_parts_started_in_time_does_not(self) -> None:
         whole, parts, batch = self.expiring(0, 1, 2)
         record(batch, *map(answer, parts))
         whole.refresh_from_db()
         self.assertEqual(whole.status, Status.SUCCEEDED)
 
-    def test_nor_does_one_whose_own_row_does_not_say_yet_that_they_were(self) -> None:
+    def test_nor_does_one_with_a_row_that_does_not_say_yet_that_they_were(self) -> None:
         whole, parts, batch = self.expiring(0, 1, 2)
         Job.objects.filter(pk=whole.pk).update(status=Status.QUEUED)
         transitions.expire()
@@ -279,13 +279,13 @@ class ExpiryTests(TestCase):
 class RaceTests(TransactionTestCase):
     """Each call with a connection of its own, at the same moment."""
 
-    def told(self, whole: Job, calls: Sequence[Callable[[], object]]) -> int:
+    def count_notices(self, whole: Job, calls: Sequence[Callable[[], object]]) -> int:
         """How often who waits for the whole is told of its end."""
-        told: list[UUID] = []
-        with patch.object(notices, "publish", told.extend):
+        ids: list[UUID] = []
+        with patch.object(notices, "publish", ids.extend):
             at_once(calls)
         whole.refresh_from_db()
-        return told.count(whole.pk)
+        return ids.count(whole.pk)
 
     def claim_and_record(self, part: Job) -> None:
         record(claim(part), answer(part))
@@ -294,8 +294,8 @@ class RaceTests(TransactionTestCase):
         for _ in range(ROUNDS):
             whole, parts = make_whole(6)
             batches = [(claim(part), part) for part in parts]
-            told = self.told(whole, [partial(record, batch, answer(part)) for batch, part in batches])
-            self.assertEqual((told, whole.status), (1, Status.SUCCEEDED))
+            count = self.count_notices(whole, [partial(record, batch, answer(part)) for batch, part in batches])
+            self.assertEqual((count, whole.status), (1, Status.SUCCEEDED))
 
     def test_of_two_wholes_in_the_same_batches_each_is_completed(self) -> None:
         for _ in range(ROUNDS):
@@ -303,7 +303,7 @@ class RaceTests(TransactionTestCase):
             other, of_other = make_whole(4)
             pairs = [(claim(*pair), pair) for pair in zip(of_one, of_other, strict=True)]
             calls = [partial(record, batch, *map(answer, pair[::-1])) for batch, pair in pairs]
-            self.assertEqual(self.told(one, calls), 1)
+            self.assertEqual(self.count_notices(one, calls), 1)
             other.refresh_from_db()
             self.assertEqual((one.status, other.status), (Status.SUCCEEDED, Status.SUCCEEDED))
 
@@ -311,8 +311,8 @@ class RaceTests(TransactionTestCase):
         for _ in range(ROUNDS):
             whole, parts = make_whole(4)
             batches = [(claim(part), part) for part in parts]
-            told = self.told(whole, [partial(record, batch, fail(part)) for batch, part in batches])
-            self.assertEqual((told, whole.status, whole.error_detail), (1, Status.FAILED, "inputs[0]: no"))
+            count = self.count_notices(whole, [partial(record, batch, fail(part)) for batch, part in batches])
+            self.assertEqual((count, whole.status, whole.error_detail), (1, Status.FAILED, "inputs[0]: no"))
 
     def test_a_cancel_and_the_last_records_end_it_once(self) -> None:
         for _ in range(ROUNDS):
@@ -320,7 +320,7 @@ class RaceTests(TransactionTestCase):
             batches = [(claim(part), part) for part in parts[:3]]
             calls: list[Callable[[], object]] = [partial(record, batch, answer(part)) for batch, part in batches]
             calls += [partial(transitions.cancel_many, [whole.pk]), partial(self.claim_and_record, parts[3])]
-            self.assertEqual(self.told(whole, [*calls, transitions.finish_wholes]), 1)
+            self.assertEqual(self.count_notices(whole, [*calls, transitions.finish_wholes]), 1)
             self.assertIn(whole.status, (Status.CANCELLED, Status.SUCCEEDED))
             unfinished = Job.objects.filter(whole=whole.pk, status__in=("queued", "running"))
             self.assertFalse(unfinished.exists())

@@ -85,7 +85,7 @@ class ReaderCase(TransactionTestCase):
 
 
 class ReaderTests(ReaderCase):
-    def test_text_comes_as_it_is_told_and_then_the_end(self) -> None:
+    def test_text_comes_as_it_is_written_and_then_the_end(self) -> None:
         reading = Reader(self.job)
         attempt = Attempt(self.job)
         for piece in PIECES:
@@ -99,21 +99,21 @@ class ReaderTests(ReaderCase):
         self.assertEqual(reading.kinds, [Delta, End])
         self.assertEqual(len(hub.hub), 0)
 
-    def test_whoever_comes_back_at_any_event_misses_and_repeats_nothing(self) -> None:
+    def test_a_client_that_comes_back_at_any_event_misses_and_repeats_nothing(self) -> None:
         first = Reader(self.job)
         attempt = Attempt(self.job)
         for piece in PIECES[:6]:
             attempt.write(piece)
             first.has(attempt.text)
-        again = [(told, Reader(self.job, told.id)) for told in first.events if isinstance(told, Delta)]
+        again = [(delta, Reader(self.job, delta.id)) for delta in first.events if isinstance(delta, Delta)]
         attempt.write(*PIECES[6:])
         attempt.end()
         first.ends()
-        again += [(told, Reader(self.job, told.id)) for told in first.events if isinstance(told, Delta)]
+        again += [(delta, Reader(self.job, delta.id)) for delta in first.events if isinstance(delta, Delta)]
         self.assertGreater(len(again), 12)
-        for told, reading in again:
+        for delta, reading in again:
             reading.ends()
-            at = int(told.id.partition("-")[0])
+            at = int(delta.id.partition("-")[0])
             self.assertEqual(TEXT[:at] + reading.text, TEXT)
             self.assertEqual(reading.kinds, [Delta, End] if at < len(TEXT) else [End])
 
@@ -145,17 +145,17 @@ class ReaderTests(ReaderCase):
         for piece in PIECES:
             second.write(piece)
         reading.has(TEXT)
-        told = next(event for event in reading.events if isinstance(event, Delta))
-        back = Reader(self.job, told.id)  # with what the first attempt told
+        delta = next(event for event in reading.events if isinstance(event, Delta))
+        back = Reader(self.job, delta.id)  # with what the first attempt told
         back.has(TEXT)
         second.end()
-        late = Reader(self.job, told.id)  # the row tells it
+        late = Reader(self.job, delta.id)  # the row tells it
         for each, kinds in ((reading, [Delta, Restart, Delta, End]), (back, [Delta, Restart, Delta, End]),
                             (late, [Restart, Delta, End])):  # fmt: skip
             each.ends()
             self.assertEqual((each.kinds[-3:], each.text), (kinds[-3:], TEXT))
 
-    def test_a_shorter_text_than_what_was_told_begins_again(self) -> None:
+    def test_a_shorter_text_than_what_was_sent_begins_again(self) -> None:
         reading = Reader(self.job)
         first = Attempt(self.job)
         first.write(*PIECES)
@@ -167,7 +167,7 @@ class ReaderTests(ReaderCase):
         reading.ends()
         self.assertEqual((reading.kinds, reading.text), ([Delta, Restart, Delta, End], "".join(PIECES[:3])))
 
-    def test_what_was_lost_is_told_by_the_row(self) -> None:
+    def test_lost_text_is_read_from_the_row(self) -> None:
         for lost in (0, 4, 11):
             with self.subTest(lost=lost):
                 self.job = Job.objects.create(model="words", inputs=PROMPT)
@@ -179,7 +179,7 @@ class ReaderTests(ReaderCase):
                 reading.ends()
                 self.assertEqual((reading.kinds, reading.text), ([Delta, End], TEXT))
 
-    def test_a_history_that_redis_forgot_is_told_by_the_row(self) -> None:
+    def test_a_history_that_redis_forgot_is_read_from_the_row(self) -> None:
         reading = Reader(self.job)
         attempt = Attempt(self.job)
         attempt.write(*PIECES[:5])
@@ -192,7 +192,7 @@ class ReaderTests(ReaderCase):
             each.ends()
             self.assertEqual((each.kinds, each.text), ([Delta, End], TEXT))
 
-    def test_what_was_lost_is_told_as_soon_as_the_whole_text_is_told_again(self) -> None:
+    def test_lost_text_is_sent_as_soon_as_the_whole_text_is_rewritten(self) -> None:
         reading = Reader(self.job)
         attempt = Attempt(self.job)
         attempt.write(*PIECES[:3])
@@ -246,7 +246,7 @@ class ReaderTests(ReaderCase):
             attempt.write(f" {number}")
         quick.has(attempt.text)
         (subscribers,) = hub.hub.subscribers.values()
-        self.assertLessEqual(max(len(ear._held) for ear in subscribers), hub.MOST_HELD)  # noqa: SLF001
+        self.assertLessEqual(max(len(subscriber._held) for subscriber in subscribers), hub.MOST_HELD)  # noqa: SLF001
         stalled.may_go_on.release(1000)
         stalled.has(attempt.text)
         attempt.end()
@@ -278,7 +278,7 @@ class ReaderTests(ReaderCase):
         attempt.end()
         reading.ends()
 
-    def test_other_ends_are_told_with_what_was_generated(self) -> None:
+    def test_other_ends_come_after_what_was_generated(self) -> None:
         reading = Reader(self.job)
         attempt = Attempt(self.job)
         attempt.write(*PIECES[:2])
@@ -294,14 +294,14 @@ class ReaderTests(ReaderCase):
         transitions.cancel(self.job.pk)
         self.assertEqual(reading.ends().job.status, "cancelled")
 
-    def test_a_job_that_told_nothing_is_told_whole_at_its_end(self) -> None:
+    def test_a_job_that_wrote_no_chunks_is_sent_whole_at_its_end(self) -> None:
         reading = Reader(self.job)
         attempt = Attempt(self.job)
         attempt.end(output=[{"generated_text": PROMPT + TEXT}])
         reading.ends()
         self.assertEqual((reading.kinds, reading.text), ([Delta, End], TEXT))
 
-    def test_silence_is_told_now_and_then(self) -> None:
+    def test_a_silent_stream_sends_keep_alives(self) -> None:
         with patch.object(reader, "SILENCE_S", 0.02):
             reading = Reader(self.job)
             eventually(lambda: len(reading.events) > 2, "it is silent")

@@ -176,7 +176,7 @@ class LineTests(TransactionTestCase):
                 self.assertIsInstance(other.exception(), errors.StoreUnavailable)
         self.assertEqual(len(counts), 1)
 
-    def test_a_request_whose_time_is_spent_fails_alone(self) -> None:
+    def test_a_request_with_no_time_left_fails_alone(self) -> None:
         counting, go_on = threading.Event(), threading.Event()
 
         def away_at_first() -> QuerySet[Job]:

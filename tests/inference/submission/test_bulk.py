@@ -9,7 +9,7 @@ from inference.submission.submissions import BulkItem, BulkSubmission
 
 class SizeTests(TestCase):
     @override_settings(MAX_BULK_INPUTS=2)
-    def test_a_bulk_of_no_inputs_or_too_many_is_refused_whoever_submits_it(self) -> None:
+    def test_a_bulk_of_no_inputs_or_too_many_is_refused_for_every_caller(self) -> None:
         for count in (0, 3):
             items = [BulkItem(inputs=str(number)) for number in range(count)]
             with self.subTest(count), self.assertRaisesRegex(errors.InvalidInput, "from 1 to 2 inputs"):

@@ -27,7 +27,7 @@ ONE = Submission(spec=SPEC, inputs="x", idempotency_key="k")
 KEYED = Job(idempotency_key=idempotency.scope_key(None, "k"))
 
 
-def telling(waits: threading.Event) -> Callable[[float], Any]:
+def signal_wait(waits: threading.Event) -> Callable[[float], Any]:
     """Return `lending` as it is, but for that it tells that a request is about to wait for another one."""
 
     def lending(limit_s: float) -> Any:
@@ -66,11 +66,11 @@ class OnceTests(TransactionTestCase):
             self.assertTrue(waits.wait(PATIENCE_S))
             raise errors.QueueFull("full")
 
-        with ThreadPoolExecutor(1) as pool, patch.object(idempotency, "release_while_waiting", telling(waits)):
+        with ThreadPoolExecutor(1) as pool, patch.object(idempotency, "release_while_waiting", signal_wait(waits)):
             self.assertRaises(errors.QueueFull, idempotency.store_once, KEYED, fail)
             self.assertEqual(others[0].result().pk, Job.objects.get().pk)
 
-    def test_who_asks_as_another_ends_gets_its_row(self) -> None:
+    def test_a_request_that_comes_as_another_ends_gets_its_row(self) -> None:
         comes, ended = threading.Event(), threading.Event()
         first = threading.current_thread()
         others: list[Future[Job]] = []
@@ -87,7 +87,7 @@ class OnceTests(TransactionTestCase):
             return Job.objects.create(model=SPEC.name, inputs="x", idempotency_key=KEYED.idempotency_key)
 
         seams = patch.multiple(
-            idempotency, release_while_waiting=telling(comes), Future=new_future, _matching=lambda _, stored: stored
+            idempotency, release_while_waiting=signal_wait(comes), Future=new_future, _matching=lambda _, stored: stored
         )
         with ThreadPoolExecutor(1) as pool, seams:
             stored = idempotency.store_once(KEYED, store)
@@ -106,7 +106,7 @@ class OnceTests(TransactionTestCase):
 
         with (
             ThreadPoolExecutor(1) as pool,
-            patch.multiple(idempotency, release_while_waiting=telling(waits), find_stored=find_stored),
+            patch.multiple(idempotency, release_while_waiting=signal_wait(waits), find_stored=find_stored),
         ):
             first, second = jobs.submit(ONE), others[0].result()
         self.assertEqual(first, second)
@@ -123,7 +123,7 @@ class OnceTests(TransactionTestCase):
         stored = list(Job.objects.order_by("bulk_index").values_list("bulk_index", "pk"))
         self.assertEqual((accepted, len(stored)), ([stored] * CLIENTS, 2))
 
-    def test_who_waits_in_vain_is_told_that_it_stored_nothing(self) -> None:
+    def test_a_request_that_waits_in_vain_fails_and_stores_nothing(self) -> None:
         refused: list[Any] = []
 
         def store() -> Job:

@@ -126,11 +126,11 @@ class JobsTests(TransactionTestCase):
         eventually(Job.objects.exists)
         Job.objects.update(status=Status.SUCCEEDED, output=[1.0])
 
-        def told() -> list[Job]:
+        def notify() -> list[Job]:
             notices.publish([Job.objects.get().pk])
             return answers
 
-        eventually(told)
+        eventually(notify)
         thread.join()
         self.assertEqual(answers[0].output, [1.0])
 

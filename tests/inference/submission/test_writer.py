@@ -129,7 +129,7 @@ class WriterTests(TransactionTestCase):
         self.assertTrue(Job.objects.filter(pk=first.job.pk).exists())
         self.assertFalse(Job.objects.filter(pk=second.job.pk).exists())
 
-    def test_what_waited_while_the_database_was_asked_in_vain_is_refused_with_it(self) -> None:
+    def test_what_waited_for_a_write_that_failed_is_refused_with_it(self) -> None:
         with self.held(OperationalError("away")) as go_on:
             offered = [self.writer.offer(new_job())]
             eventually(lambda: not self.writer.pending, "the first is being written")
@@ -181,11 +181,11 @@ class WriterTests(TransactionTestCase):
     def test_one_submission_and_not_each_says_that_the_broker_is_away(self) -> None:
         broker = Breaker(redis.ConnectionError, slots=1, rest_s=3600)
 
-        def ask(messages: object) -> None:
+        def fail_to_publish(messages: object) -> None:
             with broker.call():
                 raise redis.ConnectionError
 
-        with patch.object(publish, "publish", ask), self.assertLogs(writer.logger, "WARNING") as said:
+        with patch.object(publish, "publish", fail_to_publish), self.assertLogs(writer.logger, "WARNING") as said:
             for _ in range(5):
                 writer.send([writer.message_of(new_job())])
         self.assertEqual(len(said.output), 1)

@@ -119,7 +119,7 @@ class CancelTests(ActsCase):
 
 
 class RetryTests(ActsCase):
-    def test_each_runs_again_once_whoever_dies(self) -> None:
+    def test_each_runs_again_once_though_the_worker_dies(self) -> None:
         make_jobs(5, status=Status.FAILED)
         act = make_act(ActKind.RETRY, FAILED)
         with patch.object(acts, "RETRIED_AT_ONCE", 2):

@@ -270,7 +270,7 @@ class ReconcileTests(TransactionTestCase):
             reconcile.reconcile()
             self.assertEqual(self.queued_messages(), 3)
 
-    def test_a_model_whose_messages_all_wait_keeps_no_lost_one_of_another_from_being_sent(self) -> None:
+    def test_a_model_with_messages_that_all_wait_keeps_no_lost_one_of_another_from_being_sent(self) -> None:
         catalog = {**models(), "other": replace(models()[MODEL], name="other")}
         writer.send([message_of(make_job(priority=1)) for _ in range(2)])
         make_worker(reached={MODEL: {"1": ago(-OLD_S).timestamp()}})

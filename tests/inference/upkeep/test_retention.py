@@ -99,7 +99,7 @@ class OldJobsTests(TestCase):
                 cursor.execute(f"EXPLAIN QUERY PLAN {look}")
                 self.assertRegex(str(cursor.fetchall()), r"SEARCH inference_job USING INDEX \w+ \(.*id<\?\)")
 
-    def test_what_is_to_be_kept_for_longer_than_ids_can_tell_is_kept(self) -> None:
+    def test_what_is_to_be_kept_for_longer_than_ids_reach_is_kept(self) -> None:
         kept = self.make()
         for days in (36_500, 1_000_000):
             with self.subTest(days), self.settings(JOB_RETENTION_DAYS=days):
@@ -187,7 +187,7 @@ class StoppedSweepTests(TestCase):
             self.sweep()
         self.assertNotIn("RetentionStopped", self.codes())
 
-    def test_no_more_are_counted_than_tell_that_they_are_too_many(self) -> None:
+    def test_no_more_are_counted_than_prove_that_they_are_too_many(self) -> None:
         """With millions of them each worker would read all of its table, and longer than a statement may take."""
         for number in range(8, 40):
             self.make(number, OLD)

@@ -42,35 +42,35 @@ class ListenerTests(TransactionTestCase):
         eventually(lambda: len(self.listener) == 1)
         return thread, answers
 
-    def tell(self, ids: list[UUID], answers: list[Any]) -> None:
-        self.tell_until(lambda: bool(answers), ids)
+    def notify(self, ids: list[UUID], answers: list[Any]) -> None:
+        self.notify_until(lambda: bool(answers), ids)
 
-    def tell_until(self, condition: Callable[[], bool], ids: list[UUID]) -> None:
+    def notify_until(self, condition: Callable[[], bool], ids: list[UUID]) -> None:
         """Again and again: the listener may not have subscribed yet."""
 
-        def told() -> bool:
+        def publish_and_check() -> bool:
             notices.publish(ids)
             return condition()
 
-        eventually(told, "the notice is heard")
+        eventually(publish_and_check, "the notice is heard")
 
     def test_a_notice_wakes_the_waiter_with_what_became_of_the_job(self) -> None:
         self.without_polls()
         thread, answers = self.wait_in_thread()
         self.finish()
-        self.tell([self.job.id], answers)
+        self.notify([self.job.id], answers)
         thread.join()
         self.assertEqual(answers[0]["output"], "done")
 
-    def test_a_notice_tells_who_waits_for_any_of_many_jobs(self) -> None:
+    def test_a_notice_wakes_a_wait_for_any_of_many_jobs(self) -> None:
         self.without_polls()
         with self.listener.hints([uuid4(), self.job.id]) as hints:
 
-            def told() -> set[UUID]:
+            def publish_and_wait() -> set[UUID]:
                 notices.publish([self.job.id])
                 return hints.wait(0.0)
 
-            self.assertEqual(eventually(told, "the notice is heard"), {self.job.id})
+            self.assertEqual(eventually(publish_and_wait, "the notice is heard"), {self.job.id})
 
     def test_a_missed_notice_is_found_by_the_slow_poll(self) -> None:
         self.enterContext(patch.object(finished, "POLL_S", 0.1))
@@ -79,16 +79,16 @@ class ListenerTests(TransactionTestCase):
         thread.join()
         self.assertEqual(answers[0]["output"], "done")
 
-    def test_the_slow_poll_wakes_only_those_of_whose_jobs_one_has_finished_and_asks_once_for_all(self) -> None:
+    def test_the_slow_poll_wakes_only_waits_with_a_finished_job_and_queries_once_for_all(self) -> None:
         self.enterContext(patch.object(finished.Listener, "_ensure_thread"))
         poll = self.listener._wake_all  # noqa: SLF001 - in the place of the thread
         jobs = Job.objects.bulk_create(Job(model="echo", inputs="text") for _ in range(3))
         with contextlib.ExitStack() as stack:
             waiting = [stack.enter_context(self.listener.hints([job.id, self.job.id])) for job in jobs]
             late = stack.enter_context(self.listener.hints([uuid4()]))
-            with CaptureQueriesContext(connection) as asked:
+            with CaptureQueriesContext(connection) as queries:
                 poll()
-            self.assertEqual((len(asked), [hints.wait(0.0) for hints in waiting]), (1, [set()] * 3))
+            self.assertEqual((len(queries), [hints.wait(0.0) for hints in waiting]), (1, [set()] * 3))
             self.finish()
             poll()
             self.assertEqual([hints.wait(0.0) for hints in (*waiting, late)], [*[{self.job.id}] * 3, set()])
@@ -97,9 +97,9 @@ class ListenerTests(TransactionTestCase):
         self.without_polls()
         thread, answers = self.wait_in_thread()
         with patch.object(rows, "read_finished", wraps=rows.read_finished) as read:
-            self.tell_until(lambda: read.called, [self.job.id])
+            self.notify_until(lambda: read.called, [self.job.id])
         self.finish()
-        self.tell([self.job.id], answers)
+        self.notify([self.job.id], answers)
         thread.join()
         self.assertEqual([answer["output"] for answer in answers], ["done"])
 
@@ -118,7 +118,7 @@ class ListenerTests(TransactionTestCase):
                 pass
         self.assertEqual((len(self.listener), len(live)), (0, 0))
 
-    def test_a_failure_may_be_told_while_a_notice_wakes_who_waits(self) -> None:
+    def test_a_wait_may_fail_while_a_notice_wakes_it(self) -> None:
         """The writer's thread and the listener's meet."""
         waiter = finished.Waiter()
 
@@ -139,19 +139,19 @@ class ListenerTests(TransactionTestCase):
         thread, answers = self.wait_in_thread()
         redis_client.get().publish(notices.channel(), b"\xff not ids")
         self.finish()
-        self.tell([uuid4(), self.job.id], answers)
+        self.notify([uuid4(), self.job.id], answers)
         thread.join()
         self.assertEqual(answers[0]["status"], Status.SUCCEEDED)
 
-    def test_a_redis_that_is_away_is_asked_once_and_one_that_refuses_keeps_no_message(self) -> None:
-        for error, asked, is_resting in ((ConnectionError("away"), 1, True), (NoPermissionError("PUBLISH"), 3, False)):
+    def test_a_redis_that_is_away_is_called_once_and_one_that_refuses_keeps_no_message(self) -> None:
+        for error, calls, is_resting in ((ConnectionError("away"), 1, True), (NoPermissionError("PUBLISH"), 3, False)):
             breaker, client = redis_client.new_breaker(), Mock(publish=Mock(side_effect=error))
             breaker.rest_s = PATIENCE_S
             away = patch.multiple(redis_client, get=lambda found=client: found, breaker=breaker)
             with self.subTest(error), away, self.assertLogs("inference.store.notices", "WARNING"):
                 for _ in range(3):
                     notices.publish([self.job.id])
-            self.assertEqual((client.publish.call_count, breaker.is_resting()), (asked, is_resting))
+            self.assertEqual((client.publish.call_count, breaker.is_resting()), (calls, is_resting))
 
     def test_a_waiting_request_holds_no_database_connection(self) -> None:
         held: list[Any] = []

@@ -79,7 +79,7 @@ class DeliveryTests(TestCase):
     def due(self) -> list[UUID]:
         return [hook.pk for hook in delivery.take_due(8)]
 
-    def test_a_notice_is_signed_and_tells_the_outcome_without_the_output(self) -> None:
+    def test_a_notice_is_signed_and_has_the_outcome_without_the_output(self) -> None:
         with receiving() as url:
             hook = self.deliver(self.hook(url))
         self.assertEqual((hook.state, hook.attempts), (WebhookState.DELIVERED, 1))
@@ -172,7 +172,7 @@ class DeliveryTests(TestCase):
         taken = delivery.take_due(1, Counter({"127.0.0.1": 4}))
         self.assertEqual([hook.pk for hook in taken], [quick.pk])
 
-    def test_no_more_are_taken_than_asked_for(self) -> None:
+    def test_no_more_are_taken_than_requested(self) -> None:
         for _ in range(3):
             self.hook("http://127.0.0.1/")
         self.assertEqual((len(delivery.take_due(2)), len(delivery.take_due(2))), (2, 1))

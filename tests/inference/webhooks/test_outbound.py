@@ -70,8 +70,8 @@ def post(url: str, limit_s: float = PATIENCE_S) -> int:
 class PostTests(SimpleTestCase):
     def only_the_answer_is_late(self) -> None:
         """By a clock that goes on a little each time that it is asked, until which all has been sent."""
-        asked = itertools.count()
-        self.enterContext(patch.object(outbound, "time", Mock(monotonic=lambda: next(asked) * 0.01)))
+        ticks = itertools.count()
+        self.enterContext(patch.object(outbound, "time", Mock(monotonic=lambda: next(ticks) * 0.01)))
         self.enterContext(patch.object(outbound, "_resolve", return_value=["127.0.0.1"]))
 
     def test_the_status_is_all_that_is_read(self) -> None:
@@ -83,12 +83,12 @@ class PostTests(SimpleTestCase):
         with server(endless) as url:
             self.assertEqual(post(url), 204)
 
-    def test_what_is_asked_for_is_a_path_also_of_an_address_without_one(self) -> None:
+    def test_the_request_has_a_path_also_for_an_address_without_one(self) -> None:
         for own, wanted in (("?token=a", "/?token=a"), ("", "/"), ("//a;b?c#d", "//a;b?c"), ("/hook", "/hook")):
-            asked = patch.object(HTTPConnection, "putrequest", autospec=True, side_effect=HTTPConnection.putrequest)
-            with server(answering(b"HTTP/1.1 200 OK\r\n\r\n")) as url, asked as put:
+            spy = patch.object(HTTPConnection, "putrequest", autospec=True, side_effect=HTTPConnection.putrequest)
+            with server(answering(b"HTTP/1.1 200 OK\r\n\r\n")) as url, spy as putrequest:
                 post(url.removesuffix("/hook") + own)
-            self.assertEqual(put.call_args.args[2], wanted)
+            self.assertEqual(putrequest.call_args.args[2], wanted)
 
     def test_a_drip_of_bytes_ends_at_the_deadline(self) -> None:
         def drip(connected: socket.socket, over: threading.Event) -> None:
@@ -116,16 +116,16 @@ class PostTests(SimpleTestCase):
             finally:
                 over.set()
 
-    def test_a_slow_name_takes_one_thread_however_many_ask(self) -> None:
+    def test_a_slow_name_takes_one_thread_for_any_number_of_requests(self) -> None:
         over = threading.Event()
         self.enterContext(patch.object(outbound, "time", Mock(monotonic=lambda: 0.0)))  # all the time is the resolver's
-        with patch.object(socket, "getaddrinfo", side_effect=lambda *_, **__: over.wait()) as asked:
+        with patch.object(socket, "getaddrinfo", side_effect=lambda *_, **__: over.wait()) as getaddrinfo:
             for _ in range(40):
                 with self.assertRaisesRegex(NotSent, "slow.example is not resolved in time"):
                     post("http://slow.example/", limit_s=0.01)
-            eventually(lambda: asked.call_count, "the name is asked for")
+            eventually(lambda: getaddrinfo.call_count, "the name is asked for")
             over.set()
-        self.assertEqual(asked.call_count, 1)
+        self.assertEqual(getaddrinfo.call_count, 1)
 
     def test_an_endless_status_line_and_nonsense_are_failures(self) -> None:
         for answer in (b"HTTP/1.1 200 " + b"x" * 5000, b"SMTP ready\r\n", b"HTTP/1.1 OK\r\n", b"\r\n", b""):
