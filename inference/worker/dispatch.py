@@ -27,6 +27,7 @@ from inference.worker.scheduling.inflight import Batch
 from inference.worker.scheduling.lazy_models import LazyStatus
 from inference.worker.scheduling.scheduler import Scheduler
 from inference.worker.scheduling.settlement import Settlement
+from inference.worker.scheduling.spare_threads import SpareThreads
 from inference.worker.scheduling.unfetched_jobs import UnfetchedJobs
 
 logger = logging.getLogger(__name__)
@@ -54,7 +55,8 @@ class Dispatcher:
         self.backlog = Backlog(replicas)
         self.batches = self.backlog.batches
         self.scheduler = Scheduler(self.backlog, pool, self._call)
-        self.settlement = Settlement(self.backlog, end=lambda pid: self.pool.end(pid))  # noqa: PLW0108 - later
+        self.spare_threads = SpareThreads(self.backlog)
+        self.settlement = Settlement(self.backlog, self.spare_threads, end=lambda pid: self.pool.end(pid))  # noqa: PLW0108 - later
         self.on_rows_left: Callable[[frozenset[UUID]], None] = _nobody
         self.on_expired: Callable[[], None] = _nobody
         self.lazy = LazyStatus()
@@ -114,6 +116,8 @@ class Dispatcher:
             self._unfetched.request_look(self.backlog, calls=self._calls)
 
     def _call(self, batch: Batch) -> bool:
+        batch.device = self.replicas.device_of(batch.pid)  # it is not known any more once the process is gone
+        self.spare_threads.choose(batch)
         call = BatchCall(
             batch=batch.id,
             number=batch.number,
@@ -129,12 +133,12 @@ class Dispatcher:
             takes_over=tuple({over for held in batch.called for over in held.takes_over}),
             goes_on=batch.is_open,
             waiting=tuple(other.id for other in self.scheduler.open_in(batch.pid) if other is not batch),
+            threads=batch.threads,
             verdict=batch.begun[0].verdict,
             raised=batch.begun[0].raised,
             trace=batch.begun[0].trace,
         )
         self.replicas.send_command(batch.pid, ChildCommand.CONTINUE)
-        batch.device = self.replicas.device_of(batch.pid)  # it is not known any more once the process is gone
         batch.called_at = batch.accepted_at = time.monotonic()
         batch.has_begun, batch.paused_s = False, 0.0
         batch.result = self.pool.send(

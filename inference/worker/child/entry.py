@@ -6,6 +6,7 @@ Torch and the engines are in child processes only.
 import contextlib
 import faulthandler
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from typing import cast
@@ -85,12 +86,27 @@ def apply_assignment(assignment: Assignment) -> LoadReport:
 @picklable_errors()
 def run_batch(call: BatchCall) -> BatchReport:
     """Run one batch from claim to notice, or some steps of it if its model generates step by step."""
-    with run_beside_open_batches(call):
+    with run_beside_open_batches(call), more_threads(call.threads):
         if stages := stages_of(call):
             stages.claim()
             stages.compute()
             return stages.record()
         return steps_of(call)
+
+
+@contextlib.contextmanager
+def more_threads(count: int) -> Iterator[None]:
+    """Have torch compute with `count` threads in the block, if these are more than it has."""
+    torch = sys.modules.get("torch")
+    before = torch.get_num_threads() if torch and count else count
+    if torch is None or before >= count:
+        yield
+        return
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def stages_of(call: BatchCall) -> BatchRun | MultiBatchRun | None:

@@ -79,6 +79,8 @@ class Batch:
     shares: tuple[int, ...] = ()  # numbers of jobs of the engine calls, where there are several
     begun: list[HeldJob] = field(init=False)  # the jobs that the batch began with
     called: list[HeldJob] = field(init=False)  # the jobs that the last call brought
+    is_only: bool = False  # nothing else ran or waited as the last call was sent
+    threads: int = 0  # threads of the last call, where it was given more than its replica has
     result: Any = None  # the pool's result of a call that is not over
     called_at: float = 0.0  # monotonic: when the last call was sent
     has_begun: bool = False  # a child process has accepted the last call

@@ -18,6 +18,7 @@ from inference.worker.scheduling.generation_stats import GenerationStats
 from inference.worker.scheduling.inflight import Batch, HeldJob
 from inference.worker.scheduling.isolation import RETRY_S
 from inference.worker.scheduling.scheduler import LONG
+from inference.worker.scheduling.spare_threads import SpareThreads
 
 logger = logging.getLogger(__name__)
 
@@ -31,8 +32,9 @@ PAUSED = 0.25  # share of a time limit: no job is blamed if the worker itself wa
 class Settlement:
     """The component that settles batches. Its argument `end` ends a child process, given its pid."""
 
-    def __init__(self, backlog: Backlog, end: Callable[[int], object]) -> None:
+    def __init__(self, backlog: Backlog, spare_threads: SpareThreads, end: Callable[[int], object]) -> None:
         self.backlog = backlog
+        self._spare_threads = spare_threads
         self.jobs_finished = 0
         self.generated = GenerationStats()
         self._end = end
@@ -46,7 +48,8 @@ class Settlement:
         is_current = now is not None and now.load_digest == batch.spec.load_digest
         if report.capacity:
             self._observe_steps(batch, report)
-        for each in (report.each or (report,)) if is_current else ():
+        self._spare_threads.observe(batch, report)
+        for each in (report.each or (report,)) if is_current and not batch.threads else ():
             self._learn(batch, queue, each, is_one=not report.each)
         failpoints.reach("before_ack")
         self._put_off(batch, report)
@@ -93,6 +96,7 @@ class Settlement:
         queue = self.backlog.queues[batch.spec.name]
         queue.padded, queue.cut_at = report.room.longest > 0, report.cut_at or math.inf
         self._observe_steps(batch, report)
+        self._spare_threads.observe(batch, report)
         self._put_off(batch, report)
         left = [held for held in batch.jobs if held.job_id in report.left]
         ended, batch.jobs = [held for held in batch.jobs if held not in left], left
@@ -121,7 +125,7 @@ class Settlement:
         """Learn how many jobs are answered in how much time. No batch is formed by the cost of steps."""
         self.generated.note(batch, report)
         jobs = self.generated.jobs(batch.spec.name, report.tokens)
-        if report.engine_s and jobs:
+        if report.engine_s and jobs and not batch.threads:
             self.backlog.queues[batch.spec.name].costs.observe(max(1, report.size), 1.0, report.engine_s, jobs=jobs)
 
     def lost(self, batch: Batch) -> None:

@@ -14,6 +14,7 @@ from unittest import TestCase
 from unittest.mock import patch
 from uuid import uuid4
 
+import torch
 from billiard.einfo import ExceptionInfo
 from django.test import TransactionTestCase
 
@@ -333,3 +334,17 @@ class RecordTests(TransactionTestCase):
             job = self.run_with(error)
             text = job.error_raised or job.error_detail
             self.assertEqual((job.error_code, len(text), text[-1]), (error.code, 2000, "…"))
+
+
+class ThreadsTests(TestCase):
+    def test_torch_has_more_threads_for_a_call_and_then_its_own_again(self) -> None:
+        own = torch.get_num_threads()
+        with entry.more_threads(own + 1):
+            self.assertEqual(torch.get_num_threads(), own + 1)
+        self.assertEqual(torch.get_num_threads(), own)
+
+    def test_it_never_has_fewer_than_an_engine_has_set(self) -> None:
+        own = torch.get_num_threads()
+        for count in (0, own):
+            with entry.more_threads(count):
+                self.assertEqual(torch.get_num_threads(), own)
