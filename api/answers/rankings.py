@@ -56,8 +56,8 @@ def _usage(outputs: Sequence[Any]) -> dict[str, Any]:
 def _score(output: Any, *, is_raw: bool) -> float:
     """Return the logit, or its sigmoid. Raises `ApiError` if the output holds no score."""
     match output:
-        case {"score": float(logit)}:
-            return logit if is_raw else _sigmoid(logit)
+        case {"score": float() | int() as logit} if not isinstance(logit, bool):
+            return float(logit) if is_raw else _sigmoid(logit)
     raise ApiError(NO_SCORE, "bad_output")
 
 

@@ -161,6 +161,11 @@ class AnswerTests(ApiTestCase):
         results = self.rank("/rerank", documents=["aa", "bb", "cc"]).json()["results"]
         self.assertEqual([each["index"] for each in results], [0, 1, 2])
 
+    def test_a_score_may_be_a_whole_number(self) -> None:
+        job = Job(output=[{"score": 0}, {"score": 1}, {"score": -1.0}])
+        scores = [each["relevance_score"] for each in json.loads(ranking(job, rerank.read(BODY)))["results"]]
+        self.assertEqual(scores, [sigmoid(1), 0.5, sigmoid(-1)])
+
     def test_no_logit_is_too_large(self) -> None:
         request = rerank.read(BODY)
         job = Job(output=[{"score": -1e4}, {"score": 1e4}, {"score": 0.0}])
@@ -180,6 +185,7 @@ class AnswerTests(ApiTestCase):
 
     def test_an_engine_that_gives_no_scores_is_at_fault(self) -> None:
         one = {"label": "LABEL_0", "score": 0.5}
-        for answer in (["x"] * 3, [one] * 2, "x", [one, one, {"label": "LABEL_0"}], [one, one, [one, one]]):
+        lists = (["x"] * 3, [one] * 2, [one, one, {"label": "LABEL_0"}], [one, one, {"score": True}], [one, one, [one]])
+        for answer in ("x", *lists):
             response = self.rank("/v2/rerank", functools.partial(answering, answer))
             self.assertEqual((response.status_code, response.json()["code"]), (502, "bad_output"))
