@@ -15,7 +15,7 @@ from inference import clock
 
 @contextlib.contextmanager
 def database_clock(seconds: float) -> Iterator[None]:
-    """Let the database's clock show so many seconds more than it does, in `Now()` and to `clock.of_database`."""
+    """Let the database's clock show so many seconds more, in `Now()` and to `clock.read_database_clock`."""
     template = {
         "postgresql": f"(STATEMENT_TIMESTAMP() + interval '{seconds} seconds')",
         "sqlite": f"STRFTIME('%%%%Y-%%%%m-%%%%d %%%%H:%%%%M:%%%%f', 'NOW', '{seconds:+} seconds')",

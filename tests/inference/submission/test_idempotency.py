@@ -28,13 +28,13 @@ KEYED = Job(idempotency_key=idempotency.scope_key(None, "k"))
 
 
 def signal_wait(waits: threading.Event) -> Callable[[float], Any]:
-    """Return `lending` as it is, but for that it tells that a request is about to wait for another one."""
+    """Return what `release_while_waiting` does, after an event is set: a request is about to wait for another one."""
 
-    def lending(limit_s: float) -> Any:
+    def release(limit_s: float) -> Any:
         waits.set()
         return compute_slots.release_while_waiting(limit_s)
 
-    return lending
+    return release
 
 
 class OnceTests(TransactionTestCase):
