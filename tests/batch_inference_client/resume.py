@@ -2,8 +2,8 @@
 
     python -m tests.batch_inference_client.resume 100000
 
-With `--beside` it compares the time of `map` with that of the bulk interface, in turns. Seconds are printed for
-docs/guide/client.md, and no test looks at them.
+With `--beside` it compares the time of `map` with that of the bulk interface, in turns. It prints seconds, and no test
+looks at them.
 """
 
 from __future__ import annotations
