@@ -91,7 +91,7 @@ class BatchCall:
     takes_over: tuple[UUID, ...] = ()  # batches that are known to have ended, whose rows may be claimed
     goes_on: bool = False  # it continues a batch that is open in this child process
     waiting: tuple[UUID, ...] = ()  # other batches that are open in this child process and wait for their turn
-    threads: int = 0  # threads of torch, where they are more than the replica's own
+    spare_threads: int = 0  # threads of torch beside the replica's own
     verdict: str = ""  # the error code to fail the jobs with, instead of running them
     raised: str = ""  # what the call raised that led to the verdict, for operators
     trace: str = ""  # where `raised` was raised

@@ -133,7 +133,7 @@ class Dispatcher:
             takes_over=tuple({over for held in batch.called for over in held.takes_over}),
             goes_on=batch.is_open,
             waiting=tuple(other.id for other in self.scheduler.open_in(batch.pid) if other is not batch),
-            threads=batch.threads,
+            spare_threads=batch.spare_threads,
             verdict=batch.begun[0].verdict,
             raised=batch.begun[0].raised,
             trace=batch.begun[0].trace,

@@ -5,6 +5,7 @@ Torch and the engines are in child processes only.
 
 import contextlib
 import faulthandler
+import os
 import signal
 import sys
 import threading
@@ -86,7 +87,7 @@ def apply_assignment(assignment: Assignment) -> LoadReport:
 @picklable_errors()
 def run_batch(call: BatchCall) -> BatchReport:
     """Run one batch from claim to notice, or some steps of it if its model generates step by step."""
-    with run_beside_open_batches(call), more_threads(call.threads):
+    with run_beside_open_batches(call), spare_threads(call.spare_threads):
         if stages := stages_of(call):
             stages.claim()
             stages.compute()
@@ -95,18 +96,18 @@ def run_batch(call: BatchCall) -> BatchReport:
 
 
 @contextlib.contextmanager
-def more_threads(count: int) -> Iterator[None]:
-    """Have torch compute with `count` threads in the block, if these are more than it has."""
-    torch = sys.modules.get("torch")
-    before = torch.get_num_threads() if torch and count else count
-    if torch is None or before >= count:
+def spare_threads(count: int) -> Iterator[None]:
+    """Have torch compute with `count` more threads in the block, unless an engine has set their number itself."""
+    torch = sys.modules.get("torch") if count else None
+    own = torch.get_num_threads() if torch else 0
+    if torch is None or str(own) != os.environ.get("OMP_NUM_THREADS"):
         yield
         return
-    torch.set_num_threads(count)
+    torch.set_num_threads(own + count)
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(own)
 
 
 def stages_of(call: BatchCall) -> BatchRun | MultiBatchRun | None:

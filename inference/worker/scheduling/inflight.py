@@ -80,7 +80,7 @@ class Batch:
     begun: list[HeldJob] = field(init=False)  # the jobs that the batch began with
     called: list[HeldJob] = field(init=False)  # the jobs that the last call brought
     is_only: bool = False  # nothing else ran or waited as the last call was sent
-    threads: int = 0  # threads of the last call, where it was given more than its replica has
+    spare_threads: int = 0  # threads of an idle replica that the last call was given
     result: Any = None  # the pool's result of a call that is not over
     called_at: float = 0.0  # monotonic: when the last call was sent
     has_begun: bool = False  # a child process has accepted the last call

@@ -49,7 +49,7 @@ class Settlement:
         if report.capacity:
             self._observe_steps(batch, report)
         self._spare_threads.observe(batch, report)
-        for each in (report.each or (report,)) if is_current and not batch.threads else ():
+        for each in (report.each or (report,)) if is_current else ():
             self._learn(batch, queue, each, is_one=not report.each)
         failpoints.reach("before_ack")
         self._put_off(batch, report)
@@ -71,10 +71,11 @@ class Settlement:
         call have less than one by itself.
         """
         if report.engine_s and report.calls == 1:
-            self._note_cost(batch, report)
-            queue.ran(report.size, report.length, report.engine_s, jobs=report.jobs)
             queue.padded = report.padded
             queue.cut_at = report.cut_at or math.inf
+        if report.engine_s and report.calls == 1 and not batch.spare_threads:
+            self._note_cost(batch, report)
+            queue.ran(report.size, report.length, report.engine_s, jobs=report.jobs)
             queue.costs.observe_reading(report.read_s)
             if is_one:
                 queue.costs.observe_overhead(report.overhead_s, jobs=max(1, report.jobs))
@@ -125,7 +126,7 @@ class Settlement:
         """Learn how many jobs are answered in how much time. No batch is formed by the cost of steps."""
         self.generated.note(batch, report)
         jobs = self.generated.jobs(batch.spec.name, report.tokens)
-        if report.engine_s and jobs and not batch.threads:
+        if report.engine_s and jobs and not batch.spare_threads:
             self.backlog.queues[batch.spec.name].costs.observe(max(1, report.size), 1.0, report.engine_s, jobs=jobs)
 
     def lost(self, batch: Batch) -> None:
@@ -156,6 +157,7 @@ class Settlement:
         if isinstance(cause, errors.ModelUnavailable):  # raised before the claim: the rows are unchanged
             self.backlog.isolation.retry(batch, cause)
             return
+        self._spare_threads.failed(batch)
         for held in batch.jobs:
             held.is_over(batch.id)
         if isinstance(cause, errors.DeviceFailed):

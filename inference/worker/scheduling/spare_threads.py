@@ -1,94 +1,120 @@
-"""The threads of an idle replica, which a call on the CPU gets too while nothing else runs or waits."""
+"""The threads of an idle replica, which a job alone on the CPU gets too while nothing else runs or waits."""
 
 import sys
-import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
-from inference.failures import Pauses
+from inference.batching.costs import CostModel
 from inference.worker.calls import BatchReport
-from inference.worker.replicas.devices import CPU
+from inference.worker.replicas import devices
 from inference.worker.scheduling.backlog import LEARNT, Backlog
 from inference.worker.scheduling.inflight import Batch
 
 LINUX = "linux"  # elsewhere the threads of OpenMP keep their core from others for long after a call
-REPLICAS = 2  # replicas whose threads a call gets: of more the gain is small, and a shorter text has no work for them
-WORTH = 0.95  # share of the time with a replica's own threads, above which more threads are given up for a while
+LONGEST_S = 0.5  # seconds that a call may be expected to take: other jobs may come that need the core
+WORTH = 0.95  # share of the time with a replica's own threads, above which spare threads are given up for a while
 PRIOR = 0.8  # that share, as it is assumed before it is known
 WEIGHT = 0.1  # weight of the newest call in an average
-MOST = 2.0  # times the pace with its own threads that a call counts for: one call that was disturbed decides nothing
+MOST = 4.0  # times the own pace that a call counts for
 OWN_EVERY = 16  # of so many calls one has its replica's own threads, so that their time is known
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
+TRUSTED_AFTER = 64  # calls in a row for which spare threads were kept, after which the pause is short again
+FIRST_PAUSE, LONGEST_PAUSE = 16, 1024  # calls
 
 
 @dataclass(slots=True)
 class _Paces:
-    """The seconds that calls of a model take for a unit of work, with a replica's own threads and with more."""
+    """The seconds that calls of a model take for a unit of work, with a replica's own threads and with spare ones."""
 
     own: float = 0.0
-    more: float = 0.0  # 0: not known
-    calls: int = 0  # with a replica's own threads
-    turns: int = 0  # calls that could have had more
-    until: float = 0.0  # monotonic: when more threads may be tried again
-    pauses: Pauses = field(default_factory=lambda: Pauses(first_s=FIRST_PAUSE_S, longest_s=LONGEST_PAUSE_S))
+    spare: float = 0.0  # 0: not known
+    calls: int = 0  # with own threads
+    turns: int = 0  # calls that might have had spare threads
+    kept: int = 0  # calls with spare threads since they were given up
+    resume_at: int = 0  # the turn from which they may be given again
+    pause: int = FIRST_PAUSE
 
-    def may_have_more(self) -> bool:
+    def take_turn(self) -> bool:
+        """Return True if the next call is to have spare threads."""
         self.turns += 1
-        return self.calls >= LEARNT and self.turns % OWN_EVERY > 0 and time.monotonic() >= self.until
+        return self.calls >= LEARNT and self.turns % OWN_EVERY > 0 and self.turns >= self.resume_at
 
     def observe_own(self, pace: float) -> None:
         self.own += (pace - self.own) * max(WEIGHT, 1 / (self.calls + 1))
         self.calls += 1
 
-    def observe_more(self, pace: float) -> None:
-        before = self.more or PRIOR * self.own
-        self.more = before + WEIGHT * (min(pace, MOST * self.own) - before)
-        if self.more > WORTH * self.own:  # another program uses the core, or the model is too small
-            self.until, self.more = time.monotonic() + self.pauses.next_s(), 0.0
-        elif pace <= WORTH * self.own:
-            self.pauses.reset()
+    def observe_spare(self, pace: float) -> None:
+        before = self.spare or PRIOR * self.own
+        self.spare = before + WEIGHT * (min(pace, MOST * self.own) - before)
+        self.kept += 1
+        if self.spare > WORTH * self.own:
+            self.give_up()
+        elif self.kept >= TRUSTED_AFTER:
+            self.pause = FIRST_PAUSE
+
+    def give_up(self) -> None:
+        self.resume_at, self.spare, self.kept = self.turns + self.pause, 0.0, 0
+        self.pause = min(2 * self.pause, LONGEST_PAUSE)
 
 
 class SpareThreads:
-    """The choice of a call's threads, by whether more of them have made the model's calls faster.
+    """The choice of a call's threads, by whether spare ones have made the model's calls faster.
 
-    A thread that waits for the core of another program makes a call slower by much, since all threads of a call wait
-    for the last one. So the time is measured, and more threads are tried again after a growing pause.
+    All threads of a call wait for the last one. If another program uses its core, the call takes several times as long.
+    So the time is measured, and spare threads are tried again after a number of calls that grows.
     """
 
     def __init__(self, backlog: Backlog) -> None:
         self._backlog = backlog
-        self._paces: dict[str, _Paces] = {}  # by model
+        self._paces: WeakKeyDictionary[CostModel, _Paces] = WeakKeyDictionary()  # a model that changes has new costs
 
     def choose(self, batch: Batch) -> None:
-        """Set the threads of a batch's next call."""
-        batch.is_only, batch.threads = self._is_only(batch), 0
-        if batch.is_only and self._paces_of(batch).may_have_more():
-            batch.threads = REPLICAS * self._backlog.replicas.plan.threads
+        """Set the number of spare threads for a batch's next call."""
+        batch.is_only = self._is_only(batch)
+        is_given = batch.is_only and self._paces_of(batch).take_turn()
+        batch.spare_threads = self._backlog.replicas.plan.threads if is_given else 0
 
     def _is_only(self, batch: Batch) -> bool:
-        """Return True if a whole replica is idle beside the batch, and nothing waits for it."""
-        plan = self._backlog.replicas.plan
+        """Return True if a batch is one job, a replica is idle beside it, and nothing else runs or waits."""
+        replicas, plan = self._backlog.replicas, self._backlog.replicas.plan
         return (
-            plan.replicas >= REPLICAS and batch.device == CPU and sys.platform == LINUX and not batch.is_closed
-            and not batch.shares and not len(self._backlog)
+            len(batch.jobs) == 1 and not batch.is_closed and not len(self._backlog)
             and all(other is batch for other in self._backlog.batches.values())
+            and replicas.able == plan.replicas > 1 and not any(each.is_loading for each in replicas.replicas)
+            and not replicas.works_ahead(batch.pid)
+            and batch.device == devices.CPU and 2 * plan.threads <= devices.cores() and sys.platform == LINUX
+            and (replicas.steps(batch.spec.name) or self._expected_s(batch) <= LONGEST_S)
         )  # fmt: skip
+
+    def _expected_s(self, batch: Batch) -> float:
+        item = batch.jobs[0].item
+        return self._costs_of(batch).seconds(item.size, item.length)
 
     def observe(self, batch: Batch, report: BatchReport) -> None:
         """Learn from the report of a call that was the only one as it was sent."""
         work = self._work(batch, report) if batch.is_only else 0.0
         if work and report.engine_s:
             paces = self._paces_of(batch)
-            (paces.observe_more if batch.threads else paces.observe_own)(report.engine_s / work)
+            (paces.observe_spare if batch.spare_threads else paces.observe_own)(report.engine_s / work)
+
+    def failed(self, batch: Batch) -> None:
+        """Give the threads up for a while, since a call with them ended its process or ran past its time limit."""
+        if batch.spare_threads:
+            self._paces_of(batch).give_up()
 
     def _work(self, batch: Batch, report: BatchReport) -> float:
-        """Return the steps of a model that generates step by step, else the seconds that the model's cost predicts."""
+        """Return the seconds that the model's cost predicts, or the steps of a model that generates step by step.
+
+        Steps are counted for one row, and in calls that read no prompt.
+        """
         if report.capacity:
-            return report.tokens / max(1, report.size)
-        costs = self._backlog.queues[batch.spec.name].costs
+            return 0.0 if batch.called or report.size > 1 else float(report.tokens)
+        costs = self._costs_of(batch)
         if report.calls != 1 or costs.calls < LEARNT:
             return 0.0
         return costs.seconds(report.size, report.length) - costs.overhead_s
 
+    def _costs_of(self, batch: Batch) -> CostModel:
+        return self._backlog.queues[batch.spec.name].costs
+
     def _paces_of(self, batch: Batch) -> _Paces:
-        return self._paces.setdefault(batch.spec.name, _Paces())
+        return self._paces.setdefault(self._costs_of(batch), _Paces())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import pickle
 import tempfile
 import traceback
@@ -336,15 +337,21 @@ class RecordTests(TransactionTestCase):
             self.assertEqual((job.error_code, len(text), text[-1]), (error.code, 2000, "…"))
 
 
-class ThreadsTests(TestCase):
-    def test_torch_has_more_threads_for_a_call_and_then_its_own_again(self) -> None:
-        own = torch.get_num_threads()
-        with entry.more_threads(own + 1):
-            self.assertEqual(torch.get_num_threads(), own + 1)
-        self.assertEqual(torch.get_num_threads(), own)
+class SpareThreadsTests(TestCase):
+    def setUp(self) -> None:
+        self.own = torch.get_num_threads()
+        self.addCleanup(torch.set_num_threads, self.own)
+        self.enterContext(patch.dict(os.environ, OMP_NUM_THREADS=str(self.own)))
 
-    def test_it_never_has_fewer_than_an_engine_has_set(self) -> None:
-        own = torch.get_num_threads()
-        for count in (0, own):
-            with entry.more_threads(count):
-                self.assertEqual(torch.get_num_threads(), own)
+    def test_torch_has_them_for_a_call_and_then_its_own_again(self) -> None:
+        with self.assertRaises(ZeroDivisionError), entry.spare_threads(2):
+            self.assertEqual(torch.get_num_threads(), self.own + 2)
+            raise ZeroDivisionError
+        self.assertEqual(torch.get_num_threads(), self.own)
+
+    def test_none_where_none_are_given_or_an_engine_has_set_their_number(self) -> None:
+        with entry.spare_threads(0):
+            self.assertEqual(torch.get_num_threads(), self.own)
+        torch.set_num_threads(self.own + 1)
+        with entry.spare_threads(2):
+            self.assertEqual(torch.get_num_threads(), self.own + 1)
