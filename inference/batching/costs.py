@@ -64,6 +64,10 @@ class CostModel:
         """
         return self.seconds_of([size], length)[0]
 
+    def engine_seconds(self, size: int, length: float) -> float:
+        """Predict how many of the seconds of a call the engine takes."""
+        return self.seconds(size, length) - self.overhead_s
+
     def seconds_of(self, sizes: Sequence[int], length: float) -> list[float]:
         """Predict the seconds of several calls with items of one length. `sizes` has the largest call first."""
         call, item, token, token_length, *beyond = self.weights

@@ -194,7 +194,7 @@ class BatchQueue:
         """
         size = sum(item.size for item in items)
         longest, tokens = max(item.length for item in items), sum(item.size * item.length for item in items)
-        engine_s = self.costs.seconds(size, longest if self.padded else tokens / size) - self.costs.overhead_s
+        engine_s = self.costs.engine_seconds(size, longest if self.padded else tokens / size)
         return engine_s * self.costs.pace
 
     def cost_s(self, item: Item) -> float:

@@ -105,8 +105,8 @@ def set_up_libraries(threads: int, *, is_cpu: bool = True) -> None:
     A tokenizer reads a batch in several threads if the replica is on a GPU and has so many cores that some are idle.
     The work is not less in several threads, and if no core is idle a batch waits for all of them.
 
-    The threads of OpenMP wait for work without giving their core away for so long only as the next part of a model
-    takes to begin, since the core may be another replica's.
+    The threads of OpenMP look for work for a tenth of a millisecond before they sleep, as long as the next part of a
+    model takes to begin. Their core may be another replica's.
     """
     if not SPINNING & os.environ.keys():
         os.environ.update(GOMP_SPINCOUNT=SPIN_COUNT)

@@ -65,15 +65,16 @@ class Settlement:
         )  # fmt: skip
 
     def _learn(self, batch: Batch, queue: BatchQueue, report: BatchReport, *, is_one: bool) -> None:
-        """Learn the costs of one engine call.
+        """Learn the costs of one engine call, which are those of a call without spare threads.
 
         The overhead is learnt from a call that was sent by itself only (`is_one`): several engine calls of one batch
         call have less than one by itself.
         """
-        if report.engine_s and report.calls == 1:
+        is_measured = report.engine_s > 0 and report.calls == 1  # no culprit was isolated
+        if is_measured:
             queue.padded = report.padded
             queue.cut_at = report.cut_at or math.inf
-        if report.engine_s and report.calls == 1 and not batch.spare_threads:
+        if is_measured and not batch.spare_threads:
             self._note_cost(batch, report)
             queue.ran(report.size, report.length, report.engine_s, jobs=report.jobs)
             queue.costs.observe_reading(report.read_s)
@@ -86,8 +87,7 @@ class Settlement:
 
     def _note_cost(self, batch: Batch, report: BatchReport) -> None:
         """Record how far off the expected cost of an engine call was, before it is learnt from the call."""
-        costs = self.backlog.queues[batch.spec.name].costs
-        expected_s = costs.seconds(report.size, report.length) - costs.overhead_s
+        expected_s = self.backlog.queues[batch.spec.name].costs.engine_seconds(report.size, report.length)
         cost = {"expected_s": expected_s, "real_s": report.engine_s, "off_s": abs(report.engine_s - expected_s)}
         ledger.note(batch.spec.name, {"cost": cost})
 

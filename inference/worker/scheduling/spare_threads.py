@@ -111,7 +111,7 @@ class SpareThreads:
         costs = self._costs_of(batch)
         if report.calls != 1 or costs.calls < LEARNT:
             return 0.0
-        return costs.seconds(report.size, report.length) - costs.overhead_s
+        return costs.engine_seconds(report.size, report.length)
 
     def _costs_of(self, batch: Batch) -> CostModel:
         return self._backlog.queues[batch.spec.name].costs

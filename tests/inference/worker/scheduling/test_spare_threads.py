@@ -174,14 +174,12 @@ class SpareThreadsTests(DispatcherCase):
 
     def test_of_steps_those_of_one_row_that_read_no_prompt_are_compared(self) -> None:
         self.enterContext(patch.object(ReplicaRegistry, "steps", return_value=True))
+        report = BatchReport(errors={}, engine_s=0.2, tokens=10, size=1, capacity=1000)
         job_id, _ = self.add()
         self.dispatcher.kick()
         given = []
         for _ in range(LEARNT + 2):  # the first reads the prompt
             given.append(self.last.batch.spare_threads)
             self.last.over = True
-            report = BatchReport(
-                errors={}, left=frozenset({job_id}), engine_s=0.2, tokens=10, size=1, capacity=1000
-            )  # fmt: skip
-            self.last.callback(report)
+            self.last.callback(dataclasses.replace(report, left=frozenset({job_id})))
         self.assertEqual(given, [0] * (LEARNT + 1) + [THREADS])
