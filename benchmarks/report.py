@@ -36,7 +36,7 @@ def cells(row: Row, rows: dict[str, Row], results: Results, workload: str) -> li
 
 
 def tables(results: Results, only: str = "") -> Iterator[tuple[str, list[list[str]]]]:
-    """A title, and the lines of a table, for each workload and load; `only` of one load."""
+    """Yield a title and the lines of a table for each workload and load, or for one load `only`."""
     for workload in results.workloads():
         for load in results.loads(workload):
             if only not in ("", load):
@@ -91,7 +91,7 @@ def measured(results: Results) -> str:
 
 
 def as_markdown(results: Results, first: str) -> str:
-    """What the page shows. The terminal has the other loads and columns too, and the JSON has all of it."""
+    """Return what the page shows. The terminal has the other loads and columns too, and the JSON has all of it."""
     parts = [first]
     parts += ["", *markdown_table(["", "measured", "aim", ""], [claim.cells() for claim in claims(results)])]
     columns = [HEAD.index(name) for name in ON_THE_PAGE]
@@ -104,7 +104,7 @@ def as_markdown(results: Results, first: str) -> str:
 
 
 def latencies(results: Results, load: str) -> list[list[str]]:
-    """A line for each system that was measured under this load, with its p50 by workload."""
+    """Return a line for each system that was measured under this load, with its p50 by workload."""
     rows = [results.rows(workload, load) for workload in results.workloads()]
     return [
         [SYSTEMS[name].label, *(f"{found[name].p50_ms:.1f}" if name in found else "" for found in rows)]

@@ -19,7 +19,7 @@ needed = unittest.skipUnless(shutil.which("npm") or os.environ.get("CI"), "npm i
 
 
 def run(script: str, *arguments: str, data: Any = None) -> Any:
-    """What the script prints, which is JSON; `data` is what it reads."""
+    """Return what the script prints, which is JSON; `data` is what it reads."""
     return ended(start(script, *arguments), data)
 
 

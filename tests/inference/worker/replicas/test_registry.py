@@ -44,7 +44,7 @@ class ReplicasTests(TestCase):
         self.logged = [record.getMessage() for record in logs.records if record.levelno == logging.ERROR]
 
     def loads(self, index: int, model: str) -> None:
-        """Its process says that it loads this model of those that it was assigned."""
+        """Have its process say that it loads this model of those that it was assigned."""
         replica = self.replicas.replicas[index]
         replica.shared.loading = 1 + replica.assigned_digests.index(CATALOG[model].digest)
 
