@@ -162,8 +162,6 @@ CELERY_TASK_IGNORE_RESULT = True
 CELERY_TASK_ACKS_LATE = True
 CELERY_WORKER_CONSUMER = "inference.worker.consumer:JobConsumer"
 CELERY_WORKER_POOL = "inference.worker.processes.pool:TaskPool"
-CELERY_WORKER_POOL_START_METHOD = "spawn"  # inherits nothing of its parent; see inference.worker.processes.forkserver
-CELERY_WORKER_PROC_ALIVE_TIMEOUT = LOAD_LIMIT_S  # a replica loads its models before it reports
 CELERY_WORKER_ENABLE_PREFETCH_COUNT_REDUCTION = False
 CELERY_WORKER_REDIRECT_STDOUTS = False
 

@@ -17,7 +17,7 @@ from inference.failures import is_away
 HEADING = "Traceback (own code first, the last call last):"
 MOST_TRACE = 4000  # characters
 MOST_OWN, MOST_OTHERS = 8, 4  # calls of the model's own code, and of other code, shown of each exception
-OURS = ("inference.", "api.", "project.", "billiard.exceptions")  # billiard's exceptions say how a process died
+OURS = ("inference.", "api.", "project.")
 
 
 def summarize(error: BaseException) -> str:

@@ -5,6 +5,8 @@ They are plain values, without the inputs and outputs of jobs.
 
 import ctypes
 import enum
+import mmap
+import os
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -38,6 +40,39 @@ class RemoteError(Exception):
         self.raised, self.trace = raised, trace
 
 
+class ProcessLost(Exception):
+    """The child process that ran a call has ended."""
+
+    def __init__(self, exit_code: int | None) -> None:
+        """`exit_code` is minus the number of the signal that ended it, as in `multiprocessing`; None: unknown."""
+        super().__init__(f"the process that ran it ended: {describe_exit(exit_code)}")
+        self.exit_code = exit_code
+
+    def __reduce__(self) -> Any:
+        return type(self), (self.exit_code,)
+
+
+def describe_exit(exit_code: int | None) -> str:
+    if exit_code is None:
+        return "how is not known"
+    if exit_code >= 0:
+        return f"exit code {exit_code}"
+    try:
+        return f"signal {-exit_code} ({signal.Signals(-exit_code).name})"
+    except ValueError:  # a real-time signal
+        return f"signal {-exit_code}"
+
+
+class ReplyKind(enum.IntEnum):
+    """The kinds of messages from a child process. Each message has a kind, the number of a call, and a value."""
+
+    UP = 0  # it is ready for calls; the value is its first `LoadReport`
+    ACCEPTED = 1  # it begins the call
+    DONE = 2  # the call has this result
+    FAILED = 3  # the call raised this error
+    LEAVING = 4  # it runs nothing any more, and ends
+
+
 class ChildCommand(enum.IntEnum):
     """The commands of the main process to a child process."""
 
@@ -57,6 +92,13 @@ class SharedState(ctypes.Structure):
         ("reading", ctypes.c_longlong),  # the number of the call whose inputs are read beside it, or 0; likewise
         ("job", ctypes.c_ubyte * len(NO_JOB)),  # the one job that an open batch's engine handles, or `NO_JOB`; likewise
     ]
+
+
+def map_shared_state(descriptor: int) -> SharedState:
+    """Return the state in the memory of this file descriptor, and close the descriptor."""
+    memory = mmap.mmap(descriptor, ctypes.sizeof(SharedState))
+    os.close(descriptor)
+    return SharedState.from_buffer(memory)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

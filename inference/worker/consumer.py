@@ -271,7 +271,6 @@ class BatchingStep(bootsteps.StartStopStep):
         c.dispatcher.replicas.apply_intents(c.controller.heartbeat.intents)
         c.controller.served.follow(c.dispatcher.backlog.is_idle)
         c.dispatcher.lazy = c.controller.lazy.follow(c.dispatcher.backlog)
-        c.pool.maintain_pool()  # the pool itself may notice a dead child only after 5 s
         c.pool.replicas.look_after()
         self.follow(c)
         c.dispatcher.sweep()

@@ -20,7 +20,7 @@ from inference.worker.calls import IN_HAND, BatchCall, BatchReport, ChildCommand
 from inference.worker.child.entry import run_batch
 from inference.worker.maintenance import status_row
 from inference.worker.maintenance.heartbeat import WorkerSnapshot
-from inference.worker.processes.pool import ReplicaPool
+from inference.worker.processes.replica_pool import ReplicaPool
 from inference.worker.replicas.registry import ReplicaRegistry
 from inference.worker.scheduling.backlog import Backlog
 from inference.worker.scheduling.inflight import Batch
@@ -142,9 +142,9 @@ class Dispatcher:
         batch.called_at = batch.accepted_at = time.monotonic()
         batch.has_begun, batch.paused_s = False, 0.0
         batch.result = self.pool.send(
-            batch.pid, run_batch, (call,), callback=lambda report: self._guarded(self._reported, batch, report),
-            error_callback=lambda info: self._guarded(self._failed, batch, info),
-            accept_callback=lambda pid, at: self._accepted(batch, pid),
+            batch.pid, run_batch, (call,), done=lambda report: self._guarded(self._reported, batch, report),
+            failed=lambda cause: self._guarded(self._failed, batch, cause),
+            accepted=lambda pid: self._accepted(batch, pid),
         )  # fmt: skip
         if batch.result is None:  # the pool is closing: the broker restores unfinished messages
             self.scheduler.may_begin = False
@@ -164,12 +164,12 @@ class Dispatcher:
         else:
             self.settlement.finished(batch, report)
 
-    def _failed(self, batch: Batch, info: Any) -> None:
+    def _failed(self, batch: Batch, cause: BaseException) -> None:
         batch.is_open = False
-        self.settlement.failed(batch, info)
+        self.settlement.failed(batch, cause)
 
     def _guarded(self, settle: Callable[[Batch, Any], None], batch: Batch, result: Any) -> None:
-        """Settle a batch. Log an error, which the pool would swallow, and settle the batch as broken then.
+        """Settle a batch. Log an error, and settle the batch as broken then.
 
         A batch that is not open is removed in any case.
         """

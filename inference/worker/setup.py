@@ -14,18 +14,16 @@ from dataclasses import replace
 from typing import Any
 
 import click
-from billiard import util
-from celery import Celery, bootsteps, platforms, signals
-from celery.concurrency.prefork import TaskPool as PreforkPool
-from celery.utils.imports import symbol_by_name
+from celery import Celery, bootsteps, concurrency, platforms, signals
 from django.conf import settings
 from django.db import DatabaseError, InterfaceError
 
 from inference.broker.messages import TASK
 from inference.catalog import lookup, specs, tasks
 from inference.catalog.specs import ModelSpec
-from inference.telemetry import logs, tracing
-from inference.worker.processes import forkserver
+from inference.telemetry import logs
+from inference.worker.processes import launcher
+from inference.worker.processes.pool import TaskPool
 from inference.worker.replicas import devices
 
 logger = logging.getLogger(__name__)
@@ -58,8 +56,6 @@ def install(app: Celery) -> None:
     signals.worker_init.connect(prepare, weak=False)
     signals.worker_ready.connect(collect_less_garbage, weak=False)
     signals.worker_shutdown.connect(leave, weak=False)
-    if tracing.on:
-        signals.worker_process_shutdown.connect(lambda **_: tracing.flush(), weak=False)
 
 
 def prepare(sender: Any, **kwargs: Any) -> None:
@@ -88,7 +84,6 @@ def _plan(worker: Any) -> None:
     from inference.worker import control
     from inference.worker.maintenance.heartbeat import Heartbeat
     from inference.worker.maintenance.housekeeping import Housekeeping
-    from inference.worker.processes.pool import ReplicaPool
     from inference.worker.replicas.registry import ReplicaRegistry
     from inference.worker.replicas.served_models import ServedModels, parse_selection
     from inference.worker.scheduling.lazy_models import LazyModels
@@ -96,12 +91,16 @@ def _plan(worker: Any) -> None:
 
     queues, models = worker.app.amqp.queues, lookup.models()
     consumed = [name for name, spec in models.items() if spec.queue in queues.consume_from]
-    if not consumed:  # -Q names other queues: the worker runs other tasks
+    is_ours = concurrency.get_implementation(worker.pool_cls) is TaskPool
+    if not consumed:  # -Q names other queues: the worker runs other tasks, in Celery's own pool
+        worker.pool_cls = "prefork" if is_ours else worker.pool_cls
         return
+    if not is_ours:
+        raise ValueError("the models run in a pool of their own, one process a replica; leave out -P/--pool")
     if len(consumed) < len(models):
         raise ValueError(f"-Q and -X do not choose models; use --models {','.join(consumed)} instead")
     selection = parse_selection(models, worker.options.get("models"))
-    queues.deselect([spec.queue for spec in models.values()])  # a queue is consumed once a replica can run its model
+    queues.deselect(list(queues.consume_from))  # a model's queue is consumed once a replica can run the model
     refuse_what_breaks_batching(worker)
     choice = devices.choose(worker.options.get("devices") or "auto")
     selection = replace(selection, on_gpu=not choice.is_cpu)
@@ -110,12 +109,11 @@ def _plan(worker: Any) -> None:
         concurrency=worker.options.get("concurrency") or worker.app.conf.worker_concurrency,
     )  # fmt: skip
     plan = replace(plan, ahead=settings.WORK_AHEAD)
-    refuse_what_breaks_working_ahead(worker, plan)
     logs.bind_to_process(worker=plan.worker)
     devices.set_up_libraries(plan.threads, is_cpu=choice.is_cpu)
-    forkserver.prepare(selection.apply(models).values())
+    launcher.prepare(selection.apply(models).values())
     worker.concurrency = plan.replicas
-    worker.replicas = ReplicaPool.replicas = ReplicaRegistry(plan, selection.apply(models))
+    worker.replicas = TaskPool.registry = ReplicaRegistry(plan, selection.apply(models))
     worker.served = ServedModels(worker.replicas, selection)
     worker.lazy = LazyModels(worker.replicas)
     worker.lazy.demand.start()
@@ -160,9 +158,7 @@ def _loads(specs: Collection[ModelSpec]) -> dict[str, Any]:
 
 def refuse_what_breaks_batching(worker: Any) -> None:
     """Check the worker's options. Raises `ValueError`, which names the remedy, for one that breaks batching."""
-    conf, pool = worker.app.conf, worker.pool_cls
-    if not issubclass(symbol_by_name(pool), PreforkPool):
-        raise ValueError("the models run in prefork children, one a replica; leave out -P/--pool")
+    conf = worker.app.conf
     if worker.options.get("autoscale"):
         raise ValueError("--autoscale changes the number of replicas under loaded models; use -c N instead")
     if conf.worker_disable_prefetch:
@@ -173,25 +169,9 @@ def refuse_what_breaks_batching(worker: Any) -> None:
         raise ValueError("a rate limit holds single jobs back from their batch; use max_queued in models.toml")
 
 
-def refuse_what_breaks_working_ahead(worker: Any, plan: devices.Plan) -> None:
-    """Raise `ValueError` if an option is set that restarts child processes which work ahead.
-
-    Such a child always has its next batches in hand, so that it has no moment at which it could end.
-    """
-    if not any(map(plan.works_ahead, range(plan.replicas))):
-        return
-    for name in ("max_tasks_per_child", "max_memory_per_child"):
-        if worker.options.get(name) or worker.app.conf[f"worker_{name}"]:
-            option = f"--{name.replace('_', '-')}"
-            raise ValueError(f"{option} does not end a replica that works ahead; leave it out, or set WORK_AHEAD=0")
-
-
 def configure_logging(loglevel: int | None = None, **kwargs: Any) -> None:
     """Configure Django's logging for the worker and its child processes: one format, one stream."""
     logs.configure(settings.LOGGING)
-    billiard = util.get_logger()
-    billiard.propagate = True  # it logs which child processes ended, and why
-    billiard.setLevel(logging.WARNING)
     if logs.IS_JSON:
         from celery.apps import worker
 

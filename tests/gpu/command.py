@@ -19,8 +19,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from unittest.mock import patch
 
-from inference.worker.processes.forkserver import NO_GPUS
 from inference.worker.replicas import devices, gpus
+from inference.worker.replicas.devices import NO_GPUS
 from tests.gpu.machine import Failed, Machine, StandIn
 
 NO_GPU = 2  # the exit status of a check of what is not there

@@ -11,7 +11,6 @@ from typing import Any
 from unittest import TestCase
 from unittest.mock import patch
 
-from billiard.exceptions import WorkerLostError
 from django.conf import settings
 from django.db import DataError, OperationalError
 
@@ -19,6 +18,7 @@ from inference.catalog.specs import CatalogError
 from inference.errors import EngineError, InvalidInput, ModelUnavailable, StoreUnavailable
 from inference.telemetry import logs, raised
 from inference.worker import chores
+from inference.worker.calls import ProcessLost
 
 
 def line(text: str, *arguments: Any, **more: Any) -> dict[str, Any]:
@@ -83,11 +83,12 @@ class LineTests(TestCase):
         ):
             self.assertEqual(raised.summarize(error).partition(": ")[2], "…")
         known: tuple[Exception, ...] = (
-            StoreUnavailable("m"), ModelUnavailable("m"), CatalogError("m"), WorkerLostError("m"), TimeoutError("m"),
+            StoreUnavailable("m"), ModelUnavailable("m"), CatalogError("m"), TimeoutError("m"),
             OperationalError("m"), OSError(2, "m", "a/file"),
         )  # fmt: skip
         for plain in known:
             self.assertEqual(raised.summarize(plain).partition(": ")[2], "m")
+        self.assertTrue(raised.summarize(ProcessLost(-9)).endswith("ended: signal 9 (SIGKILL)"))
         self.assertEqual(raised.summarize(EOFError()), "EOFError: …")
 
     def test_of_a_model_s_own_code_it_has_the_places_first_and_bounded(self) -> None:
@@ -128,7 +129,7 @@ class LineTests(TestCase):
 class Lied(Exception):
     """Of a library."""
 
-    __module__ = "billiard.einfo"
+    __module__ = "apiary"
 
 
 def raised_line() -> dict[str, Any]:

@@ -23,18 +23,6 @@ TOUCHED = {
     "inference/broker/kombu_redis/transport.py": {
         "kombu.transport.redis": "_brpop_read _register_BRPOP _register_LISTEN _fd_to_chan _channels",
     },
-    "inference/worker/processes/forkserver.py": {"billiard.process": "_bootstrap"},
-    "inference/worker/processes/pool.py": {
-        "billiard.pool": (
-            "_create_worker_process _repopulate_pool _pool _processes _state _cache _ctx _write_to _scheduled_for"
-            " _accepted _worker_pid wait_for_job workloop on_job_process_down _process_cleanup_queues"
-        ),
-        "celery.concurrency.asynpool": (
-            "_all_inqueues _active_writes _active_writers _busy_workers _fileno_to_inq _proc_alive_timeout _queues"
-            " _create_write_handlers _find_worker_queues _writer outbound_buffer consolidate_callback destroy_queues"
-            " on_process_down create_process_queues"
-        ),
-    },
     "inference/engines/inputs/steps.py": {
         "transformers.pipelines.base": "_sanitize_parameters _preprocess_params _forward_params _postprocess_params",
     },

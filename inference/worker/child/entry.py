@@ -12,9 +12,6 @@ import threading
 from collections.abc import Iterator
 from typing import cast
 
-from billiard.common import terminate_handler_fired  # type: ignore[attr-defined]  # its stubs are older
-from celery.utils.log import current_process_index
-
 from inference import errors
 from inference.engines.runtime.faults import describe
 from inference.engines.stepper import Stepper
@@ -58,15 +55,14 @@ def picklable_errors() -> Iterator[None]:
         ) from None
 
 
-def start(plan: Plan, assignment: Assignment, shared: SharedState) -> LoadReport:
-    """Bind the device, load and warm up the models. Runs once, before the child takes calls."""
+def start(plan: Plan, index: int, assignment: Assignment, shared: SharedState) -> LoadReport:
+    """Bind the device of replica `index`, load and warm up its models. Runs once, before the child takes calls."""
     global replica  # noqa: PLW0603 - of this process
     # The main process asks for the stack with SIGUSR2 before it kills this process.
     faulthandler.register(signal.SIGUSR2, file=2, all_threads=True)
     faulthandler.register(PAST_ITS_LIMIT, file=2, all_threads=True, chain=True)
     threading.Thread(target=threading.Event().wait, name="hears-signals", daemon=True).start()
     logs.bind_to_process(worker=plan.worker)
-    index = current_process_index(base=0) or 0
     device = plan.bind(index)
     replica = LoadedModels(
         worker=plan.worker, device=device, host_device=plan.device_of(index), sharing=plan.sharing, shared=shared
@@ -145,8 +141,7 @@ def run_beside_open_batches(call: BatchCall) -> Iterator[None]:
 def run_to_the_end() -> None:
     """Run the batches that are still open to their end if the worker leaves, as no call of theirs follows.
 
-    The pool takes no more calls once it is told to stop, not even for a batch that was between two calls. A process
-    that was sent a signal ends at once.
+    The pool takes no more calls once it is told to stop, not even for a batch that was between two calls.
     """
-    if replica.shared.command == ChildCommand.DRAIN and not terminate_handler_fired():
+    if replica.shared.command == ChildCommand.DRAIN:
         opened.run_to_the_end()

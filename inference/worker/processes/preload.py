@@ -14,18 +14,18 @@ gc.disable()  # imported modules stay: looking for garbage in them takes longer 
 
 import django  # noqa: E402
 import uuid_utils  # noqa: E402
-from celery import platforms  # noqa: E402
 
-from inference.worker.processes import forkserver  # noqa: E402
+from inference.worker.replicas import devices  # noqa: E402
 
-platforms.set_pdeathsig("SIGKILL")  # type: ignore[attr-defined] # ends with the worker's main process
-signal.pthread_sigmask(signal.SIG_BLOCK, forkserver.HELD)
-forkserver.survive_failed_forks()
-forkserver.Started.parent = os.getpid()
-os.environ.update(forkserver.NO_GPUS)
-
+os.environ.update(devices.NO_GPUS)
 django.setup()
-for module in ("celery.app.trace", "inference.worker.child.entry", *os.environ[forkserver.IMPORTS].split()):
+
+from inference.worker.child import process  # noqa: E402
+from inference.worker.processes import launcher  # noqa: E402
+
+# A whole process group gets these signals, which would end this process. It ends with the worker's main process.
+signal.pthread_sigmask(signal.SIG_BLOCK, process.IGNORED)
+for module in os.environ[launcher.IMPORTS].split():
     with contextlib.suppress(Exception):  # the load of a model reports what is missing
         importlib.import_module(module)
 os.register_at_fork(after_in_child=uuid_utils.reseed_rng)  # Python's own generator does so by itself

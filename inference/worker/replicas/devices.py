@@ -18,6 +18,9 @@ logger = logging.getLogger(__name__)
 
 CPU = "cpu"
 ALLOCATION = {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"}  # the allocator's settings: today's name and the last
+# In the process that others are forked from: torchao looks for GPUs as it is imported, and no child could use CUDA if
+# CUDA began there.
+NO_GPUS = {"CUDA_VISIBLE_DEVICES": "", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 SPIN_COUNT = "10000"  # looks for work, about 0.1 ms: 50,000 gain no more, and 1,000 lose a third of what is gained
 SPINNING = {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"}  # how long threads of OpenMP wait without giving their core away
 NAME = re.compile(r"cpu|cuda:\d+(\+cuda:\d+)*")

@@ -135,7 +135,7 @@ class ReplicaRegistry:
         replica.assigned_digests, replica.assigned_at = tuple(spec.digest for spec in assignment), time.monotonic()
         replica.shared = shared or SharedState()
 
-    def not_started(self, index: int, error: BaseException) -> None:
+    def not_started(self, index: int, error: Exception) -> None:
         """Note that no process could be started for a replica, by no fault of a model."""
         self._grow(index + 1)
         replica = self.replicas[index]

@@ -8,12 +8,10 @@ import time
 from collections.abc import Collection, Container, Sequence
 from dataclasses import dataclass
 
-from billiard.exceptions import Terminated, WorkerLostError
-
 from inference import errors
 from inference.failures import Pauses
 from inference.telemetry import logs
-from inference.worker.calls import RemoteError
+from inference.worker.calls import ProcessLost, RemoteError
 from inference.worker.scheduling.inflight import Batch, Bisection, HeldJob
 
 logger = logging.getLogger(__name__)
@@ -243,6 +241,6 @@ def _verdict(batch: Batch, held: HeldJob, cause: BaseException, *, devices: int)
     if isinstance(cause, errors.DeviceFailed):
         may_be_another = len(held.failed_on) < min(2, devices) and held.crashes_alone < MOST_ON_ONE_DEVICE
         return "" if may_be_another else errors.DeviceFailed.code
-    if not isinstance(cause, WorkerLostError | Terminated):
+    if not isinstance(cause, ProcessLost):
         return errors.JobError.code
     return errors.Crashed.code

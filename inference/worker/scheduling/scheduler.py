@@ -6,7 +6,7 @@ from uuid import uuid4
 
 from inference import clock
 from inference.worker.calls import IN_HAND, ChildCommand
-from inference.worker.processes.pool import ReplicaPool
+from inference.worker.processes.replica_pool import ReplicaPool
 from inference.worker.scheduling.backlog import Backlog
 from inference.worker.scheduling.inflight import Batch
 

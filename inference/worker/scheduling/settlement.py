@@ -3,15 +3,12 @@
 import logging
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
-
-from billiard.exceptions import Terminated, WorkerLostError
 
 from inference import clock, errors, failpoints
 from inference.batching.queue import BatchQueue
 from inference.figures import ledger
 from inference.telemetry import logs
-from inference.worker.calls import NO_JOB, PAST_ITS_LIMIT, BatchReport
+from inference.worker.calls import NO_JOB, PAST_ITS_LIMIT, BatchReport, ProcessLost, RemoteError
 from inference.worker.replicas.device_health import Incident
 from inference.worker.scheduling.backlog import Backlog
 from inference.worker.scheduling.generation_stats import GenerationStats
@@ -152,8 +149,7 @@ class Settlement:
         elif held.incident and error in COMPUTED:
             self.backlog.replicas.trust.computed_elsewhere(held.incident)
 
-    def failed(self, batch: Batch, info: Any) -> None:
-        cause = getattr(info.exception, "exc", info.exception)
+    def failed(self, batch: Batch, cause: BaseException) -> None:
         if isinstance(cause, errors.ModelUnavailable):  # raised before the claim: the rows are unchanged
             self.backlog.isolation.retry(batch, cause)
             return
@@ -164,11 +160,11 @@ class Settlement:
             self._device_failed(batch, cause)
         elif batch.stuck:
             self.backlog.isolation.was_stuck(batch, cause)
-        elif isinstance(cause, (WorkerLostError, Terminated)) and self._is_innocent(batch):
+        elif isinstance(cause, ProcessLost) and self._is_innocent(batch):
             logger.error("batch=%s of %d lost: its process ended, perhaps of another batch", batch.id, len(batch.jobs))
             self.backlog.isolation.again(batch)
-        elif isinstance(cause, (WorkerLostError, Terminated)):
-            batch.timed_out = f"signal {PAST_ITS_LIMIT:d} " in str(cause)
+        elif isinstance(cause, ProcessLost):
+            batch.timed_out = cause.exit_code == -PAST_ITS_LIMIT
             if batch.timed_out and batch.paused_s > PAUSED * batch.spec.time_limit_s:
                 self.backlog.isolation.was_paused(batch, cause)
             elif culprit := self._at_work(batch):
@@ -178,8 +174,8 @@ class Settlement:
         elif isinstance(cause, errors.InferenceError) and cause.retryable:
             self.backlog.isolation.retry(batch, cause)
         else:
-            cause.__cause__ = None  # it holds the same traceback as text
-            logger.error("batch=%s its call raised", batch.id, exc_info=(type(cause), cause, info.tb))
+            trace = f"\n{cause.trace}" if isinstance(cause, (RemoteError, errors.InferenceError)) else ""
+            logger.error("batch=%s its call raised %s%s", batch.id, logs.summarize(cause), trace)
             self.broke(batch, cause)
 
     def _at_work(self, batch: Batch) -> HeldJob | None:

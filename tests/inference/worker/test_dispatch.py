@@ -13,17 +13,15 @@ from unittest import TestCase
 from unittest.mock import Mock, patch
 from uuid import UUID, uuid4
 
-from billiard.exceptions import WorkerLostError
-
 from inference import clock, errors
 from inference.batching.costs import CostModel
 from inference.batching.queue import BatchQueue, Item, Limits
 from inference.batching.shares import ONE_IN
 from inference.catalog.specs import ModelSpec
 from inference.errors import DeviceFailed, ModelUnavailable, StoreUnavailable
-from inference.worker.calls import READY, BatchReport, LoadReport, RemoteError
+from inference.worker.calls import READY, BatchReport, LoadReport, ProcessLost, RemoteError
 from inference.worker.dispatch import GIVE_UP_S, KILL_GRACE_S, STUCK_S, Dispatcher
-from inference.worker.processes.pool import ReplicaPool
+from inference.worker.processes.replica_pool import ReplicaPool
 from inference.worker.replicas.devices import Plan
 from inference.worker.replicas.registry import ReplicaRegistry
 from inference.worker.scheduling.backlog import LEARNT
@@ -34,7 +32,7 @@ from inference.worker.scheduling.unfetched_jobs import UnfetchedJobs
 from tests.conditions import PATIENCE_S
 
 PID = 4711
-PAST_LIMIT = WorkerLostError("Worker exited prematurely: signal 14 (SIGALRM) Job: 0.")
+PAST_LIMIT = ProcessLost(-signal.SIGALRM)
 CATALOG = {
     "a": ModelSpec(name="a", engine="x:Y", max_batch_size=8, time_limit_s=5),
     "b": ModelSpec(name="b", engine="x:Y", max_batch_size=8),
@@ -70,13 +68,12 @@ class Pool:
         return pid not in self.dead
 
     def send(
-        self, pid: int, function: Any, args: Any, callback: Any, error_callback: Any, accept_callback: Any
+        self, pid: int, function: Any, arguments: Any, *, done: Any, failed: Any, accepted: Any
     ) -> SimpleNamespace | None:
         if self.closing:
             return None
         call = SimpleNamespace(
-            pid=pid, batch=args[0], callback=callback, error_callback=error_callback, accept=accept_callback,
-            over=False,
+            pid=pid, batch=arguments[0], done=done, failed=failed, accept=accepted, over=False
         )  # fmt: skip
         self.calls.append(call)
         self.held.append(call)
@@ -92,11 +89,11 @@ class Pool:
         call.over = True
         codes = dict.fromkeys(call.batch.job_ids, "") | (errors or {})
         values = {"engine_s": 0.01, "size": len(codes), "length": 10, "calls": 1, **report}
-        call.callback(BatchReport(errors=codes, **values))
+        call.done(BatchReport(errors=codes, **values))
 
     def lose(self, call: SimpleNamespace, cause: Exception | None = None) -> None:
         call.over = True
-        call.error_callback(SimpleNamespace(exception=cause or WorkerLostError("signal 9"), tb=None))
+        call.failed(cause or ProcessLost(-signal.SIGKILL))
 
 
 class Request:
@@ -201,7 +198,7 @@ class DispatcherTests(DispatcherCase):
     def test_a_message_is_acknowledged_after_its_outcome_was_recorded(self) -> None:
         _, request = self.add()
         self.dispatcher.kick()
-        self.last.accept(1234, 0.0)
+        self.last.accept(1234)
         self.assertEqual(request.events, ["started"])
         self.pool.finish(self.last)
         self.assertEqual(request.events, ["started", ("finished", "")])
@@ -353,7 +350,7 @@ class DispatcherTests(DispatcherCase):
         first, second = (self.add(alone=True)[0] for _ in range(2))
         self.dispatcher.kick()
         self.assertEqual(self.last.batch.job_ids, (first,))
-        self.last.accept(PID, None)
+        self.last.accept(PID)
         self.dispatcher.batches[self.last.batch.batch].begun_at -= 60
         beside, _ = self.add("a")
         self.pool.finish(self.last)
@@ -372,7 +369,7 @@ class DispatcherTests(DispatcherCase):
             self.add(alone=True)
         self.dispatcher.kick()
         for _ in range(2):
-            self.last.accept(PID, None)
+            self.last.accept(PID)
             self.dispatcher.batches[self.last.batch.batch].accepted_at -= 60
             self.pool.finish(self.last)
         self.assertEqual(len(self.pool.calls), 3)
@@ -414,7 +411,7 @@ class DispatcherTests(DispatcherCase):
         self.fill(1)
         over = [self.last.batch.batch]
         self.pool.lose(self.last)
-        for cause in (StoreUnavailable("database away"), WorkerLostError("signal 9, before its claim")):
+        for cause in (StoreUnavailable("database away"), ProcessLost(-signal.SIGKILL)):
             self.assertEqual(set(self.last.batch.takes_over), set(over))
             over.append(self.last.batch.batch)
             self.pool.lose(self.last, cause)
@@ -512,7 +509,7 @@ class DispatcherTests(DispatcherCase):
 
     def lose_after_pause(self, pause_s: float, call: SimpleNamespace) -> None:
         """The worker is stopped for so long, and its child hears of its own limit first as both go on."""
-        call.accept(PID, None)
+        call.accept(PID)
         self.dispatcher.sweep()
         self.later(pause_s)
         self.pool.lose(call, PAST_LIMIT)
@@ -554,7 +551,7 @@ class DispatcherTests(DispatcherCase):
     def test_no_child_is_stuck_for_the_time_in_which_the_worker_was_stopped(self) -> None:
         self.add()
         self.dispatcher.kick()
-        self.last.accept(PID, None)
+        self.last.accept(PID)
         with patch("os.kill", Mock()) as kill:
             self.dispatcher.sweep()
             self.later(CATALOG["a"].time_limit_s + STUCK_S + 1)
@@ -567,7 +564,7 @@ class DispatcherTests(DispatcherCase):
         self.addCleanup(child.kill)
         self.add()
         self.dispatcher.kick()
-        self.last.accept(child.pid, None)
+        self.last.accept(child.pid)
         next(iter(self.dispatcher.batches.values())).accepted_at -= CATALOG["a"].time_limit_s + STUCK_S + 1
         self.dispatcher.answering_s = lambda: STUCK_S - 1  # the child may still wait for the database
         self.dispatcher.sweep()
@@ -601,7 +598,7 @@ class DispatcherTests(DispatcherCase):
     def test_a_child_that_does_not_end_when_it_is_killed_is_given_up_and_its_jobs_run_elsewhere(self) -> None:
         jobs = self.fill(2)
         batch = next(iter(self.dispatcher.batches.values()))
-        self.last.accept(PID, None)
+        self.last.accept(PID)
         stuck = self.last
         batch.accepted_at -= CATALOG["a"].time_limit_s + STUCK_S + KILL_GRACE_S + 1
         with patch("inference.worker.dispatch.os.kill") as kill, self.assertLogs("inference.worker.dispatch", "ERROR"):
@@ -639,7 +636,7 @@ class DispatcherTests(DispatcherCase):
 
     def test_after_a_device_failure_the_process_is_given_no_other_call(self) -> None:
         self.fill(8)
-        self.last.accept(PID, None)
+        self.last.accept(PID)
         self.pool.lose(self.last, DeviceFailed("CUDA error: unspecified launch failure"))
         self.assertEqual(self.pool.ended, [PID])
 
@@ -965,7 +962,7 @@ class TurnTests(DispatcherCase):
         def run_nothing(job_id: UUID) -> None:
             self.following()
             self.last.over = True
-            self.last.callback(BatchReport(errors={}))  # another worker ran it
+            self.last.done(BatchReport(errors={}))  # another worker ran it
 
         ends: tuple[Callable[[UUID], object], ...] = (
             lambda job_id: backlog.drop_ended(str(job_id)),

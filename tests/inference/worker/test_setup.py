@@ -16,6 +16,7 @@ from django.db import InterfaceError
 
 from inference.catalog import reader
 from inference.worker import setup
+from inference.worker.processes.pool import TaskPool
 from inference.worker.replicas import devices
 from tests.conditions import PATIENCE_S
 
@@ -63,11 +64,6 @@ class WorkerOptionsTests(TestCase):
             with self.subTest(options):
                 self.assert_refused(worker(*options), reason)
 
-    def test_what_would_not_end_a_replica_that_works_ahead_is_refused(self) -> None:
-        for option in ("--max-tasks-per-child", "--max-memory-per-child"):
-            with self.subTest(option):
-                self.assert_refused(worker(option, "100", WORK_AHEAD="1"), f"{option} does not end a replica")
-
     def test_models_that_are_not_listed_are_refused_and_queues_in_their_place(self) -> None:
         for options, reason in (
             (("--models", "summary,topic"), "--models summary,topic: there is no model 'topic' in models.toml; did you"
@@ -104,6 +100,6 @@ class WorkerOptionsTests(TestCase):
                 patch.object(setup.logger, "exception"),
                 self.assertRaises(SystemExit) as ended,
             ):
-                setup.prepare(SimpleNamespace(app=app, options={}))
+                setup.prepare(SimpleNamespace(app=app, options={}, pool_cls=TaskPool))
             self.assertIn(sentence, str(ended.exception))
             self.assertFalse(queues.consume_from)

@@ -1,41 +1,46 @@
 """The pool's book-keeping; with whole workers it is in tests/e2e and tests/faults."""
 
-import contextlib
 import errno
 import math
+import multiprocessing
 import os
+import pickle
 import signal
+import subprocess
 import tempfile
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from multiprocessing.context import ForkProcess
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 from unittest import TestCase
 from unittest.mock import Mock, patch
 from uuid import uuid4
 
-from billiard import get_context
-from billiard.exceptions import WorkerLostError
-from billiard.pool import RUN
-from celery.concurrency.asynpool import AsynPool, Worker
+from celery.exceptions import InvalidTaskError
+from celery.worker import state
 from kombu.asynchronous import Hub
 
 from inference.catalog.specs import ModelSpec
-from inference.worker.calls import READY, Assignment, ChildCommand, LoadReport, SharedState
+from inference.worker.calls import READY, Assignment, ChildCommand, LoadReport, ProcessLost, RemoteError, SharedState
 from inference.worker.child import entry
+from inference.worker.child import process as child_process
+from inference.worker.child.loaded_models import LoadedModels
 from inference.worker.child.work_ahead import WorkAhead
-from inference.worker.processes.pool import ReplicaPool, ReplicaWorker
+from inference.worker.processes.pool import TaskPool
+from inference.worker.processes.replica_pool import ReplicaPool
+from inference.worker.processes.replica_process import ReplicaProcess
 from inference.worker.replicas.devices import Plan
 from inference.worker.replicas.registry import ReplicaRegistry
 from tests.conditions import PATIENCE_S, eventually
 from tests.inference.worker.test_dispatch import stop_clock
 
-MORE_THAN_A_PIPE = 300_000  # bytes that it holds
+MORE_THAN_A_PIPE = 3_000_000  # bytes that it holds
 
 
-def loads_all(plan: Plan, assignment: Assignment, shared: SharedState) -> LoadReport:
+def load_all(plan: Plan, index: int, assignment: Assignment, shared: SharedState) -> LoadReport:
     return LoadReport(pid=os.getpid(), models={spec.digest: READY for spec in assignment})
 
 
@@ -43,37 +48,41 @@ def fail(assignment: Assignment) -> LoadReport:
     raise RuntimeError("no library")
 
 
-class Forked(ReplicaPool):
-    """Of this process, which is quicker."""
+def hold_connection(seconds: str) -> int:
+    """Leave a process behind that has the sockets of this one. Return its pid."""
+    names = [int(name) for name in os.listdir("/proc/self/fd") if Path(f"/proc/self/fd/{name}").is_socket()]
+    return subprocess.Popen(["sleep", seconds], pass_fds=names).pid
 
-    def Process(self, **options: Any) -> Any:
-        return AsynPool.Process(self, **options)
+
+def make_unpicklable() -> Any:
+    return lambda: None
 
 
 class PoolCase(TestCase):
-    """Real processes."""
+    """Real processes, forked from this one, which is quicker."""
 
     count = 1
+    options: dict[str, Any] = {}
 
     def setUp(self) -> None:
         plan = Plan(worker=uuid4(), devices=("cpu",), replicas=self.count, threads=1)
         self.replicas = ReplicaRegistry(plan, {"a": ModelSpec(name="a", engine="x:Y")})
-        self.enterContext(patch.object(Forked, "replicas", self.replicas))
-        self.enterContext(patch.object(entry, "start", loads_all))
-        self.pool: Any = Forked(self.count, threads=False, proc_alive_timeout=PATIENCE_S, context=get_context("fork"))
-        self.addCleanup(self.pool.terminate)
-        self.addCleanup(self.kill_all)  # who is asked to leave takes a second
+        self.enterContext(patch.object(entry, "start", load_all))
+        self.enterContext(patch.object(entry, "replica", LoadedModels(worker=uuid4(), device="cpu"), create=True))
         self.hub = Hub()
         self.addCleanup(self.hub.close)
-        self.pool.register_with_event_loop(self.hub)
-        self.hub.call_repeatedly(0.02, self.pool.maintain_pool)
+        self.pool = self.make_pool(**self.options)
+        self.pool.register(self.hub)
+        self.hub.call_repeatedly(0.02, self.pool.start_missing)
+        self.pool.start_missing()
         self.until(lambda: len(self.pool.idle()) == self.count, "all are up")
         self.answers: list[Any] = []
 
-    def kill_all(self) -> None:
-        for process in self.pool._pool:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(process.pid, signal.SIGKILL)
+    def make_pool(self, **options: Any) -> ReplicaPool:
+        fork = multiprocessing.get_context("fork")
+        pool = ReplicaPool(self.replicas, load_limit_s=PATIENCE_S, context=fork, **options)
+        self.addCleanup(pool.terminate)
+        return pool
 
     def until(self, condition: Callable[[], Any], what: str) -> None:
         def turned() -> Any:
@@ -82,38 +91,42 @@ class PoolCase(TestCase):
 
         eventually(turned, what)
 
+    def reconnect(self) -> None:
+        """Forget what the event loop watches, as Celery does after it has lost its connection."""
+        self.hub.reset()
+        self.pool.register(self.hub)
+
+    @property
+    def first(self) -> ReplicaProcess:
+        return self.pool.processes[0]
+
+    def send(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        answer = self.answers.append
+        return self.pool.send(self.first.pid, function, arguments, done=answer, failed=answer)
+
+    def stop(self) -> None:
+        os.kill(self.first.pid, signal.SIGSTOP)
+
+    def kill(self) -> None:
+        os.kill(self.first.pid, signal.SIGKILL)
+
+    def assert_the_next_one_works(self, killed: int) -> None:
+        self.until(lambda: self.pool.idle() not in ([], [killed]), "another one is up")
+        self.send(str, "of the next")
+        self.until(lambda: self.answers, "it answers")
+        self.assertEqual(self.answers, ["of the next"])
+
 
 class EndedChildTests(PoolCase):
     """One that is stopped has not begun what it is sent before it is killed."""
-
-    @property
-    def pid(self) -> int:
-        return int(self.pool._pool[0].pid)
-
-    def send(self, value: Any) -> Any:
-        return self.pool.send(self.pid, str, (value,), callback=self.answers.append, error_callback=self.answers.append)
-
-    def stop(self) -> None:
-        os.kill(self.pid, signal.SIGSTOP)
-
-    def kill(self) -> None:
-        os.kill(self.pid, signal.SIGKILL)
 
     def sent_in_vain(self, text: str) -> tuple[Any, int]:
         """The call, and its child, which is killed."""
         self.answers.clear()
         self.stop()
-        call, killed = self.send(text), self.pid
+        call, killed = self.send(str, text), self.first.pid
         self.kill()
         return call, killed
-
-    def assert_the_next_one_works(self, killed: int) -> None:
-        self.until(lambda: self.pool.idle() not in ([], [killed]), "another one is up")
-        self.send("of the next")
-        self.until(lambda: self.answers, "it answers")
-        self.assertEqual(self.answers, ["of the next"])
-        self.assertEqual(set(self.pool._fileno_to_outq.values()), set(self.pool._pool))
-        self.assertEqual((self.pool._cache, set(self.pool._active_writers)), ({}, set()))
 
     def test_what_it_had_not_begun_is_forgotten_and_runs_in_no_other(self) -> None:
         for text in ("short", "x" * MORE_THAN_A_PIPE):
@@ -126,109 +139,202 @@ class EndedChildTests(PoolCase):
         for text in ("short", "x" * MORE_THAN_A_PIPE):
             with self.subTest(len(text)):
                 call, killed = self.sent_in_vain(text)
-                self.pool.flush()
+                self.reconnect()
                 self.assert_the_next_one_works(killed)
                 self.assertFalse(self.pool.knows(call))
 
-    def test_so_it_is_where_it_ends_after_the_pool_has_looked(self) -> None:
-        for text in ("short", "x" * MORE_THAN_A_PIPE):
-            with self.subTest(len(text)):
-                call, killed = self.sent_in_vain(text)
-                with patch.object(Forked, "maintain_pool"):
-                    eventually(lambda: not self.pool._pool[0]._is_alive())
-                    self.pool.flush()
-                self.assert_the_next_one_works(killed)
-                self.assertFalse(self.pool.knows(call))
+    def test_what_is_sent_to_one_that_is_gone_is_forgotten(self) -> None:
+        killed = self.first.pid
+        self.kill()
+        self.until(lambda: not self.pool.has(killed) or self.first.is_closed, "it is gone")
+        call = self.pool.send(killed, str, ("text",), done=self.answers.append, failed=self.answers.append)
+        self.assertFalse(self.pool.knows(call))
+        self.assert_the_next_one_works(killed)
 
     def test_one_that_does_not_begin_what_it_is_to_load_is_ended(self) -> None:
         self.stop()
-        stopped = self.pid
+        stopped = self.first.pid
         self.replicas.follow({"b": ModelSpec(name="b", engine="x:Y")})
         self.pool.assign_models()
-        self.pool.look_after()
-        self.assertTrue(self.pool._pool[0]._is_alive())
-        self.pool._begins_by = 0.0
-        self.pool.look_after()
+        with patch.object(ReplicaProcess, "kill") as kill:
+            self.pool.look_after()
+            kill.assert_not_called()
+        with patch("time.monotonic", return_value=time.monotonic() + 2 * PATIENCE_S):
+            self.pool.look_after()
         self.assert_the_next_one_works(stopped)
         self.assertIn("b", self.replicas.served)
 
     def test_one_in_which_an_assignment_raised_is_ended_and_not_sent_it_again(self) -> None:
-        raised = self.pid
+        raised = self.first.pid
         self.replicas.follow({"b": ModelSpec(name="b", engine="x:Y")})
         with patch.object(entry, "apply_assignment", fail):
             self.pool.assign_models()
-        self.until(lambda: self.pid != raised, "it is ended")
         self.assert_the_next_one_works(raised)
         self.assertIn("b", self.replicas.served)
 
     def test_one_that_can_run_nothing_is_restarted_once_it_has_answered(self) -> None:
-        useless = self.pid
+        useless = self.first.pid
         self.stop()
-        self.send("text")
+        self.send(str, "text")
         self.replicas.loaded(LoadReport(pid=useless, models=dict.fromkeys(self.replicas.goal, "no weights")))
         self.replicas.replicas[0].retry_at = 0.0
-        with patch.object(self.pool._pool[0], "terminate_controlled") as restart:
+        with patch.object(ReplicaProcess, "kill") as kill:
             self.pool.look_after()
-            restart.assert_not_called()
-            os.kill(useless, signal.SIGCONT)
-            self.until(lambda: self.answers, "it answers")
-            self.pool.look_after()
-        restart.assert_called_once_with()
+            kill.assert_not_called()
+        os.kill(useless, signal.SIGCONT)
+        self.until(lambda: self.answers, "it answers")
+        self.answers.clear()
+        self.pool.look_after()
+        self.assert_the_next_one_works(useless)
 
     def test_what_it_had_begun_is_lost(self) -> None:
-        killed = self.pid
-        self.pool.send(killed, time.sleep, (3600,), error_callback=self.answers.append)  # does not end
-        self.until(lambda: self.pool._cache and next(iter(self.pool._cache.values())).accepted(), "it has begun")
+        killed = self.first.pid
+        call = self.send(time.sleep, 3600)  # does not end
+        self.until(lambda: call.is_accepted, "it has begun")
         self.kill()
         self.until(lambda: self.answers, "it is told")
-        self.assertIsInstance(self.answers.pop().exception.exc, WorkerLostError)
+        lost = self.answers.pop()
+        self.assertIsInstance(lost, ProcessLost)
+        self.assertEqual((lost.exit_code, str(lost)), (-9, "the process that ran it ended: signal 9 (SIGKILL)"))
+        self.assert_the_next_one_works(killed)
+
+    def test_what_it_wrote_before_it_ended_counts(self) -> None:
+        self.send(str, "written")
+        self.send(os._exit, 3)
+        self.until(lambda: len(self.answers) == 2, "both are over")
+        self.assertEqual(self.answers[0], "written")
+        self.assertEqual(self.answers[1].exit_code, 3)
+
+    def test_one_whose_connection_another_process_holds_is_known_to_have_ended(self) -> None:
+        killed = self.first.pid
+        self.send(hold_connection, "3600")
+        self.until(lambda: self.answers, "it has started one")
+        holder = self.answers.pop()
+        self.addCleanup(os.kill, holder, signal.SIGKILL)
+        self.kill()
+        self.assert_the_next_one_works(killed)
+
+    def test_one_whose_message_cannot_be_read_is_ended(self) -> None:
+        killed = self.first.pid
+        with self.assertLogs("inference.worker.processes.replica_pool", "ERROR"):
+            with patch.object(ReplicaProcess, "read", side_effect=pickle.UnpicklingError):
+                self.send(str, "text")
+                self.until(lambda: self.first.is_given_up, "its answer was not read")
+            self.until(lambda: not self.pool.has(killed), "it is ended")
+        self.answers.clear()
         self.assert_the_next_one_works(killed)
 
     def test_what_a_living_one_has_is_kept_as_the_connection_ends(self) -> None:
-        self.stop()
-        self.send("text")
-        self.pool.flush()
-        os.kill(self.pid, signal.SIGCONT)
-        self.until(lambda: self.answers, "it answers")
+        for text in ("short", "x" * MORE_THAN_A_PIPE):
+            self.stop()
+            self.send(str, text)
+            self.reconnect()
+            os.kill(self.first.pid, signal.SIGCONT)
+            self.until(lambda: self.answers, "it answers")
+            self.assertEqual(self.answers.pop(), text)
 
-    def test_what_is_open_in_it_runs_to_its_end_as_the_worker_leaves(self) -> None:
+    def test_errors_and_results_that_cannot_be_sent_are_reported(self) -> None:
+        self.send(fail, ())
+        self.send(make_unpicklable)
+        self.until(lambda: len(self.answers) == 2, "both are over")
+        self.assertIsInstance(self.answers[0], RuntimeError)
+        self.assertIsInstance(self.answers[1], RemoteError)
+
+    def test_an_error_of_a_callback_ends_neither_the_loop_nor_the_child(self) -> None:
+        pid = self.first.pid
+        with self.assertLogs("inference.worker.processes.replica_pool", "ERROR"):
+            call = self.pool.send(pid, str, ("text",), done=Mock(side_effect=KeyError), failed=self.answers.append)
+            self.until(lambda: not self.pool.knows(call), "it is over")
+        self.send(str, "next")
+        self.until(lambda: self.answers, "it answers")
+        self.assertEqual((self.answers, self.first.pid), (["next"], pid))
+
+
+class LeavingTests(PoolCase):
+    def test_what_is_open_runs_to_its_end(self) -> None:
         with tempfile.NamedTemporaryFile("r") as file:
             with patch.object(entry, "run_to_the_end", lambda: Path(file.name).write_text("it ran")):
-                killed = self.pid
+                killed = self.first.pid
                 self.kill()
                 self.until(lambda: self.pool.idle() not in ([], [killed]), "one that knows of it is up")
-                with self.assertNoLogs("inference.worker.processes.pool"):
+                with self.assertNoLogs("inference.worker.processes.replica_pool", "ERROR"):
                     self.pool.close()
                     self.pool.join()
             self.assertEqual(file.read(), "it ran")
         self.assertEqual(self.replicas.replicas[0].shared.command, ChildCommand.DRAIN)
+        self.assertIsNone(self.pool.send(killed, str, (), done=bool, failed=bool))
 
-    def test_one_that_does_not_end_by_itself_then_is_logged(self) -> None:
+    def test_what_has_begun_is_answered(self) -> None:
         self.stop()
+        self.send(str, "x" * MORE_THAN_A_PIPE)
+        self.pool.close()
+        os.kill(self.first.pid, signal.SIGCONT)
+        self.pool.join()
+        self.assertEqual(len(self.answers[0]), MORE_THAN_A_PIPE)
+
+    def test_one_that_does_not_end_by_itself_is_logged(self) -> None:
+        self.stop()
+        pid = self.first.pid
         self.pool.close()
         self.kill()
-        with self.assertLogs("inference.worker.processes.pool", "ERROR") as logs:
+        with self.assertLogs("inference.worker.processes.replica_pool", "ERROR") as logs:
             self.pool.join()
-        self.assertIn(f"pid={self.pool._pool[0].pid} did not end by itself: signal 9", logs.output[0])
+        self.assertIn(f"pid={pid} did not end by itself: signal 9 (SIGKILL)", logs.output[0])
 
-    def test_what_cannot_be_written_to_it_goes_to_no_other(self) -> None:
-        self.pool._active_writes.add(self.pool._pool[0].inqW_fd)
-        self.assertFalse(self.pool.knows(self.send("text")))
-        self.assertEqual(list(self.pool.outbound_buffer), [])
+    def test_what_runs_is_not_waited_for_at_a_cold_shutdown(self) -> None:
+        self.stop()
+        pid = self.first.pid
+        self.send(str, "text")
+        self.pool.close()
+        self.pool.join(is_aborted=lambda: True)
+        with self.assertRaises(ProcessLookupError):
+            os.kill(pid, 0)
+        self.assertEqual(self.answers, [])
 
 
-class WorkloopTests(TestCase):
+class WornTests(PoolCase):
+    options = {"most_calls": 2}
+
+    def test_one_that_has_run_so_many_calls_is_replaced(self) -> None:
+        worn = self.first.pid
+        for _ in range(2):
+            self.assertEqual(self.first.pid, worn)
+            self.send(str, "text")
+            self.until(lambda: self.answers, "it answers")
+            self.answers.clear()
+        self.assert_the_next_one_works(worn)
+
+
+class HeavyTests(PoolCase):
+    options = {"most_kib": 1}
+
+    def test_one_that_has_so_much_memory_is_replaced_once_no_batch_is_open_in_it(self) -> None:
+        heavy = self.first.pid
+        self.pool.keeps = lambda pid: pid == heavy
+        for _ in range(2):
+            self.send(str, "text")
+            self.until(lambda: self.answers, "it answers")
+            self.answers.clear()
+        self.assertEqual(self.pool.idle(), [heavy])
+        self.pool.keeps = lambda pid: False
+        self.assertEqual(self.pool.idle(), [])
+        self.send(str, "text")
+        self.until(lambda: self.answers, "it answers")
+        self.answers.clear()
+        self.assert_the_next_one_works(heavy)
+
+
+class LoopTests(TestCase):
     def test_a_child_works_ahead_or_not_as_its_own_device_has_it(self) -> None:
-        worker: Any = ReplicaWorker.__new__(ReplicaWorker)
-        worker.beginning = Plan(worker=uuid4(), devices=("cuda:0", "cpu"), replicas=2, threads=1), (), SharedState()
-        worker.outq, worker.inqW_fd, worker.wait_for_job = Mock(), 5, Mock()
+        plan = Plan(worker=uuid4(), devices=("cuda:0", "cpu"), replicas=2, threads=1)
         for index, ahead in ((0, True), (1, False)):
             with (
-                patch("inference.worker.processes.pool.current_process_index", return_value=index),
-                patch.object(WorkAhead, "run", return_value=True),
-                patch.object(Worker, "workloop", return_value=False),
+                patch.object(WorkAhead, "run", side_effect=SystemExit) as works_ahead,
+                patch.object(child_process, "run_calls", side_effect=SystemExit) as runs_calls,
+                self.assertRaises(SystemExit),
             ):
-                self.assertIs(worker.workloop(), ahead)
+                child_process.run_loop(Mock(), plan, index)
+            self.assertEqual((works_ahead.called, runs_calls.called), (ahead, not ahead))
 
 
 class NotStartedTests(PoolCase):
@@ -237,22 +343,16 @@ class NotStartedTests(PoolCase):
     count = 2
 
     def refuse(self) -> AbstractContextManager[Any]:
-        refused = OSError(errno.ENOMEM, "told so")
-        return patch("billiard.context.ForkProcess._Popen", side_effect=refused)
-
-    def until_tried(self, popen: Mock, times: int) -> None:
-        self.until(lambda: popen.call_count == times, f"try {times}")
+        return patch.object(ForkProcess, "_Popen", side_effect=OSError(errno.ENOMEM, "told so"))
 
     def test_it_fails_alone_and_is_tried_again_after_pauses_that_grow(self) -> None:
         first, second = self.replicas.replicas
-        (other,) = (process.pid for process in self.pool._pool if process.index == 1)
-        killed = first.pid
+        other, killed = self.pool.processes[1].pid, first.pid
         pauses, opened = [], []
         with self.refuse() as popen, self.assertLogs("inference.worker.replicas.registry", "ERROR") as logs:
             os.kill(killed or 0, signal.SIGKILL)
             for tries in range(1, 11):
-                self.until_tried(popen, tries)
-                self.assertGreater(first.retry_at, 0.0)
+                self.until(lambda: len(logs.records) == tries, f"try {tries}")  # noqa: B023 - called before the next
                 pauses.append(first.pauses.pause_s)
                 opened.append(len(os.listdir("/proc/self/fd")))
                 first.retry_at = 0.0 if tries < 10 else math.inf
@@ -262,71 +362,91 @@ class NotStartedTests(PoolCase):
         self.assertEqual(pauses[:4], [2.0, 4.0, 8.0, 16.0])
         self.assertLess(opened[-1], opened[0] + 9)  # other threads may have opened some
         self.assertIn("replica 0 not started", logs.output[0])
-        self.assertEqual(([process.pid for process in self.pool._pool], second.pid), ([other], other))
-        self.assertEqual([owner is None for owner in self.pool._queues.values()].count(True), 1)
-        self.pool.send(other, str, ("text",), callback=self.answers.append)
+        self.assertEqual(([process.pid for process in self.pool.processes.values()], second.pid), ([other], other))
+        self.pool.send(other, str, ("text",), done=self.answers.append, failed=self.answers.append)
         self.until(lambda: self.answers, "the other one answers")
         first.retry_at = 0.0
         self.until(lambda: len(self.pool.idle()) == 2, "it is back")
         self.assertEqual(set(first.models.values()), {READY})
 
     def test_so_it_is_as_the_worker_starts(self) -> None:
+        pool = self.make_pool()
         with self.refuse():
-            pool: Any = Forked(2, threads=False, context=get_context("fork"))
-        self.addCleanup(pool.terminate)
-        self.assertEqual(pool._pool, [])
+            pool.start_missing()
+            pool.register(self.hub)
+            self.until(lambda: self.replicas.have_reported and not pool.processes, "it was tried")
         self.assertTrue(self.replicas.have_reported)
 
+    def test_so_it_is_where_no_connection_is_to_be_had(self) -> None:
+        refused = OSError(errno.EMFILE, "told so")
+        opened = len(os.listdir("/proc/self/fd"))
+        for function in ("socket.socketpair", "os.memfd_create", "socket.send_fds"):
+            with self.subTest(function), patch(function, side_effect=refused):
+                pool = self.make_pool()
+                pool.start_missing()
+                pool.terminate()
+                self.assertIn("told so", self.replicas.why_not(next(iter(self.replicas.specs.values()))))
+        self.assertLess(len(os.listdir("/proc/self/fd")), opened + 9)  # other threads may have opened some
 
-class GivenMoreTests(TestCase):
-    """A child that was given two calls."""
+
+class Process(SimpleNamespace):
+    """A child process that is played by a test."""
+
+    def __init__(self, pid: int) -> None:
+        super().__init__(
+            pid=pid, calls={}, is_up=True, is_closed=False, is_given_up=False, is_worn=False, unsent=b"",
+            kill=Mock(), is_reaped=True,
+        )  # fmt: skip
+
+
+class PlayedCase(TestCase):
+    """Two children run model a, and each is to load b beside it."""
 
     def setUp(self) -> None:
-        self.pool: Any = ReplicaPool.__new__(ReplicaPool)
-        self.process = SimpleNamespace(pid=11, inqW_fd=5)
-        self.pool._pool, self.pool._busy_workers, self.pool._active_writes = [self.process], {5}, set()
-        self.pool._mark_worker_as_available = self.pool._busy_workers.discard
-        self.pool._cache = {name: SimpleNamespace(_write_to=self.process) for name in (1, 2)}
-        self.pool._fileno_to_inq, self.pool._all_inqueues = {5: self.process}, {5}
-        self.enterContext(patch.object(ReplicaPool, "_changed"))
+        stop_clock(self)
+        models = {name: ModelSpec(name=name, engine="x:Y") for name in ("a", "b")}
+        plan = Plan(worker=uuid4(), devices=("cpu",), replicas=2, threads=1)
+        self.replicas = ReplicaRegistry(plan, {"a": models["a"]})
+        for index, pid in enumerate((11, 22)):
+            self.replicas.started(index, pid)
+            self.replicas.loaded(LoadReport(pid=pid, models={models["a"].digest: READY}))
+        self.models = models
+        self.kept: set[int] = set()  # children in which a batch is open
+        self.pool = ReplicaPool(self.replicas, load_limit_s=60)
+        self.addCleanup(self.pool.terminate)
+        self.pool.keeps = self.kept.__contains__
+        self.pool.processes = {index: cast("ReplicaProcess", Process(pid)) for index, pid in enumerate((11, 22))}
 
-    def test_it_is_idle_once_both_are_over_if_it_has_what_it_could_run(self) -> None:
-        for job, idle in ((1, list[int]()), (2, [11])):
-            self.pool.on_job_ready(job, 0, None, 5)
-            del self.pool._cache[job]  # as the pool does then
-            self.assertEqual(self.pool.idle(), idle)
-        self.pool._all_inqueues.clear()
+
+class GivenMoreTests(PlayedCase):
+    def test_one_is_idle_once_all_its_calls_are_over_if_it_has_what_it_could_run(self) -> None:
+        first = self.pool.processes[0]
+        first.calls = {1: Mock(), 2: Mock()}
+        self.assertEqual((self.pool.idle(), self.pool.busy), ([22], 1))
+        del first.calls[1]
+        self.assertEqual(self.pool.idle(), [22])
+        first.calls.clear()
+        self.assertEqual((self.pool.idle(), self.pool.busy), ([11, 22], 0))
+        first.is_up = False
+        self.assertEqual(self.pool.idle(), [22])
+        self.replicas.loaded(LoadReport(pid=22, models={}))
         self.assertEqual(self.pool.idle(), [])
 
     def test_it_may_have_more_unless_a_call_is_still_written_to_it_or_it_is_to_load_something(self) -> None:
         self.assertTrue(self.pool.may_have_more(11))
         self.assertFalse(self.pool.may_have_more(12))
         self.assertEqual((self.pool.has(11), self.pool.has(12)), (True, False))
-        self.pool._active_writes.add(5)
+        self.pool.processes[0].unsent = bytearray(b"x")
         self.assertFalse(self.pool.may_have_more(11))
-        self.pool._active_writes.clear()
-        self.pool.replicas = SimpleNamespace(wanted=lambda pids: pids[0])
+        self.pool.processes[0].unsent = bytearray()
+        self.replicas.follow(self.models)
         self.assertFalse(self.pool.may_have_more(11))
 
 
-class AssignmentTests(TestCase):
-    """Two children run model a, and each is to load b beside it."""
-
+class AssignmentTests(PlayedCase):
     def setUp(self) -> None:
-        stop_clock(self)
-        models = {name: ModelSpec(name=name, engine="x:Y") for name in ("a", "b")}
-        replicas = ReplicaRegistry(Plan(worker=uuid4(), devices=("cpu",), replicas=2, threads=1), {"a": models["a"]})
-        for index, pid in enumerate((11, 22)):
-            replicas.started(index, pid)
-            replicas.loaded(LoadReport(pid=pid, models={models["a"].digest: READY}))
-        replicas.follow(models)
-        self.kept: set[int] = set()  # children in which a batch is open
-        self.pool: Any = ReplicaPool.__new__(ReplicaPool)
-        self.pool.replicas, self.pool.keeps = replicas, self.kept.__contains__
-        self.pool._pool = [SimpleNamespace(pid=pid, inqW_fd=pid) for pid in (11, 22)]
-        self.pool._fileno_to_inq = {process.pid: process for process in self.pool._pool}
-        self.pool._state, self.pool._cache, self.pool._busy_workers = RUN, {}, set()
-        self.pool._proc_alive_timeout = 60
+        super().setUp()
+        self.replicas.follow(self.models)
         self.send = self.enterContext(patch.object(ReplicaPool, "send", return_value=None))
 
     def assign_models(self) -> int | None:
@@ -341,9 +461,9 @@ class AssignmentTests(TestCase):
 
     def test_one_in_which_nothing_is_open_goes_first_and_nobody_is_kept_from_joining(self) -> None:
         self.kept.add(11)
-        self.pool._busy_workers.add(22)
+        self.pool.processes[1].calls = {1: Mock()}
         self.assertEqual((self.assign_models(), self.pool.awaited), (None, None))
-        self.pool._busy_workers.clear()
+        self.pool.processes[1].calls.clear()
         self.assertEqual((self.assign_models(), self.pool.awaited), (22, None))
 
     def test_where_all_have_open_batches_one_at_a_time_is_waited_for(self) -> None:
@@ -354,16 +474,39 @@ class AssignmentTests(TestCase):
 
     def test_nobody_is_waited_for_while_another_loads(self) -> None:
         self.kept.update((11, 22))
-        self.pool._load_call = self.pool._cache["load"] = object()
+        self.send.return_value = Mock(is_over=False)
+        self.kept.remove(11)
+        self.assertEqual(self.assign_models(), 11)
+        self.kept.add(11)
         self.assertEqual((self.assign_models(), self.pool.awaited), (None, None))
 
     def test_the_longer_nobody_could_join_the_longer_until_the_next_try(self) -> None:
         self.kept.update((11, 22))
         self.assign_models()
-        self.pool._awaited_at -= 60
         self.kept.remove(11)
-        self.assign_models()
-        with patch.object(self.pool, "end") as end:
-            self.send.call_args.kwargs["error_callback"]("it failed")
+        now = time.monotonic()
+        with patch("time.monotonic", return_value=now + 60), patch.object(self.pool, "end") as end:
+            self.assign_models()
+            self.send.call_args.kwargs["failed"](RuntimeError("it failed"))
         end.assert_called_once_with(11)
-        self.assertGreater(self.pool.replicas.try_at, time.monotonic() + 500)
+        self.assertGreater(self.replicas.try_at, now + 500)
+
+
+class TaskPoolTests(TestCase):
+    """What Celery asks of the pool."""
+
+    def test_a_task_that_is_no_job_is_refused_with_the_way_to_run_it(self) -> None:
+        with self.assertRaisesRegex(InvalidTaskError, "celery worker -Q QUEUES"):
+            TaskPool(1).apply_async(str, ("text",))
+
+    def test_it_is_stopped_once_and_not_within_the_handler_of_a_cold_shutdown(self) -> None:
+        pool = TaskPool(1)
+        replicas = pool.replicas = Mock()
+        with patch.object(state, "should_terminate", True):
+            pool.stop()
+            replicas.join.assert_not_called()
+            pool.terminate()
+        replicas.terminate.assert_called_once_with()
+        pool.stop()
+        pool.terminate()
+        replicas.terminate.assert_called_once_with()

@@ -8,7 +8,7 @@ from uuid import uuid4
 from inference import errors
 from inference.worker.calls import READY, LoadReport
 from inference.worker.dispatch import Dispatcher
-from inference.worker.processes.pool import ReplicaPool
+from inference.worker.processes.replica_pool import ReplicaPool
 from inference.worker.replicas import device_health
 from inference.worker.replicas.devices import Plan
 from inference.worker.replicas.registry import ReplicaRegistry

@@ -8,7 +8,7 @@ from uuid import uuid4
 from inference.models import Priority
 from inference.worker.calls import READY, BatchReport, LoadReport
 from inference.worker.dispatch import Dispatcher
-from inference.worker.processes.pool import ReplicaPool
+from inference.worker.processes.replica_pool import ReplicaPool
 from inference.worker.replicas import devices
 from inference.worker.replicas.devices import Plan
 from inference.worker.replicas.registry import ReplicaRegistry
@@ -181,5 +181,5 @@ class SpareThreadsTests(DispatcherCase):
         for _ in range(LEARNT + 2):  # the first reads the prompt
             given.append(self.last.batch.spare_threads)
             self.last.over = True
-            self.last.callback(dataclasses.replace(report, left=frozenset({job_id})))
+            self.last.done(dataclasses.replace(report, left=frozenset({job_id})))
         self.assertEqual(given, [0] * (LEARNT + 1) + [THREADS])

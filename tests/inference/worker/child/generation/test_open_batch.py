@@ -283,13 +283,6 @@ class BesideTests(SteppingCase):
             entry.run_to_the_end()
         self.assertEqual((stood_by, self.row(second).status), ([self.batch], Status.SUCCEEDED))
 
-    def test_a_process_that_was_sent_a_signal_runs_nothing_to_its_end(self) -> None:
-        self.call(self.job(9))
-        self.replica.shared.command = ChildCommand.DRAIN
-        with patch.object(entry, "terminate_handler_fired", return_value=True):
-            entry.run_to_the_end()
-        self.assertEqual(list(self.opened.batches), [self.batch])
-
 
 class StreamTests(SteppingCase):
     def test_each_piece_is_published_by_itself_as_it_comes(self) -> None:

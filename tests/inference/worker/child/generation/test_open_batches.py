@@ -34,7 +34,7 @@ class OpenCase(DispatcherCase):
         rows = CATALOG["a"].max_batch_size - len(left)
         found = Room(rows=rows, tokens=room, longest=longest, others=len(left))
         report = {"errors": errors, "engine_s": 0.01, "left": frozenset(left), "room": found, **report}
-        call.callback(BatchReport(**report))
+        call.done(BatchReport(**report))
 
     def kick(self) -> SimpleNamespace:
         self.dispatcher.kick()
@@ -260,11 +260,11 @@ class TurnTests(OpenCase):
 
     def test_after_one_that_ran_alone_others_have_as_long_a_turn_as_all_its_steps_took(self) -> None:
         alone, _ = self.add(alone=True)
-        self.kick().accept(PID, 0.0)
+        self.kick().accept(PID)
         (batch,) = self.dispatcher.batches.values()
         batch.begun_at -= 60
         self.step(alone)
-        self.last.accept(PID, 0.0)
+        self.last.accept(PID)
         self.step(errors={alone: ""})
         self.add()
         self.kick()

@@ -1,0 +1,53 @@
+"""A child process's end of the connection to the worker's main process."""
+
+import os
+import socket
+import threading
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from inference.engines.runtime.faults import describe
+from inference.telemetry import logs
+from inference.worker import framing
+from inference.worker.calls import RemoteError, ReplyKind
+
+
+class ChildCall(NamedTuple):
+    """A call that was read from the connection."""
+
+    number: int  # of the main process
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...]
+
+
+class MainConnection:
+    """The connection to the main process. One thread receives from it, and several may send."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
+        self._stream = connection.makefile("rb")
+        self._sending = threading.Lock()
+
+    def receive(self) -> ChildCall:
+        """Wait for the next call and return it. Raises `SystemExit` if none will follow."""
+        try:
+            message = framing.read(self._stream)
+        except (EOFError, OSError):
+            raise SystemExit(os.EX_SOFTWARE) from None  # the main process is gone
+        if not message:
+            raise SystemExit(os.EX_OK)
+        return ChildCall(*message)
+
+    def send(self, kind: ReplyKind, number: int = 0, value: Any = None) -> None:
+        data = framing.pack((kind, number, value))
+        with self._sending:
+            self._socket.sendall(data)
+
+    def answer(self, number: int, result: Any, error: BaseException | None = None) -> None:
+        """Send the result of a call, or the error that it raised."""
+        try:
+            self.send(ReplyKind.FAILED if error else ReplyKind.DONE, number, error or result)
+        except OSError:
+            raise SystemExit(os.EX_SOFTWARE) from None  # the main process is gone
+        except Exception as unsendable:  # such as a result that cannot be pickled
+            self.send(ReplyKind.FAILED, number, RemoteError(logs.summarize(unsendable), describe(unsendable)))

@@ -1,0 +1,98 @@
+"""The life of a child process, from its start to its last call."""
+
+import contextlib
+import fcntl
+import logging
+import multiprocessing
+import multiprocessing.connection
+import os
+import signal
+import socket
+from collections.abc import Mapping
+from typing import NoReturn
+
+from django.conf import settings
+
+from inference.telemetry import logs, tracing
+from inference.worker.calls import Assignment, ReplyKind, map_shared_state
+from inference.worker.child import entry
+from inference.worker.child.connection import MainConnection
+from inference.worker.child.work_ahead import WorkAhead
+from inference.worker.replicas.devices import NO_GPUS, Plan
+
+logger = logging.getLogger(__name__)
+
+# A whole process group gets these signals, and the main process has its batches end first.
+IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def run(
+    end: socket.socket, index: int, plan: Plan, assignment: Assignment, environment: Mapping[str, str], log_level: int
+) -> None:
+    """Load what a replica is to serve, and run the calls of the main process until it wants no more.
+
+    The first message on the connection is the file descriptor of the shared memory.
+    """
+    for number in IGNORED:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, IGNORED)
+    end_with_main_process()
+    for name in NO_GPUS:
+        os.environ.pop(name, None)
+    os.environ.update(environment)
+    logs.configure(settings.LOGGING)
+    logging.getLogger().setLevel(log_level)
+    _, (descriptor,), _, _ = socket.recv_fds(end, 1, 1)
+    connection = MainConnection(end)
+    try:
+        connection.send(ReplyKind.UP, value=entry.start(plan, index, assignment, map_shared_state(descriptor)))
+        run_loop(connection, plan, index)
+    except Exception:
+        logger.exception("the process of replica %d ends", index)
+        raise SystemExit(os.EX_SOFTWARE) from None
+    finally:
+        if tracing.on:
+            tracing.flush()
+        with contextlib.suppress(OSError):  # the main process is gone
+            connection.send(ReplyKind.LEAVING)
+
+
+def end_with_main_process() -> None:
+    """Have the kernel kill this process as soon as the main process has ended, also while an engine computes.
+
+    The main process holds the other end of the pipe. Where the kernel cannot do this, the process ends before its next
+    call.
+    """
+    parent = multiprocessing.parent_process()
+    if parent is None or not hasattr(fcntl, "F_SETSIG"):
+        return
+    pipe = parent.sentinel
+    fcntl.fcntl(pipe, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(pipe, fcntl.F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(pipe, fcntl.F_SETFL, fcntl.fcntl(pipe, fcntl.F_GETFL) | os.O_ASYNC)
+    if multiprocessing.connection.wait([pipe], timeout=0):
+        os._exit(os.EX_SOFTWARE)  # it ended before this was set
+
+
+def run_loop(connection: MainConnection, plan: Plan, index: int) -> NoReturn:
+    """Run calls, ahead of the engine where the replica's device gains by it, until the main process wants no more."""
+    if plan.works_ahead(index):
+        WorkAhead(connection).run()
+    run_calls(connection)
+
+
+def run_calls(connection: MainConnection) -> NoReturn:
+    """Run one call after the other until the main process wants no more, then raise `SystemExit`."""
+    while True:
+        try:
+            call = connection.receive()
+        except SystemExit:
+            entry.run_to_the_end()
+            raise
+        connection.send(ReplyKind.ACCEPTED, call.number)
+        try:
+            result = call.function(*call.arguments)
+        except Exception as error:
+            connection.answer(call.number, None, error)
+        else:
+            connection.answer(call.number, result)

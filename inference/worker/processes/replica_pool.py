@@ -1,0 +1,446 @@
+"""The child processes of a worker, one for each replica.
+
+The pool sends them calls, loads and unloads their models, and starts those again that have ended. It belongs to the
+event loop of the worker, and knows nothing of Celery.
+"""
+
+import functools
+import itertools
+import logging
+import os
+import selectors
+import time
+from collections.abc import Callable, Sequence
+from multiprocessing.context import BaseContext
+from multiprocessing.process import BaseProcess
+from typing import Any, Protocol
+
+from inference.worker.calls import Assignment, LoadReport, ProcessLost, ReplyKind, describe_exit
+from inference.worker.child import entry
+from inference.worker.child import process as child_process
+from inference.worker.processes.launcher import Launcher
+from inference.worker.processes.replica_process import ProcessCall, ReplicaProcess
+from inference.worker.replicas.registry import ReplicaRegistry
+
+logger = logging.getLogger(__name__)
+
+LEAVES_S = 10.0  # seconds for a child that runs nothing any more to end
+TURN_S = 1.0  # seconds of a turn of the loop while the worker leaves
+
+
+class EventLoop(Protocol):
+    """The methods of kombu's event loop that the pool calls."""
+
+    def add_reader(self, fds: Any, callback: Callable[..., object], *args: Any) -> object: ...
+
+    def add_writer(self, fds: Any, callback: Callable[..., object], *args: Any) -> object: ...
+
+    def remove(self, fd: Any) -> object: ...
+
+
+class ReplicaPool:
+    """The pool of the replicas' processes, which calls `on_idle` when a replica can be given a call.
+
+    A call is sent to one child and runs in no other. If the child ends before it has begun the call, the pool no longer
+    `knows` the call, and its sender decides anew where it runs.
+    """
+
+    def __init__(
+        self,
+        replicas: ReplicaRegistry,
+        *,
+        load_limit_s: float,
+        most_calls: int | None = None,
+        most_kib: int | None = None,
+        context: BaseContext | None = None,
+    ) -> None:
+        """Make a pool without processes.
+
+        A process ends after `load_limit_s` seconds in which it has not loaded its models. It is replaced after
+        `most_calls` calls, or when it has more than `most_kib` KiB of memory, once nothing runs in it.
+        """
+        self.replicas = replicas
+        self.processes: dict[int, ReplicaProcess] = {}  # by index of the replica; those that have not ended
+        self.awaited: int | None = None  # pid of the child that is to load something once its open batches have ended
+        self.on_idle: Callable[[], object] = bool
+        self.keeps: Callable[[int], bool] = lambda pid: False  # True if a batch is open in this child
+        self.is_closed = False  # it takes no more calls
+        self._load_limit_s, self._most_calls, self._most_kib = load_limit_s, most_calls, most_kib
+        self._launcher = Launcher(context)
+        self._loop: EventLoop | None = None
+        self._numbers = itertools.count(1)
+        self._is_starting = False  # one process at a time
+        self._load_call: ProcessCall | None = None  # the call that has a child load or unload something
+        self._loading: ReplicaProcess | None = None  # that child
+        self._load_by = 0.0  # monotonic: when it has to have begun that call, and then to have ended it
+        self._awaited_at = 0.0  # monotonic: since when the child is awaited
+
+    # Processes
+
+    def start_missing(self) -> None:
+        """Have a process started for the first replica that has none and may have one; the others follow."""
+        if self.is_closed or self._is_starting:
+            return
+        for index in range(self.replicas.plan.replicas):
+            if index not in self.processes and self.replicas.may_start(index):
+                self._start(index)
+                return
+
+    def _start(self, index: int) -> None:
+        try:
+            process = ReplicaProcess(index)
+        except OSError as error:  # memory or file descriptors are used up
+            self.replicas.not_started(index, error)
+            return
+        self._is_starting = True
+        plan, assignment = self.replicas.plan, self.replicas.first_assignment(index)
+        level = logging.getLogger().level
+        self._launcher.start(
+            child_process.run, (process.other_end, index, plan, assignment, dict(os.environ), level),
+            lambda started: self._started(process, assignment, started),
+        )  # fmt: skip
+
+    def _started(self, process: ReplicaProcess, assignment: Assignment, started: BaseProcess | Exception) -> None:
+        self._is_starting = False
+        if isinstance(started, Exception):  # memory, processes or file descriptors are used up
+            process.close()
+            self.replicas.not_started(process.index, started)
+        else:
+            process.has_started(started)
+            self.processes[process.index] = process
+            self.replicas.started(process.index, process.pid, assignment, process.shared)
+            self._watch(process)
+            if self.is_closed:
+                process.kill()
+        self.start_missing()
+
+    def register(self, loop: EventLoop) -> None:
+        """Have this event loop call the pool from now on. Calls that run are not affected."""
+        self._loop = loop
+        loop.add_reader(self._launcher, self._guard(self._launcher.deliver))
+        for process in self.processes.values():
+            self._watch(process)
+
+    def _watch(self, process: ReplicaProcess) -> None:
+        if self._loop and not process.is_closed:
+            self._loop.add_reader(process.connection, self._guard(self._read), process)
+            self._loop.add_reader(process.process.sentinel, self._guard(self._look), process)
+            if process.unsent:
+                self._loop.add_writer(process.writer, self._guard(self._write), process)
+
+    def _guard(self, callback: Callable[..., object]) -> Callable[..., None]:
+        """Return a callback for the event loop, which would end the worker with an exception that it raised."""
+
+        @functools.wraps(callback)
+        def guarded(*arguments: Any) -> None:
+            try:
+                callback(*arguments)
+            except Exception:
+                logger.exception("the pool of replicas failed")
+
+        return guarded
+
+    def _remove(self, *descriptors: Any) -> None:
+        for descriptor in descriptors if self._loop else ():
+            self._loop.remove(descriptor)  # type: ignore[union-attr]
+
+    def _look(self, process: ReplicaProcess) -> None:
+        """Learn whether a process has ended whose connection is still open, as a process that it forked has it.
+
+        The sentinel becomes readable also if the process that forks has ended. Then only the connection tells.
+        """
+        self._remove(process.process.sentinel)
+        self._launcher.look(process.process, lambda exit_code: self._looked(process, exit_code))
+
+    def _looked(self, process: ReplicaProcess, exit_code: int | None) -> None:
+        if exit_code is not None and not process.is_reaped:
+            self._read(process)
+            self._close(process)
+
+    def _read(self, process: ReplicaProcess) -> None:
+        handle = self._guard(self._handle)
+        try:
+            for message in process.read():
+                handle(process, *message)
+        except Exception:
+            logger.exception("pid=%d is ended: its message cannot be read", process.pid)
+            self.end(process.pid)
+            self._close(process)
+        if process.is_closed:
+            self._close(process)
+
+    def _handle(self, process: ReplicaProcess, kind: ReplyKind, number: int, value: Any) -> None:
+        if kind == ReplyKind.UP:
+            process.is_up = True
+            self._note(value)
+        elif kind == ReplyKind.LEAVING:
+            process.leaves_by = time.monotonic() + LEAVES_S
+        elif kind == ReplyKind.ACCEPTED:
+            call = process.calls[number]
+            call.is_accepted = True
+            if call.accepted:
+                call.accepted(process.pid)
+        else:
+            call = process.calls.pop(number)
+            call.is_over = True
+            (call.done if kind == ReplyKind.DONE else call.failed)(value)
+            self._replace_if_worn(process)
+            self.on_idle()
+
+    def _note(self, loaded: LoadReport) -> None:
+        self.replicas.loaded(loaded)
+        self.on_idle()
+
+    def _close(self, process: ReplicaProcess) -> None:
+        """Learn how a process has ended, all of whose messages have been read."""
+        if process.is_reaped:
+            return
+        process.is_reaped = process.is_closed = True
+        self._remove(process.connection, process.writer, process.process.sentinel)
+        self._launcher.reap(process.process, lambda exit_code: self._ended(process, exit_code))
+
+    def _ended(self, process: ReplicaProcess, exit_code: int | None) -> None:
+        """Fail the calls that a process has begun, and forget those that it has not."""
+        process.close()
+        has_left = exit_code == os.EX_OK or (exit_code is None and process.leaves_by)
+        if not has_left and not process.is_given_up:
+            logger.error("pid=%d did not end by itself: %s", process.pid, describe_exit(exit_code))
+        calls = list(process.calls.values())
+        process.calls.clear()
+        for call in calls:
+            call.is_over = True
+            if call.is_accepted:
+                call.failed(ProcessLost(exit_code))
+        del self.processes[process.index]
+        if not self.is_closed:
+            self.replicas.ended(process.index)
+            self.on_idle()
+        self.start_missing()
+
+    def look_after(self) -> None:
+        """Start, restart and end children as time passes. Runs twice a second.
+
+        Children that can run nothing are restarted. A child is ended if it does not load its models in time, or does
+        not even begin what it is to load: no other child is sent an assignment before that one is over.
+        """
+        now = time.monotonic()
+        if self._loading and self.knows(self._load_call) and now > self._load_by:
+            self.end(self._loading.pid)
+        for process in list(self.processes.values()):
+            if not process.is_up and now - process.started_at > self._load_limit_s:
+                self.end(process.pid)
+        for index in self.replicas.to_restart():
+            useless = self.processes.get(index)
+            if useless and not useless.calls and not self.keeps(useless.pid):
+                self.end(useless.pid)
+        self.start_missing()
+
+    def _replace_if_worn(self, process: ReplicaProcess) -> None:
+        """End a process that has run as many calls, or takes as much memory, as it may, once nothing runs in it."""
+        process.calls_made += 1
+        is_worn = self._most_calls and process.calls_made >= self._most_calls
+        process.is_worn |= bool(is_worn or (self._most_kib and process.resident_kib() > self._most_kib))
+        if process.is_worn and not process.calls and not self.keeps(process.pid):
+            self.end(process.pid)
+
+    def end(self, pid: int) -> None:
+        """End a child, which must not be given another call."""
+        if process := self._find(pid):
+            process.is_given_up = True
+            self.replicas.ended(process.index)
+            process.kill()
+
+    # Calls
+
+    def send(
+        self,
+        pid: int,
+        function: Callable[..., Any],
+        arguments: Sequence[Any],
+        *,
+        done: Callable[[Any], object],
+        failed: Callable[[BaseException], object],
+        accepted: Callable[[int], object] | None = None,
+    ) -> ProcessCall | None:
+        """Send a call to this child and to no other, and return the call; None if the pool is closing.
+
+        The child runs it at once if it is idle, or else as soon as it has done what it runs. The event loop then calls
+        `accepted` with the pid, and `done` with the result or `failed` with an error, which is `ProcessLost` if the
+        child ended meanwhile.
+        """
+        if self.is_closed:
+            return None
+        process = self._find(pid)
+        call = ProcessCall(next(self._numbers), done, failed, accepted)
+        if process is None or process.is_closed:
+            call.is_over = True
+            return call
+        process.calls[call.number] = call
+        process.send(call.number, function, tuple(arguments))
+        if process.unsent and self._loop:
+            self._loop.add_writer(process.writer, self._guard(self._write), process)
+        return call
+
+    def _write(self, process: ReplicaProcess) -> None:
+        process.write()
+        if not process.unsent:
+            self._remove(process.writer)
+
+    def knows(self, call: ProcessCall | None) -> bool:
+        """Return True if a call is still to be answered."""
+        return call is not None and not call.is_over
+
+    def may_have_more(self, pid: int) -> bool:
+        """Return True if this child has nothing to load or unload, and its last call has been written to it."""
+        process = self._find(pid)
+        return (
+            process is not None
+            and self._takes_calls(process)
+            and not process.unsent
+            and not self.replicas.wanted([pid])
+        )
+
+    def idle(self) -> list[int]:
+        """Return the pids of the replicas that would start a call at once."""
+        return [each.pid for each in self.processes.values() if self._is_idle(each) and self._takes_calls(each)]
+
+    def has(self, pid: int) -> bool:
+        return self._find(pid) is not None
+
+    @property
+    def ready(self) -> int:
+        """The number of replicas that can be given a batch, now or after the call that they run."""
+        return self.replicas.able
+
+    @property
+    def busy(self) -> int:
+        return sum(bool(process.calls) for process in list(self.processes.values()))
+
+    def _find(self, pid: int) -> ReplicaProcess | None:
+        return next((process for process in self.processes.values() if process.pid == pid), None)
+
+    def _is_idle(self, process: ReplicaProcess) -> bool:
+        return process.is_up and not (process.calls or process.is_closed or process.is_given_up)
+
+    def _takes_calls(self, process: ReplicaProcess) -> bool:
+        if process.is_closed or process.is_given_up:
+            return False
+        return self.keeps(process.pid) or (self.replicas.may_run(process.pid) and not process.is_worn)
+
+    # Models
+
+    def assign_models(self) -> None:
+        """Have one child after the other load or unload what it is to.
+
+        A child does so before its next batch, and while no batch is open in it. If all children that are to load or
+        unload something have open batches, one of them is `awaited`: no job joins its batches, and it begins no batch
+        that stays open.
+        """
+        before, self.awaited = self.awaited, None
+        if self.is_closed or self.knows(self._load_call):
+            return
+        kept = [process.pid for process in self.processes.values() if self.keeps(process.pid)]
+        free = [process for process in self.processes.values() if process.pid not in kept]
+        if following := self.replicas.next_assignment([process.pid for process in free if self._is_idle(process)]):
+            pid, assignment = following
+            self._send_assignment(pid, assignment, since=self._awaited_at if pid == before else time.monotonic())
+        elif self.replicas.wanted([process.pid for process in free]) is None:
+            self.awaited = self.replicas.wanted(kept)
+            if self.awaited != before:
+                self._awaited_at = time.monotonic()
+
+    def _send_assignment(self, pid: int, assignment: Assignment, *, since: float) -> None:
+        """Send a child what it is to have loaded.
+
+        The time for which the others work without this child counts from `since`.
+        """
+        self._load_by, self._loading = time.monotonic() + self._load_limit_s, self._find(pid)
+        self._load_call = self.send(
+            pid, entry.apply_assignment, (assignment,),
+            done=lambda loaded: self._loaded(loaded, time.monotonic() - since),
+            failed=lambda error: self._not_loaded(pid, time.monotonic() - since),
+            accepted=self._load_begins,
+        )  # fmt: skip
+
+    def _load_begins(self, pid: int) -> None:
+        self._load_by = time.monotonic() + self._load_limit_s
+
+    def _loaded(self, loaded: LoadReport, took_s: float) -> None:
+        self._load_call = self._loading = None
+        self.replicas.pause_tries(took_s)
+        self._note(loaded)
+
+    def _not_loaded(self, pid: int, took_s: float) -> None:
+        """End a child whose assignment raised.
+
+        It is not known what it has loaded, and it would be sent the same assignment again and again.
+        """
+        self._load_call = self._loading = None
+        self.replicas.pause_tries(took_s)
+        self.end(pid)
+
+    # The end of the worker
+
+    def close(self) -> None:
+        """Take no more calls, and have the children run their open batches to the end."""
+        self.is_closed = True
+        self.replicas.close()
+
+    def join(self, is_aborted: Callable[[], bool] = bool) -> None:
+        """Wait until all children have run their calls and have ended; until then call back as the event loop did.
+
+        Children that load models are killed, as no call follows. So are all others if `is_aborted` returns True.
+        """
+        loop = _SelectorLoop()
+        self.register(loop)
+        for process in self.processes.values():
+            if not process.is_up or process is self._loading:
+                process.is_given_up = True
+                process.kill()
+            else:
+                process.send()
+                if process.unsent:
+                    loop.add_writer(process.writer, self._guard(self._write), process)
+        while (self.processes or self._is_starting) and not is_aborted():
+            loop.turn(TURN_S)
+            for process in self.processes.values():
+                if process.leaves_by and time.monotonic() > process.leaves_by:
+                    process.kill()
+        self.terminate()
+
+    def terminate(self) -> None:
+        """Kill all children that are left, and forget their calls. Calling it again does nothing."""
+        self.is_closed = True
+        for process in self.processes.values():
+            process.kill()
+            if not process.is_reaped:
+                process.is_reaped = True
+                self._launcher.reap(process.process, lambda _: None)
+        self._launcher.stop()
+
+
+class _SelectorLoop:
+    """An event loop for the time when the worker's own loop turns no more."""
+
+    def __init__(self) -> None:
+        self._selector = selectors.DefaultSelector()
+
+    def add_reader(self, fds: Any, callback: Callable[..., object], *args: Any) -> None:
+        self.remove(fds)
+        self._selector.register(fds, selectors.EVENT_READ, (callback, args))
+
+    def add_writer(self, fds: Any, callback: Callable[..., object], *args: Any) -> None:
+        self.remove(fds)
+        self._selector.register(fds, selectors.EVENT_WRITE, (callback, args))
+
+    def remove(self, fd: Any) -> None:
+        try:
+            self._selector.unregister(fd)
+        except KeyError:
+            return
+
+    def turn(self, longest_s: float) -> None:
+        for key, _ in self._selector.select(longest_s):
+            if key.fd in self._selector.get_map():  # no callback before has removed it
+                callback, arguments = key.data
+                callback(*arguments)

@@ -1,0 +1,124 @@
+"""One child process of the pool, as the main process sees it."""
+
+import contextlib
+import ctypes
+import os
+import signal
+import socket
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+from inference.worker import framing
+from inference.worker.calls import SharedState, map_shared_state
+
+CHUNK = 2**16  # bytes that are read at once
+PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+@dataclass(slots=True, eq=False)
+class ProcessCall:
+    """A call that was sent to a child process. The pool calls back in the thread of the event loop."""
+
+    number: int
+    done: Callable[[Any], object]
+    failed: Callable[[BaseException], object]
+    accepted: Callable[[int], object] | None = None
+    is_accepted: bool = False  # the child has begun it
+    is_over: bool = False  # it is answered, or lost with its child
+
+
+class ReplicaProcess:
+    """The connection to a child process, the memory shared with it, and its calls that are not over."""
+
+    process: BaseProcess
+    pid = 0
+
+    def __init__(self, index: int) -> None:
+        """Make the connection and the memory, before the process is started. Raises `OSError`."""
+        self.index = index
+        self.calls: dict[int, ProcessCall] = {}
+        self.calls_made = 0
+        self.started_at = time.monotonic()
+        self.is_up = False  # it has loaded what it can, and takes calls
+        self.is_given_up = False  # it must not be given another call
+        self.is_worn = False  # it has run as many calls, or has as much memory, as it may
+        self.is_closed = False  # its end of the connection is closed: it has ended, or ends now
+        self.is_reaped = False  # the launcher waits for its end
+        self.leaves_by: float | None = None  # monotonic: when it must have ended, which it said that it does
+        self.unsent = bytearray()  # what the connection had no room for
+        self._unpacker = framing.Unpacker()
+        self.connection, self.other_end = socket.socketpair()
+        try:
+            self.connection.setblocking(False)
+            self.writer = self.connection.dup()  # kombu's event loop has either a reader or a writer of a descriptor
+            descriptor = _open_memory()
+            socket.send_fds(self.connection, [b"\0"], [descriptor])
+            self.shared = map_shared_state(descriptor)
+        except OSError:
+            self.close()
+            raise
+
+    def has_started(self, process: BaseProcess) -> None:
+        self.process, self.pid = process, process.pid or 0
+        self.other_end.close()
+
+    def send(self, *message: Any) -> None:
+        """Send a call, or without arguments the message that no more will follow."""
+        self.unsent += framing.pack(message)
+        self.write()
+
+    def write(self) -> None:
+        """Write what the connection has room for. The rest stays in `unsent`."""
+        with contextlib.suppress(BlockingIOError, ConnectionError):  # a lost connection is noticed by its reader
+            while self.unsent:
+                del self.unsent[: self.writer.send(self.unsent)]
+
+    def read(self) -> Iterator[framing.Message]:
+        """Yield the messages that have come. Sets `is_closed` at the end of the connection.
+
+        Raises the error of a message that cannot be read.
+        """
+        while True:
+            try:
+                data = self.connection.recv(CHUNK)
+            except BlockingIOError:
+                return
+            except ConnectionError:
+                data = b""
+            if not data:
+                self.is_closed = True
+                return
+            yield from self._unpacker.feed(data)
+
+    def kill(self) -> None:
+        if self.pid and not self.is_closed:
+            with contextlib.suppress(ProcessLookupError):  # it has ended already
+                os.kill(self.pid, signal.SIGKILL)
+
+    def resident_kib(self) -> int:
+        """Return the size of its memory in KiB; 0 where that is not known."""
+        try:
+            with open(f"/proc/{self.pid}/statm", encoding="ascii") as file:
+                return int(file.read().split()[1]) * PAGE // 1024
+        except (OSError, IndexError):
+            return 0
+
+    def close(self) -> None:
+        for end in (self.connection, self.other_end, getattr(self, "writer", None)):
+            if end:
+                end.close()
+
+
+def _open_memory() -> int:
+    """Return the file descriptor of new memory that holds a `SharedState` of zeros."""
+    if hasattr(os, "memfd_create"):
+        descriptor = os.memfd_create("replica")
+    else:
+        with tempfile.TemporaryFile() as file:
+            descriptor = os.dup(file.fileno())
+    os.truncate(descriptor, ctypes.sizeof(SharedState))
+    return descriptor
