@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from benchmarks.offline import Offline
 from benchmarks.results import Results, Row
 from benchmarks.systems import SYSTEMS
+from benchmarks.tables import markdown_table
 
 OURS = "service"
 OURS_IN = {"float32": OURS, "bfloat16": "bfloat16"}  # by precision, computed by torch
@@ -26,10 +27,23 @@ class Claim:
     unit: str = "x"
     at_most: bool = False
 
+    @property
+    def is_held(self) -> bool:
+        return self.measured <= self.aim if self.at_most else self.measured >= self.aim
+
     def cells(self) -> list[str]:
-        held = self.measured <= self.aim if self.at_most else self.measured >= self.aim
         bound = "at most" if self.at_most else "at least"
-        return [self.what, f"{self.measured:.2f} {self.unit}", f"{bound} {self.aim:g}", "held" if held else "NOT held"]
+        held = "held" if self.is_held else "NOT held"
+        return [self.what, f"{self.measured:.2f} {self.unit}", f"{bound} {self.aim:g}", held]
+
+
+def as_markdown(claims: Sequence[Claim]) -> list[str]:
+    """Return the lines of a page: the number of aims that are held, and a table of the others."""
+    missed = [claim.cells()[:-1] for claim in claims if not claim.is_held]
+    if not missed:
+        return [f"All {len(claims)} aims are held."] if claims else []
+    lines = [f"Of {len(claims)} aims {len(claims) - len(missed)} are held. The others are:", ""]
+    return lines + markdown_table(["", "measured", "aim"], missed)
 
 
 def claims(results: Results) -> list[Claim]:

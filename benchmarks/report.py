@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from benchmarks import plot
 from benchmarks.claims import OURS_IN, best_peer, claims, engine_ms, matching
+from benchmarks.claims import as_markdown as aims_as_markdown
 from benchmarks.offline import Offline
 from benchmarks.results import Results, Row
 from benchmarks.systems import SYSTEMS
@@ -20,7 +21,6 @@ HEAD = (
     "system", "workers x threads", "req/s", "of the best peer", "of offline", "p50 ms", "p99 ms", "CPU ms/req",
     "beyond the engine", "MiB", "wrong",
 )  # fmt: skip
-ON_THE_PAGE = ("system", "req/s", "p50 ms", "p99 ms", "CPU ms/req", "MiB", "wrong")
 
 
 def cells(row: Row, rows: dict[str, Row], results: Results, workload: str) -> list[str]:
@@ -35,12 +35,10 @@ def cells(row: Row, rows: dict[str, Row], results: Results, workload: str) -> li
     ]  # fmt: skip
 
 
-def tables(results: Results, only: str = "") -> Iterator[tuple[str, list[list[str]]]]:
-    """Yield a title and the lines of a table for each workload and load, or for one load `only`."""
+def tables(results: Results) -> Iterator[tuple[str, list[list[str]]]]:
+    """Yield a title and the lines of a table for each workload and load."""
     for workload in results.workloads():
         for load in results.loads(workload):
-            if only not in ("", load):
-                continue
             rows = results.rows(workload, load)
             ordered = sorted(rows.values(), key=lambda row: -row.rate)
             yield (
@@ -92,22 +90,30 @@ def measured(results: Results) -> str:
 
 def as_markdown(results: Results, first: str) -> str:
     """Return what the page shows. The terminal has the other loads and columns too, and the JSON has all of it."""
-    parts = [first]
-    parts += ["", *markdown_table(["", "measured", "aim", ""], [claim.cells() for claim in claims(results)])]
-    columns = [HEAD.index(name) for name in ON_THE_PAGE]
-    for title, lines in tables(results, only=SUMMARY_LOAD):
-        shown = [[line[column] for column in columns] for line in lines]
-        parts += ["", f"### {title}", "", *markdown_table(ON_THE_PAGE, shown)]
-    if lines := latencies(results, ALONE):
-        parts += ["", f"### {ALONE}, p50 in ms", "", *markdown_table(["system", *results.workloads()], lines)]
+    parts = [first, "", *aims_as_markdown(claims(results))]
+    offline = ["offline", *(f"{results.ceiling(workload).rate:.0f}" for workload in results.workloads())]
+    for title, load, show, last in (
+        (f"{SUMMARY_LOAD}: requests a second, p99 in ms (wrong)", SUMMARY_LOAD, show_rate_and_p99, [offline]),
+        (f"{ALONE}: p50 in ms", ALONE, show_p50, []),
+    ):
+        if lines := compare_systems(results, load, show):
+            parts += ["", f"### {title}", "", *markdown_table(["system", *results.workloads()], [*lines, *last])]
     return "\n".join(parts)
 
 
-def latencies(results: Results, load: str) -> list[list[str]]:
-    """Return a line for each system that was measured under this load, with its p50 by workload."""
+def show_rate_and_p99(row: Row) -> str:
+    return f"{row.rate:.1f}, {row.p99_ms:.1f}" + (f" ({row.wrong})" if row.wrong else "")
+
+
+def show_p50(row: Row) -> str:
+    return f"{row.p50_ms:.1f}"
+
+
+def compare_systems(results: Results, load: str, show: Callable[[Row], str]) -> list[list[str]]:
+    """Return a line for each system that was measured under this load, with what `show` makes of each workload."""
     rows = [results.rows(workload, load) for workload in results.workloads()]
     return [
-        [SYSTEMS[name].label, *(f"{found[name].p50_ms:.1f}" if name in found else "" for found in rows)]
+        [SYSTEMS[name].label, *(show(found[name]) if name in found else "" for found in rows)]
         for name in dict.fromkeys(name for found in rows for name in found)
     ]
 

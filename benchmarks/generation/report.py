@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from benchmarks.claims import Claim
+from benchmarks.claims import as_markdown as aims_as_markdown
 from benchmarks.generation.dataset import TITLE
 from benchmarks.generation.rounds import Generated
 from benchmarks.generation.systems import SYSTEMS
@@ -121,8 +122,7 @@ def as_text(results: Results) -> str:
 def as_markdown(results: Results) -> str:
     where = ", ".join(f"{name} {value}" for name, value in results.machine.items())
     parts = [f"{TITLE}; {results.rounds} rounds, windows of {results.seconds:g} s; {where}."]
-    parts += ["", *markdown_table([f"{CLAIMED_AT} clients", "measured", "aim", ""],
-                                  [claim.cells() for claim in claims(results.measured)])]  # fmt: skip
+    parts += ["", *aims_as_markdown(list(claims(results.measured)))]
     columns = [place for place, name in enumerate(HEAD) if name not in LEFT_OUT]
     for title, lines in tables(results.measured):
         head, *shown = [[line[column] for column in columns] for line in (HEAD, *lines)]
