@@ -1,4 +1,4 @@
-"""Measures the gain of each shortcut of `inference.engines.accelerate`: the table of docs/guide/models.md.
+"""Measures the gain of each shortcut of `inference.engines.accelerate`, some of which docs/guide/models.md shows.
 
 .venv/bin/python -m benchmarks.shortcuts [--rounds 5]
 
