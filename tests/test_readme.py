@@ -14,7 +14,8 @@ from inference.catalog import reader
 
 ROOT = Path(settings.BASE_DIR)
 README = (ROOT / "README.md").read_text()
-PAGES = "\n".join(page.read_text() for page in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")))
+MARKDOWN = ("*.md", "docs/*.md", "docs/[!._]*/**/*.md")  # not docs/.venv and docs/_site
+PAGES = "\n".join(page.read_text() for pattern in MARKDOWN for page in ROOT.glob(pattern))
 SETTINGS = (ROOT / "docs" / "reference" / "settings.md").read_text()
 MODULE = re.compile(r"\b(?:tests|benchmarks)(?:\.(?!md\b|json\b|svg\b)\w+)+")
 READS = re.compile(r"""(?:os\.environ(?:\.get\(|\[)|env\.[a-z]+\()\s*"([A-Z_]+)\"""")
