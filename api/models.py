@@ -31,18 +31,26 @@ class ApiKeyManager(models.Manager["ApiKey"]):
 
 class ApiKey(models.Model):
     owner = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="api_keys")
-    name = models.CharField(max_length=100, blank=True, help_text="What it is for.")
-    start = models.CharField(max_length=SHOWN, editable=False, help_text="Its first characters.")
+    name = models.CharField(max_length=100, blank=True, help_text="The purpose of the key.")
+    start = models.CharField(max_length=SHOWN, editable=False, help_text="The first characters of the key.")
     digest = models.CharField(max_length=64, unique=True, editable=False)
     created_at = models.DateTimeField(default=clock.moment, editable=False)
-    expires_at = models.DateTimeField(null=True, blank=True, default=None, help_text="Empty: never.")
+    expires_at = models.DateTimeField(
+        null=True, blank=True, default=None, help_text="If empty, the key does not expire."
+    )
     revoked_at = models.DateTimeField(null=True, blank=True, default=None, editable=False)
     last_used_at = models.DateTimeField(null=True, blank=True, default=None, editable=False)
-    requests_per_minute = models.PositiveIntegerField(null=True, blank=True, help_text="Empty: API_KEY_RATE.")
-    max_queued = models.PositiveIntegerField(
-        null=True, blank=True, help_text="Jobs of its owner that may wait at once. Empty: API_KEY_MAX_QUEUED."
+    requests_per_minute = models.PositiveIntegerField(
+        null=True, blank=True, help_text="The limit of this key. If empty, API_KEY_RATE applies."
     )
-    may_use_high = models.BooleanField(default=True, db_default=True, help_text="Its jobs may have the priority high.")
+    max_queued = models.PositiveIntegerField(
+        null=True,
+        blank=True,
+        help_text="Jobs of the owner that may wait at once. If empty, API_KEY_MAX_QUEUED applies.",
+    )
+    may_use_high = models.BooleanField(
+        "may use high priority", default=True, db_default=True, help_text="Requests with this key may ask for it."
+    )
 
     objects = ApiKeyManager()
 

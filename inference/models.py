@@ -84,7 +84,7 @@ class Bulk(models.Model):
 
     id = models.UUIDField(primary_key=True, default=new_job_id, editable=False)
     model = models.CharField(max_length=100)
-    total = models.PositiveIntegerField(help_text="Inputs posted, accepted or refused.")
+    total = models.PositiveIntegerField(help_text="Inputs that were posted, those that were refused included.")
     rejected = JSONField(default=list)
     created_at = models.DateTimeField(default=clock.moment)
     owner = models.ForeignKey(settings.AUTH_USER_MODEL, null=True, default=None, on_delete=models.SET(former_user))
@@ -124,21 +124,25 @@ class Job(models.Model):
     error_code = models.CharField(max_length=40, blank=True, default="")
     error_detail = models.TextField(blank=True, default="")
     error_raised = models.TextField(
-        null=True, default=None, help_text="What a model's own code or a library raised, for operators."
+        null=True, default=None, help_text="The error that a model's code or a library raised, for operators."
     )
-    error_trace = models.TextField(null=True, default=None, help_text="Where that was raised, for operators.")
+    error_trace = models.TextField(null=True, default=None, help_text="The traceback of that error, for operators.")
 
-    batch = models.UUIDField(null=True, default=None, help_text="The claim: who may record the outcome.")
-    batch_size = models.PositiveIntegerField(null=True, default=None, help_text="Items of the whole batch.")
-    attempts = models.PositiveIntegerField(default=0, help_text="Times it was claimed by a replica.")
-    recoveries = models.PositiveIntegerField(default=0, help_text="Times that whoever ran it was lost.")
+    batch = models.UUIDField(
+        null=True, default=None, help_text="The batch that claimed the job. No other batch may record its outcome."
+    )
+    batch_size = models.PositiveIntegerField(null=True, default=None, help_text="Items in the whole batch.")
+    attempts = models.PositiveIntegerField(default=0, help_text="How often a replica claimed the job.")
+    recoveries = models.PositiveIntegerField(default=0, help_text="How often the process that ran the job was lost.")
     worker = models.UUIDField(null=True, default=None)
     device = models.CharField(max_length=20, blank=True, default="")
 
     created_at = models.DateTimeField(default=clock.moment)
     published_at = models.DateTimeField(null=True, default=None, help_text="When its message was last sent.")
     started_at = models.DateTimeField(null=True, default=None)
-    lease_until = models.DateTimeField(null=True, default=None, help_text="When a running job may be given back.")
+    lease_until = models.DateTimeField(
+        null=True, default=None, help_text="The end of the lease: a running job may be claimed again after it."
+    )
     finished_at = models.DateTimeField(null=True, default=None)
     expires_at = models.DateTimeField(null=True, default=None)
 
@@ -147,30 +151,40 @@ class Job(models.Model):
     )
     key_start = models.CharField(
         max_length=12, null=True, default=None, editable=False,
-        help_text="The first characters of the API key that it came with, kept when that is deleted.",
+        help_text="The first characters of the API key of the request. They stay when the key is deleted.",
     )  # fmt: skip
-    idempotency_key = models.CharField(max_length=300, null=True, default=None, help_text="OWNER:KEY, one job each.")
-    idempotency_digest = models.CharField(max_length=64, blank=True, default="", help_text="Of its request.")
+    idempotency_key = models.CharField(
+        max_length=300, null=True, default=None, help_text="OWNER:KEY. Each has one job."
+    )
+    idempotency_digest = models.CharField(max_length=64, blank=True, default="", help_text="A hash of the request.")
     request_id = models.CharField(max_length=128, blank=True, default="")
     route = models.CharField(
-        max_length=60, null=True, default=None, editable=False, help_text="The address that it came by."
+        max_length=60,
+        null=True,
+        default=None,
+        editable=False,
+        help_text="The path of the API that received the request.",
     )
     traceparent = models.CharField(
         max_length=55, null=True, default=None, editable=False,
-        help_text="The trace that it came with, where traces are on.",
+        help_text="The traceparent of the request, if traces are on.",
     )  # fmt: skip
     reader = models.UUIDField(
         null=True, default=None, editable=False,
-        help_text="The last of the streams whose clients want the job cancelled when they go.",
+        help_text="The last stream whose client wants the job cancelled when it disconnects.",
     )  # fmt: skip
     bulk = models.ForeignKey(Bulk, null=True, default=None, on_delete=models.CASCADE, db_index=False)
-    bulk_index = models.PositiveIntegerField(null=True, default=None, help_text="Its place among the bulk's inputs.")
+    bulk_index = models.PositiveIntegerField(null=True, default=None, help_text="The index of the input in the bulk.")
 
     # A list of more inputs than a batch holds is one job, the whole. Its parts hold the inputs and outputs, and run.
-    parts = models.IntegerField(null=True, default=None, help_text="Of a whole: in how many parts it runs.")
-    whole = models.UUIDField(null=True, default=None, help_text="Of a part: the job that it belongs to.")
-    place = models.IntegerField(null=True, default=None, help_text="Of a part: where in the list it begins.")
-    output_size = models.IntegerField(null=True, default=None, help_text="Of a part: numbers in its output.")
+    parts = models.IntegerField(null=True, default=None, help_text="The number of its parts, if it is a whole.")
+    whole = models.UUIDField(null=True, default=None, help_text="The whole that it belongs to, if it is a part.")
+    place = models.IntegerField(
+        null=True, default=None, help_text="The index of its first input in the list, if it is a part."
+    )
+    output_size = models.IntegerField(
+        null=True, default=None, help_text="The count of numbers in its output, if it is a part."
+    )
 
     class Meta:
         ordering = ["-id"]
@@ -271,27 +285,33 @@ class Worker(models.Model):
     )
     catalog = models.JSONField(
         default=dict, null=True,
-        help_text="Of the models file as it has it: its digest, the problem of what it says now, and each model.",
+        help_text="The catalog that the worker has read: its digest, its problem if it is refused, and each model.",
     )  # fmt: skip
     error = models.TextField(blank=True, default="", help_text="Which models it cannot serve, and why.")
-    connected = models.BooleanField(default=True, db_default=True, help_text="To the broker.")
+    connected = models.BooleanField(
+        default=True, db_default=True, help_text="True while the worker is connected to the broker."
+    )
     replicas_total = models.PositiveIntegerField(default=0)
     replicas_ready = models.PositiveIntegerField(default=0)
     replicas_busy = models.PositiveIntegerField(default=0)
-    held = models.PositiveIntegerField(default=0, help_text="Jobs prefetched and not started.")
+    held = models.PositiveIntegerField("backlog", default=0, help_text="Jobs that the worker holds and has not begun.")
     finished = models.PositiveBigIntegerField(default=0, help_text="Jobs finished since its start.")
-    jobs_per_s = models.FloatField(default=0.0, help_text="Over the last ten seconds.")
-    speeds = models.JSONField(default=dict, help_text="By model: measured items a second while running.")
-    reached = models.JSONField(default=dict, help_text="By model, priority: creation time of the newest job started.")
+    jobs_per_s = models.FloatField(default=0.0, help_text="Jobs that ended per second, over the last ten seconds.")
+    speeds = models.JSONField(default=dict, help_text="By model: measured items per second while it computes.")
+    reached = models.JSONField(
+        default=dict, help_text="By model and priority: when the newest of the started jobs was created."
+    )
     generation = models.JSONField(
         default=dict, null=True,
-        help_text="By model that generates step by step: rows, room, tokens, tokens a second, seconds to the first.",
+        help_text="By model with a stepper: rows, room, tokens, tokens a second, seconds to the first token.",
     )  # fmt: skip
     costs = models.JSONField(
         default=dict, null=True,
-        help_text="By model: what a call costs as was learnt, and the last calls of each shape as they were measured.",
+        help_text="By model: the expected time of an engine call, and the last measured calls of each batch shape.",
     )  # fmt: skip
-    is_to_rest = models.BooleanField(default=False, db_default=False, help_text="Drained by an operator.")
+    is_to_rest = models.BooleanField(
+        default=False, db_default=False, help_text="True if an operator has drained the worker."
+    )
     started_at = models.DateTimeField(default=clock.moment)
     heartbeat_at = models.DateTimeField(default=clock.moment)
 
@@ -321,7 +341,7 @@ class PausedModel(models.Model):
 class ActKind(models.TextChoices):
     CANCEL = "cancel"
     RETRY = "retry"
-    RETRY_ALONE = "retry alone"
+    RETRY_ALONE = "retry alone", "Retry alone"
 
 
 class ActState(models.TextChoices):
@@ -344,18 +364,25 @@ class Act(models.Model):
     id = models.UUIDField(primary_key=True, default=new_job_id, editable=False)
     kind = models.CharField(max_length=12, choices=ActKind)
     state = models.CharField(max_length=10, choices=ActState, default=ActState.WAITING)
-    selection = models.JSONField(default=dict, help_text="Values by lookup, as `inference.upkeep.acts` takes them.")
-    newest = models.UUIDField(help_text="No job that was accepted after this id is concerned.")
-    counted = models.PositiveIntegerField(help_text="Jobs that were found and confirmed; never more are done.")
-    cursor = models.UUIDField(null=True, default=None, help_text="The last job that was done.")
+    selection = models.JSONField(
+        default=dict, help_text="The lookups that select the jobs, as `inference.upkeep.acts` takes them."
+    )
+    newest = models.UUIDField(help_text="The action leaves out jobs with a later id.")
+    counted = models.PositiveIntegerField(
+        "found", help_text="Jobs that were found and confirmed. The action handles no more."
+    )
+    cursor = models.UUIDField(null=True, default=None, help_text="The last job that was handled.")
     done = models.PositiveIntegerField(default=0)
-    left = models.JSONField(default=dict, help_text="How many jobs were left as they were, by reason.")
+    left = models.JSONField(default=dict, help_text="By reason: how many jobs were not changed.")
     by = models.ForeignKey(settings.AUTH_USER_MODEL, null=True, default=None, on_delete=models.SET_NULL)
     created_at = models.DateTimeField(default=clock.moment)
     finished_at = models.DateTimeField(null=True, default=None)
-    lease_until = models.DateTimeField(null=True, default=None, help_text="A worker is at it until then at least.")
+    lease_until = models.DateTimeField(
+        null=True, default=None, help_text="The end of the lease of the worker that handles the action."
+    )
 
     class Meta:
+        verbose_name = "action"
         ordering = ["-id"]
 
     def __str__(self) -> str:
@@ -373,7 +400,7 @@ class Act(models.Model):
 class WebhookState(models.TextChoices):
     PENDING = "pending"
     DELIVERED = "delivered"
-    GIVEN_UP = "given up"
+    GIVEN_UP = "given up", "Given up"
 
 
 class Webhook(models.Model):
@@ -384,7 +411,9 @@ class Webhook(models.Model):
     url = models.URLField(max_length=500)
     state = models.CharField(max_length=10, choices=WebhookState, default=WebhookState.PENDING)
     attempts = models.PositiveIntegerField(default=0)
-    due_at = models.DateTimeField(default=clock.moment, help_text="Not before, nor before the job is finished.")
+    due_at = models.DateTimeField(
+        default=clock.moment, help_text="The earliest time of the next try, which also waits for the end of the job."
+    )
     last_error = models.CharField(max_length=300, blank=True, default="")
 
     class Meta:
@@ -414,7 +443,7 @@ class Figure(models.Model):
     grain = models.PositiveSmallIntegerField(choices=Grain)
     start = models.DateTimeField()
     model = models.CharField(max_length=100)
-    tally = JSONField(default=dict, help_text="As `inference.figures.tallies` tells.")
+    tally = JSONField(default=dict, help_text="The counts, in the form of `inference.figures.tallies`.")
 
     class Meta:
         indexes = [models.Index(fields=["grain", "start"], name="figure_by_time")]
