@@ -91,7 +91,7 @@ class ApiKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not generic at
     def share(self, key: Any) -> str:
         return f"{key.used_day / key.of_all:.1%}" if key.of_all else "-"
 
-    @admin.display(description="requests a minute", ordering="used_hour")
+    @admin.display(description="requests/min", ordering="used_hour")
     def a_minute(self, key: Any) -> str:
         """Return the requests a minute over the current hour and the one before it, and the most that are allowed."""
         now = clock.now()
@@ -101,10 +101,10 @@ class ApiKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not generic at
     @admin.display(description="jobs")
     def jobs(self, key: ApiKey) -> SafeString:
         url = reverse("admin:inference_job_changelist")
-        links = '<a href="{}?key_start={}">with it</a>, <a href="{}?owner={}">of its owner</a>'
+        links = '<span><a href="{}?key_start={}">of key</a>, <a href="{}?owner={}">of owner</a></span>'
         return format_html(links, url, key.start, url, key.owner_id)
 
-    @admin.display(description="last day")
+    @admin.display(description="last 24 hours")
     def last_day(self, key: ApiKey) -> SafeString | str:
         """Return a drawing of the requests of each of the last 24 hours."""
         if key.pk is None:
@@ -112,7 +112,8 @@ class ApiKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not generic at
         now = _hour(clock.now())
         used = dict(KeyUse.objects.filter(key=key, hour__gt=now - DAY).values_list("hour", "requests"))
         hours = [used.get(now - HOUR * ago, 0) for ago in reversed(range(24))]
-        return format_html('{}<p class="help">{} requests, an hour each</p>', drawing.lengths(hours), f"{sum(hours):,}")
+        drawn, requests = drawing.lengths(hours), f"{sum(hours):,}"
+        return format_html('<div>{}<small class="help">{} requests; a column is an hour</small></div>', drawn, requests)
 
     @admin.display(description="state")
     def state(self, key: ApiKey) -> str:
@@ -138,11 +139,11 @@ class ApiKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not generic at
         for key in keys:
             key.revoke()
             self.log_change(request, key, "Revoked.")
-        self.message_user(request, f"{count_of(len(keys), 'key', ('opens', 'open'))} no longer.", messages.SUCCESS)
+        self.message_user(request, f"Revoked {count_of(len(keys), 'key')}.", messages.SUCCESS)
         if left:
             self.message_user(
                 request,
-                f"{count_of(left, 'key', ('opens', 'open'))} still: the owners may do more than you.",
+                f"{count_of(left, 'key', ('is', 'are'))} not revoked: the owner has permissions that you lack.",
                 messages.ERROR,
             )
 
@@ -152,4 +153,4 @@ class ApiKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not generic at
             return
         row, key = ApiKey.objects.issue(**form.cleaned_data)
         obj.pk = row.pk
-        self.message_user(request, f"The key is {key} and is not shown again.", messages.WARNING)
+        self.message_user(request, f"The key is {key}. Copy it now: it is not shown again.", messages.WARNING)
