@@ -14,5 +14,5 @@ admin.site.site_header = "Inference"
 admin.site.site_title = "Inference"
 admin.site.enable_nav_sidebar = False  # tables need the whole width
 admin.site.site_url = "/v1/docs"
-admin.site.index_title = "Now"
+admin.site.index_title = "Overview"
 admin.site.index_template = "inference/index.html"

@@ -180,14 +180,14 @@ class PriorityFilter(JobFilter):
 class EndedFilter(admin.SimpleListFilter):
     """A filter that hides workers that ended more than an hour ago, unless their state is asked for."""
 
-    title, parameter_name = "ended", "ended"
+    title, parameter_name = "ended workers", "ended"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        return [("all", "all of the last week")]
+        return [("all", "of the last week")]
 
     def choices(self, changelist: Any) -> Iterator[Any]:
         first, *others = super().choices(changelist)
-        yield {**first, "display": "within the last hour"}
+        yield {**first, "display": "of the last hour"}
         yield from others
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Worker]) -> QuerySet[Worker]:
@@ -208,7 +208,7 @@ class ErrorFilter(JobFilter):
 
 
 class AcceptedFilter(admin.SimpleListFilter):
-    title, parameter_name = "time", "accepted"
+    title, parameter_name = "accepted", "accepted"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
         return [("10m", "last 10 minutes"), ("1h", "last hour"), ("1d", "last day"), ("7d", "last 7 days")]

@@ -9,14 +9,14 @@ from django.http import HttpRequest
 from django.urls import reverse
 
 PLACES = (  # name, URL, and the permission that it requires
-    ("Now", "admin:index", ""),
+    ("Overview", "admin:index", ""),
     ("Jobs", "admin:inference_job_changelist", "inference.view_job"),
     ("Batches", "admin:inference_job_batches", "inference.view_job"),
     ("Models", "admin:inference_pausedmodel_changelist", "inference.view_pausedmodel"),
     ("Workers", "admin:inference_worker_changelist", "inference.view_worker"),
     ("Webhooks", "admin:inference_webhook_changelist", "inference.view_webhook"),
-    ("Acts", "admin:inference_act_changelist", "inference.view_act"),
-    ("Keys", "admin:api_apikey_changelist", "api.view_apikey"),
+    ("Actions", "admin:inference_act_changelist", "inference.view_act"),
+    ("API keys", "admin:api_apikey_changelist", "api.view_apikey"),
     ("Users", "admin:auth_user_changelist", "auth.view_user"),
 )
 

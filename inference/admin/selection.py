@@ -148,11 +148,11 @@ def _by_text(term: str, jobs: QuerySet[Job]) -> Search:
         looked_at += len(chunk)
         found += [str(pk) for pk, has_it in chunk if has_it]
         if len(found) >= FOUND:
-            return Search({"id__in": found[:FOUND]}, f"Listed are the newest {FOUND:,} that have it.")
+            return Search({"id__in": found[:FOUND]}, f"The list has the newest {FOUND:,} jobs that match.")
         if len(chunk) < CHUNK:
             return Search({"id__in": found})
         if looked_at >= SCANNED or time.monotonic() - begun_s > SCAN_S:
-            limit = f"It was looked for in the newest {looked_at:,} jobs that the filters let through."
+            limit = f"The search covered the newest {looked_at:,} jobs that match the filters."
             return Search({"id__in": found}, limit)
         chunk = list(newest.filter(pk__lt=chunk[-1][0])[:CHUNK])
 

@@ -24,10 +24,10 @@ Line = tuple[int, str]  # for the operator: a level of `django.contrib.messages`
 
 def cancel(ids: Sequence[UUID]) -> Iterator[Line]:
     cancelled, left = acts.cancel(ids)
-    yield from _counted(messages.SUCCESS, cancelled[Status.QUEUED], "cancelled before a run")
-    yield from _counted(messages.SUCCESS, cancelled[Status.RUNNING], "cancelled while running, with the output dropped")
+    yield from _counted(messages.SUCCESS, cancelled[Status.QUEUED], "cancelled before the run")
+    yield from _counted(messages.SUCCESS, cancelled[Status.RUNNING], "cancelled during the run; the output is dropped")
     for reason, count in left.items():
-        yield from _counted(messages.WARNING, count, f"left as found: {reason}")
+        yield from _counted(messages.WARNING, count, f"not changed: {reason}")
 
 
 def retry(ids: Iterable[UUID], *, alone: bool = False) -> Iterator[Line]:
@@ -37,11 +37,11 @@ def retry(ids: Iterable[UUID], *, alone: bool = False) -> Iterator[Line]:
             accepted.append(jobs.submit(jobs.resubmit(jobs.fetch(job_id), alone=alone)))
         except errors.InferenceError as error:
             refused[error.message] += 1
-    what = f"submitted again, as new jobs with ids of their own{', that run alone' if alone else ''}"
+    what = f"retried as new jobs{' that run alone' if alone else ''}"
     for level, text in _counted(messages.SUCCESS, len(accepted), what):
         yield level, format_html("{}: {}", text, _links(accepted))
     for reason, count in refused.items():
-        yield from _counted(messages.ERROR, count, f"not accepted. {display.visible(reason)}")
+        yield from _counted(messages.ERROR, count, f"not retried: {display.visible(reason)}")
 
 
 def _links(made: Sequence[Job]) -> SafeString:

@@ -27,8 +27,8 @@ engine = "tests.echo:EchoEngine"
 """
 PASSWORD = "a password for tests"
 PLACES = {  # what the bar on top leads to
-    "may look": {"Now", "Jobs", "Batches", "Models", "Workers", "Webhooks", "Acts"},
-    "may administer": {"Keys", "Users"},
+    "may look": {"Overview", "Jobs", "Batches", "Models", "Workers", "Webhooks", "Actions"},
+    "may administer": {"API keys", "Users"},
 }
 JOBS, WORKERS = "/admin/inference/job/", "/admin/inference/worker/"
 WAITING = 60  # more than a page lists
@@ -126,7 +126,7 @@ class OperatorTests(StackCase):
             self.assertIn(part, story)
         self.assertIn("bad one", self.text(".input"))
         upset.unlink()
-        self.browser.click("button", "Run again, alone")
+        self.browser.click("button", "Retry alone")
         self.browser.click(".messagelist a")
         self.browser.wait_for("!!document.querySelector('#story .badge-succeeded')")
         self.assertIn("bad one", self.text(".output"))

@@ -309,18 +309,18 @@ class OfAService(Drill):
 
     ROUNDS = (
         (
-            Named("DeviceWithdrawn", r"cuda:1 of worker1@\S+ is given no work for \d+ s", device_fails),
-            Named("ModelPaused", "quiet is paused since", paused),
+            Named("DeviceWithdrawn", r"cuda:1 of worker1@\S+ gets no work for \d+ s", device_fails),
+            Named("ModelPaused", "quiet has been paused since", paused),
             Named("FailuresUnusual", r"8 jobs of echo failed with engine_error in the last minutes", failing),
             Named("WebhooksFail", rf"cannot be delivered to {HOST}, \d wait: answered 503", webhooks_refused),
             Named("QueueGrows", r"jobs of slow wait, the oldest for \d+ s; at \S+ UTC there were \d", too_many),
             Named("DiskFills", r"The disk of \S+ has \d+ MiB left", filled),
         ),
         (
-            Named("WorkerDrained", "worker1@.* is drained, and takes nothing", drained),
+            Named("WorkerDrained", "worker1@.* is drained and takes no jobs", drained),
             Named("ModelUnserved", "No worker serves echo: its worker is drained", drained),
             Named("ModelsFileRefused", "models.toml", file_refused),
-            Named("BrokerSlow", r"The broker took 0\.\d s to answer nothing", broker_slow),
+            Named("BrokerSlow", r"The broker took 0\.\d s to answer a ping", broker_slow),
         ),
         (
             Named("WorkerDegraded", "does not serve all of its models: fragile: told not to load", cannot_load),
@@ -328,7 +328,7 @@ class OfAService(Drill):
             Named("QueueStuck", r"1 job of quiet waits, the oldest for 4\d s, and no replica is busy", message_lost),
         ),
         (Named("ReplicaCrashes", rf"Replica 0 of worker1@.*, on cuda:0, ended {CRASHES} times", crashes),),
-        (Named("WorkerGone", "worker1@.* is gone since .* It served echo, quiet, shaky, slow", worker_killed),),
+        (Named("WorkerGone", "worker1@.* has been gone since .* It served echo, quiet, shaky, slow", worker_killed),),
         (Named("WorkerCutOff", r"worker1@\S+ is not connected to the broker", cut_off),),
         (Named("BrokerAway", "The broker does not answer", broker_away),),
         (Named("DatabaseLocked", "The database accepts no writes: database is locked", locked),),
@@ -366,7 +366,7 @@ class OfADatabase(OnPostgres, Drill):
             yield
 
     ROUNDS = (
-        (Named("DatabaseSlow", r"The database took 0\.\d s to answer nothing", slow),),
+        (Named("DatabaseSlow", r"The database took 0\.\d s to answer SELECT 1", slow),),
         (Named("DatabaseLocked", r"a statement waits for \d+ s for a lock of process \d+", locked),),
         (Named("DatabaseAway", "The database does not answer: ", stopped),),
     )

@@ -164,7 +164,7 @@ class Failures(HalfHour):
 class OneOfTwoKilled(HalfHour):
     title = "half an hour without one of two workers, which was killed"
     KILLED = "worker2"
-    SAID: ClassVar[tuple[tuple[str, str], ...]] = (("WorkerGone", r"worker2@\S+ is gone since .* It served echo"),)
+    SAID: ClassVar[tuple[tuple[str, str], ...]] = (("WorkerGone", r"worker2@\S+ has been gone since .* served echo"),)
     READY = 200
 
     @contextlib.contextmanager
@@ -179,7 +179,7 @@ class OnlyOneKilled(OneOfTwoKilled):
     title = "half an hour without the only worker, which was killed"
     options: ClassVar[dict[str, Any]] = {"models": ECHO, "workers": 1, "replicas": 1}
     SAID = (
-        ("WorkerGone", r"worker1@\S+ is gone since .* It served echo"),
+        ("WorkerGone", r"worker1@\S+ has been gone since .* It served echo"),
         ("ModelUnserved", r"No worker serves echo: no living worker serves it"),
         ("QueueGrows", r"jobs of echo wait, the oldest for \d+ s"),
     )

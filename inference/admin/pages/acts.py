@@ -15,45 +15,48 @@ from inference.admin.readonly import ReadOnlyAdmin
 from inference.admin.rendering import display
 from inference.models import ACTING, Act, ActState
 from inference.status import workers
+from inference.telemetry.plurals import count_of
 
 
 def words(selection: dict[str, Any]) -> str:
-    phrases = (f"{name} {value}" for name, value in facts(selection))
+    phrases = (f"{name}: {value}" for name, value in facts(selection))
     return display.visible(", ".join(phrases)) or "all jobs"
 
 
 def facts(selection: dict[str, Any]) -> list[tuple[str, str]]:
     """Return what the jobs were chosen by, in words; jobs that a search found are counted."""
     conditions = {
-        lookup.replace("__", " "): str(value) for lookup, value in selection.items() if lookup != "whole__isnull"
+        lookup.replace("__", " "): str(value)
+        for lookup, value in selection.items()
+        if lookup not in ("whole__isnull", "id__in")
     }
     if found := selection.get("id__in"):
-        conditions["id in"] = f"{len(found):,} that a search found"
+        conditions["found by search"] = count_of(len(found), "job")
     return list(conditions.items())
 
 
 @admin.register(Act)
 class ActAdmin(ReadOnlyAdmin):
-    about = "An act is what an operator does with all jobs of a list at once, such as cancelling them."
-    list_display = ("kind", "state_now", "which", "counted", "done", "left_shown", "by", "created")
+    about = "An action cancels or retries all jobs that an operator selected in a list."
+    list_display = ("kind", "state_now", "selection_shown", "counted", "done", "left_shown", "by", "created")
     list_filter = ("state", "kind")
     list_select_related = ("by",)
     change_form_template = "inference/act.html"
-    fields = ("kind", "which", "counted", "done", "left_shown", "by", "created", "finished")
+    fields = ("kind", "selection_shown", "counted", "done", "left_shown", "by", "created", "finished")
 
     state_now = display.fact("state", "state", display.badge)
-    which = display.fact("which", "selection", words)
-    created = display.fact("begun", "created_at", display.ago)
+    selection_shown = display.fact("selection", "selection", words)
+    created = display.fact("started", "created_at", display.ago)
     finished = display.fact("ended", "finished_at", display.ago)
     left_shown = display.fact(
-        "left as they were", "left",
+        "not changed", "left",
         lambda left: display.visible("; ".join(f"{count:,} {reason}" for reason, count in left.items())),
     )  # fmt: skip
 
     def change_view(
         self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
-        context = {"title": "Act on jobs", "nobody": not workers.living().exists()}
+        context = {"title": "Action on jobs", "nobody": not workers.living().exists()}
         return super().change_view(request, object_id, form_url, {**context, **(extra_context or {})})
 
     def get_urls(self) -> list[URLPattern]:
@@ -64,5 +67,5 @@ class ActAdmin(ReadOnlyAdmin):
         act = get_object_or_404(Act, pk=pk)
         if Act.objects.filter(pk=pk, state__in=ACTING).update(state=ActState.STOPPED, finished_at=Now()):
             self.log_change(request, act, "Stopped.")
-            self.message_user(request, "Stopped: what was done stays so.", messages.SUCCESS)
+            self.message_user(request, "Stopped. Jobs that were already handled stay as they are.", messages.SUCCESS)
         return redirect("admin:inference_act_change", pk)

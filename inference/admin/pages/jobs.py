@@ -44,15 +44,15 @@ logger = logging.getLogger(__name__)
 SALT = "inference.act"
 CHANGE_MESSAGES = {  # the outcome is in the rows of the job and of the new job: it may have ended before, or be refused
     ActKind.CANCEL: "Requested to cancel it.",
-    ActKind.RETRY: "Requested to run it again, as a new job.",
-    ActKind.RETRY_ALONE: "Requested to run it again, as a new job that runs alone.",
+    ActKind.RETRY: "Requested to retry it as a new job.",
+    ActKind.RETRY_ALONE: "Requested to retry it as a new job that runs alone.",
 }
 CONFIRMED_WITHIN = datetime.timedelta(minutes=15)
 
 
 @admin.register(Job)
 class JobAdmin(ReadOnlyAdmin):
-    about = "A job is one request to a model: it is made by POST /v1/jobs or POST /v1/models/NAME."
+    about = "A job is one accepted request to a model, from POST /v1/jobs or POST /v1/models/NAME."
     list_display = (
         "short_id", "model", "state", "code", "owner_name", "accepted", "wait", "run", "batched", "size", "priority",
         "attempts", "ran_on",
@@ -63,9 +63,9 @@ class JobAdmin(ReadOnlyAdmin):
     list_per_page = list_max_show_all = 50
     search_fields = ("id",)  # shows the box; get_search_results does the work
     search_help_text = (
-        "In full: the name of an owner or of an API key, the beginning of one as it is listed, an error's code, an"
-        " X-Request-Id, an Idempotency-Key, the id of a job, a bulk or a batch. Of a job's id its end will do. What is"
-        f" none of these is looked for in the texts of errors and the first {selection.BEGINNING} characters of inputs."
+        "Enter in full: an owner, the name or the listed beginning of an API key, an error code, an X-Request-Id, an"
+        " Idempotency-Key, or the id of a job, bulk or batch. The end of a job's id is enough. Any other term is"
+        f" searched in the error texts and in the first {selection.BEGINNING} characters of the inputs."
     )
     actions = ("cancel_jobs", "retry_jobs", "retry_jobs_alone")
     change_list_template = "inference/job_list.html"
@@ -157,7 +157,7 @@ class JobAdmin(ReadOnlyAdmin):
         if job.bulk_id is None:
             return display.NONE
         url = reverse("admin:inference_job_changelist")
-        return format_html('number {} of <a href="{}?bulk={}">these</a>', job.bulk_index, url, job.bulk_id)
+        return format_html('number {} of <a href="{}?bulk={}">this bulk</a>', job.bulk_index, url, job.bulk_id)
 
     @admin.display(description="webhook")
     def webhook_link(self, job: Job) -> SafeString | str:
@@ -173,11 +173,11 @@ class JobAdmin(ReadOnlyAdmin):
     def cancel_jobs(self, request: HttpRequest, queryset: QuerySet[Job]) -> HttpResponse | None:
         return self.act(request, queryset, ActKind.CANCEL)
 
-    @admin.action(description="Run the selected jobs again, as new jobs", permissions=["steer"])
+    @admin.action(description="Retry the selected jobs", permissions=["steer"])
     def retry_jobs(self, request: HttpRequest, queryset: QuerySet[Job]) -> HttpResponse | None:
         return self.act(request, queryset, ActKind.RETRY)
 
-    @admin.action(description="Run the selected jobs again, each alone", permissions=["steer"])
+    @admin.action(description="Retry the selected jobs, each alone", permissions=["steer"])
     def retry_jobs_alone(self, request: HttpRequest, queryset: QuerySet[Job]) -> HttpResponse | None:
         """Run jobs again with nothing beside them in their worker, which shows if one fails by itself."""
         return self.act(request, queryset, ActKind.RETRY_ALONE)
@@ -201,7 +201,7 @@ class JobAdmin(ReadOnlyAdmin):
     def confirm(self, request: HttpRequest, queryset: QuerySet[Job], kind: ActKind) -> HttpResponse | None:
         """Count the jobs of an act on all, and show what it would do."""
         if (lookups := selection.of(request.GET, request.user)) is None:
-            text = "All jobs of this list cannot be acted on at once: choose them by the filters and the search alone."
+            text = "An action on all jobs takes only the filters and the search. Remove other parameters from the URL."
             self.message_user(request, text, messages.ERROR)
             return None
         count = queryset.order_by().values("pk")[: acts.MOST + 1].count()
@@ -224,7 +224,7 @@ class JobAdmin(ReadOnlyAdmin):
         except signing.BadSignature:
             plan = {"by_id": None}
         if plan["by_id"] != request.user.pk:
-            self.message_user(request, "Too late: count them once more.", messages.ERROR)
+            self.message_user(request, "The confirmation has expired. Select the jobs again.", messages.ERROR)
             return redirect("admin:inference_job_changelist")
         act, is_new = Act.objects.get_or_create(pk=plan.pop("id"), defaults=plan)
         if is_new:

@@ -114,7 +114,7 @@ def waiting_owners(model: str) -> list[WaitingOwner]:
     names = dict(users._default_manager.filter(pk__in=filter(None, most)).values_list("pk", users.USERNAME_FIELD))
     return [
         WaitingOwner(
-            pk=owner, name=names.get(owner, "nobody"), jobs=jobs[owner],
+            pk=owner, name=names.get(owner, "no owner"), jobs=jobs[owner],
             wait_s=workers.seconds_for(model, queue_position.ahead_of_next(model, Priority.NORMAL, owner)),
         )
         for owner in most
@@ -132,8 +132,8 @@ def plots(name: str, living: list[Worker]) -> Iterator[tuple[Worker, SafeString,
                 for size, length, took in costs["seen"]
             ]
             beside = (
-                f"{costs['calls']:,} calls; claim, record and notice take {display.duration(costs['overhead_s'])} more,"
-                f" and {costs.get('job_s', 0.0) * 1000:.2f} ms a job"
+                f"{costs['calls']:,} calls. Claim, record and notice add {display.duration(costs['overhead_s'])}"
+                f" and {costs.get('job_s', 0.0) * 1000:.2f} ms a job."
             )
             yield worker, drawing.against(points), beside
 
@@ -192,4 +192,4 @@ class ModelsAdmin(ReadOnlyAdmin):
                 user_id=request.user.pk or 0, content_type=_kind(), object_id=name, object_repr=name[:200],
                 action_flag=CHANGE, change_message=what,
             )  # fmt: skip
-            self.message_user(request, f"{name}: {what} Workers follow within seconds.", messages.SUCCESS)
+            self.message_user(request, f"{name}: {what} This takes effect within seconds.", messages.SUCCESS)

@@ -50,7 +50,7 @@ def _accepted(job: Job) -> Event:
     by = format_html("by {}", display.visible(str(job.owner))) if job.owner_id else "without a key"
     route = format_html(" at {}", display.visible(job.route)) if job.route else NOTHING
     request = format_html(", request {}", _requests(job.request_id)) if job.request_id else NOTHING
-    parts = format_html(", to run in {} parts", job.parts) if job.parts else NOTHING
+    parts = format_html(", in {} parts", job.parts) if job.parts else NOTHING
     return _event(job, "Accepted", job.created_at, detail=format_html("{}{}{}{}", by, route, request, parts))
 
 
@@ -64,22 +64,23 @@ def _sent(job: Job) -> Iterator[Event]:
         return  # only its parts have messages
     if job.published_at:
         what = "Message sent again" if job.recoveries or job.attempts > 1 else "Message sent"
-        yield _event(job, what, job.published_at, detail="to the queue of its model, where workers fetch it")
+        yield _event(job, what, job.published_at, detail="to the queue of its model")
     elif job.status == Status.QUEUED:
-        yield Event(what="No message of it is on its way", detail="housekeeping sends one soon", state="now")
+        yield Event(what="Message not sent yet", detail="housekeeping sends it soon", state="now")
 
 
 def _again(job: Job) -> Iterator[Event]:
     earlier = 0 if job.parts else job.attempts - (job.started_at is not None)
     if job.recoveries > earlier:  # more losses than runs: a retry that is to run alone begins so
-        yield Event(what="To run alone", detail="nothing runs beside it, and its next loss is its last", state="next")
+        detail = "no other job runs beside it; it fails if its process is lost"
+        yield Event(what="To run alone", detail=detail, state="next")
         return
     if earlier:
-        detail = "the batches before died and were run again in parts, or were given back"
+        detail = "each time the process died and the batch was divided, or the batch was given back"
         yield Event(what=f"Claimed {_times(earlier)} before", detail=detail)
     if job.recoveries:
-        alone = ": it runs with nothing beside it" if job.recoveries >= settings.MAX_RECOVERIES - 1 else ""
-        times = f"counted {_times(job.recoveries)} of {settings.MAX_RECOVERIES}{alone}"
+        alone = "; it now runs alone" if job.recoveries >= settings.MAX_RECOVERIES - 1 else ""
+        times = f"{_times(job.recoveries)}, of at most {settings.MAX_RECOVERIES}{alone}"
         yield Event(what="Queued again: the process that ran it was lost", detail=times, state="failed")
 
 
@@ -91,10 +92,10 @@ def _claimed(job: Job) -> Iterator[Event]:
     if job.started_at is None:
         return
     if job.parts:
-        yield _event(job, "The first of its parts began", job.started_at)
+        yield _event(job, "First part started", job.started_at)
         return
     if job.published_at:  # a worker that claims a job has fetched its message; no row has the time
-        yield Event(what="Fetched", detail=format_html("by {}, to be batched there", worker_link(job)))
+        yield Event(what="Fetched", detail=format_html("by {}, which adds it to a batch", worker_link(job)))
     where = format_html(" on {}", job.device) if job.device else NOTHING
     attempt = f", the {_ordinal(job.attempts)} attempt" if job.attempts > 1 else ""
     yield _event(
@@ -102,7 +103,7 @@ def _claimed(job: Job) -> Iterator[Event]:
         detail=format_html("by {}{}, in {}{}", worker_link(job), where, batch_link(job), attempt),
     )  # fmt: skip
     if job.status == Status.RUNNING and job.lease_until:
-        detail = format_html("given back if nothing is recorded {}", display.ago(job.lease_until))
+        detail = format_html("the lease ends {}", display.ago(job.lease_until))
         yield Event(what="Running", detail=detail, state="now")
 
 
@@ -135,17 +136,17 @@ def _waits(job: Job) -> Iterator[Event]:
     place = queue_position.place(job)
     soon = f", in about {display.duration(place.wait_s)}" if place.wait_s is not None else ""
     yield Event(
-        what=f"Number {place.position:,} in the queue", detail=_kept_by(job) or f"its turn comes{soon}", state="now"
+        what=f"Number {place.position:,} in the queue", detail=_kept_by(job) or f"waits for its turn{soon}", state="now"
     )
     if job.expires_at:
-        yield Event(what="Expires", at=job.expires_at, detail="if no worker has begun it by then", state="next")
+        yield Event(what="Expires", at=job.expires_at, detail="if no worker has started it by then", state="next")
 
 
 def _kept_by(job: Job) -> str:
     """Return why the turn of a job does not come, or an empty string if it comes."""
     if pause := PausedModel.objects.filter(pk=job.model).first():
-        return f"its model is paused since {display.at(pause.paused_at)}"
-    return "" if workers.serving(job.model) else "no living worker serves its model now"
+        return f"its model has been paused since {display.at(pause.paused_at)}"
+    return "" if workers.serving(job.model) else "no living worker serves its model"
 
 
 def _ended(job: Job) -> Iterator[Event]:
@@ -153,16 +154,16 @@ def _ended(job: Job) -> Iterator[Event]:
         return
     ran = f"after a run of {display.duration(job.run_time)}" if job.run_time is not None else ""
     if job.status == Status.SUCCEEDED:
-        yield _event(job, "Recorded: succeeded", job.finished_at, detail=ran)
+        yield _event(job, "Succeeded", job.finished_at, detail=ran)
     elif job.status == Status.FAILED:
         why = format_html("<strong>{}</strong> {}{}", job.error_code, ran, display.failure(job))
-        yield _event(job, "Recorded: failed", job.finished_at, detail=why, state="failed")
+        yield _event(job, "Failed", job.finished_at, detail=why, state="failed")
     elif job.status == Status.CANCELLED:
-        dropped = "while it ran: its output is dropped" if job.started_at else "before a run"
+        dropped = "during the run; the output is dropped" if job.started_at else "before the run"
         yield _event(job, "Cancelled", job.finished_at, detail=dropped, state="failed")
     else:
         why = format_html("{}", display.visible(job.full_detail))
-        yield _event(job, f"Ended: {job.status}", job.finished_at, detail=why, state="failed")
+        yield _event(job, job.status.capitalize(), job.finished_at, detail=why, state="failed")
 
 
 def _webhook(job: Job) -> Iterator[Event]:

@@ -13,11 +13,12 @@ from inference import queries
 from inference.admin.readonly import ReadOnlyAdmin
 from inference.admin.rendering import display
 from inference.models import Webhook, WebhookState
+from inference.telemetry.plurals import count_of
 
 
 @admin.register(Webhook)
 class WebhookAdmin(ReadOnlyAdmin):
-    about = "A webhook is the notice of a finished job that its client asked for, to a host in WEBHOOK_HOSTS."
+    about = "A webhook is a notice to a client that its job is finished. Its host must be in WEBHOOK_HOSTS."
     list_display = ("address", "state_now", "attempts", "due", "failure", "of_job")
     list_filter = ("state",)
     ordering = ("-id",)
@@ -42,6 +43,6 @@ class WebhookAdmin(ReadOnlyAdmin):
     def send_now(self, request: HttpRequest, queryset: QuerySet[Webhook]) -> None:
         """Make notices due now, also those that were given up, with all of their tries before them."""
         undelivered = queryset.exclude(state=WebhookState.DELIVERED)
-        LogEntry.objects.log_actions(str(request.user.pk), list(undelivered[:100]), CHANGE, "Sent anew.")
+        LogEntry.objects.log_actions(str(request.user.pk), list(undelivered[:100]), CHANGE, "Requested to send it now.")
         count = queries.update(undelivered, state=WebhookState.PENDING, attempts=0, due_at=Now())
-        self.message_user(request, f"{count:,} are due now", messages.SUCCESS)
+        self.message_user(request, f"{count_of(count, 'notice', ('is', 'are'))} due now.", messages.SUCCESS)

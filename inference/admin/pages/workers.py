@@ -37,13 +37,13 @@ def live_state(worker: Worker) -> str:
 
 def _device(replica: dict[str, Any]) -> str:
     withdrawn_s = replica.get("withdrawn_s")
-    return f"{replica['device']}, given no work for {withdrawn_s} s: it failed" if withdrawn_s else replica["device"]
+    return f"{replica['device']}, failed: no work for {withdrawn_s} s" if withdrawn_s else replica["device"]
 
 
 def _generates(entry: tuple[str, dict[str, Any]]) -> str:
     name, figures = entry
     first_s = figures["first_token_s"]
-    first = f", first token after {first_s['p50']:g} s, 95 % within {first_s['p95']:g} s" if first_s["p50"] else ""
+    first = f", first token after {first_s['p50']:g} s (median), {first_s['p95']:g} s (p95)" if first_s["p50"] else ""
     return (
         f"{name}: {figures['rows']} rows, room for {figures['room']:,} tokens,"
         f" {figures['tokens_per_s']:g} tokens a second{first}"
@@ -52,7 +52,7 @@ def _generates(entry: tuple[str, dict[str, Any]]) -> str:
 
 @admin.register(Worker)
 class WorkerAdmin(ReadOnlyAdmin):
-    about = "A worker is a process that runs models: make run starts one, as does celery -A project worker."
+    about = "A worker is a Celery worker that runs models. Start one with celery -A project worker."
     list_display = (
         "name", "state_now", "models", "device_names", "replicas_now", "held", "rate", "finished", "heartbeat",
         "started",
@@ -78,17 +78,17 @@ class WorkerAdmin(ReadOnlyAdmin):
         lambda rows: next((row.get("chosen", "") for row in rows.values()), "") or display.NONE,
     )
 
-    @admin.display(description="devices that it shares")
+    @admin.display(description="shared devices")
     def shares(self, worker: Worker) -> str:
         beside = {} if worker.state in ENDED else workers.find_gpu_conflicts(worker)
-        return "; ".join(f"{', '.join(both)} also by {name}" for name, both in beside.items()) or display.NONE
+        return "; ".join(f"{', '.join(both)} with {name}" for name, both in beside.items()) or display.NONE
 
     rate = display.fact("jobs/s", "jobs_per_s", "{:.1f}".format)
     heartbeat = display.fact("heartbeat", "heartbeat_at", display.ago)
     started = display.fact("started", "started_at", display.ago)
     error_shown = display.fact("error", "error", display.block)
     generation_shown = display.fact(
-        "generates step by step", "generation", lambda models: "; ".join(map(_generates, models.items()))
+        "generation", "generation", lambda models: "; ".join(map(_generates, models.items()))
     )
     speeds_shown = display.fact(
         "items a second", "speeds", lambda speeds: ", ".join(f"{name}: {speed:.1f}" for name, speed in speeds.items())
@@ -116,7 +116,7 @@ class WorkerAdmin(ReadOnlyAdmin):
         act, message = acts.get(request.POST.get("action", ""), (None, ""))
         if act and act(pk):
             self.log_change(request, worker, message)
-            self.message_user(request, f"{worker.name}: {message} It heeds that within seconds.", messages.SUCCESS)
+            self.message_user(request, f"{worker.name}: {message} This takes effect within seconds.", messages.SUCCESS)
         return redirect("admin:inference_worker_change", pk)
 
 

@@ -25,7 +25,7 @@ def vector(numbers: Sequence[float]) -> SafeString:
         f"M{place * wide:.1f} {middle:g}h{wide * 0.8:.2f}v{-number / tallest * middle:.1f}h{-wide * 0.8:.2f}z"
         for place, number in enumerate(columns)
     )
-    return _svg("vector", f"{len(numbers)} numbers, drawn", mark_safe(f'<path d="{strokes}"/>'))  # noqa: S308 - numbers
+    return _svg("vector", f"chart of {len(numbers)} numbers", mark_safe(f'<path d="{strokes}"/>'))  # noqa: S308 - numbers
 
 
 def shares(parts: Sequence[tuple[str, float]]) -> SafeString:
@@ -74,7 +74,7 @@ def against(points: Sequence[tuple[float, float, str]]) -> SafeString:
         ((at(learnt), f"{side - float(at(took)):.1f}", title) for learnt, took, title in points),
     )  # fmt: skip
     return format_html(
-        '<svg class="against" viewBox="0 0 {} {}" role="img" aria-label="measured against learnt">'
+        '<svg class="against" viewBox="0 0 {} {}" role="img" aria-label="measured against expected time">'
         '<path class="equal" d="M0 {}L{} 0"/>{}</svg>',
         side, side, side, side, circles,
     )  # fmt: skip

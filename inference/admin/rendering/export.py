@@ -72,7 +72,7 @@ def _lines(jobs: QuerySet[Job], form: ExportFormat) -> Iterator[str | bytes]:
         yield form.end(reason)
     except Exception:
         logger.exception("an export broke after %d jobs", count)
-        yield form.end(Incomplete(f"it broke after {count} jobs; the log says why. Export again."))
+        yield form.end(Incomplete(f"the export failed after {count} jobs. The log has the error. Export again."))
 
 
 def records(jobs: QuerySet[Job]) -> Iterator[Record]:
@@ -93,7 +93,7 @@ def records(jobs: QuerySet[Job]) -> Iterator[Record]:
             return
         left = chosen.filter(pk__lt=chunk[-1]["id"])
     if left.exists():
-        raise Incomplete(f"there are more than {MOST} jobs. Choose fewer by the filters.")
+        raise Incomplete(f"there are more than {MOST} jobs. Narrow the filters.")
 
 
 class _Line:

@@ -58,7 +58,7 @@ def read(job: Job) -> tuple[dict[str, Any], list[str]]:
     if job.parts and "inputs" in found:
         found["inputs"] = _first_inputs(job.pk)
     problems = [
-        f"The {side} of {known[f'characters_of_{side}']:,} characters is not shown here: the API returns all of it."
+        f"Too large to show: {side}, {known[f'characters_of_{side}']:,} characters. The API returns all of it."
         for side in SIDES
         if side not in names
     ]

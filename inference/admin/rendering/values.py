@@ -91,7 +91,7 @@ def _list(value: list[Any], link: Link, path: media.Path, of: Any) -> SafeString
     if isinstance(of, str) and all(_is_span(entry, of) for entry in value[:MOST_SPANS]):
         return _marked(of, value[:MOST_SPANS])
     if all(_named(entry) is not None for entry in value[:MOST_BARS]):
-        return format_html("{}{}", _bars(value[:MOST_BARS]), _more(len(value) - MOST_BARS, "of them"))
+        return format_html("{}{}", _bars(value[:MOST_BARS]), _more(len(value) - MOST_BARS, "entries"))
     if len(value) == 1 and isinstance(value[0], list | dict):
         return shown(value[0], link, (*path, 0), of)
     if all(_is_vector(entry) for entry in value[:MOST_ITEMS]):
@@ -134,7 +134,7 @@ def _is_number(value: Any) -> bool:
 def _vector(value: list[float]) -> SafeString:
     head = ", ".join(f"{number:.6g}" for number in value[:SHORTEST_VECTOR])
     low, high, norm = (f"{number:.4g}" for number in (min(value), max(value), math.hypot(*value)))
-    what = f"{len(value):,} numbers from {low} to {high}, of length {norm}: {head}, …"
+    what = f"{len(value):,} numbers from {low} to {high}, norm {norm}: {head}, …"
     return format_html('{}<p class="help">{}</p>', drawing.vector(value), what)
 
 

@@ -12,21 +12,21 @@
     ? String(Math.round(value)) : value >= 1 ? value.toFixed(1) : value.toFixed(2);
   const bytes = (value) => value >= 2 ** 30 ? `${(value / 2 ** 30).toFixed(1)} GiB` : `${Math.round(value / 2 ** 20)} MiB`;
   const doubling = (value) => 2 ** Math.ceil(Math.log2(Math.max(value, 2 ** 20)));
-  const share = (value) => `${Math.round(value * 100)} %`;
+  const share = (value) => `${number(value * 100)} %`;
 
   const CHARTS = [
     { title: "Throughput, jobs a second", show: number, lines: { succeeded: "succeeded", failed: "failed", others: "cancelled or expired" } },
     { title: "Failures a minute, by error", show: number },  // its lines are those there are
-    { title: "Jobs that wait and run", show: number, lines: { queued: "waiting", running: "running" } },
+    { title: "Waiting and running jobs", show: number, lines: { queued: "waiting", running: "running" } },
     { title: "Oldest waiting job", show: seconds, lines: { oldest_s: "age" } },
-    { title: "Wait before the run", show: seconds, lines: { wait_p50: "half within", wait_p95: "95 % within" } },
-    { title: "Run", show: seconds, lines: { run_p50: "half within", run_p95: "95 % within" } },
-    { title: "Items of a batch", show: number, lines: { batch: "on average" } },
-    { title: "Padding", show: share, lines: { padding: "of the tokens" } },
+    { title: "Wait", show: seconds, lines: { wait_p50: "median", wait_p95: "p95" } },
+    { title: "Run", show: seconds, lines: { run_p50: "median", run_p95: "p95" } },
+    { title: "Items of a batch", show: number, lines: { batch: "mean" } },
+    { title: "Padding", show: share, lines: { padding: "share of tokens" } },
     { title: "Generated tokens a second", show: number, lines: { tokens: "tokens" } },
-    { title: "First token after", show: seconds, lines: { first_p50: "half within", first_p95: "95 % within" } },
+    { title: "Time to first token", show: seconds, lines: { first_p50: "median", first_p95: "p95" } },
     { title: "Replicas", show: number, lines: { ready: "ready", busy: "busy" } },
-    { title: "Memory of models on devices", show: bytes, ceiling: doubling, lines: { memory: "taken" } },
+    { title: "Memory of models on devices", show: bytes, ceiling: doubling, lines: { memory: "used" } },
   ];
 
   const make = (name, attributes, ...children) => {

@@ -39,8 +39,8 @@ def items() -> list[AttentionItem]:
 
 def _todo_of(error: Exception) -> str:
     if isinstance(error, ProgrammingError) or str(error).startswith("no such "):
-        return "Run manage.py migrate: its tables are not those of this version."
-    return "Start it, or look at the network between; everything resumes by itself."
+        return "Run manage.py migrate: the tables are not those of this version."
+    return "Start it, or check the network to it. Everything resumes by itself."
 
 
 def _of_rows() -> Iterator[AttentionItem]:

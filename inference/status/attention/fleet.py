@@ -24,8 +24,8 @@ def file(living: Iterable[Worker]) -> Iterator[AttentionItem]:
     problems = {lookup.problem(), *((worker.catalog or {}).get("problem", "") for worker in living)}
     known = lookup.known_models()
     for problem in sorted(filter(None, problems)):
-        text = f"{problem} {'Nothing changes' if known else 'No model is served here'} before that is put right."
-        todo = f"Mend the line that it names{'; what ran before goes on' if known else ''}."
+        text = f"{problem} {'The models do not change' if known else 'No model is served here'} until you correct it."
+        todo = f"Correct the line that it names.{' The models that ran before go on.' if known else ''}"
         yield AttentionItem(code="ModelsFileRefused", text=text, todo=todo)
 
 
@@ -56,10 +56,10 @@ def _causes(name: str, cause: Cause, living: Iterable[Worker], missed: Iterable[
 
 CODE_OF = {Cause.CUT_OFF: "WorkerCutOff", Cause.FAILED: "WorkerDegraded", Cause.DRAINED: "WorkerDrained"}
 TODO_OF = {
-    Cause.LOADING: "It is served once it is loaded; where that does not end, the worker's journal says what it does.",
-    Cause.CUT_OFF: "Look at the broker, and at the network between: it connects again by itself.",
-    Cause.FAILED: "Mend what it says; the worker tries again by itself.",
-    Cause.DRAINED: "Resume a worker on its page.",
+    Cause.LOADING: "Wait until it is loaded. If that takes too long, read the worker's journal.",
+    Cause.CUT_OFF: "Check the broker and the network to it. The worker connects again by itself.",
+    Cause.FAILED: "Correct what the message names. The worker tries again by itself.",
+    Cause.DRAINED: "Resume a worker of the model on the worker's page.",
 }
 
 
@@ -67,9 +67,9 @@ def _todo_of(name: str, cause: Cause, living: Sequence[Worker], missed: Iterable
     if todo := TODO_OF.get(cause):
         return todo
     if any(name in worker.model_names for worker in missed):
-        return "Start it again: systemctl start inference-worker; its journal says why it ended."
+        return "Start the worker again: systemctl start inference-worker. Its journal says why it ended."
     if living:
-        return "Start a worker that has it among its --models: those that run were started for other models."
+        return "Start a worker with the model in its --models. The running workers were started for other models."
     return "Start a worker: systemctl start inference-worker."
 
 
@@ -79,8 +79,8 @@ def paused() -> Iterator[AttentionItem]:
         by = f" by {pause.paused_by}" if pause.paused_by else ""
         yield AttentionItem(
             code="ModelPaused", about=("paused", pause.model),
-            text=f"{pause.model} is paused since {pause.paused_at:%Y-%m-%d %H:%M:%S} UTC{by}: its jobs wait.",
-            todo="Resume it on its page.",
+            text=f"{pause.model} has been paused since {pause.paused_at:%Y-%m-%d %H:%M:%S} UTC{by}: its jobs wait.",
+            todo="Resume the model on its page.",
         )  # fmt: skip
 
 
@@ -90,8 +90,8 @@ def gone(living: Sequence[Worker]) -> Iterator[AttentionItem]:
         served = ", ".join(worker.model_names) or "nothing"
         yield AttentionItem(
             code="WorkerGone", about=("worker", str(worker.pk)),
-            text=f"{worker.name} is gone since {worker.heartbeat_at:%H:%M:%S} UTC. It served {served}.",
-            todo="Look into its journal (journalctl -u inference-worker), and start it again.",
+            text=f"{worker.name} has been gone since {worker.heartbeat_at:%H:%M:%S} UTC. It served {served}.",
+            todo="Read its journal (journalctl -u inference-worker), then start it again.",
         )  # fmt: skip
 
 
@@ -115,7 +115,7 @@ def unwell(living: Iterable[Worker]) -> Iterator[AttentionItem]:
             text = f"{worker.name} does not serve all of its models: {worker.error[:500]}"
             yield AttentionItem(code="WorkerDegraded", text=text, about=about, todo=TODO_OF[Cause.FAILED])
         if worker.is_to_rest:
-            text = f"{worker.name} is drained, and takes nothing."
+            text = f"{worker.name} is drained and takes no jobs."
             yield AttentionItem(code="WorkerDrained", text=text, about=about, todo="Resume it on its page, or stop it.")
         yield from _replicas(worker)
 
@@ -131,15 +131,15 @@ def _replicas(worker: Worker) -> Iterator[AttentionItem]:
             yield AttentionItem(
                 code="ReplicaCrashes", about=about,
                 text=f"Replica {index} of {worker.name}, on {replica['device']}, ended {ended} times within minutes.",
-                todo="Look into its journal: the kernel's OOM killer, a limit of time, or jobs that crash it.",
+                todo="Read its journal. The cause may be the kernel's OOM killer, a time limit, or jobs that crash it.",
             )  # fmt: skip
     withdrawn = {replica["device"]: left_s for replica in worker.replicas.values()
                  if (left_s := replica.get("withdrawn_s"))}  # fmt: skip
     for device, left_s in withdrawn.items():
         yield AttentionItem(
             code="DeviceWithdrawn", about=about,
-            text=f"{device} of {worker.name} is given no work for {left_s} s: what failed there succeeds elsewhere.",
-            todo="Look at the device (nvidia-smi, and Xid in dmesg); it is tried again by itself.",
+            text=f"{device} of {worker.name} gets no work for {left_s} s: what failed there succeeded elsewhere.",
+            todo="Check the device (nvidia-smi, and Xid in dmesg). The worker tries it again by itself.",
         )  # fmt: skip
 
 
@@ -148,6 +148,6 @@ def retention() -> Iterator[AttentionItem]:
     for stopped in Mark.objects.filter(kind=marks.RETENTION)[:1]:
         yield AttentionItem(
             code="RetentionStopped", text=stopped.text,
-            todo="Look at that clock. If it is right, as after a long rest or with JOB_RETENTION_DAYS made shorter,"
-            " remove them: manage.py remove_old_jobs --force.",
+            todo="Check that clock. It may be right after a long stop, or after JOB_RETENTION_DAYS was lowered."
+            " If it is right, remove the jobs: manage.py remove_old_jobs --force.",
         )  # fmt: skip

@@ -57,7 +57,7 @@ def queues(living: Sequence[Worker], *, quiet: Collection[str]) -> Iterator[Atte
         waits = f"{count_of(count, 'job')} of {model} {'waits' if count == 1 else 'wait'}, the oldest for {age_s:.0f} s"
         if model in removed:
             if age_s > STUCK_S:
-                todo = "Give it back its table in models.toml, or cancel them in the admin: nothing runs them before."
+                todo = "Add the model to models.toml again, or cancel the jobs in the admin."
                 text = f"{waits}, and the models file no longer lists it."
                 yield AttentionItem(code="ModelUnserved", text=text, todo=todo, about=("model", model))
         elif full := _full(model, count, refused.get(model, 0)):
@@ -66,9 +66,7 @@ def queues(living: Sequence[Worker], *, quiet: Collection[str]) -> Iterator[Atte
             at, before = lowest
             yield item(code="QueueGrows", text=f"{waits}; at {at:%H:%M:%S} UTC there were {before:,.0f}.")
         elif age_s > STUCK_S and not busy and model not in quiet and not unheard:
-            todo = (
-                "Messages do not reach the workers: look at the broker. It mends itself within a minute of its return."
-            )
+            todo = "Messages do not reach the workers. Check the broker: jobs run within a minute of its return."
             yield item(code="QueueStuck", text=f"{waits}, and no replica is busy.", todo=todo)
 
 
@@ -79,11 +77,11 @@ def _todo_of_growth(model: str, heard_of: Iterable[Worker], unheard: Collection[
     empty.
     """
     if any(worker.replicas_busy for worker in heard_of):
-        return f"More comes in than is done: more workers or replicas, or manage.py tune {model}."
+        return f"Jobs arrive faster than the workers run them. Add workers or replicas, or run manage.py tune {model}."
     if unheard:
         names = ", ".join(sorted({worker.name for worker in unheard}))
-        return f"Nothing was heard of {names} for some seconds: that is said to be gone soon, or runs them."
-    return "Look why no replica runs them: what is said here of its worker, its models and the broker."
+        return f"No heartbeat came from {names} for some seconds. Wait: the worker returns, or is listed here as gone."
+    return "Find out why no replica runs them: see the items of this list on the workers, the models and the broker."
 
 
 def _refusals() -> dict[str, int]:
@@ -103,10 +101,10 @@ def _full(model: str, count: int, refused: int) -> str:
     spec, found = lookup.known_models().get(model), []
     if spec and count >= spec.max_queued and (waiting := queue_position.count_to_limit(model)) >= spec.max_queued:
         waits = count_of(waiting, "job", ("waits", "wait"))
-        found = [f"The queue of {model} is full: {waits}, and from {spec.max_queued:,} on no more may."]
+        found = [f"The queue of {model} is full: {waits}, and max_queued is {spec.max_queued:,}."]
     if refused:
         were_refused = f"{count_of(refused, 'request', ('was', 'were'))} refused"
-        found += [f"{were_refused} in the last minutes, as too many jobs of {model} wait."]
+        found += [f"{were_refused} in the last minutes because too many jobs of {model} waited."]
     return " ".join(found)
 
 
@@ -155,8 +153,8 @@ def failures() -> Iterator[AttentionItem]:
             if code != end and share > ODD_SHARE and (end in high or is_unusual):
                 yield AttentionItem(
                     code="FailuresUnusual", about=("failed", model, code), todo=_todo_of(code),
-                    text=f"{count_of(count, 'job')} of {model} failed with {code} in the last minutes,"
-                    f" {share:.0%} of those that ended; before it was {usual:.0%}.",
+                    text=f"{count_of(count, 'job')} of {model} failed with {code} in the last minutes:"
+                    f" {share:.0%} of the jobs that ended, and {usual:.0%} before.",
                 )  # fmt: skip
 
 
@@ -211,11 +209,11 @@ def _usual_share(end: str, ends: TimedEnds, now: datetime.datetime) -> float:
 def _todo_of(code: str) -> str:
     known = {
         "out_of_memory": "Lower max_length or max_batch_tokens of the model in models.toml.",
-        "timed_out": "Inputs take longer than time_limit_s, or a device hangs: the worker's log has the stack.",
-        "lost": "Workers die with these jobs: look for the kernel's OOM killer in the journal.",
-        "crashed": "These inputs end the process that runs them: its log has the stack.",
+        "timed_out": "Inputs take longer than time_limit_s, or a device hangs. The worker's log has the stack.",
+        "lost": "Workers died while they ran these jobs. Look for the kernel's OOM killer in the journal.",
+        "crashed": "These inputs crash the process that runs them. Its log has the stack.",
     }
-    return known.get(code, "The newest of them says why, in full.")
+    return known.get(code, "Open the newest of these jobs: it has the full error.")
 
 
 def webhooks() -> Iterator[AttentionItem]:
@@ -235,8 +233,8 @@ def webhooks() -> Iterator[AttentionItem]:
             yield AttentionItem(
                 code="WebhooksFail", about=("webhooks",),
                 text=f"Notices of finished jobs cannot be delivered to {host}, {len(found):,} wait: {error}",
-                todo="Inform its owner. Notices are tried again for a day;"
-                " once the host answers, send them now, under Webhooks.",
+                todo="Inform the owner of the host. The sender tries for a day."
+                " Once the host answers, send them now under Webhooks.",
             )  # fmt: skip
     since = now - datetime.timedelta(seconds=STUCK_S)
     ended = Job.objects.filter(pk=OuterRef("job"), status__in=TERMINAL, finished_at__lt=since)

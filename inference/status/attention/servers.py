@@ -23,8 +23,8 @@ def slow_database() -> Iterator[AttentionItem]:
     with connection.cursor() as cursor:
         cursor.execute("SELECT 1")
     if (took_s := time.monotonic() - began_at) > SLOW_S:
-        text = f"The database took {took_s:.1f} s to answer nothing."
-        yield AttentionItem(code="DatabaseSlow", text=text, todo="Look at its load, its locks and its disk.")
+        text = f"The database took {took_s:.1f} s to answer SELECT 1."
+        yield AttentionItem(code="DatabaseSlow", text=text, todo="Check its load, its locks and its disk.")
 
 
 def locked_database() -> Iterator[AttentionItem]:
@@ -32,7 +32,7 @@ def locked_database() -> Iterator[AttentionItem]:
     if why := locks.find_lock_problem():
         yield AttentionItem(
             code="DatabaseLocked", text=f"The database accepts no writes: {why}",
-            todo="End the program or the transaction that holds the lock; everything resumes by itself.",
+            todo="End the program or the transaction that holds the lock. Everything resumes by itself.",
         )  # fmt: skip
 
 
@@ -41,12 +41,12 @@ def broker() -> Iterator[AttentionItem]:
     problems = list(health.broker_problems())
     took_s = time.monotonic() - began_at
     for problem in problems:
-        todo = "Start it, or look at the network between; it mends itself within a minute of its return."
+        todo = "Start it, or check the network to it. Everything resumes within a minute of its return."
         yield AttentionItem(code="BrokerAway", text=problem, todo=todo)
     if not problems and took_s > SLOW_S:
         yield AttentionItem(
-            code="BrokerSlow", text=f"The broker took {took_s:.1f} s to answer nothing.",
-            todo="Look at its load and its memory, and at the network between.",
+            code="BrokerSlow", text=f"The broker took {took_s:.1f} s to answer a ping.",
+            todo="Check its load, its memory and the network to it.",
         )  # fmt: skip
 
 
@@ -61,5 +61,5 @@ def disk() -> Iterator[AttentionItem]:
         if usage.free < LEFT_BYTES or (share < LEFT_SHARE and usage.free < PLENTY_BYTES):
             yield AttentionItem(
                 code="DiskFills", text=f"The disk of {folder} has {usage.free / 2**20:,.0f} MiB left, {share:.0%}.",
-                todo="Make room, or keep finished jobs for fewer days (JOB_RETENTION_DAYS).",
+                todo="Free disk space, or keep finished jobs for fewer days (JOB_RETENTION_DAYS).",
             )  # fmt: skip

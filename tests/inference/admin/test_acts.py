@@ -44,14 +44,14 @@ class ActOnAllTests(AdminCase):
         shown = self.client.post(BEGIN, {"plan": self.plan(page)}, follow=True).content.decode()
         act = Act.objects.get()
         self.assertEqual((act.kind, act.counted, act.by, act.state), ("cancel", 120, User.objects.get(), "waiting"))
-        self.assertIn("none lives", shown)
+        self.assertIn("No worker is alive", shown)
         self.assertEqual(LogEntry.objects.get().object_id, str(act.pk))
         acts.work()
         self.assertEqual(Job.objects.filter(status=Status.CANCELLED).count(), 120)
         shown = self.text(reverse("admin:inference_act_change", args=[act.pk]))
         self.assertIn("120 of 120", shown)
         self.assertNotIn("http-equiv", shown)
-        self.assertIn("status queued", self.text(reverse("admin:inference_act_changelist")))
+        self.assertIn("status: queued", self.text(reverse("admin:inference_act_changelist")))
 
     def test_each_filter_finds_for_the_act_what_the_list_shows(self) -> None:
         batch, bulk, worker = uuid.uuid4(), Bulk.objects.create(model="x", total=1), make_worker()
@@ -96,13 +96,13 @@ class ActOnAllTests(AdminCase):
         for query in ({"device": "cpu"}, {"size__gt": "3"}, {"accepted": "x"}):
             self.assertIsNone(selection.of(QueryDict(urlencode(query)), User.objects.get()), query)
         with patch.object(selection, "of", return_value=None):
-            self.assertIn("cannot be acted on at once", self.request_act("cancel_jobs"))
+            self.assertIn("takes only the filters", self.request_act("cancel_jobs"))
 
     def test_an_act_takes_no_more_than_its_limit_and_says_so(self) -> None:
         Job.objects.bulk_create(Job(model="embeddings", inputs="x") for _ in range(7))
         with patch.object(acts, "MOST", 4):
             page = self.request_act("cancel_jobs")
-        self.assertIn("There are more: these are the oldest 4", page)
+        self.assertIn("There are more jobs: the action handles the oldest 4", page)
         self.client.post(BEGIN, {"plan": self.plan(page)})
         self.assertEqual(Act.objects.get().counted, 4)
 
@@ -110,13 +110,13 @@ class ActOnAllTests(AdminCase):
         make_job()
         plan = self.plan(self.request_act("retry_jobs_alone"))
         for bad in ("", "x", plan[:-3], plan.replace(":", ".", 1)):
-            self.assertIn("count them once more", self.client.post(BEGIN, {"plan": bad}, follow=True).content.decode())
+            self.assertIn("has expired", self.client.post(BEGIN, {"plan": bad}, follow=True).content.decode())
         with patch("django.core.signing.time.time", return_value=4e9):
             self.client.post(BEGIN, {"plan": plan})
         self.assertFalse(Act.objects.exists())
         other = User.objects.create_superuser("other")
         self.client.force_login(other)
-        self.assertIn("count them once more", self.client.post(BEGIN, {"plan": plan}, follow=True).content.decode())
+        self.assertIn("has expired", self.client.post(BEGIN, {"plan": plan}, follow=True).content.decode())
         self.assertFalse(Act.objects.exists())
         self.client.force_login(User.objects.exclude(pk=other.pk).get())
         for _ in range(2):  # whoever presses the button twice

@@ -102,7 +102,7 @@ class ExportTests(AdminCase):
             ):
                 connections.release_connection.side_effect = [None, OperationalError("secret")]
                 last = self.read(form).splitlines()[-1]
-            self.assertTrue(last.startswith(f"{said}it broke after 2 jobs"), last)
+            self.assertTrue(last.startswith(f"{said}the export failed after 2 jobs"), last)
             self.assertNotIn("secret", last)
 
     def test_who_may_not_see_jobs_exports_none(self) -> None:

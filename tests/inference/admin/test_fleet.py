@@ -78,7 +78,7 @@ class ModelTests(FleetCase):
         with patch.object(clock, "time_s", return_value=job.created_at.timestamp() + 300):
             page = self.text(model_page("embeddings"))
         for shown in ("90 MiB", "openvino, agrees to 1e-4", "no weights &lt;there&gt;", "max_batch_tokens", "8192",
-                      "the first for 5 min", "parameters.normalize", "type = &quot;boolean&quot;"):  # fmt: skip
+                      "the oldest for 5 min", "parameters.normalize", "type = &quot;boolean&quot;"):  # fmt: skip
             self.assertIn(shown, page)
         self.assertEqual(page.count("<circle"), 6)
         self.assertIn("16 of 64 tokens: 11 ms", page)
@@ -94,7 +94,7 @@ class ModelTests(FleetCase):
         self.assertIn(f"owner={many.pk}", page)
         Job.objects.all().delete()
         queue_position.forget()
-        self.assertNotIn("Whose jobs wait", self.text(model_page("embeddings")))
+        self.assertNotIn("Waiting jobs by owner", self.text(model_page("embeddings")))
 
     def test_one_that_nobody_knows_is_not_found(self) -> None:
         self.assertEqual(self.client.get(model_page("nothing")).status_code, 404)
@@ -107,7 +107,7 @@ class ModelTests(FleetCase):
         self.assertEqual(PausedModel.objects.get().paused_by, User.objects.get())
         self.assertIn("badge-paused", self.text(MODELS))
         self.assertIn("by operator", self.text(model_page("embeddings")))
-        self.assertIn("is paused", self.text(reverse("admin:inference_job_change", args=[make_job().pk])))
+        self.assertIn("has been paused", self.text(reverse("admin:inference_job_change", args=[make_job().pk])))
         self.steer(model_page("embeddings"), "resume")
         self.assertFalse(PausedModel.objects.exists())
         self.assertEqual(
@@ -134,7 +134,7 @@ class WorkerTests(FleetCase):
         first = make_worker(name="a@host", devices=["cuda:0"])
         self.assertNotIn("b@host", self.text(worker_page(first)))
         make_worker(name="b@host", devices=["cuda:0", "cuda:1"])
-        self.assertIn("cuda:0 also by b@host", self.text(worker_page(first)))
+        self.assertIn("cuda:0 with b@host", self.text(worker_page(first)))
 
     def test_its_replicas_have_device_memory_models_and_why_not(self) -> None:
         replica = {"pid": 8, "device": "cuda:1", "memory": {"embeddings": 91 * 2**20},
@@ -189,11 +189,11 @@ class BatchTests(FleetCase):
         self.assertIn(f"…{batch.hex[-8:]}", self.text(BATCHES))
         page = self.text(reverse("admin:inference_job_batch", args=[batch]))
         for shown in (
-            "3 rows of 3 jobs",
+            "3 items of 3 jobs",
             "worker@host",
-            "33 % would be padding",
+            "Padding: 33 %",
             "420 ms",
-            "is what its worker expects",
+            "Expected for such a batch now",
         ):
             self.assertIn(shown, page)
         self.assertEqual(page.count("badge-succeeded"), 3)
@@ -202,14 +202,14 @@ class BatchTests(FleetCase):
     def test_a_batch_of_several_engine_calls_says_so(self) -> None:
         batch = self.run_together(10, 20, 30, 40, 50, batch_size=2)
         page = self.text(reverse("admin:inference_job_batch", args=[batch]))
-        self.assertIn("5 jobs in 3 engine calls of at most 2 rows", page)
-        self.assertNotIn("would be padding", page)
+        self.assertIn("5 jobs in 3 engine calls of at most 2 items", page)
+        self.assertNotIn("Padding:", page)
         self.text(BATCHES)
 
     def test_a_worker_that_is_gone_or_reports_no_costs_leaves_them_out(self) -> None:
         for worker in (uuid.uuid4(), make_worker(costs=None).pk, None):
             batch = self.run_together(5, worker=worker, finished_at=None, status=Status.RUNNING)
-            self.assertIn("It runs", self.text(reverse("admin:inference_job_batch", args=[batch])))
+            self.assertIn("The batch runs", self.text(reverse("admin:inference_job_batch", args=[batch])))
         self.text(BATCHES)
 
     def test_the_list_costs_the_same_however_many_jobs_there_are(self) -> None:

@@ -33,7 +33,7 @@ class PlacesTests(TestCase):
     def test_each_user_is_led_to_what_they_may_see(self) -> None:
         self.client.force_login(User.objects.create_user("clerk", is_staff=True))
         page = self.client.get("/admin/").content.decode()
-        self.assertIn('<a href="/admin/" aria-current="page">Now</a>', page)
+        self.assertIn('<a href="/admin/" aria-current="page">Overview</a>', page)
         self.assertNotIn(reverse("admin:inference_job_changelist"), page)
 
 

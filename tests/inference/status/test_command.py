@@ -67,7 +67,7 @@ class TestCommand(AttentionCase):
     def test_what_follows_from_a_cause_is_indented_below_it(self) -> None:
         Worker.objects.update(state=WorkerState.GONE)
         text, _ = self.run_command()
-        self.assertRegex(text, r"^! first@host is gone since .*\n  Look into its .*\n  - No worker serves embeddings: ")
+        self.assertRegex(text, r"^! first@host has been gone since .*\n  Read its .*\n  - No worker serves embed")
         found = [(item["code"], item["follows"]) for item in json.loads(self.run_command(json=True)[0])["attention"]]
         self.assertEqual(found, [("WorkerGone", False), ("ModelUnserved", True)])
 
