@@ -8,16 +8,16 @@ import functools
 import itertools
 import logging
 import os
-import selectors
 import time
 from collections.abc import Callable, Sequence
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
-from typing import Any, Protocol
+from typing import Any
 
 from inference.worker.calls import Assignment, LoadReport, ProcessLost, ReplyKind, describe_exit
 from inference.worker.child import entry
 from inference.worker.child import process as child_process
+from inference.worker.processes.event_loop import EventLoop, SelectorLoop
 from inference.worker.processes.launcher import Launcher
 from inference.worker.processes.replica_process import ProcessCall, ReplicaProcess
 from inference.worker.replicas.registry import ReplicaRegistry
@@ -26,16 +26,6 @@ logger = logging.getLogger(__name__)
 
 LEAVES_S = 10.0  # seconds for a child that runs nothing any more to end
 TURN_S = 1.0  # seconds of a turn of the loop while the worker leaves
-
-
-class EventLoop(Protocol):
-    """The methods of kombu's event loop that the pool calls."""
-
-    def add_reader(self, fds: Any, callback: Callable[..., object], *args: Any) -> object: ...
-
-    def add_writer(self, fds: Any, callback: Callable[..., object], *args: Any) -> object: ...
-
-    def remove(self, fd: Any) -> object: ...
 
 
 class ReplicaPool:
@@ -97,7 +87,7 @@ class ReplicaPool:
         level = logging.getLogger().level
         self._launcher.start(
             child_process.run, (process.other_end, index, plan, assignment, dict(os.environ), level),
-            lambda started: self._started(process, assignment, started),
+            self._guard(lambda started: self._started(process, assignment, started)),
         )  # fmt: skip
 
     def _started(self, process: ReplicaProcess, assignment: Assignment, started: BaseProcess | Exception) -> None:
@@ -111,13 +101,14 @@ class ReplicaPool:
             self.replicas.started(process.index, process.pid, assignment, process.shared)
             self._watch(process)
             if self.is_closed:
+                process.is_given_up = True
                 process.kill()
         self.start_missing()
 
     def register(self, loop: EventLoop) -> None:
         """Have this event loop call the pool from now on. Calls that run are not affected."""
         self._loop = loop
-        loop.add_reader(self._launcher, self._guard(self._launcher.deliver))
+        loop.add_reader(self._launcher, self._launcher.deliver)
         for process in self.processes.values():
             self._watch(process)
 
@@ -129,7 +120,7 @@ class ReplicaPool:
                 self._loop.add_writer(process.writer, self._guard(self._write), process)
 
     def _guard(self, callback: Callable[..., object]) -> Callable[..., None]:
-        """Return a callback for the event loop, which would end the worker with an exception that it raised."""
+        """Return a callback that raises nothing, as the event loop would end the worker with an exception of it."""
 
         @functools.wraps(callback)
         def guarded(*arguments: Any) -> None:
@@ -150,7 +141,7 @@ class ReplicaPool:
         The sentinel becomes readable also if the process that forks has ended. Then only the connection tells.
         """
         self._remove(process.process.sentinel)
-        self._launcher.look(process.process, lambda exit_code: self._looked(process, exit_code))
+        self._launcher.look(process.process, self._guard(lambda exit_code: self._looked(process, exit_code)))
 
     def _looked(self, process: ReplicaProcess, exit_code: int | None) -> None:
         if exit_code is not None and not process.is_reaped:
@@ -197,7 +188,7 @@ class ReplicaPool:
             return
         process.is_reaped = process.is_closed = True
         self._remove(process.connection, process.writer, process.process.sentinel)
-        self._launcher.reap(process.process, lambda exit_code: self._ended(process, exit_code))
+        self._launcher.reap(process.process, self._guard(lambda exit_code: self._ended(process, exit_code)))
 
     def _ended(self, process: ReplicaProcess, exit_code: int | None) -> None:
         """Fail the calls that a process has begun, and forget those that it has not."""
@@ -391,7 +382,7 @@ class ReplicaPool:
 
         Children that load models are killed, as no call follows. So are all others if `is_aborted` returns True.
         """
-        loop = _SelectorLoop()
+        loop = SelectorLoop()
         self.register(loop)
         for process in self.processes.values():
             if not process.is_up or process is self._loading:
@@ -417,30 +408,3 @@ class ReplicaPool:
                 process.is_reaped = True
                 self._launcher.reap(process.process, lambda _: None)
         self._launcher.stop()
-
-
-class _SelectorLoop:
-    """An event loop for the time when the worker's own loop turns no more."""
-
-    def __init__(self) -> None:
-        self._selector = selectors.DefaultSelector()
-
-    def add_reader(self, fds: Any, callback: Callable[..., object], *args: Any) -> None:
-        self.remove(fds)
-        self._selector.register(fds, selectors.EVENT_READ, (callback, args))
-
-    def add_writer(self, fds: Any, callback: Callable[..., object], *args: Any) -> None:
-        self.remove(fds)
-        self._selector.register(fds, selectors.EVENT_WRITE, (callback, args))
-
-    def remove(self, fd: Any) -> None:
-        try:
-            self._selector.unregister(fd)
-        except KeyError:
-            return
-
-    def turn(self, longest_s: float) -> None:
-        for key, _ in self._selector.select(longest_s):
-            if key.fd in self._selector.get_map():  # no callback before has removed it
-                callback, arguments = key.data
-                callback(*arguments)

@@ -93,6 +93,8 @@ class ReplicaProcess:
                 self.is_closed = True
                 return
             yield from self._unpacker.feed(data)
+            if len(data) < CHUNK:
+                return
 
     def kill(self) -> None:
         if self.pid and not self.is_closed:
