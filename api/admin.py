@@ -18,8 +18,8 @@ from django.utils.safestring import SafeString
 from api import auth
 from api.models import ApiKey, KeyUse
 from inference import clock
-from inference.admin import keys
-from inference.admin.rendering import drawing
+from inference.admin import api_keys
+from inference.admin.rendering import svg
 from inference.telemetry.plurals import count_of
 
 MINUTE, HOUR, DAY = datetime.timedelta(minutes=1), datetime.timedelta(hours=1), datetime.timedelta(days=1)
@@ -53,7 +53,7 @@ def seen_by(user: Any) -> QuerySet[ApiKey]:
     return ApiKey.objects.all() if may else ApiKey.objects.none()
 
 
-keys.issued = seen_by
+api_keys.issued = seen_by
 
 
 def is_below(user: Any, key: ApiKey | None) -> bool:
@@ -112,7 +112,7 @@ class ApiKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not generic at
         now = _hour(clock.now())
         used = dict(KeyUse.objects.filter(key=key, hour__gt=now - DAY).values_list("hour", "requests"))
         hours = [used.get(now - HOUR * ago, 0) for ago in reversed(range(24))]
-        drawn, requests = drawing.lengths(hours), f"{sum(hours):,}"
+        drawn, requests = svg.lengths(hours), f"{sum(hours):,}"
         return format_html('<div>{}<small class="help">{} requests; a column is an hour</small></div>', drawn, requests)
 
     @admin.display(description="state")

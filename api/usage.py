@@ -16,7 +16,7 @@ from django.db import DatabaseError, InterfaceError, transaction
 from django.db.models import F
 
 from api.models import ApiKey, KeyUse
-from inference import clock, queries
+from inference import clock, row_locks
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ class Usage:
             for pk in known:
                 KeyUse.objects.filter(key_id=pk, hour=hour).update(requests=F("requests") + counted[pk])
             if hour != self._hour:
-                queries.delete(KeyUse.objects.filter(hour__lt=hour - KEPT))
+                row_locks.delete(KeyUse.objects.filter(hour__lt=hour - KEPT))
         self._hour = hour
 
 

@@ -24,7 +24,7 @@ from benchmarks import workloads
 from benchmarks.workloads import WORKLOADS
 from inference.catalog.specs import ModelSpec
 from inference.engines.accelerate import fast_tokenizer
-from inference.engines.accelerate.install import Shortcuts
+from inference.engines.accelerate.installation import Shortcuts
 from inference.engines.base import Engine
 from inference.engines.embeddings import SentenceEmbeddings
 from inference.engines.pipeline.engine import PipelineEngine

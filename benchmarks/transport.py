@@ -78,10 +78,10 @@ class Bench:
                 )  # fmt: skip
 
     def send(self, at_once: int) -> None:
-        from inference.broker import publish
+        from inference.broker import publisher
 
         for _ in range(self.messages // at_once):
-            publish.publish([job_message() for _ in range(at_once)])
+            publisher.publish([job_message() for _ in range(at_once)])
 
     def consume(self, url: str) -> None:
         """As a worker does: in an event loop, prefetched, acknowledged batch by batch."""

@@ -5,7 +5,7 @@ gc.disable()  # until everything is loaded
 
 import django  # noqa: E402
 
-from api.server.whole_bodies import WholeBodies  # noqa: E402
+from api.server.body_reader import WholeBodies  # noqa: E402
 from inference.catalog import lookup  # noqa: E402
 from project import cores, server  # noqa: E402
 
@@ -23,7 +23,7 @@ def collect_less_garbage() -> None:
 
 def make_application() -> WholeBodies:
     django.setup(set_prefix=False)
-    from inference.waiting.finished import request_figures  # Django's models can be imported now
+    from inference.waiting.finish_listener import request_figures  # Django's models can be imported now
     from project.handler import Handler
 
     request_figures.start()
@@ -33,7 +33,7 @@ def make_application() -> WholeBodies:
 def stop() -> None:
     """End the streams, whose clients go on at another process, and write what was counted since the last tick."""
     from inference.streams.hub import hub
-    from inference.waiting.finished import request_figures
+    from inference.waiting.finish_listener import request_figures
 
     hub.stop()
     request_figures.record()

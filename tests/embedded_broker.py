@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 from inference.broker.embedded import is_answering, prepare, server_command
-from inference.broker.storage import EmbeddedBrokerError
+from inference.broker.embedded_folder import EmbeddedBrokerError
 from tests.conditions import PATIENCE_S, wait_for
 
 

@@ -57,16 +57,16 @@ class Attempt:
         return chunk
 
     def write(self, *texts: str) -> None:
-        from inference.streams import history
+        from inference.streams import redis_streams
 
-        history.write([self.chunk(text) for text in texts])
+        redis_streams.write([self.chunk(text) for text in texts])
 
     def rewrite(self, *texts: str) -> None:
         """All of it, with these at its end."""
-        from inference.streams import history
+        from inference.streams import redis_streams
 
         text, self.text = self.text + "".join(texts), ""
-        history.write([self.chunk(text)])
+        redis_streams.write([self.chunk(text)])
 
     def end(self, **outcome: Any) -> None:
         from inference.store import transitions
@@ -104,7 +104,7 @@ class Generator(threading.Thread):
         from django.db.models.functions import Now
 
         from inference.models import Job, Status, Worker
-        from inference.streams import history
+        from inference.streams import redis_streams
 
         Worker.objects.filter(pk=self.row.pk).update(heartbeat_at=Now())
         for job in Job.objects.filter(status=Status.QUEUED):
@@ -113,7 +113,8 @@ class Generator(threading.Thread):
             self.open += [(attempt, left)] if attempt.claimed else []
         running = set(Job.objects.filter(status=Status.RUNNING).values_list("pk", flat=True))
         self.open = [(attempt, left) for attempt, left in self.open if attempt.job.pk in running]
-        history.write([attempt.chunk(left.pop(0)) for attempt, left in self.open if left and not is_held(attempt)])
+        going = ((attempt, left) for attempt, left in self.open if left and not is_held(attempt))
+        redis_streams.write([attempt.chunk(left.pop(0)) for attempt, left in going])
         for attempt, left in self.open:
             if not left:
                 attempt.end()

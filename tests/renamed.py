@@ -58,7 +58,7 @@ def compute_answers(task: str, folder: Path, inputs: Any, parameters: dict[str, 
 
     from inference.catalog.specs import ModelSpec
     from inference.engines import loading
-    from inference.engines.runtime.isolate import run
+    from inference.engines.runtime.engine_calls import run
     from inference.engines.runtime.json_values import to_json
 
     warnings = Warnings()

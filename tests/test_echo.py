@@ -7,7 +7,7 @@ from typing import Any
 from unittest import TestCase
 
 from inference.catalog.specs import ModelSpec
-from inference.engines.runtime.isolate import run
+from inference.engines.runtime.engine_calls import run
 from inference.errors import InvalidInput, ModelUnavailable
 from tests.conditions import PATIENCE_S
 from tests.echo import EchoEngine, expected
@@ -16,7 +16,7 @@ PREAMBLE = """
 import itertools, resource, signal, sys, threading, time
 from inference.catalog.specs import ModelSpec
 from tests.echo import EchoEngine, expected
-from inference.engines.runtime.isolate import run
+from inference.engines.runtime.engine_calls import run
 engine = EchoEngine(ModelSpec(name="echo"))
 """
 

@@ -12,7 +12,7 @@ from django.db import connection
 from django.http import HttpResponse
 from django.test import TestCase, override_settings
 
-from api.server.whole_bodies import WholeBodies
+from api.server.body_reader import WholeBodies
 from inference.submission import jobs
 from project.handler import Handler
 

@@ -13,7 +13,7 @@ from inference.catalog.parameters import ParameterSpec
 from inference.catalog.specs import ModelSpec
 from inference.errors import RETRYABLE_OUTCOMES
 from inference.models import Bulk, Job, Priority, Status
-from inference.status import catalog, health, queue_position, workers
+from inference.status import health, queue_position, worker_catalogs, workers
 from inference.submission import bulk as bulks
 
 
@@ -104,12 +104,12 @@ def model(spec: ModelSpec) -> dict[str, Any]:
             "queued": queue_position.queued(spec),
             "items_per_s": workers.speeds().get(spec.name),
             "note": workers.notes().get(spec.name),
-            "entries": [_run(run, count) for run, count in sorted(catalog.runs().get(spec.name, {}).items())],
+            "entries": [_run(run, count) for run, count in sorted(worker_catalogs.runs().get(spec.name, {}).items())],
         },
     }
 
 
-def _run(run: catalog.Run, count: int) -> dict[str, Any]:
+def _run(run: worker_catalogs.Run, count: int) -> dict[str, Any]:
     why = run.why if settings.ENGINE_ERRORS == "full" or not run.why else health.Cause.FAILED.value
     return {
         "model": run.model, "revision": run.revision or None, "state": run.state, "why": why or None, "workers": count,

@@ -10,7 +10,7 @@ from api import codec
 from api.errors.problems import ApiError
 from inference.catalog.specs import ModelSpec
 from inference.models import Job
-from inference.submission import lists
+from inference.submission import wholes
 
 NO_LABELS = 'The model\'s answer is not a list of {"label": "…", "score": …} for each text.'
 MODEL_TYPES = {"embed": "embedding", "predict": "classifier", "rerank": "reranker"}  # by kind of request
@@ -46,7 +46,7 @@ def info(spec: ModelSpec) -> dict[str, Any]:
         "max_input_length": spec.max_length or None,
         "max_batch_tokens": spec.max_batch_tokens,
         "max_batch_requests": spec.max_batch_size,
-        "max_client_batch_size": lists.max_inputs(spec),
+        "max_client_batch_size": wholes.max_inputs(spec),
         "auto_truncate": True,
         "tokenization_workers": None,
         "version": None,

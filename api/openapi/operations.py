@@ -17,7 +17,7 @@ from api import codec
 from api.errors.problems import OUTCOMES
 from api.openapi import shapes
 from api.openapi.schema import COMPLETING, operation
-from api.requests import bodies, listing
+from api.requests import bodies, job_pages
 from inference.catalog.specs import NAME
 from inference.models import Status
 
@@ -101,7 +101,7 @@ list_jobs = operation(
     "Jobs, the newest first, in pages",
     answers={200: shapes.JobPageShown},
     parameters=[
-        query("limit", {"type": "integer", "minimum": 1, "maximum": listing.LONGEST_PAGE}, "Jobs of a page."),
+        query("limit", {"type": "integer", "minimum": 1, "maximum": job_pages.LONGEST_PAGE}, "Jobs of a page."),
         query("outputs", {"type": "integer", "enum": [0, 1]}, "1: with outputs, of which a page has 4 MB at most."),
         query("cursor", _UUID, "The `next` of a page holds it."),
         query("model", {"type": "string", "pattern": f"^{NAME.pattern}$"}, "Only of this model."),

@@ -9,7 +9,7 @@ from typing import Any
 from drf_spectacular.utils import OpenApiExample, OpenApiParameter, OpenApiResponse, extend_schema
 
 from api import codec
-from api.errors import openai, retrieval
+from api.errors import cohere_tei, openai
 from api.errors.problems import CONTENT_TYPE, TABLE
 from api.openapi.shapes import OpenAIProblemShown, ProblemShown, RetrievalProblemShown, Shape
 from inference.catalog.lookup import known_models
@@ -47,7 +47,7 @@ SERVICE = Form(ProblemShown, CONTENT_TYPE)
 COMPLETING = Form(ProblemShown)
 OPENAI = Form(OpenAIProblemShown, status_of=lambda code, status: openai.status_of(status))
 COHERE = Form(RetrievalProblemShown)
-TEI = Form(RetrievalProblemShown, status_of=retrieval.status_of)
+TEI = Form(RetrievalProblemShown, status_of=cohere_tei.status_of)
 
 
 def operation(

@@ -7,7 +7,7 @@ from typing import Any
 from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
-from api.errors import retrieval
+from api.errors import cohere_tei
 from api.requests.bodies import PRIORITIES
 from inference.models import Status
 
@@ -265,7 +265,7 @@ class RetrievalProblemShown(Shape):
 
     message = serializers.CharField()
     error = serializers.CharField(help_text="The same.")
-    error_type = serializers.ChoiceField([retrieval.OVERLOADED, retrieval.VALIDATION, retrieval.BACKEND])
+    error_type = serializers.ChoiceField([cohere_tei.OVERLOADED, cohere_tei.VALIDATION, cohere_tei.BACKEND])
     code = serializers.CharField(help_text="Stable.")
 
 

@@ -19,7 +19,7 @@ from api.requests.fields import (
     StrictObject,
     StrictString,
 )
-from inference.catalog import words
+from inference.catalog import wording
 from inference.catalog.lookup import spec_of
 from inference.errors import InvalidInput
 from inference.models import Priority
@@ -178,8 +178,8 @@ def idempotency_key(header: str | None) -> str | None:
 def known_query(query: Mapping[str, str], names: Collection[str], elsewhere: Mapping[str, str]) -> None:
     """Raise `ApiError` for a parameter that is not in `names`: a misspelt one would be ignored otherwise."""
     if unknown := next((name for name in query if name not in names), None):
-        hint = elsewhere.get(unknown) or words.suggest(unknown, names)
-        raise ApiError(f"Unknown query parameter {words.quote_name(unknown)!r}; {hint}")
+        hint = elsewhere.get(unknown) or wording.suggest(unknown, names)
+        raise ApiError(f"Unknown query parameter {wording.quote_name(unknown)!r}; {hint}")
 
 
 def submission(body: Mapping[str, Any]) -> Submission:

@@ -14,7 +14,7 @@ from rest_framework import serializers
 from rest_framework.fields import empty
 from rest_framework.validators import ProhibitSurrogateCharactersValidator
 
-from inference.catalog import words
+from inference.catalog import wording
 
 LOOKED_FOR_BEFORE = (ProhibitNullCharactersValidator, ProhibitSurrogateCharactersValidator)
 MAX_UNKNOWN_SHOWN = 3  # most unknown fields of one body that the answer names
@@ -28,7 +28,7 @@ class Strict(serializers.Field[Any, Any, Any, Any]):
 
     def to_internal_value(self, data: Any) -> Any:
         if type(data) not in self.types:
-            raise serializers.ValidationError(f"must be {self.what}, not {words.type_of(data)}.")
+            raise serializers.ValidationError(f"must be {self.what}, not {wording.type_of(data)}.")
         return data
 
 
@@ -105,9 +105,9 @@ class Body(serializers.Serializer[None]):
 
     def to_internal_value(self, data: Any) -> dict[str, Any]:
         if not isinstance(data, dict):
-            raise serializers.ValidationError(f"The body must be a JSON object, not {words.type_of(data)}.")
+            raise serializers.ValidationError(f"The body must be a JSON object, not {wording.type_of(data)}.")
         unknown = (name for name, value in data.items() if name not in self.own and value is not None)
-        if errors := {words.quote_name(name): self._unknown(name) for name in islice(unknown, MAX_UNKNOWN_SHOWN)}:
+        if errors := {wording.quote_name(name): self._unknown(name) for name in islice(unknown, MAX_UNKNOWN_SHOWN)}:
             raise serializers.ValidationError(errors)
         values: dict[str, Any] = {}
         wrong: dict[str, Any] = {}
@@ -133,4 +133,4 @@ class Body(serializers.Serializer[None]):
         return list(self.own)
 
     def _unknown(self, name: str) -> str:
-        return f"unknown field; {self.elsewhere.get(name) or words.suggest(name, self.names)}"
+        return f"unknown field; {self.elsewhere.get(name) or wording.suggest(name, self.names)}"

@@ -20,8 +20,8 @@ from django.middleware.security import SecurityMiddleware
 from django.urls import Resolver404, ResolverMatch, get_resolver
 
 from api import request_id
-from api.errors import openai, problems, retrieval
-from api.server.uploads import is_refused
+from api.errors import cohere_tei, openai, problems
+from api.server.upload_limit import is_refused
 from inference import budget
 from inference.figures import ledger
 from inference.figures.sample import SERVICE
@@ -88,7 +88,7 @@ class Api:
             if match and request.path_info.endswith("/"):
                 request.path_info = request.path = request.path_info.rstrip("/") or "/"
             answer = self._answer(request, match)
-            dialect = next((each for each in (openai, retrieval) if each.speaks(request)), None)
+            dialect = next((each for each in (openai, cohere_tei) if each.speaks(request)), None)
             answer = (dialect.reshape if dialect else problems.set_stream_type)(request, answer)
             if match and match.func is not problems.not_found and request.path_info not in UNCOUNTED:
                 method = request.method if request.method in METHODS else "other"

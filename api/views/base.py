@@ -19,7 +19,7 @@ from api.errors.problems import ApiError
 from api.requests import bodies
 from api.requests.fields import Body
 from api.server.middleware import route_of
-from api.server.waiting import slots
+from api.server.wait_slots import slots
 from inference.errors import JobNotFound, UnknownOwner
 from inference.fields.uuids import parse_id
 from inference.models import Job

@@ -16,7 +16,7 @@ from api.answers import events, resources
 from api.auth import Principal
 from api.errors import problems
 from api.openapi import operations
-from api.requests import bodies, listing
+from api.requests import bodies, job_pages
 from api.views import streaming
 from api.views.base import ApiView, own_job, visible_job, with_etag
 from inference.catalog.specs import ModelSpec
@@ -32,13 +32,13 @@ POLL_S = (1, 30)  # the least and the most seconds of Retry-After
 
 
 class JobsView(ApiView):
-    query_parameters = {"GET": ("limit", "outputs", *listing.FILTERS)}
+    query_parameters = {"GET": ("limit", "outputs", *job_pages.FILTERS)}
     elsewhere = {"POST": bodies.JobBody.elsewhere}
 
     @operations.list_jobs
     def get(self, request: HttpRequest) -> HttpResponse:
-        found, following = listing.page(self.principal, request.GET)
-        shown = {"with_output": listing.with_outputs(request.GET), "plain": self.is_plain(request)}
+        found, following = job_pages.page(self.principal, request.GET)
+        shown = {"with_output": job_pages.with_outputs(request.GET), "plain": self.is_plain(request)}
         return codec.answer({"items": [resources.job(job, **shown) for job in found], "next": following})
 
     @operations.submit_job

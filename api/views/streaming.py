@@ -18,10 +18,10 @@ from api.answers import completions, events
 from api.auth import require_steering
 from api.errors.problems import ApiError
 from api.requests import bodies
-from api.server.waiting import slots
+from api.server.wait_slots import slots
 from api.views.base import ApiView
 from inference.models import Job
-from inference.streams import reader, readers
+from inference.streams import disconnects, reader
 from inference.streams.events import Event
 from inference.streams.hub import hub
 from inference.streams.positions import BEGINNING, Position
@@ -116,7 +116,7 @@ def _cancelling(job_id: UUID, *, is_accepted: bool) -> Callable[[], None] | None
     client that was refused would post the job again. For any other job the error is raised.
     """
     try:
-        name = readers.register_reader(job_id)
+        name = disconnects.register_reader(job_id)
     except (DatabaseError, InterfaceError) as error:
         if not is_accepted:
             raise
@@ -134,7 +134,7 @@ def _cancelling(job_id: UUID, *, is_accepted: bool) -> Callable[[], None] | None
 def _leave(job_id: UUID, name: UUID) -> None:
     """Cancel the job of a client that has gone. It stays as it is if it has ended, or if its client has come back."""
     try:
-        if readers.leave(job_id, name):
+        if disconnects.leave(job_id, name):
             logger.info("job=%s is cancelled: its client has gone", job_id)
     except (DatabaseError, InterfaceError) as error:
         logger.warning("job=%s goes on, though its client has gone: %s", job_id, error)

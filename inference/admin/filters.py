@@ -19,14 +19,14 @@ from django.db.models import QuerySet
 from django.http import HttpRequest
 
 from inference import clock, errors
-from inference.admin import keys
-from inference.admin.selection import MINUTES
+from inference.admin import api_keys
+from inference.admin.job_lookups import MINUTES
 from inference.catalog.lookup import known_models
 from inference.fields.ids import first_id_at
 from inference.fields.json_field import storable
 from inference.models import Job, Priority, Status, Worker
 from inference.status import workers
-from inference.telemetry.visible import visible
+from inference.telemetry.control_characters import visible
 
 COUNT_LIMIT = 10_000
 
@@ -151,7 +151,7 @@ class KeyFilter(JobFilter):
     title, parameter_name = "API key", "key_start"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        issued, chosen = keys.issued(request.user).only("start", "name"), self.value()
+        issued, chosen = api_keys.issued(request.user).only("start", "name"), self.value()
         listed = {key.start: str(key) for key in issued[:20]}
         if chosen and chosen not in listed:
             listed[chosen] = str(issued.filter(start=storable(chosen)).first() or f"{chosen}…")

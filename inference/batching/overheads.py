@@ -6,7 +6,7 @@ A part of it is for the call, and a part for each of its jobs. Only the part for
 import math
 from typing import NamedTuple
 
-from inference.batching.cells import Cells
+from inference.batching.measured_calls import Cells
 
 KEPT = 16  # last calls of nearly one number of jobs that are kept
 HALF_LIFE = 100.0  # calls of other numbers of jobs, for each that is kept, until what was learnt of one counts half

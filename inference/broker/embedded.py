@@ -17,8 +17,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from inference.broker import address, storage
-from inference.broker.storage import EmbeddedBrokerError
+from inference.broker import address, embedded_folder
+from inference.broker.embedded_folder import EmbeddedBrokerError
 
 SERVERS = ("valkey-server", "redis-server")  # on the PATH
 LOADING_LIMIT_S = 60.0  # reading a large append-only file takes its time
@@ -91,7 +91,7 @@ def prepare(data: Path, path: Path) -> int:
     _make_private(path.parent)
     lock = _lock(path)
     try:
-        storage.make_usable(data, lambda folder: _try(folder, path.with_suffix(".trial")))
+        embedded_folder.make_usable(data, lambda folder: _try(folder, path.with_suffix(".trial")))
     except BaseException:
         os.close(lock)
         raise

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from django.conf import settings
 
-from inference.catalog import changes, reader, words
+from inference.catalog import changes, reader, wording
 from inference.catalog.specs import Catalog, CatalogError, ModelSpec
 from inference.errors import ModelsFileRefused, UnknownModel
 
@@ -67,7 +67,7 @@ def spec_of(model: str) -> ModelSpec:
         raise ModelsFileRefused(str(error)) from None
     except KeyError:
         known = ", ".join(sorted(models()))
-        raise UnknownModel(f"There is no model {words.quote_name(model)!r}. Known models: {known}.") from None
+        raise UnknownModel(f"There is no model {wording.quote_name(model)!r}. Known models: {known}.") from None
 
 
 class ModelsFile:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from inference.catalog import words
+from inference.catalog import wording
 from inference.errors import InvalidInput
 
 MAX_TEXT = 10_000  # characters of a string, where its spec sets no limit
@@ -100,7 +100,7 @@ def validate(specs: Mapping[str, ParameterSpec], parameters: Mapping[str, Any]) 
     """
     parameters = {name: value for name, value in parameters.items() if value is not None}
     if unknown := next((name for name in parameters if name not in specs), None):
-        raise _invalid(f"parameters.{words.quote_name(unknown)}", f"unknown parameter; {_hint(unknown, specs)}")
+        raise _invalid(f"parameters.{wording.quote_name(unknown)}", f"unknown parameter; {_hint(unknown, specs)}")
     values = {}
     for name, spec in specs.items():
         if name in parameters:
@@ -113,7 +113,7 @@ def validate(specs: Mapping[str, ParameterSpec], parameters: Mapping[str, Any]) 
 
 
 def _hint(name: str, specs: Mapping[str, ParameterSpec]) -> str:
-    return words.suggest(name, specs) if specs else "this model takes none."
+    return wording.suggest(name, specs) if specs else "this model takes none."
 
 
 def is_taken(spec: ParameterSpec, value: Any) -> bool:
@@ -131,13 +131,11 @@ def check(path: str, spec: ParameterSpec, value: Any) -> Any:
     A number is returned as a float, since models refuse a temperature of 2, but not of 2.0.
     """
     if not is_of_type(value, spec.type):
-        raise _invalid(path, f"must be {TYPES[spec.type][0]}, not {words.describe_value(value)}.")
+        raise _invalid(path, f"must be {TYPES[spec.type][0]}, not {wording.describe_value(value)}.")
     if spec.choices is not None and value not in spec.choices:
         one_of = "one of " if len(spec.choices) > 1 else ""
-        raise _invalid(
-            path,
-            f"must be {one_of}{', '.join(map(words.describe_value, spec.choices))}, not {words.describe_value(value)}.",
-        )
+        allowed = ", ".join(map(wording.describe_value, spec.choices))
+        raise _invalid(path, f"must be {one_of}{allowed}, not {wording.describe_value(value)}.")
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         _check_number(path, spec, value)
     elif isinstance(value, str):
@@ -159,7 +157,7 @@ def _check_array(path: str, spec: ParameterSpec, value: list[Any]) -> None:
     _check_size(path, "items", len(value), spec.min_items or 0, spec.max_items or MAX_ITEMS)
     for index, item in enumerate(value):
         if spec.items and not is_of_type(item, spec.items):
-            raise _invalid(f"{path}[{index}]", f"must be {TYPES[spec.items][0]}, not {words.describe_value(item)}.")
+            raise _invalid(f"{path}[{index}]", f"must be {TYPES[spec.items][0]}, not {wording.describe_value(item)}.")
         if isinstance(item, str):
             _check_size(f"{path}[{index}]", "characters", len(item), spec.min_length or 0, spec.max_length or MAX_TEXT)
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from inference.catalog import inputs, neutral
-from inference.catalog.neutral import Neutral
+from inference.catalog import input_checks, neutral_values
+from inference.catalog.neutral_values import Neutral
 from inference.catalog.parameters import ParameterSpec
 from inference.catalog.sizes import units
 
@@ -93,7 +93,7 @@ class Task:
     pipeline: str = ""  # the name of the pipeline in transformers, if it is another one
     classifies: bool = False  # scores a text, or a pair of texts, by each of its labels
     ranks: bool = False  # scores how well a text answers a query, by one number
-    check: inputs.Check = inputs.anything
+    check: input_checks.Check = input_checks.anything
     unit: units.Unit = units.tokens  # measures strings of an input; with any other unit they are files in base64
     rows: Rows = one_row
     takes_chats: bool = False  # a list of messages is one input, and no input is cut
@@ -162,9 +162,9 @@ BUILT_IN: Mapping[str, BuiltIn] = {
 
 EMBEDDINGS = ("feature-extraction", "sentence-similarity")  # tasks that traces call embeddings
 
-_text = partial(Task, check=inputs.text, neutral=neutral.CUT, example={"inputs": _TEXT})
-_image = partial(Task, check=inputs.file, unit=units.patches)
-_sound = partial(Task, check=inputs.file, unit=units.frames)
+_text = partial(Task, check=input_checks.text, neutral=neutral_values.CUT, example={"inputs": _TEXT})
+_image = partial(Task, check=input_checks.file, unit=units.patches)
+_sound = partial(Task, check=input_checks.file, unit=units.frames)
 
 
 def index_tasks(tasks: Iterable[Task]) -> dict[str, Task]:
@@ -178,7 +178,7 @@ TASKS = index_tasks((
         classifies=True,
         compiles=True,
         aliases=("sentiment-analysis",),
-        check=inputs.text_or_pair,
+        check=input_checks.text_or_pair,
         parameters=_CLASSIFICATION,
         shape=AnswerShape.LISTS,
     ),
@@ -187,9 +187,9 @@ TASKS = index_tasks((
         pipeline="text-classification",
         ranks=True,
         compiles=True,
-        check=inputs.pair,
+        check=input_checks.pair,
         parameters={"details": _FLAG, "function_to_apply": _SCORING},
-        neutral={**neutral.CUT, "details": (False,)},
+        neutral={**neutral_values.CUT, "details": (False,)},
         example={"inputs": {"text": "What records the job?", "text_pair": _TEXT}},
     ),
     _text(name="feature-extraction", compiles=True, parameters_at_root=True),
@@ -226,10 +226,10 @@ TASKS = index_tasks((
     ),
     _text(
         name="text-generation",
-        check=inputs.prompt,
+        check=input_checks.prompt,
         takes_chats=True,
         generates=True,
-        neutral=neutral.GENERATION,
+        neutral=neutral_values.GENERATION,
         translate=name_sampling,
         parameters={
             "max_new_tokens": ParameterSpec(type="integer", min=1),  # the rest of the context bounds it
@@ -276,7 +276,7 @@ TASKS = index_tasks((
     ),
     Task(name="zero-shot-object-detection"),
     Task(name="document-question-answering"),
-    Task(name="image-text-to-text", takes_chats=True, neutral=neutral.GENERATION),
+    Task(name="image-text-to-text", takes_chats=True, neutral=neutral_values.GENERATION),
     Task(name="table-question-answering", package="pandas"),
     _text(
         name="text-to-audio",
@@ -288,9 +288,9 @@ TASKS = index_tasks((
     Task(
         name="sentence-similarity",
         is_pipeline=False,
-        check=inputs.sentences,
+        check=input_checks.sentences,
         rows=row_a_sentence,
-        neutral=neutral.CUT,
+        neutral=neutral_values.CUT,
         example={"inputs": {"source_sentence": _TEXT, "sentences": ["A queue of jobs.", "I like tea."]}},
     ),
     Task(is_pipeline=False, example={"inputs": _TEXT}),

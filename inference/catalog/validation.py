@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from inference.catalog import inputs as checks
+from inference.catalog import input_checks as checks
 from inference.catalog import parameters, tasks
-from inference.catalog.neutral import is_neutral, refusal
+from inference.catalog.neutral_values import is_neutral, refusal
 from inference.catalog.sizes import lengths
 from inference.catalog.specs import ModelSpec
 from inference.errors import ContextLengthExceeded, InvalidInput, context_length_exceeded

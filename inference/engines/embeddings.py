@@ -11,14 +11,14 @@ from transformers import AutoModel, AutoModelForTextEncoding, AutoTokenizer
 from transformers.utils import logging
 
 from inference.catalog.specs import ModelSpec
-from inference.engines.accelerate import install as accelerate
+from inference.engines.accelerate import installation as accelerate
 from inference.engines.artifacts import checkpoints, pipeline_loader, weights
 from inference.engines.backends import agreement
-from inference.engines.backends import install as backend
+from inference.engines.backends import installation as backend
 from inference.engines.base import Engine
 from inference.engines.inputs.truncation import beginning
 from inference.engines.runtime import parity, placement
-from inference.engines.runtime.stacks import Together
+from inference.engines.runtime.row_groups import Together
 from inference.engines.sentences import folder as sentence_folder
 from inference.engines.sentences import pooling
 from inference.errors import InferenceError, InvalidInput, ModelUnavailable, context_length_exceeded

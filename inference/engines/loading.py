@@ -14,10 +14,10 @@ from inference.catalog.specs import ModelSpec
 from inference.engines.artifacts import memory
 from inference.engines.artifacts.memory import CPU
 from inference.engines.base import Engine
-from inference.engines.runtime import isolate
+from inference.engines.runtime import engine_calls
 from inference.engines.runtime.faults import describe, device_problem, is_device_failure, is_in_use, is_out_of_memory
 from inference.errors import ModelUnavailable
-from inference.telemetry import raised
+from inference.telemetry import exceptions
 
 logger = logging.getLogger(__name__)
 
@@ -88,7 +88,7 @@ def _warm_up_at_its_largest(engine: Engine) -> None:
         return
     length = min(engine.max_tokens or LONG, LONG, spec.max_batch_tokens)
     size = min(spec.max_batch_size, spec.max_batch_tokens // length)
-    report = isolate.run(engine, [engine.sample("a " * length)] * size, dict(task.measured_with))
+    report = engine_calls.run(engine, [engine.sample("a " * length)] * size, dict(task.measured_with))
     if report.oom_shape:
         logger.warning("model=%s %d texts of %d tokens do not fit into memory at once", spec.name, *report.oom_shape)
 
@@ -110,8 +110,8 @@ def trace_of(failure: ModelUnavailable) -> str:
     """
     cause = failure.__cause__ or failure
     expected = isinstance(cause, OSError | ImportError | ModelUnavailable)
-    if raised.has_own(cause) or not (expected or is_out_of_memory(cause) or is_device_failure(cause)):
-        return raised.format_places(cause, describe)
+    if exceptions.has_own(cause) or not (expected or is_out_of_memory(cause) or is_device_failure(cause)):
+        return exceptions.format_places(cause, describe)
     return ""
 
 

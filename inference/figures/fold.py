@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from django.db import transaction
 from django.db.models.functions import Now
 
-from inference import queries
+from inference import row_locks
 from inference.figures import tallies
 from inference.figures.ledger import TICK_S, at, tick_of
 from inference.figures.tallies import Tally
@@ -47,8 +47,8 @@ def fold_rows() -> None:
 def remove_old() -> None:
     """Delete figures and marks that are older than a year; `Grain.EVER` goes on counting these figures."""
     old = Now() - KEPT
-    queries.delete(Figure.objects.filter(grain=Grain.THREE_HOURS, start__lt=old))
-    queries.delete(Mark.objects.filter(at__lt=old))
+    row_locks.delete(Figure.objects.filter(grain=Grain.THREE_HOURS, start__lt=old))
+    row_locks.delete(Mark.objects.filter(at__lt=old))
 
 
 def _some(step: Step) -> int:

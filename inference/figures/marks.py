@@ -3,7 +3,7 @@
 from django.conf import settings
 from django.db.models.functions import Now
 
-from inference import queries
+from inference import row_locks
 from inference.models import Mark
 
 DEPLOYED, STARTED, STOPPED, GONE = "deployed", "started", "stopped", "gone"
@@ -16,12 +16,12 @@ def mark(kind: str, text: str) -> None:
 
 def retention_stopped(why: str) -> None:
     """Mark since when old jobs are not removed, and the present reason, until `retention_goes_on`."""
-    if not queries.update(Mark.objects.filter(kind=RETENTION), text=why[:300]):
+    if not row_locks.update(Mark.objects.filter(kind=RETENTION), text=why[:300]):
         mark(RETENTION, why)
 
 
 def retention_goes_on() -> None:
-    queries.delete(Mark.objects.filter(kind=RETENTION))
+    row_locks.delete(Mark.objects.filter(kind=RETENTION))
 
 
 def started(worker: str) -> None:

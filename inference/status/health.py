@@ -10,7 +10,7 @@ import redis
 from django.conf import settings
 from django.db import DatabaseError, InterfaceError
 
-from inference.broker import publish, redis_client
+from inference.broker import publisher, redis_client
 from inference.catalog import lookup
 from inference.errors import BrokerUnavailable
 from inference.failures import is_away
@@ -69,10 +69,10 @@ def problems() -> list[str]:
 
 def broker_problems() -> Iterator[str]:
     try:
-        publish.ping()
+        publisher.ping()
     except BrokerUnavailable:
         yield "The broker does not answer; jobs are accepted and run when it is back."
-    if publish.is_redis():
+    if publisher.is_redis():
         return
     try:
         redis_client.get().ping()

@@ -23,7 +23,7 @@ from django.db.models import Count, Exists, F, OuterRef, Q, QuerySet, Sum
 from django.db.models.functions import Now
 from django.db.models.lookups import IsNull
 
-from inference import budget, clock, errors, failpoints, queries
+from inference import budget, clock, errors, failpoints, row_locks
 from inference.failures import FailureKind, kind_of
 from inference.fields.json_field import storable
 from inference.figures import ledger, tallies
@@ -163,7 +163,7 @@ def withdraw_claim(batch: UUID, ids: Collection[UUID], *, keeps_messages: bool) 
     """
     held = Job.objects.filter(pk__in=ids, batch=batch, status=Status.RUNNING)
     unclaimed = {name: value for name, value in _QUEUED_AGAIN.items() if name != "published_at" or not keeps_messages}
-    queries.update(held, **unclaimed, attempts=F("attempts") - 1)
+    row_locks.update(held, **unclaimed, attempts=F("attempts") - 1)
 
 
 def extend_lease(batch: UUID, ids: Collection[UUID], *, time_limit_s: float) -> None:
@@ -172,7 +172,7 @@ def extend_lease(batch: UUID, ids: Collection[UUID], *, time_limit_s: float) -> 
     The batch was held up by work that is not part of these jobs.
     """
     lease: Any = Now() + datetime.timedelta(seconds=time_limit_s + LEASE_MARGIN_S)
-    queries.update(Job.objects.filter(pk__in=ids, batch=batch, status=Status.RUNNING), lease_until=lease)
+    row_locks.update(Job.objects.filter(pk__in=ids, batch=batch, status=Status.RUNNING), lease_until=lease)
 
 
 def record(
@@ -210,7 +210,7 @@ def _record_held(
     with transaction.atomic():
         locked = _lock(_wholes(outcomes))
         held = Job.objects.filter(pk__in=[each.job_id for each in outcomes], batch=batch, status=Status.RUNNING)
-        ids = set(queries.lock(held).values_list("pk", flat=True))
+        ids = set(row_locks.lock(held).values_list("pk", flat=True))
         held_outcomes = [outcome for outcome in outcomes if outcome.job_id in ids]
         wholes = _wholes(held_outcomes)
         of_held = {whole: parts for whole, parts in locked.items() if whole in wholes}
@@ -302,7 +302,7 @@ def _lock(ids: Collection[UUID]) -> dict[UUID, int | None]:
     """
     if not ids:
         return {}
-    return dict(queries.lock(Job.objects.filter(pk__in=ids)).values_list("pk", "parts"))
+    return dict(row_locks.lock(Job.objects.filter(pk__in=ids)).values_list("pk", "parts"))
 
 
 def _settle(whole: UUID, count: int | None) -> str:
@@ -329,7 +329,7 @@ def _settle(whole: UUID, count: int | None) -> str:
         elif (held["numbers"] or 0) > MOST_ANSWERED:
             end = _failure(errors.InvalidInput.code, describe_overflow(held["numbers"]))
     ended = _end_whole(whole, end)
-    queries.update(parts.filter(output__isnull=False), output=None)  # an output is stored once, with the whole
+    row_locks.update(parts.filter(output__isnull=False), output=None)  # an output is stored once, with the whole
     return ended
 
 
@@ -430,7 +430,7 @@ def renew_future_leases() -> None:
     They would end later by as much as the clock was set back.
     """
     set_back = Job.objects.filter(status=Status.RUNNING, started_at__gt=Now() + datetime.timedelta(seconds=SET_BACK_S))
-    queries.update(set_back, lease_until=Now() + (F("lease_until") - F("started_at")), started_at=Now())
+    row_locks.update(set_back, lease_until=Now() + (F("lease_until") - F("started_at")), started_at=Now())
 
 
 def requeue_lost(which: Q) -> None:
@@ -446,7 +446,7 @@ def requeue_lost(which: Q) -> None:
         error_code=errors.Lost.code,
         error_detail=f"Every worker that ran it was lost, {settings.MAX_RECOVERIES} times; the last one ran it alone.",
     )
-    given = queries.update(lost, **_QUEUED_AGAIN, recoveries=F("recoveries") + 1)
+    given = row_locks.update(lost, **_QUEUED_AGAIN, recoveries=F("recoveries") + 1)
     if failed or given:
         logger.warning("%d running jobs given back, %d given up as lost", given, failed)
 
@@ -456,7 +456,7 @@ def requeue_stopped(which: Q) -> None:
 
     This does not count as a loss: a stop says nothing about the jobs.
     """
-    if given := queries.update(Job.objects.filter(which, status=Status.RUNNING), **_QUEUED_AGAIN):
+    if given := row_locks.update(Job.objects.filter(which, status=Status.RUNNING), **_QUEUED_AGAIN):
         logger.warning("%d running jobs of stopped workers given back", given)
 
 

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from uuid import UUID
 
 from inference.streams.events import Delta, Restart
-from inference.streams.history import FIRST, Entry
 from inference.streams.positions import BEGINNING, DeliveredText, Position
+from inference.streams.redis_streams import FIRST, Entry
 
 
 class TextDiverged(Exception):

@@ -20,10 +20,10 @@ from django.conf import settings
 from inference.errors import BrokerUnavailable
 from inference.failures import Pauses
 from inference.store.rows import Changes
-from inference.streams import history
-from inference.streams.history import FIRST, Entry
-from inference.waiting import finished
-from inference.waiting.finished import Waiter
+from inference.streams import redis_streams
+from inference.streams.redis_streams import FIRST, Entry
+from inference.waiting import finish_listener
+from inference.waiting.finish_listener import Waiter
 
 logger = logging.getLogger(__name__)
 
@@ -78,7 +78,7 @@ class StreamSubscriber(Waiter):
         with self._changed:  # before the read: entries that come too late for this page are handed over by the thread
             self.is_behind, self.offered = False, self._taken
         try:
-            entries = history.read({self.job_id: self._taken}, PAGE).get(self.job_id, [])
+            entries = redis_streams.read({self.job_id: self._taken}, PAGE).get(self.job_id, [])
         except (BrokerUnavailable, redis.RedisError):  # the thread of the streams logs the reason
             with self._changed:
                 self._fall_behind()
@@ -94,8 +94,8 @@ class StreamSubscriber(Waiter):
         with self._changed:
             self._changed.wait_for(lambda: self._held or self.is_behind or self.is_over, left_s)
             held, self._held = self._held, deque()
-        taken = history.place(self._taken)
-        return [entry for entry in held if history.place(entry[0]) > taken]
+        taken = redis_streams.place(self._taken)
+        return [entry for entry in held if redis_streams.place(entry[0]) > taken]
 
     def _fall_behind(self) -> None:
         self.is_behind = True
@@ -141,13 +141,13 @@ class StreamHub:
     @contextlib.contextmanager
     def follow(self, job_id: UUID) -> Iterator[StreamSubscriber]:
         """Yield a new ear for this job, which is also woken when the job has finished."""
-        subscriber, key = StreamSubscriber(job_id), history.notice([job_id])
+        subscriber, key = StreamSubscriber(job_id), redis_streams.notice([job_id])
         with self._lock:
             subscriber.is_stopped = self.is_stopping
             self._ensure_thread()
             self.subscribers.setdefault(key, []).append(subscriber)
         try:
-            with finished.listener.expect(job_id, subscriber):
+            with finish_listener.listener.expect(job_id, subscriber):
                 yield subscriber
         finally:
             with self._lock:
@@ -199,7 +199,7 @@ class StreamHub:
     def _listen(self, pauses: Pauses) -> None:
         client = redis.Redis.from_url(settings.REDIS_URL, socket_timeout=10.0, socket_connect_timeout=1.0)
         with client, client.pubsub(ignore_subscribe_messages=True) as subscription:
-            subscription.subscribe(history.channel())
+            subscription.subscribe(redis_streams.channel())
             polled_at = 0.0
             while self.subscribers or time.monotonic() - self._left_at <= LINGER_S:
                 message = subscription.get_message(timeout=POLL_S)
@@ -220,10 +220,10 @@ class StreamHub:
         if not wanted:
             return
         after = {
-            job_id: min((subscriber.offered for subscriber in subscribers), key=history.place)
+            job_id: min((subscriber.offered for subscriber in subscribers), key=redis_streams.place)
             for job_id, subscribers in wanted.items()
         }
-        for job_id, entries in history.read(after, PAGE).items():
+        for job_id, entries in redis_streams.read(after, PAGE).items():
             for subscriber in wanted[job_id]:
                 subscriber.push(entries)
 

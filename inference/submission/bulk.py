@@ -16,7 +16,7 @@ from django.db import IntegrityError
 from django.db.models import Count
 
 from inference import budget
-from inference.catalog import validation, words
+from inference.catalog import validation, wording
 from inference.catalog.sizes import lengths
 from inference.catalog.specs import ModelSpec, parameters_digest
 from inference.errors import BulkNotFound, InferenceError, InvalidInput, NoneAccepted
@@ -179,7 +179,8 @@ def _jobs(submission: BulkSubmission, bulk: Bulk) -> Iterator[NewJob]:
             size, length = lengths.measure(spec, item.inputs, kind.parameters)
             validation.check_rows(spec, size)
         except InferenceError as error:
-            detail = error.message if len(bulk.rejected) < SHOWN_ERRORS else words.shorten(error.message, SHORT_DETAIL)
+            is_shown = len(bulk.rejected) < SHOWN_ERRORS
+            detail = error.message if is_shown else wording.shorten(error.message, SHORT_DETAIL)
             bulk.rejected.append({"index": index, "job": None, "code": error.code, "detail": detail})
         else:
             yield kind.common.job(size, length, inputs=item.inputs, bulk_index=index)

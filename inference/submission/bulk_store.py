@@ -17,7 +17,7 @@ from django.conf import settings
 from django.db import transaction
 
 from inference import budget
-from inference.broker import publish
+from inference.broker import publisher
 from inference.broker.messages import JobMessage, pack_jobs
 from inference.catalog.specs import ModelSpec
 from inference.errors import InvalidInput
@@ -94,7 +94,7 @@ def send(spec: ModelSpec, jobs: Sequence[NewJob]) -> None:
 
     Neighbours share a message, which has no more rows than a batch, so that several workers get a share of the jobs.
     """
-    most = PACKED if publish.is_redis() else PACKED_AMQP
+    most = PACKED if publisher.is_redis() else PACKED_AMQP
     for chunk in rows.chunks(jobs):
         messages: list[JobMessage] = []
         for _, same in itertools.groupby(chunk, key=attrgetter("kind")):

@@ -25,11 +25,11 @@ from inference.models import TERMINAL, Job
 from inference.status import health, workers
 from inference.store import rows, transitions
 from inference.store.rows import Changes
-from inference.submission import admission, idempotency, lists
+from inference.submission import admission, idempotency, wholes
 from inference.submission.submissions import Submission
 from inference.submission.writer import PATIENCE_S, report_row_if_away, writer
 from inference.telemetry import logs
-from inference.waiting import finished
+from inference.waiting import finish_listener
 from inference.waiting.compute_slots import compute_slots
 from inference.webhooks import delivery
 
@@ -73,7 +73,7 @@ def wait(job_id: UUID, *, timeout_s: float) -> Job:
 
     Holds no database connection while it waits. Raises `JobNotFound`.
     """
-    with finished.listener.expect(job_id) as waiter:
+    with finish_listener.listener.expect(job_id) as waiter:
         job = fetch(job_id)
         if job.is_finished or timeout_s <= 0:
             return job
@@ -87,7 +87,7 @@ def wait_for_any(ids: Collection[UUID], among: QuerySet[Job], *, timeout_s: floa
 
     Returns as soon as one is finished, or after `timeout_s`. Waits for none if any of `ids` is not `among` the jobs.
     """
-    with finished.listener.hints(ids) as hints:
+    with finish_listener.listener.hints(ids) as hints:
         statuses = dict(among.filter(pk__in=ids).order_by().values_list("pk", "status"))
         missing = [job_id for job_id in ids if job_id not in statuses]
         ended = [job_id for job_id, status in statuses.items() if status in TERMINAL]
@@ -140,9 +140,9 @@ def _new_job(submission: Submission) -> tuple[Job, list[Part]]:
         delivery.check(submission.webhook)
     if isinstance(inputs, list) and len(inputs) > spec.max_batch_size:
         compute_slots.give_back()  # other requests should not wait while thousands of inputs are checked
-    parameters = validation.validate(spec, inputs, submission.parameters, most=lists.max_inputs(spec))
+    parameters = validation.validate(spec, inputs, submission.parameters, most=wholes.max_inputs(spec))
     size, length = lengths.measure(spec, inputs, parameters)
-    parts = lists.split(spec, inputs, parameters, size)
+    parts = wholes.split(spec, inputs, parameters, size)
     job = submission.job(
         inputs=[] if parts else inputs, parameters=parameters, size=size, length=length, parts=len(parts) or None
     )
@@ -169,7 +169,7 @@ def _store(submission: Submission, job: Job, parts: Sequence[Part], *, needs_wor
         _require_worker(submission.spec.name)
     try:
         if parts:
-            lists.accept(submission, job, parts)
+            wholes.accept(submission, job, parts)
             return job
         with admission.reserve_places(submission, [job.id]):
             writer.accept(job)
@@ -183,7 +183,7 @@ def _store_and_wait(submission: Submission, job: Job, timeout_s: float) -> Job:
 
     There is one wait, not one for the commit and one for the end: a finished job was committed.
     """
-    with finished.listener.expect(job.id) as waiter:
+    with finish_listener.listener.expect(job.id) as waiter:
         with admission.reserve_places(submission, [job.id]):
             patience_s = min(budget.left_s(), PATIENCE_S)
             first_s = min(timeout_s, patience_s)

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 from django.conf import settings
 from django.db import connection, transaction
 
-from inference import clock, failpoints, queries
-from inference.broker import address, publish
+from inference import clock, failpoints, row_locks
+from inference.broker import address, publisher
 from inference.broker.circuit_breaker import Resting
 from inference.broker.kombu_publisher import PublishRefused
 from inference.catalog import specs
@@ -202,7 +202,7 @@ def insert(group: Sequence[rows.JobRow]) -> None:
     failpoints.reach("after_insert")
 
 
-def send(messages: Sequence[publish.JobMessage]) -> None:
+def send(messages: Sequence[publisher.JobMessage]) -> None:
     """Send the messages of committed jobs.
 
     Messages that cannot be sent now are sent by the reconciler, whether their rows are marked for that or not.
@@ -211,7 +211,7 @@ def send(messages: Sequence[publish.JobMessage]) -> None:
         return
     failpoints.reach("before_publish")
     try:
-        publish.publish(messages)
+        publisher.publish(messages)
     except PublishRefused as error:
         _mark_unsent([message for message in messages if message.queue in error.queues], error)
     except BrokerUnavailable as error:
@@ -219,21 +219,21 @@ def send(messages: Sequence[publish.JobMessage]) -> None:
     failpoints.reach("after_publish")
 
 
-def _mark_unsent(messages: Sequence[publish.JobMessage], reason: BrokerUnavailable) -> None:
+def _mark_unsent(messages: Sequence[publisher.JobMessage], reason: BrokerUnavailable) -> None:
     level = logging.DEBUG if isinstance(reason, Resting) else logging.WARNING
     ids = [job_id for message in messages for job_id in message.job_ids]
     logger.log(level, "%d jobs accepted without a message, the reconciler sends it: %s", len(ids), reason)
     try:
-        queries.update(Job.objects.filter(pk__in=ids), published_at=None)
+        row_locks.update(Job.objects.filter(pk__in=ids), published_at=None)
     except Exception as error:
         if not is_away(error):
             raise
         logger.warning("they are not marked, and found later: %s", error)
 
 
-def message_of(job: Job, *, recovered: bool = False) -> publish.JobMessage:
+def message_of(job: Job, *, recovered: bool = False) -> publisher.JobMessage:
     """Return the message of a job: what batching needs, and no inputs."""
-    return publish.JobMessage(
+    return publisher.JobMessage(
         job_id=str(job.id),
         model=job.model,
         queue=address.queue_of(job.model),

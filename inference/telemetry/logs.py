@@ -23,8 +23,8 @@ from typing import Any
 
 from django.conf import settings
 
-from inference.telemetry import raised
-from inference.telemetry.visible import visible
+from inference.telemetry import exceptions
+from inference.telemetry.control_characters import visible
 
 logger = logging.getLogger(__name__)
 
@@ -79,14 +79,14 @@ def private(text: object) -> object:
 def summarize(error: BaseException) -> str:
     """Return a description of the error for a line about its consequences."""
     try:
-        return repr(error) if quotes else raised.summarize(error)
+        return repr(error) if quotes else exceptions.summarize(error)
     except Exception:  # raised by the error's own code that makes its text
         return type(error).__name__
 
 
 class _Formatter(logging.Formatter):
     def formatException(self, ei: Any) -> str:
-        return super().formatException(ei) if quotes else raised.format_exception(*ei[1:])
+        return super().formatException(ei) if quotes else exceptions.format_exception(*ei[1:])
 
 
 class JsonFormatter(_Formatter):

@@ -19,7 +19,7 @@ from uuid import UUID
 from django.db.models import Count, F, Q, QuerySet
 from django.db.models.functions import Now
 
-from inference import errors, queries
+from inference import errors, row_locks
 from inference.models import ACTING, Act, ActKind, ActState, Job, Status
 from inference.store import transitions
 from inference.submission import jobs
@@ -68,7 +68,7 @@ def work() -> None:
 
 
 def remove_old() -> None:
-    queries.delete(Act.objects.filter(finished_at__lt=Now() - KEPT))
+    row_locks.delete(Act.objects.filter(finished_at__lt=Now() - KEPT))
 
 
 def _lease(act: Act, free: Q) -> bool:

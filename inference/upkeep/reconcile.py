@@ -22,8 +22,8 @@ from django.db import connection
 from django.db.models import Q, QuerySet
 from django.db.models.functions import Now
 
-from inference import errors, queries
-from inference.broker import publish
+from inference import errors, row_locks
+from inference.broker import publisher
 from inference.broker.address import queue_of
 from inference.broker.kombu_publisher import PublishRefused
 from inference.broker.messages import JobMessage
@@ -128,12 +128,12 @@ def _send_again() -> None:
     failure: errors.BrokerUnavailable | None = None
     for messages in _at_once([message_of(job, recovered=True) for job in _lost()]):
         try:
-            publish.publish(messages)
+            publisher.publish(messages)
         except errors.BrokerUnavailable as error:  # of this queue, or of all queues: then the others fail at once
             failure = error
         else:
             ids = [message.job_id for message in messages]
-            sent += queries.update(Job.objects.filter(pk__in=ids), published_at=Now())
+            sent += row_locks.update(Job.objects.filter(pk__in=ids), published_at=Now())
     if sent:
         logger.warning("%d queued jobs had no message, sent again", sent)
     if failure:
@@ -171,7 +171,7 @@ def _room(model: str, most: int) -> int:
     """Return how many more messages of this model may wait, at most `most`."""
     queue = queue_of(model)
     try:
-        messages = publish.queue_lengths([queue])[queue]
+        messages = publisher.queue_lengths([queue])[queue]
     except PublishRefused:  # sending to this queue fails too, with the reason
         messages = 0
     queued = Job.objects.filter(model=model, status=Status.QUEUED, parts=None).order_by().values("pk")
@@ -186,7 +186,7 @@ def _at_once(messages: Iterable[JobMessage]) -> Iterator[list[JobMessage]]:
     line = attrgetter("priority", "queue")
     for _, group in itertools.groupby(sorted(messages, key=line), line):
         chunks = list(rows.chunks(group, CHUNK))
-        yield from reversed(chunks) if publish.is_redis() else chunks
+        yield from reversed(chunks) if publisher.is_redis() else chunks
 
 
 def _run_here() -> set[str]:
@@ -202,7 +202,7 @@ def _missing() -> Q:
     waiting = _run_here().intersection(
         Job.objects.filter(status=Status.QUEUED).order_by().values_list("model", flat=True).distinct()
     )
-    priorities = publish.waiting_priorities([queue_of(name) for name in waiting])
+    priorities = publisher.waiting_priorities([queue_of(name) for name in waiting])
     living = list(workers.living())
     held = any(worker.held or worker.replicas_busy for worker in living)
     missing = Q(pk__in=[])

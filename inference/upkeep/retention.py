@@ -20,7 +20,7 @@ from django.db import transaction
 from django.db.models import Exists, OuterRef, Q, QuerySet
 from django.db.models.functions import Now
 
-from inference import clock, queries
+from inference import clock, row_locks
 from inference.fields.ids import first_id_at
 from inference.figures import fold, marks
 from inference.models import ENDED, TERMINAL, WAITING, Bulk, Job, Webhook, Worker
@@ -82,7 +82,7 @@ class Sweep:
         for start in range(0, len(ids), STATEMENT):
             _remove_jobs(ids[start : start + STATEMENT])
         without_jobs = ~Exists(Job.objects.filter(bulk=OuterRef("pk")))
-        queries.delete(Bulk.objects.filter(without_jobs, pk__lt=first_id_at(self.limit)))
+        row_locks.delete(Bulk.objects.filter(without_jobs, pk__lt=first_id_at(self.limit)))
         if ids:
             self._reached = ids[-1]
             logger.info("%d jobs that ended more than %g days ago removed", len(ids), settings.JOB_RETENTION_DAYS)
@@ -100,19 +100,19 @@ def _ended_before(moment: datetime.datetime) -> QuerySet[Job]:
 
 def _remove_jobs(ids: list[UUID]) -> None:
     with transaction.atomic():
-        queries.delete(Webhook.objects.filter(job__in=ids))
-        queries.delete(Job.objects.filter(pk__in=ids))
+        row_locks.delete(Webhook.objects.filter(job__in=ids))
+        row_locks.delete(Job.objects.filter(pk__in=ids))
 
 
 def remove_ended_workers() -> None:
     since = Now() - datetime.timedelta(days=WORKER_DAYS)
-    queries.delete(Worker.objects.filter(state__in=ENDED, heartbeat_at__lt=since))
+    row_locks.delete(Worker.objects.filter(state__in=ENDED, heartbeat_at__lt=since))
 
 
 def remove_old_log_ins() -> None:
     """Remove the expired sessions of the admin, and old entries of the log of what its users did."""
-    queries.delete(Session.objects.filter(expire_date__lt=Now()))
-    queries.delete(LogEntry.objects.filter(action_time__lt=Now() - datetime.timedelta(days=LOG_DAYS)))
+    row_locks.delete(Session.objects.filter(expire_date__lt=Now()))
+    row_locks.delete(LogEntry.objects.filter(action_time__lt=Now() - datetime.timedelta(days=LOG_DAYS)))
 
 
 class Sweeper:

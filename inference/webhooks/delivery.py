@@ -21,11 +21,11 @@ from django.conf import settings
 from django.db.models import Exists, OuterRef, Q
 from django.db.models.functions import Now
 
-from inference import clock, queries
+from inference import clock, row_locks
 from inference.errors import InvalidInput
 from inference.fields.json_field import storable
 from inference.models import TERMINAL, Job, Webhook, WebhookState
-from inference.webhooks import outbound
+from inference.webhooks import outbound_post
 
 logger = logging.getLogger(__name__)
 
@@ -100,7 +100,7 @@ def renew_future() -> bool:
     later = Webhook.objects.filter(state=WebhookState.PENDING, due_at__gt=Now() + 2 * LEASE)
     later = later.filter(Q(attempts=0) | Q(due_at__gt=Now() + LONGEST + 2 * LEASE))
     keys = list(later.values_list("pk", flat=True)[:RENEWED])
-    queries.update(later.filter(pk__in=keys), due_at=Now())
+    row_locks.update(later.filter(pk__in=keys), due_at=Now())
     return len(keys) == RENEWED
 
 
@@ -121,7 +121,7 @@ def deliver(webhook: Webhook) -> None:
     webhook.attempts += 1
     try:
         _post(webhook)
-    except outbound.NotSent as error:
+    except outbound_post.NotSent as error:
         _postpone(webhook, str(error))
     else:
         webhook.state, webhook.last_error = WebhookState.DELIVERED, ""
@@ -185,7 +185,7 @@ def _post(webhook: Webhook) -> None:
     """Send a notice. Raises `NotSent`, also if the answer is no success."""
     host = host_of(webhook.url)
     if host not in settings.WEBHOOK_HOSTS:
-        raise outbound.NotSent(f"the host {host} may no longer be called")
+        raise outbound_post.NotSent(f"the host {host} may no longer be called")
     body, now = payload(webhook.job), int(clock.time_s())
     headers = {
         "Content-Type": "application/json",
@@ -193,6 +193,6 @@ def _post(webhook: Webhook) -> None:
         "webhook-timestamp": str(now),
         "webhook-signature": sign(str(webhook.pk), now, body),
     }
-    status = outbound.post(webhook.url, body, headers, limit_s=ATTEMPT_S, private=settings.WEBHOOK_ALLOW_PRIVATE)
+    status = outbound_post.post(webhook.url, body, headers, limit_s=ATTEMPT_S, private=settings.WEBHOOK_ALLOW_PRIVATE)
     if not 200 <= status < 300:  # a redirect is a failure: it could lead anywhere
-        raise outbound.NotSent(f"answered {status}")
+        raise outbound_post.NotSent(f"answered {status}")

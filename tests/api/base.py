@@ -18,7 +18,7 @@ from inference.catalog.lookup import models, spec_of
 from inference.catalog.sizes import lengths
 from inference.errors import InferenceError
 from inference.models import Job, Status, Worker, WorkerState
-from inference.status import catalog, metrics, queue_position
+from inference.status import metrics, queue_position, worker_catalogs
 from inference.status.workers import in_memory, notes, served_models, speeds
 from inference.store import transitions
 from inference.store.transitions import Outcome
@@ -83,7 +83,8 @@ class Laborer(threading.Thread):
 class ApiTestCase(TransactionTestCase):
     def setUp(self) -> None:
         redis_client.get().flushdb()
-        for remembered in (served_models, in_memory, notes, speeds, catalog.runs, admission, queue_position, metrics):
+        figures = (served_models, in_memory, notes, speeds, worker_catalogs.runs)
+        for remembered in (*figures, admission, queue_position, metrics):
             remembered.forget()
 
     @contextlib.contextmanager

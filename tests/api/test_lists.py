@@ -8,7 +8,7 @@ from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 
 from api.auth import Principal
-from api.requests import listing
+from api.requests import job_pages
 from inference.fields.ids import first_id_at, new_job_id
 from inference.models import Bulk, Job, Priority, Status, Worker
 from inference.status.workers import speeds
@@ -61,9 +61,9 @@ class PageTests(ApiTestCase):
         for query in ({}, {"cursor": str(new_job_id())}, {"status": "queued"}):
             parameters = {"bulk": str(bulk.id), **query}
             with CaptureQueriesContext(connection) as queries:
-                self.assertEqual(listing.page(ada, parameters)[0], wanted[::-1])
-            self.assertEqual(listing.page(bob, parameters)[0], [])
-            self.assertEqual(listing.page(Principal(), parameters)[0], [])
+                self.assertEqual(job_pages.page(ada, parameters)[0], wanted[::-1])
+            self.assertEqual(job_pages.page(bob, parameters)[0], [])
+            self.assertEqual(job_pages.page(Principal(), parameters)[0], [])
             if connection.vendor == "sqlite":  # it keeps no statistics
                 with connection.cursor() as cursor:
                     cursor.execute(f"EXPLAIN QUERY PLAN {queries[-1]['sql']}")

@@ -17,13 +17,13 @@ from django.test.utils import CaptureQueriesContext
 
 from api.auth import keyring
 from api.models import ApiKey
-from api.server.waiting import slots
+from api.server.wait_slots import slots
 from inference import budget
 from inference.errors import InvalidInput
 from inference.fields.ids import first_id_at
 from inference.models import Bulk, Job, Status
 from inference.store import outputs
-from inference.waiting import finished
+from inference.waiting import finish_listener
 from tests import echo
 from tests.api.base import ApiTestCase, Response, echo_answer
 from tests.conditions import PATIENCE_S, ago, eventually
@@ -73,14 +73,14 @@ class WakeTests(ApiTestCase):
         *others, last = ids = list(self.left)
         woken = iter([others, others, others, [last]])
 
-        def wait(hints: finished.Hints, timeout_s: float) -> set[UUID]:
+        def wait(hints: finish_listener.Hints, timeout_s: float) -> set[UUID]:
             self.spend()
             job_ids = next(woken)
             if last in job_ids:
                 self.finish()
             return set(job_ids)
 
-        with patch.object(finished.Hints, "wait", wait):
+        with patch.object(finish_listener.Hints, "wait", wait):
             shown = self.post(f"/v1/jobs/wait?wait={PATIENCE_S}", {"ids": list(map(str, ids))})
         self.assertEqual([job["id"] for job in shown.json()["items"]], [str(last)])
 
@@ -88,24 +88,24 @@ class WakeTests(ApiTestCase):
         bulk = Bulk.objects.create(model="echo", total=len(self.left))
         Job.objects.filter(pk__in=self.left).update(bulk=bulk)
 
-        def wait(waiter: finished.Waiter, timeout_s: float) -> None:
+        def wait(waiter: finish_listener.Waiter, timeout_s: float) -> None:
             self.spend()
             self.finish()
 
-        with patch.object(finished.Waiter, "wait", wait):
+        with patch.object(finish_listener.Waiter, "wait", wait):
             shown = self.client.get(f"/v1/jobs/bulk/{bulk.pk}?wait={PATIENCE_S:g}")
         self.assertEqual(shown.json()["finished"], True)
 
     def test_who_blocks_is_answered_though_no_notice_came(self) -> None:
         before = set(Job.objects.values_list("pk", flat=True))
 
-        def wait(waiter: finished.Waiter, timeout_s: float) -> None:
+        def wait(waiter: finish_listener.Waiter, timeout_s: float) -> None:
             self.spend()
             made = Job.objects.exclude(pk__in=before).filter(status=Status.SUCCEEDED)
             with budget.uncounted():  # the test's own look
                 eventually(made.exists, "the worker answers")
 
-        with self.worker(), patch.object(finished.Waiter, "wait", wait):
+        with self.worker(), patch.object(finish_listener.Waiter, "wait", wait):
             answer = self.post(f"/v1/models/echo?timeout={PATIENCE_S:g}", {"inputs": "x"})
         self.assertEqual((answer.status_code, answer.json()), (200, echo.expected("x")))
 
@@ -127,23 +127,23 @@ class WaitForAnyTests(ApiTestCase):
     def test_the_first_to_finish_ends_the_wait_and_nothing_is_left_behind(self) -> None:
         ids = [self.submit(str(number))["id"] for number in range(5)]
         request = WaitingRequest(lambda: self.wait(*ids, wait_s=PATIENCE_S))
-        eventually(lambda: len(finished.listener.hinted) == 5)
+        eventually(lambda: len(finish_listener.listener.hinted) == 5)
         with self.worker():
             shown = request.result()
         self.assertGreater(len(shown["items"]), 0)
-        self.assertEqual(finished.listener.hinted, {})
+        self.assertEqual(finish_listener.listener.hinted, {})
 
     def test_cancelled_ones_are_finished(self) -> None:
         job = self.submit()
         request = WaitingRequest(lambda: self.wait(job["id"], wait_s=PATIENCE_S))
-        eventually(lambda: finished.listener.hinted)
+        eventually(lambda: finish_listener.listener.hinted)
         self.post(f"/v1/jobs/{job['id']}/cancel")
         self.assertEqual([each["status"] for each in request.result()["items"]], ["cancelled"])
 
     def test_what_is_not_there_ends_the_wait(self) -> None:
         old = UUID(int=first_id_at(ago()).int - (31 * 86_400_000 << 80))
         job, none = self.submit(), uuid4()
-        with patch.object(finished.Hints, "wait", return_value=set()) as waits:
+        with patch.object(finish_listener.Hints, "wait", return_value=set()) as waits:
             shown = self.wait(job["id"], none, old, wait_s=300.0).json()
         waits.assert_called_once_with(0.0)
         self.assertEqual(

@@ -13,7 +13,7 @@ from django.urls.resolvers import RoutePattern
 from drf_spectacular.validation import validate_schema
 
 from api import urls
-from api.errors import openai, problems, retrieval
+from api.errors import cohere_tei, openai, problems
 from api.openapi import schema
 from tests.api.base import ApiTestCase
 
@@ -119,7 +119,7 @@ def form_of(path: str) -> tuple[str, str]:
     request = RequestFactory().get(path)
     if openai.speaks(request):
         return "application/json", "OpenAIProblemShown"
-    if retrieval.speaks(request):
+    if cohere_tei.speaks(request):
         return "application/json", "RetrievalProblemShown"
     return "application/json" if problems.COMPLETING.match(path) else problems.CONTENT_TYPE, "ProblemShown"
 

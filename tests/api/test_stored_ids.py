@@ -8,7 +8,7 @@ from django.db import OperationalError, connection
 from django.test import override_settings
 
 from inference import budget
-from inference.broker import publish
+from inference.broker import publisher
 from inference.errors import BrokerUnavailable
 from inference.models import Bulk, Job
 from inference.status import workers
@@ -66,7 +66,7 @@ class StoredIdsTests(ApiTestCase):
                 waited.began_at -= 9.0
             raise BrokerUnavailable("away")
 
-        with patch.dict(os.environ, DATABASE_ANSWER_S="4"), patch.object(publish, "publish", send):
+        with patch.dict(os.environ, DATABASE_ANSWER_S="4"), patch.object(publisher, "publish", send):
             answer = self.bulk()
         shown = answer.json()
         self.assertEqual((answer.status_code, shown["id"]), (202, str(Bulk.objects.get().pk)))

@@ -19,14 +19,14 @@ from huggingface_hub.inference._common import _stream_text_generation_response
 from api.auth import keyring
 from api.inside import Client
 from api.models import ApiKey
-from api.server.waiting import slots
+from api.server.wait_slots import slots
 from batch_inference_client import ClientError
 from inference.broker import redis_client
 from inference.errors import BrokerUnavailable
 from inference.models import Job
 from inference.status.workers import served_models
 from inference.store import transitions
-from inference.streams import reader, readers
+from inference.streams import disconnects, reader
 from inference.streams.hub import hub
 from inference.streams.positions import BEGINNING
 from inference.upkeep import retention
@@ -294,11 +294,11 @@ class WaitingTests(StreamCase):
     def test_a_job_that_was_accepted_is_streamed_though_the_database_goes_away_then(self) -> None:
         """An answer that it is away would have its client post it again."""
         path, body = f"{WORDS}?on_disconnect=cancel", {"inputs": "x", "stream": True}
-        with self.generator(), patch.object(readers, "register_reader", side_effect=OperationalError("away")):
+        with self.generator(), patch.object(disconnects, "register_reader", side_effect=OperationalError("away")):
             with self.assertLogs("api.views.streaming", "WARNING"):
                 answer = self.post(path, body)
             self.assertEqual(self.events(answer)[-1].name, "end")
-        with patch.object(readers, "register_reader", side_effect=OperationalError("away")):
+        with patch.object(disconnects, "register_reader", side_effect=OperationalError("away")):
             self.assert_problem(self.stream(Job.objects.get(), "?on_disconnect=cancel"), 503, "store_unavailable")
 
     def test_a_client_that_has_come_back_keeps_its_job_when_its_old_connection_is_closed(self) -> None:

@@ -11,8 +11,8 @@ from django.db import connection
 from django.test import override_settings
 
 from api.models import ApiKey
-from api.server import uploads
-from api.server.whole_bodies import WholeBodies
+from api.server import upload_limit
+from api.server.body_reader import WholeBodies
 from inference.models import Job
 from inference.store import connections
 from tests.api.base import ApiTestCase
@@ -86,7 +86,7 @@ class UnreadBodyTests(ApiTestCase):
             ("/admin/login/", "", form, "503 Service Unavailable"),
             ("/v1/jobs", "inf_wrong", {}, "401 Unauthorized"),
         ):
-            with self.subTest(path, key=key, **headers), patch.object(uploads, "reads", Semaphore(0)):
+            with self.subTest(path, key=key, **headers), patch.object(upload_limit, "reads", Semaphore(0)):
                 self.send(path, key, **headers)
             self.assertEqual(self.status, status)
         self.assertNotIn("read", self.events)

@@ -10,7 +10,7 @@ from django.test import SimpleTestCase, override_settings
 
 from api.auth import keyring
 from api.models import ApiKey
-from api.server.waiting import Slots, slots
+from api.server.wait_slots import Slots, slots
 from tests import echo
 from tests.api.base import ApiTestCase
 from tests.conditions import PATIENCE_S

@@ -13,7 +13,7 @@ from django.conf import settings
 
 from batch_inference_client import Client
 from inference.models import Job, Status, Worker, WorkerState
-from inference.status.catalog import entries
+from inference.status.worker_catalogs import entries
 from tests import words
 from tests.conditions import PATIENCE_S, eventually
 from tests.e2e.case import StackCase

@@ -13,7 +13,7 @@ from uuid import UUID
 
 from benchmarks.simulator.turns import Arrival, LazyModel, Turns
 from inference.models import Status, Worker, WorkerState
-from inference.status.catalog import entries
+from inference.status.worker_catalogs import entries
 from tests import heavy
 from tests.conditions import eventually
 from tests.e2e.case import ShowingLog

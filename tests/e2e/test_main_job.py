@@ -20,7 +20,7 @@ from django.db.models import Avg
 from inference.catalog import reader
 from inference.engines.artifacts import weights
 from inference.models import PausedModel, Status
-from inference.status.catalog import entries
+from inference.status.worker_catalogs import entries
 from tests import processes
 from tests.conditions import eventually
 from tests.e2e.case import StackCase

@@ -6,7 +6,7 @@ from uuid import UUID
 
 from inference.fields.ids import new_job_id
 from inference.models import Act, ActKind, ActState, Job, PausedModel, Status, Worker, WorkerState
-from inference.status.catalog import entries
+from inference.status.worker_catalogs import entries
 from tests.conditions import eventually
 from tests.e2e.case import StackCase
 from tests.echo import Fail

@@ -11,7 +11,7 @@ from typing import Any
 from inference.batching.costs import CostModel
 from inference.catalog.specs import ModelSpec
 from inference.engines.base import Engine
-from inference.engines.runtime.isolate import run
+from inference.engines.runtime.engine_calls import run
 from tests import tiny_models
 from tests.gpu.answers import MINILM, mixed_texts
 from tests.gpu.machine import Machine, StandIn, engine, expect

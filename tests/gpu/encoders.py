@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from inference.engines.accelerate import install
+from inference.engines.accelerate import installation
 from tests import tiny_models
 from tests.gpu.answers import COSINES, MINILM, mixed_texts, shift
 from tests.gpu.machine import Machine, engine, expect
@@ -62,7 +62,7 @@ def _table(machine: Machine, values: dict[str, Any], dtype: str) -> list[str]:
 def left_out(*shortcuts: str) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for name in shortcuts:
-            stack.enter_context(patch.object(install, name, return_value=None))
+            stack.enter_context(patch.object(installation, name, return_value=None))
         yield
 
 

@@ -17,7 +17,7 @@ from inference.catalog.specs import ModelSpec
 from inference.engines.artifacts.memory import free as free_memory
 from inference.engines.base import Engine
 from inference.engines.runtime import faults
-from inference.engines.runtime.isolate import run
+from inference.engines.runtime.engine_calls import run
 from inference.errors import DeviceFailed, InferenceError
 from tests import cuda
 from tests.conditions import PATIENCE_S, wait_for

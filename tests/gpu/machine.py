@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
-from inference.engines.runtime import isolate
+from inference.engines.runtime import engine_calls
 from inference.worker.replicas import gpus
 from tests.conditions import PATIENCE_S
 
@@ -141,7 +141,7 @@ class StandIn(Machine):
         return self.spent_s
 
     def measured(self) -> contextlib.AbstractContextManager[Any]:
-        return patch.object(isolate, "time", SimpleNamespace(perf_counter=self.now_s))
+        return patch.object(engine_calls, "time", SimpleNamespace(perf_counter=self.now_s))
 
     def patience_s(self, limit_s: float) -> float:
         return 0.5 if self.broken else PATIENCE_S  # what never comes need not be waited for

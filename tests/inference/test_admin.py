@@ -15,7 +15,7 @@ from django.urls import reverse
 
 from api import request_id
 from api.models import ApiKey
-from inference.admin import filters, selection
+from inference.admin import filters, job_lookups
 from inference.admin.rendering import display
 from inference.fields.ids import first_id_at
 from inference.models import Bulk, Figure, Grain, Job, Priority, Status, Webhook, WebhookState, Worker, WorkerState
@@ -200,14 +200,14 @@ class TestJobPages(AdminCase):
     def test_texts_are_looked_for_in_so_many_of_the_newest_jobs_and_that_is_said(self) -> None:
         old = make_job(inputs="the needle")
         newer = [make_job(inputs=f"the needle {place}") for place in range(5)]
-        bounds = patch.multiple(selection, SCANNED=4, CHUNK=2, SCAN_S=math.inf)
+        bounds = patch.multiple(job_lookups, SCANNED=4, CHUNK=2, SCAN_S=math.inf)
         with bounds, CaptureQueriesContext(connection) as queries:
             answer = self.client.get(JOBS, {"q": "needle"})
         self.assertEqual(list(answer.context["cl"].result_list), newer[:0:-1])
         looked = [query["sql"] for query in queries if "LIKE" in query["sql"]]
         self.assertEqual([sql.count("LIMIT 2") for sql in looked], [1, 1])
         self.assertContains(answer, "newest 4 jobs")
-        with patch.multiple(selection, FOUND=3, CHUNK=2, SCAN_S=math.inf):
+        with patch.multiple(job_lookups, FOUND=3, CHUNK=2, SCAN_S=math.inf):
             answer = self.client.get(JOBS, {"q": "needle"})
         self.assertEqual(list(answer.context["cl"].result_list), newer[:1:-1])
         self.assertContains(answer, "newest 3 jobs that match")

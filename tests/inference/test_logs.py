@@ -16,7 +16,7 @@ from django.db import DataError, OperationalError
 
 from inference.catalog.specs import CatalogError
 from inference.errors import EngineError, InvalidInput, ModelUnavailable, StoreUnavailable
-from inference.telemetry import logs, raised
+from inference.telemetry import exceptions, logs
 from inference.worker import chores
 from inference.worker.calls import ProcessLost
 
@@ -81,15 +81,15 @@ class LineTests(TestCase):
             DataError("m"),
             Lied("m"),
         ):
-            self.assertEqual(raised.summarize(error).partition(": ")[2], "…")
+            self.assertEqual(exceptions.summarize(error).partition(": ")[2], "…")
         known: tuple[Exception, ...] = (
             StoreUnavailable("m"), ModelUnavailable("m"), CatalogError("m"), TimeoutError("m"),
             OperationalError("m"), OSError(2, "m", "a/file"),
         )  # fmt: skip
         for plain in known:
-            self.assertEqual(raised.summarize(plain).partition(": ")[2], "m")
-        self.assertTrue(raised.summarize(ProcessLost(-9)).endswith("ended: signal 9 (SIGKILL)"))
-        self.assertEqual(raised.summarize(EOFError()), "EOFError: …")
+            self.assertEqual(exceptions.summarize(plain).partition(": ")[2], "m")
+        self.assertTrue(exceptions.summarize(ProcessLost(-9)).endswith("ended: signal 9 (SIGKILL)"))
+        self.assertEqual(exceptions.summarize(EOFError()), "EOFError: …")
 
     def test_of_a_model_s_own_code_it_has_the_places_first_and_bounded(self) -> None:
         def deep(left: int) -> str:
@@ -98,18 +98,18 @@ class LineTests(TestCase):
         try:
             deep(900)
         except ValueError as error:
-            found = raised.format_places(error)
+            found = exceptions.format_places(error)
         own, others = found.index(", in deep\n"), found.index("json/__init__.py")
         self.assertLess(own, others)
-        self.assertTrue(found.startswith(raised.HEADING) and found.endswith("\nJSONDecodeError"), found)
+        self.assertTrue(found.startswith(exceptions.HEADING) and found.endswith("\nJSONDecodeError"), found)
         self.assertNotIn("Expecting", found)
-        self.assertLess(len(found), raised.MOST_TRACE)
-        self.assertEqual(raised.format_places(ValueError("never raised")), "")
+        self.assertLess(len(found), exceptions.MOST_TRACE)
+        self.assertEqual(exceptions.format_places(ValueError("never raised")), "")
 
     def test_an_exception_that_caused_itself_is_printed_once(self) -> None:
         error, other = ValueError(), KeyError()
         error.__cause__, other.__context__ = other, error
-        self.assertEqual(raised.format_exception(error, None), "KeyError: …\nValueError: …")
+        self.assertEqual(exceptions.format_exception(error, None), "KeyError: …\nValueError: …")
 
     def test_what_is_no_json_is_wrapped(self) -> None:
         for text in ("", "plain", '{"time": "cut of', logs.line_of("a", "b")):

@@ -32,7 +32,7 @@ TOUCHED = {
         "torch._inductor.utils": "_is_mkldnn_bf16_supported",
     },
     "inference/engines/accelerate/fast_tokenizer.py": {"transformers.tokenization_utils_tokenizers": "_encode_plus"},
-    "inference/queries.py": {"django.db.models.query": "_raw_delete"},
+    "inference/row_locks.py": {"django.db.models.query": "_raw_delete"},
 }
 # What the documentation of Django and Python names.
 DOCUMENTED = {"_meta", "_state", "_default_manager", "_exit", "_fields", "_replace", "_asdict"}

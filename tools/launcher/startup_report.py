@@ -18,7 +18,7 @@ from django.conf import settings
 from django.db import DatabaseError, connection
 
 from inference import clock
-from inference.broker import publish, redis_client
+from inference.broker import publisher, redis_client
 from inference.catalog import lookup, tasks
 from inference.catalog.specs import ModelSpec
 from inference.errors import BrokerUnavailable
@@ -40,11 +40,11 @@ def broker_problem() -> str:
     The text is empty if both can be used.
     """
     try:
-        publish.ping()
-        if not publish.is_redis():
+        publisher.ping()
+        if not publisher.is_redis():
             redis_client.get().ping()
     except BrokerUnavailable as error:
-        return f"{error.message.rstrip('.')}. {_variable('REDIS_URL' if publish.is_redis() else 'BROKER_URL')}"
+        return f"{error.message.rstrip('.')}. {_variable('REDIS_URL' if publisher.is_redis() else 'BROKER_URL')}"
     except redis.RedisError as error:
         return f"The Redis of the notices cannot be used: {str(error).rstrip('.')}. {_variable('REDIS_URL')}"
     return ""

@@ -13,7 +13,7 @@ from inference.catalog.specs import ModelSpec
 from inference.engines import loading
 from inference.engines.artifacts import memory
 from inference.engines.base import Engine
-from inference.engines.runtime import isolate
+from inference.engines.runtime import engine_calls
 from inference.engines.stepper import OPEN, Progress, Stepper
 from inference.errors import InferenceError, ModelUnavailable, OutOfMemory
 from inference.worker.replicas import devices
@@ -211,7 +211,7 @@ def _step(stepper: Stepper) -> list[Progress]:
 
 def _run(items: list[Any]) -> list[Any]:
     """Return the answers. Raises the first error among them, and `OutOfMemory` also if only halves fitted."""
-    report = isolate.run(_engine, items, dict(tasks.find_task(_setup.spec.task).measured_with))
+    report = engine_calls.run(_engine, items, dict(tasks.find_task(_setup.spec.task).measured_with))
     if report.oom_shape:
         raise OutOfMemory(f"{len(items)} items do not fit.")
     for outcome in report.outcomes:

@@ -7,7 +7,7 @@ from inference.catalog import tasks
 from inference.catalog.sizes.lengths import CHAT_TOKENS
 from inference.catalog.specs import TF32, TORCH, ModelSpec
 from inference.engines.artifacts.memory import MIB
-from tools.tuning.measure import Arrangement, Grid, Measurement, Variant
+from tools.tuning.measurements import Arrangement, Grid, Measurement, Variant
 from tools.tuning.replica import ANSWER
 
 BLOCKS = " ▏▎▍▌▋▊▉█"

@@ -7,7 +7,7 @@ from typing import Any
 
 from api.requests.dialects.base import DialectRequest, fields_of, model_of, refuse_others
 from api.requests.dialects.embeddings import OWN, input_type_of, require_embeds
-from inference.catalog.neutral import Neutral
+from inference.catalog.neutral_values import Neutral
 from inference.errors import InvalidInput
 from inference.submission.submissions import Submission
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from api.requests.dialects.base import DialectRequest, fields_of, flag, model_of, refuse_others
-from inference.catalog import tasks, words
-from inference.catalog.neutral import OPENAI, is_neutral
+from inference.catalog import tasks, wording
+from inference.catalog.neutral_values import OPENAI, is_neutral
 from inference.catalog.sizes.lengths import CHAT_TOKENS
 from inference.catalog.sizes.lengths import NONE as NOTHING
 from inference.catalog.specs import ModelSpec
@@ -126,7 +126,7 @@ def _limited(spec: ModelSpec, parameters: dict[str, Any], most_tokens: int | Non
 def _refuse_others(where: str, given: dict[str, Any], known: Collection[str]) -> None:
     """Raise `InvalidInput` for a field that is not known and is not empty."""
     if name := next((name for name, value in given.items() if value and name not in known), None):
-        path = f"{where}.{words.quote_name(name)}"
+        path = f"{where}.{wording.quote_name(name)}"
         raise InvalidInput(f"{path}: is not served here; leave it out.", field=path)
 
 
@@ -162,7 +162,7 @@ def _messages(given: dict[str, Any]) -> list[Any]:
 def _message(index: int, message: Any) -> dict[str, str]:
     where = f"messages[{index}]"
     if not isinstance(message, dict):
-        raise InvalidInput(f"{where}: must be an object, not {words.type_of(message)}.", field=where)
+        raise InvalidInput(f"{where}: must be an object, not {wording.type_of(message)}.", field=where)
     role = message.get("role")
     if not isinstance(role, str) or role not in ROLES:
         raise InvalidInput(f"{where}.role: must be one of {', '.join(ROLES)}.", field=f"{where}.role")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from api.requests.dialects.base import DialectRequest, fields_of, model_of, refuse_others
-from inference.catalog.neutral import Neutral, is_neutral
+from inference.catalog.neutral_values import Neutral, is_neutral
 from inference.catalog.specs import ModelSpec
 from inference.errors import InvalidInput
 from inference.submission.submissions import Submission

@@ -11,7 +11,7 @@ from typing import Any
 
 from api.requests.dialects.base import DialectRequest, default_of, fields_of, flag, model_of, refuse_others
 from inference.catalog import tasks
-from inference.catalog.neutral import Neutral
+from inference.catalog.neutral_values import Neutral
 from inference.catalog.specs import ModelSpec
 from inference.errors import InvalidInput
 from inference.models import Priority

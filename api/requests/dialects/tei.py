@@ -12,10 +12,10 @@ from typing import Any
 from api.errors.problems import ApiError
 from api.requests.dialects.base import DialectRequest, default_of, fields_of, flag, model_of, refuse_others
 from api.requests.dialects.embeddings import OWN, require_texts
-from inference.catalog.neutral import CUT, is_neutral
+from inference.catalog.neutral_values import CUT, is_neutral
 from inference.catalog.specs import ModelSpec
 from inference.errors import InvalidInput
-from inference.submission import lists
+from inference.submission import wholes
 from inference.submission.submissions import Submission
 
 EMBED_SETTINGS = ("normalize", "prompt_name", "truncate", "dimensions")
@@ -118,7 +118,7 @@ def _settings(fields: Mapping[str, Any], known: tuple[str, ...]) -> dict[str, An
 
 def _require_room(spec: ModelSpec, inputs: list[Any]) -> None:
     """Raise `ApiError` for more texts than a job takes: these clients then send fewer at once."""
-    if len(inputs) > (most := lists.max_inputs(spec)):
+    if len(inputs) > (most := wholes.max_inputs(spec)):
         raise ApiError(f"inputs: at most {most} texts are answered at once, not {len(inputs)}.", "body_too_large")
 
 

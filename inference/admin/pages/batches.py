@@ -14,7 +14,7 @@ from uuid import UUID
 
 from django.utils.safestring import SafeString
 
-from inference.admin.rendering import drawing
+from inference.admin.rendering import svg
 from inference.batching.costs import CostModel
 from inference.models import Job, Status, Worker
 
@@ -87,7 +87,7 @@ class BatchSummary:
 
     @property
     def lengths(self) -> SafeString:
-        return drawing.lengths([job.length for job in self.jobs], to=self.longest)
+        return svg.lengths([job.length for job in self.jobs], to=self.longest)
 
 
 def recent() -> list[BatchSummary]:

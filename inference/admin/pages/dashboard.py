@@ -23,7 +23,7 @@ from inference.fields.ids import first_id_at
 from inference.figures import sample, series, tallies
 from inference.figures.tallies import Tally
 from inference.models import TERMINAL, Job, Status, Worker
-from inference.status import attention, catalog, workers
+from inference.status import attention, worker_catalogs, workers
 
 RECENT = datetime.timedelta(minutes=15)  # time of which batch sizes and durations are shown
 SIZES = ("1", "2", "3-4", "5-8", "9-16", "17-32", "33+")  # items of a batch
@@ -69,7 +69,7 @@ def _place_of(about: tuple[str, ...]) -> str:
 def model_rows() -> list[dict[str, Any]]:
     (queued, ages), running = sample.queues(), sample.running()
     living, recent = list(workers.living()), series.totals_since(clock.now() - RECENT)
-    serving, runs = workers.count_served(living), catalog.count(living)
+    serving, runs = workers.count_served(living), worker_catalogs.count(living)
     specs = known_models()
     gone = sorted((queued.keys() | running.keys() | runs.keys()) - specs.keys())
     return [

@@ -19,7 +19,7 @@ from django.urls import URLPattern, path, reverse
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
-from inference.admin import keys, selection, steering
+from inference.admin import api_keys, job_actions, job_lookups
 from inference.admin.filters import (
     AcceptedFilter,
     ErrorFilter,
@@ -30,7 +30,7 @@ from inference.admin.filters import (
     StatusFilter,
     WorkerFilter,
 )
-from inference.admin.pages import batches, story
+from inference.admin.pages import batches, job_timeline
 from inference.admin.pages.acts import facts as act_facts
 from inference.admin.readonly import ReadOnlyAdmin
 from inference.admin.rendering import display, export, job_payload, media
@@ -65,7 +65,7 @@ class JobAdmin(ReadOnlyAdmin):
     search_help_text = (
         "Enter in full: an owner, the name or the listed beginning of an API key, an error code, an X-Request-Id, an"
         " Idempotency-Key, or the id of a job, bulk or batch. The end of a job's id is enough. Any other term is"
-        f" searched in the error texts and in the first {selection.BEGINNING} characters of the inputs."
+        f" searched in the error texts and in the first {job_lookups.BEGINNING} characters of the inputs."
     )
     actions = ("cancel_jobs", "retry_jobs", "retry_jobs_alone")
     change_list_template = "inference/job_list.html"
@@ -83,7 +83,7 @@ class JobAdmin(ReadOnlyAdmin):
         users = get_user_model()
         worker = Worker.objects.filter(pk=OuterRef("worker")).values("name")[:1]
         owner = users.objects.filter(pk=OuterRef("owner")).values(users.USERNAME_FIELD)[:1]
-        key = keys.issued(request.user).filter(start=OuterRef("key_start")).values("name")[:1]
+        key = api_keys.issued(request.user).filter(start=OuterRef("key_start")).values("name")[:1]
         jobs: QuerySet[Job] = super().get_queryset(request)
         return jobs.defer("inputs", "output").annotate(
             worker_name=Subquery(worker), owner_username=Subquery(owner), key_name=Subquery(key)
@@ -92,7 +92,7 @@ class JobAdmin(ReadOnlyAdmin):
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Job], search_term: str
     ) -> tuple[QuerySet[Job], bool]:
-        found = selection.search(search_term, set(request.GET), queryset, request.user)
+        found = job_lookups.search(search_term, set(request.GET), queryset, request.user)
         request.search_limit = found.limit  # type: ignore[attr-defined]  # shown on the page
         return queryset.filter(**found.lookups), False
 
@@ -126,11 +126,11 @@ class JobAdmin(ReadOnlyAdmin):
 
     @admin.display(description="worker")
     def ran_on(self, job: Job) -> SafeString | str:
-        return story.worker_link(job)
+        return job_timeline.worker_link(job)
 
     @admin.display(description="batch")
     def batch_link(self, job: Job) -> SafeString | str:
-        return story.batch_link(job)
+        return job_timeline.batch_link(job)
 
     @admin.display(description="error")
     def error(self, job: Job) -> SafeString | str:
@@ -193,14 +193,14 @@ class JobAdmin(ReadOnlyAdmin):
         LogEntry.objects.log_actions(str(request.user.pk), chosen, CHANGE, CHANGE_MESSAGES[kind])
         ids = [job.pk for job in chosen]
         alone = kind == ActKind.RETRY_ALONE
-        report = steering.cancel(ids) if kind == ActKind.CANCEL else steering.retry(ids, alone=alone)
+        report = job_actions.cancel(ids) if kind == ActKind.CANCEL else job_actions.retry(ids, alone=alone)
         for level, text in report:
             self.message_user(request, text, level)
         return None
 
     def confirm(self, request: HttpRequest, queryset: QuerySet[Job], kind: ActKind) -> HttpResponse | None:
         """Count the jobs of an act on all, and show what it would do."""
-        if (lookups := selection.of(request.GET, request.user)) is None:
+        if (lookups := job_lookups.of(request.GET, request.user)) is None:
             text = "An action on all jobs takes only the filters and the search. Remove other parameters from the URL."
             self.message_user(request, text, messages.ERROR)
             return None
@@ -272,7 +272,7 @@ class JobAdmin(ReadOnlyAdmin):
         context: dict[str, Any] = {}
         if job is not None and self.has_view_permission(request, job):
             context = {
-                "title": f"Job …{job.pk.hex[-8:]}", "story": story.events(job), "bar": story.bar(job),
+                "title": f"Job …{job.pk.hex[-8:]}", "story": job_timeline.events(job), "bar": job_timeline.bar(job),
                 "data": job_payload.load_payload(job), "parameters": display.pretty_json(job.parameters),
             }  # fmt: skip
         return super().change_view(request, object_id, form_url, {**context, **(extra_context or {})})

@@ -20,13 +20,13 @@ from django.urls import URLPattern, path
 from django.utils.safestring import SafeString
 
 from inference.admin.readonly import ReadOnlyAdmin
-from inference.admin.rendering import display, drawing
+from inference.admin.rendering import display, svg
 from inference.batching.costs import CostModel
 from inference.catalog import lookup, specs
 from inference.catalog.parameters import ParameterSpec
 from inference.catalog.specs import ModelSpec
 from inference.models import Job, PausedModel, Priority, Status, Worker
-from inference.status import catalog, owners, queue_position, workers
+from inference.status import owners, queue_position, worker_catalogs, workers
 from inference.store import operator_controls
 
 MIB = 2**20
@@ -40,7 +40,7 @@ class ModelRow:
 
     name: str
     spec: ModelSpec | None  # None for a model that is gone from the file
-    runs: list[tuple[catalog.Run, int]]
+    runs: list[tuple[worker_catalogs.Run, int]]
     served: int  # number of workers that serve it
     queued: int
     speed: float | None  # items a second
@@ -49,7 +49,7 @@ class ModelRow:
 
 def lines() -> list[ModelRow]:
     living = list(workers.living())
-    runs, served, paused = catalog.count(living), workers.count_served(living), PausedModel.objects.in_bulk()
+    runs, served, paused = worker_catalogs.count(living), workers.count_served(living), PausedModel.objects.in_bulk()
     known = lookup.known_models()
     return [
         ModelRow(
@@ -82,7 +82,7 @@ def _in_words(value: Any) -> str:
 def places(name: str, living: list[Worker]) -> Iterator[dict[str, Any]]:
     """Yield where the model runs, or why it does not."""
     for worker in living:
-        for entry in catalog.entries(worker):
+        for entry in worker_catalogs.entries(worker):
             if entry["name"] == name:
                 notes = {replica.get("notes", {}).get(name, "") for replica in worker.replicas.values()}
                 memory = entry.get("memory")
@@ -135,7 +135,7 @@ def plots(name: str, living: list[Worker]) -> Iterator[tuple[Worker, SafeString,
                 f"{costs['calls']:,} calls. Claim, record and notice add {display.duration(costs['overhead_s'])}"
                 f" and {costs.get('job_s', 0.0) * 1000:.2f} ms a job."
             )
-            yield worker, drawing.against(points), beside
+            yield worker, svg.against(points), beside
 
 
 def acts(name: str) -> QuerySet[LogEntry]:
@@ -180,7 +180,7 @@ class ModelsAdmin(ReadOnlyAdmin):
 
     def steer(self, request: HttpRequest, name: str) -> HttpResponse:
         act = request.POST.get("action", "")
-        if act == "pause" and (name in lookup.known_models() or catalog.runs().get(name)):
+        if act == "pause" and (name in lookup.known_models() or worker_catalogs.runs().get(name)):
             self.log_act(request, name, "Paused.", operator_controls.pause(name, request.user))
         elif act == "resume":
             self.log_act(request, name, "Resumed.", operator_controls.resume(name))

@@ -9,7 +9,7 @@ from django.urls import reverse
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
-from inference import queries
+from inference import row_locks
 from inference.admin.readonly import ReadOnlyAdmin
 from inference.admin.rendering import display
 from inference.models import Webhook, WebhookState
@@ -44,5 +44,5 @@ class WebhookAdmin(ReadOnlyAdmin):
         """Make notices due now, also those that were given up, with all of their tries before them."""
         undelivered = queryset.exclude(state=WebhookState.DELIVERED)
         LogEntry.objects.log_actions(str(request.user.pk), list(undelivered[:100]), CHANGE, "Requested to send it now.")
-        count = queries.update(undelivered, state=WebhookState.PENDING, attempts=0, due_at=Now())
+        count = row_locks.update(undelivered, state=WebhookState.PENDING, attempts=0, due_at=Now())
         self.message_user(request, f"{count_of(count, 'notice', ('is', 'are'))} due now.", messages.SUCCESS)

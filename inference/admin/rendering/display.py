@@ -13,7 +13,7 @@ from django.utils.safestring import SafeString
 
 from inference import clock
 from inference.models import Job
-from inference.telemetry.visible import visible as visible  # noqa: PLC0414 - of this module, too
+from inference.telemetry.control_characters import visible as visible  # noqa: PLC0414 - of this module, too
 
 LONGEST_TEXT = 20_000  # characters of one input or output that a page shows
 LONGEST_NUMBERS = 8  # numbers of a list that are shown

@@ -13,10 +13,10 @@ from django.db.models.functions import Cast, Length
 from django.urls import reverse
 from django.utils.safestring import SafeString
 
-from inference.admin.rendering import display, media, values
+from inference.admin.rendering import display, inputs_outputs, media
 from inference.errors import BrokerUnavailable
 from inference.models import Job
-from inference.streams import history
+from inference.streams import redis_streams
 from inference.streams.cursor import StreamCursor, TextDiverged
 from inference.streams.positions import BEGINNING
 
@@ -42,8 +42,8 @@ def load_payload(job: Job) -> Data:
     inputs = found["inputs"]
     if job.parts and isinstance(found.get("output"), list):
         found["output"] = found["output"][: len(inputs)]
-    pairs = list(values.pairs(inputs, found.get("output"), link))
-    left = values.left(inputs) if not job.parts else max(0, job.size - len(inputs))
+    pairs = list(inputs_outputs.pairs(inputs, found.get("output"), link))
+    left = inputs_outputs.left(inputs) if not job.parts else max(0, job.size - len(inputs))
     return Data(pairs=pairs, left=left, problems=problems)
 
 
@@ -68,13 +68,14 @@ def read(job: Job) -> tuple[dict[str, Any], list[str]]:
 def _first_inputs(whole: UUID) -> list[Any]:
     """Return the first inputs of a whole, from as many parts as inputs are shown: each part has one at least."""
     parts = Job.objects.filter(whole=whole).order_by("place").values_list("inputs", flat=True)
-    return list(islice(chain.from_iterable(parts[: values.MOST_ITEMS].iterator(chunk_size=1)), values.MOST_ITEMS))
+    most = inputs_outputs.MOST_ITEMS
+    return list(islice(chain.from_iterable(parts[:most].iterator(chunk_size=1)), most))
 
 
 def arriving(job_id: UUID) -> str:
     """Return what was generated until now of a text, or an empty string if that is not known."""
     try:
-        entries = history.read({job_id: history.FIRST}, history.MOST_CHUNKS).get(job_id, [])
+        entries = redis_streams.read({job_id: redis_streams.FIRST}, redis_streams.MOST_CHUNKS).get(job_id, [])
         delta = StreamCursor(job_id, BEGINNING).consume(entries)
     except (redis.RedisError, BrokerUnavailable, TextDiverged):
         return ""

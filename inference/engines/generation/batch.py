@@ -19,9 +19,9 @@ from inference.engines.generation.rows import sampling
 from inference.engines.generation.rows.requests import Requests
 from inference.engines.generation.rows.row import GeneratedRow
 from inference.engines.inputs.feeds import no_room
-from inference.engines.runtime import isolate
+from inference.engines.runtime import engine_calls
+from inference.engines.runtime.engine_calls import run_in_halves
 from inference.engines.runtime.faults import is_out_of_memory
-from inference.engines.runtime.isolate import run_in_halves
 from inference.engines.stepper import OPEN, Progress, Stepper
 from inference.errors import InferenceError, OutOfMemory
 
@@ -52,7 +52,7 @@ class RunningBatch(Stepper):
         try:
             row = self._requests.row(key, value, parameters, seed=seed)
         except Exception as error:
-            raise isolate.to_error(error) from None
+            raise engine_calls.to_error(error) from None
         if row.prompt >= self.capacity:
             raise no_room(row.prompt, self.capacity)
         row.longest = min(row.longest, self.capacity)
@@ -247,7 +247,7 @@ class RunningBatch(Stepper):
                 columns = max(self.cells.columns, *(row.cells for row in rows))
                 self.cells.fit(len(self.rows) + len(rows), columns, like=rows[0].cache.layers)
         except Exception as error:
-            if not _is_short(isolate.to_error(error)):
+            if not _is_short(engine_calls.to_error(error)):
                 raise
             for row in rows:
                 row.cache = None
@@ -268,7 +268,7 @@ class RunningBatch(Stepper):
             try:
                 self.cells.fit(len(self.rows), self.cells.columns)
             except Exception as error:
-                failure = isolate.to_error(error)
+                failure = engine_calls.to_error(error)
                 if not _is_short(failure):
                     raise
             else:
@@ -288,7 +288,7 @@ class RunningBatch(Stepper):
             row.take(token)
             answer = self._requests.answer(row) if row.ending else OPEN
         except Exception as error:
-            return Progress(key=row.key, answer=isolate.to_error(error))
+            return Progress(key=row.key, answer=engine_calls.to_error(error))
         return Progress(key=row.key, text=row.text.news(last=row.ending is not None), tokens=1, answer=answer)
 
 

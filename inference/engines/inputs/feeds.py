@@ -9,7 +9,7 @@ from inference.catalog.sizes.lengths import NEW_TOKENS
 from inference.engines.inputs import media, task_inputs
 from inference.engines.inputs.stops import read_stops
 from inference.engines.runtime import parity
-from inference.engines.runtime.stacks import InputRow, Together
+from inference.engines.runtime.row_groups import InputRow, Together
 from inference.errors import InvalidInput, context_length_exceeded
 
 # Parameters of a trial: the scores of a few steps show whether a prompt's neighbours change its answer.

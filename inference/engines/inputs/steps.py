@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from inference.engines.inputs.feeds import Feed
-from inference.engines.runtime import stacks
-from inference.engines.runtime.stacks import InputRow, Together
+from inference.engines.runtime import row_groups
+from inference.engines.runtime.row_groups import InputRow, Together
 from inference.errors import InvalidInput
 
 
@@ -58,8 +58,8 @@ class Steps:
     def outputs(self, rows: Sequence[InputRow], parameters: Parameters, *, limit: int) -> list[tuple[InputRow, Any]]:
         """Return the rows in their order, each with the model's output for it."""
         outputs: dict[int, Any] = {}
-        for group in stacks.group_rows(rows, limit=limit, together=parameters.together):
-            found = stacks.run_forward(group, self.pipe.forward, self.collate, parameters.forward)
+        for group in row_groups.group_rows(rows, limit=limit, together=parameters.together):
+            found = row_groups.run_forward(group, self.pipe.forward, self.collate, parameters.forward)
             outputs |= {id(row): output for row, output in zip(group, found, strict=True)}
         return [(row, outputs[id(row)]) for row in rows]
 

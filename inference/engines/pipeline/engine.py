@@ -16,20 +16,20 @@ from transformers.pipelines import Pipeline
 
 from inference.catalog import tasks
 from inference.catalog.tasks import Task
-from inference.engines.accelerate import install as accelerate
+from inference.engines.accelerate import installation as accelerate
 from inference.engines.accelerate.shortcut import Override
 from inference.engines.artifacts import checkpoints, pipeline_loader
 from inference.engines.backends import agreement
-from inference.engines.backends import install as backend
+from inference.engines.backends import installation as backend
 from inference.engines.base import Engine
-from inference.engines.generation import creation, options
-from inference.engines.inputs import blame, media
+from inference.engines.generation import options, stepper_creation
+from inference.engines.inputs import media, step_errors
 from inference.engines.inputs.feeds import FEEDS
 from inference.engines.inputs.steps import Parameters, Steps
 from inference.engines.pipeline.reference import Reference
 from inference.engines.runtime import parity, placement
-from inference.engines.runtime.isolate import raise_if_device_failed
-from inference.engines.runtime.stacks import InputRow, Together
+from inference.engines.runtime.engine_calls import raise_if_device_failed
+from inference.engines.runtime.row_groups import InputRow, Together
 from inference.errors import ModelUnavailable
 
 
@@ -82,7 +82,7 @@ class PipelineEngine(Engine):
         self.note = f"{self.note} {self.feed.note(self.pipe)}".strip()
         if self.steps is None:  # the pipeline calls these steps by itself
             for step in ("forward", "postprocess"):
-                setattr(self.pipe, step, blame.blame_model(getattr(self.pipe, step)))
+                setattr(self.pipe, step, step_errors.blame_model(getattr(self.pipe, step)))
 
     def _install(self, reference: Reference) -> None:
         """Find out how inputs may run together, and which shortcuts may be used."""
@@ -126,7 +126,7 @@ class PipelineEngine(Engine):
             self._generate_by_the_step(self.steps, trial)
 
     def _generate_by_the_step(self, steps: Steps, trial: parity.Trial) -> None:
-        self.stepper, problem = creation.make_stepper(self.spec, self.pipe, self.feed, steps, trial)
+        self.stepper, problem = stepper_creation.make_stepper(self.spec, self.pipe, self.feed, steps, trial)
         if problem:
             self.note = f"{self.note} Answers wait for the longest of their batch: {problem}.".lstrip()
 
@@ -179,12 +179,12 @@ class PipelineEngine(Engine):
         return [sum(row.tokens for row in rows) if isinstance(rows, list) else 0 for rows in read]
 
     def predict(self, inputs: list[Any], parameters: dict[str, Any]) -> list[Any]:
-        full_parameters = _in_place(blame.read, self.feed.complete_parameters, self.pipe, parameters)
+        full_parameters = _in_place(step_errors.read, self.feed.complete_parameters, self.pipe, parameters)
         if isinstance(full_parameters, BaseException):
             return [full_parameters] * len(inputs)
         if (steps := self.steps) is None:
             return self._whole(inputs, full_parameters)
-        prepared = _in_place(blame.read, steps.parameters, full_parameters)
+        prepared = _in_place(step_errors.read, steps.parameters, full_parameters)
         if isinstance(prepared, BaseException):
             return [prepared] * len(inputs)
         answers = self.shortcuts.guard(lambda: self._together(steps, inputs, prepared))
@@ -215,14 +215,15 @@ class PipelineEngine(Engine):
 
     def _alone(self, value: Any, parameters: dict[str, Any]) -> Any:
         """Answer one input with the pipeline as a whole."""
-        prepared, parameters = blame.read(self.feed.read, value, self.pipe, {**self.feed.preprocess, **parameters})
+        parameters = {**self.feed.preprocess, **parameters}
+        prepared, parameters = step_errors.read(self.feed.read, value, self.pipe, parameters)
         if self.feed.batched:  # without the changes that a task's own `__call__` makes to one answer
             call = functools.partial(Pipeline.__call__, self.pipe, prepared)
         elif isinstance(prepared, dict):
             call = functools.partial(self.pipe, **prepared)
         else:
             call = functools.partial(self.pipe, prepared)
-        return _without_pictures(blame.read(functools.partial(call, **parameters)))
+        return _without_pictures(step_errors.read(functools.partial(call, **parameters)))
 
     def _together(self, steps: Steps, inputs: list[Any], parameters: Parameters) -> list[Any]:
         if self._fit_at_once(inputs, parameters):
@@ -264,7 +265,7 @@ def _require(task: Task) -> None:
 
 
 def _read(steps: Steps, inputs: Sequence[Any], parameters: Parameters) -> list[Any]:
-    return [_in_place(blame.read, steps.rows, index, value, parameters) for index, value in enumerate(inputs)]
+    return [_in_place(step_errors.read, steps.rows, index, value, parameters) for index, value in enumerate(inputs)]
 
 
 def _in_place(step: Callable[..., Any], *arguments: Any) -> Any:

@@ -3,7 +3,7 @@
 import re
 import sys
 
-from inference.catalog import words
+from inference.catalog import wording
 
 MAX_DETAIL = 2000  # characters of a message that are stored in a row
 
@@ -109,4 +109,4 @@ def _text(error: BaseException) -> str:
 
 
 def shorten(text: str) -> str:
-    return words.shorten(text, MAX_DETAIL)
+    return wording.shorten(text, MAX_DETAIL)

@@ -14,7 +14,7 @@ import torch
 
 from inference.engines.runtime.faults import describe, is_device_failure, is_out_of_memory
 from inference.engines.runtime.json_values import pairs
-from inference.engines.runtime.stacks import InputRow, Together
+from inference.engines.runtime.row_groups import InputRow, Together
 from inference.errors import InvalidInput
 
 logger = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from inference.catalog import words
+from inference.catalog import wording
 from inference.engines.artifacts import weights
 from inference.engines.sentences import pooling
 from inference.engines.sentences.dense import Dense, load_dense
@@ -76,7 +76,7 @@ class SentenceFolder:
         """Return the prompt of a name, or else of a type of input. Raises `InvalidInput` if no prompt has the name."""
         if name is not None:
             if name not in self.prompts:
-                known = ", ".join(map(words.quote_name, self.prompts)) or "none; leave it out"
+                known = ", ".join(map(wording.quote_name, self.prompts)) or "none; leave it out"
                 message = f"parameters.prompt_name: is no prompt of this model, which has {known}."
                 raise InvalidInput(message, field="parameters.prompt_name")
             return self.prompts[name]

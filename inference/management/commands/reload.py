@@ -13,7 +13,7 @@ from django.core.management.base import BaseCommand, CommandError
 from inference.catalog import lookup, reader
 from inference.catalog.specs import Catalog, CatalogError
 from inference.models import Worker
-from inference.status import catalog, workers
+from inference.status import worker_catalogs, workers
 from inference.telemetry.plurals import count_of
 
 LOOK_EVERY_S = 0.5
@@ -37,13 +37,13 @@ class Command(BaseCommand):
         if not living:
             raise CommandError("No worker runs. One that is started reads the file by itself.")
         known_at = time.monotonic() + WEB_S
-        found = catalog.changes(living, wanted)
+        found = worker_catalogs.changes(living, wanted)
         self.stdout.write(f"{found}." if found else FOLLOWED)
-        self.known = {worker.pk: catalog.failures(worker) for worker in living}
+        self.known = {worker.pk: worker_catalogs.failures(worker) for worker in living}
         self._wait(wanted, timeout)
         if found:
             time.sleep(max(0.0, known_at - time.monotonic()))
-        if missing := catalog.unserved_models(workers.living(), wanted):
+        if missing := worker_catalogs.unserved_models(workers.living(), wanted):
             raise CommandError(f"No living worker was started for {', '.join(missing)}: see its option --models.")
         self.stdout.write(
             f"{', '.join(wanted)}: run as the file says, by {count_of(workers.living().count(), 'worker')}."
@@ -69,7 +69,7 @@ class Command(BaseCommand):
         Raises `CommandError` when it will not happen.
         """
         living: list[Worker] = list(workers.living())
-        waited_for = [what for worker in living if (what := catalog.describe_delay(worker, wanted))]
+        waited_for = [what for worker in living if (what := worker_catalogs.describe_delay(worker, wanted))]
         problems = [problem for worker in living for problem in self._problems(worker, wanted)]
         if problems and waited_s > GRACE_S:
             raise CommandError("\n".join([*problems, "What ran before goes on."]))
@@ -80,4 +80,4 @@ class Command(BaseCommand):
 
         A cause may have been removed: what failed before this command began has another try.
         """
-        return catalog.problems(worker, wanted, self.known.get(worker.pk, {}))
+        return worker_catalogs.problems(worker, wanted, self.known.get(worker.pk, {}))

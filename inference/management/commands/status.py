@@ -23,7 +23,7 @@ from inference.figures.tallies import Tally
 from inference.management.command_errors import readable_errors
 from inference.models import TERMINAL
 from inference.status import attention, workers
-from inference.telemetry.visible import line
+from inference.telemetry.control_characters import line
 
 CLEAR = "\x1b[H\x1b[2J"
 SHORTEST_S, LONGEST_S = 0.2, 86_400.0  # seconds from one look to the next

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from django.db import DatabaseError, InterfaceError, ProgrammingError
 
 from inference.status import health, workers
-from inference.status.attention import fleet, load, servers
+from inference.status.attention import fleet, jobs, servers
 from inference.status.attention.item import AttentionItem, arrange_items
 from inference.store import operator_controls
 
@@ -52,7 +52,7 @@ def _of_rows() -> Iterator[AttentionItem]:
     yield from fleet.paused()
     yield from fleet.gone(living)
     yield from fleet.unwell(living)
-    yield from load.queues(living, quiet={*unserved, *paused})
-    yield from load.failures()
-    yield from load.webhooks()
+    yield from jobs.queues(living, quiet={*unserved, *paused})
+    yield from jobs.failures()
+    yield from jobs.webhooks()
     yield from fleet.retention()

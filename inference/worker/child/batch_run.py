@@ -16,8 +16,8 @@ from inference import errors, failpoints
 from inference.catalog.sizes import lengths
 from inference.catalog.specs import ModelSpec, parameters_digest
 from inference.engines.base import Engine
-from inference.engines.runtime.isolate import RunReport
-from inference.engines.runtime.isolate import run as run_engine
+from inference.engines.runtime.engine_calls import RunReport
+from inference.engines.runtime.engine_calls import run as run_engine
 from inference.figures import tallies
 from inference.figures.tallies import Tally
 from inference.store import transitions

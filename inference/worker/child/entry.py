@@ -16,7 +16,7 @@ from inference import errors
 from inference.engines.runtime.faults import describe
 from inference.engines.stepper import Stepper
 from inference.telemetry import logs
-from inference.telemetry.raised import format_places
+from inference.telemetry.exceptions import format_places
 from inference.worker.calls import (
     PAST_ITS_LIMIT,
     Assignment,

@@ -15,7 +15,7 @@ from uuid import UUID
 from django.conf import settings
 from django.db.models import Q
 
-from inference.broker import publish
+from inference.broker import publisher
 from inference.broker.address import queue_of
 from inference.figures import fold, ledger, sample
 from inference.store import transitions
@@ -114,9 +114,9 @@ class Housekeeping(threading.Thread):
         snapshot = self.heartbeat.snapshot()
         # This raises while the broker is away or full, for which the event loop itself waits. The lengths of queues
         # can be read from a full broker.
-        publish.ping()
+        publisher.ping()
         consumed = [queue_of(name) for name in self.replicas.serving.intersection(snapshot.model_names)]
-        waiting = sum(publish.queue_lengths(consumed).values())
+        waiting = sum(publisher.queue_lengths(consumed).values())
         reason = self.watchdog.reason(
             now=time.monotonic(), looped_at=snapshot.looped_at, waiting=waiting, held=snapshot.held,
             busy=snapshot.replicas_busy, ready=snapshot.replicas_ready,

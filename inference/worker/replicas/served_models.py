@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from django.conf import settings
 
-from inference.catalog import lookup, words
+from inference.catalog import lookup, wording
 from inference.catalog.specs import Catalog, digest_of
 from inference.models import WAITING, Job
 from inference.worker.replicas.registry import ReplicaRegistry
@@ -36,7 +36,8 @@ def parse_selection(models: Catalog, option: str | None) -> ModelSelection:
         return ModelSelection()
     names = frozenset(part.strip() for part in option.split(","))
     for name in sorted(names - models.keys()):
-        raise ValueError(f"--models {option}: there is no model {name!r} in models.toml; {words.suggest(name, models)}")
+        hint = wording.suggest(name, models)
+        raise ValueError(f"--models {option}: there is no model {name!r} in models.toml; {hint}")
     return ModelSelection(names)
 
 

@@ -12,9 +12,9 @@ from inference import clock
 from inference.catalog.specs import Catalog
 from inference.engines.artifacts import memory
 from inference.failures import Pauses
-from inference.residency.shares import is_ours
 from inference.residency.state import ResidencyState, Waiting
-from inference.status import catalog, queue_position, workers
+from inference.residency.worker_choice import is_ours
+from inference.status import queue_position, worker_catalogs, workers
 from inference.worker.chores import run_chore
 from inference.worker.replicas.devices import Plan
 
@@ -88,7 +88,7 @@ class LazyDemand(threading.Thread):
         """Return, by worker and model, whether the worker has the model in memory or loads it."""
         others = workers.living().filter(connected=True, state__in=workers.SERVING).exclude(pk=self.worker)
         return {
-            str(worker.pk): {entry["name"]: entry["state"] in INSIDE for entry in catalog.entries(worker)}
+            str(worker.pk): {entry["name"]: entry["state"] in INSIDE for entry in worker_catalogs.entries(worker)}
             for worker in others.only("catalog")
         }
 

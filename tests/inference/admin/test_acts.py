@@ -14,7 +14,7 @@ from django.http import QueryDict
 from django.urls import reverse
 
 from api.models import ApiKey
-from inference.admin import selection
+from inference.admin import job_lookups
 from inference.fields.ids import new_job_id
 from inference.models import Act, ActKind, ActState, Bulk, Job, Priority, Status
 from inference.upkeep import acts
@@ -81,7 +81,7 @@ class ActOnAllTests(AdminCase):
             with self.subTest(query):
                 parameters = QueryDict(mutable=True)
                 parameters.update(query)
-                lookups = selection.of(parameters, User.objects.get())
+                lookups = job_lookups.of(parameters, User.objects.get())
                 assert lookups is not None
                 self.assertEqual(set(acts.chosen(lookups, new_job_id())), set(self.listed(**query)))
 
@@ -89,13 +89,13 @@ class ActOnAllTests(AdminCase):
         make_job(status=Status.FAILED, error_code="lost")
         make_job(status=Status.FAILED, error_code="crashed")
         self.assertEqual(self.listed(error_code="lost", q="crashed"), [])
-        self.assertIsNone(selection.of(QueryDict("error_code=lost&q=crashed"), User.objects.get()))
+        self.assertIsNone(job_lookups.of(QueryDict("error_code=lost&q=crashed"), User.objects.get()))
 
     def test_filters_that_acts_do_not_know_are_refused(self) -> None:
         make_job()
         for query in ({"device": "cpu"}, {"size__gt": "3"}, {"accepted": "x"}):
-            self.assertIsNone(selection.of(QueryDict(urlencode(query)), User.objects.get()), query)
-        with patch.object(selection, "of", return_value=None):
+            self.assertIsNone(job_lookups.of(QueryDict(urlencode(query)), User.objects.get()), query)
+        with patch.object(job_lookups, "of", return_value=None):
             self.assertIn("takes only the filters", self.request_act("cancel_jobs"))
 
     def test_an_act_takes_no_more_than_its_limit_and_says_so(self) -> None:

@@ -17,7 +17,7 @@ from django.urls import reverse
 from inference import clock
 from inference.batching.costs import CostModel
 from inference.models import Job, PausedModel, Status, Worker, WorkerState
-from inference.status import catalog, queue_position, workers
+from inference.status import queue_position, worker_catalogs, workers
 from tests.conditions import ago
 from tests.inference.test_admin import MARKUP, AdminCase, make_job, make_worker
 
@@ -50,7 +50,7 @@ def entry(**values: Any) -> dict[str, Any]:
 class FleetCase(AdminCase):
     def setUp(self) -> None:
         super().setUp()
-        for remembered in (catalog.runs, workers.served_models, workers.speeds):
+        for remembered in (worker_catalogs.runs, workers.served_models, workers.speeds):
             remembered.forget()
         queue_position.forget()
 
@@ -234,7 +234,7 @@ class WrittenTests(FleetCase):
                 replicas={"0": {"pid": 1, "device": evil, "models": {evil: evil}, "notes": {evil: evil}}},
             )  # fmt: skip
             job = make_job(model=evil, worker=worker.pk, batch=uuid.uuid4(), status="failed", device=evil[:20])
-            catalog.runs.forget()
+            worker_catalogs.runs.forget()
             for page in (MODELS, WORKERS, BATCHES, worker_page(worker), model_page(evil),
                          reverse("admin:inference_job_batch", args=[job.batch])):  # fmt: skip
                 self.assertNotIn(evil, self.text(page), page)

@@ -37,7 +37,7 @@ from inference.models import (
     Worker,
     WorkerState,
 )
-from inference.status import attention, catalog, metrics, queue_position, workers
+from inference.status import attention, metrics, queue_position, worker_catalogs, workers
 from inference.telemetry import logs
 from tests.conditions import ago
 from tests.inference.admin.test_fleet import entry, learnt
@@ -119,7 +119,7 @@ class HostileTests(AdminCase):
         Mark.objects.create(kind="deployed", text=text[:300])
         LogEntry.objects.log_actions(str(self.owner.pk), [job], CHANGE, text)
         self.addresses = self.pages(text, job, worker, silent)
-        for remembered in (catalog.runs, workers.served_models, workers.speeds, workers.in_memory, metrics):
+        for remembered in (worker_catalogs.runs, workers.served_models, workers.speeds, workers.in_memory, metrics):
             remembered.forget()
         queue_position.forget()
         return job

@@ -20,13 +20,13 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
-from inference.admin.rendering import display, job_payload, media, values
+from inference.admin.rendering import display, inputs_outputs, job_payload, media
 from inference.models import Bulk, Job, Status, Webhook, WebhookState
-from inference.streams import history
+from inference.streams import redis_streams
 from inference.streams.chunks import Chunk
-from inference.submission.lists import NEVER_DUE
+from inference.submission.wholes import NEVER_DUE
 from inference.submission.writer import message_of
-from inference.telemetry.visible import visible
+from inference.telemetry.control_characters import visible
 from tests.conditions import ago
 from tests.inference.admin.pages import BrowserCase
 from tests.inference.test_admin import INVISIBLE, MARKUP, UNSEEN, AdminCase, make_job, make_worker, page_of
@@ -152,7 +152,7 @@ class RetryAloneTests(AdminCase):
 
 class ValueTests(AdminCase):
     def shown(self, inputs: Any, output: Any = None) -> str:
-        return "".join(f"{one}{other or ''}" for _, one, other in values.pairs(inputs, output, str))
+        return "".join(f"{one}{other or ''}" for _, one, other in inputs_outputs.pairs(inputs, output, str))
 
     def test_labels_have_bars(self) -> None:
         output = [[{"label": "POSITIVE", "score": 0.97}, {"label": "NEGATIVE", "score": 0.03}]]
@@ -168,11 +168,12 @@ class ValueTests(AdminCase):
         )
 
     def test_of_many_inputs_each_stands_beside_its_output(self) -> None:
-        shown = list(values.pairs(["a", "b"], [[0.5] * 8, [0.25] * 8], str))
+        shown = list(inputs_outputs.pairs(["a", "b"], [[0.5] * 8, [0.25] * 8], str))
         self.assertEqual([number for number, _, _ in shown], [0, 1])
         self.assertTrue(all("<svg" in str(output) for _, _, output in shown))
-        self.assertEqual(len(list(values.pairs(["x"] * 500, None, str))), values.MOST_ITEMS)
-        self.assertEqual([values.left(["x"] * count) for count in (1, values.MOST_ITEMS, 500)], [0, 0, 480])
+        self.assertEqual(len(list(inputs_outputs.pairs(["x"] * 500, None, str))), inputs_outputs.MOST_ITEMS)
+        counts = (1, inputs_outputs.MOST_ITEMS, 500)
+        self.assertEqual([inputs_outputs.left(["x"] * count) for count in counts], [0, 0, 480])
 
     def test_a_vector_is_drawn(self) -> None:
         shown = self.shown("a", [0.5, -0.5] * 200)
@@ -237,7 +238,7 @@ class ValueTests(AdminCase):
                 [{"role": evil * 1_000_000, "content": many}], deep,
             ):  # fmt: skip
                 looked = Mock(side_effect=visible)
-                with patch.object(display, "visible", looked), patch.object(values, "visible", looked):
+                with patch.object(display, "visible", looked), patch.object(inputs_outputs, "visible", looked):
                     shown = self.shown("a", value)
                 length = sum(len(call.args[0]) for call in looked.call_args_list)
                 self.assertLess(length, 10 * display.LONGEST_TEXT)
@@ -308,9 +309,9 @@ class LiveTests(BrowserCase):
         job = make_job(status=Status.RUNNING, started_at=ago(), attempts=1)
         self.open(page_of(job))
         attempt = uuid.uuid4()
-        history.write([Chunk(job_id=job.pk, attempt=attempt, at=0, text="Once <b>upon", tokens=2)])
+        redis_streams.write([Chunk(job_id=job.pk, attempt=attempt, at=0, text="Once <b>upon", tokens=2)])
         self.browser.wait_for("document.getElementById('arriving').textContent === 'Once <b>upon'")
-        history.write([Chunk(job_id=job.pk, attempt=attempt, at=12, text=" a time", tokens=4)])
+        redis_streams.write([Chunk(job_id=job.pk, attempt=attempt, at=12, text=" a time", tokens=4)])
         self.browser.wait_for("document.getElementById('arriving').textContent === 'Once <b>upon a time'")
         Job.objects.filter(pk=job.pk).update(status=Status.SUCCEEDED, finished_at=ago(), output="Once")
         self.browser.wait_for("!document.getElementById('live') && !!document.querySelector('.badge-succeeded')")
@@ -327,7 +328,7 @@ class LiveTests(BrowserCase):
 class DisplayTests(AdminCase):
     def test_a_text_that_arrives_is_harmless_and_bounded(self) -> None:
         job_id = uuid.uuid4()
-        history.write([Chunk(job_id=job_id, attempt=uuid.uuid4(), at=0, text="\u202e" + "x" * 30_000, tokens=2)])
+        redis_streams.write([Chunk(job_id=job_id, attempt=uuid.uuid4(), at=0, text="\u202e" + "x" * 30_000, tokens=2)])
         text = job_payload.arriving(job_id)
         self.assertTrue(text.startswith("\\u202e"))
         self.assertLess(len(text), display.LONGEST_TEXT + 10)

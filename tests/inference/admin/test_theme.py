@@ -10,7 +10,7 @@ from django.test import TestCase
 from django.urls import reverse
 
 from api.models import ApiKey
-from inference.admin.policy import POLICY
+from inference.admin.content_security_policy import POLICY
 from inference.models import Act, ActKind, Status
 from tests.browser import PHONE, WIDE
 from tests.conditions import ago

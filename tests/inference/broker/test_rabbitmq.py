@@ -7,12 +7,12 @@ from unittest import mock, skipUnless
 import kombu
 from django.test import SimpleTestCase, override_settings, tag
 
-from inference.broker import address, kombu_publisher, publish
+from inference.broker import address, kombu_publisher, publisher
 from inference.errors import BrokerUnavailable
 from inference.status import health
 from tests import rabbitmq
 from tests.conditions import PATIENCE_S, eventually
-from tests.inference.broker.test_publish import QUEUE, job_message
+from tests.inference.broker.test_publisher import QUEUE, job_message
 from tests.second_look import TAG
 
 OTHER = "inference.test-other"
@@ -59,11 +59,11 @@ class RabbitMQTests(SimpleTestCase):
         kombu_publisher.publisher_at.cache_clear()
 
     def waiting(self, queue: str = QUEUE) -> int:
-        return publish.queue_lengths([queue])[queue]
+        return publisher.queue_lengths([queue])[queue]
 
     def is_delivered(self) -> bool:
         try:
-            publish.publish([job_message()])
+            publisher.publish([job_message()])
         except BrokerUnavailable:
             return False
         return True
@@ -73,8 +73,8 @@ class RabbitMQTests(SimpleTestCase):
 
         def use() -> None:
             gate.wait()
-            publish.publish([job_message()])
-            publish.queue_lengths([QUEUE])
+            publisher.publish([job_message()])
+            publisher.queue_lengths([QUEUE])
 
         threads = [threading.Thread(target=use) for _ in range(8)]
         for thread in threads:
@@ -83,9 +83,9 @@ class RabbitMQTests(SimpleTestCase):
             thread.join()
 
     def test_messages_wait_in_quorum_queues_and_are_counted(self) -> None:
-        self.assertEqual(publish.queue_lengths([QUEUE, OTHER]), {QUEUE: 0, OTHER: 0})
-        publish.publish([job_message(), job_message(queue=OTHER), job_message()])
-        eventually(lambda: publish.queue_lengths([QUEUE, OTHER]) == {QUEUE: 2, OTHER: 1}, "all are counted")
+        self.assertEqual(publisher.queue_lengths([QUEUE, OTHER]), {QUEUE: 0, OTHER: 0})
+        publisher.publish([job_message(), job_message(queue=OTHER), job_message()])
+        eventually(lambda: publisher.queue_lengths([QUEUE, OTHER]) == {QUEUE: 2, OTHER: 1}, "all are counted")
         types = self.server.evaluate('rabbit_amqqueue:info_all(<<"/">>, [name, type])')
         self.assertEqual(re.findall(r"{type, *(\w+)}", types), ["quorum", "quorum"])
 
@@ -95,8 +95,8 @@ class RabbitMQTests(SimpleTestCase):
         self.server.write_to_disk()
         self.server.kill()
         for _ in range(3):  # each takes as long as connecting is tried
-            self.assertRaises(BrokerUnavailable, publish.queue_lengths, [QUEUE])
-            self.assertRaises(BrokerUnavailable, publish.publish, [job_message()])
+            self.assertRaises(BrokerUnavailable, publisher.queue_lengths, [QUEUE])
+            self.assertRaises(BrokerUnavailable, publisher.publish, [job_message()])
         [reason] = health.broker_problems()
         self.assertRegex(reason, "^The broker does not answer")
         self.assertNotIn("guest", reason)
@@ -104,14 +104,14 @@ class RabbitMQTests(SimpleTestCase):
         eventually(self.is_delivered, "publishing works again")
         self.assertEqual(list(health.broker_problems()), [])
         for _ in range(20):
-            publish.publish([job_message()])
-            publish.queue_lengths([QUEUE])
+            publisher.publish([job_message()])
+            publisher.queue_lengths([QUEUE])
 
     def test_a_restart_between_two_calls_is_not_noticed(self) -> None:
         self.use_many_connections()
         self.server.stop()
         self.server.start()
-        publish.publish([job_message()])
+        publisher.publish([job_message()])
         self.use_many_connections()
 
     def test_calls_during_a_kill_fail_as_broker_unavailable_only(self) -> None:
@@ -121,15 +121,15 @@ class RabbitMQTests(SimpleTestCase):
         def use() -> None:
             while not over.is_set():
                 try:
-                    publish.publish([job_message(), job_message(queue=OTHER)])
-                    publish.queue_lengths([QUEUE, OTHER])
+                    publisher.publish([job_message(), job_message(queue=OTHER)])
+                    publisher.queue_lengths([QUEUE, OTHER])
                 except BrokerUnavailable:
                     over.wait(0.05)
                 except BaseException as error:
                     wrong.append(error)
                     raise
 
-        publish.publish([job_message(), job_message(queue=OTHER)])
+        publisher.publish([job_message(), job_message(queue=OTHER)])
         self.server.write_to_disk()
         self.addCleanup(over.set)  # else they would publish to the brokers of later tests
         threads = [threading.Thread(target=use, daemon=True) for _ in range(8)]
@@ -144,10 +144,10 @@ class RabbitMQTests(SimpleTestCase):
         self.assertEqual(wrong, [])
 
     def test_a_queue_that_was_deleted_is_there_again_with_the_next_message(self) -> None:
-        publish.publish([job_message()])
+        publisher.publish([job_message()])
         self.delete(QUEUE)
         self.assertEqual(self.waiting(), 0)
-        publish.publish([job_message()])
+        publisher.publish([job_message()])
         eventually(lambda: self.waiting() == 1, "the message waits")
 
     def test_a_queue_that_the_broker_refuses_keeps_nobody_from_the_others(self) -> None:
@@ -155,7 +155,7 @@ class RabbitMQTests(SimpleTestCase):
             channel.queue_declare(QUEUE, durable=True, auto_delete=False)  # of the classic type
         for _ in range(3):
             with self.assertRaisesRegex(BrokerUnavailable, f"{QUEUE}.*x-queue-type"):
-                publish.publish([job_message(), job_message(queue=OTHER)])
+                publisher.publish([job_message(), job_message(queue=OTHER)])
         eventually(lambda: self.waiting(OTHER) == 3, "the others' messages wait")
 
     def test_a_broker_with_an_alarm_refuses_instead_of_holding_its_callers(self) -> None:
@@ -165,7 +165,7 @@ class RabbitMQTests(SimpleTestCase):
         self.addCleanup(self.allow_memory, 0.4)
         eventually(lambda: not self.is_delivered(), "publishing is refused")
         for _ in range(20):
-            self.assertRaises(BrokerUnavailable, publish.publish, [job_message()])
+            self.assertRaises(BrokerUnavailable, publisher.publish, [job_message()])
         self.assertEqual(self.waiting(OTHER), 0)
         self.allow_memory(0.4)
         eventually(self.is_delivered, "publishing works again")

@@ -8,7 +8,7 @@ from inference.catalog.reader import parse
 from inference.catalog.specs import CatalogError, ModelSpec
 from inference.catalog.validation import validate
 from inference.engines.loading import FunctionEngine
-from inference.engines.runtime.isolate import run
+from inference.engines.runtime.engine_calls import run
 from inference.errors import UNREADABLE, InvalidInput
 from inference.models import OPERATOR_HINT, Job
 

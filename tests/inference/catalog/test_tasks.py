@@ -11,19 +11,19 @@ from django.test import SimpleTestCase
 
 from api.answers import huggingface
 from inference import checks
-from inference.catalog import inputs, reader, specs, tasks
+from inference.catalog import input_checks, reader, specs, tasks
 from inference.catalog.parameters import ParameterSpec
 from inference.catalog.sizes import lengths, units
 from inference.catalog.tasks import AnswerShape, Task
 from inference.catalog.validation import validate
 from inference.engines.base import Engine
 from inference.errors import InvalidInput
-from tools.tuning import measure, samples
+from tools.tuning import measurements, samples
 
 READING = Task(
     name="lip-reading",
     aliases=("watching",),
-    check=inputs.file,
+    check=input_checks.file,
     unit=units.frames,
     rows=lambda item, parameters: ([item], parameters["speakers"]),
     parameters={"speakers": ParameterSpec(type="integer", min=1, max=3, default=2)},
@@ -75,8 +75,8 @@ class MadeUpTaskTests(SimpleTestCase):
         self.assertEqual([checks.task_problem(spec) for spec in self.specs.values()], ["", ""])
         for spec in self.specs.values():
             self.assertEqual(tasks.find_task(spec.task).example, {"inputs": "a film"})
-            self.assertEqual(measure.lengths_for(spec, []), [50, 250, 1500])
-            inputs.file("inputs", samples.sample(spec, Echo(spec), 50, []))
+            self.assertEqual(measurements.lengths_for(spec, []), [50, 250, 1500])
+            input_checks.file("inputs", samples.sample(spec, Echo(spec), 50, []))
 
 
 class ShapeTests(SimpleTestCase):
@@ -108,4 +108,4 @@ class TableTests(SimpleTestCase):
         self.assertTrue(tasks.find_task("").example)
 
 
-OF_ONE_TASK = ("runtime/parity", "sentences/folder", "accelerate/install", "accelerate/text_batches")
+OF_ONE_TASK = ("runtime/parity", "sentences/folder", "accelerate/installation", "accelerate/text_batches")

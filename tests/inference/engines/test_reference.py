@@ -14,10 +14,10 @@ from transformers import pipeline
 from inference.catalog.specs import ModelSpec
 from inference.engines import loading
 from inference.engines.artifacts import pipeline_loader
-from inference.engines.runtime.isolate import run
+from inference.engines.runtime.engine_calls import run
 from inference.engines.runtime.json_values import to_json
 from inference.engines.runtime.parity import are_alike
-from inference.engines.runtime.stacks import Together
+from inference.engines.runtime.row_groups import Together
 from inference.errors import ModelUnavailable
 from tests import decoders, tiny_models
 

@@ -14,8 +14,8 @@ from inference.catalog.specs import ModelSpec
 from inference.engines import loading
 from inference.engines.inputs import media
 from inference.engines.inputs.feeds import FEEDS
-from inference.engines.runtime.isolate import RunReport, run
-from inference.engines.runtime.stacks import Together
+from inference.engines.runtime.engine_calls import RunReport, run
+from inference.engines.runtime.row_groups import Together
 from inference.errors import UNREADABLE, EngineError, InvalidInput, ModelUnavailable
 from tests import tiny_models
 

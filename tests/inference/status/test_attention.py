@@ -15,7 +15,7 @@ from django.db import OperationalError, connection
 from django.test import TestCase, TransactionTestCase, override_settings
 
 from inference import clock
-from inference.broker import publish
+from inference.broker import publisher
 from inference.catalog import lookup
 from inference.errors import BrokerUnavailable
 from inference.figures.ledger import at, tick_of
@@ -92,7 +92,7 @@ class TestItems(AttentionCase):
             self.assertEqual(self.named(), ["DatabaseSlow", "BrokerSlow"])
 
     def test_a_broker_that_is_away(self) -> None:
-        with patch.object(publish, "ping", side_effect=BrokerUnavailable("no")):
+        with patch.object(publisher, "ping", side_effect=BrokerUnavailable("no")):
             self.only("BrokerAway", "does not answer", "Start it")
 
     def test_a_disk_that_fills(self) -> None:
@@ -145,7 +145,7 @@ class TestItems(AttentionCase):
         Worker.objects.all().delete()
         self.make_worker(connected=False)
         self.assertEqual(self.folded(), [("WorkerCutOff", False), ("ModelUnserved", True), ("QueueFull", True)])
-        with patch.object(publish, "ping", side_effect=BrokerUnavailable("no")):
+        with patch.object(publisher, "ping", side_effect=BrokerUnavailable("no")):
             self.assertEqual(
                 self.folded(),
                 [("BrokerAway", False), ("ModelUnserved", True), ("WorkerCutOff", True), ("QueueFull", True)],

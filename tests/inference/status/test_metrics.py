@@ -16,7 +16,7 @@ from inference.figures import ledger, tallies
 from inference.figures.ledger import at
 from inference.models import Figure, Grain, Job, Status, Worker, WorkerState
 from inference.status import counters, metrics
-from inference.waiting.finished import listener
+from inference.waiting.finish_listener import listener
 from inference.waiting.request_figures import RequestFigures
 from tests.conditions import ago
 

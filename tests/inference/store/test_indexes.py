@@ -16,7 +16,7 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from inference.models import Job, Priority, Status
-from inference.status.attention import load
+from inference.status.attention import jobs
 from inference.webhooks import delivery
 
 NUMBER = 300
@@ -76,19 +76,19 @@ class IndexTests(TestCase):
         self.assert_uses("job_by_batch", Job.objects.filter(batch=uuid4()).order_by("-id")[:20])
 
     def test_lists_read_one_page_from_its_index(self) -> None:
-        for index, jobs in (
+        for index, rows in (
             ("job_by_owner", Job.objects.filter(owner=self.owner)),
             ("job_by_key", Job.objects.filter(key_start=KEY)),
             ("job_by_status", Job.objects.filter(status=Status.FAILED)),
             ("job_of_model", Job.objects.filter(model="b", whole=None)),
         ):
             with self.subTest(index):
-                self.assert_uses(index, jobs.order_by("-id")[:20])
+                self.assert_uses(index, rows.order_by("-id")[:20])
 
     @skipUnless(connection.vendor == "sqlite", "which keeps no statistics")
     def test_notices_are_looked_for_among_those_that_are_pending(self) -> None:
         with CaptureQueriesContext(connection) as queries:
-            list(load.webhooks())
+            list(jobs.webhooks())
             delivery.take_due(10)
         looks = [query["sql"] for query in queries if '"status" IN' in query["sql"]]
         self.assertEqual(len(looks), 2)

@@ -14,7 +14,7 @@ from django.test import TestCase, TransactionTestCase, skipUnlessDBFeature
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from inference import queries
+from inference import row_locks
 from inference.fields.ids import new_job_id
 from inference.models import Job, Status
 from inference.store import notices, rows, transitions
@@ -256,8 +256,8 @@ class LockTests(TransactionTestCase):
             "give back lost": lambda batch, ids: transitions.requeue_lost(Q(batch=batch)),
             "give back stopped": lambda batch, ids: transitions.requeue_stopped(Q(batch=batch)),
             "cancel": lambda batch, ids: transitions.cancel_many(ids),
-            "mark": lambda batch, ids: queries.update(Job.objects.filter(pk__in=ids), published_at=None),
-            "delete": lambda batch, ids: queries.delete(Job.objects.filter(pk__in=ids)),
+            "mark": lambda batch, ids: row_locks.update(Job.objects.filter(pk__in=ids), published_at=None),
+            "delete": lambda batch, ids: row_locks.delete(Job.objects.filter(pk__in=ids)),
         }
         for name, change in changes.items():
             with self.subTest(name):

@@ -16,7 +16,7 @@ from inference.broker import redis_client
 from inference.errors import UnknownPosition
 from inference.models import Job
 from inference.store import transitions
-from inference.streams import history, hub, reader
+from inference.streams import hub, reader, redis_streams
 from inference.streams.events import Delta, End, Event, Interrupted, KeepAlive, Restart
 from inference.streams.positions import BEGINNING, Position
 from tests.conditions import PATIENCE_S, eventually
@@ -203,7 +203,7 @@ class ReaderTests(ReaderCase):
         attempt.rewrite(*PIECES[7:9])
         for each in (reading, late):
             each.has(attempt.text)
-        self.assertEqual(redis_client.get().xlen(history.key_of(self.job.pk)), 1)
+        self.assertEqual(redis_client.get().xlen(redis_streams.key_of(self.job.pk)), 1)
         attempt.write(*PIECES[9:])
         attempt.end()
         for each in (reading, late):
@@ -211,7 +211,7 @@ class ReaderTests(ReaderCase):
             self.assertEqual((each.kinds, each.text), ([Delta, End], TEXT))
 
     def test_what_is_no_chunk_is_passed_over(self) -> None:
-        key = history.key_of(self.job.pk)
+        key = redis_streams.key_of(self.job.pk)
         for value in (b"", b"x" * 24 + b"\xff"):
             redis_client.get().xadd(key, {b"c": value})
         redis_client.get().xadd(key, {b"other": b"1"})
@@ -271,7 +271,7 @@ class ReaderTests(ReaderCase):
 
     def test_a_missed_notice_is_made_good_by_the_slow_poll(self) -> None:
         reading = Reader(self.job)
-        with patch.object(hub, "POLL_S", 0.1), patch.object(history, "channel", lambda: "nowhere"):
+        with patch.object(hub, "POLL_S", 0.1), patch.object(redis_streams, "channel", lambda: "nowhere"):
             attempt = Attempt(self.job)
             attempt.write(" heard late")
             reading.has(" heard late")

@@ -11,7 +11,7 @@ from django.test import TransactionTestCase
 from django.utils import timezone
 
 from inference import errors
-from inference.broker import publish, redis_client
+from inference.broker import publisher, redis_client
 from inference.broker.address import queue_of
 from inference.catalog.lookup import spec_of
 from inference.catalog.reader import parse
@@ -54,8 +54,8 @@ class PackTests(TransactionTestCase):
         for is_redis, most in ((True, bulk_store.PACKED), (False, bulk_store.PACKED_AMQP)):
             sent: list[Any] = []
             with (
-                self.subTest(is_redis=is_redis), patch.object(publish, "is_redis", return_value=is_redis),
-                patch.object(publish, "publish", sent.extend),
+                self.subTest(is_redis=is_redis), patch.object(publisher, "is_redis", return_value=is_redis),
+                patch.object(publisher, "publish", sent.extend),
             ):  # fmt: skip
                 bulk.submit(BulkSubmission(spec=spec, items=self.texts(most + 1)))
             self.assertEqual([len(message.job_ids) for message in sent], [most, 1])
@@ -84,7 +84,7 @@ class PackTests(TransactionTestCase):
         self.assertEqual(self.sent(), [[first, second], [third], [fourth]])
 
     def test_of_a_message_that_was_not_sent_all_are_sent_again_each_in_its_own(self) -> None:
-        away = patch.object(publish, "publish", side_effect=errors.BrokerUnavailable("away"))
+        away = patch.object(publisher, "publish", side_effect=errors.BrokerUnavailable("away"))
         with away, self.assertLogs("inference.submission.writer", "WARNING"):
             ids = self.submit(*self.texts(6))
         self.assertEqual(Job.objects.filter(published_at=None, priority=Priority.LOW).count(), 6)

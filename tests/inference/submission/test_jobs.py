@@ -12,7 +12,7 @@ from django.utils import timezone
 from api.auth import Principal
 from api.views.base import visible_job
 from inference import errors
-from inference.broker import publish
+from inference.broker import publisher
 from inference.catalog.lookup import spec_of
 from inference.catalog.specs import ModelSpec
 from inference.models import Job, Priority, Status, Webhook, Worker, WorkerState
@@ -56,7 +56,7 @@ class JobsTests(TransactionTestCase):
         self.assertEqual(Job.objects.count(), 0)
 
     def test_a_job_is_accepted_while_the_broker_is_away(self) -> None:
-        with patch.object(publish, "publish", side_effect=errors.BrokerUnavailable("away")):
+        with patch.object(publisher, "publish", side_effect=errors.BrokerUnavailable("away")):
             job = jobs.submit(Submission(spec=SPEC, inputs="x"))
             eventually(lambda: Job.objects.filter(pk=job.pk, published_at=None).exists())
 

@@ -11,7 +11,7 @@ from django.test import TransactionTestCase
 from django.utils import timezone
 
 from inference import errors
-from inference.broker import address, publish, redis_client
+from inference.broker import address, publisher, redis_client
 from inference.broker.circuit_breaker import Breaker
 from inference.models import Job
 from inference.store import connections, rows
@@ -170,7 +170,7 @@ class WriterTests(TransactionTestCase):
 
     def test_what_is_stored_is_accepted_though_it_can_be_neither_sent_nor_marked(self) -> None:
         job = new_job()
-        unsent = patch.object(publish, "publish", side_effect=errors.BrokerUnavailable("away"))
+        unsent = patch.object(publisher, "publish", side_effect=errors.BrokerUnavailable("away"))
         unmarked = patch.object(QuerySet, "update", side_effect=OperationalError("away"))
         with unsent, unmarked as update, self.assertNoLogs(writer.logger, "ERROR"):
             self.writer.accept(job)
@@ -185,7 +185,7 @@ class WriterTests(TransactionTestCase):
             with broker.call():
                 raise redis.ConnectionError
 
-        with patch.object(publish, "publish", fail_to_publish), self.assertLogs(writer.logger, "WARNING") as said:
+        with patch.object(publisher, "publish", fail_to_publish), self.assertLogs(writer.logger, "WARNING") as said:
             for _ in range(5):
                 writer.send([writer.message_of(new_job())])
         self.assertEqual(len(said.output), 1)

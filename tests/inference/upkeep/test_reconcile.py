@@ -13,7 +13,7 @@ from django.db.models.functions import Now
 from django.test import TransactionTestCase, override_settings
 
 from inference import errors
-from inference.broker import address, publish, redis_client
+from inference.broker import address, publisher, redis_client
 from inference.broker.messages import JobMessage
 from inference.catalog.lookup import models
 from inference.fields.ids import first_id_at
@@ -55,7 +55,7 @@ class ReconcileTests(TransactionTestCase):
         redis_client.get().flushdb()
 
     def queued_messages(self) -> int:
-        return publish.queue_lengths([self.queue])[self.queue]
+        return publisher.queue_lengths([self.queue])[self.queue]
 
     def running(self, worker: Worker, **values: Any) -> Job:
         return make_job(status=Status.RUNNING, worker=worker.pk, batch=uuid4(), started_at=ago(5), **values)
@@ -278,7 +278,7 @@ class ReconcileTests(TransactionTestCase):
         with patch.object(reconcile, "MOST", 2), patch.object(reconcile, "models", return_value=catalog):
             reconcile.reconcile()
         queue = address.queue_of("other")
-        self.assertEqual((self.queued_messages(), publish.queue_lengths([queue])[queue]), (2, 1))
+        self.assertEqual((self.queued_messages(), publisher.queue_lengths([queue])[queue]), (2, 1))
 
     def test_a_message_that_was_sent_before_the_clock_was_set_back_is_found_when_it_is_lost(self) -> None:
         make_job(created_at=ago(-OLD_S), published_at=ago(-OLD_S))
@@ -327,7 +327,7 @@ class ReconcileTests(TransactionTestCase):
     def test_what_was_sent_before_a_failure_is_marked_and_not_sent_twice(self) -> None:
         for number in range(5):
             make_job(published_at=None, created_at=ago(20 - number))
-        to_broker = publish.publish
+        to_broker = publisher.publish
         chunks: list[Sequence[JobMessage]] = []
 
         def fails_at_the_second(messages: Sequence[JobMessage]) -> None:
@@ -337,7 +337,7 @@ class ReconcileTests(TransactionTestCase):
             to_broker(messages)
 
         with patch.object(reconcile, "CHUNK", 2):
-            with patch.object(publish, "publish", fails_at_the_second):
+            with patch.object(publisher, "publish", fails_at_the_second):
                 reconcile.reconcile()
             self.assertEqual(self.queued_messages(), 3)
             reconcile.reconcile()
@@ -354,7 +354,7 @@ class ReconcileTests(TransactionTestCase):
 
     def test_a_broker_that_is_away_leaves_the_rows_for_the_next_round(self) -> None:
         job = make_job(published_at=None, created_at=ago(2))
-        with patch.object(publish, "publish", side_effect=errors.BrokerUnavailable("away")):
+        with patch.object(publisher, "publish", side_effect=errors.BrokerUnavailable("away")):
             reconcile.reconcile()
         job.refresh_from_db()
         self.assertIsNone(job.published_at)

@@ -8,8 +8,8 @@ from unittest.mock import patch
 from inference.catalog.specs import ModelSpec
 from inference.engines.backends import packages
 from inference.worker.replicas.devices import Device
-from tools.tuning import measure, replica, report
-from tools.tuning.measure import Arrangement, Grid, Variant
+from tools.tuning import measurements, replica, report
+from tools.tuning.measurements import Arrangement, Grid, Variant
 from tools.tuning.replica import CannotMeasure, Replica, Setup
 
 Length = int | tuple[int, ...]
@@ -29,7 +29,7 @@ class Gpu:
 
     def grid(self, *lengths: int, on_gpu: bool = True) -> Grid:
         gpu = cast("Replica", self)
-        return measure.grid(gpu, measure.ITEMS, [1, 2, 4], lengths, 0.0, lambda _: None, on_gpu=on_gpu)
+        return measurements.grid(gpu, measurements.ITEMS, [1, 2, 4], lengths, 0.0, lambda _: None, on_gpu=on_gpu)
 
 
 class GridTests(TestCase):
@@ -38,7 +38,7 @@ class GridTests(TestCase):
         self.assertEqual(Gpu(room=10**9).grid(10, on_gpu=False).sizes, [1, 2, 4])
 
     def test_none_is_tried_that_models_toml_cannot_say(self) -> None:
-        self.assertEqual(Gpu(room=10**9, knee=10**9).grid(10).sizes[-1], measure.MOST_ITEMS)
+        self.assertEqual(Gpu(room=10**9, knee=10**9).grid(10).sizes[-1], measurements.MOST_ITEMS)
 
     def test_where_one_does_not_fit_it_is_halved_towards_the_largest_that_does(self) -> None:
         found = Gpu(room=450, knee=10**9).grid(10)
@@ -63,7 +63,7 @@ class TrialTests(TestCase):
         self.setup = Setup(spec=spec, device=Device(name="cuda:0", visible="GPU-1"), threads=1)
 
     def test_tf32_is_tried(self) -> None:
-        precisions = dict.fromkeys(choice.precision for choice in measure.choices(self.setup))
+        precisions = dict.fromkeys(choice.precision for choice in measurements.choices(self.setup))
         self.assertEqual([*precisions], ["float32", "tf32", "bfloat16"])
 
     def test_replicas_that_do_not_fit_beside_each_other_are_left_out(self) -> None:
@@ -84,16 +84,17 @@ class TrialTests(TestCase):
             def call(self, what: Any, *_: Any) -> Any:
                 return {replica.note: said, replica.memory_bytes: 1, replica.answers: [0.5]}[what]
 
-        def tried() -> measure.Measurement:
+        def tried() -> measurements.Measurement:
             choice = Variant(backend="torch", precision="float32")
-            return measure.trial(self.setup, measure.ITEMS, choice, None, [one, two], [1], 0.0, lambda _: None)[0]
+            unit = measurements.ITEMS
+            return measurements.trial(self.setup, unit, choice, None, [one, two], [1], 0.0, lambda _: None)[0]
 
         said = ""
-        with patch.object(measure, "throughput", throughput), patch.object(measure, "Replica", Loaded):
+        with patch.object(measurements, "throughput", throughput), patch.object(measurements, "Replica", Loaded):
             room = 1
             self.assertEqual(list(tried().rates), [one])
             room = 0
             with self.assertRaises(CannotMeasure):
                 tried()
             said = f"{packages.REFUSED} bfloat16."
-            self.assertEqual(tried(), measure.Measurement(problem=said))
+            self.assertEqual(tried(), measurements.Measurement(problem=said))

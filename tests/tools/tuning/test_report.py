@@ -11,7 +11,7 @@ from inference.catalog.parameters import ParameterSpec
 from inference.catalog.specs import ModelSpec
 from inference.engines.inputs import media
 from tools.tuning import processor, report, samples
-from tools.tuning.measure import Arrangement, Grid, Measurement, Variant, differences, lengths_for, sizes_for
+from tools.tuning.measurements import Arrangement, Grid, Measurement, Variant, differences, lengths_for, sizes_for
 
 SPEC = ModelSpec(name="m", task="text-classification", max_batch_size=8, max_length=256)
 

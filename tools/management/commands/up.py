@@ -17,9 +17,9 @@ from django.core.management import call_command
 from django.core.management.base import BaseCommand, CommandError
 from django.db import DatabaseError
 
-from inference.broker import address, embedded, storage
+from inference.broker import address, embedded, embedded_folder
 from inference.telemetry import logs
-from inference.telemetry.visible import visible
+from inference.telemetry.control_characters import visible
 from tools.launcher import programs
 from tools.launcher.startup_report import StartupReport
 from tools.launcher.supervisor import Program, Supervisor, raise_open_files_limit
@@ -149,7 +149,7 @@ def refuse_unwritable_folder() -> None:
         return
     folder = settings.DATA_DIR
     try:
-        storage.make_writable(folder)
+        embedded_folder.make_writable(folder)
     except OSError as error:
         raise CommandError(
             f"DATA_DIR {folder} cannot be written: {error.strerror}. Free some space, make it writable, or choose"

@@ -7,7 +7,7 @@ import torch
 
 from inference.engines.generation.rows.growing_text import Decoder, GrowingText, goes_on
 from inference.engines.generation.rows.row import GeneratedRow
-from inference.engines.inputs import blame
+from inference.engines.inputs import step_errors
 from inference.engines.inputs.feeds import Feed
 from inference.engines.inputs.steps import Steps
 from inference.engines.inputs.stops import read_stops
@@ -29,7 +29,7 @@ class Requests:
 
     def row(self, key: Hashable, value: Any, parameters: Mapping[str, Any], *, seed: int) -> GeneratedRow:
         """Return the row of a request. Raises `InvalidInput` if reading the request fails."""
-        return blame.read(self._row, key, value, dict(parameters), seed)  # type: ignore[no-any-return]
+        return step_errors.read(self._row, key, value, dict(parameters), seed)  # type: ignore[no-any-return]
 
     def _row(self, key: Hashable, value: Any, given: dict[str, Any], seed: int) -> GeneratedRow:
         seed, stops, details = given.pop("seed", seed), given.pop("stop", ()), given.pop("details", False)

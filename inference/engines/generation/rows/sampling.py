@@ -8,7 +8,7 @@ import torch
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper, TypicalLogitsWarper
 
 from inference.engines.generation.rows.row import GeneratedRow
-from inference.engines.runtime.isolate import run_in_halves
+from inference.engines.runtime.engine_calls import run_in_halves
 from inference.errors import BadOutput, InferenceError
 
 # These warpers read only the scores, so that rows with equal settings share a call.

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 from uuid import UUID
 
-from inference.engines.runtime import isolate
+from inference.engines.runtime import engine_calls
 from inference.engines.stepper import Progress, Stepper
 from inference.worker.calls import NO_JOB, SharedState
 from inference.worker.child.time_limit import time_limit
@@ -52,7 +52,7 @@ class LimitedStepper:
     def read(self, key: Key, answer: Any) -> Any:
         """Return an answer as it is stored, or the error if it is one."""
         with self._limited(key[0]):
-            return isolate.read_answer(answer)
+            return engine_calls.read_answer(answer)
 
     def __len__(self) -> int:
         with self._limited():

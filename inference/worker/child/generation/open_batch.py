@@ -17,7 +17,7 @@ from inference import clock, errors
 from inference.batching.room import Room
 from inference.catalog.sizes import lengths
 from inference.catalog.specs import ModelSpec
-from inference.engines.runtime import isolate
+from inference.engines.runtime import engine_calls
 from inference.engines.stepper import OPEN, Progress, Stepper
 from inference.failures import is_away
 from inference.figures import tallies
@@ -184,7 +184,7 @@ class OpenBatch:
             try:
                 self.stepper.join(key, item, joining.parameters, seed=seed)
             except Exception as error:
-                running.answers[index] = isolate.to_error(error)
+                running.answers[index] = engine_calls.to_error(error)
 
     def _count(self, step_s: float) -> None:
         """Count the time of a step.
@@ -257,7 +257,7 @@ class OpenBatch:
         try:
             last = self.stepper.finish((running.job.id, index))
         except Exception as error:
-            return isolate.to_error(error)
+            return engine_calls.to_error(error)
         running.pieces[index].append(last.text)
         self._stream_text(running, last.text)
         return running.cut(index) if last.answer is OPEN else self.stepper.read((running.job.id, index), last.answer)

@@ -10,7 +10,7 @@ from uuid import UUID
 
 from inference import errors, failpoints
 from inference.catalog.specs import ModelSpec
-from inference.engines.runtime import isolate
+from inference.engines.runtime import engine_calls
 from inference.engines.stepper import Stepper
 from inference.store.transitions import Claimed
 from inference.worker.calls import BatchCall, BatchReport, SharedState
@@ -46,7 +46,7 @@ class OpenBatches:
             failpoints.reach("before_run")
             return batch.run(claimed, is_last=call.is_last)
         except BaseException as error:
-            isolate.raise_if_device_failed(error)  # this process ends then, with all open batches
+            engine_calls.raise_if_device_failed(error)  # this process ends then, with all open batches
             batch.close()
             raise
         finally:

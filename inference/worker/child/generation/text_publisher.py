@@ -5,7 +5,7 @@ import time
 from dataclasses import dataclass, field
 from uuid import UUID
 
-from inference.streams import history
+from inference.streams import redis_streams
 from inference.streams.chunks import Chunk
 
 PUBLISH_S = 0.03  # seconds between two rounds: text that comes faster is published together
@@ -50,4 +50,4 @@ class TextPublisher:
 
     def publish(self) -> None:
         self._published_at, chunks, self._chunks = time.monotonic(), self._chunks, []
-        history.write(chunks)
+        redis_streams.write(chunks)

@@ -8,7 +8,7 @@ from unittest.mock import patch
 import torch
 
 from inference.engines.accelerate import cuda_graphs, prepacked_weights, unpadded_encoder
-from inference.engines.accelerate import install as accelerate
+from inference.engines.accelerate import installation as accelerate
 from inference.engines.accelerate.shortcut import Override
 from tests import cuda_encoders
 from tests.inference.engines.accelerate.test_unpadded_encoder import (

@@ -11,7 +11,7 @@ import transformers
 
 from inference.catalog.specs import ModelSpec
 from inference.engines import loading
-from inference.engines.accelerate import fill_mask, install
+from inference.engines.accelerate import fill_mask, installation
 from inference.engines.runtime import parity
 from inference.errors import InvalidInput
 from tests import tiny_models
@@ -83,7 +83,7 @@ class EngineTests(TestCase):
 
     def test_a_model_that_would_answer_differently_scores_everything(self) -> None:
         wrong = patch.object(fill_mask.Scorer, "_choose", lambda self, last, arguments: 2 * arguments[0][self.masked])
-        with wrong, self.assertLogs(install.logger, "WARNING"):
+        with wrong, self.assertLogs(installation.logger, "WARNING"):
             engine = loading.load_engine(self.spec, "cpu")
         with patch.object(fill_mask, "make_scorer", return_value=None):
             complete = loading.load_engine(self.spec, "cpu").predict(TEXTS, {})

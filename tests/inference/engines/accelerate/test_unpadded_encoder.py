@@ -14,9 +14,9 @@ import transformers
 from inference.catalog.specs import ModelSpec
 from inference.engines import loading
 from inference.engines.accelerate import cuda_graphs, ragged_attention, unpadded_encoder
-from inference.engines.accelerate import install as accelerate
+from inference.engines.accelerate import installation as accelerate
 from inference.engines.runtime import parity
-from inference.engines.runtime.stacks import Together
+from inference.engines.runtime.row_groups import Together
 from tests import cuda_encoders, tiny_models
 
 SHAPE = {

@@ -5,7 +5,7 @@ from unittest.mock import patch
 
 import torch
 
-from inference.engines.accelerate import install as accelerate
+from inference.engines.accelerate import installation as accelerate
 from inference.engines.accelerate import ragged_attention, unpadded_encoder, varlen_attention
 from inference.engines.accelerate.ragged_attention import PackedTexts
 from tests import cuda_encoders

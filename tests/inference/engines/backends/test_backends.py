@@ -19,11 +19,11 @@ from inference.catalog import tasks
 from inference.catalog.specs import ModelSpec
 from inference.engines import loading
 from inference.engines.artifacts import file_cache
-from inference.engines.backends import install, openvino_forward, openvino_graph
-from inference.engines.runtime.isolate import run
+from inference.engines.backends import installation, openvino_forward, openvino_graph
+from inference.engines.runtime.engine_calls import run
 from inference.errors import EngineError, ModelUnavailable
 from tests import tiny_models
-from tests.inference.broker.test_storage import mount_small_disk
+from tests.inference.broker.test_embedded_folder import mount_small_disk
 from tests.inference.engines.test_transformers import EqualTestCase
 
 TEXTS = [
@@ -137,7 +137,7 @@ class AnswersTests(CompiledCase):
             self.assertAlmostEqual(one["score"], other["score"], delta=0.02)
 
     def test_where_neighbours_change_an_answer_each_row_runs_alone(self) -> None:
-        with patch.object(install, "_holds", side_effect=[False, True]):
+        with patch.object(installation, "_holds", side_effect=[False, True]):
             engine = self.loaded()
         with patch.object(engine.pipe.model.forward, "request", wraps=engine.pipe.model.forward.request) as request:
             self.assert_equal(self.predict(engine), self.torch_answers())
@@ -160,7 +160,7 @@ class ShortTypesTests(CompiledCase):
                 self.predict(engine, task)
 
     def test_beyond_the_tolerance_it_is_computed_in_float32(self) -> None:
-        with self.assertLogs(install.logger, "WARNING") as logs:
+        with self.assertLogs(installation.logger, "WARNING") as logs:
             engine = self.loaded_short(tolerance=1e-6)
         self.assertRegex(engine.note, r"^torch computes it in float32, and not torch in bfloat16: .* where 1e-06 is al")
         self.assertIn(engine.note, logs.output[0])
@@ -174,7 +174,7 @@ class ShortTypesTests(CompiledCase):
 
 class FallbackTests(CompiledCase):
     def test_beyond_the_tolerance_torch_computes_it(self) -> None:
-        with self.assertLogs(install.logger, "WARNING") as logs:
+        with self.assertLogs(installation.logger, "WARNING") as logs:
             engine = self.loaded(precision="int8", tolerance=1e-6)
         self.assertFalse(self.computes(engine))
         self.assertRegex(engine.note, r"^torch computes it in float32, and not openvino in int8: .* where 1e-06 is al")
@@ -186,8 +186,8 @@ class FallbackTests(CompiledCase):
             patch.object(openvino_graph, "export_graph", side_effect=RuntimeError("no such operation")),
             patch.object(openvino_forward.Forward, "__call__", side_effect=RuntimeError("out of luck")),
         ):
-            shutil.rmtree(self.folder(CLASSIFICATION) / install.HOME, ignore_errors=True)
-            with broken, self.assertLogs(install.logger, "WARNING"):
+            shutil.rmtree(self.folder(CLASSIFICATION) / installation.HOME, ignore_errors=True)
+            with broken, self.assertLogs(installation.logger, "WARNING"):
                 engine = self.loaded()
             self.assert_equal(self.predict(engine), self.torch_answers())
 
@@ -228,7 +228,7 @@ class WeightsTests(CompiledCase):
 
     def test_where_torch_computes_they_stay(self) -> None:
         self.assertGreater(self.held(self.loaded(backend="torch")), 0)
-        with self.assertLogs(install.logger, "WARNING"):
+        with self.assertLogs(installation.logger, "WARNING"):
             self.assertGreater(self.held(self.loaded(precision="int8", tolerance=1e-6)), 0)
 
     def test_they_are_there_again_when_a_call_fails_and_answer_as_before(self) -> None:
@@ -287,9 +287,9 @@ class KeptTests(CompiledCase):
 
     def test_it_is_held_for_as_long_as_the_model_is_loaded(self) -> None:
         model = shutil.copytree(self.folder(CLASSIFICATION), self.data / "model")
-        shutil.rmtree(model / install.HOME, ignore_errors=True)
+        shutil.rmtree(model / installation.HOME, ignore_errors=True)
         engine = self.loaded(model=str(model))
-        (used,) = (path for path in (model / install.HOME).iterdir() if path.is_dir())
+        (used,) = (path for path in (model / installation.HOME).iterdir() if path.is_dir())
         with patch.object(file_cache, "IDLE_S", -3600.0):
             self.loaded(model=str(model), precision="int8")
             self.assertTrue(used.exists())
@@ -301,11 +301,11 @@ class KeptTests(CompiledCase):
 
     def test_another_cpu_weights_or_precision_have_an_export_of_their_own(self) -> None:
         model = shutil.copytree(self.folder(CLASSIFICATION), self.data / "model")
-        shutil.rmtree(model / install.HOME, ignore_errors=True)
+        shutil.rmtree(model / installation.HOME, ignore_errors=True)
         exports: set[str] = set()
 
         def new() -> int:
-            found = {path.name for path in (model / install.HOME).iterdir() if path.is_dir()}
+            found = {path.name for path in (model / installation.HOME).iterdir() if path.is_dir()}
             count = len(found - exports)
             exports.update(found)
             return count
@@ -327,19 +327,19 @@ class KeptTests(CompiledCase):
     def test_a_damaged_file_is_exported_anew(self) -> None:
         model = shutil.copytree(self.folder(CLASSIFICATION), self.data / "model")
         self.loaded(model=str(model))
-        for file in model.glob(f"{install.HOME}/*/model.*"):
+        for file in model.glob(f"{installation.HOME}/*/model.*"):
             file.write_bytes(file.read_bytes()[:100])
             self.assertTrue(self.computes(self.loaded(model=str(model))))
 
     def test_on_a_full_disk_it_is_computed_and_a_warning_says_what_to_do(self) -> None:
         model = shutil.copytree(
-            self.folder(CLASSIFICATION), self.data / "model", ignore=shutil.ignore_patterns(install.HOME)
+            self.folder(CLASSIFICATION), self.data / "model", ignore=shutil.ignore_patterns(installation.HOME)
         )
-        (model / install.HOME).mkdir()
-        mount_small_disk(self, model / install.HOME, size="64k")
-        with self.assertLogs(install.logger, "WARNING") as logs:
+        (model / installation.HOME).mkdir()
+        mount_small_disk(self, model / installation.HOME, size="64k")
+        with self.assertLogs(installation.logger, "WARNING") as logs:
             engine = self.loaded(model=str(model))
         self.assertIn("Make room in", logs.output[0])
         self.assertTrue(self.computes(engine))
         self.assert_equal(self.predict(engine), self.torch_answers())
-        self.assertEqual([path.suffix for path in (model / install.HOME).iterdir()], [".lock"])
+        self.assertEqual([path.suffix for path in (model / installation.HOME).iterdir()], [".lock"])

@@ -12,7 +12,7 @@ from inference.catalog.specs import ModelSpec
 from inference.engines import loading
 from inference.engines.embeddings import SentenceEmbeddings
 from inference.engines.inputs import task_inputs
-from inference.engines.runtime.isolate import run
+from inference.engines.runtime.engine_calls import run
 from inference.errors import InvalidInput
 from tests import tiny_models
 from tests.inference.engines.accelerate.test_fast_tokenizer import Recorder

@@ -7,7 +7,7 @@ from unittest import TestCase
 import torch
 
 from inference.engines.runtime.parity import SHORT_TYPES, TOLERANCE, Trial, are_alike
-from inference.engines.runtime.stacks import Together
+from inference.engines.runtime.row_groups import Together
 
 LENGTHS = (1, 7, 7, 30)
 

@@ -12,7 +12,7 @@ from transformers import MT5Config, MT5EncoderModel, T5Config, T5EncoderModel, U
 
 from inference.catalog.specs import ModelSpec
 from inference.engines import loading
-from inference.engines.runtime.isolate import run
+from inference.engines.runtime.engine_calls import run
 from inference.errors import ContextLengthExceeded
 from tests import sentence_transformers, tiny_models
 

@@ -24,7 +24,7 @@ from inference import errors
 from inference.catalog.parameters import ParameterSpec
 from inference.catalog.specs import ModelSpec
 from inference.engines.base import Engine
-from inference.engines.runtime import isolate, json_values
+from inference.engines.runtime import engine_calls, json_values
 from inference.models import Job, Status
 from inference.store import rows, transitions
 from inference.streams.texts import Prompt, generated_text
@@ -32,7 +32,7 @@ from inference.worker.calls import READY, BatchCall, BatchReport, RemoteError
 from inference.worker.child import entry
 from inference.worker.child.loaded_models import LoadedModels
 from tests import tiny_models
-from tests.inference.engines.runtime.test_isolate import NeedsMore, Unspeakable
+from tests.inference.engines.runtime.test_engine_calls import NeedsMore, Unspeakable
 
 
 class Answers(Engine):
@@ -323,7 +323,7 @@ class RecordTests(TransactionTestCase):
         codec.dumps({"results": [{"output": job.output}]})
 
     def test_what_only_the_database_refuses_fails_alone(self) -> None:
-        with patch.object(isolate, "to_json", lambda answer: answer):
+        with patch.object(engine_calls, "to_json", lambda answer: answer):
             self.assertEqual(self.run_with(10**5000).error_code, errors.BadOutput.code)
 
     def test_an_error_is_recorded_whatever_its_text_holds(self) -> None:

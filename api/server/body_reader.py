@@ -9,7 +9,7 @@ from typing import Any
 
 from django.conf import settings
 
-from api.server.uploads import UPLOAD, Upload, UploadRefused
+from api.server.upload_limit import UPLOAD, Upload, UploadRefused
 
 Application = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 READ = 65_536

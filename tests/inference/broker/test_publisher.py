@@ -15,7 +15,7 @@ from django.conf import settings
 from django.test import SimpleTestCase, override_settings
 
 from inference import budget
-from inference.broker import address, circuit_breaker, kombu_publisher, messages, publish, redis_client
+from inference.broker import address, circuit_breaker, kombu_publisher, messages, publisher, redis_client
 from inference.broker.kombu_publisher import PublishRefused
 from inference.broker.messages import JobMessage
 from inference.errors import BrokerUnavailable
@@ -82,7 +82,7 @@ class PublishTests(SimpleTestCase):
                 messages.TASK, args=[message.job_id], kwargs=message.hints, task_id=message.job_id, queue=QUEUE,
                 priority=message.priority, ignore_result=True, reply_to="", headers={"rows": message.size},
             )  # fmt: skip
-            publish.publish([message])
+            publisher.publish([message])
         theirs, ours = self.waiting()
         theirs["properties"] |= {"delivery_tag": ours["properties"]["delivery_tag"], "reply_to": ""}
         for envelope in (theirs, ours):
@@ -91,7 +91,7 @@ class PublishTests(SimpleTestCase):
 
     def test_a_stock_consumer_gets_the_task_and_its_hints(self) -> None:
         message = job_message(expires_at=1760000600.5)
-        publish.publish([message])
+        publisher.publish([message])
         with stock_connection() as connection:
             [got] = received(connection, 1)
         self.assertEqual((got.headers["task"], got.headers["id"]), ("inference.run", message.job_id))
@@ -100,15 +100,15 @@ class PublishTests(SimpleTestCase):
     def test_high_goes_before_normal_before_low_each_in_order_and_what_is_sent_again_first_of_its_own(self) -> None:
         sent = [job_message(priority=priority) for priority in (3, 2, 1, 3, 2, 1)]
         again = [job_message(priority=priority, recovered=True) for priority in (1, 3, 3)]
-        publish.publish([*sent, *again])
+        publisher.publish([*sent, *again])
         with stock_connection() as connection:
             arrived = [got.headers["id"] for got in received(connection, 9)]
         order = [again[0], sent[2], sent[5], sent[1], sent[4], again[1], again[2], sent[0], sent[3]]
         self.assertEqual(arrived, [message.job_id for message in order])
 
     def test_thousands_that_are_sent_again_keep_their_order(self) -> None:
-        sent = [job_message(priority=3, recovered=True) for _ in range(publish.CHUNK * 2 + 1)]
-        publish.publish(sent)
+        sent = [job_message(priority=3, recovered=True) for _ in range(publisher.CHUNK * 2 + 1)]
+        publisher.publish(sent)
         self.assertEqual([waiting["headers"]["id"] for waiting in self.waiting(3)], [each.job_id for each in sent])
 
     def test_a_request_that_has_spent_its_time_calls_no_broker_and_keeps_no_other_from_it(self) -> None:
@@ -117,9 +117,9 @@ class PublishTests(SimpleTestCase):
             with waited:
                 waited.began_at -= 9.0
             with self.assertRaisesRegex(BrokerUnavailable, "all the time"):
-                publish.publish([job_message()])
+                publisher.publish([job_message()])
         self.assertEqual(self.waiting(), [])
-        publish.publish([job_message()])
+        publisher.publish([job_message()])
         self.assertEqual(len(self.waiting()), 1)
 
     def test_what_an_earlier_version_sent_again_is_still_consumed(self) -> None:
@@ -131,19 +131,19 @@ class PublishTests(SimpleTestCase):
         bad = "inference.another-type"
         self.redis.set(address.redis_key(bad, 2), "no list")
         with self.assertRaisesRegex(PublishRefused, f"{bad}: .*WRONGTYPE") as caught:
-            publish.publish([job_message(queue=bad), job_message(), job_message(queue=bad, priority=1)])
+            publisher.publish([job_message(queue=bad), job_message(), job_message(queue=bad, priority=1)])
         self.assertEqual(caught.exception.queues, {bad})
         self.assertEqual(len(self.waiting()), 1)
-        self.assertEqual(publish.queue_lengths([QUEUE]), {QUEUE: 1})
+        self.assertEqual(publisher.queue_lengths([QUEUE]), {QUEUE: 1})
         with self.assertRaisesRegex(PublishRefused, "WRONGTYPE"):
-            publish.queue_lengths([bad])
-        publish.publish([job_message()])
+            publisher.queue_lengths([bad])
+        publisher.publish([job_message()])
 
     def test_lengths_are_counted_over_all_priorities(self) -> None:
-        publish.publish([job_message(priority=1), job_message(priority=3), job_message(recovered=True)])
-        self.assertEqual(publish.queue_lengths([QUEUE, "inference.other"]), {QUEUE: 3, "inference.other": 0})
+        publisher.publish([job_message(priority=1), job_message(priority=3), job_message(recovered=True)])
+        self.assertEqual(publisher.queue_lengths([QUEUE, "inference.other"]), {QUEUE: 3, "inference.other": 0})
         self.assertEqual(
-            publish.waiting_priorities([QUEUE, "inference.other"]), {QUEUE: {1, 2, 3}, "inference.other": set()}
+            publisher.waiting_priorities([QUEUE, "inference.other"]), {QUEUE: {1, 2, 3}, "inference.other": set()}
         )
 
 
@@ -160,9 +160,9 @@ class CountedTests(SimpleTestCase):
         return int(self.redis.info("commandstats").get("cmdstat_lpush", {"calls": 0})["calls"])
 
     def test_many_messages_go_in_a_few_commands(self) -> None:
-        publish.publish([job_message(created_at=float(n)) for n in range(publish.CHUNK * 2 + 1)])
+        publisher.publish([job_message(created_at=float(n)) for n in range(publisher.CHUNK * 2 + 1)])
         self.assertEqual(self.calls(), 3)
-        self.assertEqual(publish.queue_lengths([QUEUE]), {QUEUE: publish.CHUNK * 2 + 1})
+        self.assertEqual(publisher.queue_lengths([QUEUE]), {QUEUE: publisher.CHUNK * 2 + 1})
 
     def test_512_threads_share_a_few_connections(self) -> None:
         def clients() -> int:
@@ -177,7 +177,7 @@ class CountedTests(SimpleTestCase):
 
         def sent() -> bool:
             with contextlib.suppress(BrokerUnavailable):
-                publish.publish([job_message()])
+                publisher.publish([job_message()])
                 return True
             return False
 
@@ -190,7 +190,7 @@ class CountedTests(SimpleTestCase):
             thread.start()
         gate.wait()
         eventually(all_ended)
-        self.assertEqual(publish.queue_lengths([QUEUE]), {QUEUE: 512})
+        self.assertEqual(publisher.queue_lengths([QUEUE]), {QUEUE: 512})
         self.assertLessEqual(max(seen), before + redis_client.CONNECTIONS)
 
 
@@ -216,9 +216,9 @@ class AnyBrokerTests(SimpleTestCase):
     @override_settings(CELERY_BROKER_URL="memory://", CELERY_BROKER_TRANSPORT_OPTIONS={})
     def test_messages_are_published_and_counted(self) -> None:
         message = job_message()
-        self.assertEqual(publish.queue_lengths([QUEUE]), {QUEUE: 0})
-        publish.publish([message, job_message()])
-        self.assertEqual(publish.queue_lengths([QUEUE]), {QUEUE: 2})
+        self.assertEqual(publisher.queue_lengths([QUEUE]), {QUEUE: 0})
+        publisher.publish([message, job_message()])
+        self.assertEqual(publisher.queue_lengths([QUEUE]), {QUEUE: 2})
         with kombu.Connection("memory://") as connection:
             got, _ = received(connection, 2)
         self.assertEqual(got.payload[:2], [[message.job_id], message.hints])
@@ -228,8 +228,8 @@ class AnyBrokerTests(SimpleTestCase):
         other = own_broker(self).url
         sent = [job_message(priority=3), job_message(priority=1), job_message(priority=3, recovered=True)]
         with override_settings(CELERY_BROKER_URL=address.stock_kombu_url(other)):
-            publish.publish(sent)
-            self.assertEqual(publish.queue_lengths([QUEUE]), {QUEUE: 3})
+            publisher.publish(sent)
+            self.assertEqual(publisher.queue_lengths([QUEUE]), {QUEUE: 3})
         url = address.stock_kombu_url(other)
         with kombu.Connection(url, transport_options=address.kombu_options(url)) as connection:
             arrived = [got.headers["id"] for got in received(connection, 3)]
@@ -252,7 +252,7 @@ class AnyBrokerTests(SimpleTestCase):
 
     @override_settings(CELERY_BROKER_URL="amqp://127.0.0.1:1//", CELERY_BROKER_TRANSPORT_OPTIONS={})
     def test_a_broker_that_is_away_is_a_broker_unavailable(self) -> None:
-        for call in (lambda: publish.publish([job_message()]), lambda: publish.queue_lengths([QUEUE])):
+        for call in (lambda: publisher.publish([job_message()]), lambda: publisher.queue_lengths([QUEUE])):
             with self.assertRaises(BrokerUnavailable):
                 call()
 
@@ -271,12 +271,12 @@ class BrokerAwayTests(SimpleTestCase):
 
     def refused(self) -> BrokerUnavailable:
         with self.assertRaises(BrokerUnavailable) as caught:
-            publish.publish([job_message()])
+            publisher.publish([job_message()])
         return caught.exception
 
     def delivered(self) -> bool:
         try:
-            publish.publish([job_message()])
+            publisher.publish([job_message()])
         except BrokerUnavailable:
             return False
         return True
@@ -289,14 +289,14 @@ class BrokerAwayTests(SimpleTestCase):
         self.broker.kill()
         self.assertTrue(self.refused().retryable)
         with self.assertRaises(BrokerUnavailable):
-            publish.queue_lengths([QUEUE])
+            publisher.queue_lengths([QUEUE])
         self.broker.start()
         eventually(self.delivered, "publishing works again")
 
     def test_a_restart_between_two_calls_is_not_noticed(self) -> None:
         self.broker.stop()
         self.broker.start()
-        publish.publish([job_message()])
+        publisher.publish([job_message()])
 
     def test_a_stalled_broker_fails_and_then_fails_at_once_without_a_call(self) -> None:
         stall(self, self.broker)

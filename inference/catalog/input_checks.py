@@ -10,7 +10,7 @@ import binascii
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from inference.catalog import words
+from inference.catalog import wording
 from inference.errors import InvalidInput
 
 Check = Callable[[str, Any], None]
@@ -87,14 +87,14 @@ def file(where: str, value: Any) -> None:
 
 
 def wrong(where: str, right: str, value: Any) -> InvalidInput:
-    return InvalidInput(f"{where}: must be {right}, not {words.type_of(value)}.", field=where)
+    return InvalidInput(f"{where}: must be {right}, not {wording.type_of(value)}.", field=where)
 
 
 def _fields(where: str, value: Mapping[str, Any], *known: str) -> None:
     for name in value:
         if name not in known:
             raise InvalidInput(
-                f"{where}.{words.quote_name(name)}: unknown field; {words.suggest(name, known)}", field=where
+                f"{where}.{wording.quote_name(name)}: unknown field; {wording.suggest(name, known)}", field=where
             )
     if known[0] not in value:
         raise InvalidInput(f"{where}.{known[0]}: is required.", field=f"{where}.{known[0]}")

@@ -1,6 +1,6 @@
 from unittest import TestCase
 
-from inference.residency.shares import HELP_LOADS, HELP_S, NEXT_S, is_ours
+from inference.residency.worker_choice import HELP_LOADS, HELP_S, NEXT_S, is_ours
 
 WORKERS = ("w1", "w2", "w3")
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from django.http import HttpRequest, HttpResponse
 from django.urls import reverse
 
-from inference.telemetry import visible
+from inference.telemetry import control_characters
 
 POLICY = "; ".join((
     "default-src 'none'", "script-src 'self'", "style-src 'self'", "img-src 'self'", "media-src 'self'",
@@ -31,5 +31,5 @@ class ContentPolicy:
         if request.path_info.startswith(self.root):
             response.headers.setdefault("Content-Security-Policy", POLICY)
             if not response.streaming and response.headers["Content-Type"].startswith("text/html"):
-                response.content = visible.page(response.content.decode())
+                response.content = control_characters.page(response.content.decode())
         return response

@@ -13,7 +13,7 @@ from typing import Any
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString, mark_safe
 
-from inference.admin.rendering import drawing, media
+from inference.admin.rendering import media, svg
 from inference.admin.rendering.display import LONGEST_TEXT, block, pretty_json, visible
 
 FOLDED = 600  # characters of a text; longer ones are folded
@@ -135,7 +135,7 @@ def _vector(value: list[float]) -> SafeString:
     head = ", ".join(f"{number:.6g}" for number in value[:SHORTEST_VECTOR])
     low, high, norm = (f"{number:.4g}" for number in (min(value), max(value), math.hypot(*value)))
     what = f"{len(value):,} numbers from {low} to {high}, norm {norm}: {head}, …"
-    return format_html('{}<p class="help">{}</p>', drawing.vector(value), what)
+    return format_html('{}<p class="help">{}</p>', svg.vector(value), what)
 
 
 def _is_chat(value: list[Any]) -> bool:

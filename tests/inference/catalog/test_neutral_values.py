@@ -8,7 +8,7 @@ from django.conf import settings
 from django.test import SimpleTestCase
 
 from inference.catalog import tasks
-from inference.catalog.neutral import OPENAI, is_neutral
+from inference.catalog.neutral_values import OPENAI, is_neutral
 from inference.catalog.reader import parse
 from inference.catalog.specs import ModelSpec
 from inference.catalog.validation import validate_parameters

@@ -5,7 +5,7 @@ from unittest import TestCase
 
 from inference.catalog import reader, specs
 from inference.models import Worker
-from inference.status import catalog
+from inference.status import worker_catalogs
 
 WANTED = reader.parse('[a]\nengine = "x:Y"\nrevision = "2"\n[b]\nengine = "x:Y"\n')
 
@@ -29,15 +29,15 @@ OLD_VERSION = Worker(name="w", pid=1, catalog=None)
 
 class CatalogTests(TestCase):
     def test_the_changes_are_those_to_what_runs(self) -> None:
-        self.assertEqual(str(catalog.changes([BEFORE], WANTED)), "added: b; changed: a; removed: gone")
-        self.assertEqual(str(catalog.changes([worker(entry("a"), entry("b"))], WANTED)), "nothing changes")
+        self.assertEqual(str(worker_catalogs.changes([BEFORE], WANTED)), "added: b; changed: a; removed: gone")
+        self.assertEqual(str(worker_catalogs.changes([worker(entry("a"), entry("b"))], WANTED)), "nothing changes")
 
     def test_what_is_still_to_happen_is_described(self) -> None:
         for row, expected in (
             (BEFORE, "w has not taken over the file"), (OLD_VERSION, "w has not taken over the file"),
             (LOADING, "w loads a (2), b"), (FAILED, "w tries again to load a (2)"), (THERE, ""),
         ):  # fmt: skip
-            self.assertEqual(catalog.describe_delay(row, WANTED), expected)
+            self.assertEqual(worker_catalogs.describe_delay(row, WANTED), expected)
 
     def test_what_will_not_happen_is_listed_with_the_reason(self) -> None:
         for row, expected in (
@@ -45,19 +45,19 @@ class CatalogTests(TestCase):
             (FAILED, ["w could not load a (2): no weights"]),
             (worker(problem="line 3: no."), ["w takes nothing over: line 3: no."]),
         ):  # fmt: skip
-            self.assertEqual(list(catalog.problems(row, WANTED, {})), expected)
+            self.assertEqual(list(worker_catalogs.problems(row, WANTED, {})), expected)
 
     def test_what_failed_before_is_listed_once_it_has_failed_again(self) -> None:
         """Its cause may have been mended meanwhile."""
         for tries, expected in ((1, []), (2, ["w could not load a (2): no weights"])):
             row = worker(entry("a", state="failed", why="no weights") | {"failures": tries}, entry("b"))
-            self.assertEqual(list(catalog.problems(row, WANTED, {WANTED["a"].digest: 1})), expected)
-            self.assertEqual(catalog.failures(row), {WANTED["a"].digest: tries})
+            self.assertEqual(list(worker_catalogs.problems(row, WANTED, {WANTED["a"].digest: 1})), expected)
+            self.assertEqual(worker_catalogs.failures(row), {WANTED["a"].digest: tries})
 
     def test_models_that_no_worker_was_started_for_are_named(self) -> None:
-        self.assertEqual(catalog.unserved_models([worker(entry("a"))], WANTED), ["b"])
+        self.assertEqual(worker_catalogs.unserved_models([worker(entry("a"))], WANTED), ["b"])
 
     def test_workers_with_the_same_entry_in_the_same_state_are_counted_together(self) -> None:
-        found = catalog.count([THERE, LOADING, FAILED, OLD_VERSION])
+        found = worker_catalogs.count([THERE, LOADING, FAILED, OLD_VERSION])
         shown = {(run.revision, run.state): count for run, count in found["a"].items()}
         self.assertEqual(shown, {("2", "ready"): 1, ("1", "ready"): 2, ("2", "loading"): 1, ("2", "failed"): 1})

@@ -10,7 +10,7 @@ from unittest.mock import Mock, patch
 
 from inference.catalog.specs import ModelSpec
 from inference.engines.base import Engine
-from inference.engines.runtime.isolate import RunReport, run
+from inference.engines.runtime.engine_calls import RunReport, run
 from inference.errors import BadOutput, DeviceFailed, EngineError, InvalidInput, OutOfMemory
 from tests.cuda import OutOfMemoryError, gpus
 from tests.echo import EchoEngine, expected

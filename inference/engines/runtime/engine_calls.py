@@ -30,7 +30,7 @@ from inference.errors import (
     OutOfMemory,
 )
 from inference.telemetry import logs
-from inference.telemetry.raised import format_places
+from inference.telemetry.exceptions import format_places
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -12,7 +12,7 @@ from django.urls import reverse
 from django.utils.html import format_html
 from django.utils.safestring import SafeString, mark_safe
 
-from inference.admin.rendering import display, drawing
+from inference.admin.rendering import display, svg
 from inference.models import Job, PausedModel, Status, Webhook
 from inference.status import queue_position, workers
 
@@ -38,7 +38,7 @@ def bar(job: Job) -> SafeString:
     """Draw how long a job waited and ran."""
     parts = [("waited", job.queue_wait), ("ran", job.run_time)]
     known = [(name, took.total_seconds()) for name, took in parts if took is not None]
-    return drawing.shares(known) if known else NOTHING
+    return svg.shares(known) if known else NOTHING
 
 
 def _event(job: Job, what: str, at: datetime.datetime | None, **more: Any) -> Event:

@@ -18,13 +18,13 @@ from django.conf import settings
 
 from inference.catalog import tasks
 from inference.catalog.specs import TORCH, TRANSFORMERS_ENGINE, ModelSpec
-from inference.engines.accelerate.install import Shortcuts
+from inference.engines.accelerate.installation import Shortcuts
 from inference.engines.accelerate.shortcut import Override
 from inference.engines.artifacts import file_cache, weights
 from inference.engines.backends import agreement, packages
 from inference.engines.runtime import parity, placement
 from inference.engines.runtime.faults import describe
-from inference.engines.runtime.stacks import Together
+from inference.engines.runtime.row_groups import Together
 from inference.errors import ModelUnavailable
 
 logger = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from inference import errors
-from inference.broker import publish, redis_client
+from inference.broker import publisher, redis_client
 from inference.catalog.lookup import spec_of
 from inference.catalog.reader import parse
 from inference.catalog.sizes import lengths
@@ -71,7 +71,7 @@ class ListTests(TransactionTestCase):
         Job.objects.update(created_at=timezone.now() - datetime.timedelta(minutes=1))  # long enough to be missed
         Job.objects.filter(whole=whole.pk).update(published_at=None)
         with (
-            patch.object(publish, "publish") as sent,
+            patch.object(publisher, "publish") as sent,
             patch.object(reconcile, "models", return_value={SPEC.name: SPEC}),
         ):
             reconcile.reconcile()

@@ -9,7 +9,7 @@ from transformers.utils.chat_template_utils import jinja2
 
 from inference.engines.runtime.faults import describe, message_of
 from inference.errors import UNREADABLE, EngineError, InvalidInput
-from inference.telemetry.raised import format_places
+from inference.telemetry.exceptions import format_places
 
 _WRONG_INPUT = (
     ValueError, TypeError, KeyError, IndexError, AttributeError, PipelineException,

@@ -26,7 +26,7 @@ from django.db.models.functions import Cast, Left
 from django.http import QueryDict
 
 from inference import clock, errors
-from inference.admin import keys
+from inference.admin import api_keys
 from inference.fields.ids import first_id_at
 from inference.fields.json_field import dumps, storable
 from inference.fields.uuids import parse_id
@@ -124,7 +124,7 @@ def _indexed(term: str, user: Any) -> Iterator[Lookups]:
     users = get_user_model()
     if owner := users.objects.filter(**{users.USERNAME_FIELD: term}).first():
         yield {"owner": str(owner.pk), "whole__isnull": True}
-    if named := list(keys.issued(user).filter(name=term).values_list("start", flat=True)[:OWNERS]):
+    if named := list(api_keys.issued(user).filter(name=term).values_list("start", flat=True)[:OWNERS]):
         yield {"key_start__in": named, "whole__isnull": True}
     yield {"key_start": term.removesuffix("…"), "whole__isnull": True}
     yield {"request_id": term, "whole__isnull": True}

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from inference.engines.accelerate.shortcut import Override, Shortcut
 from inference.engines.runtime.faults import describe, is_device_failure, is_out_of_memory
 from inference.engines.runtime.parity import Trial, Verdict
-from inference.engines.runtime.stacks import Together
+from inference.engines.runtime.row_groups import Together
 from inference.errors import InferenceError
 from inference.telemetry import logs
 

@@ -14,13 +14,13 @@ from inference.broker import redis_client
 from inference.models import Job, Status
 from inference.store import notices, rows
 from inference.streams.hub import StreamHub
-from inference.waiting import finished
+from inference.waiting import finish_listener
 from tests.conditions import PATIENCE_S, eventually
 
 
 class ListenerTests(TransactionTestCase):
     def setUp(self) -> None:
-        self.listener = finished.Listener()
+        self.listener = finish_listener.Listener()
         self.job = Job.objects.create(model="echo", inputs="text")
 
     def without_polls(self) -> None:
@@ -73,14 +73,14 @@ class ListenerTests(TransactionTestCase):
             self.assertEqual(eventually(publish_and_wait, "the notice is heard"), {self.job.id})
 
     def test_a_missed_notice_is_found_by_the_slow_poll(self) -> None:
-        self.enterContext(patch.object(finished, "POLL_S", 0.1))
+        self.enterContext(patch.object(finish_listener, "POLL_S", 0.1))
         thread, answers = self.wait_in_thread()
         self.finish()
         thread.join()
         self.assertEqual(answers[0]["output"], "done")
 
     def test_the_slow_poll_wakes_only_waits_with_a_finished_job_and_queries_once_for_all(self) -> None:
-        self.enterContext(patch.object(finished.Listener, "_ensure_thread"))
+        self.enterContext(patch.object(finish_listener.Listener, "_ensure_thread"))
         poll = self.listener._wake_all  # noqa: SLF001 - in the place of the thread
         jobs = Job.objects.bulk_create(Job(model="echo", inputs="text") for _ in range(3))
         with contextlib.ExitStack() as stack:
@@ -120,7 +120,7 @@ class ListenerTests(TransactionTestCase):
 
     def test_a_wait_may_fail_while_a_notice_wakes_it(self) -> None:
         """The writer's thread and the listener's meet."""
-        waiter = finished.Waiter()
+        waiter = finish_listener.Waiter()
 
         def fail_first() -> None:
             opened.side_effect = None

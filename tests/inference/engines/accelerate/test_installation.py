@@ -9,10 +9,10 @@ from unittest.mock import Mock, patch
 
 from inference.catalog.specs import ModelSpec
 from inference.engines import loading
-from inference.engines.accelerate import fast_tokenizer, install, prepacked_weights, text_batches, unpadded_encoder
-from inference.engines.accelerate.install import Shortcuts
+from inference.engines.accelerate import fast_tokenizer, installation, prepacked_weights, text_batches, unpadded_encoder
+from inference.engines.accelerate.installation import Shortcuts
 from inference.engines.runtime import parity
-from inference.engines.runtime.stacks import Together
+from inference.engines.runtime.row_groups import Together
 from inference.errors import InvalidInput
 from tests import tiny_models
 from tests.inference.engines.test_transformers import EqualTestCase
@@ -46,7 +46,7 @@ class ShortcutsTests(TestCase):
 
     def test_one_that_raises_while_it_is_installed_is_off(self) -> None:
         shortcut = Fake(fails="on")
-        with self.assertLogs(install.logger, "WARNING"):
+        with self.assertLogs(installation.logger, "WARNING"):
             self.assertIsNone(self.add(shortcut))
             self.assertIsNone(self.shortcuts.add("fake", fail, lambda: True))
             self.assertIsNone(self.shortcuts.add("fake", lambda: shortcut, fail))
@@ -55,7 +55,7 @@ class ShortcutsTests(TestCase):
 
     def test_one_that_raises_later_is_off_from_then_on(self) -> None:
         shortcut = self.add(Fake())
-        with self.assertLogs(install.logger, "WARNING"):
+        with self.assertLogs(installation.logger, "WARNING"):
             self.assertEqual(self.shortcuts.guard(lambda: fail() if shortcut.is_on else [1]), [1])
         self.assertFalse(shortcut.is_on)
 
@@ -87,10 +87,10 @@ class EngineTests(EqualTestCase):
     def test_what_fails_at_load_leaves_the_plain_pipeline(self) -> None:
         expected = self.loaded().predict(TEXTS, {})
         gone: list[contextlib.AbstractContextManager[Any]] = [
-            patch.object(install, "_packed", side_effect=AttributeError("no attribute '_linear_pointwise'")),
-            patch.object(install, "_no_padding", side_effect=ImportError("cannot import name 'BaseModelOutput'")),
+            patch.object(installation, "_packed", side_effect=AttributeError("no attribute '_linear_pointwise'")),
+            patch.object(installation, "_no_padding", side_effect=ImportError("cannot import name 'BaseModelOutput'")),
             patch.object(
-                install, "make_batch_shortcut", side_effect=ImportError("cannot import name 'TokenizersBackend'")
+                installation, "make_batch_shortcut", side_effect=ImportError("cannot import name 'TokenizersBackend'")
             ),
             patch.dict(unpadded_encoder.KINDS, {"bert": fail}),
             patch.object(unpadded_encoder.Layers, "__call__", fail),
@@ -121,7 +121,7 @@ class EngineTests(EqualTestCase):
         for name, change in broken.items():
             engine = self.loaded()
             expected = engine.predict(TEXTS, {})
-            with self.subTest(name), change, self.assertLogs(install.logger, "WARNING") as logs:
+            with self.subTest(name), change, self.assertLogs(installation.logger, "WARNING") as logs:
                 self.assert_equal(engine.predict(TEXTS, {}), expected)
                 self.assert_equal(engine.predict(TEXTS, {}), expected)
             self.assertEqual(len(logs.output), 1)

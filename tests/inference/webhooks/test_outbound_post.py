@@ -8,8 +8,8 @@ from unittest.mock import Mock, patch
 
 from django.test import SimpleTestCase
 
-from inference.webhooks import outbound
-from inference.webhooks.outbound import NotSent, is_public
+from inference.webhooks import outbound_post
+from inference.webhooks.outbound_post import NotSent, is_public
 from tests.conditions import PATIENCE_S, eventually
 
 PUBLIC = ("93.184.216.34", "2606:4700::1111", "64:ff9b::808:808", "2002:808:808::1")
@@ -64,15 +64,15 @@ def answering(answer: bytes) -> Serve:
 
 
 def post(url: str, limit_s: float = PATIENCE_S) -> int:
-    return outbound.post(url, b"{}", {"Content-Type": "application/json"}, limit_s=limit_s, private=True)
+    return outbound_post.post(url, b"{}", {"Content-Type": "application/json"}, limit_s=limit_s, private=True)
 
 
 class PostTests(SimpleTestCase):
     def only_the_answer_is_late(self) -> None:
         """By a clock that goes on a little each time that it is asked, until which all has been sent."""
         ticks = itertools.count()
-        self.enterContext(patch.object(outbound, "time", Mock(monotonic=lambda: next(ticks) * 0.01)))
-        self.enterContext(patch.object(outbound, "_resolve", return_value=["127.0.0.1"]))
+        self.enterContext(patch.object(outbound_post, "time", Mock(monotonic=lambda: next(ticks) * 0.01)))
+        self.enterContext(patch.object(outbound_post, "_resolve", return_value=["127.0.0.1"]))
 
     def test_the_status_is_all_that_is_read(self) -> None:
         def endless(connected: socket.socket, over: threading.Event) -> None:
@@ -118,7 +118,8 @@ class PostTests(SimpleTestCase):
 
     def test_a_slow_name_takes_one_thread_for_any_number_of_requests(self) -> None:
         over = threading.Event()
-        self.enterContext(patch.object(outbound, "time", Mock(monotonic=lambda: 0.0)))  # all the time is the resolver's
+        # All the time is the resolver's.
+        self.enterContext(patch.object(outbound_post, "time", Mock(monotonic=lambda: 0.0)))
         with patch.object(socket, "getaddrinfo", side_effect=lambda *_, **__: over.wait()) as getaddrinfo:
             for _ in range(40):
                 with self.assertRaisesRegex(NotSent, "slow.example is not resolved in time"):
