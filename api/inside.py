@@ -111,7 +111,7 @@ class Inside(Service):
         with _service_call():
             job = visible_job(self._principal, job_id)
             streaming.refuse_others(job)
-            events = reader.read(job, after=Position.of_id(after, job.id) if after else BEGINNING)
+            events = reader.stream_events(job, after=Position.from_event_id(after, job.id) if after else BEGINNING)
         return map(_stream_event, events)
 
     def cancel(self, job_id: str) -> Document:

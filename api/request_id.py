@@ -19,16 +19,16 @@ def begin(offered: str | None) -> str:
     It is `offered`, or a new id if `offered` is missing or unfit for a log line.
     """
     chosen = offered if offered and _ACCEPTED.fullmatch(offered) else uuid_utils.uuid7().hex
-    logs.begin(request_id=chosen)
+    logs.bind_only(request_id=chosen)
     return chosen
 
 
 def end() -> None:
-    logs.begin()
+    logs.bind_only()
 
 
 def current() -> str:
-    return logs.bound("request_id")
+    return logs.bound_id("request_id")
 
 
 def in_log(record: logging.LogRecord) -> bool:

@@ -61,7 +61,7 @@ class Usage:
             for pk in known:
                 KeyUse.objects.filter(key_id=pk, hour=hour).update(requests=F("requests") + counted[pk])
             if hour != self._hour:
-                row_locks.delete(KeyUse.objects.filter(hour__lt=hour - KEPT))
+                row_locks.delete_rows(KeyUse.objects.filter(hour__lt=hour - KEPT))
         self._hour = hour
 
 

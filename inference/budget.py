@@ -30,7 +30,7 @@ def answer_limit_s() -> float:
     return float(os.environ.get("DATABASE_ANSWER_S", "0"))
 
 
-class of_a_request:  # a class, for the same reason as `spent`
+class request_budget:  # a class, for the same reason as `counted_wait`
     """The context of one request: all its waits together may take as long as a single statement may, and `GRACE_S`."""
 
     def __enter__(self) -> None:
@@ -50,12 +50,12 @@ def renew_budget() -> None:
         _own.left_s = answer_limit_s() + GRACE_S
 
 
-def left_s() -> float:
+def remaining_s() -> float:
     """Return the seconds that are left of the budget; they are never negative."""
     return max(0.0, _own.left_s)
 
 
-class spent:  # a class, as it costs half of what a generator costs
+class counted_wait:  # a class, as it costs half of what a generator costs
     """The context of one wait, whose duration is counted.
 
     It yields the seconds that the wait may take: `limit_s`, or what is left of the budget.
@@ -66,14 +66,14 @@ class spent:  # a class, as it costs half of what a generator costs
 
     def __enter__(self) -> float:
         self.began_at = time.monotonic()
-        return min(self.limit_s, left_s())
+        return min(self.limit_s, remaining_s())
 
     def __exit__(self, *error: object) -> None:
         _own.left_s -= time.monotonic() - self.began_at
 
 
 @contextlib.contextmanager
-def uncounted() -> Iterator[None]:
+def lift_budget() -> Iterator[None]:
     """Lift the budget for work that takes longer the larger its request is.
 
     Each wait of such work has a bound of its own.

@@ -10,12 +10,12 @@ from django.db.models import Model, QuerySet
 M = TypeVar("M", bound=Model)
 
 
-def lock(rows: QuerySet[M]) -> QuerySet[M]:
+def lock_rows(rows: QuerySet[M]) -> QuerySet[M]:
     """Return the query that locks these rows within a transaction, the one with the smallest primary key first."""
     return rows.order_by("pk").select_for_update()
 
 
-def update(rows: QuerySet[M], **values: Any) -> int:
+def update_rows(rows: QuerySet[M], **values: Any) -> int:
     """Change these rows in one statement, locked in their order, and return how many there were."""
     if not connections[rows.db].features.has_select_for_update:
         return rows.update(**values)
@@ -23,7 +23,7 @@ def update(rows: QuerySet[M], **values: Any) -> int:
         return _locked(rows).update(**values)
 
 
-def delete(rows: QuerySet[M]) -> int:
+def delete_rows(rows: QuerySet[M]) -> int:
     """Delete these rows in one statement, locked in their order, and return how many there were.
 
     No row is read before, and rows that refer to the deleted ones are not looked for.
@@ -35,4 +35,4 @@ def delete(rows: QuerySet[M]) -> int:
 
 
 def _locked(rows: QuerySet[M]) -> QuerySet[M]:
-    return rows.model._default_manager.using(rows.db).filter(pk__in=lock(rows).values("pk"))
+    return rows.model._default_manager.using(rows.db).filter(pk__in=lock_rows(rows).values("pk"))

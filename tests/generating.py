@@ -59,14 +59,14 @@ class Attempt:
     def write(self, *texts: str) -> None:
         from inference.streams import redis_streams
 
-        redis_streams.write([self.chunk(text) for text in texts])
+        redis_streams.write_chunks([self.chunk(text) for text in texts])
 
     def rewrite(self, *texts: str) -> None:
         """All of it, with these at its end."""
         from inference.streams import redis_streams
 
         text, self.text = self.text + "".join(texts), ""
-        redis_streams.write([self.chunk(text)])
+        redis_streams.write_chunks([self.chunk(text)])
 
     def end(self, **outcome: Any) -> None:
         from inference.store import transitions
@@ -114,7 +114,7 @@ class Generator(threading.Thread):
         running = set(Job.objects.filter(status=Status.RUNNING).values_list("pk", flat=True))
         self.open = [(attempt, left) for attempt, left in self.open if attempt.job.pk in running]
         going = ((attempt, left) for attempt, left in self.open if left and not is_held(attempt))
-        redis_streams.write([attempt.chunk(left.pop(0)) for attempt, left in going])
+        redis_streams.write_chunks([attempt.chunk(left.pop(0)) for attempt, left in going])
         for attempt, left in self.open:
             if not left:
                 attempt.end()

@@ -38,7 +38,7 @@ class TestMonitoring(TestCase):
         tally: tallies.Tally = {"ended": {"succeeded": 1}, "real": 1, "padded": 1, "tokens": 1, "engine_s": 1.0}
         tally["cost"] = {"off_s": 0.1, "real_s": 1.0}
         for name in ("wait", "run", "first", "batch"):
-            tallies.observe(tally, name, 1.0)
+            tallies.add_value(tally, name, 1.0)
         Figure.objects.create(grain=Grain.EVER, start=SINCE_EVER, model="m", tally=tally)
         Figure.objects.create(grain=Grain.EVER, start=SINCE_EVER, model="", tally={"refused": {"queue_full": 1}})
         replicas = {"0": {"device": "cpu", "memory": {"m": 1}}}

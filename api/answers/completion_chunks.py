@@ -58,7 +58,7 @@ def written(
     job: Job, events: Iterator[Event], *, kind: CompletionKind, after: Position, include_usage: bool = False
 ) -> Generator[bytes, None, None]:
     chunks = Chunks(kind, job, include_usage=include_usage)
-    yield chunks.write_choice(kind.first, after.id_for(job.id))
+    yield chunks.write_choice(kind.first, after.make_event_id(job.id))
     for event in events:
         match event:
             case Delta():

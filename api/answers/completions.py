@@ -13,7 +13,7 @@ from inference.catalog.sizes import lengths
 from inference.catalog.specs import ModelSpec
 from inference.errors import UnknownModel
 from inference.models import Job
-from inference.streams.texts import Prompt, answer_of, generated_text
+from inference.streams.texts import Prompt, extract_generated_text, extract_single_answer
 
 NO_TEXT = 'The model\'s answer is not [{"generated_text": "…"}].'
 FINISH_REASONS = {"length": "length", "eos_token": "stop", "stop_sequence": "stop"}
@@ -84,7 +84,7 @@ def head(kind: CompletionKind, job: Job) -> dict[str, Any]:
 
 def _generated(job: Job) -> tuple[str, Mapping[str, Any]]:
     """Return the text, as a stream sends it, and its details. Raises `ApiError` if the output holds no text."""
-    text = generated_text(job, Prompt.of(job.inputs, job.parameters))
+    text = extract_generated_text(job, Prompt.from_inputs(job.inputs, job.parameters))
     if text is None:
         raise ApiError(NO_TEXT, "bad_output")
     return text, details_of(job.output)
@@ -95,7 +95,7 @@ def details_of(output: Any) -> Mapping[str, Any]:
 
     The result is empty if a custom engine gives no details. It may also give other ones.
     """
-    details = answer_of(output).get("details")
+    details = extract_single_answer(output).get("details")
     return details if isinstance(details, dict) else {}
 
 

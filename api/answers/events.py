@@ -14,7 +14,7 @@ from api.answers import resources
 from inference.models import Job, Status
 from inference.streams.events import Delta, End, Event, Interrupted, KeepAlive, Restart
 from inference.streams.positions import BEGINNING
-from inference.streams.texts import answer_of
+from inference.streams.texts import extract_single_answer
 
 CONTENT_TYPE = "text/event-stream"
 KEEP_ALIVE = b": keep-alive\n\n"
@@ -31,7 +31,7 @@ def event(name: str, data: Any, event_id: str = "") -> bytes:
 def named(job: Job, events: Iterator[Event], *, plain: bool) -> Generator[bytes, None, None]:
     """Yield the events of `written`, after a first event with the address where the stream can be read on."""
     shown = {"id": job.id, "stream": f"/v1/jobs/{job.id}/stream"}
-    yield event("job", {"job": shown, **_text("")}, BEGINNING.id_for(job.id))
+    yield event("job", {"job": shown, **_text("")}, BEGINNING.make_event_id(job.id))
     yield from written(job, events, plain=plain)
 
 
@@ -61,7 +61,7 @@ def _end(end: End, *, plain: bool) -> dict[str, Any]:
     shown = {"job": resources.job(job, plain=plain)}
     if job.status != Status.SUCCEEDED:
         return {**shown, **_error(job.public_detail or f"The job is {job.status}.", job.error_code or job.status)}
-    details = {"details": found} if (found := answer_of(job.output).get("details")) else {}
+    details = {"details": found} if (found := extract_single_answer(job.output).get("details")) else {}
     return {**shown, **_text(""), "generated_text": end.text, **details}
 
 

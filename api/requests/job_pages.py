@@ -16,7 +16,7 @@ from api.auth import Principal
 from api.errors.problems import ApiError
 from inference.catalog.specs import NAME
 from inference.fields.ids import first_id_at
-from inference.fields.uuids import parse_id
+from inference.fields.uuids import parse_uuid
 from inference.models import Bulk, Job, Status
 from inference.store import outputs
 
@@ -73,7 +73,7 @@ def _limit(text: str) -> int:
 
 
 def _uuid(name: str, text: str) -> UUID:
-    if (found := parse_id(text)) is None:
+    if (found := parse_uuid(text)) is None:
         raise ApiError(f"{name} must be an id, as an answer of this service gave it.")
     return found
 

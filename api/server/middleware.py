@@ -61,7 +61,7 @@ class RequestIds:
         started = time.perf_counter()
         own_id = request_id.begin(request.META.get("HTTP_X_REQUEST_ID"))
         try:
-            with budget.of_a_request():
+            with budget.request_budget():
                 response = self.get_response(request)
             response.headers[request_id.HEADER] = own_id
             if not response.streaming and response.status_code != 304:
@@ -92,10 +92,10 @@ class Api:
             answer = (dialect.reshape if dialect else problems.set_stream_type)(request, answer)
             if match and match.func is not problems.not_found and request.path_info not in UNCOUNTED:
                 method = request.method if request.method in METHODS else "other"
-                ledger.note(SERVICE, {"requests": {f"{method} {route_of(match)} {answer.status_code}": 1}})
+                ledger.note_tally(SERVICE, {"requests": {f"{method} {route_of(match)} {answer.status_code}": 1}})
             return self._secured(request, answer)
         finally:
-            compute_slots.give_back()
+            compute_slots.return_slot()
             connections.release_connection()  # before the rest of the body is read, which a client may send slowly
 
     def _answer(self, request: HttpRequest, match: ResolverMatch | None) -> HttpResponse:

@@ -21,7 +21,7 @@ from api.requests.fields import Body
 from api.server.middleware import route_of
 from api.server.wait_slots import slots
 from inference.errors import JobNotFound, UnknownOwner
-from inference.fields.uuids import parse_id
+from inference.fields.uuids import parse_uuid
 from inference.models import Job
 from inference.store import connections
 from inference.submission import jobs
@@ -121,9 +121,9 @@ def visible_job(principal: Principal, job_id: str) -> Job:
 
     Raises `JobNotFound`, the same for a job of another owner as for none, and `ApiError` for a job that was removed.
     """
-    if (key := parse_id(job_id)) is None:
+    if (key := parse_uuid(job_id)) is None:
         raise JobNotFound(f"There is no job {job_id[:100]!r}: ids are UUIDs.")
-    logs.note(job=key)
+    logs.bind_more(job=key)
     with contextlib.suppress(JobNotFound):
         job = jobs.fetch(key)
         if principal.may_see(job):
@@ -155,7 +155,7 @@ def body_of(request: HttpRequest) -> bytes:
         raise ApiError("The body could not be read to its end.") from error
     if len(body) < int(request.META.get("CONTENT_LENGTH") or 0):
         raise ApiError(f"The body ended after {len(body)} bytes, before its Content-Length.")
-    compute_slots.take()
+    compute_slots.take_slot()
     return body
 
 

@@ -12,7 +12,7 @@ from api.requests import bodies
 from api.requests import bulk as bulk_body
 from api.views.base import ApiView, body_of, media_type, with_etag
 from inference.errors import BulkNotFound
-from inference.fields.uuids import parse_id
+from inference.fields.uuids import parse_uuid
 from inference.models import Bulk
 from inference.submission import bulk
 from inference.waiting.compute_slots import compute_slots
@@ -29,7 +29,7 @@ class BulksView(ApiView):
             bodies.json_only(media_type(request))
             bodies.known_query(request.GET, (), dict.fromkeys(bulk_body.FIELDS, "it belongs in the body."))
             submission = bulk_body.read_document(body_of(request))
-        compute_slots.give_back()  # other requests should not wait for thousands of inputs
+        compute_slots.return_slot()  # other requests should not wait for thousands of inputs
         accepted = bulk.submit(self.attributed(request, submission))
         headers = {"Location": f"/v1/jobs/bulk/{accepted.bulk.id}", "Retry-After": "5"}
         return codec.answer(resources.accepted_bulk(accepted), status=202, headers=headers)
@@ -64,7 +64,7 @@ def visible_bulk(principal: Principal, bulk_id: str) -> Bulk:
 
     Raises `BulkNotFound`, the same for a bulk of another owner as for none.
     """
-    if (key := parse_id(bulk_id)) is None:
+    if (key := parse_uuid(bulk_id)) is None:
         raise BulkNotFound(f"There is no bulk {bulk_id[:100]!r}: ids are UUIDs.")
     found = bulk.fetch(key)
     if not principal.may_see(found):

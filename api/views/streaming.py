@@ -88,7 +88,7 @@ def answer(
         if cancels:
             require_steering(view.principal, row)
         left = _cancelling(row.id, is_accepted=request.method == "POST") if cancels else None
-        pieces = written(row, reader.read(row, after=after))
+        pieces = written(row, reader.stream_events(row, after=after))
         body = StreamBody(pieces, held.pop_all(), left)
     headers = {**HEADERS, "Content-Location": f"/v1/jobs/{row.id}/stream"}
     return StreamingHttpResponse(body, content_type=events.CONTENT_TYPE, headers=headers)
@@ -97,7 +97,7 @@ def answer(
 def place(request: HttpRequest, job: Job) -> Position:
     """Return the position of the last event that the client received. Raises `UnknownPosition`."""
     event_id = request.META.get("HTTP_LAST_EVENT_ID") or request.GET.get("last_event_id")
-    return Position.of_id(event_id, job.id) if event_id else BEGINNING
+    return Position.from_event_id(event_id, job.id) if event_id else BEGINNING
 
 
 def refuse_others(job: Job) -> None:
@@ -134,7 +134,7 @@ def _cancelling(job_id: UUID, *, is_accepted: bool) -> Callable[[], None] | None
 def _leave(job_id: UUID, name: UUID) -> None:
     """Cancel the job of a client that has gone. It stays as it is if it has ended, or if its client has come back."""
     try:
-        if disconnects.leave(job_id, name):
+        if disconnects.cancel_if_last_reader(job_id, name):
             logger.info("job=%s is cancelled: its client has gone", job_id)
     except (DatabaseError, InterfaceError) as error:
         logger.warning("job=%s goes on, though its client has gone: %s", job_id, error)

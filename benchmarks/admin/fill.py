@@ -192,7 +192,7 @@ class Month:
         found: tallies.Tally = {"ended": {f"{status} {code}".strip(): count for (status, code), count in ENDS.items()}}
         for name in ("wait", "run", "batch"):
             for _ in range(20):
-                tallies.observe(found, name, self.dice.expovariate(1.0) + 0.01, unit=tallies.UNIT_S)
+                tallies.add_value(found, name, self.dice.expovariate(1.0) + 0.01, unit=tallies.UNIT_S)
         return found | {"real": 9, "padded": 10, "engine_s": 1.0, "tokens": 5}
 
     def keep_others(self) -> None:

@@ -23,10 +23,10 @@ from inference.admin import api_keys
 from inference.admin.job_lookups import MINUTES
 from inference.catalog.lookup import known_models
 from inference.fields.ids import first_id_at
-from inference.fields.json_field import storable
+from inference.fields.json_field import escape_for_database
 from inference.models import Job, Priority, Status, Worker
 from inference.status import workers
-from inference.telemetry.control_characters import visible
+from inference.telemetry.control_characters import escape_text
 
 COUNT_LIMIT = 10_000
 
@@ -98,7 +98,7 @@ class JobFilter(admin.SimpleListFilter):
         if chosen and chosen not in {str(row.pk) for row in listed}:
             with contextlib.suppress(ValidationError, ValueError, OverflowError, DataError):  # no key of this kind
                 listed += rows.filter(pk=chosen)
-        return [(str(row.pk), visible(str(row))) for row in listed]
+        return [(str(row.pk), escape_text(str(row))) for row in listed]
 
 
 class StatusFilter(JobFilter):
@@ -154,8 +154,8 @@ class KeyFilter(JobFilter):
         issued, chosen = api_keys.issued(request.user).only("start", "name"), self.value()
         listed = {key.start: str(key) for key in issued[:20]}
         if chosen and chosen not in listed:
-            listed[chosen] = str(issued.filter(start=storable(chosen)).first() or f"{chosen}…")
-        return [(start, visible(name)) for start, name in listed.items()]
+            listed[chosen] = str(issued.filter(start=escape_for_database(chosen)).first() or f"{chosen}…")
+        return [(start, escape_text(name)) for start, name in listed.items()]
 
 
 class PriorityFilter(JobFilter):

@@ -41,7 +41,7 @@ def retry(ids: Iterable[UUID], *, alone: bool = False) -> Iterator[Line]:
     for level, text in _counted(messages.SUCCESS, len(accepted), what):
         yield level, format_html("{}: {}", text, _links(accepted))
     for reason, count in refused.items():
-        yield from _counted(messages.ERROR, count, f"not retried: {display.visible(reason)}")
+        yield from _counted(messages.ERROR, count, f"not retried: {display.escape_text(reason)}")
 
 
 def _links(made: Sequence[Job]) -> SafeString:

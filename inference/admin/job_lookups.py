@@ -28,8 +28,8 @@ from django.http import QueryDict
 from inference import clock, errors
 from inference.admin import api_keys
 from inference.fields.ids import first_id_at
-from inference.fields.json_field import dumps, storable
-from inference.fields.uuids import parse_id
+from inference.fields.json_field import dumps, escape_for_database
+from inference.fields.uuids import parse_uuid
 from inference.models import Job
 
 END_OF_ID = re.compile(r"…?([0-9A-Fa-f]{8,12})")
@@ -79,7 +79,7 @@ def search(term: str, keys: set[str], jobs: QuerySet[Job], user: Any) -> Search:
         jobs: The jobs that the filters let through, in which texts are looked for.
         user: The user who asks: names of keys find something for users who may look at keys.
     """
-    term = storable(term.strip())
+    term = escape_for_database(term.strip())
     whole: Lookups = {} if keys & OF_PARTS else {"whole__isnull": True}
     if not term:
         return Search(whole)
@@ -101,7 +101,7 @@ def _by_id(term: str) -> Lookups:
         digits = {"id__endswith": end[1].lower()}
         found = [str(pk) for pk in jobs.filter(**digits).values_list("pk", flat=True)[:2]]
         return {"id": found[0]} if len(found) == 1 else digits if found else {}
-    return {"id": str(job)} if (job := parse_id(term)) and jobs.filter(pk=job).exists() else {}
+    return {"id": str(job)} if (job := parse_uuid(term)) and jobs.filter(pk=job).exists() else {}
 
 
 def _by_index(term: str, user: Any) -> Lookups:
@@ -118,7 +118,7 @@ def _by_index(term: str, user: Any) -> Lookups:
 
 
 def _indexed(term: str, user: Any) -> Iterator[Lookups]:
-    if belongs_to := parse_id(term):
+    if belongs_to := parse_uuid(term):
         yield {"bulk": str(belongs_to)}
         yield {"batch": str(belongs_to)}
     users = get_user_model()

@@ -38,9 +38,9 @@ class Breaker:
         """
         if self.is_resting():
             self._refuse()
-        if not budget.left_s():
+        if not budget.remaining_s():
             raise BrokerUnavailable(f"The broker was not called: {budget.SPENT}.")
-        with budget.spent(), self._slot():
+        with budget.counted_wait(), self._slot():
             self._enter()
             try:
                 yield
@@ -50,7 +50,7 @@ class Breaker:
 
     @contextlib.contextmanager
     def _slot(self) -> Iterator[None]:
-        if not self._slots.acquire(timeout=min(self.wait_s, budget.left_s())):
+        if not self._slots.acquire(timeout=min(self.wait_s, budget.remaining_s())):
             raise BrokerUnavailable("The broker is too slow for the calls that wait for it.", retry_after_s=self.rest_s)
         try:
             yield

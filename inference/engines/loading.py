@@ -110,7 +110,7 @@ def trace_of(failure: ModelUnavailable) -> str:
     """
     cause = failure.__cause__ or failure
     expected = isinstance(cause, OSError | ImportError | ModelUnavailable)
-    if exceptions.has_own(cause) or not (expected or is_out_of_memory(cause) or is_device_failure(cause)):
+    if exceptions.has_own_code(cause) or not (expected or is_out_of_memory(cause) or is_device_failure(cause)):
         return exceptions.format_places(cause, describe)
     return ""
 

@@ -24,7 +24,7 @@ def dumps(value: Any) -> str:
         return text
 
 
-def storable(text: str) -> str:
+def escape_for_database(text: str) -> str:
     """Return the text with escapes for NUL characters and lone surrogates, which no database stores as text."""
     return text.replace("\0", "\\u0000").encode(errors="backslashreplace").decode()
 

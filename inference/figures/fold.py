@@ -13,7 +13,7 @@ from django.db.models.functions import Now
 
 from inference import row_locks
 from inference.figures import tallies
-from inference.figures.ledger import TICK_S, at, tick_of
+from inference.figures.ledger import TICK_S, moment_at, tick_of
 from inference.figures.tallies import Tally
 from inference.models import Figure, Grain, Mark
 
@@ -35,7 +35,7 @@ STEPS = (
     Step(Grain.TEN_MINUTES, Grain.THREE_HOURS, datetime.timedelta(days=2)),
 )
 Key = tuple[Grain, datetime.datetime, str]  # grain, start and model of a row that others are added to
-SINCE_EVER = at(0)
+SINCE_EVER = moment_at(0)
 
 
 def fold_rows() -> None:
@@ -44,11 +44,11 @@ def fold_rows() -> None:
             pass
 
 
-def remove_old() -> None:
+def remove_old_figures() -> None:
     """Delete figures and marks that are older than a year; `Grain.EVER` goes on counting these figures."""
     old = Now() - KEPT
-    row_locks.delete(Figure.objects.filter(grain=Grain.THREE_HOURS, start__lt=old))
-    row_locks.delete(Mark.objects.filter(at__lt=old))
+    row_locks.delete_rows(Figure.objects.filter(grain=Grain.THREE_HOURS, start__lt=old))
+    row_locks.delete_rows(Mark.objects.filter(at__lt=old))
 
 
 def _some(step: Step) -> int:
@@ -63,7 +63,7 @@ def _some(step: Step) -> int:
             sums: dict[Key, Tally] = {}
             for figure in found:
                 for key in _targets(step, figure):
-                    tallies.add(sums.setdefault(key, {}), figure.tally)
+                    tallies.add_tally(sums.setdefault(key, {}), figure.tally)
             if not _add(sums):
                 transaction.set_rollback(True)
                 return 0
@@ -73,7 +73,7 @@ def _some(step: Step) -> int:
 
 def _targets(step: Step, figure: Figure) -> list[Key]:
     length_s = LENGTH_S[step.target]
-    targets = [(step.target, at(tick_of(figure.start.timestamp(), length_s)), figure.model)]
+    targets = [(step.target, moment_at(tick_of(figure.start.timestamp(), length_s)), figure.model)]
     return [*targets, (Grain.EVER, SINCE_EVER, figure.model)] if step.source == Grain.WRITTEN else targets
 
 
@@ -91,7 +91,7 @@ def _add(sums: dict[Key, Tally]) -> bool:
     changed = []
     for figure in there.select_for_update():
         if more := sums.get((Grain(figure.grain), figure.start, figure.model)):
-            tallies.add(figure.tally, more)
+            tallies.add_tally(figure.tally, more)
             changed.append(figure)
     Figure.objects.bulk_update(changed, ["tally"])
     return len(changed) == len(sums)

@@ -50,7 +50,7 @@ _own = _Own()
 _later = _Later()
 
 
-def forget() -> None:
+def forget_rows() -> None:
     """Forget the rows of this thread, and the tallies that were not flushed yet."""
     _own.rows.clear()
     _later.tallies.clear()
@@ -60,30 +60,30 @@ def tick_of(seconds: float, length_s: int = TICK_S) -> int:
     return int(seconds // length_s) * length_s
 
 
-def at(seconds: float) -> datetime.datetime:
+def moment_at(seconds: float) -> datetime.datetime:
     return datetime.datetime.fromtimestamp(seconds, datetime.UTC)
 
 
-def write(model: str, tally: Tally) -> None:
+def write_tally(model: str, tally: Tally) -> None:
     """Write a tally as a row of its own."""
     if tally:
-        Figure.objects.create(grain=Grain.WRITTEN, start=at(tick_of(clock.time_s())), model=model, tally=tally)
+        Figure.objects.create(grain=Grain.WRITTEN, start=moment_at(tick_of(clock.time_s())), model=model, tally=tally)
 
 
-def write_on(model: str, tally: Tally) -> None:
+def add_to_own_row(model: str, tally: Tally) -> None:
     """Add a tally to this thread's row of the model, which is given up if this transaction fails."""
     before, start_s = _own.rows.pop(model, None), tick_of(clock.time_s())
     if before and before.start_s == start_s and _rewrite(before, tally):
         row = before
     else:
-        made = Figure.objects.create(grain=Grain.WRITTEN, start=at(start_s), model=model, tally=tally)
+        made = Figure.objects.create(grain=Grain.WRITTEN, start=moment_at(start_s), model=model, tally=tally)
         row = _Row(made.pk, start_s, tally)
     transaction.on_commit(lambda: _own.rows.update({model: row}))
 
 
 def _rewrite(row: _Row, tally: Tally) -> bool:
     """Write the row again with the tally added; return False if the row was folded already."""
-    tallies.add(row.tally, tally)
+    tallies.add_tally(row.tally, tally)
     with connection.cursor() as cursor:
         cursor.execute(
             _UPDATE,
@@ -95,13 +95,13 @@ def _rewrite(row: _Row, tally: Tally) -> bool:
         return bool(cursor.rowcount)
 
 
-def note(model: str, tally: Mapping[str, Any]) -> None:
-    """Keep a tally that is no job's outcome in memory until `flush`; any thread may call this."""
+def note_tally(model: str, tally: Mapping[str, Any]) -> None:
+    """Keep a tally that is no job's outcome in memory until `flush_tallies`; any thread may call this."""
     with _later.lock:
-        tallies.add(_later.tallies.setdefault(model, {}), tally)
+        tallies.add_tally(_later.tallies.setdefault(model, {}), tally)
 
 
-def flush() -> None:
+def flush_tallies() -> None:
     """Write the tallies that were noted.
 
     A tally that could not be written is kept for the next time. The number of tallies is bounded by the number of
@@ -112,8 +112,8 @@ def flush() -> None:
     try:
         with transaction.atomic():
             for model, tally in found.items():
-                write(model, tally)
+                write_tally(model, tally)
     except Exception:
         for model, tally in found.items():
-            note(model, {key: value for key, value in tally.items() if key != "now"})  # "now" is over by then
+            note_tally(model, {key: value for key, value in tally.items() if key != "now"})  # "now" is over by then
         raise

@@ -10,24 +10,24 @@ DEPLOYED, STARTED, STOPPED, GONE = "deployed", "started", "stopped", "gone"
 RETENTION = "retention"  # a kind has at most ten letters, as the column does
 
 
-def mark(kind: str, text: str) -> None:
+def add_mark(kind: str, text: str) -> None:
     Mark.objects.create(kind=kind, text=text[:300], at=Now())
 
 
-def retention_stopped(why: str) -> None:
-    """Mark since when old jobs are not removed, and the present reason, until `retention_goes_on`."""
-    if not row_locks.update(Mark.objects.filter(kind=RETENTION), text=why[:300]):
-        mark(RETENTION, why)
+def mark_retention_stop(why: str) -> None:
+    """Mark since when old jobs are not removed, and the present reason, until `clear_retention_stop`."""
+    if not row_locks.update_rows(Mark.objects.filter(kind=RETENTION), text=why[:300]):
+        add_mark(RETENTION, why)
 
 
-def retention_goes_on() -> None:
-    row_locks.delete(Mark.objects.filter(kind=RETENTION))
+def clear_retention_stop() -> None:
+    row_locks.delete_rows(Mark.objects.filter(kind=RETENTION))
 
 
-def started(worker: str) -> None:
+def mark_worker_start(worker: str) -> None:
     """Mark that a worker started, and a deployment if its release is another one than that of the workers before it."""
     if settings.RELEASE:
         last = Mark.objects.filter(kind=DEPLOYED).order_by("-at").values_list("text", flat=True).first()
         if last != settings.RELEASE:
-            mark(DEPLOYED, settings.RELEASE)
-    mark(STARTED, worker)
+            add_mark(DEPLOYED, settings.RELEASE)
+    add_mark(STARTED, worker)

@@ -7,7 +7,7 @@ from collections import Counter
 from django.db.models import Count, Min
 
 from inference import clock
-from inference.figures.ledger import at, tick_of
+from inference.figures.ledger import moment_at, tick_of
 from inference.figures.tallies import Tally
 from inference.models import ENDED, Figure, Grain, Job, Status, Worker
 
@@ -15,7 +15,7 @@ SERVICE = ""  # the model name of figures of the whole service
 
 
 def record_sample() -> None:
-    tick = {"grain": Grain.TICK, "start": at(tick_of(clock.time_s())), "model": SERVICE}
+    tick = {"grain": Grain.TICK, "start": moment_at(tick_of(clock.time_s())), "model": SERVICE}
     if not Figure.objects.filter(**tick).exists():
         Figure.objects.get_or_create(**tick, defaults={"tally": take_sample()})
 
@@ -25,12 +25,12 @@ def take_sample() -> Tally:
 
     `now` is summed over samples and divided by their number. Of `most` the largest value is kept.
     """
-    queued, ages = queues()
-    now = {"samples": 1, "queued": queued, "running": running(), "oldest_s": ages, **_of_workers()}
+    queued, ages = count_queued_jobs()
+    now = {"samples": 1, "queued": queued, "running": count_running_jobs(), "oldest_s": ages, **_of_workers()}
     return {"now": now, "most": {"queued": queued, "oldest_s": ages}}
 
 
-def queues() -> tuple[dict[str, int], dict[str, float]]:
+def count_queued_jobs() -> tuple[dict[str, int], dict[str, float]]:
     """Return by model the number of jobs that wait, and the age of the oldest in seconds.
 
     A job that runs in parts is counted by its parts.
@@ -42,7 +42,7 @@ def queues() -> tuple[dict[str, int], dict[str, float]]:
     return queued, ages
 
 
-def running() -> dict[str, int]:
+def count_running_jobs() -> dict[str, int]:
     """Count the running jobs by model.
 
     This is a query of its own, as the database uses the index of a status for one status at a time only.

@@ -12,7 +12,7 @@ from django.db import DEFAULT_DB_ALIAS
 
 from inference import clock
 from inference.figures import tallies
-from inference.figures.ledger import TICK_S, at, tick_of
+from inference.figures.ledger import TICK_S, moment_at, tick_of
 from inference.figures.sample import SERVICE
 from inference.figures.tallies import Tally
 from inference.models import Figure, Grain, Mark, Status
@@ -46,12 +46,12 @@ def read_series(name: str, model: str = "") -> dict[str, Any]:
     starts = range(end_s - span.length_s, end_s, span.step_s)
     points: dict[int, Tally] = {start: {} for start in starts}
     service: dict[int, Tally] = {start: {} for start in starts}
-    for start, of, tally in _rows(at(starts[0])):
+    for start, of, tally in _rows(moment_at(starts[0])):
         point = tick_of(start.timestamp(), span.step_s)
         if point in points and of == SERVICE:
-            tallies.add(service[point], tally)
+            tallies.add_tally(service[point], tally)
         elif point in points and model in ("", of):
-            tallies.add(points[point], tally)
+            tallies.add_tally(points[point], tally)
     lasted = {start: _lasted_s(start, span.step_s) for start in starts}
     found = [_compute_point(points[start], service[start], model, lasted[start]) for start in starts]
     ended = _by_end(points.values())
@@ -60,14 +60,14 @@ def read_series(name: str, model: str = "") -> dict[str, Any]:
         "series": {key: [point[key] for point in found] for key in found[0]},
         "errors": {code: [_a_minute(points[at_s], code, lasted[at_s]) for at_s in starts] for code in _frequent(ended)},
         "ended": ended,
-        "marks": _marks(at(starts[0])),
+        "marks": _marks(moment_at(starts[0])),
     }  # fmt: skip
 
 
 def _rows(totals_since: datetime.datetime) -> Iterable[tuple[datetime.datetime, str, Tally]]:
     """Return the rows since then, without those of the future, which were written before the clock was set back."""
     grains = (Grain.WRITTEN, Grain.TICK, Grain.TEN_MINUTES, Grain.THREE_HOURS)
-    rows = Figure.objects.filter(grain__in=grains, start__range=(totals_since, at(clock.time_s() + TICK_S)))
+    rows = Figure.objects.filter(grain__in=grains, start__range=(totals_since, moment_at(clock.time_s() + TICK_S)))
     return rows.values_list("start", "model", "tally").iterator()
 
 
@@ -111,7 +111,7 @@ def _of(values: Mapping[str, float], model: str, together: Any) -> float:
 
 def _by_end(points: Iterable[Tally]) -> dict[str, int]:
     """Return the number of jobs by outcome in the whole range."""
-    return dict(tallies.sum_of({"ended": point.get("ended", {})} for point in points)["ended"])
+    return dict(tallies.sum_tallies({"ended": point.get("ended", {})} for point in points)["ended"])
 
 
 def _frequent(ended: Mapping[str, int]) -> list[str]:
@@ -170,7 +170,7 @@ def totals_since(moment: datetime.datetime) -> dict[str, Tally]:
     """Return by model the sum of all rows since a moment, which is as exact as these rows are short."""
     found: dict[str, Tally] = {}
     for _, model, tally in _rows(moment):
-        tallies.add(found.setdefault(model, {}), tally)
+        tallies.add_tally(found.setdefault(model, {}), tally)
     return found
 
 
@@ -179,5 +179,5 @@ def totals(database: str = DEFAULT_DB_ALIAS) -> dict[str, Tally]:
     found: dict[str, Tally] = {}
     rows = Figure.objects.using(database).filter(grain__in=(Grain.EVER, Grain.WRITTEN))
     for model, tally in rows.values_list("model", "tally"):
-        tallies.add(found.setdefault(model, {}), tally)
+        tallies.add_tally(found.setdefault(model, {}), tally)
     return found

@@ -31,25 +31,25 @@ UNIT_S = 0.001  # seconds: the unit of durations
 _SMALLEST, _LARGEST = 0, 30 * STEPS
 
 
-def add(tally: Tally, more: Mapping[str, Any], *, largest: bool = False) -> Tally:
+def add_tally(tally: Tally, more: Mapping[str, Any], *, largest: bool = False) -> Tally:
     """Add `more` to `tally`, which is returned; `largest` keeps the larger of two numbers instead of their sum."""
     for key, value in more.items():
         if isinstance(value, Mapping):
-            add(tally.setdefault(key, {}), value, largest=largest or key == MOST)
+            add_tally(tally.setdefault(key, {}), value, largest=largest or key == MOST)
         else:
             before = tally.get(key, 0)
             tally[key] = max(before, value) if largest else before + value
     return tally
 
 
-def sum_of(tallies: Iterable[Mapping[str, Any]]) -> Tally:
+def sum_tallies(tallies: Iterable[Mapping[str, Any]]) -> Tally:
     total: Tally = {}
     for tally in tallies:
-        add(total, tally)
+        add_tally(total, tally)
     return total
 
 
-def observe(tally: Tally, name: str, value: float, *, unit: float = 1.0, count: int = 1) -> None:
+def add_value(tally: Tally, name: str, value: float, *, unit: float = 1.0, count: int = 1) -> None:
     """Add a value, or `count` times the same value, to a distribution.
 
     Its bucket ends at `end_of(bucket) * unit`.
@@ -67,26 +67,26 @@ def bucket_of(value: float) -> int:
     return min(_LARGEST, math.ceil(STEPS * math.log2(value) - 1e-9))
 
 
-def end_of(bucket: int) -> float:
+def bucket_end(bucket: int) -> float:
     return float(2 ** (bucket / STEPS))
 
 
-def count_of(distribution: Mapping[str, Any] | None) -> int:
+def count_values(distribution: Mapping[str, Any] | None) -> int:
     return sum(distribution["in"].values()) if distribution else 0
 
 
 def mean(distribution: Mapping[str, Any] | None) -> float | None:
-    count = count_of(distribution)
+    count = count_values(distribution)
     return distribution["sum"] / count if distribution and count else None
 
 
 def quantile(distribution: Mapping[str, Any] | None, share: float) -> float | None:
     """Return a quantile in seconds, exact within a bucket's width of 19 %, or None if there are no values."""
-    if not (count := count_of(distribution)) or distribution is None:
+    if not (count := count_values(distribution)) or distribution is None:
         return None
     rank, seen = max(1, math.ceil(share * count)), 0
     for bucket in sorted(map(int, distribution["in"])):
         seen += distribution["in"][str(bucket)]
         if seen >= rank:
             break
-    return end_of(bucket) * UNIT_S
+    return bucket_end(bucket) * UNIT_S

@@ -14,7 +14,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 
 from inference import clock
 from inference.figures import series, tallies
-from inference.figures.ledger import at, tick_of
+from inference.figures.ledger import moment_at, tick_of
 from inference.figures.sample import SERVICE
 from inference.figures.tallies import Tally
 from inference.models import Figure, Grain
@@ -107,7 +107,7 @@ def _requests_waiting() -> int:
     It is the number that all web processes wrote at the beginning of a tick. The number of this process, which is
     current, counts instead if it is larger.
     """
-    start: datetime.datetime = at(tick_of(clock.time_s() - WRITE_DELAY_S))
+    start: datetime.datetime = moment_at(tick_of(clock.time_s() - WRITE_DELAY_S))
     rows = Figure.objects.filter(grain__in=(Grain.WRITTEN, Grain.TICK), start=start, model=SERVICE)
     total: int = sum(tally.get("now", {}).get("requests_waiting", 0) for tally in rows.values_list("tally", flat=True))
     return max(total, len(listener))

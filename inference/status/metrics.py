@@ -39,8 +39,8 @@ def text() -> bytes:
 def _of_rows() -> list[Metric]:
     living = list(workers.living())
     owned = _jobs_of_owners()
-    queued, ages = sample.queues()
-    waiting = [*_by_model(queued, status="queued"), *_by_model(sample.running(), status="running")]
+    queued, ages = sample.count_queued_jobs()
+    waiting = [*_by_model(queued, status="queued"), *_by_model(sample.count_running_jobs(), status="running")]
     return [
         _family("jobs_waiting", "Jobs by model and status.", waiting),
         _family("oldest_queued_seconds", "Age of the oldest queued job.", _by_model(ages)),

@@ -122,7 +122,7 @@ class Remembered(Generic[T]):
             value = self._read()
         except BaseException as error:
             self._reading = None
-            if budget.left_s():
+            if budget.remaining_s():
                 reading.set_exception(error)
             else:
                 reading.cancel()

@@ -33,7 +33,7 @@ def _of_file() -> str:
     (patience_ms,) = file.execute("PRAGMA busy_timeout").fetchone()
     file.execute(f"PRAGMA busy_timeout = {1000 * PATIENCE_S:.0f}")
     try:
-        with budget.spent():
+        with budget.counted_wait():
             file.execute("BEGIN IMMEDIATE")
             file.execute("ROLLBACK")
     except sqlite3.OperationalError as error:

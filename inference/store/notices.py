@@ -9,7 +9,7 @@ from django.conf import settings
 
 from inference.broker import redis_client
 from inference.errors import BrokerUnavailable
-from inference.fields.uuids import id_of_hex
+from inference.fields.uuids import uuid_of_hex
 from inference.store import connections
 
 logger = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ def publish(ids: Collection[UUID]) -> None:
 def ids(data: bytes) -> list[UUID]:
     """Return the job ids in a notice; an empty list if `data` is no notice."""
     try:
-        return [id_of_hex(part) for part in data.split(b",")]
+        return [uuid_of_hex(part) for part in data.split(b",")]
     except ValueError:
         logger.warning("not a notice, dropped: %.80r", data)
         return []

@@ -16,7 +16,7 @@ from django.db.models.functions import Now
 
 from inference.fields.ids import new_job_id
 from inference.fields.json_field import JSONField
-from inference.fields.uuids import id_of_hex
+from inference.fields.uuids import uuid_of_hex
 from inference.models import TERMINAL, Bulk, Job, Status
 from inference.telemetry import tracing
 
@@ -331,7 +331,7 @@ def _converters(alias: str, names: tuple[str, ...]) -> list[tuple[int, Convert]]
 
 def _convert(column: Any, database: Any) -> list[Convert]:
     if isinstance(column.target, models.UUIDField) and not database.features.has_native_uuid_field:
-        return [lambda values, _: [None if value is None else id_of_hex(value) for value in values]]
+        return [lambda values, _: [None if value is None else uuid_of_hex(value) for value in values]]
     if isinstance(column.target, JSONField):
         return [lambda values, _: [None if value is None else orjson.loads(value) for value in values]]
     converters = [*database.ops.get_db_converters(column), *column.get_db_converters(database)]

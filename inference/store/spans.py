@@ -78,7 +78,7 @@ def _job(
         own["inference.job.run_s"] = max(0, end_ns - began_ns) / 1e9
     name = f"{attributes['gen_ai.operation.name']} {attributes['gen_ai.request.model']}"
     span = tracing.tracer().start_span(
-        name, tracing.context_of(traceparent), attributes={**attributes, **own}, start_time=_ns(created_at)
+        name, tracing.parse_context(traceparent), attributes={**attributes, **own}, start_time=_ns(created_at)
     )
     if code:
         span.set_attribute("error.type", code)

@@ -25,7 +25,7 @@ from django.db.models.lookups import IsNull
 
 from inference import budget, clock, errors, failpoints, row_locks
 from inference.failures import FailureKind, kind_of
-from inference.fields.json_field import storable
+from inference.fields.json_field import escape_for_database
 from inference.figures import ledger, tallies
 from inference.figures.tallies import Tally
 from inference.models import WAITING, Job, Status
@@ -163,7 +163,7 @@ def withdraw_claim(batch: UUID, ids: Collection[UUID], *, keeps_messages: bool) 
     """
     held = Job.objects.filter(pk__in=ids, batch=batch, status=Status.RUNNING)
     unclaimed = {name: value for name, value in _QUEUED_AGAIN.items() if name != "published_at" or not keeps_messages}
-    row_locks.update(held, **unclaimed, attempts=F("attempts") - 1)
+    row_locks.update_rows(held, **unclaimed, attempts=F("attempts") - 1)
 
 
 def extend_lease(batch: UUID, ids: Collection[UUID], *, time_limit_s: float) -> None:
@@ -172,7 +172,7 @@ def extend_lease(batch: UUID, ids: Collection[UUID], *, time_limit_s: float) -> 
     The batch was held up by work that is not part of these jobs.
     """
     lease: Any = Now() + datetime.timedelta(seconds=time_limit_s + LEASE_MARGIN_S)
-    row_locks.update(Job.objects.filter(pk__in=ids, batch=batch, status=Status.RUNNING), lease_until=lease)
+    row_locks.update_rows(Job.objects.filter(pk__in=ids, batch=batch, status=Status.RUNNING), lease_until=lease)
 
 
 def record(
@@ -210,7 +210,7 @@ def _record_held(
     with transaction.atomic():
         locked = _lock(_wholes(outcomes))
         held = Job.objects.filter(pk__in=[each.job_id for each in outcomes], batch=batch, status=Status.RUNNING)
-        ids = set(row_locks.lock(held).values_list("pk", flat=True))
+        ids = set(row_locks.lock_rows(held).values_list("pk", flat=True))
         held_outcomes = [outcome for outcome in outcomes if outcome.job_id in ids]
         wholes = _wholes(held_outcomes)
         of_held = {whole: parts for whole, parts in locked.items() if whole in wholes}
@@ -250,7 +250,7 @@ def _record_locked(
         if rows.update(statement, f"finished_at = {now_sql()}", *is_held) < len(statement):
             raise _NotAll
     ends = {whole: end for whole, parts in wholes.items() if (end := _settle(whole, parts))}
-    ledger.write_on(outcomes[0].model, tallies.add(_counted(outcomes, ends.values()), beside))
+    ledger.add_to_own_row(outcomes[0].model, tallies.add_tally(_counted(outcomes, ends.values()), beside))
     if tracing.on:
         transaction.on_commit(lambda: spans.try_to_record(spans.record_batch_span, batch, outcomes, batch_size))
     return len(outcomes), list(ends)
@@ -266,9 +266,9 @@ def _counted(outcomes: Sequence[Outcome], ends: Iterable[str]) -> Tally:
     for (created_at, started_at), count in Counter((each.created_at, each.started_at) for each in outcomes).items():
         if created_at and started_at:
             waited_s = (started_at - created_at).total_seconds()
-            tallies.observe(tally, "wait", max(0.0, waited_s), unit=tallies.UNIT_S, count=count)
-            tallies.observe(tally, "run", max(0.0, now_s - started_at.timestamp()), unit=tallies.UNIT_S, count=count)
-    return tallies.add(tally, {"ended": ended})
+            tallies.add_value(tally, "wait", max(0.0, waited_s), unit=tallies.UNIT_S, count=count)
+            tallies.add_value(tally, "run", max(0.0, now_s - started_at.timestamp()), unit=tallies.UNIT_S, count=count)
+    return tallies.add_tally(tally, {"ended": ended})
 
 
 def _end_of(status: str, code: str) -> str:
@@ -285,9 +285,9 @@ def _record_row(job_id: Any, outcome: Outcome, batch_size: Sizes, database: Any)
             "output_size": outcome.output_size,
             "prompt_length": outcome.prompt_length,
             "error_code": outcome.error_code,
-            "error_detail": outcome.error_detail and storable(outcome.error_detail),
-            "error_raised": storable(outcome.error_raised) if outcome.error_code else None,
-            "error_trace": storable(outcome.error_trace) if outcome.error_code else None,
+            "error_detail": outcome.error_detail and escape_for_database(outcome.error_detail),
+            "error_raised": escape_for_database(outcome.error_raised) if outcome.error_code else None,
+            "error_trace": escape_for_database(outcome.error_trace) if outcome.error_code else None,
             "batch_size": batch_size if isinstance(batch_size, int) else batch_size[outcome.job_id],
         }
     )
@@ -302,7 +302,7 @@ def _lock(ids: Collection[UUID]) -> dict[UUID, int | None]:
     """
     if not ids:
         return {}
-    return dict(row_locks.lock(Job.objects.filter(pk__in=ids)).values_list("pk", "parts"))
+    return dict(row_locks.lock_rows(Job.objects.filter(pk__in=ids)).values_list("pk", "parts"))
 
 
 def _settle(whole: UUID, count: int | None) -> str:
@@ -329,7 +329,7 @@ def _settle(whole: UUID, count: int | None) -> str:
         elif (held["numbers"] or 0) > MOST_ANSWERED:
             end = _failure(errors.InvalidInput.code, describe_overflow(held["numbers"]))
     ended = _end_whole(whole, end)
-    row_locks.update(parts.filter(output__isnull=False), output=None)  # an output is stored once, with the whole
+    row_locks.update_rows(parts.filter(output__isnull=False), output=None)  # an output is stored once, with the whole
     return ended
 
 
@@ -356,7 +356,7 @@ def _drop(parts: QuerySet[Job]) -> None:
     A part that another transaction is changing is skipped, and runs in vain: this transaction has locked the whole, and
     must not wait.
     """
-    with budget.uncounted():  # there may be thousands
+    with budget.lift_budget():  # there may be thousands
         ids = parts.order_by("pk").select_for_update(skip_locked=True).values_list("pk", flat=True)
         for chunk in rows.chunks(ids):
             waiting = Job.objects.filter(pk__in=chunk, status__in=WAITING)
@@ -376,7 +376,7 @@ def finish_wholes() -> None:
         except DatabaseError as error:
             if kind_of(error) is not FailureKind.DATA:
                 raise
-            logger.error("job=%s not put together, the database refuses it: %s", whole, logs.summarize(error))
+            logger.error("job=%s not put together, the database refuses it: %s", whole, logs.describe_error(error))
             with transaction.atomic():
                 end = _end_whole(whole, _failure(errors.BadOutput.code, "The database refused to store the answer."))
                 _count(model, end)
@@ -386,7 +386,7 @@ def finish_wholes() -> None:
 
 def _count(model: str, *ends: str) -> None:
     if found := Counter(filter(None, ends)):
-        ledger.write(model, {"ended": dict(found)})
+        ledger.write_tally(model, {"ended": dict(found)})
 
 
 def cancel(job_id: UUID, *, reader: UUID | None = None) -> bool:
@@ -430,7 +430,7 @@ def renew_future_leases() -> None:
     They would end later by as much as the clock was set back.
     """
     set_back = Job.objects.filter(status=Status.RUNNING, started_at__gt=Now() + datetime.timedelta(seconds=SET_BACK_S))
-    row_locks.update(set_back, lease_until=Now() + (F("lease_until") - F("started_at")), started_at=Now())
+    row_locks.update_rows(set_back, lease_until=Now() + (F("lease_until") - F("started_at")), started_at=Now())
 
 
 def requeue_lost(which: Q) -> None:
@@ -446,7 +446,7 @@ def requeue_lost(which: Q) -> None:
         error_code=errors.Lost.code,
         error_detail=f"Every worker that ran it was lost, {settings.MAX_RECOVERIES} times; the last one ran it alone.",
     )
-    given = row_locks.update(lost, **_QUEUED_AGAIN, recoveries=F("recoveries") + 1)
+    given = row_locks.update_rows(lost, **_QUEUED_AGAIN, recoveries=F("recoveries") + 1)
     if failed or given:
         logger.warning("%d running jobs given back, %d given up as lost", given, failed)
 
@@ -456,7 +456,7 @@ def requeue_stopped(which: Q) -> None:
 
     This does not count as a loss: a stop says nothing about the jobs.
     """
-    if given := row_locks.update(Job.objects.filter(which, status=Status.RUNNING), **_QUEUED_AGAIN):
+    if given := row_locks.update_rows(Job.objects.filter(which, status=Status.RUNNING), **_QUEUED_AGAIN):
         logger.warning("%d running jobs of stopped workers given back", given)
 
 
@@ -499,4 +499,4 @@ def _end_locked(held: Sequence[tuple[UUID, str, UUID | None]], status: Status, *
         )
     end = _end_of(status, code)
     for model, count in Counter(model for _, model, whole in held if not whole).items():
-        ledger.write(model, {"ended": {end: count}})
+        ledger.write_tally(model, {"ended": {end: count}})

@@ -26,7 +26,7 @@ class StreamCursor:
     @property
     def id(self) -> str:
         """The id of the last event."""
-        return self._delivered.id_for(self.job_id)
+        return self._delivered.make_event_id(self.job_id)
 
     @property
     def start_entry(self) -> bytes:
@@ -80,11 +80,11 @@ class StreamCursor:
     def _go_on(self, text: str) -> str:
         """Return the new part of `text`, which follows the text that was seen. Raises `TextDiverged`."""
         again = self._delivered.at - self._seen.at
-        self._seen.add(text[:again])
+        self._seen.add_text(text[:again])
         if self._seen.at < self._delivered.at:
             return ""
         if self._seen.position != self._delivered:
             raise TextDiverged
-        self._seen.add(text[again:])
+        self._seen.add_text(text[again:])
         self._delivered = self._seen.position
         return text[again:]

@@ -20,6 +20,6 @@ def register_reader(job_id: UUID) -> UUID:
     return name
 
 
-def leave(job_id: UUID, name: UUID) -> bool:
+def cancel_if_last_reader(job_id: UUID, name: UUID) -> bool:
     """Cancel the job if that stream is still the last one. Return True if the job was cancelled."""
     return transitions.cancel(job_id, reader=name)

@@ -56,7 +56,7 @@ class StreamSubscriber(Waiter):
     def is_over(self) -> bool:
         return self.is_stopped or self.changes is not None
 
-    def listen(self, timeout_s: float) -> list[Entry]:
+    def wait_for_entries(self, timeout_s: float) -> list[Entry]:
         """Return the next entries as soon as there are any.
 
         The list is empty after `timeout_s`, and when the job has finished or the process ends its streams.
@@ -69,7 +69,7 @@ class StreamSubscriber(Waiter):
         return []
 
     def replay_after(self, to: bytes) -> None:
-        """Make `listen` return the entries after this one again."""
+        """Make `wait_for_entries` return the entries after this one again."""
         with self._changed:
             self._taken = to
             self._fall_behind()
@@ -78,7 +78,7 @@ class StreamSubscriber(Waiter):
         with self._changed:  # before the read: entries that come too late for this page are handed over by the thread
             self.is_behind, self.offered = False, self._taken
         try:
-            entries = redis_streams.read({self.job_id: self._taken}, PAGE).get(self.job_id, [])
+            entries = redis_streams.read_entries({self.job_id: self._taken}, PAGE).get(self.job_id, [])
         except (BrokerUnavailable, redis.RedisError):  # the thread of the streams logs the reason
             with self._changed:
                 self._fall_behind()
@@ -94,14 +94,14 @@ class StreamSubscriber(Waiter):
         with self._changed:
             self._changed.wait_for(lambda: self._held or self.is_behind or self.is_over, left_s)
             held, self._held = self._held, deque()
-        taken = redis_streams.place(self._taken)
-        return [entry for entry in held if redis_streams.place(entry[0]) > taken]
+        taken = redis_streams.parse_entry_id(self._taken)
+        return [entry for entry in held if redis_streams.parse_entry_id(entry[0]) > taken]
 
     def _fall_behind(self) -> None:
         self.is_behind = True
         self._held.clear()
 
-    def push(self, entries: Sequence[Entry]) -> None:
+    def push_entries(self, entries: Sequence[Entry]) -> None:
         with self._changed:
             if self.is_behind:
                 return
@@ -139,15 +139,15 @@ class StreamHub:
         self._left_at = 0.0
 
     @contextlib.contextmanager
-    def follow(self, job_id: UUID) -> Iterator[StreamSubscriber]:
+    def subscribe_to(self, job_id: UUID) -> Iterator[StreamSubscriber]:
         """Yield a new ear for this job, which is also woken when the job has finished."""
-        subscriber, key = StreamSubscriber(job_id), redis_streams.notice([job_id])
+        subscriber, key = StreamSubscriber(job_id), redis_streams.make_notice([job_id])
         with self._lock:
             subscriber.is_stopped = self.is_stopping
             self._ensure_thread()
             self.subscribers.setdefault(key, []).append(subscriber)
         try:
-            with finish_listener.listener.expect(job_id, subscriber):
+            with finish_listener.listener.expect_finish(job_id, subscriber):
                 yield subscriber
         finally:
             with self._lock:
@@ -199,7 +199,7 @@ class StreamHub:
     def _listen(self, pauses: Pauses) -> None:
         client = redis.Redis.from_url(settings.REDIS_URL, socket_timeout=10.0, socket_connect_timeout=1.0)
         with client, client.pubsub(ignore_subscribe_messages=True) as subscription:
-            subscription.subscribe(redis_streams.channel())
+            subscription.subscribe(redis_streams.notice_channel())
             polled_at = 0.0
             while self.subscribers or time.monotonic() - self._left_at <= LINGER_S:
                 message = subscription.get_message(timeout=POLL_S)
@@ -220,12 +220,12 @@ class StreamHub:
         if not wanted:
             return
         after = {
-            job_id: min((subscriber.offered for subscriber in subscribers), key=redis_streams.place)
+            job_id: min((subscriber.offered for subscriber in subscribers), key=redis_streams.parse_entry_id)
             for job_id, subscribers in wanted.items()
         }
-        for job_id, entries in redis_streams.read(after, PAGE).items():
+        for job_id, entries in redis_streams.read_entries(after, PAGE).items():
             for subscriber in wanted[job_id]:
-                subscriber.push(entries)
+                subscriber.push_entries(entries)
 
 
 hub = StreamHub()

@@ -27,21 +27,21 @@ class Position:
     digest: bytes  # of these characters: a text that continues at `at` must begin with the same ones
 
     @classmethod
-    def of_id(cls, text: str, job_id: UUID) -> Self:
+    def from_event_id(cls, text: str, job_id: UUID) -> Self:
         """Read a position from the id of an event.
 
-        Raises `UnknownPosition` if `id_for` did not make this id for the same job.
+        Raises `UnknownPosition` if `make_event_id` did not make this id for the same job.
         """
         number, _, encoded = text.partition("-")
         if number.isascii() and number.isdigit() and len(number) <= MOST_DIGITS:
             digest = _decoded(encoded)[:BYTES]
-            if hmac.compare_digest(cls(int(number), digest).id_for(job_id).encode(), text.encode()):
+            if hmac.compare_digest(cls(int(number), digest).make_event_id(job_id).encode(), text.encode()):
                 return cls(int(number), digest)
         raise UnknownPosition(
             f"Last-Event-ID: no event of the job {job_id} has this id. Leave it out to begin at the first character."
         )
 
-    def id_for(self, job_id: UUID) -> str:
+    def make_event_id(self, job_id: UUID) -> str:
         signed = hashlib.blake2b(
             b"%d-%b" % (self.at, self.digest), key=_key(settings.SECRET_KEY), salt=job_id.bytes, digest_size=BYTES
         ).digest()
@@ -55,7 +55,7 @@ class DeliveredText:
         self._hash = hashlib.blake2b(digest_size=BYTES)
         self.at = 0
 
-    def add(self, text: str) -> None:
+    def add_text(self, text: str) -> None:
         self._hash.update(text.encode(errors="surrogatepass"))
         self.at += len(text)
 

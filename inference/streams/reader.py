@@ -14,7 +14,7 @@ from inference.streams.cursor import StreamCursor, TextDiverged
 from inference.streams.events import Delta, End, Event, Interrupted, KeepAlive, Restart
 from inference.streams.hub import StreamSubscriber, hub
 from inference.streams.positions import BEGINNING, Position
-from inference.streams.texts import Prompt, generated_text
+from inference.streams.texts import Prompt, extract_generated_text
 
 logger = logging.getLogger(__name__)
 
@@ -22,20 +22,20 @@ SILENCE_S = 10.0
 LONGEST_S = 3600.0  # then the client has to come back: its API key, or the job, may have been deleted
 
 
-def read(job: Job, *, after: Position = BEGINNING) -> Iterator[Event]:
+def stream_events(job: Job, *, after: Position = BEGINNING) -> Iterator[Event]:
     """Return the events of a stored job as they come. The last one is an `End` or a `Interrupted`.
 
     A `KeepAlive` comes when there was no other event for `SILENCE_S`. The inputs of `job` are dropped from memory. No
     database connection is held meanwhile.
     """
-    prompt = Prompt.of(job.inputs, job.parameters)
+    prompt = Prompt.from_inputs(job.inputs, job.parameters)
     vars(job).pop("inputs", None)
     return _events(job, prompt, StreamCursor(job.id, after))
 
 
 def _events(job: Job, prompt: Prompt, cursor: StreamCursor) -> Iterator[Event]:
     give_up_at = time.monotonic() + LONGEST_S
-    with hub.follow(job.id) as subscriber:
+    with hub.subscribe_to(job.id) as subscriber:
         _look(subscriber)
         while not subscriber.is_over and time.monotonic() < give_up_at:
             event = _next(subscriber, cursor)
@@ -46,7 +46,7 @@ def _events(job: Job, prompt: Prompt, cursor: StreamCursor) -> Iterator[Event]:
         yield Interrupted()
         return
     rows.apply_changes(job, changes)
-    yield from _end(job, generated_text(job, prompt) if job.status == Status.SUCCEEDED else None, cursor)
+    yield from _end(job, extract_generated_text(job, prompt) if job.status == Status.SUCCEEDED else None, cursor)
 
 
 def _look(subscriber: StreamSubscriber) -> None:
@@ -62,7 +62,7 @@ def _look(subscriber: StreamSubscriber) -> None:
 
 def _next(subscriber: StreamSubscriber, cursor: StreamCursor) -> Delta | Restart | None:
     try:
-        return cursor.consume(subscriber.listen(SILENCE_S))
+        return cursor.consume(subscriber.wait_for_entries(SILENCE_S))
     except TextDiverged:
         subscriber.replay_after(cursor.start_entry)
         return cursor.restart()

@@ -28,15 +28,15 @@ KEPT_S = 60  # after the last chunk: the text of a job that has ended is read fr
 _FIELD = b"c"
 
 
-def channel() -> str:
+def notice_channel() -> str:
     return f"{settings.SERVICE_PREFIX}inference.told"
 
 
-def key_of(job_id: UUID) -> bytes:
+def stream_key(job_id: UUID) -> bytes:
     return f"{settings.SERVICE_PREFIX}inference.stream.{job_id.hex}".encode()
 
 
-def write(chunks: Sequence[Chunk]) -> None:
+def write_chunks(chunks: Sequence[Chunk]) -> None:
     """Write the chunks of many jobs to Redis in one round trip, which takes a second at most.
 
     Chunks that Redis does not take are lost. A chunk that has all of the text replaces the chunks before it.
@@ -46,11 +46,11 @@ def write(chunks: Sequence[Chunk]) -> None:
     try:
         with redis_client.call() as client, client.pipeline(transaction=False) as round_trip:
             for chunk in chunks:
-                key = key_of(chunk.job_id)
+                key = stream_key(chunk.job_id)
                 most = MOST_CHUNKS if chunk.at else 1
                 round_trip.xadd(key, {_FIELD: chunk.to_bytes()}, maxlen=most, approximate=bool(chunk.at))
                 round_trip.expire(key, KEPT_S)
-            round_trip.publish(channel(), notice({chunk.job_id for chunk in chunks}))
+            round_trip.publish(notice_channel(), make_notice({chunk.job_id for chunk in chunks}))
             refused = [answer for answer in round_trip.execute(raise_on_error=False) if isinstance(answer, Exception)]
     except Resting:
         return  # a warning was logged when Redis became unavailable
@@ -60,14 +60,14 @@ def write(chunks: Sequence[Chunk]) -> None:
         logger.warning("text of %d jobs not published, their streams have it at the end: %s", len(chunks), refused[0])
 
 
-def read(after: Mapping[UUID, bytes], most: int) -> dict[UUID, list[Entry]]:
+def read_entries(after: Mapping[UUID, bytes], most: int) -> dict[UUID, list[Entry]]:
     """Return the entries of each of these jobs after the entry that `after` names, at most `most` for each.
 
     A job without such entries is missing in the result. Raises `BrokerUnavailable` and `RedisError`.
     """
-    by_key = {key_of(job_id): job_id for job_id in after}
+    by_key = {stream_key(job_id): job_id for job_id in after}
     with redis_client.call() as client:
-        found: Any = client.xread({key_of(job_id): last for job_id, last in after.items()}, count=most)
+        found: Any = client.xread({stream_key(job_id): last for job_id, last in after.items()}, count=most)
     return {by_key[key]: list(_entries(by_key[key], entries)) for key, entries in found}
 
 
@@ -79,12 +79,12 @@ def _entries(job_id: UUID, entries: Sequence[tuple[bytes, Mapping[bytes, bytes]]
             logger.warning("job=%s: what is in its stream at %r is no chunk, passed over", job_id, entry_id)
 
 
-def place(entry_id: bytes) -> tuple[int, int]:
+def parse_entry_id(entry_id: bytes) -> tuple[int, int]:
     """Return the id of an entry as two numbers, which sort as the entries do."""
     milliseconds, _, number = entry_id.partition(b"-")
     return int(milliseconds), int(number)
 
 
-def notice(ids: Collection[UUID]) -> bytes:
+def make_notice(ids: Collection[UUID]) -> bytes:
     """Return the message that says that there is more text of these jobs."""
     return ",".join(job_id.hex for job_id in ids).encode()

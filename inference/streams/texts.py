@@ -27,7 +27,7 @@ class Prompt:
     digest: bytes
 
     @classmethod
-    def of(cls, inputs: Any, parameters: Mapping[str, Any]) -> Self:
+    def from_inputs(cls, inputs: Any, parameters: Mapping[str, Any]) -> Self:
         """Return the prompt that an answer to these inputs begins with; it may be empty.
 
         In a chat it is the text of the assistant's message at its end, if the model continues that message.
@@ -41,27 +41,27 @@ class Prompt:
             text = ""
         return cls(len(text), _digest(text))
 
-    def taken_off(self, text: str) -> str:
+    def remove_from(self, text: str) -> str:
         return text[self.length :] if _digest(text[: self.length]) == self.digest else text
 
 
-def generated_text(job: Job, prompt: Prompt) -> str | None:
+def extract_generated_text(job: Job, prompt: Prompt) -> str | None:
     """Return the text that the job generated, without its prompt. It is None if the output holds no text."""
-    text = full_text(job.output)
+    text = extract_text(job.output)
     if text is None or job.prompt_length is None:  # a worker of an earlier version did not record the length
-        return None if text is None else prompt.taken_off(text)
+        return None if text is None else prompt.remove_from(text)
     return text[job.prompt_length :]
 
 
-def full_text(output: Any) -> str | None:
+def extract_text(output: Any) -> str | None:
     """Return the text in an output, perhaps with its prompt. It is None if there is none."""
-    text = answer_of(output).get("generated_text")
+    text = extract_single_answer(output).get("generated_text")
     if isinstance(text, list) and text and isinstance(text[-1], dict):  # a chat with its answer
         text = text[-1].get("content")
     return text if isinstance(text, str) else None
 
 
-def answer_of(output: Any) -> Mapping[str, Any]:
+def extract_single_answer(output: Any) -> Mapping[str, Any]:
     """Return the answer to the one input of a job. It is empty if the output has another shape."""
     answer = output[0] if isinstance(output, list) and len(output) == 1 else output
     return answer if isinstance(answer, dict) else {}

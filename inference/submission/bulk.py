@@ -131,7 +131,7 @@ def cancel(bulk: Bulk) -> None:
     waiting = bulk.job_set.filter(status__in=WAITING).order_by()
     chunks = rows.chunks(waiting.values_list("pk", flat=True))
     cancel_many(next(chunks, []))
-    with budget.uncounted():
+    with budget.lift_budget():
         for ids in chunks:
             cancel_many(ids)
 
@@ -155,7 +155,7 @@ def _new_bulk(submission: BulkSubmission) -> Bulk:
     check_size(len(items))
     _check_parameters(items)
     bulk = Bulk(model=model, total=len(items), owner=owner, request_id=submission.request_id)
-    logs.note(bulk=bulk.id, model=model)
+    logs.bind_more(bulk=bulk.id, model=model)
     if submission.idempotency_key is not None:
         bodies = [[item.inputs, item.parameters, item.error is None] for item in items]
         bulk.idempotency_key = idempotency.scope_key(owner, submission.idempotency_key)

@@ -84,7 +84,7 @@ def insert(statements: Sequence[Sequence[rows.JobRow]]) -> None:
     """Insert rows within a transaction; only the first statement counts against the time of the request."""
     first, *others = statements
     writer.insert(first)
-    with budget.uncounted():
+    with budget.lift_budget():
         for statement in others:
             writer.insert(statement)
 

@@ -73,7 +73,7 @@ def wait(job_id: UUID, *, timeout_s: float) -> Job:
 
     Holds no database connection while it waits. Raises `JobNotFound`.
     """
-    with finish_listener.listener.expect(job_id) as waiter:
+    with finish_listener.listener.expect_finish(job_id) as waiter:
         job = fetch(job_id)
         if job.is_finished or timeout_s <= 0:
             return job
@@ -87,7 +87,7 @@ def wait_for_any(ids: Collection[UUID], among: QuerySet[Job], *, timeout_s: floa
 
     Returns as soon as one is finished, or after `timeout_s`. Waits for none if any of `ids` is not `among` the jobs.
     """
-    with finish_listener.listener.hints(ids) as hints:
+    with finish_listener.listener.expect_any_finish(ids) as hints:
         statuses = dict(among.filter(pk__in=ids).order_by().values_list("pk", "status"))
         missing = [job_id for job_id in ids if job_id not in statuses]
         ended = [job_id for job_id, status in statuses.items() if status in TERMINAL]
@@ -139,14 +139,14 @@ def _new_job(submission: Submission) -> tuple[Job, list[Part]]:
     if submission.webhook:
         delivery.check(submission.webhook)
     if isinstance(inputs, list) and len(inputs) > spec.max_batch_size:
-        compute_slots.give_back()  # other requests should not wait while thousands of inputs are checked
+        compute_slots.return_slot()  # other requests should not wait while thousands of inputs are checked
     parameters = validation.validate(spec, inputs, submission.parameters, most=wholes.max_inputs(spec))
     size, length = lengths.measure(spec, inputs, parameters)
     parts = wholes.split(spec, inputs, parameters, size)
     job = submission.job(
         inputs=[] if parts else inputs, parameters=parameters, size=size, length=length, parts=len(parts) or None
     )
-    logs.note(job=job.id, model=spec.name)
+    logs.bind_more(job=job.id, model=spec.name)
     if submission.idempotency_key is not None:
         job.idempotency_key = idempotency.scope_key(submission.owner, submission.idempotency_key)
         job.idempotency_digest = idempotency.digest(
@@ -183,9 +183,9 @@ def _store_and_wait(submission: Submission, job: Job, timeout_s: float) -> Job:
 
     There is one wait, not one for the commit and one for the end: a finished job was committed.
     """
-    with finish_listener.listener.expect(job.id) as waiter:
+    with finish_listener.listener.expect_finish(job.id) as waiter:
         with admission.reserve_places(submission, [job.id]):
-            patience_s = min(budget.left_s(), PATIENCE_S)
+            patience_s = min(budget.remaining_s(), PATIENCE_S)
             first_s = min(timeout_s, patience_s)
             offered = writer.offer(job, waiter.fail)
             changes = waiter.wait(first_s)

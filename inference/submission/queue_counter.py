@@ -108,7 +108,7 @@ class QueueCounter:
             waiting = self._jobs().order_by().values_list("pk", flat=True)[:counted_to]
             found = waiting.count() if limit > EXACT else set(waiting)
         except Exception:
-            if budget.left_s():  # with no time left the request failed, and not the database
+            if budget.remaining_s():  # with no time left the request failed, and not the database
                 self._failed_at = time.monotonic()
             raise
         took_s = time.monotonic() - begun_at

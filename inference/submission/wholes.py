@@ -49,7 +49,7 @@ def accept(terms: Terms, whole: Job, parts: Sequence[Part]) -> None:
     """
     sent_at, whole.published_at = whole.published_at, NEVER_DUE
     row = rows.prepare(whole)
-    traced = {"traceparent": tracing.context_of_part(whole.traceparent, whole.id)} if tracing.on else {}
+    traced = {"traceparent": tracing.make_part_traceparent(whole.traceparent, whole.id)} if tracing.on else {}
     of_all = rows.row_factory(row)(
         whole=whole.id, parts=None, published_at=sent_at, idempotency_key=None, idempotency_digest="", **traced
     )

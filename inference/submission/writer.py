@@ -224,7 +224,7 @@ def _mark_unsent(messages: Sequence[publisher.JobMessage], reason: BrokerUnavail
     ids = [job_id for message in messages for job_id in message.job_ids]
     logger.log(level, "%d jobs accepted without a message, the reconciler sends it: %s", len(ids), reason)
     try:
-        row_locks.update(Job.objects.filter(pk__in=ids), published_at=None)
+        row_locks.update_rows(Job.objects.filter(pk__in=ids), published_at=None)
     except Exception as error:
         if not is_away(error):
             raise

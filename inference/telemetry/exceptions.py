@@ -20,7 +20,7 @@ MOST_OWN, MOST_OTHERS = 8, 4  # calls of the model's own code, and of other code
 OURS = ("inference.", "api.", "project.")
 
 
-def summarize(error: BaseException) -> str:
+def describe_exception(error: BaseException) -> str:
     kind = type(error)
     name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
     return f"{name}: {_words(error)}".removesuffix(": ")
@@ -30,7 +30,9 @@ def format_exception(error: BaseException | None, trace: TracebackType | None) -
     """Return the traceback of an exception without values, behind those of the exceptions that it came of."""
     blocks = []
     for each in _chain(error):
-        blocks.append("".join(traceback.format_tb(trace if each is error else each.__traceback__)) + summarize(each))
+        blocks.append(
+            "".join(traceback.format_tb(trace if each is error else each.__traceback__)) + describe_exception(each)
+        )
     return "\n".join(reversed(blocks))
 
 
@@ -52,7 +54,7 @@ def format_places(
     return "\n".join(blocks)[:MOST_TRACE] if error.__traceback__ else ""
 
 
-def has_own(error: BaseException) -> bool:
+def has_own_code(error: BaseException) -> bool:
     """Return True if code of the model's author was called on the way to where the exception was raised."""
     frames = (frame for each in _chain(error) for frame, _ in traceback.walk_tb(each.__traceback__))
     return any(not frame.f_code.co_filename.startswith(_NOT_OWN) for frame in frames)

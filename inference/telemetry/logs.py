@@ -24,7 +24,7 @@ from typing import Any
 from django.conf import settings
 
 from inference.telemetry import exceptions
-from inference.telemetry.control_characters import visible
+from inference.telemetry.control_characters import escape_text
 
 logger = logging.getLogger(__name__)
 
@@ -40,22 +40,22 @@ _of_process: dict[str, Any] = {}
 _CONVERSION = re.compile(r"(?:(\w+)=)?%[-#0 +]*[\d.]*([a-zA-Z%])")
 
 
-def begin(**ids: Any) -> None:
+def bind_only(**ids: Any) -> None:
     """Bind these ids, and no others, to the lines that this thread logs from now on."""
     _bound.set(ids)
 
 
-def note(**ids: Any) -> None:
+def bind_more(**ids: Any) -> None:
     """Bind these ids, too, to the lines that this thread logs from now on."""
     _bound.set({**_bound.get(), **ids})
 
 
-def bound(name: str) -> str:
+def bound_id(name: str) -> str:
     return str(_bound.get().get(name, ""))
 
 
 @contextlib.contextmanager
-def bind(**ids: Any) -> Iterator[None]:
+def bind_ids(**ids: Any) -> Iterator[None]:
     token = _bound.set({**_bound.get(), **ids})
     try:
         yield
@@ -68,7 +68,7 @@ def bind_to_process(**ids: Any) -> None:
     _of_process.update(ids)
 
 
-def private(text: object) -> object:
+def hide_words(text: object) -> object:
     """Return a model's own words, or "…" if lines may not quote inputs.
 
     The words may quote an input. Rows have them. Lines do not, as many people may read the place where lines are sent.
@@ -76,10 +76,10 @@ def private(text: object) -> object:
     return text if quotes else "…"
 
 
-def summarize(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """Return a description of the error for a line about its consequences."""
     try:
-        return repr(error) if quotes else exceptions.summarize(error)
+        return repr(error) if quotes else exceptions.describe_exception(error)
     except Exception:  # raised by the error's own code that makes its text
         return type(error).__name__
 
@@ -108,7 +108,7 @@ class ReadableFormatter(_Formatter):
     """
 
     def format(self, record: logging.LogRecord) -> str:
-        return visible(super().format(record)).replace("\n", GOES_ON)
+        return escape_text(super().format(record)).replace("\n", GOES_ON)
 
 
 def formatter() -> logging.Formatter:
@@ -130,15 +130,15 @@ def configure(config: dict[str, Any]) -> None:
         threading.excepthook = _thread_ended
 
 
-def line_of(logger: str, text: str) -> str:
+def format_line(logger: str, text: str) -> str:
     written_at = _moment(time.time())  # noqa: TID251 - its host's clock, as logging has it for all other lines
     return json.dumps({"time": written_at, "level": "INFO", "logger": logger, "message": text})
 
 
-def wrapped(program: str, text: str) -> str:
+def wrap_line(program: str, text: str) -> str:
     """Return a line of one of several programs as JSON with the program's name, also if the line is no JSON."""
     if not _is_object(text):
-        text = line_of(program or "up", text)
+        text = format_line(program or "up", text)
     return f'{text[:-1]}, "program": {json.dumps(program or "up")}}}'
 
 

@@ -64,7 +64,7 @@ def tracer() -> "Tracer":
     return _provider.get_tracer("inference")
 
 
-def context_of_part(header: str | None, whole: UUID) -> str | None:
+def make_part_traceparent(header: str | None, whole: UUID) -> str | None:
     """Return the traceparent of the parts of a list: it names the list's own span, which is made when the list ends."""
     return header and f"{header[:36]}{_span_id(whole):016x}{header[52:]}"
 
@@ -106,11 +106,11 @@ def _new_provider() -> "TracerProvider":
         return NoOpTracerProvider()
     provider.add_span_processor(processor)
     _flush = provider.force_flush
-    multiprocessing.util.Finalize(None, flush, exitpriority=0)  # a web process ends without `atexit`
+    multiprocessing.util.Finalize(None, flush_spans, exitpriority=0)  # a web process ends without `atexit`
     return provider
 
 
-def flush() -> None:
+def flush_spans() -> None:
     """Send the last spans, for `LAST_SPANS_S` at most.
 
     The SDK observes no time limit, so that a collector that is away would hold up the end of a process.
@@ -128,7 +128,7 @@ def traceparent() -> str | None:
     return f"00-{at.trace_id:032x}-{at.span_id:016x}-{at.trace_flags:02x}" if at.is_valid else None
 
 
-def context_of(header: str | None) -> "Context":
+def parse_context(header: str | None) -> "Context":
     """Return the context that a traceparent from outside describes, if it is well-formed.
 
     If it is not, or if there is none, a new trace begins.

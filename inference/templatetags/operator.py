@@ -15,7 +15,7 @@ register = template.Library()
 register.filter("ago", display.ago)
 register.filter("badge", display.badge)
 register.filter("live_state", workers.live_state)
-register.filter("visible", display.visible)
+register.filter("visible", display.escape_text)
 register.filter("meter", display.meter)
 register.filter("took", display.duration)
 register.simple_tag(navigation.places, name="places")
@@ -33,4 +33,4 @@ def dashboard_now() -> dict[str, Any]:
 
 @register.filter
 def listed(names: Iterable[str]) -> str:
-    return display.visible(", ".join(names))
+    return display.escape_text(", ".join(names))

@@ -68,7 +68,7 @@ def work() -> None:
 
 
 def remove_old() -> None:
-    row_locks.delete(Act.objects.filter(finished_at__lt=Now() - KEPT))
+    row_locks.delete_rows(Act.objects.filter(finished_at__lt=Now() - KEPT))
 
 
 def _lease(act: Act, free: Q) -> bool:

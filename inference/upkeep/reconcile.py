@@ -72,7 +72,7 @@ def _failure_of(step: Callable[[], None]) -> Exception | None:
     except errors.BrokerUnavailable as error:
         logger.warning("lost messages not sent again yet: %s", error)
     except Exception as error:
-        logger.warning("a step of the round failed, the others go on: %s", logs.summarize(error))
+        logger.warning("a step of the round failed, the others go on: %s", logs.describe_error(error))
         connection.close_if_unusable_or_obsolete()
         return error
     return None
@@ -106,7 +106,7 @@ def _mark_silent(observer: Observer) -> None:
         name = silent.values_list("name", flat=True).first()
         if name and silent.update(state=WorkerState.GONE, **idle):
             logger.warning("worker=%s silent for %g s, its jobs are given back", name, settings.WORKER_SILENT_S)
-            marks.mark(marks.GONE, name)
+            marks.add_mark(marks.GONE, name)
 
 
 def _of(state: WorkerState) -> QuerySet[Worker, UUID]:
@@ -133,7 +133,7 @@ def _send_again() -> None:
             failure = error
         else:
             ids = [message.job_id for message in messages]
-            sent += row_locks.update(Job.objects.filter(pk__in=ids), published_at=Now())
+            sent += row_locks.update_rows(Job.objects.filter(pk__in=ids), published_at=Now())
     if sent:
         logger.warning("%d queued jobs had no message, sent again", sent)
     if failure:

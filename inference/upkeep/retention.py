@@ -82,7 +82,7 @@ class Sweep:
         for start in range(0, len(ids), STATEMENT):
             _remove_jobs(ids[start : start + STATEMENT])
         without_jobs = ~Exists(Job.objects.filter(bulk=OuterRef("pk")))
-        row_locks.delete(Bulk.objects.filter(without_jobs, pk__lt=first_id_at(self.limit)))
+        row_locks.delete_rows(Bulk.objects.filter(without_jobs, pk__lt=first_id_at(self.limit)))
         if ids:
             self._reached = ids[-1]
             logger.info("%d jobs that ended more than %g days ago removed", len(ids), settings.JOB_RETENTION_DAYS)
@@ -100,19 +100,19 @@ def _ended_before(moment: datetime.datetime) -> QuerySet[Job]:
 
 def _remove_jobs(ids: list[UUID]) -> None:
     with transaction.atomic():
-        row_locks.delete(Webhook.objects.filter(job__in=ids))
-        row_locks.delete(Job.objects.filter(pk__in=ids))
+        row_locks.delete_rows(Webhook.objects.filter(job__in=ids))
+        row_locks.delete_rows(Job.objects.filter(pk__in=ids))
 
 
 def remove_ended_workers() -> None:
     since = Now() - datetime.timedelta(days=WORKER_DAYS)
-    row_locks.delete(Worker.objects.filter(state__in=ENDED, heartbeat_at__lt=since))
+    row_locks.delete_rows(Worker.objects.filter(state__in=ENDED, heartbeat_at__lt=since))
 
 
 def remove_old_log_ins() -> None:
     """Remove the expired sessions of the admin, and old entries of the log of what its users did."""
-    row_locks.delete(Session.objects.filter(expire_date__lt=Now()))
-    row_locks.delete(LogEntry.objects.filter(action_time__lt=Now() - datetime.timedelta(days=LOG_DAYS)))
+    row_locks.delete_rows(Session.objects.filter(expire_date__lt=Now()))
+    row_locks.delete_rows(LogEntry.objects.filter(action_time__lt=Now() - datetime.timedelta(days=LOG_DAYS)))
 
 
 class Sweeper:
@@ -138,15 +138,15 @@ class Sweeper:
             self._said_since_s = since_s if sweep.problem else None
             if sweep.problem and now_s - since_s < SAID_S:
                 logger.warning("%s Look at that clock, then: manage.py remove_old_jobs --force", sweep.problem)
-                marks.retention_stopped(sweep.problem)
+                marks.mark_retention_stop(sweep.problem)
                 return False
-            marks.retention_goes_on()
+            marks.clear_retention_stop()
             if sweep.remove_some() == CHUNK:
                 return True
         else:
-            marks.retention_goes_on()  # nothing is to be removed
+            marks.clear_retention_stop()  # nothing is to be removed
         remove_ended_workers()
         remove_old_log_ins()
         acts.remove_old()
-        fold.remove_old()
+        fold.remove_old_figures()
         return False

@@ -37,7 +37,7 @@ class ComputeSlots:
         self._lock = threading.Lock()
         self._own = _Own()
 
-    def take(self) -> None:
+    def take_slot(self) -> None:
         """Take a slot for this thread, or go on without one after `PATIENCE_S`."""
         if self._own.holds:
             return
@@ -53,7 +53,7 @@ class ComputeSlots:
 
     def _wait(self, turn: threading.Lock) -> bool:
         connections.release_connection()
-        with budget.spent(PATIENCE_S) as patience_s:
+        with budget.counted_wait(PATIENCE_S) as patience_s:
             if turn.acquire(timeout=patience_s):
                 return True
         with self._lock:
@@ -61,7 +61,7 @@ class ComputeSlots:
                 self._waiting.remove(turn)
             return not is_late
 
-    def give_back(self) -> bool:
+    def return_slot(self) -> bool:
         """Give back the slot of this thread. Return True if it had one."""
         held, self._own.holds = self._own.holds, False
         if held:
@@ -73,14 +73,14 @@ class ComputeSlots:
         return held
 
     @contextlib.contextmanager
-    def lent(self) -> Iterator[None]:
+    def lend_slot(self) -> Iterator[None]:
         """Lend this thread's slot to others while the thread waits within this context."""
-        held = self.give_back()
+        held = self.return_slot()
         try:
             yield
         finally:
             if held:
-                self.take()
+                self.take_slot()
 
 
 compute_slots = ComputeSlots()
@@ -93,5 +93,5 @@ def release_while_waiting(limit_s: float) -> Iterator[float]:
     Meanwhile other requests may have its compute slot and its connection of the pool.
     """
     connections.release_connection()
-    with compute_slots.lent(), budget.spent(limit_s) as left_s:
+    with compute_slots.lend_slot(), budget.counted_wait(limit_s) as left_s:
         yield left_s

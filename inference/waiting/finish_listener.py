@@ -54,7 +54,7 @@ class Waiter:
         if connection.connection is not None:
             connection.close()
         if self._changes is None and self._error is None:
-            with compute_slots.lent():
+            with compute_slots.lend_slot():
                 self._closed.acquire(timeout=timeout_s)
         if self._error:
             raise self._error
@@ -84,7 +84,7 @@ class Hints:
     def wait(self, timeout_s: float) -> set[UUID]:
         """Return the ids of jobs that have perhaps finished. The set is empty after `timeout_s`."""
         connection.close()
-        with compute_slots.lent(), self._arrived:
+        with compute_slots.lend_slot(), self._arrived:
             self._arrived.wait_for(lambda: self._ids, timeout_s)
             ids, self._ids = self._ids, set()
         return ids
@@ -107,7 +107,7 @@ class Listener:
         self.hinted: dict[UUID, list[Hints]] = {}
         self._thread: threading.Thread | None = None
 
-    def expect(self, job_id: UUID, waiter: Waiter | None = None) -> "Registered[Waiter]":
+    def expect_finish(self, job_id: UUID, waiter: Waiter | None = None) -> "Registered[Waiter]":
         """Return the context within which a wait for this job is registered.
 
         The caller enters it before the job can finish, and then calls `wait()`, so that no notice falls in between. A
@@ -115,8 +115,8 @@ class Listener:
         """
         return Registered(self, self.waiters, [job_id], waiter or Waiter())
 
-    def hints(self, ids: Collection[UUID]) -> "Registered[Hints]":
-        """Return the context within which a wait for any of these jobs is registered: see `expect`."""
+    def expect_any_finish(self, ids: Collection[UUID]) -> "Registered[Hints]":
+        """Return the context within which a wait for any of these jobs is registered: see `expect_finish`."""
         return Registered(self, self.hinted, ids, Hints())
 
     def register(self, registered: dict[UUID, list[W]], ids: Collection[UUID], waiting: W) -> None:
@@ -125,7 +125,7 @@ class Listener:
             for job_id in ids:
                 registered.setdefault(job_id, []).append(waiting)
 
-    def forget(self, registered: dict[UUID, list[W]], ids: Collection[UUID], waiting: W) -> None:
+    def unregister(self, registered: dict[UUID, list[W]], ids: Collection[UUID], waiting: W) -> None:
         with self._lock:
             for job_id in ids:
                 registered[job_id].remove(waiting)
@@ -229,7 +229,7 @@ class Registered(Generic[W]):  # a class, as it costs half of what a generator c
         return self._waiting
 
     def __exit__(self, *error: object) -> None:
-        self._listener.forget(self._registered, self._ids, self._waiting)
+        self._listener.unregister(self._registered, self._ids, self._waiting)
 
 
 listener = Listener()

@@ -34,7 +34,7 @@ class RequestFigures:
         threading.Thread(target=self._record_forever, name="figures", daemon=True).start()
 
     def count_refusal(self, code: str, model: str = SERVICE) -> None:
-        ledger.note(model, {"refused": {code: 1}})
+        ledger.note_tally(model, {"refused": {code: 1}})
 
     def _record_forever(self) -> None:
         connections.use_own_connection()
@@ -46,8 +46,8 @@ class RequestFigures:
     def record(self) -> None:
         """Write the figures of this process. Those that cannot be written now are kept for the next tick."""
         if waiting := self._waiting():
-            ledger.note(SERVICE, {"now": {"requests_waiting": waiting}})
+            ledger.note_tally(SERVICE, {"now": {"requests_waiting": waiting}})
         try:
-            ledger.flush()
+            ledger.flush_tallies()
         except Exception as error:
             logger.warning("figures not written yet: %s", error)

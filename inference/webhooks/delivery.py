@@ -23,7 +23,7 @@ from django.db.models.functions import Now
 
 from inference import clock, row_locks
 from inference.errors import InvalidInput
-from inference.fields.json_field import storable
+from inference.fields.json_field import escape_for_database
 from inference.models import TERMINAL, Job, Webhook, WebhookState
 from inference.webhooks import outbound_post
 
@@ -100,7 +100,7 @@ def renew_future() -> bool:
     later = Webhook.objects.filter(state=WebhookState.PENDING, due_at__gt=Now() + 2 * LEASE)
     later = later.filter(Q(attempts=0) | Q(due_at__gt=Now() + LONGEST + 2 * LEASE))
     keys = list(later.values_list("pk", flat=True)[:RENEWED])
-    row_locks.update(later.filter(pk__in=keys), due_at=Now())
+    row_locks.update_rows(later.filter(pk__in=keys), due_at=Now())
     return len(keys) == RENEWED
 
 
@@ -131,7 +131,7 @@ def deliver(webhook: Webhook) -> None:
 
 
 def _postpone(webhook: Webhook, why: str) -> None:
-    webhook.last_error = storable(why)[:300]
+    webhook.last_error = escape_for_database(why)[:300]
     if webhook.attempts > len(DELAYS_S):
         webhook.state = WebhookState.GIVEN_UP
         logger.error("webhook=%s job=%s given up: %s", webhook.pk, webhook.job_id, why)

@@ -15,7 +15,7 @@ from uuid import UUID
 
 from inference.batching.room import Room
 from inference.catalog.specs import ModelSpec
-from inference.fields.uuids import packed, unpacked
+from inference.fields.uuids import pack_uuids, unpack_uuids
 
 NO_JOB = bytes(16)
 Assignment = tuple[ModelSpec, ...]  # the models that a child process is to have loaded, and no others
@@ -139,7 +139,7 @@ class BatchCall:
     trace: str = ""  # where `raised` was raised
 
     def __reduce__(self) -> Any:
-        return _call, (packed(self.job_ids), *(getattr(self, name) for name in _OF_CALL))
+        return _call, (pack_uuids(self.job_ids), *(getattr(self, name) for name in _OF_CALL))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,7 +169,7 @@ class BatchReport:
 
     def __reduce__(self) -> Any:
         errors = self.errors
-        return _report, (packed(errors), [*errors.values()], *(getattr(self, name) for name in _OF_REPORT))
+        return _report, (pack_uuids(errors), [*errors.values()], *(getattr(self, name) for name in _OF_REPORT))
 
 
 # The arguments by which calls and reports are pickled: the ids, which are most of it, are packed.
@@ -179,9 +179,9 @@ _OF_REPORT = [field.name for field in fields(BatchReport) if field.name != "erro
 
 
 def _call(job_ids: bytes, *others: Any) -> BatchCall:
-    return BatchCall(job_ids=tuple(unpacked(job_ids)), **dict(zip(_OF_CALL, others, strict=True)))
+    return BatchCall(job_ids=tuple(unpack_uuids(job_ids)), **dict(zip(_OF_CALL, others, strict=True)))
 
 
 def _report(job_ids: bytes, codes: list[str], *others: Any) -> BatchReport:
-    errors = dict(zip(unpacked(job_ids), codes, strict=True))
+    errors = dict(zip(unpack_uuids(job_ids), codes, strict=True))
     return BatchReport(errors=errors, **dict(zip(_OF_REPORT, others, strict=True)))

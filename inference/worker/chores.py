@@ -18,7 +18,7 @@ def run_chore(chore: Callable[[], object], node: str) -> bool:
     A chore that failed is run again in the next round.
     """
     try:
-        with logs.bind():  # the log context that the chore sets ends with it
+        with logs.bind_ids():  # the log context that the chore sets ends with it
             chore()
     except Exception as error:
         connection.close()

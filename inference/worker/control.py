@@ -9,7 +9,7 @@ from typing import Any
 
 from celery.worker.control import Panel
 
-from inference.fields.uuids import parse_id
+from inference.fields.uuids import parse_uuid
 from inference.worker.maintenance.housekeeping import Housekeeping
 
 MOST_IDS = 500  # ids of one command
@@ -38,7 +38,7 @@ def _refusing(instead: str) -> Command:
 def _cancelling(command: Command, housekeeping: Housekeeping) -> Command:
     def cancel(state: Any, task_id: Any, **arguments: Any) -> dict[str, Any]:
         ids = [task_id] if isinstance(task_id, str) else list(task_id or ())[:MOST_IDS]
-        housekeeping.cancel(filter(None, map(parse_id, ids)))
+        housekeeping.cancel(filter(None, map(parse_uuid, ids)))
         return command(state, task_id=ids, **arguments)
 
     return cancel

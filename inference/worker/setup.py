@@ -185,7 +185,7 @@ def _say(text: str, file: Any = None) -> None:
 
     They come from a signal handler: the logging, which takes locks, is bypassed.
     """
-    os.write(2, f"{logs.line_of(__name__, text)}\n".encode())
+    os.write(2, f"{logs.format_line(__name__, text)}\n".encode())
 
 
 def leave(sender: Any, **kwargs: Any) -> None:

@@ -128,7 +128,7 @@ class BulkTests(ApiTestCase):
         insert = writer.insert
 
         def noted(group: Sequence[rows.JobRow]) -> None:
-            left_s.append(budget.left_s())
+            left_s.append(budget.remaining_s())
             insert(group)
 
         with patch.dict(os.environ, DATABASE_ANSWER_S=f"{PATIENCE_S:g}"), patch.object(writer, "insert", noted):

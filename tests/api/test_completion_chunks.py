@@ -58,7 +58,9 @@ class ChunkTests(SimpleTestCase):
         deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
         self.assertEqual(deltas, [{"role": "assistant", "content": ""}, {"content": "a"}, {"content": "b"}, {}])
         self.assertEqual([chunk["choices"][0]["finish_reason"] for chunk in chunks], [None, None, None, "length"])
-        self.assertEqual([chunk["event_id"] for chunk in chunks], [BEGINNING.id_for(self.job.id), "1-x", "2-x", "2-x"])
+        self.assertEqual(
+            [chunk["event_id"] for chunk in chunks], [BEGINNING.make_event_id(self.job.id), "1-x", "2-x", "2-x"]
+        )
         self.assertNotIn("usage", chunks[0])
 
     def test_a_text(self) -> None:
@@ -149,7 +151,7 @@ class StreamTests(ApiTestCase):
             for param, answer in wrong.items():
                 with self.subTest(param):
                     self.assertEqual((answer.status_code, answer.json()["error"]["param"]), (400, param))
-            place = {"Last-Event-ID": BEGINNING.id_for(uuid4())}
+            place = {"Last-Event-ID": BEGINNING.make_event_id(uuid4())}
             for answer in (
                 self.post(f"{CHATS}?timeout=3", PROMPTS),
                 self.post(f"{CHATS}?on_disconnect=cancel", {**PROMPTS, "stream": False}),

@@ -67,10 +67,10 @@ class SubmitTests(ApiTestCase):
 
     def test_a_request_that_is_refused_is_counted_of_its_model(self) -> None:
         Job.objects.bulk_create(Job(model="echo", inputs="x") for _ in range(20))
-        ledger.forget()
+        ledger.forget_rows()
         for address, body in (("/v1/jobs", {"model": "echo", "inputs": "x"}), ("/v1/models/echo", {"inputs": "x"})):
             self.assertEqual(self.post(address, body).status_code, 503)
-        ledger.flush()
+        ledger.flush_tallies()
         refused = {figure.model: figure.tally["refused"] for figure in Figure.objects.exclude(model=SERVICE)}
         self.assertEqual(refused, {"echo": {"queue_full": 1, "no_worker": 1}})
 

@@ -63,7 +63,7 @@ class WakeTests(ApiTestCase):
         self.left = [UUID(self.submit(str(number))["id"]) for number in range(4)]
 
     def spend(self) -> None:
-        with budget.spent():
+        with budget.counted_wait():
             self.now += self.COST_S
 
     def finish(self) -> None:
@@ -102,7 +102,7 @@ class WakeTests(ApiTestCase):
         def wait(waiter: finish_listener.Waiter, timeout_s: float) -> None:
             self.spend()
             made = Job.objects.exclude(pk__in=before).filter(status=Status.SUCCEEDED)
-            with budget.uncounted():  # the test's own look
+            with budget.lift_budget():  # the test's own look
                 eventually(made.exists, "the worker answers")
 
         with self.worker(), patch.object(finish_listener.Waiter, "wait", wait):

@@ -61,7 +61,7 @@ class StoredIdsTests(ApiTestCase):
 
     def test_a_bulk_with_messages_that_are_not_sent_in_the_time_of_its_request(self) -> None:
         def send(messages: Any) -> None:
-            waited = budget.spent()
+            waited = budget.counted_wait()
             with waited:
                 waited.began_at -= 9.0
             raise BrokerUnavailable("away")

@@ -186,12 +186,12 @@ class GetTests(StreamCase):
         attempt = Attempt(job)
         attempt.write(*pieces("once", 3))
         *_, end = self.events(self.running(job, attempt))
-        answer = self.stream(job, f"?last_event_id={BEGINNING.id_for(job.pk)}", **{"Last-Event-ID": end.id})
+        answer = self.stream(job, f"?last_event_id={BEGINNING.make_event_id(job.pk)}", **{"Last-Event-ID": end.id})
         self.assertEqual([event.name for event in self.events(answer)], ["end"])
 
     def test_made_up_ids_are_refused(self) -> None:
         job = self.job()
-        for last in ("7", "0-xyz", BEGINNING.id_for(self.job().pk)):
+        for last in ("7", "0-xyz", BEGINNING.make_event_id(self.job().pk)):
             problem = self.assert_problem(self.stream(job, **{"Last-Event-ID": last}), 400, "bad_request")
             self.assertIn("Leave it out", problem["detail"])
 

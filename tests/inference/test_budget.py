@@ -19,47 +19,47 @@ class BudgetTests(TestCase):
         self.enterContext(LIMIT)
 
     def wait(self, took_s: float, limit_s: float = math.inf) -> float:
-        with budget.spent(limit_s) as granted_s:
+        with budget.counted_wait(limit_s) as granted_s:
             self.now += took_s
         return granted_s
 
     def test_what_one_wait_took_the_next_has_no_more(self) -> None:
-        with budget.of_a_request():
+        with budget.request_budget():
             self.assertEqual(self.wait(3.0), 4.0 + budget.GRACE_S)
             self.assertEqual(self.wait(1.0, limit_s=2.5), 1.5)
             self.assertEqual(self.wait(9.0, limit_s=0.1), 0.1)
-            self.assertEqual((self.wait(1.0), budget.left_s()), (0.0, 0.0))
+            self.assertEqual((self.wait(1.0), budget.remaining_s()), (0.0, 0.0))
 
     def test_the_next_request_of_a_thread_begins_anew(self) -> None:
         for _ in range(2):
-            with budget.of_a_request():
+            with budget.request_budget():
                 self.assertEqual(self.wait(9.0), 4.5)
 
     def test_what_is_as_long_as_its_request_is_large_does_not_count(self) -> None:
-        with budget.of_a_request():
-            with budget.uncounted():
+        with budget.request_budget():
+            with budget.lift_budget():
                 self.assertEqual(self.wait(9.0), math.inf)
-            self.assertEqual(budget.left_s(), 4.5)
+            self.assertEqual(budget.remaining_s(), 4.5)
 
     def test_it_begins_anew_after_the_wait_that_the_client_requested(self) -> None:
-        with budget.of_a_request():
+        with budget.request_budget():
             self.wait(9.0)
             budget.renew_budget()
-            self.assertEqual(budget.left_s(), 4.5)
-            with budget.uncounted():
+            self.assertEqual(budget.remaining_s(), 4.5)
+            with budget.lift_budget():
                 budget.renew_budget()
-                self.assertEqual(budget.left_s(), math.inf)
+                self.assertEqual(budget.remaining_s(), math.inf)
         budget.renew_budget()
-        self.assertEqual(budget.left_s(), math.inf)
+        self.assertEqual(budget.remaining_s(), math.inf)
 
     def test_who_serves_no_request_has_no_budget(self) -> None:
         found: list[float] = []
-        with budget.of_a_request():
-            thread = threading.Thread(target=lambda: found.append(budget.left_s()))
+        with budget.request_budget():
+            thread = threading.Thread(target=lambda: found.append(budget.remaining_s()))
             thread.start()
             thread.join()
         self.assertEqual([*found, self.wait(9.0), self.wait(1.0, limit_s=2.5)], [math.inf, math.inf, 2.5])
 
     def test_where_a_statement_may_take_as_long_as_it_takes_so_may_a_request(self) -> None:
-        with patch.dict(os.environ, DATABASE_ANSWER_S="0"), budget.of_a_request():
+        with patch.dict(os.environ, DATABASE_ANSWER_S="0"), budget.request_budget():
             self.assertEqual(self.wait(9.0), math.inf)

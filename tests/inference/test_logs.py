@@ -29,7 +29,7 @@ def line(text: str, *arguments: Any, **more: Any) -> dict[str, Any]:
 
 class LineTests(TestCase):
     def tearDown(self) -> None:
-        logs.begin()
+        logs.bind_only()
 
     def test_what_the_text_names_is_a_field(self) -> None:
         found = line("batch=%s %d%% %5.1f jobs=%d ms=%.1f", "b", 50, 1.0, 3, 0.25)
@@ -37,9 +37,9 @@ class LineTests(TestCase):
         self.assertEqual({name: found[name] for name in ("batch", "jobs", "ms")}, {"batch": "b", "jobs": 3, "ms": 0.25})
 
     def test_what_is_bound_is_on_each_line_of_the_thread_until_it_ends(self) -> None:
-        logs.begin(request_id="r")
-        logs.note(job="j")
-        with logs.bind(batch="b"):
+        logs.bind_only(request_id="r")
+        logs.bind_more(job="j")
+        with logs.bind_ids(batch="b"):
             self.assertLessEqual({"request_id": "r", "job": "j", "batch": "b"}.items(), line("x").items())
         self.assertNotIn("batch", line("x"))
         seen: list[dict[str, Any]] = []
@@ -47,15 +47,15 @@ class LineTests(TestCase):
         other.start()
         other.join()
         self.assertNotIn("job", seen[0])
-        logs.begin(request_id="s")
+        logs.bind_only(request_id="s")
         self.assertNotIn("job", line("x"))
 
     def test_what_the_line_names_goes_before_what_is_bound(self) -> None:
-        with logs.bind(job="bound"):
+        with logs.bind_ids(job="bound"):
             self.assertEqual(line("job=%s", "named")["job"], "named")
 
     def test_what_a_chore_notes_is_over_with_it(self) -> None:
-        self.assertTrue(chores.run_chore(lambda: logs.note(job="j"), "node"))
+        self.assertTrue(chores.run_chore(lambda: logs.bind_more(job="j"), "node"))
         self.assertNotIn("job", line("x"))
 
     def test_it_is_json_whatever_it_says(self) -> None:
@@ -81,15 +81,15 @@ class LineTests(TestCase):
             DataError("m"),
             Lied("m"),
         ):
-            self.assertEqual(exceptions.summarize(error).partition(": ")[2], "…")
+            self.assertEqual(exceptions.describe_exception(error).partition(": ")[2], "…")
         known: tuple[Exception, ...] = (
             StoreUnavailable("m"), ModelUnavailable("m"), CatalogError("m"), TimeoutError("m"),
             OperationalError("m"), OSError(2, "m", "a/file"),
         )  # fmt: skip
         for plain in known:
-            self.assertEqual(exceptions.summarize(plain).partition(": ")[2], "m")
-        self.assertTrue(exceptions.summarize(ProcessLost(-9)).endswith("ended: signal 9 (SIGKILL)"))
-        self.assertEqual(exceptions.summarize(EOFError()), "EOFError: …")
+            self.assertEqual(exceptions.describe_exception(plain).partition(": ")[2], "m")
+        self.assertTrue(exceptions.describe_exception(ProcessLost(-9)).endswith("ended: signal 9 (SIGKILL)"))
+        self.assertEqual(exceptions.describe_exception(EOFError()), "EOFError: …")
 
     def test_of_a_model_s_own_code_it_has_the_places_first_and_bounded(self) -> None:
         def deep(left: int) -> str:
@@ -112,18 +112,20 @@ class LineTests(TestCase):
         self.assertEqual(exceptions.format_exception(error, None), "KeyError: …\nValueError: …")
 
     def test_what_is_no_json_is_wrapped(self) -> None:
-        for text in ("", "plain", '{"time": "cut of', logs.line_of("a", "b")):
-            self.assertEqual(json.loads(logs.wrapped("web", text))["program"], "web")
+        for text in ("", "plain", '{"time": "cut of', logs.format_line("a", "b")):
+            self.assertEqual(json.loads(logs.wrap_line("web", text))["program"], "web")
 
     def test_what_only_looks_like_a_line_of_json_is_wrapped_too(self) -> None:
         for text in ('{"time": soon}', '{"time": 1} {"time": 2}', '{"time": "\\x1b[2J"}'):
-            self.assertEqual(json.loads(logs.wrapped("worker", text))["message"], text)
-        self.assertEqual(json.loads(logs.wrapped("web", '{"time": 1, "message": "a"}'))["message"], "a")
+            self.assertEqual(json.loads(logs.wrap_line("worker", text))["message"], text)
+        self.assertEqual(json.loads(logs.wrap_line("web", '{"time": 1, "message": "a"}'))["message"], "a")
 
     def test_texts_that_may_quote_an_input_are_left_out_but_for_who_develops(self) -> None:
-        self.assertNotIn("input", f"{logs.private('input')} {logs.summarize(ValueError('input'))}")
+        self.assertNotIn("input", f"{logs.hide_words('input')} {logs.describe_error(ValueError('input'))}")
         with patch.object(logs, "quotes", True):
-            self.assertEqual((logs.private("input"), logs.summarize(KeyError("input"))), ("input", "KeyError('input')"))
+            self.assertEqual(
+                (logs.hide_words("input"), logs.describe_error(KeyError("input"))), ("input", "KeyError('input')")
+            )
 
 
 class Lied(Exception):

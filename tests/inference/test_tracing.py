@@ -79,7 +79,7 @@ class OnTests(TestCase):
         hangs = threading.Event()
         self.addCleanup(hangs.set)
         with patch.object(tracing, "_flush", hangs.wait), patch.object(tracing, "LAST_SPANS_S", 0.01):
-            tracing.flush()
+            tracing.flush_spans()
         self.assertFalse(hangs.is_set())
 
 
@@ -91,12 +91,12 @@ class SpanTests(TestCase):
         self.enterContext(patch.object(tracing, "_provider", provider))
 
     def test_a_context_goes_through_a_row(self) -> None:
-        with tracing.tracer().start_as_current_span("request", tracing.context_of(TRACEPARENT)):
+        with tracing.tracer().start_as_current_span("request", tracing.parse_context(TRACEPARENT)):
             stored = tracing.traceparent()
         self.assertRegex(str(stored), f"^00-{7:032x}-[0-9a-f]{{16}}-01$")
         self.assertIsNone(tracing.traceparent())
         [request] = self.exporter.get_finished_spans()
-        found = trace.get_current_span(tracing.context_of(stored)).get_span_context()
+        found = trace.get_current_span(tracing.parse_context(stored)).get_span_context()
         self.assertEqual(found.span_id, request.context.span_id if request.context else None)
 
     def test_a_file_that_is_refused_changes_nothing(self) -> None:
@@ -113,7 +113,7 @@ class SpanTests(TestCase):
             None, "", "x", TRACEPARENT[:-1], TRACEPARENT + "-x", "ff" + TRACEPARENT[2:], f"00-{0:032x}-{9:016x}-01",
             "é" * 55,
         ):  # fmt: skip
-            found = trace.get_current_span(tracing.context_of(traceparent)).get_span_context()
+            found = trace.get_current_span(tracing.parse_context(traceparent)).get_span_context()
             self.assertFalse(found.is_valid, traceparent)
 
     def test_spans_have_the_usage_of_generation_and_nothing_of_the_text(self) -> None:

@@ -11,7 +11,7 @@ from django.core.management.base import BaseCommand, CommandError
 
 from api.models import ApiKey
 from inference import clock
-from inference.fields.json_field import storable
+from inference.fields.json_field import escape_for_database
 
 MOST_DAYS = 36_500
 MOST = 2**31 - 1  # the largest number that the columns hold
@@ -49,7 +49,7 @@ class Command(BaseCommand):
     def owner(self, name: str, staff: bool) -> Any:
         users = get_user_model()
         longest = getattr(users._meta.get_field(users.USERNAME_FIELD), "max_length", None) or MOST
-        if not name.strip() or len(name) > longest or storable(name) != name:
+        if not name.strip() or len(name) > longest or escape_for_database(name) != name:
             raise CommandError(f"A user's name has 1 to {longest} characters that can be read, not {name[:50]!r}.")
         user = users.objects.filter(**{users.USERNAME_FIELD: name}).first()
         if user is None:

@@ -20,7 +20,7 @@ from inference.telemetry.plurals import count_of
 
 def words(selection: dict[str, Any]) -> str:
     phrases = (f"{name}: {value}" for name, value in facts(selection))
-    return display.visible(", ".join(phrases)) or "all jobs"
+    return display.escape_text(", ".join(phrases)) or "all jobs"
 
 
 def facts(selection: dict[str, Any]) -> list[tuple[str, str]]:
@@ -50,7 +50,7 @@ class ActAdmin(ReadOnlyAdmin):
     finished = display.fact("ended", "finished_at", display.ago)
     left_shown = display.fact(
         "not changed", "left",
-        lambda left: display.visible("; ".join(f"{count:,} {reason}" for reason, count in left.items())),
+        lambda left: display.escape_text("; ".join(f"{count:,} {reason}" for reason, count in left.items())),
     )  # fmt: skip
 
     def change_view(

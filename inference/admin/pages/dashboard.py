@@ -67,7 +67,7 @@ def _place_of(about: tuple[str, ...]) -> str:
 
 
 def model_rows() -> list[dict[str, Any]]:
-    (queued, ages), running = sample.queues(), sample.running()
+    (queued, ages), running = sample.count_queued_jobs(), sample.count_running_jobs()
     living, recent = list(workers.living()), series.totals_since(clock.now() - RECENT)
     serving, runs = workers.count_served(living), worker_catalogs.count(living)
     specs = known_models()

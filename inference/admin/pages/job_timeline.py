@@ -47,8 +47,8 @@ def _event(job: Job, what: str, at: datetime.datetime | None, **more: Any) -> Ev
 
 
 def _accepted(job: Job) -> Event:
-    by = format_html("by {}", display.visible(str(job.owner))) if job.owner_id else "without a key"
-    route = format_html(" at {}", display.visible(job.route)) if job.route else NOTHING
+    by = format_html("by {}", display.escape_text(str(job.owner))) if job.owner_id else "without a key"
+    route = format_html(" at {}", display.escape_text(job.route)) if job.route else NOTHING
     request = format_html(", request {}", _requests(job.request_id)) if job.request_id else NOTHING
     parts = format_html(", in {} parts", job.parts) if job.parts else NOTHING
     return _event(job, "Accepted", job.created_at, detail=format_html("{}{}{}{}", by, route, request, parts))
@@ -56,7 +56,7 @@ def _accepted(job: Job) -> Event:
 
 def _requests(request_id: str) -> SafeString:
     url = reverse("admin:inference_job_changelist", query={"q": request_id})
-    return format_html('<a href="{}"><code>{}</code></a>', url, display.visible(request_id))
+    return format_html('<a href="{}"><code>{}</code></a>', url, display.escape_text(request_id))
 
 
 def _sent(job: Job) -> Iterator[Event]:
@@ -119,7 +119,7 @@ def worker_link(job: Job) -> SafeString | str:
     if name is None:  # the row of a worker is removed some time after its end
         return f"…{job.worker.hex[-8:]}"
     url = reverse("admin:inference_worker_change", args=[job.worker])
-    return format_html('<a href="{}">{}</a>', url, display.visible(name))
+    return format_html('<a href="{}">{}</a>', url, display.escape_text(name))
 
 
 def batch_link(job: Job) -> SafeString | str:
@@ -162,7 +162,7 @@ def _ended(job: Job) -> Iterator[Event]:
         dropped = "during the run; the output is dropped" if job.started_at else "before the run"
         yield _event(job, "Cancelled", job.finished_at, detail=dropped, state="failed")
     else:
-        why = format_html("{}", display.visible(job.full_detail))
+        why = format_html("{}", display.escape_text(job.full_detail))
         yield _event(job, job.status.capitalize(), job.finished_at, detail=why, state="failed")
 
 
@@ -172,7 +172,7 @@ def _webhook(job: Job) -> Iterator[Event]:
         return
     link = reverse("admin:inference_webhook_change", args=[webhook.pk])
     tried = f", tried {_times(webhook.attempts)}" if webhook.attempts else ""
-    why = format_html(": {}", display.visible(webhook.last_error)) if webhook.last_error else NOTHING
-    detail = format_html('<a href="{}">{}</a>{}{}', link, display.visible(webhook.url), tried, why)
+    why = format_html(": {}", display.escape_text(webhook.last_error)) if webhook.last_error else NOTHING
+    detail = format_html('<a href="{}">{}</a>{}{}', link, display.escape_text(webhook.url), tried, why)
     state = {"delivered": "done", "given up": "failed"}.get(webhook.state, "next")
     yield Event(what=f"Webhook {webhook.state}", detail=detail, state=state)

@@ -105,7 +105,7 @@ class JobAdmin(ReadOnlyAdmin):
 
     state = display.fact("status", "status", display.badge)
     code = display.fact("error", "error_code")
-    owner_name = display.fact("owner", "owner_username", display.visible)
+    owner_name = display.fact("owner", "owner_username", display.escape_text)
     batched = display.fact("batch", "batch_size")
     wait = display.fact("wait", "queue_wait", display.duration)
     run = display.fact("run", "run_time", display.duration)
@@ -114,15 +114,17 @@ class JobAdmin(ReadOnlyAdmin):
     started = display.fact("started", "started_at", display.at)
     finished = display.fact("finished", "finished_at", display.at)
     expires = display.fact("expires", "expires_at", display.at)
-    request_id_shown = display.fact("request id", "request_id", display.visible)
-    idempotency_key_shown = display.fact("idempotency key", "idempotency_key", display.visible)
+    request_id_shown = display.fact("request id", "request_id", display.escape_text)
+    idempotency_key_shown = display.fact("idempotency key", "idempotency_key", display.escape_text)
 
     @admin.display(description="API key")
     def api_key(self, job: Any) -> SafeString | str:
         """Return the beginning of the job's API key, and its name if the key exists and the user may look at keys."""
         if job.key_start is None:
             return display.NONE
-        return format_html("<code>{}…</code> {}", display.visible(job.key_start), display.visible(job.key_name or ""))
+        return format_html(
+            "<code>{}…</code> {}", display.escape_text(job.key_start), display.escape_text(job.key_name or "")
+        )
 
     @admin.display(description="worker")
     def ran_on(self, job: Job) -> SafeString | str:

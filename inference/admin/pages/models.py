@@ -168,7 +168,7 @@ class ModelsAdmin(ReadOnlyAdmin):
             raise Http404
         queued = Job.objects.filter(model=name, status=Status.QUEUED, parts=None)
         return self.page(
-            request, "inference/model.html", title=display.visible(name), name=name, spec=spec, pause=pause,
+            request, "inference/model.html", title=display.escape_text(name), name=name, spec=spec, pause=pause,
             facts=list(facts(spec)) if spec else [], places=where, plots=list(plots(name, living)),
             queued=queue_position.queued(spec) if spec else None, acts=acts(name),
             owners=waiting_owners(name), oldest=queued.order_by("priority", "pk").only("created_at").first(),

@@ -25,9 +25,9 @@ class WebhookAdmin(ReadOnlyAdmin):
     fields = list_display
     actions = ("send_now",)
 
-    address = display.fact("address", "url", display.visible)
+    address = display.fact("address", "url", display.escape_text)
     state_now = display.fact("state", "state", display.badge)
-    failure = display.fact("last failure", "last_error", display.visible)
+    failure = display.fact("last failure", "last_error", display.escape_text)
 
     @admin.display(description="due")
     def due(self, webhook: Webhook) -> SafeString | str:
@@ -44,5 +44,5 @@ class WebhookAdmin(ReadOnlyAdmin):
         """Make notices due now, also those that were given up, with all of their tries before them."""
         undelivered = queryset.exclude(state=WebhookState.DELIVERED)
         LogEntry.objects.log_actions(str(request.user.pk), list(undelivered[:100]), CHANGE, "Requested to send it now.")
-        count = row_locks.update(undelivered, state=WebhookState.PENDING, attempts=0, due_at=Now())
+        count = row_locks.update_rows(undelivered, state=WebhookState.PENDING, attempts=0, due_at=Now())
         self.message_user(request, f"{count_of(count, 'notice', ('is', 'are'))} due now.", messages.SUCCESS)

@@ -13,7 +13,7 @@ from django.utils.safestring import SafeString
 
 from inference import clock
 from inference.models import Job
-from inference.telemetry.control_characters import visible as visible  # noqa: PLC0414 - of this module, too
+from inference.telemetry.control_characters import escape_text as escape_text  # noqa: PLC0414 - of this module, too
 
 LONGEST_TEXT = 20_000  # characters of one input or output that a page shows
 LONGEST_NUMBERS = 8  # numbers of a list that are shown
@@ -79,7 +79,7 @@ def pretty_json(value: Any) -> SafeString:
     """
     budget = _Budget(LONGEST_TEXT)
     whole = json.dumps(budget.take(value), indent=2, ensure_ascii=False)
-    text = visible(whole[:LONGEST_TEXT])
+    text = escape_text(whole[:LONGEST_TEXT])
     if budget.left < 0 or len(whole) > LONGEST_TEXT:
         text += "\n... and more, which the API returns"
     return format_html('<pre class="data">{}</pre>', text)
@@ -87,7 +87,7 @@ def pretty_json(value: Any) -> SafeString:
 
 def block(text: str) -> SafeString | str:
     """Return text of several lines as it was written."""
-    return format_html('<pre class="data">{}</pre>', visible(text[:LONGEST_TEXT])) if text else ""
+    return format_html('<pre class="data">{}</pre>', escape_text(text[:LONGEST_TEXT])) if text else ""
 
 
 def failure(job: Job) -> SafeString:

@@ -14,7 +14,7 @@ from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString, mark_safe
 
 from inference.admin.rendering import media, svg
-from inference.admin.rendering.display import LONGEST_TEXT, block, pretty_json, visible
+from inference.admin.rendering.display import LONGEST_TEXT, block, escape_text, pretty_json
 
 FOLDED = 600  # characters of a text; longer ones are folded
 MOST_ITEMS = 20  # items of a list that are shown
@@ -68,7 +68,7 @@ def text(value: str) -> SafeString:
     return format_html(
         '<details class="fold"><summary><span class="beginning">{}…</span> <span class="help">{} characters</span>'
         "</summary>{}{}</details>",
-        visible(value[:FOLDED]), f"{len(value):,}", block(value), _more(len(value) - LONGEST_TEXT, "characters"),
+        escape_text(value[:FOLDED]), f"{len(value):,}", block(value), _more(len(value) - LONGEST_TEXT, "characters"),
     )  # fmt: skip
 
 
@@ -112,7 +112,7 @@ def _dict(value: Mapping[str, Any], link: Link, path: media.Path) -> SafeString:
         or _is_vector(entry) or (isinstance(entry, list) and _is_chat(entry))
     }  # fmt: skip
     rest = {name: entry for name, entry in value.items() if name not in apart}
-    rows = ((visible(name[:200]), shown(entry, link, (*path, name))) for name, entry in apart.items())
+    rows = ((escape_text(name[:200]), shown(entry, link, (*path, name))) for name, entry in apart.items())
     parts = format_html_join("", "<dt>{}</dt><dd>{}</dd>", rows)
     return (
         format_html('<dl class="parts">{}</dl>{}', parts, pretty_json(rest) if rest else "")
@@ -147,7 +147,7 @@ def _is_chat(value: list[Any]) -> bool:
 def _chat(messages: list[Any]) -> SafeString:
     rows = (
         (
-            visible(str(message["role"])[:40]),
+            escape_text(str(message["role"])[:40]),
             text(said) if isinstance(said := message["content"], str) else pretty_json(said),
         )
         for message in messages[-MOST_ITEMS:]
@@ -165,8 +165,8 @@ def _named(entry: Any) -> str | None:
 
 def _bars(entries: list[Any]) -> SafeString:
     rows = (
-        (visible(str(_named(entry))[:200]), min(max(entry["score"], 0.0), 1.0), f"{entry['score']:.4g}",
-         format_html("<code>{}</code>", visible(str(entry["box"])[:200])) if "box" in entry else "")
+        (escape_text(str(_named(entry))[:200]), min(max(entry["score"], 0.0), 1.0), f"{entry['score']:.4g}",
+         format_html("<code>{}</code>", escape_text(str(entry["box"])[:200])) if "box" in entry else "")
         for entry in entries
     )  # fmt: skip
     row = '<tr><th>{}</th><td><meter max="1" value="{}"></meter></td><td class="number">{}</td><td>{}</td></tr>'
@@ -190,13 +190,18 @@ def _marked(of: str, spans: list[Any]) -> SafeString:
     for span in sorted(spans, key=lambda span: (span["start"], -span["end"])):
         if span["start"] >= at and span["end"] <= LONGEST_TEXT:
             score = f" {span['score']:.4g}" if _is_number(span.get("score")) else ""
-            name = visible(_kind_of_span(span)[:100])
+            name = escape_text(_kind_of_span(span)[:100])
             pieces.append(
-                (visible(of[at : span["start"]]), f"{name}{score}", visible(of[span["start"] : span["end"]]), name)
+                (
+                    escape_text(of[at : span["start"]]),
+                    f"{name}{score}",
+                    escape_text(of[span["start"] : span["end"]]),
+                    name,
+                )
             )
             at = span["end"]
     marked = format_html_join("", '{}<mark title="{}">{}<small>{}</small></mark>', pieces)
     rest = of[at:LONGEST_TEXT]
     return format_html(
-        '<p class="marked">{}{}</p>{}', marked, visible(rest), _more(len(of) - LONGEST_TEXT, "characters")
+        '<p class="marked">{}{}</p>{}', marked, escape_text(rest), _more(len(of) - LONGEST_TEXT, "characters")
     )

@@ -75,8 +75,8 @@ def _first_inputs(whole: UUID) -> list[Any]:
 def arriving(job_id: UUID) -> str:
     """Return what was generated until now of a text, or an empty string if that is not known."""
     try:
-        entries = redis_streams.read({job_id: redis_streams.FIRST}, redis_streams.MOST_CHUNKS).get(job_id, [])
+        entries = redis_streams.read_entries({job_id: redis_streams.FIRST}, redis_streams.MOST_CHUNKS).get(job_id, [])
         delta = StreamCursor(job_id, BEGINNING).consume(entries)
     except (redis.RedisError, BrokerUnavailable, TextDiverged):
         return ""
-    return display.visible(delta.text[: display.LONGEST_TEXT]) if delta else ""
+    return display.escape_text(delta.text[: display.LONGEST_TEXT]) if delta else ""

@@ -70,7 +70,7 @@ class Shortcuts:
         except Exception as error:
             if not self._may_be_at_fault(error):
                 raise
-            problem = logs.summarize(error)
+            problem = logs.describe_error(error)
         answers: list[Any] = []
         try:
             self._turn(on=False)

@@ -96,7 +96,9 @@ class _Batch:
         problem = self.call(indexes)
         if problem is None or len(indexes) == 1:
             return
-        logger.warning("call of %d items failed, looking for the culprit: %s", len(indexes), logs.private(problem.full))
+        logger.warning(
+            "call of %d items failed, looking for the culprit: %s", len(indexes), logs.hide_words(problem.full)
+        )
         if isinstance(problem, OutOfMemory):
             self.halve(indexes)
         elif self.searches < MAX_SEARCHES:
@@ -118,7 +120,7 @@ class _Batch:
             is_well = self.engine.answers_example()
         for index in raised if is_well else ():
             found = self.outcomes[index]
-            logger.warning("the model answers its example, and not an input: %s", logs.private(found.raised))
+            logger.warning("the model answers its example, and not an input: %s", logs.hide_words(found.raised))
             self.outcomes[index] = InvalidInput(UNREADABLE, raised=found.raised, trace=found.trace)
 
     def search(self, suspects: list[int]) -> None:

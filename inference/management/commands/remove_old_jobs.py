@@ -27,5 +27,5 @@ class Command(BaseCommand):
         removed = 0
         while count := sweep.remove_some():
             removed += count
-        marks.retention_goes_on()
+        marks.clear_retention_stop()
         self.stdout.write(f"{count_of(removed, 'job')} removed")

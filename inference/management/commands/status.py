@@ -23,7 +23,7 @@ from inference.figures.tallies import Tally
 from inference.management.command_errors import readable_errors
 from inference.models import TERMINAL
 from inference.status import attention, workers
-from inference.telemetry.control_characters import line
+from inference.telemetry.control_characters import escape_line
 
 CLEAR = "\x1b[H\x1b[2J"
 SHORTEST_S, LONGEST_S = 0.2, 86_400.0  # seconds from one look to the next
@@ -86,8 +86,8 @@ def facts() -> Facts:
     found: Facts = {"attention": needed, "models": [], "workers": [], "ended": {}, "failures": []}
     try:
         living = list(workers.living())
-        queued, ages = sample.queues()
-        running, recent = sample.running(), series.totals_since(clock.now() - RECENT)
+        queued, ages = sample.count_queued_jobs()
+        running, recent = sample.count_running_jobs(), series.totals_since(clock.now() - RECENT)
         ended = series.ends_since(clock.now() - HOUR)
         serving = workers.count_served(living)
     except (DatabaseError, InterfaceError):
@@ -124,7 +124,7 @@ def _format_item(item: Facts) -> str:
 
     A thing that follows from the one above has the same cure, which is not repeated.
     """
-    return f"  - {line(item['text'])}" if item["follows"] else f"! {line(item['text'])}\n  {item['todo']}"
+    return f"  - {escape_line(item['text'])}" if item["follows"] else f"! {escape_line(item['text'])}\n  {item['todo']}"
 
 
 def _medians(tally: Tally) -> Facts:
@@ -142,4 +142,4 @@ def _table(rows: list[Facts]) -> list[str]:
 
 
 def _cell(value: Any) -> str:
-    return "-" if value is None else line(value)
+    return "-" if value is None else escape_line(value)

@@ -38,7 +38,7 @@ def queues(living: Sequence[Worker], *, quiet: Collection[str]) -> Iterator[Atte
 
     `quiet` are the models for which it is known why nothing runs.
     """
-    queued, ages = sample.queues()
+    queued, ages = sample.count_queued_jobs()
     refused, past = _refusals(), _past_queues()
     late = set(workers.living().filter(workers.is_late()).values_list("pk", flat=True))
     known = lookup.known_models()

@@ -22,9 +22,9 @@ class Connection(psycopg.Connection[Any]):
     def wait(self, gen: Any, interval: float = 0.1, timeout: float | None = None) -> Any:
         limit_s = budget.answer_limit_s()
         if timeout is None and limit_s:
-            timeout = min(limit_s, max(budget.left_s() - GRACE_S, 0)) + GRACE_S  # so that a ROLLBACK has time, too
+            timeout = min(limit_s, max(budget.remaining_s() - GRACE_S, 0)) + GRACE_S  # so that a ROLLBACK has time, too
         try:
-            with budget.spent():
+            with budget.counted_wait():
                 return super().wait(gen, interval, timeout)
         except psycopg.OperationalError as error:
             if self.pgconn.transaction_status != TransactionStatus.ACTIVE:
@@ -35,7 +35,7 @@ class Connection(psycopg.Connection[Any]):
 
 class Pool(ConnectionPool[Connection]):
     def getconn(self, timeout: float | None = None) -> Connection:
-        with budget.spent(self.timeout) as patience_s:
+        with budget.counted_wait(self.timeout) as patience_s:
             return super().getconn(patience_s)
 
 
@@ -73,7 +73,7 @@ class DatabaseWrapper(base.DatabaseWrapper):
         return connection
 
     def create_cursor(self, name: str | None = None) -> Any:
-        if not budget.left_s():
+        if not budget.remaining_s():
             raise psycopg.OperationalError(budget.SPENT)
         return super().create_cursor(name)
 

@@ -26,7 +26,7 @@ class Cursor(base.SQLiteCursorWrapper):
         return _converted(query) if param_names is None else str(super().convert_query(query, param_names=param_names))
 
     def execute(self, *statement: Any) -> Any:
-        with budget.spent():
+        with budget.counted_wait():
             return super().execute(*statement)
 
 
@@ -38,7 +38,7 @@ class DatabaseWrapper(base.DatabaseWrapper):
         return super().get_new_connection(conn_params)
 
     def create_cursor(self, name: str | None = None) -> Any:
-        if not (left_s := budget.left_s()):
+        if not (left_s := budget.remaining_s()):
             raise sqlite3.OperationalError(budget.SPENT)
         patience_ms = int(1000 * min(self.settings_dict["OPTIONS"]["timeout"], max(left_s, budget.GRACE_S)))
         if patience_ms != self._patience_ms:

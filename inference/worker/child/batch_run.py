@@ -137,7 +137,7 @@ class BatchRun:
                 try:
                     call.prepared = engine.prepare(call.all_items, dict(call.parameters))
                 except BaseException as error:
-                    logger.debug("not prepared: %s", logs.summarize(error))
+                    logger.debug("not prepared: %s", logs.describe_error(error))
             self.replica.shared.reading = 0
             self.read_s = time.monotonic() - began
 
@@ -179,7 +179,7 @@ class BatchRun:
     @contextlib.contextmanager
     def _timed(self) -> Iterator[None]:
         began = time.monotonic()
-        with logs.bind(batch=self.call.batch, model=self.call.model):
+        with logs.bind_ids(batch=self.call.batch, model=self.call.model):
             yield
         self.spent_s += time.monotonic() - began
 
@@ -219,7 +219,7 @@ class BatchRun:
         tally: Tally = {}
         if self._reports:
             size, (longest, real) = self.size, self._tokens()
-            tallies.observe(tally, "batch", size)
+            tallies.add_value(tally, "batch", size)
             padded = size * longest if self._is_padded else real
             tally |= {"real": real, "padded": padded, "engine_s": self._engine_s}
         return tally

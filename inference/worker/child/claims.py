@@ -97,7 +97,10 @@ def record(
         if is_away(error) or (len(outcomes) == 1 and outcomes[0].error_code == errors.BadOutput.code):
             raise
         logger.error(
-            "batch=%s jobs=%d not recorded, the database refuses it: %s", batch, len(outcomes), logs.summarize(error)
+            "batch=%s jobs=%d not recorded, the database refuses it: %s",
+            batch,
+            len(outcomes),
+            logs.describe_error(error),
         )
         if len(outcomes) == 1:
             outcomes = [not_storable(outcomes[0])]

@@ -50,4 +50,4 @@ class MainConnection:
         except OSError:
             raise SystemExit(os.EX_SOFTWARE) from None  # the main process is gone
         except Exception as unsendable:  # such as a result that cannot be pickled
-            self.send(ReplyKind.FAILED, number, RemoteError(logs.summarize(unsendable), describe(unsendable)))
+            self.send(ReplyKind.FAILED, number, RemoteError(logs.describe_error(unsendable), describe(unsendable)))

@@ -50,7 +50,7 @@ def picklable_errors() -> Iterator[None]:
     except BaseException as error:
         if type(error).__module__ == errors.__name__:
             raise
-        raise RemoteError(logs.summarize(error), describe(error), format_places(error)).with_traceback(
+        raise RemoteError(logs.describe_error(error), describe(error), format_places(error)).with_traceback(
             error.__traceback__
         ) from None
 
@@ -124,7 +124,7 @@ def stages_of(call: BatchCall) -> BatchRun | MultiBatchRun | None:
 def steps_of(call: BatchCall) -> BatchReport:
     spec = replica.specs[call.digest]
     stepper = cast("Stepper", replica.engine(spec).stepper)
-    with logs.bind(batch=call.batch, model=call.model):
+    with logs.bind_ids(batch=call.batch, model=call.model):
         return opened.run(call, spec, stepper, lambda call: claim_jobs(call, replica), replica.shared)
 
 

@@ -12,7 +12,7 @@ from inference.catalog.specs import ModelSpec
 from inference.engines import loading
 from inference.engines.artifacts import memory
 from inference.engines.base import Engine
-from inference.fields.json_field import storable
+from inference.fields.json_field import escape_for_database
 from inference.worker.calls import READY, Assignment, LoadReport, SharedState
 
 logger = logging.getLogger(__name__)
@@ -98,4 +98,4 @@ class LoadedModels:
 
 
 def _state(failure: errors.ModelUnavailable | None) -> str:
-    return storable(failure.message) if failure else READY
+    return escape_for_database(failure.message) if failure else READY

@@ -38,7 +38,7 @@ class MultiBatchRun:
             self._begin({job.id: job for job in claim_jobs(self.call, self.replica)})
 
     def _about(self) -> AbstractContextManager[None]:
-        return logs.bind(batch=self.call.batch, model=self.call.model)
+        return logs.bind_ids(batch=self.call.batch, model=self.call.model)
 
     def _begin(self, jobs: Mapping[UUID, Claimed]) -> None:
         ends = list(accumulate(self.call.shares))
@@ -71,7 +71,7 @@ class MultiBatchRun:
         sizes: dict[UUID, int] = {}
         for stages, of in zip(self.each, outcomes, strict=True):
             sizes |= dict.fromkeys((outcome.job_id for outcome in of), stages.size)
-        counted = tallies.sum_of(stages.counted() for stages in self.each)
+        counted = tallies.sum_tallies(stages.counted() for stages in self.each)
         with self._about():
             recorded = claims.record(self.call.batch, list(chain(*outcomes)), batch_size=sizes, beside=counted)
             claims.take_back(

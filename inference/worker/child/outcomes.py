@@ -10,7 +10,7 @@ from inference.catalog.sizes import lengths
 from inference.catalog.specs import ModelSpec
 from inference.engines.runtime.faults import shorten
 from inference.engines.runtime.json_values import size
-from inference.fields.json_field import storable
+from inference.fields.json_field import escape_for_database
 from inference.store import transitions
 from inference.store.transitions import Claimed, Outcome
 from inference.streams import texts
@@ -49,7 +49,7 @@ def outcome_of(
             where = f"inputs[{index}]: " if is_list else ""
             if isinstance(answer, errors.JobError):
                 known_as = job.whole or job.id
-                said, trace = logs.private(answer.full), f"\n{answer.trace}" if answer.trace else ""
+                said, trace = logs.hide_words(answer.full), f"\n{answer.trace}" if answer.trace else ""
                 logger.warning("job=%s model=%s %s: %s%s%s", known_as, job.model, answer.code, where, said, trace)
             return failed(job, answer, where)
     if (held := size(answers)) > transitions.MOST_ANSWERED:
@@ -64,7 +64,7 @@ def _prompt_length(
     spec: ModelSpec, job: Claimed, output: object, *, full_text: bool, generated: int | None
 ) -> int | None:
     """Return how many characters of the prompt stand before the generated text, or None if there is no such text."""
-    text = texts.full_text(output)
+    text = texts.extract_text(output)
     if text is None:
         return None
     if generated is not None:
@@ -72,7 +72,11 @@ def _prompt_length(
     if not tasks.find_task(spec.task).generates:
         return None
     requested = job.parameters.get("return_full_text")
-    return texts.Prompt.of(job.inputs, job.parameters).length if requested or (requested is None and full_text) else 0
+    return (
+        texts.Prompt.from_inputs(job.inputs, job.parameters).length
+        if requested or (requested is None and full_text)
+        else 0
+    )
 
 
 def forced_failure(job: Claimed, verdict: str, raised: str = "", trace: str = "") -> Outcome:
@@ -94,8 +98,8 @@ def failed(job: Claimed, error: errors.InferenceError, where: str = "") -> Outco
     The texts are bounded, as they may quote the input or be an engine's own.
     """
     return _of(
-        job, error_code=error.code, error_detail=shorten(storable(f"{where}{error.message}")),
-        error_raised=shorten(storable(error.raised)), error_trace=storable(error.trace),
+        job, error_code=error.code, error_detail=shorten(escape_for_database(f"{where}{error.message}")),
+        error_raised=shorten(escape_for_database(error.raised)), error_trace=escape_for_database(error.trace),
     )  # fmt: skip
 
 

@@ -52,7 +52,7 @@ def run(
         raise SystemExit(os.EX_SOFTWARE) from None
     finally:
         if tracing.on:
-            tracing.flush()
+            tracing.flush_spans()
         with contextlib.suppress(OSError):  # the main process is gone
             connection.send(ReplyKind.LEAVING)
 

@@ -68,7 +68,7 @@ class Heartbeat(threading.Thread):
             id=self.plan.worker, name=self.node, pid=os.getpid(), devices=list(self.plan.devices),
             replicas_total=self.plan.replicas, started_at=Now(), heartbeat_at=Now(),
         )  # fmt: skip
-        marks.started(self.node)
+        marks.mark_worker_start(self.node)
         for name, devices in workers.find_gpu_conflicts(row).items():
             logger.warning(
                 "%s computes on %s too, and neither leaves memory for the other: give them --devices of their own,"
@@ -120,7 +120,7 @@ class Heartbeat(threading.Thread):
         state, mark = (WorkerState.GONE, marks.GONE) if of_an_error else (WorkerState.STOPPED, marks.STOPPED)
         try:
             Worker.objects.filter(pk=self.plan.worker).update(state=state, heartbeat_at=Now())
-            marks.mark(mark, self.node)
+            marks.add_mark(mark, self.node)
         except (DatabaseError, InterfaceError) as error:
             logger.warning("worker=%s leaves without a word, the database is away: %s", self.plan.worker, error)
 

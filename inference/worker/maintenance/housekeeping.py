@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 MOST_REVOKED = 10_000  # most revoked jobs that are kept while the database is away
 ROUND_S = settings.WORKER_SILENT_S / 3
-FIGURES = (sample.record_sample, ledger.flush, fold.fold_rows)
+FIGURES = (sample.record_sample, ledger.flush_tallies, fold.fold_rows)
 
 
 class Housekeeping(threading.Thread):
@@ -65,7 +65,7 @@ class Housekeeping(threading.Thread):
             for chore in self.chores:
                 run_chore(chore, self.heartbeat.node)
             self._rest()
-        run_chore(ledger.flush, self.heartbeat.node)
+        run_chore(ledger.flush_tallies, self.heartbeat.node)
 
     def _rest(self) -> None:
         """Wait until the next round, and meanwhile do what the event loop leaves to this thread."""

@@ -10,7 +10,7 @@ from uuid import UUID
 from inference.batching.queue import Item
 from inference.batching.room import Room
 from inference.catalog.specs import ModelSpec
-from inference.fields.uuids import id_of_hex
+from inference.fields.uuids import uuid_of_hex
 from inference.worker.replicas.device_health import Incident
 
 MOST_OVER = 100  # batch ids that a claim names for a job; a job that fails more often has no lease any more
@@ -36,7 +36,7 @@ class HeldJob:
     job_id: UUID = field(init=False)
 
     def __post_init__(self) -> None:
-        self.job_id = id_of_hex(self.item.id.replace("-", ""))
+        self.job_id = uuid_of_hex(self.item.id.replace("-", ""))
 
     def is_over(self, batch: UUID) -> None:
         self.takes_over = (*(over for over in self.takes_over if over != batch), batch)[-MOST_OVER:]

@@ -123,7 +123,7 @@ class Isolation:
     def retry(self, batch: Batch, cause: BaseException) -> None:
         """Run a batch again later that could not begin."""
         after_s = self.pauses.next_s()
-        logger.error("batch=%s not begun, tried again in %.1f s: %s", batch.id, after_s, logs.summarize(cause))
+        logger.error("batch=%s not begun, tried again in %.1f s: %s", batch.id, after_s, logs.describe_error(cause))
         self.again(batch, after_s)
 
     def was_stuck(self, batch: Batch, cause: BaseException) -> None:
@@ -134,7 +134,7 @@ class Isolation:
         for held in batch.jobs:
             held.times_stuck += 1
         after_s = min(STUCK_S * max(held.times_stuck for held in batch.jobs), LONGEST_STUCK_S)
-        logger.error("batch=%s killed, tried again in %.0f s: %s", batch.id, after_s, logs.summarize(cause))
+        logger.error("batch=%s killed, tried again in %.0f s: %s", batch.id, after_s, logs.describe_error(cause))
         self.again(batch, after_s)
 
     def was_paused(self, batch: Batch, cause: BaseException) -> None:
@@ -147,7 +147,7 @@ class Isolation:
             return
         for held in batch.jobs:
             held.times_paused += 1
-        why = logs.summarize(cause)
+        why = logs.describe_error(cause)
         logger.error("batch=%s lost, the worker was stopped for %.1f s meanwhile: %s", batch.id, batch.paused_s, why)
         self.again(batch)
 
@@ -163,7 +163,7 @@ class Isolation:
             self._add([held for held in batch.search.suspects if held not in batch.jobs])
             self._add(batch.search.aside)
         if not self._died_alone(batch, cause, after_s):
-            why = logs.summarize(cause)
+            why = logs.describe_error(cause)
             logger.error("batch=%s of %d lost, running its halves apart: %s", batch.id, len(batch.jobs), why)
             middle = len(batch.jobs) // 2
             self._add(batch.jobs[:middle], after_s=after_s)
@@ -178,7 +178,7 @@ class Isolation:
             search.narrow(batch.jobs, died=True)
         alone = self._died_alone(batch, cause)
         if not alone:
-            why = logs.summarize(cause)
+            why = logs.describe_error(cause)
             logger.error("batch=%s of %d lost, looking for the culprit: %s", batch.id, len(batch.jobs), why)
             self._go_on(search or Bisection(suspects=batch.jobs))
         elif search:
@@ -199,7 +199,7 @@ class Isolation:
 
         A culprit is then searched for among the jobs that the engine had at once.
         """
-        why = logs.summarize(cause)
+        why = logs.describe_error(cause)
         logger.error("batch=%s of %d lost, running its engine calls apart: %s", batch.id, len(batch.jobs), why)
         self.again(batch, after_s)
 
@@ -228,7 +228,7 @@ class Isolation:
         if isinstance(cause, RemoteError):
             held.raised, held.trace = cause.raised, cause.trace
         fate = f"fails as {held.verdict}" if held.verdict else "tried once more"
-        logger.error("batch=%s job=%s lost alone, %s: %s", batch.id, held.item.id, fate, logs.summarize(cause))
+        logger.error("batch=%s job=%s lost alone, %s: %s", batch.id, held.item.id, fate, logs.describe_error(cause))
         self._add([held], after_s=after_s)
 
 

@@ -86,7 +86,7 @@ class Settlement:
         """Record how far off the expected cost of an engine call was, before it is learnt from the call."""
         expected_s = self.backlog.queues[batch.spec.name].costs.engine_seconds(report.size, report.length)
         cost = {"expected_s": expected_s, "real_s": report.engine_s, "off_s": abs(report.engine_s - expected_s)}
-        ledger.note(batch.spec.name, {"cost": cost})
+        ledger.note_tally(batch.spec.name, {"cost": cost})
 
     def stepped(self, batch: Batch, report: BatchReport) -> None:
         """Release the jobs of an open batch that have ended. The others continue."""
@@ -175,7 +175,7 @@ class Settlement:
             self.backlog.isolation.retry(batch, cause)
         else:
             trace = f"\n{cause.trace}" if isinstance(cause, (RemoteError, errors.InferenceError)) else ""
-            logger.error("batch=%s its call raised %s%s", batch.id, logs.summarize(cause), trace)
+            logger.error("batch=%s its call raised %s%s", batch.id, logs.describe_error(cause), trace)
             self.broke(batch, cause)
 
     def _at_work(self, batch: Batch) -> HeldJob | None:
@@ -201,7 +201,7 @@ class Settlement:
         if not batch.begun[0].verdict:
             self.backlog.isolation.halve(batch, cause, after_s=RETRY_S)
             return
-        why = logs.summarize(cause)
+        why = logs.describe_error(cause)
         logger.error("batch=%s its verdict was not recorded, its row is left to the reconciler: %s", batch.id, why)
         self._release(batch.jobs, BatchReport(errors={}))
 

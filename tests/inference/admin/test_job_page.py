@@ -26,7 +26,7 @@ from inference.streams import redis_streams
 from inference.streams.chunks import Chunk
 from inference.submission.wholes import NEVER_DUE
 from inference.submission.writer import message_of
-from inference.telemetry.control_characters import visible
+from inference.telemetry.control_characters import escape_text
 from tests.conditions import ago
 from tests.inference.admin.pages import BrowserCase
 from tests.inference.test_admin import INVISIBLE, MARKUP, UNSEEN, AdminCase, make_job, make_worker, page_of
@@ -237,8 +237,8 @@ class ValueTests(AdminCase):
                 [{"label": evil * 1_000_000, "score": 1.0, "box": many}] * 2,
                 [{"role": evil * 1_000_000, "content": many}], deep,
             ):  # fmt: skip
-                looked = Mock(side_effect=visible)
-                with patch.object(display, "visible", looked), patch.object(inputs_outputs, "visible", looked):
+                looked = Mock(side_effect=escape_text)
+                with patch.object(display, "escape_text", looked), patch.object(inputs_outputs, "escape_text", looked):
                     shown = self.shown("a", value)
                 length = sum(len(call.args[0]) for call in looked.call_args_list)
                 self.assertLess(length, 10 * display.LONGEST_TEXT)
@@ -309,9 +309,9 @@ class LiveTests(BrowserCase):
         job = make_job(status=Status.RUNNING, started_at=ago(), attempts=1)
         self.open(page_of(job))
         attempt = uuid.uuid4()
-        redis_streams.write([Chunk(job_id=job.pk, attempt=attempt, at=0, text="Once <b>upon", tokens=2)])
+        redis_streams.write_chunks([Chunk(job_id=job.pk, attempt=attempt, at=0, text="Once <b>upon", tokens=2)])
         self.browser.wait_for("document.getElementById('arriving').textContent === 'Once <b>upon'")
-        redis_streams.write([Chunk(job_id=job.pk, attempt=attempt, at=12, text=" a time", tokens=4)])
+        redis_streams.write_chunks([Chunk(job_id=job.pk, attempt=attempt, at=12, text=" a time", tokens=4)])
         self.browser.wait_for("document.getElementById('arriving').textContent === 'Once <b>upon a time'")
         Job.objects.filter(pk=job.pk).update(status=Status.SUCCEEDED, finished_at=ago(), output="Once")
         self.browser.wait_for("!document.getElementById('live') && !!document.querySelector('.badge-succeeded')")
@@ -328,7 +328,9 @@ class LiveTests(BrowserCase):
 class DisplayTests(AdminCase):
     def test_a_text_that_arrives_is_harmless_and_bounded(self) -> None:
         job_id = uuid.uuid4()
-        redis_streams.write([Chunk(job_id=job_id, attempt=uuid.uuid4(), at=0, text="\u202e" + "x" * 30_000, tokens=2)])
+        redis_streams.write_chunks(
+            [Chunk(job_id=job_id, attempt=uuid.uuid4(), at=0, text="\u202e" + "x" * 30_000, tokens=2)]
+        )
         text = job_payload.arriving(job_id)
         self.assertTrue(text.startswith("\\u202e"))
         self.assertLess(len(text), display.LONGEST_TEXT + 10)

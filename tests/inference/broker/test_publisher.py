@@ -112,8 +112,8 @@ class PublishTests(SimpleTestCase):
         self.assertEqual([waiting["headers"]["id"] for waiting in self.waiting(3)], [each.job_id for each in sent])
 
     def test_a_request_that_has_spent_its_time_calls_no_broker_and_keeps_no_other_from_it(self) -> None:
-        with mock.patch.dict(os.environ, DATABASE_ANSWER_S="4"), budget.of_a_request():
-            waited = budget.spent()
+        with mock.patch.dict(os.environ, DATABASE_ANSWER_S="4"), budget.request_budget():
+            waited = budget.counted_wait()
             with waited:
                 waited.began_at -= 9.0
             with self.assertRaisesRegex(BrokerUnavailable, "all the time"):

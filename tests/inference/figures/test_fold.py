@@ -11,7 +11,7 @@ from django.db.models import QuerySet
 from django.test import TransactionTestCase
 
 from inference.figures import fold, series
-from inference.figures.ledger import at, tick_of
+from inference.figures.ledger import moment_at, tick_of
 from inference.models import Figure, Grain, Mark
 from tests.conditions import ago, at_once
 
@@ -19,7 +19,7 @@ MODELS = ("folded", "folded too")  # a thread that a test before has left may wr
 
 
 def make_row(moment: datetime.datetime, model: str = "folded", count: int = 1, grain: Grain = Grain.WRITTEN) -> None:
-    start = at(tick_of(moment.timestamp()))
+    start = moment_at(tick_of(moment.timestamp()))
     Figure.objects.create(grain=grain, start=start, model=model, tally={"ended": {"succeeded": count}})
 
 
@@ -57,7 +57,7 @@ class TestFold(TransactionTestCase):
         self.assertEqual(counted(Grain.TICK, Grain.WRITTEN), {})
         self.assertEqual(counted(Grain.TEN_MINUTES), {"folded": 2})
         self.assertEqual(counted(Grain.THREE_HOURS), {"folded": 4})
-        fold.remove_old()
+        fold.remove_old_figures()
         self.assertEqual(counted(Grain.THREE_HOURS), {"folded": 3})
         self.assertEqual(counted(Grain.EVER), {"folded": 6})
         self.assertEqual(Mark.objects.count(), 1)

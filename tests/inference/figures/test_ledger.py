@@ -32,7 +32,7 @@ def done(job: Job) -> Outcome:
 
 class LedgerCase(TransactionTestCase):
     def setUp(self) -> None:
-        ledger.forget()
+        ledger.forget_rows()
 
     def claimed(self, *jobs: Job) -> tuple[UUID, list[Claimed]]:
         batch = uuid4()
@@ -188,20 +188,20 @@ class TestRows(LedgerCase):
                 transitions.record(batch, [done(job)], batch_size=1)
 
     def test_what_could_not_be_flushed_is_kept(self) -> None:
-        ledger.note("echo", {"cost": {"off_s": 1.0}})
-        with patch.object(ledger, "write", side_effect=OperationalError), self.assertRaises(OperationalError):
-            ledger.flush()
-        ledger.note("echo", {"cost": {"off_s": 0.5}})
-        ledger.flush()
-        ledger.flush()
+        ledger.note_tally("echo", {"cost": {"off_s": 1.0}})
+        with patch.object(ledger, "write_tally", side_effect=OperationalError), self.assertRaises(OperationalError):
+            ledger.flush_tallies()
+        ledger.note_tally("echo", {"cost": {"off_s": 0.5}})
+        ledger.flush_tallies()
+        ledger.flush_tallies()
         self.assertEqual(series.totals()["echo"]["cost"], {"off_s": 1.5})
 
     def test_what_was_so_at_a_moment_is_not_kept(self) -> None:
         for waiting in (100, 100, 7):
-            ledger.note("", {"now": {"requests_waiting": waiting}})
-            away = patch.object(ledger, "write", side_effect=OperationalError if waiting == 100 else None)
+            ledger.note_tally("", {"now": {"requests_waiting": waiting}})
+            away = patch.object(ledger, "write_tally", side_effect=OperationalError if waiting == 100 else None)
             with away as write, contextlib.suppress(OperationalError):
-                ledger.flush()
+                ledger.flush_tallies()
         write.assert_called_once_with("", {"now": {"requests_waiting": 7}})
 
 

@@ -9,7 +9,7 @@ from django.test import TestCase
 
 from inference import clock
 from inference.figures import marks, sample, series
-from inference.figures.ledger import TICK_S, at, tick_of
+from inference.figures.ledger import TICK_S, moment_at, tick_of
 from inference.models import Figure, Grain, Job, Status, Worker, WorkerState
 from tests.conditions import ago
 
@@ -28,10 +28,10 @@ class TestSeries(TestCase):
 
     def test_rows_of_every_grain_come_to_the_point_that_they_began_in(self) -> None:
         now_s = tick_of(ago().timestamp(), 10_800)
-        make_row(at(now_s), ended={"succeeded": 1})
-        make_row(at(now_s), grain=Grain.WRITTEN, ended={"succeeded": 2, "failed lost": 1})
-        make_row(at(now_s - 10_800), grain=Grain.THREE_HOURS, ended={"succeeded": 10_800}, model="other")
-        make_row(at(0), grain=Grain.EVER, ended={"succeeded": 999})
+        make_row(moment_at(now_s), ended={"succeeded": 1})
+        make_row(moment_at(now_s), grain=Grain.WRITTEN, ended={"succeeded": 2, "failed lost": 1})
+        make_row(moment_at(now_s - 10_800), grain=Grain.THREE_HOURS, ended={"succeeded": 10_800}, model="other")
+        make_row(moment_at(0), grain=Grain.EVER, ended={"succeeded": 999})
         with patch.object(clock, "time_s", return_value=now_s + 1.0):
             figures, other = series.read_series("month"), series.read_series("month", "other")
         self.assertEqual(figures["ended"], {"succeeded": 10_803, "failed lost": 1})
@@ -68,15 +68,15 @@ class TestSeries(TestCase):
 
     def test_a_point_that_is_not_over_counts_by_what_has_passed_of_it(self) -> None:
         moment = tick_of(ago().timestamp(), 600)
-        make_row(at(moment), ended={"succeeded": 60})
+        make_row(moment_at(moment), ended={"succeeded": 60})
         with patch.object(clock, "time_s", return_value=moment + 30.0):
             self.assertEqual(series.read_series("day")["series"]["succeeded"][-1], 2.0)
 
     def test_the_most_frequent_error_codes_are_listed_over_time(self) -> None:
         moment = tick_of(ago().timestamp())
         failed = {f"failed code{number}": 10 * number + 1 for number in range(series.CODES + 1)}
-        make_row(at(moment - 150), ended={**failed, "succeeded": 99, "expired": 99})
-        make_row(at(moment - 150), model="other", ended={"failed odd one": 30})
+        make_row(moment_at(moment - 150), ended={**failed, "succeeded": 99, "expired": 99})
+        make_row(moment_at(moment - 150), model="other", ended={"failed odd one": 30})
         with patch.object(clock, "time_s", return_value=moment + 1.0):
             figures, other = series.read_series("15m"), series.read_series("15m", "other")
         self.assertEqual(list(figures["errors"]), ["code5", "code4", "code3", "odd one", "code2"])
@@ -85,11 +85,11 @@ class TestSeries(TestCase):
 
     def test_starts_ends_and_deployments_are_marked(self) -> None:
         with self.settings(RELEASE="one"):
-            marks.started("a")
-            marks.started("b")
+            marks.mark_worker_start("a")
+            marks.mark_worker_start("b")
         with self.settings(RELEASE="two"):
-            marks.started("a")
-        marks.mark(marks.GONE, "b")
+            marks.mark_worker_start("a")
+        marks.add_mark(marks.GONE, "b")
         entries = [(mark["kind"], mark["text"]) for mark in series.read_series("15m")["marks"]]
         started = [("deployed", "one"), ("started", "a"), ("started", "b"), ("deployed", "two"), ("started", "a")]
         self.assertEqual(entries, [*started, ("gone", "b")])

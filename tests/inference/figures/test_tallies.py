@@ -11,7 +11,7 @@ from inference.figures.tallies import Tally
 def tally_of(values: list[float]) -> Tally:
     tally: Tally = {}
     for value in values:
-        tallies.observe(tally, "wait", value, unit=tallies.UNIT_S)
+        tallies.add_value(tally, "wait", value, unit=tallies.UNIT_S)
     return tally
 
 
@@ -19,7 +19,7 @@ class TestTallies(unittest.TestCase):
     def test_numbers_add_up_and_the_largest_stay(self) -> None:
         one = {"ended": {"succeeded": 3}, "most": {"queued": {"a": 7}}}
         other = {"ended": {"succeeded": 2, "failed lost": 1}, "most": {"queued": {"a": 5, "b": 1}}}
-        total = tallies.sum_of([one, other])
+        total = tallies.sum_tallies([one, other])
         self.assertEqual(total["ended"], {"succeeded": 5, "failed lost": 1})
         self.assertEqual(total["most"], {"queued": {"a": 7, "b": 1}})
         self.assertEqual(one["ended"], {"succeeded": 3})
@@ -27,7 +27,7 @@ class TestTallies(unittest.TestCase):
     def test_quantiles_of_merged_rows_are_those_of_all_values_within_a_fifth(self) -> None:
         draw = random.Random(7)
         values = [draw.lognormvariate(0, 2) for _ in range(2000)]
-        merged = tallies.sum_of(tally_of(values[start::5]) for start in range(5))["wait"]
+        merged = tallies.sum_tallies(tally_of(values[start::5]) for start in range(5))["wait"]
         exact = statistics.quantiles(values, n=100)
         for percent in (50, 95):
             found = tallies.quantile(merged, percent / 100)
@@ -36,7 +36,7 @@ class TestTallies(unittest.TestCase):
         self.assertAlmostEqual(merged["sum"], sum(values), places=6)
 
     def test_small_counts_have_buckets_of_their_own(self) -> None:
-        ends = [tallies.end_of(tallies.bucket_of(size)) for size in (1, 2, 4, 8, 16, 32)]
+        ends = [tallies.bucket_end(tallies.bucket_of(size)) for size in (1, 2, 4, 8, 16, 32)]
         self.assertEqual(ends, [1, 2, 4, 8, 16, 32])
 
     def test_any_value_has_a_bucket(self) -> None:

@@ -18,7 +18,7 @@ from inference import clock
 from inference.broker import publisher
 from inference.catalog import lookup
 from inference.errors import BrokerUnavailable
-from inference.figures.ledger import at, tick_of
+from inference.figures.ledger import moment_at, tick_of
 from inference.models import (
     Figure,
     Grain,
@@ -40,7 +40,7 @@ from tests.conditions import PATIENCE_S, ago, eventually
 
 def figure(age_s: float, model: str = "embeddings", **tally: object) -> datetime.datetime:
     """Make one of a tick so long ago. Return its start."""
-    start = at(tick_of(ago(age_s).timestamp()))
+    start = moment_at(tick_of(ago(age_s).timestamp()))
     Figure.objects.create(grain=Grain.TICK, start=start, model=model, tally=tally)
     return start
 

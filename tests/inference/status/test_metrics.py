@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families as parsed
 
 from inference import clock
 from inference.figures import ledger, tallies
-from inference.figures.ledger import at
+from inference.figures.ledger import moment_at
 from inference.models import Figure, Grain, Job, Status, Worker, WorkerState
 from inference.status import counters, metrics
 from inference.waiting.finish_listener import listener
@@ -24,7 +24,7 @@ from tests.conditions import ago
 class MetricsTests(TestCase):
     def setUp(self) -> None:
         metrics.forget()
-        ledger.forget()
+        ledger.forget_rows()
         self.addCleanup(metrics.forget)
 
     def samples(self, family: str) -> list[tuple[str, dict[str, str], float]]:
@@ -59,7 +59,7 @@ class MetricsTests(TestCase):
         self.assertEqual(self.samples("largest_owner_waiting"), [("inference_largest_owner_waiting", labels, 3)])
 
     def figure(self, model: str = "echo", *, grain: Grain = Grain.EVER, start_s: float = 0.0, **tally: Any) -> None:
-        Figure.objects.create(grain=grain, start=at(start_s), model=model, tally=tally)
+        Figure.objects.create(grain=grain, start=moment_at(start_s), model=model, tally=tally)
 
     def test_outcomes_are_those_of_all_rows_and_never_fewer(self) -> None:
         self.figure(ended={"succeeded": 1_234_567, "failed lost": 2})
@@ -70,9 +70,9 @@ class MetricsTests(TestCase):
     def test_distributions_are_histograms_in_base_units(self) -> None:
         tally: tallies.Tally = {}
         for wait_s in (0.0005, 0.003, 0.5, 9000.0):
-            tallies.observe(tally, "wait", wait_s, unit=tallies.UNIT_S)
+            tallies.add_value(tally, "wait", wait_s, unit=tallies.UNIT_S)
         for size in (1, 8, 8, 32):
-            tallies.observe(tally, "batch", size)
+            tallies.add_value(tally, "batch", size)
         self.figure(**tally)
         waits = self.samples("job_wait_seconds")
         buckets = {float(labels["le"]): value for name, labels, value in waits if name.endswith("_bucket")}
@@ -95,11 +95,11 @@ class MetricsTests(TestCase):
         self.assertEqual(unserved, [1])
 
     def test_each_web_process_counts_the_requests_of_all(self) -> None:
-        with patch.object(clock, "time_s", return_value=1_000_000_005.0), patch.object(ledger, "flush"):
+        with patch.object(clock, "time_s", return_value=1_000_000_005.0), patch.object(ledger, "flush_tallies"):
             for waiting in (3, 4):
                 RequestFigures(partial(int, waiting)).record()
-                ledger.note("echo", {"refused": {"queue_full": 2}})
-        ledger.flush()
+                ledger.note_tally("echo", {"refused": {"queue_full": 2}})
+        ledger.flush_tallies()
         start = Figure.objects.get(model="").start.timestamp()
         for now, waiting in ((start + counters.WRITE_DELAY_S, 7), (start + ledger.TICK_S + counters.WRITE_DELAY_S, 0)):
             metrics.forget()
@@ -109,13 +109,13 @@ class MetricsTests(TestCase):
         self.assertEqual(refused, ("inference_rejections_total", {"model": "echo", "code": "queue_full"}, 4))
 
     def test_answers_are_counted_by_address_but_for_probes(self) -> None:
-        ledger.forget()
+        ledger.forget_rows()
         self.client.get(f"/v1/jobs/{uuid4()}")
         self.client.get("/v1/jobs/none")
         self.client.generic("BREW", "/v1/embeddings/")
         self.client.get("/healthz")
         self.client.get("/no/such/address")
-        ledger.flush()
+        ledger.flush_tallies()
         self.assertEqual(
             self.samples("requests"),
             [
@@ -125,7 +125,7 @@ class MetricsTests(TestCase):
         )
 
     def test_what_waits_in_this_process_counts_at_once(self) -> None:
-        with listener.expect(uuid4()), listener.expect(uuid4()):
+        with listener.expect_finish(uuid4()), listener.expect_finish(uuid4()):
             self.assertEqual(self.samples("requests_waiting"), [("inference_requests_waiting", {}, 2)])
 
     def test_what_is_counted_of_nothing_has_its_description(self) -> None:

@@ -110,8 +110,8 @@ class RememberedTests(TestCase):
         remembered = Remembered(read)
 
         def request(spent_s: float) -> int:
-            with budget.of_a_request():
-                waited = budget.spent()
+            with budget.request_budget():
+                waited = budget.counted_wait()
                 with waited:
                     waited.began_at -= spent_s
                 return remembered()

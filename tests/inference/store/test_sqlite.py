@@ -26,13 +26,13 @@ class LockTests(TestCase):
             return int(cursor.fetchone()[0])
 
     def test_what_one_statement_waited_the_next_has_no_more(self) -> None:
-        with budget.of_a_request():
+        with budget.request_budget():
             self.assertEqual(self.patience_ms(), 4000)
             for took_s, left_ms in ((3.0, 1500), (1.0, 500)):
-                with budget.spent():
+                with budget.counted_wait():
                     self.now += took_s
                 self.assertEqual(self.patience_ms(), left_ms)
-            with budget.spent():
+            with budget.counted_wait():
                 self.now += 0.5
             with self.assertRaisesMessage(OperationalError, budget.SPENT):
                 self.patience_ms()

@@ -256,8 +256,8 @@ class LockTests(TransactionTestCase):
             "give back lost": lambda batch, ids: transitions.requeue_lost(Q(batch=batch)),
             "give back stopped": lambda batch, ids: transitions.requeue_stopped(Q(batch=batch)),
             "cancel": lambda batch, ids: transitions.cancel_many(ids),
-            "mark": lambda batch, ids: row_locks.update(Job.objects.filter(pk__in=ids), published_at=None),
-            "delete": lambda batch, ids: row_locks.delete(Job.objects.filter(pk__in=ids)),
+            "mark": lambda batch, ids: row_locks.update_rows(Job.objects.filter(pk__in=ids), published_at=None),
+            "delete": lambda batch, ids: row_locks.delete_rows(Job.objects.filter(pk__in=ids)),
         }
         for name, change in changes.items():
             with self.subTest(name):

@@ -62,7 +62,7 @@ def record(batch: UUID, *outcomes: Outcome) -> int:
 
 
 def chunks_that_take_long(*arguments: Any) -> Any:
-    wait = budget.spent()
+    wait = budget.counted_wait()
     with wait:
         wait.began_at -= 10
     return CHUNKS(*arguments)
@@ -224,7 +224,7 @@ class HousekeepingTests(WholeCase):
     def test_a_cancel_of_thousands_of_parts_is_not_cut_off_by_the_time_of_its_request(self) -> None:
         whole, _ = make_whole(3)
         slow = patch.object(rows, "chunks", chunks_that_take_long)
-        with patch.dict(os.environ, DATABASE_ANSWER_S="4"), budget.of_a_request(), slow:
+        with patch.dict(os.environ, DATABASE_ANSWER_S="4"), budget.request_budget(), slow:
             transitions.cancel_many([whole.pk])
         self.assertEqual(set(Job.objects.filter(whole=whole.pk).values_list("status", flat=True)), {"cancelled"})
 

@@ -33,14 +33,14 @@ class Reader(threading.Thread):
     def __init__(self, job: Job, after: str | None = None, *, steps: bool = False) -> None:
         super().__init__(daemon=True)
         self.job = Job.objects.get(pk=job.pk)
-        self.after = Position.of_id(after, job.pk) if after else BEGINNING
+        self.after = Position.from_event_id(after, job.pk) if after else BEGINNING
         self.events: list[Event] = []
         self.may_go_on = threading.Semaphore(0 if steps else 1_000_000)
         self.start()
 
     def run(self) -> None:
         try:
-            for event in reader.read(self.job, after=self.after):
+            for event in reader.stream_events(self.job, after=self.after):
                 self.events.append(event)
                 self.may_go_on.acquire()
         finally:
@@ -203,7 +203,7 @@ class ReaderTests(ReaderCase):
         attempt.rewrite(*PIECES[7:9])
         for each in (reading, late):
             each.has(attempt.text)
-        self.assertEqual(redis_client.get().xlen(redis_streams.key_of(self.job.pk)), 1)
+        self.assertEqual(redis_client.get().xlen(redis_streams.stream_key(self.job.pk)), 1)
         attempt.write(*PIECES[9:])
         attempt.end()
         for each in (reading, late):
@@ -211,7 +211,7 @@ class ReaderTests(ReaderCase):
             self.assertEqual((each.kinds, each.text), ([Delta, End], TEXT))
 
     def test_what_is_no_chunk_is_passed_over(self) -> None:
-        key = redis_streams.key_of(self.job.pk)
+        key = redis_streams.stream_key(self.job.pk)
         for value in (b"", b"x" * 24 + b"\xff"):
             redis_client.get().xadd(key, {b"c": value})
         redis_client.get().xadd(key, {b"other": b"1"})
@@ -271,7 +271,7 @@ class ReaderTests(ReaderCase):
 
     def test_a_missed_notice_is_made_good_by_the_slow_poll(self) -> None:
         reading = Reader(self.job)
-        with patch.object(hub, "POLL_S", 0.1), patch.object(redis_streams, "channel", lambda: "nowhere"):
+        with patch.object(hub, "POLL_S", 0.1), patch.object(redis_streams, "notice_channel", lambda: "nowhere"):
             attempt = Attempt(self.job)
             attempt.write(" heard late")
             reading.has(" heard late")
@@ -342,10 +342,10 @@ class ReaderTests(ReaderCase):
 
 class PositionTests(ReaderCase):
     def test_made_up_and_foreign_ids_are_refused(self) -> None:
-        own = BEGINNING.id_for(self.job.pk)
-        self.assertEqual(Position.of_id(own, self.job.pk), BEGINNING)
-        others = BEGINNING.id_for(uuid4())
+        own = BEGINNING.make_event_id(self.job.pk)
+        self.assertEqual(Position.from_event_id(own, self.job.pk), BEGINNING)
+        others = BEGINNING.make_event_id(uuid4())
         for text in ("", "7", "0-", own + "A", own[:-1], own.replace("0-", "1-"), "0" + own, others, "-", "x" * 10_000,
                      "\u0661" + own[1:], own.upper(), "99999999999-AAAA", f" {own}"):  # fmt: skip
             with self.subTest(text[:50]), self.assertRaises(UnknownPosition):
-                Position.of_id(text, self.job.pk)
+                Position.from_event_id(text, self.job.pk)

@@ -5,7 +5,7 @@ from typing import Any
 from django.test import SimpleTestCase
 
 from inference.models import Job
-from inference.streams.texts import Prompt, generated_text
+from inference.streams.texts import Prompt, extract_generated_text
 
 TO_GO_ON = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "All"}]
 
@@ -27,8 +27,8 @@ class PromptTests(SimpleTestCase):
         for inputs, parameters, prompt in cases:
             job = Job(inputs=inputs, parameters=parameters, output=[{"generated_text": "All right then"}])
             with self.subTest(inputs=inputs, parameters=parameters):
-                text = generated_text(job, Prompt.of(inputs, parameters))
+                text = extract_generated_text(job, Prompt.from_inputs(inputs, parameters))
                 self.assertEqual(text, "All right then".removeprefix(prompt))
 
     def test_what_does_not_begin_with_it_stays_whole(self) -> None:
-        self.assertEqual(Prompt.of("All", {}).taken_off("Nothing"), "Nothing")
+        self.assertEqual(Prompt.from_inputs("All", {}).remove_from("Nothing"), "Nothing")

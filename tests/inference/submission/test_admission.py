@@ -187,8 +187,8 @@ class LineTests(TransactionTestCase):
             return Job.objects.none()
 
         def enter(spent_s: float) -> bool:
-            with budget.of_a_request():
-                waited = budget.spent()
+            with budget.request_budget():
+                waited = budget.counted_wait()
                 with waited:
                     waited.began_at -= spent_s
                 return line.enter([Job().pk], 3)

@@ -34,7 +34,7 @@ class ListenerTests(TransactionTestCase):
         answers: list[Any] = []
 
         def wait() -> None:
-            with self.listener.expect(self.job.id) as waiter:
+            with self.listener.expect_finish(self.job.id) as waiter:
                 answers.append(waiter.wait(PATIENCE_S))
 
         thread = threading.Thread(target=wait)
@@ -64,7 +64,7 @@ class ListenerTests(TransactionTestCase):
 
     def test_a_notice_wakes_a_wait_for_any_of_many_jobs(self) -> None:
         self.without_polls()
-        with self.listener.hints([uuid4(), self.job.id]) as hints:
+        with self.listener.expect_any_finish([uuid4(), self.job.id]) as hints:
 
             def publish_and_wait() -> set[UUID]:
                 notices.publish([self.job.id])
@@ -84,8 +84,8 @@ class ListenerTests(TransactionTestCase):
         poll = self.listener._wake_all  # noqa: SLF001 - in the place of the thread
         jobs = Job.objects.bulk_create(Job(model="echo", inputs="text") for _ in range(3))
         with contextlib.ExitStack() as stack:
-            waiting = [stack.enter_context(self.listener.hints([job.id, self.job.id])) for job in jobs]
-            late = stack.enter_context(self.listener.hints([uuid4()]))
+            waiting = [stack.enter_context(self.listener.expect_any_finish([job.id, self.job.id])) for job in jobs]
+            late = stack.enter_context(self.listener.expect_any_finish([uuid4()]))
             with CaptureQueriesContext(connection) as queries:
                 poll()
             self.assertEqual((len(queries), [hints.wait(0.0) for hints in waiting]), (1, [set()] * 3))
@@ -104,7 +104,7 @@ class ListenerTests(TransactionTestCase):
         self.assertEqual([answer["output"] for answer in answers], ["done"])
 
     def test_nothing_is_left_behind_after_a_wait(self) -> None:
-        with self.listener.expect(self.job.id) as waiter:
+        with self.listener.expect_finish(self.job.id) as waiter:
             self.assertEqual(len(self.listener), 1)
             self.assertIsNone(waiter.wait(0.0))
         self.assertEqual(len(self.listener), 0)
@@ -113,7 +113,7 @@ class ListenerTests(TransactionTestCase):
     def test_nothing_is_left_behind_where_no_thread_can_be_started(self) -> None:
         out_of_threads = patch.object(threading.Thread, "start", side_effect=RuntimeError("can't start new thread"))
         live = StreamHub()
-        for wait in (self.listener.expect, live.follow):
+        for wait in (self.listener.expect_finish, live.subscribe_to):
             with out_of_threads, self.assertRaises(RuntimeError), wait(self.job.id):
                 pass
         self.assertEqual((len(self.listener), len(live)), (0, 0))
@@ -158,7 +158,7 @@ class ListenerTests(TransactionTestCase):
 
         def wait() -> None:
             Job.objects.count()
-            with self.listener.expect(self.job.id) as waiter:
+            with self.listener.expect_finish(self.job.id) as waiter:
                 waiter.wait(0.0)
                 held.append(connection.connection)
 

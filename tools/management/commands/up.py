@@ -19,7 +19,7 @@ from django.db import DatabaseError
 
 from inference.broker import address, embedded, embedded_folder
 from inference.telemetry import logs
-from inference.telemetry.control_characters import visible
+from inference.telemetry.control_characters import escape_text
 from tools.launcher import programs
 from tools.launcher.startup_report import StartupReport
 from tools.launcher.supervisor import Program, Supervisor, raise_open_files_limit
@@ -40,7 +40,9 @@ class Output:
     def __call__(self, name: str, line: str) -> None:
         with self.lock:
             try:
-                print(logs.wrapped(name, line) if logs.IS_JSON else f"{self.head(name)}{visible(line)}", flush=True)
+                print(
+                    logs.wrap_line(name, line) if logs.IS_JSON else f"{self.head(name)}{escape_text(line)}", flush=True
+                )
             except BrokenPipeError:  # the process that read this output is gone
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
                 os.kill(os.getpid(), signal.SIGTERM)

@@ -192,7 +192,7 @@ class OpenBatch:
         A job that has no token yet while others have some waits for their room, as far as is known. The step does not
         count against its time limit.
         """
-        tallies.add(self.tally, {"engine_s": step_s})
+        tallies.add_tally(self.tally, {"engine_s": step_s})
         step_s = min(step_s, COUNTED * self.spec.time_limit_s)
         self.steps_s += step_s
         if any(running.tokens for running in self.jobs.values()):
@@ -206,11 +206,11 @@ class OpenBatch:
             if running := self.jobs.get(job_id):
                 if row.tokens and not running.tokens:
                     self.firsts.append(max(0.0, clock.time_s() - running.job.created_at.timestamp()))
-                    tallies.observe(self.tally, "first", self.firsts[-1], unit=tallies.UNIT_S)
+                    tallies.add_value(self.tally, "first", self.firsts[-1], unit=tallies.UNIT_S)
                 running.counts[index] += row.tokens
                 running.pieces[index].append(row.text)
                 self.tokens += row.tokens
-                tallies.add(self.tally, {"tokens": row.tokens})
+                tallies.add_tally(self.tally, {"tokens": row.tokens})
                 self._stream_text(running, row.text)
                 if row.answer is not OPEN:
                     running.answers[index] = self.stepper.read((job_id, index), row.answer)
@@ -274,7 +274,7 @@ class OpenBatch:
     def _record(self, outcomes: Sequence[Outcome]) -> dict[UUID, str]:
         if not outcomes:
             return {}
-        tallies.observe(self.tally, "batch", max(1, self.most))
+        tallies.add_value(self.tally, "batch", max(1, self.most))
         recorded = claims.record(self.id, outcomes, batch_size=max(1, self.most), beside=self.tally)
         self.tally = {}
         return {outcome.job_id: outcome.error_code for outcome in recorded}
@@ -301,7 +301,9 @@ class OpenBatch:
         try:
             self._keep(limit_s)
         except Exception as error:  # a batch that waits holds up no other
-            logger.warning("batch=%s its jobs may be given back while it waits: %s", self.id, logs.summarize(error))
+            logger.warning(
+                "batch=%s its jobs may be given back while it waits: %s", self.id, logs.describe_error(error)
+            )
 
     def _keep(self, beside_s: float = 0.0) -> None:
         """Renew the leases of its jobs, so that they are not given back.

@@ -50,4 +50,4 @@ class TextPublisher:
 
     def publish(self) -> None:
         self._published_at, chunks, self._chunks = time.monotonic(), self._chunks, []
-        redis_streams.write(chunks)
+        redis_streams.write_chunks(chunks)

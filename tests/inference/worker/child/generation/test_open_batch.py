@@ -32,7 +32,7 @@ from inference.worker.child.loaded_models import LoadedModels
 from tests import words
 from tests.echo import EchoEngine
 
-WRITE = redis_streams.write
+WRITE = redis_streams.write_chunks
 WORDS = ParameterSpec(type="integer", min=1, max=1000)
 
 
@@ -53,7 +53,7 @@ class SteppingCase(TransactionTestCase):
         self.opened = OpenBatches()
         self.enterContext(patch.object(entry, "replica", self.replica, create=True))
         self.enterContext(patch.object(entry, "opened", self.opened))
-        self.enterContext(patch.object(redis_streams, "write"))
+        self.enterContext(patch.object(redis_streams, "write_chunks"))
         self.enterContext(patch.object(open_batch, "LOOK_S", 0.0))
         self.batch = uuid4()
 
@@ -287,7 +287,7 @@ class BesideTests(SteppingCase):
 class StreamTests(SteppingCase):
     def test_each_piece_is_published_by_itself_as_it_comes(self) -> None:
         """And not only with all of the text, which is told seldom."""
-        one, write = self.job(9), cast("Mock", redis_streams.write)
+        one, write = self.job(9), cast("Mock", redis_streams.write_chunks)
         with patch.object(text_publisher, "WHOLE_S", 3600.0):
             self.call(one)
             for _ in range(2):
@@ -299,7 +299,7 @@ class StreamTests(SteppingCase):
         ])  # fmt: skip
 
     def test_in_a_long_call_too_text_is_published_again_a_moment_later(self) -> None:
-        publisher, write = text_publisher.TextPublisher(self.batch), cast("Mock", redis_streams.write)
+        publisher, write = text_publisher.TextPublisher(self.batch), cast("Mock", redis_streams.write_chunks)
         sizes, now = [], 1000.0
         with patch.object(text_publisher, "time", Mock(monotonic=lambda: now)):
             for later_s in (0.0, text_publisher.PUBLISH_S / 2, text_publisher.PUBLISH_S):
@@ -312,9 +312,9 @@ class StreamTests(SteppingCase):
     def test_text_that_was_lost_on_its_way_is_published_again_while_the_job_runs(self) -> None:
         one = self.job(9)
         self.call(one)
-        with patch.object(redis_streams, "write", WRITE), patch.object(text_publisher, "WHOLE_S", 0.0):
+        with patch.object(redis_streams, "write_chunks", WRITE), patch.object(text_publisher, "WHOLE_S", 0.0):
             self.call(goes_on=True)
-        entries = redis_streams.read({one: redis_streams.FIRST}, 10)[one]
+        entries = redis_streams.read_entries({one: redis_streams.FIRST}, 10)[one]
         delta = StreamCursor(one, BEGINNING).consume(entries)
         self.assertEqual(delta and delta.text, words.expected("text", 2)[0]["generated_text"])
 
@@ -323,7 +323,7 @@ class StreamTests(SteppingCase):
         with patch.object(words, "word", lambda value, place: answer.split()[place]):
             job_id = self.job(3, inputs="A")
             self.call(job_id, command=ChildCommand.DRAIN)
-        events = list(reader.read(self.row(job_id)))
+        events = list(reader.stream_events(self.row(job_id)))
         self.assertEqual([event.text for event in events if isinstance(event, Delta)], [answer])
         self.assertEqual([event.text for event in events if isinstance(event, End)], [answer])
 
