@@ -95,7 +95,7 @@ def admit(principal: Principal) -> None:
     """Count a request of a key that has a rate. Raises `ApiError` if the rate is used up."""
     if not principal.requests_per_minute:
         return
-    if wait_s := rates.take(f"key:{principal.key_id}", principal.requests_per_minute):
+    if wait_s := rates.count_against_rate(f"key:{principal.key_id}", principal.requests_per_minute):
         raise ApiError(
             f"This key may send {principal.requests_per_minute} requests a minute. Try again in {wait_s:.1f} s.",
             "too_many_requests",

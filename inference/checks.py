@@ -32,7 +32,7 @@ def webhook_secret(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
     if not settings.WEBHOOK_HOSTS:
         return []
     try:
-        delivery.secret()
+        delivery.read_signing_key()
     except ValueError as error:
         return [Error(f"WEBHOOK_HOSTS is set, but {error}.", id="inference.E002")]
     return []

@@ -74,7 +74,9 @@ class Attempt:
 
         if not outcome:
             outcome = {"output": [{"generated_text": self.job.inputs + self.text}]}
-        transitions.record(self.batch, [Outcome(job_id=self.job.id, model=self.job.model, **outcome)], batch_size=1)
+        transitions.record_outcomes(
+            self.batch, [Outcome(job_id=self.job.id, model=self.job.model, **outcome)], batch_size=1
+        )
 
 
 class Generator(threading.Thread):

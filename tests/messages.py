@@ -5,11 +5,11 @@ from base64 import b64decode
 
 from inference.broker import address, redis_client
 from inference.models import Job
-from inference.submission.writer import message_of
+from inference.submission.writer import make_message
 
 
 def messages_for(job: Job) -> int:
-    return sum(str(job.pk) in ids for ids in packs(message_of(job).queue))
+    return sum(str(job.pk) in ids for ids in packs(make_message(job).queue))
 
 
 def packs(queue: str) -> list[list[str]]:

@@ -128,7 +128,7 @@ def visible_job(principal: Principal, job_id: str) -> Job:
         job = jobs.fetch(key)
         if principal.may_see(job):
             return job
-    if retention.is_past(key):
+    if retention.may_be_removed(key):
         kept = f"finished jobs are kept for {settings.JOB_RETENTION_DAYS:g} days"
         raise ApiError(f"The job {key} was removed: {kept}.", "job_gone")
     raise JobNotFound(f"There is no job {key}.")

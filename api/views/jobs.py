@@ -132,7 +132,7 @@ def finished(principal: Principal, ids: list[UUID], *, wait_s: float, plain: boo
 
 
 def missing_code(job_id: UUID) -> str:
-    return "job_gone" if retention.is_past(job_id) else "job_not_found"
+    return "job_gone" if retention.may_be_removed(job_id) else "job_not_found"
 
 
 def location(job: Job) -> str:
@@ -148,7 +148,7 @@ def answered(job: Job, *, plain: bool) -> HttpResponse:
 
 def accepted(job: Job, *, plain: bool) -> HttpResponse:
     """Return the answer to a submission. The job of an idempotency key may be finished already."""
-    headers = {"Location": location(job), "Retry-After": retry_after(admission.wait_s(job))}
+    headers = {"Location": location(job), "Retry-After": retry_after(admission.estimate_wait_s(job))}
     return codec.answer(resources.job(job, plain=plain), status=202, headers=headers)
 
 
@@ -165,7 +165,7 @@ def output(view: ApiView, request: HttpRequest, job: Job, spec: ModelSpec | None
     return problems.problem(
         "not_finished",
         " ".join(filter(None, (at_once, health.explain_wait(job), goes_on))),
-        headers={"Location": location(job), "Retry-After": retry_after(admission.wait_s(job))},
+        headers={"Location": location(job), "Retry-After": retry_after(admission.estimate_wait_s(job))},
         job_id=str(job.id),
     )
 

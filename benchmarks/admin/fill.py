@@ -70,14 +70,14 @@ class Month:
         with tqdm(total=self.jobs, unit="job", dynamic_ncols=True) as bar:
             while True:
                 with transaction.atomic():
-                    new = [rows.prepare(job) for job in islice(finished, AT_ONCE)]
-                    for chunk in rows.chunks(new):
-                        rows.insert(chunk)
+                    new = [rows.prepare_row(job) for job in islice(finished, AT_ONCE)]
+                    for chunk in rows.split_into_chunks(new):
+                        rows.insert_jobs(chunk)
                 bar.update(len(new))
                 if len(new) < AT_ONCE:
                     break
-        for chunk in rows.chunks([rows.prepare(job) for job in self.unfinished()]):
-            rows.insert(chunk)
+        for chunk in rows.split_into_chunks([rows.prepare_row(job) for job in self.unfinished()]):
+            rows.insert_jobs(chunk)
         self.count()
         self.keep_others()
 

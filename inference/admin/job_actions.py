@@ -23,7 +23,7 @@ Line = tuple[int, str]  # for the operator: a level of `django.contrib.messages`
 
 
 def cancel(ids: Sequence[UUID]) -> Iterator[Line]:
-    cancelled, left = acts.cancel(ids)
+    cancelled, left = acts.cancel_selected(ids)
     yield from _counted(messages.SUCCESS, cancelled[Status.QUEUED], "cancelled before the run")
     yield from _counted(messages.SUCCESS, cancelled[Status.RUNNING], "cancelled during the run; the output is dropped")
     for reason, count in left.items():

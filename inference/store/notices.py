@@ -15,11 +15,11 @@ from inference.store import connections
 logger = logging.getLogger(__name__)
 
 
-def channel() -> str:
+def finished_channel() -> str:
     return f"{settings.SERVICE_PREFIX}inference.finished"
 
 
-def publish(ids: Collection[UUID]) -> None:
+def publish_finished(ids: Collection[UUID]) -> None:
     """Publish to all processes that the jobs are finished.
 
     If the notice cannot be sent, the requests that wait for these jobs find out by a slow poll.
@@ -27,12 +27,12 @@ def publish(ids: Collection[UUID]) -> None:
     connections.release_connection()
     try:
         with redis_client.call() as client:
-            client.publish(channel(), ",".join(job_id.hex for job_id in ids))
+            client.publish(finished_channel(), ",".join(job_id.hex for job_id in ids))
     except (redis.RedisError, BrokerUnavailable) as error:
         logger.warning("notice of %d finished jobs not sent, waiters will poll: %s", len(ids), error)
 
 
-def ids(data: bytes) -> list[UUID]:
+def parse_ids(data: bytes) -> list[UUID]:
     """Return the job ids in a notice; an empty list if `data` is no notice."""
     try:
         return [uuid_of_hex(part) for part in data.split(b",")]

@@ -22,17 +22,17 @@ def paused_models() -> frozenset[str]:
     return frozenset(PausedModel.objects.order_by().values_list("model", flat=True))
 
 
-def pause(model: str, by: Any) -> bool:
+def pause_model(model: str, by: Any) -> bool:
     """Pause a model, and return True if it was not paused before."""
     return PausedModel.objects.get_or_create(model=model, defaults={"paused_by": by})[1]
 
 
-def resume(model: str) -> bool:
+def resume_model(model: str) -> bool:
     """Resume a model, and return True if it was paused."""
     return bool(PausedModel.objects.filter(pk=model).delete()[0])
 
 
-def drain(worker: UUID) -> bool:
+def drain_worker(worker: UUID) -> bool:
     """Drain a worker, and return True if there is such a worker and it was not drained before.
 
     The worker ends what it has begun; what else it holds goes back to the queues. After a restart it is another worker,
@@ -41,6 +41,6 @@ def drain(worker: UUID) -> bool:
     return bool(Worker.objects.filter(pk=worker, is_to_rest=False).update(is_to_rest=True))
 
 
-def undrain(worker: UUID) -> bool:
+def undrain_worker(worker: UUID) -> bool:
     """Let a drained worker take jobs again, and return True if it was drained."""
     return bool(Worker.objects.filter(pk=worker, is_to_rest=True).update(is_to_rest=False))

@@ -79,7 +79,7 @@ def new_job(*, owner: Any, bulk: Bulk | None = None, **values: Any) -> Job:
     return job
 
 
-def prepare(job: Job) -> JobRow:
+def prepare_row(job: Job) -> JobRow:
     database: Any = connections[DEFAULT_DB_ALIAS]
     values = vars(job)
     return make_row(
@@ -130,7 +130,7 @@ def _bytes(value: Any) -> int:
     return len(text) if text.isascii() else len(text.encode(errors="replace"))
 
 
-def chunks(items: Iterable[T], most: int = MOST) -> Iterator[list[T]]:
+def split_into_chunks(items: Iterable[T], most: int = MOST) -> Iterator[list[T]]:
     iterator = iter(items)
     while chunk := list(itertools.islice(iterator, most)):
         yield chunk
@@ -161,7 +161,7 @@ def group_by_statement(items: Iterable[S], most: int = MOST) -> Iterator[list[S]
         yield group
 
 
-def insert(rows: Sequence[JobRow]) -> None:
+def insert_jobs(rows: Sequence[JobRow]) -> None:
     """Insert the rows, at most `MOST` of them, in one statement.
 
     Raises `IntegrityError` if an idempotency key is taken; then none of the rows is inserted.
@@ -186,8 +186,8 @@ def _insert_sql(own: Sequence[str], common: Sequence[str], count: int) -> str:
     return f"INSERT INTO {Job._meta.db_table} ({names}) SELECT {selected} FROM (VALUES {values}) AS own"  # noqa: S608 - own names
 
 
-def update(rows: Sequence[JobRow], also: str, where: str, values: Sequence[Any]) -> int:
-    """Update jobs in one statement, as `insert` does, and return how many rows were changed.
+def update_jobs(rows: Sequence[JobRow], also: str, where: str, values: Sequence[Any]) -> int:
+    """Update jobs in one statement, as `insert_jobs` does, and return how many rows were changed.
 
     Parameters:
         rows: The columns of each are its id and what is to be written.
@@ -252,9 +252,9 @@ def read_finished(ids: Collection[UUID]) -> dict[UUID, Changes]:
     return {row[0]: dict(zip(_OUTCOME_COLUMNS, row, strict=True)) for row in from_db(rows, _OUTCOME_COLUMNS, database)}
 
 
-def find_ended(ids: Iterable[UUID]) -> set[UUID]:
+def find_finished(ids: Iterable[UUID]) -> set[UUID]:
     """Return the ids of those of these jobs that are finished."""
-    found = (Job.objects.filter(pk__in=chunk, status__in=TERMINAL).order_by() for chunk in chunks(ids))
+    found = (Job.objects.filter(pk__in=chunk, status__in=TERMINAL).order_by() for chunk in split_into_chunks(ids))
     return {job_id for jobs in found for job_id in jobs.values_list("pk", flat=True)}
 
 
@@ -275,13 +275,13 @@ def apply_changes(job: Job, changes: Changes) -> None:
         values.pop(name, None)
 
 
-def find_held(batch: UUID, ids: Collection[UUID]) -> set[UUID]:
+def find_running(batch: UUID, ids: Collection[UUID]) -> set[UUID]:
     """Return those of `ids` that `batch` still runs."""
     running = Job.objects.filter(pk__in=ids, batch=batch, status=Status.RUNNING)
     return set(running.order_by().values_list("pk", flat=True))
 
 
-def inputs_of_parts(whole: UUID) -> list[Any]:
+def read_inputs_of_parts(whole: UUID) -> list[Any]:
     """Return the inputs of a whole's parts, in the order of the list."""
     parts = Job.objects.filter(whole=whole).order_by("place").values_list("inputs", flat=True)
     return [item for part in parts for item in part]
@@ -357,11 +357,11 @@ def now_sql() -> str:
 
     Its percent signs are doubled, for a statement that is executed with values.
     """
-    return in_seconds(0.0, connections[DEFAULT_DB_ALIAS].vendor)[0]
+    return sql_after_seconds(0.0, connections[DEFAULT_DB_ALIAS].vendor)[0]
 
 
 @functools.cache
-def in_seconds(seconds: float, vendor: str) -> tuple[str, Sequence[Any]]:
+def sql_after_seconds(seconds: float, vendor: str) -> tuple[str, Sequence[Any]]:
     """Return the moment `seconds` from now, as SQL and its values.
 
     The result is cached, since compiling it takes a millisecond.

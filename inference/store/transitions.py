@@ -30,7 +30,7 @@ from inference.figures import ledger, tallies
 from inference.figures.tallies import Tally
 from inference.models import WAITING, Job, Status
 from inference.store import notices, rows
-from inference.store.rows import in_seconds, now_sql, placeholders
+from inference.store.rows import now_sql, placeholders, sql_after_seconds
 from inference.telemetry import logs, tracing
 
 if tracing.on:
@@ -118,7 +118,7 @@ def claim(
     """
     takes_over = (*takes_over, batch)
     database: Any = connections[DEFAULT_DB_ALIAS]
-    lease_sql, lease = in_seconds(time_limit_s + LEASE_MARGIN_S, database.vendor)
+    lease_sql, lease = sql_after_seconds(time_limit_s + LEASE_MARGIN_S, database.vendor)
     with database.cursor() as cursor:
         cursor.execute(
             _claim_sql(len(ids), len(takes_over), lease_sql),
@@ -175,7 +175,7 @@ def extend_lease(batch: UUID, ids: Collection[UUID], *, time_limit_s: float) -> 
     row_locks.update_rows(Job.objects.filter(pk__in=ids, batch=batch, status=Status.RUNNING), lease_until=lease)
 
 
-def record(
+def record_outcomes(
     batch: UUID, outcomes: Sequence[Outcome], *, batch_size: Sizes, beside: Mapping[str, Any] | None = None
 ) -> int:
     """Record the outcomes of jobs that `batch` still owns and count them, in one transaction.
@@ -192,7 +192,7 @@ def record(
         recorded, ended = _record_held(batch, outcomes, batch_size, beside or {})
     failpoints.reach("after_record")
     failpoints.reach("before_notify")
-    notices.publish([*(outcome.job_id for outcome in outcomes), *ended])
+    notices.publish_finished([*(outcome.job_id for outcome in outcomes), *ended])
     failpoints.reach("after_notify")
     return recorded
 
@@ -247,7 +247,7 @@ def _record_locked(
     ids = rows.ids_to_db([outcome.job_id for outcome in outcomes], database)
     recorded = [_record_row(*each, batch_size, database) for each in zip(ids, outcomes, strict=True)]
     for statement in rows.group_by_statement(recorded):
-        if rows.update(statement, f"finished_at = {now_sql()}", *is_held) < len(statement):
+        if rows.update_jobs(statement, f"finished_at = {now_sql()}", *is_held) < len(statement):
             raise _NotAll
     ends = {whole: end for whole, parts in wholes.items() if (end := _settle(whole, parts))}
     ledger.add_to_own_row(outcomes[0].model, tallies.add_tally(_counted(outcomes, ends.values()), beside))
@@ -358,7 +358,7 @@ def _drop(parts: QuerySet[Job]) -> None:
     """
     with budget.lift_budget():  # there may be thousands
         ids = parts.order_by("pk").select_for_update(skip_locked=True).values_list("pk", flat=True)
-        for chunk in rows.chunks(ids):
+        for chunk in rows.split_into_chunks(ids):
             waiting = Job.objects.filter(pk__in=chunk, status__in=WAITING)
             waiting.update(status=Status.CANCELLED, finished_at=Now())
 
@@ -381,7 +381,7 @@ def finish_wholes() -> None:
                 end = _end_whole(whole, _failure(errors.BadOutput.code, "The database refused to store the answer."))
                 _count(model, end)
         if end:
-            notices.publish([whole])
+            notices.publish_finished([whole])
 
 
 def _count(model: str, *ends: str) -> None:
@@ -389,7 +389,7 @@ def _count(model: str, *ends: str) -> None:
         ledger.write_tally(model, {"ended": dict(found)})
 
 
-def cancel(job_id: UUID, *, reader: UUID | None = None) -> bool:
+def cancel_job(job_id: UUID, *, reader: UUID | None = None) -> bool:
     """Cancel a queued or running job that has no parts, and return True if it was cancelled.
 
     The outcome of a running job is dropped. With a `reader`, the job is cancelled only while that is its last reader.
@@ -398,7 +398,7 @@ def cancel(job_id: UUID, *, reader: UUID | None = None) -> bool:
     return bool(_end(jobs.filter(reader=reader) if reader else jobs, [job_id], Status.CANCELLED))
 
 
-def cancel_many(ids: Collection[UUID]) -> Counter[str]:
+def cancel_jobs_with_parts(ids: Collection[UUID]) -> Counter[str]:
     """Cancel at most `rows.MOST` jobs, with their parts, and return how many were cancelled by earlier status."""
     with transaction.atomic():
         jobs = Job.objects.filter(pk__in=ids, status__in=WAITING)
@@ -406,11 +406,11 @@ def cancel_many(ids: Collection[UUID]) -> Counter[str]:
         _end_locked([row[1:] for row in held], Status.CANCELLED)
         _drop(Job.objects.filter(whole__in=ids, status__in=WAITING))
     if held:
-        notices.publish(ids)
+        notices.publish_finished(ids)
     return Counter(status for status, *_ in held)
 
 
-def expire() -> None:
+def expire_jobs() -> None:
     """Expire queued jobs that are past their deadline, then end the wholes of expired parts.
 
     A whole does not expire by its own row: that may be queued although a part has begun, since it is changed a moment
@@ -462,7 +462,7 @@ def requeue_stopped(which: Q) -> None:
 
 def _end_all(jobs: QuerySet[Job], status: Status, **values: Any) -> int:
     found = jobs.order_by().values_list("pk", flat=True)
-    return sum(_end(jobs, ids, status, **values) for ids in rows.chunks(found))
+    return sum(_end(jobs, ids, status, **values) for ids in rows.split_into_chunks(found))
 
 
 def _end(jobs: QuerySet[Job], ids: Collection[UUID], status: Status, **values: Any) -> int:
@@ -474,7 +474,7 @@ def _end(jobs: QuerySet[Job], ids: Collection[UUID], status: Status, **values: A
         held = list(_locked(jobs.filter(pk__in=ids)).values_list("pk", "model", "whole"))
         _end_locked(held, status, **values)
     if held:
-        notices.publish(ids)
+        notices.publish_finished(ids)
     return len(held)
 
 

@@ -22,4 +22,4 @@ def register_reader(job_id: UUID) -> UUID:
 
 def cancel_if_last_reader(job_id: UUID, name: UUID) -> bool:
     """Cancel the job if that stream is still the last one. Return True if the job was cancelled."""
-    return transitions.cancel(job_id, reader=name)
+    return transitions.cancel_job(job_id, reader=name)

@@ -58,14 +58,14 @@ def _enter(
         what = f"the queue of {key!r}" if kind == "model" else "your share of the queue"
         raise InvalidInput(f"inputs: at most {limit} jobs fit in {what} at this priority; send {len(ids)} in parts.")
     own, *others = lines = [_line(kind, key, each) for each in _AND_BELOW[priority]]
-    if not own.enter(ids, limit):
+    if not own.admit_jobs(ids, limit):
         raise _full(kind, key, own.waiting, len(ids), limit)
     for line in others:
-        line.join(ids)
+        line.add_jobs(ids)
 
     def leave(error: type[BaseException] | None, *_: object) -> None:
         for line in lines:
-            line.leave(ids, stored=error is None)
+            line.finish_admission(ids, stored=error is None)
 
     rooms.push(leave)
     return own
@@ -93,7 +93,7 @@ def _line(kind: str, key: Any, priority: int) -> QueueCounter:
     return _lines.get(name) or _lines.setdefault(name, QueueCounter(queued))
 
 
-def wait_s(job: Job) -> float | None:
+def estimate_wait_s(job: Job) -> float | None:
     """Return about how many seconds a job waits that was admitted a moment ago; None if that is not known.
 
     It is not known, for example, while the database is away.

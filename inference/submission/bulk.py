@@ -23,9 +23,9 @@ from inference.errors import BulkNotFound, InferenceError, InvalidInput, NoneAcc
 from inference.fields import json_field
 from inference.models import TERMINAL, WAITING, Bulk, Job, Status
 from inference.store import rows
-from inference.store.transitions import cancel_many
+from inference.store.transitions import cancel_jobs_with_parts
 from inference.submission import admission, bulk_store, idempotency, jobs, writer
-from inference.submission.bulk_store import Common, NewJob
+from inference.submission.bulk_store import NewJob, SharedColumns
 from inference.submission.submissions import BulkItem, BulkSubmission
 from inference.telemetry import logs
 
@@ -70,7 +70,7 @@ def submit(submission: BulkSubmission) -> Accepted:
     stored = idempotency.store_once(bulk, store)
     if stored is not bulk:
         return _accepted_before(stored)
-    bulk_store.send(submission.spec, new)
+    bulk_store.send_messages(submission.spec, new)
     return _accepted_now(bulk, new)
 
 
@@ -129,11 +129,11 @@ def _accepted_now(bulk: Bulk, new: Sequence[NewJob]) -> Accepted:
 def cancel(bulk: Bulk) -> None:
     """Cancel the jobs of a bulk that are not finished."""
     waiting = bulk.job_set.filter(status__in=WAITING).order_by()
-    chunks = rows.chunks(waiting.values_list("pk", flat=True))
-    cancel_many(next(chunks, []))
+    chunks = rows.split_into_chunks(waiting.values_list("pk", flat=True))
+    cancel_jobs_with_parts(next(chunks, []))
     with budget.lift_budget():
         for ids in chunks:
-            cancel_many(ids)
+            cancel_jobs_with_parts(ids)
 
 
 def check_size(inputs: int) -> None:
@@ -159,7 +159,7 @@ def _new_bulk(submission: BulkSubmission) -> Bulk:
     if submission.idempotency_key is not None:
         bodies = [[item.inputs, item.parameters, item.error is None] for item in items]
         bulk.idempotency_key = idempotency.scope_key(owner, submission.idempotency_key)
-        bulk.idempotency_digest = idempotency.digest(model, bodies, submission.priority, submission.expires_in_s)
+        bulk.idempotency_digest = idempotency.digest_body(model, bodies, submission.priority, submission.expires_in_s)
     return bulk
 
 
@@ -169,7 +169,7 @@ def _jobs(submission: BulkSubmission, bulk: Bulk) -> Iterator[NewJob]:
     Raises `InvalidInput` if no input can be accepted.
     """
     spec = submission.spec
-    kinds = _Kinds(spec, submission.job(bulk=bulk))
+    kinds = _Kinds(spec, submission.make_job(bulk=bulk))
     for index, item in enumerate(submission.items):
         try:
             if item.error:
@@ -183,7 +183,7 @@ def _jobs(submission: BulkSubmission, bulk: Bulk) -> Iterator[NewJob]:
             detail = error.message if is_shown else wording.shorten(error.message, SHORT_DETAIL)
             bulk.rejected.append({"index": index, "job": None, "code": error.code, "detail": detail})
         else:
-            yield kind.common.job(size, length, inputs=item.inputs, bulk_index=index)
+            yield kind.common.make_job(size, length, inputs=item.inputs, bulk_index=index)
     if len(bulk.rejected) == bulk.total:
         raise NoneAccepted(bulk.rejected)
 
@@ -193,7 +193,7 @@ class _Kind:
     """The jobs of a bulk that have the same parameters."""
 
     parameters: dict[str, Any]
-    common: Common
+    common: SharedColumns
 
 
 class _Kinds:
@@ -201,7 +201,7 @@ class _Kinds:
 
     def __init__(self, spec: ModelSpec, common: Job) -> None:
         self._spec = spec
-        self._like, self._message = rows.row_factory(rows.prepare(common)), writer.message_of(common)
+        self._like, self._message = rows.row_factory(rows.prepare_row(common)), writer.make_message(common)
         self._known: dict[str, _Kind] = {}
 
     def of(self, given: dict[str, Any]) -> _Kind:
@@ -213,7 +213,7 @@ class _Kinds:
 
     def _new(self, parameters: dict[str, Any]) -> _Kind:
         like = rows.row_factory(self._like(parameters=parameters))
-        return _Kind(parameters, Common(like, replace(self._message, group=parameters_digest(parameters))))
+        return _Kind(parameters, SharedColumns(like, replace(self._message, group=parameters_digest(parameters))))
 
 
 def _store(bulk: Bulk, new: Sequence[NewJob]) -> None:
@@ -222,6 +222,6 @@ def _store(bulk: Bulk, new: Sequence[NewJob]) -> None:
     Raises `IntegrityError` if the idempotency key is taken, and `StoreUnavailable` if the bulk may have been stored.
     """
     statements = list(rows.group_by_statement(job.row for job in new))
-    with bulk_store.commit(bulk):
+    with bulk_store.commit_block(bulk):
         bulk.save(force_insert=True)
-        bulk_store.insert(statements)
+        bulk_store.insert_rows(statements)

@@ -46,13 +46,13 @@ class NewJob(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Common:
+class SharedColumns:
     """The columns and the message that jobs with the same parameters have in common."""
 
     like: Callable[..., rows.JobRow]
     message: JobMessage
 
-    def job(self, size: int, length: int, **own: Any) -> NewJob:
+    def make_job(self, size: int, length: int, **own: Any) -> NewJob:
         """Make one of the jobs, with its `own` columns."""
         job_id = new_job_id()
         row = self.like(id=job_id, size=size, length=length, **own)
@@ -70,7 +70,7 @@ def check_parameters(given: Mapping[str, Any], jobs: int) -> None:
 
 
 @contextlib.contextmanager
-def commit(row: Job | Bulk) -> Iterator[None]:
+def commit_block(row: Job | Bulk) -> Iterator[None]:
     """Run the block in one transaction.
 
     Raises `StoreUnavailable`, which names `row`, if the transaction may have been committed.
@@ -80,25 +80,25 @@ def commit(row: Job | Bulk) -> Iterator[None]:
         committed.enter_context(writer.report_row_if_away(row))
 
 
-def insert(statements: Sequence[Sequence[rows.JobRow]]) -> None:
+def insert_rows(statements: Sequence[Sequence[rows.JobRow]]) -> None:
     """Insert rows within a transaction; only the first statement counts against the time of the request."""
     first, *others = statements
-    writer.insert(first)
+    writer.insert_group(first)
     with budget.lift_budget():
         for statement in others:
-            writer.insert(statement)
+            writer.insert_group(statement)
 
 
-def send(spec: ModelSpec, jobs: Sequence[NewJob]) -> None:
+def send_messages(spec: ModelSpec, jobs: Sequence[NewJob]) -> None:
     """Send the messages of jobs that are committed.
 
     Neighbours share a message, which has no more rows than a batch, so that several workers get a share of the jobs.
     """
     most = PACKED if publisher.is_redis() else PACKED_AMQP
-    for chunk in rows.chunks(jobs):
+    for chunk in rows.split_into_chunks(jobs):
         messages: list[JobMessage] = []
         for _, same in itertools.groupby(chunk, key=attrgetter("kind")):
             first, *others = same
             entries = ((str(job.id), job.size, job.length) for job in (first, *others))
             messages += pack_jobs(first.common, entries, most=most, rows=spec.max_batch_size)
-        writer.send(messages)
+        writer.send_messages(messages)

@@ -34,7 +34,7 @@ def scope_key(owner: Any, key: str | None) -> str | None:
     return None if key is None else f"{owner.pk if owner else '-'}:{key}"
 
 
-def digest(*body: Any) -> str:
+def digest_body(*body: Any) -> str:
     """Return a digest that is equal for equal bodies, whatever the order of their members."""
     return hashlib.sha256(orjson.dumps(body, option=orjson.OPT_SORT_KEYS)).hexdigest()
 

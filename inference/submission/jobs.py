@@ -115,9 +115,9 @@ def cancel(job_id: UUID) -> Job:
     The outcome of a running job is dropped. Returns the job as it is then. Raises `JobNotFound`.
     """
     if fetch(job_id).parts:
-        transitions.cancel_many([job_id])
+        transitions.cancel_jobs_with_parts([job_id])
     else:
-        transitions.cancel(job_id)
+        transitions.cancel_job(job_id)
     return fetch(job_id)
 
 
@@ -126,7 +126,7 @@ def resubmit(old: Job, *, alone: bool = False) -> Submission:
 
     A new job is needed, since terminal states never change. Raises `UnknownModel`.
     """
-    inputs = rows.inputs_of_parts(old.pk) if old.parts else old.inputs
+    inputs = rows.read_inputs_of_parts(old.pk) if old.parts else old.inputs
     return Submission(
         spec=spec_of(old.model), inputs=inputs, parameters=old.parameters, priority=old.priority, owner=old.owner,
         request_id=old.request_id, alone=alone,
@@ -137,19 +137,19 @@ def _new_job(submission: Submission) -> tuple[Job, list[Part]]:
     """Make a job that the model takes, which is not stored yet, and its parts if it is too long for a batch."""
     spec, inputs = submission.spec, submission.inputs
     if submission.webhook:
-        delivery.check(submission.webhook)
+        delivery.check_url(submission.webhook)
     if isinstance(inputs, list) and len(inputs) > spec.max_batch_size:
         compute_slots.return_slot()  # other requests should not wait while thousands of inputs are checked
     parameters = validation.validate(spec, inputs, submission.parameters, most=wholes.max_inputs(spec))
     size, length = lengths.measure(spec, inputs, parameters)
-    parts = wholes.split(spec, inputs, parameters, size)
-    job = submission.job(
+    parts = wholes.split_into_parts(spec, inputs, parameters, size)
+    job = submission.make_job(
         inputs=[] if parts else inputs, parameters=parameters, size=size, length=length, parts=len(parts) or None
     )
     logs.bind_more(job=job.id, model=spec.name)
     if submission.idempotency_key is not None:
         job.idempotency_key = idempotency.scope_key(submission.owner, submission.idempotency_key)
-        job.idempotency_digest = idempotency.digest(
+        job.idempotency_digest = idempotency.digest_body(
             spec.name, inputs, submission.parameters, submission.priority, submission.expires_in_s, submission.webhook
         )
     return job, parts
@@ -160,7 +160,7 @@ def _accept(submission: Submission, job: Job, parts: Sequence[Part], *, needs_wo
     accepted = idempotency.store_once(job, lambda: _store(submission, job, parts, needs_worker=needs_worker))
     if submission.webhook:
         with report_row_if_away(accepted):
-            delivery.register(accepted, submission.webhook)
+            delivery.register_webhook(accepted, submission.webhook)
     return accepted
 
 
@@ -169,10 +169,10 @@ def _store(submission: Submission, job: Job, parts: Sequence[Part], *, needs_wor
         _require_worker(submission.spec.name)
     try:
         if parts:
-            wholes.accept(submission, job, parts)
+            wholes.store_whole(submission, job, parts)
             return job
         with admission.reserve_places(submission, [job.id]):
-            writer.accept(job)
+            writer.write_job(job)
     except IntegrityError as error:
         return idempotency.resolve_conflict(job, error)
     return job
@@ -187,10 +187,10 @@ def _store_and_wait(submission: Submission, job: Job, timeout_s: float) -> Job:
         with admission.reserve_places(submission, [job.id]):
             patience_s = min(budget.remaining_s(), PATIENCE_S)
             first_s = min(timeout_s, patience_s)
-            offered = writer.offer(job, waiter.fail)
+            offered = writer.enqueue_job(job, waiter.fail)
             changes = waiter.wait(first_s)
             if not changes:
-                writer.confirm(offered, patience_s - first_s)
+                writer.wait_until_written(offered, patience_s - first_s)
         changes = changes or waiter.wait(timeout_s - first_s)
         if timeout_s > first_s:
             budget.renew_budget()

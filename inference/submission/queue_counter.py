@@ -43,7 +43,7 @@ class QueueCounter:
         self._stored: set[UUID] = set()  # jobs that were stored since the last count began
         self.waiting = 0
 
-    def enter(self, ids: Collection[UUID], limit: int) -> bool:
+    def admit_jobs(self, ids: Collection[UUID], limit: int) -> bool:
         """Let in all of `ids` or none, and return True if at most `limit` jobs wait with them.
 
         Raises `StoreUnavailable` if the line cannot be counted in time.
@@ -59,12 +59,12 @@ class QueueCounter:
             self._add(ids)
             return True
 
-    def join(self, ids: Collection[UUID]) -> None:
+    def add_jobs(self, ids: Collection[UUID]) -> None:
         """Add jobs that were let into another line and wait in this one, too."""
         with self._lock:
             self._add(ids)
 
-    def leave(self, ids: Collection[UUID], *, stored: bool) -> None:
+    def finish_admission(self, ids: Collection[UUID], *, stored: bool) -> None:
         with self._lock:
             self._entering.difference_update(ids)
             if not stored:

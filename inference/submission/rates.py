@@ -33,7 +33,7 @@ _lock = threading.Lock()
 _due: dict[str, float] = {}  # by name: when the next time is due, in monotonic seconds
 
 
-def take(name: str, per_minute: int) -> float:
+def count_against_rate(name: str, per_minute: int) -> float:
     """Return 0.0 and count this time if it is allowed; else return the seconds until the next time is allowed."""
     step_s = 60.0 / per_minute
     burst_s = max(6.0 - step_s, 0.0)
@@ -45,7 +45,7 @@ def take(name: str, per_minute: int) -> float:
 
 
 def _take_alone(name: str, step_s: float, burst_s: float) -> float:
-    """Do what `take` does with the counts of this process alone."""
+    """Do what `count_against_rate` does with the counts of this process alone."""
     now = time.monotonic()
     with _lock:
         due = max(_due.get(name, 0.0), now)

@@ -38,7 +38,7 @@ class Terms:
     alone: bool = False  # True: run with nothing beside it, like a job whose next loss would be its last
     yields: bool = False  # True: leave half of the queue to other requests
 
-    def job(self, **values: Any) -> Job:
+    def make_job(self, **values: Any) -> Job:
         """Make a job with these terms, which is not stored yet."""
         now = clock.now()
         expires_at = None if self.expires_in_s is None else now + datetime.timedelta(seconds=self.expires_in_s)

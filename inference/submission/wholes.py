@@ -27,7 +27,7 @@ def max_inputs(spec: ModelSpec) -> int:
     return max(settings.MAX_BULK_INPUTS, spec.max_batch_size)
 
 
-def split(spec: ModelSpec, inputs: Any, parameters: Mapping[str, Any], size: int) -> list[Part]:
+def split_into_parts(spec: ModelSpec, inputs: Any, parameters: Mapping[str, Any], size: int) -> list[Part]:
     """Return the parts that a job of `size` rows runs in; an empty list if it runs as it is.
 
     Raises `InvalidInput` if an input has too many rows, or if the parameters are too large to be stored with each part.
@@ -41,24 +41,24 @@ def split(spec: ModelSpec, inputs: Any, parameters: Mapping[str, Any], size: int
     return parts
 
 
-def accept(terms: Terms, whole: Job, parts: Sequence[Part]) -> None:
+def store_whole(terms: Terms, whole: Job, parts: Sequence[Part]) -> None:
     """Store the whole and its parts, and send the messages of the parts.
 
     The whole and each part take room in the queue. Raises `SubmissionError`, `StoreUnavailable`, and `IntegrityError`
     if the idempotency key is taken.
     """
     sent_at, whole.published_at = whole.published_at, NEVER_DUE
-    row = rows.prepare(whole)
+    row = rows.prepare_row(whole)
     traced = {"traceparent": tracing.make_part_traceparent(whole.traceparent, whole.id)} if tracing.on else {}
     of_all = rows.row_factory(row)(
         whole=whole.id, parts=None, published_at=sent_at, idempotency_key=None, idempotency_digest="", **traced
     )
-    common = bulk_store.Common(rows.row_factory(of_all), writer.message_of(whole))
-    new = [common.job(part.size, part.length, inputs=part.inputs, place=part.place) for part in parts]
+    common = bulk_store.SharedColumns(rows.row_factory(of_all), writer.make_message(whole))
+    new = [common.make_job(part.size, part.length, inputs=part.inputs, place=part.place) for part in parts]
     statements = list(rows.group_by_statement([row, *(job.row for job in new)]))
-    with admission.reserve_places(terms, [whole.id, *(job.id for job in new)]), bulk_store.commit(whole):
-        bulk_store.insert(statements)
+    with admission.reserve_places(terms, [whole.id, *(job.id for job in new)]), bulk_store.commit_block(whole):
+        bulk_store.insert_rows(statements)
     whole._state.adding = False
     transaction.on_commit(
-        lambda: bulk_store.send(terms.spec, new)
+        lambda: bulk_store.send_messages(terms.spec, new)
     )  # they are sent at once, unless the caller has a transaction of its own

@@ -40,7 +40,7 @@ class PendingWrite:
 
     def __init__(self, job: Job, refused: Callable[[Exception], None] | None = None) -> None:
         self.job = job
-        self.row = rows.prepare(job)
+        self.row = rows.prepare_row(job)
         self.size = self.row.size
         self.refused = refused  # called with the error at once, in the writer's thread
         self.error: Exception | None = None
@@ -72,23 +72,23 @@ class Writer:
         self.pending: list[PendingWrite] = []
         self._thread: threading.Thread | None = None
 
-    def accept(self, job: Job) -> None:
+    def write_job(self, job: Job) -> None:
         """Store and send a job, and return when its row is committed.
 
         Raises `StoreUnavailable`, and `IntegrityError` if the idempotency key is taken.
         """
-        self.confirm(self.offer(job), PATIENCE_S)
+        self.wait_until_written(self.enqueue_job(job), PATIENCE_S)
 
-    def offer(self, job: Job, refused: Callable[[Exception], None] | None = None) -> PendingWrite:
+    def enqueue_job(self, job: Job, refused: Callable[[Exception], None] | None = None) -> PendingWrite:
         """Hand a job to the writer, and return at once.
 
-        It is for a request that waits for the job's end anyway, and that calls `confirm` if the end does not come soon.
-        `refused` is called with the error if the job is not stored.
+        It is for a request that waits for the job's end anyway, and that calls `wait_until_written` if the end does
+        not come soon. `refused` is called with the error if the job is not stored.
         """
         pending = PendingWrite(job, refused)
         if connection.in_atomic_block:  # the row belongs to the caller's transaction
-            insert([pending.row])
-            transaction.on_commit(lambda: send([message_of(job)]))
+            insert_group([pending.row])
+            transaction.on_commit(lambda: send_messages([make_message(job)]))
             pending.settle(None)
             return pending
         with self._arrived:
@@ -97,7 +97,7 @@ class Writer:
             self._arrived.notify()
         return pending
 
-    def confirm(self, pending: PendingWrite, patience_s: float) -> None:
+    def wait_until_written(self, pending: PendingWrite, patience_s: float) -> None:
         """Wait until the row is committed.
 
         Raises `StoreUnavailable`, also if it is not committed within `patience_s`, and `IntegrityError` if the
@@ -129,7 +129,7 @@ class Writer:
         while True:
             group = self._next_group()
             try:
-                send([message_of(job) for job in self._write(group)])
+                send_messages([make_message(job) for job in self._write(group)])
             except Exception as error:
                 logger.exception("writer failed, %d jobs are refused", len(group))
                 for pending in group:
@@ -153,7 +153,7 @@ class Writer:
         except Exception as error:
             return self._refuse(group, error, is_certain=True)
         try:
-            insert([pending.row for pending in group])
+            insert_group([pending.row for pending in group])
         except Exception as error:
             return self._refuse(group, error, is_certain=_is_refusal(error))
         for pending in group:
@@ -196,13 +196,13 @@ def _is_refusal(error: Exception) -> bool:
     return state is not None and not state.startswith(CUT_OFF)
 
 
-def insert(group: Sequence[rows.JobRow]) -> None:
+def insert_group(group: Sequence[rows.JobRow]) -> None:
     failpoints.reach("before_insert")
-    rows.insert(group)
+    rows.insert_jobs(group)
     failpoints.reach("after_insert")
 
 
-def send(messages: Sequence[publisher.JobMessage]) -> None:
+def send_messages(messages: Sequence[publisher.JobMessage]) -> None:
     """Send the messages of committed jobs.
 
     Messages that cannot be sent now are sent by the reconciler, whether their rows are marked for that or not.
@@ -231,7 +231,7 @@ def _mark_unsent(messages: Sequence[publisher.JobMessage], reason: BrokerUnavail
         logger.warning("they are not marked, and found later: %s", error)
 
 
-def message_of(job: Job, *, recovered: bool = False) -> publisher.JobMessage:
+def make_message(job: Job, *, recovered: bool = False) -> publisher.JobMessage:
     """Return the message of a job: what batching needs, and no inputs."""
     return publisher.JobMessage(
         job_id=str(job.id),

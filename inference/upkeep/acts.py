@@ -41,7 +41,7 @@ KEPT = datetime.timedelta(days=90)
 Left = Counter[str]
 
 
-def chosen(selection: Mapping[str, Any], newest: UUID) -> QuerySet[Job]:
+def select_jobs(selection: Mapping[str, Any], newest: UUID) -> QuerySet[Job]:
     """Return the jobs of a selection, as far as none is newer than the id `newest`.
 
     Raises `ValueError` for a lookup that is none of `LOOKUPS`.
@@ -51,7 +51,7 @@ def chosen(selection: Mapping[str, Any], newest: UUID) -> QuerySet[Job]:
     return Job.objects.filter(**selection, pk__lte=newest)
 
 
-def work() -> None:
+def continue_oldest_act() -> None:
     """Work for a round on the oldest act that no other worker is at.
 
     An act whose jobs are refused for now is left for `REFUSED`, so that other acts have their turn.
@@ -67,7 +67,7 @@ def work() -> None:
     mine.update(lease_until=None if goes_on else Now() + REFUSED)
 
 
-def remove_old() -> None:
+def remove_old_acts() -> None:
     row_locks.delete_rows(Act.objects.filter(finished_at__lt=Now() - KEPT))
 
 
@@ -79,7 +79,7 @@ def _lease(act: Act, free: Q) -> bool:
 def _step(act: Act) -> bool:
     """Do one chunk of an act; return True if there is more to do now."""
     most = CANCELLED_AT_ONCE if act.kind == ActKind.CANCEL else RETRIED_AT_ONCE
-    jobs_left = chosen(act.selection, act.newest)
+    jobs_left = select_jobs(act.selection, act.newest)
     if act.cursor:
         jobs_left = jobs_left.filter(pk__gt=act.cursor)
     room = min(most, act.counted - act.handled)
@@ -88,15 +88,15 @@ def _step(act: Act) -> bool:
         _finish(act)
         return False
     if act.kind == ActKind.CANCEL:
-        cancelled, left = cancel(ids)
+        cancelled, left = cancel_selected(ids)
         return _note(act, ids[-1], cancelled.total(), left)
     cursor, done, left = _retry(act, ids)
     return cursor is not None and _note(act, cursor, done, left) and cursor == ids[-1]
 
 
-def cancel(ids: Sequence[UUID]) -> tuple[Counter[str], Left]:
+def cancel_selected(ids: Sequence[UUID]) -> tuple[Counter[str], Left]:
     """Cancel jobs, and return their number by earlier status, and the number of those left as they were, by reason."""
-    cancelled = transitions.cancel_many(ids)
+    cancelled = transitions.cancel_jobs_with_parts(ids)
     states = Counter(dict(Job.objects.filter(pk__in=ids).order_by().values_list("status").annotate(Count("pk"))))
     left = states - Counter({Status.CANCELLED: cancelled.total()})
     return cancelled, Counter({f"{status} already": count for status, count in left.items()})

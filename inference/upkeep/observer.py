@@ -19,14 +19,17 @@ SET_S = 5.0  # seconds; if the database's clock advances so much more or less th
 
 
 class Observer:
-    """The heartbeats and the database's clock as one process has seen them; it has to `look` every few seconds."""
+    """The heartbeats and the database's clock as one process has seen them.
+
+    Its `read_heartbeats` is to be called every few seconds.
+    """
 
     def __init__(self) -> None:
         self._heartbeats: dict[UUID, tuple[datetime.datetime, float]] = {}  # the last, and since when (monotonic)
         self._looked: tuple[float, float] | None = None  # the database's clock and this process's, in seconds
         self._steady_since = float("-inf")  # monotonic seconds; the database's clock was not set since
 
-    def look(self) -> None:
+    def read_heartbeats(self) -> None:
         """Read the database's clock and the heartbeats of all present workers.
 
         Raises what the database raises.
@@ -50,12 +53,12 @@ class Observer:
             return known if known[0] == beat else (beat, seen_at)
         return beat, seen_at - max(0.0, (now - beat).total_seconds())
 
-    def silent(self) -> dict[UUID, datetime.datetime]:
+    def silent_workers(self) -> dict[UUID, datetime.datetime]:
         """Return by worker the last heartbeat of those not heard for `WORKER_SILENT_S`, as of the last look."""
         silent_since = time.monotonic() - settings.WORKER_SILENT_S
         return {worker: beat for worker, (beat, since) in self._heartbeats.items() if since < silent_since}
 
-    def lease_is_over(self, *, answering_s: float) -> Q:
+    def expired_lease_condition(self, *, answering_s: float) -> Q:
         """Return the condition for running jobs whose lease is over.
 
         A lease holds for as long as it was given for. Only time counts in which the database has answered this process

@@ -33,7 +33,7 @@ from inference.figures import marks
 from inference.models import Job, Status, Worker, WorkerState
 from inference.status import workers
 from inference.store import rows, transitions
-from inference.submission.writer import message_of
+from inference.submission.writer import make_message
 from inference.telemetry import logs
 from inference.upkeep.observer import Observer
 
@@ -59,7 +59,7 @@ def reconcile(*, answering_s: float = math.inf, observer: Observer | None = None
     Raises what the first step that failed has raised.
     """
     give_back_lost = functools.partial(_give_back_lost, observer or Observer(), answering_s)
-    steps = (give_back_lost, _give_back_stopped, transitions.expire, _send_again, transitions.finish_wholes)
+    steps = (give_back_lost, _give_back_stopped, transitions.expire_jobs, _send_again, transitions.finish_wholes)
     failures = [failure for step in steps if (failure := _failure_of(step))]
     if failures:
         raise failures[0]
@@ -79,11 +79,11 @@ def _failure_of(step: Callable[[], None]) -> Exception | None:
 
 
 def _give_back_lost(observer: Observer, answering_s: float) -> None:
-    observer.look()
+    observer.read_heartbeats()
     transitions.renew_future_leases()
     if answering_s >= settings.WORKER_SILENT_S:
         _mark_silent(observer)
-        lost = Q(worker__in=_of(WorkerState.GONE)) | observer.lease_is_over(answering_s=answering_s)
+        lost = Q(worker__in=_of(WorkerState.GONE)) | observer.expired_lease_condition(answering_s=answering_s)
         transitions.requeue_lost(lost)
 
 
@@ -98,7 +98,7 @@ def _ago(seconds: float) -> Now:
 def _mark_silent(observer: Observer) -> None:
     """Mark silent workers as gone, or as stopped if they were stopping, unless they were heard since."""
     idle = {"replicas_ready": 0, "replicas_busy": 0, "held": 0}
-    for worker, beat in observer.silent().items():
+    for worker, beat in observer.silent_workers().items():
         last_heard = (beat - MILLISECOND, beat + MILLISECOND)  # SQLite keeps milliseconds, and compares moments as text
         silent = Worker.objects.filter(pk=worker, heartbeat_at__range=last_heard, state__in=workers.PRESENT)
         if silent.filter(state=WorkerState.STOPPING).update(state=WorkerState.STOPPED, **idle):
@@ -126,7 +126,7 @@ def _send_again() -> None:
     """
     sent = 0
     failure: errors.BrokerUnavailable | None = None
-    for messages in _at_once([message_of(job, recovered=True) for job in _lost()]):
+    for messages in _at_once([make_message(job, recovered=True) for job in _lost()]):
         try:
             publisher.publish(messages)
         except errors.BrokerUnavailable as error:  # of this queue, or of all queues: then the others fail at once
@@ -185,7 +185,7 @@ def _at_once(messages: Iterable[JobMessage]) -> Iterator[list[JobMessage]]:
     """
     line = attrgetter("priority", "queue")
     for _, group in itertools.groupby(sorted(messages, key=line), line):
-        chunks = list(rows.chunks(group, CHUNK))
+        chunks = list(rows.split_into_chunks(group, CHUNK))
         yield from reversed(chunks) if publisher.is_redis() else chunks
 
 

@@ -40,7 +40,7 @@ SAID_S = 3 * 86_400.0  # seconds for which a worker warns of overdue jobs before
 OVERDUE = datetime.timedelta(hours=1)  # time past the retention time, in which many sweeps should have removed a job
 
 
-def is_past(job_id: UUID) -> bool:
+def may_be_removed(job_id: UUID) -> bool:
     """Return True if a job of this id, made by this service and no longer there, may have been removed by now."""
     if not settings.JOB_RETENTION_DAYS or job_id.version != 7:
         return False
@@ -73,7 +73,7 @@ class Sweep:
             " still there. Nothing that is old is removed before a worker has said so for three days."
         )
 
-    def remove_some(self) -> int:
+    def remove_chunk(self) -> int:
         """Remove a chunk of jobs, and bulks without jobs; return the number of jobs."""
         kept = Q(status__in=WAITING) | Q(finished_at__gte=self.limit)
         needed = Exists(Job.objects.filter(kept, pk=OuterRef("whole")))  # by its whole, if it is a part
@@ -141,12 +141,12 @@ class Sweeper:
                 marks.mark_retention_stop(sweep.problem)
                 return False
             marks.clear_retention_stop()
-            if sweep.remove_some() == CHUNK:
+            if sweep.remove_chunk() == CHUNK:
                 return True
         else:
             marks.clear_retention_stop()  # nothing is to be removed
         remove_ended_workers()
         remove_old_log_ins()
-        acts.remove_old()
+        acts.remove_old_acts()
         fold.remove_old_figures()
         return False

@@ -161,12 +161,12 @@ class Listener:
     def _listen(self, pauses: Pauses) -> None:
         client = redis.Redis.from_url(settings.REDIS_URL, socket_timeout=10.0, socket_connect_timeout=1.0)
         with client, client.pubsub(ignore_subscribe_messages=True) as subscription:
-            subscription.subscribe(notices.channel())
+            subscription.subscribe(notices.finished_channel())
             polled_at = 0.0
             while True:
                 message = subscription.get_message(timeout=POLL_S)
                 if message:
-                    self._wake(notices.ids(message["data"]))
+                    self._wake(notices.parse_ids(message["data"]))
                 if time.monotonic() - polled_at > POLL_S:
                     self._wake_all()
                     polled_at = time.monotonic()
@@ -183,7 +183,7 @@ class Listener:
         The rows are read for all requests at once, so that no request is woken in vain.
         """
         self._wake_waiters(list(self.waiters))
-        self._hint(self._read(rows.find_ended, list(self.hinted)) or ())
+        self._hint(self._read(rows.find_finished, list(self.hinted)) or ())
 
     def _wake(self, ids: Collection[UUID]) -> None:
         """Wake the requests that wait for the jobs of a notice."""

@@ -40,7 +40,7 @@ LEASE = datetime.timedelta(seconds=LEASE_S)
 RENEWED = 500  # rows that one statement changes
 
 
-def check(url: str) -> None:
+def check_url(url: str) -> None:
     """Check the address of a webhook. Raises `InvalidInput` for an address that may not be called."""
     if not settings.WEBHOOK_HOSTS:
         raise _invalid("webhooks are not configured here; leave it out and poll the job")
@@ -66,11 +66,11 @@ def _invalid(message: str) -> InvalidInput:
     return InvalidInput(f"webhook: {message}.", field="webhook")
 
 
-def register(job: Job, url: str) -> None:
+def register_webhook(job: Job, url: str) -> None:
     Webhook.objects.get_or_create(job=job, defaults={"url": url})
 
 
-def take_due(at_most: int, busy: Counter[str] | None = None, *, of_one_host: int = 4) -> list[Webhook]:
+def lease_due_webhooks(at_most: int, busy: Counter[str] | None = None, *, of_one_host: int = 4) -> list[Webhook]:
     """Return notices to be sent now, with their jobs, leased to the caller for `LEASE_S`.
 
     `busy` counts the notices under way, by host. A host that does not answer holds at most `of_one_host` threads of the
@@ -85,14 +85,14 @@ def take_due(at_most: int, busy: Counter[str] | None = None, *, of_one_host: int
     lease = Now() + LEASE
     taken = []
     for key, url in list(due.values_list("pk", "url")[:at_most]):
-        hosts[host_of(url)] += 1
-        if hosts[host_of(url)] <= of_one_host and pending.filter(pk=key).update(due_at=lease):
+        hosts[parse_host(url)] += 1
+        if hosts[parse_host(url)] <= of_one_host and pending.filter(pk=key).update(due_at=lease):
             taken.append(key)
     found = Webhook.objects.filter(pk__in=taken).select_related("job").defer("job__inputs", "job__output")
     return list(found.order_by("pk"))
 
 
-def renew_future() -> bool:
+def hasten_future_webhooks() -> bool:
     """Make the notices due now that would wait too long, as the database's clock was set back.
 
     Return True if there may be more of them.
@@ -104,7 +104,7 @@ def renew_future() -> bool:
     return len(keys) == RENEWED
 
 
-def host_of(url: str) -> str:
+def parse_host(url: str) -> str:
     """Return the host of an address. It is empty for a text that is no address, as other programs may write rows."""
     try:
         return urlsplit(url).hostname or ""
@@ -112,7 +112,7 @@ def host_of(url: str) -> str:
         return ""
 
 
-def deliver(webhook: Webhook) -> None:
+def deliver_webhook(webhook: Webhook) -> None:
     """Make one attempt to deliver a notice, which the caller has leased.
 
     After a failure the notice is due again later, until the schedule ends.
@@ -141,7 +141,7 @@ def _postpone(webhook: Webhook, why: str) -> None:
     logger.warning("webhook=%s job=%s not delivered, again in %d s: %s", webhook.pk, webhook.job_id, delay_s, why)
 
 
-def payload(job: Job) -> bytes:
+def make_payload(job: Job) -> bytes:
     """Return the body of a notice.
 
     It is without the output, which may be large: the client fetches the output with its API key.
@@ -161,12 +161,12 @@ def payload(job: Job) -> bytes:
     )
 
 
-def sign(identifier: str, timestamp: int, body: bytes) -> str:
-    digest = hmac.new(secret(), f"{identifier}.{timestamp}.".encode() + body, hashlib.sha256).digest()
+def sign_notice(identifier: str, timestamp: int, body: bytes) -> str:
+    digest = hmac.new(read_signing_key(), f"{identifier}.{timestamp}.".encode() + body, hashlib.sha256).digest()
     return "v1," + base64.b64encode(digest).decode()
 
 
-def secret() -> bytes:
+def read_signing_key() -> bytes:
     """Return the key that signs notices.
 
     Raises `ValueError` if WEBHOOK_SECRET is not `whsec_` and base64 of 24 to 64 bytes.
@@ -183,16 +183,18 @@ def secret() -> bytes:
 
 def _post(webhook: Webhook) -> None:
     """Send a notice. Raises `NotSent`, also if the answer is no success."""
-    host = host_of(webhook.url)
+    host = parse_host(webhook.url)
     if host not in settings.WEBHOOK_HOSTS:
         raise outbound_post.NotSent(f"the host {host} may no longer be called")
-    body, now = payload(webhook.job), int(clock.time_s())
+    body, now = make_payload(webhook.job), int(clock.time_s())
     headers = {
         "Content-Type": "application/json",
         "webhook-id": str(webhook.pk),
         "webhook-timestamp": str(now),
-        "webhook-signature": sign(str(webhook.pk), now, body),
+        "webhook-signature": sign_notice(str(webhook.pk), now, body),
     }
-    status = outbound_post.post(webhook.url, body, headers, limit_s=ATTEMPT_S, private=settings.WEBHOOK_ALLOW_PRIVATE)
+    status = outbound_post.post_checked(
+        webhook.url, body, headers, limit_s=ATTEMPT_S, private=settings.WEBHOOK_ALLOW_PRIVATE
+    )
     if not 200 <= status < 300:  # a redirect is a failure: it could lead anywhere
         raise outbound_post.NotSent(f"answered {status}")

@@ -36,7 +36,7 @@ class Deadline:
         return left_s
 
 
-def post(url: str, body: bytes, headers: Mapping[str, str], *, limit_s: float, private: bool) -> int:
+def post_checked(url: str, body: bytes, headers: Mapping[str, str], *, limit_s: float, private: bool) -> int:
     """Send a POST and return the status of the answer, of which no more is read.
 
     `private` also allows addresses that are not public. Raises `NotSent`, at the latest `limit_s` seconds after the

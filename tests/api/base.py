@@ -62,7 +62,7 @@ class Laborer(threading.Thread):
         for job in Job.objects.filter(status=Status.QUEUED).order_by("priority", "id"):
             batch = uuid4()
             for mine in self.claimed(job, batch):
-                transitions.record(batch, [self.outcome(mine)], batch_size=mine.size)
+                transitions.record_outcomes(batch, [self.outcome(mine)], batch_size=mine.size)
 
     def claimed(self, job: Job, batch: UUID) -> list[transitions.Claimed]:
         return transitions.claim(

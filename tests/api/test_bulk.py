@@ -125,13 +125,13 @@ class BulkTests(ApiTestCase):
 
     def test_the_waits_for_its_first_jobs_count_and_those_for_more_of_them_do_not(self) -> None:
         left_s: list[float] = []
-        insert = writer.insert
+        insert = writer.insert_group
 
         def noted(group: Sequence[rows.JobRow]) -> None:
             left_s.append(budget.remaining_s())
             insert(group)
 
-        with patch.dict(os.environ, DATABASE_ANSWER_S=f"{PATIENCE_S:g}"), patch.object(writer, "insert", noted):
+        with patch.dict(os.environ, DATABASE_ANSWER_S=f"{PATIENCE_S:g}"), patch.object(writer, "insert_group", noted):
             self.assertEqual(self.bulk(["x"] * (2 * rows.MOST + 1)).status_code, 202)
         self.assertTrue(0 < left_s[0] < PATIENCE_S + budget.GRACE_S, left_s)
         self.assertEqual(left_s[1:], [math.inf] * 2)

@@ -189,13 +189,13 @@ class QuotaTests(ApiTestCase):
     def test_a_tenth_of_a_minute_s_worth_is_allowed_at_once_and_then_one_in_its_time(self) -> None:
         for moment, waits in ((1000, [0.0, 0.0, 3.0]), (1003, [0.0, 3.0])):
             with patch.object(rates, "LUA", rates.LUA.replace("redis.call('TIME')", f"{{{moment}, 0}}")):
-                self.assertEqual([rates.take("somebody", 20) for _ in waits], waits)
+                self.assertEqual([rates.count_against_rate("somebody", 20) for _ in waits], waits)
 
     def test_the_rate_is_kept_without_the_broker_too(self) -> None:
         no_broker = patch.object(redis_client, "get", side_effect=redis.ConnectionError)
         breaker = patch.object(redis_client, "breaker", redis_client.new_breaker())
         with no_broker as get, breaker, patch.object(rates, "time", Mock(monotonic=lambda: 1000.0)):
-            waits = [rates.take("somebody", 20) for _ in range(3)]
+            waits = [rates.count_against_rate("somebody", 20) for _ in range(3)]
         self.assertEqual(waits, [0.0, 0.0, 3.0])
         self.assertEqual(get.call_count, 1, "the others do not wait for it")
 
@@ -294,7 +294,7 @@ class KeyOfJobTests(StreamCase):
     def test_jobs_of_several_keys_are_written_together_each_with_its_own(self) -> None:
         other = ApiKey.objects.issue(owner=self.ada)[0]
         made = [Job(model="words", inputs="x", key_start=start) for start in (None, self.row.start, other.start)]
-        rows.insert(list(map(rows.prepare, made)))
+        rows.insert_jobs(list(map(rows.prepare_row, made)))
         for job in made:
             self.assertEqual(Job.objects.get(pk=job.pk).key_start, job.key_start)
 

@@ -134,7 +134,7 @@ class RetentionTests(ApiTestCase):
         old = Job.objects.create(id=self.old_id(), model="echo", inputs="x", status=Status.SUCCEEDED)
         waiting = Job.objects.create(id=UUID(int=self.old_id().int + 1), model="echo", inputs="x")
         new = make(status=Status.SUCCEEDED)[0]
-        self.assertEqual(retention.Sweep().remove_some(), 1)
+        self.assertEqual(retention.Sweep().remove_chunk(), 1)
         self.assertEqual(set(Job.objects.values_list("pk", flat=True)), {waiting.pk, new.pk})
         self.assert_problem(self.client.get(f"/v1/jobs/{old.pk}"), 410, "job_gone")
 

@@ -46,7 +46,7 @@ class StoredIdsTests(ApiTestCase):
 
     @override_settings(WEBHOOK_HOSTS=["example.com"])
     def test_the_webhook(self) -> None:
-        with patch.object(delivery, "register", away):
+        with patch.object(delivery, "register_webhook", away):
             answer = self.post("/v1/jobs", {**JOB, "webhook": "https://example.com/hook"})
         self.assertEqual(self.assert_problem(answer, 503, "store_unavailable")["job_id"], self.stored())
 
@@ -81,5 +81,5 @@ class StoredIdsTests(ApiTestCase):
         self.assertEqual(problem["bulk_id"], stored)
 
     def test_a_bulk_that_was_not_stored_has_no_id(self) -> None:
-        with patch.object(writer, "insert", away):
+        with patch.object(writer, "insert_group", away):
             self.assertNotIn("bulk_id", self.assert_problem(self.bulk(), 503, "store_unavailable"))

@@ -207,7 +207,7 @@ class GetTests(StreamCase):
 
     def test_a_cancelled_job_ends_with_that(self) -> None:
         job = self.job()
-        transitions.cancel(job.pk)
+        transitions.cancel_job(job.pk)
         (end,) = self.events(self.stream(job))
         self.assertEqual((end.data["error_type"], end.data["job"]["status"]), ("cancelled", "cancelled"))
 
@@ -247,7 +247,7 @@ class GetTests(StreamCase):
         self.assertEqual(self.client.head("/v1/jobs/nope/stream").status_code, 404)
 
     def test_a_removed_job_is_gone(self) -> None:
-        with patch.object(retention, "is_past", return_value=True):
+        with patch.object(retention, "may_be_removed", return_value=True):
             self.assert_problem(self.client.get(f"/v1/jobs/{uuid4()}/stream"), 410, "job_gone")
 
 
@@ -263,7 +263,7 @@ class WaitingTests(StreamCase):
             self.assert_problem(refused, 503, "overloaded")
             self.assertEqual(Job.objects.count(), 1)
             answer.close()
-            transitions.cancel(job.pk)
+            transitions.cancel_job(job.pk)
             self.assertEqual(len(self.events(self.stream(job))), 1)
         self.assertEqual(slots._held.total(), 0)  # noqa: SLF001
 
@@ -381,7 +381,7 @@ class WhoTests(StreamCase):
     def test_somebody_else_s_job_has_no_stream(self) -> None:
         own, other, staff = self.key_of("own"), self.key_of("other"), self.key_of("staff", is_staff=True)
         job = self.job(owner=get_user_model().objects.get(username="own"))
-        transitions.cancel(job.pk)
+        transitions.cancel_job(job.pk)
         self.assert_problem(self.stream(job, **other), 404, "job_not_found")
         self.assert_problem(self.stream(job), 401, "unauthorized")
         for headers in (own, staff):

@@ -181,9 +181,9 @@ class ModelsAdmin(ReadOnlyAdmin):
     def steer(self, request: HttpRequest, name: str) -> HttpResponse:
         act = request.POST.get("action", "")
         if act == "pause" and (name in lookup.known_models() or worker_catalogs.runs().get(name)):
-            self.log_act(request, name, "Paused.", operator_controls.pause(name, request.user))
+            self.log_act(request, name, "Paused.", operator_controls.pause_model(name, request.user))
         elif act == "resume":
-            self.log_act(request, name, "Resumed.", operator_controls.resume(name))
+            self.log_act(request, name, "Resumed.", operator_controls.resume_model(name))
         return redirect("admin:inference_pausedmodel_change", name)
 
     def log_act(self, request: HttpRequest, name: str, what: str, happened: bool) -> None:

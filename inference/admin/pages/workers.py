@@ -112,7 +112,10 @@ class WorkerAdmin(ReadOnlyAdmin):
 
     def steer(self, request: HttpRequest, pk: UUID) -> HttpResponse:
         worker = get_object_or_404(Worker, pk=pk)
-        acts = {"drain": (operator_controls.drain, "Drained."), "resume": (operator_controls.undrain, "Resumed.")}
+        acts = {
+            "drain": (operator_controls.drain_worker, "Drained."),
+            "resume": (operator_controls.undrain_worker, "Resumed."),
+        }
         act, message = acts.get(request.POST.get("action", ""), (None, ""))
         if act and act(pk):
             self.log_change(request, worker, message)

@@ -48,9 +48,11 @@ def _deliver_until(stopping: threading.Event, pool: ThreadPoolExecutor) -> None:
     while not stopping.wait(0.0 if running else pause_s):
         pause_s = LOOK_EVERY_S
         try:
-            if time.monotonic() > renewed_at + RENEW_EVERY_S and not delivery.renew_future():
+            if time.monotonic() > renewed_at + RENEW_EVERY_S and not delivery.hasten_future_webhooks():
                 renewed_at = time.monotonic()
-            taken = delivery.take_due(AT_ONCE - len(running), Counter(running.values()), of_one_host=AT_ONCE // 2)
+            taken = delivery.lease_due_webhooks(
+                AT_ONCE - len(running), Counter(running.values()), of_one_host=AT_ONCE // 2
+            )
             pauses.reset()
         except Exception as error:
             if not is_away(error):
@@ -58,7 +60,7 @@ def _deliver_until(stopping: threading.Event, pool: ThreadPoolExecutor) -> None:
             taken, pause_s = [], pauses.next_s()
             logger.warning("no webhooks are delivered, the database is away: %s", error)
             connection.close()
-        running |= {pool.submit(_deliver, webhook): delivery.host_of(webhook.url) for webhook in taken}
+        running |= {pool.submit(_deliver, webhook): delivery.parse_host(webhook.url) for webhook in taken}
         if running:
             done = wait(running, LOOK_EVERY_S, return_when="FIRST_COMPLETED").done
             running = {future: host for future, host in running.items() if future not in done}
@@ -67,7 +69,7 @@ def _deliver_until(stopping: threading.Event, pool: ThreadPoolExecutor) -> None:
 def _deliver(webhook: Webhook) -> None:
     """Deliver one notice; if its outcome cannot be recorded, it is due again when its lease is over."""
     try:
-        delivery.deliver(webhook)
+        delivery.deliver_webhook(webhook)
     except Exception:
         logger.exception("webhook=%s failed, it is due again in %g s", webhook.pk, delivery.LEASE_S)
     finally:

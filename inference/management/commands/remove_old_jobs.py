@@ -25,7 +25,7 @@ class Command(BaseCommand):
         if sweep.problem and not force:
             raise CommandError(f"{sweep.problem} If that clock is right, remove them with --force.")
         removed = 0
-        while count := sweep.remove_some():
+        while count := sweep.remove_chunk():
             removed += count
         marks.clear_retention_stop()
         self.stdout.write(f"{count_of(removed, 'job')} removed")

@@ -18,7 +18,7 @@ from inference.status import queue_position, workers
 from inference.status.attention.fleet import BROKER
 from inference.status.attention.item import AttentionItem
 from inference.telemetry.plurals import count_of
-from inference.webhooks.delivery import host_of
+from inference.webhooks.delivery import parse_host
 
 GROWN = 10  # jobs by which a queue has grown at least, or half of its shortest length if that is more
 SEEN = datetime.timedelta(minutes=15)  # age up to which growth is reported however quickly jobs are done
@@ -226,7 +226,7 @@ def webhooks() -> Iterator[AttentionItem]:
     tried = pending.filter(attempts__gte=1, due_at__gt=now - RECENT).order_by("-due_at")
     hosts: dict[str, list[tuple[int, str]]] = {}
     for url, attempts, error in tried.values_list("url", "attempts", "last_error")[:LOOKED_AT]:
-        hosts.setdefault(host_of(url), []).append((attempts, error))
+        hosts.setdefault(parse_host(url), []).append((attempts, error))
     for host, found in hosts.items():
         if len(found) >= FEW or max(found)[0] > 1:  # a single failed try may have met a restart
             error = next((error for _, error in found if error), "a try was not ended")

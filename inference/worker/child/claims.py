@@ -117,7 +117,7 @@ def _record_at_once(
     batch: UUID, outcomes: Sequence[Outcome], batch_size: Sizes, beside: Mapping[str, Any] | None
 ) -> None:
     recorded = retry_while_away(
-        lambda: transitions.record(batch, outcomes, batch_size=batch_size, beside=beside),
+        lambda: transitions.record_outcomes(batch, outcomes, batch_size=batch_size, beside=beside),
         limit_s=RECORD_PATIENCE_S, reconnect=connection.close,
     )  # fmt: skip
     if dropped := len(outcomes) - recorded:

@@ -51,7 +51,7 @@ class Housekeeping(threading.Thread):
             self._cancel,
             self._reconcile,
             self.sweeper.sweep,
-            acts.work,
+            acts.continue_oldest_act,
             *FIGURES,
         ]
         self._observer = Observer()
@@ -74,7 +74,7 @@ class Housekeeping(threading.Thread):
             self._woken.clear()
             run_chore(self._give_back, self.heartbeat.node)
             run_chore(self._cancel, self.heartbeat.node)
-            run_chore(transitions.expire, self.heartbeat.node)
+            run_chore(transitions.expire_jobs, self.heartbeat.node)
 
     def stop(self) -> None:
         self._stopping.set()
@@ -96,7 +96,7 @@ class Housekeeping(threading.Thread):
 
     def _cancel(self) -> None:
         while self._revoked:
-            transitions.cancel_many([self._revoked[0]])
+            transitions.cancel_jobs_with_parts([self._revoked[0]])
             self._revoked.popleft()
 
     def _give_back(self) -> None:

@@ -22,7 +22,7 @@ from inference.batching.queue import Item
 from inference.models import TERMINAL, Job
 from inference.status import owners, workers
 from inference.status.owners import OwnerQueue
-from inference.submission.writer import message_of
+from inference.submission.writer import make_message
 from inference.worker.chores import run_chore
 from inference.worker.scheduling.backlog import Backlog
 
@@ -164,7 +164,7 @@ def _portion(jobs: Iterable[Job], rows: int, most: int) -> Iterator[Job]:
 
 def item_of(job: Job) -> Item:
     """Return the queue item of a job, as its message would give it."""
-    message = message_of(job)
+    message = make_message(job)
     return Item(
         message.job_id, message.group, message.size, message.length, message.priority,
         min(message.created_at, clock.time_s()), message.expires_at, message.alone, message.owner,

@@ -46,7 +46,7 @@ class ActOnAllTests(AdminCase):
         self.assertEqual((act.kind, act.counted, act.by, act.state), ("cancel", 120, User.objects.get(), "waiting"))
         self.assertIn("No worker is alive", shown)
         self.assertEqual(LogEntry.objects.get().object_id, str(act.pk))
-        acts.work()
+        acts.continue_oldest_act()
         self.assertEqual(Job.objects.filter(status=Status.CANCELLED).count(), 120)
         shown = self.text(reverse("admin:inference_act_change", args=[act.pk]))
         self.assertIn("120 of 120", shown)
@@ -83,7 +83,7 @@ class ActOnAllTests(AdminCase):
                 parameters.update(query)
                 lookups = job_lookups.of(parameters, User.objects.get())
                 assert lookups is not None
-                self.assertEqual(set(acts.chosen(lookups, new_job_id())), set(self.listed(**query)))
+                self.assertEqual(set(acts.select_jobs(lookups, new_job_id())), set(self.listed(**query)))
 
     def test_a_search_that_contradicts_a_filter_acts_on_nothing(self) -> None:
         make_job(status=Status.FAILED, error_code="lost")

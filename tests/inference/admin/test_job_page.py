@@ -25,7 +25,7 @@ from inference.models import Bulk, Job, Status, Webhook, WebhookState
 from inference.streams import redis_streams
 from inference.streams.chunks import Chunk
 from inference.submission.wholes import NEVER_DUE
-from inference.submission.writer import message_of
+from inference.submission.writer import make_message
 from inference.telemetry.control_characters import escape_text
 from tests.conditions import ago
 from tests.inference.admin.pages import BrowserCase
@@ -145,7 +145,7 @@ class RetryAloneTests(AdminCase):
         new = Job.objects.exclude(pk=job.pk).get()
         self.assertEqual((new.inputs, new.status, new.attempts), ("a text", Status.QUEUED, 0))
         self.assertEqual(new.recoveries, settings.MAX_RECOVERIES - 1)
-        self.assertTrue(message_of(new).alone)
+        self.assertTrue(make_message(new).alone)
         self.assertIn("To run alone", self.text(page_of(new)))
         self.assertIn("that runs alone", self.text(reverse("admin:inference_job_history", args=[job.pk])))
 

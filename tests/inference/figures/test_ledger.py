@@ -41,7 +41,7 @@ class LedgerCase(TransactionTestCase):
     def run_one(self, **values: Any) -> None:
         job = make_job(**values)
         batch, _ = self.claimed(job)
-        transitions.record(batch, [done(job)], batch_size=1)
+        transitions.record_outcomes(batch, [done(job)], batch_size=1)
 
     def agree(self) -> None:
         self.assertEqual(of_figures(), of_rows(Job.objects.all()))
@@ -55,11 +55,11 @@ class TestOutcomes(LedgerCase):
         good, bad = make_job(), make_job()
         batch, _ = self.claimed(good, bad)
         failure = Outcome(job_id=bad.pk, model="echo", error_code="engine_error", error_detail="no")
-        transitions.record(batch, [done(good), failure], batch_size=2)
-        transitions.cancel(make_job().pk)
-        transitions.cancel_many([make_job().pk, make_job(model="other").pk])
+        transitions.record_outcomes(batch, [done(good), failure], batch_size=2)
+        transitions.cancel_job(make_job().pk)
+        transitions.cancel_jobs_with_parts([make_job().pk, make_job(model="other").pk])
         make_job(expires_at=ago(1))
-        transitions.expire()
+        transitions.expire_jobs()
         lost = make_job(recoveries=2)
         claim(lost, batch=uuid4(), alone=True)
         transitions.requeue_lost(Q(pk=lost.pk))
@@ -75,19 +75,19 @@ class TestOutcomes(LedgerCase):
     def test_what_changes_nothing_is_not_counted(self) -> None:
         job = make_job()
         batch, _ = self.claimed(job)
-        transitions.record(batch, [done(job)], batch_size=1)
-        transitions.record(batch, [done(job)], batch_size=1)
-        transitions.cancel(job.pk)
-        transitions.cancel_many([job.pk])
+        transitions.record_outcomes(batch, [done(job)], batch_size=1)
+        transitions.record_outcomes(batch, [done(job)], batch_size=1)
+        transitions.cancel_job(job.pk)
+        transitions.cancel_jobs_with_parts([job.pk])
         transitions.requeue_lost(Q(pk=job.pk))
         self.agree()
 
     def test_of_a_batch_those_are_counted_that_it_still_owned(self) -> None:
         jobs = [make_job() for _ in range(5)]
         batch, _ = self.claimed(*jobs)
-        transitions.cancel(jobs[1].pk)
+        transitions.cancel_job(jobs[1].pk)
         transitions.requeue_stopped(Q(pk=jobs[3].pk))
-        self.assertEqual(transitions.record(batch, [done(job) for job in jobs], batch_size=5), 3)
+        self.assertEqual(transitions.record_outcomes(batch, [done(job) for job in jobs], batch_size=5), 3)
         self.agree()
 
     def test_a_list_in_parts_is_one_job(self) -> None:
@@ -96,11 +96,11 @@ class TestOutcomes(LedgerCase):
         _, parts = make_whole(3)
         record_parts(claim_parts(parts[0]), fail(parts[0]))
         cancelled, _ = make_whole(3)
-        transitions.cancel_many([cancelled.pk])
+        transitions.cancel_jobs_with_parts([cancelled.pk])
         make_whole(2, expires_at=ago(1))
-        transitions.expire()
+        transitions.expire_jobs()
         _, parts = make_whole(2)
-        transitions.cancel(parts[0].pk)
+        transitions.cancel_job(parts[0].pk)
         transitions.finish_wholes()
         self.agree()
         self.assertEqual(of_figures().total(), 5)
@@ -109,7 +109,7 @@ class TestOutcomes(LedgerCase):
     def test_waits_and_runs_are_those_of_the_rows(self) -> None:
         job = make_job(created_at=ago(4))
         batch, (claimed,) = self.claimed(job)
-        transitions.record(batch, [outcomes.failed(claimed, errors.EngineError("no"))], batch_size=1)
+        transitions.record_outcomes(batch, [outcomes.failed(claimed, errors.EngineError("no"))], batch_size=1)
         tally = series.totals()["echo"]
         job.refresh_from_db()
         assert job.queue_wait
@@ -123,10 +123,10 @@ class TestFailures(LedgerCase):
         job = make_job()
         batch, _ = self.claimed(job)
         with self.assertRaises(ZeroDivisionError), transaction.atomic():
-            transitions.record(batch, [done(job)], batch_size=1)
+            transitions.record_outcomes(batch, [done(job)], batch_size=1)
             raise ZeroDivisionError
         self.agree()
-        transitions.record(batch, [done(job)], batch_size=1)
+        transitions.record_outcomes(batch, [done(job)], batch_size=1)
         self.agree()
 
     def test_a_commit_that_lost_its_answer_is_counted_once(self) -> None:
@@ -185,7 +185,7 @@ class TestRows(LedgerCase):
             job = make_job()
             batch, _ = self.claimed(job)
             with self.assertNumQueries(4):  # begin, the outcomes, the figures, commit
-                transitions.record(batch, [done(job)], batch_size=1)
+                transitions.record_outcomes(batch, [done(job)], batch_size=1)
 
     def test_what_could_not_be_flushed_is_kept(self) -> None:
         ledger.note_tally("echo", {"cost": {"off_s": 1.0}})
@@ -213,11 +213,11 @@ class TestManyAtOnce(LedgerCase):
 
         def record(place: int) -> None:
             mine = jobs[6 * place : 6 * place + 6]
-            transitions.record(batches[place], [done(job) for job in mine], batch_size=6)
+            transitions.record_outcomes(batches[place], [done(job) for job in mine], batch_size=6)
 
         def cancel(place: int) -> None:
             for job in jobs[place::8]:
-                transitions.cancel(job.pk)
+                transitions.cancel_job(job.pk)
 
         calls = [partial(act, place) for act in (record, cancel) for place in range(4)]
         at_once([*calls, fold.fold_rows, fold.fold_rows])

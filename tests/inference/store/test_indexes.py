@@ -89,7 +89,7 @@ class IndexTests(TestCase):
     def test_notices_are_looked_for_among_those_that_are_pending(self) -> None:
         with CaptureQueriesContext(connection) as queries:
             list(jobs.webhooks())
-            delivery.take_due(10)
+            delivery.lease_due_webhooks(10)
         looks = [query["sql"] for query in queries if '"status" IN' in query["sql"]]
         self.assertEqual(len(looks), 2)
         for look in looks:

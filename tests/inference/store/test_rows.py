@@ -34,7 +34,7 @@ class RowsTests(TransactionTestCase):
 
     def test_a_row_is_what_the_orm_would_have_written(self) -> None:
         for job in (self.full(), Job(model="echo", inputs="text")):
-            rows.insert([rows.prepare(job)])
+            rows.insert_jobs([rows.prepare_row(job)])
             self.assert_stored(job)
 
     def test_what_rows_have_in_common_and_what_they_have_not_is_written(self) -> None:
@@ -42,15 +42,17 @@ class RowsTests(TransactionTestCase):
         common = {"model": "echo", "inputs": [1], "idempotency_key": None}
         alike = [Job(**common, parameters={"a": number}, length=number) for number in (1, 2)]
         for jobs in ([different, usual, *alike], [Job(**common), Job(**common)]):
-            rows.insert(list(map(rows.prepare, jobs)))
+            rows.insert_jobs(list(map(rows.prepare_row, jobs)))
             for job in jobs:
                 self.assert_stored(job)
 
     def test_a_row_like_another_is_that_of_the_job_it_stands_for(self) -> None:
         full = self.full()
-        like = rows.row_factory(rows.prepare(Job(model="echo")))(**{name: vars(full)[name] for name in rows.PREPARED})
-        self.assertEqual(like.size, rows.prepare(full).size)
-        rows.insert([like])
+        like = rows.row_factory(rows.prepare_row(Job(model="echo")))(
+            **{name: vars(full)[name] for name in rows.PREPARED}
+        )
+        self.assertEqual(like.size, rows.prepare_row(full).size)
+        rows.insert_jobs([like])
         self.assert_stored(full)
 
     def assert_stored(self, job: Job) -> None:
@@ -61,11 +63,11 @@ class RowsTests(TransactionTestCase):
     def test_one_taken_key_refuses_all(self) -> None:
         jobs = [Job(model="echo", inputs="text", idempotency_key=key) for key in ("a", "b", "a")]
         with self.assertRaises(IntegrityError):
-            rows.insert(list(map(rows.prepare, jobs)))
+            rows.insert_jobs(list(map(rows.prepare_row, jobs)))
         self.assertEqual(Job.objects.count(), 0)
 
     def test_a_statement_is_bounded_in_rows_and_bytes_and_one_larger_row_goes_alone(self) -> None:
-        small, large = (rows.prepare(Job(model="echo", inputs="ä" * length)) for length in (500, 600_000))
+        small, large = (rows.prepare_row(Job(model="echo", inputs="ä" * length)) for length in (500, 600_000))
         self.assertGreater(large.size, 1_200_000)
         with patch.object(rows, "MOST_BYTES", 1_000_000):
             groups = list(rows.group_by_statement([small, large, *[small] * 7], most=5))
@@ -73,13 +75,13 @@ class RowsTests(TransactionTestCase):
 
     def test_all_that_changes_is_read_as_the_orm_reads_it_or_on_first_use(self) -> None:
         job, unfinished = Job(model="echo", inputs="text"), Job(model="echo", inputs="text")
-        rows.insert([rows.prepare(job), rows.prepare(unfinished)])
+        rows.insert_jobs([rows.prepare_row(job), rows.prepare_row(unfinished)])
         Job.objects.filter(pk=job.pk).update(**CHANGED_LATER)
         found = rows.read_finished([job.pk, unfinished.pk, uuid.uuid4()])
         self.assertEqual(list(found), [job.pk])
         rows.apply_changes(job, found[job.pk])
         with self.assertNumQueries(0):  # in the thread that sends it
-            writer.message_of(job)
+            writer.make_message(job)
         stored = Job.objects.get(pk=job.pk)
         for field in Job._meta.concrete_fields:
             self.assertEqual(getattr(job, field.attname), getattr(stored, field.attname), field.name)

@@ -117,7 +117,7 @@ class RecordTests(TestCase):
             outcome(good, output=[0.5, {"label": "A"}]),
             outcome(bad, error_code="engine_error", error_detail="no"),
         ]
-        self.assertEqual(transitions.record(batch, outcomes, batch_size=2), 2)
+        self.assertEqual(transitions.record_outcomes(batch, outcomes, batch_size=2), 2)
         good.refresh_from_db()
         bad.refresh_from_db()
         self.assertEqual((good.status, good.output, good.batch_size), (Status.SUCCEEDED, [0.5, {"label": "A"}], 2))
@@ -132,7 +132,7 @@ class RecordTests(TestCase):
             claim(*jobs, batch=batch)
             outcomes = [outcome(job, output=f"{output} {job.pk}") for job in jobs]
             with patch.object(rows, "MOST_BYTES", 200), CaptureQueriesContext(connection) as queries:
-                self.assertEqual(transitions.record(batch, outcomes, batch_size=4), 4)
+                self.assertEqual(transitions.record_outcomes(batch, outcomes, batch_size=4), 4)
             updates = [query["sql"] for query in queries if query["sql"].startswith("UPDATE inference_job")]
             self.assertEqual(len(updates), statements)
             for job in jobs:
@@ -143,8 +143,8 @@ class RecordTests(TestCase):
         job, zombie, owner = make_job(), uuid4(), uuid4()
         claim(job, batch=zombie)
         claim(job, batch=owner, takes_over=[zombie])
-        self.assertEqual(transitions.record(zombie, [outcome(job, output="late")], batch_size=1), 0)
-        self.assertEqual(transitions.record(owner, [outcome(job, output="right")], batch_size=1), 1)
+        self.assertEqual(transitions.record_outcomes(zombie, [outcome(job, output="late")], batch_size=1), 0)
+        self.assertEqual(transitions.record_outcomes(owner, [outcome(job, output="right")], batch_size=1), 1)
         job.refresh_from_db()
         self.assertEqual(job.output, "right")
 
@@ -152,14 +152,14 @@ class RecordTests(TestCase):
         job, batch = make_job(), uuid4()
         claim(job, batch=batch)
         Job.objects.filter(pk=job.pk).update(status=Status.CANCELLED)
-        self.assertEqual(transitions.record(batch, [outcome(job, output="late")], batch_size=1), 0)
+        self.assertEqual(transitions.record_outcomes(batch, [outcome(job, output="late")], batch_size=1), 0)
         job.refresh_from_db()
         self.assertEqual((job.status, job.output), (Status.CANCELLED, None))
 
     def test_an_output_of_null_succeeds(self) -> None:
         job, batch = make_job(), uuid4()
         claim(job, batch=batch)
-        transitions.record(batch, [outcome(job, output=None)], batch_size=1)
+        transitions.record_outcomes(batch, [outcome(job, output=None)], batch_size=1)
         job.refresh_from_db()
         self.assertEqual((job.status, job.output), (Status.SUCCEEDED, None))
 
@@ -167,23 +167,23 @@ class RecordTests(TestCase):
 class NoticeTests(TestCase):
     def test_a_notice_is_published_once_a_job_has_ended_and_not_before(self) -> None:
         job, batch = make_job(), uuid4()
-        with patch.object(notices, "publish") as publish:
+        with patch.object(notices, "publish_finished") as publish:
             claim(job, batch=batch)
             transitions.requeue_stopped(Q(pk=job.pk))
-            transitions.expire()
+            transitions.expire_jobs()
             publish.assert_not_called()
-            transitions.cancel(job.pk)
-            transitions.cancel(job.pk)
+            transitions.cancel_job(job.pk)
+            transitions.cancel_job(job.pk)
             publish.assert_called_once_with([job.pk])
 
     def test_whatever_ends_a_job_publishes_a_notice(self) -> None:
         batch = uuid4()
         ends: dict[str, Callable[[Job], object]] = {
-            "recorded": lambda job: transitions.record(batch, [outcome(job, output="done")], batch_size=1),
-            "cancelled": lambda job: transitions.cancel(job.pk),
-            "cancelled with others": lambda job: transitions.cancel_many([job.pk]),
+            "recorded": lambda job: transitions.record_outcomes(batch, [outcome(job, output="done")], batch_size=1),
+            "cancelled": lambda job: transitions.cancel_job(job.pk),
+            "cancelled with others": lambda job: transitions.cancel_jobs_with_parts([job.pk]),
             "lost": lambda job: transitions.requeue_lost(Q(pk=job.pk)),
-            "expired": lambda job: transitions.expire(),
+            "expired": lambda job: transitions.expire_jobs(),
         }
         for how, end in ends.items():
             job = make_job(recoveries=settings.MAX_RECOVERIES - 1)
@@ -191,7 +191,7 @@ class NoticeTests(TestCase):
                 Job.objects.filter(pk=job.pk).update(expires_at=timezone.now() - AN_HOUR)
             else:
                 claim(job, batch=batch, alone=True)
-            with self.subTest(how), patch.object(notices, "publish") as publish:
+            with self.subTest(how), patch.object(notices, "publish_finished") as publish:
                 end(job)
                 publish.assert_called_once_with([job.pk])
                 job.refresh_from_db()
@@ -239,14 +239,16 @@ class LockTests(TransactionTestCase):
     def test_who_records(self) -> None:
         older, younger, batch = self.held()
         outcomes = [outcome(job, output="done") for job in (younger, older)]
-        self.assert_locks_in_order(older, younger, lambda: transitions.record(batch, outcomes, batch_size=2))
+        self.assert_locks_in_order(older, younger, lambda: transitions.record_outcomes(batch, outcomes, batch_size=2))
         self.assertEqual(Job.objects.filter(status=Status.SUCCEEDED).count(), 2)
 
     def test_who_records_in_several_statements(self) -> None:
         older, younger, batch = self.held()
         outcomes = [outcome(job, output="x" * 200) for job in (younger, older)]
         with patch.object(rows, "MOST_BYTES", 200):
-            self.assert_locks_in_order(older, younger, lambda: transitions.record(batch, outcomes, batch_size=2))
+            self.assert_locks_in_order(
+                older, younger, lambda: transitions.record_outcomes(batch, outcomes, batch_size=2)
+            )
         self.assertEqual(Job.objects.filter(status=Status.SUCCEEDED).count(), 2)
 
     def test_who_changes_the_jobs_of_a_batch_otherwise(self) -> None:
@@ -255,7 +257,7 @@ class LockTests(TransactionTestCase):
             "take back": lambda batch, ids: transitions.withdraw_claim(batch, ids, keeps_messages=True),
             "give back lost": lambda batch, ids: transitions.requeue_lost(Q(batch=batch)),
             "give back stopped": lambda batch, ids: transitions.requeue_stopped(Q(batch=batch)),
-            "cancel": lambda batch, ids: transitions.cancel_many(ids),
+            "cancel": lambda batch, ids: transitions.cancel_jobs_with_parts(ids),
             "mark": lambda batch, ids: row_locks.update_rows(Job.objects.filter(pk__in=ids), published_at=None),
             "delete": lambda batch, ids: row_locks.delete_rows(Job.objects.filter(pk__in=ids)),
         }
@@ -267,14 +269,14 @@ class LockTests(TransactionTestCase):
     def test_who_cancels_waits_for_the_whole_before_an_older_job(self) -> None:
         """As who records both a job and a part of the whole."""
         older, whole = make_job(), make_job(parts=1)
-        self.assert_locks_in_order(whole, older, lambda: transitions.cancel_many([older.pk, whole.pk]))
+        self.assert_locks_in_order(whole, older, lambda: transitions.cancel_jobs_with_parts([older.pk, whole.pk]))
 
     def test_who_inserts_takes_idempotency_keys_in_order(self) -> None:
         jobs = [Job(model="echo", inputs="text", idempotency_key=key) for key in ("b", "a")]
 
         def insert() -> None:
             try:
-                rows.insert([rows.prepare(job) for job in jobs])
+                rows.insert_jobs([rows.prepare_row(job) for job in jobs])
             finally:
                 connection.close()
 

@@ -26,7 +26,7 @@ from tests.conditions import at_once
 
 ROUNDS = 5
 A_DAY = datetime.timedelta(days=1)  # before and after now, however slow the machine is
-CHUNKS = rows.chunks
+CHUNKS = rows.split_into_chunks
 LOCKS = re.compile(r'SELECT "\w+"."id"[^,]*, "\w+"."parts"[^,]* FROM ')  # wholes
 
 
@@ -58,7 +58,7 @@ def fail(part: Job, code: str = "engine_error") -> Outcome:
 
 
 def record(batch: UUID, *outcomes: Outcome) -> int:
-    return transitions.record(batch, outcomes, batch_size=2 * len(outcomes))
+    return transitions.record_outcomes(batch, outcomes, batch_size=2 * len(outcomes))
 
 
 def chunks_that_take_long(*arguments: Any) -> Any:
@@ -102,7 +102,7 @@ class EndTests(WholeCase):
         self.assert_whole(Status.SUCCEEDED)
         self.assertEqual(self.whole.output, ["0", "more", "2", "more", "4", "more", "6", "more"])
         self.assertEqual(set(Job.objects.filter(whole=self.whole.pk).values_list("output", flat=True)), {None})
-        self.assertEqual(rows.inputs_of_parts(self.whole.pk), ["0a", "0b", "1a", "1b", "2a", "2b", "3a", "3b"])
+        self.assertEqual(rows.read_inputs_of_parts(self.whole.pk), ["0a", "0b", "1a", "1b", "2a", "2b", "3a", "3b"])
 
     def test_whatever_json_answers_are_is_put_together_as_it_is(self) -> None:
         answers: list[list[Any]] = [[None, "a, ] b"], [[0.25, -1], {"é": [1e300]}], [[], {}], [True, 2**63 - 1]]
@@ -113,7 +113,7 @@ class EndTests(WholeCase):
     def test_its_notice_is_published_when_it_ends_and_not_before(self) -> None:
         batch = claim(*self.parts)
         for number, part in enumerate(self.parts):
-            with patch.object(notices, "publish") as publish:
+            with patch.object(notices, "publish_finished") as publish:
                 record(batch, answer(part))
             (ids,) = publish.call_args.args
             self.assertEqual(self.whole.pk in ids, number == 3)
@@ -143,8 +143,8 @@ class EndTests(WholeCase):
     def test_it_is_cancelled_with_its_parts_and_stays_so(self) -> None:
         batch = claim(self.parts[0], self.parts[1])
         record(batch, answer(self.parts[0]))
-        with patch.object(notices, "publish") as publish:
-            self.assertEqual(transitions.cancel_many([self.whole.pk])["running"], 1)
+        with patch.object(notices, "publish_finished") as publish:
+            self.assertEqual(transitions.cancel_jobs_with_parts([self.whole.pk])["running"], 1)
         self.assertIn(self.whole.pk, publish.call_args.args[0])
         self.assertEqual(self.statuses(), ["succeeded", "cancelled", "cancelled", "cancelled"])
         self.assertEqual(record(batch, answer(self.parts[1])), 0)
@@ -178,7 +178,7 @@ class EndTests(WholeCase):
         with self.assertNumQueries(4):  # a savepoint, as this is a transaction already; record, figures, its release
             record(batch, Outcome(job_id=job.pk, model="echo", output="y"))
         with self.assertNumQueries(3):  # it has ended: a look is enough
-            transitions.cancel(job.pk)
+            transitions.cancel_job(job.pk)
 
 
 class HousekeepingTests(WholeCase):
@@ -199,7 +199,7 @@ class HousekeepingTests(WholeCase):
 
     def test_what_was_recorded_by_who_knows_of_no_wholes_is_settled(self) -> None:
         Job.objects.filter(whole=self.whole.pk).update(status=Status.SUCCEEDED, output=["x"])
-        with patch.object(notices, "publish") as publish:
+        with patch.object(notices, "publish_finished") as publish:
             transitions.finish_wholes()
             transitions.finish_wholes()
         publish.assert_called_once_with([self.whole.pk])
@@ -223,9 +223,9 @@ class HousekeepingTests(WholeCase):
 
     def test_a_cancel_of_thousands_of_parts_is_not_cut_off_by_the_time_of_its_request(self) -> None:
         whole, _ = make_whole(3)
-        slow = patch.object(rows, "chunks", chunks_that_take_long)
+        slow = patch.object(rows, "split_into_chunks", chunks_that_take_long)
         with patch.dict(os.environ, DATABASE_ANSWER_S="4"), budget.request_budget(), slow:
-            transitions.cancel_many([whole.pk])
+            transitions.cancel_jobs_with_parts([whole.pk])
         self.assertEqual(set(Job.objects.filter(whole=whole.pk).values_list("status", flat=True)), {"cancelled"})
 
     def test_one_that_goes_on_is_let_alone(self) -> None:
@@ -235,7 +235,7 @@ class HousekeepingTests(WholeCase):
         self.assert_whole(Status.RUNNING)
 
     def test_a_part_that_was_cancelled_by_itself_cancels_it(self) -> None:
-        transitions.cancel(self.parts[0].pk)
+        transitions.cancel_job(self.parts[0].pk)
         transitions.finish_wholes()
         self.assert_whole(Status.CANCELLED)
 
@@ -245,7 +245,7 @@ class ExpiryTests(TestCase):
         whole, parts = make_whole(3, expires_at=timezone.now() + A_DAY)
         batch = claim(*(parts[number] for number in started)) if started else uuid4()
         Job.objects.update(expires_at=timezone.now() - A_DAY)
-        transitions.expire()
+        transitions.expire_jobs()
         whole.refresh_from_db()
         return whole, parts, batch
 
@@ -270,7 +270,7 @@ class ExpiryTests(TestCase):
     def test_nor_does_one_with_a_row_that_does_not_say_yet_that_they_were(self) -> None:
         whole, parts, batch = self.expiring(0, 1, 2)
         Job.objects.filter(pk=whole.pk).update(status=Status.QUEUED)
-        transitions.expire()
+        transitions.expire_jobs()
         record(batch, *map(answer, parts))
         whole.refresh_from_db()
         self.assertEqual(whole.status, Status.SUCCEEDED)
@@ -282,7 +282,7 @@ class RaceTests(TransactionTestCase):
     def count_notices(self, whole: Job, calls: Sequence[Callable[[], object]]) -> int:
         """How often who waits for the whole is told of its end."""
         ids: list[UUID] = []
-        with patch.object(notices, "publish", ids.extend):
+        with patch.object(notices, "publish_finished", ids.extend):
             at_once(calls)
         whole.refresh_from_db()
         return ids.count(whole.pk)
@@ -319,7 +319,7 @@ class RaceTests(TransactionTestCase):
             whole, parts = make_whole(4)
             batches = [(claim(part), part) for part in parts[:3]]
             calls: list[Callable[[], object]] = [partial(record, batch, answer(part)) for batch, part in batches]
-            calls += [partial(transitions.cancel_many, [whole.pk]), partial(self.claim_and_record, parts[3])]
+            calls += [partial(transitions.cancel_jobs_with_parts, [whole.pk]), partial(self.claim_and_record, parts[3])]
             self.assertEqual(self.count_notices(whole, [*calls, transitions.finish_wholes]), 1)
             self.assertIn(whole.status, (Status.CANCELLED, Status.SUCCEEDED))
             unfinished = Job.objects.filter(whole=whole.pk, status__in=("queued", "running"))

@@ -291,7 +291,7 @@ class ReaderTests(ReaderCase):
     def test_a_cancelled_job_ends_its_stream(self) -> None:
         reading = Reader(self.job)
         eventually(lambda: len(hub.hub) == 1)
-        transitions.cancel(self.job.pk)
+        transitions.cancel_job(self.job.pk)
         self.assertEqual(reading.ends().job.status, "cancelled")
 
     def test_a_job_that_wrote_no_chunks_is_sent_whole_at_its_end(self) -> None:
@@ -305,7 +305,7 @@ class ReaderTests(ReaderCase):
         with patch.object(reader, "SILENCE_S", 0.02):
             reading = Reader(self.job)
             eventually(lambda: len(reading.events) > 2, "it is silent")
-            transitions.cancel(self.job.pk)
+            transitions.cancel_job(self.job.pk)
             reading.ends()
         self.assertEqual({type(event) for event in reading.events[:-1]}, {KeepAlive})
 

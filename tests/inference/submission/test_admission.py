@@ -77,7 +77,7 @@ class ShareTests(TransactionTestCase):
         self.assertEqual((let_in, Job.objects.count()), (3, 3))
 
     def test_what_was_not_stored_takes_no_place(self) -> None:
-        with patch.object(writer, "accept", side_effect=errors.StoreUnavailable("away")):
+        with patch.object(writer, "write_job", side_effect=errors.StoreUnavailable("away")):
             for _ in range(5):
                 with self.assertRaises(errors.StoreUnavailable):
                     self.submit()
@@ -129,7 +129,7 @@ class LineTests(TransactionTestCase):
         line = self.line()
         stopped = patch.object(queue_counter, "time", Mock(monotonic=lambda: 0.0))
         with stopped, patch.object(queue_counter, "EXACT", 50), CaptureQueriesContext(connection) as queries:
-            self.assertEqual([line.enter([Job().pk], 60) for _ in range(5)], [False] * 5)
+            self.assertEqual([line.admit_jobs([Job().pk], 60) for _ in range(5)], [False] * 5)
         self.assertEqual((len(queries), line.waiting), (1, 60))
 
     def test_a_slow_count_neither_refuses_nor_holds_for_long(self) -> None:
@@ -146,11 +146,11 @@ class LineTests(TransactionTestCase):
             patch.object(queue_counter, "time", Mock(monotonic=lambda: now[0])),
         ):
             line = self.line()
-            self.assertFalse(line.enter([Job().pk], 60))
+            self.assertFalse(line.admit_jobs([Job().pk], 60))
             now[0] += 1.0
-            self.assertTrue(line.enter([Job().pk], 60), "others were finished meanwhile")
+            self.assertTrue(line.admit_jobs([Job().pk], 60), "others were finished meanwhile")
             now[0] += 11.0
-            self.assertTrue(line.enter([Job().pk], 60))
+            self.assertTrue(line.admit_jobs([Job().pk], 60))
         self.assertEqual((counts, line.waiting), ([], 57))
 
     def test_those_who_come_during_a_count_that_fails_fail_with_it(self) -> None:
@@ -166,9 +166,9 @@ class LineTests(TransactionTestCase):
         line = queue_counter.QueueCounter(away)
         give_back = patch.object(store_connections, "release_connection")
         with give_back as waiting, ThreadPoolExecutor(4) as pool:
-            first = pool.submit(line.enter, [Job().pk], 3)
+            first = pool.submit(line.admit_jobs, [Job().pk], 3)
             self.assertTrue(counting.wait(PATIENCE_S))
-            others = [pool.submit(line.enter, [Job().pk], 3) for _ in range(3)]
+            others = [pool.submit(line.admit_jobs, [Job().pk], 3) for _ in range(3)]
             eventually(lambda: waiting.call_count == 3, "they wait")
             go_on.set()
             self.assertIsInstance(first.exception(), OperationalError)
@@ -191,7 +191,7 @@ class LineTests(TransactionTestCase):
                 waited = budget.counted_wait()
                 with waited:
                     waited.began_at -= spent_s
-                return line.enter([Job().pk], 3)
+                return line.admit_jobs([Job().pk], 3)
 
         line = queue_counter.QueueCounter(away_at_first)
         limit = patch.dict(os.environ, DATABASE_ANSWER_S=str(PATIENCE_S))

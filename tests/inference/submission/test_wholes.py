@@ -125,7 +125,7 @@ class ListTests(TransactionTestCase):
 
     def test_it_is_stored_whole_or_not_at_all(self) -> None:
         inserted: list[int] = []
-        insert = rows.insert
+        insert = rows.insert_jobs
 
         def fail_the_second(group: Any) -> None:
             if inserted:
@@ -134,7 +134,7 @@ class ListTests(TransactionTestCase):
             insert(group)
 
         second = self.assertRaisesRegex(ValueError, "the second")
-        with patch.object(rows, "MOST_BYTES", 100), patch.object(rows, "insert", fail_the_second), second:
+        with patch.object(rows, "MOST_BYTES", 100), patch.object(rows, "insert_jobs", fail_the_second), second:
             self.submit()
         self.assertFalse(Job.objects.exists())
 
@@ -154,7 +154,7 @@ class ListTests(TransactionTestCase):
         jobs.cancel(whole.pk)
         again = jobs.submit(dataclasses.replace(jobs.resubmit(jobs.fetch(whole.pk)), spec=SPEC))
         self.assertNotEqual(again.pk, whole.pk)
-        self.assertEqual(rows.inputs_of_parts(again.pk), TEXTS)
+        self.assertEqual(rows.read_inputs_of_parts(again.pk), TEXTS)
 
     def test_cancelling_it_cancels_its_parts(self) -> None:
         whole = self.submit()

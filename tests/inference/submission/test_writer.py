@@ -46,7 +46,7 @@ class WriterTests(TransactionTestCase):
 
         def accept(index: int, job: Job) -> None:
             try:
-                self.writer.accept(job)
+                self.writer.write_job(job)
             except Exception as error:
                 results[index] = error
 
@@ -68,8 +68,8 @@ class WriterTests(TransactionTestCase):
 
     def test_a_job_for_which_no_thread_can_be_started_is_not_stored_with_the_next(self) -> None:
         with patch.object(threading.Thread, "start", side_effect=RuntimeError), self.assertRaises(RuntimeError):
-            self.writer.accept(new_job(inputs="refused"))
-        self.writer.accept(new_job(inputs="the next"))
+            self.writer.write_job(new_job(inputs="refused"))
+        self.writer.write_job(new_job(inputs="the next"))
         self.assertEqual([job.inputs for job in Job.objects.all()], ["the next"])
 
     def test_a_row_that_cannot_be_written_keeps_no_other_out(self) -> None:
@@ -78,7 +78,7 @@ class WriterTests(TransactionTestCase):
         self.assertEqual(Job.objects.count(), 2)
 
     def test_a_database_that_is_away_refuses_with_a_retryable_error_and_the_next_job_is_accepted(self) -> None:
-        with patch.object(writer, "insert", side_effect=OperationalError("away")):
+        with patch.object(writer, "insert_group", side_effect=OperationalError("away")):
             (error,) = self.accept_together([new_job()])
         assert isinstance(error, errors.StoreUnavailable)
         self.assertTrue(error.retryable)
@@ -91,7 +91,7 @@ class WriterTests(TransactionTestCase):
             error = OperationalError("away")
             error.__cause__ = StateError(state)
             with self.subTest(sqlstate=state):
-                self.assert_refused(patch.object(writer, "insert", side_effect=error), stored_perhaps=cut_off)
+                self.assert_refused(patch.object(writer, "insert_group", side_effect=error), stored_perhaps=cut_off)
 
     def test_nothing_was_stored_is_said_where_no_connection_could_be_made(self) -> None:
         self.assert_refused(
@@ -114,16 +114,16 @@ class WriterTests(TransactionTestCase):
 
     def test_nothing_was_stored_is_said_only_of_what_was_withdrawn_before_it_was_begun(self) -> None:
         with self.held() as go_on:
-            first = self.writer.offer(new_job())
+            first = self.writer.enqueue_job(new_job())
             eventually(lambda: not self.writer.pending, "the first is being written")
-            second = self.writer.offer(new_job())
+            second = self.writer.enqueue_job(new_job())
             with self.assertRaises(errors.StoreUnavailable) as perhaps:
-                self.writer.confirm(first, 0.0)
+                self.writer.wait_until_written(first, 0.0)
             with self.assertRaisesRegex(errors.StoreUnavailable, "nothing was stored") as certain:
-                self.writer.confirm(second, 0.0)
+                self.writer.wait_until_written(second, 0.0)
             go_on.set()
-            self.writer.confirm(first, PATIENCE_S)
-            self.writer.accept(new_job())
+            self.writer.wait_until_written(first, PATIENCE_S)
+            self.writer.write_job(new_job())
         self.assertEqual((perhaps.exception.job_id, certain.exception.job_id), (first.job.id, None))
         self.assertIn(str(first.job.id), perhaps.exception.message)
         self.assertTrue(Job.objects.filter(pk=first.job.pk).exists())
@@ -131,19 +131,19 @@ class WriterTests(TransactionTestCase):
 
     def test_what_waited_for_a_write_that_failed_is_refused_with_it(self) -> None:
         with self.held(OperationalError("away")) as go_on:
-            offered = [self.writer.offer(new_job())]
+            offered = [self.writer.enqueue_job(new_job())]
             eventually(lambda: not self.writer.pending, "the first is being written")
-            offered += [self.writer.offer(new_job()) for _ in range(3)]
+            offered += [self.writer.enqueue_job(new_job()) for _ in range(3)]
             go_on.set()
             for submission in offered[1:]:
                 with self.assertRaisesRegex(errors.StoreUnavailable, "nothing was stored"):
-                    self.writer.confirm(submission, PATIENCE_S)
+                    self.writer.wait_until_written(submission, PATIENCE_S)
         self.assertEqual(Job.objects.count(), 0)
 
     @contextlib.contextmanager
     def held(self, error: Exception | None = None) -> Iterator[threading.Event]:
         """Nothing is inserted before the event is set; then it is, or `error` is raised."""
-        go_on, insert = threading.Event(), writer.insert
+        go_on, insert = threading.Event(), writer.insert_group
 
         def wait_and_insert(group: Sequence[Any]) -> None:
             go_on.wait(PATIENCE_S)
@@ -151,20 +151,20 @@ class WriterTests(TransactionTestCase):
                 raise error
             insert(group)
 
-        with patch.object(writer, "insert", wait_and_insert):
+        with patch.object(writer, "insert_group", wait_and_insert):
             try:
                 yield go_on
             finally:
                 go_on.set()
 
     def test_only_what_the_broker_refused_is_marked_as_not_sent(self) -> None:
-        messages = [writer.message_of(new_job(model=model)) for model in (MODEL, "refused")]
+        messages = [writer.make_message(new_job(model=model)) for model in (MODEL, "refused")]
         for message in messages:
-            rows.insert([rows.prepare(new_job(id=message.job_id, model=message.model))])
+            rows.insert_jobs([rows.prepare_row(new_job(id=message.job_id, model=message.model))])
         client, key = redis_client.get(), address.redis_key(messages[1].queue, messages[1].priority)
         self.addCleanup(client.delete, key)
         client.set(key, "no list")
-        writer.send(messages)
+        writer.send_messages(messages)
         self.assertEqual([str(pk) for pk in Job.objects.filter(published_at=None).values_list("pk", flat=True)],
                          [messages[1].job_id])  # fmt: skip
 
@@ -173,9 +173,9 @@ class WriterTests(TransactionTestCase):
         unsent = patch.object(publisher, "publish", side_effect=errors.BrokerUnavailable("away"))
         unmarked = patch.object(QuerySet, "update", side_effect=OperationalError("away"))
         with unsent, unmarked as update, self.assertNoLogs(writer.logger, "ERROR"):
-            self.writer.accept(job)
+            self.writer.write_job(job)
             eventually(lambda: update.called, "it cannot be marked")
-            self.writer.accept(new_job())
+            self.writer.write_job(new_job())
         self.assertEqual(Job.objects.count(), 2)
 
     def test_one_submission_and_not_each_says_that_the_broker_is_away(self) -> None:
@@ -187,18 +187,18 @@ class WriterTests(TransactionTestCase):
 
         with patch.object(publisher, "publish", fail_to_publish), self.assertLogs(writer.logger, "WARNING") as said:
             for _ in range(5):
-                writer.send([writer.message_of(new_job())])
+                writer.send_messages([writer.make_message(new_job())])
         self.assertEqual(len(said.output), 1)
 
     def test_a_group_is_bounded_in_bytes(self) -> None:
         sizes: list[int] = []
-        insert = writer.insert
+        insert = writer.insert_group
 
         def count(group: Sequence[Any]) -> None:
             sizes.append(sum(row.size for row in group))
             insert(group)
 
-        with patch.object(rows, "MOST_BYTES", 10_000), patch.object(writer, "insert", count):
+        with patch.object(rows, "MOST_BYTES", 10_000), patch.object(writer, "insert_group", count):
             self.assertEqual(self.accept_together([new_job(inputs="x" * 4000) for _ in range(12)]), [None] * 12)
         self.assertLessEqual(max(sizes), 10_000)
 
@@ -206,7 +206,7 @@ class WriterTests(TransactionTestCase):
         opened: list[Any] = []
 
         def accept() -> None:
-            self.writer.accept(new_job())
+            self.writer.write_job(new_job())
             opened.append(connection.connection)
 
         thread = threading.Thread(target=accept)
@@ -217,13 +217,13 @@ class WriterTests(TransactionTestCase):
     def test_a_job_in_the_callers_transaction_is_sent_when_it_commits(self) -> None:
         job = new_job()
         with transaction.atomic():
-            self.writer.accept(job)
+            self.writer.write_job(job)
             self.assertEqual(messages_for(job), 0)
         self.assertEqual(messages_for(job), 1)
 
     def test_a_job_of_a_rolled_back_transaction_is_never_sent(self) -> None:
         job = new_job()
         with self.assertRaises(ZeroDivisionError), transaction.atomic():
-            self.writer.accept(job)
+            self.writer.write_job(job)
             raise ZeroDivisionError
         self.assertEqual((Job.objects.count(), messages_for(job)), (0, 0))

@@ -29,13 +29,13 @@ def make_jobs(count: int, **values: Any) -> list[Job]:
 
 def make_act(kind: ActKind, selection: dict[str, Any], **values: Any) -> Act:
     newest = new_job_id()
-    counted = acts.chosen(selection, newest).count()
+    counted = acts.select_jobs(selection, newest).count()
     return Act.objects.create(kind=kind, selection=selection, **{"newest": newest, "counted": counted, **values})
 
 
 def after(act: Act, rounds: int = 1) -> Act:
     for _ in range(rounds):
-        acts.work()
+        acts.continue_oldest_act()
     act.refresh_from_db()
     return act
 
@@ -86,7 +86,7 @@ class CancelTests(ActsCase):
         make_jobs(6)
         act = make_act(ActKind.CANCEL, QUEUED)
         with patch.object(acts, "CANCELLED_AT_ONCE", 2), patch.object(acts, "_note", side_effect=KeyboardInterrupt):
-            self.assertRaises(KeyboardInterrupt, acts.work)
+            self.assertRaises(KeyboardInterrupt, acts.continue_oldest_act)
         self.assertEqual(after(act).done, 0)  # leased
         Act.objects.update(lease_until=ago() - acts.LEASE)
         act = after(act)
@@ -104,18 +104,18 @@ class CancelTests(ActsCase):
     def test_of_two_workers_one_does_it(self) -> None:
         make_jobs(4)
         act = make_act(ActKind.CANCEL, QUEUED)
-        cancel = transitions.cancel_many
+        cancel = transitions.cancel_jobs_with_parts
 
         def meanwhile(ids: Any) -> Any:
-            acts.work()
+            acts.continue_oldest_act()
             return cancel(ids)
 
-        with patch.object(transitions, "cancel_many", side_effect=meanwhile) as calls:
+        with patch.object(transitions, "cancel_jobs_with_parts", side_effect=meanwhile) as calls:
             after(act)
         self.assertEqual((act.done, calls.call_count), (4, 1))
 
     def test_a_selection_that_rows_do_not_know_is_refused(self) -> None:
-        self.assertRaises(ValueError, acts.chosen, {"inputs__contains": "x"}, new_job_id())
+        self.assertRaises(ValueError, acts.select_jobs, {"inputs__contains": "x"}, new_job_id())
 
 
 class RetryTests(ActsCase):
@@ -124,7 +124,7 @@ class RetryTests(ActsCase):
         act = make_act(ActKind.RETRY, FAILED)
         with patch.object(acts, "RETRIED_AT_ONCE", 2):
             with patch.object(acts, "_note", side_effect=KeyboardInterrupt):
-                self.assertRaises(KeyboardInterrupt, acts.work)
+                self.assertRaises(KeyboardInterrupt, acts.continue_oldest_act)
             Act.objects.update(lease_until=None)
             act = after(act)
         self.assertEqual((act.state, act.done), (ActState.DONE, 5))
@@ -217,6 +217,6 @@ class RetryTests(ActsCase):
     def test_old_ones_are_removed(self) -> None:
         old = make_act(ActKind.CANCEL, QUEUED, finished_at=ago() - 2 * acts.KEPT)
         new = make_act(ActKind.CANCEL, QUEUED, finished_at=ago())
-        acts.remove_old()
+        acts.remove_old_acts()
         self.assertEqual(list(Act.objects.all()), [new])
         self.assertNotEqual(old, new)

@@ -20,7 +20,7 @@ from inference.fields.ids import first_id_at
 from inference.models import Job, Status, Worker, WorkerState
 from inference.store import transitions
 from inference.submission import writer
-from inference.submission.writer import message_of
+from inference.submission.writer import make_message
 from inference.upkeep import observer as observer_module
 from inference.upkeep import reconcile
 from inference.upkeep.observer import Observer
@@ -97,7 +97,7 @@ class ReconcileTests(TransactionTestCase):
         whole = make_job(status=Status.RUNNING, parts=1)
         make_job(status=Status.CANCELLED, whole=whole.pk, place=0)
         with (
-            patch.object(transitions, "expire", side_effect=ProgrammingError("refused")),
+            patch.object(transitions, "expire_jobs", side_effect=ProgrammingError("refused")),
             self.assertLogs("inference.upkeep.reconcile", "WARNING"),
             self.assertRaises(ProgrammingError),
         ):
@@ -211,7 +211,7 @@ class ReconcileTests(TransactionTestCase):
 
     def test_before_its_last_recovery_a_job_is_sent_to_be_run_alone(self) -> None:
         jobs = [make_job(recoveries=count) for count in range(settings.MAX_RECOVERIES)]
-        self.assertEqual([message_of(job).hints["alone"] for job in jobs], [False, False, True])
+        self.assertEqual([make_message(job).hints["alone"] for job in jobs], [False, False, True])
 
     def test_a_queued_job_past_its_deadline_expires(self) -> None:
         job = make_job(expires_at=ago(1))
@@ -263,7 +263,7 @@ class ReconcileTests(TransactionTestCase):
     def test_never_more_messages_wait_than_jobs(self) -> None:
         """As when a clock was set back, by which the workers have come further than any job that waits."""
         jobs = [make_job() for _ in range(3)]
-        writer.send([message_of(job) for job in jobs[1:]])
+        writer.send_messages([make_message(job) for job in jobs[1:]])
         make_worker(held=1, reached={MODEL: {"2": ago(-OLD_S).timestamp()}})
         for _ in range(3):
             Job.objects.update(published_at=ago(OLD_S))
@@ -272,7 +272,7 @@ class ReconcileTests(TransactionTestCase):
 
     def test_a_model_with_messages_that_all_wait_keeps_no_lost_one_of_another_from_being_sent(self) -> None:
         catalog = {**models(), "other": replace(models()[MODEL], name="other")}
-        writer.send([message_of(make_job(priority=1)) for _ in range(2)])
+        writer.send_messages([make_message(make_job(priority=1)) for _ in range(2)])
         make_worker(reached={MODEL: {"1": ago(-OLD_S).timestamp()}})
         make_job(model="other")
         with patch.object(reconcile, "MOST", 2), patch.object(reconcile, "models", return_value=catalog):
@@ -296,7 +296,7 @@ class ReconcileTests(TransactionTestCase):
         high = make_job(priority=1)
         reconcile.reconcile()
         later = make_job(priority=1, created_at=ago(), published_at=ago())
-        writer.send([message_of(later)])
+        writer.send_messages([make_message(later)])
         self.assertEqual(self.waiting(0), [])
         self.assertEqual(self.waiting(1), [str(high.id), str(later.id)])
         self.assertEqual(self.waiting(3), low)
@@ -313,7 +313,7 @@ class ReconcileTests(TransactionTestCase):
     def test_a_lost_high_job_is_sent_again_though_low_ones_wait(self) -> None:
         low = [make_job(priority=3) for _ in range(2)]
         high = make_job(priority=1)
-        writer.send(list(map(message_of, low)))
+        writer.send_messages(list(map(make_message, low)))
         reconcile.reconcile()
         self.assertEqual((self.waiting(1), len(self.waiting(3))), ([str(high.id)], 2))
 

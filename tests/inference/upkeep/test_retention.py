@@ -45,7 +45,7 @@ class OldJobsTests(TestCase):
         old = self.make(bulk=bulk)
         Webhook.objects.create(job=old, url="https://example.com/")
         kept = {self.make(1, status=Status.QUEUED), self.make(2, days=1)}
-        self.assertEqual(retention.Sweep().remove_some(), 1)
+        self.assertEqual(retention.Sweep().remove_chunk(), 1)
         self.assertEqual(set(Job.objects.all()), kept)
         self.assertFalse(Webhook.objects.exists())
         self.assertFalse(Bulk.objects.exists())
@@ -53,21 +53,21 @@ class OldJobsTests(TestCase):
     def test_a_part_is_kept_as_long_as_its_whole_waits(self) -> None:
         whole = self.make(status=Status.RUNNING, parts=2)
         parts = {self.make(1, whole=whole.pk, place=0), self.make(2, whole=whole.pk, place=1, status=Status.QUEUED)}
-        self.assertEqual(retention.Sweep().remove_some(), 0)
+        self.assertEqual(retention.Sweep().remove_chunk(), 0)
         self.assertEqual(set(Job.objects.all()), {whole, *parts})
         Job.objects.update(status=Status.SUCCEEDED)
-        self.assertEqual(retention.Sweep().remove_some(), 3)
+        self.assertEqual(retention.Sweep().remove_chunk(), 3)
 
     def test_a_job_is_kept_for_the_retention_time_from_its_end_on(self) -> None:
         kept = self.make(finished_at=ago(hours=1))  # it waited for longer than jobs are kept
         self.make(1, finished_at=days_ago(OLD))
-        self.assertEqual(retention.Sweep().remove_some(), 1)
+        self.assertEqual(retention.Sweep().remove_chunk(), 1)
         self.assertEqual(list(Job.objects.all()), [kept])
 
     def test_the_parts_of_a_list_are_kept_as_long_as_it_is(self) -> None:
         whole = self.make(parts=1, finished_at=ago(hours=1))
         part = self.make(1, whole=whole.pk, place=0, finished_at=days_ago(OLD))
-        self.assertEqual(retention.Sweep().remove_some(), 0)
+        self.assertEqual(retention.Sweep().remove_chunk(), 0)
         self.assertEqual(set(Job.objects.all()), {whole, part})
 
     def test_the_clock_of_a_host_removes_nothing(self) -> None:
@@ -77,7 +77,7 @@ class OldJobsTests(TestCase):
             patch.object(time, "time", lambda: real() + HOST_AHEAD.total_seconds()),
             patch.object(timezone, "now", lambda: real_now() + HOST_AHEAD),
         ):
-            self.assertEqual(retention.Sweep().remove_some(), 0)
+            self.assertEqual(retention.Sweep().remove_chunk(), 0)
         self.assertEqual(list(Job.objects.all()), [kept])
 
     def test_old_jobs_are_found_by_their_ids(self) -> None:
@@ -88,7 +88,7 @@ class OldJobsTests(TestCase):
         )
         self.make(finished_at=days_ago(OLD))
         with CaptureQueriesContext(connection) as queries:
-            retention.Sweep().remove_some()
+            retention.Sweep().remove_chunk()
         look = next(query["sql"] for query in queries if "finished_at" in query["sql"])
         with connection.cursor() as cursor:
             if connection.vendor == "postgresql":  # a table this small would be scanned in any case
@@ -103,7 +103,7 @@ class OldJobsTests(TestCase):
         kept = self.make()
         for days in (36_500, 1_000_000):
             with self.subTest(days), self.settings(JOB_RETENTION_DAYS=days):
-                self.assertEqual(retention.Sweep().remove_some(), 0)
+                self.assertEqual(retention.Sweep().remove_chunk(), 0)
         self.assertEqual(list(Job.objects.all()), [kept])
 
     def test_no_inputs_and_outputs_are_read(self) -> None:
@@ -112,7 +112,7 @@ class OldJobsTests(TestCase):
         with CaptureQueriesContext(
             connection,
         ) as queries:
-            retention.Sweep().remove_some()
+            retention.Sweep().remove_chunk()
         read = " ".join(query["sql"] for query in queries if query["sql"].startswith("SELECT"))
         self.assertIn('"id"', read)
         for column in ("inputs", "output", "rejected"):

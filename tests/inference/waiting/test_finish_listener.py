@@ -49,7 +49,7 @@ class ListenerTests(TransactionTestCase):
         """Again and again: the listener may not have subscribed yet."""
 
         def publish_and_check() -> bool:
-            notices.publish(ids)
+            notices.publish_finished(ids)
             return condition()
 
         eventually(publish_and_check, "the notice is heard")
@@ -67,7 +67,7 @@ class ListenerTests(TransactionTestCase):
         with self.listener.expect_any_finish([uuid4(), self.job.id]) as hints:
 
             def publish_and_wait() -> set[UUID]:
-                notices.publish([self.job.id])
+                notices.publish_finished([self.job.id])
                 return hints.wait(0.0)
 
             self.assertEqual(eventually(publish_and_wait, "the notice is heard"), {self.job.id})
@@ -137,7 +137,7 @@ class ListenerTests(TransactionTestCase):
     def test_a_malformed_notice_is_dropped(self) -> None:
         self.without_polls()
         thread, answers = self.wait_in_thread()
-        redis_client.get().publish(notices.channel(), b"\xff not ids")
+        redis_client.get().publish(notices.finished_channel(), b"\xff not ids")
         self.finish()
         self.notify([uuid4(), self.job.id], answers)
         thread.join()
@@ -150,7 +150,7 @@ class ListenerTests(TransactionTestCase):
             away = patch.multiple(redis_client, get=lambda found=client: found, breaker=breaker)
             with self.subTest(error), away, self.assertLogs("inference.store.notices", "WARNING"):
                 for _ in range(3):
-                    notices.publish([self.job.id])
+                    notices.publish_finished([self.job.id])
             self.assertEqual((client.publish.call_count, breaker.is_resting()), (calls, is_resting))
 
     def test_a_waiting_request_holds_no_database_connection(self) -> None:

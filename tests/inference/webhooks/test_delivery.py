@@ -64,20 +64,20 @@ class DeliveryTests(TestCase):
 
     def hook(self, url: str, status: str = Status.SUCCEEDED) -> Webhook:
         job = Job.objects.create(model="echo", inputs="x", status=status, request_id="r1", output="secret output")
-        delivery.register(job, url)
+        delivery.register_webhook(job, url)
         Webhook.objects.filter(job=job).update(due_at=A_SECOND_AGO)
         return Webhook.objects.get(job=job)
 
     def deliver(self, hook: Webhook) -> Webhook:
         """As if it were due now."""
         Webhook.objects.filter(pk=hook.pk).update(due_at=A_SECOND_AGO)
-        for taken in delivery.take_due(8):
-            delivery.deliver(taken)
+        for taken in delivery.lease_due_webhooks(8):
+            delivery.deliver_webhook(taken)
         hook.refresh_from_db()
         return hook
 
     def due(self) -> list[UUID]:
-        return [hook.pk for hook in delivery.take_due(8)]
+        return [hook.pk for hook in delivery.lease_due_webhooks(8)]
 
     def test_a_notice_is_signed_and_has_the_outcome_without_the_output(self) -> None:
         with receiving() as url:
@@ -101,14 +101,14 @@ class DeliveryTests(TestCase):
         ):  # fmt: skip
             with self.subTest(attempts=attempts, due_in=due_in):
                 Webhook.objects.update(attempts=attempts, due_at=Now() + due_in)
-                delivery.renew_future()
+                delivery.hasten_future_webhooks()
                 self.assertEqual(self.due(), [hook.pk] if is_due else [])
 
     def test_of_many_notices_that_would_wait_a_few_are_renewed_at_a_time(self) -> None:
         hooks = {self.hook(f"https://{name}.example/").pk for name in "abc"}
         Webhook.objects.update(due_at=Now() + datetime.timedelta(hours=1))
         with patch.object(delivery, "RENEWED", 2):
-            self.assertEqual([delivery.renew_future() for _ in range(2)], [True, False])
+            self.assertEqual([delivery.hasten_future_webhooks() for _ in range(2)], [True, False])
         self.assertEqual({*self.due()}, hooks)
 
     def test_a_redirect_is_a_failure_and_not_followed(self) -> None:
@@ -154,28 +154,28 @@ class DeliveryTests(TestCase):
     def test_who_comes_after_its_lease_changes_nothing(self) -> None:
         with receiving(500) as url:
             self.hook(url)
-            (late,) = delivery.take_due(8)
+            (late,) = delivery.lease_due_webhooks(8)
             Webhook.objects.update(due_at=A_SECOND_AGO)
-            (timely,) = delivery.take_due(8)
-            delivery.deliver(late)
+            (timely,) = delivery.lease_due_webhooks(8)
+            delivery.deliver_webhook(late)
             self.assertEqual(Webhook.objects.get().attempts, 0)
-            delivery.deliver(timely)
+            delivery.deliver_webhook(timely)
         self.assertEqual(Webhook.objects.get().attempts, 1)
 
     def test_a_host_that_is_busy_leaves_threads_to_the_others(self) -> None:
         for _ in range(6):
             self.hook("http://127.0.0.1:1/slow")
         quick = self.hook("http://hooks.example/")
-        slow = delivery.take_due(8)
-        self.assertEqual([delivery.host_of(hook.url) for hook in slow], ["127.0.0.1"] * 4 + ["hooks.example"])
+        slow = delivery.lease_due_webhooks(8)
+        self.assertEqual([delivery.parse_host(hook.url) for hook in slow], ["127.0.0.1"] * 4 + ["hooks.example"])
         Webhook.objects.filter(pk=quick.pk).update(due_at=A_SECOND_AGO)
-        taken = delivery.take_due(1, Counter({"127.0.0.1": 4}))
+        taken = delivery.lease_due_webhooks(1, Counter({"127.0.0.1": 4}))
         self.assertEqual([hook.pk for hook in taken], [quick.pk])
 
     def test_no_more_are_taken_than_requested(self) -> None:
         for _ in range(3):
             self.hook("http://127.0.0.1/")
-        self.assertEqual((len(delivery.take_due(2)), len(delivery.take_due(2))), (2, 1))
+        self.assertEqual((len(delivery.lease_due_webhooks(2)), len(delivery.lease_due_webhooks(2))), (2, 1))
 
     @override_settings(WEBHOOK_ALLOW_PRIVATE=False)
     def test_a_public_name_that_leads_inside_is_not_called(self) -> None:
@@ -220,17 +220,17 @@ NOT_TAKEN = (
 @override_settings(WEBHOOK_HOSTS=["hooks.example"], WEBHOOK_SECRET=SECRET)
 class CheckTests(TestCase):
     def test_only_https_to_listed_hosts_is_taken(self) -> None:
-        delivery.check("https://hooks.example/a?b=c")
-        delivery.check("https://hooks.example:8443/")
+        delivery.check_url("https://hooks.example/a?b=c")
+        delivery.check_url("https://hooks.example:8443/")
         for url in NOT_TAKEN:
             with self.subTest(url), self.assertRaises(InvalidInput) as refused:
-                delivery.check(url)
+                delivery.check_url(url)
             self.assertEqual(refused.exception.field, "webhook")
 
     @override_settings(WEBHOOK_HOSTS=[])
     def test_off_unless_configured(self) -> None:
         with self.assertRaisesRegex(InvalidInput, "not configured here"):
-            delivery.check("https://hooks.example/")
+            delivery.check_url("https://hooks.example/")
 
     def test_a_bad_secret_is_found_by_the_checks(self) -> None:
         self.assertEqual(checks.webhook_secret(None), [])

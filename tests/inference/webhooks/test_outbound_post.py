@@ -64,7 +64,7 @@ def answering(answer: bytes) -> Serve:
 
 
 def post(url: str, limit_s: float = PATIENCE_S) -> int:
-    return outbound_post.post(url, b"{}", {"Content-Type": "application/json"}, limit_s=limit_s, private=True)
+    return outbound_post.post_checked(url, b"{}", {"Content-Type": "application/json"}, limit_s=limit_s, private=True)
 
 
 class PostTests(SimpleTestCase):

@@ -286,7 +286,7 @@ class OpenBatch:
         self.looked_at = now
         try:
             self._keep()
-            held = rows.find_held(self.id, self.jobs)
+            held = rows.find_running(self.id, self.jobs)
         except Exception as error:
             if not is_away(error):
                 raise

@@ -50,7 +50,7 @@ class Answers(Engine):
 
 
 def run_batch(engines: dict[str, Engine], *jobs: Job, verdict: str = "", is_last: bool = False) -> BatchReport:
-    rows.insert(list(map(rows.prepare, jobs)))
+    rows.insert_jobs(list(map(rows.prepare_row, jobs)))
     replica = LoadedModels(
         worker=uuid4(), device="cpu", specs={engine.spec.digest: engine.spec for engine in engines.values()},
         engines={engine.spec.load_digest: engine for engine in engines.values()},

@@ -280,12 +280,12 @@ class SeveralStagesTests(TransactionTestCase):
         )  # fmt: skip
         self.enterContext(patch.object(entry, "replica", self.replica, create=True))
         self.enterContext(patch.object(multi_batch_run, "LONGEST_S", 3600.0))  # no call comes back for being slow
-        self.publish = self.enterContext(patch.object(notices, "publish"))
+        self.publish = self.enterContext(patch.object(notices, "publish_finished"))
 
     def run_jobs(self, *shares: list[Any], missing: int = 0) -> tuple[BatchReport, list[Job]]:
         jobs = [Job(model="m", inputs=text) for share in shares for text in share]
         if stored := jobs[missing:]:
-            rows.insert(list(map(rows.prepare, stored)))
+            rows.insert_jobs(list(map(rows.prepare_row, stored)))
         spec = self.engine.spec
         call = BatchCall(
             batch=uuid4(), number=1, model="m", digest=spec.digest, job_ids=tuple(job.pk for job in jobs),

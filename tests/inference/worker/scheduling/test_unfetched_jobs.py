@@ -15,7 +15,7 @@ from inference.batching.costs import CostModel
 from inference.batching.queue import BatchQueue, Limits
 from inference.models import Job, Priority, Status, Worker, WorkerState
 from inference.status import owners
-from inference.submission.writer import message_of
+from inference.submission.writer import make_message
 from inference.worker.scheduling.unfetched_jobs import MOST_GONE, MOST_JOBS, PORTION_S, UnfetchedJobs, item_of
 
 CALLS = 4
@@ -61,7 +61,7 @@ class UnfetchedTests(TestCase):
         (job,) = self.wait(self.few, size=3, length=7, parameters={"top_k": 1}, recoveries=2)
         self.found()
         (item, model), _ = self.backlog.add.call_args
-        message = message_of(job)
+        message = make_message(job)
         self.assertEqual(
             (
                 model,

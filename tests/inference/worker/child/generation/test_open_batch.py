@@ -59,7 +59,7 @@ class SteppingCase(TransactionTestCase):
 
     def job(self, tokens: int = 3, inputs: Any = "text") -> UUID:
         job = Job(model="words", inputs=inputs, parameters={"max_new_tokens": tokens})
-        rows.insert([rows.prepare(job)])
+        rows.insert_jobs([rows.prepare_row(job)])
         return job.pk
 
     def call(self, *ids: UUID, goes_on: bool = False, command: int = ChildCommand.YIELD, **fields: Any) -> BatchReport:
@@ -97,7 +97,7 @@ class OpenBatchTests(SteppingCase):
     def test_one_that_is_cancelled_leaves_at_the_next_step(self) -> None:
         one, other = self.job(9), self.job(9)
         self.call(one, other)
-        transitions.cancel(one)
+        transitions.cancel_job(one)
         report = self.call(goes_on=True)
         self.assertEqual((report.left, report.errors, len(self.engine.stepper or ())), ({other}, {}, 1))
 
@@ -167,7 +167,7 @@ class EngineLimitTests(SteppingCase):
     def test_each_call(self) -> None:
         one, cut, other = self.job(2), self.job(9), self.job(9)
         self.call(one, cut)
-        transitions.cancel(cut)
+        transitions.cancel_job(cut)
         self.call(other, goes_on=True)
         self.opened.close()
         calls = set(self.seen)
@@ -239,7 +239,7 @@ class BesideTests(SteppingCase):
     def beside(self, *, command: int = ChildCommand.CONTINUE, **fields: Any) -> BatchReport:
         self.replica.shared.command = command
         job = Job(model="echo", inputs="text")
-        rows.insert([rows.prepare(job)])
+        rows.insert_jobs([rows.prepare_row(job)])
         fields = {"digest": self.other.digest, "waiting": (self.batch,), **fields}
         return entry.run_batch(BatchCall(batch=uuid4(), model="echo", job_ids=(job.pk,), time_limit_s=300, **fields))
 
