@@ -81,7 +81,7 @@ class Bench:
         from inference.broker import publisher
 
         for _ in range(self.messages // at_once):
-            publisher.publish([job_message() for _ in range(at_once)])
+            publisher.publish_messages([job_message() for _ in range(at_once)])
 
     def consume(self, url: str) -> None:
         """As a worker does: in an event loop, prefetched, acknowledged batch by batch."""

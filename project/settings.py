@@ -171,7 +171,7 @@ WEBHOOK_SECRET = os.environ.get("WEBHOOK_SECRET", "")  # whsec_ and base64 of 24
 WEBHOOK_ALLOW_PRIVATE = env.flag("WEBHOOK_ALLOW_PRIVATE")  # allows http, and addresses that are not public
 
 try:
-    _models = list(reader.load(MODELS_FILE))
+    _models = list(reader.load_catalog(MODELS_FILE))
 except specs.CatalogError:
     _models = []  # `manage.py check` reports what is wrong with the file
 CELERY_TASK_QUEUES = [

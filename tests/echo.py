@@ -73,7 +73,7 @@ class EchoEngine(Engine):
             return
         tokens = 0
         if options.keys() & {"per_token_ms", "max_tokens"}:  # to measure takes as long as all else
-            tokens = len(inputs) * max(lengths.measure(self.spec, value)[1] for value in inputs)
+            tokens = len(inputs) * max(lengths.measure_inputs(self.spec, value)[1] for value in inputs)
         if tokens > options.get("max_tokens", math.inf):
             raise RuntimeError(f"CUDA out of memory. Tried to allocate {tokens} tokens")
         if gate := options.get("gate"):

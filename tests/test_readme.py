@@ -70,7 +70,7 @@ class TestReadme(SimpleTestCase):
 
     def test_its_table_for_models_toml_is_a_model(self) -> None:
         (table,) = re.findall(r"```toml\n(.*?)```", README, re.DOTALL)
-        self.assertEqual([spec.task for spec in reader.parse(table).values()], ["text-classification"])
+        self.assertEqual([spec.task for spec in reader.parse_catalog(table).values()], ["text-classification"])
 
     def test_the_first_screen_has_the_two_commands_and_a_curl(self) -> None:
         first_screen = "\n".join(README.splitlines()[:35])

@@ -178,7 +178,7 @@ def idempotency_key(header: str | None) -> str | None:
 def known_query(query: Mapping[str, str], names: Collection[str], elsewhere: Mapping[str, str]) -> None:
     """Raise `ApiError` for a parameter that is not in `names`: a misspelt one would be ignored otherwise."""
     if unknown := next((name for name in query if name not in names), None):
-        hint = elsewhere.get(unknown) or wording.suggest(unknown, names)
+        hint = elsewhere.get(unknown) or wording.suggest_name(unknown, names)
         raise ApiError(f"Unknown query parameter {wording.quote_name(unknown)!r}; {hint}")
 
 

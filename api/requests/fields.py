@@ -28,7 +28,7 @@ class Strict(serializers.Field[Any, Any, Any, Any]):
 
     def to_internal_value(self, data: Any) -> Any:
         if type(data) not in self.types:
-            raise serializers.ValidationError(f"must be {self.what}, not {wording.type_of(data)}.")
+            raise serializers.ValidationError(f"must be {self.what}, not {wording.json_type_of(data)}.")
         return data
 
 
@@ -105,7 +105,7 @@ class Body(serializers.Serializer[None]):
 
     def to_internal_value(self, data: Any) -> dict[str, Any]:
         if not isinstance(data, dict):
-            raise serializers.ValidationError(f"The body must be a JSON object, not {wording.type_of(data)}.")
+            raise serializers.ValidationError(f"The body must be a JSON object, not {wording.json_type_of(data)}.")
         unknown = (name for name, value in data.items() if name not in self.own and value is not None)
         if errors := {wording.quote_name(name): self._unknown(name) for name in islice(unknown, MAX_UNKNOWN_SHOWN)}:
             raise serializers.ValidationError(errors)
@@ -133,4 +133,4 @@ class Body(serializers.Serializer[None]):
         return list(self.own)
 
     def _unknown(self, name: str) -> str:
-        return f"unknown field; {self.elsewhere.get(name) or wording.suggest(name, self.names)}"
+        return f"unknown field; {self.elsewhere.get(name) or wording.suggest_name(name, self.names)}"

@@ -23,7 +23,7 @@ class Policy(Protocol):
     def due_at_s(self) -> float | None:
         """When the next batch may go; None when empty."""
 
-    def take(self, now_s: float) -> list[Item]: ...
+    def take_batch(self, now_s: float) -> list[Item]: ...
 
     def observe(self, size: int, length: float, seconds: float, *, padded: bool) -> None: ...
 
@@ -43,10 +43,10 @@ class Ours(BatchQueue):
 
     def observe(self, size: int, length: float, seconds: float, *, padded: bool) -> None:
         self.padded = padded
-        self.costs.observe(size, length, seconds)
+        self.costs.learn_call(size, length, seconds)
 
     def observe_around(self, jobs: int, seconds: float) -> None:
-        self.costs.observe_overhead(seconds, jobs=jobs)
+        self.costs.learn_overhead(seconds, jobs=jobs)
 
 
 @dataclass
@@ -66,7 +66,7 @@ class FirstCome:
             return None
         return self.waiting[0].arrived_at_s + (self.window_s if len(self.waiting) < self.max_size else 0.0)
 
-    def take(self, now_s: float) -> list[Item]:
+    def take_batch(self, now_s: float) -> list[Item]:
         batch = [self.waiting.popleft()]
         while self.waiting and self._fit([*batch, self.waiting[0]]):
             batch.append(self.waiting.popleft())
@@ -92,7 +92,7 @@ class SortedBatches(FirstCome):
     def due_at_s(self) -> float | None:
         return -math.inf if self.sorted else super().due_at_s()
 
-    def take(self, now_s: float) -> list[Item]:
+    def take_batch(self, now_s: float) -> list[Item]:
         if not self.sorted:
             most = min(len(self.waiting), self.max_size * SORTED_BATCHES)
             taken = sorted((self.waiting.popleft() for _ in range(most)), key=lambda item: item.length)

@@ -108,7 +108,7 @@ class Simulation:
             if due_at_s > self.now_s:
                 self.at(due_at_s, lambda: None)
                 return
-            self.start(self.policy.take(self.now_s))
+            self.start(self.policy.take_batch(self.now_s))
 
     def start(self, batch: list[Item]) -> None:
         seconds = self.machine.seconds(*self.shape(batch)) * noise(self.chance)

@@ -98,7 +98,7 @@ class Turns:
         self.at(self.now_s + POLL_S, self.poll)
         self.settle()
         held = {name for name in self.able if self.queues[name]}
-        self.residency.see(self.seen, working={*held, *self.seen, self.running}, kept=(), now_s=self.now_s)
+        self.residency.update_demand(self.seen, working={*held, *self.seen, self.running}, kept=(), now_s=self.now_s)
         if change := self.residency.next_change(self.now_s):
             self.note(change)
 
@@ -153,13 +153,13 @@ class Turns:
 
     def settle(self) -> None:
         if self.is_made:
-            if self.residency.loading:
-                self.began_s[self.residency.loading] = self.now_s
-            self.residency.done(self.now_s)
+            if self.residency.loading_model:
+                self.began_s[self.residency.loading_model] = self.now_s
+            self.residency.finish_change(self.now_s)
             self.is_made = False
 
     @property
     def able(self) -> frozenset[str]:
         """Models whose jobs can be run."""
-        loaded = self.residency.loading if self.is_made else None
-        return self.residency.inside | ({loaded} if loaded else set())
+        loaded = self.residency.loading_model if self.is_made else None
+        return self.residency.models_in_memory | ({loaded} if loaded else set())

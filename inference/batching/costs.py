@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
-from inference.batching.measured_calls import Cells
+from inference.batching.measured_calls import MeasuredCalls
 from inference.batching.overheads import Overheads
 
 BENDS = (256, 1024, 4096, 16384)  # padded tokens
@@ -37,7 +37,7 @@ class Call(NamedTuple):
     length: float
     seconds: float
 
-    def terms(self) -> list[float]:
+    def cost_terms(self) -> list[float]:
         tokens = float(self.size * self.length)
         return [1.0, float(self.size), tokens, tokens * self.length, *(max(0.0, tokens - bend) for bend in BENDS)]
 
@@ -53,22 +53,22 @@ class CostModel:
         self._overheads = Overheads(overhead_s)
         self.calls = 0
         self.weights = _guess(GUESS_TOKEN_S)
-        self._cells = Cells[Call](size=CELL_CALLS, half_life=HALF_LIFE)
+        self._cells = MeasuredCalls[Call](size=CELL_CALLS, half_life=HALF_LIFE)
         self._fit_at = 1
         self._ran_jobs = self._ran_s = self._read_s = 0.0  # sums over about the last fifty calls
 
-    def seconds(self, size: int, length: float) -> float:
+    def predict_s(self, size: int, length: float) -> float:
         """Predict how many seconds a call of `size` items takes.
 
         `length` is the tokens of each item: those it is padded to, or the average where nothing is padded.
         """
-        return self.seconds_of([size], length)[0]
+        return self.predict_each_s([size], length)[0]
 
-    def engine_seconds(self, size: int, length: float) -> float:
+    def predict_engine_s(self, size: int, length: float) -> float:
         """Predict how many of the seconds of a call the engine takes."""
-        return self.seconds(size, length) - self.overhead_s
+        return self.predict_s(size, length) - self.overhead_s
 
-    def seconds_of(self, sizes: Sequence[int], length: float) -> list[float]:
+    def predict_each_s(self, sizes: Sequence[int], length: float) -> list[float]:
         """Predict the seconds of several calls with items of one length. `sizes` has the largest call first."""
         call, item, token, token_length, *beyond = self.weights
         call += self.overhead_s
@@ -81,7 +81,7 @@ class CostModel:
                 seconds[place] += weight * (size * length - bend)
         return seconds
 
-    def observe(self, size: int, length: float, seconds: float, *, jobs: float | None = None) -> None:
+    def learn_call(self, size: int, length: float, seconds: float, *, jobs: float | None = None) -> None:
         """Learn that the engine took `seconds` for a call of `size` items of `length` tokens.
 
         The call was for `jobs` jobs, or without that for as many as it has items. Raises `ValueError` if the call has
@@ -92,28 +92,28 @@ class CostModel:
         self.calls += 1
         self._ran_jobs = self._ran_jobs * RATE_MEMORY + (size if jobs is None else jobs)
         self._ran_s = self._ran_s * RATE_MEMORY + seconds
-        self._cells.keep(
+        self._cells.add_call(
             (_half_octave(size), _half_octave(length)),
             Call(size, length, max(seconds, SHORTEST_S)),
-            lambda call: self.seconds(call.size, call.length),
+            lambda call: self.predict_s(call.size, call.length),
         )
         if self.calls >= self._fit_at:
-            self.weights = self._cells.fit(Call.terms, guess=_guess(1.0), trust=GUESS_CALLS, shrink=SHRINK)
+            self.weights = self._cells.fit_weights(Call.cost_terms, guess=_guess(1.0), trust=GUESS_CALLS, shrink=SHRINK)
             self._fit_at = self.calls + min(REFIT_EVERY, 1 + self.calls // 8)
 
-    def observe_overhead(self, seconds: float, *, jobs: int = 1) -> None:
+    def learn_overhead(self, seconds: float, *, jobs: int = 1) -> None:
         """Learn that a call of `jobs` jobs took `seconds` besides the engine."""
-        self._overheads.observe(jobs, seconds)
+        self._overheads.learn_call(jobs, seconds)
 
     @property
     def overhead_s(self) -> float:
         return self._overheads.call_s
 
-    def around_s(self, jobs: int) -> float:
+    def predict_overhead_s(self, jobs: int) -> float:
         """Return the seconds that a call of `jobs` jobs costs besides the engine, the part of each job included."""
         return self._overheads.call_s + jobs * self._overheads.job_s
 
-    def observe_reading(self, seconds: float) -> None:
+    def learn_reading(self, seconds: float) -> None:
         """Learn that reading the inputs of the last call took `seconds`, while another call computed."""
         self._read_s = self._read_s * RATE_MEMORY + seconds
 
@@ -134,14 +134,14 @@ class CostModel:
 
         It may be called from another thread.
         """
-        calls = self._cells.typical()[-MOST_SHAPES:]
+        calls = self._cells.typical_calls()[-MOST_SHAPES:]
         seen = [[call.size, round(call.length, 1), round(call.seconds, 6)] for call in calls]
         weights = [float(f"{weight:.6g}") for weight in self.weights]
         overheads = {"overhead_s": round(self._overheads.call_s, 6), "job_s": round(self._overheads.job_s, 7)}
         return {"weights": weights, **overheads, "calls": self.calls, "seen": seen}
 
     @classmethod
-    def of(cls, snapshot: Mapping[str, Any]) -> Self:
+    def from_snapshot(cls, snapshot: Mapping[str, Any]) -> Self:
         """Make a cost model that predicts the same as the one whose `snapshot()` is given."""
         model = cls(overhead_s=snapshot["overhead_s"])
         model.weights, model.calls = list(snapshot["weights"]), snapshot["calls"]

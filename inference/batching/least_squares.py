@@ -8,7 +8,9 @@ ROUNDS = 3  # at most, for each unknown; the method needs about one
 Row = tuple[float, Sequence[float]]  # the weight of a row, and its coefficients
 
 
-def non_negative(rows: Sequence[Row], shrink: Sequence[float], guess: Sequence[float], trust: float) -> list[float]:
+def solve_non_negative(
+    rows: Sequence[Row], shrink: Sequence[float], guess: Sequence[float], trust: float
+) -> list[float]:
     """Return the factors >= 0 whose sum of products with each row comes nearest to 1.
 
     `shrink` pulls each factor to 0, with that share of the weight that the rows give it: a factor that only repeats

@@ -6,7 +6,7 @@ A part of it is for the call, and a part for each of its jobs. Only the part for
 import math
 from typing import NamedTuple
 
-from inference.batching.measured_calls import Cells
+from inference.batching.measured_calls import MeasuredCalls
 
 KEPT = 16  # last calls of nearly one number of jobs that are kept
 HALF_LIFE = 100.0  # calls of other numbers of jobs, for each that is kept, until what was learnt of one counts half
@@ -27,12 +27,12 @@ class Overheads:
 
     def __init__(self, call_s: float) -> None:
         self.call_s, self.job_s = call_s, 0.0
-        self._cells = Cells[Overhead](size=KEPT, half_life=HALF_LIFE)
+        self._cells = MeasuredCalls[Overhead](size=KEPT, half_life=HALF_LIFE)
 
-    def observe(self, jobs: int, seconds: float) -> None:
+    def learn_call(self, jobs: int, seconds: float) -> None:
         call = Overhead(jobs, max(seconds, SHORTEST_S))
-        self._cells.keep(round(2 * math.log2(jobs)), call, lambda call: JOBS + call.jobs)
+        self._cells.add_call(round(2 * math.log2(jobs)), call, lambda call: JOBS + call.jobs)
         if self._cells.number <= REFIT_EVERY or self._cells.number % REFIT_EVERY == 0:
-            self.call_s, self.job_s = self._cells.fit(
+            self.call_s, self.job_s = self._cells.fit_weights(
                 lambda call: (1.0, call.jobs), guess=(JOBS, 1.0), trust=TRUST, shrink=SHRINK
             )

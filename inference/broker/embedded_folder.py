@@ -25,7 +25,7 @@ class EmbeddedBrokerError(Exception):
     """The server cannot be started; the message says what would help."""
 
 
-def make_usable(folder: Path, start: Callable[[Path], str]) -> None:
+def make_folder_usable(folder: Path, start: Callable[[Path], str]) -> None:
     """Make the folder writable, and set its files aside if they keep the server from starting.
 
     `start` starts a server on a folder, stops it again, and returns why it did not start, or an empty string.
@@ -33,7 +33,7 @@ def make_usable(folder: Path, start: Callable[[Path], str]) -> None:
     Raises `EmbeddedBrokerError`, and leaves the files as they are, if the server does not start for another reason.
     """
     with _explained(folder):
-        make_writable(folder)
+        make_folder_writable(folder)
     if any((folder / name).exists() for name in FILES) and (reason := start(folder)):
         with _explained(folder):
             _blame_the_files(folder, start, reason)
@@ -50,7 +50,7 @@ def _explained(folder: Path) -> Iterator[None]:
         ) from error
 
 
-def make_writable(folder: Path) -> None:
+def make_folder_writable(folder: Path) -> None:
     """Make the folder, and write a file of `ROOM` bytes to it; raise `OSError` if that fails."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=folder) as probe:

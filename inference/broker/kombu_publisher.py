@@ -15,7 +15,7 @@ from kombu.exceptions import KombuError
 
 from inference.broker import messages as wire
 from inference.broker import queue_declaration
-from inference.broker.circuit_breaker import Breaker
+from inference.broker.circuit_breaker import CircuitBreaker
 from inference.broker.messages import JobMessage
 from inference.errors import BrokerUnavailable
 
@@ -36,7 +36,7 @@ class PublishRefused(BrokerUnavailable):
         self.queues = frozenset(queues)
 
 
-def raise_refused(reasons: Mapping[str, object]) -> None:
+def raise_if_refused(reasons: Mapping[str, object]) -> None:
     """Raise `PublishRefused` if there are any `reasons`, which are by queue."""
     if reasons:
         raise PublishRefused("; ".join(f"{queue}: {reason}" for queue, reason in reasons.items()), queues=reasons)
@@ -53,7 +53,7 @@ class KombuPublisher:
         transport = self.connect().transport
         self.is_redis = transport.driver_type == "redis"
         self.refusals = transport.channel_errors
-        self.breaker = Breaker(KombuError, OSError, *transport.connection_errors, slots=CONNECTIONS)
+        self.breaker = CircuitBreaker(KombuError, OSError, *transport.connection_errors, slots=CONNECTIONS)
         self.idle: deque[kombu.Connection] = deque()
 
     def publish(self, messages: Sequence[JobMessage]) -> None:
@@ -65,7 +65,7 @@ class KombuPublisher:
                 self._call(functools.partial(self._send, queue, list(group)))
             except PublishRefused as error:
                 refused[queue] = error.message
-        raise_refused(refused)
+        raise_if_refused(refused)
 
     def queue_lengths(self, names: Sequence[str]) -> dict[str, int]:
         return self._call(lambda connection: {name: _length(connection, name) for name in names})
@@ -90,10 +90,10 @@ class KombuPublisher:
         producer = connection.Producer()
         for message in messages:
             producer.publish(
-                wire.body(message),
+                wire.make_body(message),
                 routing_key=queue,
                 serializer="json",
-                headers=wire.headers(message),
+                headers=wire.make_headers(message),
                 correlation_id=message.job_id,
                 reply_to="",
                 delivery_mode=2,
@@ -103,7 +103,7 @@ class KombuPublisher:
         declared.queue_declare()
 
     def _call(self, action: Callable[[kombu.Connection], T]) -> T:
-        with self.breaker.call():
+        with self.breaker.guard_call():
             try:
                 return self._on_any(action)
             except self.refusals as error:
@@ -151,13 +151,13 @@ def _refuse(reason: str) -> NoReturn:
 
 
 @functools.lru_cache(maxsize=2)
-def publisher_at(url: str) -> KombuPublisher:
+def connect_publisher(url: str) -> KombuPublisher:
     return KombuPublisher(url)
 
 
 def get_publisher() -> KombuPublisher:
     """Return the broker at BROKER_URL."""
-    return publisher_at(settings.CELERY_BROKER_URL)
+    return connect_publisher(settings.CELERY_BROKER_URL)
 
 
 @contextlib.contextmanager

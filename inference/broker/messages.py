@@ -97,12 +97,12 @@ def _pack(common: JobMessage, jobs: list[tuple[str, int, int]]) -> JobMessage:
     return replace(common, job_id=job_id, size=size, length=length, others=tuple(others))
 
 
-def body(message: JobMessage) -> list[Any]:
+def make_body(message: JobMessage) -> list[Any]:
     others = {"others": message.others} if message.others else {}
     return [[message.job_id], {**message.hints, **others}, _task().body[2]]
 
 
-def headers(message: JobMessage) -> dict[str, Any]:
+def make_headers(message: JobMessage) -> dict[str, Any]:
     """Return the headers of a message.
 
     Celery's `expires` is left out: a worker must not drop a message that its row still waits for.
@@ -118,14 +118,14 @@ def headers(message: JobMessage) -> dict[str, Any]:
     }
 
 
-def redis_envelope(message: JobMessage) -> bytes:
+def make_redis_envelope(message: JobMessage) -> bytes:
     """Return the text that kombu's Redis transport keeps in a list for a message of `kombu.Producer.publish`."""
     return orjson.dumps(
         {
-            "body": b64encode(orjson.dumps(body(message))).decode(),
+            "body": b64encode(orjson.dumps(make_body(message))).decode(),
             "content-encoding": "utf-8",
             "content-type": "application/json",
-            "headers": headers(message),
+            "headers": make_headers(message),
             "properties": {
                 "correlation_id": message.job_id,
                 "reply_to": "",

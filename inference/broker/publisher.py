@@ -12,15 +12,15 @@ import redis
 from django.conf import settings
 
 from inference.broker import address, kombu_publisher, redis_client
-from inference.broker.messages import JobMessage, redis_envelope
+from inference.broker.messages import JobMessage, make_redis_envelope
 from inference.failures import is_away
 
-__all__ = ["JobMessage", "is_redis", "ping", "publish", "queue_lengths", "waiting_priorities"]
+__all__ = ["JobMessage", "count_messages", "list_waiting_priorities", "ping_broker", "publish_messages", "uses_redis"]
 
 CHUNK = 500  # messages in one command: a server runs one command at a time
 
 
-def publish(messages: Sequence[JobMessage]) -> None:
+def publish_messages(messages: Sequence[JobMessage]) -> None:
     """Send all messages, the oldest first.
 
     Messages that are sent again go before those that wait, if the broker can do that.
@@ -30,36 +30,36 @@ def publish(messages: Sequence[JobMessage]) -> None:
     """
     if not messages:
         return
-    if not is_redis():
+    if not uses_redis():
         kombu_publisher.get_publisher().publish(messages)
         return
     refused: dict[str, object] = {}
     for queue, command, key, texts in _pushes(messages):
         try:
-            with redis_client.call() as client:
+            with redis_client.borrow_client() as client:
                 client.execute_command(command, key, *texts)
         except redis.RedisError as error:
             refused[queue] = error
-    kombu_publisher.raise_refused(refused)
+    kombu_publisher.raise_if_refused(refused)
 
 
-def queue_lengths(queues: Sequence[str]) -> dict[str, int]:
+def count_messages(queues: Sequence[str]) -> dict[str, int]:
     """Return how many messages wait in each queue, over all priorities; raise `BrokerUnavailable` if it fails."""
-    if not is_redis():
+    if not uses_redis():
         return kombu_publisher.get_publisher().queue_lengths(queues)
     found = _lengths(queues)
-    kombu_publisher.raise_refused(
+    kombu_publisher.raise_if_refused(
         {queue: error for queue, lengths in found.items() for error in lengths if isinstance(error, Exception)}
     )
     return {queue: sum(lengths) for queue, lengths in found.items()}
 
 
-def waiting_priorities(queues: Sequence[str]) -> dict[str, set[int]]:
+def list_waiting_priorities(queues: Sequence[str]) -> dict[str, set[int]]:
     """Return the priorities of which messages may wait in each queue.
 
     If the broker does not report lengths by priority, they are all priorities. Raises `BrokerUnavailable`.
     """
-    if not is_redis():
+    if not uses_redis():
         lengths = kombu_publisher.get_publisher().queue_lengths(queues)
         return {queue: set(address.PRIORITIES if length else ()) for queue, length in lengths.items()}
     return {
@@ -74,7 +74,7 @@ def _lengths(queues: Sequence[str]) -> dict[str, list[Any]]:
     A list that Redis refused to measure has an error in place of its length.
     """
     steps = address.PRIORITY_STEPS
-    with redis_client.breaker.call(), redis_client.get().pipeline(transaction=False) as pipe:
+    with redis_client.breaker.guard_call(), redis_client.get_client().pipeline(transaction=False) as pipe:
         for queue, step in itertools.product(queues, steps):
             pipe.llen(address.redis_key(queue, step))
         found = pipe.execute(raise_on_error=False)
@@ -85,16 +85,16 @@ def _lengths(queues: Sequence[str]) -> dict[str, list[Any]]:
     return {queue: list(itertools.islice(counts, len(steps))) for queue in queues}
 
 
-def ping() -> None:
+def ping_broker() -> None:
     """Call the broker of the messages, and raise `BrokerUnavailable` if it does not answer."""
-    if not is_redis():
+    if not uses_redis():
         kombu_publisher.get_publisher().ping()
         return
-    with redis_client.breaker.call():
-        redis_client.get().ping()
+    with redis_client.breaker.guard_call():
+        redis_client.get_client().ping()
 
 
-def is_redis() -> bool:
+def uses_redis() -> bool:
     """Return True if the messages go to REDIS_URL, as the notices do."""
     url = settings.REDIS_URL
     return settings.CELERY_BROKER_URL in (address.kombu_url(url), address.stock_kombu_url(url))
@@ -109,7 +109,7 @@ def _pushes(messages: Sequence[JobMessage]) -> Iterator[tuple[str, str, str, lis
     for message in messages:
         command = "RPUSH" if message.recovered else "LPUSH"
         key = address.redis_key(message.queue, message.priority)
-        texts.setdefault((message.queue, command, key), []).append(redis_envelope(message))
+        texts.setdefault((message.queue, command, key), []).append(make_redis_envelope(message))
     for (queue, command, key), waiting in texts.items():
         ordered = waiting[::-1] if command == "RPUSH" else waiting
         for start in range(0, len(ordered), CHUNK):

@@ -13,35 +13,35 @@ from django.conf import settings
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from inference.broker.circuit_breaker import Breaker
+from inference.broker.circuit_breaker import CircuitBreaker
 from inference.failures import is_away
 
 CONNECTIONS = 16  # for all threads of a process
 TIMEOUT_S = 1.0
 
 
-def new_breaker() -> Breaker:
-    return Breaker(redis.RedisError, OSError, slots=CONNECTIONS - 4)  # four are left for the probes of /readyz
+def make_breaker() -> CircuitBreaker:
+    return CircuitBreaker(redis.RedisError, OSError, slots=CONNECTIONS - 4)  # four are left for the probes of /readyz
 
 
-breaker = new_breaker()
+breaker = make_breaker()
 
 
-def get() -> redis.Redis:
+def get_client() -> redis.Redis:
     """Return the client; its calls take a second at most, so it is not for blocking commands."""
     return _client(settings.REDIS_URL)
 
 
 @contextlib.contextmanager
-def call() -> Iterator[redis.Redis]:
+def borrow_client() -> Iterator[redis.Redis]:
     """Give the client for one call.
 
     Raises `BrokerUnavailable`, at once while Redis is known to be away, and `RedisError` if Redis refuses the command.
     """
     refused: redis.RedisError | None = None
-    with breaker.call():
+    with breaker.guard_call():
         try:
-            yield get()
+            yield get_client()
         except redis.RedisError as error:
             if is_away(error):
                 raise

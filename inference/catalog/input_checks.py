@@ -18,61 +18,61 @@ Check = Callable[[str, Any], None]
 MAX_SENTENCES = 1000
 
 
-def anything(where: str, value: Any) -> None:
+def accept_anything(where: str, value: Any) -> None:
     """Accept any input: the engine reports what is wrong with it."""
 
 
-def text(where: str, value: Any) -> None:
+def check_text(where: str, value: Any) -> None:
     if not isinstance(value, str):
-        raise wrong(where, "a string", value)
+        raise make_wrong_input(where, "a string", value)
 
 
-def text_or_pair(where: str, value: Any) -> None:
+def check_text_or_pair(where: str, value: Any) -> None:
     if isinstance(value, dict):
         _fields(where, value, "text", "text_pair")
         for name, part in value.items():
-            text(f"{where}.{name}", part)
+            check_text(f"{where}.{name}", part)
     else:
-        text(where, value)
+        check_text(where, value)
 
 
-def pair(where: str, value: Any) -> None:
+def check_pair(where: str, value: Any) -> None:
     """Require a query, and a text that may answer it."""
     if not isinstance(value, dict):
-        raise wrong(where, '{"text": "the query", "text_pair": "a text"}', value)
+        raise make_wrong_input(where, '{"text": "the query", "text_pair": "a text"}', value)
     _fields(where, value, "text", "text_pair")
     for name in ("text", "text_pair"):
-        text(f"{where}.{name}", value.get(name))
+        check_text(f"{where}.{name}", value.get(name))
 
 
-def prompt(where: str, value: Any) -> None:
+def check_prompt(where: str, value: Any) -> None:
     """Require a text, or a list of chat messages."""
     if not isinstance(value, list):
-        text(where, value)
+        check_text(where, value)
         return
     if not value:
         raise InvalidInput(f"{where}: must be a text, or a list of at least one message.", field=where)
     for index, message in enumerate(value):
         if not isinstance(message, dict) or not isinstance(message.get("role"), str) or "content" not in message:
-            raise wrong(f"{where}[{index}]", 'a message such as {"role": "user", "content": "…"}', message)
+            raise make_wrong_input(f"{where}[{index}]", 'a message such as {"role": "user", "content": "…"}', message)
 
 
-def sentences(where: str, value: Any) -> None:
+def check_sentences(where: str, value: Any) -> None:
     if not isinstance(value, dict):
-        raise wrong(where, '{"source_sentence": "…", "sentences": ["…"]}', value)
+        raise make_wrong_input(where, '{"source_sentence": "…", "sentences": ["…"]}', value)
     _fields(where, value, "source_sentence", "sentences")
-    text(f"{where}.source_sentence", value.get("source_sentence"))
+    check_text(f"{where}.source_sentence", value.get("source_sentence"))
     others = value.get("sentences")
     if not isinstance(others, list) or not 1 <= len(others) <= MAX_SENTENCES:
-        raise wrong(f"{where}.sentences", f"a list of 1 to {MAX_SENTENCES} strings", others)
+        raise make_wrong_input(f"{where}.sentences", f"a list of 1 to {MAX_SENTENCES} strings", others)
     for index, sentence in enumerate(others):
-        text(f"{where}.sentences[{index}]", sentence)
+        check_text(f"{where}.sentences[{index}]", sentence)
 
 
-def file(where: str, value: Any) -> None:
+def check_file(where: str, value: Any) -> None:
     """Require the bytes of an image or a sound, in base64."""
     if not isinstance(value, str):
-        raise wrong(where, "a base64 string of the file's bytes", value)
+        raise make_wrong_input(where, "a base64 string of the file's bytes", value)
     content = value.partition(",")[2] if value.startswith("data:") else value
     try:
         empty = not base64.b64decode(content, validate=True)
@@ -86,15 +86,15 @@ def file(where: str, value: Any) -> None:
         )
 
 
-def wrong(where: str, right: str, value: Any) -> InvalidInput:
-    return InvalidInput(f"{where}: must be {right}, not {wording.type_of(value)}.", field=where)
+def make_wrong_input(where: str, right: str, value: Any) -> InvalidInput:
+    return InvalidInput(f"{where}: must be {right}, not {wording.json_type_of(value)}.", field=where)
 
 
 def _fields(where: str, value: Mapping[str, Any], *known: str) -> None:
     for name in value:
         if name not in known:
             raise InvalidInput(
-                f"{where}.{wording.quote_name(name)}: unknown field; {wording.suggest(name, known)}", field=where
+                f"{where}.{wording.quote_name(name)}: unknown field; {wording.suggest_name(name, known)}", field=where
             )
     if known[0] not in value:
         raise InvalidInput(f"{where}.{known[0]}: is required.", field=f"{where}.{known[0]}")

@@ -28,13 +28,13 @@ def models() -> Catalog:
     Raises `CatalogError` if this process has never read a good file.
     """
     file = _file_at(settings.MODELS_FILE)
-    return file.first() if file.catalog is None else file.catalog
+    return file.read_first() if file.catalog is None else file.catalog
 
 
 def known_models() -> Catalog:
     """Return what `models` does; an empty catalog if this process has never read a good file.
 
-    `problem` returns the reason then.
+    `find_file_problem` returns the reason then.
     """
     try:
         return models()
@@ -42,7 +42,7 @@ def known_models() -> Catalog:
         return {}
 
 
-def problem() -> str:
+def find_file_problem() -> str:
     """Return why this process does not use the file as it is now; an empty string if it does."""
     return _file_at(settings.MODELS_FILE).problem
 
@@ -78,21 +78,21 @@ class ModelsFile:
         self.catalog: Catalog | None = None
         self.known: Catalog = {}  # by name: the last entry of each
         self.problem = ""
-        self._lock = threading.Lock()  # `first` and `look` take over one text after the other
+        self._lock = threading.Lock()  # `read_first` and `reread_if_changed` take over one text after the other
         self._seen: str | None = None  # the text at the last look
         self._taken: str | None = None  # the text that was taken over or refused last
-        self._refused: str | None = None  # the text that `first` refused: it is not parsed again
+        self._refused: str | None = None  # the text that `read_first` refused: it is not parsed again
 
-    def first(self) -> Catalog:
+    def read_first(self) -> Catalog:
         with self._lock:
             if self.catalog is not None:
                 return self.catalog
             text = None
             try:
-                text = reader.read(self.path)
+                text = reader.read_text(self.path)
                 if text == self._refused:
                     raise CatalogError(self.problem)
-                catalog = reader.parse(text, str(self.path))
+                catalog = reader.parse_catalog(text, str(self.path))
             except CatalogError as error:
                 self._refused, self.problem = text, str(error)
                 raise
@@ -103,7 +103,7 @@ class ModelsFile:
         self.catalog, self.known = catalog, {**self.known, **catalog}
         return catalog
 
-    def look(self) -> bool:
+    def reread_if_changed(self) -> bool:
         """Look at the file, take over a text that two looks in a row have found, and return True if they did.
 
         Editors write in steps, and half a file may be a good one, with fewer models.
@@ -113,7 +113,7 @@ class ModelsFile:
 
     def _look(self) -> bool:
         try:
-            text, problem = reader.read(self.path), ""
+            text, problem = reader.read_text(self.path), ""
         except CatalogError as error:
             text, problem = "", str(error)
         seen, self._seen = self._seen, text + problem
@@ -126,7 +126,7 @@ class ModelsFile:
         try:
             if problem:
                 raise CatalogError(problem)
-            after = reader.parse(text, str(self.path))
+            after = reader.parse_catalog(text, str(self.path))
         except CatalogError as error:
             self.problem = str(error)
             logger.error("%s Nothing changes before that is put right.", error)
@@ -155,7 +155,7 @@ class Follower(threading.Thread):
     def _look(self) -> bool:
         """Look at the file; if a bug of the reader raises an error, log it, as the next text may be read."""
         try:
-            return _file_at(settings.MODELS_FILE).look()
+            return _file_at(settings.MODELS_FILE).reread_if_changed()
         except Exception:
             logger.exception("the models file is not understood, it is looked at again")
             return True

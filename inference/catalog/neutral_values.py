@@ -52,7 +52,7 @@ def is_neutral(table: Neutral, name: str, value: Any) -> bool:
     return any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in table.get(name, ()))
 
 
-def refusal(table: Neutral, name: str) -> str:
+def describe_refusal(table: Neutral, name: str) -> str:
     """Return the end of a sentence which says that a field of the table is not served."""
     right = f", or send {' or '.join(map(json.dumps, table[name]))}" if table[name] else ""
     return f"is not served here; leave it out{right}."

@@ -44,7 +44,7 @@ def is_of_type(value: Any, kind: str) -> bool:
     return isinstance(value, TYPES[kind][1]) and isinstance(value, bool) == (kind == "boolean")
 
 
-def parse(name: str, table: Any) -> ParameterSpec:
+def parse_parameter(name: str, table: Any) -> ParameterSpec:
     """Return the spec of a parameter from its table in models.toml.
 
     Raises `ValueError`, whose message has what would be right.
@@ -67,7 +67,7 @@ def _default(name: str, spec: ParameterSpec) -> Any:
     if not is_of_type(spec.default, spec.type):
         raise ValueError(f"parameter {name}: default {spec.default!r} is not of type {spec.type}")
     try:
-        return validate({name: spec}, {name: spec.default})[name]
+        return fill_in_defaults({name: spec}, {name: spec.default})[name]
     except InvalidInput as error:
         raise ValueError(f"the default is not allowed: {error.message.rstrip('.')}") from error
 
@@ -93,7 +93,7 @@ _KEYS: dict[str, tuple[Callable[[dict[str, Any], Any], bool], str]] = {
 }
 
 
-def validate(specs: Mapping[str, ParameterSpec], parameters: Mapping[str, Any]) -> dict[str, Any]:
+def fill_in_defaults(specs: Mapping[str, ParameterSpec], parameters: Mapping[str, Any]) -> dict[str, Any]:
     """Return the parameters with their defaults, in the order of `specs`.
 
     A null counts as not given. Raises `InvalidInput`.
@@ -104,7 +104,7 @@ def validate(specs: Mapping[str, ParameterSpec], parameters: Mapping[str, Any]) 
     values = {}
     for name, spec in specs.items():
         if name in parameters:
-            values[name] = check(f"parameters.{name}", spec, parameters[name])
+            values[name] = check_parameter(f"parameters.{name}", spec, parameters[name])
         elif spec.required:
             raise _invalid(f"parameters.{name}", "is required.")
         elif spec.default is not None:
@@ -113,19 +113,19 @@ def validate(specs: Mapping[str, ParameterSpec], parameters: Mapping[str, Any]) 
 
 
 def _hint(name: str, specs: Mapping[str, ParameterSpec]) -> str:
-    return wording.suggest(name, specs) if specs else "this model takes none."
+    return wording.suggest_name(name, specs) if specs else "this model takes none."
 
 
-def is_taken(spec: ParameterSpec, value: Any) -> bool:
+def is_allowed(spec: ParameterSpec, value: Any) -> bool:
     """Return True if `spec` allows `value`."""
     try:
-        check("", spec, value)
+        check_parameter("", spec, value)
     except InvalidInput:
         return False
     return True
 
 
-def check(path: str, spec: ParameterSpec, value: Any) -> Any:
+def check_parameter(path: str, spec: ParameterSpec, value: Any) -> Any:
     """Return `value` if `spec` allows it; raise `InvalidInput`, which names `path`, if it does not.
 
     A number is returned as a float, since models refuse a temperature of 2, but not of 2.0.

@@ -25,7 +25,7 @@ from inference.catalog.specs import (
     Catalog,
     CatalogError,
     ModelSpec,
-    keys,
+    list_table_keys,
 )
 
 ENGINE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
@@ -49,12 +49,12 @@ _FRACTIONS = ("max_wait_ms", "time_limit_s", "idle_unload_s", "tolerance")
 _CHOICES = {"backend": BACKENDS, "precision": PRECISIONS, "dtype": DTYPES, "load": LOADS}
 
 
-def load(path: Path) -> Catalog:
+def load_catalog(path: Path) -> Catalog:
     """Read and validate the file at `path`. Raises `CatalogError`."""
-    return parse(read(path), str(path))
+    return parse_catalog(read_text(path), str(path))
 
 
-def read(path: Path) -> str:
+def read_text(path: Path) -> str:
     """Return the text of the file at `path`; raise `CatalogError` if it cannot be read."""
     try:
         with path.open("rb") as file:
@@ -72,7 +72,7 @@ def read(path: Path) -> str:
         raise CatalogError(f"{path}, line {line}: not UTF-8: save the file as UTF-8.") from error
 
 
-def parse(text: str, file: str = "models.toml") -> Catalog:
+def parse_catalog(text: str, file: str = "models.toml") -> Catalog:
     try:
         tables = tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # a number with too many digits raises ValueError, too
@@ -115,7 +115,7 @@ class _Reader:
         if "input" in table:
             values["input"] = self.input(name, table["input"])
         own = self.parameters(name, table.get("parameters", {}))
-        engine = tasks.built_in(values.get("engine", TRANSFORMERS_ENGINE))
+        engine = tasks.find_built_in(values.get("engine", TRANSFORMERS_ENGINE))
         if engine.task:
             values.setdefault("task", engine.task)
         known = {**tasks.find_task(values.get("task", "")).parameters, **engine.parameters, **own}
@@ -125,7 +125,7 @@ class _Reader:
         return spec
 
     def known_keys(self, name: str, table: dict[str, Any]) -> None:
-        known = keys()
+        known = list_table_keys()
         for key in table:
             if key not in known:
                 close = difflib.get_close_matches(key, known, 1)
@@ -210,7 +210,7 @@ class _Reader:
 
     def input(self, name: str, table: Any) -> ParameterSpec:
         try:
-            spec = parameters.parse("input", table)
+            spec = parameters.parse_parameter("input", table)
         except ValueError as error:
             self.fail(str(error).removeprefix("parameter "), name, "input")
         if spec.required or spec.default is not None:
@@ -219,7 +219,7 @@ class _Reader:
 
     def parameter(self, name: str, key: str, table: Any) -> ParameterSpec:
         try:
-            return parameters.parse(key, table)
+            return parameters.parse_parameter(key, table)
         except ValueError as error:
             self.fail(str(error), name, key, within="parameters")
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from inference.broker import address
 from inference.catalog import tasks
-from inference.catalog.parameters import ParameterSpec, is_taken
+from inference.catalog.parameters import ParameterSpec, is_allowed
 
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,99}")
 TF32 = "tf32"  # weights in float32, products with fewer digits
@@ -63,7 +63,7 @@ class ModelSpec:
     load_digest: str = field(init=False, repr=False, compare=False)  # of the fields in LOADED_BY
 
     def __post_init__(self) -> None:
-        values = {key: getattr(self, key) for key in keys()} | {"name": self.name}
+        values = {key: getattr(self, key) for key in list_table_keys()} | {"name": self.name}
         stated = sorted(self.stated)
         object.__setattr__(self, "digest", _digest(values | {"stated": stated}))
         loaded = {key: values[key] for key in LOADED_BY} | {"stated": [key for key in stated if key in LOADED_BY]}
@@ -78,7 +78,7 @@ class ModelSpec:
     def embeds(self) -> bool:
         """True if it answers a text with one vector, in the form from which answers for OpenAI's clients are made."""
         requested = {"details": True, "dimensions": 1, "encoding_format": "base64"}
-        return all(name in self.parameters and is_taken(self.parameters[name], requested[name]) for name in requested)
+        return all(name in self.parameters and is_allowed(self.parameters[name], requested[name]) for name in requested)
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -101,7 +101,7 @@ class ModelSpec:
     def is_lazy(self) -> bool:
         return self.load == "lazy"
 
-    def on_gpu(self) -> ModelSpec:
+    def with_gpu_limits(self) -> ModelSpec:
         """Return the same entry, with the limits of a GPU where its table sets none: 32 short texts leave it idle."""
         if tasks.find_task(self.task).takes_files:
             return self
@@ -114,12 +114,12 @@ class ModelSpec:
 Catalog = Mapping[str, ModelSpec]
 
 
-def keys() -> list[str]:
+def list_table_keys() -> list[str]:
     """Return the keys that a table may have."""
     return [spec.name for spec in fields(ModelSpec) if spec.init and spec.name not in ("name", "stated")]
 
 
-def digest_of(catalog: Catalog) -> str:
+def digest_catalog(catalog: Catalog) -> str:
     """Return a digest that is equal for catalogs with the same entries, in whichever spelling and order."""
     return _digest(sorted(spec.digest for spec in catalog.values()))
 
@@ -135,6 +135,6 @@ def _plain(value: Any) -> Any:
 _spelt = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 
 
-def parameters_digest(parameters: Mapping[str, Any]) -> str:
+def digest_parameters(parameters: Mapping[str, Any]) -> str:
     """Return a digest that is equal for equal parameters; only jobs with one digest share a batch."""
     return _spelt(parameters) if parameters else ""

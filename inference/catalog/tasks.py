@@ -34,22 +34,22 @@ class AnswerShape(enum.Enum):
     PAIRS = enum.auto()  # [{"label", "score"}], where the pipeline answers {"labels", "scores"}
 
 
-def one_row(item: Any, parameters: Mapping[str, Any]) -> tuple[list[Any], int]:
+def count_one_row(item: Any, parameters: Mapping[str, Any]) -> tuple[list[Any], int]:
     return [item], 1
 
 
-def row_a_label(item: Any, parameters: Mapping[str, Any]) -> tuple[list[Any], int]:
+def count_row_per_label(item: Any, parameters: Mapping[str, Any]) -> tuple[list[Any], int]:
     labels = parameters.get("candidate_labels")
     return [item], len(labels) if isinstance(labels, list) and labels else 1
 
 
-def row_a_sentence(item: Any, parameters: Mapping[str, Any]) -> tuple[list[Any], int]:
+def count_row_per_sentence(item: Any, parameters: Mapping[str, Any]) -> tuple[list[Any], int]:
     if not isinstance(item, dict):
         return [item], 1
     return [text for value in item.values() for text in (value if isinstance(value, list) else [value])], 1
 
 
-def untranslated(given: Mapping[str, Any]) -> dict[str, Any]:
+def keep_parameters(given: Mapping[str, Any]) -> dict[str, Any]:
     return dict(given)
 
 
@@ -93,15 +93,16 @@ class Task:
     pipeline: str = ""  # the name of the pipeline in transformers, if it is another one
     classifies: bool = False  # scores a text, or a pair of texts, by each of its labels
     ranks: bool = False  # scores how well a text answers a query, by one number
-    check: input_checks.Check = input_checks.anything
-    unit: units.Unit = units.tokens  # measures strings of an input; with any other unit they are files in base64
-    rows: Rows = one_row
+    check: input_checks.Check = input_checks.accept_anything
+    # The unit measures strings of an input; with any other unit they are files in base64.
+    unit: units.Unit = units.estimate_tokens
+    rows: Rows = count_one_row
     takes_chats: bool = False  # a list of messages is one input, and no input is cut
     compiles: bool = False  # one call of the model answers a batch, so that another backend than torch may compute it
     generates: bool = False  # text from a prompt, which must leave room: generated tokens count
     parameters: Mapping[str, ParameterSpec] = field(default_factory=dict)  # bounded, as is the cost of a request
     neutral: Neutral = field(default_factory=dict)  # values of parameters that ask for nothing
-    translate: Translate = untranslated
+    translate: Translate = keep_parameters
     parameters_at_root: bool = False  # clients put parameters beside "inputs"
     shape: AnswerShape = AnswerShape.AS_IT_IS
     example: Mapping[str, Any] | None = None  # the body of a request; None if an input is a file
@@ -110,7 +111,7 @@ class Task:
 
     @property
     def takes_files(self) -> bool:
-        return self.unit is not units.tokens
+        return self.unit is not units.estimate_tokens
 
 
 RANKING = "text-ranking"
@@ -162,9 +163,9 @@ BUILT_IN: Mapping[str, BuiltIn] = {
 
 EMBEDDINGS = ("feature-extraction", "sentence-similarity")  # tasks that traces call embeddings
 
-_text = partial(Task, check=input_checks.text, neutral=neutral_values.CUT, example={"inputs": _TEXT})
-_image = partial(Task, check=input_checks.file, unit=units.patches)
-_sound = partial(Task, check=input_checks.file, unit=units.frames)
+_text = partial(Task, check=input_checks.check_text, neutral=neutral_values.CUT, example={"inputs": _TEXT})
+_image = partial(Task, check=input_checks.check_file, unit=units.estimate_patches)
+_sound = partial(Task, check=input_checks.check_file, unit=units.estimate_frames)
 
 
 def index_tasks(tasks: Iterable[Task]) -> dict[str, Task]:
@@ -178,7 +179,7 @@ TASKS = index_tasks((
         classifies=True,
         compiles=True,
         aliases=("sentiment-analysis",),
-        check=input_checks.text_or_pair,
+        check=input_checks.check_text_or_pair,
         parameters=_CLASSIFICATION,
         shape=AnswerShape.LISTS,
     ),
@@ -187,7 +188,7 @@ TASKS = index_tasks((
         pipeline="text-classification",
         ranks=True,
         compiles=True,
-        check=input_checks.pair,
+        check=input_checks.check_pair,
         parameters={"details": _FLAG, "function_to_apply": _SCORING},
         neutral={**neutral_values.CUT, "details": (False,)},
         example={"inputs": {"text": "What records the job?", "text_pair": _TEXT}},
@@ -217,7 +218,7 @@ TASKS = index_tasks((
     _text(
         name="zero-shot-classification",
         compiles=True,
-        rows=row_a_label,
+        rows=count_row_per_label,
         parameters={**_ZERO_SHOT, "multi_label": _FLAG},
         translate=list_labels,
         shape=AnswerShape.PAIRS,
@@ -226,7 +227,7 @@ TASKS = index_tasks((
     ),
     _text(
         name="text-generation",
-        check=input_checks.prompt,
+        check=input_checks.check_prompt,
         takes_chats=True,
         generates=True,
         neutral=neutral_values.GENERATION,
@@ -288,8 +289,8 @@ TASKS = index_tasks((
     Task(
         name="sentence-similarity",
         is_pipeline=False,
-        check=input_checks.sentences,
-        rows=row_a_sentence,
+        check=input_checks.check_sentences,
+        rows=count_row_per_sentence,
         neutral=neutral_values.CUT,
         example={"inputs": {"source_sentence": _TEXT, "sentences": ["A queue of jobs.", "I like tea."]}},
     ),
@@ -321,7 +322,7 @@ _MODEL_CLASSES = {
 }
 
 
-def built_in(engine: str) -> BuiltIn:
+def find_built_in(engine: str) -> BuiltIn:
     """Return the properties of an engine by its name in models.toml; the defaults for an engine of the user's own."""
     return BUILT_IN.get(engine, _OWN)
 
@@ -334,7 +335,7 @@ def find_task(name: str) -> Task:
     return TASKS.get(name, _UNKNOWN)
 
 
-def model_classes(name: str) -> tuple[str, ...]:
+def find_model_classes(name: str) -> tuple[str, ...]:
     """Return the classes of transformers of which one loads a model for the task with all its weights."""
     return _MODEL_CLASSES.get(find_task(name).name, ("AutoModel",))
 

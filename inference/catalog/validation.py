@@ -10,7 +10,7 @@ from typing import Any
 
 from inference.catalog import input_checks as checks
 from inference.catalog import parameters, tasks
-from inference.catalog.neutral_values import is_neutral, refusal
+from inference.catalog.neutral_values import describe_refusal, is_neutral
 from inference.catalog.sizes import lengths
 from inference.catalog.specs import ModelSpec
 from inference.errors import ContextLengthExceeded, InvalidInput, context_length_exceeded
@@ -19,7 +19,9 @@ SURELY_TOO_LONG = 2.0  # times the limit: the estimate of a text's tokens is rou
 MAX_ROWS = 1024  # of one claim: an input times its labels, or with its sentences; never below max_batch_size
 
 
-def validate(spec: ModelSpec, inputs: Any, given: Mapping[str, Any], *, most: int | None = None) -> dict[str, Any]:
+def validate_request(
+    spec: ModelSpec, inputs: Any, given: Mapping[str, Any], *, most: int | None = None
+) -> dict[str, Any]:
     """Return the parameters with their defaults; raise `InvalidInput`, which names the field."""
     validate_inputs(spec, inputs, most=most)
     return validate_parameters(spec, given)
@@ -37,7 +39,7 @@ def validate_parameters(spec: ModelSpec, given: Mapping[str, Any]) -> dict[str, 
     A value that the table takes stays as it is. Other values may be neutral, or in the words of another server. The
     child process calls this again, since any program may have written the row. Raises `InvalidInput`.
     """
-    task, engine = tasks.find_task(spec.task), tasks.built_in(spec.engine)
+    task, engine = tasks.find_task(spec.task), tasks.find_built_in(spec.engine)
     table = {**task.neutral, **engine.neutral}
     shared = {**task.parameters, **engine.parameters}
     taken: dict[str, Any] = {}
@@ -45,14 +47,14 @@ def validate_parameters(spec: ModelSpec, given: Mapping[str, Any]) -> dict[str, 
     for name, value in given.items():
         described = spec.parameters.get(name)
         is_own = described is not None and described != shared.get(name)
-        is_taken = described is not None and parameters.is_taken(described, value)
+        is_taken = described is not None and parameters.is_allowed(described, value)
         if is_neutral(table, name, value) and not (is_own and is_taken):
             continue
         (taken if is_taken else others)[name] = value
     requested = {**taken, **task.translate(others)}
     if known := next((name for name in requested if name in table and name not in spec.parameters), None):
-        raise InvalidInput(f"parameters.{known}: {refusal(table, known)}", field=f"parameters.{known}")
-    return parameters.validate(spec.parameters, requested)
+        raise InvalidInput(f"parameters.{known}: {describe_refusal(table, known)}", field=f"parameters.{known}")
+    return parameters.fill_in_defaults(spec.parameters, requested)
 
 
 def validate_inputs(spec: ModelSpec, inputs: Any, *, most: int | None = None) -> None:
@@ -64,23 +66,23 @@ def validate_inputs(spec: ModelSpec, inputs: Any, *, most: int | None = None) ->
     if inputs is None or inputs == []:
         raise InvalidInput("inputs must be one input, or a list of at least one.")
     several = lengths.is_list(spec, inputs)
-    items = lengths.items(spec, inputs)
+    items = lengths.list_items(spec, inputs)
     most = most or spec.max_batch_size
     if len(items) > most:
         raise InvalidInput(f"inputs: at most {most} inputs make one job here, not {len(items)}: send them in several.")
     for index, item in enumerate(items):
         where = f"inputs[{index}]" if several else "inputs"
         if item is None:
-            raise checks.wrong(where, "an input", item)
+            raise checks.make_wrong_input(where, "an input", item)
         task.check(where, item)
         if task.generates:
             _check_room(spec, where, item)
         if spec.input:
-            parameters.check(where, spec.input, item)
+            parameters.check_parameter(where, spec.input, item)
 
 
 def _check_room(spec: ModelSpec, where: str, prompt: Any) -> None:
-    tokens = lengths.length(spec, prompt)
+    tokens = lengths.estimate_length(spec, prompt)
     if spec.max_length and tokens > SURELY_TOO_LONG * spec.max_length:
         error = context_length_exceeded(spec.max_length, tokens)
         raise ContextLengthExceeded(f"{where}: {error.message} The tokens are estimated.", field=where)

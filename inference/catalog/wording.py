@@ -15,7 +15,7 @@ TYPES = {
 }  # fmt: skip
 
 
-def type_of(describe_value: Any) -> str:
+def json_type_of(describe_value: Any) -> str:
     """Return the name of a JSON value's type."""
     return TYPES.get(type(describe_value), type(describe_value).__name__)
 
@@ -23,7 +23,7 @@ def type_of(describe_value: Any) -> str:
 def describe_value(given: Any) -> str:
     """Return a value as JSON; for an array or an object, only the name of its type."""
     if isinstance(given, list | dict):
-        return type_of(given)
+        return json_type_of(given)
     if isinstance(given, str) and len(given) > LONGEST_VALUE:
         return f"{json.dumps(given[:LONGEST_VALUE], ensure_ascii=False)}..."
     return json.dumps(given, ensure_ascii=False, default=str)
@@ -33,12 +33,12 @@ def quote_name(given: str) -> str:
     return given if len(given) <= LONGEST_NAME else f"{given[:LONGEST_NAME]}..."
 
 
-def shorten(text: str, most: int) -> str:
+def cut_text(text: str, most: int) -> str:
     """Cut a text to at most `most` characters."""
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
-def suggest(given: str, known: Collection[str]) -> str:
+def suggest_name(given: str, known: Collection[str]) -> str:
     """Return the end of a sentence with the known name that an unknown one was perhaps meant to be."""
     if len(given) <= LONGEST_NAME and (close := difflib.get_close_matches(given, known, 1)):
         return f"did you mean {close[0]}?"

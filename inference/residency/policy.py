@@ -55,7 +55,7 @@ class Change:
     load: str | None = None
 
 
-def decide(models: Iterable[Model], *, room: int, now_s: float) -> Change:
+def choose_change(models: Iterable[Model], *, room: int, now_s: float) -> Change:
     """Return the models to unload and to load now, where lazy models have `room` bytes.
 
     The caller asks again and again, but not while a change is being made.

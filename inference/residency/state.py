@@ -4,7 +4,7 @@ import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
-from inference.residency.policy import Change, Model, decide
+from inference.residency.policy import Change, Model, choose_change
 
 MIB = 2**20
 BYTES_PER_S = 200 * MIB  # speed of reading that is assumed until a load was measured
@@ -24,8 +24,8 @@ class Waiting:
 class ResidencyState:
     """The lazy models of a worker, of which one change at a time is made.
 
-    It is not thread-safe: the worker's event loop owns it. The event loop reports by `done` or `failed` that a change
-    is over.
+    It is not thread-safe: the worker's event loop owns it. The event loop reports by `finish_change` or
+    `record_failed_load` that a change is over.
     """
 
     def __init__(self) -> None:
@@ -59,15 +59,15 @@ class ResidencyState:
             known.pop(name, None)
 
     @property
-    def inside(self) -> frozenset[str]:
+    def models_in_memory(self) -> frozenset[str]:
         """The names of the models that are in memory and served."""
         return frozenset(name for name, model in self.models.items() if model.loaded_at_s is not None)
 
     @property
-    def loading(self) -> str | None:
+    def loading_model(self) -> str | None:
         return self.change.load if self.change else None
 
-    def see(
+    def update_demand(
         self, waiting: Mapping[str, Waiting], *, working: Collection[str], kept: Collection[str], now_s: float
     ) -> None:
         """Update the models by the jobs that there are now.
@@ -93,16 +93,16 @@ class ResidencyState:
         """Return the change to make now, which counts as begun; None if there is none, or one is being made."""
         if self.change:
             return None
-        change = decide(map(self._bounded, self.models.values()), room=self.room, now_s=now_s)
+        change = choose_change(map(self._bounded, self.models.values()), room=self.room, now_s=now_s)
         if not change.unload and not change.load:
             return None
         self.change, self._began_s = change, now_s
         for name in change.unload:
-            self.lost(name)
+            self.record_unload(name)
             self._left_at_s[name] = now_s
         return change
 
-    def done(self, now_s: float, *, memory: int | None = None) -> None:
+    def finish_change(self, now_s: float, *, memory: int | None = None) -> None:
         """Record that the change was made. `memory` is the measured bytes of the loaded model, where there are any."""
         change, self.change = self.change, None
         if change and (name := change.load) in self.models and name:
@@ -114,24 +114,24 @@ class ResidencyState:
                 self._guessed.discard(name)
                 self._set(name, memory=memory)
 
-    def failed(self, name: str, now_s: float, why: str) -> None:
+    def record_failed_load(self, name: str, now_s: float, why: str) -> None:
         """Record that a model could not be loaded, now or when its process had to start again.
 
         That was its turn: it waits anew, and is not loaded before a pause is over.
         """
-        if self.loading == name:
+        if self.loading_model == name:
             self.change = None
         pause_s = self._pauses[name] = min(LONGEST_PAUSE_S, 2 * self._pauses.get(name, FIRST_PAUSE_S / 2))
         self.failures[name] = why
         self._left_at_s[name] = now_s
-        self.lost(name)
+        self.record_unload(name)
         self._set(name, waits_since_s=None, not_before_s=now_s + pause_s)
 
-    def lost(self, name: str) -> None:
+    def record_unload(self, name: str) -> None:
         """Record that a model is no longer in memory."""
         self._set(name, loaded_at_s=None, is_working=False, is_kept=False)
 
-    def load_s(self, name: str) -> float:
+    def expected_load_s(self, name: str) -> float:
         """Return the seconds that loading a model takes, as far as is known."""
         model = self.models.get(name)
         return model.load_s if model else FIRST_LOAD_S
@@ -140,7 +140,7 @@ class ResidencyState:
         model = self._bounded(self.models[name])
         return model.memory <= self.room and model.not_before_s <= now_s
 
-    def why_not(self) -> dict[str, str]:
+    def find_load_obstacles(self) -> dict[str, str]:
         """Return the reasons by model for those that cannot be loaded."""
         bounded = map(self._bounded, self.models.values())
         return self.failures | {model.name: self._too_large(model) for model in bounded if model.memory > self.room}

@@ -8,7 +8,7 @@ HELP_S = 30.0  # seconds; jobs that wait for at least so long are run by one mor
 HELP_LOADS = 3.0  # if they wait for at least so many load times, too
 
 
-def is_ours(
+def should_load(
     model: str, worker: str, others: Mapping[str, bool], *, seen_s: float, waited_s: float, load_s: float
 ) -> bool:
     """Return True if this worker is to load the model.

@@ -69,13 +69,13 @@ def problems() -> list[str]:
 
 def broker_problems() -> Iterator[str]:
     try:
-        publisher.ping()
+        publisher.ping_broker()
     except BrokerUnavailable:
         yield "The broker does not answer; jobs are accepted and run when it is back."
-    if publisher.is_redis():
+    if publisher.uses_redis():
         return
     try:
-        redis_client.get().ping()
+        redis_client.get_client().ping()
     except redis.RedisError:
         yield "The Redis of the notices does not answer; requests that wait find their answers later."
 
@@ -83,7 +83,7 @@ def broker_problems() -> Iterator[str]:
 def _models(living: Sequence[Worker]) -> Iterator[str]:
     is_full = settings.ENGINE_ERRORS == "full"
     if not lookup.known_models():
-        yield f"The models file is refused{f': {lookup.problem()}' if is_full else '.'}"
+        yield f"The models file is refused{f': {lookup.find_file_problem()}' if is_full else '.'}"
     for name, reason in unserved(living).items():
         yield f"{name}: {reason.text if is_full else reason.cause.value}"
 

@@ -80,7 +80,7 @@ def problems(worker: Worker, wanted: Catalog, known: Mapping[str, int]) -> Itera
     has = worker.catalog or {}
     if has.get("problem"):
         yield f"{worker.name} takes nothing over: {has['problem']}"
-    elif has.get("digest") == specs.digest_of(wanted):
+    elif has.get("digest") == specs.digest_catalog(wanted):
         for entry in entries(worker):
             if entry["state"] == "failed" and not _is_tried_again(entry, known):
                 yield f"{worker.name} could not load {_named(entry)}: {entry['why']}"
@@ -88,7 +88,7 @@ def problems(worker: Worker, wanted: Catalog, known: Mapping[str, int]) -> Itera
 
 def describe_delay(worker: Worker, wanted: Catalog) -> str:
     """Return what is still to happen until this worker runs what is wanted; an empty string when it does."""
-    if (worker.catalog or {}).get("digest") != specs.digest_of(wanted):
+    if (worker.catalog or {}).get("digest") != specs.digest_catalog(wanted):
         return f"{worker.name} has not taken over the file"
     found = entries(worker)
     failed = [_named(entry) for entry in found if entry["state"] == "failed"]

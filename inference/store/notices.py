@@ -26,7 +26,7 @@ def publish_finished(ids: Collection[UUID]) -> None:
     """
     connections.release_connection()
     try:
-        with redis_client.call() as client:
+        with redis_client.borrow_client() as client:
             client.publish(finished_channel(), ",".join(job_id.hex for job_id in ids))
     except (redis.RedisError, BrokerUnavailable) as error:
         logger.warning("notice of %d finished jobs not sent, waiters will poll: %s", len(ids), error)

@@ -14,7 +14,7 @@ import redis
 from django.conf import settings
 
 from inference.broker import redis_client
-from inference.broker.circuit_breaker import Resting
+from inference.broker.circuit_breaker import CircuitOpen
 from inference.errors import BrokerUnavailable
 from inference.streams.chunks import Chunk
 
@@ -44,7 +44,7 @@ def write_chunks(chunks: Sequence[Chunk]) -> None:
     if not chunks:
         return
     try:
-        with redis_client.call() as client, client.pipeline(transaction=False) as round_trip:
+        with redis_client.borrow_client() as client, client.pipeline(transaction=False) as round_trip:
             for chunk in chunks:
                 key = stream_key(chunk.job_id)
                 most = MOST_CHUNKS if chunk.at else 1
@@ -52,7 +52,7 @@ def write_chunks(chunks: Sequence[Chunk]) -> None:
                 round_trip.expire(key, KEPT_S)
             round_trip.publish(notice_channel(), make_notice({chunk.job_id for chunk in chunks}))
             refused = [answer for answer in round_trip.execute(raise_on_error=False) if isinstance(answer, Exception)]
-    except Resting:
+    except CircuitOpen:
         return  # a warning was logged when Redis became unavailable
     except (redis.RedisError, BrokerUnavailable) as error:
         refused = [error]
@@ -66,7 +66,7 @@ def read_entries(after: Mapping[UUID, bytes], most: int) -> dict[UUID, list[Entr
     A job without such entries is missing in the result. Raises `BrokerUnavailable` and `RedisError`.
     """
     by_key = {stream_key(job_id): job_id for job_id in after}
-    with redis_client.call() as client:
+    with redis_client.borrow_client() as client:
         found: Any = client.xread({stream_key(job_id): last for job_id, last in after.items()}, count=most)
     return {by_key[key]: list(_entries(by_key[key], entries)) for key, entries in found}
 

@@ -18,7 +18,7 @@ from django.db.models import Count
 from inference import budget
 from inference.catalog import validation, wording
 from inference.catalog.sizes import lengths
-from inference.catalog.specs import ModelSpec, parameters_digest
+from inference.catalog.specs import ModelSpec, digest_parameters
 from inference.errors import BulkNotFound, InferenceError, InvalidInput, NoneAccepted
 from inference.fields import json_field
 from inference.models import TERMINAL, WAITING, Bulk, Job, Status
@@ -176,11 +176,11 @@ def _jobs(submission: BulkSubmission, bulk: Bulk) -> Iterator[NewJob]:
                 raise item.error
             validation.validate_inputs(spec, item.inputs)
             kind = kinds.of(item.parameters or {})
-            size, length = lengths.measure(spec, item.inputs, kind.parameters)
+            size, length = lengths.measure_inputs(spec, item.inputs, kind.parameters)
             validation.check_rows(spec, size)
         except InferenceError as error:
             is_shown = len(bulk.rejected) < SHOWN_ERRORS
-            detail = error.message if is_shown else wording.shorten(error.message, SHORT_DETAIL)
+            detail = error.message if is_shown else wording.cut_text(error.message, SHORT_DETAIL)
             bulk.rejected.append({"index": index, "job": None, "code": error.code, "detail": detail})
         else:
             yield kind.common.make_job(size, length, inputs=item.inputs, bulk_index=index)
@@ -213,7 +213,7 @@ class _Kinds:
 
     def _new(self, parameters: dict[str, Any]) -> _Kind:
         like = rows.row_factory(self._like(parameters=parameters))
-        return _Kind(parameters, SharedColumns(like, replace(self._message, group=parameters_digest(parameters))))
+        return _Kind(parameters, SharedColumns(like, replace(self._message, group=digest_parameters(parameters))))
 
 
 def _store(bulk: Bulk, new: Sequence[NewJob]) -> None:

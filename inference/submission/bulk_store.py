@@ -94,7 +94,7 @@ def send_messages(spec: ModelSpec, jobs: Sequence[NewJob]) -> None:
 
     Neighbours share a message, which has no more rows than a batch, so that several workers get a share of the jobs.
     """
-    most = PACKED if publisher.is_redis() else PACKED_AMQP
+    most = PACKED if publisher.uses_redis() else PACKED_AMQP
     for chunk in rows.split_into_chunks(jobs):
         messages: list[JobMessage] = []
         for _, same in itertools.groupby(chunk, key=attrgetter("kind")):

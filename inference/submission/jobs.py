@@ -140,8 +140,8 @@ def _new_job(submission: Submission) -> tuple[Job, list[Part]]:
         delivery.check_url(submission.webhook)
     if isinstance(inputs, list) and len(inputs) > spec.max_batch_size:
         compute_slots.return_slot()  # other requests should not wait while thousands of inputs are checked
-    parameters = validation.validate(spec, inputs, submission.parameters, most=wholes.max_inputs(spec))
-    size, length = lengths.measure(spec, inputs, parameters)
+    parameters = validation.validate_request(spec, inputs, submission.parameters, most=wholes.max_inputs(spec))
+    size, length = lengths.measure_inputs(spec, inputs, parameters)
     parts = wholes.split_into_parts(spec, inputs, parameters, size)
     job = submission.make_job(
         inputs=[] if parts else inputs, parameters=parameters, size=size, length=length, parts=len(parts) or None

@@ -38,7 +38,7 @@ def count_against_rate(name: str, per_minute: int) -> float:
     step_s = 60.0 / per_minute
     burst_s = max(6.0 - step_s, 0.0)
     try:
-        with redis_client.call() as client:
+        with redis_client.borrow_client() as client:
             return float(client.eval(LUA, 1, _key(name), step_s, burst_s))
     except (redis.RedisError, BrokerUnavailable):
         return _take_alone(name, step_s, burst_s)

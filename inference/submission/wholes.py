@@ -33,7 +33,7 @@ def split_into_parts(spec: ModelSpec, inputs: Any, parameters: Mapping[str, Any]
     Raises `InvalidInput` if an input has too many rows, or if the parameters are too large to be stored with each part.
     """
     is_long = size > spec.max_batch_size and lengths.is_list(spec, inputs)
-    parts = lengths.split(spec, inputs, parameters) if is_long else []
+    parts = lengths.split_list(spec, inputs, parameters) if is_long else []
     validation.check_rows(spec, max((part.size for part in parts), default=size))
     if len(parts) < 2:
         return []

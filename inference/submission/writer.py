@@ -16,7 +16,7 @@ from django.db import connection, transaction
 
 from inference import clock, failpoints, row_locks
 from inference.broker import address, publisher
-from inference.broker.circuit_breaker import Resting
+from inference.broker.circuit_breaker import CircuitOpen
 from inference.broker.kombu_publisher import PublishRefused
 from inference.catalog import specs
 from inference.errors import BrokerUnavailable, StoreUnavailable, nothing_stored
@@ -211,7 +211,7 @@ def send_messages(messages: Sequence[publisher.JobMessage]) -> None:
         return
     failpoints.reach("before_publish")
     try:
-        publisher.publish(messages)
+        publisher.publish_messages(messages)
     except PublishRefused as error:
         _mark_unsent([message for message in messages if message.queue in error.queues], error)
     except BrokerUnavailable as error:
@@ -220,7 +220,7 @@ def send_messages(messages: Sequence[publisher.JobMessage]) -> None:
 
 
 def _mark_unsent(messages: Sequence[publisher.JobMessage], reason: BrokerUnavailable) -> None:
-    level = logging.DEBUG if isinstance(reason, Resting) else logging.WARNING
+    level = logging.DEBUG if isinstance(reason, CircuitOpen) else logging.WARNING
     ids = [job_id for message in messages for job_id in message.job_ids]
     logger.log(level, "%d jobs accepted without a message, the reconciler sends it: %s", len(ids), reason)
     try:
@@ -237,7 +237,7 @@ def make_message(job: Job, *, recovered: bool = False) -> publisher.JobMessage:
         job_id=str(job.id),
         model=job.model,
         queue=address.queue_of(job.model),
-        group=specs.parameters_digest(job.parameters),
+        group=specs.digest_parameters(job.parameters),
         size=job.size,
         length=job.length,
         priority=job.priority,

@@ -128,7 +128,7 @@ def _send_again() -> None:
     failure: errors.BrokerUnavailable | None = None
     for messages in _at_once([make_message(job, recovered=True) for job in _lost()]):
         try:
-            publisher.publish(messages)
+            publisher.publish_messages(messages)
         except errors.BrokerUnavailable as error:  # of this queue, or of all queues: then the others fail at once
             failure = error
         else:
@@ -171,7 +171,7 @@ def _room(model: str, most: int) -> int:
     """Return how many more messages of this model may wait, at most `most`."""
     queue = queue_of(model)
     try:
-        messages = publisher.queue_lengths([queue])[queue]
+        messages = publisher.count_messages([queue])[queue]
     except PublishRefused:  # sending to this queue fails too, with the reason
         messages = 0
     queued = Job.objects.filter(model=model, status=Status.QUEUED, parts=None).order_by().values("pk")
@@ -186,7 +186,7 @@ def _at_once(messages: Iterable[JobMessage]) -> Iterator[list[JobMessage]]:
     line = attrgetter("priority", "queue")
     for _, group in itertools.groupby(sorted(messages, key=line), line):
         chunks = list(rows.split_into_chunks(group, CHUNK))
-        yield from reversed(chunks) if publisher.is_redis() else chunks
+        yield from reversed(chunks) if publisher.uses_redis() else chunks
 
 
 def _run_here() -> set[str]:
@@ -202,7 +202,7 @@ def _missing() -> Q:
     waiting = _run_here().intersection(
         Job.objects.filter(status=Status.QUEUED).order_by().values_list("model", flat=True).distinct()
     )
-    priorities = publisher.waiting_priorities([queue_of(name) for name in waiting])
+    priorities = publisher.list_waiting_priorities([queue_of(name) for name in waiting])
     living = list(workers.living())
     held = any(worker.held or worker.replicas_busy for worker in living)
     missing = Q(pk__in=[])

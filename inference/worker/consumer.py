@@ -17,7 +17,7 @@ from kombu.common import ignore_errors
 from kombu.exceptions import ContentDisallowed, DecodeError
 
 from inference import clock
-from inference.batching.queue import Item, check
+from inference.batching.queue import Item, check_items
 from inference.broker import address, json_types
 from inference.broker.messages import MOST_PACKED
 from inference.worker.dispatch import Dispatcher
@@ -182,7 +182,7 @@ def items_of(request: Request, dispatcher: Dispatcher) -> tuple[list[Item], str]
             Item(_canonical(job_id), group, max(1, int(size)), max(1, int(length)), *common)
             for job_id, size, length in jobs
         ]
-        check(items)
+        check_items(items)
         return items, model
     except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise InvalidTaskError(f"not a job message: {error!r}") from error

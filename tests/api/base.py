@@ -82,7 +82,7 @@ class Laborer(threading.Thread):
 @override_settings(MODELS_FILE=MODELS_FILE, API_KEY_REQUIRED=False, WORKER_SILENT_S=PATIENCE_S)
 class ApiTestCase(TransactionTestCase):
     def setUp(self) -> None:
-        redis_client.get().flushdb()
+        redis_client.get_client().flushdb()
         figures = (served_models, in_memory, notes, speeds, worker_catalogs.runs)
         for remembered in (*figures, admission, queue_position, metrics):
             remembered.forget()

@@ -77,7 +77,7 @@ class ApiTests(BadFile, ApiTestCase):
                 self.assertIn(words, self.client.get("/readyz").json()["reasons"][-1])
 
     def test_it_is_parsed_once(self) -> None:
-        with patch.object(reader, "parse", wraps=reader.parse) as parse:
+        with patch.object(reader, "parse_catalog", wraps=reader.parse_catalog) as parse:
             for _ in range(3):
                 self.client.get("/readyz")
         self.assertEqual(parse.call_count, 1)

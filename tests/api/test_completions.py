@@ -11,7 +11,7 @@ from django.test import SimpleTestCase, override_settings
 
 from api.requests.dialects import completions
 from inference.catalog.lookup import spec_of
-from inference.catalog.reader import parse
+from inference.catalog.reader import parse_catalog
 from inference.catalog.sizes.lengths import CHAT_TOKENS
 from inference.catalog.specs import ModelSpec
 from inference.catalog.validation import validate_parameters
@@ -86,7 +86,7 @@ class ReadTests(SimpleTestCase):
             with self.subTest(table):
                 comma = "," if table else ""
                 limit = f'max_new_tokens = {{ type = "integer"{comma} {table} }}'
-                spec = parse(f'[m]\ntask = "text-generation"\nengine = "a:B"\n[m.parameters]\n{limit}\n')["m"]
+                spec = parse_catalog(f'[m]\ntask = "text-generation"\nengine = "a:B"\n[m.parameters]\n{limit}\n')["m"]
                 submission = completions.chat({"messages": HELLO}, spec).submission
                 self.assertEqual(submission.parameters.get("max_new_tokens"), expected)
                 validated = validate_parameters(spec, submission.parameters)

@@ -192,8 +192,8 @@ class QuotaTests(ApiTestCase):
                 self.assertEqual([rates.count_against_rate("somebody", 20) for _ in waits], waits)
 
     def test_the_rate_is_kept_without_the_broker_too(self) -> None:
-        no_broker = patch.object(redis_client, "get", side_effect=redis.ConnectionError)
-        breaker = patch.object(redis_client, "breaker", redis_client.new_breaker())
+        no_broker = patch.object(redis_client, "get_client", side_effect=redis.ConnectionError)
+        breaker = patch.object(redis_client, "breaker", redis_client.make_breaker())
         with no_broker as get, breaker, patch.object(rates, "time", Mock(monotonic=lambda: 1000.0)):
             waits = [rates.count_against_rate("somebody", 20) for _ in range(3)]
         self.assertEqual(waits, [0.0, 0.0, 3.0])

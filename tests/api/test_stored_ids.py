@@ -66,7 +66,7 @@ class StoredIdsTests(ApiTestCase):
                 waited.began_at -= 9.0
             raise BrokerUnavailable("away")
 
-        with patch.dict(os.environ, DATABASE_ANSWER_S="4"), patch.object(publisher, "publish", send):
+        with patch.dict(os.environ, DATABASE_ANSWER_S="4"), patch.object(publisher, "publish_messages", send):
             answer = self.bulk()
         shown = answer.json()
         self.assertEqual((answer.status_code, shown["id"]), (202, str(Bulk.objects.get().pk)))

@@ -169,7 +169,7 @@ class GetTests(StreamCase):
         attempt = Attempt(job)
         attempt.write(*pieces("once", 6))
         ids = [event.id for event in self.events(self.running(job, attempt))]
-        redis_client.get().flushdb()
+        redis_client.get_client().flushdb()
         for last in ids:
             for answer in (self.stream(job, **{"Last-Event-ID": last}), self.stream(job, f"?last_event_id={last}")):
                 events = self.events(answer)
@@ -306,7 +306,7 @@ class WaitingTests(StreamCase):
         old, new = (self.stream(job, "?on_disconnect=cancel") for _ in range(2))
         for answer in (old, new):
             next(iter(answer.streaming_content))  # type: ignore[attr-defined]
-        redis_client.get().flushdb()  # what it holds may be lost
+        redis_client.get_client().flushdb()  # what it holds may be lost
         old.close()
         self.assertEqual(Job.objects.get().status, "queued")
         new.close()
@@ -316,7 +316,7 @@ class WaitingTests(StreamCase):
         job = self.job()
         old = self.stream(job, "?on_disconnect=cancel")
         next(iter(old.streaming_content))  # type: ignore[attr-defined]
-        with patch.object(redis_client, "call", side_effect=BrokerUnavailable("away")):
+        with patch.object(redis_client, "borrow_client", side_effect=BrokerUnavailable("away")):
             new = self.stream(job, "?on_disconnect=cancel")
             next(iter(new.streaming_content))  # type: ignore[attr-defined]
         old.close()

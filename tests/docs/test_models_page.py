@@ -54,7 +54,7 @@ class ModelsPageTests(SimpleTestCase):
         self.assertGreater(runner.tries, 5)
 
     def test_the_catalogs_are_valid_and_the_hub_model_is_pinned(self) -> None:
-        models = reader.load(settings.MODELS_FILE)
+        models = reader.load_catalog(settings.MODELS_FILE)
         self.assertEqual(set(models), {"sentiment", "reviews", "vectors", "topics", "shout"})
         self.assertIsNone(weights.find_local_folder(models["sentiment"]))
         self.assertTrue(models["sentiment"].revision)

@@ -35,7 +35,7 @@ class TablesTests(SimpleTestCase):
 class SeedsPageTests(SimpleTestCase):
     def test_its_model_is_one(self) -> None:
         (table,) = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
-        spec = reader.parse(table)["fill"]
+        spec = reader.parse_catalog(table)["fill"]
         self.assertEqual((spec.task, spec.parameters["top_k"].default), ("fill-mask", 1))
 
     def test_the_rows_of_service_streamer_s_own_table_can_be_measured(self) -> None:

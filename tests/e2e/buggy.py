@@ -25,7 +25,7 @@ class Bugs(AppConfig):
 
         add(IN_WEB, validation, "validate_inputs", lambda given: given[1])
         add(IN_WORKER, outcomes, "size", lambda given: given[0])
-        add(IN_WEBHOOKS, delivery, "payload", lambda given: given[0].inputs)
+        add(IN_WEBHOOKS, delivery, "make_payload", lambda given: given[0].inputs)
 
 
 def add(bug: str, module: ModuleType, name: str, of: Callable[[Any], object]) -> None:

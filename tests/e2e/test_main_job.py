@@ -45,7 +45,7 @@ def bare_answers(texts: list[str]) -> list[list[float]]:
     """What the model says without the service: the library's pipeline, one text at a time, mean and length one."""
     from transformers import pipeline
 
-    spec = reader.load(settings.BASE_DIR / "models.toml")["embeddings"]
+    spec = reader.load_catalog(settings.BASE_DIR / "models.toml")["embeddings"]
     extract = pipeline("feature-extraction", model=str(weights.fetch_folder(spec)), device="cpu")
     return [normal(extract(text)[0]) for text in texts]
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
 
-from inference.broker.messages import JobMessage, redis_envelope
+from inference.broker.messages import JobMessage, make_redis_envelope
 from tests.faults.fault import Fault
 from tests.faults.trial import Trial
 
@@ -34,7 +34,7 @@ class Forger:
             job_id=str(job_id or uuid4()), model="echo", queue=QUEUE, group="", size=1, length=1, priority=2,
             created_at=time.time(), expires_at=None,
         )  # fmt: skip
-        return {**json.loads(redis_envelope(message)), **changes}
+        return {**json.loads(make_redis_envelope(message)), **changes}
 
     def with_body(self, body: Any) -> str:
         return json.dumps(self.envelope(body=base64.b64encode(json.dumps(body).encode()).decode()))

@@ -65,9 +65,9 @@ def _predict(made: Any, name: str, given: dict[str, Any]) -> list[Any]:
     """Each alone, then all together."""
     task = tasks.find_task(name)
     inputs: list[Any] = {
-        units.tokens: [made.sample(text) for text in TEXTS],
-        units.patches: [tiny_models.png(), tiny_models.png((20, 200, 90))],
-        units.frames: [tiny_models.wav(), tiny_models.wav(900.0)],
+        units.estimate_tokens: [made.sample(text) for text in TEXTS],
+        units.estimate_patches: [tiny_models.png(), tiny_models.png((20, 200, 90))],
+        units.estimate_frames: [tiny_models.wav(), tiny_models.wav(900.0)],
     }[task.unit]
     given = {**task.measured_with, **given}
     found = [*(made.predict([value], given)[0] for value in inputs), *made.predict(inputs, given)]

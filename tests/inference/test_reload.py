@@ -35,7 +35,7 @@ class ReloadTests(TestCase):
             self.reload()
 
     def test_what_runs_already_is_said_at_once(self) -> None:
-        self.make(digest=specs.digest_of(lookup.models()))
+        self.make(digest=specs.digest_catalog(lookup.models()))
         self.assertEqual(
             self.reload().splitlines(),
             [
@@ -45,7 +45,7 @@ class ReloadTests(TestCase):
         )
 
     def test_what_changes_is_known_to_the_web_processes_too_when_it_ends(self) -> None:
-        self.make(digest=specs.digest_of(lookup.models()), runs="of before")
+        self.make(digest=specs.digest_catalog(lookup.models()), runs="of before")
         with patch("inference.management.commands.reload.time.sleep") as slept:
             self.assertIn("changed: embeddings.", self.reload())
         self.assertGreater(sum(call.args[0] for call in slept.call_args_list), lookup.LOOK_S)

@@ -40,11 +40,11 @@ def broker_problem() -> str:
     The text is empty if both can be used.
     """
     try:
-        publisher.ping()
-        if not publisher.is_redis():
-            redis_client.get().ping()
+        publisher.ping_broker()
+        if not publisher.uses_redis():
+            redis_client.get_client().ping()
     except BrokerUnavailable as error:
-        return f"{error.message.rstrip('.')}. {_variable('REDIS_URL' if publisher.is_redis() else 'BROKER_URL')}"
+        return f"{error.message.rstrip('.')}. {_variable('REDIS_URL' if publisher.uses_redis() else 'BROKER_URL')}"
     except redis.RedisError as error:
         return f"The Redis of the notices cannot be used: {str(error).rstrip('.')}. {_variable('REDIS_URL')}"
     return ""

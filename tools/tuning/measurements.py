@@ -29,9 +29,9 @@ from tools.tuning.replica import (  # fmt: skip
 )
 
 LENGTHS = {
-    units.tokens: (8, 32, 128, 512),
-    units.frames: (50, 250, 1500),  # 1, 5 and 30 seconds
-    units.patches: (1,),
+    units.estimate_tokens: (8, 32, 128, 512),
+    units.estimate_frames: (50, 250, 1500),  # 1, 5 and 30 seconds
+    units.estimate_patches: (1,),
 }
 PROMPTS = (32, 256)  # tokens
 TYPICAL = 32  # tokens, for measurements at one length only
@@ -123,7 +123,7 @@ class Measurement:
 def lengths_for(spec: ModelSpec, own_inputs: Sequence[Any]) -> list[int]:
     """Return three lengths of the user's own inputs, or lengths that inputs of the task can have."""
     if own_inputs:
-        found = sorted({lengths.measure(spec, value)[1] for value in own_inputs})
+        found = sorted({lengths.measure_inputs(spec, value)[1] for value in own_inputs})
         return sorted({found[0], found[len(found) // 2], found[-1]})
     task = tasks.find_task(spec.task)
     wanted = PROMPTS if task.generates else LENGTHS[task.unit]

@@ -21,11 +21,11 @@ LONGEST = 128  # tokens of the longest of these texts
 def sample(spec: ModelSpec, engine: Engine, length: int, own: Sequence[Any]) -> Any:
     """Return an input of about `length` tokens: the nearest of the user's own, or one made up for the task."""
     if own:
-        return min(own, key=lambda value: abs(lengths.measure(spec, value)[1] - length))
+        return min(own, key=lambda value: abs(lengths.measure_inputs(spec, value)[1] - length))
     unit = tasks.find_task(spec.task).unit
-    if unit is units.patches:
+    if unit is units.estimate_patches:
         return _image()
-    if unit is units.frames:
+    if unit is units.estimate_frames:
         return media.example_audio(length / units.FRAMES_PER_S)
     return engine.sample(" ".join(WORDS[place % len(WORDS)] for place in range(max(1, length - 2))))
 
@@ -36,7 +36,7 @@ def compared(spec: ModelSpec, engine: Engine, lengths: Sequence[int]) -> list[An
     If a task takes longer to answer, or its inputs are no texts, there is one input of each length.
     """
     task, rng = tasks.find_task(spec.task), random.Random(0)
-    if task.generates or task.unit in (units.patches, units.frames):
+    if task.generates or task.unit in (units.estimate_patches, units.estimate_frames):
         return [sample(spec, engine, length, ()) for length in lengths]
     longest = min(lengths[-1], LONGEST)
     return [engine.sample(" ".join(rng.choices(WORDS, k=rng.randint(1, max(1, longest - 2))))) for _ in range(TEXTS)]

@@ -11,7 +11,7 @@ from typing import Any
 from api.errors.problems import ApiError
 from inference.catalog import wording
 from inference.catalog.lookup import models, spec_of
-from inference.catalog.neutral_values import OPENAI, OPENAI_IGNORED, Neutral, is_neutral, refusal
+from inference.catalog.neutral_values import OPENAI, OPENAI_IGNORED, Neutral, describe_refusal, is_neutral
 from inference.catalog.specs import ModelSpec
 from inference.errors import InvalidInput
 from inference.submission.submissions import Submission
@@ -55,7 +55,7 @@ def fields_of(document: Any) -> dict[str, Any]:
     Raises `InvalidInput` if the body is not a JSON object.
     """
     if not isinstance(document, dict):
-        raise InvalidInput(f"The body must be a JSON object, not {wording.type_of(document)}.", field="body")
+        raise InvalidInput(f"The body must be a JSON object, not {wording.json_type_of(document)}.", field="body")
     return {name: value for name, value in document.items() if value is not None}
 
 
@@ -110,5 +110,5 @@ def refuse_others(
             continue
         shown = f"{where}{wording.quote_name(name)}"
         if name not in neutral:
-            raise InvalidInput(f"{shown}: unknown field; {wording.suggest(name, known)}", field=shown)
-        raise InvalidInput(f"{shown}: {refusal(neutral, name)}", field=shown)
+            raise InvalidInput(f"{shown}: unknown field; {wording.suggest_name(name, known)}", field=shown)
+        raise InvalidInput(f"{shown}: {describe_refusal(neutral, name)}", field=shown)

@@ -162,7 +162,7 @@ def _messages(given: dict[str, Any]) -> list[Any]:
 def _message(index: int, message: Any) -> dict[str, str]:
     where = f"messages[{index}]"
     if not isinstance(message, dict):
-        raise InvalidInput(f"{where}: must be an object, not {wording.type_of(message)}.", field=where)
+        raise InvalidInput(f"{where}: must be an object, not {wording.json_type_of(message)}.", field=where)
     role = message.get("role")
     if not isinstance(role, str) or role not in ROLES:
         raise InvalidInput(f"{where}.role: must be one of {', '.join(ROLES)}.", field=f"{where}.role")

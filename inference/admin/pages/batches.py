@@ -83,7 +83,7 @@ class BatchSummary:
 
     @property
     def learnt_s(self) -> float | None:
-        return self.calls * self.cost.seconds(self.rows, self.longest) if self.cost else None
+        return self.calls * self.cost.predict_s(self.rows, self.longest) if self.cost else None
 
     @property
     def lengths(self) -> SafeString:
@@ -120,4 +120,4 @@ def _batches(jobs: Iterable[Job]) -> Iterator[BatchSummary]:
 
 def _cost(worker: Worker | None, model: str) -> CostModel | None:
     costs = ((worker.costs if worker else None) or {}).get(model)
-    return CostModel.of(costs) if costs and costs.get("calls") else None
+    return CostModel.from_snapshot(costs) if costs and costs.get("calls") else None

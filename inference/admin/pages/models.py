@@ -63,7 +63,7 @@ def lines() -> list[ModelRow]:
 
 def facts(spec: ModelSpec) -> Iterator[tuple[str, Any]]:
     """Yield the fields of a model's entry that have a value."""
-    for name in specs.keys():  # noqa: SIM118 - a function
+    for name in specs.list_table_keys():
         value = getattr(spec, name)
         several = value.items() if isinstance(value, Mapping) else [("", value)]
         for key, one in several:
@@ -126,9 +126,9 @@ def plots(name: str, living: list[Worker]) -> Iterator[tuple[Worker, SafeString,
     for worker in living:
         costs = (worker.costs or {}).get(name) or {}
         if costs.get("seen"):
-            model = CostModel.of({**costs, "overhead_s": 0.0})
+            model = CostModel.from_snapshot({**costs, "overhead_s": 0.0})
             points = [
-                (model.seconds(size, length), took, f"{size} of {length:g} tokens: {display.duration(took)}")
+                (model.predict_s(size, length), took, f"{size} of {length:g} tokens: {display.duration(took)}")
                 for size, length, took in costs["seen"]
             ]
             beside = (

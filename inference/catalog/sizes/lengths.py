@@ -25,11 +25,11 @@ def is_list(spec: ModelSpec, inputs: Any) -> bool:
     )
 
 
-def items(spec: ModelSpec, inputs: Any) -> list[Any]:
+def list_items(spec: ModelSpec, inputs: Any) -> list[Any]:
     return list(inputs) if is_list(spec, inputs) else [inputs]
 
 
-def measure(spec: ModelSpec, inputs: Any, parameters: Mapping[str, Any] = NONE) -> tuple[int, int]:
+def measure_inputs(spec: ModelSpec, inputs: Any, parameters: Mapping[str, Any] = NONE) -> tuple[int, int]:
     """Return the number of rows and the tokens of a row, each at least 1.
 
     A text is a row, and so is each of its labels, or of the sentences that it is compared with. The tokens are those of
@@ -37,7 +37,7 @@ def measure(spec: ModelSpec, inputs: Any, parameters: Mapping[str, Any] = NONE) 
     they are the average of its texts.
     """
     task = tasks.find_task(spec.task)
-    shapes = [_shape(spec, task, item, parameters) for item in items(spec, inputs)]
+    shapes = [_shape(spec, task, item, parameters) for item in list_items(spec, inputs)]
     return sum(rows for rows, _ in shapes), max(1, *(tokens for _, tokens in shapes))
 
 
@@ -51,7 +51,7 @@ class Part:
     length: int  # tokens of the longest
 
 
-def split(spec: ModelSpec, inputs: list[Any], parameters: Mapping[str, Any] = NONE) -> list[Part]:
+def split_list(spec: ModelSpec, inputs: list[Any], parameters: Mapping[str, Any] = NONE) -> list[Part]:
     """Split a list of inputs into parts of as many rows as a batch holds; an input that alone has more is one part."""
     task = tasks.find_task(spec.task)
     parts: list[Part] = []
@@ -66,7 +66,7 @@ def split(spec: ModelSpec, inputs: list[Any], parameters: Mapping[str, Any] = NO
     return parts
 
 
-def length(spec: ModelSpec, item: Any) -> int:
+def estimate_length(spec: ModelSpec, item: Any) -> int:
     """Return the tokens of one input, with those that the model would cut off."""
     return _length(tasks.find_task(spec.task).unit, item)
 

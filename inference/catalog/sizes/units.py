@@ -26,10 +26,10 @@ SOUND_BYTES_PER_S = 16_000  # of compressed sound at 128 kbit/s
 WAV_HEADER = 48  # base64 characters with the first 32 bytes of a WAV file, up to its bytes per second
 
 
-def tokens(text: str) -> int:
+def estimate_tokens(text: str) -> int:
     """Return an estimate of a text's tokens, in a few microseconds and never in more than some hundred."""
     if len(text) > SAMPLE:
-        return tokens(text[:SAMPLE]) * len(text) // SAMPLE
+        return estimate_tokens(text[:SAMPLE]) * len(text) // SAMPLE
     size = len(text)
     encoded = text.encode("utf-8", "surrogatepass")
     extra = len(encoded) - size
@@ -38,12 +38,12 @@ def tokens(text: str) -> int:
     return int(PER_TEXT + PER_WORD * words + PER_CHARACTER * size + PER_MARK * marks + PER_EXTRA_BYTE * extra)
 
 
-def patches(image: str) -> int:
+def estimate_patches(image: str) -> int:
     """Return an estimate of the patches of an image in base64."""
     return min(MAX_PATCHES, _bytes(image) // IMAGE_BYTES_PER_PATCH)
 
 
-def frames(sound: str) -> int:
+def estimate_frames(sound: str) -> int:
     """Return an estimate of the frames of a sound in base64."""
     return int(FRAMES_PER_S * _bytes(sound) / (_wav_bytes_per_s(sound) or SOUND_BYTES_PER_S))
 

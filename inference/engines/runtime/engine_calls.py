@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from inference.catalog.parameters import check
+from inference.catalog.parameters import check_parameter
 from inference.catalog.sizes import lengths
 from inference.engines.base import Engine
 from inference.engines.runtime.faults import describe, is_device_failure, is_in_use, is_out_of_memory
@@ -87,7 +87,7 @@ class _Batch:
         """
         if self.engine.spec.input:
             try:
-                check("inputs", self.engine.spec.input, self.items[index])
+                check_parameter("inputs", self.engine.spec.input, self.items[index])
             except InvalidInput as error:
                 self.outcomes[index] = error
         return self.outcomes[index] is _OPEN
@@ -144,7 +144,7 @@ class _Batch:
             self.oom_shape = self.shape(indexes)
 
     def shape(self, indexes: list[int]) -> tuple[int, float]:
-        shapes = [lengths.measure(self.engine.spec, self.items[index], self.parameters) for index in indexes]
+        shapes = [lengths.measure_inputs(self.engine.spec, self.items[index], self.parameters) for index in indexes]
         rows = sum(size for size, _ in shapes)
         longest = max(length for _, length in shapes)
         return rows, longest if self.engine.padded else sum(size * length for size, length in shapes) / rows

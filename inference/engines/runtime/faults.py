@@ -109,4 +109,4 @@ def _text(error: BaseException) -> str:
 
 
 def shorten(text: str) -> str:
-    return wording.shorten(text, MAX_DETAIL)
+    return wording.cut_text(text, MAX_DETAIL)

@@ -30,7 +30,7 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, timeout: float, **options: Any) -> None:
         try:
-            wanted = reader.load(settings.MODELS_FILE)
+            wanted = reader.load_catalog(settings.MODELS_FILE)
         except CatalogError as error:
             raise CommandError(f"Nothing changes. {error}") from error
         living = list(workers.living())

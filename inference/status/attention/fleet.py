@@ -21,7 +21,7 @@ OFTEN = 5  # ends of a replica's process within the minutes that its worker coun
 
 
 def file(living: Iterable[Worker]) -> Iterator[AttentionItem]:
-    problems = {lookup.problem(), *((worker.catalog or {}).get("problem", "") for worker in living)}
+    problems = {lookup.find_file_problem(), *((worker.catalog or {}).get("problem", "") for worker in living)}
     known = lookup.known_models()
     for problem in sorted(filter(None, problems)):
         text = f"{problem} {'The models do not change' if known else 'No model is served here'} until you correct it."

@@ -14,7 +14,7 @@ from typing import Any
 
 from inference import errors, failpoints
 from inference.catalog.sizes import lengths
-from inference.catalog.specs import ModelSpec, parameters_digest
+from inference.catalog.specs import ModelSpec, digest_parameters
 from inference.engines.base import Engine
 from inference.engines.runtime.engine_calls import RunReport
 from inference.engines.runtime.engine_calls import run as run_engine
@@ -117,7 +117,7 @@ class BatchRun:
             except errors.InvalidInput as error:
                 self.refused += [failed(job, error) for job in same]
             else:
-                items = [lengths.items(self.spec, job.inputs) for job in same]
+                items = [lengths.list_items(self.spec, job.inputs) for job in same]
                 self.calls.append(EngineCall(self.spec, same, items, parameters))
 
     def prepare(self) -> None:
@@ -251,7 +251,7 @@ def claim_jobs(call: BatchCall, replica: LoadedModels) -> list[Claimed]:
 
 def _by_parameters(jobs: Sequence[Claimed]) -> Iterator[list[Claimed]]:
     def digest(job: Claimed) -> str:
-        return parameters_digest(job.parameters)
+        return digest_parameters(job.parameters)
 
     for _, same in groupby(sorted(jobs, key=digest), key=digest):
         yield list(same)

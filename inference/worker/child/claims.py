@@ -64,7 +64,7 @@ def _is_for_newer(spec: ModelSpec, parameters: dict[str, object]) -> bool:
     A web process may have read the file before this worker did.
     """
     try:
-        newer = reader.load(settings.MODELS_FILE).get(spec.name, spec)
+        newer = reader.load_catalog(settings.MODELS_FILE).get(spec.name, spec)
         validation.validate_parameters(newer, parameters)
     except (specs.CatalogError, errors.InvalidInput):
         return False

@@ -114,9 +114,9 @@ class Housekeeping(threading.Thread):
         snapshot = self.heartbeat.snapshot()
         # This raises while the broker is away or full, for which the event loop itself waits. The lengths of queues
         # can be read from a full broker.
-        publisher.ping()
+        publisher.ping_broker()
         consumed = [queue_of(name) for name in self.replicas.serving.intersection(snapshot.model_names)]
-        waiting = sum(publisher.queue_lengths(consumed).values())
+        waiting = sum(publisher.count_messages(consumed).values())
         reason = self.watchdog.reason(
             now=time.monotonic(), looped_at=snapshot.looped_at, waiting=waiting, held=snapshot.held,
             busy=snapshot.replicas_busy, ready=snapshot.replicas_ready,

@@ -58,7 +58,7 @@ def catalog(replicas: ReplicaRegistry, lazy: LazyStatus) -> dict[str, Any]:
     digest = replicas.file_digest  # it is read before the entries, which are then never older
     found = {spec.digest: spec for spec in (*replicas.specs.values(), *replicas.catalog.values())}
     models = [_entry(replicas, spec, lazy) for spec in found.values()]
-    return {"digest": digest, "problem": lookup.problem(), "models": models}
+    return {"digest": digest, "problem": lookup.find_file_problem(), "models": models}
 
 
 def _entry(replicas: ReplicaRegistry, spec: ModelSpec, lazy: LazyStatus) -> dict[str, Any]:

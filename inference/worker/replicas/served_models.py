@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from django.conf import settings
 
 from inference.catalog import lookup, wording
-from inference.catalog.specs import Catalog, digest_of
+from inference.catalog.specs import Catalog, digest_catalog
 from inference.models import WAITING, Job
 from inference.worker.replicas.registry import ReplicaRegistry
 
@@ -24,7 +24,7 @@ class ModelSelection:
     def apply(self, catalog: Catalog) -> Catalog:
         """Return the entries of `catalog` that are selected."""
         found = {name: spec for name, spec in catalog.items() if self.names is None or name in self.names}
-        return {name: spec.on_gpu() for name, spec in found.items()} if self.on_gpu else found
+        return {name: spec.with_gpu_limits() for name, spec in found.items()} if self.on_gpu else found
 
 
 def parse_selection(models: Catalog, option: str | None) -> ModelSelection:
@@ -36,7 +36,7 @@ def parse_selection(models: Catalog, option: str | None) -> ModelSelection:
         return ModelSelection()
     names = frozenset(part.strip() for part in option.split(","))
     for name in sorted(names - models.keys()):
-        hint = wording.suggest(name, models)
+        hint = wording.suggest_name(name, models)
         raise ValueError(f"--models {option}: there is no model {name!r} in models.toml; {hint}")
     return ModelSelection(names)
 
@@ -53,7 +53,7 @@ class ServedModels:
         self._followed = lookup.models()
         self._left_at: dict[str, float] = {}  # monotonic: when each model left the file
         self._jobless: dict[str, float] = {}  # of each model without a job left: when it had left
-        replicas.file_digest = digest_of(self._followed)
+        replicas.file_digest = digest_catalog(self._followed)
 
     def follow(self, is_idle: Callable[[str], bool]) -> None:
         """Follow the models file, in the event loop.
@@ -64,7 +64,7 @@ class ServedModels:
         if models is not self._followed:
             self._followed = models
             replicas.follow(self.selection.apply(models))
-            replicas.file_digest = digest_of(models)
+            replicas.file_digest = digest_catalog(models)
             now = time.monotonic()
             self._left_at = {name: self._left_at.get(name, now) for name in replicas.leaving}
         for name in replicas.leaving & self._jobless.keys():

@@ -64,9 +64,9 @@ class Backlog:
         queues = dict(self.queues)
         for name, spec in after.items():
             queue = queues.setdefault(name, BatchQueue(_limits(spec), CostModel()))
-            queue.limit(_limits(spec))
+            queue.set_limits(_limits(spec))
             if name in before and before[name].load_digest != spec.load_digest:
-                queue.learn_anew()
+                queue.forget_costs()
         self.specs, self.queues = after, queues
 
     def is_idle(self, model: str) -> bool:
@@ -88,7 +88,9 @@ class Backlog:
                 known.item = item
                 self.isolation.wait_alone(known)
             return
-        item = item._replace(turn=self._owners[item.priority].enter(item.owner, self.queues[model].cost_s(item)))
+        item = item._replace(
+            turn=self._owners[item.priority].assign_turn(item.owner, self.queues[model].estimate_cost_s(item))
+        )
         self.held[item.id] = held = HeldJob(
             item=item, model=model, requests=[request] if request else [], is_from_row=not request
         )
@@ -109,7 +111,7 @@ class Backlog:
         arrivals = {(held.item.priority, held.item.arrived_at_s) for held in batch.called if held.requests}
         for priority, at_s in arrivals:
             key = str(priority)
-            known, arrived_at_s = reached.get(key, 0.0), min(at_s, queue.oldest_s(priority))
+            known, arrived_at_s = reached.get(key, 0.0), min(at_s, queue.oldest_arrival_s(priority))
             was_set_back = known > clock.time_s() + SET_BACK_S
             reached[key] = arrived_at_s if was_set_back else max(known, arrived_at_s)
 
@@ -173,7 +175,7 @@ class Backlog:
 
         Return True if there were any: their rows are still to be marked.
         """
-        expired = [item for queue in self.queues.values() for item in queue.expire(clock.earliest_s())]
+        expired = [item for queue in self.queues.values() for item in queue.remove_expired(clock.earliest_s())]
         for item in expired:
             self.leave(self.held[item.id])
             self.release(self.held[item.id], errors.Expired.code, 0.0)
@@ -188,7 +190,9 @@ class Backlog:
 
     def leave(self, held: HeldJob) -> None:
         """Return to the owner's share the cost of a job that is not run here."""
-        self._owners[held.item.priority].leave(held.item.owner, self.queues[held.model].cost_s(held.item))
+        self._owners[held.item.priority].take_back_turn(
+            held.item.owner, self.queues[held.model].estimate_cost_s(held.item)
+        )
 
     def next(self, without: Set[str], *, idle: int) -> tuple[list[HeldJob], Bisection | None, bool] | None:
         """Return the next batch of models not in `without`: its jobs, its search, and whether it is closed.
@@ -219,11 +223,11 @@ class Backlog:
         most = min(MOST_TOGETHER, (len(first) + len(queue)) // max(1, able))
         jobs, took_s, more = 0, 0.0, []
         while self._may_go_on(queue, last):
-            jobs, last_s = jobs + len(last), queue.following_s([held.item for held in last])
+            jobs, last_s = jobs + len(last), queue.predict_following_s([held.item for held in last])
             took_s += last_s
             if jobs + min(len(last), len(queue)) > most or took_s + last_s > limit_s:
                 break
-            items = queue.take(clock.earliest_s(), most_s=min(each_s, limit_s - took_s))
+            items = queue.take_batch(clock.earliest_s(), most_s=min(each_s, limit_s - took_s))
             if not items:
                 break
             last = self._taken(items[0], items)
@@ -238,8 +242,8 @@ class Backlog:
         """
         if all(held.item.priority >= PATIENT for held in first):
             return TOGETHER_S, TOGETHER_S
-        each_s = queue.costs.around_s(len(first))
-        return HURRIED_S if queue.following_s([held.item for held in first]) <= each_s else 0.0, each_s
+        each_s = queue.costs.predict_overhead_s(len(first))
+        return HURRIED_S if queue.predict_following_s([held.item for held in first]) <= each_s else 0.0, each_s
 
     def _may_go_on(self, queue: BatchQueue, batch: Sequence[HeldJob]) -> bool:
         """Return True if the queue's next batch may go with one that was taken from it."""
@@ -257,7 +261,7 @@ class Backlog:
         return {
             name: min(MOST_TOGETHER, int(queue.costs.items_per_s() / queue.costs.pace * TOGETHER_S))
             for name, queue in self.queues.items()
-            if queue.costs.calls >= LEARNT and (head := queue.head()) and head.priority >= PATIENT
+            if queue.costs.calls >= LEARNT and (head := queue.first_item()) and head.priority >= PATIENT
         }
 
     def is_overtaken(self, batch: Batch) -> bool:
@@ -289,7 +293,7 @@ class Backlog:
         for turn in self._turns(now, without):
             if self.replicas.steps(turn.model):
                 return None
-            if items := turn.queue.take(now, priority=turn.priority):
+            if items := turn.queue.take_batch(now, priority=turn.priority):
                 return self._taken(turn, items)
         return None
 
@@ -297,17 +301,17 @@ class Backlog:
         """Take the items of a turn's batch out of its queue. The list is empty if all that was due has expired."""
         queue = turn.queue
         if not self.replicas.steps(turn.model):
-            return queue.take(now, priority=turn.priority)
+            return queue.take_batch(now, priority=turn.priority)
         limits = queue.limits
         share = math.ceil(len(queue) / max(1, idle))
         room = Room(rows=limits.max_batch_size, tokens=limits.max_batch_tokens, longest=int(queue.padded))
-        return queue.take_next(now, room, priority=turn.priority, most=share)
+        return queue.take_next_items(now, room, priority=turn.priority, most=share)
 
     def _taken(self, turn: Turn | Item, items: Sequence[Item]) -> list[HeldJob]:
         """Return the jobs of a batch that goes now, and note that its owner and its priority had their turn."""
         waiting = {priority for queue in self._able_queues() for priority in queue.priorities}
-        self._priorities.take(turn.priority, {turn.priority, *waiting})
-        self._owners[turn.priority].take(turn.order[1])
+        self._priorities.count_batch(turn.priority, {turn.priority, *waiting})
+        self._owners[turn.priority].advance_to_turn(turn.order[1])
         return [self.held[item.id] for item in items]
 
     def has_next(self, without: Set[str]) -> bool:
@@ -323,9 +327,9 @@ class Backlog:
             return []
         queue = self.queues[batch.spec.name]
         turn = self._turn_of(batch.spec.name, queue)
-        items = queue.take_next(clock.earliest_s(), batch.room, priority=turn.priority) if turn else []
+        items = queue.take_next_items(clock.earliest_s(), batch.room, priority=turn.priority) if turn else []
         for item in items:
-            batch.room = batch.room.without(item.size, item.length)
+            batch.room = batch.room.minus_rows(item.size, item.length)
         return self._taken(turn, items) if turn and items else []
 
     def may_join(self, batch: Batch) -> bool:
@@ -337,7 +341,7 @@ class Backlog:
         if not (queue := self.queues.get(name)) or self.isolation.next({name}):
             return False
         turn = self._turn_of(name, queue)
-        return turn is not None and queue.may_take_next(batch.room, turn.priority)
+        return turn is not None and queue.can_take_next_item(batch.room, turn.priority)
 
     def next_alone(self, now: float) -> RetryGroup | None:
         """Return the jobs whose turn it is to run alone, if any."""
@@ -359,7 +363,7 @@ class Backlog:
         due = [
             Turn(name, queue, head.priority, head.order)
             for name, queue in able.items()
-            if (wait_s := _waits_s(queue, now)) is not None and wait_s <= 0.0 and (head := queue.head())
+            if (wait_s := _waits_s(queue, now)) is not None and wait_s <= 0.0 and (head := queue.first_item())
         ]
         return sorted(due, key=lambda turn: turn.order)
 
@@ -368,16 +372,18 @@ class Backlog:
         due = [turn for turn in self._due_in_turn(now) if turn.model not in without]
         if (owed := self._owed(due)) is None:
             return due
-        first = [Turn(turn.model, turn.queue, owed, head.order) for turn in due if (head := turn.queue.head(owed))]
+        first = [
+            Turn(turn.model, turn.queue, owed, head.order) for turn in due if (head := turn.queue.first_item(owed))
+        ]
         return [*sorted(first, key=lambda turn: turn.order), *due]
 
     def _owed(self, due: Iterable[Turn]) -> int | None:
         """Return the lower priority of these queues that is owed a batch, if any."""
-        return self._priorities.owed({priority for turn in due for priority in turn.queue.priorities})
+        return self._priorities.find_owed_priority({priority for turn in due for priority in turn.queue.priorities})
 
     def _turn_of(self, model: str, queue: BatchQueue) -> Turn | None:
         """Return the turn of the job that goes first in one queue, whatever waits in others."""
-        head = queue.head(self._priorities.owed(queue.priorities)) or queue.head()
+        head = queue.first_item(self._priorities.find_owed_priority(queue.priorities)) or queue.first_item()
         return Turn(model, queue, head.priority, head.order) if head else None
 
     def _able_queues(self) -> list[BatchQueue]:

@@ -13,7 +13,7 @@ from inference.catalog.specs import Catalog
 from inference.engines.artifacts import memory
 from inference.failures import Pauses
 from inference.residency.state import ResidencyState, Waiting
-from inference.residency.worker_choice import is_ours
+from inference.residency.worker_choice import should_load
 from inference.status import queue_position, worker_catalogs, workers
 from inference.worker.chores import run_chore
 from inference.worker.replicas.devices import Plan
@@ -77,10 +77,10 @@ class LazyDemand(threading.Thread):
         return [
             name
             for name, seen_at in self._seen_at.items()
-            if is_ours(
+            if should_load(
                 name, str(self.worker), {other: states[name] for other, states in others.items() if name in states},
                 seen_s=now - seen_at, waited_s=now - self.waiting[name].since_s,
-                load_s=self.residency.load_s(name),
+                load_s=self.residency.expected_load_s(name),
             )
         ]  # fmt: skip
 

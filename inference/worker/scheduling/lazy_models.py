@@ -95,14 +95,14 @@ class LazyModels:
 
     def _settle(self, now_s: float) -> None:
         """Note models that the replicas have lost, and whether the begun change is made or has failed."""
-        residency, loading = self.residency, self.residency.loading
-        for name in residency.inside - self.replicas.served:
+        residency, loading = self.residency, self.residency.loading_model
+        for name in residency.models_in_memory - self.replicas.served:
             why = self.replicas.why_not(self.specs[name]) or "its process ended, and has not loaded it again."
-            residency.failed(name, now_s, why)
+            residency.record_failed_load(name, now_s, why)
         if residency.change and self._is_made(loading):
-            residency.done(now_s, memory=self._memory(loading))
+            residency.finish_change(now_s, memory=self._memory(loading))
         elif loading in self.specs and (why := self.replicas.why_not(self.specs[loading])):
-            residency.failed(loading, now_s, why)
+            residency.record_failed_load(loading, now_s, why)
 
     def _is_made(self, loading: str | None) -> bool:
         """Return True if the begun change is made.
@@ -122,7 +122,7 @@ class LazyModels:
     def _see(self, backlog: Backlog, now_s: float) -> None:
         held = list(backlog.held.values())
         waiting, ours = self.demand.waiting, self.demand.ours
-        self.residency.see(
+        self.residency.update_demand(
             {name: waiting[name] for name in ours if name in waiting},
             working={job.model for job in held} | waiting.keys(),
             kept={job.model for job in held if job.takes_over},
@@ -131,7 +131,7 @@ class LazyModels:
 
     def _park(self) -> None:
         residency = self.residency
-        absent = frozenset(self._catalog.keys() - residency.inside - {residency.loading})
+        absent = frozenset(self._catalog.keys() - residency.models_in_memory - {residency.loading_model})
         self.demand.absent = absent
         if absent != self.replicas.parked:
             self.replicas.park(absent)
@@ -141,7 +141,7 @@ class LazyModels:
 
         A served model is still served while the size of its new entry is being found.
         """
-        why_not = self.residency.why_not()
+        why_not = self.residency.find_load_obstacles()
         blocked = {name for name in why_not if not self.residency.can_load(name, now_s)}
         figures = {
             name: {"memory": model.memory, "load_s": round(model.load_s, 1)}

@@ -73,18 +73,18 @@ class Settlement:
             queue.cut_at = report.cut_at or math.inf
         if is_measured and not batch.spare_threads:
             self._note_cost(batch, report)
-            queue.ran(report.size, report.length, report.engine_s, jobs=report.jobs)
-            queue.costs.observe_reading(report.read_s)
+            queue.learn_call(report.size, report.length, report.engine_s, jobs=report.jobs)
+            queue.costs.learn_reading(report.read_s)
             if is_one:
-                queue.costs.observe_overhead(report.overhead_s, jobs=max(1, report.jobs))
+                queue.costs.learn_overhead(report.overhead_s, jobs=max(1, report.jobs))
                 is_long = report.engine_s > LONG * (report.overhead_s + report.read_s)
                 (self.backlog.long.add if is_long else self.backlog.long.discard)(batch.spec.name)
         if report.oom_shape:
-            queue.out_of_memory(*report.oom_shape, now_s=clock.earliest_s())
+            queue.limit_after_out_of_memory(*report.oom_shape, now_s=clock.earliest_s())
 
     def _note_cost(self, batch: Batch, report: BatchReport) -> None:
         """Record how far off the expected cost of an engine call was, before it is learnt from the call."""
-        expected_s = self.backlog.queues[batch.spec.name].costs.engine_seconds(report.size, report.length)
+        expected_s = self.backlog.queues[batch.spec.name].costs.predict_engine_s(report.size, report.length)
         cost = {"expected_s": expected_s, "real_s": report.engine_s, "off_s": abs(report.engine_s - expected_s)}
         ledger.note_tally(batch.spec.name, {"cost": cost})
 
@@ -124,7 +124,7 @@ class Settlement:
         self.generated.note(batch, report)
         jobs = self.generated.jobs(batch.spec.name, report.tokens)
         if report.engine_s and jobs and not batch.spare_threads:
-            self.backlog.queues[batch.spec.name].costs.observe(max(1, report.size), 1.0, report.engine_s, jobs=jobs)
+            self.backlog.queues[batch.spec.name].costs.learn_call(max(1, report.size), 1.0, report.engine_s, jobs=jobs)
 
     def lost(self, batch: Batch) -> None:
         """Run a batch again that was lost by no fault of its jobs."""

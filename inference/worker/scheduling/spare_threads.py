@@ -87,7 +87,7 @@ class SpareThreads:
 
     def _expected_s(self, batch: Batch) -> float:
         item = batch.jobs[0].item
-        return self._costs_of(batch).seconds(item.size, item.length)
+        return self._costs_of(batch).predict_s(item.size, item.length)
 
     def observe(self, batch: Batch, report: BatchReport) -> None:
         """Learn from the report of a call that was the only one as it was sent."""
@@ -111,7 +111,7 @@ class SpareThreads:
         costs = self._costs_of(batch)
         if report.calls != 1 or costs.calls < LEARNT:
             return 0.0
-        return costs.engine_seconds(report.size, report.length)
+        return costs.predict_engine_s(report.size, report.length)
 
     def _costs_of(self, batch: Batch) -> CostModel:
         return self._backlog.queues[batch.spec.name].costs

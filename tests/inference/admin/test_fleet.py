@@ -38,7 +38,7 @@ def learnt() -> dict[str, Any]:
     model = CostModel()
     for size in (1, 4, 16):
         for length in (8, 64):
-            model.observe(size, length, 0.001 + size * length * 1e-5)
+            model.learn_call(size, length, 0.001 + size * length * 1e-5)
     return model.snapshot()
 
 

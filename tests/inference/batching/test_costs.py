@@ -44,13 +44,13 @@ def teach(
     chance = random.Random(7)
     for _ in range(count):
         size, length = chance.choice(shapes)
-        costs.observe(size, length, machine(size, length) * noise(chance))
+        costs.learn_call(size, length, machine(size, length) * noise(chance))
     return costs
 
 
 def worst_error(costs: CostModel, machine: Machine, shapes: list[Shape] = SHAPES) -> float:
     """Largest relative error."""
-    return max(abs(costs.seconds(*shape) / (machine(*shape) + costs.overhead_s) - 1) for shape in shapes)
+    return max(abs(costs.predict_s(*shape) / (machine(*shape) + costs.overhead_s) - 1) for shape in shapes)
 
 
 class LearningTests(TestCase):
@@ -78,16 +78,16 @@ class LearningTests(TestCase):
     def test_batches_that_were_slow_at_first_are_tried_again(self) -> None:
         costs = CostModel()
         for length in (8, 12, 16):
-            costs.observe(16, length, 10 * gpu(16, length))
+            costs.learn_call(16, length, 10 * gpu(16, length))
         teach(costs, gpu, 500, shapes=[(1, 8), (1, 12), (1, 16)])
-        self.assertLess(costs.seconds(8, 16), 8 * costs.seconds(1, 16))
+        self.assertLess(costs.predict_s(8, 16), 8 * costs.predict_s(1, 16))
 
 
 class PredictionTests(TestCase):
     def test_before_anything_is_known_near_lengths_merge_and_far_ones_do_not(self) -> None:
         costs = CostModel()
-        self.assertLess(costs.seconds(8, 20), 8 * costs.seconds(1, 18))
-        self.assertGreater(costs.seconds(8, 500), 7 * costs.seconds(1, 20) + costs.seconds(1, 500))
+        self.assertLess(costs.predict_s(8, 20), 8 * costs.predict_s(1, 18))
+        self.assertGreater(costs.predict_s(8, 500), 7 * costs.predict_s(1, 20) + costs.predict_s(1, 500))
 
     @QUICK
     @given(st.lists(calls, max_size=40), st.integers(1, 100), st.integers(1, 1000))
@@ -96,9 +96,9 @@ class PredictionTests(TestCase):
     ) -> None:
         costs = CostModel()
         for call in calls:
-            costs.observe(*call)
-        by_size = costs.seconds_of([size + 2, size + 1, size], length)
-        by_length = [costs.seconds(size, length + more) for more in (2, 1, 0)]
+            costs.learn_call(*call)
+        by_size = costs.predict_each_s([size + 2, size + 1, size], length)
+        by_length = [costs.predict_s(size, length + more) for more in (2, 1, 0)]
         for most, more, least in (by_size, by_length):
             self.assertGreaterEqual(least, costs.overhead_s)
             self.assertGreaterEqual(more, least)
@@ -107,52 +107,52 @@ class PredictionTests(TestCase):
     def test_what_a_call_costs_besides_the_engine_is_measured_and_a_pause_is_no_cost(self) -> None:
         costs = CostModel()
         for number in range(100):
-            costs.observe_overhead(5.0 if number % 4 == 0 else 0.004)
-        self.assertAlmostEqual(costs.around_s(1), 0.004, places=5)
+            costs.learn_overhead(5.0 if number % 4 == 0 else 0.004)
+        self.assertAlmostEqual(costs.predict_overhead_s(1), 0.004, places=5)
 
     def test_what_its_jobs_cost_there_is_in_the_snapshot_and_not_predicted(self) -> None:
         costs = CostModel()
         for jobs in (1, 10, 100) * 20:
-            costs.observe_overhead(0.004 + 0.0002 * jobs, jobs=jobs)
+            costs.learn_overhead(0.004 + 0.0002 * jobs, jobs=jobs)
         self.assertAlmostEqual(costs.overhead_s, 0.004, places=4)
-        self.assertAlmostEqual(costs.around_s(100), 0.024, places=4)
+        self.assertAlmostEqual(costs.predict_overhead_s(100), 0.024, places=4)
         self.assertAlmostEqual(costs.snapshot()["job_s"], 0.0002, places=5)
-        self.assertAlmostEqual(costs.seconds(1, 1), costs.overhead_s + costs.weights[0], places=3)
+        self.assertAlmostEqual(costs.predict_s(1, 1), costs.overhead_s + costs.weights[0], places=3)
 
     def test_the_measured_speed_is_items_over_seconds_of_late(self) -> None:
         costs = CostModel()
         self.assertEqual(costs.items_per_s(), 0.0)
         for _ in range(300):
-            costs.observe(4, 10, 0.1)
+            costs.learn_call(4, 10, 0.1)
         for _ in range(300):
-            costs.observe(4, 10, 0.01)
+            costs.learn_call(4, 10, 0.01)
         self.assertAlmostEqual(costs.items_per_s(), 400, delta=20)
 
     def test_calls_follow_each_other_at_the_pace_of_what_is_slower(self) -> None:
         costs = CostModel()
         self.assertEqual(costs.pace, 1.0)
         for read_s, pace in ((0.01, 1.0), (0.19, 5.0)):
-            costs.observe(8, 10, 0.02)
-            costs.observe_reading(read_s)
+            costs.learn_call(8, 10, 0.02)
+            costs.learn_reading(read_s)
             self.assertAlmostEqual(costs.pace, pace, delta=0.2)
 
     def test_a_call_that_cannot_be_is_refused(self) -> None:
         for wrong in ((0, 1, 1.0), (1, 0, 1.0), (1, 1, -1.0), (1, 1, float("nan")), (1, 1, float("inf"))):
             with self.subTest(wrong), self.assertRaisesRegex(ValueError, "a call has items"):
-                CostModel().observe(*wrong)
+                CostModel().learn_call(*wrong)
 
 
 class SnapshotTests(TestCase):
     def test_a_model_of_a_snapshot_predicts_the_same_and_the_snapshot_has_what_was_measured(self) -> None:
         model = CostModel()
         for size, length in SHAPES * 3:
-            model.observe(size, length, cpu(size, length))
+            model.learn_call(size, length, cpu(size, length))
         snapshot = model.snapshot()
-        other = CostModel.of(snapshot)
+        other = CostModel.from_snapshot(snapshot)
         for size, length in SHAPES:
-            self.assertAlmostEqual(other.seconds(size, length), model.seconds(size, length), places=4)
+            self.assertAlmostEqual(other.predict_s(size, length), model.predict_s(size, length), places=4)
         self.assertEqual(len(snapshot["seen"]), len(SHAPES))
         self.assertIn([32, 300, round(cpu(32, 300), 6)], snapshot["seen"])
         for length in range(1, 200):
-            model.observe(2 ** (length % 11), 2.0 ** (length % 19), 0.1)
+            model.learn_call(2 ** (length % 11), 2.0 ** (length % 19), 0.1)
         self.assertLessEqual(len(model.snapshot()["seen"]), MOST_SHAPES)

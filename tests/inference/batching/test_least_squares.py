@@ -3,7 +3,7 @@ from unittest import TestCase
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference.batching.least_squares import non_negative
+from inference.batching.least_squares import solve_non_negative
 from tests.properties import QUICK
 
 Row = tuple[float, list[float]]  # weight, coefficients
@@ -15,7 +15,7 @@ class NonNegativeTests(TestCase):
     @QUICK
     @given(systems)
     def test_no_allowed_step_comes_nearer(self, rows: list[Row]) -> None:
-        factors = non_negative(rows, [0.0] * 3, [0.0] * 3, trust=0.01)
+        factors = solve_non_negative(rows, [0.0] * 3, [0.0] * 3, trust=0.01)
         best = _distance(rows, factors)
         for i in range(3):
             for step in (-0.01, 0.01):
@@ -24,7 +24,7 @@ class NonNegativeTests(TestCase):
         self.assertGreaterEqual(min(factors), 0.0)
 
     def test_what_the_rows_do_not_say_is_the_guess(self) -> None:
-        factors = non_negative([(1.0, [2.0, 0.0])], [0.0, 0.0], [0.5, 0.25], trust=0.1)
+        factors = solve_non_negative([(1.0, [2.0, 0.0])], [0.0, 0.0], [0.5, 0.25], trust=0.1)
         self.assertAlmostEqual(factors[0], 0.5)
         self.assertAlmostEqual(factors[1], 0.25)
 

@@ -31,7 +31,7 @@ def teach(
     chance = random.Random(7)
     for _ in range(count):
         jobs = chance.choice(sizes)
-        found.observe(jobs, seconds(jobs) * busy(chance))
+        found.learn_call(jobs, seconds(jobs) * busy(chance))
     return found
 
 
@@ -51,7 +51,7 @@ class OverheadTests(TestCase):
         for jobs in (1, 256):
             found = Overheads(0.001)
             for _ in range(50):
-                found.observe(jobs, 0.1)
+                found.learn_call(jobs, 0.1)
             self.assertAlmostEqual(found.call_s + jobs * found.job_s, 0.1, places=4)
             self.assertAlmostEqual(found.call_s / found.job_s, JOBS, delta=0.5)
 
@@ -60,7 +60,7 @@ class OverheadTests(TestCase):
     def test_no_part_is_negative(self, calls: list[tuple[int, float]]) -> None:
         found = Overheads(0.001)
         for call in calls:
-            found.observe(*call)
+            found.learn_call(*call)
         self.assertGreaterEqual(min(found.call_s, found.job_s), 0.0)
 
 
@@ -69,9 +69,9 @@ class NeverSlowerTests(TestCase):
         """What their many jobs take besides is not saved by one call for two."""
         costs = CostModel()
         for size, length in ((1, 8), (1, 300), (8, 8), (32, 8), (8, 100), (2, 300)) * 20:
-            costs.observe(size, length, 0.011 + 0.00017 * size * length)
-            costs.observe_overhead(host(256), jobs=256)
+            costs.learn_call(size, length, 0.011 + 0.00017 * size * length)
+            costs.learn_overhead(host(256), jobs=256)
         queue = BatchQueue(Limits(max_batch_size=32, max_batch_tokens=8192), costs)
         for place, length in enumerate((8, 300)):
             queue.add(Item(str(place), "", 1, length, 2, arrived_at_s=float(place)))
-        self.assertEqual([item.length for item in queue.take(2.0)], [8])
+        self.assertEqual([item.length for item in queue.take_batch(2.0)], [8])

@@ -16,9 +16,9 @@ from sortedcontainers import SortedList
 
 from benchmarks.simulator.workloads import cpu
 from inference.batching.costs import CostModel
-from inference.batching.queue import AT_ONCE, LARGEST, MEMORY_S, BatchQueue, Item, Limits, check
+from inference.batching.queue import AT_ONCE, LARGEST, MEMORY_S, BatchQueue, Item, Limits, check_items
 from inference.batching.room import Room
-from inference.catalog.sizes.lengths import measure
+from inference.catalog.sizes.lengths import measure_inputs
 from inference.catalog.specs import ModelSpec
 from tests.properties import QUICK
 
@@ -42,7 +42,7 @@ def item(name: str, **values: Any) -> Item:
 def learnt(calls: Calls) -> CostModel:
     costs = CostModel()
     for call in calls:
-        costs.observe(*call)
+        costs.learn_call(*call)
     return costs
 
 
@@ -57,7 +57,7 @@ def filled(
 
 
 def batches(queue: BatchQueue, now_s: float = 20.0) -> list[list[Item]]:
-    return list(iter(lambda: queue.take(now_s), []))
+    return list(iter(lambda: queue.take_batch(now_s), []))
 
 
 def shape(batch: list[Item], padded: bool) -> tuple[int, float]:
@@ -95,8 +95,8 @@ class BatchTests(TestCase):
     ) -> None:
         costs = learnt(calls)
         for batch in batches(filled(items, limits, costs, padded)):
-            apart_s = sum(costs.seconds(job.size, job.length) for job in batch)
-            self.assertLessEqual(costs.seconds(*shape(batch, padded)), apart_s * (1 + 1e-9))
+            apart_s = sum(costs.predict_s(job.size, job.length) for job in batch)
+            self.assertLessEqual(costs.predict_s(*shape(batch, padded)), apart_s * (1 + 1e-9))
 
     @QUICK
     @given(queues_of_jobs, limits, measured_calls, st.booleans())
@@ -104,9 +104,9 @@ class BatchTests(TestCase):
         self, items: list[Item], limits: Limits, calls: Calls, padded: bool
     ) -> None:
         queue = filled(items, limits, learnt(calls), padded)
-        while (head := queue.head()) is not None:
+        while (head := queue.first_item()) is not None:
             first = min(items, key=lambda job: (job.priority, job.arrived_at_s))
-            batch = queue.take(20.0)
+            batch = queue.take_batch(20.0)
             self.assertEqual((head.priority, head.arrived_at_s), (first.priority, first.arrived_at_s))
             self.assertIn(first, batch)
             self.assertEqual({job.group for job in batch}, {first.group})
@@ -120,7 +120,7 @@ class BatchTests(TestCase):
         queue = filled(items, costs=learnt(calls), padded=padded)
         for turn, newcomer in enumerate(newcomers[: len(items)]):
             queue.add(item(f"new{turn}", **{**newcomer, "priority": 3, "arrived_at_s": 21.0 + turn}))
-            queue.take(21.0 + turn)
+            queue.take_batch(21.0 + turn)
         self.assertEqual([job for job in items if queue.remove(job.id)], [])
 
     @QUICK
@@ -139,31 +139,31 @@ class BatchTests(TestCase):
         self, items: list[Item], calls: Calls, padded: bool
     ) -> None:
         queue = filled(items, costs=learnt(calls), padded=padded)
-        while batch := queue.take(20.0):
+        while batch := queue.take_batch(20.0):
             items = [job for job in items if job not in batch]
             highest_left = min((job.priority for job in items), default=9)
             self.assertLessEqual({job.priority for job in batch if job.priority > highest_left}, {batch[0].priority})
 
     def test_near_lengths_share_a_batch_and_far_ones_do_not(self) -> None:
-        batch = filled(item(str(n), length=length) for n, length in enumerate([10, 500, 12, 11, 480])).take(0.0)
+        batch = filled(item(str(n), length=length) for n, length in enumerate([10, 500, 12, 11, 480])).take_batch(0.0)
         self.assertEqual([job.length for job in batch], [10, 12, 11])
 
     def test_what_is_not_padded_goes_together_in_the_order_of_arrival(self) -> None:
         lengths = [10, 500, 12, 11, 480]
         waiting = [item(str(n), length=length, arrived_at_s=float(n)) for n, length in enumerate(lengths)]
-        self.assertEqual(filled(waiting, padded=False).take(9.0), waiting)
+        self.assertEqual(filled(waiting, padded=False).take_batch(9.0), waiting)
 
     def test_what_is_not_padded_is_cut_where_a_call_does_most_work_a_second(self) -> None:
         bends = CostModel()
         for size in (1, 2, 4, 8, 16, 32):  # 10 ms a call, 1 ms an item, and 10 ms an item beyond 256 tokens
             for _ in range(8):
-                bends.observe(size, 64, 0.01 + 0.001 * size + 0.01 * max(0, size - 4))
+                bends.learn_call(size, 64, 0.01 + 0.001 * size + 0.01 * max(0, size - 4))
         self.assertEqual([len(batch) for batch in batches(filled(
             [item(str(n), length=64, arrived_at_s=float(n)) for n in range(12)], costs=bends, padded=False
         ))], [4, 4, 4])  # fmt: skip
 
     def test_idle_lower_priorities_fill_a_batch(self) -> None:
-        batch = filled([item("low", priority=3), item("high", priority=1), item("normal")]).take(0.0)
+        batch = filled([item("low", priority=3), item("high", priority=1), item("normal")]).take_batch(0.0)
         self.assertEqual([job.id for job in batch], ["high", "normal", "low"])
 
     def test_a_job_over_the_limits_goes_alone(self) -> None:
@@ -177,24 +177,24 @@ class BatchTests(TestCase):
                                   (none, 2, "a"), (one, 2, "a")):  # fmt: skip
             queue = filled(jobs)
             with self.subTest(room=room, most=most):
-                self.assertEqual(queue.may_take_next(room), room is not none)
-                self.assertEqual("".join(job.id for job in queue.take_next(0.0, room, most=most)), taken)
-                left = queue.take_next(0.0, Room(rows=9, tokens=1000))
+                self.assertEqual(queue.can_take_next_item(room), room is not none)
+                self.assertEqual("".join(job.id for job in queue.take_next_items(0.0, room, most=most)), taken)
+                left = queue.take_next_items(0.0, Room(rows=9, tokens=1000))
                 self.assertEqual(taken + "".join(job.id for job in left), "abc")
-                self.assertFalse(queue.may_take_next(two))
+                self.assertFalse(queue.can_take_next_item(two))
 
     def test_a_job_of_impossible_numbers_is_refused(self) -> None:
         for wrong in ({"size": 0}, {"length": 10**40}, {"arrived_at_s": float("nan")}, {"expires_at_s": float("inf")}):
             with self.subTest(wrong), self.assertRaises(ValueError):
-                check([item("x", **wrong)])
+                check_items([item("x", **wrong)])
 
     def test_the_smallest_and_the_largest_job_are_taken(self) -> None:
         most = {"size": LARGEST, "length": LARGEST, "priority": LARGEST}
         for numbers in ({"size": 1, "length": 1}, most, {"priority": -LARGEST, "expires_at_s": 1.0}):
-            check([item("x", **numbers)])
+            check_items([item("x", **numbers)])
         for wrong in ({"size": LARGEST + 1}, {"length": 0}, {"priority": LARGEST + 1}):
             with self.subTest(wrong), self.assertRaises(ValueError):
-                check([item("x", **wrong)])
+                check_items([item("x", **wrong)])
 
 
 def _alike(one: Item, other: Item) -> bool:
@@ -212,21 +212,21 @@ class MemoryTests(TestCase):
     ) -> None:
         queue = filled(items, costs=learnt(calls), padded=padded)
         for size, length in failed:
-            queue.out_of_memory(size, length, now_s=1000.0)
+            queue.limit_after_out_of_memory(size, length, now_s=1000.0)
         fits = min(size * length for size, length in failed) / 2
         for batch in batches(queue, now_s=1000.0):
             self.assertTrue(is_within(batch, ROOMY.max_batch_size, fits, padded), batch)
 
     def test_after_a_while_it_is_tried_again(self) -> None:
         queue = filled([item(str(number), length=10) for number in range(96)], padded=False)
-        queue.out_of_memory(16, 10, now_s=1000.0)
-        sizes = [len(queue.take(now_s)) for now_s in (1000.0, 1000.0 + MEMORY_S - 1, 1000.0 + MEMORY_S)]
+        queue.limit_after_out_of_memory(16, 10, now_s=1000.0)
+        sizes = [len(queue.take_batch(now_s)) for now_s in (1000.0, 1000.0 + MEMORY_S - 1, 1000.0 + MEMORY_S)]
         self.assertEqual(sizes, [8, 8, 32])
 
     def test_no_clock_that_is_set_back_makes_that_while_longer(self) -> None:
         queue = filled([item(str(number), length=10) for number in range(96)], padded=False)
-        queue.out_of_memory(16, 10, now_s=90_000.0)
-        self.assertEqual([len(queue.take(now_s)) for now_s in (90_000.0, 3600.0)], [8, 32])
+        queue.limit_after_out_of_memory(16, 10, now_s=90_000.0)
+        self.assertEqual([len(queue.take_batch(now_s)) for now_s in (90_000.0, 3600.0)], [8, 32])
 
     def test_what_went_through_leaves_nothing_behind(self) -> None:
         queue = BatchQueue(ROOMY, CostModel())
@@ -253,16 +253,16 @@ class MemoryTests(TestCase):
             padded=padded,
         )  # fmt: skip
         for _ in range(10):
-            queue.take(1e6)
+            queue.take_batch(1e6)
         return costs.predicted
 
 
 class CountingCosts(CostModel):
     predicted = 0
 
-    def seconds_of(self, sizes: Sequence[int], length: float) -> list[float]:
+    def predict_each_s(self, sizes: Sequence[int], length: float) -> list[float]:
         self.predicted += len(sizes)
-        return super().seconds_of(sizes, length)
+        return super().predict_each_s(sizes, length)
 
 
 class WaitTests(TestCase):
@@ -271,8 +271,8 @@ class WaitTests(TestCase):
 
     def test_an_empty_queue_is_never_due(self) -> None:
         self.assertIsNone(self.queue().due_at_s())
-        self.assertIsNone(self.queue().head())
-        self.assertEqual(self.queue().take(0.0), [])
+        self.assertIsNone(self.queue().first_item())
+        self.assertEqual(self.queue().take_batch(0.0), [])
 
     def test_no_wait_means_at_once(self) -> None:
         queue = self.queue(max_wait_s=0.0, future=item("a", arrived_at_s=1e12))
@@ -331,7 +331,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     @rule()
     def expire(self) -> None:
-        expired = self.queue.expire(self.now_s)
+        expired = self.queue.remove_expired(self.now_s)
         assert {job.id for job in expired} == {job.id for job in self.waiting.values() if self._is_late(job)}
         for job in expired:
             assert self.waiting.pop(job.id) == job
@@ -339,7 +339,7 @@ class QueueMachine(RuleBasedStateMachine):
     @rule()
     @precondition(lambda self: self.waiting)
     def take(self) -> None:
-        batch = self.queue.take(self.now_s)
+        batch = self.queue.take_batch(self.now_s)
         assert bool(batch) == any(not self._is_late(job) for job in self.waiting.values())
         for job in batch:
             assert not self._is_late(job)
@@ -373,7 +373,9 @@ class ManyRowsTests(TestCase):
     def batches(self, *, large_every: int) -> list[int]:
         """How many jobs of one text share a call, in the end, if so many calls bring another large one."""
         spec = ModelSpec(name="m", engine="x:Y", task="sentence-similarity", max_length=256)
-        size, length = measure(spec, {"source_sentence": "it was good " * 5, "sentences": ["it was good " * 5] * 1000})
+        size, length = measure_inputs(
+            spec, {"source_sentence": "it was good " * 5, "sentences": ["it was good " * 5] * 1000}
+        )
         queue = filled([], padded=False)
         found, numbers, chance = [], itertools.count(), random.Random(1)
         for call in range(250):
@@ -382,8 +384,8 @@ class ManyRowsTests(TestCase):
             while len(queue) < 64:
                 name = f"{call} {len(queue)}"
                 queue.add(item(name, length=chance.randint(8, 20), arrived_at_s=float(next(numbers))))
-            batch = queue.take(float(next(numbers)))
-            queue.ran(*shape(batch, padded=False), cost_s(batch), jobs=len(batch))
+            batch = queue.take_batch(float(next(numbers)))
+            queue.learn_call(*shape(batch, padded=False), cost_s(batch), jobs=len(batch))
             found += [len(batch)] * (batch[0].size == 1)
         return found[100:]
 
@@ -395,10 +397,10 @@ class ManyRowsTests(TestCase):
         queue = BatchQueue(ROOMY, CostModel())
         for _ in range(100):
             for size in (1, 8, 32, 960):
-                queue.ran(size, 20, cost_s([item("a", size=size, length=20)]), jobs=1)
+                queue.learn_call(size, 20, cost_s([item("a", size=size, length=20)]), jobs=1)
         for size in (1, 8, 32):
             expected = cost_s([item("a", size=size, length=20)])
-            self.assertAlmostEqual(queue.costs.seconds(size, 20) / expected, 1.0, delta=0.1)
+            self.assertAlmostEqual(queue.costs.predict_s(size, 20) / expected, 1.0, delta=0.1)
 
     def test_no_text_is_longer_than_the_model_reads(self) -> None:
         queue = BatchQueue(ROOMY, CostModel())
@@ -406,4 +408,4 @@ class ManyRowsTests(TestCase):
         for name, length in (("long", 19_802), ("short", 20)):
             queue.add(item(name, length=length))
         self.assertEqual(sorted(job.length for batch in batches(queue) for job in batch), [20, 512])
-        self.assertEqual(*(queue.cost_s(item("long", length=length)) for length in (512, 19_802)))
+        self.assertEqual(*(queue.estimate_cost_s(item("long", length=length)) for length in (512, 19_802)))

@@ -33,13 +33,13 @@ class Line:
     def add(self, owner: str | None, *, length: int = 10, size: int = 1) -> str:
         number = next(self.numbers)
         item = Item(str(number), "", size, length, 2, arrived_at_s=float(number), owner=owner)
-        self.queue.add(item._replace(turn=self.owners.enter(owner, self.queue.cost_s(item))))
+        self.queue.add(item._replace(turn=self.owners.assign_turn(owner, self.queue.estimate_cost_s(item))))
         return item.id
 
     def take(self) -> list[Item]:
-        if head := self.queue.head():
-            self.owners.take(head.turn)
-        return self.queue.take(0.0)
+        if head := self.queue.first_item():
+            self.owners.advance_to_turn(head.turn)
+        return self.queue.take_batch(0.0)
 
     def batches_until(self, id: str) -> int:
         """Return in which of the next batches the item is."""
@@ -99,22 +99,22 @@ class OwnerTests(TestCase):
     def test_who_was_away_has_no_more_than_its_share_later(self) -> None:
         owners = OwnerShares()
         for _ in range(100):
-            owners.take(owners.enter("many", 1.0))
-        first, second = owners.enter("few", 1.0), owners.enter("few", 1.0)
+            owners.advance_to_turn(owners.assign_turn("many", 1.0))
+        first, second = owners.assign_turn("few", 1.0), owners.assign_turn("few", 1.0)
         self.assertEqual((first, second), (owners.now, owners.now + 1.0))
 
     def test_owners_are_forgotten_once_their_turn_has_come(self) -> None:
         owners = OwnerShares()
         for number in range(2 * shares.MOST_REMEMBERED):
-            owners.take(owners.enter(number, 1.0))
-            owners.take(owners.now + 1.0)
+            owners.advance_to_turn(owners.assign_turn(number, 1.0))
+            owners.advance_to_turn(owners.now + 1.0)
         self.assertLessEqual(len(owners._until), shares.MOST_REMEMBERED + 1)  # noqa: SLF001 - what it keeps is not shown
 
     def test_many_owners_before_their_turn_are_not_gone_through_for_each_job(self) -> None:
         owners = OwnerShares()
         kept = [id(owners._until)]  # noqa: SLF001 - as above: another one each time
         for number in range(3 * shares.MOST_REMEMBERED):
-            owners.enter(number, 1.0)
+            owners.assign_turn(number, 1.0)
             if kept[-1] != id(owners._until):  # noqa: SLF001
                 kept.append(id(owners._until))  # noqa: SLF001
         self.assertLess(len(kept), 5)
@@ -137,7 +137,7 @@ class OwnerTests(TestCase):
         while batch := line.take():
             longest = max(item.length for item in batch)
             seconds = cost.seconds(len(batch), longest)
-            line.queue.ran(len(batch), longest, seconds, jobs=len(batch))
+            line.queue.learn_call(len(batch), longest, seconds, jobs=len(batch))
             took_s += seconds
             for owner, length in take(arriving, len(batch)):
                 line.add(owner, length=length)
@@ -156,8 +156,8 @@ class PriorityTests(TestCase):
         """Return the priorities of the next batches, while jobs of all these wait."""
         priorities, taken = PriorityShares(), []
         for _ in range(batches):
-            taken.append(priorities.owed(waiting) or min(waiting))
-            priorities.take(taken[-1], waiting)
+            taken.append(priorities.find_owed_priority(waiting) or min(waiting))
+            priorities.count_batch(taken[-1], waiting)
         return taken
 
     def test_one_batch_in_eight_is_for_the_lower(self) -> None:
@@ -171,5 +171,5 @@ class PriorityTests(TestCase):
     def test_nothing_is_owed_to_what_does_not_wait(self) -> None:
         priorities = PriorityShares()
         for _ in range(100):
-            priorities.take(1, {1})
-        self.assertIsNone(priorities.owed({1, 2}))
+            priorities.count_batch(1, {1})
+        self.assertIsNone(priorities.find_owed_priority({1, 2}))

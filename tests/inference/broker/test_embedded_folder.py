@@ -139,7 +139,7 @@ class StorageTests(TestCase):
             return "Out of files"
 
         with self.assertRaisesRegex(EmbeddedBrokerError, "Out of files"):
-            embedded_folder.make_usable(self.data, never)
+            embedded_folder.make_folder_usable(self.data, never)
         self.assertEqual(len(calls), 2)  # with the data, and without
         self.assertEqual((self.kept(), (self.data / BASE).exists()), ([], True))
 

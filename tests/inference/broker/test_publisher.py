@@ -67,7 +67,7 @@ class PublishTests(SimpleTestCase):
     """On the broker of the test run."""
 
     def setUp(self) -> None:
-        self.redis = redis_client.get()
+        self.redis = redis_client.get_client()
         self.redis.flushdb()
 
     def waiting(self, step: int = 2) -> list[dict[str, Any]]:
@@ -82,7 +82,7 @@ class PublishTests(SimpleTestCase):
                 messages.TASK, args=[message.job_id], kwargs=message.hints, task_id=message.job_id, queue=QUEUE,
                 priority=message.priority, ignore_result=True, reply_to="", headers={"rows": message.size},
             )  # fmt: skip
-            publisher.publish([message])
+            publisher.publish_messages([message])
         theirs, ours = self.waiting()
         theirs["properties"] |= {"delivery_tag": ours["properties"]["delivery_tag"], "reply_to": ""}
         for envelope in (theirs, ours):
@@ -91,7 +91,7 @@ class PublishTests(SimpleTestCase):
 
     def test_a_stock_consumer_gets_the_task_and_its_hints(self) -> None:
         message = job_message(expires_at=1760000600.5)
-        publisher.publish([message])
+        publisher.publish_messages([message])
         with stock_connection() as connection:
             [got] = received(connection, 1)
         self.assertEqual((got.headers["task"], got.headers["id"]), ("inference.run", message.job_id))
@@ -100,7 +100,7 @@ class PublishTests(SimpleTestCase):
     def test_high_goes_before_normal_before_low_each_in_order_and_what_is_sent_again_first_of_its_own(self) -> None:
         sent = [job_message(priority=priority) for priority in (3, 2, 1, 3, 2, 1)]
         again = [job_message(priority=priority, recovered=True) for priority in (1, 3, 3)]
-        publisher.publish([*sent, *again])
+        publisher.publish_messages([*sent, *again])
         with stock_connection() as connection:
             arrived = [got.headers["id"] for got in received(connection, 9)]
         order = [again[0], sent[2], sent[5], sent[1], sent[4], again[1], again[2], sent[0], sent[3]]
@@ -108,7 +108,7 @@ class PublishTests(SimpleTestCase):
 
     def test_thousands_that_are_sent_again_keep_their_order(self) -> None:
         sent = [job_message(priority=3, recovered=True) for _ in range(publisher.CHUNK * 2 + 1)]
-        publisher.publish(sent)
+        publisher.publish_messages(sent)
         self.assertEqual([waiting["headers"]["id"] for waiting in self.waiting(3)], [each.job_id for each in sent])
 
     def test_a_request_that_has_spent_its_time_calls_no_broker_and_keeps_no_other_from_it(self) -> None:
@@ -117,13 +117,13 @@ class PublishTests(SimpleTestCase):
             with waited:
                 waited.began_at -= 9.0
             with self.assertRaisesRegex(BrokerUnavailable, "all the time"):
-                publisher.publish([job_message()])
+                publisher.publish_messages([job_message()])
         self.assertEqual(self.waiting(), [])
-        publisher.publish([job_message()])
+        publisher.publish_messages([job_message()])
         self.assertEqual(len(self.waiting()), 1)
 
     def test_what_an_earlier_version_sent_again_is_still_consumed(self) -> None:
-        self.redis.lpush(address.redis_key(QUEUE, 0), messages.redis_envelope(job_message()))
+        self.redis.lpush(address.redis_key(QUEUE, 0), messages.make_redis_envelope(job_message()))
         with stock_connection() as connection:
             self.assertEqual(len(received(connection, 1)), 1)
 
@@ -131,19 +131,19 @@ class PublishTests(SimpleTestCase):
         bad = "inference.another-type"
         self.redis.set(address.redis_key(bad, 2), "no list")
         with self.assertRaisesRegex(PublishRefused, f"{bad}: .*WRONGTYPE") as caught:
-            publisher.publish([job_message(queue=bad), job_message(), job_message(queue=bad, priority=1)])
+            publisher.publish_messages([job_message(queue=bad), job_message(), job_message(queue=bad, priority=1)])
         self.assertEqual(caught.exception.queues, {bad})
         self.assertEqual(len(self.waiting()), 1)
-        self.assertEqual(publisher.queue_lengths([QUEUE]), {QUEUE: 1})
+        self.assertEqual(publisher.count_messages([QUEUE]), {QUEUE: 1})
         with self.assertRaisesRegex(PublishRefused, "WRONGTYPE"):
-            publisher.queue_lengths([bad])
-        publisher.publish([job_message()])
+            publisher.count_messages([bad])
+        publisher.publish_messages([job_message()])
 
     def test_lengths_are_counted_over_all_priorities(self) -> None:
-        publisher.publish([job_message(priority=1), job_message(priority=3), job_message(recovered=True)])
-        self.assertEqual(publisher.queue_lengths([QUEUE, "inference.other"]), {QUEUE: 3, "inference.other": 0})
+        publisher.publish_messages([job_message(priority=1), job_message(priority=3), job_message(recovered=True)])
+        self.assertEqual(publisher.count_messages([QUEUE, "inference.other"]), {QUEUE: 3, "inference.other": 0})
         self.assertEqual(
-            publisher.waiting_priorities([QUEUE, "inference.other"]), {QUEUE: {1, 2, 3}, "inference.other": set()}
+            publisher.list_waiting_priorities([QUEUE, "inference.other"]), {QUEUE: {1, 2, 3}, "inference.other": set()}
         )
 
 
@@ -160,9 +160,9 @@ class CountedTests(SimpleTestCase):
         return int(self.redis.info("commandstats").get("cmdstat_lpush", {"calls": 0})["calls"])
 
     def test_many_messages_go_in_a_few_commands(self) -> None:
-        publisher.publish([job_message(created_at=float(n)) for n in range(publisher.CHUNK * 2 + 1)])
+        publisher.publish_messages([job_message(created_at=float(n)) for n in range(publisher.CHUNK * 2 + 1)])
         self.assertEqual(self.calls(), 3)
-        self.assertEqual(publisher.queue_lengths([QUEUE]), {QUEUE: publisher.CHUNK * 2 + 1})
+        self.assertEqual(publisher.count_messages([QUEUE]), {QUEUE: publisher.CHUNK * 2 + 1})
 
     def test_512_threads_share_a_few_connections(self) -> None:
         def clients() -> int:
@@ -177,7 +177,7 @@ class CountedTests(SimpleTestCase):
 
         def sent() -> bool:
             with contextlib.suppress(BrokerUnavailable):
-                publisher.publish([job_message()])
+                publisher.publish_messages([job_message()])
                 return True
             return False
 
@@ -190,15 +190,15 @@ class CountedTests(SimpleTestCase):
             thread.start()
         gate.wait()
         eventually(all_ended)
-        self.assertEqual(publisher.queue_lengths([QUEUE]), {QUEUE: 512})
+        self.assertEqual(publisher.count_messages([QUEUE]), {QUEUE: 512})
         self.assertLessEqual(max(seen), before + redis_client.CONNECTIONS)
 
 
 class BreakerTests(SimpleTestCase):
     def test_a_call_may_end_the_rest_while_another_thread_looks(self) -> None:
-        away = circuit_breaker.Breaker(OSError, slots=2, rest_s=3600)
-        with away.call():  # it ends after the other one has failed, and while a third one looks
-            with self.assertRaises(BrokerUnavailable), away.call():
+        away = circuit_breaker.CircuitBreaker(OSError, slots=2, rest_s=3600)
+        with away.guard_call():  # it ends after the other one has failed, and while a third one looks
+            with self.assertRaises(BrokerUnavailable), away.guard_call():
                 raise OSError
 
             def end() -> float:
@@ -206,8 +206,8 @@ class BreakerTests(SimpleTestCase):
                 return 0.0
 
             with mock.patch.object(circuit_breaker, "time", mock.Mock(monotonic=end)):
-                self.assertTrue(away.is_resting())
-        self.assertFalse(away.is_resting())
+                self.assertTrue(away.is_open())
+        self.assertFalse(away.is_open())
 
 
 class AnyBrokerTests(SimpleTestCase):
@@ -216,20 +216,20 @@ class AnyBrokerTests(SimpleTestCase):
     @override_settings(CELERY_BROKER_URL="memory://", CELERY_BROKER_TRANSPORT_OPTIONS={})
     def test_messages_are_published_and_counted(self) -> None:
         message = job_message()
-        self.assertEqual(publisher.queue_lengths([QUEUE]), {QUEUE: 0})
-        publisher.publish([message, job_message()])
-        self.assertEqual(publisher.queue_lengths([QUEUE]), {QUEUE: 2})
+        self.assertEqual(publisher.count_messages([QUEUE]), {QUEUE: 0})
+        publisher.publish_messages([message, job_message()])
+        self.assertEqual(publisher.count_messages([QUEUE]), {QUEUE: 2})
         with kombu.Connection("memory://") as connection:
             got, _ = received(connection, 2)
         self.assertEqual(got.payload[:2], [[message.job_id], message.hints])
-        self.assertEqual(got.headers, messages.headers(message))
+        self.assertEqual(got.headers, messages.make_headers(message))
 
     def test_another_redis_than_that_of_the_notices_gets_them_in_the_order_of_priorities(self) -> None:
         other = own_broker(self).url
         sent = [job_message(priority=3), job_message(priority=1), job_message(priority=3, recovered=True)]
         with override_settings(CELERY_BROKER_URL=address.stock_kombu_url(other)):
-            publisher.publish(sent)
-            self.assertEqual(publisher.queue_lengths([QUEUE]), {QUEUE: 3})
+            publisher.publish_messages(sent)
+            self.assertEqual(publisher.count_messages([QUEUE]), {QUEUE: 3})
         url = address.stock_kombu_url(other)
         with kombu.Connection(url, transport_options=address.kombu_options(url)) as connection:
             arrived = [got.headers["id"] for got in received(connection, 3)]
@@ -252,7 +252,7 @@ class AnyBrokerTests(SimpleTestCase):
 
     @override_settings(CELERY_BROKER_URL="amqp://127.0.0.1:1//", CELERY_BROKER_TRANSPORT_OPTIONS={})
     def test_a_broker_that_is_away_is_a_broker_unavailable(self) -> None:
-        for call in (lambda: publisher.publish([job_message()]), lambda: publisher.queue_lengths([QUEUE])):
+        for call in (lambda: publisher.publish_messages([job_message()]), lambda: publisher.count_messages([QUEUE])):
             with self.assertRaises(BrokerUnavailable):
                 call()
 
@@ -265,18 +265,18 @@ class BrokerAwayTests(SimpleTestCase):
         overridden = override_settings(**settings_for(self.broker.url))
         overridden.enable()
         self.addCleanup(overridden.disable)
-        self.enterContext(mock.patch.object(redis_client, "breaker", redis_client.new_breaker()))
+        self.enterContext(mock.patch.object(redis_client, "breaker", redis_client.make_breaker()))
         self.enterContext(mock.patch.object(redis_client, "TIMEOUT_S", 1.0))  # of who asks one that is stalled
         eventually(self.delivered, "the broker takes messages")
 
     def refused(self) -> BrokerUnavailable:
         with self.assertRaises(BrokerUnavailable) as caught:
-            publisher.publish([job_message()])
+            publisher.publish_messages([job_message()])
         return caught.exception
 
     def delivered(self) -> bool:
         try:
-            publisher.publish([job_message()])
+            publisher.publish_messages([job_message()])
         except BrokerUnavailable:
             return False
         return True
@@ -289,20 +289,20 @@ class BrokerAwayTests(SimpleTestCase):
         self.broker.kill()
         self.assertTrue(self.refused().retryable)
         with self.assertRaises(BrokerUnavailable):
-            publisher.queue_lengths([QUEUE])
+            publisher.count_messages([QUEUE])
         self.broker.start()
         eventually(self.delivered, "publishing works again")
 
     def test_a_restart_between_two_calls_is_not_noticed(self) -> None:
         self.broker.stop()
         self.broker.start()
-        publisher.publish([job_message()])
+        publisher.publish_messages([job_message()])
 
     def test_a_stalled_broker_fails_and_then_fails_at_once_without_a_call(self) -> None:
         stall(self, self.broker)
         with self.stopped_clock():
             self.refused()
-            with mock.patch.object(redis_client, "get") as client:
+            with mock.patch.object(redis_client, "get_client") as client:
                 for _ in range(100):
                     self.refused()
         client.assert_not_called()
@@ -313,7 +313,7 @@ class BrokerAwayTests(SimpleTestCase):
         stall(self, self.broker)
         outcomes: list[bool] = []
         threads = [threading.Thread(target=lambda: outcomes.append(self.delivered())) for _ in range(500)]
-        with self.stopped_clock(), mock.patch.object(redis_client, "get", wraps=redis_client.get) as get:
+        with self.stopped_clock(), mock.patch.object(redis_client, "get_client", wraps=redis_client.get_client) as get:
             for thread in threads:
                 thread.start()
             for thread in threads:

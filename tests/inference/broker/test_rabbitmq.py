@@ -56,14 +56,14 @@ class RabbitMQTests(SimpleTestCase):
     def be_patient_for(self, seconds: float) -> None:
         """So long a call may take."""
         self.enterContext(mock.patch.object(kombu_publisher, "TIMEOUT_S", seconds))
-        kombu_publisher.publisher_at.cache_clear()
+        kombu_publisher.connect_publisher.cache_clear()
 
     def waiting(self, queue: str = QUEUE) -> int:
-        return publisher.queue_lengths([queue])[queue]
+        return publisher.count_messages([queue])[queue]
 
     def is_delivered(self) -> bool:
         try:
-            publisher.publish([job_message()])
+            publisher.publish_messages([job_message()])
         except BrokerUnavailable:
             return False
         return True
@@ -73,8 +73,8 @@ class RabbitMQTests(SimpleTestCase):
 
         def use() -> None:
             gate.wait()
-            publisher.publish([job_message()])
-            publisher.queue_lengths([QUEUE])
+            publisher.publish_messages([job_message()])
+            publisher.count_messages([QUEUE])
 
         threads = [threading.Thread(target=use) for _ in range(8)]
         for thread in threads:
@@ -83,20 +83,20 @@ class RabbitMQTests(SimpleTestCase):
             thread.join()
 
     def test_messages_wait_in_quorum_queues_and_are_counted(self) -> None:
-        self.assertEqual(publisher.queue_lengths([QUEUE, OTHER]), {QUEUE: 0, OTHER: 0})
-        publisher.publish([job_message(), job_message(queue=OTHER), job_message()])
-        eventually(lambda: publisher.queue_lengths([QUEUE, OTHER]) == {QUEUE: 2, OTHER: 1}, "all are counted")
+        self.assertEqual(publisher.count_messages([QUEUE, OTHER]), {QUEUE: 0, OTHER: 0})
+        publisher.publish_messages([job_message(), job_message(queue=OTHER), job_message()])
+        eventually(lambda: publisher.count_messages([QUEUE, OTHER]) == {QUEUE: 2, OTHER: 1}, "all are counted")
         types = self.server.evaluate('rabbit_amqqueue:info_all(<<"/">>, [name, type])')
         self.assertEqual(re.findall(r"{type, *(\w+)}", types), ["quorum", "quorum"])
 
     def test_one_that_is_away_is_named_and_after_a_restart_every_thread_publishes_and_counts_again(self) -> None:
-        kombu_publisher.publisher_at(self.server.url).breaker.rest_s = 0  # each call asks the server
+        kombu_publisher.connect_publisher(self.server.url).breaker.rest_s = 0  # each call asks the server
         self.use_many_connections()
         self.server.write_to_disk()
         self.server.kill()
         for _ in range(3):  # each takes as long as connecting is tried
-            self.assertRaises(BrokerUnavailable, publisher.queue_lengths, [QUEUE])
-            self.assertRaises(BrokerUnavailable, publisher.publish, [job_message()])
+            self.assertRaises(BrokerUnavailable, publisher.count_messages, [QUEUE])
+            self.assertRaises(BrokerUnavailable, publisher.publish_messages, [job_message()])
         [reason] = health.broker_problems()
         self.assertRegex(reason, "^The broker does not answer")
         self.assertNotIn("guest", reason)
@@ -104,14 +104,14 @@ class RabbitMQTests(SimpleTestCase):
         eventually(self.is_delivered, "publishing works again")
         self.assertEqual(list(health.broker_problems()), [])
         for _ in range(20):
-            publisher.publish([job_message()])
-            publisher.queue_lengths([QUEUE])
+            publisher.publish_messages([job_message()])
+            publisher.count_messages([QUEUE])
 
     def test_a_restart_between_two_calls_is_not_noticed(self) -> None:
         self.use_many_connections()
         self.server.stop()
         self.server.start()
-        publisher.publish([job_message()])
+        publisher.publish_messages([job_message()])
         self.use_many_connections()
 
     def test_calls_during_a_kill_fail_as_broker_unavailable_only(self) -> None:
@@ -121,15 +121,15 @@ class RabbitMQTests(SimpleTestCase):
         def use() -> None:
             while not over.is_set():
                 try:
-                    publisher.publish([job_message(), job_message(queue=OTHER)])
-                    publisher.queue_lengths([QUEUE, OTHER])
+                    publisher.publish_messages([job_message(), job_message(queue=OTHER)])
+                    publisher.count_messages([QUEUE, OTHER])
                 except BrokerUnavailable:
                     over.wait(0.05)
                 except BaseException as error:
                     wrong.append(error)
                     raise
 
-        publisher.publish([job_message(), job_message(queue=OTHER)])
+        publisher.publish_messages([job_message(), job_message(queue=OTHER)])
         self.server.write_to_disk()
         self.addCleanup(over.set)  # else they would publish to the brokers of later tests
         threads = [threading.Thread(target=use, daemon=True) for _ in range(8)]
@@ -144,10 +144,10 @@ class RabbitMQTests(SimpleTestCase):
         self.assertEqual(wrong, [])
 
     def test_a_queue_that_was_deleted_is_there_again_with_the_next_message(self) -> None:
-        publisher.publish([job_message()])
+        publisher.publish_messages([job_message()])
         self.delete(QUEUE)
         self.assertEqual(self.waiting(), 0)
-        publisher.publish([job_message()])
+        publisher.publish_messages([job_message()])
         eventually(lambda: self.waiting() == 1, "the message waits")
 
     def test_a_queue_that_the_broker_refuses_keeps_nobody_from_the_others(self) -> None:
@@ -155,17 +155,17 @@ class RabbitMQTests(SimpleTestCase):
             channel.queue_declare(QUEUE, durable=True, auto_delete=False)  # of the classic type
         for _ in range(3):
             with self.assertRaisesRegex(BrokerUnavailable, f"{QUEUE}.*x-queue-type"):
-                publisher.publish([job_message(), job_message(queue=OTHER)])
+                publisher.publish_messages([job_message(), job_message(queue=OTHER)])
         eventually(lambda: self.waiting(OTHER) == 3, "the others' messages wait")
 
     def test_a_broker_with_an_alarm_refuses_instead_of_holding_its_callers(self) -> None:
         self.be_patient_for(1.0)
-        kombu_publisher.publisher_at(self.server.url).breaker.rest_s = 0  # each call asks the server
+        kombu_publisher.connect_publisher(self.server.url).breaker.rest_s = 0  # each call asks the server
         self.allow_memory(0.0)
         self.addCleanup(self.allow_memory, 0.4)
         eventually(lambda: not self.is_delivered(), "publishing is refused")
         for _ in range(20):
-            self.assertRaises(BrokerUnavailable, publisher.publish, [job_message()])
+            self.assertRaises(BrokerUnavailable, publisher.publish_messages, [job_message()])
         self.assertEqual(self.waiting(OTHER), 0)
         self.allow_memory(0.4)
         eventually(self.is_delivered, "publishing works again")

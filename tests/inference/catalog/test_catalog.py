@@ -8,7 +8,7 @@ from django.conf import settings
 from django.test import SimpleTestCase
 
 from inference.catalog import reader, specs
-from inference.catalog.reader import parse
+from inference.catalog.reader import parse_catalog
 from inference.catalog.specs import CatalogError
 
 GOOD = """
@@ -84,14 +84,14 @@ BAD = (
 
 class TestGoodFiles(SimpleTestCase):
     def test_a_table_becomes_a_spec(self) -> None:
-        spec = parse(GOOD)["sentiment"]
+        spec = parse_catalog(GOOD)["sentiment"]
         self.assertEqual((spec.name, spec.queue, spec.max_batch_size), ("sentiment", "inference.sentiment", 8))
         self.assertEqual(spec.engine, specs.TRANSFORMERS_ENGINE)
         self.assertEqual((spec.parameters["top_k"].min, spec.parameters["top_k"].default), (1, 1))
         self.assertEqual(spec.options, {"truncation": True})
 
     def test_what_is_not_said_has_a_default(self) -> None:
-        spec = parse(GOOD)["echo"]
+        spec = parse_catalog(GOOD)["echo"]
         self.assertEqual((spec.max_batch_size, spec.max_wait_ms, spec.max_queued, spec.dtype), (32, 0, 1000, "auto"))
 
     def test_torch_holds_weights_in_its_precision_and_those_of_another_backend_in_float32(self) -> None:
@@ -101,7 +101,7 @@ class TestGoodFiles(SimpleTestCase):
             ('precision = "bfloat16"', "bfloat16"),
             ('backend = "openvino"\nprecision = "int8"', "float32"),
         ):
-            spec = parse(f'[a]\ntask = "fill-mask"\nmodel = "m"\n{table}\n')["a"]
+            spec = parse_catalog(f'[a]\ntask = "fill-mask"\nmodel = "m"\n{table}\n')["a"]
             self.assertEqual(spec.torch_dtype, dtype)
 
     def test_on_a_gpu_the_limits_are_larger_where_its_table_sets_none(self) -> None:
@@ -110,30 +110,30 @@ class TestGoodFiles(SimpleTestCase):
             ("max_batch_size = 32\n", (32, 32_768)),
             ("max_batch_tokens = 8192\n", (512, 8192)),
         ):
-            spec = parse(f'[a]\ntask = "fill-mask"\nmodel = "m"\nrevision = "1"\n{table}')["a"]
-            there = spec.on_gpu()
+            spec = parse_catalog(f'[a]\ntask = "fill-mask"\nmodel = "m"\nrevision = "1"\n{table}')["a"]
+            there = spec.with_gpu_limits()
             self.assertEqual((there.max_batch_size, there.max_batch_tokens), limits)
             self.assertEqual((there.digest, there.load_digest), (spec.digest, spec.load_digest))
-        files = parse('[a]\ntask = "image-classification"\nmodel = "m"\n')["a"]
-        self.assertEqual(files.on_gpu().max_batch_size, 32)
+        files = parse_catalog('[a]\ntask = "image-classification"\nmodel = "m"\n')["a"]
+        self.assertEqual(files.with_gpu_limits().max_batch_size, 32)
 
     def test_to_set_a_limit_that_is_the_default_is_a_change(self) -> None:
-        plain, stated = (parse(f'[a]\nengine = "x:Y"\n{line}')["a"] for line in ("", "max_batch_size = 32\n"))
+        plain, stated = (parse_catalog(f'[a]\nengine = "x:Y"\n{line}')["a"] for line in ("", "max_batch_size = 32\n"))
         self.assertNotEqual(plain.digest, stated.digest)
         self.assertEqual(plain.load_digest, stated.load_digest)
 
     def test_a_model_is_loaded_at_once_unless_it_is_lazy(self) -> None:
-        self.assertFalse(parse(GOOD)["echo"].is_lazy)
-        lazy = parse(f'{GOOD}load = "lazy"\nidle_unload_s = 0.5e3\n')["echo"]
+        self.assertFalse(parse_catalog(GOOD)["echo"].is_lazy)
+        lazy = parse_catalog(f'{GOOD}load = "lazy"\nidle_unload_s = 0.5e3\n')["echo"]
         self.assertEqual((lazy.is_lazy, lazy.idle_unload_s), (True, 500))
 
     def test_the_file_that_ships_is_good(self) -> None:
-        self.assertIn("embeddings", reader.load(settings.BASE_DIR / "models.toml"))
+        self.assertIn("embeddings", reader.load_catalog(settings.BASE_DIR / "models.toml"))
 
     def test_what_the_shipped_file_has_commented_out_is_good_once_uncommented(self) -> None:
         text = (settings.BASE_DIR / "models.toml").read_text()
         commented = text[text.index("# [sentiment]") :]
-        names = parse("".join(line.removeprefix("# ").removeprefix("#") for line in commented.splitlines(True)))
+        names = parse_catalog("".join(line.removeprefix("# ").removeprefix("#") for line in commented.splitlines(True)))
         self.assertGreaterEqual(set(names), {"sentiment", "fill", "entities"})
 
 
@@ -141,7 +141,7 @@ class TestBadFiles(SimpleTestCase):
     def test_each_mistake_is_refused_with_its_line_and_the_cure(self) -> None:
         for what, text, line, cure in BAD:
             with self.subTest(what), self.assertRaises(CatalogError) as caught:
-                parse(text, "here.toml")
+                parse_catalog(text, "here.toml")
             message = str(caught.exception)
             self.assertTrue(message.startswith("here.toml"), message)
             self.assertIn(cure, message)
@@ -150,7 +150,7 @@ class TestBadFiles(SimpleTestCase):
 
     def test_a_missing_file_is_named_with_the_variable_that_sets_it(self) -> None:
         with tempfile.TemporaryDirectory() as folder, self.assertRaises(CatalogError) as caught:
-            reader.load(Path(folder) / "none.toml")
+            reader.load_catalog(Path(folder) / "none.toml")
         self.assertIn("none.toml", str(caught.exception))
         self.assertIn("MODELS_FILE", str(caught.exception))
 
@@ -158,9 +158,9 @@ class TestBadFiles(SimpleTestCase):
 class TestParametersDigest(SimpleTestCase):
     def test_the_order_of_parameters_does_not_matter(self) -> None:
         one, other = {"top_k": 1, "z": [1]}, {"z": [1], "top_k": 1}
-        self.assertEqual(specs.parameters_digest(one), specs.parameters_digest(other))
-        self.assertEqual(json.loads(specs.parameters_digest(one)), one)
+        self.assertEqual(specs.digest_parameters(one), specs.digest_parameters(other))
+        self.assertEqual(json.loads(specs.digest_parameters(one)), one)
 
     def test_other_parameters_are_another_group(self) -> None:
-        self.assertNotEqual(specs.parameters_digest({"top_k": 1}), specs.parameters_digest({"top_k": 2}))
-        self.assertEqual(specs.parameters_digest({}), "")
+        self.assertNotEqual(specs.digest_parameters({"top_k": 1}), specs.digest_parameters({"top_k": 2}))
+        self.assertEqual(specs.digest_parameters({}), "")

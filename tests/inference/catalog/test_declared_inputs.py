@@ -4,9 +4,9 @@ from typing import Any
 
 from django.test import SimpleTestCase, override_settings
 
-from inference.catalog.reader import parse
+from inference.catalog.reader import parse_catalog
 from inference.catalog.specs import CatalogError, ModelSpec
-from inference.catalog.validation import validate
+from inference.catalog.validation import validate_request
 from inference.engines.loading import FunctionEngine
 from inference.engines.runtime.engine_calls import run
 from inference.errors import UNREADABLE, InvalidInput
@@ -21,13 +21,13 @@ def shout(inputs: list[str], parameters: dict[str, Any]) -> list[str]:
 
 class DeclaredInputTests(SimpleTestCase):
     def setUp(self) -> None:
-        self.spec = parse(CATALOG)["shout"]
+        self.spec = parse_catalog(CATALOG)["shout"]
 
     def test_what_is_not_declared_is_refused_before_it_is_stored(self) -> None:
-        self.assertEqual(validate(self.spec, ["a", "bcdef"], {}), {})
+        self.assertEqual(validate_request(self.spec, ["a", "bcdef"], {}), {})
         for inputs, field in ((1, "inputs"), ({"text": "a"}, "inputs"), (["a", 1], "inputs[1]"), ("abcdef", "inputs")):
             with self.subTest(inputs), self.assertRaises(InvalidInput) as refused:
-                validate(self.spec, inputs, {})
+                validate_request(self.spec, inputs, {})
             self.assertEqual(refused.exception.field, field)
 
     def test_a_row_that_somebody_else_wrote_never_reaches_the_function(self) -> None:
@@ -44,10 +44,10 @@ class DeclaredInputTests(SimpleTestCase):
         }  # fmt: skip
         for table, words in wrong.items():
             with self.subTest(table), self.assertRaisesRegex(CatalogError, f"line 3: .*{words}"):
-                parse(f'[shout]\nengine = "my:shout"\ninput = {table}\n')
+                parse_catalog(f'[shout]\nengine = "my:shout"\ninput = {table}\n')
 
     def test_without_a_declaration_anything_goes(self) -> None:
-        self.assertEqual(validate(ModelSpec(name="m", engine="my:shout"), {"any": [1]}, {}), {})
+        self.assertEqual(validate_request(ModelSpec(name="m", engine="my:shout"), {"any": [1]}, {}), {})
 
 
 class PublicDetailTests(SimpleTestCase):

@@ -21,23 +21,23 @@ def spec(task: str = "text-classification", **values: Any) -> ModelSpec:
 
 class ItemsTests(TestCase):
     def test_one_text_is_one_item_and_a_list_is_several(self) -> None:
-        self.assertEqual(lengths.measure(spec(), "a")[0], 1)
-        self.assertEqual(lengths.measure(spec(), ["a", "b", "c"])[0], 3)
-        self.assertEqual(lengths.measure(spec(), [{"text": "a"}, {"text": "b"}])[0], 2)
+        self.assertEqual(lengths.measure_inputs(spec(), "a")[0], 1)
+        self.assertEqual(lengths.measure_inputs(spec(), ["a", "b", "c"])[0], 3)
+        self.assertEqual(lengths.measure_inputs(spec(), [{"text": "a"}, {"text": "b"}])[0], 2)
 
     def test_a_chat_is_one_item_and_a_list_of_chats_is_several(self) -> None:
         chat = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "hi"}]
-        self.assertEqual(lengths.measure(spec("text-generation"), chat)[0], 1)
-        self.assertEqual(lengths.measure(spec("text-generation"), [chat, chat])[0], 2)
-        self.assertEqual(lengths.items(spec("text-generation"), chat), [chat])
+        self.assertEqual(lengths.measure_inputs(spec("text-generation"), chat)[0], 1)
+        self.assertEqual(lengths.measure_inputs(spec("text-generation"), [chat, chat])[0], 2)
+        self.assertEqual(lengths.list_items(spec("text-generation"), chat), [chat])
 
     def test_a_role_means_nothing_to_other_tasks(self) -> None:
-        self.assertEqual(lengths.measure(spec(""), [{"role": "a"}, {"role": "b"}])[0], 2)
+        self.assertEqual(lengths.measure_inputs(spec(""), [{"role": "a"}, {"role": "b"}])[0], 2)
 
     def test_sizes_and_lengths_are_at_least_one(self) -> None:
         tried: tuple[Any, ...] = ([], "", None, 0, {}, [[]], [None])
         for inputs in tried:
-            size, length = lengths.measure(spec(), inputs)
+            size, length = lengths.measure_inputs(spec(), inputs)
             self.assertGreaterEqual(size, 1)
             self.assertGreaterEqual(length, 1)
 
@@ -45,34 +45,34 @@ class ItemsTests(TestCase):
 class RowsTests(TestCase):
     def test_each_label_and_each_sentence_is_a_row(self) -> None:
         zero_shot = spec("zero-shot-classification")
-        self.assertEqual(lengths.measure(zero_shot, ["a", "b"], {"candidate_labels": ["x", "y", "z"]})[0], 6)
-        self.assertEqual(lengths.measure(zero_shot, "a")[0], 1)
+        self.assertEqual(lengths.measure_inputs(zero_shot, ["a", "b"], {"candidate_labels": ["x", "y", "z"]})[0], 6)
+        self.assertEqual(lengths.measure_inputs(zero_shot, "a")[0], 1)
         value = {"source_sentence": PROSE[0], "sentences": [PROSE[0]] * 9}
         alike = spec("sentence-similarity")
-        self.assertEqual(lengths.measure(alike, value), (10, units.tokens(PROSE[0])))
-        self.assertEqual(lengths.measure(alike, [value, value])[0], 20)
+        self.assertEqual(lengths.measure_inputs(alike, value), (10, units.estimate_tokens(PROSE[0])))
+        self.assertEqual(lengths.measure_inputs(alike, [value, value])[0], 20)
 
     def test_sentences_are_cut_one_by_one(self) -> None:
         value = {"source_sentence": PROSE[-1], "sentences": [PROSE[-1]] * 3}
-        self.assertEqual(lengths.measure(spec("sentence-similarity", max_length=16), value), (4, 16))
+        self.assertEqual(lengths.measure_inputs(spec("sentence-similarity", max_length=16), value), (4, 16))
 
     def test_what_is_generated_is_counted(self) -> None:
         generation = spec("text-generation")
-        prompt = units.tokens(PROSE[0])
+        prompt = units.estimate_tokens(PROSE[0])
         for parameters, tokens in (
             ({}, prompt + lengths.NEW_TOKENS), ({"max_new_tokens": 7}, prompt + 7), ({"max_length": 900}, 900),
             ({"max_length": 2}, prompt),
         ):  # fmt: skip
-            self.assertEqual(lengths.measure(generation, PROSE[0], parameters), (1, tokens))
+            self.assertEqual(lengths.measure_inputs(generation, PROSE[0], parameters), (1, tokens))
 
 
 class TokensTests(TestCase):
     def test_a_very_long_text_is_measured_by_a_part(self) -> None:
         text = PROSE[0] * 40_000
-        whole = len(text) // units.SAMPLE * units.tokens(text[: units.SAMPLE])
-        self.assertAlmostEqual(units.tokens(text) / whole, 1.0, places=1)
-        self.assertAlmostEqual(lengths.measure(spec(""), [1] * 1_000_000)[0], 1_000_000)
-        self.assertEqual(lengths.length(spec(""), {"numbers": [1] * 1_000_000}), 1_000_000)
+        whole = len(text) // units.SAMPLE * units.estimate_tokens(text[: units.SAMPLE])
+        self.assertAlmostEqual(units.estimate_tokens(text) / whole, 1.0, places=1)
+        self.assertAlmostEqual(lengths.measure_inputs(spec(""), [1] * 1_000_000)[0], 1_000_000)
+        self.assertEqual(lengths.estimate_length(spec(""), {"numbers": [1] * 1_000_000}), 1_000_000)
 
     def test_estimates_are_near_the_tokenizer(self) -> None:
         from tokenizers import Tokenizer
@@ -82,35 +82,39 @@ class TokensTests(TestCase):
         tokenizer.no_truncation()
         tokenizer.no_padding()
         for text in PROSE:
-            real, estimate = len(tokenizer.encode(text).ids), units.tokens(text)
+            real, estimate = len(tokenizer.encode(text).ids), units.estimate_tokens(text)
             self.assertLessEqual(abs(estimate - real), 2 + 0.25 * real, text)
 
     def test_the_longest_item_counts(self) -> None:
-        self.assertEqual(lengths.measure(spec(), PROSE)[1], units.tokens(PROSE[-1]))
+        self.assertEqual(lengths.measure_inputs(spec(), PROSE)[1], units.estimate_tokens(PROSE[-1]))
 
     def test_a_longer_text_is_never_shorter(self) -> None:
         text = "größer, 大きい or bigger? "
-        estimates = [units.tokens(text[:end]) for end in range(len(text))]
+        estimates = [units.estimate_tokens(text[:end]) for end in range(len(text))]
         self.assertEqual(estimates, sorted(estimates))
 
     def test_what_a_model_cuts_off_is_not_counted_but_prompts_are_whole(self) -> None:
-        self.assertEqual(lengths.measure(spec(max_length=16), PROSE[-1])[1], 16)
-        self.assertGreater(lengths.measure(spec("text-generation", max_length=16), PROSE[-1])[1], 100)
+        self.assertEqual(lengths.measure_inputs(spec(max_length=16), PROSE[-1])[1], 16)
+        self.assertGreater(lengths.measure_inputs(spec("text-generation", max_length=16), PROSE[-1])[1], 100)
 
     def test_the_parts_of_a_dict_add_up(self) -> None:
         pair = {"text": PROSE[0], "text_pair": PROSE[1]}
-        self.assertEqual(lengths.measure(spec(), pair)[1], units.tokens(PROSE[0]) + units.tokens(PROSE[1]))
+        self.assertEqual(
+            lengths.measure_inputs(spec(), pair)[1], units.estimate_tokens(PROSE[0]) + units.estimate_tokens(PROSE[1])
+        )
 
     def test_text_that_is_no_unicode_has_a_length(self) -> None:
-        self.assertGreater(units.tokens("\ud800" * 10), 1)
+        self.assertGreater(units.estimate_tokens("\ud800" * 10), 1)
 
 
 class MediaTests(TestCase):
     def test_sound_is_as_long_as_its_seconds(self) -> None:
         for rate in (8_000, 16_000):
-            length = lengths.measure(spec("automatic-speech-recognition"), tiny_models.wav(seconds=2, rate=rate))[1]
+            length = lengths.measure_inputs(
+                spec("automatic-speech-recognition"), tiny_models.wav(seconds=2, rate=rate)
+            )[1]
             self.assertAlmostEqual(length, 100, delta=2)
 
     def test_images_have_a_bounded_length(self) -> None:
-        self.assertEqual(lengths.measure(spec("image-classification"), "A" * 10_000_000)[1], units.MAX_PATCHES)
-        self.assertLess(lengths.measure(spec("image-classification"), tiny_models.png())[1], 10)
+        self.assertEqual(lengths.measure_inputs(spec("image-classification"), "A" * 10_000_000)[1], units.MAX_PATCHES)
+        self.assertLess(lengths.measure_inputs(spec("image-classification"), tiny_models.png())[1], 10)

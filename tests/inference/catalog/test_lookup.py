@@ -21,20 +21,20 @@ class FileCase(SimpleTestCase):
         self.path = Path(self.enterContext(tempfile.TemporaryDirectory())) / "models.toml"
         self.path.write_text(A)
         self.file = ModelsFile(self.path)
-        self.first = self.file.first()
-        self.file.look()
+        self.first = self.file.read_first()
+        self.file.reread_if_changed()
 
     def look(self, times: int = 2) -> None:
         for _ in range(times):
-            self.file.look()
+            self.file.reread_if_changed()
 
 
 class FollowTests(FileCase):
     def test_two_looks_at_the_same_take_it_over(self) -> None:
         self.path.write_text(A + B)
-        self.assertFalse(self.file.look())
+        self.assertFalse(self.file.reread_if_changed())
         self.assertIs(self.file.catalog, self.first)
-        self.assertTrue(self.file.look())
+        self.assertTrue(self.file.reread_if_changed())
         self.assertEqual(list(self.file.catalog or ()), ["a", "b"])
 
     def test_what_an_editor_has_written_half_is_not_taken_over_though_it_is_valid(self) -> None:
@@ -42,9 +42,9 @@ class FollowTests(FileCase):
         self.look()
         for half in (A, A + "[b", A + B):
             self.path.write_text(half)
-            self.file.look()
+            self.file.reread_if_changed()
             self.assertEqual(list(self.file.catalog or ()), ["a", "b"])
-        self.file.look()
+        self.file.reread_if_changed()
         self.assertEqual((self.file.problem, list(self.file.catalog or ())), ("", ["a", "b"]))
 
     def test_an_error_changes_nothing_and_is_logged_once_until_it_is_put_right(self) -> None:
@@ -96,21 +96,21 @@ class FollowTests(FileCase):
         self.path.write_text("[a")
         file = ModelsFile(self.path)
         with self.assertLogs("inference.catalog.lookup", "ERROR"):
-            file.look()
-            file.look()
+            file.reread_if_changed()
+            file.reread_if_changed()
         self.path.write_text(A)
         return file
 
     def test_a_file_that_was_never_good_is_used_once_it_is(self) -> None:
         file = self.put_right()
-        file.look()
-        file.look()
+        file.reread_if_changed()
+        file.reread_if_changed()
         self.assertEqual(list(file.catalog or ()), ["a"])
 
     def test_what_is_put_right_is_no_problem_though_a_request_reads_it_first(self) -> None:
         file = self.put_right()
-        file.first()
-        file.look()
+        file.read_first()
+        file.reread_if_changed()
         self.assertEqual(file.problem, "")
 
 
@@ -132,7 +132,7 @@ class ProcessTests(FileCase):
         self.assertNotIn(follower, threading.enumerate())
 
     def test_a_bug_of_the_reader_does_not_end_the_follower(self) -> None:
-        parse, met = reader.parse, threading.Event()
+        parse, met = reader.parse_catalog, threading.Event()
 
         def fail(text: str, file: str = "") -> specs.Catalog:
             if "# bug" in text:
@@ -141,7 +141,7 @@ class ProcessTests(FileCase):
             return parse(text, file)
 
         quick = patch.multiple(lookup, LOOK_S=0.01, SETTLE_S=0.01)
-        with override_settings(MODELS_FILE=self.path), quick, patch.object(reader, "parse", fail):
+        with override_settings(MODELS_FILE=self.path), quick, patch.object(reader, "parse_catalog", fail):
             self.assertIn("a", lookup.models())
             follower = lookup.Follower()
             with self.assertLogs("inference.catalog.lookup", "ERROR"):
@@ -156,15 +156,17 @@ class ProcessTests(FileCase):
 class ChangesTests(SimpleTestCase):
     def test_what_is_added_changed_and_removed_is_named(self) -> None:
         found = changes.compare_catalogs(
-            reader.parse(A + B), reader.parse(A + 'revision = "2"\n' + B.replace("[b]", "[c]"))
+            reader.parse_catalog(A + B), reader.parse_catalog(A + 'revision = "2"\n' + B.replace("[b]", "[c]"))
         )
         self.assertEqual(str(found), "added: c; changed: a; removed: b")
-        self.assertEqual(str(changes.compare_catalogs(reader.parse(A), reader.parse(A))), "nothing changes")
+        self.assertEqual(
+            str(changes.compare_catalogs(reader.parse_catalog(A), reader.parse_catalog(A))), "nothing changes"
+        )
 
 
 class DigestTests(SimpleTestCase):
     def digests(self, text: str) -> tuple[str, str]:
-        spec = reader.parse(A + text)["a"]
+        spec = reader.parse_catalog(A + text)["a"]
         return spec.digest, spec.load_digest
 
     def test_every_change_of_an_entry_is_another_digest(self) -> None:
@@ -179,5 +181,10 @@ class DigestTests(SimpleTestCase):
         self.assertEqual(len({self.digests(text)[1] for text in (*other, "")}), 5)
 
     def test_equal_catalogs_have_the_same_whatever_their_order(self) -> None:
-        self.assertEqual(specs.digest_of(reader.parse(A + B)), specs.digest_of(reader.parse(f"# new\n{B}{A}")))
-        self.assertNotEqual(specs.digest_of(reader.parse(A)), specs.digest_of(reader.parse(A + B)))
+        self.assertEqual(
+            specs.digest_catalog(reader.parse_catalog(A + B)),
+            specs.digest_catalog(reader.parse_catalog(f"# new\n{B}{A}")),
+        )
+        self.assertNotEqual(
+            specs.digest_catalog(reader.parse_catalog(A)), specs.digest_catalog(reader.parse_catalog(A + B))
+        )

@@ -9,7 +9,7 @@ from django.test import SimpleTestCase
 
 from inference.catalog import tasks
 from inference.catalog.neutral_values import OPENAI, is_neutral
-from inference.catalog.reader import parse
+from inference.catalog.reader import parse_catalog
 from inference.catalog.specs import ModelSpec
 from inference.catalog.validation import validate_parameters
 from inference.errors import InvalidInput
@@ -37,7 +37,7 @@ stop = { type = "array", items = "string", min_items = 1, max_items = 2 }
 
 
 def spec_of(task: str) -> ModelSpec:
-    return parse(f'[m]\ntask = "{task}"\nmodel = "x"\n')["m"]
+    return parse_catalog(f'[m]\ntask = "{task}"\nmodel = "x"\n')["m"]
 
 
 def required(spec: ModelSpec) -> dict[str, Any]:
@@ -122,7 +122,7 @@ class NeutralTests(SimpleTestCase):
                     self.assertEqual(is_neutral(OPENAI, name, value), is_nothing)
 
     def test_what_the_model_s_own_table_takes_is_given_to_it(self) -> None:
-        own = parse(OWN)["m"]
+        own = parse_catalog(OWN)["m"]
         self.assertEqual(
             validate_parameters(own, {"watermark": False, "temperature": 0}), {"watermark": False, "temperature": 0.0}
         )
@@ -130,7 +130,7 @@ class NeutralTests(SimpleTestCase):
         self.assert_refused(own, "frequency_penalty", 0.1)
 
     def test_vectors_of_a_table_without_a_task(self) -> None:
-        spec = parse(VECTORS)["m"]
+        spec = parse_catalog(VECTORS)["m"]
         self.assertEqual(spec.task, "feature-extraction")
         for given in ({"normalize": True}, {"truncate": True}, {"encoding_format": "float"}, {"prompt_name": None}):
             with self.subTest(given):

@@ -15,7 +15,7 @@ from inference.catalog import input_checks, reader, specs, tasks
 from inference.catalog.parameters import ParameterSpec
 from inference.catalog.sizes import lengths, units
 from inference.catalog.tasks import AnswerShape, Task
-from inference.catalog.validation import validate
+from inference.catalog.validation import validate_request
 from inference.engines.base import Engine
 from inference.errors import InvalidInput
 from tools.tuning import measurements, samples
@@ -23,8 +23,8 @@ from tools.tuning import measurements, samples
 READING = Task(
     name="lip-reading",
     aliases=("watching",),
-    check=input_checks.file,
-    unit=units.frames,
+    check=input_checks.check_file,
+    unit=units.estimate_frames,
     rows=lambda item, parameters: ([item], parameters["speakers"]),
     parameters={"speakers": ParameterSpec(type="integer", min=1, max=3, default=2)},
     parameters_at_root=True,
@@ -48,18 +48,20 @@ class MadeUpTaskTests(SimpleTestCase):
         change = patch.dict(tasks.TASKS, tasks.index_tasks([READING]))
         change.start()
         self.addCleanup(change.stop)
-        self.specs = reader.parse('[a]\ntask = "lip-reading"\nmodel = "m"\n[b]\ntask = "watching"\nmodel = "m"\n')
+        self.specs = reader.parse_catalog(
+            '[a]\ntask = "lip-reading"\nmodel = "m"\n[b]\ntask = "watching"\nmodel = "m"\n'
+        )
 
     def test_inputs_and_parameters_are_checked(self) -> None:
         for spec in self.specs.values():
-            self.assertEqual(validate(spec, FILM, {}), {"speakers": 2})
+            self.assertEqual(validate_request(spec, FILM, {}), {"speakers": 2})
             for value, given in ((7, {}), ("no base64", {}), (FILM, {"speakers": 4}), (FILM, {"top_k": 1})):
                 with self.subTest(spec=spec.name, value=value, given=given), self.assertRaises(InvalidInput):
-                    validate(spec, value, given)
+                    validate_request(spec, value, given)
 
     def test_lengths_are_in_its_unit_and_rows_as_it_says(self) -> None:
         for spec in self.specs.values():
-            self.assertEqual(lengths.measure(spec, [FILM, FILM], {"speakers": 3}), (6, 100))
+            self.assertEqual(lengths.measure_inputs(spec, [FILM, FILM], {"speakers": 3}), (6, 100))
 
     def test_clients_send_bytes_and_parameters_at_the_root_and_get_its_shape(self) -> None:
         for spec in self.specs.values():
@@ -76,7 +78,7 @@ class MadeUpTaskTests(SimpleTestCase):
         for spec in self.specs.values():
             self.assertEqual(tasks.find_task(spec.task).example, {"inputs": "a film"})
             self.assertEqual(measurements.lengths_for(spec, []), [50, 250, 1500])
-            input_checks.file("inputs", samples.sample(spec, Echo(spec), 50, []))
+            input_checks.check_file("inputs", samples.sample(spec, Echo(spec), 50, []))
 
 
 class ShapeTests(SimpleTestCase):
@@ -103,7 +105,7 @@ class TableTests(SimpleTestCase):
         )
 
     def test_of_an_engine_of_one_s_own_nothing_is_known(self) -> None:
-        validate(specs.ModelSpec(name="m", task="summarize"), {"any": ["thing"]}, {})
+        validate_request(specs.ModelSpec(name="m", task="summarize"), {"any": ["thing"]}, {})
         self.assertIsNone(tasks.find_task("summarize").example)
         self.assertTrue(tasks.find_task("").example)
 

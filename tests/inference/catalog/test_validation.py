@@ -6,9 +6,9 @@ from typing import Any
 
 from django.test import SimpleTestCase
 
-from inference.catalog.reader import parse
+from inference.catalog.reader import parse_catalog
 from inference.catalog.specs import ModelSpec
-from inference.catalog.validation import check_rows, validate, validate_inputs, validate_parameters
+from inference.catalog.validation import check_rows, validate_inputs, validate_parameters, validate_request
 from inference.errors import InvalidInput
 
 IMAGE = base64.b64encode(b"an image").decode()
@@ -98,7 +98,7 @@ class InputTests(SimpleTestCase):
 
 class ParameterTests(SimpleTestCase):
     def setUp(self) -> None:
-        self.spec = parse(CATALOG)["m"]
+        self.spec = parse_catalog(CATALOG)["m"]
 
     def check(self, **given: Any) -> dict[str, Any]:
         return validate_parameters(self.spec, {"needed": True, **given})
@@ -114,7 +114,7 @@ class ParameterTests(SimpleTestCase):
 
     def test_a_whole_number_is_a_number_as_models_want_it(self) -> None:
         """`generate` refuses a temperature of 2, and takes one of 2.0."""
-        own = parse(CATALOG.replace("default = 0.5", "default = 1"))["m"]
+        own = parse_catalog(CATALOG.replace("default = 0.5", "default = 1"))["m"]
         for given in (self.check(share=1), validate_parameters(own, {"needed": True})):
             self.assertEqual(repr(given["share"]), "1.0")
 
@@ -145,9 +145,9 @@ class ParameterTests(SimpleTestCase):
 
     def test_a_task_brings_its_parameters_and_the_model_s_own_come_first(self) -> None:
         self.assertEqual(self.check(max_new_tokens=5)["max_new_tokens"], 5)
-        own = parse('[m]\ntask = "fill-mask"\nmodel = "m"\n[m.parameters]\ntop_k = { type = "integer", max = 3 }\n')[
-            "m"
-        ]
+        own = parse_catalog(
+            '[m]\ntask = "fill-mask"\nmodel = "m"\n[m.parameters]\ntop_k = { type = "integer", max = 3 }\n'
+        )["m"]
         with self.assertRaises(InvalidInput):
-            validate(own, "a", {"top_k": 4})
-        self.assertEqual(validate(own, "a", {"targets": ["b"]}), {"targets": ["b"]})
+            validate_request(own, "a", {"top_k": 4})
+        self.assertEqual(validate_request(own, "a", {"targets": ["b"]}), {"targets": ["b"]})

@@ -16,7 +16,7 @@ from unittest.mock import patch
 import torch
 
 from inference.catalog import reader
-from inference.catalog.parameters import validate
+from inference.catalog.parameters import fill_in_defaults
 from inference.catalog.specs import ModelSpec
 from inference.engines import loading
 from inference.engines.accelerate import fast_tokenizer
@@ -207,10 +207,14 @@ class SentenceEmbeddingsTests(TestCase):
         return list(self.engine.predict_prepared(self.engine.prepare(texts, parameters), parameters))
 
     def test_its_entry_allows_base64_and_not_hex(self) -> None:
-        entry = reader.parse('[m]\nengine = "inference.engines.embeddings:SentenceEmbeddings"\nmodel = "x"\n')["m"]
-        self.assertEqual(validate(entry.parameters, {"encoding_format": "base64"}), {"encoding_format": "base64"})
+        entry = reader.parse_catalog('[m]\nengine = "inference.engines.embeddings:SentenceEmbeddings"\nmodel = "x"\n')[
+            "m"
+        ]
+        self.assertEqual(
+            fill_in_defaults(entry.parameters, {"encoding_format": "base64"}), {"encoding_format": "base64"}
+        )
         with self.assertRaisesRegex(InvalidInput, "must be one of"):
-            validate(entry.parameters, {"encoding_format": "hex"})
+            fill_in_defaults(entry.parameters, {"encoding_format": "hex"})
 
     def test_what_is_no_text_fails_alone(self) -> None:
         report = run(self.engine, ["a", 3, "b", None], {})

@@ -8,7 +8,7 @@ from unittest import TestCase
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from inference.residency.policy import LINGER, SHORTEST_LOAD_S, STEP_S, TURN, Change, Model, decide
+from inference.residency.policy import LINGER, SHORTEST_LOAD_S, STEP_S, TURN, Change, Model, choose_change
 from tests.properties import QUICK
 
 NOW_S = 10_000.0
@@ -32,7 +32,7 @@ def waiting(name: str, *, since_s_ago: float = 0.0, **values: Any) -> Model:
 
 
 def change(*models: Model, room: int = ROOM) -> Change:
-    return decide(models, room=room, now_s=NOW_S)
+    return choose_change(models, room=room, now_s=NOW_S)
 
 
 @st.composite

@@ -13,21 +13,21 @@ class ResidencyStateTests(TestCase):
 
     def see(self, now_s: float, *waiting: str, working: tuple[str, ...] = ()) -> Change | None:
         found = {name: Waiting(since_s=0.0, priority=2) for name in waiting}
-        self.residency.see(found, working=working, kept=(), now_s=now_s)
+        self.residency.update_demand(found, working=working, kept=(), now_s=now_s)
         return self.residency.next_change(now_s)
 
     def load(self, name: str, now_s: float, **values: int) -> None:
         change = self.see(now_s, name)
         assert change
         self.assertEqual(change.load, name)
-        self.residency.done(now_s + 2.0, **values)
+        self.residency.finish_change(now_s + 2.0, **values)
 
     def test_nothing_is_decided_while_a_change_is_made(self) -> None:
         self.assertEqual(self.see(0.0, "a"), Change(load="a"))
-        self.assertEqual((self.residency.loading, self.residency.inside), ("a", frozenset()))
+        self.assertEqual((self.residency.loading_model, self.residency.models_in_memory), ("a", frozenset()))
         self.assertIsNone(self.see(1.0, "b"))
-        self.residency.done(2.0)
-        self.assertEqual((self.residency.loading, self.residency.inside), (None, {"a"}))
+        self.residency.finish_change(2.0)
+        self.assertEqual((self.residency.loading_model, self.residency.models_in_memory), (None, {"a"}))
 
     def test_it_learns_how_long_a_load_takes_and_what_memory(self) -> None:
         self.load("a", 0.0, memory=70 * MIB)
@@ -39,7 +39,7 @@ class ResidencyStateTests(TestCase):
         self.load("a", 0.0)
         self.see(100.0, "b", working=("a",))
         self.assertEqual(self.residency.change, Change(unload=("a",), load="b"))
-        self.residency.done(102.0)
+        self.residency.finish_change(102.0)
         self.see(103.0, "a", working=("b",))
         self.assertEqual(self.residency.models["a"].waits_since_s, 100.0)
 
@@ -47,41 +47,41 @@ class ResidencyStateTests(TestCase):
         now_s, pauses = 0.0, []
         for _ in range(12):
             self.assertEqual(self.see(now_s, "a"), Change(load="a"))
-            self.residency.failed("a", now_s, "no weights.")
+            self.residency.record_failed_load("a", now_s, "no weights.")
             pauses.append(self.residency.models["a"].not_before_s - now_s)
             self.assertIsNone(self.see(now_s + pauses[-1] - 0.1, "a"))
             now_s += pauses[-1]
         self.assertEqual(pauses[:3], [FIRST_PAUSE_S, 2 * FIRST_PAUSE_S, 4 * FIRST_PAUSE_S])
         self.assertEqual(pauses[-1], LONGEST_PAUSE_S)
-        self.assertEqual(self.residency.why_not(), {"a": "no weights."})
+        self.assertEqual(self.residency.find_load_obstacles(), {"a": "no weights."})
         self.load("a", now_s)
-        self.assertEqual(self.residency.why_not(), {})
+        self.assertEqual(self.residency.find_load_obstacles(), {})
 
     def test_one_that_fails_lets_the_others_have_their_turn(self) -> None:
         self.see(0.0, "a", "b")
-        self.residency.failed("a", 1.0, "no weights.")
+        self.residency.record_failed_load("a", 1.0, "no weights.")
         self.assertEqual(self.see(2.0, "a", "b"), Change(load="b"))
 
     def test_what_is_larger_than_the_room_says_so(self) -> None:
         self.residency.add("c", idle_unload_s=60.0, memory=150 * MIB)
         self.assertIsNone(self.see(0.0, "c"))
-        self.assertIn("needs 150 MiB, and lazy models have 100 MiB", self.residency.why_not()["c"])
+        self.assertIn("needs 150 MiB, and lazy models have 100 MiB", self.residency.find_load_obstacles()["c"])
 
     def test_what_nothing_is_known_of_is_loaded_once_to_find_out(self) -> None:
         self.residency.add("c", idle_unload_s=60.0, memory=None)
         self.assertGreater(UNKNOWN, self.residency.room)
         self.load("c", 0.0, memory=5 * MIB)
         self.load("a", 2.0)
-        self.assertEqual(self.residency.inside, {"a", "c"})
+        self.assertEqual(self.residency.models_in_memory, {"a", "c"})
 
     def test_one_that_is_lost_is_loaded_again_for_its_next_job(self) -> None:
         self.load("a", 0.0)
-        self.residency.lost("a")
+        self.residency.record_unload("a")
         self.assertIsNone(self.see(3.0))
         self.assertEqual(self.see(4.0, "a"), Change(load="a"))
 
     def test_one_that_the_catalog_has_no_more_is_forgotten(self) -> None:
         self.see(0.0, "a")
         self.residency.remove("a")
-        self.residency.done(1.0)
-        self.assertEqual((self.residency.inside, self.residency.change), (frozenset(), None))
+        self.residency.finish_change(1.0)
+        self.assertEqual((self.residency.models_in_memory, self.residency.change), (frozenset(), None))

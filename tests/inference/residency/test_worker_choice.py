@@ -1,6 +1,6 @@
 from unittest import TestCase
 
-from inference.residency.worker_choice import HELP_LOADS, HELP_S, NEXT_S, is_ours
+from inference.residency.worker_choice import HELP_LOADS, HELP_S, NEXT_S, should_load
 
 WORKERS = ("w1", "w2", "w3")
 
@@ -11,7 +11,7 @@ def loaders(model: str, *, seen_s: float, waited_s: float = 0.0, having: str = "
         worker
         for worker in WORKERS
         if worker != having
-        and is_ours(
+        and should_load(
             model, worker, {other: other == having for other in WORKERS if other != worker},
             seen_s=seen_s, waited_s=waited_s, load_s=100.0,
         )
@@ -32,4 +32,4 @@ class SharesTests(TestCase):
         self.assertEqual(loaders("a", seen_s=99.0, waited_s=HELP_LOADS * 100.0, having="w1"), ["w2", "w3"])
 
     def test_a_worker_alone_loads_whatever_waits(self) -> None:
-        self.assertTrue(is_ours("a", "w1", {}, seen_s=0.0, waited_s=0.0, load_s=1.0))
+        self.assertTrue(should_load("a", "w1", {}, seen_s=0.0, waited_s=0.0, load_s=1.0))

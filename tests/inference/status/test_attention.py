@@ -92,7 +92,7 @@ class TestItems(AttentionCase):
             self.assertEqual(self.named(), ["DatabaseSlow", "BrokerSlow"])
 
     def test_a_broker_that_is_away(self) -> None:
-        with patch.object(publisher, "ping", side_effect=BrokerUnavailable("no")):
+        with patch.object(publisher, "ping_broker", side_effect=BrokerUnavailable("no")):
             self.only("BrokerAway", "does not answer", "Start it")
 
     def test_a_disk_that_fills(self) -> None:
@@ -145,7 +145,7 @@ class TestItems(AttentionCase):
         Worker.objects.all().delete()
         self.make_worker(connected=False)
         self.assertEqual(self.folded(), [("WorkerCutOff", False), ("ModelUnserved", True), ("QueueFull", True)])
-        with patch.object(publisher, "ping", side_effect=BrokerUnavailable("no")):
+        with patch.object(publisher, "ping_broker", side_effect=BrokerUnavailable("no")):
             self.assertEqual(
                 self.folded(),
                 [("BrokerAway", False), ("ModelUnserved", True), ("WorkerCutOff", True), ("QueueFull", True)],

@@ -7,7 +7,7 @@ from inference.catalog import reader, specs
 from inference.models import Worker
 from inference.status import worker_catalogs
 
-WANTED = reader.parse('[a]\nengine = "x:Y"\nrevision = "2"\n[b]\nengine = "x:Y"\n')
+WANTED = reader.parse_catalog('[a]\nengine = "x:Y"\nrevision = "2"\n[b]\nengine = "x:Y"\n')
 
 
 def entry(name: str, *, state: str = "ready", why: str = "", **values: str) -> dict[str, Any]:
@@ -16,7 +16,7 @@ def entry(name: str, *, state: str = "ready", why: str = "", **values: str) -> d
     return {**shown, **values}
 
 
-def worker(*models: dict[str, Any], digest: str = specs.digest_of(WANTED), problem: str = "") -> Worker:
+def worker(*models: dict[str, Any], digest: str = specs.digest_catalog(WANTED), problem: str = "") -> Worker:
     return Worker(name="w", pid=1, catalog={"digest": digest, "problem": problem, "models": list(models)})
 
 

@@ -76,7 +76,7 @@ class Reader(threading.Thread):
 
 class ReaderCase(TransactionTestCase):
     def setUp(self) -> None:
-        redis_client.get().flushdb()
+        redis_client.get_client().flushdb()
         self.job = Job.objects.create(model="words", inputs=PROMPT)
 
     def lose(self) -> None:
@@ -184,7 +184,7 @@ class ReaderTests(ReaderCase):
         attempt = Attempt(self.job)
         attempt.write(*PIECES[:5])
         reading.has(attempt.text)
-        redis_client.get().flushdb()
+        redis_client.get_client().flushdb()
         attempt.write(*PIECES[5:])
         late = Reader(self.job)
         attempt.end()
@@ -203,7 +203,7 @@ class ReaderTests(ReaderCase):
         attempt.rewrite(*PIECES[7:9])
         for each in (reading, late):
             each.has(attempt.text)
-        self.assertEqual(redis_client.get().xlen(redis_streams.stream_key(self.job.pk)), 1)
+        self.assertEqual(redis_client.get_client().xlen(redis_streams.stream_key(self.job.pk)), 1)
         attempt.write(*PIECES[9:])
         attempt.end()
         for each in (reading, late):
@@ -213,8 +213,8 @@ class ReaderTests(ReaderCase):
     def test_what_is_no_chunk_is_passed_over(self) -> None:
         key = redis_streams.stream_key(self.job.pk)
         for value in (b"", b"x" * 24 + b"\xff"):
-            redis_client.get().xadd(key, {b"c": value})
-        redis_client.get().xadd(key, {b"other": b"1"})
+            redis_client.get_client().xadd(key, {b"c": value})
+        redis_client.get_client().xadd(key, {b"other": b"1"})
         attempt = Attempt(self.job)
         attempt.write(*PIECES)
         reading = Reader(self.job)

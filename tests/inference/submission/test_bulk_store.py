@@ -14,7 +14,7 @@ from inference import errors
 from inference.broker import publisher, redis_client
 from inference.broker.address import queue_of
 from inference.catalog.lookup import spec_of
-from inference.catalog.reader import parse
+from inference.catalog.reader import parse_catalog
 from inference.models import Job, Priority
 from inference.submission import admission, bulk, bulk_store
 from inference.submission.submissions import BulkItem, BulkSubmission
@@ -29,7 +29,7 @@ class PackTests(TransactionTestCase):
     """The broker is the real one of the test run; there is no worker."""
 
     def setUp(self) -> None:
-        redis_client.get().flushdb()
+        redis_client.get_client().flushdb()
         admission.forget()
         patience.lend(self)
 
@@ -54,8 +54,8 @@ class PackTests(TransactionTestCase):
         for is_redis, most in ((True, bulk_store.PACKED), (False, bulk_store.PACKED_AMQP)):
             sent: list[Any] = []
             with (
-                self.subTest(is_redis=is_redis), patch.object(publisher, "is_redis", return_value=is_redis),
-                patch.object(publisher, "publish", sent.extend),
+                self.subTest(is_redis=is_redis), patch.object(publisher, "uses_redis", return_value=is_redis),
+                patch.object(publisher, "publish_messages", sent.extend),
             ):  # fmt: skip
                 bulk.submit(BulkSubmission(spec=spec, items=self.texts(most + 1)))
             self.assertEqual([len(message.job_ids) for message in sent], [most, 1])
@@ -79,12 +79,12 @@ class PackTests(TransactionTestCase):
             BulkItem(inputs="c", parameters=other),
             BulkItem(inputs="d"),
         ]
-        accepted = bulk.submit(BulkSubmission(spec=parse(text)[SPEC.name], items=items))
+        accepted = bulk.submit(BulkSubmission(spec=parse_catalog(text)[SPEC.name], items=items))
         first, second, third, fourth = [str(job_id) for _, job_id in accepted.jobs]
         self.assertEqual(self.sent(), [[first, second], [third], [fourth]])
 
     def test_of_a_message_that_was_not_sent_all_are_sent_again_each_in_its_own(self) -> None:
-        away = patch.object(publisher, "publish", side_effect=errors.BrokerUnavailable("away"))
+        away = patch.object(publisher, "publish_messages", side_effect=errors.BrokerUnavailable("away"))
         with away, self.assertLogs("inference.submission.writer", "WARNING"):
             ids = self.submit(*self.texts(6))
         self.assertEqual(Job.objects.filter(published_at=None, priority=Priority.LOW).count(), 6)

@@ -56,7 +56,7 @@ class JobsTests(TransactionTestCase):
         self.assertEqual(Job.objects.count(), 0)
 
     def test_a_job_is_accepted_while_the_broker_is_away(self) -> None:
-        with patch.object(publisher, "publish", side_effect=errors.BrokerUnavailable("away")):
+        with patch.object(publisher, "publish_messages", side_effect=errors.BrokerUnavailable("away")):
             job = jobs.submit(Submission(spec=SPEC, inputs="x"))
             eventually(lambda: Job.objects.filter(pk=job.pk, published_at=None).exists())
 

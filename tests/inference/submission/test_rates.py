@@ -10,7 +10,7 @@ NAME, PER_MINUTE = "test:clock", 60
 
 class RateTests(SimpleTestCase):
     def setUp(self) -> None:
-        self.redis = redis_client.get()
+        self.redis = redis_client.get_client()
         self.redis.delete(rates._key(NAME))  # noqa: SLF001 - what it stores
         self.addCleanup(self.redis.delete, rates._key(NAME))  # noqa: SLF001
 

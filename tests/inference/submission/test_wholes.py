@@ -16,7 +16,7 @@ from django.utils import timezone
 from inference import errors
 from inference.broker import publisher, redis_client
 from inference.catalog.lookup import spec_of
-from inference.catalog.reader import parse
+from inference.catalog.reader import parse_catalog
 from inference.catalog.sizes import lengths
 from inference.models import Job, Priority, Status, Webhook
 from inference.status import workers
@@ -29,7 +29,7 @@ from tests.inference.submission import patience
 from tests.messages import messages_for
 
 SPEC = dataclasses.replace(spec_of("embeddings"), max_batch_size=4)
-ZERO_SHOT = parse('[m]\ntask = "zero-shot-classification"\nmodel = "m"\nmax_batch_size = 8\n')["m"]
+ZERO_SHOT = parse_catalog('[m]\ntask = "zero-shot-classification"\nmodel = "m"\nmax_batch_size = 8\n')["m"]
 TEXTS = [f"text {number}" for number in range(10)]
 
 
@@ -37,7 +37,7 @@ class ListTests(TransactionTestCase):
     """The broker is the real one of the test run; there is no worker."""
 
     def setUp(self) -> None:
-        redis_client.get().flushdb()
+        redis_client.get_client().flushdb()
         admission.forget()
         patience.lend(self)
 
@@ -71,7 +71,7 @@ class ListTests(TransactionTestCase):
         Job.objects.update(created_at=timezone.now() - datetime.timedelta(minutes=1))  # long enough to be missed
         Job.objects.filter(whole=whole.pk).update(published_at=None)
         with (
-            patch.object(publisher, "publish") as sent,
+            patch.object(publisher, "publish_messages") as sent,
             patch.object(reconcile, "models", return_value={SPEC.name: SPEC}),
         ):
             reconcile.reconcile()
@@ -80,12 +80,12 @@ class ListTests(TransactionTestCase):
 
     def test_labels_and_sentences_count_as_rows_and_an_input_is_never_cut(self) -> None:
         labels = {"candidate_labels": ["a", "b", "c"]}
-        sizes = [(part.place, part.size) for part in lengths.split(ZERO_SHOT, ["x"] * 5, labels)]
+        sizes = [(part.place, part.size) for part in lengths.split_list(ZERO_SHOT, ["x"] * 5, labels)]
         self.assertEqual(sizes, [(0, 6), (2, 6), (4, 3)])
         spec = dataclasses.replace(SPEC, task="sentence-similarity")
         long = {"source_sentence": "x", "sentences": ["y"] * 9}
         short = {"source_sentence": "x", "sentences": ["y"]}
-        sizes = [(part.place, part.size) for part in lengths.split(spec, [short, short, long, short], {})]
+        sizes = [(part.place, part.size) for part in lengths.split_list(spec, [short, short, long, short], {})]
         self.assertEqual(sizes, [(0, 4), (2, 10), (3, 2)])
 
     def test_one_input_of_many_rows_is_a_job_without_parts(self) -> None:

@@ -12,7 +12,7 @@ from django.utils import timezone
 
 from inference import errors
 from inference.broker import address, publisher, redis_client
-from inference.broker.circuit_breaker import Breaker
+from inference.broker.circuit_breaker import CircuitBreaker
 from inference.models import Job
 from inference.store import connections, rows
 from inference.submission import writer
@@ -161,7 +161,7 @@ class WriterTests(TransactionTestCase):
         messages = [writer.make_message(new_job(model=model)) for model in (MODEL, "refused")]
         for message in messages:
             rows.insert_jobs([rows.prepare_row(new_job(id=message.job_id, model=message.model))])
-        client, key = redis_client.get(), address.redis_key(messages[1].queue, messages[1].priority)
+        client, key = redis_client.get_client(), address.redis_key(messages[1].queue, messages[1].priority)
         self.addCleanup(client.delete, key)
         client.set(key, "no list")
         writer.send_messages(messages)
@@ -170,7 +170,7 @@ class WriterTests(TransactionTestCase):
 
     def test_what_is_stored_is_accepted_though_it_can_be_neither_sent_nor_marked(self) -> None:
         job = new_job()
-        unsent = patch.object(publisher, "publish", side_effect=errors.BrokerUnavailable("away"))
+        unsent = patch.object(publisher, "publish_messages", side_effect=errors.BrokerUnavailable("away"))
         unmarked = patch.object(QuerySet, "update", side_effect=OperationalError("away"))
         with unsent, unmarked as update, self.assertNoLogs(writer.logger, "ERROR"):
             self.writer.write_job(job)
@@ -179,13 +179,16 @@ class WriterTests(TransactionTestCase):
         self.assertEqual(Job.objects.count(), 2)
 
     def test_one_submission_and_not_each_says_that_the_broker_is_away(self) -> None:
-        broker = Breaker(redis.ConnectionError, slots=1, rest_s=3600)
+        broker = CircuitBreaker(redis.ConnectionError, slots=1, rest_s=3600)
 
         def fail_to_publish(messages: object) -> None:
-            with broker.call():
+            with broker.guard_call():
                 raise redis.ConnectionError
 
-        with patch.object(publisher, "publish", fail_to_publish), self.assertLogs(writer.logger, "WARNING") as said:
+        with (
+            patch.object(publisher, "publish_messages", fail_to_publish),
+            self.assertLogs(writer.logger, "WARNING") as said,
+        ):
             for _ in range(5):
                 writer.send_messages([writer.make_message(new_job())])
         self.assertEqual(len(said.output), 1)

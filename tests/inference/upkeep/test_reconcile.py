@@ -52,10 +52,10 @@ class ReconcileTests(TransactionTestCase):
         self.enterContext(patch.multiple(reconcile, RESEND_S=PATIENCE_S, HELD_S=2 * PATIENCE_S))
         self.enterContext(patch.object(observer_module, "SET_S", PATIENCE_S / 2))  # a slow test sets no clock
         self.queue = models()[MODEL].queue
-        redis_client.get().flushdb()
+        redis_client.get_client().flushdb()
 
     def queued_messages(self) -> int:
-        return publisher.queue_lengths([self.queue])[self.queue]
+        return publisher.count_messages([self.queue])[self.queue]
 
     def running(self, worker: Worker, **values: Any) -> Job:
         return make_job(status=Status.RUNNING, worker=worker.pk, batch=uuid4(), started_at=ago(5), **values)
@@ -81,7 +81,7 @@ class ReconcileTests(TransactionTestCase):
 
     def test_a_queue_that_the_broker_refuses_keeps_no_job_of_the_others_from_being_sent_once(self) -> None:
         catalog = {**models(), "refused": replace(models()[MODEL], name="refused")}
-        redis_client.get().set(address.redis_key("inference.refused", 2), "no list")
+        redis_client.get_client().set(address.redis_key("inference.refused", 2), "no list")
         make_job(model="refused", published_at=None)
         sent = make_job(published_at=None)
         with patch.object(reconcile, "models", return_value=catalog):
@@ -278,7 +278,7 @@ class ReconcileTests(TransactionTestCase):
         with patch.object(reconcile, "MOST", 2), patch.object(reconcile, "models", return_value=catalog):
             reconcile.reconcile()
         queue = address.queue_of("other")
-        self.assertEqual((self.queued_messages(), publisher.queue_lengths([queue])[queue]), (2, 1))
+        self.assertEqual((self.queued_messages(), publisher.count_messages([queue])[queue]), (2, 1))
 
     def test_a_message_that_was_sent_before_the_clock_was_set_back_is_found_when_it_is_lost(self) -> None:
         make_job(created_at=ago(-OLD_S), published_at=ago(-OLD_S))
@@ -288,7 +288,7 @@ class ReconcileTests(TransactionTestCase):
 
     def waiting(self, step: int) -> list[str]:
         """The ids of the messages of a priority, the next one first."""
-        texts = redis_client.get().lrange(address.redis_key(self.queue, step), 0, -1)
+        texts = redis_client.get_client().lrange(address.redis_key(self.queue, step), 0, -1)
         return [json.loads(text)["headers"]["id"] for text in reversed(texts)]
 
     def test_after_a_loss_a_high_job_goes_before_all_low_ones_and_the_oldest_of_these_first(self) -> None:
@@ -327,7 +327,7 @@ class ReconcileTests(TransactionTestCase):
     def test_what_was_sent_before_a_failure_is_marked_and_not_sent_twice(self) -> None:
         for number in range(5):
             make_job(published_at=None, created_at=ago(20 - number))
-        to_broker = publisher.publish
+        to_broker = publisher.publish_messages
         chunks: list[Sequence[JobMessage]] = []
 
         def fails_at_the_second(messages: Sequence[JobMessage]) -> None:
@@ -337,7 +337,7 @@ class ReconcileTests(TransactionTestCase):
             to_broker(messages)
 
         with patch.object(reconcile, "CHUNK", 2):
-            with patch.object(publisher, "publish", fails_at_the_second):
+            with patch.object(publisher, "publish_messages", fails_at_the_second):
                 reconcile.reconcile()
             self.assertEqual(self.queued_messages(), 3)
             reconcile.reconcile()
@@ -348,13 +348,13 @@ class ReconcileTests(TransactionTestCase):
         made = [make_job(published_at=None, created_at=ago(20 - number)) for number in range(5)]
         with patch.object(reconcile, "CHUNK", 2):
             reconcile.reconcile()
-        texts = redis_client.get().lrange(address.redis_key(self.queue, made[0].priority), 0, -1)
+        texts = redis_client.get_client().lrange(address.redis_key(self.queue, made[0].priority), 0, -1)
         ids = [json.loads(text)["headers"]["id"] for text in reversed(texts)]
         self.assertEqual(ids, [str(job.pk) for job in made])
 
     def test_a_broker_that_is_away_leaves_the_rows_for_the_next_round(self) -> None:
         job = make_job(published_at=None, created_at=ago(2))
-        with patch.object(publisher, "publish", side_effect=errors.BrokerUnavailable("away")):
+        with patch.object(publisher, "publish_messages", side_effect=errors.BrokerUnavailable("away")):
             reconcile.reconcile()
         job.refresh_from_db()
         self.assertIsNone(job.published_at)

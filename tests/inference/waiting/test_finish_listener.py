@@ -137,7 +137,7 @@ class ListenerTests(TransactionTestCase):
     def test_a_malformed_notice_is_dropped(self) -> None:
         self.without_polls()
         thread, answers = self.wait_in_thread()
-        redis_client.get().publish(notices.finished_channel(), b"\xff not ids")
+        redis_client.get_client().publish(notices.finished_channel(), b"\xff not ids")
         self.finish()
         self.notify([uuid4(), self.job.id], answers)
         thread.join()
@@ -145,13 +145,13 @@ class ListenerTests(TransactionTestCase):
 
     def test_a_redis_that_is_away_is_called_once_and_one_that_refuses_keeps_no_message(self) -> None:
         for error, calls, is_resting in ((ConnectionError("away"), 1, True), (NoPermissionError("PUBLISH"), 3, False)):
-            breaker, client = redis_client.new_breaker(), Mock(publish=Mock(side_effect=error))
+            breaker, client = redis_client.make_breaker(), Mock(publish=Mock(side_effect=error))
             breaker.rest_s = PATIENCE_S
-            away = patch.multiple(redis_client, get=lambda found=client: found, breaker=breaker)
+            away = patch.multiple(redis_client, get_client=lambda found=client: found, breaker=breaker)
             with self.subTest(error), away, self.assertLogs("inference.store.notices", "WARNING"):
                 for _ in range(3):
                     notices.publish_finished([self.job.id])
-            self.assertEqual((client.publish.call_count, breaker.is_resting()), (calls, is_resting))
+            self.assertEqual((client.publish.call_count, breaker.is_open()), (calls, is_resting))
 
     def test_a_waiting_request_holds_no_database_connection(self) -> None:
         held: list[Any] = []

@@ -64,10 +64,11 @@ class ConsumerTests(TestCase):
         self, *, model: str = "a", queue: str = "", headers: dict[str, Any] | None = None, **hints: Any
     ) -> None:
         job = self.job(model)
-        arguments, known, embed = messages.body(job)
+        arguments, known, embed = messages.make_body(job)
         arguments = hints.pop("args", arguments)
         message = Message(
-            body=json.dumps([arguments, {**known, **hints}, embed]), headers=messages.headers(job) | (headers or {}),
+            body=json.dumps([arguments, {**known, **hints}, embed]),
+            headers=messages.make_headers(job) | (headers or {}),
             content_type="application/json", content_encoding="utf-8", accept={"application/json"},
             delivery_info={"routing_key": queue or job.queue}, delivery_tag=job.job_id,
         )  # fmt: skip
@@ -175,14 +176,14 @@ class ConsumerTests(TestCase):
         """One from before reads the message by these names."""
         jobs = [("01", 2, 9), ("02", 1, 7)]
         (message,) = messages.pack_jobs(self.job(), jobs, most=8, rows=8)
-        arguments, hints, _ = messages.body(message)
+        arguments, hints, _ = messages.make_body(message)
         self.assertEqual((arguments, hints["size"], hints["length"], hints["model"]), (["01"], 2, 9, "a"))
 
     def test_a_message_of_one_job_is_what_it_was_before(self) -> None:
         """A worker from before, and its broker, see nothing new."""
         (message,) = messages.pack_jobs(self.job(), [("01", 2, 9)], most=8, rows=8)
-        self.assertNotIn("others", messages.body(message)[1])
-        self.assertNotIn("jobs", messages.headers(message))
+        self.assertNotIn("others", messages.make_body(message)[1])
+        self.assertNotIn("jobs", messages.make_headers(message))
 
     def test_hints_that_no_job_has_drop_the_message_and_nothing_else(self) -> None:
         tried: tuple[dict[str, Any], ...] = (

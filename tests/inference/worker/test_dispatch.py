@@ -187,7 +187,7 @@ class DispatcherTests(DispatcherCase):
 
     def test_what_is_done_around_a_call_is_learnt_with_how_many_jobs_it_had(self) -> None:
         self.fill(8)
-        with patch.object(self.dispatcher.backlog.queues["a"].costs, "observe_overhead") as observed:
+        with patch.object(self.dispatcher.backlog.queues["a"].costs, "learn_overhead") as observed:
             self.pool.finish(self.last, overhead_s=0.01, jobs=8)
         observed.assert_called_once_with(0.01, jobs=8)
 
@@ -302,7 +302,7 @@ class DispatcherTests(DispatcherCase):
 
     def test_a_clock_that_is_set_back_holds_up_nothing_that_waits_for_company(self) -> None:
         queue = self.dispatcher.backlog.queues["a"]
-        queue.limit(replace(queue.limits, max_wait_s=3600))
+        queue.set_limits(replace(queue.limits, max_wait_s=3600))
         self.add(arrived_at_s=clock.time_s())
         self.dispatcher.kick()
         self.assertEqual(self.pool.calls, [])
@@ -871,7 +871,7 @@ class DispatcherTests(DispatcherCase):
         self.grow()
         real, now_s = time.time, time.monotonic()
         queue = self.dispatcher.backlog.queues["b"]
-        queue.limit(replace(queue.limits, max_wait_s=60.0))
+        queue.set_limits(replace(queue.limits, max_wait_s=60.0))
         with patch.multiple(clock, _off_s=0.0, _measured_at=now_s, _begun_s=real() - now_s):
             self.add(arrived_at_s=real())
             self.dispatcher.kick()
@@ -999,8 +999,8 @@ class TurnTests(DispatcherCase):
         backlog = self.dispatcher.backlog
         queue = backlog.queues["a"]
         for _ in range(LEARNT):
-            queue.ran(8, 10, 0.0005, jobs=8)
-        queue.costs.observe_overhead(1.0, jobs=8)
+            queue.learn_call(8, 10, 0.0005, jobs=8)
+        queue.costs.learn_overhead(1.0, jobs=8)
         for _ in range(100 * ONE_IN):
             self.add(priority=1)
         for _ in range(100):

@@ -33,7 +33,7 @@ class LoadsTests(TestCase):
 
     def loads(self, text: str, **sizes: int | None) -> tuple[list[int | None], int]:
         with patch("inference.engines.artifacts.memory.estimate", side_effect=lambda spec: sizes[spec.name]):
-            found = setup._loads(reader.parse(text).values())  # noqa: SLF001
+            found = setup._loads(reader.parse_catalog(text).values())  # noqa: SLF001
         return found["sizes"], found["most"]
 
     def test_all_eager_models_and_the_largest_lazy_one_must_fit(self) -> None:
@@ -89,7 +89,7 @@ class WorkerOptionsTests(TestCase):
             (OSError("no such device"), "the worker does not start: OSError"),
             (InterfaceError("connection already closed"), "the database does not answer"),
         ):
-            models = reader.load(settings.MODELS_FILE).values()
+            models = reader.load_catalog(settings.MODELS_FILE).values()
             queues = Queues({spec.queue: kombu.Queue(spec.queue) for spec in models})
             app = SimpleNamespace(amqp=SimpleNamespace(queues=queues))
             with (

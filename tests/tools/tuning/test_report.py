@@ -59,7 +59,7 @@ class RecommendationTests(TestCase):
 
     def test_the_lines_are_a_catalog(self) -> None:
         lines = [*report.catalog_lines(SPEC, grid(0.1, 0.001)), 'task = "text-classification"', 'model = "a/b"']
-        self.assertEqual(reader.parse("\n".join(lines))["m"].max_batch_size, 16)
+        self.assertEqual(reader.parse_catalog("\n".join(lines))["m"].max_batch_size, 16)
 
 
 class GeneratingTests(TestCase):
@@ -83,7 +83,7 @@ class GeneratingTests(TestCase):
 
     def test_the_lines_are_a_catalog(self) -> None:
         lines = [*report.generating_lines(self.spec, grid(0.1, 0.0)), 'task = "text-generation"', 'model = "a/b"']
-        self.assertEqual(reader.parse("\n".join(lines))["m"].max_batch_size, 16)
+        self.assertEqual(reader.parse_catalog("\n".join(lines))["m"].max_batch_size, 16)
 
     def test_the_time_of_a_step_is_shown_for_every_number_of_rows(self) -> None:
         _, short, long = report.steps(grid(0.1, 0.001, too_large=[(16, 128)]))

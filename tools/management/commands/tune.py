@@ -57,7 +57,7 @@ class Command(BaseCommand):
         with readable_errors():
             spec = lookup.spec_of(model)
         own = _device(device)
-        spec = spec if own.name == devices.CPU else spec.on_gpu()
+        spec = spec if own.name == devices.CPU else spec.with_gpu_limits()
         self.others = list(processor.load_of_others(devices.cores()))  # looked up before anything is measured
         setup = measurements.roomy(Setup(spec=spec, device=own, threads=1, own_inputs=_own(inputs)))
         try:

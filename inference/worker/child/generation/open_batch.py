@@ -164,7 +164,7 @@ class OpenBatch:
         Raises `InvalidInput` and `NotYet`, as `claims.parameters_of` does.
         """
         parameters = claims.parameters_of(self.spec, job, is_last=is_last)
-        items = lengths.items(self.spec, job.inputs)
+        items = lengths.list_items(self.spec, job.inputs)
         running = Running(
             job, [OPEN] * len(items), until_s=self.steps_s + self.spec.time_limit_s,
             is_streamed=not lengths.is_list(self.spec, job.inputs), details=bool(parameters.get("details")),

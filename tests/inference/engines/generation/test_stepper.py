@@ -449,7 +449,7 @@ class RoomTests(StepperTestCase):
         self.assertEqual(stepper.room, 60)
         room = Room(rows=8, tokens=stepper.room, longest=stepper.longest, others=len(stepper))
         stepper.join("c", "abcd", {**GREEDY, "max_new_tokens": 26}, seed=0)
-        self.assertEqual((stepper.room, room.without(1, 30).tokens), (10, 10))
+        self.assertEqual((stepper.room, room.minus_rows(1, 30).tokens), (10, 10))
         for key in ("c", "b", "a", "nobody"):
             stepper.leave(key)
         self.assertEqual((stepper.room, stepper.step()), (100, []))

@@ -357,6 +357,6 @@ class PlainTests(TestCase):
 
 
 def lengths_of(text: str) -> int:
-    from inference.catalog.sizes.lengths import measure
+    from inference.catalog.sizes.lengths import measure_inputs
 
-    return measure(SPEC, text)[1]
+    return measure_inputs(SPEC, text)[1]

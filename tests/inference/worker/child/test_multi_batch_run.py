@@ -30,7 +30,7 @@ class TogetherTests(DispatcherCase):
 
     def learn(self, model: str = "a", seconds: float = SHORT_S) -> None:
         for _ in range(LEARNT):
-            self.dispatcher.backlog.queues[model].costs.observe(8, 10, seconds)
+            self.dispatcher.backlog.queues[model].costs.learn_call(8, 10, seconds)
 
     def wait(self, count: int, **values: Any) -> list[UUID]:
         return [self.add(**{"priority": LOW, **values})[0] for _ in range(count)]
@@ -59,7 +59,7 @@ class TogetherTests(DispatcherCase):
         self.learn()
         most = len(self.shares())
         self.pool.finish(self.last)
-        self.dispatcher.backlog.queues["a"].costs.observe_reading(10 * SHORT_S * LEARNT)
+        self.dispatcher.backlog.queues["a"].costs.learn_reading(10 * SHORT_S * LEARNT)
         self.assertLess(len(self.shares()), most)
 
     def test_not_what_takes_long(self) -> None:
@@ -82,11 +82,11 @@ class TogetherTests(DispatcherCase):
     def test_where_somebody_waits_for_each_only_what_is_shorter_than_what_is_done_around_it(self) -> None:
         self.learn(seconds=HURRIED_S / 2.5)
         costs = self.dispatcher.backlog.queues["a"].costs
-        costs.observe_overhead(HURRIED_S / 5)
+        costs.learn_overhead(HURRIED_S / 5)
         self.assertEqual(self.shares(priority=NORMAL), ())
         self.setUp()
         self.learn(seconds=HURRIED_S / 2.5)
-        self.dispatcher.backlog.queues["a"].costs.observe_overhead(HURRIED_S)
+        self.dispatcher.backlog.queues["a"].costs.learn_overhead(HURRIED_S)
         self.assertEqual(self.shares(priority=NORMAL), (8, 8))
 
     def test_what_follows_is_as_short_itself(self) -> None:
@@ -96,9 +96,9 @@ class TogetherTests(DispatcherCase):
                 self.setUp()
                 costs = self.dispatcher.backlog.queues["a"].costs
                 for _ in range(LEARNT):
-                    costs.observe(8, 10, limit_s / 20)
-                    costs.observe(8, 1000, limit_s * 2)
-                costs.observe_overhead(HURRIED_S / 2)
+                    costs.learn_call(8, 10, limit_s / 20)
+                    costs.learn_call(8, 1000, limit_s * 2)
+                costs.learn_overhead(HURRIED_S / 2)
                 self.wait(16, priority=priority)
                 self.wait(8, priority=priority, length=1000)
                 self.dispatcher.kick()
@@ -107,9 +107,9 @@ class TogetherTests(DispatcherCase):
     def test_where_somebody_waits_so_is_what_follows(self) -> None:
         costs = self.dispatcher.backlog.queues["a"].costs
         for _ in range(LEARNT):
-            costs.observe(8, 10, HURRIED_S / 10)
-            costs.observe(8, 1000, HURRIED_S / 2)
-        costs.observe_overhead(HURRIED_S / 5)
+            costs.learn_call(8, 10, HURRIED_S / 10)
+            costs.learn_call(8, 1000, HURRIED_S / 2)
+        costs.learn_overhead(HURRIED_S / 5)
         self.wait(8, priority=NORMAL)
         self.wait(8, priority=NORMAL, length=1000)
         self.dispatcher.kick()

@@ -340,7 +340,7 @@ class GivenTests(DispatcherCase):
 
     def learn(self) -> None:
         for _ in range(LEARNT):
-            self.dispatcher.backlog.queues["a"].costs.observe(8, 10, TOGETHER_S / 5)
+            self.dispatcher.backlog.queues["a"].costs.learn_call(8, 10, TOGETHER_S / 5)
 
     @property
     def called_back(self) -> set[int]:

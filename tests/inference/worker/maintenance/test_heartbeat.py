@@ -162,7 +162,7 @@ class HeartbeatTests(TransactionTestCase):
         replicas = ReplicaRegistry(heartbeat.plan, models())
         replicas.runnable = frozenset({"embeddings", "fill-mask"})  # sentiment's starts again; a queue is refused
         housekeeping = Housekeeping(heartbeat, replicas)
-        with patch.object(publisher, "queue_lengths", return_value={}) as counted:
+        with patch.object(publisher, "count_messages", return_value={}) as counted:
             housekeeping.watch()
         counted.assert_called_once_with([models()["embeddings"].queue])
 
@@ -170,7 +170,10 @@ class HeartbeatTests(TransactionTestCase):
         heartbeat = make_heartbeat(looped_at=time.monotonic() - 10 * STALLED_S)  # it hangs
         housekeeping = Housekeeping(heartbeat, ReplicaRegistry(heartbeat.plan, models()))
         housekeeping.watchdog.looked_at = time.monotonic()  # just now
-        with patch.object(publisher, "ping", side_effect=BrokerUnavailable("no room")), patch("os._exit") as ended:
+        with (
+            patch.object(publisher, "ping_broker", side_effect=BrokerUnavailable("no room")),
+            patch("os._exit") as ended,
+        ):
             self.assertRaises(BrokerUnavailable, housekeeping.watch)
         ended.assert_not_called()
 

@@ -38,7 +38,7 @@ class ServedModelsTests(TestCase):
     def write(self, text: str) -> None:
         self.now_s += 1
         self.path.write_text(text)
-        catalog = reader.load(self.path)
+        catalog = reader.load_catalog(self.path)
         self.enterContext(patch.object(lookup, "models", lambda: catalog))
         self.follow()
 
@@ -85,11 +85,11 @@ class ServedModelsTests(TestCase):
         self.assertEqual(self.replicas.serving, {"one", "two"})
 
     def test_what_the_row_says_is_of_the_file_that_is_followed(self) -> None:
-        before, after = reader.load(self.path), reader.parse(ONE)
+        before, after = reader.load_catalog(self.path), reader.parse_catalog(ONE)
         with patch.object(lookup, "models", lambda: after):
-            self.assertEqual(self.row()["digest"], specs.digest_of(before))
+            self.assertEqual(self.row()["digest"], specs.digest_catalog(before))
             self.follow()
-            self.assertEqual(self.row()["digest"], specs.digest_of(after))
+            self.assertEqual(self.row()["digest"], specs.digest_catalog(after))
 
     def row(self) -> dict[str, Any]:
         return status_row.catalog(self.replicas, LazyStatus())

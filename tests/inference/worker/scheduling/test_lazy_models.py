@@ -74,7 +74,7 @@ class LazyModelsTests(SimpleTestCase):
         self.now_s += 3.0
         self.load("eager", "a")
         report = self.follow()
-        self.assertEqual(self.lazy.residency.inside, {"a"})
+        self.assertEqual(self.lazy.residency.models_in_memory, {"a"})
         self.assertEqual(report.figures["a"], {"memory": 60 * MIB, "load_s": 3.0})
 
     def test_it_gives_way_to_the_next_and_leaves_before_that_is_loaded(self) -> None:
@@ -128,7 +128,7 @@ class LazyModelsTests(SimpleTestCase):
         self.assertEqual(self.next_assignment(), (PID, {"eager", "a"}))
         self.load("eager", a="no room on its device.")
         report = self.follow()
-        self.assertEqual((self.lazy.residency.inside, report.why_not), ({"a"}, {}))
+        self.assertEqual((self.lazy.residency.models_in_memory, report.why_not), ({"a"}, {}))
         self.assertEqual((self.replicas.lacking(PID), self.replicas.lacking(PID + 1)), ({"a"}, frozenset()))
 
     def next_assignment(self) -> tuple[int, set[str]]:
@@ -158,7 +158,7 @@ class LazyModelsTests(SimpleTestCase):
         self.test_one_is_loaded_for_its_job_within_what_eager_ones_leave()
         self.replicas.ended(0)
         self.follow()
-        self.assertEqual((self.lazy.residency.inside, self.goal_names()), ({"a"}, {"eager", "a"}))
+        self.assertEqual((self.lazy.residency.models_in_memory, self.goal_names()), ({"a"}, {"eager", "a"}))
 
     def test_one_that_becomes_eager_is_loaded_and_one_that_is_gone_is_forgotten(self) -> None:
         eager = ModelSpec(name="a", engine="x:Y")
@@ -172,7 +172,7 @@ class LazyModelsTests(SimpleTestCase):
         after = ModelSpec(name="a", engine="x:Z", load="lazy")
         self.replicas.follow({**CATALOG, "a": after})
         self.follow()
-        self.assertEqual((self.lazy.residency.inside, self.goal_names()), (set(), {"eager"}))
+        self.assertEqual((self.lazy.residency.models_in_memory, self.goal_names()), (set(), {"eager"}))
 
     def test_what_changes_or_becomes_lazy_is_served_while_its_size_is_looked_for(self) -> None:
         self.test_one_is_loaded_for_its_job_within_what_eager_ones_leave()
@@ -199,7 +199,9 @@ class LazyModelsTests(SimpleTestCase):
             states = dict.fromkeys(memory, READY)
             self.replicas.loaded(LoadReport(pid=PID, models=states, memory=memory, total=1000 * MIB))
             report = self.follow()
-            self.assertEqual((report.able, report.why_not, self.lazy.residency.inside), (set(LAZY), {}, {"a"}))
+            self.assertEqual(
+                (report.able, report.why_not, self.lazy.residency.models_in_memory), (set(LAZY), {}, {"a"})
+            )
             self.assertEqual(self.lazy.residency.room, 80 * MIB)
 
     def test_models_stay_served_while_a_replica_is_added(self) -> None:

@@ -89,7 +89,7 @@ class SpareThreadsTests(DispatcherCase):
 
     def test_costs_are_learnt_from_calls_without_them(self) -> None:
         self.run_calls(KNOWN)
-        with patch.object(self.dispatcher.backlog.queues["a"], "ran") as ran:
+        with patch.object(self.dispatcher.backlog.queues["a"], "learn_call") as ran:
             threads = self.run_calls(OWN_EVERY)
         self.assertEqual(ran.call_count, threads.count(0))
 

@@ -84,7 +84,7 @@ class UnfetchedTests(TestCase):
 
     def test_of_one_owner_it_takes_what_an_engine_runs_in_a_while(self) -> None:
         for _ in range(100):
-            self.queue.ran(4, 1, 0.01, jobs=4)
+            self.queue.learn_call(4, 1, 0.01, jobs=4)
         self.wait(self.many, held=True)
         self.wait(self.few, count=200)
         self.assertAlmostEqual(len(self.found()), 400 * PORTION_S, delta=1)
