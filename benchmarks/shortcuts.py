@@ -64,7 +64,7 @@ def cases() -> list[Case]:
 
 def load(case: Case, without: str | None) -> tuple[Engine, set[str]]:
     """The engine, and the names of its shortcuts that are on."""
-    add, installed = Shortcuts.add, set()
+    add, installed = Shortcuts.add_if_equal, set()
 
     def some(self: Shortcuts, name: str, *arguments: object) -> object:
         shortcut = None if name == without else add(self, name, *arguments)  # type: ignore[arg-type]
@@ -73,7 +73,7 @@ def load(case: Case, without: str | None) -> tuple[Engine, set[str]]:
         return shortcut
 
     engine = case.engine(case.spec)
-    with mock.patch.object(Shortcuts, "add", some):
+    with mock.patch.object(Shortcuts, "add_if_equal", some):
         if without == CORE:
             with mock.patch.object(fast_tokenizer, "make_encoder", return_value=None):
                 engine.load("cpu")

@@ -13,7 +13,7 @@ from django.core.checks import CheckMessage, Error, Warning, register
 from inference.catalog import lookup, specs, tasks
 from inference.engines.artifacts import weights
 from inference.engines.backends import packages
-from inference.engines.runtime.faults import describe
+from inference.engines.runtime.faults import describe_exception
 from inference.errors import ModelUnavailable
 from inference.webhooks import delivery
 
@@ -48,7 +48,7 @@ def _missing(spec: specs.ModelSpec) -> Iterator[CheckMessage]:
         try:
             problem = check(spec)
         except Exception as error:  # a package runs its own code, a module may be no Python, a file may be unreadable
-            problem = f"cannot be looked at: {describe(error)}"
+            problem = f"cannot be looked at: {describe_exception(error)}"
         if problem:
             yield Warning(f"[{spec.name}] {problem}", id="inference.W001")
 
@@ -111,7 +111,7 @@ def _weights_problem(spec: specs.ModelSpec) -> str:
     if not spec.model or not spec.is_built_in:
         return ""
     try:
-        weights.check(spec)
+        weights.check_files(spec)
     except ModelUnavailable as error:
         return f"model: {error.message}"
     return ""

@@ -89,7 +89,7 @@ def graphs() -> Iterator[list[Graph]]:
 
     with (
         patch.object(unpadded_encoder, "is_on_gpu", return_value=True),
-        patch.object(served, "measure_s", return_value=1.0),
+        patch.object(served, "measure_fastest_s", return_value=1.0),
         patch.multiple(
             torch.cuda, CUDAGraph=Graph, graph=graph, graph_pool_handle=list, Stream=Mock, current_stream=Mock,
             stream=lambda _: contextlib.nullcontext(),
@@ -122,5 +122,5 @@ def flash_attention() -> Iterator[Mock]:
     """Have models seem to be on a GPU, and count their calls of it."""
     own = patch.object(varlen_attention, "varlen_attn", autospec=True, side_effect=varlen_attn)
     on_gpu = patch.object(unpadded_encoder, "is_on_gpu", return_value=True)
-    with own as attention, on_gpu, patch.object(varlen_attention, "serves", return_value=True):
+    with own as attention, on_gpu, patch.object(varlen_attention, "supports_head_size", return_value=True):
         yield attention

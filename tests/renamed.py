@@ -58,16 +58,16 @@ def compute_answers(task: str, folder: Path, inputs: Any, parameters: dict[str, 
 
     from inference.catalog.specs import ModelSpec
     from inference.engines import loading
-    from inference.engines.runtime.engine_calls import run
+    from inference.engines.runtime.engine_calls import run_with_isolation
     from inference.engines.runtime.json_values import to_json
 
     warnings = Warnings()
     logging.getLogger("inference").addHandler(warnings)
     engine: Any = loading.load_engine(ModelSpec(name=task, task=task, model=str(folder)), "cpu")
-    answers = run(engine, inputs, parameters).outcomes
+    answers = run_with_isolation(engine, inputs, parameters).outcomes
     logging.getLogger("inference").removeHandler(warnings)
     bare = pipeline(task, model=str(folder), device="cpu")
-    read = [engine.feed.read(value, engine.pipe, parameters) for value in inputs]
+    read = [engine.feed.read_input(value, engine.pipe, parameters) for value in inputs]
     expected = [Pipeline.__call__(bare, value, **own) for value, own in read]
     return {
         "answers": [str(a) if isinstance(a, Exception) else a for a in answers],

@@ -16,9 +16,9 @@ from inference.engines.artifacts import checkpoints, pipeline_loader, weights
 from inference.engines.backends import agreement
 from inference.engines.backends import installation as backend
 from inference.engines.base import Engine
-from inference.engines.inputs.truncation import beginning
+from inference.engines.inputs.truncation import cut_to_tokens
 from inference.engines.runtime import parity, placement
-from inference.engines.runtime.row_groups import Together
+from inference.engines.runtime.row_groups import ForwardSharing
 from inference.engines.sentences import folder as sentence_folder
 from inference.engines.sentences import pooling
 from inference.errors import InferenceError, InvalidInput, ModelUnavailable, context_length_exceeded
@@ -47,9 +47,9 @@ class SentenceEmbeddings(Engine):
     encode: Any = None  # the shortcut that makes tokens of texts, or None
 
     def load(self, device: str) -> None:
-        backend.require(self.spec)
+        backend.require_backend(self.spec)
         folder = weights.fetch_folder(self.spec)
-        self.settings = sentence_folder.read(folder)
+        self.settings = sentence_folder.read_folder(folder)
         self.device = torch.device(device)
         self.tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         self.tokenizer.padding_side = "right"
@@ -57,7 +57,7 @@ class SentenceEmbeddings(Engine):
             self.tokenizer.pad_token = self.tokenizer.eos_token or self.tokenizer.unk_token
         if self.settings.max_tokens:  # replaces the tokenizer's own limit, which may be that of an older save
             self.tokenizer.model_max_length = self.settings.max_tokens
-        placed = placement.arguments(self.spec, device)
+        placed = placement.make_loading_arguments(self.spec, device)
         self.model, report = _kind(folder).from_pretrained(
             folder,
             **placed,
@@ -69,28 +69,32 @@ class SentenceEmbeddings(Engine):
         if "device_map" not in placed:
             self.model.to(self.device)
         placement.configure_tf32(self.spec, self.model)
-        self.max_tokens = pipeline_loader.max_tokens(self.spec, self.model, self.tokenizer)
+        self.max_tokens = pipeline_loader.find_max_tokens(self.spec, self.model, self.tokenizer)
         self.dimensions = _dimensions(self.spec, self.model.config)
         self.dense = [each.to(self.device) for each in self.settings.dense]
         checkpoints.refuse_random_answers(
-            self.spec, self.model, checkpoints.missing_weights(self.model, report),
-            lambda: list(self._states(parity.TEXTS[1:2], Together.PADDED)), first_only=True,
+            self.spec, self.model, checkpoints.find_missing_weights(self.model, report),
+            lambda: list(self._states(parity.TEXTS[1:2], ForwardSharing.PADDED)), first_only=True,
         )  # fmt: skip
-        compiled = backend.install(self.spec, self.model, self._own_states, agreement.TEXTS)
+        compiled = backend.install_backend(self.spec, self.model, self._own_states, agreement.TEXTS)
         self.backend = compiled.backend
-        self.shortcuts = compiled.shortcuts or accelerate.install(self.model, self.tokenizer, "", self._trial())
-        self.shortcuts.add("texts at once", lambda: accelerate.encode(self, self.tokenizer), self._same_tokens)
+        self.shortcuts = compiled.shortcuts or accelerate.install_shortcuts(
+            self.model, self.tokenizer, "", self._trial()
+        )
+        self.shortcuts.add_if_equal(
+            "texts at once", lambda: accelerate.make_encode_shortcut(self, self.tokenizer), self._same_tokens
+        )
         prompt = f'"{self.settings.default_prompt}" stands before each text, as {sentence_folder.MODEL_FILE} says.'
         notes = (prompt if self.settings.default_prompt else "", compiled.note, self.shortcuts.verdict.note)
         self.padded, self.note = self.shortcuts.padded, " ".join(filter(None, notes))
 
     def _trial(self) -> parity.Trial:
-        texts = parity.trial_texts(self.tokenizer)
-        return parity.Trial(self._own_states, texts, placement.tolerance(self.spec, self.model))
+        texts = parity.make_trial_texts(self.tokenizer)
+        return parity.Trial(self._own_states, texts, placement.find_tolerance(self.spec, self.model))
 
     def _same_tokens(self) -> bool:
         """Return True if texts give the tokens of the tokenizer's own call, also if the texts are cut."""
-        texts = ["", *parity.trial_texts(self.tokenizer)]
+        texts = ["", *parity.make_trial_texts(self.tokenizer)]
         for limit in (CUT_AT, self.max_tokens):
             found, expected = self._encoded(texts, limit), self._encoded_plainly(texts, limit)
             if found.keys() != expected.keys():
@@ -103,7 +107,7 @@ class SentenceEmbeddings(Engine):
         self.embed(["warm up"])
 
     def predict(self, inputs: list[Any], parameters: dict[str, Any]) -> list[Any]:
-        answers = self.shortcuts.guard(lambda: self._answers(inputs, parameters))
+        answers = self.shortcuts.guard_call(lambda: self._answers(inputs, parameters))
         self.padded = self.shortcuts.padded
         return answers
 
@@ -183,7 +187,7 @@ class SentenceEmbeddings(Engine):
             if left_out:
                 own = mask.clone()
                 own[:, :left_out] = 0
-            pooled = pooling.pool(self.settings.modes, states.float(), own)
+            pooled = pooling.pool_states(self.settings.modes, states.float(), own)
             for module in self.dense:
                 pooled = module(pooled)
             parts.append((functional.normalize(pooled, dim=1) if normalize else pooled).cpu())
@@ -191,13 +195,13 @@ class SentenceEmbeddings(Engine):
         return torch.cat(parts)[torch.tensor(order).argsort()]
 
     def _states(
-        self, texts: Sequence[str], together: Together
+        self, texts: Sequence[str], together: ForwardSharing
     ) -> Iterator[tuple[list[int], torch.Tensor, torch.Tensor]]:
         """Yield, for texts that run together, their places, their token states, and the mask of what is no padding."""
         return self._states_of(self._tokens(texts), together)
 
     def _prompt(self, parameters: Mapping[str, Any]) -> str:
-        return self.settings.prompt(parameters.get("prompt_name"), parameters.get("input_type"))
+        return self.settings.find_prompt(parameters.get("prompt_name"), parameters.get("input_type"))
 
     def _tokens(self, texts: Sequence[str], parameters: Mapping[str, Any] = NONE) -> Any:
         """Return the tokens of texts with their prompt.
@@ -207,8 +211,8 @@ class SentenceEmbeddings(Engine):
         """
         prompt, limit, cuts = self._prompt(parameters), self.max_tokens, parameters.get("truncate") is not False
         limit = limit if cuts or not limit else limit + 1
-        wholes = [self.settings.text(text, prompt) for text in texts]
-        parts = [beginning(self.tokenizer, whole, limit) for whole in wholes]
+        wholes = [self.settings.add_prompt(text, prompt) for text in texts]
+        parts = [cut_to_tokens(self.tokenizer, whole, limit) for whole in wholes]
         tokens = self._encoded(parts, limit)
         if not cuts:
             tokens[CUT] = torch.tensor([len(part) < len(whole) for part, whole in zip(parts, wholes, strict=True)])
@@ -228,10 +232,12 @@ class SentenceEmbeddings(Engine):
         """
         if not prompt:
             return 0
-        ids = self._encoded_plainly([self.settings.text("", prompt)], self.max_tokens)["input_ids"][0].tolist()
+        ids = self._encoded_plainly([self.settings.add_prompt("", prompt)], self.max_tokens)["input_ids"][0].tolist()
         return len(ids) - int(ids[-1] in self.tokenizer.all_special_ids)
 
-    def _states_of(self, tokens: Any, together: Together) -> Iterator[tuple[list[int], torch.Tensor, torch.Tensor]]:
+    def _states_of(
+        self, tokens: Any, together: ForwardSharing
+    ) -> Iterator[tuple[list[int], torch.Tensor, torch.Tensor]]:
         lengths = tokens["attention_mask"].sum(1).tolist()
         if 0 in lengths:
             raise InvalidInput("The text is empty for this model's tokenizer: send at least one word.")
@@ -242,7 +248,7 @@ class SentenceEmbeddings(Engine):
                 states = self.model(**part).last_hidden_state
             yield rows, states, part["attention_mask"]
 
-    def _token_states(self, tokens: Any, together: Together) -> list[torch.Tensor]:
+    def _token_states(self, tokens: Any, together: ForwardSharing) -> list[torch.Tensor]:
         """Return the states of each text's tokens: [tokens, numbers], float32, on the CPU."""
         found: dict[int, torch.Tensor] = {}
         for rows, states, mask in self._states_of(tokens, together):
@@ -250,7 +256,7 @@ class SentenceEmbeddings(Engine):
             found |= dict(zip(rows, own, strict=True))
         return [found[row] for row in sorted(found)]
 
-    def _own_states(self, texts: Sequence[str], together: Together) -> list[parity.Answer]:
+    def _own_states(self, texts: Sequence[str], together: ForwardSharing) -> list[parity.Answer]:
         return [[states] for states in self._token_states(self._tokens(texts), together)]
 
 
@@ -294,13 +300,13 @@ def _kind(folder: Path) -> Any:
     return AutoModelForTextEncoding if kind in ENCODERS else AutoModel
 
 
-def _groups(lengths: Sequence[int], together: Together) -> list[list[int]]:
+def _groups(lengths: Sequence[int], together: ForwardSharing) -> list[list[int]]:
     """Return the places of the texts, in groups that run together."""
-    if together is Together.PADDED:
+    if together is ForwardSharing.PADDED:
         return [list(range(len(lengths)))]
     groups: dict[int, list[int]] = {}
     for place, length in enumerate(lengths):
-        groups.setdefault(length if together is Together.EQUAL else place, []).append(place)
+        groups.setdefault(length if together is ForwardSharing.EQUAL else place, []).append(place)
     return list(groups.values())
 
 

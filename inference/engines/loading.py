@@ -15,7 +15,13 @@ from inference.engines.artifacts import memory
 from inference.engines.artifacts.memory import CPU
 from inference.engines.base import Engine
 from inference.engines.runtime import engine_calls
-from inference.engines.runtime.faults import describe, device_problem, is_device_failure, is_in_use, is_out_of_memory
+from inference.engines.runtime.faults import (
+    describe_exception,
+    find_device_error,
+    is_device_failure,
+    is_gpu_in_use,
+    is_out_of_memory,
+)
 from inference.errors import ModelUnavailable
 from inference.telemetry import exceptions
 
@@ -39,7 +45,7 @@ class FunctionEngine(Engine):
         return self.function(inputs, parameters)
 
 
-def make(spec: ModelSpec) -> Engine:
+def make_engine(spec: ModelSpec) -> Engine:
     """Import the module that `spec.engine` names, and return its engine, not loaded yet.
 
     Raises `ModelUnavailable` if the module or its engine is missing or wrong.
@@ -61,11 +67,11 @@ def load_engine(spec: ModelSpec, device: str) -> Engine:
     Raises `ModelUnavailable` if that fails.
     """
     try:
-        engine = make(spec)
+        engine = make_engine(spec)
         engine.load(device)
         engine.warm_up()
         if device == CPU:
-            memory.keep_freed()
+            memory.keep_freed_memory()
         else:
             _warm_up_at_its_largest(engine)
         if spec.backend != engine.backend and not engine.note:
@@ -73,7 +79,7 @@ def load_engine(spec: ModelSpec, device: str) -> Engine:
     except (ModelUnavailable, SystemExit, KeyboardInterrupt):
         raise
     except BaseException as error:  # not `Exception`, as a panic of Rust is none
-        raise ModelUnavailable(f"could not be loaded on {device}: {describe(error)}") from error
+        raise ModelUnavailable(f"could not be loaded on {device}: {describe_exception(error)}") from error
     return engine
 
 
@@ -88,7 +94,7 @@ def _warm_up_at_its_largest(engine: Engine) -> None:
         return
     length = min(engine.max_tokens or LONG, LONG, spec.max_batch_tokens)
     size = min(spec.max_batch_size, spec.max_batch_tokens // length)
-    report = engine_calls.run(engine, [engine.sample("a " * length)] * size, dict(task.measured_with))
+    report = engine_calls.run_with_isolation(engine, [engine.sample("a " * length)] * size, dict(task.measured_with))
     if report.oom_shape:
         logger.warning("model=%s %d texts of %d tokens do not fit into memory at once", spec.name, *report.oom_shape)
 
@@ -98,11 +104,11 @@ def find_device_failure(device: str) -> ModelUnavailable | None:
 
     Return None if it computes, or if this process has not used it.
     """
-    problem = device_problem() if device != CPU and is_in_use() else None
-    return ModelUnavailable(f"the device does not compute: {describe(problem)}") if problem else None
+    problem = find_device_error() if device != CPU and is_gpu_in_use() else None
+    return ModelUnavailable(f"the device does not compute: {describe_exception(problem)}") if problem else None
 
 
-def trace_of(failure: ModelUnavailable) -> str:
+def format_own_trace(failure: ModelUnavailable) -> str:
     """Return the places where an engine's own code failed, for its author.
 
     The text is empty if no such code was called and the failure is one of the files, packages, memory or device that
@@ -111,7 +117,7 @@ def trace_of(failure: ModelUnavailable) -> str:
     cause = failure.__cause__ or failure
     expected = isinstance(cause, OSError | ImportError | ModelUnavailable)
     if exceptions.has_own_code(cause) or not (expected or is_out_of_memory(cause) or is_device_failure(cause)):
-        return exceptions.format_places(cause, describe)
+        return exceptions.format_places(cause, describe_exception)
     return ""
 
 
@@ -122,7 +128,7 @@ def _resolve(spec: ModelSpec) -> Any:
     except ModuleNotFoundError as error:
         raise ModelUnavailable(_missing_module(spec, module_name, error.name or "")) from error
     except Exception as error:
-        raise ModelUnavailable(f"importing {module_name} raised {describe(error)}") from error
+        raise ModelUnavailable(f"importing {module_name} raised {describe_exception(error)}") from error
     try:
         return getattr(module, attribute)
     except AttributeError as error:

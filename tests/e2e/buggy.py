@@ -24,7 +24,7 @@ class Bugs(AppConfig):
         from inference.worker.child import outcomes
 
         add(IN_WEB, validation, "validate_inputs", lambda given: given[1])
-        add(IN_WORKER, outcomes, "size", lambda given: given[0])
+        add(IN_WORKER, outcomes, "estimate_size", lambda given: given[0])
         add(IN_WEBHOOKS, delivery, "make_payload", lambda given: given[0].inputs)
 
 

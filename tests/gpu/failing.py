@@ -14,10 +14,10 @@ from typing import Any
 from unittest.mock import patch
 
 from inference.catalog.specs import ModelSpec
-from inference.engines.artifacts.memory import free as free_memory
+from inference.engines.artifacts.memory import free_unused as free_memory
 from inference.engines.base import Engine
 from inference.engines.runtime import faults
-from inference.engines.runtime.engine_calls import run
+from inference.engines.runtime.engine_calls import run_with_isolation
 from inference.errors import DeviceFailed, InferenceError
 from tests import cuda
 from tests.conditions import PATIENCE_S, wait_for
@@ -55,7 +55,7 @@ def memory(machine: Machine) -> str:
         made = Small(machine) if isinstance(machine, StandIn) else engine(machine, **MINILM, max_batch_size=1024)
         free_memory()
         before = machine.reserved()
-        report = run(made, [" ".join(["day"] * 200)] * (9 if machine.is_stand_in else 1024), {})
+        report = run_with_isolation(made, [" ".join(["day"] * 200)] * (9 if machine.is_stand_in else 1024), {})
         free_memory()
         after = machine.reserved()
     failed = sum(isinstance(outcome, InferenceError) for outcome in report.outcomes)
@@ -107,10 +107,10 @@ class _Function(Engine):
 
 def _outcome(function: Callable[[], Any], *, believed: bool) -> str:
     """Its code, or "answered". With `believed`, what a device is asked is not looked at."""
-    deaf = patch.object(faults, "device_problem", return_value=None)
+    deaf = patch.object(faults, "find_device_error", return_value=None)
     with deaf if believed else contextlib.nullcontext():
         try:
-            (outcome,) = run(_Function(function), ["x"], {}).outcomes
+            (outcome,) = run_with_isolation(_Function(function), ["x"], {}).outcomes
         except DeviceFailed as error:
             return error.code
     return outcome.code if isinstance(outcome, InferenceError) else "answered"

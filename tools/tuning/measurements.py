@@ -11,7 +11,7 @@ from inference.catalog import tasks
 from inference.catalog.sizes import lengths, units
 from inference.catalog.specs import BACKENDS, PRECISIONS, TF32, TORCH, TRANSFORMERS_ENGINE, ModelSpec
 from inference.engines.backends import packages
-from inference.engines.runtime.json_values import pairs
+from inference.engines.runtime.json_values import pair_leaves
 from tools.tuning.replica import (  # fmt: skip
     ANSWER,
     CannotMeasure,
@@ -322,7 +322,7 @@ def typical_length(setup: Setup) -> int:
 
 def differences(first: Any, second: Any) -> Iterator[float]:
     """Yield how far each number of an answer moved, and infinity for each other value that changed."""
-    for left, right in pairs(first, second):
+    for left, right in pair_leaves(first, second):
         if isinstance(left, float) and isinstance(right, float):
             yield abs(left - right)
         elif left != right:

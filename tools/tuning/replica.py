@@ -96,7 +96,7 @@ def _load(setup: Setup) -> None:
     devices.set_up_libraries(setup.threads, is_cpu=setup.is_on_cpu)
     device = devices.bind(setup.device.visible)
     try:
-        with memory.measured(setup.spec, device) as taken:
+        with memory.measure_taken(setup.spec, device) as taken:
             engine = loading.load_engine(setup.spec, device)
         _setup, _engine, _bytes = setup, engine, taken.bytes
     except ModelUnavailable as error:
@@ -211,7 +211,7 @@ def _step(stepper: Stepper) -> list[Progress]:
 
 def _run(items: list[Any]) -> list[Any]:
     """Return the answers. Raises the first error among them, and `OutOfMemory` also if only halves fitted."""
-    report = engine_calls.run(_engine, items, dict(tasks.find_task(_setup.spec.task).measured_with))
+    report = engine_calls.run_with_isolation(_engine, items, dict(tasks.find_task(_setup.spec.task).measured_with))
     if report.oom_shape:
         raise OutOfMemory(f"{len(items)} items do not fit.")
     for outcome in report.outcomes:

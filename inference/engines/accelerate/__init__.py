@@ -1,1 +1,1 @@
-"""The shortcuts through a model, which `install` tries out, and leaves out if an answer would change."""
+"""The shortcuts through a model, which `installation` tries out, and leaves out if an answer would change."""

@@ -56,7 +56,7 @@ class Graphs:
         self.pool, self.stream = torch.cuda.graph_pool_handle(), _stream()
         self.graphs: dict[tuple[int, int], Graph] = {}
 
-    def capture(self, *arguments: Any, **options: Any) -> Any:
+    def capture_graph(self, *arguments: Any, **options: Any) -> Any:
         """Compute in the place of `forward`, and keep the inputs, of shape (texts, tokens), and a graph for them.
 
         Raises `ValueError` if the inputs are others than those of the tokenizer.
@@ -119,9 +119,9 @@ def make_graphs(model: Any, tokenizer: Any, unpadded: Override | None = None) ->
     Return None for a model that is on no GPU, or whose layers are not known. Graphs compute padding: so `unpadded`, by
     which larger batches are computed without it, is off during the capture.
     """
-    if not unpadded_encoder.is_on_gpu(model) or unpadded_encoder.layers_of(model) is None:
+    if not unpadded_encoder.is_on_gpu(model) or unpadded_encoder.find_layers(model) is None:
         return None
-    encoder, most = model.base_model, min(tokenizer.model_max_length, pipeline_loader.max_positions(model))
+    encoder, most = model.base_model, min(tokenizer.model_max_length, pipeline_loader.find_max_positions(model))
     shapes = [(size, length) for size in SIZES for length in LENGTHS if length <= most and size * length <= MOST_TOKENS]
     if not shapes:
         return None
@@ -133,25 +133,25 @@ def make_graphs(model: Any, tokenizer: Any, unpadded: Override | None = None) ->
         inputs["attention_mask"][:, 0] = 1  # the rest is padding: without any, transformers uses no mask
         model(**inputs)  # the whole model, as its hooks decide whether products are in TF32
 
-    capturing = Override(encoder, "forward", made.capture)
+    capturing = Override(encoder, "forward", made.capture_graph)
     if unpadded:
-        unpadded.off()
+        unpadded.turn_off()
     try:
         with torch.no_grad():
-            tokens = launch_bound_tokens(lambda shape: measure_s(lambda: call(shape)), shapes)
+            tokens = find_launch_bound_tokens(lambda shape: measure_fastest_s(lambda: call(shape)), shapes)
             logger.info("CUDA graphs of %s compute up to %d tokens", model.config.model_type, tokens)
-            capturing.on()
+            capturing.turn_on()
             for shape in sorted(shapes, key=math.prod, reverse=True):
                 if math.prod(shape) <= tokens:
                     call(shape)
     finally:
-        capturing.off()
+        capturing.turn_off()
         if unpadded:
-            unpadded.on()
+            unpadded.turn_on()
     return Override(encoder, "forward", made)
 
 
-def launch_bound_tokens(seconds_of: Callable[[tuple[int, int]], float], shapes: Sequence[tuple[int, int]]) -> int:
+def find_launch_bound_tokens(seconds_of: Callable[[tuple[int, int]], float], shapes: Sequence[tuple[int, int]]) -> int:
     """Return how many tokens a call may have and still take about as long as the smallest call.
 
     Up to so many the GPU waits for its launches.
@@ -166,7 +166,7 @@ def launch_bound_tokens(seconds_of: Callable[[tuple[int, int]], float], shapes: 
     return most
 
 
-def measure_s(call: Callable[[], object]) -> float:
+def measure_fastest_s(call: Callable[[], object]) -> float:
     """Measure the seconds of the fastest of a few calls, until the GPU is done."""
     took = []
     for _ in range(1 + CALLS):  # the first sets libraries up

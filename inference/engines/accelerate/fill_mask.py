@@ -13,7 +13,7 @@ from torch import nn
 
 from inference.engines.accelerate import fast_tokenizer
 from inference.engines.accelerate.shortcut import Override
-from inference.engines.accelerate.text_batches import AtOnce
+from inference.engines.accelerate.text_batches import BatchAnswers
 from inference.engines.inputs.task_inputs import MAX_MASKS
 
 CUT = {"tokenizer_kwargs": {"truncation": True}}
@@ -31,13 +31,13 @@ class Scorer:
         self.masked = torch.empty(0)  # True at masks, of shape (texts, tokens)
         self.hooks: list[Any] = []
 
-    def on(self) -> None:
+    def turn_on(self) -> None:
         last = self.model.get_output_embeddings()
         self.hooks.append(self.model.register_forward_pre_hook(self._read, with_kwargs=True))
         self.hooks.append(last.register_forward_pre_hook(self._choose))
         self.hooks.append(last.register_forward_hook(self._place))
 
-    def off(self) -> None:
+    def turn_off(self) -> None:
         while self.hooks:
             self.hooks.pop().remove()
 
@@ -58,20 +58,20 @@ def make_scorer(model: Any, mask_token_id: int) -> Scorer | None:
     return Scorer(model, mask_token_id) if isinstance(model.get_output_embeddings(), nn.Linear) else None
 
 
-class BestAtOnce(AtOnce):
+class FillMaskAnswers(BatchAnswers):
     """The answers of one fill-mask pipeline: those of `FillMaskPipeline.postprocess`, for a whole batch."""
 
     def __init__(self, pipe: Any) -> None:
         self.pipe = pipe
         self.encode = fast_tokenizer.make_encoder(pipe.tokenizer)
 
-    def tokens(self, texts: list[str], before: dict[str, Any]) -> Mapping[str, torch.Tensor] | None:
+    def encode_texts(self, texts: list[str], before: dict[str, Any]) -> Mapping[str, torch.Tensor] | None:
         mask = self.pipe.tokenizer.mask_token
         if before != CUT or not all(1 <= text.count(mask) <= MAX_MASKS for text in texts):
             return None
-        return super().tokens(texts, CUT["tokenizer_kwargs"])
+        return super().encode_texts(texts, CUT["tokenizer_kwargs"])
 
-    def answers(self, batch: Mapping[str, torch.Tensor], run: Any, after: dict[str, Any]) -> list[Any] | None:
+    def answer_texts(self, batch: Mapping[str, torch.Tensor], run: Any, after: dict[str, Any]) -> list[Any] | None:
         masked = batch["input_ids"] == self.pipe.tokenizer.mask_token_id
         if not masked.any(1).all():
             return None
@@ -115,4 +115,4 @@ class BestAtOnce(AtOnce):
 
 
 def make_batch_shortcut(engine: Any, pipe: Any) -> Override:
-    return Override(engine, "at_once", BestAtOnce(pipe))
+    return Override(engine, "at_once", FillMaskAnswers(pipe))

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from inference.engines.accelerate.shortcut import Override, Shortcut
-from inference.engines.runtime.faults import describe, is_device_failure, is_out_of_memory
+from inference.engines.runtime.faults import describe_exception, is_device_failure, is_out_of_memory
 from inference.engines.runtime.parity import Trial, Verdict
-from inference.engines.runtime.row_groups import Together
+from inference.engines.runtime.row_groups import ForwardSharing
 from inference.errors import InferenceError
 from inference.telemetry import logs
 
@@ -20,7 +20,10 @@ S = TypeVar("S", bound=Shortcut)
 
 
 class Shortcuts:
-    """The shortcuts of one model that are on, and the way its inputs run together with them. `install` makes it."""
+    """The shortcuts of one model that are on, and the way its inputs run together with them.
+
+    `install_shortcuts` makes it.
+    """
 
     def __init__(self, kind: str, plain: Verdict) -> None:
         self.kind = kind
@@ -31,14 +34,14 @@ class Shortcuts:
 
     @property
     def verdict(self) -> Verdict:
-        return Verdict(together=Together.PADDED) if self.unpadded and self._are_on else self.plain
+        return Verdict(together=ForwardSharing.PADDED) if self.unpadded and self._are_on else self.plain
 
     @property
     def padded(self) -> bool:
         """True if each item of a batch costs what the longest costs."""
-        return self.verdict.together is Together.PADDED and not (self.unpadded and self._are_on)
+        return self.verdict.together is ForwardSharing.PADDED and not (self.unpadded and self._are_on)
 
-    def add(self, name: str, make: Callable[[], S | None], holds: Callable[[], bool]) -> S | None:
+    def add_if_equal(self, name: str, make: Callable[[], S | None], holds: Callable[[], bool]) -> S | None:
         """Turn on the shortcut that `make` returns, and return it, if answers hold with it; else return None.
 
         `make` returns None for a model that the shortcut is not for.
@@ -48,19 +51,19 @@ class Shortcuts:
             shortcut = make()
             if shortcut is None:
                 return None
-            shortcut.on()
+            shortcut.turn_on()
             problem = "" if holds() else "its answers would change"
         except Exception as error:
-            problem = f"it raised {describe(error)}"
+            problem = f"it raised {describe_exception(error)}"
         if shortcut and not problem:
             self._installed.append(shortcut)
             return shortcut
         if shortcut:
-            shortcut.off()
+            shortcut.turn_off()
         logger.warning("%s runs without the shortcut %r: %s", self.kind, name, problem)
         return None
 
-    def guard(self, call: Callable[[], list[Any]]) -> list[Any]:
+    def guard_call(self, call: Callable[[], list[Any]]) -> list[Any]:
         """Return the answers of `call`.
 
         If it raises an error with the shortcuts on and answers all inputs with them off, they stay off.
@@ -89,25 +92,27 @@ class Shortcuts:
     def _turn(self, *, on: bool) -> None:
         self._are_on = on
         for shortcut in self._installed if on else reversed(self._installed):
-            shortcut.on() if on else shortcut.off()
+            shortcut.turn_on() if on else shortcut.turn_off()
 
 
-def install(model: Any, tokenizer: Any, task: str, trial: Trial) -> Shortcuts:
+def install_shortcuts(model: Any, tokenizer: Any, task: str, trial: Trial) -> Shortcuts:
     """Turn on the shortcuts by which `model` gives the same answers in a cheaper way. `trial` runs the model."""
-    shortcuts = Shortcuts(model.config.model_type, trial.verdict())
+    shortcuts = Shortcuts(model.config.model_type, trial.find_verdict())
 
     def holds() -> bool:
-        return trial.holds(Together.ALONE) and trial.holds(shortcuts.verdict.together)
+        return trial.has_parity(ForwardSharing.ALONE) and trial.has_parity(shortcuts.verdict.together)
 
-    shortcuts.add("packed weights", lambda: _packed(model), holds)
-    unpadded = shortcuts.add("no padding", lambda: _no_padding(model), lambda: holds() and trial.holds(Together.PADDED))
+    shortcuts.add_if_equal("packed weights", lambda: _packed(model), holds)
+    unpadded = shortcuts.add_if_equal(
+        "no padding", lambda: _no_padding(model), lambda: holds() and trial.has_parity(ForwardSharing.PADDED)
+    )
     shortcuts.unpadded = unpadded is not None
     if unpadded and task in ("text-classification", "text-ranking", "zero-shot-classification"):
-        shortcuts.add("first tokens only", lambda: Override(unpadded.value, "first_only", value=True), holds)
+        shortcuts.add_if_equal("first tokens only", lambda: Override(unpadded.value, "first_only", value=True), holds)
     if task == "fill-mask":
-        shortcuts.add("masks only", lambda: _masks(model, tokenizer), holds)
+        shortcuts.add_if_equal("masks only", lambda: _masks(model, tokenizer), holds)
     # Graphs come last, as they compute what others would: each shortcut is tried with batches that it computes itself.
-    shortcuts.add("CUDA graphs", lambda: _graphs(model, tokenizer, unpadded), holds)
+    shortcuts.add_if_equal("CUDA graphs", lambda: _graphs(model, tokenizer, unpadded), holds)
     return shortcuts
 
 
@@ -122,7 +127,7 @@ def make_batch_shortcut(engine: Any, pipe: Any, task: str) -> Override | None:
     return text_batches.make_batch_shortcut(engine, pipe, task)
 
 
-def encode(engine: Any, tokenizer: Any) -> Override | None:
+def make_encode_shortcut(engine: Any, tokenizer: Any) -> Override | None:
     """Make the shortcut by which `engine.encode` encodes a list of texts, cut at a limit, as `tokenizer` does."""
     from inference.engines.accelerate import fast_tokenizer
 
@@ -133,7 +138,7 @@ def encode(engine: Any, tokenizer: Any) -> Override | None:
 def _no_padding(model: Any) -> Override | None:
     from inference.engines.accelerate import unpadded_encoder
 
-    return unpadded_encoder.make_unpadded(model)
+    return unpadded_encoder.make_unpadded_encoder(model)
 
 
 def _graphs(model: Any, tokenizer: Any, unpadded: Override | None) -> Override | None:

@@ -41,7 +41,7 @@ class PackedLinear:
         self.layer, self.is_shared = layer, is_shared
         self.weights: torch.Tensor | None = None
 
-    def on(self) -> None:
+    def turn_on(self) -> None:
         if self.weights is not None:
             return
         own, bias = self.layer.weight, self.layer.bias
@@ -50,13 +50,13 @@ class PackedLinear:
         def product(states: torch.Tensor) -> Any:
             return torch.ops.mkldnn._linear_pointwise(states, pack_weights, bias, "none", [], "")
 
-        forward = functools.partial(in_steps, product)
+        forward = functools.partial(multiply_in_steps, product)
         self.layer.forward = _by_rows(_of_halves(own.detach(), bias), forward) if _are_halves(own) else forward
         self.weights = pack_weights
         if not self.is_shared:
             own.data = own.new_empty(0)
 
-    def off(self) -> None:
+    def turn_off(self) -> None:
         """Put the layer's own weights back. If it raises an error, the layer still computes with the packed ones."""
         if self.weights is None:
             return
@@ -87,7 +87,7 @@ def _are_halves(weights: torch.Tensor) -> bool:
     return all(bool(((part.half().float() - part).abs() <= SMALLEST / 2).all()) for part in rows)
 
 
-def in_steps(product: Product, states: torch.Tensor) -> Any:
+def multiply_in_steps(product: Product, states: torch.Tensor) -> Any:
     """Compute a product, (..., hidden) to (..., width), for one of the numbers of rows that oneDNN has code for."""
     count = states[..., 0].numel()
     size = round_rows(count)
@@ -104,26 +104,26 @@ def round_rows(rows: int) -> int:
     return -(-rows // step) * step
 
 
-class Packed:
+class PackedWeights:
     """The packed weights of all layers of a model."""
 
     def __init__(self, layers: list[PackedLinear]) -> None:
         self.layers = layers
 
-    def on(self) -> None:
+    def turn_on(self) -> None:
         own = [_place(layer.layer.weight) for layer in self.layers if not layer.is_shared]
         with torch.inference_mode(mode=False):
             for layer in self.layers:
-                layer.on()
-        mapped_pages.let_go(own)
+                layer.turn_on()
+        mapped_pages.release_pages(own)
 
-    def off(self) -> None:
+    def turn_off(self) -> None:
         with torch.inference_mode(mode=False):
             for layer in self.layers:
-                layer.off()
+                layer.turn_off()
 
 
-def pack_weights(model: Any) -> Packed | None:
+def pack_weights(model: Any) -> PackedWeights | None:
     """Return the shortcut that packs the weights of a model's layers.
 
     Return None for a model on another device than the CPU, of numbers for which oneDNN is of no use here, or without
@@ -137,7 +137,7 @@ def pack_weights(model: Any) -> Packed | None:
         for layer in model.modules()
         if type(layer) is nn.Linear and _is_plain(layer)
     ]
-    return Packed(layers) if layers else None
+    return PackedWeights(layers) if layers else None
 
 
 def _is_plain(layer: nn.Linear) -> bool:

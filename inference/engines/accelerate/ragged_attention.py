@@ -68,7 +68,9 @@ class PackedTexts:
         self.groups: list[Group] = []
         if has_groups:
             cost = CALL_COST if device is None else CALL_COST_ON_GPU
-            self.groups = [self._group(lengths, first, last) for first, last in near(lengths, self.hidden, cost)]
+            self.groups = [
+                self._group(lengths, first, last) for first, last in group_near_lengths(lengths, self.hidden, cost)
+            ]
         if device is not None:
             self._move(device)
 
@@ -96,19 +98,19 @@ class PackedTexts:
         """The places where each text begins and the last one ends: (texts + 1)."""
         return torch.tensor(self.starts, dtype=torch.int32, device=self.firsts.device)
 
-    def rows(self, padded: torch.Tensor) -> torch.Tensor:
+    def remove_padding(self, padded: torch.Tensor) -> torch.Tensor:
         """Return padded values as rows: (texts, longest, hidden) to (tokens, hidden)."""
         flat = padded.flatten(0, 1)
         return flat if self.index is None else flat[self.index]
 
-    def padded(self, rows: torch.Tensor) -> torch.Tensor:
+    def add_padding(self, rows: torch.Tensor) -> torch.Tensor:
         """Return rows as padded values, with zeros for padding: (tokens, hidden) to (texts, longest, hidden)."""
         if self.index is not None:
             own, whole = self.index[: self.tokens], rows.new_zeros(self.count * self.longest, rows.shape[-1])
             rows = whole.index_copy_(0, own, rows[: self.tokens])
         return rows.unflatten(0, (self.count, self.longest))
 
-    def in_order(self, values: torch.Tensor) -> torch.Tensor:
+    def restore_order(self, values: torch.Tensor) -> torch.Tensor:
         """Return values with one row a text in the order in which the texts came."""
         return values if self.order is None else torch.empty_like(values).index_copy_(0, self.order, values)
 
@@ -120,12 +122,14 @@ class Attention:
     size: int
     scale: float
 
-    def of_all(self, texts: PackedTexts, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    def attend_all_tokens(
+        self, texts: PackedTexts, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+    ) -> torch.Tensor:
         """Compute attention for all tokens: (tokens, hidden) in and out."""
         parts = [self._within(group, query, key, value) for group in texts.groups]
         return _joined([*parts, query[texts.tokens :]] if len(query) > texts.tokens else parts)
 
-    def of_firsts(
+    def attend_first_tokens(
         self, texts: PackedTexts, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> torch.Tensor:
         """Compute attention for the first token of each text.
@@ -158,7 +162,7 @@ class Attention:
         return part.view(group.last - group.first, group.longest, -1, self.size).transpose(1, 2)
 
 
-def near(lengths: Sequence[int], hidden: int, cost: int) -> list[tuple[int, int]]:
+def group_near_lengths(lengths: Sequence[int], hidden: int, cost: int) -> list[tuple[int, int]]:
     """Return groups of texts whose attention costs less together, padded, than in two calls.
 
     A group is the place of its first text, and the place behind its last. One more call costs as much as `cost`

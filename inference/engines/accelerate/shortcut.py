@@ -7,11 +7,11 @@ from typing import Any, Protocol
 class Shortcut(Protocol):
     """A cheaper way to the same answers.
 
-    It is off when it is made. `off` may also be called after `on` raised an error.
+    It is off when it is made. `turn_off` may also be called after `turn_on` raised an error.
     """
 
-    def on(self) -> None: ...
-    def off(self) -> None: ...
+    def turn_on(self) -> None: ...
+    def turn_off(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +22,8 @@ class Override:
     name: str
     value: Any
 
-    def on(self) -> None:
+    def turn_on(self) -> None:
         setattr(self.owner, self.name, self.value)
 
-    def off(self) -> None:
+    def turn_off(self) -> None:
         vars(self.owner).pop(self.name, None)

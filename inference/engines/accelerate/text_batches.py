@@ -13,7 +13,7 @@ from transformers.pipelines.text_classification import ClassificationFunction, s
 
 from inference.engines.accelerate import fast_tokenizer
 from inference.engines.accelerate.shortcut import Override
-from inference.engines.inputs.truncation import beginning
+from inference.engines.inputs.truncation import cut_to_tokens
 
 _FUNCTIONS: dict[Any, Callable[[Any], Any]] = {
     ClassificationFunction.SIGMOID: sigmoid,
@@ -22,7 +22,7 @@ _FUNCTIONS: dict[Any, Callable[[Any], Any]] = {
 }
 
 
-def classes(
+def answer_classifications(
     pipe: Any, output: Any, lengths: Sequence[int], function_to_apply: Any = None, top_k: Any = 1, _legacy: bool = True
 ) -> list[Any]:
     """Return the answer of `TextClassificationPipeline.postprocess` to each text, with its parameters.
@@ -56,16 +56,19 @@ def _function(config: Any) -> ClassificationFunction:
     return ClassificationFunction.SOFTMAX
 
 
-def states(pipe: Any, output: Any, lengths: Sequence[int], **parameters: Any) -> list[Any]:
+def answer_states(pipe: Any, output: Any, lengths: Sequence[int], **parameters: Any) -> list[Any]:
     """Return the answers of feature extraction: the states of each text's own tokens and none of the padding."""
     hidden = output[0]
     return [pipe.postprocess((hidden[text : text + 1, :tokens],), **parameters) for text, tokens in enumerate(lengths)]
 
 
-READS: dict[str, Callable[..., list[Any]]] = {"text-classification": classes, "feature-extraction": states}
+READS: dict[str, Callable[..., list[Any]]] = {
+    "text-classification": answer_classifications,
+    "feature-extraction": answer_states,
+}
 
 
-class AtOnce:
+class BatchAnswers:
     """The answers of one pipeline to many texts at once."""
 
     def __init__(self, pipe: Any, task: str) -> None:
@@ -73,14 +76,14 @@ class AtOnce:
         self.read = READS[task]
         self.encode = fast_tokenizer.make_encoder(pipe.tokenizer)
 
-    def tokens(self, texts: list[str], before: dict[str, Any]) -> Mapping[str, torch.Tensor] | None:
+    def encode_texts(self, texts: list[str], before: dict[str, Any]) -> Mapping[str, torch.Tensor] | None:
         """Encode texts with `before`, the parameters of the pipeline's step before the model.
 
         If it returns None, the texts are to be answered item by item, with these parameters.
         """
-        return self._tokens([beginning(self.pipe.tokenizer, text) for text in texts], before)
+        return self._tokens([cut_to_tokens(self.pipe.tokenizer, text) for text in texts], before)
 
-    def answers(self, batch: Mapping[str, torch.Tensor], run: Any, after: dict[str, Any]) -> list[Any] | None:
+    def answer_texts(self, batch: Mapping[str, torch.Tensor], run: Any, after: dict[str, Any]) -> list[Any] | None:
         """Answer texts by their tokens. Return None if the texts are to be read item by item to find what is wrong."""
         if "attention_mask" not in batch:
             return None
@@ -103,4 +106,4 @@ def make_batch_shortcut(engine: Any, pipe: Any, task: str) -> Override | None:
 
     Return None for other tasks.
     """
-    return Override(engine, "at_once", AtOnce(pipe, task)) if task in READS else None
+    return Override(engine, "at_once", BatchAnswers(pipe, task)) if task in READS else None

@@ -87,17 +87,17 @@ class EncoderLayer:
         self.parts = parts
         self.attention = kind(size=parts.attention.attention_head_size, scale=parts.attention.scaling)
 
-    def all_tokens(self, rows: torch.Tensor, texts: PackedTexts) -> torch.Tensor:
+    def compute_all_tokens(self, rows: torch.Tensor, texts: PackedTexts) -> torch.Tensor:
         """Compute all tokens: (tokens, hidden) in and out."""
         parts = self.parts
         query, key, value = (_product(part, rows) for part in (parts.query, parts.key, parts.value))
-        return self.finish(self.attention.of_all(texts, query, key, value), rows)
+        return self.finish(self.attention.attend_all_tokens(texts, query, key, value), rows)
 
-    def first_tokens(self, rows: torch.Tensor, texts: PackedTexts) -> torch.Tensor:
+    def compute_first_tokens(self, rows: torch.Tensor, texts: PackedTexts) -> torch.Tensor:
         """Compute the first token of each text: (tokens, hidden) in, (texts, hidden) out."""
         parts, first = self.parts, rows[texts.firsts]
         key, value = _product(parts.key, rows), _product(parts.value, rows)
-        return self.finish(self.attention.of_firsts(texts, _product(parts.query, first), key, value), first)
+        return self.finish(self.attention.attend_first_tokens(texts, _product(parts.query, first), key, value), first)
 
     def finish(self, attended: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         parts = self.parts
@@ -115,7 +115,7 @@ def _normal(norm: Any, rows: torch.Tensor) -> torch.Tensor:
     return functional.layer_norm(rows, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
 
 
-class Layers:
+class UnpaddedForward:
     """The `forward` of the module that runs the layers."""
 
     first_only = False  # True if the last layer computes the first token of each text only, as most classifiers read
@@ -131,31 +131,31 @@ class Layers:
         The states are (texts, 1, hidden) if `first_only`.
         """
         texts = self.texts(hidden_states.shape, None if attention_mask is None else attention_mask[:, 0, 0])
-        rows = texts.rows(hidden_states)
+        rows = texts.remove_padding(hidden_states)
         *earlier, last = self.layers
         for layer in earlier:
-            rows = layer.all_tokens(rows, texts)
+            rows = layer.compute_all_tokens(rows, texts)
         if self.first_only:
-            states = texts.in_order(last.first_tokens(rows, texts)).unsqueeze(1)
+            states = texts.restore_order(last.compute_first_tokens(rows, texts)).unsqueeze(1)
         else:
-            states = texts.padded(last.all_tokens(rows, texts))
+            states = texts.add_padding(last.compute_all_tokens(rows, texts))
         return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=states)
 
 
-def make_unpadded(model: Any) -> Override | None:
+def make_unpadded_encoder(model: Any) -> Override | None:
     """Return the shortcut that computes the layers of a model here; None for a model whose layers are not known."""
-    known = layers_of(model)
+    known = find_layers(model)
     if known is None:
         return None
     runner, parts = known
     if not is_on_gpu(model):
-        return Override(runner, "forward", Layers([EncoderLayer(layer) for layer in parts]))
+        return Override(runner, "forward", UnpaddedForward([EncoderLayer(layer) for layer in parts]))
     kind = _attention(model, parts[0].attention.attention_head_size)
     texts = functools.partial(PackedTexts, device=model.device, has_groups=kind is Attention)
-    return Override(runner, "forward", Layers([EncoderLayer(layer, kind) for layer in parts], texts))
+    return Override(runner, "forward", UnpaddedForward([EncoderLayer(layer, kind) for layer in parts], texts))
 
 
-def layers_of(model: Any) -> tuple[nn.Module, list[Parts]] | None:
+def find_layers(model: Any) -> tuple[nn.Module, list[Parts]] | None:
     """Return the module that runs the layers, and the parts of the layers.
 
     Return None for a model of another kind, or on several devices, or whose layers another library computes.
@@ -175,4 +175,6 @@ def is_on_gpu(model: Any) -> bool:
 def _attention(model: Any, size: int) -> type[Attention]:
     from inference.engines.accelerate import varlen_attention  # it needs what another torch may not have
 
-    return varlen_attention.Varlen if varlen_attention.serves(model.device, model.dtype, size) else Attention
+    return (
+        varlen_attention.Varlen if varlen_attention.supports_head_size(model.device, model.dtype, size) else Attention
+    )

@@ -12,10 +12,12 @@ OLDEST = (8, 0)  # compute capability: Ampere
 class Varlen(Attention):
     """Attention by FlashAttention. Its result is not initialized for tokens behind the last text."""
 
-    def of_all(self, texts: PackedTexts, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    def attend_all_tokens(
+        self, texts: PackedTexts, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+    ) -> torch.Tensor:
         return self._attend(texts, texts.bounds, texts.longest, query, key, value)
 
-    def of_firsts(
+    def attend_first_tokens(
         self, texts: PackedTexts, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> torch.Tensor:
         bounds = torch.arange(texts.count + 1, dtype=torch.int32, device=query.device)
@@ -30,7 +32,7 @@ class Varlen(Attention):
         return attended.flatten(1)
 
 
-def serves(device: torch.device, dtype: torch.dtype, size: int) -> bool:
+def supports_head_size(device: torch.device, dtype: torch.dtype, size: int) -> bool:
     """Return True if FlashAttention computes heads of `size` on that device, in that type."""
     is_short = dtype in (torch.float16, torch.bfloat16)
     fits = size % 8 == 0 and size <= LARGEST_HEAD

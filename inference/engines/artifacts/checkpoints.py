@@ -17,7 +17,7 @@ from inference.errors import ModelUnavailable
 MOST_NAMED = 4
 
 
-def missing_weights(model: Any, report: dict[str, Any]) -> frozenset[str]:
+def find_missing_weights(model: Any, report: dict[str, Any]) -> frozenset[str]:
     """Return the names of the model's parameters that its files do not have.
 
     `report` is that of `from_pretrained(output_loading_info=True)`. Tied weights are no parameters of their own, and

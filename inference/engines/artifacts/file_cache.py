@@ -28,14 +28,14 @@ Make = Callable[[Path], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class CachedFolder:
     """A folder whose files are whole, and stay until its file `sums` is closed."""
 
     path: Path
     sums: BinaryIO
 
 
-def cached_folder(homes: Sequence[Path], name: str, make: Make) -> Kept:
+def open_cached_folder(homes: Sequence[Path], name: str, make: Make) -> CachedFolder:
     """Return the folder `name` in one of `homes`, filled with files by `make` if it is in none of them.
 
     It is made in the first of `homes` that can be written to. Raises `OSError` if the files cannot be kept, because of
@@ -56,7 +56,7 @@ def cached_folder(homes: Sequence[Path], name: str, make: Make) -> Kept:
     raise OSError(f"{home / name} was damaged as soon as it was made")
 
 
-def _whole(path: Path) -> Kept | None:
+def _whole(path: Path) -> CachedFolder | None:
     """Return the folder, marked as used; None if it is missing, damaged, or about to be removed."""
     with contextlib.ExitStack() as stack:
         try:
@@ -70,7 +70,7 @@ def _whole(path: Path) -> Kept | None:
         with contextlib.suppress(OSError):  # the file of another user
             os.utime(path / SUMS)
         stack.pop_all()
-        return Kept(path, file)
+        return CachedFolder(path, file)
 
 
 def _sum(path: Path) -> str:

@@ -16,7 +16,7 @@ DONT_NEED = 4  # advice of madvise, on Linux
 Place = tuple[int, int]  # the first address, and the address behind the last
 
 
-def let_go(places: Iterable[Place]) -> None:
+def release_pages(places: Iterable[Place]) -> None:
     """Release the whole pages within these places.
 
     Only pages of files of weights that this process has not written to are released: a later read reads the file again.

@@ -38,14 +38,18 @@ LIMITS = ("memory.max", "memory.limit_in_bytes")  # files of control groups of v
 # Before a model is loaded
 
 
-def estimate(spec: ModelSpec) -> int | None:
+def estimate_weights(spec: ModelSpec) -> int | None:
     """Return the bytes of a model's weights in the dtype in which it is loaded.
 
     Return None if nothing is known: the files are not here yet, or the engine is a custom one without files.
     """
     try:
         folder = _folder(spec)
-        return sum(_weights(file, spec.torch_dtype) for file in weights.files(folder)) or None if folder else None
+        return (
+            sum(_weights(file, spec.torch_dtype) for file in weights.list_weight_files(folder)) or None
+            if folder
+            else None
+        )
     except Exception as error:  # something is wrong with its files: loading it will report that
         logger.debug("model=%s its files do not show its size: %s", spec.name, error)
         return None
@@ -85,7 +89,7 @@ class MemoryTaken:
 
 
 @contextlib.contextmanager
-def measured(spec: ModelSpec, device: str) -> Iterator[MemoryTaken]:
+def measure_taken(spec: ModelSpec, device: str) -> Iterator[MemoryTaken]:
     """Measure the memory that loading a model takes, in bytes.
 
     On a CPU that is the growth of the process, and at least the size of the weights, as pages of a mapped file come
@@ -97,11 +101,11 @@ def measured(spec: ModelSpec, device: str) -> Iterator[MemoryTaken]:
             import transformers.pipelines  # noqa: F401
         gc.freeze()
         gc.enable()
-    free()
+    free_unused()
     before, taken = _used(device), MemoryTaken()
     yield taken
-    free()
-    taken.bytes = max(_used(device) - before, (estimate(spec) or 0) if device == CPU else 0)
+    free_unused()
+    taken.bytes = max(_used(device) - before, (estimate_weights(spec) or 0) if device == CPU else 0)
 
 
 def _used(device: str) -> int:
@@ -114,7 +118,7 @@ def _used(device: str) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # bytes, on macOS
 
 
-def free() -> None:
+def free_unused() -> None:
     """Give back the memory that is held for models that are gone."""
     gc.collect()
     torch = sys.modules.get("torch")
@@ -125,7 +129,7 @@ def free() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def keep_freed() -> None:
+def keep_freed_memory() -> None:
     """Let the process keep up to `KEPT` bytes that a batch frees, for the next batch.
 
     By default glibc gives most of it back to the system with each batch and takes it again page by page. That is up to
@@ -138,7 +142,7 @@ def keep_freed() -> None:
         mallopt(TRIM_THRESHOLD, KEPT)
 
 
-def total(device: str) -> int:
+def read_total(device: str) -> int:
     """Return the bytes of memory of the device; 0 for a device that does not report them.
 
     For a CPU it is the part of the machine's memory that this process may use.
@@ -160,7 +164,7 @@ def _gpus() -> list[int]:
         return []
 
 
-def keep_to_share(device: str, sharing: int) -> None:
+def limit_to_share(device: str, sharing: int) -> None:
     """Bound this process to its share of a device's memory that `sharing` processes share.
 
     Memory that one process caches is missing to the others.

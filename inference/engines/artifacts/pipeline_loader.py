@@ -12,7 +12,7 @@ from transformers.utils import logging
 from inference.catalog.specs import ModelSpec
 from inference.engines.artifacts import checkpoints, weights
 from inference.engines.runtime import placement
-from inference.engines.runtime.faults import describe
+from inference.engines.runtime.faults import describe_exception
 from inference.errors import ModelUnavailable
 
 logging.disable_progress_bar()  # it would be thousands of lines in a log file
@@ -21,13 +21,13 @@ NO_LIMIT = 1_000_000  # tokens, or more; tokenizers without a limit have 1e30
 NO_TOKEN = -1  # the id of no token, by which transformers' own configurations mark an absent token
 
 
-def load(spec: ModelSpec, task: str, device: str) -> tuple[Any, frozenset[str]]:
+def load_pipeline(spec: ModelSpec, task: str, device: str) -> tuple[Any, frozenset[str]]:
     """Make the pipeline of `spec` on `device` as transformers does, with nothing changed but what the catalog asks for.
 
     Return the pipeline, and the names of weights that its files lack. Raises `ModelUnavailable` if it cannot be loaded.
     """
     folder = weights.fetch_folder(spec)
-    placed = placement.arguments(spec, device)
+    placed = placement.make_loading_arguments(spec, device)
     quantized = {key: placed.pop(key) for key in ("quantization_config",) if key in placed}
     missing: set[str] = set()
     try:
@@ -41,7 +41,7 @@ def load(spec: ModelSpec, task: str, device: str) -> tuple[Any, frozenset[str]]:
             pipeline_class=_reporting(task, missing.update),
         )
     except Exception as error:
-        raise ModelUnavailable(f"{spec.model} could not be loaded for {task}: {describe(error)}") from error
+        raise ModelUnavailable(f"{spec.model} could not be loaded for {task}: {describe_exception(error)}") from error
     placement.configure_tf32(spec, pipe.model)
     tokenizer = pipe.tokenizer
     if tokenizer is not None:
@@ -64,7 +64,7 @@ def _reporting(task: str, add_missing: Callable[[frozenset[str]], None]) -> type
     class Reporting(kind):  # type: ignore[valid-type, misc]
         def __init__(self, model: Any, **parts: Any) -> None:
             loaded, report = model
-            add_missing(checkpoints.missing_weights(loaded, report))
+            add_missing(checkpoints.find_missing_weights(loaded, report))
             super().__init__(model=loaded, **parts)
 
     return Reporting
@@ -87,7 +87,7 @@ def prepare_batches(spec: ModelSpec, pipe: Any, *, padding_side: str, scores_tex
         tokenizer.padding_side = "left"
         for part in parts:
             part.pad_token_id = NO_TOKEN
-    tokenizer.model_max_length = max_tokens(spec, pipe.model, tokenizer)
+    tokenizer.model_max_length = find_max_tokens(spec, pipe.model, tokenizer)
 
 
 def _padding_token(tokenizer: Any, config: Any) -> str | None:
@@ -99,17 +99,17 @@ def _padding_token(tokenizer: Any, config: Any) -> str | None:
     return other
 
 
-def max_tokens(spec: ModelSpec, model: nn.Module, tokenizer: Any) -> int:
+def find_max_tokens(spec: ModelSpec, model: nn.Module, tokenizer: Any) -> int:
     """Return the tokens at which a text is cut: the least limit of model, tokenizer and catalog.
 
     A limit that is not positive is none. Without any limit it is `max_batch_tokens`.
     """
-    limits = (max_positions(model), tokenizer.model_max_length, spec.max_length)
+    limits = (find_max_positions(model), tokenizer.model_max_length, spec.max_length)
     limit = min(limit for limit in limits if limit and limit > 0)
     return limit if limit < NO_LIMIT else spec.max_batch_tokens
 
 
-def max_positions(model: nn.Module) -> int:
+def find_max_positions(model: nn.Module) -> int:
     """Return how many tokens the model can tell apart by position.
 
     It is `NO_LIMIT` for a model without such a limit, such as XLNet, whose configuration has -1.

@@ -16,7 +16,7 @@ from django.conf import settings
 
 from inference.catalog import tasks
 from inference.catalog.specs import ModelSpec
-from inference.engines.runtime.faults import describe
+from inference.engines.runtime.faults import describe_exception
 from inference.errors import ModelUnavailable
 
 PACKAGE = "package:"
@@ -38,7 +38,7 @@ def fetch_folder(spec: ModelSpec) -> Path:
     return path
 
 
-def check(spec: ModelSpec) -> None:
+def check_files(spec: ModelSpec) -> None:
     """Check a model's files as far as that is possible before it is loaded, and without the hub.
 
     Raises `ModelUnavailable` if they are missing or may not be loaded.
@@ -134,7 +134,7 @@ def _hub_problem(spec: ModelSpec, error: Exception) -> str:
         return f"the hub has no {where}: copy the commit from the model's page, under Files"
     if kind in ("LocalEntryNotFoundError", "OfflineModeIsEnabled"):
         return f"the hub does not answer and {where} is not in the cache: fetch it once while the hub can be reached"
-    return f"{where} could not be fetched from the hub: {describe(error)}"
+    return f"{where} could not be fetched from the hub: {describe_exception(error)}"
 
 
 def describe_conversion(spec: ModelSpec, checkpoint: str = "folder") -> str:
@@ -193,14 +193,14 @@ def _check_config(file: Path) -> None:
 
 
 def _check_weights(path: Path, spec: ModelSpec) -> None:
-    found = files(path)
+    found = list_weight_files(path)
     if not found:
         raise ModelUnavailable(_no_weights(path, spec))
     for file in found:
         _check_header(file)
 
 
-def files(path: Path) -> list[Path]:
+def list_weight_files(path: Path) -> list[Path]:
     """Return the files of the weights in a model's folder.
 
     Raises `ModelUnavailable` if the index cannot be read, or names a file that is missing or no safetensors file of the

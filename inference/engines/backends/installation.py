@@ -23,8 +23,8 @@ from inference.engines.accelerate.shortcut import Override
 from inference.engines.artifacts import file_cache, weights
 from inference.engines.backends import agreement, packages
 from inference.engines.runtime import parity, placement
-from inference.engines.runtime.faults import describe
-from inference.engines.runtime.row_groups import Together
+from inference.engines.runtime.faults import describe_exception
+from inference.engines.runtime.row_groups import ForwardSharing
 from inference.errors import ModelUnavailable
 
 logger = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ LEAST_LABELS = 0.9  # share of the labels that must be the same
 OF_A_BATCH = {"float32": 1e-4, "bfloat16": 0.02, "int8": 0.02}
 
 
-class Unfit(Exception):
+class BackendUnfit(Exception):
     """The error that the backend does not compute this model; the message has the reason."""
 
 
@@ -67,17 +67,17 @@ class Substitute:
     needs_weights: bool = True
     has_weights: bool = True
 
-    def on(self) -> None:
+    def turn_on(self) -> None:
         self.model.forward = self.forward
         if not self.needs_weights:
-            self.let_weights_go()
+            self.release_weights()
 
-    def let_weights_go(self) -> None:
+    def release_weights(self) -> None:
         self.needs_weights = self.has_weights = False
         for parameter in self.model.parameters():
             parameter.data = parameter.data.new_empty(0)
 
-    def off(self) -> None:
+    def turn_off(self) -> None:
         if not self.has_weights:
             for parameter, again in zip(self.model.parameters(), self.load().parameters(), strict=True):
                 parameter.data = again.data
@@ -94,26 +94,26 @@ class Installed:
     note: str = ""  # for the model's page
 
 
-def require(spec: ModelSpec) -> None:
+def require_backend(spec: ModelSpec) -> None:
     """Raise `ModelUnavailable` if the backend is not installed."""
     if problem := packages.find_problem(spec):
         raise ModelUnavailable(problem)
 
 
-def install(spec: ModelSpec, model: Any, answers: parity.Answers, inputs: Sequence[Any]) -> Installed:
+def install_backend(spec: ModelSpec, model: Any, answers: parity.Answers, inputs: Sequence[Any]) -> Installed:
     """Install the backend that the catalog asks for, if its answers are near enough.
 
     `answers` runs `model`; `inputs` are of several lengths.
     """
     if spec.backend == TORCH:
         return _by_torch(spec, model, answers, inputs) if _is_compared(spec, model) else Installed(shortcuts=None)
-    shortcuts = Shortcuts(model.config.model_type, parity.Verdict(together=Together.PADDED))
+    shortcuts = Shortcuts(model.config.model_type, parity.Verdict(together=ForwardSharing.PADDED))
     try:
         found = _computed(spec, model, spec.precision or "float32", answers, inputs, shortcuts)
     except Exception as error:
-        if isinstance(error, Unfit):
+        if isinstance(error, BackendUnfit):
             return _refused(spec, str(error))
-        logger.warning("model=%s %s raised %s", spec.name, spec.backend, describe(error))
+        logger.warning("model=%s %s raised %s", spec.name, spec.backend, describe_exception(error))
         return _refused(spec, "it raises an exception, which the worker's log has")
     return Installed(shortcuts=shortcuts, backend=spec.backend, note=f"{spec.backend} computes it {found}.")
 
@@ -138,12 +138,12 @@ def _by_torch(spec: ModelSpec, model: Any, answers: parity.Answers, inputs: Sequ
     """Let torch compute the model in bfloat16 if its answers are near enough to those in float32, else in float32."""
     own, whole = ([part.data for part in _parts(one)] for one in (model, _load(spec, model, dtype="float32")))
     labels = "logits" in _recorded(model, answers, inputs[:1]).output
-    alone = answers(inputs, Together.ALONE)
+    alone = answers(inputs, ForwardSharing.ALONE)
     _exchange(model, whole)
-    found = agreement.compare_answers(alone, answers(inputs, Together.ALONE), labels=labels)
+    found = agreement.compare_answers(alone, answers(inputs, ForwardSharing.ALONE), labels=labels)
     try:
         _check(found, spec.tolerance or TOLERANCES[spec.precision])
-    except Unfit as error:
+    except BackendUnfit as error:
         return _refused(spec, str(error))
     _exchange(model, own)
     note = f"torch computes it in {spec.precision}: {found}."
@@ -165,27 +165,27 @@ def _computed(
 ) -> str:
     """Let the backend compute the model, and return a text on the precision and on how near the answers are.
 
-    Raises `Unfit` if the answers differ too much, or the device is no CPU.
+    Raises `BackendUnfit` if the answers differ too much, or the device is no CPU.
     """
     if model.device.type != "cpu":
-        raise Unfit(f"that computes on a CPU, and the replica's device is {model.device}")
-    expected = answers(inputs, Together.ALONE)
+        raise BackendUnfit(f"that computes on a CPU, and the replica's device is {model.device}")
+    expected = answers(inputs, ForwardSharing.ALONE)
     forward = _forward(spec, model, precision, answers, inputs)
     substitute = Substitute(model, forward, functools.partial(_load, spec, model))
-    substitute.on()
+    substitute.turn_on()
     try:
-        alone = answers(inputs, Together.ALONE)
+        alone = answers(inputs, ForwardSharing.ALONE)
         found = agreement.compare_answers(alone, expected, labels=forward.output == "logits")
         _check(found, spec.tolerance or TOLERANCES[precision])
         if not _holds(answers, inputs, alone, precision):
             forward.alone = True
             if not _holds(answers, inputs, alone, precision):
-                raise Unfit("it answers a batch otherwise than each text alone")
+                raise BackendUnfit("it answers a batch otherwise than each text alone")
     finally:
-        substitute.off()
-    if shortcuts.add(spec.backend, lambda: substitute, lambda: True):
+        substitute.turn_off()
+    if shortcuts.add_if_equal(spec.backend, lambda: substitute, lambda: True):
         shortcuts.unpadded = True
-        substitute.let_weights_go()
+        substitute.release_weights()
     lacking = f", as this processor has no {precision}" if forward.precision != precision else ""
     return f"in {forward.precision}{lacking}: {found}"
 
@@ -194,7 +194,7 @@ def _load(spec: ModelSpec, model: Any, **otherwise: Any) -> Any:
     return type(model).from_pretrained(
         model.name_or_path,
         config=model.config,
-        **{**placement.arguments(spec, "cpu"), **otherwise},
+        **{**placement.make_loading_arguments(spec, "cpu"), **otherwise},
         use_safetensors=True,
         local_files_only=True,
         trust_remote_code=False,
@@ -203,13 +203,13 @@ def _load(spec: ModelSpec, model: Any, **otherwise: Any) -> Any:
 
 def _check(found: agreement.Agreement, tolerance: float) -> None:
     if found.difference > tolerance:
-        raise Unfit(f"{found}, where {tolerance:g} is allowed: a higher tolerance, or another precision, may do")
+        raise BackendUnfit(f"{found}, where {tolerance:g} is allowed: a higher tolerance, or another precision, may do")
     if found.share < LEAST_LABELS:
-        raise Unfit(f"{found}: another precision may do")
+        raise BackendUnfit(f"{found}: another precision may do")
 
 
 def _holds(answers: parity.Answers, inputs: Sequence[Any], alone: Sequence[parity.Answer], precision: str) -> bool:
-    return agreement.compare_answers(answers(inputs, Together.PADDED), alone).difference <= OF_A_BATCH[precision]
+    return agreement.compare_answers(answers(inputs, ForwardSharing.PADDED), alone).difference <= OF_A_BATCH[precision]
 
 
 def _forward(spec: ModelSpec, model: Any, precision: str, answers: parity.Answers, inputs: Sequence[Any]) -> Any:
@@ -225,20 +225,29 @@ def _forward(spec: ModelSpec, model: Any, precision: str, answers: parity.Answer
 
     folder = Path(model.name_or_path)
     digest = _digest(
-        folder, [VERSION, spec.backend, precision, name, *features, *openvino_graph.versions(), *openvino_graph.cpu()]
+        folder,
+        [
+            VERSION,
+            spec.backend,
+            precision,
+            name,
+            *features,
+            *openvino_graph.list_package_versions(),
+            *openvino_graph.list_cpu_features(),
+        ],
     )
     homes = (folder / HOME, settings.DATA_DIR / HOME)
     found = None
     try:
-        found = file_cache.cached_folder(homes, digest, lambda place: openvino_graph.save(exported(), place))
-        whole = openvino_graph.read(found.path)
+        found = file_cache.open_cached_folder(homes, digest, lambda place: openvino_graph.save_graph(exported(), place))
+        whole = openvino_graph.read_graph(found.path)
     except OSError as error:
         logger.warning(
             "model=%s is exported again at each start, since the export cannot be stored: %s. Make room in %s, or"
-            " let this user write to %s.", spec.name, describe(error), *homes,
+            " let this user write to %s.", spec.name, describe_exception(error), *homes,
         )  # fmt: skip
         whole = exported()
-    computes = openvino_forward.Forward(whole, precision, name, type(output))
+    computes = openvino_forward.OpenVINOForward(whole, precision, name, type(output))
     if found:
         weakref.finalize(computes, found.sums.close)
     return computes
@@ -247,18 +256,18 @@ def _forward(spec: ModelSpec, model: Any, precision: str, answers: parity.Answer
 def _recorded(model: Any, answers: parity.Answers, inputs: Sequence[Any]) -> Recorder:
     recorder = Recorder(model.forward)
     recording = Override(model, "forward", recorder)
-    recording.on()
+    recording.turn_on()
     try:
-        answers(inputs, Together.PADDED)
+        answers(inputs, ForwardSharing.PADDED)
     finally:
-        recording.off()
+        recording.turn_off()
     return recorder
 
 
 def _digest(folder: Path, more: Sequence[object]) -> str:
     """Return a digest of a model's weights and configuration, and of `more`."""
     digest = hashlib.sha256(repr(more).encode())
-    for path in [*weights.files(folder), folder / "config.json"]:
+    for path in [*weights.list_weight_files(folder), folder / "config.json"]:
         with path.open("rb") as file:
             digest.update(hashlib.file_digest(file, "sha256").digest())
     return digest.hexdigest()[:32]

@@ -18,7 +18,7 @@ GROUP = 64  # values that share a scale, where they are multiplied with weights 
 HINTS = {"float32": "f32", "bfloat16": "bf16", "int8": "f32"}
 
 
-class Forward:
+class OpenVINOForward:
     """The `forward` of one model, for one thread.
 
     Its answer has `output` alone, in the kind of output that the model has.
@@ -52,7 +52,7 @@ class Forward:
         count = len(next(iter(rows.values())))
         if count == 1 or (lengths is None and not self.alone):
             return self._run(rows)
-        groups = [[row] for row in range(count)] if self.alone or lengths is None else near(lengths)
+        groups = [[row] for row in range(count)] if self.alone or lengths is None else group_near_lengths(lengths)
         if len(groups) == 1:
             return self._run(rows)
         return _joined(groups, [self._run(_part(rows, group, lengths)) for group in groups], rows)
@@ -62,7 +62,7 @@ class Forward:
         return torch.from_numpy(answer[0])
 
 
-def near(lengths: Sequence[int]) -> list[list[int]]:
+def group_near_lengths(lengths: Sequence[int]) -> list[list[int]]:
     """Return groups of texts, by their places, whose padding costs less than one more call."""
     groups: list[list[int]] = []
     padding, longest = 0, 0

@@ -47,16 +47,16 @@ def export_graph(model: nn.Module, features: Mapping[str, torch.Tensor], output:
     return graph
 
 
-def save(graph: Any, folder: Path) -> None:
+def save_graph(graph: Any, folder: Path) -> None:
     """Save a graph. Raises `OSError` if it was not written whole, as OpenVINO itself does not report a full disk."""
     try:
         openvino.save_model(graph, folder / FILE, compress_to_fp16=False)
-        read(folder)
+        read_graph(folder)
     except RuntimeError as error:
         raise OSError(f"{FILE} cannot be written: {error}") from error
 
 
-def read(folder: Path) -> Any:
+def read_graph(folder: Path) -> Any:
     return openvino.Core().read_model(folder / FILE)
 
 
@@ -102,14 +102,14 @@ def _shorten(graph: Any) -> None:
     graph.validate_nodes_and_infer_types()
 
 
-def versions() -> list[str]:
+def list_package_versions() -> list[str]:
     """Return the versions of the packages that a graph is made with."""
     import transformers
 
     return [openvino.__version__, torch.__version__, transformers.__version__]
 
 
-def cpu() -> list[str]:
+def list_cpu_features() -> list[str]:
     core = openvino.Core()
     features = core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
     return [core.get_property("CPU", "FULL_DEVICE_NAME"), *sorted(features)]

@@ -13,12 +13,12 @@ import torch
 
 from inference.engines.generation.forwards import Forwards
 from inference.engines.generation.kv_cache import KVCache
-from inference.engines.generation.memory_limit import Ceiling
-from inference.engines.generation.prefix_cache import Prefixes
+from inference.engines.generation.memory_limit import TemporaryLimit
+from inference.engines.generation.prefix_cache import PrefixCache
 from inference.engines.generation.rows import sampling
 from inference.engines.generation.rows.requests import Requests
 from inference.engines.generation.rows.row import GeneratedRow
-from inference.engines.inputs.feeds import no_room
+from inference.engines.inputs.feeds import make_no_room_error
 from inference.engines.runtime import engine_calls
 from inference.engines.runtime.engine_calls import run_in_halves
 from inference.engines.runtime.faults import is_out_of_memory
@@ -35,7 +35,7 @@ Choose = Callable[[Sequence[GeneratedRow], torch.Tensor], list[Any]]
 class RunningBatch(Stepper):
     """The open batch of one model. The caller bounds the number of rows that join it."""
 
-    def __init__(self, capacity: int, requests: Requests, *, choose: Choose = sampling.choose) -> None:
+    def __init__(self, capacity: int, requests: Requests, *, choose: Choose = sampling.choose_tokens) -> None:
         self.capacity = capacity
         self.context = min(capacity, requests.context)
         self._requests, self._choose = requests, choose
@@ -45,16 +45,20 @@ class RunningBatch(Stepper):
         self._new: deque[GeneratedRow] = deque()  # rows whose prompts are being read
         self.rows: list[GeneratedRow] = []  # in the order of the cells
         self.cells = KVCache()
-        self.prefixes = Prefixes(capacity // PREFIXES)
-        self._rows_at_most, self._rows_a_forward, self._piece_at_most = Ceiling(), Ceiling(), Ceiling()
+        self.prefixes = PrefixCache(capacity // PREFIXES)
+        self._rows_at_most, self._rows_a_forward, self._piece_at_most = (
+            TemporaryLimit(),
+            TemporaryLimit(),
+            TemporaryLimit(),
+        )
 
     def join(self, key: Hashable, value: Any, parameters: Mapping[str, Any], *, seed: int) -> None:
         try:
-            row = self._requests.row(key, value, parameters, seed=seed)
+            row = self._requests.make_row(key, value, parameters, seed=seed)
         except Exception as error:
-            raise engine_calls.to_error(error) from None
+            raise engine_calls.make_job_error(error) from None
         if row.prompt >= self.capacity:
-            raise no_room(row.prompt, self.capacity)
+            raise make_no_room_error(row.prompt, self.capacity)
         row.longest = min(row.longest, self.capacity)
         self._waiting.append(row)
 
@@ -70,13 +74,13 @@ class RunningBatch(Stepper):
         self.leave(key)
         if found is None:
             return Progress(key=key)
-        found.end("length")
-        answer = self._requests.answer(found)
-        return Progress(key=key, text=found.text.news(last=True), answer=answer)
+        found.end_row("length")
+        answer = self._requests.make_answer(found)
+        return Progress(key=key, text=found.text.take_new_text(last=True), answer=answer)
 
     def step(self) -> list[Progress]:
         for ceiling in (self._rows_at_most, self._rows_a_forward, self._piece_at_most):
-            ceiling.step()
+            ceiling.count_step()
         self._admit()
         with torch.inference_mode():
             return [*self._next_tokens(), *self._first_tokens()]
@@ -112,11 +116,11 @@ class RunningBatch(Stepper):
         """Remove rows from the cells: the last row takes the place of each."""
         for row in rows:
             place = self.rows.index(row)
-            self.cells.remove(place)
+            self.cells.remove_row(place)
             self.rows[place] = self.rows[-1]
             self.rows.pop()
         if rows and self.rows:
-            self.cells.trim(max(row.cells for row in self.rows))
+            self.cells.drop_columns(max(row.cells for row in self.rows))
 
     def _put_aside(self, rows: Sequence[GeneratedRow]) -> None:
         """Let rows wait at the head of the queue until others have ended.
@@ -125,9 +129,9 @@ class RunningBatch(Stepper):
         """
         if not rows:
             return
-        self.prefixes.forget()
+        self.prefixes.drop_all()
         self._waiting.extendleft(reversed(rows))
-        self._rows_at_most.lower(len(self.rows) + len(self._new))
+        self._rows_at_most.lower_to(len(self.rows) + len(self._new))
 
     # The tokens of one step
 
@@ -141,7 +145,7 @@ class RunningBatch(Stepper):
         size = min(len(rows), self._rows_a_forward.value)
         for first in range(0, len(rows), size):
             chosen += run_in_halves(self._next, range(first, min(first + size, len(rows))))
-        self.cells.advance()
+        self.cells.add_column()
         found = list(zip(rows, chosen, strict=True))
         short = [row for row, token in found if _is_short(token) and _may_wait(row, is_alone=len(rows) == 1)]
         progress = [self._taken(row, token) for row, token in found if row not in short]
@@ -154,10 +158,10 @@ class RunningBatch(Stepper):
         """Return the next token, or the error, of each row; the rows lie beside each other in the cells."""
         rows = [self.rows[place] for place in places]
         try:
-            return self._choose(rows, self._forwards.step(rows, self.cells, places[0]))
+            return self._choose(rows, self._forwards.decode_rows(rows, self.cells, places[0]))
         except Exception as error:
             if is_out_of_memory(error):
-                self._rows_a_forward.lower(len(rows) // 2)
+                self._rows_a_forward.lower_to(len(rows) // 2)
             raise
 
     def _first_tokens(self) -> list[Progress]:
@@ -165,7 +169,8 @@ class RunningBatch(Stepper):
         if not self._new:
             return []
         if self._new[0].cache is None and (self._is_cpu or 2 * _unread(self._new[0]) > self._piece):
-            self._new[0].cache = self.prefixes.of(self._new[0].tokens)  # such a row is read alone, not beside others
+            # Such a row is read alone, not beside others.
+            self._new[0].cache = self.prefixes.find_prefix(self._new[0].tokens)
         if _unread(self._new[0]) > self._piece:
             group = [self._new[0]]
             found = run_in_halves(self._read_on, group)
@@ -196,8 +201,8 @@ class RunningBatch(Stepper):
 
     def _read_on(self, rows: Sequence[GeneratedRow]) -> list[Any]:
         [row] = rows
-        self._forwards.piece(row, self._piece)
-        self.prefixes.keep(row.tokens[: row.read], row.cache.layers, 0)
+        self._forwards.prefill_piece(row, self._piece)
+        self.prefixes.keep_prefix(row.tokens[: row.read], row.cache.layers, 0)
         return [None]
 
     def _first(self, rows: Sequence[GeneratedRow]) -> list[Any]:
@@ -207,9 +212,9 @@ class RunningBatch(Stepper):
         """
         cache = rows[0].cache
         if cache is not None:
-            scores = self._forwards.piece(rows[0], self._piece)
+            scores = self._forwards.prefill_piece(rows[0], self._piece)
         else:
-            scores, cache = self._forwards.prompts(rows)
+            scores, cache = self._forwards.prefill_prompts(rows)
         chosen = self._choose(rows, scores)
         return [
             token if isinstance(token, InferenceError) else (token, cache, place) for place, token in enumerate(chosen)
@@ -221,17 +226,17 @@ class RunningBatch(Stepper):
             if what is None:
                 self._new.append(row)  # is read on after the other new rows had their turn
             elif isinstance(what, InferenceError):
-                self.prefixes.forget()  # the row may have begun with a prefix that is wrong
+                self.prefixes.drop_all()  # the row may have begun with a prefix that is wrong
                 row.cache = None
                 if _is_short(what):
-                    self._piece_at_most.lower(PIECE)
+                    self._piece_at_most.lower_to(PIECE)
                 if _is_short(what) and _may_wait(row, is_alone=not self.rows and len(group) == 1):
                     short.append(row)
                 else:
                     progress.append(self._taken(row, what))
             else:
                 token, row.cache, place = what
-                self.prefixes.keep(row.tokens[:], row.cache.layers, place)
+                self.prefixes.keep_prefix(row.tokens[:], row.cache.layers, place)
                 row_progress = self._taken(row, token)
                 progress.append(row_progress)
                 if row_progress.answer is OPEN:
@@ -245,15 +250,15 @@ class RunningBatch(Stepper):
         try:
             if rows:
                 columns = max(self.cells.columns, *(row.cells for row in rows))
-                self.cells.fit(len(self.rows) + len(rows), columns, like=rows[0].cache.layers)
+                self.cells.make_room(len(self.rows) + len(rows), columns, like=rows[0].cache.layers)
         except Exception as error:
-            if not _is_short(engine_calls.to_error(error)):
+            if not _is_short(engine_calls.make_job_error(error)):
                 raise
             for row in rows:
                 row.cache = None
             return rows
         for row, place in staying:
-            self.cells.put(row.cache.layers, place, row.cells)
+            self.cells.add_row(row.cache.layers, place, row.cells)
             self.rows.append(row)
             row.cache = None
         return []
@@ -266,9 +271,9 @@ class RunningBatch(Stepper):
         """
         while self.rows:
             try:
-                self.cells.fit(len(self.rows), self.cells.columns)
+                self.cells.make_room(len(self.rows), self.cells.columns)
             except Exception as error:
-                failure = engine_calls.to_error(error)
+                failure = engine_calls.make_job_error(error)
                 if not _is_short(failure):
                     raise
             else:
@@ -285,11 +290,11 @@ class RunningBatch(Stepper):
         if isinstance(token, InferenceError):
             return Progress(key=row.key, answer=token)
         try:
-            row.take(token)
-            answer = self._requests.answer(row) if row.ending else OPEN
+            row.add_token(token)
+            answer = self._requests.make_answer(row) if row.ending else OPEN
         except Exception as error:
-            return Progress(key=row.key, answer=engine_calls.to_error(error))
-        return Progress(key=row.key, text=row.text.news(last=row.ending is not None), tokens=1, answer=answer)
+            return Progress(key=row.key, answer=engine_calls.make_job_error(error))
+        return Progress(key=row.key, text=row.text.take_new_text(last=row.ending is not None), tokens=1, answer=answer)
 
 
 def _may_wait(row: GeneratedRow, *, is_alone: bool) -> bool:

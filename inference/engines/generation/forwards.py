@@ -25,7 +25,7 @@ class Forwards:
         self._positions = "position_ids" in taken
         self._last_only = {"logits_to_keep": 1} if "logits_to_keep" in taken else {}
 
-    def prompts(self, rows: Sequence[GeneratedRow]) -> tuple[torch.Tensor, Cache]:
+    def prefill_prompts(self, rows: Sequence[GeneratedRow]) -> tuple[torch.Tensor, Cache]:
         """Compute whole prompts side by side. Return the scores of their next tokens, and their cache."""
         lengths = torch.tensor([len(row.tokens) for row in rows])
         longest = int(lengths.max())
@@ -33,17 +33,17 @@ class Forwards:
         cache = DynamicCache()
         return self._run(tokens, lengths, cache), cache
 
-    def piece(self, row: GeneratedRow, size: int) -> torch.Tensor:
+    def prefill_piece(self, row: GeneratedRow, size: int) -> torch.Tensor:
         """Compute the next `size` tokens of a long prompt, beside what is in the row's own cache."""
         row.cache = row.cache or DynamicCache()
         tokens = torch.tensor([row.tokens[row.read : row.read + size]])
         return self._run(tokens, torch.tensor([row.read + tokens.shape[1]]), row.cache)
 
-    def step(self, rows: Sequence[GeneratedRow], cells: KVCache, first: int) -> torch.Tensor:
+    def decode_rows(self, rows: Sequence[GeneratedRow], cells: KVCache, first: int) -> torch.Tensor:
         """Compute the last tokens of rows that lie beside each other in `cells`, from the place `first` on."""
         tokens = torch.tensor([row.tokens[-1:] for row in rows])
         lengths = torch.tensor([len(row.tokens) for row in rows])
-        return self._run(tokens, lengths, cells.part(first, first + len(rows)))
+        return self._run(tokens, lengths, cells.view_of_rows(first, first + len(rows)))
 
     def _run(self, tokens: torch.Tensor, lengths: torch.Tensor, cache: Cache) -> torch.Tensor:
         """Compute `tokens`, which come behind those in `cache`.

@@ -35,7 +35,7 @@ class CacheLayer(CacheLayerMixin):
         self.window = window
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        """Do nothing: `KVCache.fit` makes the keys and values."""
+        """Do nothing: `KVCache.make_room` makes the keys and values."""
 
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any) -> Any:
         """Write the keys and values of one token of each row into the column behind the window.
@@ -73,7 +73,7 @@ class KVCache(Cache):
         """Number of columns in use."""
         return self.window.end - self.window.start
 
-    def fit(self, rows: int, columns: int, like: Sequence[CacheLayerMixin] = ()) -> None:
+    def make_room(self, rows: int, columns: int, like: Sequence[CacheLayerMixin] = ()) -> None:
         """Make room for `rows` rows and `columns` columns, and for one column more.
 
         If memory is short, torch's error is raised and the cells are as before. `like` has layers with the shapes of a
@@ -84,9 +84,9 @@ class KVCache(Cache):
             return
         slots = 1 << max(0, rows - 1).bit_length()
         width = columns + max(SLACK, columns // 4)
-        self.move(slots, width, columns, like)
+        self.move_rows(slots, width, columns, like)
 
-    def move(self, slots: int, width: int, end: int, like: Sequence[CacheLayerMixin]) -> None:
+    def move_rows(self, slots: int, width: int, end: int, like: Sequence[CacheLayerMixin]) -> None:
         used = self.columns
         old = slice(self.window.start, self.window.end)
         moved = []
@@ -103,10 +103,10 @@ class KVCache(Cache):
             layer.keys, layer.values = keys, values
         self.window.start, self.window.end = end - used, end
 
-    def put(self, layers: Sequence[CacheLayerMixin], place: int, length: int) -> None:
+    def add_row(self, layers: Sequence[CacheLayerMixin], place: int, length: int) -> None:
         """Add a row behind the others: the last `length` columns of row `place` of `layers`.
 
-        The caller has made room for it with `fit`.
+        The caller has made room for it with `make_room`.
         """
         end = self.window.end
         self.window.start = min(self.window.start, end - length)
@@ -116,7 +116,7 @@ class KVCache(Cache):
                 cells[self.rows, :, end - length : end] = found[place, :, found.shape[2] - length :]
         self.rows += 1
 
-    def remove(self, row: int) -> None:
+    def remove_row(self, row: int) -> None:
         """Remove a row: the last row takes its place."""
         self.rows -= 1
         if row != self.rows:
@@ -127,15 +127,15 @@ class KVCache(Cache):
             self.layers = []
             self.window.start = self.window.end = 0
 
-    def advance(self) -> None:
+    def add_column(self) -> None:
         """Extend the window by the column behind it, which is written now."""
         self.window.end += 1
 
-    def trim(self, columns: int) -> None:
+    def drop_columns(self, columns: int) -> None:
         """Drop the columns before the last `columns`, which belong to no row any more."""
         self.window.start = self.window.end - columns
 
-    def part(self, first: int, last: int) -> "KVCache":
+    def view_of_rows(self, first: int, last: int) -> "KVCache":
         """Return the cache for a forward of the rows from `first` up to `last`: these cells with another window."""
         self.window.first, self.window.last = first, last
         return self

@@ -5,17 +5,17 @@ import sys
 CALM = 64  # steps after which more are tried again
 
 
-class Ceiling:
+class TemporaryLimit:
     """A limit that holds for `CALM` steps after it was lowered. Otherwise there is none."""
 
     def __init__(self) -> None:
         self.value = sys.maxsize
         self._steps_left = 0
 
-    def lower(self, value: int) -> None:
+    def lower_to(self, value: int) -> None:
         self.value, self._steps_left = max(1, value), CALM
 
-    def step(self) -> None:
+    def count_step(self) -> None:
         self._steps_left -= 1
         if self._steps_left <= 0:
             self.value = sys.maxsize

@@ -13,11 +13,11 @@ import torch
 from transformers import StoppingCriteria, StoppingCriteriaList
 
 from inference.engines.generation.rows.ending import Ending
-from inference.engines.generation.rows.growing_text import Decoder, goes_on
-from inference.engines.inputs.stops import Stops, first_stop, read_stops
+from inference.engines.generation.rows.growing_text import Decoder, continues_prompt
+from inference.engines.inputs.stops import Stops, find_first_stop, read_stops
 
 
-class AtStop(StoppingCriteria):
+class StopStringCriteria(StoppingCriteria):
     """A criterion that ends a row at a stop in its generated text, and records how many tokens it had then."""
 
     def __init__(self, decoder: Decoder, stops: Stops, contexts: Sequence[Sequence[int]], prompt: int) -> None:
@@ -32,8 +32,8 @@ class AtStop(StoppingCriteria):
         return torch.tensor([row in self.lengths for row in range(len(input_ids))], device=input_ids.device)
 
     def _ends(self, context: Sequence[int], tokens: Sequence[int]) -> bool:
-        text = self.decoder.continuation(context, tokens)
-        return tokens[-1] in self.stops.tokens or first_stop(text, self.stops.texts) is not None
+        text = self.decoder.decode_after(context, tokens)
+        return tokens[-1] in self.stops.tokens or find_first_stop(text, self.stops.texts) is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +47,7 @@ class Generated:
     has_details: bool  # True if the answer has details
 
 
-class Static:
+class PipelineSteps:
     """The steps `forward` and `postprocess` that replace those of one pipeline."""
 
     def __init__(self, pipe: Any) -> None:
@@ -66,7 +66,7 @@ class Static:
         texts = inputs.get("prompt_text")
         texts = texts if isinstance(texts, list) else [texts] * len(prompts)
         contexts = [self._context(prompt, text, {}) for prompt, text in zip(prompts, texts, strict=True)]
-        criteria = AtStop(self.decoder, stops, contexts, width)
+        criteria = StopStringCriteria(self.decoder, stops, contexts, width)
         with self._seeded(seed):
             output = self._forward(
                 inputs, **run, **({"stopping_criteria": StoppingCriteriaList([criteria])} if stop else {})
@@ -91,7 +91,7 @@ class Static:
         if not generated:
             return answers
         endings = [self._ending(one, self._context(one.prompt, prompt, after)) for one in generated]
-        return [ending.shown(answer) for ending, answer in zip(endings, answers, strict=True)]
+        return [ending.apply_to_answer(answer) for ending, answer in zip(endings, answers, strict=True)]
 
     def _bounded(self, run: dict[str, Any], width: int) -> dict[str, Any]:
         """Limit the answer to what its prompt leaves of the context.
@@ -116,7 +116,7 @@ class Static:
         return [list(itertools.dropwhile(lambda token: token == pad, row)) for row in rows]
 
     def _context(self, prompt: Sequence[int], text: Any, after: Mapping[str, Any]) -> list[int]:
-        return self.decoder.context(prompt) if goes_on(text, after) else []
+        return self.decoder.find_context(prompt) if continues_prompt(text, after) else []
 
     def _ending(self, generated: Generated, context: Sequence[int]) -> Ending:
         tokens, stops = generated.tokens, generated.stops
@@ -124,8 +124,8 @@ class Static:
         ends = ends if isinstance(ends, list) else [ends]
         ended = next((count for count, token in enumerate(tokens, 1) if token in ends), None)
         count = min(generated.stopped or len(tokens), ended or len(tokens))
-        text = self.decoder.continuation(context, tokens[:count])
-        stop = first_stop(text, stops.texts)
+        text = self.decoder.decode_after(context, tokens[:count])
+        stop = find_first_stop(text, stops.texts)
         is_stopped = stop is not None or (count > 0 and tokens[count - 1] in stops.tokens)
         return Ending(
             reason="stop_sequence" if is_stopped else "length" if ended is None else "eos_token",
@@ -144,7 +144,7 @@ class Static:
             yield
 
 
-def install(pipe: Any) -> None:
+def install_steps(pipe: Any) -> None:
     pipe.tokenizer.response_template = None  # with one, answers keep special tokens, which the stream does not have
-    static = Static(pipe)
+    static = PipelineSteps(pipe)
     pipe.forward, pipe.postprocess = static.forward, static.postprocess

@@ -22,7 +22,7 @@ class Prefix:
     layers: list[tuple[torch.Tensor, torch.Tensor]]  # keys and values, [1, heads, tokens, size] each
 
 
-class Prefixes:
+class PrefixCache:
     """The prompts of one model that are kept, of at most `most` tokens together.
 
     The prompt that was of no use for longest is dropped first. Where memory is short, all are dropped.
@@ -32,7 +32,7 @@ class Prefixes:
         self.most = most
         self.kept: list[Prefix] = []
 
-    def of(self, tokens: list[int]) -> Cache | None:
+    def find_prefix(self, tokens: list[int]) -> Cache | None:
         """Return a cache with the longest known beginning of `tokens`, or None.
 
         The last token is never part of it, as its scores are wanted.
@@ -50,7 +50,7 @@ class Prefixes:
             return cache
         return None
 
-    def keep(self, tokens: list[int], layers: Sequence[CacheLayerMixin], place: int) -> None:
+    def keep_prefix(self, tokens: list[int], layers: Sequence[CacheLayerMixin], place: int) -> None:
         """Keep the keys and values of row `place` of `layers`, whose last columns belong to `tokens`."""
         length = len(tokens)
         if not LEAST <= length <= self.most or any(_shared(prefix.tokens, tokens) == length for prefix in self.kept):
@@ -63,7 +63,7 @@ class Prefixes:
             copies = [(layer.keys[row, :, columns].clone(), layer.values[row, :, columns].clone()) for layer in layers]
             self.kept.append(Prefix(tokens, copies))
 
-    def forget(self) -> None:
+    def drop_all(self) -> None:
         self.kept = []
 
     @contextlib.contextmanager
@@ -73,7 +73,7 @@ class Prefixes:
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
-            self.forget()
+            self.drop_all()
 
 
 def _shared(one: list[int], other: list[int]) -> int:

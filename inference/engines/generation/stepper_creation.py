@@ -8,7 +8,7 @@ import logging
 from typing import Any
 
 from inference.catalog.specs import ModelSpec
-from inference.engines.runtime.faults import describe, is_device_failure
+from inference.engines.runtime.faults import describe_exception, is_device_failure
 from inference.engines.runtime.parity import Trial
 from inference.engines.stepper import Stepper
 
@@ -28,5 +28,5 @@ def make_stepper(spec: ModelSpec, pipe: Any, feed: Any, steps: Any, trial: Trial
     except Exception as error:
         if is_device_failure(error):
             raise
-        logger.warning("model=%s is not stepped: %s", spec.name, describe(error), exc_info=True)
+        logger.warning("model=%s is not stepped: %s", spec.name, describe_exception(error), exc_info=True)
         return None, "generating by the step raises an exception, which the worker's log has"

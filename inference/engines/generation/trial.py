@@ -13,7 +13,7 @@ from inference.catalog import tasks
 from inference.catalog.specs import ModelSpec
 from inference.engines.generation.batch import RunningBatch
 from inference.engines.generation.rows import sampling
-from inference.engines.generation.rows.requests import NotByTheStep, Requests
+from inference.engines.generation.rows.requests import NotStepwise, Requests
 from inference.engines.generation.rows.row import GeneratedRow
 from inference.engines.runtime.parity import Answer, Trial
 from inference.engines.stepper import OPEN
@@ -48,11 +48,11 @@ def _excluded(spec: ModelSpec, model: Any) -> str:
 def _difference(spec: ModelSpec, requests: Requests, trial: Trial) -> str:
     defaults = {name: found.default for name, found in spec.parameters.items() if found.default is not None}
     try:
-        requests.row("defaults", trial.inputs[0], {**defaults, "max_new_tokens": 1}, seed=0)
-    except NotByTheStep as error:
+        requests.make_row("defaults", trial.inputs[0], {**defaults, "max_new_tokens": 1}, seed=0)
+    except NotStepwise as error:
         return str(error)
     scores = _scores(requests, trial.inputs)
-    return "" if all(scores) and trial.difference_of(scores) <= 1.0 else "its answers would change"
+    return "" if all(scores) and trial.measure_difference_of(scores) <= 1.0 else "its answers would change"
 
 
 def _scores(requests: Requests, inputs: Sequence[Any]) -> list[Answer]:
@@ -65,7 +65,7 @@ def _scores(requests: Requests, inputs: Sequence[Any]) -> list[Answer]:
     def watched(rows: Sequence[GeneratedRow], scores: torch.Tensor) -> list[Any]:
         for row, own in zip(rows, scores, strict=True):
             seen[row.key].append(own.to("cpu", copy=True))  # as the scores that it is compared with
-        return sampling.choose(rows, scores)
+        return sampling.choose_tokens(rows, scores)
 
     batch = RunningBatch(ROOM, requests, choose=watched)
     left = list(enumerate(inputs))

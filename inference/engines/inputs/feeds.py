@@ -9,7 +9,7 @@ from inference.catalog.sizes.lengths import NEW_TOKENS
 from inference.engines.inputs import media, task_inputs
 from inference.engines.inputs.stops import read_stops
 from inference.engines.runtime import parity
-from inference.engines.runtime.row_groups import InputRow, Together
+from inference.engines.runtime.row_groups import ForwardSharing, InputRow
 from inference.errors import InvalidInput, context_length_exceeded
 
 # Parameters of a trial: the scores of a few steps show whether a prompt's neighbours change its answer.
@@ -27,7 +27,7 @@ class Feed:
     scores_texts: bool = False  # True if an answer is about a text as a whole
     reads_states: bool = False  # True if an answer is made of the first of the model's outputs
     preprocess: dict[str, Any] = field(default_factory=dict)  # parameters of the pipeline's preprocess
-    example: Callable[[], Any] | None = lambda: parity.TEXTS[1]  # makes a valid input, or a text for `around`
+    example: Callable[[], Any] | None = lambda: parity.TEXTS[1]  # makes a valid input, or a text for `make_input`
     parameters: dict[str, Any] = field(default_factory=dict)  # parameters for the example
     compared: dict[str, Any] = field(default_factory=dict)  # more of them, to compare with the library's answers
 
@@ -35,22 +35,22 @@ class Feed:
     padding_side: ClassVar[str] = "right"
     is_cut: ClassVar[bool] = False  # True if a text is cut at the tokenizer's limit
 
-    def fitted_to(self, pipe: Any) -> "Feed":
+    def fit_to_pipeline(self, pipe: Any) -> "Feed":
         """Return the feed of this pipeline, which may differ from that of others with the same task."""
         return self
 
-    def around(self, text: Any, pipe: Any) -> Any:
+    def make_input(self, text: Any, pipe: Any) -> Any:
         """Return an input that holds `text`."""
         return text
 
-    def examples(self, pipe: Any) -> list[Any]:
-        return [self.around(self.example(), pipe)] if self.example else []
+    def make_examples(self, pipe: Any) -> list[Any]:
+        return [self.make_input(self.example(), pipe)] if self.example else []
 
-    def note(self, pipe: Any) -> str:
+    def describe_limits(self, pipe: Any) -> str:
         """Return what an operator should know of this model's answers, or an empty string."""
         return ""
 
-    def trial(self, pipe: Any) -> tuple[list[Any], dict[str, Any]]:
+    def make_trial(self, pipe: Any) -> tuple[list[Any], dict[str, Any]]:
         """Return inputs of several lengths, which are tried together at load, and the parameters for them."""
         return [], {}
 
@@ -58,19 +58,19 @@ class Feed:
         """Return a request's parameters, checked, and with those that the model must always have."""
         return parameters
 
-    def read(self, value: Any, pipe: Any, parameters: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    def read_input(self, value: Any, pipe: Any, parameters: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         """Return what the pipeline takes, and the parameters with those that the input brings."""
         return self.prepare(value, pipe), parameters
 
-    def together(self, pipe: Any, run: dict[str, Any]) -> Together:
+    def find_sharing(self, pipe: Any, run: dict[str, Any]) -> ForwardSharing:
         """Return which rows may share a forward that has the parameters `run`."""
-        return Together.PADDED
+        return ForwardSharing.PADDED
 
-    def numbers_a_token(self, pipe: Any) -> int:
+    def count_numbers_per_token(self, pipe: Any) -> int:
         """Return how many numbers an answer has for each token that is read; 0 if it is not made by token."""
         return 0
 
-    def bounded(self, row: InputRow, pipe: Any, run: dict[str, Any]) -> dict[str, Any]:
+    def bound_parameters(self, row: InputRow, pipe: Any, run: dict[str, Any]) -> dict[str, Any]:
         """Return the row's own parameters of the forward, which replace those of its call.
 
         They limit the answer to what the row's tokens leave room for. Raises `InvalidInput` for a row that the model
@@ -78,11 +78,11 @@ class Feed:
         """
         return {}
 
-    def own(self, output: Any, row: InputRow) -> Any:
+    def remove_padding(self, output: Any, row: InputRow) -> Any:
         """Return the part of a row's output that does not belong to its padding."""
         return output
 
-    def answer(self, answer: Any, row: InputRow, parameters: dict[str, Any]) -> Any:
+    def make_answer(self, answer: Any, row: InputRow, parameters: dict[str, Any]) -> Any:
         """Return the answer to a row, made of the pipeline's answer. `parameters` are those of its preprocess."""
         return answer
 
@@ -92,8 +92,8 @@ class TextFeed(Feed):
 
     is_cut = True
 
-    def trial(self, pipe: Any) -> tuple[list[Any], dict[str, Any]]:
-        return [self.around(text, pipe) for text in parity.trial_texts(pipe.tokenizer)], self.parameters
+    def make_trial(self, pipe: Any) -> tuple[list[Any], dict[str, Any]]:
+        return [self.make_input(text, pipe) for text in parity.make_trial_texts(pipe.tokenizer)], self.parameters
 
 
 class Pairs(TextFeed):
@@ -102,36 +102,36 @@ class Pairs(TextFeed):
     With `details` the answer has the number of tokens that were read.
     """
 
-    def around(self, text: Any, pipe: Any) -> Any:
+    def make_input(self, text: Any, pipe: Any) -> Any:
         return {"text": parity.TEXTS[1], "text_pair": text}
 
-    def read(self, value: Any, pipe: Any, parameters: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    def read_input(self, value: Any, pipe: Any, parameters: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         known = {name: setting for name, setting in parameters.items() if name != "details"}
         return self.prepare(value, pipe), known  # The library passes others to the tokenizer.
 
-    def answer(self, answer: Any, row: InputRow, parameters: dict[str, Any]) -> Any:
+    def make_answer(self, answer: Any, row: InputRow, parameters: dict[str, Any]) -> Any:
         return {**answer, "tokens": row.tokens} if parameters.get("details") else answer
 
 
 class States(TextFeed):
     """The feed of texts whose answers are the states of their own tokens."""
 
-    def numbers_a_token(self, pipe: Any) -> int:
+    def count_numbers_per_token(self, pipe: Any) -> int:
         return getattr(pipe.model.config.get_text_config(), "hidden_size", 0)
 
-    def own(self, output: Any, row: InputRow) -> Any:
+    def remove_padding(self, output: Any, row: InputRow) -> Any:
         return (output[0][:, : row.tokens],)
 
 
 class Masked(TextFeed):
-    def around(self, text: Any, pipe: Any) -> Any:
+    def make_input(self, text: Any, pipe: Any) -> Any:
         return f"{pipe.tokenizer.mask_token} {text}"
 
 
 class ZeroShotTextFeed(TextFeed):
     """The feed of a text, or of {"sequences", "candidate_labels"}: a text with labels of its own."""
 
-    def note(self, pipe: Any) -> str:
+    def describe_limits(self, pipe: Any) -> str:
         if pipe.entailment_id != UNKNOWN_LABEL:
             return ""
         names = ", ".join(list(pipe.model.config.label2id)[:MOST_NAMED])
@@ -142,20 +142,20 @@ class ZeroShotTextFeed(TextFeed):
 
     def complete_parameters(self, pipe: Any, parameters: dict[str, Any]) -> dict[str, Any]:
         if "hypothesis_template" in parameters:
-            task_inputs.template(parameters["hypothesis_template"])
+            task_inputs.read_template(parameters["hypothesis_template"])
         return parameters
 
-    def read(self, value: Any, pipe: Any, parameters: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    def read_input(self, value: Any, pipe: Any, parameters: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         own = value if isinstance(value, dict) else {"sequences": value}
-        own = task_inputs.fields(
+        own = task_inputs.read_fields(
             own,
             pipe,
             sequences=self.prepare,
-            candidate_labels=task_inputs.labels,
-            hypothesis_template=task_inputs.template,
+            candidate_labels=task_inputs.read_labels,
+            hypothesis_template=task_inputs.read_template,
         )
         prepared, parameters = own.pop("sequences"), {**parameters, **own}
-        task_inputs.labels(parameters.get("candidate_labels"))
+        task_inputs.read_labels(parameters.get("candidate_labels"))
         return prepared, parameters
 
 
@@ -165,8 +165,8 @@ class Prompts(TextFeed):
     padding_side = "left"
     is_cut = False
 
-    def trial(self, pipe: Any) -> tuple[list[Any], dict[str, Any]]:
-        return parity.trial_texts(pipe.tokenizer), TRIAL
+    def make_trial(self, pipe: Any) -> tuple[list[Any], dict[str, Any]]:
+        return parity.make_trial_texts(pipe.tokenizer), TRIAL
 
     def complete_parameters(self, pipe: Any, parameters: dict[str, Any]) -> dict[str, Any]:
         """Add a number of new tokens, unless the request has one, or it or the model asks for a total length."""
@@ -175,31 +175,31 @@ class Prompts(TextFeed):
             return parameters
         return {"max_new_tokens": own.max_new_tokens or NEW_TOKENS, **parameters}
 
-    def together(self, pipe: Any, run: dict[str, Any]) -> Together:
+    def find_sharing(self, pipe: Any, run: dict[str, Any]) -> ForwardSharing:
         """Return `ALONE` if there is a seed, `EQUAL` if answers would depend on padding, and else `PADDED`.
 
         A total length counts the padding, so that an answer would depend on how far its prompt is padded. A penalty on
         repetition takes padding for text, which does harm if the padding token is one that ends a text.
         """
         if "seed" in run:
-            return Together.ALONE
+            return ForwardSharing.ALONE
         if "max_new_tokens" not in run or run.get("min_length"):
-            return Together.EQUAL
+            return ForwardSharing.EQUAL
         ends = pipe.model.generation_config.eos_token_id
         if pipe.tokenizer.pad_token_id not in (ends if isinstance(ends, list) else [ends]):
-            return Together.PADDED
+            return ForwardSharing.PADDED
         active = {**pipe.model.generation_config.to_diff_dict(), **run}
         penalized = active.get("repetition_penalty", 1.0) != 1.0 or active.get("no_repeat_ngram_size", 0) > 0
-        return Together.EQUAL if penalized else Together.PADDED
+        return ForwardSharing.EQUAL if penalized else ForwardSharing.PADDED
 
-    def bounded(self, row: InputRow, pipe: Any, run: dict[str, Any]) -> dict[str, Any]:
+    def bound_parameters(self, row: InputRow, pipe: Any, run: dict[str, Any]) -> dict[str, Any]:
         """Limit the answer to what the prompt leaves of the model's context, or of a total length."""
         read_stops(pipe.tokenizer, run.get("stop", ()))
         longest = pipe.tokenizer.model_max_length
         if not run.get("max_new_tokens"):
             longest = min(longest, run.get("max_length") or pipe.model.generation_config.max_length or longest)
         if row.tokens >= longest:
-            raise no_room(row.tokens, longest)
+            raise make_no_room_error(row.tokens, longest)
         left = {"max_new_tokens": longest - row.tokens, "max_length": longest}
         return {name: most for name, most in left.items() if (run.get(name) or 0) > most}
 
@@ -211,21 +211,21 @@ class Speech(Feed):
     text without timestamps is made from what it writes.
     """
 
-    def fitted_to(self, pipe: Any) -> Feed:
+    def fit_to_pipeline(self, pipe: Any) -> Feed:
         """Limit the example's answer if the model writes token by token.
 
         Such a model finds hundreds of tokens in the silence of the example, and is asked for a few.
         """
         return replace(self, parameters={"max_new_tokens": 8}) if pipe.type in ("seq2seq", "seq2seq_whisper") else self
 
-    def bounded(self, row: InputRow, pipe: Any, run: dict[str, Any]) -> dict[str, Any]:
+    def bound_parameters(self, row: InputRow, pipe: Any, run: dict[str, Any]) -> dict[str, Any]:
         if pipe.type != "seq2seq_whisper" or run.get("return_timestamps"):
             return {}
         is_long = row.features["input_features"].shape[-1] > pipe.feature_extractor.nb_max_frames
         return {"return_timestamps": True} if is_long else {}
 
 
-def no_room(tokens: int, longest: int) -> InvalidInput:
+def make_no_room_error(tokens: int, longest: int) -> InvalidInput:
     """Return the error of a prompt of `tokens` tokens, if it and its answer may have `longest` together."""
     return context_length_exceeded(longest - 1, tokens)  # an answer has at least one token
 
@@ -237,27 +237,34 @@ SECOND_CUT = {"truncation": "only_second"}
 ONE_LABEL = {"candidate_labels": ["one"]}
 TABLE = {"table": {"city": ["Paris", "Rome"]}, "query": "which city?"}
 
-_image = functools.partial(Feed, prepare=task_inputs.image, example=media.example_image)
-_audio = functools.partial(Feed, prepare=task_inputs.audio, example=media.example_audio)
+_image = functools.partial(Feed, prepare=task_inputs.read_image, example=media.make_example_image)
+_audio = functools.partial(Feed, prepare=task_inputs.read_audio, example=media.make_example_audio)
 
 FEEDS: dict[str, Feed] = {
-    "text-classification": TextFeed(prepare=task_inputs.text_or_pair, batched=True, scores_texts=True, preprocess=CUT),
-    "text-ranking": Pairs(prepare=task_inputs.pair, batched=True, scores_texts=True, preprocess=SECOND_CUT),
-    "feature-extraction": States(prepare=task_inputs.text, batched=True, reads_states=True, preprocess=CUT),
-    "fill-mask": Masked(prepare=task_inputs.masked_text, batched=True, preprocess={"tokenizer_kwargs": CUT}),
-    "token-classification": TextFeed(prepare=task_inputs.long_text, batched=True),
+    "text-classification": TextFeed(
+        prepare=task_inputs.read_text_or_pair, batched=True, scores_texts=True, preprocess=CUT
+    ),
+    "text-ranking": Pairs(prepare=task_inputs.read_pair, batched=True, scores_texts=True, preprocess=SECOND_CUT),
+    "feature-extraction": States(prepare=task_inputs.read_text, batched=True, reads_states=True, preprocess=CUT),
+    "fill-mask": Masked(prepare=task_inputs.read_masked_text, batched=True, preprocess={"tokenizer_kwargs": CUT}),
+    "token-classification": TextFeed(prepare=task_inputs.read_long_text, batched=True),
     "zero-shot-classification": ZeroShotTextFeed(
-        prepare=task_inputs.text, batched=True, scores_texts=True, parameters={"candidate_labels": ["one", "other"]}
+        prepare=task_inputs.read_text,
+        batched=True,
+        scores_texts=True,
+        parameters={"candidate_labels": ["one", "other"]},
     ),
     "text-generation": Prompts(
-        prepare=task_inputs.prompt,
+        prepare=task_inputs.read_prompt,
         batched=True,
         parameters={"max_new_tokens": 1, "do_sample": False},
         compared={"return_tensors": True},  # the library removes the blank before the first word of its text
     ),
     "image-classification": _image(batched=True),
     "audio-classification": _audio(batched=True),
-    "automatic-speech-recognition": Speech(prepare=task_inputs.audio, example=media.example_audio, batched=True),
+    "automatic-speech-recognition": Speech(
+        prepare=task_inputs.read_audio, example=media.make_example_audio, batched=True
+    ),
     "image-feature-extraction": _image(reads_states=True),
     "image-segmentation": _image(),
     "object-detection": _image(),
@@ -266,10 +273,10 @@ FEEDS: dict[str, Feed] = {
     "zero-shot-image-classification": _image(parameters=ONE_LABEL),
     "zero-shot-audio-classification": _audio(parameters=ONE_LABEL),
     "zero-shot-object-detection": Feed(
-        prepare=task_inputs.image_fields, example=lambda: {"image": media.example_image(), **ONE_LABEL}
+        prepare=task_inputs.read_image_fields, example=lambda: {"image": media.make_example_image(), **ONE_LABEL}
     ),
-    "document-question-answering": Feed(prepare=task_inputs.image_fields, example=None),
-    "image-text-to-text": Feed(prepare=task_inputs.image_and_text, example=None),
-    "table-question-answering": Feed(prepare=task_inputs.table, example=lambda: TABLE),
-    "text-to-audio": Feed(prepare=task_inputs.whole_text),
+    "document-question-answering": Feed(prepare=task_inputs.read_image_fields, example=None),
+    "image-text-to-text": Feed(prepare=task_inputs.read_image_and_text, example=None),
+    "table-question-answering": Feed(prepare=task_inputs.read_table, example=lambda: TABLE),
+    "text-to-audio": Feed(prepare=task_inputs.read_whole_text),
 }

@@ -28,7 +28,7 @@ BLOCK_S, OVERLAP_S = 30, 2  # seconds that are decoded and resampled at a time, 
 MAX_BLOCK = BLOCK_S * 48_000  # samples; an FFT of a number of them that is nearly prime takes many times their memory
 
 
-def decode(value: Any, what: str) -> bytes:
+def decode_base64(value: Any, what: str) -> bytes:
     """Return the bytes of base64, or of a data: URL."""
     if not isinstance(value, str):
         raise InvalidInput(f"{what} must be a base64 string, not {type(value).__name__}.")
@@ -45,14 +45,14 @@ class Images:
     def __init__(self) -> None:
         self.pixels = 0
 
-    def open(self, value: Any) -> Any:
+    def open_image(self, value: Any) -> Any:
         """Return a PIL image, RGB, the right way up.
 
         Its size is read from its header, and checked, before it is decoded.
         """
         from PIL import Image, ImageOps
 
-        content = decode(value, "An image")
+        content = decode_base64(value, "An image")
         try:
             opened = Image.open(io.BytesIO(content), formats=IMAGE_FORMATS)
             self._check(opened)
@@ -81,18 +81,18 @@ def _too_large(pixels: str) -> InvalidInput:
 
 def decode_image(value: Any) -> Any:
     """Return the only image of an input."""
-    return Images().open(value)
+    return Images().open_image(value)
 
 
 def decode_audio(value: Any, rate: int) -> npt.NDArray[np.float32]:
     """Return one channel of sound, with `rate` samples a second."""
     import soundfile
 
-    content = decode(value, "Audio")
+    content = decode_base64(value, "Audio")
     try:
         with soundfile.SoundFile(io.BytesIO(content)) as opened:
             _check_sound(opened)
-            samples = np.concatenate(list(pieces(opened, rate)) or [np.zeros(0, np.float32)])
+            samples = np.concatenate(list(resample_pieces(opened, rate)) or [np.zeros(0, np.float32)])
     except (soundfile.LibsndfileError, RuntimeError, TypeError) as error:
         raise InvalidInput("The audio cannot be read; it must be WAV, FLAC, OGG or MP3.") from error
     if not len(samples):
@@ -115,7 +115,7 @@ def _check_sound(opened: Any) -> None:
         )
 
 
-def pieces(opened: Any, wanted: int) -> Iterator[npt.NDArray[np.float32]]:
+def resample_pieces(opened: Any, wanted: int) -> Iterator[npt.NDArray[np.float32]]:
     """Yield the whole sound piece by piece, mixed to one channel and resampled.
 
     All its channels at once may be ten times as much.
@@ -129,20 +129,20 @@ def pieces(opened: Any, wanted: int) -> Iterator[npt.NDArray[np.float32]]:
         yield piece[edge if number else 0 : None if is_last else -edge]
 
 
-def png(picture: Any) -> str:
+def encode_png(picture: Any) -> str:
     """Return a PIL image as base64 of a PNG."""
     buffer = io.BytesIO()
     picture.save(buffer, format="PNG")
     return base64.b64encode(buffer.getvalue()).decode("ascii")
 
 
-def example_image() -> str:
+def make_example_image() -> str:
     from PIL import Image
 
-    return png(Image.new("RGB", (32, 32)))
+    return encode_png(Image.new("RGB", (32, 32)))
 
 
-def example_audio(seconds: float = 1.0) -> str:
+def make_example_audio(seconds: float = 1.0) -> str:
     """Return silence, as base64 of a WAV file."""
     buffer = io.BytesIO()
     with wave.open(buffer, "wb") as file:

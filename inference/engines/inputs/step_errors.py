@@ -7,7 +7,7 @@ from typing import Any
 from transformers.pipelines import PipelineException
 from transformers.utils.chat_template_utils import jinja2
 
-from inference.engines.runtime.faults import describe, message_of
+from inference.engines.runtime.faults import clean_message, describe_exception
 from inference.errors import UNREADABLE, EngineError, InvalidInput
 from inference.telemetry.exceptions import format_places
 
@@ -18,7 +18,7 @@ _WRONG_INPUT = (
 _TEMPLATES = "transformers.utils.chat_template_utils"
 
 
-def read(step: Callable[..., Any], *arguments: Any) -> Any:
+def run_input_step(step: Callable[..., Any], *arguments: Any) -> Any:
     """Return the result of a step that runs before the model.
 
     What it raises is the fault of the input, and becomes `InvalidInput`.
@@ -27,8 +27,8 @@ def read(step: Callable[..., Any], *arguments: Any) -> Any:
         return step(*arguments)
     except _WRONG_INPUT as error:
         if _speaks_of_the_input(error):
-            raise InvalidInput(f"{UNREADABLE} {message_of(error)}") from None
-        raise InvalidInput(UNREADABLE, raised=describe(error), trace=format_places(error)) from None
+            raise InvalidInput(f"{UNREADABLE} {clean_message(error)}") from None
+        raise InvalidInput(UNREADABLE, raised=describe_exception(error), trace=format_places(error)) from None
 
 
 def _speaks_of_the_input(error: Exception) -> bool:
@@ -41,13 +41,13 @@ def _speaks_of_the_input(error: Exception) -> bool:
     return is_theirs and isinstance(error, ValueError | TypeError)
 
 
-def blame_model(step: Callable[..., Any]) -> Callable[..., Any]:
+def wrap_model_step(step: Callable[..., Any]) -> Callable[..., Any]:
     """Return the step, changed so that what it raises is an `EngineError`, not the error of a wrong input."""
 
     def run(*arguments: Any, **named: Any) -> Any:
         try:
             return step(*arguments, **named)
         except _WRONG_INPUT as error:
-            raise EngineError(describe(error), trace=format_places(error)) from None
+            raise EngineError(describe_exception(error), trace=format_places(error)) from None
 
     return run

@@ -10,7 +10,7 @@ from typing import Any
 
 from inference.engines.inputs.feeds import Feed
 from inference.engines.runtime import row_groups
-from inference.engines.runtime.row_groups import InputRow, Together
+from inference.engines.runtime.row_groups import ForwardSharing, InputRow
 from inference.errors import InvalidInput
 
 
@@ -21,10 +21,10 @@ class Parameters:
     preprocess: dict[str, Any]
     forward: dict[str, Any]
     postprocess: dict[str, Any]
-    together: Together
+    together: ForwardSharing
 
 
-class Steps:
+class PipelineCalls:
     """The steps of one pipeline."""
 
     def __init__(self, pipe: Any, feed: Feed) -> None:
@@ -36,26 +36,28 @@ class Steps:
         self.in_chunks = isinstance(pipe, ChunkPipeline)
         self.collate = pad_collate_fn(pipe.tokenizer, pipe.feature_extractor or pipe.image_processor)
 
-    def parameters(self, given: dict[str, Any]) -> Parameters:
+    def split_parameters(self, given: dict[str, Any]) -> Parameters:
         pipe = self.pipe
         before, run, after = pipe._sanitize_parameters(**given)
         return Parameters(
             preprocess={**pipe._preprocess_params, **self.feed.preprocess, **before},
             forward={**pipe._forward_params, **run},
             postprocess={**pipe._postprocess_params, **after},
-            together=self.feed.together(pipe, run),
+            together=self.feed.find_sharing(pipe, run),
         )
 
-    def rows(self, index: int, value: Any, parameters: Parameters) -> list[InputRow]:
-        prepared, before = self.feed.read(value, self.pipe, parameters.preprocess)
+    def make_rows(self, index: int, value: Any, parameters: Parameters) -> list[InputRow]:
+        prepared, before = self.feed.read_input(value, self.pipe, parameters.preprocess)
         features = self.pipe.preprocess(self.chat(prepared) if isinstance(prepared, list) else prepared, **before)
         rows = [InputRow(item=index, features=found) for found in (features if self.in_chunks else [features])]
         for row in rows:
             if "input_ids" in row.features and not row.tokens:
                 raise InvalidInput("The text is empty for this model's tokenizer: send at least one word.")
-        return [replace(row, own=self.feed.bounded(row, self.pipe, parameters.forward)) for row in rows]
+        return [replace(row, own=self.feed.bound_parameters(row, self.pipe, parameters.forward)) for row in rows]
 
-    def outputs(self, rows: Sequence[InputRow], parameters: Parameters, *, limit: int) -> list[tuple[InputRow, Any]]:
+    def compute_outputs(
+        self, rows: Sequence[InputRow], parameters: Parameters, *, limit: int
+    ) -> list[tuple[InputRow, Any]]:
         """Return the rows in their order, each with the model's output for it."""
         outputs: dict[int, Any] = {}
         for group in row_groups.group_rows(rows, limit=limit, together=parameters.together):
@@ -63,12 +65,12 @@ class Steps:
             outputs |= {id(row): output for row, output in zip(group, found, strict=True)}
         return [(row, outputs[id(row)]) for row in rows]
 
-    def answer(self, outputs: Sequence[tuple[InputRow, Any]], parameters: Parameters) -> Any:
+    def make_answer(self, outputs: Sequence[tuple[InputRow, Any]], parameters: Parameters) -> Any:
         """Return the answer to one input, made of the outputs for its rows."""
-        parts = [self.feed.own(output, row) for row, output in outputs]
+        parts = [self.feed.remove_padding(output, row) for row, output in outputs]
         if not self.in_chunks:
             answer = self.pipe.postprocess(parts[0], **parameters.postprocess)
-            return self.feed.answer(answer, outputs[0][0], parameters.preprocess)
+            return self.feed.make_answer(answer, outputs[0][0], parameters.preprocess)
         for part in parts:
             part.pop("is_last", None)
         return self.pipe.postprocess(parts, **parameters.postprocess)

@@ -17,7 +17,7 @@ class Stops:
 
 def read_stops(tokenizer: Any, stops: Sequence[str]) -> Stops:
     """Find the special tokens among the stops. Raises `InvalidInput` for a stop that is in part a special token."""
-    special = special_tokens(tokenizer) if stops else {}
+    special = read_special_tokens(tokenizer) if stops else {}
     tokens = set()
     for stop in stops:
         if (number := special.get(stop.strip())) is not None:
@@ -31,12 +31,12 @@ def read_stops(tokenizer: Any, stops: Sequence[str]) -> Stops:
     return Stops(texts=tuple(stops), tokens=frozenset(tokens))
 
 
-def special_tokens(tokenizer: Any) -> dict[str, int]:
+def read_special_tokens(tokenizer: Any) -> dict[str, int]:
     """Return the number of each special token by its string. These tokens are left out of texts."""
     return {str(token): number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
 
 
-def first_stop(text: str, stops: Sequence[str], start: int = 0) -> int | None:
+def find_first_stop(text: str, stops: Sequence[str], start: int = 0) -> int | None:
     """Return the index of the first stop string, or None. The text must have no stop string up to `start`."""
     places = [text.find(stop, max(0, start - len(stop) + 1)) for stop in stops]
     return min((place for place in places if place >= 0), default=None)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from inference.engines.inputs import media
-from inference.engines.inputs.truncation import beginning
+from inference.engines.inputs.truncation import cut_to_tokens
 from inference.errors import InvalidInput, context_length_exceeded
 
 MAX_STRIDES = 64
@@ -18,44 +18,44 @@ MAX_TABLE = 100_000  # characters of a table and its query
 Prepare = Callable[[Any, Any], Any]  # (input, pipeline) -> what the pipeline takes
 
 
-def string(value: Any) -> str:
+def read_string(value: Any) -> str:
     if not isinstance(value, str):
         raise InvalidInput(f"An input must be a text, not {type(value).__name__}.")
     return value
 
 
-def text(value: Any, pipe: Any) -> str:
+def read_text(value: Any, pipe: Any) -> str:
     """Return as much of a text as the model can read."""
-    return beginning(pipe.tokenizer, string(value))
+    return cut_to_tokens(pipe.tokenizer, read_string(value))
 
 
-def long_text(value: Any, pipe: Any) -> str:
+def read_long_text(value: Any, pipe: Any) -> str:
     """Return as much of a text that may be read in strides as `MAX_STRIDES` strides may hold."""
-    return beginning(pipe.tokenizer, string(value), MAX_STRIDES * pipe.tokenizer.model_max_length)
+    return cut_to_tokens(pipe.tokenizer, read_string(value), MAX_STRIDES * pipe.tokenizer.model_max_length)
 
 
-def whole_text(value: Any, pipe: Any) -> str:
+def read_whole_text(value: Any, pipe: Any) -> str:
     """Return a text that must not be cut, as an answer to a part of it would answer something else.
 
     Raises `ContextLengthExceeded` if it is longer than the model reads.
     """
-    tokenizer, whole = pipe.tokenizer, string(value)
-    if tokenizer and len(begun := beginning(tokenizer, whole)) < len(whole):
+    tokenizer, whole = pipe.tokenizer, read_string(value)
+    if tokenizer and len(begun := cut_to_tokens(tokenizer, whole)) < len(whole):
         tokens = len(tokenizer(begun, add_special_tokens=False, verbose=False)["input_ids"])
         raise context_length_exceeded(tokenizer.model_max_length, tokens, at_least=True)
     return whole
 
 
-def text_or_pair(value: Any, pipe: Any) -> Any:
+def read_text_or_pair(value: Any, pipe: Any) -> Any:
     if isinstance(value, dict):
-        return fields(value, pipe, text=text, text_pair=text)
-    return text(value, pipe)
+        return read_fields(value, pipe, text=read_text, text_pair=read_text)
+    return read_text(value, pipe)
 
 
-def pair(value: Any, pipe: Any) -> Any:
+def read_pair(value: Any, pipe: Any) -> Any:
     if not isinstance(value, dict) or value.keys() != {"text", "text_pair"}:
         raise InvalidInput('An input must be {"text": "the query", "text_pair": "a text"}.')
-    found = fields(value, pipe, text=text, text_pair=text)
+    found = read_fields(value, pipe, text=read_text, text_pair=read_text)
     _require_room_beside(found["text"], pipe.tokenizer, whole=value["text"])
     return {name: [part] for name, part in found.items()}  # In lists, since a lone empty text is taken for no text.
 
@@ -73,33 +73,33 @@ def _require_room_beside(query: str, tokenizer: Any, *, whole: str) -> None:
         raise context_length_exceeded(most, tokens, at_least=len(query) < len(whole))
 
 
-def masked_text(value: Any, pipe: Any) -> str:
-    mask, found = pipe.tokenizer.mask_token, text(value, pipe)
+def read_masked_text(value: Any, pipe: Any) -> str:
+    mask, found = pipe.tokenizer.mask_token, read_text(value, pipe)
     if not 1 <= found.count(mask) <= MAX_MASKS:
         raise InvalidInput(f"The text must contain {mask}, the place to fill, from 1 to {MAX_MASKS} times.")
     return found
 
 
-def prompt(value: Any, pipe: Any) -> Any:
+def read_prompt(value: Any, pipe: Any) -> Any:
     """Return a prompt, which is a text or a list of chat messages."""
     if isinstance(value, list):
         if not pipe.tokenizer.chat_template:
             raise InvalidInput("This model has no template for chats: send one text, in place of messages.")
-        return _whole(messages(value, images=None), pipe)
-    if not whole_text(value, pipe):
+        return _whole(read_messages(value, images=None), pipe)
+    if not read_whole_text(value, pipe):
         raise InvalidInput("The prompt is empty: send at least one character.")
     return value
 
 
-def image(value: Any, pipe: Any) -> Any:
+def read_image(value: Any, pipe: Any) -> Any:
     return media.decode_image(value)
 
 
-def audio(value: Any, pipe: Any) -> Any:
+def read_audio(value: Any, pipe: Any) -> Any:
     return media.decode_audio(value, pipe.feature_extractor.sampling_rate)
 
 
-def labels(value: Any, pipe: Any = None) -> Any:
+def read_labels(value: Any, pipe: Any = None) -> Any:
     if isinstance(value, str):
         value = [label.strip() for label in value.split(",")]
     if (
@@ -114,7 +114,7 @@ def labels(value: Any, pipe: Any = None) -> Any:
     return value
 
 
-def template(value: Any, pipe: Any = None) -> str:
+def read_template(value: Any, pipe: Any = None) -> str:
     """Return a hypothesis template, which has one {}.
 
     The pipeline formats with it, so that anything else that a format can do (reach attributes, pad to a gigabyte) is
@@ -125,7 +125,7 @@ def template(value: Any, pipe: Any = None) -> str:
     return value
 
 
-def image_fields(value: Any, pipe: Any) -> Any:
+def read_image_fields(value: Any, pipe: Any) -> Any:
     """Read an image, or {"image": …} with the pipeline's other arguments beside it."""
     if not isinstance(value, dict):
         return media.decode_image(value)
@@ -134,27 +134,27 @@ def image_fields(value: Any, pipe: Any) -> Any:
     }
 
 
-def image_and_text(value: Any, pipe: Any) -> Any:
+def read_image_and_text(value: Any, pipe: Any) -> Any:
     """Read chat messages with images in them, or {"images": [base64, …], "text": …}."""
     opened = media.Images()
     if isinstance(value, list):
-        return {"text": _whole(messages(value, images=opened), pipe)}
+        return {"text": _whole(read_messages(value, images=opened), pipe)}
     if not isinstance(value, dict) or "images" not in value:
         raise InvalidInput('An input must be {"images": [base64, …], "text": "…"} or a list of chat messages.')
     images = value["images"] if isinstance(value["images"], list) else [value["images"]]
-    return {"images": [opened.open(item) for item in images], "text": whole_text(value.get("text"), pipe)}
+    return {"images": [opened.open_image(item) for item in images], "text": read_whole_text(value.get("text"), pipe)}
 
 
-def table(value: Any, pipe: Any) -> Any:
+def read_table(value: Any, pipe: Any) -> Any:
     if not isinstance(value, dict) or not isinstance(value.get("table"), dict):
         raise InvalidInput('An input must be {"table": {"column": ["cell", …]}, "query": "…"}.')
-    content = {"table": value["table"], "query": string(value.get("query"))}
+    content = {"table": value["table"], "query": read_string(value.get("query"))}
     if sum(len(part) + 1 for part in _strings(content)) > MAX_TABLE:
         raise InvalidInput(f"A table and its query must have at most {MAX_TABLE} characters, a cell one more.")
     return content
 
 
-def messages(value: list[Any], *, images: media.Images | None) -> list[dict[str, Any]]:
+def read_messages(value: list[Any], *, images: media.Images | None) -> list[dict[str, Any]]:
     for message in value:
         if not isinstance(message, dict) or not isinstance(message.get("role"), str) or "content" not in message:
             raise InvalidInput('A chat must be a list of {"role": "user", "content": "…"}.')
@@ -167,11 +167,11 @@ def _content(message: dict[str, Any], images: media.Images | None) -> Any:
         return ""
     if isinstance(content, list):
         return [_part(part, images) for part in content]
-    return string(content)
+    return read_string(content)
 
 
 def _whole(chat: list[dict[str, Any]], pipe: Any) -> list[dict[str, Any]]:
-    whole_text("\n".join(_strings(chat)), pipe)
+    read_whole_text("\n".join(_strings(chat)), pipe)
     return chat
 
 
@@ -189,16 +189,16 @@ def _strings(value: Any) -> Iterator[str]:
 def _part(part: Any, images: media.Images | None) -> dict[str, Any]:
     kind = part.get("type") if isinstance(part, dict) else None
     if kind == "text":
-        return {"type": "text", "text": string(part.get("text"))}
+        return {"type": "text", "text": read_string(part.get("text"))}
     if kind in ("image", "image_url") and images:
         source = part.get(kind)
-        return {"type": "image", "image": images.open(source.get("url") if isinstance(source, dict) else source)}
+        return {"type": "image", "image": images.open_image(source.get("url") if isinstance(source, dict) else source)}
     raise InvalidInput(
         'A part of a message must be {"type": "text", "text": "…"}' + (" or an image." if images else ".")
     )
 
 
-def fields(value: dict[str, Any], pipe: Any, **known: Prepare) -> dict[str, Any]:
+def read_fields(value: dict[str, Any], pipe: Any, **known: Prepare) -> dict[str, Any]:
     first = next(iter(known))
     if first not in value or not value.keys() <= known.keys():
         raise InvalidInput(f"An input must be a text or have {first}, and besides only {', '.join(known)}.")
@@ -207,7 +207,7 @@ def fields(value: dict[str, Any], pipe: Any, **known: Prepare) -> dict[str, Any]
 
 def _harmless(key: str, value: Any, pipe: Any) -> Any:
     if key == "candidate_labels":
-        return labels(value)
+        return read_labels(value)
     if key in ("question", "hypothesis_template"):
-        return whole_text(value, pipe)
+        return read_whole_text(value, pipe)
     raise InvalidInput(f"Unknown field {key!r}.", field=f"inputs.{key}")

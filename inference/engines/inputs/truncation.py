@@ -10,7 +10,7 @@ MOST_CHARACTERS = 200  # of a token on average: blanks and characters of no voca
 MARGIN = 128  # tokens that a cut within a word may change
 
 
-def beginning(tokenizer: Any, text: str, limit: int | None = None) -> str:
+def cut_to_tokens(tokenizer: Any, text: str, limit: int | None = None) -> str:
     """Return a part of `text` whose first `limit` tokens are those of the whole text.
 
     The limit is by default the tokenizer's own. To tokenize the whole text, and cut it then, takes a second a megabyte.

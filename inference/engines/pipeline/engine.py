@@ -25,11 +25,11 @@ from inference.engines.base import Engine
 from inference.engines.generation import options, stepper_creation
 from inference.engines.inputs import media, step_errors
 from inference.engines.inputs.feeds import FEEDS
-from inference.engines.inputs.steps import Parameters, Steps
+from inference.engines.inputs.steps import Parameters, PipelineCalls
 from inference.engines.pipeline.reference import Reference
 from inference.engines.runtime import parity, placement
 from inference.engines.runtime.engine_calls import raise_if_device_failed
-from inference.engines.runtime.row_groups import InputRow, Together
+from inference.engines.runtime.row_groups import ForwardSharing, InputRow
 from inference.errors import ModelUnavailable
 
 
@@ -46,11 +46,11 @@ class PipelineEngine(Engine):
     """The engine of a transformers pipeline, which `task` and `model` in the catalog name."""
 
     full_text = True
-    steps: Steps | None = None  # None if the pipeline is called as a whole
+    steps: PipelineCalls | None = None  # None if the pipeline is called as a whole
     at_once: Any = None
 
     def load(self, device: str) -> None:
-        backend.require(self.spec)
+        backend.require_backend(self.spec)
         self.task = tasks.find_task(self.spec.task).name
         if self.task not in FEEDS:
             raise ModelUnavailable(
@@ -59,13 +59,15 @@ class PipelineEngine(Engine):
             )
         self.feed = FEEDS[self.task]
         _require(tasks.find_task(self.task))
-        self.pipe, missing = pipeline_loader.load(self.spec, tasks.find_task(self.task).pipeline or self.task, device)
-        self.feed = self.feed.fitted_to(self.pipe)
+        self.pipe, missing = pipeline_loader.load_pipeline(
+            self.spec, tasks.find_task(self.task).pipeline or self.task, device
+        )
+        self.feed = self.feed.fit_to_pipeline(self.pipe)
         if tasks.find_task(self.task).ranks:
             checkpoints.require_one_label(self.spec, self.pipe.model)
         reference = Reference(self.pipe, self.feed) if self.feed.batched else None
         if tasks.find_task(self.task).generates:
-            options.install(self.pipe)
+            options.install_steps(self.pipe)
         if self.pipe.tokenizer is not None:
             pipeline_loader.prepare_batches(
                 self.spec, self.pipe, padding_side=self.feed.padding_side, scores_texts=self.feed.scores_texts
@@ -76,23 +78,23 @@ class PipelineEngine(Engine):
             self.spec, self.pipe.model, missing, self.warm_up if self.feed.example else None,
             first_only=self.feed.reads_states and "pool" not in self.spec.parameters,
         )  # fmt: skip
-        self.shortcuts = accelerate.Shortcuts(self.task, parity.Verdict(together=Together.PADDED))
+        self.shortcuts = accelerate.Shortcuts(self.task, parity.Verdict(together=ForwardSharing.PADDED))
         if reference:
             self._install(reference)
-        self.note = f"{self.note} {self.feed.note(self.pipe)}".strip()
+        self.note = f"{self.note} {self.feed.describe_limits(self.pipe)}".strip()
         if self.steps is None:  # the pipeline calls these steps by itself
             for step in ("forward", "postprocess"):
-                setattr(self.pipe, step, step_errors.blame_model(getattr(self.pipe, step)))
+                setattr(self.pipe, step, step_errors.wrap_model_step(getattr(self.pipe, step)))
 
     def _install(self, reference: Reference) -> None:
         """Find out how inputs may run together, and which shortcuts may be used."""
-        accelerate.Shortcuts(self.task, self.shortcuts.plain).add(
+        accelerate.Shortcuts(self.task, self.shortcuts.plain).add_if_equal(
             "step by step",
-            lambda: Override(self, "steps", Steps(self.pipe, self.feed)),
-            lambda: not reference.difference(self.predict),
+            lambda: Override(self, "steps", PipelineCalls(self.pipe, self.feed)),
+            lambda: not reference.describe_difference(self.predict),
         )
         if self.steps is None:
-            if difference := reference.difference(self._whole):
+            if difference := reference.describe_difference(self._whole):
                 raise ModelUnavailable(
                     f"it cannot be served with the answers that transformers' own pipeline gives: {difference}."
                     " Report it with the name of the model; an engine class of your own can serve it, see"
@@ -101,22 +103,22 @@ class PipelineEngine(Engine):
             self.padded, self.note = False, "This transformers is not known well enough: each input runs alone."
             return
         self.prepares = True
-        self.numbers_a_token = self.feed.numbers_a_token(self.pipe)
+        self.numbers_a_token = self.feed.count_numbers_per_token(self.pipe)
         values = functools.partial(self._values, self.steps, self.feed.parameters)
-        compiled = backend.install(self.spec, self.pipe.model, values, self._compared())
+        compiled = backend.install_backend(self.spec, self.pipe.model, values, self._compared())
         self.shortcuts = compiled.shortcuts or self.shortcuts
         self.backend, self.note = compiled.backend, compiled.note
-        inputs, parameters = self.feed.trial(self.pipe)
+        inputs, parameters = self.feed.make_trial(self.pipe)
         if not inputs:
             return
         trial = parity.Trial(
             functools.partial(self._values, self.steps, parameters),
             inputs,
-            placement.tolerance(self.spec, self.pipe.model),
+            placement.find_tolerance(self.spec, self.pipe.model),
         )
         if not compiled.shortcuts:
-            self.shortcuts = accelerate.install(self.pipe.model, self.pipe.tokenizer, self.task, trial)
-        self.shortcuts.add(
+            self.shortcuts = accelerate.install_shortcuts(self.pipe.model, self.pipe.tokenizer, self.task, trial)
+        self.shortcuts.add_if_equal(
             "texts at once",
             lambda: accelerate.make_batch_shortcut(self, self.pipe, self.task),
             lambda: self._same_at_once(inputs[:1]) and self._same_at_once([*inputs, *reference.inputs]),
@@ -125,7 +127,7 @@ class PipelineEngine(Engine):
         if tasks.find_task(self.task).generates:
             self._generate_by_the_step(self.steps, trial)
 
-    def _generate_by_the_step(self, steps: Steps, trial: parity.Trial) -> None:
+    def _generate_by_the_step(self, steps: PipelineCalls, trial: parity.Trial) -> None:
         self.stepper, problem = stepper_creation.make_stepper(self.spec, self.pipe, self.feed, steps, trial)
         if problem:
             self.note = f"{self.note} Answers wait for the longest of their batch: {problem}.".lstrip()
@@ -133,29 +135,30 @@ class PipelineEngine(Engine):
     def _compared(self) -> list[Any]:
         """Return inputs that show how far the answers of another backend are from those of torch."""
         if self.feed.is_cut:
-            return [self.feed.around(text, self.pipe) for text in agreement.TEXTS]
-        return 2 * self.feed.examples(self.pipe)
+            return [self.feed.make_input(text, self.pipe) for text in agreement.TEXTS]
+        return 2 * self.feed.make_examples(self.pipe)
 
     def _values(
-        self, steps: Steps, given: dict[str, Any], inputs: Sequence[Any], together: Together
+        self, steps: PipelineCalls, given: dict[str, Any], inputs: Sequence[Any], together: ForwardSharing
     ) -> list[parity.Answer]:
         """Return what the model computes for inputs, before the pipeline makes answers of it."""
-        parameters = replace(steps.parameters(self.feed.complete_parameters(self.pipe, given)), together=together)
-        ready = [row for index, value in enumerate(inputs) for row in steps.rows(index, value, parameters)]
+        parameters = replace(steps.split_parameters(self.feed.complete_parameters(self.pipe, given)), together=together)
+        ready = [row for index, value in enumerate(inputs) for row in steps.make_rows(index, value, parameters)]
         return [
-            parity.read(output, row, self.pipe) for row, output in steps.outputs(ready, parameters, limit=len(ready))
+            parity.read_output(output, row, self.pipe)
+            for row, output in steps.compute_outputs(ready, parameters, limit=len(ready))
         ]
 
     def _same_at_once(self, inputs: list[Any]) -> bool:
         if self.steps is None:
             return False
-        parameters = self.steps.parameters(self.feed.parameters)
+        parameters = self.steps.split_parameters(self.feed.parameters)
         return parity.are_alike(
             self._together(self.steps, inputs, parameters), self._item_by_item(self.steps, inputs, parameters)
         )
 
     def warm_up(self) -> None:
-        for answer in self.predict(self.feed.examples(self.pipe), self.feed.parameters):
+        for answer in self.predict(self.feed.make_examples(self.pipe), self.feed.parameters):
             if isinstance(answer, BaseException):
                 raise answer
 
@@ -170,32 +173,34 @@ class PipelineEngine(Engine):
         return True
 
     def sample(self, text: str) -> Any:
-        return self.feed.around(text, self.pipe)
+        return self.feed.make_input(text, self.pipe)
 
     def count_tokens(self, inputs: list[Any], parameters: dict[str, Any]) -> list[int]:
         if self.steps is None:
             return [0] * len(inputs)
-        read = _read(self.steps, inputs, self.steps.parameters(self.feed.complete_parameters(self.pipe, parameters)))
+        read = _read(
+            self.steps, inputs, self.steps.split_parameters(self.feed.complete_parameters(self.pipe, parameters))
+        )
         return [sum(row.tokens for row in rows) if isinstance(rows, list) else 0 for rows in read]
 
     def predict(self, inputs: list[Any], parameters: dict[str, Any]) -> list[Any]:
-        full_parameters = _in_place(step_errors.read, self.feed.complete_parameters, self.pipe, parameters)
+        full_parameters = _in_place(step_errors.run_input_step, self.feed.complete_parameters, self.pipe, parameters)
         if isinstance(full_parameters, BaseException):
             return [full_parameters] * len(inputs)
         if (steps := self.steps) is None:
             return self._whole(inputs, full_parameters)
-        prepared = _in_place(step_errors.read, steps.parameters, full_parameters)
+        prepared = _in_place(step_errors.run_input_step, steps.split_parameters, full_parameters)
         if isinstance(prepared, BaseException):
             return [prepared] * len(inputs)
-        answers = self.shortcuts.guard(lambda: self._together(steps, inputs, prepared))
+        answers = self.shortcuts.guard_call(lambda: self._together(steps, inputs, prepared))
         self.padded = self.shortcuts.padded
         return answers
 
     def prepare(self, inputs: list[Any], parameters: dict[str, Any]) -> Any:
         if (steps := self.steps) is None:
             return None
-        ready = steps.parameters(self.feed.complete_parameters(self.pipe, parameters))
-        tokens = self.at_once.tokens(inputs, ready.preprocess) if self._fit_at_once(inputs, ready) else None
+        ready = steps.split_parameters(self.feed.complete_parameters(self.pipe, parameters))
+        tokens = self.at_once.encode_texts(inputs, ready.preprocess) if self._fit_at_once(inputs, ready) else None
         if tokens:
             return Prepared(ready, tokens=tokens)
         return Prepared(ready, read=_read(steps, inputs, ready))
@@ -207,7 +212,7 @@ class PipelineEngine(Engine):
             return self._answers(self.steps, ready.read, ready.parameters) if self.steps else None
         if self.at_once is None:
             return None
-        found = self.at_once.answers(ready.tokens, ready.parameters.forward, ready.parameters.postprocess)
+        found = self.at_once.answer_texts(ready.tokens, ready.parameters.forward, ready.parameters.postprocess)
         return list(found) if found else None
 
     def _whole(self, inputs: list[Any], parameters: dict[str, Any]) -> list[Any]:
@@ -216,31 +221,31 @@ class PipelineEngine(Engine):
     def _alone(self, value: Any, parameters: dict[str, Any]) -> Any:
         """Answer one input with the pipeline as a whole."""
         parameters = {**self.feed.preprocess, **parameters}
-        prepared, parameters = step_errors.read(self.feed.read, value, self.pipe, parameters)
+        prepared, parameters = step_errors.run_input_step(self.feed.read_input, value, self.pipe, parameters)
         if self.feed.batched:  # without the changes that a task's own `__call__` makes to one answer
             call = functools.partial(Pipeline.__call__, self.pipe, prepared)
         elif isinstance(prepared, dict):
             call = functools.partial(self.pipe, **prepared)
         else:
             call = functools.partial(self.pipe, prepared)
-        return _without_pictures(step_errors.read(functools.partial(call, **parameters)))
+        return _without_pictures(step_errors.run_input_step(functools.partial(call, **parameters)))
 
-    def _together(self, steps: Steps, inputs: list[Any], parameters: Parameters) -> list[Any]:
+    def _together(self, steps: PipelineCalls, inputs: list[Any], parameters: Parameters) -> list[Any]:
         if self._fit_at_once(inputs, parameters):
-            tokens = self.at_once.tokens(inputs, parameters.preprocess)
-            found = tokens and self.at_once.answers(tokens, parameters.forward, parameters.postprocess)
+            tokens = self.at_once.encode_texts(inputs, parameters.preprocess)
+            found = tokens and self.at_once.answer_texts(tokens, parameters.forward, parameters.postprocess)
             if found:
                 return list(found)
         return self._item_by_item(steps, inputs, parameters)
 
     def _fit_at_once(self, inputs: list[Any], parameters: Parameters) -> bool:
-        padded = len(inputs) == 1 or max(parameters.together, self.shortcuts.verdict.together) is Together.PADDED
+        padded = len(inputs) == 1 or max(parameters.together, self.shortcuts.verdict.together) is ForwardSharing.PADDED
         return self.at_once is not None and padded and all(isinstance(value, str) for value in inputs)
 
-    def _item_by_item(self, steps: Steps, inputs: list[Any], parameters: Parameters) -> list[Any]:
+    def _item_by_item(self, steps: PipelineCalls, inputs: list[Any], parameters: Parameters) -> list[Any]:
         return self._answers(steps, _read(steps, inputs, parameters), parameters)
 
-    def _answers(self, steps: Steps, answers: list[Any], parameters: Parameters) -> list[Any]:
+    def _answers(self, steps: PipelineCalls, answers: list[Any], parameters: Parameters) -> list[Any]:
         """Answer inputs, each of which is given as its rows or as the error that reading it raised.
 
         The answers replace the rows in the list that is given, which is returned.
@@ -248,10 +253,10 @@ class PipelineEngine(Engine):
         ready = [row for answer in answers if isinstance(answer, list) for row in answer]
         parameters = replace(parameters, together=max(parameters.together, self.shortcuts.verdict.together))
         outputs_of: dict[int, list[tuple[InputRow, Any]]] = defaultdict(list)
-        for row, output in steps.outputs(ready, parameters, limit=max(len(answers), self.spec.max_batch_size)):
+        for row, output in steps.compute_outputs(ready, parameters, limit=max(len(answers), self.spec.max_batch_size)):
             outputs_of[row.item].append((row, output))
         for index, outputs in outputs_of.items():
-            answers[index] = _in_place(steps.answer, outputs, parameters)
+            answers[index] = _in_place(steps.make_answer, outputs, parameters)
         return answers
 
 
@@ -264,8 +269,11 @@ def _require(task: Task) -> None:
         )
 
 
-def _read(steps: Steps, inputs: Sequence[Any], parameters: Parameters) -> list[Any]:
-    return [_in_place(step_errors.read, steps.rows, index, value, parameters) for index, value in enumerate(inputs)]
+def _read(steps: PipelineCalls, inputs: Sequence[Any], parameters: Parameters) -> list[Any]:
+    return [
+        _in_place(step_errors.run_input_step, steps.make_rows, index, value, parameters)
+        for index, value in enumerate(inputs)
+    ]
 
 
 def _in_place(step: Callable[..., Any], *arguments: Any) -> Any:
@@ -285,4 +293,4 @@ def _without_pictures(value: Any) -> Any:
         return {key: _without_pictures(item) for key, item in value.items()}
     if isinstance(value, list):
         return [_without_pictures(item) for item in value]
-    return media.png(value) if hasattr(value, "getbands") else value
+    return media.encode_png(value) if hasattr(value, "getbands") else value

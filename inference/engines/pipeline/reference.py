@@ -6,11 +6,11 @@ from typing import Any
 
 from transformers.pipelines import Pipeline
 
-from inference.engines.artifacts.pipeline_loader import NO_LIMIT, max_positions
+from inference.engines.artifacts.pipeline_loader import NO_LIMIT, find_max_positions
 from inference.engines.inputs.feeds import Feed, TextFeed
-from inference.engines.inputs.truncation import beginning
+from inference.engines.inputs.truncation import cut_to_tokens
 from inference.engines.runtime import parity
-from inference.engines.runtime.faults import describe, is_device_failure, is_out_of_memory
+from inference.engines.runtime.faults import describe_exception, is_device_failure, is_out_of_memory
 from inference.engines.runtime.json_values import to_json
 from inference.errors import ContextLengthExceeded
 
@@ -46,12 +46,12 @@ class Reference:
         if self.inputs:
             self.repeats = parity.are_alike(to_json(call(self.inputs[0])), self.answers[0])
 
-    def difference(self, answers: Answers) -> str:
+    def describe_difference(self, answers: Answers) -> str:
         """Return how `answers` differs for the first input that it answers otherwise, or an empty string.
 
         `answers` is called with each input alone.
         """
-        if self.long and self._tokens(beginning(self.pipe.tokenizer, self.long)) != self.cut:
+        if self.long and self._tokens(cut_to_tokens(self.pipe.tokenizer, self.long)) != self.cut:
             return "a long text is cut otherwise"
         if not self.repeats:
             return ""
@@ -60,7 +60,7 @@ class Reference:
             if isinstance(found, ContextLengthExceeded):
                 continue  # the model's table has a limit that the library does not know
             if isinstance(found, BaseException):
-                return f"{_shown(value)} raises {describe(found)}"
+                return f"{_shown(value)} raises {describe_exception(found)}"
             if not parity.are_alike(to_json(found), expected):
                 return f"{_shown(value)} is answered otherwise"
         return ""
@@ -73,16 +73,16 @@ def _call_pipeline(pipe: Any, feed: Feed, value: Any) -> Any:
     """Call the pipeline as a whole, without the changes that a task's own `__call__` makes to one answer."""
     parameters = {**feed.preprocess, **feed.parameters, **feed.compared}
     if not isinstance(feed, TextFeed):
-        value, parameters = feed.read(value, pipe, parameters)
+        value, parameters = feed.read_input(value, pipe, parameters)
     return Pipeline.__call__(pipe, value, **parameters)
 
 
 def _inputs(pipe: Any, feed: Feed) -> Iterator[Any]:
     if not isinstance(feed, TextFeed):
-        yield from feed.examples(pipe)
+        yield from feed.make_examples(pipe)
         return
-    for text in (CASED, *parity.texts_with_special_tokens(pipe.tokenizer)):
-        yield feed.around(text, pipe)
+    for text in (CASED, *parity.make_special_token_texts(pipe.tokenizer)):
+        yield feed.make_input(text, pipe)
 
 
 def _long_text(pipe: Any, feed: Feed) -> str:
@@ -91,7 +91,7 @@ def _long_text(pipe: Any, feed: Feed) -> str:
     It is empty if texts are not cut, or if the library's limit is more than the model can read.
     """
     limit = pipe.tokenizer.model_max_length if feed.is_cut else 0
-    return "cat " * (limit + 1) if 0 < limit <= max_positions(pipe.model) < NO_LIMIT else ""
+    return "cat " * (limit + 1) if 0 < limit <= find_max_positions(pipe.model) < NO_LIMIT else ""
 
 
 def _shown(value: Any) -> str:

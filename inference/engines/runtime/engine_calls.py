@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from inference.catalog.parameters import check_parameter
 from inference.catalog.sizes import lengths
 from inference.engines.base import Engine
-from inference.engines.runtime.faults import describe, is_device_failure, is_in_use, is_out_of_memory
+from inference.engines.runtime.faults import describe_exception, is_device_failure, is_gpu_in_use, is_out_of_memory
 from inference.engines.runtime.json_values import to_json
 from inference.errors import (
     UNREADABLE,
@@ -50,7 +50,9 @@ class RunReport:
     oom_shape: tuple[int, float] | None = None  # (rows, tokens of each) that did not fit, though its halves did
 
 
-def run(engine: Engine, items: Sequence[Any], parameters: dict[str, Any], prepared: Any = None) -> RunReport:
+def run_with_isolation(
+    engine: Engine, items: Sequence[Any], parameters: dict[str, Any], prepared: Any = None
+) -> RunReport:
     """Answer every item, in order.
 
     `prepared` is what `Engine.prepare` made of all items, or None. Raises `DeviceFailed` if this process cannot use its
@@ -169,7 +171,7 @@ class _Batch:
         except (SystemExit, KeyboardInterrupt):
             raise
         except BaseException as error:  # not `Exception`, as a panic of Rust is none
-            return to_error(error)
+            return make_job_error(error)
         finally:
             self.engine_s += time.perf_counter() - started
         if problem := _shape_problem(answers, len(indexes)):
@@ -200,7 +202,7 @@ def run_in_halves(call: Callable[[Sequence[T]], Sequence[Any]], items: Sequence[
     try:
         return list(call(items))
     except Exception as error:
-        found = to_error(error)
+        found = make_job_error(error)
     if len(items) == 1:
         return [found]
     first, second = _halves(items)
@@ -225,17 +227,19 @@ def _shape_problem(answers: Any, expected: int) -> BadOutput | None:
 def read_answer(answer: Any) -> Any:
     """Return an engine's answer as plain JSON values, or as an `InferenceError` if it is an error or is unusable."""
     if isinstance(answer, BaseException):
-        return to_error(answer)
+        return make_job_error(answer)
     try:
         return to_json(answer)
     except BadOutput as error:
         return error
     except Exception as error:  # an object's own code raised it, or the answer has lists that hold themselves
         raise_if_device_failed(error)  # such as reading a tensor that the device failed to compute
-        return BadOutput("The engine's answer could not be read.", raised=describe(error), trace=format_places(error))
+        return BadOutput(
+            "The engine's answer could not be read.", raised=describe_exception(error), trace=format_places(error)
+        )
 
 
-def to_error(error: BaseException) -> InferenceError:
+def make_job_error(error: BaseException) -> InferenceError:
     """Return the `InferenceError` to record for an exception. Raises `DeviceFailed` if the device has failed.
 
     The exception itself is not kept: its traceback holds the call's tensors.
@@ -246,7 +250,7 @@ def to_error(error: BaseException) -> InferenceError:
     if isinstance(error, BadOutput):  # its message is of the engine
         return BadOutput("The model's answer cannot be used.", raised=error.full, trace=format_places(error))
     raise_if_device_failed(error)
-    raised, trace = describe(error), format_places(error)
+    raised, trace = describe_exception(error), format_places(error)
     if is_out_of_memory(error):
         _free_memory(error)
         return OutOfMemory(raised, trace=trace)
@@ -256,7 +260,7 @@ def to_error(error: BaseException) -> InferenceError:
 def raise_if_device_failed(error: BaseException) -> None:
     """Raise `DeviceFailed` if the device is in an error state: this process cannot go on then."""
     if is_device_failure(error):
-        raise DeviceFailed(f"The device is in an error state. {describe(error)}") from error
+        raise DeviceFailed(f"The device is in an error state. {describe_exception(error)}") from error
 
 
 def _free_memory(error: BaseException) -> None:
@@ -267,7 +271,7 @@ def _free_memory(error: BaseException) -> None:
         behind = (held.__cause__, held.__context__)
         chain += [other for other in behind if other and all(other is not known for known in chain)]
     gc.collect()
-    if is_in_use():
+    if is_gpu_in_use():
         try:
             sys.modules["torch"].cuda.empty_cache()
         except Exception as problem:

@@ -50,21 +50,21 @@ def is_device_failure(error: BaseException) -> bool:
     Where torch uses a GPU, a known good call decides. Else the type and the message of the error do, as it comes from
     another library.
     """
-    if is_in_use():
-        return device_problem() is not None
+    if is_gpu_in_use():
+        return find_device_error() is not None
     if is_out_of_memory(error) or not isinstance(error, RuntimeError):
         return False
     text = _text(error).lower()
     return type(error).__name__ == "AcceleratorError" or any(sign in text for sign in _DEVICE_FAILURES)
 
 
-def is_in_use() -> bool:
+def is_gpu_in_use() -> bool:
     """Return True if torch has begun to use a GPU in this process."""
     torch = sys.modules.get("torch")
     return torch is not None and bool(torch.cuda.is_initialized())
 
 
-def device_problem() -> Exception | None:
+def find_device_error() -> Exception | None:
     """Return the error of the first GPU of this process that fails a tiny operation, for which it waits.
 
     A GPU that only lacks memory computes. Return None if all GPUs compute.
@@ -81,23 +81,23 @@ def device_problem() -> Exception | None:
     return None
 
 
-def describe(error: BaseException) -> str:
+def describe_exception(error: BaseException) -> str:
     """Return the type and message of an exception for the model's author, without paths and secrets.
 
     So the text may be shown.
     """
-    name, message = type(error).__name__, message_of(error)
-    return shorten(f"{name}: {message}" if message else name)
+    name, message = type(error).__name__, clean_message(error)
+    return shorten_text(f"{name}: {message}" if message else name)
 
 
-def message_of(error: BaseException) -> str:
+def clean_message(error: BaseException) -> str:
     """Return the message of an exception, without paths and secrets."""
     message = _text(error).strip()
     if "Traceback (most recent call last)" in message:  # transformers quotes tracebacks: the last line has the error
         message = message.splitlines()[-1].strip()
     for pattern, shown in _SECRETS:
         message = pattern.sub(shown, message)
-    return shorten(_PATH.sub("", message))
+    return shorten_text(_PATH.sub("", message))
 
 
 def _text(error: BaseException) -> str:
@@ -108,5 +108,5 @@ def _text(error: BaseException) -> str:
         return ""
 
 
-def shorten(text: str) -> str:
+def shorten_text(text: str) -> str:
     return wording.cut_text(text, MAX_DETAIL)

@@ -38,26 +38,26 @@ def to_json(value: Any, room: int = MAX_DEPTH) -> Any:
     raise BadOutput(f"The engine's answer holds a {kind.__name__}; an answer is made of JSON values.")
 
 
-def pairs(first: Any, second: Any) -> Iterator[tuple[Any, Any]]:
+def pair_leaves(first: Any, second: Any) -> Iterator[tuple[Any, Any]]:
     """Yield the leaves of two JSON values side by side; where their shapes differ, both parts as a whole."""
     if isinstance(first, dict) and isinstance(second, dict) and first.keys() == second.keys():
         for key in first:
-            yield from pairs(first[key], second[key])
+            yield from pair_leaves(first[key], second[key])
     elif isinstance(first, list) and isinstance(second, list) and len(first) == len(second):
         for left, right in zip(first, second, strict=True):
-            yield from pairs(left, right)
+            yield from pair_leaves(left, right)
     else:
         yield first, second
 
 
-def size(value: Any) -> int:
+def estimate_size(value: Any) -> int:
     """Estimate how many numbers are as large as the JSON `value`: sixteen characters of a text count as one."""
     if isinstance(value, str):
         return 1 + len(value) // 16
     if isinstance(value, dict):
-        return 1 + sum(map(size, value.values()))
+        return 1 + sum(map(estimate_size, value.values()))
     if isinstance(value, list):
-        return len(value) if set(map(type, value)) == {float} else 1 + sum(map(size, value))
+        return len(value) if set(map(type, value)) == {float} else 1 + sum(map(estimate_size, value))
     return 1
 
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from inference.engines.runtime.faults import describe, is_device_failure, is_out_of_memory
-from inference.engines.runtime.json_values import pairs
-from inference.engines.runtime.row_groups import InputRow, Together
+from inference.engines.runtime.faults import describe_exception, is_device_failure, is_out_of_memory
+from inference.engines.runtime.json_values import pair_leaves
+from inference.engines.runtime.row_groups import ForwardSharing, InputRow
 from inference.errors import InvalidInput
 
 logger = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ TEXTS = (
 MOST_SPECIAL = 8  # special tokens that a trial text has at most
 
 Answer = Sequence[torch.Tensor]  # to one text: a tensor, or for a text that is generated the scores of each step
-Answers = Callable[[Sequence[Any], Together], list[Answer]]
+Answers = Callable[[Sequence[Any], ForwardSharing], list[Answer]]
 
 # An answer may change by these parts of its largest value, as the order of sums differs with padding and with the size
 # of a batch. They depend on the type that products are computed in: padding changes the scores of SmolLM2-135M by 0.037
@@ -41,7 +41,7 @@ SHORT_TYPES = 0.05
 HUGE = 1e30  # scores at least so large mark what may not be chosen
 
 
-def texts_with_special_tokens(tokenizer: Any) -> list[str]:
+def make_special_token_texts(tokenizer: Any) -> list[str]:
     """Make texts that hold the tokenizer's special tokens, as users may write them.
 
     Each token that may be chosen for padding is the end of one text, as decoders that classify score a text's end.
@@ -52,7 +52,7 @@ def texts_with_special_tokens(tokenizer: Any) -> list[str]:
     return [f"the cat {''.join(others)}", *(f"the cat{token}" for token in dict.fromkeys(last) if token)]
 
 
-def trial_texts(tokenizer: Any) -> list[str]:
+def make_trial_texts(tokenizer: Any) -> list[str]:
     """Make texts of several lengths, one of which ends in the token that others are padded with."""
     return [f"the cat{tokenizer.pad_token}", *TEXTS] if tokenizer.pad_token else list(TEXTS)
 
@@ -61,7 +61,7 @@ def trial_texts(tokenizer: Any) -> list[str]:
 class Verdict:
     """The way in which a model's texts run together."""
 
-    together: Together
+    together: ForwardSharing
     note: str = ""  # for the model's page; empty where padding changes no answer
 
 
@@ -85,44 +85,44 @@ class Trial:
         Some models cannot read a text of one token. A model that can read no input is broken, and its error is raised.
         """
         try:
-            self._alone += self._answers([value], Together.ALONE)
+            self._alone += self._answers([value], ForwardSharing.ALONE)
         except (InvalidInput, RuntimeError, ValueError, IndexError) as error:
             if (is_last and not self.inputs) or is_device_failure(error) or is_out_of_memory(error):
                 raise
         else:
             self.inputs.append(value)
 
-    def difference(self, together: Together) -> float:
+    def measure_difference(self, together: ForwardSharing) -> float:
         """Return how far the answers together are from those alone, in tolerances: up to 1 they are the same."""
-        return self.difference_of(self._answers(self.inputs, together))
+        return self.measure_difference_of(self._answers(self.inputs, together))
 
-    def difference_of(self, found: Sequence[Answer]) -> float:
+    def measure_difference_of(self, found: Sequence[Answer]) -> float:
         """Return how far answers to `inputs` that were found in another way are from those alone, in tolerances."""
         pairs = zip(found, self._alone, strict=True)
         return max((_difference(*pair, self._tolerance) for pair in pairs), default=0.0)
 
-    def holds(self, together: Together) -> bool:
-        return self.difference(together) <= 1.0
+    def has_parity(self, together: ForwardSharing) -> bool:
+        return self.measure_difference(together) <= 1.0
 
-    def verdict(self) -> Verdict:
+    def find_verdict(self) -> Verdict:
         """Return how inputs are to run: padded if that changes no answer, else in batches of one length, else alone."""
-        padded = self._problem(Together.PADDED)
+        padded = self._problem(ForwardSharing.PADDED)
         if not padded:
-            return Verdict(together=Together.PADDED)
-        if not self._problem(Together.EQUAL):
+            return Verdict(together=ForwardSharing.PADDED)
+        if not self._problem(ForwardSharing.EQUAL):
             note = f"Padding {padded}: only inputs of one length share a batch."
-            return Verdict(together=Together.EQUAL, note=note)
-        if self._problem(Together.ALONE):
+            return Verdict(together=ForwardSharing.EQUAL, note=note)
+        if self._problem(ForwardSharing.ALONE):
             note = "It answers the same input differently from call to call: each input runs alone."
         else:
             note = f"What else is in a batch {padded}: each input runs alone."
-        return Verdict(together=Together.ALONE, note=note)
+        return Verdict(together=ForwardSharing.ALONE, note=note)
 
-    def _problem(self, together: Together) -> str:
+    def _problem(self, together: ForwardSharing) -> str:
         try:
-            difference = self.difference(together)
+            difference = self.measure_difference(together)
         except Exception as error:
-            logger.warning("a trial in a batch raised %s", describe(error))
+            logger.warning("a trial in a batch raised %s", describe_exception(error))
             return "makes it raise an exception, which the worker's log has"
         if difference <= 1.0:
             return ""
@@ -137,11 +137,11 @@ def are_alike(answers: Any, expected: Any) -> bool:
         math.isclose(found, wanted, rel_tol=1e-4, abs_tol=1e-4)
         if isinstance(found, float) and isinstance(wanted, float)
         else found == wanted
-        for found, wanted in pairs(answers, expected)
+        for found, wanted in pair_leaves(answers, expected)
     )
 
 
-def read(output: Any, row: InputRow, pipe: Any) -> Answer:
+def read_output(output: Any, row: InputRow, pipe: Any) -> Answer:
     """Return what the model computed for a row.
 
     That is the states or scores of its own tokens, of its masks, of its text, or of each step that it generated.
@@ -163,13 +163,13 @@ def _difference(values: Answer, expected: Answer, tolerance: float) -> float:
     """
     largest = 0.0
     for value, other in zip(values, expected, strict=False):
-        largest = max(largest, relative_difference(value, other) / tolerance)
+        largest = max(largest, measure_difference(value, other) / tolerance)
         if value.shape != other.shape or not torch.equal(value.argmax(-1), other.argmax(-1)):
             break
     return largest
 
 
-def relative_difference(values: torch.Tensor, expected: torch.Tensor) -> float:
+def measure_difference(values: torch.Tensor, expected: torch.Tensor) -> float:
     """Return the largest difference as a part of the largest value; infinity if the shapes differ."""
     if values.shape != expected.shape:
         return math.inf

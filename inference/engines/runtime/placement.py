@@ -13,7 +13,7 @@ QUANTIZATIONS = ("bitsandbytes-8bit", "bitsandbytes-4bit", "torchao-int8", "torc
 CURE = "pip install -r requirements-quantized.txt -c requirements.lock"
 
 
-def arguments(spec: ModelSpec, device: str) -> dict[str, Any]:
+def make_loading_arguments(spec: ModelSpec, device: str) -> dict[str, Any]:
     """Return the arguments for `from_pretrained` and `pipeline` that a model's table asks for.
 
     They follow from its dtype, `options.device_map` and `options.quantization`. Without a `device_map`, a replica with
@@ -69,7 +69,7 @@ def _allow(*, is_allowed: bool) -> None:
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = is_allowed
 
 
-def tolerance(spec: ModelSpec, model: nn.Module) -> float:
+def find_tolerance(spec: ModelSpec, model: nn.Module) -> float:
     """Return how far two answers of `model` may be apart that differ in nothing but the order of sums.
 
     It cannot be read off the type of the answers: a model in bfloat16 answers with scores in float32 as it generates.

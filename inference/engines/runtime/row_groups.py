@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 
-class Together(enum.IntEnum):
+class ForwardSharing(enum.IntEnum):
     """The rule for rows that share a forward: the greater, the stricter."""
 
     PADDED = 0  # rows of any lengths
@@ -32,9 +32,9 @@ class InputRow:
         return self.features["input_ids"].shape[1] if "input_ids" in self.features else 0
 
 
-def group_rows(rows: Sequence[InputRow], *, limit: int, together: Together) -> Iterator[list[InputRow]]:
+def group_rows(rows: Sequence[InputRow], *, limit: int, together: ForwardSharing) -> Iterator[list[InputRow]]:
     """Yield groups of rows that may be stacked, each of at most `limit` rows."""
-    limit = 1 if together is Together.ALONE else limit
+    limit = 1 if together is ForwardSharing.ALONE else limit
     stacks: dict[Any, list[InputRow]] = {}
     for row in rows:
         stacks.setdefault((_shape(row.features, together), *sorted(row.own.items())), []).append(row)
@@ -43,13 +43,13 @@ def group_rows(rows: Sequence[InputRow], *, limit: int, together: Together) -> I
             yield stack[start : start + limit]
 
 
-def _shape(features: Any, together: Together) -> tuple[Any, ...]:
+def _shape(features: Any, together: ForwardSharing) -> tuple[Any, ...]:
     """Return a key that is equal for rows that stack.
 
     Only tokens under a mask may differ in length. Padding of sound changes the answer, as convolutions and group norms
     see it, and images have no padding at all.
     """
-    padded = together is Together.PADDED and "input_ids" in features and "attention_mask" in features
+    padded = together is ForwardSharing.PADDED and "input_ids" in features and "attention_mask" in features
     return tuple(
         (name, tuple(value.shape[2 if padded else 1 :]) if isinstance(value, torch.Tensor) else None)
         for name, value in sorted(features.items())

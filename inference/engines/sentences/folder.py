@@ -72,7 +72,7 @@ class SentenceFolder:
     lowers_case: bool = False
     max_tokens: int | None = None
 
-    def prompt(self, name: str | None = None, input_type: str | None = None) -> str:
+    def find_prompt(self, name: str | None = None, input_type: str | None = None) -> str:
         """Return the prompt of a name, or else of a type of input. Raises `InvalidInput` if no prompt has the name."""
         if name is not None:
             if name not in self.prompts:
@@ -83,7 +83,7 @@ class SentenceFolder:
         found = [self.prompts[each] for each in INPUT_TYPES.get(input_type or "", ()) if each in self.prompts]
         return found[0] if found else "" if input_type in RETRIEVAL else self.default_prompt
 
-    def text(self, text: str, prompt: str) -> str:
+    def add_prompt(self, text: str, prompt: str) -> str:
         """Return the text that the tokenizer is given.
 
         As `encode` does, it puts the prompt first, and then it may strip the text.
@@ -93,7 +93,7 @@ class SentenceFolder:
         return whole.lower() if self.lowers_case else whole
 
 
-def read(folder: Path) -> SentenceFolder:
+def read_folder(folder: Path) -> SentenceFolder:
     """Read all files of the folder. Without any of them a text's vector is the mean of its tokens.
 
     Raises `ModelUnavailable`, which names the file and the field, if one is not understood.
@@ -161,7 +161,7 @@ def _pooling(folder: Path, place: str) -> tuple[tuple[str, ...], bool]:
     """Return the kinds of pooling, and True if the prompt's tokens are pooled too."""
     file = f"{place or '1_Pooling'}/config.json"
     saved = _object(folder, file)
-    return pooling.modes_of(file, saved) if saved or place else (pooling.MEAN, True)
+    return pooling.read_modes(file, saved) if saved or place else (pooling.MEAN, True)
 
 
 def _prompts(settings: Mapping[str, Any]) -> tuple[dict[str, str], str]:

@@ -48,7 +48,7 @@ MEAN_FLAG = "pooling_mode_mean_tokens"
 FIELDS = {"pooling_mode", "include_prompt", "word_embedding_dimension", "embedding_dimension"}
 
 
-def pool(modes: Sequence[str], states: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+def pool_states(modes: Sequence[str], states: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """Return one vector for each text, from states that are padded on the right.
 
     `mask` has the shape (texts, tokens). It is 0 for what does not count: padding, and a prompt that is not to be
@@ -58,7 +58,7 @@ def pool(modes: Sequence[str], states: torch.Tensor, mask: torch.Tensor) -> torc
     return torch.cat([POOLS[mode](states, own) for mode in modes], 1)
 
 
-def modes_of(file: str, saved: dict[str, Any]) -> tuple[tuple[str, ...], bool]:
+def read_modes(file: str, saved: dict[str, Any]) -> tuple[tuple[str, ...], bool]:
     """Read the configuration of a Pooling module, which is `saved` in `file`.
 
     Returns its kinds of pooling, and True if they include the prompt's tokens. Raises `ModelUnavailable` if something

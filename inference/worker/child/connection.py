@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from inference.engines.runtime.faults import describe
+from inference.engines.runtime.faults import describe_exception
 from inference.telemetry import logs
 from inference.worker import framing
 from inference.worker.calls import RemoteError, ReplyKind
@@ -50,4 +50,6 @@ class MainConnection:
         except OSError:
             raise SystemExit(os.EX_SOFTWARE) from None  # the main process is gone
         except Exception as unsendable:  # such as a result that cannot be pickled
-            self.send(ReplyKind.FAILED, number, RemoteError(logs.describe_error(unsendable), describe(unsendable)))
+            self.send(
+                ReplyKind.FAILED, number, RemoteError(logs.describe_error(unsendable), describe_exception(unsendable))
+            )

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import cast
 
 from inference import errors
-from inference.engines.runtime.faults import describe
+from inference.engines.runtime.faults import describe_exception
 from inference.engines.stepper import Stepper
 from inference.telemetry import logs
 from inference.telemetry.exceptions import format_places
@@ -50,7 +50,7 @@ def picklable_errors() -> Iterator[None]:
     except BaseException as error:
         if type(error).__module__ == errors.__name__:
             raise
-        raise RemoteError(logs.describe_error(error), describe(error), format_places(error)).with_traceback(
+        raise RemoteError(logs.describe_error(error), describe_exception(error), format_places(error)).with_traceback(
             error.__traceback__
         ) from None
 

@@ -44,7 +44,7 @@ class LoadedModels:
         A model that cannot be loaded leaves the others as they are. If the device is broken, none stays.
         """
         importlib.invalidate_caches()
-        memory.keep_to_share(self.device, self.sharing)
+        memory.limit_to_share(self.device, self.sharing)
         self._unload(assignment)
         failures = {spec.digest: why for place, spec in enumerate(assignment, 1) if (why := self._load(place, spec))}
         if broken := loading.find_device_failure(self.device):
@@ -55,10 +55,12 @@ class LoadedModels:
             pid=os.getpid(),
             models={spec.digest: _state(failures.get(spec.digest)) for spec in assignment},
             notes={spec.name: note for spec in self.specs.values() if (note := self.engine(spec).note)},
-            tracebacks={digest: trace for digest, failure in failures.items() if (trace := loading.trace_of(failure))},
+            tracebacks={
+                digest: trace for digest, failure in failures.items() if (trace := loading.format_own_trace(failure))
+            },
             memory={digest: self.memory[spec.load_digest] for digest, spec in self.specs.items()},
             load_s={digest: self.load_s[spec.load_digest] for digest, spec in self.specs.items()},
-            total=memory.total(self.device),
+            total=memory.read_total(self.device),
             steps=frozenset(digest for digest, spec in self.specs.items() if self.engine(spec).stepper is not None),
         )
 
@@ -69,7 +71,7 @@ class LoadedModels:
         if unused := self.engines.keys() - used:
             for load_digest in unused:
                 logger.info("model=%s unloaded from %s", self.engines.pop(load_digest).spec.name, self.host_device)
-            memory.free()
+            memory.free_unused()
 
     def _load(self, place: int, spec: ModelSpec) -> errors.ModelUnavailable | None:
         """Load a model if its engine is not here yet, and return why that failed, or None."""
@@ -87,7 +89,7 @@ class LoadedModels:
 
     def _load_engine(self, spec: ModelSpec) -> None:
         started = time.monotonic()
-        with memory.measured(spec, self.device) as taken:
+        with memory.measure_taken(spec, self.device) as taken:
             self.engines[spec.load_digest] = engine = loading.load_engine(spec, self.device)
         self.memory[spec.load_digest] = taken.bytes
         self.load_s[spec.load_digest] = took_s = time.monotonic() - started

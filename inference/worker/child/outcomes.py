@@ -8,8 +8,8 @@ from inference import errors
 from inference.catalog import tasks
 from inference.catalog.sizes import lengths
 from inference.catalog.specs import ModelSpec
-from inference.engines.runtime.faults import shorten
-from inference.engines.runtime.json_values import size
+from inference.engines.runtime.faults import shorten_text
+from inference.engines.runtime.json_values import estimate_size
 from inference.fields.json_field import escape_for_database
 from inference.store import transitions
 from inference.store.transitions import Claimed, Outcome
@@ -52,7 +52,7 @@ def outcome_of(
                 said, trace = logs.hide_words(answer.full), f"\n{answer.trace}" if answer.trace else ""
                 logger.warning("job=%s model=%s %s: %s%s%s", known_as, job.model, answer.code, where, said, trace)
             return failed(job, answer, where)
-    if (held := size(answers)) > transitions.MOST_ANSWERED:
+    if (held := estimate_size(answers)) > transitions.MOST_ANSWERED:
         error = errors.InvalidInput if is_list or spec.is_built_in else errors.BadOutput
         return failed(job, error(transitions.describe_overflow(held)))
     output = list(answers) if is_list else answers[0]
@@ -98,8 +98,8 @@ def failed(job: Claimed, error: errors.InferenceError, where: str = "") -> Outco
     The texts are bounded, as they may quote the input or be an engine's own.
     """
     return _of(
-        job, error_code=error.code, error_detail=shorten(escape_for_database(f"{where}{error.message}")),
-        error_raised=shorten(escape_for_database(error.raised)), error_trace=escape_for_database(error.trace),
+        job, error_code=error.code, error_detail=shorten_text(escape_for_database(f"{where}{error.message}")),
+        error_raised=shorten_text(escape_for_database(error.raised)), error_trace=escape_for_database(error.trace),
     )  # fmt: skip
 
 

@@ -17,7 +17,7 @@ from inference.engines import loading
 from inference.engines.artifacts import pipeline_loader, weights
 from inference.engines.runtime.json_values import to_json
 from inference.engines.runtime.parity import are_alike
-from inference.engines.runtime.row_groups import Together
+from inference.engines.runtime.row_groups import ForwardSharing
 from tests import architectures
 
 # Of architectures whose answers padding changes: what a sweep that sees nothing would not find.
@@ -58,26 +58,26 @@ class BatchTests(TestCase):
         self.addCleanup(transformers.utils.logging.set_verbosity, verbosity)
         transformers.utils.logging.set_verbosity_error()
 
-    def sweep(self, task: str, inputs: list[str], *, without: Collection[str] = ()) -> dict[str, Together]:
+    def sweep(self, task: str, inputs: list[str], *, without: Collection[str] = ()) -> dict[str, ForwardSharing]:
         """How each kind runs its batches. Fails for those whose answers change there."""
         kinds = [kind for kind in architectures.kinds(task) if kind not in without]
         tried = {kind: self.tried(kind, task, inputs) for kind in kinds}
         return {kind: found for kind, found in tried.items() if found is not None}
 
-    def tried(self, kind: str, task: str, inputs: list[str]) -> Together | None:
+    def tried(self, kind: str, task: str, inputs: list[str]) -> ForwardSharing | None:
         with self.subTest(f"{task} by {kind}"):
             made, parameters = engine(kind, task), PARAMETERS.get(task, {})
             alone = to_json([made.predict([text], parameters)[0] for text in inputs])
             self.assertGreater(len({str(answer) for answer in alone}), 1, "its answers say nothing")
-            if (found := made.shortcuts.verdict.together) is not Together.ALONE:
+            if (found := made.shortcuts.verdict.together) is not ForwardSharing.ALONE:
                 self.assertTrue(are_alike(to_json(made.predict(inputs, parameters)), alone), made.note)
-            return Together(found)
+            return ForwardSharing(found)
         return None
 
-    def assert_sensitive(self, found: dict[str, Together]) -> None:
-        self.assertGreater(sum(way is Together.PADDED for way in found.values()), 0.7 * len(found))
+    def assert_sensitive(self, found: dict[str, ForwardSharing]) -> None:
+        self.assertGreater(sum(way is ForwardSharing.PADDED for way in found.values()), 0.7 * len(found))
         for kind in SEE_PADDING:
-            self.assertIs(found[kind], Together.EQUAL, kind)
+            self.assertIs(found[kind], ForwardSharing.EQUAL, kind)
 
     def test_text_classification(self) -> None:
         self.assert_sensitive(self.sweep("text-classification", texts(LENGTHS)))
@@ -93,4 +93,4 @@ class BatchTests(TestCase):
     def test_text_generation(self) -> None:
         found = self.sweep("text-generation", texts(PROMPTS))
         for kind in ("bart", "rwkv"):
-            self.assertIsNot(found[kind], Together.PADDED, kind)
+            self.assertIsNot(found[kind], ForwardSharing.PADDED, kind)

@@ -14,10 +14,10 @@ from transformers import pipeline
 from inference.catalog.specs import ModelSpec
 from inference.engines import loading
 from inference.engines.artifacts import pipeline_loader
-from inference.engines.runtime.engine_calls import run
+from inference.engines.runtime.engine_calls import run_with_isolation
 from inference.engines.runtime.json_values import to_json
 from inference.engines.runtime.parity import are_alike
-from inference.engines.runtime.row_groups import Together
+from inference.engines.runtime.row_groups import ForwardSharing
 from inference.errors import ModelUnavailable
 from tests import decoders, tiny_models
 
@@ -55,9 +55,11 @@ class FolderTestCase(TestCase):
     def assert_answers_of_the_library(self, engine: Any, inputs: list[str], parameters: dict[str, Any]) -> None:
         bare = pipeline(engine.task, model=str(self.folder), device="cpu")
         expected = [to_json(bare(text, **parameters)) for text in inputs]
-        self.assertTrue(are_alike(to_json(run(engine, inputs, parameters).outcomes), expected), "together")
+        self.assertTrue(
+            are_alike(to_json(run_with_isolation(engine, inputs, parameters).outcomes), expected), "together"
+        )
         for text, answer in zip(inputs, expected, strict=True):
-            self.assertTrue(are_alike(to_json(run(engine, [text], parameters).outcomes), [answer]), text)
+            self.assertTrue(are_alike(to_json(run_with_isolation(engine, [text], parameters).outcomes), [answer]), text)
 
 
 class MaskTests(FolderTestCase):
@@ -70,7 +72,7 @@ class MaskTests(FolderTestCase):
         parameters = {"max_new_tokens": 4, "do_sample": False}
         texts = ["the cat", "a", "it is a good house"]
         self.assert_answers_of_the_library(engine, texts, parameters)
-        counted = run(engine, texts, {**parameters, "details": True}).outcomes
+        counted = run_with_isolation(engine, texts, {**parameters, "details": True}).outcomes
         self.assertEqual([answer[0]["details"]["prompt_tokens"] for answer in counted], [7, 1, 18])
 
 
@@ -81,13 +83,19 @@ class WholeTests(FolderTestCase):
         file.write_text(json.dumps({**json.loads(file.read_text()), "pad_token": None, "eos_token": None}))
         engine = self.engine("text-generation")
         self.assertIsNone(engine.steps)
-        [answer] = run(engine, ["the cat"], {"max_new_tokens": 1000, "do_sample": False, "details": True}).outcomes
+        [answer] = run_with_isolation(
+            engine, ["the cat"], {"max_new_tokens": 1000, "do_sample": False, "details": True}
+        ).outcomes
         self.assertEqual(answer[0]["details"]["generated_tokens"], engine.max_tokens - len("the cat"))
 
 
 class DecoderTests(FolderTestCase):
     def test_a_decoder_without_a_padding_token_classifies_texts_that_end_in_its_end_token(self) -> None:
-        for kind, together in (("GPT2", Together.EQUAL), ("Llama", Together.PADDED), ("Qwen2", Together.PADDED)):
+        for kind, together in (
+            ("GPT2", ForwardSharing.EQUAL),
+            ("Llama", ForwardSharing.PADDED),
+            ("Qwen2", ForwardSharing.PADDED),
+        ):
             with self.subTest(kind):
                 self.save(kind)
                 engine = self.engine()
@@ -105,7 +113,7 @@ class DecoderTests(FolderTestCase):
         self.save("Llama", tokenizer, pad_token_id=tokenizer.convert_tokens_to_ids("<pad>"))
         engine = self.engine()
         self.assert_answers_of_the_library(engine, [*TEXTS, "the cat<pad>"], {"top_k": 1})
-        self.assertIs(engine.shortcuts.verdict.together, Together.PADDED)
+        self.assertIs(engine.shortcuts.verdict.together, ForwardSharing.PADDED)
 
     def test_labels_that_end_in_the_end_token_are_scored_too(self) -> None:
         self.save("Llama")

@@ -14,8 +14,8 @@ from inference.catalog.specs import ModelSpec
 from inference.engines import loading
 from inference.engines.inputs import media
 from inference.engines.inputs.feeds import FEEDS
-from inference.engines.runtime.engine_calls import RunReport, run
-from inference.engines.runtime.row_groups import Together
+from inference.engines.runtime.engine_calls import RunReport, run_with_isolation
+from inference.engines.runtime.row_groups import ForwardSharing
 from inference.errors import UNREADABLE, EngineError, InvalidInput, ModelUnavailable
 from tests import tiny_models
 
@@ -69,7 +69,7 @@ def bare(name: str) -> Any:
 
 class EqualTestCase(TestCase):
     def answers(self, name: str, inputs: list[Any], parameters: dict[str, Any] | None = None) -> list[Any]:
-        report = run(engine(name), inputs, parameters or {})
+        report = run_with_isolation(engine(name), inputs, parameters or {})
         self.assertEqual(report.calls, 1)
         json.dumps(report.outcomes, allow_nan=False)
         return report.outcomes
@@ -190,12 +190,12 @@ class GenerationTests(EqualTestCase):
                 self.assert_batching_changes_nothing("text-generation", PROMPTS, parameters)
 
     def test_a_penalty_counts_padding_only_where_it_is_the_end_token(self) -> None:
-        pipe, together = engine("text-generation").pipe, FEEDS["text-generation"].together
-        self.assertIs(together(pipe, GREEDY), Together.PADDED)
+        pipe, together = engine("text-generation").pipe, FEEDS["text-generation"].find_sharing
+        self.assertIs(together(pipe, GREEDY), ForwardSharing.PADDED)
         for active in ({"repetition_penalty": 1.2}, {"no_repeat_ngram_size": 2}):
-            self.assertIs(together(pipe, {**GREEDY, **active}), Together.EQUAL)
+            self.assertIs(together(pipe, {**GREEDY, **active}), ForwardSharing.EQUAL)
             with patch.object(pipe.model.generation_config, "eos_token_id", pipe.tokenizer.pad_token_id + 1):
-                self.assertIs(together(pipe, {**GREEDY, **active}), Together.PADDED)
+                self.assertIs(together(pipe, {**GREEDY, **active}), ForwardSharing.PADDED)
 
     def test_chats_and_texts_share_a_batch(self) -> None:
         chat = [{"role": "user", "content": "hello"}]
@@ -207,7 +207,7 @@ class GenerationTests(EqualTestCase):
 
     def test_a_prompt_without_room_for_an_answer_fails_alone(self) -> None:
         for length, parameters in ((128, GREEDY), (20, {"max_length": 20, "do_sample": False})):
-            answers = run(engine("text-generation"), ["a", "b" * length, "c"], parameters).outcomes
+            answers = run_with_isolation(engine("text-generation"), ["a", "b" * length, "c"], parameters).outcomes
             self.assertIsInstance(answers[1], InvalidInput)
             self.assertIn(f"limit of {length - 1} tokens", answers[1].message)
             self.assertEqual(answers[1].code, "context_length_exceeded")
@@ -285,7 +285,7 @@ class ImageAndSoundTests(EqualTestCase):
 
 class WrongInputTests(EqualTestCase):
     def assert_fails_alone(self, name: str, good: Any, bad: Any, *words: str, **parameters: Any) -> None:
-        report: RunReport = run(engine(name), [good, bad, good], parameters)
+        report: RunReport = run_with_isolation(engine(name), [good, bad, good], parameters)
         self.assertEqual(report.calls, 1)
         self.assertIsInstance(report.outcomes[1], InvalidInput)
         for word in words:
@@ -298,11 +298,11 @@ class WrongInputTests(EqualTestCase):
             for samples in (0, 1, 10):
                 with self.subTest(name=name, samples=samples):
                     short = tiny_models.wav(seconds=samples / 16_000)
-                    first, bad, last = run(engine(name), [TONES[0], short, TONES[1]], {}).outcomes
+                    first, bad, last = run_with_isolation(engine(name), [TONES[0], short, TONES[1]], {}).outcomes
                     self.assertIsInstance(bad, InvalidInput)
                     self.assertFalse(isinstance(first, Exception) or isinstance(last, Exception))
         # a sound of several windows, for a model that cannot tell times
-        [long] = run(engine("whisper"), [tiny_models.wav(seconds=31)], {}).outcomes
+        [long] = run_with_isolation(engine("whisper"), [tiny_models.wav(seconds=31)], {}).outcomes
         self.assertIsInstance(long, InvalidInput)
 
     def test_a_text_without_a_place_to_fill_fails_alone(self) -> None:
@@ -323,12 +323,14 @@ class WrongInputTests(EqualTestCase):
         self.assert_fails_alone("zero-shot-classification", "a cat", bad, "candidate_labels", **LABELS)
 
     def test_missing_labels_are_named(self) -> None:
-        report = run(engine("zero-shot-classification"), ["a cat"], {})
+        report = run_with_isolation(engine("zero-shot-classification"), ["a cat"], {})
         self.assertIn("candidate_labels", report.outcomes[0].message)
 
     def test_a_template_that_formats_more_than_the_label_is_refused(self) -> None:
         for template in ("{0.__class__}", "{:>1000000000}", "no place", "{} {}"):
-            report = run(engine("zero-shot-classification"), ["a"], {**LABELS, "hypothesis_template": template})
+            report = run_with_isolation(
+                engine("zero-shot-classification"), ["a"], {**LABELS, "hypothesis_template": template}
+            )
             self.assertIn("hypothesis_template", report.outcomes[0].message)
 
     def test_an_image_that_is_none_fails_alone(self) -> None:
@@ -345,7 +347,7 @@ class WrongInputTests(EqualTestCase):
             self.assert_fails_alone("text-generation", "a", bad, **GREEDY)
 
     def test_an_unknown_parameter_is_the_input_s_fault_and_not_the_model_s(self) -> None:
-        report = run(engine("fill-mask"), ["a [MASK]", "b [MASK]"], {"colour": "red"})
+        report = run_with_isolation(engine("fill-mask"), ["a [MASK]", "b [MASK]"], {"colour": "red"})
         self.assertEqual([type(outcome) for outcome in report.outcomes], [InvalidInput, InvalidInput])
         self.assertEqual(report.calls, 1)
 
@@ -375,7 +377,7 @@ class ModelFaultTests(TestCase):
             for error in (KeyError("secret"), ValueError("secret"), AttributeError("secret"), TypeError("secret")):
                 with self.subTest(name=name, step=step, error=error):
                     with patch.object(owner, step, side_effect=error):
-                        [outcome] = run(engine(name), [value], {}).outcomes
+                        [outcome] = run_with_isolation(engine(name), [value], {}).outcomes
                     self.assertIsInstance(outcome, EngineError)
                     self.assertIn("secret", outcome.raised)
                     self.assertNotIn("secret", outcome.message)
@@ -383,7 +385,7 @@ class ModelFaultTests(TestCase):
     def test_clients_get_what_preprocess_raises_in_our_words_only(self) -> None:
         for name, value in (("object-detection", tiny_models.png()), ("token-classification", "a cat")):
             with patch.object(type(engine(name).pipe), "preprocess", side_effect=KeyError("secret")):
-                [outcome] = run(engine(name), [value], {}).outcomes
+                [outcome] = run_with_isolation(engine(name), [value], {}).outcomes
             self.assertIsInstance(outcome, InvalidInput)
             self.assertEqual((outcome.message, outcome.raised), (UNREADABLE, "KeyError: 'secret'"))
 
@@ -418,4 +420,4 @@ class LoadTests(TestCase):
             spec = ModelSpec(name="m", task="sentiment-analysis", model=folder, dtype="bfloat16")
             loaded: Any = loading.load_engine(spec, "cpu")
             self.assertEqual(str(loaded.pipe.model.dtype), "torch.bfloat16")
-            self.assertEqual(run(loaded, ["a cat"], {}).calls, 1)
+            self.assertEqual(run_with_isolation(loaded, ["a cat"], {}).calls, 1)

@@ -144,14 +144,14 @@ class ListenerTests(TransactionTestCase):
         self.assertEqual(answers[0]["status"], Status.SUCCEEDED)
 
     def test_a_redis_that_is_away_is_called_once_and_one_that_refuses_keeps_no_message(self) -> None:
-        for error, calls, is_resting in ((ConnectionError("away"), 1, True), (NoPermissionError("PUBLISH"), 3, False)):
+        for error, calls, is_open in ((ConnectionError("away"), 1, True), (NoPermissionError("PUBLISH"), 3, False)):
             breaker, client = redis_client.make_breaker(), Mock(publish=Mock(side_effect=error))
             breaker.rest_s = PATIENCE_S
             away = patch.multiple(redis_client, get_client=lambda found=client: found, breaker=breaker)
             with self.subTest(error), away, self.assertLogs("inference.store.notices", "WARNING"):
                 for _ in range(3):
                     notices.publish_finished([self.job.id])
-            self.assertEqual((client.publish.call_count, breaker.is_open()), (calls, is_resting))
+            self.assertEqual((client.publish.call_count, breaker.is_open()), (calls, is_open))
 
     def test_a_waiting_request_holds_no_database_connection(self) -> None:
         held: list[Any] = []

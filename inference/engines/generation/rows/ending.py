@@ -13,7 +13,7 @@ class Ending:
     text: str  # the text with which the answer is to end instead
     has_details: bool = False  # True if the answer has details
 
-    def shown(self, answer: dict[str, Any]) -> dict[str, Any]:
+    def apply_to_answer(self, answer: dict[str, Any]) -> dict[str, Any]:
         """Return the pipeline's answer with this ending."""
         details = {"finish_reason": self.reason, "prompt_tokens": self.prompt, "generated_tokens": self.generated}
         more = {"details": details} if self.has_details else {}

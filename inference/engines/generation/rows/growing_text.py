@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from inference.engines.inputs.stops import first_stop, special_tokens
+from inference.engines.inputs.stops import find_first_stop, read_special_tokens
 
 UNFINISHED = "\ufffd"  # what the first bytes of a character decode to while its last are still to come
 BYTE = re.compile(r"<0x[0-9A-F]{2}>")
@@ -20,7 +20,7 @@ class Decoder:
         self._tokenizer = tokenizer
         known = tokenizer.get_vocab()
         self.bytes = frozenset(token for name, token in known.items() if BYTE.fullmatch(name))
-        self._hidden = frozenset(special_tokens(tokenizer).values())
+        self._hidden = frozenset(read_special_tokens(tokenizer).values())
         # Such a tokenizer removes blanks when it reads what follows them: its text is final only when it has ended.
         self.takes_back = bool(tokenizer.clean_up_tokenization_spaces) and not self._is_bpe()
 
@@ -31,7 +31,7 @@ class Decoder:
     def __call__(self, tokens: Sequence[int]) -> str:
         return str(self._tokenizer.decode(tokens, skip_special_tokens=True))
 
-    def context(self, prompt: Sequence[int]) -> list[int]:
+    def find_context(self, prompt: Sequence[int]) -> list[int]:
         """Return the last tokens of a prompt that show in its text, without any bytes at its end.
 
         Such bytes are decoded together with the bytes behind them. If all of these are no valid characters, each byte
@@ -42,7 +42,7 @@ class Decoder:
             shown.pop()
         return shown[-CONTEXT:]
 
-    def continuation(self, context: Sequence[int], tokens: Sequence[int]) -> str:
+    def decode_after(self, context: Sequence[int], tokens: Sequence[int]) -> str:
         """Return the text of `tokens`, which follow `context`.
 
         If they were decoded by themselves, the first word might lose the blank before it.
@@ -74,7 +74,7 @@ class GrowingText:
         self._found = self._before  # text of the whole window
         self._returned_length = 0
 
-    def add(self, token: int) -> None:
+    def add_token(self, token: int) -> None:
         self._window.append(token)
         found, self._found = self._found, self._decoder(self._window)
         if found != self._found and not self._decoder.may_change(token, self._found):
@@ -83,12 +83,12 @@ class GrowingText:
             self._read = len(self._window)
             self._before = self._found = self._decoder(self._window)
 
-    def end(self) -> None:
+    def end_text(self) -> None:
         """End the text, as no token follows: what was held back as unfinished stays as it is."""
         self._take()
         self._before = self._found
 
-    def news(self, *, last: bool = False) -> str:
+    def take_new_text(self, *, last: bool = False) -> str:
         """Return the text that is final and was not returned before.
 
         `last` is for a text that has ended: all the text that was not returned before.
@@ -104,7 +104,7 @@ class GrowingText:
         """The text up to the stop string."""
         return self.value[: self.stop]
 
-    def alone(self, tokens: Sequence[int]) -> str:
+    def decode_alone(self, tokens: Sequence[int]) -> str:
         """Return the text of the row's tokens by themselves, as the pipeline decodes them."""
         return self._decoder(tokens)
 
@@ -112,7 +112,7 @@ class GrowingText:
         start = len(self.value)
         self.value += self._found[len(self._before) :]
         if self.stop is None and self._stops:
-            self.stop = first_stop(self.value, self._stops, start)
+            self.stop = find_first_stop(self.value, self._stops, start)
 
     def _begun(self) -> int:
         """Return how many characters at the end of the value may be the beginning of a stop string."""
@@ -127,7 +127,7 @@ class GrowingText:
         )
 
 
-def goes_on(prompt: Any, after: Mapping[str, Any]) -> bool:
+def continues_prompt(prompt: Any, after: Mapping[str, Any]) -> bool:
     """Return True if an answer continues its prompt, as `pipeline` decides. Else it is a message of its own.
 
     `prompt` is a text or a chat of transformers, and `after` has the parameters of the pipeline's postprocess.

@@ -5,47 +5,47 @@ from typing import Any
 
 import torch
 
-from inference.engines.generation.rows.growing_text import Decoder, GrowingText, goes_on
+from inference.engines.generation.rows.growing_text import Decoder, GrowingText, continues_prompt
 from inference.engines.generation.rows.row import GeneratedRow
 from inference.engines.inputs import step_errors
 from inference.engines.inputs.feeds import Feed
-from inference.engines.inputs.steps import Steps
+from inference.engines.inputs.steps import PipelineCalls
 from inference.engines.inputs.stops import read_stops
 
 MODES = ("greedy_search", "sample")
 
 
-class NotByTheStep(Exception):
+class NotStepwise(Exception):
     """The error of settings with which `generate` would not choose one token after the other."""
 
 
 class Requests:
     """The requests to one pipeline."""
 
-    def __init__(self, pipe: Any, feed: Feed, steps: Steps) -> None:
+    def __init__(self, pipe: Any, feed: Feed, steps: PipelineCalls) -> None:
         self.pipe, self.feed, self.steps = pipe, feed, steps
         self.decoder = Decoder(pipe.tokenizer)
         self.context: int = pipe.tokenizer.model_max_length  # tokens that a prompt and its answer may have
 
-    def row(self, key: Hashable, value: Any, parameters: Mapping[str, Any], *, seed: int) -> GeneratedRow:
+    def make_row(self, key: Hashable, value: Any, parameters: Mapping[str, Any], *, seed: int) -> GeneratedRow:
         """Return the row of a request. Raises `InvalidInput` if reading the request fails."""
-        return step_errors.read(self._row, key, value, dict(parameters), seed)  # type: ignore[no-any-return]
+        return step_errors.run_input_step(self._row, key, value, dict(parameters), seed)  # type: ignore[no-any-return]
 
     def _row(self, key: Hashable, value: Any, given: dict[str, Any], seed: int) -> GeneratedRow:
         seed, stops, details = given.pop("seed", seed), given.pop("stop", ()), given.pop("details", False)
-        parameters = self.steps.parameters(self.feed.complete_parameters(self.pipe, given))
-        [found] = self.steps.rows(0, value, parameters)
+        parameters = self.steps.split_parameters(self.feed.complete_parameters(self.pipe, given))
+        [found] = self.steps.make_rows(0, value, parameters)
         tokens = found.features["input_ids"][0].tolist()
         config, processors = self._as_generate_would(found.features, {**parameters.forward, **found.own})
         ends, parsed_stops = config.eos_token_id, read_stops(self.pipe.tokenizer, stops)
-        before = tokens if goes_on(found.features["prompt_text"], parameters.postprocess) else ()
+        before = tokens if continues_prompt(found.features["prompt_text"], parameters.postprocess) else ()
         return GeneratedRow(
             key=key, features=found.features, after=parameters.postprocess, details=details,
             tokens=tokens, prompt=len(tokens), longest=min(config.max_length, self.context),
             ends=frozenset(ends if isinstance(ends, list) else [ends]),
             stops=parsed_stops.tokens, processors=processors, samples=config.do_sample,
             generator=torch.Generator(self.pipe.model.device).manual_seed(seed),
-            text=GrowingText(self.decoder, parsed_stops.texts, self.decoder.context(before)),
+            text=GrowingText(self.decoder, parsed_stops.texts, self.decoder.find_context(before)),
         )  # fmt: skip
 
     def _as_generate_would(self, features: Mapping[str, Any], run: dict[str, Any]) -> tuple[Any, Any]:
@@ -62,10 +62,10 @@ class Requests:
         self.pipe.forward(dict(features), **run, custom_generate=keep)
         mode = made["config"].get_generation_mode().value
         if mode not in MODES or made["rows"] != 1:
-            raise NotByTheStep(f"it generates by {mode}, {made['rows']} at once")
+            raise NotStepwise(f"it generates by {mode}, {made['rows']} at once")
         return made["config"], made["processors"]
 
-    def answer(self, row: GeneratedRow) -> Any:
+    def make_answer(self, row: GeneratedRow) -> Any:
         """Return the answer to a row that has ended, as the pipeline would give it."""
         output = {
             "generated_sequence": torch.tensor([[row.tokens]]),
@@ -73,4 +73,4 @@ class Requests:
             "prompt_text": row.features["prompt_text"],
         }
         [answer] = self.pipe.postprocess(output, **row.after)
-        return [row.ending.shown(answer)] if row.ending else [answer]
+        return [row.ending.apply_to_answer(answer)] if row.ending else [answer]

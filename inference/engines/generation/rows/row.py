@@ -41,10 +41,10 @@ class GeneratedRow:
         """Number of columns that it has: the last token has none before the next step."""
         return len(self.tokens) - 1
 
-    def take(self, token: int) -> None:
+    def add_token(self, token: int) -> None:
         """Add a token that was generated, and end the row if it is the last one."""
         self.tokens.append(token)
-        self.text.add(token)
+        self.text.add_token(token)
         if token in self.stops:
             reason = "stop_sequence"
         elif token in self.ends:
@@ -55,13 +55,13 @@ class GeneratedRow:
             reason = "stop_sequence"
         else:
             return
-        self.end(reason)
+        self.end_row(reason)
 
-    def end(self, reason: str) -> None:
+    def end_row(self, reason: str) -> None:
         """End the row, as no token follows."""
-        self.text.end()
+        self.text.end_text()
         self.ending = Ending(
             reason=reason if self.text.stop is None else "stop_sequence",
             prompt=self.prompt, generated=len(self.tokens) - self.prompt,
-            found=self.text.alone(self.tokens[self.prompt :]), text=self.text.final, has_details=self.details,
+            found=self.text.decode_alone(self.tokens[self.prompt :]), text=self.text.final, has_details=self.details,
         )  # fmt: skip

@@ -15,7 +15,7 @@ from inference.errors import BadOutput, InferenceError
 WARPERS = (TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper, TypicalLogitsWarper)
 
 
-def choose(rows: Sequence[GeneratedRow], scores: torch.Tensor) -> list[int | InferenceError]:
+def choose_tokens(rows: Sequence[GeneratedRow], scores: torch.Tensor) -> list[int | InferenceError]:
     """Return each row's next token, or the error it fails with. `scores` is [rows, vocabulary], float32."""
     best, tokens = scores.max(-1)
     chosen: list[int | InferenceError] = list(tokens.tolist())

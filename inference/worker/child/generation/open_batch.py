@@ -184,7 +184,7 @@ class OpenBatch:
             try:
                 self.stepper.join(key, item, joining.parameters, seed=seed)
             except Exception as error:
-                running.answers[index] = engine_calls.to_error(error)
+                running.answers[index] = engine_calls.make_job_error(error)
 
     def _count(self, step_s: float) -> None:
         """Count the time of a step.
@@ -257,7 +257,7 @@ class OpenBatch:
         try:
             last = self.stepper.finish((running.job.id, index))
         except Exception as error:
-            return engine_calls.to_error(error)
+            return engine_calls.make_job_error(error)
         running.pieces[index].append(last.text)
         self._stream_text(running, last.text)
         return running.cut(index) if last.answer is OPEN else self.stepper.read((running.job.id, index), last.answer)

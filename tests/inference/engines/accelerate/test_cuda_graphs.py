@@ -29,7 +29,7 @@ LONG = " ".join(["cat"] * 40)  # longer than the longest graph
 def made(model: Any) -> Override:
     found = cuda_graphs.make_graphs(model, TOKENIZER)
     assert found is not None
-    found.on()
+    found.turn_on()
     return found
 
 
@@ -106,7 +106,7 @@ class GraphsTests(TestCase):
         def seconds_of(shape: tuple[int, int]) -> float:
             return 9.0 if shape == (2, 16) and next(slow, False) else 5.0
 
-        self.assertEqual(cuda_graphs.launch_bound_tokens(seconds_of, [(1, 16), (2, 16), (4, 16)]), 64)
+        self.assertEqual(cuda_graphs.find_launch_bound_tokens(seconds_of, [(1, 16), (2, 16), (4, 16)]), 64)
 
     def test_there_are_none_of_what_the_gpu_computes_for_longer_than_it_is_launched(self) -> None:
         shapes = [(size, length) for size in cuda_graphs.SIZES for length in cuda_graphs.LENGTHS]
@@ -115,8 +115,8 @@ class GraphsTests(TestCase):
             def seconds_of(shape: tuple[int, int], busy_from: int = busy_from) -> float:
                 return 5.0 if shape[0] * shape[1] < busy_from else 6.1
 
-            self.assertEqual(cuda_graphs.launch_bound_tokens(seconds_of, shapes), expected)
-        with patch.object(cuda_graphs, "launch_bound_tokens", return_value=64):
+            self.assertEqual(cuda_graphs.find_launch_bound_tokens(seconds_of, shapes), expected)
+        with patch.object(cuda_graphs, "find_launch_bound_tokens", return_value=64):
             cuda_graphs.make_graphs(model_of("bert"), TOKENIZER)
         self.assertEqual(len(self.captured), 3 + 2)
 
@@ -137,7 +137,7 @@ class GraphsTests(TestCase):
         expected = states(model, TEXTS)
         model.embeddings.register_forward_hook(lambda module, given, found: found * float(found.isfinite().all()))
         with self.assertLogs(accelerate.logger, "WARNING") as logs:
-            installed = accelerate.install(model, TOKENIZER, "", trial_of(model, states))
+            installed = accelerate.install_shortcuts(model, TOKENIZER, "", trial_of(model, states))
         self.assertIn("not permitted when stream is capturing", logs.output[0])
         torch.testing.assert_close(states(model, TEXTS), expected, **NEAR)
         self.assertNotIn("forward", vars(model))
@@ -148,7 +148,7 @@ class GraphsTests(TestCase):
         model = model_of("bert")
         texts = [*TEXTS, LONG]
         expected = states(model, texts)
-        installed = accelerate.install(model, TOKENIZER, "", trial_of(model, states))
+        installed = accelerate.install_shortcuts(model, TOKENIZER, "", trial_of(model, states))
         before = self.replays()
         self.assertEqual(rows_computed(model, states, TEXTS), [])
         self.assertEqual(self.replays() - before, 1)
@@ -164,16 +164,16 @@ class GraphsTests(TestCase):
         self.assertIsNotNone(cuda_graphs.make_graphs(model, TOKENIZER))
         model.hf_device_map = {"embeddings": "cuda:0", "encoder": "cuda:1"}
         self.assertIsNone(cuda_graphs.make_graphs(model, TOKENIZER))
-        self.assertIsNone(unpadded_encoder.make_unpadded(model))
+        self.assertIsNone(unpadded_encoder.make_unpadded_encoder(model))
 
     def test_installed_they_compute_and_what_they_raise_later_turns_them_off(self) -> None:
         model = model_of("bert")
-        installed = accelerate.install(model, TOKENIZER, "", trial_of(model, states))
+        installed = accelerate.install_shortcuts(model, TOKENIZER, "", trial_of(model, states))
         expected = states(model, TEXTS)
         with (
             patch.object(cuda_encoders.Graph, "replay", side_effect=RuntimeError("no")),
             self.assertLogs(accelerate.logger, "WARNING"),
         ):
-            found = installed.guard(lambda: states(model, TEXTS))
+            found = installed.guard_call(lambda: states(model, TEXTS))
         torch.testing.assert_close(found, expected, **NEAR)
         self.assertNotIn("forward", vars(model))

@@ -9,7 +9,7 @@ import torch
 from transformers import AutoTokenizer
 
 from inference.engines.accelerate.fast_tokenizer import make_encoder
-from inference.engines.inputs.truncation import MARGIN, MOST_CHARACTERS, beginning
+from inference.engines.inputs.truncation import MARGIN, MOST_CHARACTERS, cut_to_tokens
 from tests import tiny_models
 
 TEXTS = ["a cat", "a [SEP] cat", "", "the dog runs in paris " * 40, "a"]
@@ -97,15 +97,15 @@ class BeginningTests(TestCase):
                 for name, text in LONG.items():
                     with self.subTest(name, side=side, kind=kind):
                         recorder = Recorder(made)
-                        part = beginning(recorder, text)
+                        part = cut_to_tokens(recorder, text)
                         self.assertEqual(made(part, truncation=True).input_ids, made(text, truncation=True).input_ids)
                         self.assertLess(recorder.characters, 2 * MOST_CHARACTERS * (LIMIT + MARGIN))
 
     def test_a_short_text_is_left_as_it_is(self) -> None:
         recorder = Recorder(tokenizer(model_max_length=LIMIT))
-        self.assertEqual(beginning(recorder, "a cat " * 100), "a cat " * 100)
+        self.assertEqual(cut_to_tokens(recorder, "a cat " * 100), "a cat " * 100)
         self.assertEqual(recorder.characters, 0)
 
     def test_a_text_of_nothing_but_blanks_ends_somewhere(self) -> None:
-        part = beginning(tokenizer(model_max_length=LIMIT), " " * 1_000_000)
+        part = cut_to_tokens(tokenizer(model_max_length=LIMIT), " " * 1_000_000)
         self.assertEqual(len(part), MOST_CHARACTERS * (LIMIT + MARGIN))

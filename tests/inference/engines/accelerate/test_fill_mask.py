@@ -35,7 +35,7 @@ class ScorerTests(TestCase):
                 config = transformers.AutoConfig.for_model(kind, **shape)
                 model = transformers.AutoModelForMaskedLM.from_config(config).eval()
                 before = scores_of(model, ids)
-                fill_mask.Scorer(model, 3).on()
+                fill_mask.Scorer(model, 3).turn_on()
                 torch.testing.assert_close(scores_of(model, ids), before)
 
 

@@ -12,7 +12,7 @@ from inference.engines import loading
 from inference.engines.accelerate import fast_tokenizer, installation, prepacked_weights, text_batches, unpadded_encoder
 from inference.engines.accelerate.installation import Shortcuts
 from inference.engines.runtime import parity
-from inference.engines.runtime.row_groups import Together
+from inference.engines.runtime.row_groups import ForwardSharing
 from inference.errors import InvalidInput
 from tests import tiny_models
 from tests.inference.engines.test_transformers import EqualTestCase
@@ -28,50 +28,50 @@ class Fake:
     def __init__(self, fails: str = "") -> None:
         self.is_on, self.fails = False, fails
 
-    def on(self) -> None:
+    def turn_on(self) -> None:
         self.is_on = True
         if self.fails == "on":
             fail()
 
-    def off(self) -> None:
+    def turn_off(self) -> None:
         self.is_on = False
 
 
 class ShortcutsTests(TestCase):
     def setUp(self) -> None:
-        self.shortcuts = Shortcuts("bert", parity.Verdict(together=Together.PADDED))
+        self.shortcuts = Shortcuts("bert", parity.Verdict(together=ForwardSharing.PADDED))
 
     def add(self, shortcut: Fake) -> Any:
-        return self.shortcuts.add("fake", lambda: shortcut, lambda: True)
+        return self.shortcuts.add_if_equal("fake", lambda: shortcut, lambda: True)
 
     def test_one_that_raises_while_it_is_installed_is_off(self) -> None:
         shortcut = Fake(fails="on")
         with self.assertLogs(installation.logger, "WARNING"):
             self.assertIsNone(self.add(shortcut))
-            self.assertIsNone(self.shortcuts.add("fake", fail, lambda: True))
-            self.assertIsNone(self.shortcuts.add("fake", lambda: shortcut, fail))
-            self.assertIsNone(self.shortcuts.add("fake", lambda: shortcut, lambda: False))
+            self.assertIsNone(self.shortcuts.add_if_equal("fake", fail, lambda: True))
+            self.assertIsNone(self.shortcuts.add_if_equal("fake", lambda: shortcut, fail))
+            self.assertIsNone(self.shortcuts.add_if_equal("fake", lambda: shortcut, lambda: False))
         self.assertFalse(shortcut.is_on)
 
     def test_one_that_raises_later_is_off_from_then_on(self) -> None:
         shortcut = self.add(Fake())
         with self.assertLogs(installation.logger, "WARNING"):
-            self.assertEqual(self.shortcuts.guard(lambda: fail() if shortcut.is_on else [1]), [1])
+            self.assertEqual(self.shortcuts.guard_call(lambda: fail() if shortcut.is_on else [1]), [1])
         self.assertFalse(shortcut.is_on)
 
     def test_a_wrong_input_turns_nothing_off(self) -> None:
         shortcut = self.add(Fake())
         with self.assertRaises(AttributeError):
-            self.shortcuts.guard(fail)
+            self.shortcuts.guard_call(fail)
         wrong = InvalidInput("no text")
-        self.assertEqual(self.shortcuts.guard(lambda: fail() if shortcut.is_on else [wrong]), [wrong])
+        self.assertEqual(self.shortcuts.guard_call(lambda: fail() if shortcut.is_on else [wrong]), [wrong])
         self.assertTrue(shortcut.is_on)
 
     def test_what_the_device_failed_at_is_not_tried_again(self) -> None:
         self.add(Fake())
         call = Mock(side_effect=MemoryError)
         with self.assertRaises(MemoryError):
-            self.shortcuts.guard(call)
+            self.shortcuts.guard_call(call)
         call.assert_called_once_with()
 
 
@@ -93,7 +93,7 @@ class EngineTests(EqualTestCase):
                 installation, "make_batch_shortcut", side_effect=ImportError("cannot import name 'TokenizersBackend'")
             ),
             patch.dict(unpadded_encoder.KINDS, {"bert": fail}),
-            patch.object(unpadded_encoder.Layers, "__call__", fail),
+            patch.object(unpadded_encoder.UnpaddedForward, "__call__", fail),
             patch.object(fast_tokenizer, "make_encoder", fail),
             patch.dict(text_batches.READS, {"text-classification": fail}),
         ]
@@ -115,8 +115,8 @@ class EngineTests(EqualTestCase):
 
     def test_what_fails_in_a_later_call_does_so_once(self) -> None:
         broken = {
-            "layers": patch.object(unpadded_encoder.Layers, "__call__", fail),
-            "texts": patch.object(text_batches.AtOnce, "answers", fail),
+            "layers": patch.object(unpadded_encoder.UnpaddedForward, "__call__", fail),
+            "texts": patch.object(text_batches.BatchAnswers, "answer_texts", fail),
         }
         for name, change in broken.items():
             engine = self.loaded()

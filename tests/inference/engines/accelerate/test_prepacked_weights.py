@@ -32,11 +32,11 @@ class PackedTests(TestCase):
                 expected, size = scores_of(model, ids), _numbers(model)
                 shortcut = prepacked_weights.pack_weights(model)
                 assert shortcut is not None
-                shortcut.on()
+                shortcut.turn_on()
                 torch.testing.assert_close(scores_of(model, ids), expected, rtol=1e-3, atol=1e-3)
                 self.assertLess(_numbers(model), size / 2)
-                shortcut.off()
-                shortcut.off()
+                shortcut.turn_off()
+                shortcut.turn_off()
                 self.assertTrue(torch.equal(scores_of(model, ids), expected))
                 self.assertEqual(_numbers(model), size)
 
@@ -44,7 +44,7 @@ class PackedTests(TestCase):
         model = decoders.model("Llama", hidden_size=512, tie_word_embeddings=True)
         shortcut = prepacked_weights.pack_weights(model)
         assert shortcut is not None
-        shortcut.on()
+        shortcut.turn_on()
         self.assertEqual(model.lm_head.weight.numel(), model.get_input_embeddings().weight.numel())
 
     def test_small_layers_and_numbers_that_the_processor_has_not_are_left_alone(self) -> None:
@@ -60,9 +60,9 @@ class PackedTests(TestCase):
         shortcut = prepacked_weights.pack_weights(model)
         if shortcut is None:
             self.skipTest("a processor without bfloat16")
-        shortcut.on()
+        shortcut.turn_on()
         torch.testing.assert_close(scores_of(model, ids), expected, rtol=0.02, atol=0.02)
-        shortcut.off()
+        shortcut.turn_off()
         self.assertTrue(torch.equal(scores_of(model, ids), expected))
 
     def test_any_shape_of_rows_is_answered_as_by_the_layer(self) -> None:
@@ -72,7 +72,7 @@ class PackedTests(TestCase):
         shapes += [torch.randn(count, 256) for count in ROWS]
         with torch.inference_mode():
             expected = [layer(states) for states in shapes]
-            prepacked_weights.PackedLinear(layer, is_shared=False).on()
+            prepacked_weights.PackedLinear(layer, is_shared=False).turn_on()
             for states, answer in zip(shapes, expected, strict=True):
                 with self.subTest(states.shape):
                     torch.testing.assert_close(layer(states), answer, rtol=1e-3, atol=1e-4)
@@ -92,7 +92,7 @@ class PackedTests(TestCase):
                 patch.object(quantized, "linear_dynamic_fp16", wraps=quantized.linear_dynamic_fp16) as few,
             ):
                 expected = [layer(states) for states in shapes]
-                prepacked_weights.PackedLinear(layer, is_shared=False).on()
+                prepacked_weights.PackedLinear(layer, is_shared=False).turn_on()
                 for states, answer in zip(shapes, expected, strict=True):
                     with self.subTest(states.shape, bits=bits):
                         few.reset_mock()
@@ -103,7 +103,7 @@ class PackedTests(TestCase):
     def test_few_numbers_of_rows_are_computed_as_code_is_kept_for_each(self) -> None:
         product = Mock(side_effect=lambda states: states)
         for count in range(1, 2000):
-            self.assertEqual(len(prepacked_weights.in_steps(product, torch.empty(count, 1))), count)
+            self.assertEqual(len(prepacked_weights.multiply_in_steps(product, torch.empty(count, 1))), count)
         counts = {len(call.args[0]) for call in product.call_args_list}
         self.assertLess(len(counts), 140)
         self.assertLess(max(prepacked_weights.round_rows(count) / count for count in range(1, 9000)), 1 + 1 / 16)
@@ -114,17 +114,17 @@ class PackedTests(TestCase):
         expected, size = scores_of(model, ids), _numbers(model)
         shortcut = prepacked_weights.pack_weights(model)
         assert shortcut is not None
-        for owner, name in ((shortcut.layers[3], "on"), (shortcut.layers[3], "off")):
+        for owner, name in ((shortcut.layers[3], "turn_on"), (shortcut.layers[3], "turn_off")):
             with patch.object(owner, name, side_effect=MemoryError), self.assertRaises(MemoryError):
                 getattr(shortcut, name)()
             torch.testing.assert_close(scores_of(model, ids), expected, rtol=1e-3, atol=1e-3)
-            shortcut.on()
+            shortcut.turn_on()
             torch.testing.assert_close(scores_of(model, ids), expected, rtol=1e-3, atol=1e-3)
         weights = Mock(to_dense=Mock(side_effect=MemoryError))
         with patch.object(shortcut.layers[3], "weights", weights), self.assertRaises(MemoryError):
-            shortcut.off()
+            shortcut.turn_off()
         torch.testing.assert_close(scores_of(model, ids), expected, rtol=1e-3, atol=1e-3)
-        shortcut.off()
+        shortcut.turn_off()
         self.assertTrue(torch.equal(scores_of(model, ids), expected))
         self.assertEqual(_numbers(model), size)
 
@@ -140,8 +140,8 @@ class PackedTests(TestCase):
         found = [layer.layer for layer in shortcut.layers]
         self.assertFalse([layer for layer in found if any(layer is one for one in (hooked, quantized, elsewhere))])
         self.assertGreater(len(found), 5)
-        shortcut.on()
-        shortcut.off()
+        shortcut.turn_on()
+        shortcut.turn_off()
         self.assertIs(hooked.forward, forward)
 
     def test_a_mapped_file_is_not_in_memory_beside_them(self) -> None:
@@ -152,13 +152,13 @@ class PackedTests(TestCase):
         size, kind = 4 * _numbers(model), type(model)
         model.save_pretrained(folder)
         del model
-        memory.free()
+        memory.free_unused()
         before = resident()
         model = kind.from_pretrained(folder)
         shortcut = prepacked_weights.pack_weights(model)
         assert shortcut is not None
-        shortcut.on()
-        memory.free()
+        shortcut.turn_on()
+        memory.free_unused()
         self.assertLess(resident() - before, 1.5 * size)
 
 

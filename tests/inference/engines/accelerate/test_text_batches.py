@@ -29,7 +29,9 @@ class ClassesTests(TestCase):
         expected = [
             TextClassificationPipeline.postprocess(fake, {"logits": row.unsqueeze(0)}, **parameters) for row in logits
         ]
-        self.assertEqual(text_batches.classes(fake, {"logits": logits}, [1] * len(logits), **parameters), expected)
+        self.assertEqual(
+            text_batches.answer_classifications(fake, {"logits": logits}, [1] * len(logits), **parameters), expected
+        )
 
     def test_every_function_and_every_number_of_labels(self) -> None:
         for function, top in product(FUNCTIONS, TOPS):
@@ -49,4 +51,4 @@ class ClassesTests(TestCase):
 
     def test_a_function_that_is_not_known(self) -> None:
         with self.assertRaisesRegex(ValueError, "sigmoid, softmax or none, not 7"):
-            text_batches.classes(pipe(), {"logits": LOGITS}, [1] * 4, function_to_apply=7)
+            text_batches.answer_classifications(pipe(), {"logits": LOGITS}, [1] * 4, function_to_apply=7)

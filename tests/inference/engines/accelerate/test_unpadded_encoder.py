@@ -16,7 +16,7 @@ from inference.engines import loading
 from inference.engines.accelerate import cuda_graphs, ragged_attention, unpadded_encoder
 from inference.engines.accelerate import installation as accelerate
 from inference.engines.runtime import parity
-from inference.engines.runtime.row_groups import Together
+from inference.engines.runtime.row_groups import ForwardSharing
 from tests import cuda_encoders, tiny_models
 
 SHAPE = {
@@ -73,18 +73,18 @@ def scores(model: Any, texts: list[str]) -> torch.Tensor:
 def trial_of(model: Any, answer: Callable[[Any, list[str]], Any]) -> parity.Trial:
     """One text at a time, or all padded."""
 
-    def answers(texts: Any, together: Together) -> list[parity.Answer]:
-        groups = [list(texts)] if together is Together.PADDED else [[text] for text in texts]
+    def answers(texts: Any, together: ForwardSharing) -> list[parity.Answer]:
+        groups = [list(texts)] if together is ForwardSharing.PADDED else [[text] for text in texts]
         return [[row] for group in groups for row in answer(model, group)]
 
     return parity.Trial(answers, TEXTS)
 
 
-def install(model: Any) -> unpadded_encoder.Layers:
-    made = unpadded_encoder.make_unpadded(model)
+def install(model: Any) -> unpadded_encoder.UnpaddedForward:
+    made = unpadded_encoder.make_unpadded_encoder(model)
     assert made is not None
-    made.on()
-    layers: unpadded_encoder.Layers = made.value
+    made.turn_on()
+    layers: unpadded_encoder.UnpaddedForward = made.value
     return layers
 
 
@@ -119,7 +119,7 @@ class EncoderTests(TestCase):
         model = model_of("bert", is_decoder=True)
         before = states(model, TEXTS)
         with self.assertLogs(accelerate.logger, "WARNING"):
-            installed = accelerate.install(model, tokenizer, "", trial_of(model, states))
+            installed = accelerate.install_shortcuts(model, tokenizer, "", trial_of(model, states))
         self.assertFalse(installed.unpadded)
         torch.testing.assert_close(states(model, TEXTS), before)
 
@@ -127,13 +127,13 @@ class EncoderTests(TestCase):
         model = model_of("bert")
         dense = model.encoder.layer[1].intermediate.dense
         model.encoder.layer[1].intermediate.dense = torch.nn.Sequential(dense)
-        self.assertIsNone(unpadded_encoder.make_unpadded(model))
+        self.assertIsNone(unpadded_encoder.make_unpadded_encoder(model))
 
     def test_another_kind_of_model_is_left_alone(self) -> None:
         config = transformers.AutoConfig.for_model(
             "gpt2", n_embd=32, n_layer=1, n_head=2, vocab_size=100, bos_token_id=1, eos_token_id=1
         )
-        self.assertIsNone(unpadded_encoder.make_unpadded(transformers.AutoModel.from_config(config)))
+        self.assertIsNone(unpadded_encoder.make_unpadded_encoder(transformers.AutoModel.from_config(config)))
 
 
 class FirstTokenTests(TestCase):
@@ -165,12 +165,12 @@ class FirstTokenTests(TestCase):
                 alone = [scores(model, [text]) for text in TEXTS]
                 trial = trial_of(model, scores)
                 with self.assertLogs(accelerate.logger, "WARNING"):
-                    accelerate.install(model, tokenizer, "text-classification", trial)
+                    accelerate.install_shortcuts(model, tokenizer, "text-classification", trial)
                 for text, own in zip(TEXTS, alone, strict=True):
                     torch.testing.assert_close(scores(model, [text]), own, **NEAR)
 
 
-def install_for_firsts(model: Any) -> unpadded_encoder.Layers:
+def install_for_firsts(model: Any) -> unpadded_encoder.UnpaddedForward:
     layers = install(model)
     layers.first_only = True
     return layers

@@ -50,7 +50,7 @@ class VarlenTests(TestCase):
 
     def test_installed_it_is_unpadded(self) -> None:
         model = model_of("bert")
-        installed = accelerate.install(model, tokenizer, "", trial_of(model, states))
+        installed = accelerate.install_shortcuts(model, tokenizer, "", trial_of(model, states))
         self.assertFalse(installed.padded)
         self.assertTrue(self.attention.called)
 
@@ -72,13 +72,13 @@ class VarlenTests(TestCase):
     def test_other_numbers_are_attended_to_by_groups_of_near_lengths(self) -> None:
         model = model_of("bert")
         alone = [states(model, [text])[0] for text in TEXTS]
-        with patch.object(varlen_attention, "serves", return_value=False):
+        with patch.object(varlen_attention, "supports_head_size", return_value=False):
             install(model)
         torch.testing.assert_close(states(model, TEXTS), alone, **NEAR)
         self.assertFalse(self.attention.called)
 
 
-SERVES = varlen_attention.serves
+SERVES = varlen_attention.supports_head_size
 
 
 class DeviceTests(TestCase):

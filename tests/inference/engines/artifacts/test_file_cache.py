@@ -29,7 +29,7 @@ def make(folder):
     print("begun", flush=True)
     time.sleep(3600)  # until it is killed
 
-file_cache.cached_folder([Path(sys.argv[1])], "model", make)
+file_cache.open_cached_folder([Path(sys.argv[1])], "model", make)
 """
 
 
@@ -47,7 +47,7 @@ class KeptCase(TestCase):
 
     def folder(self, *homes: Path, name: str = "model", make: Callable[[Path], None] | None = None) -> Path:
         """Let go at once."""
-        found = file_cache.cached_folder(homes or [self.home], name, make or self.make)
+        found = file_cache.open_cached_folder(homes or [self.home], name, make or self.make)
         found.sums.close()
         return found.path
 
@@ -162,7 +162,7 @@ class IdleTests(KeptCase):
         self.assertEqual(self.names(), ["new", "old"])
 
     def test_what_a_process_uses_stays(self) -> None:
-        used = [file_cache.cached_folder([self.home], "used", self.make) for _ in range(2)]
+        used = [file_cache.open_cached_folder([self.home], "used", self.make) for _ in range(2)]
         self.age("used")
         self.folder(name="new")
         used[0].sums.close()
@@ -173,7 +173,7 @@ class IdleTests(KeptCase):
         self.assertEqual(self.names(), ["new", "newer", "newest"])
 
     def test_what_is_damaged_is_made_anew_while_others_use_it(self) -> None:
-        used = file_cache.cached_folder([self.home], "model", self.make)
+        used = file_cache.open_cached_folder([self.home], "model", self.make)
         self.addCleanup(used.sums.close)
         (used.path / "weights").write_text("who")
         self.assertEqual(self.kept(), "whole")

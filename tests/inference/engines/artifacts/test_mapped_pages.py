@@ -26,7 +26,7 @@ class MappedTests(TestCase):
     def let_go(self) -> float:
         """MiB that this gives back, of 64; a third of them is the margin for what else this process takes."""
         before, begin = resident(), self.tensor.data_ptr()
-        mapped_pages.let_go([(begin, begin + 64 * MIB), (begin, begin)])
+        mapped_pages.release_pages([(begin, begin + 64 * MIB), (begin, begin)])
         return (before - resident()) / MIB
 
     def test_they_are_read_again_where_somebody_does(self) -> None:

@@ -8,7 +8,7 @@ import torch
 import transformers
 
 from inference.catalog.specs import ModelSpec
-from inference.engines.artifacts.pipeline_loader import max_tokens
+from inference.engines.artifacts.pipeline_loader import find_max_tokens
 
 UNLIMITED = 1e30  # what tokenizers say that know of no limit
 SMALL = {
@@ -23,7 +23,7 @@ def model_of(kind: str, **config: Any) -> Any:
 
 def limit_of(model: Any, tokens: float = UNLIMITED, *, max_length: int = 0) -> int:
     spec = ModelSpec(name="m", model="x", max_batch_tokens=9000, max_length=max_length)
-    return max_tokens(spec, model, SimpleNamespace(model_max_length=tokens))
+    return find_max_tokens(spec, model, SimpleNamespace(model_max_length=tokens))
 
 
 class MaxTokensTests(TestCase):

@@ -20,7 +20,7 @@ from inference.catalog.specs import ModelSpec
 from inference.engines import loading
 from inference.engines.artifacts import file_cache
 from inference.engines.backends import installation, openvino_forward, openvino_graph
-from inference.engines.runtime.engine_calls import run
+from inference.engines.runtime.engine_calls import run_with_isolation
 from inference.errors import EngineError, ModelUnavailable
 from tests import tiny_models
 from tests.inference.broker.test_embedded_folder import mount_small_disk
@@ -73,7 +73,7 @@ class CompiledCase(EqualTestCase):
 
     def predict(self, engine: Any, task: str = CLASSIFICATION, inputs: list[Any] | None = None) -> list[Any]:
         inputs = INPUTS.get(task, TEXTS) if inputs is None else inputs
-        report = run(engine, inputs, PARAMETERS.get(task, {}))
+        report = run_with_isolation(engine, inputs, PARAMETERS.get(task, {}))
         self.assertEqual(report.calls, 1)
         return report.outcomes
 
@@ -91,7 +91,7 @@ class CompiledCase(EqualTestCase):
 
     def computes(self, engine: Any) -> bool:
         model = self.model(engine)
-        computes = isinstance(model.forward, openvino_forward.Forward)
+        computes = isinstance(model.forward, openvino_forward.OpenVINOForward)
         self.assertEqual(engine.backend, "openvino" if computes else "torch")
         return computes
 
@@ -184,7 +184,7 @@ class FallbackTests(CompiledCase):
     def test_what_raises_while_it_is_exported_or_called_leaves_torch(self) -> None:
         for broken in (
             patch.object(openvino_graph, "export_graph", side_effect=RuntimeError("no such operation")),
-            patch.object(openvino_forward.Forward, "__call__", side_effect=RuntimeError("out of luck")),
+            patch.object(openvino_forward.OpenVINOForward, "__call__", side_effect=RuntimeError("out of luck")),
         ):
             shutil.rmtree(self.folder(CLASSIFICATION) / installation.HOME, ignore_errors=True)
             with broken, self.assertLogs(installation.logger, "WARNING"):
@@ -194,7 +194,7 @@ class FallbackTests(CompiledCase):
     def test_what_raises_in_a_later_call_leaves_torch(self) -> None:
         engine, expected = self.loaded(), self.torch_answers()
         with (
-            patch.object(openvino_forward.Forward, "__call__", side_effect=RuntimeError),
+            patch.object(openvino_forward.OpenVINOForward, "__call__", side_effect=RuntimeError),
             self.assertLogs("inference.engines"),
         ):
             self.assert_equal(self.predict(engine), expected)
@@ -212,7 +212,7 @@ class WeightsTests(CompiledCase):
     """Of torch, beside another backend."""
 
     def failing(self) -> Any:
-        return patch.object(openvino_forward.Forward, "__call__", side_effect=RuntimeError)
+        return patch.object(openvino_forward.OpenVINOForward, "__call__", side_effect=RuntimeError)
 
     def test_they_are_let_go_where_another_backend_computes(self) -> None:
         for task, values in (
@@ -248,7 +248,7 @@ class WeightsTests(CompiledCase):
     def test_they_go_again_where_the_input_was_at_fault(self) -> None:
         engine = self.loaded()
         with self.assertRaises(TypeError):
-            engine.shortcuts.guard(self._refuse)
+            engine.shortcuts.guard_call(self._refuse)
         self.assertTrue(self.computes(engine))
         self.assertEqual(self.held(engine), 0)
 
@@ -260,7 +260,7 @@ class WeightsTests(CompiledCase):
         engine, expected = self.loaded(model=str(model)), self.torch_answers()
         (model / "model.safetensors").rename(model / "away")
         with self.failing(), self.assertLogs("inference.engines"):
-            outcomes = run(engine, TEXTS, {}).outcomes
+            outcomes = run_with_isolation(engine, TEXTS, {}).outcomes
         self.assertTrue(all(isinstance(outcome, EngineError) for outcome in outcomes), outcomes)
         self.assertTrue(self.computes(engine))
         self.assert_equal(self.predict(engine), expected)
@@ -295,7 +295,7 @@ class KeptTests(CompiledCase):
             self.assertTrue(used.exists())
             del engine
             gc.collect()
-            with patch.object(openvino_graph, "cpu", return_value=["another"]):
+            with patch.object(openvino_graph, "list_cpu_features", return_value=["another"]):
                 self.loaded(model=str(model))
         self.assertFalse(used.exists())
 
@@ -316,7 +316,7 @@ class KeptTests(CompiledCase):
         self.assertEqual(new(), 0)
         self.loaded(model=str(model), precision="int8")
         self.assertEqual(new(), 1)
-        with patch.object(openvino_graph, "cpu", return_value=["another"]):
+        with patch.object(openvino_graph, "list_cpu_features", return_value=["another"]):
             self.loaded(model=str(model))
         self.assertEqual(new(), 1)
         config = model / "config.json"

@@ -44,12 +44,12 @@ def grown(decoder: Decoder, tokens: list[int], stops: list[str] = []) -> tuple[l
     text = GrowingText(decoder, stops)
     news = []
     for token in tokens:
-        text.add(token)
-        news.append(text.news())
+        text.add_token(token)
+        news.append(text.take_new_text())
         if text.stop is not None:
             break
-    text.end()
-    return [*news, text.news(last=True)], text
+    text.end_text()
+    return [*news, text.take_new_text(last=True)], text
 
 
 class GrowingTextTests(TestCase):
@@ -73,14 +73,14 @@ class GrowingTextTests(TestCase):
     def test_half_a_character_behind_a_prompt_that_ends_in_bytes_is_no_longer_for_them(self) -> None:
         decoder, tokenizer = DECODERS["pieces and bytes"], TOKENIZERS["pieces and bytes"]
         hello = tokenizer.convert_tokens_to_ids("▁Hello")
-        context = decoder.context([hello, *self.bytes_of("pieces and bytes", "🙂")])
+        context = decoder.find_context([hello, *self.bytes_of("pieces and bytes", "🙂")])
         half = self.bytes_of("pieces and bytes", "🙂")[:2]
         text = GrowingText(decoder, [], context)
         for token in half:
-            text.add(token)
-        text.end()
-        self.assertEqual((text.value, decoder.continuation(context, half)), ("\ufffd" * 2, "\ufffd" * 2))
-        self.assertEqual(decoder.continuation(context, [hello]), " Hello")
+            text.add_token(token)
+        text.end_text()
+        self.assertEqual((text.value, decoder.decode_after(context, half)), ("\ufffd" * 2, "\ufffd" * 2))
+        self.assertEqual(decoder.decode_after(context, [hello]), " Hello")
 
     def bytes_of(self, name: str, text: str) -> list[int]:
         if name == "bytes":
@@ -96,12 +96,12 @@ class GrowingTextTests(TestCase):
         text = GrowingText(DECODERS["bytes"], ["\n\nUser:", "###"])
         said = []
         for token in self.bytes_of("bytes", "a\n\nUs #x\n\nUser: b"):
-            text.add(token)
-            said.append(text.news())
+            text.add_token(token)
+            said.append(text.take_new_text())
             if text.stop is not None:
                 break
         self.assertEqual(said, ["a", "", "", "", "", "\n\nUs ", "", "#x", *[""] * 7])
-        self.assertEqual((text.final, text.news(last=True)), ("a\n\nUs #x", ""))
+        self.assertEqual((text.final, text.take_new_text(last=True)), ("a\n\nUs #x", ""))
 
     @QUICK
     @given(st.text("ab\n", max_size=30), st.lists(st.text("ab\n", min_size=1, max_size=4), max_size=3))

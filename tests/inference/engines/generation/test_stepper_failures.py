@@ -147,14 +147,14 @@ class FailureTests(StepperTestCase):
 
     def test_where_no_cells_can_be_made_the_last_rows_wait_for_the_others(self) -> None:
         cells = self.engine.stepper.cells
-        move, most = cells.move, {"cells": 2 * 128}
+        move, most = cells.move_rows, {"cells": 2 * 128}
 
         def tight(slots: int, width: int, *rest: Any) -> Any:
             if slots * width > most["cells"]:
                 raise NO_MEMORY
             return move(slots, width, *rest)
 
-        with patch.object(cells, "move", tight), patch.object(memory_limit, "CALM", 4):
+        with patch.object(cells, "move_rows", tight), patch.object(memory_limit, "CALM", 4):
             self.assert_others_are_right(self.answers(before=1))
 
     def test_a_lone_row_that_fits_once_what_is_kept_of_prompts_is_let_go_succeeds(self) -> None:
@@ -175,7 +175,7 @@ class FailureTests(StepperTestCase):
         cells, collector = self.engine.stepper.cells, ProgressCollector(self.engine.stepper)
         for failures, is_answered in ((1, True), (2, False)):
             left = [NO_MEMORY] * failures
-            fit = cells.fit
+            fit = cells.make_room
 
             def tight(*given: Any, left: list[RuntimeError] = left, fit: Any = fit, **named: Any) -> None:
                 if not named and left:  # as it grows, and not as it is begun
@@ -183,7 +183,7 @@ class FailureTests(StepperTestCase):
                 fit(*given, **named)
 
             self.engine.stepper.join("hello", "hello", GIVEN, seed=0)
-            with self.subTest(failures), patch.object(cells, "fit", tight):
+            with self.subTest(failures), patch.object(cells, "make_room", tight):
                 answer = collector.all().answers.pop("hello")
                 self.assertEqual(answer == self.expected["hello"], is_answered)
 

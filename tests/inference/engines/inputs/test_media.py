@@ -149,7 +149,7 @@ class BombTests(TestCase):
         chat = [{"role": "user", "content": [{"type": "image", "image": half}] * 2}]
         for value in ({"images": [half] * 2, "text": "both"}, chat):
             with self.assertRaisesRegex(InvalidInput, "together, not 60000000"):
-                task_inputs.image_and_text(value, None)
+                task_inputs.read_image_and_text(value, None)
 
 
 class ImageTests(TestCase):
@@ -191,7 +191,7 @@ class SoundTests(TestCase):
         buffer = io.BytesIO()
         soundfile.write(buffer, np.zeros(20 * rate, np.float32), rate, format="WAV")
         with soundfile.SoundFile(io.BytesIO(buffer.getvalue())) as opened:
-            pieces = list(media.pieces(opened, 16_000))
+            pieces = list(media.resample_pieces(opened, 16_000))
         self.assertEqual(sum(map(len, pieces)), 20 * 16_000)
         self.assertLessEqual(max(map(len, pieces)) / 16_000 * rate, media.MAX_BLOCK)
 

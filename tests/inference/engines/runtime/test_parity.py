@@ -7,7 +7,7 @@ from unittest import TestCase
 import torch
 
 from inference.engines.runtime.parity import SHORT_TYPES, TOLERANCE, Trial, are_alike
-from inference.engines.runtime.row_groups import Together
+from inference.engines.runtime.row_groups import ForwardSharing
 
 LENGTHS = (1, 7, 7, 30)
 
@@ -15,40 +15,42 @@ LENGTHS = (1, 7, 7, 30)
 def trial_of(answer: Callable[[int, list[int]], float], lengths: Sequence[int] = LENGTHS) -> Trial:
     """Of a model whose answer to a text of some tokens depends on the lengths of what it runs with."""
 
-    def answers(inputs: Sequence[Any], together: Together) -> list[Any]:
+    def answers(inputs: Sequence[Any], together: ForwardSharing) -> list[Any]:
         found = []
         for length in inputs:
             same = [other for other in inputs if other == length]
-            beside = {Together.PADDED: list(inputs), Together.EQUAL: same, Together.ALONE: [length]}[together]
+            beside = {ForwardSharing.PADDED: list(inputs), ForwardSharing.EQUAL: same, ForwardSharing.ALONE: [length]}[
+                together
+            ]
             found.append([torch.tensor([answer(length, beside)])])
         return found
 
     return Trial(answers, lengths)
 
 
-def answers_of(answers: Mapping[Together, torch.Tensor]) -> Callable[[Sequence[Any], Together], list[Any]]:
+def answers_of(answers: Mapping[ForwardSharing, torch.Tensor]) -> Callable[[Sequence[Any], ForwardSharing], list[Any]]:
     return lambda inputs, together: [[answers[together]]]
 
 
 class VerdictTests(TestCase):
-    def assert_verdict(self, answer: Callable[[int, list[int]], float], together: Together, *words: str) -> None:
-        verdict = trial_of(answer).verdict()
+    def assert_verdict(self, answer: Callable[[int, list[int]], float], together: ForwardSharing, *words: str) -> None:
+        verdict = trial_of(answer).find_verdict()
         self.assertIs(verdict.together, together)
         self.assertEqual(bool(verdict.note), bool(words))
         for word in words:
             self.assertIn(word, verdict.note)
 
     def test_a_model_that_sees_its_own_text_only_is_padded(self) -> None:
-        self.assert_verdict(lambda own, beside: own * 1.5, Together.PADDED)
+        self.assert_verdict(lambda own, beside: own * 1.5, ForwardSharing.PADDED)
 
     def test_a_sum_in_another_order_is_no_difference(self) -> None:
-        self.assert_verdict(lambda own, beside: own + 1e-5 * len(beside), Together.PADDED)
+        self.assert_verdict(lambda own, beside: own + 1e-5 * len(beside), ForwardSharing.PADDED)
 
     def test_a_model_that_sees_padding_runs_one_length_at_a_time(self) -> None:
-        self.assert_verdict(lambda own, beside: max(beside), Together.EQUAL, "Padding", "one length")
+        self.assert_verdict(lambda own, beside: max(beside), ForwardSharing.EQUAL, "Padding", "one length")
 
     def test_a_model_that_sees_its_neighbours_runs_alone(self) -> None:
-        self.assert_verdict(lambda own, beside: len(beside), Together.ALONE, "else", "alone")
+        self.assert_verdict(lambda own, beside: len(beside), ForwardSharing.ALONE, "else", "alone")
 
     def test_a_model_that_raises_when_it_is_padded_runs_one_length_at_a_time(self) -> None:
         def answer(own: int, beside: list[int]) -> float:
@@ -57,7 +59,7 @@ class VerdictTests(TestCase):
             return own
 
         with self.assertLogs("inference.engines.runtime.parity", "WARNING") as logged:
-            self.assert_verdict(answer, Together.EQUAL, "raise an exception")
+            self.assert_verdict(answer, ForwardSharing.EQUAL, "raise an exception")
         self.assertIn("no mask here", str(logged.output))
 
     def test_a_model_that_answers_at_random_runs_alone_and_that_is_said(self) -> None:
@@ -67,10 +69,12 @@ class VerdictTests(TestCase):
             calls.append(1)
             return float(len(calls))
 
-        self.assert_verdict(answer, Together.ALONE, "call to call")
+        self.assert_verdict(answer, ForwardSharing.ALONE, "call to call")
 
     def test_no_number_is_far_from_any_number(self) -> None:
-        self.assert_verdict(lambda own, beside: float("nan") if len(beside) > 2 else own, Together.EQUAL, "Padding")
+        self.assert_verdict(
+            lambda own, beside: float("nan") if len(beside) > 2 else own, ForwardSharing.EQUAL, "Padding"
+        )
 
 
 class TrialTests(TestCase):
@@ -80,7 +84,7 @@ class TrialTests(TestCase):
                 raise RuntimeError("too short")
             return own
 
-        self.assertIs(trial_of(answer).verdict().together, Together.PADDED)
+        self.assertIs(trial_of(answer).find_verdict().together, ForwardSharing.PADDED)
 
     def test_a_model_that_can_read_nothing_raises(self) -> None:
         with self.assertRaises(ZeroDivisionError):
@@ -89,21 +93,23 @@ class TrialTests(TestCase):
     def test_steps_count_up_to_the_first_at_which_another_token_is_chosen(self) -> None:
         near = [torch.tensor([1.0, 1.00001]), torch.tensor([5.0, 0.0])]
         other = [torch.tensor([1.00001, 1.0]), torch.tensor([0.0, 9.0])]
-        texts = {Together.ALONE: near, Together.PADDED: other}
-        self.assertTrue(Trial(lambda inputs, together: [texts[together]], ["a"]).holds(Together.PADDED))
-        texts[Together.PADDED] = [near[0], torch.tensor([5.0, 4.0])]
-        self.assertFalse(Trial(lambda inputs, together: [texts[together]], ["a"]).holds(Together.PADDED))
+        texts = {ForwardSharing.ALONE: near, ForwardSharing.PADDED: other}
+        self.assertTrue(Trial(lambda inputs, together: [texts[together]], ["a"]).has_parity(ForwardSharing.PADDED))
+        texts[ForwardSharing.PADDED] = [near[0], torch.tensor([5.0, 4.0])]
+        self.assertFalse(Trial(lambda inputs, together: [texts[together]], ["a"]).has_parity(ForwardSharing.PADDED))
 
     def test_what_is_never_chosen_hides_no_difference(self) -> None:
         alone, padded = torch.tensor([-torch.inf, -3e38, 1.0]), torch.tensor([-torch.inf, -3e38, 2.0])
-        texts = {Together.ALONE: [alone], Together.PADDED: [padded], Together.EQUAL: [alone.clone()]}
+        texts = {ForwardSharing.ALONE: [alone], ForwardSharing.PADDED: [padded], ForwardSharing.EQUAL: [alone.clone()]}
         trial = Trial(lambda inputs, together: [texts[together]], ["a"])
-        self.assertEqual([trial.holds(Together.PADDED), trial.holds(Together.EQUAL)], [False, True])
+        self.assertEqual(
+            [trial.has_parity(ForwardSharing.PADDED), trial.has_parity(ForwardSharing.EQUAL)], [False, True]
+        )
 
     def test_short_types_may_differ_by_more(self) -> None:
-        texts = {Together.ALONE: torch.tensor([100.0, 1.0]), Together.PADDED: torch.tensor([103.0, 1.0])}
+        texts = {ForwardSharing.ALONE: torch.tensor([100.0, 1.0]), ForwardSharing.PADDED: torch.tensor([103.0, 1.0])}
         for tolerance, holds in ((SHORT_TYPES, True), (TOLERANCE, False)):
-            self.assertEqual(Trial(answers_of(texts), ["a"], tolerance).holds(Together.PADDED), holds)
+            self.assertEqual(Trial(answers_of(texts), ["a"], tolerance).has_parity(ForwardSharing.PADDED), holds)
 
 
 class AlikeTests(TestCase):

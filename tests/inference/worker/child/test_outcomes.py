@@ -59,7 +59,7 @@ class OutcomeTests(TestCase):
     def test_each_value_of_a_list_counts_whatever_the_first_is(self) -> None:
         text = "x" * 160
         for answer, numbers in (([0.5, text], 13), ([text, 0.5], 13), ([0.5, [0.5] * 9], 11), ([0.5, 0.5], 2)):
-            self.assertEqual(json_values.size(answer), numbers)
+            self.assertEqual(json_values.estimate_size(answer), numbers)
 
     def test_a_part_says_how_much_it_answered_as_the_whole_has_the_bound(self) -> None:
         answers = [[0.5] * 3, [0.5] * 4]
