@@ -112,7 +112,7 @@ class ApiKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not generic at
         now = _hour(clock.now())
         used = dict(KeyUse.objects.filter(key=key, hour__gt=now - DAY).values_list("hour", "requests"))
         hours = [used.get(now - HOUR * ago, 0) for ago in reversed(range(24))]
-        drawn, requests = svg.lengths(hours), f"{sum(hours):,}"
+        drawn, requests = svg.draw_lengths(hours), f"{sum(hours):,}"
         return format_html('<div>{}<small class="help">{} requests; a column is an hour</small></div>', drawn, requests)
 
     @admin.display(description="state")

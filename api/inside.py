@@ -143,7 +143,7 @@ class Inside(Service):
 
     def ready(self) -> Document:
         with _service_call():
-            reasons = health.problems()
+            reasons = health.find_problems()
             return {"ready": not reasons, "reasons": reasons}
 
     def once_stored(self, then: Callable[[], None], *, otherwise: Callable[[], None]) -> None:

@@ -19,7 +19,7 @@ from inference.webhooks import delivery
 
 
 @register()
-def models_file(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
+def check_models_file(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
     try:
         models = lookup.models()
     except specs.CatalogError as error:
@@ -28,7 +28,7 @@ def models_file(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
 
 
 @register()
-def webhook_secret(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
+def check_webhook_secret(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
     if not settings.WEBHOOK_HOSTS:
         return []
     try:
@@ -44,7 +44,7 @@ def _missing(spec: specs.ModelSpec) -> Iterator[CheckMessage]:
     They are warnings and no errors: the process that runs the check may be on a host without models, and the other
     models are to be served beside one that is broken in whatever way.
     """
-    for check in (task_problem, _engine_problem, _weights_problem, packages.find_problem):
+    for check in (find_task_problem, _engine_problem, _weights_problem, packages.find_problem):
         try:
             problem = check(spec)
         except Exception as error:  # a package runs its own code, a module may be no Python, a file may be unreadable
@@ -53,7 +53,7 @@ def _missing(spec: specs.ModelSpec) -> Iterator[CheckMessage]:
             yield Warning(f"[{spec.name}] {problem}", id="inference.W001")
 
 
-def task_problem(spec: specs.ModelSpec) -> str:
+def find_task_problem(spec: specs.ModelSpec) -> str:
     known = tasks.pipeline_names()
     if spec.engine != specs.TRANSFORMERS_ENGINE or spec.task in known:
         return ""

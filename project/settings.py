@@ -41,7 +41,7 @@ MIDDLEWARE = [
     "api.server.middleware.Api",
     # For pages: those of the admin with their files, and those of an app that was added.
     "django.middleware.security.SecurityMiddleware",
-    "inference.admin.content_security_policy.ContentPolicy",
+    "inference.admin.content_security_policy.ContentSecurityPolicy",
     "whitenoise.middleware.WhiteNoiseMiddleware",
     "django.contrib.sessions.middleware.SessionMiddleware",
     "django.middleware.common.CommonMiddleware",

@@ -43,7 +43,7 @@ class TestMonitoring(TestCase):
         Figure.objects.create(grain=Grain.EVER, start=SINCE_EVER, model="", tally={"refused": {"queue_full": 1}})
         replicas = {"0": {"device": "cpu", "memory": {"m": 1}}}
         Worker.objects.create(name="w", pid=1, state=WorkerState.READY, replicas=replicas)
-        self.text = metrics.text().decode()
+        self.text = metrics.format_metrics().decode()
 
     def names(self) -> set[str]:
         families = list(parsed(self.text))

@@ -48,7 +48,7 @@ def waiting_job(row: Job) -> dict[str, Any]:
     """Return a job's document, with its position in the queue and its estimated wait while it is queued."""
     shown = job(row)
     if row.status == Status.QUEUED:
-        place = queue_position.place(row)
+        place = queue_position.find_position(row)
         shown["position"] = place.position
         shown["estimated_wait_s"] = place.wait_s and round(place.wait_s, 1)
     return shown
@@ -99,17 +99,20 @@ def model(spec: ModelSpec) -> dict[str, Any]:
         },
         "parameters": {name: _parameter(parameter) for name, parameter in spec.parameters.items()},
         "served": {
-            "workers": workers.serving(spec.name),
-            "memory_bytes": workers.in_memory().get(spec.name, workers.InMemory()).bytes,
-            "queued": queue_position.queued(spec),
-            "items_per_s": workers.speeds().get(spec.name),
-            "note": workers.notes().get(spec.name),
-            "entries": [_run(run, count) for run, count in sorted(worker_catalogs.runs().get(spec.name, {}).items())],
+            "workers": workers.count_serving_workers(spec.name),
+            "memory_bytes": workers.find_models_in_memory().get(spec.name, workers.MemoryPresence()).bytes,
+            "queued": queue_position.count_queued_jobs(spec),
+            "items_per_s": workers.measure_model_speeds().get(spec.name),
+            "note": workers.read_model_notes().get(spec.name),
+            "entries": [
+                _run(run, count)
+                for run, count in sorted(worker_catalogs.count_living_entries().get(spec.name, {}).items())
+            ],
         },
     }
 
 
-def _run(run: worker_catalogs.Run, count: int) -> dict[str, Any]:
+def _run(run: worker_catalogs.CatalogEntry, count: int) -> dict[str, Any]:
     why = run.why if settings.ENGINE_ERRORS == "full" or not run.why else health.Cause.FAILED.value
     return {
         "model": run.model, "revision": run.revision or None, "state": run.state, "why": why or None, "workers": count,

@@ -66,7 +66,7 @@ class MetricsView(ApiView):
 
     @operations.get_metrics
     def get(self, request: HttpRequest) -> HttpResponse:
-        return HttpResponse(metrics.text(), content_type=metrics.CONTENT_TYPE)
+        return HttpResponse(metrics.format_metrics(), content_type=metrics.CONTENT_TYPE)
 
 
 class LiveView(ApiView):
@@ -82,5 +82,5 @@ class ReadyView(ApiView):
 
     @operations.is_ready
     def get(self, request: HttpRequest) -> HttpResponse:
-        reasons = health.problems()
+        reasons = health.find_problems()
         return codec.answer({"ready": not reasons, "reasons": reasons}, status=503 if reasons else 200)

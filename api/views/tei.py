@@ -87,6 +87,6 @@ class HealthView(ApiView):
 
     @operations.tei_health
     def get(self, request: HttpRequest) -> HttpResponse:
-        if health.problems():
+        if health.find_problems():
             return codec.answer({"error": "unhealthy", "error_type": "unhealthy"}, status=503)
         return HttpResponse(b"", content_type="text/plain")

@@ -19,7 +19,7 @@ POLICY = "; ".join((
 ))  # fmt: skip
 
 
-class ContentPolicy:
+class ContentSecurityPolicy:
     """Middleware that sets the policy of the operator's pages; a page that needs a stricter one has its own."""
 
     def __init__(self, get_response: Callable[[HttpRequest], HttpResponse]) -> None:

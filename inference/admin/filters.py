@@ -91,7 +91,7 @@ class JobFilter(admin.SimpleListFilter):
         except (ValidationError, ValueError) as error:  # the value is no UUID or no number
             raise IncorrectLookupParameters from error
 
-    def listed_with_chosen(self, rows: QuerySet[Any], most: int) -> list[tuple[str, str]]:
+    def add_chosen(self, rows: QuerySet[Any], most: int) -> list[tuple[str, str]]:
         """Return the first `most` of `rows` and the chosen one of them, each by its primary key and as it is shown."""
         listed = list(rows[:most])
         chosen = self.value()
@@ -129,7 +129,7 @@ class WorkerFilter(JobFilter):
     title = parameter_name = "worker"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        return self.listed_with_chosen(Worker.objects.all(), 10)
+        return self.add_chosen(Worker.objects.all(), 10)
 
 
 class OwnerFilter(JobFilter):
@@ -139,7 +139,7 @@ class OwnerFilter(JobFilter):
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
         users = get_user_model()
-        return self.listed_with_chosen(users.objects.order_by(users.USERNAME_FIELD), 20)
+        return self.add_chosen(users.objects.order_by(users.USERNAME_FIELD), 20)
 
 
 class KeyFilter(JobFilter):

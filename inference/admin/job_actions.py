@@ -22,7 +22,7 @@ LINKED = 5
 Line = tuple[int, str]  # for the operator: a level of `django.contrib.messages`, and a sentence
 
 
-def cancel(ids: Sequence[UUID]) -> Iterator[Line]:
+def cancel_jobs(ids: Sequence[UUID]) -> Iterator[Line]:
     cancelled, left = acts.cancel_selected(ids)
     yield from _counted(messages.SUCCESS, cancelled[Status.QUEUED], "cancelled before the run")
     yield from _counted(messages.SUCCESS, cancelled[Status.RUNNING], "cancelled during the run; the output is dropped")
@@ -30,7 +30,7 @@ def cancel(ids: Sequence[UUID]) -> Iterator[Line]:
         yield from _counted(messages.WARNING, count, f"not changed: {reason}")
 
 
-def retry(ids: Iterable[UUID], *, alone: bool = False) -> Iterator[Line]:
+def retry_jobs(ids: Iterable[UUID], *, alone: bool = False) -> Iterator[Line]:
     accepted, refused = list[Job](), Counter[str]()
     for job_id in ids:
         try:

@@ -67,7 +67,7 @@ class StoredSize(Func):
         return super().as_sql(compiler, connection, function="length", **context)
 
 
-def search(term: str, keys: set[str], jobs: QuerySet[Job], user: Any) -> Search:
+def search_jobs(term: str, keys: set[str], jobs: QuerySet[Job], user: Any) -> Search:
     """Find jobs by a term.
 
     Parts are found by their whole, by what they ran in, and by their own ids. A request's id and an Idempotency-Key are
@@ -157,7 +157,7 @@ def _by_text(term: str, jobs: QuerySet[Job]) -> Search:
         chunk = list(newest.filter(pk__lt=chunk[-1][0])[:CHUNK])
 
 
-def of(query: QueryDict, user: Any) -> Lookups | None:
+def make_lookups(query: QueryDict, user: Any) -> Lookups | None:
     """Return the lookups of a list's query, or None if it has a filter that an act on all jobs does not know.
 
     Without that filter the act would concern more jobs than are listed.
@@ -171,7 +171,7 @@ def of(query: QueryDict, user: Any) -> Lookups | None:
             found["id__gte"] = str(first_id_at(since))
         elif key not in PASSED_OVER | {"q"}:
             return None
-    return _both(found, search(query.get("q", ""), set(query), Job.objects.filter(**found), user).lookups)
+    return _both(found, search_jobs(query.get("q", ""), set(query), Job.objects.filter(**found), user).lookups)
 
 
 def _both(chosen: Lookups, found: Lookups) -> Lookups | None:

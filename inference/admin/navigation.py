@@ -27,7 +27,7 @@ class PageLink(NamedTuple):
     is_here: bool
 
 
-def places(request: HttpRequest) -> Iterator[PageLink]:
+def list_pages(request: HttpRequest) -> Iterator[PageLink]:
     """Yield the places that this user may see; of those that the page lies in, the innermost is marked."""
     seen = [(name, reverse(view)) for name, view, right in PLACES if not right or request.user.has_perm(right)]
     here = max((url for _, url in seen if request.path.startswith(url)), key=len, default="")

@@ -55,7 +55,7 @@ class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not generic 
     def has_steer_permission(self, request: HttpRequest) -> bool:
         return request.user.has_perm(self.steered_by)
 
-    def button(self, act: Callable[..., HttpResponse]) -> Callable[..., HttpResponse]:
+    def make_button_view(self, act: Callable[..., HttpResponse]) -> Callable[..., HttpResponse]:
         """Return the view that a button posts to."""
 
         def view(request: HttpRequest, **place: Any) -> HttpResponse:
@@ -67,7 +67,7 @@ class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not generic 
 
         return self.admin_site.admin_view(view)
 
-    def page(self, request: HttpRequest, template: str, **context: Any) -> HttpResponse:
+    def render_page(self, request: HttpRequest, template: str, **context: Any) -> HttpResponse:
         """Return a page of our own for users who may see these rows.
 
         Raises `PermissionDenied` for other users.

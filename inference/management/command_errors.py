@@ -11,7 +11,7 @@ from inference.errors import InferenceError, NoWorker
 
 
 @contextlib.contextmanager
-def readable_errors() -> Iterator[None]:
+def show_errors_as_sentences() -> Iterator[None]:
     try:
         yield
     except NoWorker as error:

@@ -38,7 +38,7 @@ SUMS = (
 )
 
 
-def families() -> Iterator[Metric]:
+def collect_counters() -> Iterator[Metric]:
     totals = series.totals()
     refused = {model: tally.get("refused", {}) for model, tally in totals.items()}
     answered = totals.pop(SERVICE, {}).get("requests", {})

@@ -54,20 +54,20 @@ class Reason:
         return self.detail or self.cause.value
 
 
-def problems() -> list[str]:
+def find_problems() -> list[str]:
     """Return sentences on why the service is not ready, which the public may read.
 
     It is ready when the database and the broker answer, and every model is served.
     """
-    found = list(broker_problems())
+    found = list(find_broker_problems())
     try:
-        living = list(workers.living())
+        living = list(workers.select_living())
     except (DatabaseError, InterfaceError):
         return [*found, "The database does not answer."]
     return [*found, *_models(living)]
 
 
-def broker_problems() -> Iterator[str]:
+def find_broker_problems() -> Iterator[str]:
     try:
         publisher.ping_broker()
     except BrokerUnavailable:
@@ -84,11 +84,11 @@ def _models(living: Sequence[Worker]) -> Iterator[str]:
     is_full = settings.ENGINE_ERRORS == "full"
     if not lookup.known_models():
         yield f"The models file is refused{f': {lookup.find_file_problem()}' if is_full else '.'}"
-    for name, reason in unserved(living).items():
+    for name, reason in find_unserved_models(living).items():
         yield f"{name}: {reason.text if is_full else reason.cause.value}"
 
 
-def unserved(living: Sequence[Worker]) -> dict[str, Reason]:
+def find_unserved_models(living: Sequence[Worker]) -> dict[str, Reason]:
     """Return the models of the models file that none of these workers serves, and why."""
     served = workers.count_served(worker for worker in living if worker.connected)
     return {name: _why(living, name) for name in lookup.known_models() if not served[name]}
@@ -123,7 +123,7 @@ def explain_wait(job: Job) -> str:
     try:
         if job.model in operator_controls.paused_models():
             return f"{job.model!r} is paused: its jobs wait until it is resumed."
-        return "" if workers.serving(job.model) else explain_unserved(job.model)[0]
+        return "" if workers.count_serving_workers(job.model) else explain_unserved(job.model)[0]
     except Exception as error:
         if not is_away(error):
             raise
@@ -132,5 +132,5 @@ def explain_wait(job: Job) -> str:
 
 def explain_unserved(name: str) -> tuple[str, str]:
     """Return two texts on why no worker serves the model: one for clients, and the detail for its operator."""
-    reason = _why(list(workers.living()), name)
+    reason = _why(list(workers.select_living()), name)
     return f"No worker serves {name!r} now. {reason.cause.sentence}", reason.detail

@@ -22,7 +22,7 @@ CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 Sample = tuple[dict[str, str], float]
 
 
-class Figures:
+class MetricsCollector:
     """A collector of prometheus_client, which reads its families when they are asked for."""
 
     def collect(self) -> Iterator[Metric]:
@@ -30,14 +30,14 @@ class Figures:
         yield _family("streams_open", "Streams that this web process writes.", [({}, len(hub))])
 
 
-def text() -> bytes:
+def format_metrics() -> bytes:
     """Return the metrics in Prometheus's text format."""
-    return generate_latest(Figures())
+    return generate_latest(MetricsCollector())
 
 
 @Remembered
 def _of_rows() -> list[Metric]:
-    living = list(workers.living())
+    living = list(workers.select_living())
     owned = _jobs_of_owners()
     queued, ages = sample.count_queued_jobs()
     waiting = [*_by_model(queued, status="queued"), *_by_model(sample.count_running_jobs(), status="running")]
@@ -64,7 +64,7 @@ def _of_rows() -> list[Metric]:
         _family("tokens_per_second", "Generated in the last seconds.", _generation(living, "tokens_per_s")),
         _family("model_memory_bytes", "What a model takes of a device.", _memory(living)),
         _family("attention", "1 while this needs attention, as the admin's first page says.", _attention()),
-        *counters.families(),
+        *counters.collect_counters(),
     ]
 
 
@@ -110,7 +110,7 @@ def _memory(living: Iterable[Worker]) -> Iterator[Sample]:
 
 
 def _attention() -> Iterator[Sample]:
-    found = {item.code for item in attention.items()}
+    found = {item.code for item in attention.find_items()}
     for code in attention.CODES:
         yield {"code": code}, code in found
 

@@ -75,7 +75,7 @@ class OwnerQueue(NamedTuple):
     owner: Any  # the user's primary key as the database returns it; None for jobs without an owner
 
 
-def name_of(owner: Any) -> str | None:
+def format_owner(owner: Any) -> str | None:
     """Return the name of an owner in messages, from the primary key as the database returned it.
 
     The key may be a number or a UUID.
@@ -91,7 +91,7 @@ class _Counted(NamedTuple):
 _remembered: dict[str, Remembered[_Counted]] = {}
 
 
-def counts(model: str, priority: int) -> Mapping[tuple[int, Any], int] | None:
+def count_waiting_jobs(model: str, priority: int) -> Mapping[tuple[int, Any], int] | None:
     """Return how many jobs of this priority and above wait, by priority and owner, as of a second ago at most.
 
     It is None if more than `MOST_COUNTED` of them wait, as counting these would take long. Jobs of lower priorities may
@@ -147,7 +147,7 @@ def read_queues(models: Collection[str], *, after: Any = None) -> tuple[list[Own
     return [line for line in found if line.model is not None], last
 
 
-def first_jobs(of: Sequence[OwnerQueue], *, most: int) -> list[Job]:
+def read_first_jobs(of: Sequence[OwnerQueue], *, most: int) -> list[Job]:
     """Return the first waiting jobs of each of these lines, without their inputs, at most `most` of each."""
     if not of:
         return []

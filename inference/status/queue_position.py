@@ -42,7 +42,7 @@ class _Line(NamedTuple):
     last: UUID
 
 
-def place(job: Job) -> QueuePosition:
+def find_position(job: Job) -> QueuePosition:
     """Return where a queued job stands, by order of arrival or by the turns of owners, whichever is sooner."""
     queued = Job.objects.filter(model=job.model, status=Status.QUEUED)
     count = _bounded(queued.filter(priority__lt=job.priority))
@@ -50,19 +50,19 @@ def place(job: Job) -> QueuePosition:
         count += _bounded(queued.filter(priority=job.priority, pk__lt=job.pk))
     if count >= EXACT_UP_TO:
         count = max(count, _estimate(job))
-    if count > 1 and (counts := owners.counts(job.model, job.priority)):
+    if count > 1 and (counts := owners.count_waiting_jobs(job.model, job.priority)):
         own = _bounded(queued.filter(priority=job.priority, owner=job.owner_id, pk__lt=job.pk))
         if own < EXACT_UP_TO:
             count = min(count, _in_turn(job.model, counts, job.priority, job.owner_id, own))
-    return QueuePosition(position=count + 1, wait_s=workers.seconds_for(job.model, count + 1))
+    return QueuePosition(position=count + 1, wait_s=workers.predict_seconds(job.model, count + 1))
 
 
-def ahead_of_next(model: str, priority: int, owner: Any) -> int:
+def count_jobs_ahead(model: str, priority: int, owner: Any) -> int:
     """Return about how many jobs go before the next one of this owner.
 
     It is `sys.maxsize` if too many jobs wait to count them.
     """
-    counts = owners.counts(model, priority)
+    counts = owners.count_waiting_jobs(model, priority)
     return sys.maxsize if counts is None else _in_turn(model, counts, priority, owner, counts.get((priority, owner), 0))
 
 
@@ -92,12 +92,12 @@ def count_to_limit(model: str) -> int:
     return Job.objects.filter(model=model, status=Status.QUEUED, priority__lt=Priority.LOW).order_by().count()
 
 
-def queued(spec: ModelSpec) -> int:
+def count_queued_jobs(spec: ModelSpec) -> int:
     """Count the jobs that wait, up to the model's limit."""
     return Job.objects.filter(model=spec.name, status=Status.QUEUED).order_by().values("pk")[: spec.max_queued].count()
 
 
-def first_queued(models: Iterable[str]) -> dict[str, tuple[int, UUID]]:
+def find_first_queued(models: Iterable[str]) -> dict[str, tuple[int, UUID]]:
     """Return by model the priority and id of the job that goes first, for models of which one waits.
 
     It is one query, which reads one index entry for each model.
@@ -108,7 +108,7 @@ def first_queued(models: Iterable[str]) -> dict[str, tuple[int, UUID]]:
         return {model: (priority, UUID(str(job_id))) for model, priority, job_id in cursor.fetchall()}
 
 
-def milliseconds(job_id: UUID) -> int:
+def read_creation_ms(job_id: UUID) -> int:
     """Return when a job was made, in milliseconds since 1970, from its UUIDv7."""
     return job_id.int >> 80
 
@@ -121,7 +121,7 @@ def _estimate(job: Job) -> int:
     lines = _lines_of(job.model)
     ahead = sum(line.jobs for priority, line in lines.items() if priority < job.priority)
     if own := lines.get(job.priority):
-        first, last, here = map(milliseconds, (own.first, own.last, job.pk))
+        first, last, here = map(read_creation_ms, (own.first, own.last, job.pk))
         share = (here - first) / (last - first) if last > first else 1.0
         ahead += int(own.jobs * min(max(share, 0.0), 1.0))
     return ahead

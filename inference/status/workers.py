@@ -35,7 +35,7 @@ PATIENCE_S = 5.0  # seconds that a thread waits for another thread's read
 T = TypeVar("T")
 
 
-def living() -> QuerySet[Worker]:
+def select_living() -> QuerySet[Worker]:
     """Return the workers that were heard lately.
 
     A heartbeat in the future was written before the clock was set back. If it is further away than `WORKER_SILENT_S`,
@@ -44,12 +44,12 @@ def living() -> QuerySet[Worker]:
     return Worker.objects.filter(state__in=PRESENT, heartbeat_at__range=_lately())
 
 
-def silent() -> QuerySet[Worker]:
+def select_silent() -> QuerySet[Worker]:
     """Return the workers that are present by their rows and were not heard lately."""
     return Worker.objects.filter(state__in=PRESENT).exclude(heartbeat_at__range=_lately())
 
 
-def is_late() -> Q:
+def late_heartbeats() -> Q:
     """Return the condition for workers that missed some heartbeats: their rows no longer show what they run."""
     return Q(heartbeat_at__lt=Now() - datetime.timedelta(seconds=LATE_BEATS * settings.WORKER_HEARTBEAT_S))
 
@@ -60,7 +60,7 @@ def find_gpu_conflicts(worker: Worker) -> dict[str, list[str]]:
     Workers of one host are recognized by their names. They do not divide the memory of these GPUs between them.
     """
     host, own = worker.name.partition("@")[2], _gpus(worker)
-    others = living().filter(name__endswith=f"@{host}").exclude(name=worker.name)  # nor its own earlier starts
+    others = select_living().filter(name__endswith=f"@{host}").exclude(name=worker.name)  # nor its own earlier starts
     return {other.name: sorted(both) for other in others.order_by("name") if (both := own & _gpus(other))}
 
 
@@ -145,40 +145,40 @@ def count_served(rows: Iterable[Worker]) -> Counter[str]:
 
 
 @Remembered
-def served_models() -> Counter[str]:
-    return count_served(living().only("model_names"))
+def count_served_models() -> Counter[str]:
+    return count_served(select_living().only("model_names"))
 
 
 @Remembered
-def speeds() -> dict[str, float]:
+def measure_model_speeds() -> dict[str, float]:
     """Return by model the items a second of all its replicas together, while they run."""
     total: dict[str, float] = {}
-    for replicas, speeds in living().values_list("replicas_ready", "speeds"):
+    for replicas, speeds in select_living().values_list("replicas_ready", "speeds"):
         for model, speed in speeds.items():
             total[model] = total.get(model, 0.0) + speed * max(1, replicas)
     return total
 
 
 @Remembered
-def notes() -> dict[str, str]:
+def read_model_notes() -> dict[str, str]:
     """Return by model how it is run, if that is another way than for most."""
-    rows = living().filter(state__in=SERVING).values_list("replicas", flat=True)
+    rows = select_living().filter(state__in=SERVING).values_list("replicas", flat=True)
     found = (replica.get("notes", {}) for replicas in rows for replica in replicas.values())
     return {name: note for notes in found for name, note in notes.items()}
 
 
-def serving(model: str) -> int:
+def count_serving_workers(model: str) -> int:
     """Return how many living workers serve the model.
 
     A count of zero is never remembered: it is read again.
     """
-    if not served_models().get(model):
-        served_models.forget()
-    return served_models()[model]
+    if not count_served_models().get(model):
+        count_served_models.forget()
+    return count_served_models()[model]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class InMemory:
+class MemoryPresence:
     """The presence of a model in the memory of the living workers."""
 
     workers: int = 0  # workers that have it in memory
@@ -187,12 +187,12 @@ class InMemory:
 
 
 @Remembered
-def in_memory() -> dict[str, InMemory]:
-    found: dict[str, InMemory] = {}
-    for catalog in living().filter(state__in=SERVING).values_list("catalog", flat=True):
+def find_models_in_memory() -> dict[str, MemoryPresence]:
+    found: dict[str, MemoryPresence] = {}
+    for catalog in select_living().filter(state__in=SERVING).values_list("catalog", flat=True):
         for entry in (catalog or {}).get("models", ()):
-            before = found.get(entry["name"], InMemory())
-            found[entry["name"]] = InMemory(
+            before = found.get(entry["name"], MemoryPresence())
+            found[entry["name"]] = MemoryPresence(
                 workers=before.workers + (entry["state"] == "ready"),
                 bytes=entry.get("memory") or before.bytes,
                 load_s=entry.get("load_s") or before.load_s,
@@ -200,12 +200,12 @@ def in_memory() -> dict[str, InMemory]:
     return found
 
 
-def seconds_for(model: str, jobs: int) -> float | None:
+def predict_seconds(model: str, jobs: int) -> float | None:
     """Return how many seconds so many jobs take at the measured speed.
 
     The load of a lazy model that no worker has in memory is added. The result is None while neither was measured.
     """
-    speed, load_s = speeds().get(model), _load_s(model)
+    speed, load_s = measure_model_speeds().get(model), _load_s(model)
     return jobs / speed + load_s if speed else load_s or None
 
 
@@ -213,5 +213,5 @@ def _load_s(model: str) -> float:
     spec = lookup.known_models().get(model)
     if spec is None or not spec.is_lazy:
         return 0.0
-    place = in_memory().get(model, InMemory())
+    place = find_models_in_memory().get(model, MemoryPresence())
     return 0.0 if place.workers else place.load_s or 0.0

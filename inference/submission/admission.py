@@ -77,7 +77,7 @@ def _full(kind: str, key: Any, waiting: int, jobs: int, limit: int) -> TooManyQu
         return TooManyQueued(
             f"{waiting} of your jobs wait, at most {limit} may. Try again when some are finished.", retry_after_s=low_s
         )
-    room_in_s = workers.seconds_for(key, waiting + jobs - limit) or 5.0  # at the measured speed
+    room_in_s = workers.predict_seconds(key, waiting + jobs - limit) or 5.0  # at the measured speed
     return QueueFull(
         f"The queue of {key!r} is full: {waiting} jobs wait, at most {limit} may. Try again later.",
         retry_after_s=min(max(room_in_s, low_s), high_s),
@@ -100,7 +100,7 @@ def estimate_wait_s(job: Job) -> float | None:
     """
     try:
         waiting = _line("model", job.model, job.priority).waiting
-        return workers.seconds_for(job.model, _ahead(job.model, job.priority, job.owner_id, waiting))
+        return workers.predict_seconds(job.model, _ahead(job.model, job.priority, job.owner_id, waiting))
     except Exception as error:
         if not is_away(error):
             raise
@@ -109,7 +109,7 @@ def estimate_wait_s(job: Job) -> float | None:
 
 def _ahead(model: str, priority: int, owner: Any, waiting: int) -> int:
     """Return how many of the waiting jobs go before the next job of this owner, since owners take turns."""
-    return min(waiting, queue_position.ahead_of_next(model, priority, owner)) if waiting > 1 else waiting
+    return min(waiting, queue_position.count_jobs_ahead(model, priority, owner)) if waiting > 1 else waiting
 
 
 def max_queued(spec: ModelSpec, priority: int) -> int:
@@ -127,10 +127,10 @@ def forget() -> None:
 def _refuse_long_wait(terms: Terms, waiting: int, limit_s: float) -> None:
     """Raise `Overloaded` if a new job would wait for more than `limit_s` behind `waiting` jobs."""
     model = terms.spec.name
-    wait_s = workers.seconds_for(model, waiting)
+    wait_s = workers.predict_seconds(model, waiting)
     if limit_s and wait_s and wait_s > limit_s:
         owner = terms.owner and terms.owner.pk
-        wait_s = workers.seconds_for(model, _ahead(model, terms.priority, owner, waiting))
+        wait_s = workers.predict_seconds(model, _ahead(model, terms.priority, owner, waiting))
     if limit_s and wait_s and wait_s > limit_s:
         raise Overloaded(
             f"A new job of {model!r} would wait about {wait_s:.0f} s, more than {limit_s:g} s. Try again later.",

@@ -12,23 +12,23 @@ from inference.admin.rendering import display
 from inference.catalog.lookup import known_models
 
 register = template.Library()
-register.filter("ago", display.ago)
-register.filter("badge", display.badge)
+register.filter("ago", display.format_age)
+register.filter("badge", display.render_badge)
 register.filter("live_state", workers.live_state)
 register.filter("visible", display.escape_text)
-register.filter("meter", display.meter)
-register.filter("took", display.duration)
-register.simple_tag(navigation.places, name="places")
+register.filter("meter", display.draw_meter)
+register.filter("took", display.format_duration)
+register.simple_tag(navigation.list_pages, name="places")
 
 
 @register.filter
 def age(moment: Any) -> str:
-    return display.duration(clock.now() - moment if moment else None)
+    return display.format_duration(clock.now() - moment if moment else None)
 
 
 @register.simple_tag
 def dashboard_now() -> dict[str, Any]:
-    return {**dashboard.now(), "names": list(known_models())}
+    return {**dashboard.collect_dashboard(), "names": list(known_models())}
 
 
 @register.filter

@@ -191,7 +191,7 @@ def _at_once(messages: Iterable[JobMessage]) -> Iterator[list[JobMessage]]:
 
 def _run_here() -> set[str]:
     """Return the models of the models file, and those gone from it whose last jobs workers still run."""
-    return {*models(), *workers.count_served(workers.living().only("model_names"))}
+    return {*models(), *workers.count_served(workers.select_living().only("model_names"))}
 
 
 def _missing() -> Q:
@@ -203,7 +203,7 @@ def _missing() -> Q:
         Job.objects.filter(status=Status.QUEUED).order_by().values_list("model", flat=True).distinct()
     )
     priorities = publisher.list_waiting_priorities([queue_of(name) for name in waiting])
-    living = list(workers.living())
+    living = list(workers.select_living())
     held = any(worker.held or worker.replicas_busy for worker in living)
     missing = Q(pk__in=[])
     for name in waiting:

@@ -24,7 +24,7 @@ from inference import clock, row_locks
 from inference.fields.ids import first_id_at
 from inference.figures import fold, marks
 from inference.models import ENDED, TERMINAL, WAITING, Bulk, Job, Webhook, Worker
-from inference.status.queue_position import milliseconds
+from inference.status.queue_position import read_creation_ms
 from inference.upkeep import acts
 
 logger = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ def may_be_removed(job_id: UUID) -> bool:
     """Return True if a job of this id, made by this service and no longer there, may have been removed by now."""
     if not settings.JOB_RETENTION_DAYS or job_id.version != 7:
         return False
-    return milliseconds(job_id) / 1000 < clock.time_s() - settings.JOB_RETENTION_DAYS * 86_400
+    return read_creation_ms(job_id) / 1000 < clock.time_s() - settings.JOB_RETENTION_DAYS * 86_400
 
 
 class Sweep:

@@ -19,7 +19,7 @@ from inference.catalog.sizes import lengths
 from inference.errors import InferenceError
 from inference.models import Job, Status, Worker, WorkerState
 from inference.status import metrics, queue_position, worker_catalogs
-from inference.status.workers import in_memory, notes, served_models, speeds
+from inference.status.workers import count_served_models, find_models_in_memory, measure_model_speeds, read_model_notes
 from inference.store import transitions
 from inference.store.transitions import Outcome
 from inference.submission import admission
@@ -83,14 +83,20 @@ class Laborer(threading.Thread):
 class ApiTestCase(TransactionTestCase):
     def setUp(self) -> None:
         redis_client.get_client().flushdb()
-        figures = (served_models, in_memory, notes, speeds, worker_catalogs.runs)
+        figures = (
+            count_served_models,
+            find_models_in_memory,
+            read_model_notes,
+            measure_model_speeds,
+            worker_catalogs.count_living_entries,
+        )
         for remembered in (*figures, admission, queue_position, metrics):
             remembered.forget()
 
     @contextlib.contextmanager
     def worker(self, answer: Answer = echo_answer) -> Iterator[Laborer]:
         laborer = Laborer(answer)
-        served_models.forget()
+        count_served_models.forget()
         laborer.start()
         try:
             yield laborer
@@ -101,7 +107,7 @@ class ApiTestCase(TransactionTestCase):
     def idle_worker(self) -> Worker:
         """Have a living worker that takes no job."""
         row = Laborer().row
-        served_models.forget()
+        count_served_models.forget()
         return row
 
     def post(self, path: str, body: Any = None, **options: Any) -> Response:

@@ -97,9 +97,9 @@ class OperatorTests(BadFile, AdminCase):
         self.assertIn(REASON, self.text("/admin/"))
         again = self.client.post(JOBS, {"action": "retry_jobs", "_selected_action": [job.pk]}, follow=True)
         self.assertContains(again, "No model is served before the models file")
-        self.assertEqual([item.code for item in attention.items()], ["ModelsFileRefused"])
+        self.assertEqual([item.code for item in attention.find_items()], ["ModelsFileRefused"])
         shown = io.StringIO()
         with self.assertRaises(SystemExit):
             call_command("status", stdout=shown)
         self.assertIn(REASON, shown.getvalue())
-        self.assertIn('inference_attention{code="ModelsFileRefused"} 1.0', metrics.text().decode())
+        self.assertIn('inference_attention{code="ModelsFileRefused"} 1.0', metrics.format_metrics().decode())

@@ -60,7 +60,10 @@ class SubmitTests(ApiTestCase):
     def test_a_full_queue_is_503_until_there_is_room_at_the_measured_speed(self) -> None:
         Job.objects.bulk_create(Job(model="echo", inputs="x") for _ in range(20))
         for speed, seconds in ((0.3, "4"), (0.01, "60"), (100.0, "1")):
-            with self.subTest(speed=speed), patch.object(workers, "speeds", lambda speed=speed: {"echo": speed}):
+            with (
+                self.subTest(speed=speed),
+                patch.object(workers, "measure_model_speeds", lambda speed=speed: {"echo": speed}),
+            ):
                 answer = self.post("/v1/jobs", {"model": "echo", "inputs": "x"})
                 self.assert_problem(answer, 503, "queue_full")
                 self.assertEqual(answer["Retry-After"], seconds)

@@ -40,7 +40,7 @@ class StoredIdsTests(ApiTestCase):
         self.assertEqual((answer.status_code, answer.json()["id"]), (202, self.stored()))
 
     def test_the_estimate_of_the_wait(self) -> None:
-        with patch.object(workers, "speeds", workers.Remembered(away)):
+        with patch.object(workers, "measure_model_speeds", workers.Remembered(away)):
             answer = self.post("/v1/jobs", {**JOB, "priority": "low"})
         self.assertEqual((answer.status_code, answer.json()["id"]), (202, self.stored()))
 

@@ -612,7 +612,7 @@ class TestDisplay(TestCase):
     def test_durations_are_read_at_a_glance(self) -> None:
         for seconds, text in ((0.0, "0 ms"), (0.012, "12 ms"), (3.44, "3.4 s"), (59, "59 s"), (300, "5 min"),
                               (7200, "2 h"), (259_200, "3 d"), (None, "-")):  # fmt: skip
-            self.assertEqual(display.duration(seconds), text)
+            self.assertEqual(display.format_duration(seconds), text)
 
     def test_an_id_of_a_moment_sorts_before_every_job_of_it(self) -> None:
         job = make_job()

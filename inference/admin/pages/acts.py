@@ -18,12 +18,12 @@ from inference.status import workers
 from inference.telemetry.plurals import count_of
 
 
-def words(selection: dict[str, Any]) -> str:
-    phrases = (f"{name}: {value}" for name, value in facts(selection))
+def describe_selection(selection: dict[str, Any]) -> str:
+    phrases = (f"{name}: {value}" for name, value in list_selection_facts(selection))
     return display.escape_text(", ".join(phrases)) or "all jobs"
 
 
-def facts(selection: dict[str, Any]) -> list[tuple[str, str]]:
+def list_selection_facts(selection: dict[str, Any]) -> list[tuple[str, str]]:
     """Return what the jobs were chosen by, in words; jobs that a search found are counted."""
     conditions = {
         lookup.replace("__", " "): str(value)
@@ -44,11 +44,11 @@ class ActAdmin(ReadOnlyAdmin):
     change_form_template = "inference/act.html"
     fields = ("kind", "selection_shown", "counted", "done", "left_shown", "by", "created", "finished")
 
-    state_now = display.fact("state", "state", display.badge)
-    selection_shown = display.fact("selection", "selection", words)
-    created = display.fact("started", "created_at", display.ago)
-    finished = display.fact("ended", "finished_at", display.ago)
-    left_shown = display.fact(
+    state_now = display.make_column("state", "state", display.render_badge)
+    selection_shown = display.make_column("selection", "selection", describe_selection)
+    created = display.make_column("started", "created_at", display.format_age)
+    finished = display.make_column("ended", "finished_at", display.format_age)
+    left_shown = display.make_column(
         "not changed", "left",
         lambda left: display.escape_text("; ".join(f"{count:,} {reason}" for reason, count in left.items())),
     )  # fmt: skip
@@ -56,13 +56,16 @@ class ActAdmin(ReadOnlyAdmin):
     def change_view(
         self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
-        context = {"title": "Action on jobs", "nobody": not workers.living().exists()}
+        context = {"title": "Action on jobs", "nobody": not workers.select_living().exists()}
         return super().change_view(request, object_id, form_url, {**context, **(extra_context or {})})
 
     def get_urls(self) -> list[URLPattern]:
-        return [path("<uuid:pk>/stop/", self.button(self.stop), name="inference_act_stop"), *super().get_urls()]
+        return [
+            path("<uuid:pk>/stop/", self.make_button_view(self.stop_act), name="inference_act_stop"),
+            *super().get_urls(),
+        ]
 
-    def stop(self, request: HttpRequest, pk: UUID) -> HttpResponse:
+    def stop_act(self, request: HttpRequest, pk: UUID) -> HttpResponse:
         """Stop an act after the chunk that a worker is at."""
         act = get_object_or_404(Act, pk=pk)
         if Act.objects.filter(pk=pk, state__in=ACTING).update(state=ActState.STOPPED, finished_at=Now()):

@@ -87,10 +87,10 @@ class BatchSummary:
 
     @property
     def lengths(self) -> SafeString:
-        return svg.lengths([job.length for job in self.jobs], to=self.longest)
+        return svg.draw_lengths([job.length for job in self.jobs], to=self.longest)
 
 
-def recent() -> list[BatchSummary]:
+def list_recent_batches() -> list[BatchSummary]:
     """Return the batches of the newest jobs, the latest first."""
     jobs = [
         job for status in RAN for job in Job.objects.filter(status=status, batch__isnull=False).only(*COLUMNS)[:RECENT]
@@ -99,7 +99,7 @@ def recent() -> list[BatchSummary]:
     return found[:RECENT]
 
 
-def of(batch: UUID) -> BatchSummary | None:
+def find_batch(batch: UUID) -> BatchSummary | None:
     found = _batches(Job.objects.filter(batch=batch).only(*COLUMNS, "created_at")[:MOST])
     return next(iter(found), None)
 

@@ -12,7 +12,7 @@ from inference.figures import series
 LONGEST_NAME = 100  # characters of the name of a model
 
 
-def figures(request: HttpRequest) -> HttpResponse:
+def figures_view(request: HttpRequest) -> HttpResponse:
     _see_that_they_may(request)
     name, model = request.GET.get("range", "15m"), request.GET.get("model", "")
     if name not in series.RANGES or len(model) > LONGEST_NAME:
@@ -22,10 +22,10 @@ def figures(request: HttpRequest) -> HttpResponse:
     return answer
 
 
-def now(request: HttpRequest) -> HttpResponse:
+def tables_view(request: HttpRequest) -> HttpResponse:
     """Return the tables of the first page."""
     _see_that_they_may(request)
-    answer = render(request, "inference/now.html", dashboard.now())
+    answer = render(request, "inference/now.html", dashboard.collect_dashboard())
     answer["Cache-Control"] = "no-store"
     return answer
 
@@ -36,6 +36,6 @@ def _see_that_they_may(request: HttpRequest) -> None:
 
 
 urls = [
-    path("figures", admin.site.admin_view(figures), name="figures"),
-    path("now", admin.site.admin_view(now), name="now"),
+    path("figures", admin.site.admin_view(figures_view), name="figures"),
+    path("now", admin.site.admin_view(tables_view), name="now"),
 ]

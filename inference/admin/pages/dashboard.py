@@ -29,21 +29,21 @@ RECENT = datetime.timedelta(minutes=15)  # time of which batch sizes and duratio
 SIZES = ("1", "2", "3-4", "5-8", "9-16", "17-32", "33+")  # items of a batch
 
 
-def now() -> dict[str, Any]:
+def collect_dashboard() -> dict[str, Any]:
     hour = series.ends_since(clock.now() - datetime.timedelta(hours=1))
     return {
-        "attention": attention_rows(),
-        "models": model_rows(),
+        "attention": list_attention_rows(),
+        "models": list_model_rows(),
         "workers": workers.recent_workers(Worker.objects.all())[:50],
-        "failures": failure_rows(hour),
-        "finished": finished_in_last_hour(hour),
+        "failures": list_failure_rows(hour),
+        "finished": count_last_hour(hour),
     }
 
 
-def attention_rows() -> list[dict[str, Any]]:
+def list_attention_rows() -> list[dict[str, Any]]:
     """Return what needs attention, each item with the address of a page about it, and with what follows from it."""
     rows: list[dict[str, Any]] = []
-    for item in attention.items():
+    for item in attention.find_items():
         row = {"item": item, "place": _place_of(item.about), "consequences": []}
         (rows[-1]["consequences"] if item.follows else rows).append(row)
     return rows
@@ -66,10 +66,10 @@ def _place_of(about: tuple[str, ...]) -> str:
     return ""
 
 
-def model_rows() -> list[dict[str, Any]]:
+def list_model_rows() -> list[dict[str, Any]]:
     (queued, ages), running = sample.count_queued_jobs(), sample.count_running_jobs()
-    living, recent = list(workers.living()), series.totals_since(clock.now() - RECENT)
-    serving, runs = workers.count_served(living), worker_catalogs.count(living)
+    living, recent = list(workers.select_living()), series.totals_since(clock.now() - RECENT)
+    serving, runs = workers.count_served(living), worker_catalogs.count_entries(living)
     specs = known_models()
     gone = sorted((queued.keys() | running.keys() | runs.keys()) - specs.keys())
     return [
@@ -77,7 +77,7 @@ def model_rows() -> list[dict[str, Any]]:
             "name": name,
             "spec": specs.get(name),  # None for a model that is gone from the file and has jobs left
             "queued": queued.get(name, 0),
-            "oldest": display.duration(ages.get(name)),
+            "oldest": display.format_duration(ages.get(name)),
             "running": running.get(name, 0),
             "workers": serving[name],
             "runs": sorted(runs.get(name, {}).items()),
@@ -91,8 +91,8 @@ def _summarize(tally: Tally) -> dict[str, Any]:
     """Return the medians of a model's times, and the batches that it ran."""
     batches = tally.get("batch")
     return {
-        "wait": display.duration(tallies.quantile(tally.get("wait"), 0.5)),
-        "run": display.duration(tallies.quantile(tally.get("run"), 0.5)),
+        "wait": display.format_duration(tallies.quantile(tally.get("wait"), 0.5)),
+        "run": display.format_duration(tallies.quantile(tally.get("run"), 0.5)),
         "mean_batch": tallies.mean(batches),
         "bars": _bars({int(bucket): count for bucket, count in batches["in"].items()}) if batches else [],
     }
@@ -111,7 +111,7 @@ def _bars(batches: Mapping[int, int]) -> list[dict[str, Any]]:
     ]
 
 
-def failure_rows(ended: Mapping[str, Counter[str]]) -> list[dict[str, Any]]:
+def list_failure_rows(ended: Mapping[str, Counter[str]]) -> list[dict[str, Any]]:
     """Return the failures by model and error code, each with its newest job.
 
     The newest job is found by its id: a search for the one that ended last would read all of them.
@@ -133,6 +133,6 @@ def _day_ago() -> UUID:
     return first_id_at(clock.now() - datetime.timedelta(days=1))
 
 
-def finished_in_last_hour(ended: Mapping[str, Counter[str]]) -> dict[str, str]:
+def count_last_hour(ended: Mapping[str, Counter[str]]) -> dict[str, str]:
     counts = series.count_by_status(ended)
     return {status: f"{counts[status]:,}" for status in TERMINAL}

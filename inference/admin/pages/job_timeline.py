@@ -28,21 +28,21 @@ class Event:
     state: str = "done"  # or "failed", "now", "next"
 
 
-def events(job: Job) -> list[Event]:
+def list_events(job: Job) -> list[Event]:
     """Return the events of a job in the order in which they happened."""
     found = [*_again(job), *_sent(job), *_claimed(job), *_waits(job), *_ended(job), *_webhook(job)]
     return [_accepted(job), *found]
 
 
-def bar(job: Job) -> SafeString:
+def draw_timeline(job: Job) -> SafeString:
     """Draw how long a job waited and ran."""
     parts = [("waited", job.queue_wait), ("ran", job.run_time)]
     known = [(name, took.total_seconds()) for name, took in parts if took is not None]
-    return svg.shares(known) if known else NOTHING
+    return svg.draw_shares(known) if known else NOTHING
 
 
 def _event(job: Job, what: str, at: datetime.datetime | None, **more: Any) -> Event:
-    after = display.duration(at - job.created_at) if at and at > job.created_at else ""
+    after = display.format_duration(at - job.created_at) if at and at > job.created_at else ""
     return Event(what=what, at=at, after=after, **more)
 
 
@@ -103,7 +103,7 @@ def _claimed(job: Job) -> Iterator[Event]:
         detail=format_html("by {}{}, in {}{}", worker_link(job), where, batch_link(job), attempt),
     )  # fmt: skip
     if job.status == Status.RUNNING and job.lease_until:
-        detail = format_html("the lease ends {}", display.ago(job.lease_until))
+        detail = format_html("the lease ends {}", display.format_age(job.lease_until))
         yield Event(what="Running", detail=detail, state="now")
 
 
@@ -133,8 +133,8 @@ def batch_link(job: Job) -> SafeString | str:
 def _waits(job: Job) -> Iterator[Event]:
     if job.status != Status.QUEUED or job.parts:
         return
-    place = queue_position.place(job)
-    soon = f", in about {display.duration(place.wait_s)}" if place.wait_s is not None else ""
+    place = queue_position.find_position(job)
+    soon = f", in about {display.format_duration(place.wait_s)}" if place.wait_s is not None else ""
     yield Event(
         what=f"Number {place.position:,} in the queue", detail=_kept_by(job) or f"waits for its turn{soon}", state="now"
     )
@@ -145,18 +145,18 @@ def _waits(job: Job) -> Iterator[Event]:
 def _kept_by(job: Job) -> str:
     """Return why the turn of a job does not come, or an empty string if it comes."""
     if pause := PausedModel.objects.filter(pk=job.model).first():
-        return f"its model has been paused since {display.at(pause.paused_at)}"
-    return "" if workers.serving(job.model) else "no living worker serves its model"
+        return f"its model has been paused since {display.format_moment(pause.paused_at)}"
+    return "" if workers.count_serving_workers(job.model) else "no living worker serves its model"
 
 
 def _ended(job: Job) -> Iterator[Event]:
     if job.finished_at is None:
         return
-    ran = f"after a run of {display.duration(job.run_time)}" if job.run_time is not None else ""
+    ran = f"after a run of {display.format_duration(job.run_time)}" if job.run_time is not None else ""
     if job.status == Status.SUCCEEDED:
         yield _event(job, "Succeeded", job.finished_at, detail=ran)
     elif job.status == Status.FAILED:
-        why = format_html("<strong>{}</strong> {}{}", job.error_code, ran, display.failure(job))
+        why = format_html("<strong>{}</strong> {}{}", job.error_code, ran, display.describe_failure(job))
         yield _event(job, "Failed", job.finished_at, detail=why, state="failed")
     elif job.status == Status.CANCELLED:
         dropped = "during the run; the output is dropped" if job.started_at else "before the run"

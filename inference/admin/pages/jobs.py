@@ -31,7 +31,7 @@ from inference.admin.filters import (
     WorkerFilter,
 )
 from inference.admin.pages import batches, job_timeline
-from inference.admin.pages.acts import facts as act_facts
+from inference.admin.pages.acts import list_selection_facts as act_facts
 from inference.admin.readonly import ReadOnlyAdmin
 from inference.admin.rendering import display, export, job_payload, media
 from inference.fields.ids import new_job_id
@@ -92,7 +92,7 @@ class JobAdmin(ReadOnlyAdmin):
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Job], search_term: str
     ) -> tuple[QuerySet[Job], bool]:
-        found = job_lookups.search(search_term, set(request.GET), queryset, request.user)
+        found = job_lookups.search_jobs(search_term, set(request.GET), queryset, request.user)
         request.search_limit = found.limit  # type: ignore[attr-defined]  # shown on the page
         return queryset.filter(**found.lookups), False
 
@@ -103,19 +103,19 @@ class JobAdmin(ReadOnlyAdmin):
         """Return the end of the id, as its beginning is the time and alike in neighbours."""
         return format_html('<code title="{}">…{}</code>', job.pk, job.pk.hex[-8:])
 
-    state = display.fact("status", "status", display.badge)
-    code = display.fact("error", "error_code")
-    owner_name = display.fact("owner", "owner_username", display.escape_text)
-    batched = display.fact("batch", "batch_size")
-    wait = display.fact("wait", "queue_wait", display.duration)
-    run = display.fact("run", "run_time", display.duration)
-    accepted = display.fact("accepted", "created_at", display.ago)
-    created = display.fact("accepted", "created_at", display.at)
-    started = display.fact("started", "started_at", display.at)
-    finished = display.fact("finished", "finished_at", display.at)
-    expires = display.fact("expires", "expires_at", display.at)
-    request_id_shown = display.fact("request id", "request_id", display.escape_text)
-    idempotency_key_shown = display.fact("idempotency key", "idempotency_key", display.escape_text)
+    state = display.make_column("status", "status", display.render_badge)
+    code = display.make_column("error", "error_code")
+    owner_name = display.make_column("owner", "owner_username", display.escape_text)
+    batched = display.make_column("batch", "batch_size")
+    wait = display.make_column("wait", "queue_wait", display.format_duration)
+    run = display.make_column("run", "run_time", display.format_duration)
+    accepted = display.make_column("accepted", "created_at", display.format_age)
+    created = display.make_column("accepted", "created_at", display.format_moment)
+    started = display.make_column("started", "started_at", display.format_moment)
+    finished = display.make_column("finished", "finished_at", display.format_moment)
+    expires = display.make_column("expires", "expires_at", display.format_moment)
+    request_id_shown = display.make_column("request id", "request_id", display.escape_text)
+    idempotency_key_shown = display.make_column("idempotency key", "idempotency_key", display.escape_text)
 
     @admin.display(description="API key")
     def api_key(self, job: Any) -> SafeString | str:
@@ -138,11 +138,11 @@ class JobAdmin(ReadOnlyAdmin):
     def error(self, job: Job) -> SafeString | str:
         if not job.error_code:
             return display.NONE
-        return format_html("<strong>{}</strong>{}", job.error_code, display.failure(job))
+        return format_html("<strong>{}</strong>{}", job.error_code, display.describe_failure(job))
 
     @admin.display(description="message sent")
     def sent(self, job: Job) -> str:
-        return display.NONE if job.parts or job.published_at is None else display.at(job.published_at)
+        return display.NONE if job.parts or job.published_at is None else display.format_moment(job.published_at)
 
     @admin.display(description="parts")
     def parts_link(self, job: Job) -> SafeString | str:
@@ -173,36 +173,36 @@ class JobAdmin(ReadOnlyAdmin):
 
     @admin.action(description="Cancel the selected jobs", permissions=["steer"])
     def cancel_jobs(self, request: HttpRequest, queryset: QuerySet[Job]) -> HttpResponse | None:
-        return self.act(request, queryset, ActKind.CANCEL)
+        return self.start_act(request, queryset, ActKind.CANCEL)
 
     @admin.action(description="Retry the selected jobs", permissions=["steer"])
     def retry_jobs(self, request: HttpRequest, queryset: QuerySet[Job]) -> HttpResponse | None:
-        return self.act(request, queryset, ActKind.RETRY)
+        return self.start_act(request, queryset, ActKind.RETRY)
 
     @admin.action(description="Retry the selected jobs, each alone", permissions=["steer"])
     def retry_jobs_alone(self, request: HttpRequest, queryset: QuerySet[Job]) -> HttpResponse | None:
         """Run jobs again with nothing beside them in their worker, which shows if one fails by itself."""
-        return self.act(request, queryset, ActKind.RETRY_ALONE)
+        return self.start_act(request, queryset, ActKind.RETRY_ALONE)
 
-    def act(self, request: HttpRequest, queryset: QuerySet[Job], kind: ActKind) -> HttpResponse | None:
+    def start_act(self, request: HttpRequest, queryset: QuerySet[Job], kind: ActKind) -> HttpResponse | None:
         """Act at once on the jobs that were ticked, or ask for confirmation if all jobs of the list were chosen.
 
         An act on all jobs is done by the workers once it is confirmed.
         """
         if request.POST.get("select_across", "0") != "0":
-            return self.confirm(request, queryset, kind)
+            return self.show_confirmation(request, queryset, kind)
         chosen = list(queryset.order_by("pk").only("pk", "model")[: self.list_per_page])
         LogEntry.objects.log_actions(str(request.user.pk), chosen, CHANGE, CHANGE_MESSAGES[kind])
         ids = [job.pk for job in chosen]
         alone = kind == ActKind.RETRY_ALONE
-        report = job_actions.cancel(ids) if kind == ActKind.CANCEL else job_actions.retry(ids, alone=alone)
+        report = job_actions.cancel_jobs(ids) if kind == ActKind.CANCEL else job_actions.retry_jobs(ids, alone=alone)
         for level, text in report:
             self.message_user(request, text, level)
         return None
 
-    def confirm(self, request: HttpRequest, queryset: QuerySet[Job], kind: ActKind) -> HttpResponse | None:
+    def show_confirmation(self, request: HttpRequest, queryset: QuerySet[Job], kind: ActKind) -> HttpResponse | None:
         """Count the jobs of an act on all, and show what it would do."""
-        if (lookups := job_lookups.of(request.GET, request.user)) is None:
+        if (lookups := job_lookups.make_lookups(request.GET, request.user)) is None:
             text = "An action on all jobs takes only the filters and the search. Remove other parameters from the URL."
             self.message_user(request, text, messages.ERROR)
             return None
@@ -212,14 +212,14 @@ class JobAdmin(ReadOnlyAdmin):
             "id": str(new_job_id()), "by_id": request.user.pk, "kind": kind, "selection": lookups,
             "newest": str(new_job_id()), "counted": counted,
         }  # fmt: skip
-        return self.page(
+        return self.render_page(
             request, "inference/confirm.html", title=f"{kind.label} {count_of(counted, 'job')}?",
             kind=kind, counted=counted,
             is_more=count > counted, facts=act_facts(lookups), plan=signing.dumps(plan, salt=SALT),
             query=request.GET.urlencode(),
         )  # fmt: skip
 
-    def begin(self, request: HttpRequest) -> HttpResponse:
+    def store_confirmed_act(self, request: HttpRequest) -> HttpResponse:
         """Leave an act that was confirmed to the workers, once, however often the button is pressed."""
         try:
             plan = signing.loads(request.POST.get("plan", ""), salt=SALT, max_age=CONFIRMED_WITHIN)
@@ -236,17 +236,17 @@ class JobAdmin(ReadOnlyAdmin):
     def get_urls(self) -> list[URLPattern]:
         view = self.admin_site.admin_view
         urls = [
-            path("<uuid:pk>/steer/", self.button(self.steer_one), name="inference_job_steer"),
-            path("<uuid:pk>/media/", view(self.media_of), name="inference_job_media"),
-            path("<uuid:pk>/now/", view(self.now), name="inference_job_now"),
-            path("act/", self.button(self.begin), name="inference_job_act"),
-            path("export/<slug:form>/", view(self.export), name="inference_job_export"),
-            path("batches/", view(self.batches), name="inference_job_batches"),
-            path("batches/<uuid:pk>/", view(self.batch), name="inference_job_batch"),
+            path("<uuid:pk>/steer/", self.make_button_view(self.steer_one), name="inference_job_steer"),
+            path("<uuid:pk>/media/", view(self.serve_media), name="inference_job_media"),
+            path("<uuid:pk>/now/", view(self.get_live_state), name="inference_job_now"),
+            path("act/", self.make_button_view(self.store_confirmed_act), name="inference_job_act"),
+            path("export/<slug:form>/", view(self.export_list), name="inference_job_export"),
+            path("batches/", view(self.show_batches), name="inference_job_batches"),
+            path("batches/<uuid:pk>/", view(self.show_batch), name="inference_job_batch"),
         ]
         return [*urls, *super().get_urls()]
 
-    def export(self, request: HttpRequest, form: str) -> HttpResponseBase:
+    def export_list(self, request: HttpRequest, form: str) -> HttpResponseBase:
         """Return what the list of the same query shows as a file."""
         if not self.has_view_permission(request):
             raise PermissionDenied
@@ -257,15 +257,17 @@ class JobAdmin(ReadOnlyAdmin):
         except IncorrectLookupParameters:
             return redirect("admin:inference_job_changelist")
         logger.info("user=%s exports jobs as %s: %.500s", request.user.pk, form, request.GET.urlencode())
-        return export.answer(listed, form)
+        return export.stream_export(listed, form)
 
-    def batches(self, request: HttpRequest) -> HttpResponse:
-        return self.page(request, "inference/batches.html", title="Batches", batches=batches.recent())
+    def show_batches(self, request: HttpRequest) -> HttpResponse:
+        return self.render_page(
+            request, "inference/batches.html", title="Batches", batches=batches.list_recent_batches()
+        )
 
-    def batch(self, request: HttpRequest, pk: UUID) -> HttpResponse:
-        if (found := batches.of(pk)) is None:
+    def show_batch(self, request: HttpRequest, pk: UUID) -> HttpResponse:
+        if (found := batches.find_batch(pk)) is None:
             raise Http404
-        return self.page(request, "inference/batch.html", title=f"Batch …{pk.hex[-8:]}", batch=found)
+        return self.render_page(request, "inference/batch.html", title=f"Batch …{pk.hex[-8:]}", batch=found)
 
     def change_view(
         self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: dict[str, Any] | None = None
@@ -274,12 +276,13 @@ class JobAdmin(ReadOnlyAdmin):
         context: dict[str, Any] = {}
         if job is not None and self.has_view_permission(request, job):
             context = {
-                "title": f"Job …{job.pk.hex[-8:]}", "story": job_timeline.events(job), "bar": job_timeline.bar(job),
-                "data": job_payload.load_payload(job), "parameters": display.pretty_json(job.parameters),
+                "title": f"Job …{job.pk.hex[-8:]}", "story": job_timeline.list_events(job),
+                "bar": job_timeline.draw_timeline(job),
+                "data": job_payload.load_payload(job), "parameters": display.format_json(job.parameters),
             }  # fmt: skip
         return super().change_view(request, object_id, form_url, {**context, **(extra_context or {})})
 
-    def seen(self, request: HttpRequest, pk: UUID) -> Job:
+    def get_visible_job(self, request: HttpRequest, pk: UUID) -> Job:
         """Return a job that the user may see.
 
         Raises `PermissionDenied` or `Http404` otherwise.
@@ -288,21 +291,21 @@ class JobAdmin(ReadOnlyAdmin):
             raise PermissionDenied
         return get_object_or_404(self.get_queryset(request), pk=pk)
 
-    def media_of(self, request: HttpRequest, pk: UUID) -> HttpResponse:
+    def serve_media(self, request: HttpRequest, pk: UUID) -> HttpResponse:
         """Return an image or a sound of the job's inputs or output."""
-        found, _ = job_payload.read(self.seen(request, pk))
+        found, _ = job_payload.read_payload(self.get_visible_job(request, pk))
         try:
-            answer = media.answer(media.at(found, request.GET.get("at", "")))
+            answer = media.serve_media(media.find_value(found, request.GET.get("at", "")))
         except LookupError:
             answer = None
         if answer is None:
             raise Http404
         return answer
 
-    def now(self, request: HttpRequest, pk: UUID) -> JsonResponse:
+    def get_live_state(self, request: HttpRequest, pk: UUID) -> JsonResponse:
         """Return what changes while the job waits and runs."""
-        job = self.seen(request, pk)
-        text = job_payload.arriving(job.pk) if job.status == Status.RUNNING else ""
+        job = self.get_visible_job(request, pk)
+        text = job_payload.read_generated_text(job.pk) if job.status == Status.RUNNING else ""
         return JsonResponse({"status": job.status, "text": text}, headers={"Cache-Control": "no-store"})
 
     def steer_one(self, request: HttpRequest, pk: UUID) -> HttpResponse:

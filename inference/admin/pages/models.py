@@ -40,28 +40,33 @@ class ModelRow:
 
     name: str
     spec: ModelSpec | None  # None for a model that is gone from the file
-    runs: list[tuple[worker_catalogs.Run, int]]
+    runs: list[tuple[worker_catalogs.CatalogEntry, int]]
     served: int  # number of workers that serve it
     queued: int
     speed: float | None  # items a second
     pause: PausedModel | None
 
 
-def lines() -> list[ModelRow]:
-    living = list(workers.living())
-    runs, served, paused = worker_catalogs.count(living), workers.count_served(living), PausedModel.objects.in_bulk()
+def list_model_rows() -> list[ModelRow]:
+    living = list(workers.select_living())
+    runs, served, paused = (
+        worker_catalogs.count_entries(living),
+        workers.count_served(living),
+        PausedModel.objects.in_bulk(),
+    )
     known = lookup.known_models()
     return [
         ModelRow(
             name=name, spec=spec, runs=sorted(runs.get(name, {}).items()), served=served[name],
-            queued=queue_position.queued(spec) if spec else 0, speed=workers.speeds().get(name), pause=paused.get(name),
+            queued=queue_position.count_queued_jobs(spec) if spec else 0,
+            speed=workers.measure_model_speeds().get(name), pause=paused.get(name),
         )
         for name in sorted(known.keys() | runs.keys() | paused.keys())
         for spec in [known.get(name)]
     ]  # fmt: skip
 
 
-def facts(spec: ModelSpec) -> Iterator[tuple[str, Any]]:
+def list_entry_facts(spec: ModelSpec) -> Iterator[tuple[str, Any]]:
     """Yield the fields of a model's entry that have a value."""
     for name in specs.list_table_keys():
         value = getattr(spec, name)
@@ -79,10 +84,10 @@ def _in_words(value: Any) -> str:
     return ", ".join(f"{field} = {json.dumps(bound)}" for field, bound in fields if bound not in NOTHING)
 
 
-def places(name: str, living: list[Worker]) -> Iterator[dict[str, Any]]:
+def list_places(name: str, living: list[Worker]) -> Iterator[dict[str, Any]]:
     """Yield where the model runs, or why it does not."""
     for worker in living:
-        for entry in worker_catalogs.entries(worker):
+        for entry in worker_catalogs.read_entries(worker):
             if entry["name"] == name:
                 notes = {replica.get("notes", {}).get(name, "") for replica in worker.replicas.values()}
                 memory = entry.get("memory")
@@ -106,7 +111,7 @@ class WaitingOwner:
 def waiting_owners(model: str) -> list[WaitingOwner]:
     """Return the owners with most waiting jobs, up to `OWNERS`."""
     jobs: dict[Any, dict[str, int]] = defaultdict(dict)
-    counts = owners.counts(model, Priority.LOW) or owners.counts(model, Priority.NORMAL) or {}
+    counts = owners.count_waiting_jobs(model, Priority.LOW) or owners.count_waiting_jobs(model, Priority.NORMAL) or {}
     for (priority, owner), count in sorted(counts.items(), key=lambda line: line[0][0]):
         jobs[owner][str(Priority(priority).label)] = count
     most = sorted(jobs, key=lambda owner: -sum(jobs[owner].values()))[:OWNERS]
@@ -115,30 +120,30 @@ def waiting_owners(model: str) -> list[WaitingOwner]:
     return [
         WaitingOwner(
             pk=owner, name=names.get(owner, "no owner"), jobs=jobs[owner],
-            wait_s=workers.seconds_for(model, queue_position.ahead_of_next(model, Priority.NORMAL, owner)),
+            wait_s=workers.predict_seconds(model, queue_position.count_jobs_ahead(model, Priority.NORMAL, owner)),
         )
         for owner in most
     ]  # fmt: skip
 
 
-def plots(name: str, living: list[Worker]) -> Iterator[tuple[Worker, SafeString, str]]:
+def draw_plots(name: str, living: list[Worker]) -> Iterator[tuple[Worker, SafeString, str]]:
     """Yield by worker a plot of the times that calls took against the times that were learnt for them."""
     for worker in living:
         costs = (worker.costs or {}).get(name) or {}
         if costs.get("seen"):
             model = CostModel.from_snapshot({**costs, "overhead_s": 0.0})
             points = [
-                (model.predict_s(size, length), took, f"{size} of {length:g} tokens: {display.duration(took)}")
+                (model.predict_s(size, length), took, f"{size} of {length:g} tokens: {display.format_duration(took)}")
                 for size, length, took in costs["seen"]
             ]
             beside = (
-                f"{costs['calls']:,} calls. Claim, record and notice add {display.duration(costs['overhead_s'])}"
+                f"{costs['calls']:,} calls. Claim, record and notice add {display.format_duration(costs['overhead_s'])}"
                 f" and {costs.get('job_s', 0.0) * 1000:.2f} ms a job."
             )
-            yield worker, svg.against(points), beside
+            yield worker, svg.draw_scatter_plot(points), beside
 
 
-def acts(name: str) -> QuerySet[LogEntry]:
+def list_last_acts(name: str) -> QuerySet[LogEntry]:
     """Return the last acts on a model, paused or not: Django's own history page exists for a paused one only."""
     return LogEntry.objects.filter(content_type=_kind(), object_id=name).select_related("user")[:ACTS]
 
@@ -154,33 +159,33 @@ class ModelsAdmin(ReadOnlyAdmin):
     steered_by = "inference.change_pausedmodel"
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
-        return self.page(request, "inference/models.html", title="Models", lines=lines)
+        return self.render_page(request, "inference/models.html", title="Models", lines=list_model_rows)
 
     def change_view(
         self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
         if not self.has_view_permission(request):
             raise PermissionDenied
-        name, living = object_id, list(workers.living())
-        spec, where = lookup.known_models().get(name), list(places(name, living))
+        name, living = object_id, list(workers.select_living())
+        spec, where = lookup.known_models().get(name), list(list_places(name, living))
         pause = PausedModel.objects.select_related("paused_by").filter(pk=name).first()
         if not (spec or where or pause):
             raise Http404
         queued = Job.objects.filter(model=name, status=Status.QUEUED, parts=None)
-        return self.page(
+        return self.render_page(
             request, "inference/model.html", title=display.escape_text(name), name=name, spec=spec, pause=pause,
-            facts=list(facts(spec)) if spec else [], places=where, plots=list(plots(name, living)),
-            queued=queue_position.queued(spec) if spec else None, acts=acts(name),
+            facts=list(list_entry_facts(spec)) if spec else [], places=where, plots=list(draw_plots(name, living)),
+            queued=queue_position.count_queued_jobs(spec) if spec else None, acts=list_last_acts(name),
             owners=waiting_owners(name), oldest=queued.order_by("priority", "pk").only("created_at").first(),
         )  # fmt: skip
 
     def get_urls(self) -> list[URLPattern]:
-        steer = self.button(self.steer)
+        steer = self.make_button_view(self.pause_or_resume)
         return [path("<path:name>/steer/", steer, name="inference_pausedmodel_steer"), *super().get_urls()]
 
-    def steer(self, request: HttpRequest, name: str) -> HttpResponse:
+    def pause_or_resume(self, request: HttpRequest, name: str) -> HttpResponse:
         act = request.POST.get("action", "")
-        if act == "pause" and (name in lookup.known_models() or worker_catalogs.runs().get(name)):
+        if act == "pause" and (name in lookup.known_models() or worker_catalogs.count_living_entries().get(name)):
             self.log_act(request, name, "Paused.", operator_controls.pause_model(name, request.user))
         elif act == "resume":
             self.log_act(request, name, "Resumed.", operator_controls.resume_model(name))

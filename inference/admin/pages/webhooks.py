@@ -25,14 +25,14 @@ class WebhookAdmin(ReadOnlyAdmin):
     fields = list_display
     actions = ("send_now",)
 
-    address = display.fact("address", "url", display.escape_text)
-    state_now = display.fact("state", "state", display.badge)
-    failure = display.fact("last failure", "last_error", display.escape_text)
+    address = display.make_column("address", "url", display.escape_text)
+    state_now = display.make_column("state", "state", display.render_badge)
+    failure = display.make_column("last failure", "last_error", display.escape_text)
 
     @admin.display(description="due")
     def due(self, webhook: Webhook) -> SafeString | str:
         """Return when a notice that is still to be sent is due."""
-        return display.ago(webhook.due_at) if webhook.state == WebhookState.PENDING else display.NONE
+        return display.format_age(webhook.due_at) if webhook.state == WebhookState.PENDING else display.NONE
 
     @admin.display(description="job")
     def of_job(self, webhook: Webhook) -> SafeString:

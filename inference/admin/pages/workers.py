@@ -68,11 +68,11 @@ class WorkerAdmin(ReadOnlyAdmin):
 
     @admin.display(description="state")
     def state_now(self, worker: Worker) -> SafeString:
-        return display.badge(live_state(worker))
+        return display.render_badge(live_state(worker))
 
-    models = display.fact("models", "model_names", ", ".join)
-    device_names = display.fact("devices", "devices", ", ".join)
-    devices_chosen = display.fact(
+    models = display.make_column("models", "model_names", ", ".join)
+    device_names = display.make_column("devices", "devices", ", ".join)
+    devices_chosen = display.make_column(
         "why these devices",
         "replicas",
         lambda rows: next((row.get("chosen", "") for row in rows.values()), "") or display.NONE,
@@ -83,14 +83,14 @@ class WorkerAdmin(ReadOnlyAdmin):
         beside = {} if worker.state in ENDED else workers.find_gpu_conflicts(worker)
         return "; ".join(f"{', '.join(both)} with {name}" for name, both in beside.items()) or display.NONE
 
-    rate = display.fact("jobs/s", "jobs_per_s", "{:.1f}".format)
-    heartbeat = display.fact("heartbeat", "heartbeat_at", display.ago)
-    started = display.fact("started", "started_at", display.ago)
-    error_shown = display.fact("error", "error", display.block)
-    generation_shown = display.fact(
+    rate = display.make_column("jobs/s", "jobs_per_s", "{:.1f}".format)
+    heartbeat = display.make_column("heartbeat", "heartbeat_at", display.format_age)
+    started = display.make_column("started", "started_at", display.format_age)
+    error_shown = display.make_column("error", "error", display.render_block)
+    generation_shown = display.make_column(
         "generation", "generation", lambda models: "; ".join(map(_generates, models.items()))
     )
-    speeds_shown = display.fact(
+    speeds_shown = display.make_column(
         "items a second", "speeds", lambda speeds: ", ".join(f"{name}: {speed:.1f}" for name, speed in speeds.items())
     )
 
@@ -104,13 +104,20 @@ class WorkerAdmin(ReadOnlyAdmin):
         worker = self.get_object(request, object_id)
         context: dict[str, Any] = {}
         if worker is not None and self.has_view_permission(request, worker):
-            context = {"title": "Worker", "replicas": list(replicas(worker)), "has_ended": live_state(worker) in ENDED}
+            context = {
+                "title": "Worker",
+                "replicas": list(list_replicas(worker)),
+                "has_ended": live_state(worker) in ENDED,
+            }
         return super().change_view(request, object_id, form_url, {**context, **(extra_context or {})})
 
     def get_urls(self) -> list[URLPattern]:
-        return [path("<uuid:pk>/steer/", self.button(self.steer), name="inference_worker_steer"), *super().get_urls()]
+        return [
+            path("<uuid:pk>/steer/", self.make_button_view(self.drain_or_resume), name="inference_worker_steer"),
+            *super().get_urls(),
+        ]
 
-    def steer(self, request: HttpRequest, pk: UUID) -> HttpResponse:
+    def drain_or_resume(self, request: HttpRequest, pk: UUID) -> HttpResponse:
         worker = get_object_or_404(Worker, pk=pk)
         acts = {
             "drain": (operator_controls.drain_worker, "Drained."),
@@ -123,7 +130,7 @@ class WorkerAdmin(ReadOnlyAdmin):
         return redirect("admin:inference_worker_change", pk)
 
 
-def replicas(worker: Worker) -> Iterator[dict[str, Any]]:
+def list_replicas(worker: Worker) -> Iterator[dict[str, Any]]:
     """Yield each replica with its models, and for each model why the replica does not have it."""
     for index, replica in sorted(worker.replicas.items(), key=lambda entry: int(entry[0])):
         memory, notes = replica.get("memory", {}), replica.get("notes", {})

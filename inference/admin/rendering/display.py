@@ -22,7 +22,7 @@ NONE = "-"
 T = TypeVar("T")
 
 
-def fact(description: str, attribute: str, show: Callable[[Any], Any] = str) -> Any:
+def make_column(description: str, attribute: str, show: Callable[[Any], Any] = str) -> Any:
     """Return a column of a list or a line of a page: a row's attribute as `show` displays it, or `NONE`."""
 
     def shown(_: admin.ModelAdmin[Any], row: Any) -> Any:
@@ -32,11 +32,11 @@ def fact(description: str, attribute: str, show: Callable[[Any], Any] = str) -> 
     return admin.display(shown, description=description)
 
 
-def badge(state: str) -> SafeString:
+def render_badge(state: str) -> SafeString:
     return format_html('<span class="badge badge-{}">{}</span>', state.replace(" ", "-"), state)
 
 
-def meter(value: int | None, largest: int) -> SafeString:
+def draw_meter(value: int | None, largest: int) -> SafeString:
     """Draw a bar that is yellow from half of the largest value on, and red when nearly nothing is left."""
     return format_html(
         '<meter class="meter" max="{}" low="{}" high="{}" optimum="0" value="{}"></meter>',
@@ -44,7 +44,7 @@ def meter(value: int | None, largest: int) -> SafeString:
     )  # fmt: skip
 
 
-def duration(value: datetime.timedelta | float | None) -> str:
+def format_duration(value: datetime.timedelta | float | None) -> str:
     """Return a duration such as 12 ms, 3.4 s, 5 min, 2 h or 3 d."""
     if value is None:
         return NONE
@@ -57,22 +57,22 @@ def duration(value: datetime.timedelta | float | None) -> str:
     return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
 
 
-def ago(moment: datetime.datetime) -> SafeString:
+def format_age(moment: datetime.datetime) -> SafeString:
     return format_html(
         '<span class="nowrap" title="{}">{}</span>', moment.isoformat(" ", "milliseconds"), _relative(moment)
     )
 
 
-def at(moment: datetime.datetime) -> str:
+def format_moment(moment: datetime.datetime) -> str:
     return f"{moment:%Y-%m-%d %H:%M:%S}.{moment.microsecond // 1000:03d} UTC, {_relative(moment)}"
 
 
 def _relative(moment: datetime.datetime) -> str:
     age_s = (clock.now() - moment).total_seconds()
-    return f"{duration(age_s)} ago" if age_s >= 0 else f"in {duration(-age_s)}"
+    return f"{format_duration(age_s)} ago" if age_s >= 0 else f"in {format_duration(-age_s)}"
 
 
-def pretty_json(value: Any) -> SafeString:
+def format_json(value: Any) -> SafeString:
     """Return a value as indented JSON, as much of it as a page shows.
 
     The rest is not even looked at, and may be megabytes.
@@ -85,14 +85,14 @@ def pretty_json(value: Any) -> SafeString:
     return format_html('<pre class="data">{}</pre>', text)
 
 
-def block(text: str) -> SafeString | str:
+def render_block(text: str) -> SafeString | str:
     """Return text of several lines as it was written."""
     return format_html('<pre class="data">{}</pre>', escape_text(text[:LONGEST_TEXT])) if text else ""
 
 
-def failure(job: Job) -> SafeString:
+def describe_failure(job: Job) -> SafeString:
     """Return why a job failed, in words, and where its model's code raised the error."""
-    return format_html("{}{}", block(job.full_detail), block(job.error_trace or ""))
+    return format_html("{}{}", render_block(job.full_detail), render_block(job.error_trace or ""))
 
 
 class _Budget:

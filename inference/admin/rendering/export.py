@@ -45,7 +45,7 @@ class ExportFormat:
     heading: str = ""
 
 
-def answer(jobs: QuerySet[Job], name: str) -> StreamingHttpResponse:
+def stream_export(jobs: QuerySet[Job], name: str) -> StreamingHttpResponse:
     """Return these jobs as a streamed response in one of `FORMS`.
 
     Raises `KeyError` if there is no form of this name.
@@ -65,7 +65,7 @@ def _lines(jobs: QuerySet[Job], form: ExportFormat) -> Iterator[str | bytes]:
     if form.heading:
         yield form.heading
     try:
-        for record in records(jobs):
+        for record in read_records(jobs):
             yield form.line(record)
             count += 1
     except Incomplete as reason:
@@ -75,7 +75,7 @@ def _lines(jobs: QuerySet[Job], form: ExportFormat) -> Iterator[str | bytes]:
         yield form.end(Incomplete(f"the export failed after {count} jobs. The log has the error. Export again."))
 
 
-def records(jobs: QuerySet[Job]) -> Iterator[Record]:
+def read_records(jobs: QuerySet[Job]) -> Iterator[Record]:
     """Yield the newest jobs first, each chunk by a query of its own: no cursor is held while a client reads slowly.
 
     Raises `Incomplete` if there are more than `MOST` jobs.

@@ -14,7 +14,7 @@ from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString, mark_safe
 
 from inference.admin.rendering import media, svg
-from inference.admin.rendering.display import LONGEST_TEXT, block, escape_text, pretty_json
+from inference.admin.rendering.display import LONGEST_TEXT, escape_text, format_json, render_block
 
 FOLDED = 600  # characters of a text; longer ones are folded
 MOST_ITEMS = 20  # items of a list that are shown
@@ -26,7 +26,7 @@ NAMES = ("label", "token_str", "answer", "entity_group", "entity")  # the keys t
 Link = Callable[[media.Path], str]  # returns the address of the medium at a path
 
 
-def pairs(inputs: Any, output: Any, link: Link) -> Iterator[tuple[int | None, SafeString, SafeString | None]]:
+def render_pairs(inputs: Any, output: Any, link: Link) -> Iterator[tuple[int | None, SafeString, SafeString | None]]:
     """Yield pairs of an input and its output: the number of the item, the input, and the output if there is one.
 
     A list of inputs makes a pair of each item. If the output is no list of as many items, it follows as one pair
@@ -35,40 +35,41 @@ def pairs(inputs: Any, output: Any, link: Link) -> Iterator[tuple[int | None, Sa
     if isinstance(inputs, list) and inputs and not _is_chat(inputs):
         outputs = output if isinstance(output, list) and len(output) == len(inputs) else []
         for place, value in enumerate(islice(inputs, MOST_ITEMS)):
-            answer = shown(outputs[place], link, ("output", place), of=value) if outputs else None
-            yield place, shown(value, link, ("inputs", place)), answer
+            answer = render_value(outputs[place], link, ("output", place), of=value) if outputs else None
+            yield place, render_value(value, link, ("inputs", place)), answer
         if output is not None and not outputs:
-            yield None, mark_safe(""), shown(output, link, ("output",))
+            yield None, mark_safe(""), render_value(output, link, ("output",))
     else:
-        answer = None if output is None else shown(output, link, ("output",), of=inputs)
-        yield None, shown(inputs, link, ("inputs",)), answer
+        answer = None if output is None else render_value(output, link, ("output",), of=inputs)
+        yield None, render_value(inputs, link, ("inputs",)), answer
 
 
-def left(inputs: Any) -> int:
-    """Return how many inputs `pairs` leaves out."""
+def count_left_out(inputs: Any) -> int:
+    """Return how many inputs `render_pairs` leaves out."""
     return max(0, len(inputs) - MOST_ITEMS) if isinstance(inputs, list) and not _is_chat(inputs) else 0
 
 
-def shown(value: Any, link: Link, path: media.Path, of: Any = None) -> SafeString:
+def render_value(value: Any, link: Link, path: media.Path, of: Any = None) -> SafeString:
     """Return a value as HTML; `of` is the input that it is the answer to."""
     if isinstance(value, str):
-        return _medium(value, link, path) or text(value)
+        return _medium(value, link, path) or render_text(value)
     if _is_vector(value):
         return _vector(value)
     if isinstance(value, list) and value:
         return _list(value, link, path, of)
     if isinstance(value, dict):
         return _dict(value, link, path)
-    return pretty_json(value)
+    return format_json(value)
 
 
-def text(value: str) -> SafeString:
+def render_text(value: str) -> SafeString:
     if len(value) <= FOLDED:
-        return SafeString(block(value) or mark_safe('<span class="help">empty</span>'))
+        return SafeString(render_block(value) or mark_safe('<span class="help">empty</span>'))
     return format_html(
         '<details class="fold"><summary><span class="beginning">{}…</span> <span class="help">{} characters</span>'
         "</summary>{}{}</details>",
-        escape_text(value[:FOLDED]), f"{len(value):,}", block(value), _more(len(value) - LONGEST_TEXT, "characters"),
+        escape_text(value[:FOLDED]), f"{len(value):,}", render_block(value),
+        _more(len(value) - LONGEST_TEXT, "characters"),
     )  # fmt: skip
 
 
@@ -77,7 +78,7 @@ def _more(count: int, what: str) -> SafeString | str:
 
 
 def _medium(value: str, link: Link, path: media.Path) -> SafeString | None:
-    kind = media.kind(value)
+    kind = media.detect_media_type(value)
     if kind.startswith("image/"):
         return format_html('<img class="shown" src="{}" alt="the image" loading="lazy">', link(path))
     if kind.startswith("audio/"):
@@ -93,14 +94,14 @@ def _list(value: list[Any], link: Link, path: media.Path, of: Any) -> SafeString
     if all(_named(entry) is not None for entry in value[:MOST_BARS]):
         return format_html("{}{}", _bars(value[:MOST_BARS]), _more(len(value) - MOST_BARS, "entries"))
     if len(value) == 1 and isinstance(value[0], list | dict):
-        return shown(value[0], link, (*path, 0), of)
+        return render_value(value[0], link, (*path, 0), of)
     if all(_is_vector(entry) for entry in value[:MOST_ITEMS]):
         drawn = format_html_join("", "<li>{}</li>", ((_vector(entry),) for entry in value[:MOST_ITEMS]))
         return format_html('<ol class="rows" start="0">{}</ol>{}', drawn, _more(len(value) - MOST_ITEMS, "rows"))
-    if any(media.kind(entry) for entry in value[:MOST_ITEMS]):
-        items = ((shown(entry, link, (*path, place)),) for place, entry in enumerate(value[:MOST_ITEMS]))
+    if any(media.detect_media_type(entry) for entry in value[:MOST_ITEMS]):
+        items = ((render_value(entry, link, (*path, place)),) for place, entry in enumerate(value[:MOST_ITEMS]))
         return format_html('<ol class="rows" start="0">{}</ol>', format_html_join("", "<li>{}</li>", items))
-    return pretty_json(value)
+    return format_json(value)
 
 
 def _dict(value: Mapping[str, Any], link: Link, path: media.Path) -> SafeString:
@@ -108,16 +109,17 @@ def _dict(value: Mapping[str, Any], link: Link, path: media.Path) -> SafeString:
     apart = {
         name: entry
         for name, entry in islice(value.items(), MOST_ITEMS)
-        if (isinstance(entry, str) and (len(entry) > FOLDED or name == "generated_text" or media.kind(entry)))
+        if (isinstance(entry, str)
+            and (len(entry) > FOLDED or name == "generated_text" or media.detect_media_type(entry)))
         or _is_vector(entry) or (isinstance(entry, list) and _is_chat(entry))
     }  # fmt: skip
     rest = {name: entry for name, entry in value.items() if name not in apart}
-    rows = ((escape_text(name[:200]), shown(entry, link, (*path, name))) for name, entry in apart.items())
+    rows = ((escape_text(name[:200]), render_value(entry, link, (*path, name))) for name, entry in apart.items())
     parts = format_html_join("", "<dt>{}</dt><dd>{}</dd>", rows)
     return (
-        format_html('<dl class="parts">{}</dl>{}', parts, pretty_json(rest) if rest else "")
+        format_html('<dl class="parts">{}</dl>{}', parts, format_json(rest) if rest else "")
         if apart
-        else pretty_json(rest)
+        else format_json(rest)
     )
 
 
@@ -135,7 +137,7 @@ def _vector(value: list[float]) -> SafeString:
     head = ", ".join(f"{number:.6g}" for number in value[:SHORTEST_VECTOR])
     low, high, norm = (f"{number:.4g}" for number in (min(value), max(value), math.hypot(*value)))
     what = f"{len(value):,} numbers from {low} to {high}, norm {norm}: {head}, …"
-    return format_html('{}<p class="help">{}</p>', svg.vector(value), what)
+    return format_html('{}<p class="help">{}</p>', svg.draw_vector(value), what)
 
 
 def _is_chat(value: list[Any]) -> bool:
@@ -148,7 +150,7 @@ def _chat(messages: list[Any]) -> SafeString:
     rows = (
         (
             escape_text(str(message["role"])[:40]),
-            text(said) if isinstance(said := message["content"], str) else pretty_json(said),
+            render_text(said) if isinstance(said := message["content"], str) else format_json(said),
         )
         for message in messages[-MOST_ITEMS:]
     )

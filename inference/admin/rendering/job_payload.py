@@ -25,29 +25,31 @@ SIDES = ("inputs", "output")
 
 
 @dataclass(slots=True)
-class Data:
+class JobPayload:
     pairs: list[tuple[int | None, SafeString, SafeString | None]] = field(default_factory=list)
     left: int = 0  # inputs that are not shown
     problems: list[str] = field(default_factory=list)
 
 
-def load_payload(job: Job) -> Data:
-    found, problems = read(job)
+def load_payload(job: Job) -> JobPayload:
+    found, problems = read_payload(job)
     if "inputs" not in found:
-        return Data(problems=problems)
+        return JobPayload(problems=problems)
 
     def link(path: media.Path) -> str:
-        return reverse("admin:inference_job_media", args=[job.pk], query={"at": media.address(str(path[0]), path[1:])})
+        return reverse(
+            "admin:inference_job_media", args=[job.pk], query={"at": media.make_address(str(path[0]), path[1:])}
+        )
 
     inputs = found["inputs"]
     if job.parts and isinstance(found.get("output"), list):
         found["output"] = found["output"][: len(inputs)]
-    pairs = list(inputs_outputs.pairs(inputs, found.get("output"), link))
-    left = inputs_outputs.left(inputs) if not job.parts else max(0, job.size - len(inputs))
-    return Data(pairs=pairs, left=left, problems=problems)
+    pairs = list(inputs_outputs.render_pairs(inputs, found.get("output"), link))
+    left = inputs_outputs.count_left_out(inputs) if not job.parts else max(0, job.size - len(inputs))
+    return JobPayload(pairs=pairs, left=left, problems=problems)
 
 
-def read(job: Job) -> tuple[dict[str, Any], list[str]]:
+def read_payload(job: Job) -> tuple[dict[str, Any], list[str]]:
     """Return by side what is not too large to be shown, and a sentence for each side that is too large."""
     sizes = Job.objects.filter(pk=job.pk).values(
         **{f"characters_of_{side}": Length(Cast(side, TextField())) for side in SIDES}
@@ -72,7 +74,7 @@ def _first_inputs(whole: UUID) -> list[Any]:
     return list(islice(chain.from_iterable(parts[:most].iterator(chunk_size=1)), most))
 
 
-def arriving(job_id: UUID) -> str:
+def read_generated_text(job_id: UUID) -> str:
     """Return what was generated until now of a text, or an empty string if that is not known."""
     try:
         entries = redis_streams.read_entries({job_id: redis_streams.FIRST}, redis_streams.MOST_CHUNKS).get(job_id, [])

@@ -30,7 +30,7 @@ KINDS = (  # first bytes, bytes at offset 8, content type
 Path = Sequence[str | int]
 
 
-def kind(value: Any) -> str:
+def detect_media_type(value: Any) -> str:
     """Return the content type of what this text is in base64; an empty string if it is nothing that is shown."""
     if not isinstance(value, str) or not SHORTEST <= len(value) <= MOST_BYTES * 4 // 3:
         return ""
@@ -56,12 +56,12 @@ def _pixels(head: bytes) -> int:
     return 0
 
 
-def address(side: str, path: Path) -> str:
+def make_address(side: str, path: Path) -> str:
     """Return the parameter `at` of the address of a job's media, for the value at this path."""
     return json.dumps([side, *path])
 
 
-def at(values: dict[str, Any], address: str) -> Any:
+def find_value(values: dict[str, Any], address: str) -> Any:
     """Return the value at an address.
 
     Raises `LookupError` if there is none.
@@ -81,9 +81,9 @@ def at(values: dict[str, Any], address: str) -> Any:
     return found
 
 
-def answer(value: Any) -> HttpResponse | None:
+def serve_media(value: Any) -> HttpResponse | None:
     """Return the bytes under a policy that lets them do nothing, or None if they are not what is shown."""
-    content_type = kind(value)
+    content_type = detect_media_type(value)
     try:
         content = base64.b64decode(_content(value), validate=True) if content_type else b""
     except (binascii.Error, ValueError):

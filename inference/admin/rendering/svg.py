@@ -12,7 +12,7 @@ COLUMNS = 128
 WIDTH, HEIGHT = 384, 48
 
 
-def vector(numbers: Sequence[float]) -> SafeString:
+def draw_vector(numbers: Sequence[float]) -> SafeString:
     """Draw numbers as columns up and down from the middle.
 
     If there are more than `COLUMNS` numbers, each column shows the largest of its numbers, whatever its sign.
@@ -28,7 +28,7 @@ def vector(numbers: Sequence[float]) -> SafeString:
     return _svg("vector", f"chart of {len(numbers)} numbers", mark_safe(f'<path d="{strokes}"/>'))  # noqa: S308 - numbers
 
 
-def shares(parts: Sequence[tuple[str, float]]) -> SafeString:
+def draw_shares(parts: Sequence[tuple[str, float]]) -> SafeString:
     """Draw one bar that is cut into named parts."""
     whole = sum(size for _, size in parts) or 1.0
     drawn, before = [], 0.0
@@ -43,7 +43,7 @@ def shares(parts: Sequence[tuple[str, float]]) -> SafeString:
     return _svg("shares", ", ".join(name for name, _ in parts), mark_safe("".join(drawn)))  # noqa: S308 - escaped above
 
 
-def lengths(values: Sequence[int], *, to: int | None = None) -> SafeString:
+def draw_lengths(values: Sequence[int], *, to: int | None = None) -> SafeString:
     """Draw a column for each length; `to` is the length that the shorter ones are padded to."""
     longest = max([*values, to or 1, 1])
     wide = WIDTH / max(len(values), 1)
@@ -57,7 +57,7 @@ def lengths(values: Sequence[int], *, to: int | None = None) -> SafeString:
     return _svg("lengths", "lengths", mark_safe(f'{padded}<path d="{strokes}"/>'))  # noqa: S308 - numbers
 
 
-def against(points: Sequence[tuple[float, float, str]]) -> SafeString:
+def draw_scatter_plot(points: Sequence[tuple[float, float, str]]) -> SafeString:
     """Draw pairs of seconds as points, the second upwards against the first, both by their order of magnitude.
 
     On the line both are equal. Each point has a title.

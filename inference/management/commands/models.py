@@ -9,7 +9,7 @@ from django.core.management.base import BaseCommand
 
 from inference.catalog import lookup
 from inference.catalog.specs import ModelSpec
-from inference.management.command_errors import readable_errors
+from inference.management.command_errors import show_errors_as_sentences
 from inference.models import Worker
 from inference.status import health, queue_position, workers
 from inference.telemetry.plurals import count_of
@@ -20,22 +20,22 @@ class Command(BaseCommand):
     requires_system_checks = ()  # the command itself reports what is wrong with the models file
 
     def handle(self, *args: Any, **options: Any) -> None:
-        with readable_errors():
-            living = list(workers.living())
+        with show_errors_as_sentences():
+            living = list(workers.select_living())
             for spec in lookup.models().values():
                 self.stdout.write(self.style.MIGRATE_HEADING(spec.name))
-                for name, fact in facts(spec, living):
+                for name, fact in list_entry_facts(spec, living):
                     self.stdout.write(f"  {name:<10} {fact}")
 
 
-def facts(spec: ModelSpec, living: Iterable[Worker]) -> Iterator[tuple[str, str]]:
+def list_entry_facts(spec: ModelSpec, living: Iterable[Worker]) -> Iterator[tuple[str, str]]:
     readable_errors = {"task": spec.task, "engine": spec.engine, "weights": spec.model, "revision": spec.revision}
     yield from ((name, fact) for name, fact in readable_errors.items() if fact)
-    yield "served by", "; ".join(servers(spec.name, living)) or "no living worker"
-    yield "queue", f"{spec.queue}, {count_of(queue_position.queued(spec), 'job', ('waits', 'wait'))}"
+    yield "served by", "; ".join(list_servers(spec.name, living)) or "no living worker"
+    yield "queue", f"{spec.queue}, {count_of(queue_position.count_queued_jobs(spec), 'job', ('waits', 'wait'))}"
 
 
-def servers(model: str, living: Iterable[Worker]) -> Iterator[str]:
+def list_servers(model: str, living: Iterable[Worker]) -> Iterator[str]:
     """Yield the workers that have the model, or why one of them does not serve it."""
     for worker in living:
         if why_not := health.explain_worker(worker, model):

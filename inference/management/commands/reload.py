@@ -33,20 +33,20 @@ class Command(BaseCommand):
             wanted = reader.load_catalog(settings.MODELS_FILE)
         except CatalogError as error:
             raise CommandError(f"Nothing changes. {error}") from error
-        living = list(workers.living())
+        living = list(workers.select_living())
         if not living:
             raise CommandError("No worker runs. One that is started reads the file by itself.")
         known_at = time.monotonic() + WEB_S
-        found = worker_catalogs.changes(living, wanted)
+        found = worker_catalogs.compare_with_wanted(living, wanted)
         self.stdout.write(f"{found}." if found else FOLLOWED)
-        self.known = {worker.pk: worker_catalogs.failures(worker) for worker in living}
+        self.known = {worker.pk: worker_catalogs.count_failed_loads(worker) for worker in living}
         self._wait(wanted, timeout)
         if found:
             time.sleep(max(0.0, known_at - time.monotonic()))
-        if missing := worker_catalogs.unserved_models(workers.living(), wanted):
+        if missing := worker_catalogs.find_unassigned_models(workers.select_living(), wanted):
             raise CommandError(f"No living worker was started for {', '.join(missing)}: see its option --models.")
         self.stdout.write(
-            f"{', '.join(wanted)}: run as the file says, by {count_of(workers.living().count(), 'worker')}."
+            f"{', '.join(wanted)}: run as the file says, by {count_of(workers.select_living().count(), 'worker')}."
         )
 
     def _wait(self, wanted: Catalog, timeout_s: float) -> None:
@@ -68,7 +68,7 @@ class Command(BaseCommand):
 
         Raises `CommandError` when it will not happen.
         """
-        living: list[Worker] = list(workers.living())
+        living: list[Worker] = list(workers.select_living())
         waited_for = [what for worker in living if (what := worker_catalogs.describe_delay(worker, wanted))]
         problems = [problem for worker in living for problem in self._problems(worker, wanted)]
         if problems and waited_s > GRACE_S:
@@ -80,4 +80,4 @@ class Command(BaseCommand):
 
         A cause may have been removed: what failed before this command began has another try.
         """
-        return worker_catalogs.problems(worker, wanted, self.known.get(worker.pk, {}))
+        return worker_catalogs.explain_lasting_delay(worker, wanted, self.known.get(worker.pk, {}))

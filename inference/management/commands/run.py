@@ -10,7 +10,7 @@ from django.core.management.base import BaseCommand, CommandError
 
 from batch_inference_client.command import json_object
 from inference.catalog.lookup import spec_of
-from inference.management.command_errors import readable_errors
+from inference.management.command_errors import show_errors_as_sentences
 from inference.models import Job, Status
 from inference.status import health
 from inference.submission import jobs
@@ -25,18 +25,20 @@ class Command(BaseCommand):
         parser.add_argument("model", help="its name in models.toml")
         parser.add_argument("text")
         parser.add_argument("--parameters", type=json_object, default={}, help="""as JSON, such as '{"top_k": 3}'""")
-        parser.add_argument("--timeout", type=seconds, default=60.0, help="seconds to wait for the answer (default 60)")
+        parser.add_argument(
+            "--timeout", type=parse_seconds, default=60.0, help="seconds to wait for the answer (default 60)"
+        )
 
     def handle(
         self, *args: Any, model: str, text: str, parameters: dict[str, Any], timeout: float, **options: Any
     ) -> None:
-        with readable_errors():
+        with show_errors_as_sentences():
             submission = Submission(spec=spec_of(model), inputs=text, parameters=parameters)
             job = jobs.run(submission, timeout_s=timeout)
-        self.stdout.write(json.dumps(output_of(job, timeout), ensure_ascii=False))
+        self.stdout.write(json.dumps(read_output(job, timeout), ensure_ascii=False))
 
 
-def output_of(job: Job, waited_s: float) -> Any:
+def read_output(job: Job, waited_s: float) -> Any:
     if job.status == Status.SUCCEEDED:
         return job.output
     if not job.is_finished:
@@ -46,7 +48,7 @@ def output_of(job: Job, waited_s: float) -> Any:
     raise CommandError(f"The job {job.id} {job.status}: {': '.join(filter(None, (job.error_code, job.full_detail)))}")
 
 
-def seconds(text: str) -> float:
+def parse_seconds(text: str) -> float:
     try:
         value = float(text)
     except ValueError:

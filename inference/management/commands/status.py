@@ -20,7 +20,7 @@ from inference import clock
 from inference.catalog.lookup import known_models
 from inference.figures import sample, series, tallies
 from inference.figures.tallies import Tally
-from inference.management.command_errors import readable_errors
+from inference.management.command_errors import show_errors_as_sentences
 from inference.models import TERMINAL
 from inference.status import attention, workers
 from inference.telemetry.control_characters import escape_line
@@ -45,11 +45,11 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, watch: float | None, **options: Any) -> None:
         try:
-            with readable_errors():
+            with show_errors_as_sentences():
                 while watch:
-                    self._show(facts(), before=CLEAR, **options)
+                    self._show(collect_facts(), before=CLEAR, **options)
                     time.sleep(min(max(SHORTEST_S, watch), LONGEST_S))
-                found = facts()
+                found = collect_facts()
                 self._show(found, **options)
         except KeyboardInterrupt:
             return
@@ -74,18 +74,18 @@ class Command(BaseCommand):
         self.stdout.write(before + "\n".join(lines))
 
 
-def facts() -> Facts:
+def collect_facts() -> Facts:
     """Return the facts that the command shows.
 
     Without a database there is only what needs attention: that the database is away.
     """
     needed = [
         {"code": item.code, "text": item.text, "todo": item.todo, "about": item.about, "follows": item.follows}
-        for item in attention.items()
+        for item in attention.find_items()
     ]
     found: Facts = {"attention": needed, "models": [], "workers": [], "ended": {}, "failures": []}
     try:
-        living = list(workers.living())
+        living = list(workers.select_living())
         queued, ages = sample.count_queued_jobs()
         running, recent = sample.count_running_jobs(), series.totals_since(clock.now() - RECENT)
         ended = series.ends_since(clock.now() - HOUR)

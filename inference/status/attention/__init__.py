@@ -22,14 +22,14 @@ CODES = (
 )  # fmt: skip
 
 
-def items() -> list[AttentionItem]:
+def find_items() -> list[AttentionItem]:
     """Return what needs attention, the gravest first, each item with its consequences below it.
 
     A database or a broker that is away makes this function raise nothing: it is an item of the list then.
     """
-    found = [*servers.broker(), *servers.disk()]
+    found = [*servers.find_broker_problem(), *servers.find_full_disks()]
     try:
-        slow, locked = list(servers.slow_database()), list(servers.locked_database())
+        slow, locked = list(servers.find_slow_database()), list(servers.find_locked_database())
         # While the database is locked, its rows are out of date.
         return arrange_items([*slow, *locked, *found, *(() if locked else _of_rows())])
     except (DatabaseError, InterfaceError) as error:
@@ -44,15 +44,15 @@ def _todo_of(error: Exception) -> str:
 
 
 def _of_rows() -> Iterator[AttentionItem]:
-    living = list(workers.living())
+    living = list(workers.select_living())
     paused = operator_controls.paused_models()
-    unserved = {name: why for name, why in health.unserved(living).items() if name not in paused}
-    yield from fleet.file(living)
-    yield from fleet.unserved(unserved, living)
-    yield from fleet.paused()
-    yield from fleet.gone(living)
-    yield from fleet.unwell(living)
-    yield from jobs.queues(living, quiet={*unserved, *paused})
-    yield from jobs.failures()
-    yield from jobs.webhooks()
-    yield from fleet.retention()
+    unserved = {name: why for name, why in health.find_unserved_models(living).items() if name not in paused}
+    yield from fleet.find_refused_models_file(living)
+    yield from fleet.find_unserved_models(unserved, living)
+    yield from fleet.find_paused_models()
+    yield from fleet.find_gone_workers(living)
+    yield from fleet.find_degraded_workers(living)
+    yield from jobs.find_long_queues(living, quiet={*unserved, *paused})
+    yield from jobs.find_unusual_failures()
+    yield from jobs.find_late_webhooks()
+    yield from fleet.find_stopped_retention()

@@ -20,7 +20,7 @@ BROKER: Key = ("BrokerAway", ())
 OFTEN = 5  # ends of a replica's process within the minutes that its worker counts; a single poison job causes fewer
 
 
-def file(living: Iterable[Worker]) -> Iterator[AttentionItem]:
+def find_refused_models_file(living: Iterable[Worker]) -> Iterator[AttentionItem]:
     problems = {lookup.find_file_problem(), *((worker.catalog or {}).get("problem", "") for worker in living)}
     known = lookup.known_models()
     for problem in sorted(filter(None, problems)):
@@ -29,7 +29,7 @@ def file(living: Iterable[Worker]) -> Iterator[AttentionItem]:
         yield AttentionItem(code="ModelsFileRefused", text=text, todo=todo)
 
 
-def unserved(reasons: Mapping[str, Reason], living: Sequence[Worker]) -> Iterator[AttentionItem]:
+def find_unserved_models(reasons: Mapping[str, Reason], living: Sequence[Worker]) -> Iterator[AttentionItem]:
     missed = list(_missed(living))
     for name, why in reasons.items():
         yield AttentionItem(
@@ -73,7 +73,7 @@ def _todo_of(name: str, cause: Cause, living: Sequence[Worker], missed: Iterable
     return "Start a worker: systemctl start inference-worker."
 
 
-def paused() -> Iterator[AttentionItem]:
+def find_paused_models() -> Iterator[AttentionItem]:
     """Yield an item for each paused model, however long ago it was paused, because its clients wait."""
     for pause in PausedModel.objects.select_related("paused_by"):
         by = f" by {pause.paused_by}" if pause.paused_by else ""
@@ -84,7 +84,7 @@ def paused() -> Iterator[AttentionItem]:
         )  # fmt: skip
 
 
-def gone(living: Sequence[Worker]) -> Iterator[AttentionItem]:
+def find_gone_workers(living: Sequence[Worker]) -> Iterator[AttentionItem]:
     """Yield an item for each worker that is gone or silent, until one of the same name is back, or for an hour."""
     for worker in _missed(living):
         served = ", ".join(worker.model_names) or "nothing"
@@ -97,13 +97,13 @@ def gone(living: Sequence[Worker]) -> Iterator[AttentionItem]:
 
 def _missed(living: Sequence[Worker]) -> Iterable[Worker]:
     there = {worker.name for worker in living}
-    lost = workers.silent() | Worker.objects.filter(state=WorkerState.GONE)
+    lost = workers.select_silent() | Worker.objects.filter(state=WorkerState.GONE)
     now, shown = clock.now(), workers.ENDED_SHOWN  # a heartbeat after `now` is from before the clock was set back
     recent = lost.filter(heartbeat_at__range=(now - shown, now + shown)).order_by("heartbeat_at")
     return {worker.name: worker for worker in recent if worker.name not in there}.values()
 
 
-def unwell(living: Iterable[Worker]) -> Iterator[AttentionItem]:
+def find_degraded_workers(living: Iterable[Worker]) -> Iterator[AttentionItem]:
     for worker in living:
         about = ("worker", str(worker.pk))
         if not worker.connected and worker.state in workers.SERVING:
@@ -143,7 +143,7 @@ def _replicas(worker: Worker) -> Iterator[AttentionItem]:
         )  # fmt: skip
 
 
-def retention() -> Iterator[AttentionItem]:
+def find_stopped_retention() -> Iterator[AttentionItem]:
     """Yield an item if the last sweep found that it must not remove old jobs."""
     for stopped in Mark.objects.filter(kind=marks.RETENTION)[:1]:
         yield AttentionItem(

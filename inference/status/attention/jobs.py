@@ -33,14 +33,14 @@ Ends = Counter[str]  # number of jobs by outcome
 TimedEnds = Sequence[tuple[datetime.datetime, Ends]]  # start of each count, and its outcomes
 
 
-def queues(living: Sequence[Worker], *, quiet: Collection[str]) -> Iterator[AttentionItem]:
+def find_long_queues(living: Sequence[Worker], *, quiet: Collection[str]) -> Iterator[AttentionItem]:
     """Yield items for queues that are full, have grown or are stuck, and for queues of models that no models file has.
 
     `quiet` are the models for which it is known why nothing runs.
     """
     queued, ages = sample.count_queued_jobs()
     refused, past = _refusals(), _past_queues()
-    late = set(workers.living().filter(workers.is_late()).values_list("pk", flat=True))
+    late = set(workers.select_living().filter(workers.late_heartbeats()).values_list("pk", flat=True))
     known = lookup.known_models()
     removed = queued.keys() - known.keys() - {name for worker in living for name in worker.model_names} if known else ()
     for model in sorted(queued.keys() | refused.keys()):
@@ -136,7 +136,7 @@ def _grown_since(
     return (at, lowest) if is_new or age_s > STUCK_S else None
 
 
-def failures() -> Iterator[AttentionItem]:
+def find_unusual_failures() -> Iterator[AttentionItem]:
     """Yield items for failures that are a large share of a model's recent jobs, for as long as they are.
 
     Failures that are several times as frequent as before they began are reported too, for a day.
@@ -216,7 +216,7 @@ def _todo_of(code: str) -> str:
     return known.get(code, "Open the newest of these jobs: it has the full error.")
 
 
-def webhooks() -> Iterator[AttentionItem]:
+def find_late_webhooks() -> Iterator[AttentionItem]:
     """Yield items for notices that a host does not take, and for notices that are overdue.
 
     Only pending notices count. Those that were delivered or given up need no attention.

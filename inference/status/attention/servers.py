@@ -18,7 +18,7 @@ SLOW_S = 0.25  # seconds above which an answer to the smallest query is slow
 LEFT_BYTES, LEFT_SHARE, PLENTY_BYTES = 2**30, 0.05, 20 * 2**30  # free space: too little, too small a share, enough
 
 
-def slow_database() -> Iterator[AttentionItem]:
+def find_slow_database() -> Iterator[AttentionItem]:
     began_at = time.monotonic()
     with connection.cursor() as cursor:
         cursor.execute("SELECT 1")
@@ -27,7 +27,7 @@ def slow_database() -> Iterator[AttentionItem]:
         yield AttentionItem(code="DatabaseSlow", text=text, todo="Check its load, its locks and its disk.")
 
 
-def locked_database() -> Iterator[AttentionItem]:
+def find_locked_database() -> Iterator[AttentionItem]:
     """Yield an item if the database answers readers and keeps writers waiting."""
     if why := locks.find_lock_problem():
         yield AttentionItem(
@@ -36,9 +36,9 @@ def locked_database() -> Iterator[AttentionItem]:
         )  # fmt: skip
 
 
-def broker() -> Iterator[AttentionItem]:
+def find_broker_problem() -> Iterator[AttentionItem]:
     began_at = time.monotonic()
-    problems = list(health.broker_problems())
+    problems = list(health.find_broker_problems())
     took_s = time.monotonic() - began_at
     for problem in problems:
         todo = "Start it, or check the network to it. Everything resumes within a minute of its return."
@@ -50,7 +50,7 @@ def broker() -> Iterator[AttentionItem]:
         )  # fmt: skip
 
 
-def disk() -> Iterator[AttentionItem]:
+def find_full_disks() -> Iterator[AttentionItem]:
     """Yield an item for each disk of this host that is nearly full: that of the data folder or of SQLite's file."""
     folders = {Path(settings.DATA_DIR)}
     if connection.vendor == "sqlite":

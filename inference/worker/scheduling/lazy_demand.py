@@ -61,7 +61,9 @@ class LazyDemand(threading.Thread):
             self.waiting, self.ours, self._seen_at, self._made_at = {}, frozenset(), {}, {}
             return
         found = {
-            name: first for name, first in queue_position.first_queued(models).items() if name not in self.held_back
+            name: first
+            for name, first in queue_position.find_first_queued(models).items()
+            if name not in self.held_back
         }
         now = time.monotonic()
         self._seen_at = {name: self._seen_at.get(name, now) for name in found if name in absent}
@@ -86,12 +88,12 @@ class LazyDemand(threading.Thread):
 
     def _others(self) -> dict[str, dict[str, bool]]:
         """Return, by worker and model, whether the worker has the model in memory or loads it."""
-        others = workers.living().filter(connected=True, state__in=workers.SERVING).exclude(pk=self.worker)
+        others = workers.select_living().filter(connected=True, state__in=workers.SERVING).exclude(pk=self.worker)
         return {
-            str(worker.pk): {entry["name"]: entry["state"] in INSIDE for entry in worker_catalogs.entries(worker)}
+            str(worker.pk): {entry["name"]: entry["state"] in INSIDE for entry in worker_catalogs.read_entries(worker)}
             for worker in others.only("catalog")
         }
 
 
 def _age_s(job_id: UUID) -> float:
-    return max(0.0, clock.time_s() - queue_position.milliseconds(job_id) / 1000)
+    return max(0.0, clock.time_s() - queue_position.read_creation_ms(job_id) / 1000)

@@ -103,7 +103,7 @@ class UnfetchedJobs(threading.Thread):
         with owners.force_index():
             lines, self._after = owners.read_queues(question.rows, after=self._after)
             missed = [line for line in lines if self._is_mine(line) and _key(line) not in question.lines][:MOST_JOBS]
-            jobs = owners.first_jobs(missed, most=MOST_JOBS // max(1, len(missed)))
+            jobs = owners.read_first_jobs(missed, most=MOST_JOBS // max(1, len(missed)))
         several = Counter(line.model for line in missed)
         for (model, *_), line in itertools.groupby(jobs, key=lambda job: (job.model, job.priority, job.owner_id)):
             rows, most = (figures[model] // several[model] for figures in (question.rows, question.jobs))
@@ -121,7 +121,7 @@ class UnfetchedJobs(threading.Thread):
         if time.monotonic() < self._peers_until:
             return
         self._peers_until = time.monotonic() + PEERS_S
-        able = workers.living().filter(~workers.is_late(), state__in=workers.SERVING).order_by("pk")
+        able = workers.select_living().filter(~workers.late_heartbeats(), state__in=workers.SERVING).order_by("pk")
         peers: dict[str, list[str]] = defaultdict(list)
         for worker, names in able.values_list("pk", "model_names"):
             for name in names:
@@ -150,7 +150,7 @@ def _question(backlog: Backlog, calls: int) -> Question:
 
 
 def _key(line: OwnerQueue) -> tuple[str, int, str | None]:
-    return line.model, line.priority, owners.name_of(line.owner)
+    return line.model, line.priority, owners.format_owner(line.owner)
 
 
 def _portion(jobs: Iterable[Job], rows: int, most: int) -> Iterator[Job]:

@@ -50,7 +50,11 @@ def entry(**values: Any) -> dict[str, Any]:
 class FleetCase(AdminCase):
     def setUp(self) -> None:
         super().setUp()
-        for remembered in (worker_catalogs.runs, workers.served_models, workers.speeds):
+        for remembered in (
+            worker_catalogs.count_living_entries,
+            workers.count_served_models,
+            workers.measure_model_speeds,
+        ):
             remembered.forget()
         queue_position.forget()
 
@@ -155,7 +159,7 @@ class WorkerTests(FleetCase):
     def test_one_that_rests_lives_and_serves_nothing(self) -> None:
         for state in (WorkerState.DRAINING, WorkerState.DRAINED):
             make_worker(state=state, model_names=[])
-        self.assertEqual(workers.living().count(), 2)
+        self.assertEqual(workers.select_living().count(), 2)
         self.assertIn("badge-drained", self.text(WORKERS))
 
     def test_those_that_are_gone_are_folded_away_after_an_hour(self) -> None:
@@ -234,7 +238,7 @@ class WrittenTests(FleetCase):
                 replicas={"0": {"pid": 1, "device": evil, "models": {evil: evil}, "notes": {evil: evil}}},
             )  # fmt: skip
             job = make_job(model=evil, worker=worker.pk, batch=uuid.uuid4(), status="failed", device=evil[:20])
-            worker_catalogs.runs.forget()
+            worker_catalogs.count_living_entries.forget()
             for page in (MODELS, WORKERS, BATCHES, worker_page(worker), model_page(evil),
                          reverse("admin:inference_job_batch", args=[job.batch])):  # fmt: skip
                 self.assertNotIn(evil, self.text(page), page)

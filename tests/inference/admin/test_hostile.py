@@ -119,7 +119,13 @@ class HostileTests(AdminCase):
         Mark.objects.create(kind="deployed", text=text[:300])
         LogEntry.objects.log_actions(str(self.owner.pk), [job], CHANGE, text)
         self.addresses = self.pages(text, job, worker, silent)
-        for remembered in (worker_catalogs.runs, workers.served_models, workers.speeds, workers.in_memory, metrics):
+        for remembered in (
+            worker_catalogs.count_living_entries,
+            workers.count_served_models,
+            workers.measure_model_speeds,
+            workers.find_models_in_memory,
+            metrics,
+        ):
             remembered.forget()
         queue_position.forget()
         return job
@@ -225,7 +231,7 @@ class HostileTests(AdminCase):
 
     def test_what_a_terminal_shows_does_not_act_on_it(self) -> None:
         for _text, _job in self.each():
-            codes = {item.code for item in attention.items()}
+            codes = {item.code for item in attention.find_items()}
             self.assertLessEqual({"ModelPaused", "WorkerDegraded", "WorkerGone", "WebhooksFail"}, codes)
             shown, json_output = io.StringIO(), io.StringIO()
             for out, options in ((shown, {}), (json_output, {"json": True})):
@@ -239,7 +245,7 @@ class HostileTests(AdminCase):
     def test_metrics_stay_lines_of_their_form(self) -> None:
         line = re.compile(r'(# (HELP|TYPE) \S+ .*|\w+(\{(\w+="([^"\\\n]|\\.)*",?)*\})? \S+)')
         for _text, _job in self.each():
-            for shown in metrics.text().decode().rstrip("\n").split("\n"):
+            for shown in metrics.format_metrics().decode().rstrip("\n").split("\n"):
                 self.assertIsNotNone(line.fullmatch(shown), shown[:200])
 
     def test_no_line_of_the_log_is_forged(self) -> None:

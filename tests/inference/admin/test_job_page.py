@@ -152,7 +152,7 @@ class RetryAloneTests(AdminCase):
 
 class ValueTests(AdminCase):
     def shown(self, inputs: Any, output: Any = None) -> str:
-        return "".join(f"{one}{other or ''}" for _, one, other in inputs_outputs.pairs(inputs, output, str))
+        return "".join(f"{one}{other or ''}" for _, one, other in inputs_outputs.render_pairs(inputs, output, str))
 
     def test_labels_have_bars(self) -> None:
         output = [[{"label": "POSITIVE", "score": 0.97}, {"label": "NEGATIVE", "score": 0.03}]]
@@ -168,12 +168,12 @@ class ValueTests(AdminCase):
         )
 
     def test_of_many_inputs_each_stands_beside_its_output(self) -> None:
-        shown = list(inputs_outputs.pairs(["a", "b"], [[0.5] * 8, [0.25] * 8], str))
+        shown = list(inputs_outputs.render_pairs(["a", "b"], [[0.5] * 8, [0.25] * 8], str))
         self.assertEqual([number for number, _, _ in shown], [0, 1])
         self.assertTrue(all("<svg" in str(output) for _, _, output in shown))
-        self.assertEqual(len(list(inputs_outputs.pairs(["x"] * 500, None, str))), inputs_outputs.MOST_ITEMS)
+        self.assertEqual(len(list(inputs_outputs.render_pairs(["x"] * 500, None, str))), inputs_outputs.MOST_ITEMS)
         counts = (1, inputs_outputs.MOST_ITEMS, 500)
-        self.assertEqual([inputs_outputs.left(["x"] * count) for count in counts], [0, 0, 480])
+        self.assertEqual([inputs_outputs.count_left_out(["x"] * count) for count in counts], [0, 0, 480])
 
     def test_a_vector_is_drawn(self) -> None:
         shown = self.shown("a", [0.5, -0.5] * 200)
@@ -243,8 +243,8 @@ class ValueTests(AdminCase):
                 length = sum(len(call.args[0]) for call in looked.call_args_list)
                 self.assertLess(length, 10 * display.LONGEST_TEXT)
                 self.assertLess(len(shown), 30 * display.LONGEST_TEXT)
-        self.assertIn("and more", str(display.pretty_json(many)))
-        self.assertNotIn("and more", str(display.pretty_json({"few": ["a", {"b": None}]})))
+        self.assertIn("and more", str(display.format_json(many)))
+        self.assertNotIn("and more", str(display.format_json({"few": ["a", {"b": None}]})))
 
     def test_what_is_too_much_for_a_page_is_not_read(self) -> None:
         job = make_job(inputs="x" * 500, output=["y"], status=Status.SUCCEEDED)
@@ -258,7 +258,7 @@ class ValueTests(AdminCase):
 class MediaTests(AdminCase):
     def get(self, job: Job, *path: Any) -> Any:
         return self.client.get(
-            reverse("admin:inference_job_media", args=[job.pk]), {"at": media.address(path[0], path[1:])}
+            reverse("admin:inference_job_media", args=[job.pk]), {"at": media.make_address(path[0], path[1:])}
         )
 
     def test_images_and_sounds_are_shown_and_played(self) -> None:
@@ -282,11 +282,12 @@ class MediaTests(AdminCase):
         for place in range(5):
             self.assertEqual(self.get(job, "inputs", place).status_code, 404)
         self.assertNotIn("<img class=", self.text(page_of(job)).replace(png()[:10], ""))
-        self.assertIsNone(media.answer(png()[: media.HEAD] + "!" * 60))  # begins as an image does, and is no base64
+        # It begins as an image does, and is no base64.
+        self.assertIsNone(media.serve_media(png()[: media.HEAD] + "!" * 60))
 
     def test_an_image_of_too_many_pixels_is_not(self) -> None:
-        self.assertEqual(media.kind(png(100_000, 100_000)), "")
-        self.assertEqual(media.kind("A" * (media.MOST_BYTES * 2)), "")
+        self.assertEqual(media.detect_media_type(png(100_000, 100_000)), "")
+        self.assertEqual(media.detect_media_type("A" * (media.MOST_BYTES * 2)), "")
 
     def test_an_address_that_leads_nowhere_is_not_found(self) -> None:
         job = make_job(inputs={"a": [png()]})
@@ -331,6 +332,6 @@ class DisplayTests(AdminCase):
         redis_streams.write_chunks(
             [Chunk(job_id=job_id, attempt=uuid.uuid4(), at=0, text="\u202e" + "x" * 30_000, tokens=2)]
         )
-        text = job_payload.arriving(job_id)
+        text = job_payload.read_generated_text(job_id)
         self.assertTrue(text.startswith("\\u202e"))
         self.assertLess(len(text), display.LONGEST_TEXT + 10)

@@ -74,7 +74,7 @@ class MadeUpTaskTests(SimpleTestCase):
 
     def test_it_is_served_measured_and_shown(self) -> None:
         self.assertLessEqual({"lip-reading", "watching"}, set(tasks.pipeline_names()))
-        self.assertEqual([checks.task_problem(spec) for spec in self.specs.values()], ["", ""])
+        self.assertEqual([checks.find_task_problem(spec) for spec in self.specs.values()], ["", ""])
         for spec in self.specs.values():
             self.assertEqual(tasks.find_task(spec.task).example, {"inputs": "a film"})
             self.assertEqual(measurements.lengths_for(spec, []), [50, 250, 1500])

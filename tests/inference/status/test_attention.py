@@ -66,10 +66,10 @@ class AttentionCase(TestCase):
         Worker.objects.filter(pk=self.worker.pk).update(**values)
 
     def named(self) -> list[str]:
-        return [item.code for item in attention.items()]
+        return [item.code for item in attention.find_items()]
 
     def only(self, code: str, *facts: str) -> AttentionItem:
-        found = attention.items()
+        found = attention.find_items()
         self.assertEqual([item.code for item in found], [code])
         for fact in facts:
             self.assertIn(fact, f"{found[0].text} {found[0].todo}")
@@ -80,7 +80,7 @@ class AttentionCase(TestCase):
 class TestItems(AttentionCase):
     def test_nothing_is_said_when_all_is_well(self) -> None:
         Job.objects.create(model="embeddings", inputs="x")
-        self.assertEqual(attention.items(), [])
+        self.assertEqual(attention.find_items(), [])
 
     def test_a_database_that_is_away(self) -> None:
         with patch.object(connection, "cursor", side_effect=OperationalError("connection refused")):
@@ -98,7 +98,7 @@ class TestItems(AttentionCase):
     def test_a_disk_that_fills(self) -> None:
         self.disk.return_value = SimpleNamespace(total=2**40, free=2**29)
         self.assertEqual(set(self.named()), {"DiskFills"})
-        self.assertIn("512 MiB left", attention.items()[0].text)
+        self.assertIn("512 MiB left", attention.find_items()[0].text)
 
     def test_a_worker_that_is_gone_and_what_it_served_until_one_of_its_name_is_back(self) -> None:
         self.make_worker(name="other@host")
@@ -133,7 +133,7 @@ class TestItems(AttentionCase):
         self.only("WorkerCutOff", "first@host", "broker")
 
     def folded(self) -> list[tuple[str, bool]]:
-        return [(item.code, item.follows) for item in attention.items()]
+        return [(item.code, item.follows) for item in attention.find_items()]
 
     def test_what_follows_from_a_cause_is_said_below_it(self) -> None:
         names = [*lookup.models(), "other"]
@@ -179,7 +179,7 @@ class TestItems(AttentionCase):
         for values, todo in cases:
             with self.subTest(todo):
                 self.change(**{"model_names": [], "is_to_rest": False, **values})
-                [item] = [item for item in attention.items() if item.code == "ModelUnserved"]
+                [item] = [item for item in attention.find_items() if item.code == "ModelUnserved"]
                 self.assertIn(todo, item.todo)
 
     @override_settings(WORKER_SILENT_S=4 * PATIENCE_S, WORKER_HEARTBEAT_S=PATIENCE_S / workers.LATE_BEATS)
@@ -330,7 +330,7 @@ class TestItems(AttentionCase):
         self.only("WorkerDrained", "first@host is drained", "Resume it")
         Worker.objects.update(**drained)
         self.assertEqual(self.named(), ["ModelUnserved", "WorkerDrained", "WorkerDrained"])
-        self.assertIn("No worker serves embeddings: its worker is drained.", attention.items()[0].text)
+        self.assertIn("No worker serves embeddings: its worker is drained.", attention.find_items()[0].text)
 
     def test_a_replica_that_ends_again_and_again_and_a_device_that_is_withdrawn(self) -> None:
         self.change(replicas={"0": {"device": "cuda:0", "ended": 4}, "1": {"device": "cuda:1", "ended": 5}})
@@ -377,7 +377,7 @@ class TestLocks(TransactionTestCase):
         self.assertEqual(locks.find_lock_problem(), "")
         other = self.hold("BEGIN IMMEDIATE")
         with NEVER_SLOW, patch.object(locks, "PATIENCE_S", 0.05):
-            item = attention.items()[0]
+            item = attention.find_items()[0]
         other.cursor().execute("ROLLBACK")
         self.assertEqual(locks.find_lock_problem(), "")
         self.assertEqual((item.code, item.text[:36]), ("DatabaseLocked", "The database accepts no writes: data"))
@@ -398,7 +398,7 @@ class TestLocks(TransactionTestCase):
         with patch.object(locks, "PATIENCE_S", 0.0):
             why = eventually(locks.find_lock_problem, "somebody waits")
             self.assertRegex(why, r"a statement waits for \d+ s for a lock of process \d+\.")
-            self.assertEqual(attention.items()[-1].code, "DatabaseLocked")
+            self.assertEqual(attention.find_items()[-1].code, "DatabaseLocked")
             other.rollback()
             waiting.join()
             self.assertEqual(locks.find_lock_problem(), "")

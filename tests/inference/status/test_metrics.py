@@ -28,7 +28,7 @@ class MetricsTests(TestCase):
         self.addCleanup(metrics.forget)
 
     def samples(self, family: str) -> list[tuple[str, dict[str, str], float]]:
-        (found,) = (each for each in parsed(metrics.text().decode()) if each.name == f"inference_{family}")
+        (found,) = (each for each in parsed(metrics.format_metrics().decode()) if each.name == f"inference_{family}")
         return [(sample.name, sample.labels, sample.value) for sample in found.samples]
 
     def test_a_long_count_is_exact_whatever_the_worker_is_called(self) -> None:

@@ -42,12 +42,12 @@ class LineTests(OwnersCase):
 
     def test_the_first_jobs_of_each_line_come_in_the_order_of_their_ids(self) -> None:
         many, few = self.wait(self.many, 5), self.wait(None, 3)
-        jobs = owners.first_jobs([OwnerQueue("echo", 2, self.many.pk), OwnerQueue("echo", 2, None)], most=2)
+        jobs = owners.read_first_jobs([OwnerQueue("echo", 2, self.many.pk), OwnerQueue("echo", 2, None)], most=2)
         self.assertEqual([job.pk for job in jobs], [job.pk for job in (*many[:2], *few[:2])])
-        self.assertEqual(owners.first_jobs([], most=2), [])
+        self.assertEqual(owners.read_first_jobs([], most=2), [])
 
     def test_an_owner_is_named_as_in_messages(self) -> None:
-        self.assertEqual((owners.name_of(None), owners.name_of(self.many.pk)), (None, str(self.many.pk)))
+        self.assertEqual((owners.format_owner(None), owners.format_owner(self.many.pk)), (None, str(self.many.pk)))
 
     @skipUnless(connection.vendor == "postgresql", "SQLite is told which index to read")
     def test_only_their_index_is_read_whatever_the_planner_knows(self) -> None:
@@ -63,7 +63,7 @@ class LineTests(OwnersCase):
         self.wait(self.many, 200)
         with connection.cursor() as cursor, owners.force_index(), connection.execute_wrapper(note_plan):
             cursor.execute("SET LOCAL random_page_cost = 1000")  # as if the whole table were read sooner
-            owners.first_jobs([*owners.read_queues(["echo"])[0], OwnerQueue("echo", 2, None)], most=2)
+            owners.read_first_jobs([*owners.read_queues(["echo"])[0], OwnerQueue("echo", 2, None)], most=2)
         self.assertEqual([plan for plan in plans if "job_queued_by_owners" not in plan], [])
         self.assertGreater(len(plans), 4)
 
@@ -73,23 +73,25 @@ class PlaceTests(OwnersCase):
         self.wait(self.many, 50)
         self.wait(None, 50)
         (job,) = self.wait(self.few)
-        self.assertEqual(queue_position.place(job).position, 3)
+        self.assertEqual(queue_position.find_position(job).position, 3)
 
     def test_the_third_is_behind_three_of_each(self) -> None:
         self.wait(self.many, 50)
         *_, third = self.wait(self.few, 3)
-        self.assertEqual(queue_position.place(third).position, 6)
+        self.assertEqual(queue_position.find_position(third).position, 6)
 
     def test_it_is_never_later_than_by_the_order_of_arrival(self) -> None:
         self.wait(self.many, 2)
         first, *_, last = self.wait(self.few, 10)
         self.wait(self.many, 50)
-        self.assertEqual((queue_position.place(first).position, queue_position.place(last).position), (2, 12))
+        self.assertEqual(
+            (queue_position.find_position(first).position, queue_position.find_position(last).position), (2, 12)
+        )
 
     def test_higher_priorities_leave_one_batch_in_eight(self) -> None:
         self.wait(self.many, 50, priority=Priority.HIGH)
         (job,) = self.wait(self.few)
-        self.assertEqual(queue_position.place(job).position, ONE_IN)
+        self.assertEqual(queue_position.find_position(job).position, ONE_IN)
 
     def test_those_batches_are_full(self) -> None:
         most = lookup.models()["embeddings"].max_batch_size
@@ -97,14 +99,15 @@ class PlaceTests(OwnersCase):
         job, *_, last = self.wait(self.few, most, model="embeddings")
         before = (ONE_IN - 1) * most
         self.assertEqual(
-            (queue_position.place(job).position, queue_position.place(last).position), (before + 1, before + most)
+            (queue_position.find_position(job).position, queue_position.find_position(last).position),
+            (before + 1, before + most),
         )
 
     def test_before_the_next_job_of_an_owner_are_its_own_and_as_many_of_others(self) -> None:
         self.wait(self.many, 50)
         self.wait(self.few, 2)
         ahead = {
-            name: queue_position.ahead_of_next("echo", 2, owner)
+            name: queue_position.count_jobs_ahead("echo", 2, owner)
             for name, owner in (("few", self.few.pk), ("none", None))
         }
         self.assertEqual(ahead, {"few": 5, "none": 2})
@@ -113,5 +116,7 @@ class PlaceTests(OwnersCase):
         *_, last = self.wait(self.many, 12)
         with patch.object(owners, "MOST_COUNTED", 10):
             (job,) = self.wait(self.few)
-            self.assertEqual((queue_position.place(last).position, queue_position.place(job).position), (12, 13))
-            self.assertGreater(queue_position.ahead_of_next("echo", 2, None), 1_000_000)
+            self.assertEqual(
+                (queue_position.find_position(last).position, queue_position.find_position(job).position), (12, 13)
+            )
+            self.assertGreater(queue_position.count_jobs_ahead("echo", 2, None), 1_000_000)

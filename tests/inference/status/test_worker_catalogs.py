@@ -29,8 +29,12 @@ OLD_VERSION = Worker(name="w", pid=1, catalog=None)
 
 class CatalogTests(TestCase):
     def test_the_changes_are_those_to_what_runs(self) -> None:
-        self.assertEqual(str(worker_catalogs.changes([BEFORE], WANTED)), "added: b; changed: a; removed: gone")
-        self.assertEqual(str(worker_catalogs.changes([worker(entry("a"), entry("b"))], WANTED)), "nothing changes")
+        self.assertEqual(
+            str(worker_catalogs.compare_with_wanted([BEFORE], WANTED)), "added: b; changed: a; removed: gone"
+        )
+        self.assertEqual(
+            str(worker_catalogs.compare_with_wanted([worker(entry("a"), entry("b"))], WANTED)), "nothing changes"
+        )
 
     def test_what_is_still_to_happen_is_described(self) -> None:
         for row, expected in (
@@ -45,19 +49,21 @@ class CatalogTests(TestCase):
             (FAILED, ["w could not load a (2): no weights"]),
             (worker(problem="line 3: no."), ["w takes nothing over: line 3: no."]),
         ):  # fmt: skip
-            self.assertEqual(list(worker_catalogs.problems(row, WANTED, {})), expected)
+            self.assertEqual(list(worker_catalogs.explain_lasting_delay(row, WANTED, {})), expected)
 
     def test_what_failed_before_is_listed_once_it_has_failed_again(self) -> None:
         """Its cause may have been mended meanwhile."""
         for tries, expected in ((1, []), (2, ["w could not load a (2): no weights"])):
             row = worker(entry("a", state="failed", why="no weights") | {"failures": tries}, entry("b"))
-            self.assertEqual(list(worker_catalogs.problems(row, WANTED, {WANTED["a"].digest: 1})), expected)
-            self.assertEqual(worker_catalogs.failures(row), {WANTED["a"].digest: tries})
+            self.assertEqual(
+                list(worker_catalogs.explain_lasting_delay(row, WANTED, {WANTED["a"].digest: 1})), expected
+            )
+            self.assertEqual(worker_catalogs.count_failed_loads(row), {WANTED["a"].digest: tries})
 
     def test_models_that_no_worker_was_started_for_are_named(self) -> None:
-        self.assertEqual(worker_catalogs.unserved_models([worker(entry("a"))], WANTED), ["b"])
+        self.assertEqual(worker_catalogs.find_unassigned_models([worker(entry("a"))], WANTED), ["b"])
 
     def test_workers_with_the_same_entry_in_the_same_state_are_counted_together(self) -> None:
-        found = worker_catalogs.count([THERE, LOADING, FAILED, OLD_VERSION])
+        found = worker_catalogs.count_entries([THERE, LOADING, FAILED, OLD_VERSION])
         shown = {(run.revision, run.state): count for run, count in found["a"].items()}
         self.assertEqual(shown, {("2", "ready"): 1, ("1", "ready"): 2, ("2", "loading"): 1, ("2", "failed"): 1})

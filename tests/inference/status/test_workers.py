@@ -12,7 +12,7 @@ from inference import budget
 from inference.catalog.specs import ModelSpec
 from inference.models import Worker, WorkerState
 from inference.status import workers
-from inference.status.workers import InMemory, Remembered
+from inference.status.workers import MemoryPresence, Remembered
 from inference.store import connections
 from inference.worker.replicas import devices, gpus
 from inference.worker.replicas.gpus import Found, Gpu
@@ -51,8 +51,8 @@ class LivingTests(DatabaseTestCase):
         for age_s, lives in ((0.0, True), (2 * PATIENCE_S, False), (-2 * PATIENCE_S, False)):
             with self.subTest(age_s), self.settings(WORKER_SILENT_S=PATIENCE_S):
                 Worker.objects.update(heartbeat_at=ago(age_s))
-                self.assertEqual(list(workers.living()), [worker] if lives else [])
-                self.assertEqual(list(workers.silent()), [] if lives else [worker])
+                self.assertEqual(list(workers.select_living()), [worker] if lives else [])
+                self.assertEqual(list(workers.select_silent()), [] if lives else [worker])
 
 
 class RememberedTests(TestCase):
@@ -144,7 +144,7 @@ class SecondsTests(DatabaseTestCase):
     def setUp(self) -> None:
         lazy = {"a": ModelSpec(name="a", engine="x:Y", load="lazy")}
         self.enterContext(patch("inference.status.workers.lookup.models", return_value=lazy))
-        for remembered in (workers.speeds, workers.in_memory):
+        for remembered in (workers.measure_model_speeds, workers.find_models_in_memory):
             remembered.forget()
             self.addCleanup(remembered.forget)
 
@@ -154,33 +154,33 @@ class SecondsTests(DatabaseTestCase):
 
     def test_an_estimate_has_the_load_of_a_lazy_model_in_it_while_no_worker_has_it_in_memory(self) -> None:
         self.worker("not loaded", a=2.0)
-        self.assertEqual(workers.seconds_for("a", 10), 10.0)
-        self.assertEqual(workers.in_memory()["a"], InMemory(workers=0, bytes=7, load_s=5.0))
+        self.assertEqual(workers.predict_seconds("a", 10), 10.0)
+        self.assertEqual(workers.find_models_in_memory()["a"], MemoryPresence(workers=0, bytes=7, load_s=5.0))
 
     def test_the_load_is_all_that_is_known_before_the_first(self) -> None:
         self.worker("not loaded")
-        self.assertEqual(workers.seconds_for("a", 10), 5.0)
+        self.assertEqual(workers.predict_seconds("a", 10), 5.0)
 
     def test_what_one_worker_has_in_memory_is_not_loaded_first(self) -> None:
         self.worker("not loaded", a=1.0)
         self.worker("ready", a=1.0)
-        self.assertEqual(workers.seconds_for("a", 10), 5.0)
+        self.assertEqual(workers.predict_seconds("a", 10), 5.0)
 
     def test_nothing_is_known_without_a_worker_or_of_one_of_an_earlier_version(self) -> None:
-        self.assertIsNone(workers.seconds_for("a", 10))
+        self.assertIsNone(workers.predict_seconds("a", 10))
         Worker.objects.create(name="w", pid=1, state=WorkerState.READY, catalog=None)
-        self.assertIsNone(workers.seconds_for("a", 10))
+        self.assertIsNone(workers.predict_seconds("a", 10))
 
 
 class ServingTests(DatabaseTestCase):
     def setUp(self) -> None:
-        workers.served_models.forget()
-        self.addCleanup(workers.served_models.forget)
+        workers.count_served_models.forget()
+        self.addCleanup(workers.count_served_models.forget)
 
     def test_that_there_is_no_worker_is_not_remembered(self) -> None:
         self.enterContext(patch.object(workers, "REMEMBERED_S", PATIENCE_S))
-        self.assertEqual(workers.serving("m"), 0)
+        self.assertEqual(workers.count_serving_workers("m"), 0)
         Worker.objects.create(name="w", pid=1, state=WorkerState.READY, model_names=["m"])
-        self.assertEqual(workers.serving("m"), 1)
+        self.assertEqual(workers.count_serving_workers("m"), 1)
         with self.assertNumQueries(0):
-            self.assertEqual(workers.serving("m"), 1)
+            self.assertEqual(workers.count_serving_workers("m"), 1)

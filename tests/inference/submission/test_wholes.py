@@ -174,7 +174,7 @@ class ListTests(TransactionTestCase):
         self.assertEqual(Job.objects.count(), rows.MOST)
 
     def test_a_job_that_fits_costs_what_it_did(self) -> None:
-        workers.seconds_for(SPEC.name, 1)  # is remembered
+        workers.predict_seconds(SPEC.name, 1)  # is remembered
         with CaptureQueriesContext(connection) as queries:  # of this thread: another one inserts the row
             self.submit(TEXTS[:4])
         of_jobs = [query["sql"] for query in queries if "inference_job" in query["sql"]]  # others: what is remembered

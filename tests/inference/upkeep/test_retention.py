@@ -136,7 +136,7 @@ class StoppedSweepTests(TestCase):
         self.sweeper.sweep()
 
     def codes(self) -> Sequence[str]:
-        return [item.code for item in attention.items()]
+        return [item.code for item in attention.find_items()]
 
     def test_a_sweep_that_would_remove_an_unusual_share_removes_nothing_and_says_so(self) -> None:
         self.make(8, OLD)
@@ -146,7 +146,7 @@ class StoppedSweepTests(TestCase):
         self.assertIn("1 of 9 finished jobs", logs.output[0])
         self.assertEqual(Job.objects.count(), 9)
         self.assertTrue(Worker.objects.filter(pk=worker.pk).exists())
-        (item,) = [item for item in attention.items() if item.code == "RetentionStopped"]
+        (item,) = [item for item in attention.find_items() if item.code == "RetentionStopped"]
         self.assertIn("1 of 9 finished jobs", item.text)
         self.assertIn("remove_old_jobs --force", item.todo)
 

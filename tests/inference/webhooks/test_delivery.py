@@ -233,9 +233,9 @@ class CheckTests(TestCase):
             delivery.check_url("https://hooks.example/")
 
     def test_a_bad_secret_is_found_by_the_checks(self) -> None:
-        self.assertEqual(checks.webhook_secret(None), [])
+        self.assertEqual(checks.check_webhook_secret(None), [])
         no_prefix, no_base64 = SECRET.removeprefix("whsec_"), f"{SECRET[:-4]}?{SECRET[-4:]}"
         for secret in ("", "whsec_", "whsec_????", no_base64, no_prefix):
             with self.subTest(secret), override_settings(WEBHOOK_SECRET=secret):
-                (error,) = checks.webhook_secret(None)
+                (error,) = checks.check_webhook_secret(None)
                 self.assertIn("WEBHOOK_SECRET", error.msg)

@@ -14,7 +14,7 @@ from django.core.management.base import BaseCommand, CommandError
 
 from inference.catalog import lookup
 from inference.catalog.specs import ModelSpec
-from inference.management.command_errors import readable_errors
+from inference.management.command_errors import show_errors_as_sentences
 from inference.worker.replicas import devices
 from inference.worker.replicas.devices import Device
 from tools.tuning import measurements, processor, report
@@ -54,7 +54,7 @@ class Command(BaseCommand):
         parser.add_argument("--seconds", type=float, default=0.5, help="for each measurement (default 0.5)")
 
     def handle(self, *args: Any, model: str, device: str, inputs: Path | None, seconds: float, **options: Any) -> None:
-        with readable_errors():
+        with show_errors_as_sentences():
             spec = lookup.spec_of(model)
         own = _device(device)
         spec = spec if own.name == devices.CPU else spec.with_gpu_limits()
