@@ -35,7 +35,7 @@ def _used_since(moment: datetime.datetime) -> Coalesce:
     return Coalesce(Subquery(uses.annotate(all=Sum("requests")).values("all")), 0)
 
 
-def owners(user: Any) -> QuerySet[Any]:
+def list_manageable_users(user: Any) -> QuerySet[Any]:
     """Return the users whose keys `user` may make and change. Users that may do more than `user` are not among them.
 
     Keys of staff read every job, so `user` is among them only with the right to view jobs.
@@ -47,17 +47,17 @@ def owners(user: Any) -> QuerySet[Any]:
     return users.filter(below | Q(pk=user.pk) if user.has_perm("inference.view_job") else below)
 
 
-def seen_by(user: Any) -> QuerySet[ApiKey]:
+def list_visible_keys(user: Any) -> QuerySet[ApiKey]:
     """Return the keys that `user` may look at: all, or none without the right to view or change keys."""
     may = user.has_perm("api.view_apikey") or user.has_perm("api.change_apikey")
     return ApiKey.objects.all() if may else ApiKey.objects.none()
 
 
-api_keys.issued = seen_by
+api_keys.issued = list_visible_keys
 
 
 def is_below(user: Any, key: ApiKey | None) -> bool:
-    return key is None or owners(user).filter(pk=key.owner_id).exists()
+    return key is None or list_manageable_users(user).filter(pk=key.owner_id).exists()
 
 
 @admin.register(ApiKey)
@@ -95,7 +95,7 @@ class ApiKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not generic at
     def a_minute(self, key: Any) -> str:
         """Return the requests a minute over the current hour and the one before it, and the most that are allowed."""
         now = clock.now()
-        most = auth.or_default(key.requests_per_minute, settings.API_KEY_RATE)
+        most = auth.limit_or_default(key.requests_per_minute, settings.API_KEY_RATE)
         return f"{key.used_hour / ((now - _hour(now) + HOUR) / MINUTE):.1f} of {most or 'any'}"
 
     @admin.display(description="jobs")
@@ -123,7 +123,7 @@ class ApiKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not generic at
 
     def formfield_for_foreignkey(self, db_field: Any, request: HttpRequest, **options: Any) -> Any:
         if db_field.name == "owner":
-            options["queryset"] = owners(request.user)
+            options["queryset"] = list_manageable_users(request.user)
         return super().formfield_for_foreignkey(db_field, request, **options)
 
     def has_change_permission(self, request: HttpRequest, obj: ApiKey | None = None) -> bool:
@@ -134,8 +134,8 @@ class ApiKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not generic at
 
     @admin.action(description="Revoke the selected keys", permissions=["change"])
     def revoke(self, request: HttpRequest, chosen: QuerySet[ApiKey]) -> None:
-        keys = chosen.filter(owner__in=owners(request.user))
-        left = chosen.exclude(owner__in=owners(request.user)).count()
+        keys = chosen.filter(owner__in=list_manageable_users(request.user))
+        left = chosen.exclude(owner__in=list_manageable_users(request.user)).count()
         for key in keys:
             key.revoke()
             self.log_change(request, key, "Revoked.")

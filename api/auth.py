@@ -14,7 +14,7 @@ from django.db.models.signals import post_delete, post_save
 from django.dispatch import receiver
 
 from api.errors.problems import ApiError
-from api.models import PREFIX, ApiKey, digest
+from api.models import PREFIX, ApiKey, digest_key
 from api.usage import usage
 from inference import clock
 from inference.failures import is_away
@@ -73,7 +73,7 @@ class Principal:
 ANONYMOUS = Principal()
 
 
-def principal_of(authorization: str) -> Principal:
+def find_principal(authorization: str) -> Principal:
     """Return the principal that sent this Authorization header. Raises `ApiError`."""
     scheme, _, key = authorization.strip().partition(" ")
     if not key and scheme.startswith(PREFIX):
@@ -84,14 +84,14 @@ def principal_of(authorization: str) -> Principal:
         raise ApiError("An API key is needed: send Authorization: Bearer KEY.", "unauthorized")
     if scheme.lower() != "bearer" or not key:
         raise ApiError("The Authorization header must be: Bearer KEY.", "unauthorized")
-    return keyring.find(key.strip())
+    return keyring.find_principal(key.strip())
 
 
-def not_valid() -> ApiError:
+def make_invalid_key_error() -> ApiError:
     return ApiError("This API key is not valid: it may have been revoked, or expired.", "unauthorized")
 
 
-def admit(principal: Principal) -> None:
+def enforce_rate(principal: Principal) -> None:
     """Count a request of a key that has a rate. Raises `ApiError` if the rate is used up."""
     if not principal.requests_per_minute:
         return
@@ -121,22 +121,22 @@ def require_priority(principal: Principal, priority: int) -> None:
         raise ApiError("This key may not use the priority high. Send normal or low.", "forbidden")
 
 
-class Keyring:
+class KeyCache:
     """The keys that were looked up a moment ago: one query a key every few seconds, however many requests it sends."""
 
     def __init__(self) -> None:
         self.known: dict[str, tuple[Principal, float]] = {}
 
-    def find(self, key: str) -> Principal:
+    def find_principal(self, key: str) -> Principal:
         """Return the principal of a key. Raises the same `ApiError` for a wrong, a revoked and an expired key."""
-        name = digest(key)
+        name = digest_key(key)
         principal, until = self.known.get(name, (None, 0.0))
         if principal is None or time.monotonic() > until:
             principal = self._look_up(name)
-        usage.count(principal.key_id)
+        usage.count_request(principal.key_id)
         return principal
 
-    def forget(self, name: str = "") -> None:
+    def forget_key(self, name: str = "") -> None:
         if name:
             self.known.pop(name, None)
         else:
@@ -145,16 +145,16 @@ class Keyring:
     def _look_up(self, name: str) -> Principal:
         row = ApiKey.objects.filter(ApiKey.valid(), digest=name).select_related("owner").first()
         if row is None:
-            self.forget(name)
-            raise not_valid()
+            self.forget_key(name)
+            raise make_invalid_key_error()
         _note_use(row)
         usage.write_if_due()
         principal = Principal(
             user=row.owner,
             key_id=row.pk,
             key_start=row.start,
-            requests_per_minute=or_default(row.requests_per_minute, settings.API_KEY_RATE),
-            max_queued=or_default(row.max_queued, settings.API_KEY_MAX_QUEUED),
+            requests_per_minute=limit_or_default(row.requests_per_minute, settings.API_KEY_RATE),
+            max_queued=limit_or_default(row.max_queued, settings.API_KEY_MAX_QUEUED),
             may_use_high=row.may_use_high,
         )
         if len(self.known) >= REMEMBERED_KEYS:
@@ -163,7 +163,7 @@ class Keyring:
         return principal
 
 
-def or_default(own: int | None, default: int) -> int:
+def limit_or_default(own: int | None, default: int) -> int:
     return default if own is None else own
 
 
@@ -190,9 +190,9 @@ def _note_use(row: ApiKey) -> None:
         logger.warning("use of the key %s not noted: %s", row.start, error)
 
 
-keyring = Keyring()
+keyring = KeyCache()
 
 
 @receiver([post_save, post_delete], sender=ApiKey)
 def _forget_changed_key(instance: ApiKey, **kwargs: Any) -> None:
-    keyring.forget(instance.digest)
+    keyring.forget_key(instance.digest)

@@ -18,7 +18,7 @@ _STRING = re.compile(rb'"[^"]*"?')  # matches once escaped quotes are removed
 _OPTIONS = orjson.OPT_UTC_Z | orjson.OPT_NON_STR_KEYS
 
 
-def loads(body: bytes) -> Any:
+def parse_json(body: bytes) -> Any:
     """Return the value of a JSON body.
 
     Raises `ApiError` for a body that is not JSON, and for NaN, lone surrogates, NUL characters, deep nesting and too
@@ -63,12 +63,12 @@ def _why(body: bytes, error: orjson.JSONDecodeError) -> str:
     return f"The body is not valid JSON: {error}."
 
 
-def dumps(value: Any) -> bytes:
+def write_json(value: Any) -> bytes:
     return orjson.dumps(value, option=_OPTIONS)
 
 
-def answer(value: Any, *, status: int = 200, headers: dict[str, str] | None = None) -> HttpResponse:
-    return HttpResponse(dumps(value), status=status, headers=headers, content_type=CONTENT_TYPE)
+def make_json_response(value: Any, *, status: int = 200, headers: dict[str, str] | None = None) -> HttpResponse:
+    return HttpResponse(write_json(value), status=status, headers=headers, content_type=CONTENT_TYPE)
 
 
 def _is_deeper_than(value: Any, limit: int) -> bool:

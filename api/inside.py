@@ -28,9 +28,9 @@ from api.errors import problems
 from api.requests import bodies
 from api.requests import bulk as bulk_body
 from api.views import streaming
-from api.views.base import own_job, visible_job
-from api.views.bulk import own_bulk, visible_bulk
-from api.views.jobs import JOB_BODY, finished
+from api.views.base import get_own_job, get_visible_job
+from api.views.bulk import get_own_bulk, get_visible_bulk
+from api.views.jobs import JOB_BODY, wait_for_finished_jobs
 from batch_inference_client import BaseClient, ClientError
 from batch_inference_client.client import PATIENCE_S
 from batch_inference_client.errors import PASSING
@@ -52,7 +52,7 @@ T = TypeVar("T", bound=Terms)
 P = ParamSpec("P")
 
 
-def in_own_thread(call: Callable[P, Document]) -> Callable[P, Document]:
+def run_in_own_thread(call: Callable[P, Document]) -> Callable[P, Document]:
     """Wrap a call that waits, so that it does not close an open connection of the caller.
 
     A call that waits gives its database connection back. If the caller has an open connection, it may be reading rows
@@ -84,20 +84,22 @@ class Inside(Service):
     def __init__(self, principal: Principal) -> None:
         self._principal = principal
 
-    @in_own_thread
+    @run_in_own_thread
     def submit(self, job: Mapping[str, Any], *, key: str, wait_s: float = 0.0, answer_s: float = math.inf) -> Document:
         with _service_call(committed=wait_s > 0):
-            submission = bodies.submission(JOB_BODY.run_validation(codec.loads(dumps(job))))
-            return _document(resources.job(jobs.submit(self._own(submission, key)), plain=True))
+            submission = bodies.read_submission(JOB_BODY.run_validation(codec.parse_json(dumps(job))))
+            return _document(resources.make_job_document(jobs.submit(self._own(submission, key)), plain=True))
 
-    @in_own_thread
+    @run_in_own_thread
     def wait(self, ids: Sequence[str], *, wait_s: float) -> Document:
         with _service_call(committed=True):
-            return _document(finished(self._principal, bodies.ids(list(ids)), wait_s=wait_s, plain=True))
+            return _document(
+                wait_for_finished_jobs(self._principal, bodies.read_ids(list(ids)), wait_s=wait_s, plain=True)
+            )
 
     def job(self, job_id: str) -> Document:
         with _service_call():
-            return _document(resources.job(visible_job(self._principal, job_id), plain=True))
+            return _document(resources.make_job_document(get_visible_job(self._principal, job_id), plain=True))
 
     def stream(self, job_id: str, *, after: str) -> Iterator[StreamEvent | None]:
         """Yield the events of a job, which are read in a thread of its own. It needs the database for moments only."""
@@ -109,37 +111,37 @@ class Inside(Service):
 
     def _events(self, job_id: str, after: str) -> Iterator[StreamEvent | None]:
         with _service_call():
-            job = visible_job(self._principal, job_id)
+            job = get_visible_job(self._principal, job_id)
             streaming.refuse_others(job)
             events = reader.stream_events(job, after=Position.from_event_id(after, job.id) if after else BEGINNING)
         return map(_stream_event, events)
 
     def cancel(self, job_id: str) -> Document:
         with _service_call():
-            job = jobs.cancel(own_job(self._principal, job_id).id)
+            job = jobs.cancel(get_own_job(self._principal, job_id).id)
             was_running = job.status == Status.CANCELLED and job.started_at is not None
-            return _document({**resources.job(job, plain=True), "was_running": was_running})
+            return _document({**resources.make_job_document(job, plain=True), "was_running": was_running})
 
-    @in_own_thread
+    @run_in_own_thread
     def submit_bulk(self, lines: Sequence[bytes], *, terms: Mapping[str, Any], key: str) -> Document:
         query = {name: str(value) for name, value in terms.items()}
         with _service_call(committed=True):
             submission = bulk_body.read_lines(b"\n".join(lines), query)
-            return _document(resources.accepted_bulk(bulk.submit(self._own(submission, key))))
+            return _document(resources.make_accepted_bulk_document(bulk.submit(self._own(submission, key))))
 
     def bulk(self, bulk_id: str) -> Document:
         with _service_call():
-            return _document(resources.bulk(visible_bulk(self._principal, bulk_id)))
+            return _document(resources.make_bulk_document(get_visible_bulk(self._principal, bulk_id)))
 
     def cancel_bulk(self, bulk_id: str) -> Document:
         with _service_call():
-            found = own_bulk(self._principal, bulk_id)
+            found = get_own_bulk(self._principal, bulk_id)
             bulk.cancel(found)
-            return _document(resources.bulk(found))
+            return _document(resources.make_bulk_document(found))
 
     def models(self) -> list[Document]:
         with _service_call():
-            return [_document(resources.model(spec)) for spec in models().values()]
+            return [_document(resources.make_model_document(spec)) for spec in models().values()]
 
     def ready(self) -> Document:
         with _service_call():
@@ -172,7 +174,7 @@ class Inside(Service):
         pass
 
     def _own(self, submission: T, key: str) -> T:
-        return replace(submission, owner=self._principal.user, idempotency_key=bodies.idempotency_key(key))
+        return replace(submission, owner=self._principal.user, idempotency_key=bodies.read_idempotency_key(key))
 
 
 @contextlib.contextmanager
@@ -205,11 +207,13 @@ def _stream_event(event: Event) -> StreamEvent | None:
         case Restart():
             return StreamEvent(kind="restart", id=event.id)
         case End():
-            return StreamEvent(kind="end", id=event.id, job=_document(resources.job(event.job, plain=True)))
+            return StreamEvent(
+                kind="end", id=event.id, job=_document(resources.make_job_document(event.job, plain=True))
+            )
     return None
 
 
 def _document(shown: dict[str, Any]) -> Document:
     """Return the document with strings for ids and times, as over HTTP."""
-    document: Document = orjson.loads(codec.dumps(shown))
+    document: Document = orjson.loads(codec.write_json(shown))
     return document

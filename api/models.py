@@ -17,7 +17,7 @@ PREFIX = "inf_"
 SHOWN = 12  # characters of the key that are stored to tell keys apart
 
 
-def digest(key: str) -> str:
+def digest_key(key: str) -> str:
     """Return the SHA-256 of a key. It is enough: a key's 256 random bits cannot be guessed, however fast the hash."""
     return hashlib.sha256(key.encode()).hexdigest()
 
@@ -26,7 +26,7 @@ class ApiKeyManager(models.Manager["ApiKey"]):
     def issue(self, **fields: Any) -> tuple[ApiKey, str]:
         """Create a key. Return its row, and the key itself, which cannot be read again."""
         key = PREFIX + secrets.token_urlsafe(32)
-        return self.create(digest=digest(key), start=key[:SHOWN], **fields), key
+        return self.create(digest=digest_key(key), start=key[:SHOWN], **fields), key
 
 
 class ApiKey(models.Model):

@@ -13,7 +13,7 @@ HEADER = "X-Request-Id"
 _ACCEPTED = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 
 
-def begin(offered: str | None) -> str:
+def begin_request(offered: str | None) -> str:
     """Set and return the id of the request that this thread now serves.
 
     It is `offered`, or a new id if `offered` is missing or unfit for a log line.
@@ -23,16 +23,16 @@ def begin(offered: str | None) -> str:
     return chosen
 
 
-def end() -> None:
+def end_request() -> None:
     logs.bind_only()
 
 
-def current() -> str:
+def current_request_id() -> str:
     return logs.bound_id("request_id")
 
 
-def in_log(record: logging.LogRecord) -> bool:
+def add_to_log_record(record: logging.LogRecord) -> bool:
     """Add the id to a line that is logged while a request is served. Returns True, so that no line is filtered."""
-    current_id = current()
+    current_id = current_request_id()
     record.request_id = f" request_id={current_id}" if current_id else ""
     return True

@@ -6,7 +6,7 @@ from api.views import about, bulk, completions, embeddings, jobs, models, rerank
 from api.views.base import ApiView
 
 
-def alias(address: str, view: type[ApiView]) -> URLPattern:
+def add_alias(address: str, view: type[ApiView]) -> URLPattern:
     """Return the route of one more address of a view, which the OpenAPI document names at the view's main address."""
     return path(address, view.as_view(schema=None))
 
@@ -16,12 +16,12 @@ urlpatterns = [
     path("v1/models/<str:name>/v1/chat/completions", completions.ModelChatView.as_view()),
     path("v1/models/<str:name>/v1/completions", completions.ModelTextView.as_view()),
     path("v1/models/<str:name>/rerank", rerank.ModelRerankView.as_view()),
-    alias("v1/models/<str:name>/v1/embeddings", embeddings.EmbeddingsView),
-    alias("v1/models/<str:name>/embed", tei.EmbedView),
-    alias("v1/models/<str:name>/embed_all", tei.EmbedAllView),
-    alias("v1/models/<str:name>/similarity", tei.SimilarityView),
-    alias("v1/models/<str:name>/predict", tei.PredictView),
-    alias("v1/models/<str:name>/info", tei.InfoView),
+    add_alias("v1/models/<str:name>/v1/embeddings", embeddings.EmbeddingsView),
+    add_alias("v1/models/<str:name>/embed", tei.EmbedView),
+    add_alias("v1/models/<str:name>/embed_all", tei.EmbedAllView),
+    add_alias("v1/models/<str:name>/similarity", tei.SimilarityView),
+    add_alias("v1/models/<str:name>/predict", tei.PredictView),
+    add_alias("v1/models/<str:name>/info", tei.InfoView),
     path("v1/models/<str:name>", models.ModelView.as_view()),
     path("v1/models", models.ModelsView.as_view()),
     path("v1/jobs/bulk", bulk.BulksView.as_view()),
@@ -46,13 +46,13 @@ urlpatterns = [
     path("health", tei.HealthView.as_view()),
     path("v1/embed", embeddings.FirstCohereView.as_view()),
     path("v2/embed", embeddings.SecondCohereView.as_view()),
-    alias("embeddings", embeddings.EmbeddingsView),
+    add_alias("embeddings", embeddings.EmbeddingsView),
     path("rerank", rerank.RootRerankView.as_view()),
     path("v1/rerank", rerank.RerankView.as_view()),
-    alias("v2/rerank", rerank.RerankView),
-    alias("openai/v1/rerank", rerank.RerankView),
+    add_alias("v2/rerank", rerank.RerankView),
+    add_alias("openai/v1/rerank", rerank.RerankView),
     path("v1/embeddings", embeddings.EmbeddingsView.as_view()),
-    alias("openai/v1/embeddings", embeddings.EmbeddingsView),
+    add_alias("openai/v1/embeddings", embeddings.EmbeddingsView),
     path("openai/v1/chat/completions", completions.ChatView.as_view()),
     path("openai/v1/chat/completions/<str:completion_id>", completions.OldChatView.as_view()),
     path("openai/v1/completions/<str:completion_id>", completions.OldTextView.as_view()),
@@ -62,7 +62,7 @@ urlpatterns = [
     path("v1/problems/<str:code>", about.ProblemView.as_view()),
     path("v1/schema", about.SchemaView.as_view()),
     path("v1/docs", about.DocsView.as_view()),
-    alias("", tei.RootView),
+    add_alias("", tei.RootView),
     path("metrics", about.MetricsView.as_view()),
     path("healthz", about.LiveView.as_view()),
     path("readyz", about.ReadyView.as_view()),

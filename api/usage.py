@@ -25,14 +25,14 @@ MOST = 200  # keys that are written at once, while a request waits
 KEPT = datetime.timedelta(days=31)
 
 
-class Usage:
+class UsageCounter:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._requests: Counter[int] = Counter()  # by the key's id, since the last write
         self._due_at = 0.0
         self._hour: datetime.datetime | None = None  # the hour in which old rows were removed last
 
-    def count(self, key_id: int) -> None:
+    def count_request(self, key_id: int) -> None:
         with self._lock:
             self._requests[key_id] += 1
 
@@ -40,7 +40,7 @@ class Usage:
         if not (counted := self._take(time.monotonic())):
             return
         try:
-            self.write(counted)
+            self.write_counts(counted)
         except (DatabaseError, InterfaceError) as error:
             logger.warning("the use of %d keys was not noted: %s", len(counted), error)
 
@@ -53,7 +53,7 @@ class Usage:
             self._requests -= Counter(taken)
             return taken
 
-    def write(self, counted: dict[int, int]) -> None:
+    def write_counts(self, counted: dict[int, int]) -> None:
         hour = clock.read_database_clock().replace(minute=0, second=0, microsecond=0)
         with transaction.atomic():
             known = sorted(ApiKey.objects.filter(pk__in=counted).order_by().values_list("pk", flat=True))
@@ -65,4 +65,4 @@ class Usage:
         self._hour = hour
 
 
-usage = Usage()
+usage = UsageCounter()

@@ -9,7 +9,7 @@ from django.conf import settings
 from django.core.handlers.wsgi import WSGIHandler
 from django.db import connection
 
-from api.server.middleware import api_match
+from api.server.middleware import match_api_path
 
 
 class Handler(WSGIHandler):
@@ -22,7 +22,7 @@ class Handler(WSGIHandler):
 
     def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Any:
         path = environ["PATH_INFO"].encode("iso-8859-1").decode(errors="replace")  # WSGI passes UTF-8 as Latin-1
-        if settings.DEBUG or not api_match(path):
+        if settings.DEBUG or not match_api_path(path):
             return super().__call__(environ, start_response)
         answer = self._middleware_chain(self.request_class(environ))  # type: ignore[attr-defined]  # Django's own name
         if connection.connection is not None:

@@ -206,7 +206,7 @@ SPECTACULAR_SETTINGS = {
     "SECURITY": [{"key": []}] if API_KEY_REQUIRED else [{}, {"key": []}],
     "ENUM_ADD_EXPLICIT_BLANK_NULL_CHOICE": False,
     "ENUM_NAME_OVERRIDES": {"VectorFormatEnum": "api.requests.dialects.embeddings.FORMATS"},
-    "POSTPROCESSING_HOOKS": ["drf_spectacular.hooks.postprocess_schema_enums", "api.openapi.schema.complete"],
+    "POSTPROCESSING_HOOKS": ["drf_spectacular.hooks.postprocess_schema_enums", "api.openapi.schema.complete_document"],
 }
 
 LOG_LEVEL = env.choice("LOG_LEVEL", ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"), "INFO")
@@ -216,7 +216,7 @@ LOGGING = {
     "version": 1,
     "disable_existing_loggers": False,
     "filters": {
-        "request_id": {"()": "django.utils.log.CallbackFilter", "callback": request_id.in_log},
+        "request_id": {"()": "django.utils.log.CallbackFilter", "callback": request_id.add_to_log_record},
         # Django's own line for each answer of 400 and above says less than the access line.
         "exceptions": {"()": "django.utils.log.CallbackFilter", "callback": lambda record: bool(record.exc_info)},
     },

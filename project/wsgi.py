@@ -5,7 +5,7 @@ gc.disable()  # until everything is loaded
 
 import django  # noqa: E402
 
-from api.server.body_reader import WholeBodies  # noqa: E402
+from api.server.body_reader import BodyReader  # noqa: E402
 from inference.catalog import lookup  # noqa: E402
 from project import cores, server  # noqa: E402
 
@@ -21,13 +21,13 @@ def collect_less_garbage() -> None:
     gc.enable()
 
 
-def make_application() -> WholeBodies:
+def make_application() -> BodyReader:
     django.setup(set_prefix=False)
     from inference.waiting.finish_listener import request_figures  # Django's models can be imported now
     from project.handler import Handler
 
     request_figures.start()
-    return WholeBodies(Handler())
+    return BodyReader(Handler())
 
 
 def stop() -> None:

@@ -12,7 +12,14 @@ from typing import Any
 import orjson
 
 from api import codec
-from api.answers.completions import NO_TEXT, CompletionKind, details_of, finish_reason, head, usage
+from api.answers.completions import (
+    NO_TEXT,
+    CompletionKind,
+    make_completion_head,
+    make_usage,
+    read_details,
+    read_finish_reason,
+)
 from api.answers.events import BEGINS_AGAIN, GOES_ON, KEEP_ALIVE
 from api.errors import openai, problems
 from inference.models import Job, Status
@@ -22,10 +29,10 @@ from inference.streams.positions import Position
 DONE = b"data: [DONE]\n\n"
 
 
-class Chunks:
+class ChunkWriter:
     def __init__(self, kind: CompletionKind, job: Job, *, include_usage: bool) -> None:
         self.kind = kind
-        self.common = {**head(kind, job), "object": kind.chunk}
+        self.common = {**make_completion_head(kind, job), "object": kind.chunk}
         self.usage = {"usage": None} if include_usage else {}
 
     def write_choice(
@@ -35,44 +42,48 @@ class Chunks:
         token = {"token": {"text": text}, "generated_text": None, "details": None, **whole}
         return self._chunk(event_id, [choice], **self.usage, **(token if self.kind.has_tokens else {}))
 
-    def ended(self, end: End) -> Iterator[bytes]:
+    def write_end(self, end: End) -> Iterator[bytes]:
         if end.job.status != Status.SUCCEEDED:
-            yield _data(openai.body(orjson.loads(problems.job_problem(end.job).content), inputs=self.kind.inputs))
+            yield _data(
+                openai.make_error_document(
+                    orjson.loads(problems.make_job_problem(end.job).content), inputs=self.kind.inputs
+                )
+            )
             return
         if end.text is None:
-            yield _data(openai.stream_error(NO_TEXT, "bad_output"))
+            yield _data(openai.make_stream_error(NO_TEXT, "bad_output"))
             return
-        details = details_of(end.job.output)
+        details = read_details(end.job.output)
         yield self.write_choice(
-            self.kind.last, end.id, ended=finish_reason(details), generated_text=end.text, details=details or None
+            self.kind.last, end.id, ended=read_finish_reason(details), generated_text=end.text, details=details or None
         )
         if self.usage:
-            yield self._chunk(end.id, [], usage=usage(details))
+            yield self._chunk(end.id, [], usage=make_usage(details))
         yield DONE
 
     def _chunk(self, event_id: str, choices: list[Any], **more: Any) -> bytes:
         return _data({**self.common, "choices": choices, "event_id": event_id, **more})
 
 
-def written(
+def write_completion_chunks(
     job: Job, events: Iterator[Event], *, kind: CompletionKind, after: Position, include_usage: bool = False
 ) -> Generator[bytes, None, None]:
-    chunks = Chunks(kind, job, include_usage=include_usage)
+    chunks = ChunkWriter(kind, job, include_usage=include_usage)
     yield chunks.write_choice(kind.first, after.make_event_id(job.id))
     for event in events:
         match event:
             case Delta():
                 yield chunks.write_choice(kind.part(event.text), event.id, text=event.text)
             case End():
-                yield from chunks.ended(event)
+                yield from chunks.write_end(event)
             case Restart():  # text that was sent cannot be taken back
-                yield _data(openai.stream_error(BEGINS_AGAIN, "restart"))
+                yield _data(openai.make_stream_error(BEGINS_AGAIN, "restart"))
                 return
             case Interrupted():
-                yield _data(openai.stream_error(GOES_ON, "cut"))
+                yield _data(openai.make_stream_error(GOES_ON, "cut"))
             case KeepAlive():
                 yield KEEP_ALIVE
 
 
 def _data(document: dict[str, Any]) -> bytes:
-    return b"data: %b\n\n" % codec.dumps(document)
+    return b"data: %b\n\n" % codec.write_json(document)

@@ -57,14 +57,14 @@ TEXT = CompletionKind(
 MODEL_TEXT = replace(TEXT, has_tokens=True)
 
 
-def completion(kind: CompletionKind, job: Job) -> dict[str, Any]:
+def make_completion(kind: CompletionKind, job: Job) -> dict[str, Any]:
     """Return the completion of a job that has succeeded. Raises `ApiError` if the output holds no text."""
     text, details = _generated(job)
-    choice = {"index": 0, **kind.whole(text), "finish_reason": finish_reason(details), "logprobs": None}
-    return {**head(kind, job), "object": kind.name, "choices": [choice], "usage": usage(details)}
+    choice = {"index": 0, **kind.whole(text), "finish_reason": read_finish_reason(details), "logprobs": None}
+    return {**make_completion_head(kind, job), "object": kind.name, "choices": [choice], "usage": make_usage(details)}
 
 
-def is_one(job: Job) -> bool:
+def is_single_text(job: Job) -> bool:
     """Return True if the job generates one text."""
     spec = last_spec_of(job.model)
     if spec is None or job.parts or not tasks.find_task(spec.task).generates:
@@ -72,7 +72,7 @@ def is_one(job: Job) -> bool:
     return not lengths.is_list(spec, job.inputs)
 
 
-def head(kind: CompletionKind, job: Job) -> dict[str, Any]:
+def make_completion_head(kind: CompletionKind, job: Job) -> dict[str, Any]:
     spec = last_spec_of(job.model)
     return {
         "id": f"{kind.prefix}{job.id}",
@@ -87,10 +87,10 @@ def _generated(job: Job) -> tuple[str, Mapping[str, Any]]:
     text = extract_generated_text(job, Prompt.from_inputs(job.inputs, job.parameters))
     if text is None:
         raise ApiError(NO_TEXT, "bad_output")
-    return text, details_of(job.output)
+    return text, read_details(job.output)
 
 
-def details_of(output: Any) -> Mapping[str, Any]:
+def read_details(output: Any) -> Mapping[str, Any]:
     """Return how the generation ended, and how many tokens it took.
 
     The result is empty if a custom engine gives no details. It may also give other ones.
@@ -99,11 +99,11 @@ def details_of(output: Any) -> Mapping[str, Any]:
     return details if isinstance(details, dict) else {}
 
 
-def finish_reason(details: Mapping[str, Any]) -> str:
+def read_finish_reason(details: Mapping[str, Any]) -> str:
     return FINISH_REASONS.get(str(details.get("finish_reason")), "stop")
 
 
-def usage(details: Mapping[str, Any]) -> dict[str, int] | None:
+def make_usage(details: Mapping[str, Any]) -> dict[str, int] | None:
     match details:
         case {"prompt_tokens": int(prompt), "generated_tokens": int(generated_text)}:
             return {
@@ -114,25 +114,25 @@ def usage(details: Mapping[str, Any]) -> dict[str, int] | None:
     return None
 
 
-def all_models() -> dict[str, Any]:
+def list_models() -> dict[str, Any]:
     """Return the list of the models that generate text or give vectors."""
-    return {"object": "list", "data": [openai_model(spec) for spec in models().values() if _is_called(spec)]}
+    return {"object": "list", "data": [make_openai_model(spec) for spec in models().values() if _is_called(spec)]}
 
 
 def _is_called(spec: ModelSpec) -> bool:
     return tasks.find_task(spec.task).generates or spec.embeds
 
 
-def model(name: str) -> dict[str, Any]:
+def find_openai_model(name: str) -> dict[str, Any]:
     """Return a model in OpenAI's form. Raises `UnknownModel` if it neither generates text nor gives vectors."""
     spec = spec_of(name)
     if not _is_called(spec):
         message = f"{spec.name!r} neither generates text nor gives vectors: GET /v1/models/{spec.name} shows it."
         raise UnknownModel(message)
-    return openai_model(spec)
+    return make_openai_model(spec)
 
 
-def openai_model(spec: ModelSpec) -> dict[str, Any]:
+def make_openai_model(spec: ModelSpec) -> dict[str, Any]:
     """Return a model in OpenAI's form, with its task. `created` is 0, as the time of its creation is not known."""
     task = tasks.find_task(spec.task).name
     return {"id": spec.name, "object": "model", "created": 0, "owned_by": "inference", "task": task}

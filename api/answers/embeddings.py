@@ -22,27 +22,31 @@ from inference.models import Job
 NO_VECTOR = 'The model\'s answer is not {"embedding": "…", "tokens": …} for each text.'
 
 
-def openai_embeddings(job: Job, *, is_base64: bool) -> bytes:
+def write_openai_embeddings(job: Job, *, is_base64: bool) -> bytes:
     """Write the answer of a job that has succeeded as OpenAI does. Raises `ApiError`."""
-    found = vectors(job)
+    found = read_vectors(job)
     data = (
-        codec.dumps({"object": "embedding", "index": index, "embedding": vector if is_base64 else numbers(vector)})
+        codec.write_json(
+            {"object": "embedding", "index": index, "embedding": vector if is_base64 else decode_vector(vector)}
+        )
         for index, (vector, _) in enumerate(found)
     )
     tokens = sum(count for _, count in found)
     usage = {"prompt_tokens": tokens, "total_tokens": tokens}
-    start, end = b'{"object":"list","data":', b',"model":' + codec.dumps(job.model) + b',"usage":'
-    return b"".join((start, array(data), end, codec.dumps(usage), b"}"))
+    start, end = b'{"object":"list","data":', b',"model":' + codec.write_json(job.model) + b',"usage":'
+    return b"".join((start, write_json_list(data), end, codec.write_json(usage), b"}"))
 
 
-def tei_embeddings(job: Job) -> bytes:
+def write_tei_embeddings(job: Job) -> bytes:
     """Write the answer as Text Embeddings Inference does: a list of lists. Raises `ApiError`."""
-    return array(codec.dumps(numbers(vector)) for vector, _ in vectors(job))
+    return write_json_list(codec.write_json(decode_vector(vector)) for vector, _ in read_vectors(job))
 
 
-def token_embeddings(job: Job) -> bytes:
+def write_token_embeddings(job: Job) -> bytes:
     """Write for each text a list of its tokens' vectors, as Text Embeddings Inference does. Raises `ApiError`."""
-    return array(array(map(codec.dumps, _rows(numbers(found), count))) for found, count in vectors(job))
+    return write_json_list(
+        write_json_list(map(codec.write_json, _rows(decode_vector(found), count))) for found, count in read_vectors(job)
+    )
 
 
 def _rows(found: Sequence[float], count: int) -> list[Sequence[float]]:
@@ -53,14 +57,16 @@ def _rows(found: Sequence[float], count: int) -> list[Sequence[float]]:
     return [found[start : start + width] for start in range(0, len(found), width)]
 
 
-def cohere_embeddings(job: Job, request: EmbedRequest, *, version: int) -> bytes:
+def write_cohere_embeddings(job: Job, request: EmbedRequest, *, version: int) -> bytes:
     """Write the answer as Cohere does. Version 1 of its API has plain lists where no form is asked for.
 
     Raises `ApiError`.
     """
-    found = vectors(job)
+    found = read_vectors(job)
     written = {
-        form: array(codec.dumps(vector if form == "base64" else numbers(vector)) for vector, _ in found)
+        form: write_json_list(
+            codec.write_json(vector if form == "base64" else decode_vector(vector)) for vector, _ in found
+        )
         for form in request.forms or ("float",)
     }
     is_plain = version == 1 and not request.forms
@@ -74,14 +80,19 @@ def cohere_embeddings(job: Job, request: EmbedRequest, *, version: int) -> bytes
             "billed_units": {"input_tokens": sum(count for _, count in found)},
         },
     }
-    return codec.dumps(answer)[:-1] + b',"embeddings":' + (written["float"] if is_plain else b"{" + parts + b"}") + b"}"
+    return (
+        codec.write_json(answer)[:-1]
+        + b',"embeddings":'
+        + (written["float"] if is_plain else b"{" + parts + b"}")
+        + b"}"
+    )
 
 
-def similarities(job: Job) -> bytes:
+def write_similarities(job: Job) -> bytes:
     """Write the cosine of the first text's vector with each of the others, all of length one. Raises `ApiError`."""
-    first, *others = vectors(job)
-    source = numbers(first[0])
-    return codec.dumps([_cosine(source, numbers(vector)) for vector, _ in others])
+    first, *others = read_vectors(job)
+    source = decode_vector(first[0])
+    return codec.write_json([_cosine(source, decode_vector(vector)) for vector, _ in others])
 
 
 def _cosine(source: Sequence[float], other: Sequence[float]) -> float:
@@ -95,7 +106,7 @@ def _cosine(source: Sequence[float], other: Sequence[float]) -> float:
     return max(-1.0, min(product, 1.0))
 
 
-def array(parts: Iterable[bytes]) -> bytes:
+def write_json_list(parts: Iterable[bytes]) -> bytes:
     """Write a JSON list of items that are JSON already."""
     written = io.BytesIO()
     for index, part in enumerate(parts):
@@ -103,7 +114,7 @@ def array(parts: Iterable[bytes]) -> bytes:
     return b"[" + written.getvalue() + b"]"
 
 
-def vectors(job: Job) -> list[tuple[str, int]]:
+def read_vectors(job: Job) -> list[tuple[str, int]]:
     """Return the vector of each text in base64, and how many tokens were read. Raises `ApiError`."""
     outputs = job.output if isinstance(job.output, list) else [job.output]
     if len(outputs) != job.size:
@@ -118,7 +129,7 @@ def _parts(output: Any) -> tuple[str, int]:
     raise ApiError(NO_VECTOR, "bad_output")
 
 
-def numbers(vector: str) -> tuple[float, ...]:
+def decode_vector(vector: str) -> tuple[float, ...]:
     """Decode float32 numbers in base64, lowest byte first. Raises `ApiError` for anything else."""
     try:
         numbers = base64.b64decode(vector, validate=True)

@@ -23,42 +23,42 @@ BEGINS_AGAIN = "The text begins again: another attempt generates another one."
 GOES_ON = "This server is stopping and the job goes on: connect again with the id of the last event."
 
 
-def event(name: str, data: Any, event_id: str = "") -> bytes:
+def write_event(name: str, data: Any, event_id: str = "") -> bytes:
     named = f"event: {name}\nid: {event_id}\n" if event_id else f"event: {name}\n"
-    return named.encode() + b"data: " + codec.dumps(data) + b"\n\n"
+    return named.encode() + b"data: " + codec.write_json(data) + b"\n\n"
 
 
-def named(job: Job, events: Iterator[Event], *, plain: bool) -> Generator[bytes, None, None]:
-    """Yield the events of `written`, after a first event with the address where the stream can be read on."""
+def write_events_with_address(job: Job, events: Iterator[Event], *, plain: bool) -> Generator[bytes, None, None]:
+    """Yield the events of `write_events`, after a first event with the address where the stream can be read on."""
     shown = {"id": job.id, "stream": f"/v1/jobs/{job.id}/stream"}
-    yield event("job", {"job": shown, **_text("")}, BEGINNING.make_event_id(job.id))
-    yield from written(job, events, plain=plain)
+    yield write_event("job", {"job": shown, **_text("")}, BEGINNING.make_event_id(job.id))
+    yield from write_events(job, events, plain=plain)
 
 
-def written(job: Job, events: Iterator[Event], *, plain: bool) -> Generator[bytes, None, None]:
+def write_events(job: Job, events: Iterator[Event], *, plain: bool) -> Generator[bytes, None, None]:
     yield RETRY
     for each in events:
         match each:
             case Delta():
                 tokens = {} if each.tokens is None else {"tokens": each.tokens}
-                yield event("delta", {**_text(each.text), **tokens}, each.id)
+                yield write_event("delta", {**_text(each.text), **tokens}, each.id)
             case Restart():
-                yield event(
+                yield write_event(
                     "restart",
                     _error(BEGINS_AGAIN, "restart"),
                     each.id,
                 )
             case End():
-                yield event("end", _end(each, plain=plain), each.id)
+                yield write_event("end", _end(each, plain=plain), each.id)
             case Interrupted():
-                yield event("cut", _error(GOES_ON, "cut"))
+                yield write_event("cut", _error(GOES_ON, "cut"))
             case KeepAlive():
                 yield KEEP_ALIVE
 
 
 def _end(end: End, *, plain: bool) -> dict[str, Any]:
     job = end.job
-    shown = {"job": resources.job(job, plain=plain)}
+    shown = {"job": resources.make_job_document(job, plain=plain)}
     if job.status != Status.SUCCEEDED:
         return {**shown, **_error(job.public_detail or f"The job is {job.status}.", job.error_code or job.status)}
     details = {"details": found} if (found := extract_single_answer(job.output).get("details")) else {}

@@ -24,16 +24,16 @@ _LEGACY_CLIENT = re.compile(r"hf_hub/(0|1\.[01])\.")  # these read {"labels", "s
 RUN_BODY = bodies.RunBody()
 
 
-def read(spec: ModelSpec, body: bytes, media_type: str) -> tuple[Submission, bool]:
+def read_request(spec: ModelSpec, body: bytes, media_type: str) -> tuple[Submission, bool]:
     """Return the job that a body asks for, and True if its answer is to be streamed.
 
     The body is JSON, or the bytes of an image or a sound. Raises `ApiError`, `InvalidInput`.
     """
     if tasks.find_task(spec.task).takes_files and body and not bodies.is_json(media_type):
-        bodies.no_form(media_type)
+        bodies.refuse_form(media_type)
         return Submission(spec=spec, inputs=base64.b64encode(body).decode("ascii"), parameters={}), False
-    bodies.json_only(media_type)
-    document = codec.loads(body)
+    bodies.require_json(media_type)
+    document = codec.parse_json(body)
     if tasks.find_task(spec.task).parameters_at_root and isinstance(document, dict):
         document = _gather(document)
     fields = RUN_BODY.run_validation(document)
@@ -62,7 +62,7 @@ def _gather(document: dict[str, Any]) -> dict[str, Any]:
     return {**rest, "parameters": {**at_root, **given}}
 
 
-def shape(task: str, output: Any, *, size: int, user_agent: str = "") -> Any:
+def shape_output(task: str, output: Any, *, size: int, user_agent: str = "") -> Any:
     """Return the output of a job of `size` items in the shape that the clients expect.
 
     Each of several items is shaped alike.

@@ -14,7 +14,7 @@ from inference.models import Job
 NO_SCORE = 'The model\'s answer is not {"label": "…", "score": …} for each text.'
 
 
-def ranking(job: Job, request: RerankRequest) -> bytes:
+def write_ranking(job: Job, request: RerankRequest) -> bytes:
     """Write the answer of a job that has succeeded, with the best text first.
 
     It is a list if the request named its texts `texts`, and an object otherwise. Raises `ApiError`.
@@ -32,7 +32,7 @@ def ranking(job: Job, request: RerankRequest) -> bytes:
             }
             for index in order
         ]
-        return codec.dumps(entries)
+        return codec.write_json(entries)
     results = [
         {
             "index": index,
@@ -42,7 +42,7 @@ def ranking(job: Job, request: RerankRequest) -> bytes:
         for index in order
     ]
     ranked = {"id": str(job.id), "object": "rerank", "model": job.model, "results": results}
-    return codec.dumps({**ranked, **_usage(job.output)})
+    return codec.write_json({**ranked, **_usage(job.output)})
 
 
 def _usage(outputs: Sequence[Any]) -> dict[str, Any]:

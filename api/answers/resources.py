@@ -17,7 +17,7 @@ from inference.status import health, queue_position, worker_catalogs, workers
 from inference.submission import bulk as bulks
 
 
-def job(row: Job, *, with_output: bool = True, plain: bool = False) -> dict[str, Any]:
+def make_job_document(row: Job, *, with_output: bool = True, plain: bool = False) -> dict[str, Any]:
     shown: dict[str, Any] = {
         "id": row.id,
         "model": row.model,
@@ -35,7 +35,7 @@ def job(row: Job, *, with_output: bool = True, plain: bool = False) -> dict[str,
         "error": _error(row) if row.error_code else None,
     }
     if with_output:
-        shown["output"] = output(row, plain=plain)
+        shown["output"] = make_output(row, plain=plain)
     return shown
 
 
@@ -44,9 +44,9 @@ def _error(row: Job) -> dict[str, Any]:
     return {"code": row.error_code, "detail": row.public_detail, "retryable": retryable}
 
 
-def waiting_job(row: Job) -> dict[str, Any]:
+def make_waiting_job_document(row: Job) -> dict[str, Any]:
     """Return a job's document, with its position in the queue and its estimated wait while it is queued."""
-    shown = job(row)
+    shown = make_job_document(row)
     if row.status == Status.QUEUED:
         place = queue_position.find_position(row)
         shown["position"] = place.position
@@ -54,17 +54,17 @@ def waiting_job(row: Job) -> dict[str, Any]:
     return shown
 
 
-def output(row: Job, user_agent: str = "", spec: ModelSpec | None = None, *, plain: bool = False) -> Any:
+def make_output(row: Job, user_agent: str = "", spec: ModelSpec | None = None, *, plain: bool = False) -> Any:
     """Return a job's output in the shape that Hugging Face's clients expect for the model's task.
 
     With `plain` it is in the model's own shape, in which an input has the same answer alone and in a list.
     """
     if plain or row.status != Status.SUCCEEDED or not (spec := spec or last_spec_of(row.model)):
         return row.output
-    return huggingface.shape(spec.task, row.output, size=row.size, user_agent=user_agent)
+    return huggingface.shape_output(spec.task, row.output, size=row.size, user_agent=user_agent)
 
 
-def bulk(row: Bulk, progress: bulks.BulkProgress | None = None) -> dict[str, Any]:
+def make_bulk_document(row: Bulk, progress: bulks.BulkProgress | None = None) -> dict[str, Any]:
     progress = progress or bulks.progress(row)
     return {
         "id": row.id,
@@ -79,12 +79,12 @@ def bulk(row: Bulk, progress: bulks.BulkProgress | None = None) -> dict[str, Any
     }
 
 
-def accepted_bulk(accepted: bulks.Accepted) -> dict[str, Any]:
+def make_accepted_bulk_document(accepted: bulks.Accepted) -> dict[str, Any]:
     jobs = [{"index": index, "id": job_id} for index, job_id in accepted.jobs]
-    return {**bulk(accepted.bulk, accepted.progress), "jobs": jobs, "refused": accepted.bulk.rejected}
+    return {**make_bulk_document(accepted.bulk, accepted.progress), "jobs": jobs, "refused": accepted.bulk.rejected}
 
 
-def model(spec: ModelSpec) -> dict[str, Any]:
+def make_model_document(spec: ModelSpec) -> dict[str, Any]:
     return {
         "name": spec.name,
         "task": spec.task,

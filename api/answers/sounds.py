@@ -18,12 +18,12 @@ MOST_CHANNELS = 32  # more lists are not channels: they are samples, each with a
 JSON = "application/json"
 
 
-def is_wanted(spec: ModelSpec, accept: str) -> bool:
+def is_sound_wanted(spec: ModelSpec, accept: str) -> bool:
     """Return True if the answer is to be a file: the model makes sound, and the Accept header does not ask for JSON."""
     return tasks.find_task(spec.task).shape is AnswerShape.SOUND and (JSON not in accept or CONTENT_TYPE in accept)
 
 
-def wav(output: Any) -> bytes | None:
+def encode_wav(output: Any) -> bytes | None:
     """Encode `{"audio": samples from -1 to 1, "sampling_rate": samples a second}` as a WAV file with 16 bits.
 
     The samples are a list, or a list for each channel. Returns None for an output of another shape.

@@ -16,7 +16,7 @@ NO_LABELS = 'The model\'s answer is not a list of {"label": "…", "score": …}
 MODEL_TYPES = {"embed": "embedding", "predict": "classifier", "rerank": "reranker"}  # by kind of request
 
 
-def predictions(job: Job, *, is_batch: bool) -> bytes:
+def write_predictions(job: Job, *, is_batch: bool) -> bytes:
     """Write the labels of each text, the best first. The labels of one text alone are not in an outer list.
 
     Raises `ApiError`.
@@ -25,7 +25,7 @@ def predictions(job: Job, *, is_batch: bool) -> bytes:
     if len(outputs) != job.size:
         raise ApiError(NO_LABELS, "bad_output")
     found = [[_label(each) for each in (output if isinstance(output, list) else [output])] for output in outputs]
-    return codec.dumps(found if is_batch else found[0])
+    return codec.write_json(found if is_batch else found[0])
 
 
 def _label(given: Any) -> dict[str, Any]:
@@ -35,7 +35,7 @@ def _label(given: Any) -> dict[str, Any]:
     raise ApiError(NO_LABELS, "bad_output")
 
 
-def info(spec: ModelSpec) -> dict[str, Any]:
+def make_model_info(spec: ModelSpec) -> dict[str, Any]:
     """Return the description of a model from the catalog. Values that only its weights hold are left out or null."""
     return {
         "model_id": spec.model,

@@ -20,23 +20,23 @@ FAILED, TOO_MANY = 424, 429
 STATUSES = {502: FAILED}
 
 
-def speaks(request: HttpRequest) -> bool:
+def is_client_request(request: HttpRequest) -> bool:
     """Return True if this address is one of Cohere's or of Text Embeddings Inference."""
     return ADDRESSES.fullmatch(f"{request.path_info}/") is not None
 
 
-def status_of(code: str, status: int) -> int:
+def map_status(code: str, status: int) -> int:
     """Return the status that Text Embeddings Inference uses where this service uses `code` and `status`."""
     return TOO_MANY if code in FULL else STATUSES.get(status, status)
 
 
-def reshape(request: HttpRequest, answer: HttpResponse) -> HttpResponse:
+def reshape_problem(request: HttpRequest, answer: HttpResponse) -> HttpResponse:
     """Return a problem in the shape that these clients read, and any other answer as it is."""
-    if not (problem := problems.document_of(answer)):
+    if not (problem := problems.read_problem(answer)):
         return answer
     status, detail = problem["status"], problem["detail"]
     kind = OVERLOADED if status in (429, 503) else BACKEND if status >= 500 else VALIDATION
     problems.write_in_dialect(answer, {"message": detail, "error": detail, "error_type": kind, "code": problem["code"]})
     if TEI.fullmatch(f"{request.path_info}/"):
-        answer.status_code = status_of(problem["code"], status)
+        answer.status_code = map_status(problem["code"], status)
     return answer

@@ -27,23 +27,23 @@ CODES = {  # the service's code: the code that programs written for OpenAI look 
 }
 
 
-def speaks(request: HttpRequest) -> bool:
+def is_client_request(request: HttpRequest) -> bool:
     """Return True if this address is one of OpenAI's."""
     return ADDRESSES.match(f"{request.path_info}/") is not None
 
 
-def status_of(status: int) -> int:
+def map_status(status: int) -> int:
     """Return the status that OpenAI uses where this service uses `status`."""
     return BAD_REQUEST if status == UNPROCESSABLE else status
 
 
-def reshape(request: HttpRequest, answer: HttpResponse) -> HttpResponse:
+def reshape_problem(request: HttpRequest, answer: HttpResponse) -> HttpResponse:
     """Return a problem in OpenAI's shape, and any other answer as it is."""
-    if not (problem := problems.document_of(answer)):
+    if not (problem := problems.read_problem(answer)):
         return answer
     inputs = next((INPUTS[part] for part in request.path_info.split("/") if part in INPUTS), "prompt")
-    problems.write_in_dialect(answer, body(problem, inputs=inputs))
-    answer.status_code = status_of(answer.status_code)
+    problems.write_in_dialect(answer, make_error_document(problem, inputs=inputs))
+    answer.status_code = map_status(answer.status_code)
     is_same = request.method == "GET" or "HTTP_IDEMPOTENCY_KEY" in request.META
     again = _may_be_sent_again(problem, is_same)
     if again is not None:
@@ -51,12 +51,12 @@ def reshape(request: HttpRequest, answer: HttpResponse) -> HttpResponse:
     return answer
 
 
-def stream_error(message: str, code: str) -> dict[str, Any]:
+def make_stream_error(message: str, code: str) -> dict[str, Any]:
     """Return the error document for a stream that has begun."""
     return {"error": {"message": message, "type": "server_error", "param": None, "code": code}}
 
 
-def body(problem: dict[str, Any], *, inputs: str) -> dict[str, Any]:
+def make_error_document(problem: dict[str, Any], *, inputs: str) -> dict[str, Any]:
     """Return a problem's document in OpenAI's shape. `inputs` is the field of the request that holds its inputs."""
     code: str = problem["code"]
     fields = problem.get("errors") or [{"field": inputs} if code == ContextLengthExceeded.code else {}]

@@ -86,7 +86,7 @@ class ApiError(InferenceError):
         self.code = code
 
 
-def problem(
+def make_problem(
     code: str,
     detail: str = "",
     *,
@@ -106,7 +106,7 @@ def problem(
     detail = detail or f"{title}."
     body = {
         "type": TYPE_PREFIX + code, "title": title, "status": status, "detail": detail, "code": code, "error": detail,
-        "request_id": request_id.current(), **members,
+        "request_id": request_id.current_request_id(), **members,
     }  # fmt: skip
     response = HttpResponse(orjson.dumps(body), status=status, headers=headers, content_type=CONTENT_TYPE)
     if retry_after_s is not None or status == 503:
@@ -116,7 +116,7 @@ def problem(
     return response
 
 
-def job_problem(job: Job) -> HttpResponse:
+def make_job_problem(job: Job) -> HttpResponse:
     """Return the answer for a finished job without output.
 
     It says why the job has none, and whether a new job with the same inputs may have one.
@@ -124,7 +124,7 @@ def job_problem(job: Job) -> HttpResponse:
     code = job.error_code or job.status
     retryable = code in RETRYABLE_OUTCOMES
     again = f" Run it again with POST /v1/jobs/{job.id}/retry." if retryable else ""
-    return problem(code, job.public_detail + again, table=OUTCOMES, job_id=str(job.id), retryable=retryable)
+    return make_problem(code, job.public_detail + again, table=OUTCOMES, job_id=str(job.id), retryable=retryable)
 
 
 def answer_exception(error: BaseException) -> HttpResponse:
@@ -139,16 +139,16 @@ def answer_exception(error: BaseException) -> HttpResponse:
                 members[name] = str(found)
         if isinstance(error, NoneAccepted):
             members["refused"] = error.rejected
-        return problem(error.code, error.message, retry_after_s=error.retry_after_s, model=error.model, **members)
+        return make_problem(error.code, error.message, retry_after_s=error.retry_after_s, model=error.model, **members)
     if isinstance(error, exceptions.ValidationError):
-        return problem("invalid_input", describe_validation_error(error), errors=list(_flatten(error.detail)))
+        return make_problem("invalid_input", describe_validation_error(error), errors=list(_flatten(error.detail)))
     if isinstance(error, TooManyFieldsSent):
-        return problem("bad_request", "The query has too many parameters.")
+        return make_problem("bad_request", "The query has too many parameters.")
     if isinstance(error, (OperationalError, InterfaceError)):
         logger.error("database away: %s", error)
-        return problem("store_unavailable", "The database did not answer in time. Try again in a few seconds.")
+        return make_problem("store_unavailable", "The database did not answer in time. Try again in a few seconds.")
     logger.error("not foreseen, answered with 500", exc_info=error)
-    return problem("internal", "Something failed inside the service. The log has it under this request_id.")
+    return make_problem("internal", "Something failed inside the service. The log has it under this request_id.")
 
 
 def describe_validation_error(error: exceptions.ValidationError) -> str:
@@ -167,12 +167,12 @@ def _flatten(detail: Any, path: str = "") -> Iterator[dict[str, str]]:
         yield {"field": path or "body", "message": str(detail)}
 
 
-def handle(error: Exception, view: Any) -> HttpResponse:
+def answer_view_error(error: Exception, view: Any) -> HttpResponse:
     """Return the answer of `view` to a request that raised this error."""
     if isinstance(error, exceptions.MethodNotAllowed):
         allowed = ", ".join(view.allowed_methods)
         cancel = f" To cancel: POST {view.request.path[:200]}/cancel." if view.is_cancellable else ""
-        return problem("method_not_allowed", f"Use {allowed}.{cancel}", headers={"Allow": allowed})
+        return make_problem("method_not_allowed", f"Use {allowed}.{cancel}", headers={"Allow": allowed})
     return answer_exception(error)
 
 
@@ -186,7 +186,7 @@ def set_stream_type(request: HttpRequest, response: HttpResponse) -> HttpRespons
     return response
 
 
-def document_of(answer: HttpResponse) -> dict[str, Any] | None:
+def read_problem(answer: HttpResponse) -> dict[str, Any] | None:
     """Return the document of an answer that is a problem, and None for any other answer."""
     if answer.headers.get("Content-Type") != CONTENT_TYPE:
         return None
@@ -201,15 +201,15 @@ def write_in_dialect(answer: HttpResponse, body: Mapping[str, Any]) -> None:
 
 
 def not_found(request: HttpRequest, exception: Exception | None = None) -> HttpResponse:
-    return problem("not_found", f"There is nothing at {request.path[:200]}. GET /v1/docs shows what there is.")
+    return make_problem("not_found", f"There is nothing at {request.path[:200]}. GET /v1/docs shows what there is.")
 
 
 def server_error(request: HttpRequest) -> HttpResponse:
     """Return the answer for an exception in a page. Django has logged the exception, and is handling it now."""
     if isinstance(sys.exc_info()[1], (OperationalError, InterfaceError)):
-        return problem("store_unavailable")
-    return problem("internal")
+        return make_problem("store_unavailable")
+    return make_problem("internal")
 
 
 def bad_request(request: HttpRequest, exception: Exception | None = None) -> HttpResponse:
-    return problem("bad_request")
+    return make_problem("bad_request")

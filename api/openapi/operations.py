@@ -16,7 +16,7 @@ from drf_spectacular.utils import (
 from api import codec
 from api.errors.problems import OUTCOMES
 from api.openapi import shapes
-from api.openapi.schema import COMPLETING, operation
+from api.openapi.schema import COMPLETING, describe_operation
 from api.requests import bodies, job_pages
 from inference.catalog.specs import NAME
 from inference.models import Status
@@ -62,20 +62,20 @@ LAST_EVENT_ID = OpenApiParameter(
 UNCHANGED = OpenApiResponse(description="")
 
 
-def wait(name: str, default: float, what: str) -> OpenApiParameter:
+def wait_parameter(name: str, default: float, what: str) -> OpenApiParameter:
     schema = {"type": "number", "minimum": 0, "maximum": bodies.MAX_WAIT_S, "default": default}
     return OpenApiParameter(name, schema, OpenApiParameter.QUERY, description=f"Seconds to wait for {what}.")
 
 
-def sent(name: str, body: Mapping[str, Any]) -> OpenApiExample:
+def request_example(name: str, body: Mapping[str, Any]) -> OpenApiExample:
     return OpenApiExample(name, body, request_only=True)
 
 
-def query(name: str, schema: Mapping[str, Any], description: str) -> OpenApiParameter:
+def query_parameter(name: str, schema: Mapping[str, Any], description: str) -> OpenApiParameter:
     return OpenApiParameter(name, dict(schema), OpenApiParameter.QUERY, description=description)
 
 
-ON_DISCONNECT = query(
+ON_DISCONNECT = query_parameter(
     "on_disconnect", {"type": "string", "enum": ["cancel"]}, "Of a stream: the job is cancelled when its client goes."
 )
 _UUID = {"type": "string", "format": "uuid"}
@@ -86,73 +86,83 @@ _BULK_ID = OpenApiParameter("bulk_id", _UUID, OpenApiParameter.PATH)
 _STEERED = ("body_too_large", "forbidden")  # without a body
 
 not_described = extend_schema(exclude=True)
-submit_job = operation(
+submit_job = describe_operation(
     "jobs_submit",
     "Submit a job",
     request=bodies.JobBody,
     answers={202: shapes.JobShown, 200: shapes.JobShown},
     problems=(*SUBMITTING, "forbidden"),
     parameters=[IDEMPOTENCY_KEY, PREFER],
-    examples=[sent("A text", {"model": "embeddings", "inputs": "some text", "priority": "low"})],
+    examples=[request_example("A text", {"model": "embeddings", "inputs": "some text", "priority": "low"})],
     headers={"Location": [202], "Retry-After": [202, 429, 503], "Preference-Applied": [200, 202]},
 )
-list_jobs = operation(
+list_jobs = describe_operation(
     "jobs_list",
     "Jobs, the newest first, in pages",
     answers={200: shapes.JobPageShown},
     parameters=[
-        query("limit", {"type": "integer", "minimum": 1, "maximum": job_pages.LONGEST_PAGE}, "Jobs of a page."),
-        query("outputs", {"type": "integer", "enum": [0, 1]}, "1: with outputs, of which a page has 4 MB at most."),
-        query("cursor", _UUID, "The `next` of a page holds it."),
-        query("model", {"type": "string", "pattern": f"^{NAME.pattern}$"}, "Only of this model."),
-        query("status", {"type": "string", "enum": Status.values}, "Only with this status."),
-        query("bulk", _UUID, "Only of this bulk."),
-        query("created_after", _TIME, "Only those made then or later."),
-        query("created_before", _TIME, "Only those made before."),
+        query_parameter(
+            "limit", {"type": "integer", "minimum": 1, "maximum": job_pages.LONGEST_PAGE}, "Jobs of a page."
+        ),
+        query_parameter(
+            "outputs", {"type": "integer", "enum": [0, 1]}, "1: with outputs, of which a page has 4 MB at most."
+        ),
+        query_parameter("cursor", _UUID, "The `next` of a page holds it."),
+        query_parameter("model", {"type": "string", "pattern": f"^{NAME.pattern}$"}, "Only of this model."),
+        query_parameter("status", {"type": "string", "enum": Status.values}, "Only with this status."),
+        query_parameter("bulk", _UUID, "Only of this bulk."),
+        query_parameter("created_after", _TIME, "Only those made then or later."),
+        query_parameter("created_before", _TIME, "Only those made before."),
         PLAIN,
     ],
 )
-get_job = operation(
+get_job = describe_operation(
     "jobs_get",
     "Look at a job, or wait for it",
     answers={200: shapes.JobShown, 304: UNCHANGED},
     problems=JOB,
-    parameters=[_JOB_ID, wait("wait", 0, "the job to be finished"), PLAIN, NONE_MATCH],
+    parameters=[_JOB_ID, wait_parameter("wait", 0, "the job to be finished"), PLAIN, NONE_MATCH],
     headers={"ETag": [200, 304], "Retry-After": [200, 429, 503]},
 )
-get_output = operation(
+get_output = describe_operation(
     "jobs_output",
     "The output alone",
     answers={200: shapes.ANY},
     problems=(*JOB, *FAILED_JOB),
-    parameters=[_JOB_ID, wait("wait", 0, "the job to be finished"), PLAIN],
+    parameters=[_JOB_ID, wait_parameter("wait", 0, "the job to be finished"), PLAIN],
     headers={"Location": [504], "Retry-After": [429, 503, 504]},
 )
-wait_for_jobs = operation(
+wait_for_jobs = describe_operation(
     "jobs_wait",
     "Wait for any of many jobs, and fetch those that are finished",
     request=bodies.WaitBody,
     answers={200: shapes.FinishedShown},
     problems=WITH_BODY,
-    parameters=[wait("wait", 0, "one of them to be finished"), PLAIN],
+    parameters=[wait_parameter("wait", 0, "one of them to be finished"), PLAIN],
     headers={"Retry-After": [200, 429, 503]},
 )
-stream_job = operation(
+stream_job = describe_operation(
     "jobs_stream",
     "The text of a job as it is generated, as server-sent events",
     answers={(200, "text/event-stream"): shapes.ANY},
     problems=(*JOB, "overloaded", "forbidden"),
-    parameters=[_JOB_ID, LAST_EVENT_ID, query("last_event_id", {"type": "string"}, "The same."), ON_DISCONNECT, PLAIN],
+    parameters=[
+        _JOB_ID,
+        LAST_EVENT_ID,
+        query_parameter("last_event_id", {"type": "string"}, "The same."),
+        ON_DISCONNECT,
+        PLAIN,
+    ],
     headers={"Retry-After": [429, 503]},
 )
-cancel_job = operation(
+cancel_job = describe_operation(
     "jobs_cancel",
     "Cancel a job; a finished one stays as it is",
     answers={200: shapes.JobShown},
     problems=(*JOB, *_STEERED),
     parameters=[_JOB_ID, PLAIN],
 )
-retry_job = operation(
+retry_job = describe_operation(
     "jobs_retry",
     "Run a job again, as a new job with the same inputs, parameters and priority",
     answers={202: shapes.JobShown},
@@ -160,7 +170,7 @@ retry_job = operation(
     parameters=[_JOB_ID, IDEMPOTENCY_KEY],
     headers={"Location": [202], "Retry-After": [202, 429, 503]},
 )
-submit_bulk = operation(
+submit_bulk = describe_operation(
     "bulk_submit",
     "Submit many jobs",
     request={"application/json": bodies.BulkBody, "application/x-ndjson": bodies.LineBody},
@@ -168,35 +178,37 @@ submit_bulk = operation(
     problems=(*SUBMITTING, "forbidden"),
     parameters=[
         IDEMPOTENCY_KEY,
-        query("model", {"type": "string"}, "With JSON lines: the model."),
-        query("priority", {"type": "string", "enum": list(bodies.PRIORITIES)}, "With JSON lines: the priority."),
-        query("expires_in", _EXPIRES_IN, "With JSON lines: seconds; jobs not started by then expire."),
+        query_parameter("model", {"type": "string"}, "With JSON lines: the model."),
+        query_parameter(
+            "priority", {"type": "string", "enum": list(bodies.PRIORITIES)}, "With JSON lines: the priority."
+        ),
+        query_parameter("expires_in", _EXPIRES_IN, "With JSON lines: seconds; jobs not started by then expire."),
     ],
     headers={"Location": [202], "Retry-After": [202, 429, 503]},
 )
-get_bulk = operation(
+get_bulk = describe_operation(
     "bulk_get",
     "Progress of a bulk",
     answers={200: shapes.BulkShown, 304: UNCHANGED},
     problems=["bulk_not_found"],
-    parameters=[_BULK_ID, wait("wait", 0, "its jobs to be finished"), NONE_MATCH],
+    parameters=[_BULK_ID, wait_parameter("wait", 0, "its jobs to be finished"), NONE_MATCH],
     headers={"ETag": [200, 304], "Retry-After": [200]},
 )
-cancel_bulk = operation(
+cancel_bulk = describe_operation(
     "bulk_cancel",
     "Cancel the jobs of a bulk that are not finished",
     answers={200: shapes.BulkShown},
     problems=("bulk_not_found", *_STEERED),
     parameters=[_BULK_ID],
 )
-list_models = operation("models_list", "What is served", answers={200: shapes.ModelsShown})
-get_model = operation(
+list_models = describe_operation("models_list", "What is served", answers={200: shapes.ModelsShown})
+get_model = describe_operation(
     "models_get",
     "One model: its task, limits and parameters",
     answers={200: shapes.OneModelShown},
     problems=["unknown_model"],
 )
-run_model = operation(
+run_model = describe_operation(
     "models_run",
     "Run a model and wait for its answer",
     request={"application/json": bodies.RunBody, "application/octet-stream": OpenApiTypes.BINARY},
@@ -207,7 +219,7 @@ run_model = operation(
     },
     problems=(*SUBMITTING, *FAILED_JOB, "no_worker"),
     parameters=[
-        wait("timeout", bodies.DEFAULT_TIMEOUT_S, "the answer, where it is not streamed"),
+        wait_parameter("timeout", bodies.DEFAULT_TIMEOUT_S, "the answer, where it is not streamed"),
         IDEMPOTENCY_KEY,
         PLAIN,
         ON_DISCONNECT,
@@ -222,41 +234,43 @@ waiting: dict[str, Any] = {  # of clients who wait for a job, and know nothing o
 completion: dict[str, Any] = {
     **waiting,
     "parameters": [
-        wait("timeout", bodies.MAX_WAIT_S, "the answer, where it is not streamed"),
+        wait_parameter("timeout", bodies.MAX_WAIT_S, "the answer, where it is not streamed"),
         IDEMPOTENCY_KEY,
         ON_DISCONNECT,
     ],
     "form": COMPLETING,
 }
-complete_chat = operation(
+complete_chat = describe_operation(
     "models_complete_chat",
     "Answer a chat, as Hugging Face's clients ask for it; at /openai/v1/chat/completions, as OpenAI's do",
     request=shapes.ChatBody,
     answers={(200, codec.CONTENT_TYPE): shapes.ChatShown, (200, "text/event-stream"): shapes.ANY},
     **completion,
 )
-complete_text = operation(
+complete_text = describe_operation(
     "models_complete_text",
     "Continue a text, as Hugging Face's JavaScript client asks for it; at /openai/v1/completions, as OpenAI's do",
     request=shapes.TextBody,
     answers={(200, codec.CONTENT_TYPE): shapes.TextShown, (200, "text/event-stream"): shapes.ANY},
     **completion,
 )
-about_problem = operation(
+about_problem = describe_operation(
     "about_problem",
     "What a problem's code means",
     answers={200: shapes.ProblemTypeShown},
     problems=["not_found"],
     open_to_all=True,
 )
-get_metrics = operation(
+get_metrics = describe_operation(
     "about_metrics",
     "Figures for Prometheus; with the key of a staff user",
     answers={(200, "text/plain"): str},
     problems=["forbidden"],
 )
-is_alive = operation("about_alive", "Whether the web process lives", answers={200: shapes.AliveShown}, open_to_all=True)
-is_ready = operation(
+is_alive = describe_operation(
+    "about_alive", "Whether the web process lives", answers={200: shapes.AliveShown}, open_to_all=True
+)
+is_ready = describe_operation(
     "about_ready",
     "Whether database and broker answer and every model is served",
     answers={200: shapes.ReadyShown, (503, codec.CONTENT_TYPE): shapes.ReadyShown},

@@ -9,19 +9,19 @@ from drf_spectacular.utils import PolymorphicProxySerializer
 
 from api import codec
 from api.openapi import retrieval_shapes as shapes
-from api.openapi.operations import IDEMPOTENCY_KEY, sent, wait, waiting
-from api.openapi.schema import COHERE, OPENAI, TEI, operation
+from api.openapi.operations import IDEMPOTENCY_KEY, request_example, wait_parameter, waiting
+from api.openapi.schema import COHERE, OPENAI, TEI, describe_operation
 from api.requests import bodies
 
 _TEXTS = ["A cat sleeps.", "Stocks fell."]
 dialect: dict[str, Any] = {
     **waiting,
-    "parameters": [wait("timeout", bodies.MAX_WAIT_S, "the answer"), IDEMPOTENCY_KEY],
+    "parameters": [wait_parameter("timeout", bodies.MAX_WAIT_S, "the answer"), IDEMPOTENCY_KEY],
 }
 ranking: dict[str, Any] = {
     **dialect,
     "request": shapes.RerankBody,
-    "examples": [sent(f"As {name}", {"query": "a pet", name: _TEXTS}) for name in ("documents", "texts")],
+    "examples": [request_example(f"As {name}", {"query": "a pet", name: _TEXTS}) for name in ("documents", "texts")],
     "answers": {
         (200, codec.CONTENT_TYPE): PolymorphicProxySerializer(
             "Ranking",
@@ -31,8 +31,8 @@ ranking: dict[str, Any] = {
         )
     },
 }
-rerank_below = operation("models_rerank", "Rank texts by a query, with this model", **ranking)
-rerank = operation(
+rerank_below = describe_operation("models_rerank", "Rank texts by a query, with this model", **ranking)
+rerank = describe_operation(
     "rerank_texts",
     "Rank texts by a query",
     form=COHERE,
@@ -40,12 +40,12 @@ rerank = operation(
     note="At `/openai/v1/rerank` problems have OpenAI's form.",
     **ranking,
 )
-rerank_at_root = operation("rerank_texts_at_root", "Rank texts by a query", form=TEI, **ranking)
-openai_embeddings = operation(
+rerank_at_root = describe_operation("rerank_texts_at_root", "Rank texts by a query", form=TEI, **ranking)
+openai_embeddings = describe_operation(
     "openai_embeddings",
     "Vectors of texts, as OpenAI's clients ask for them",
     request=shapes.EmbeddingsBody,
-    examples=[sent("Texts", {"model": "embeddings", "input": _TEXTS})],
+    examples=[request_example("Texts", {"model": "embeddings", "input": _TEXTS})],
     answers={(200, codec.CONTENT_TYPE): shapes.EmbeddingsShown},
     form=OPENAI,
     also_at=["/openai/v1/embeddings", "/embeddings", "/v1/models/{name}/v1/embeddings"],
@@ -54,16 +54,16 @@ openai_embeddings = operation(
 cohere: dict[str, Any] = {
     **dialect,
     "request": shapes.CohereBody,
-    "examples": [sent("Texts", {"model": "embeddings", "texts": _TEXTS, "input_type": "search_document"})],
+    "examples": [request_example("Texts", {"model": "embeddings", "texts": _TEXTS, "input_type": "search_document"})],
     "form": COHERE,
 }
-cohere_embed_v1 = operation(
+cohere_embed_v1 = describe_operation(
     "cohere_embed_v1",
     "Vectors of texts, as Cohere's clients of version 1 ask for them",
     answers={(200, codec.CONTENT_TYPE): shapes.FirstCohereShown},
     **cohere,
 )
-cohere_embed_v2 = operation(
+cohere_embed_v2 = describe_operation(
     "cohere_embed_v2",
     "Vectors of texts, as Cohere's clients ask for them",
     answers={(200, codec.CONTENT_TYPE): shapes.SecondCohereShown},
@@ -71,37 +71,41 @@ cohere_embed_v2 = operation(
 )
 
 
-def tei(name: str, summary: str, request: Any, answer: Any, *more: str, inputs: Any = _TEXTS) -> Callable[..., Any]:
+def describe_tei_operation(
+    name: str, summary: str, request: Any, answer: Any, *more: str, inputs: Any = _TEXTS
+) -> Callable[..., Any]:
     """Describe an operation of Text Embeddings Inference at the root. It also exists below a model, and at `more`."""
-    return operation(
+    return describe_operation(
         f"tei_{name}",
         summary,
         request=request,
         answers={(200, codec.CONTENT_TYPE): answer},
-        examples=[sent("Texts", {"inputs": inputs})],
+        examples=[request_example("Texts", {"inputs": inputs})],
         form=TEI,
         also_at=[f"/v1/models/{{name}}/{name}", *more],
         **dialect,
     )
 
 
-tei_embed = tei("embed", "Vectors of texts", shapes.EmbedBody, shapes.VECTORS, "/")
-tei_embed_all = tei("embed_all", "A vector of each token of texts", shapes.TokensBody, shapes.TOKEN_VECTORS)
-tei_similarity = tei(
+tei_embed = describe_tei_operation("embed", "Vectors of texts", shapes.EmbedBody, shapes.VECTORS, "/")
+tei_embed_all = describe_tei_operation(
+    "embed_all", "A vector of each token of texts", shapes.TokensBody, shapes.TOKEN_VECTORS
+)
+tei_similarity = describe_tei_operation(
     "similarity",
     "Cosines of a text with others",
     shapes.SimilarityBody,
     shapes.NUMBERS,
     inputs={"source_sentence": "a pet", "sentences": _TEXTS},
 )
-tei_predict = tei(
+tei_predict = describe_tei_operation(
     "predict",
     "Labels of texts, the best first",
     shapes.PredictBody,
     shapes.PREDICTIONS,
     inputs=[[text] for text in _TEXTS],
 )
-tei_info = operation(
+tei_info = describe_operation(
     "tei_info",
     "What is known of the model that embeds, or of the one that classifies or ranks where none embeds",
     answers={200: shapes.InfoShown},
@@ -110,7 +114,7 @@ tei_info = operation(
     form=TEI,
     also_at=["/v1/models/{name}/info"],
 )
-tei_health = operation(
+tei_health = describe_operation(
     "tei_health",
     "Whether the service is ready; with nothing in the answer",
     answers={(200, "text/plain"): str, (503, codec.CONTENT_TYPE): shapes.UnhealthyShown},

@@ -35,7 +35,7 @@ _PROBLEM = OpenApiExample(
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class ProblemForm:
     """A way to tell the clients of an address of a problem."""
 
     shape: type[Shape]
@@ -43,14 +43,14 @@ class Form:
     status_of: Callable[[str, int], int] = lambda code, status: status  # of a code, and of its status in `TABLE`
 
 
-SERVICE = Form(ProblemShown, CONTENT_TYPE)
-COMPLETING = Form(ProblemShown)
-OPENAI = Form(OpenAIProblemShown, status_of=lambda code, status: openai.status_of(status))
-COHERE = Form(RetrievalProblemShown)
-TEI = Form(RetrievalProblemShown, status_of=cohere_tei.status_of)
+SERVICE = ProblemForm(ProblemShown, CONTENT_TYPE)
+COMPLETING = ProblemForm(ProblemShown)
+OPENAI = ProblemForm(OpenAIProblemShown, status_of=lambda code, status: openai.map_status(status))
+COHERE = ProblemForm(RetrievalProblemShown)
+TEI = ProblemForm(RetrievalProblemShown, status_of=cohere_tei.map_status)
 
 
-def operation(
+def describe_operation(
     name: str,
     summary: str,
     *,
@@ -61,7 +61,7 @@ def operation(
     examples: Iterable[OpenApiExample] = (),
     headers: Mapping[str, Iterable[int]] | None = None,
     open_to_all: bool = False,
-    form: Form = SERVICE,
+    form: ProblemForm = SERVICE,
     also_at: Iterable[str] = (),
     note: str = "",
 ) -> Callable[..., Any]:
@@ -102,7 +102,7 @@ HEADERS = {
 }
 
 
-def _problems(codes: Iterable[str], form: Form) -> dict[Any, Any]:
+def _problems(codes: Iterable[str], form: ProblemForm) -> dict[Any, Any]:
     by_status: dict[int, list[str]] = {}
     for code in dict.fromkeys(codes):
         status, title = TABLE[code]
@@ -121,7 +121,7 @@ def _allow_null(shape: dict[str, Any]) -> None:
         shape["oneOf"] = [{wrapper: shape.pop(wrapper)}, {"type": "null"}]
 
 
-def complete(result: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+def complete_document(result: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
     """Add what the fields cannot say: unknown ones are refused, null means not given, and the names of the models."""
     names = {"type": "string", "enum": sorted(known_models())}
     for name in BODIES:

@@ -95,7 +95,7 @@ def is_json(media_type: str) -> bool:
     return media_type == codec.CONTENT_TYPE or media_type.endswith("+json")
 
 
-def json_only(media_type: str) -> None:
+def require_json(media_type: str) -> None:
     """Raise `ApiError` for a body that is not JSON. A body without a media type is taken for JSON."""
     if media_type and not is_json(media_type):
         raise ApiError(
@@ -103,7 +103,7 @@ def json_only(media_type: str) -> None:
         )
 
 
-def no_form(media_type: str) -> None:
+def refuse_form(media_type: str) -> None:
     """Raise `ApiError` for a multipart form, whose body is not the bytes of a file."""
     if media_type.startswith("multipart/"):
         raise ApiError(
@@ -112,7 +112,7 @@ def no_form(media_type: str) -> None:
         )
 
 
-def seconds(query: Mapping[str, str], name: str, bounds: tuple[float, float] = (0.0, MAX_WAIT_S)) -> float | None:
+def read_seconds(query: Mapping[str, str], name: str, bounds: tuple[float, float] = (0.0, MAX_WAIT_S)) -> float | None:
     """Return a number of seconds from the query, or None if it is not there.
 
     Raises `ApiError` if it is no such number, or is outside `bounds`.
@@ -126,7 +126,7 @@ def seconds(query: Mapping[str, str], name: str, bounds: tuple[float, float] = (
     return float(text)
 
 
-def preferred_wait(header: str) -> int | None:
+def read_preferred_wait(header: str) -> int | None:
     """Return N of `Prefer: wait=N` (RFC 7240), at most `MAX_WAIT_S`, or None if no such preference can be read."""
     match = _PREFER_WAIT.search(header)
     return min(int(match[1]), int(MAX_WAIT_S)) if match else None
@@ -140,7 +140,7 @@ def cancels_on_disconnect(query: Mapping[str, str]) -> bool:
     return value is not None
 
 
-def flag(query: Mapping[str, str], name: str) -> bool:
+def read_flag(query: Mapping[str, str], name: str) -> bool:
     """Return True if the query's parameter is `true`. Raises `ApiError` if it is neither true, false nor missing."""
     if query.get(name, "false") not in ("true", "false"):
         raise ApiError(f"{name} must be true or false.")
@@ -152,7 +152,7 @@ def prefers_plain(header: str) -> bool:
     return bool(_PREFER_PLAIN.search(header))
 
 
-def ids(values: list[Any]) -> list[UUID]:
+def read_ids(values: list[Any]) -> list[UUID]:
     """Return the ids of a validated `WaitBody`, each once. Raises `InvalidInput`."""
     if not 1 <= len(values) <= MOST_IDS:
         raise InvalidInput(f"ids: must be from 1 to {MOST_IDS} ids.", field="ids")
@@ -162,7 +162,7 @@ def ids(values: list[Any]) -> list[UUID]:
         raise InvalidInput("ids: must be the ids of jobs, which are UUIDs.", field="ids") from None
 
 
-def idempotency_key(header: str | None) -> str | None:
+def read_idempotency_key(header: str | None) -> str | None:
     """Return the key of an Idempotency-Key header, or None without a header.
 
     Quotes are part of the key: the draft standard wants them, and few clients send them. Raises `ApiError` if the key
@@ -175,14 +175,14 @@ def idempotency_key(header: str | None) -> str | None:
     return header
 
 
-def known_query(query: Mapping[str, str], names: Collection[str], elsewhere: Mapping[str, str]) -> None:
+def refuse_unknown_parameters(query: Mapping[str, str], names: Collection[str], elsewhere: Mapping[str, str]) -> None:
     """Raise `ApiError` for a parameter that is not in `names`: a misspelt one would be ignored otherwise."""
     if unknown := next((name for name in query if name not in names), None):
         hint = elsewhere.get(unknown) or wording.suggest_name(unknown, names)
         raise ApiError(f"Unknown query parameter {wording.quote_name(unknown)!r}; {hint}")
 
 
-def submission(body: Mapping[str, Any]) -> Submission:
+def read_submission(body: Mapping[str, Any]) -> Submission:
     """Return the submission of a validated `JobBody`. Raises `UnknownModel`."""
     return Submission(
         spec=spec_of(body["model"]),

@@ -13,7 +13,7 @@ from rest_framework.serializers import ValidationError
 from api import codec
 from api.errors import problems
 from api.errors.problems import ApiError
-from api.requests.bodies import EXPIRES_IN_S, PRIORITIES, BulkBody, LineBody, seconds
+from api.requests.bodies import EXPIRES_IN_S, PRIORITIES, BulkBody, LineBody, read_seconds
 from inference.catalog.lookup import spec_of
 from inference.errors import InferenceError, InvalidInput
 from inference.models import Priority
@@ -32,7 +32,7 @@ _LINE = re.compile(rb"\S[^\n]*")
 
 def read_document(body: bytes) -> BulkSubmission:
     """Read a bulk from one JSON document. Raises `InvalidInput`, `UnknownModel`."""
-    document = _BULK_BODY.run_validation(codec.loads(body))
+    document = _BULK_BODY.run_validation(codec.parse_json(body))
     bulk.check_size(len(document["inputs"]))
     parameters = document.get("parameters")
     return BulkSubmission(
@@ -57,7 +57,7 @@ def read_lines(body: bytes, query: Mapping[str, str]) -> BulkSubmission:
         spec=spec_of(query["model"]),
         items=[_item(line) for line in _lines(body)],
         priority=PRIORITIES[priority],
-        expires_in_s=seconds(query, "expires_in", EXPIRES_IN_S),
+        expires_in_s=read_seconds(query, "expires_in", EXPIRES_IN_S),
     )
 
 
@@ -71,7 +71,7 @@ def _lines(body: bytes) -> list[bytes]:
 
 def _item(line: bytes) -> BulkItem:
     try:
-        document = codec.loads(line)
+        document = codec.parse_json(line)
         if not _is_sound(document):
             _LINE_BODY.run_validation(document)
     except ValidationError as error:

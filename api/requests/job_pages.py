@@ -25,14 +25,14 @@ _LIMIT = re.compile(r"[1-9][0-9]{0,2}")
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
 
-def page(principal: Principal, query: Mapping[str, str]) -> tuple[list[Job], str | None]:
+def read_page(principal: Principal, query: Mapping[str, str]) -> tuple[list[Job], str | None]:
     """Return the jobs of a page, and the address of the next page or None. Raises `ApiError`."""
     limit = _limit(query.get("limit", str(PAGE)))
     jobs = _visible(principal, query)
     for name, (condition, read) in FILTERS.items():
         if name in query and (value := read(name, query[name])):
             jobs = jobs.filter(**{condition: value})
-    if with_outputs(query):
+    if wants_outputs(query):
         found, is_cut = outputs.load_with_outputs(jobs, limit)
     else:
         found = list(jobs.defer("inputs", "output", "parameters")[: limit + 1])
@@ -58,7 +58,7 @@ def _visible(principal: Principal, query: Mapping[str, str]) -> QuerySet[Job]:
     return Job.objects.filter(whole=None).order_by(Cast("pk", TextField()).desc())
 
 
-def with_outputs(query: Mapping[str, str]) -> bool:
+def wants_outputs(query: Mapping[str, str]) -> bool:
     """Return True if the query asks for outputs. Raises `ApiError` if `outputs` is neither 0 nor 1."""
     text = query.get("outputs", "0")
     if text not in ("0", "1"):

@@ -59,7 +59,7 @@ class RequestIds:
 
     def __call__(self, request: HttpRequest) -> HttpResponse:
         started = time.perf_counter()
-        own_id = request_id.begin(request.META.get("HTTP_X_REQUEST_ID"))
+        own_id = request_id.begin_request(request.META.get("HTTP_X_REQUEST_ID"))
         try:
             with budget.request_budget():
                 response = self.get_response(request)
@@ -69,7 +69,7 @@ class RequestIds:
             _log(request, response, started)
             return response
         finally:
-            request_id.end()
+            request_id.end_request()
 
 
 class Api:
@@ -80,19 +80,19 @@ class Api:
 
     def __init__(self, get_response: Answer) -> None:
         self.get_response = get_response
-        self.secured = {scheme: security_headers(scheme) for scheme in ("http", "https")}
+        self.secured = {scheme: make_security_headers(scheme) for scheme in ("http", "https")}
 
     def __call__(self, request: HttpRequest) -> HttpResponse:
         try:
-            match = api_match(request.path_info)
+            match = match_api_path(request.path_info)
             if match and request.path_info.endswith("/"):
                 request.path_info = request.path = request.path_info.rstrip("/") or "/"
             answer = self._answer(request, match)
-            dialect = next((each for each in (openai, cohere_tei) if each.speaks(request)), None)
-            answer = (dialect.reshape if dialect else problems.set_stream_type)(request, answer)
+            dialect = next((each for each in (openai, cohere_tei) if each.is_client_request(request)), None)
+            answer = (dialect.reshape_problem if dialect else problems.set_stream_type)(request, answer)
             if match and match.func is not problems.not_found and request.path_info not in UNCOUNTED:
                 method = request.method if request.method in METHODS else "other"
-                ledger.note_tally(SERVICE, {"requests": {f"{method} {route_of(match)} {answer.status_code}": 1}})
+                ledger.note_tally(SERVICE, {"requests": {f"{method} {format_route(match)} {answer.status_code}": 1}})
             return self._secured(request, answer)
         finally:
             compute_slots.return_slot()
@@ -104,10 +104,12 @@ class Api:
         A chunked body was read before this call. Any other body is read while the request is answered.
         """
         if not is_refused(request.META):
-            answer = refusal(request, is_page=not match) or (_view(request, match) if match else self._page(request))
+            answer = find_refusal(request, is_page=not match) or (
+                _view(request, match) if match else self._page(request)
+            )
             if not is_refused(request.META):
                 return answer
-        return problems.problem("overloaded", TOO_MANY_BODIES)
+        return problems.make_problem("overloaded", TOO_MANY_BODIES)
 
     def _secured(self, request: HttpRequest, answer: HttpResponse) -> HttpResponse:
         for name, value in self.secured[request.scheme or "http"].items():
@@ -134,7 +136,7 @@ def _view(request: HttpRequest, match: ResolverMatch) -> HttpResponse:
     return response
 
 
-def api_match(path: str) -> ResolverMatch | None:
+def match_api_path(path: str) -> ResolverMatch | None:
     """Return the API's view at an address, or None where project/urls.py has another view there, or none."""
     find = find_match if len(path) <= KEPT else find_match.__wrapped__
     try:
@@ -155,7 +157,7 @@ def find_match(path: str, urlconf: str) -> ResolverMatch:
     return match
 
 
-def route_of(match: ResolverMatch) -> str:
+def format_route(match: ResolverMatch) -> str:
     """Return an address as the documentation writes it, with names in capitals for its variable parts.
 
     The text is cut to the length of a job's `route` field, as the API may be mounted below a long address.
@@ -169,7 +171,7 @@ def _route(pattern: str) -> str:
     return written[: Job._meta.get_field("route").max_length]
 
 
-def security_headers(scheme: str) -> dict[str, str]:
+def make_security_headers(scheme: str) -> dict[str, str]:
     """Return the security headers, which Django's middleware would compute for each answer anew."""
     answer = HttpResponse()
     SecurityMiddleware(lambda _: answer).process_response(_Request(scheme), answer)
@@ -184,35 +186,37 @@ class _Request(HttpRequest):
         self.scheme = scheme
 
 
-def refusal(request: HttpRequest, *, is_page: bool) -> HttpResponse | None:
+def find_refusal(request: HttpRequest, *, is_page: bool) -> HttpResponse | None:
     """Return the problem that refuses this request, or None if it may be answered.
 
     The request of a page is refused before Django looks for a CSRF token in the body: Django would store the body's
     files whatever their length.
     """
     if not request.path_info.startswith("/"):
-        return problems.problem("bad_request", "The address must be a path, such as /v1/models.")
+        return problems.make_problem("bad_request", "The address must be a path, such as /v1/models.")
     if is_page and any(len(request.META.get(name, "")) > LONGEST for name in SPLIT):
-        return problems.problem("bad_request", f"The address, or a header, is longer than {LONGEST} characters.")
+        return problems.make_problem("bad_request", f"The address, or a header, is longer than {LONGEST} characters.")
     try:
         if request.path_info not in PROBES:
             require_own_name(request)
     except DisallowedHost:
-        return problems.problem("bad_request", "The Host header is not one of this service's names (ALLOWED_HOSTS).")
-    if refused := refusal_of_length(request):
+        return problems.make_problem(
+            "bad_request", "The Host header is not one of this service's names (ALLOWED_HOSTS)."
+        )
+    if refused := find_length_refusal(request):
         return refused
     if not is_page and request.META.get("HTTP_CONTENT_ENCODING", "identity") != "identity":
-        return problems.problem("unsupported_media_type", "Send the body as it is, without Content-Encoding.")
+        return problems.make_problem("unsupported_media_type", "Send the body as it is, without Content-Encoding.")
     return None
 
 
-def refusal_of_length(request: HttpRequest) -> HttpResponse | None:
+def find_length_refusal(request: HttpRequest) -> HttpResponse | None:
     length = request.META.get("CONTENT_LENGTH") or "0"
     limit = settings.DATA_UPLOAD_MAX_MEMORY_SIZE
     if not length.isascii() or not length.isdigit():
-        return problems.problem("bad_request", "Content-Length must be a whole number.")
+        return problems.make_problem("bad_request", "Content-Length must be a whole number.")
     if int(length) > limit:
-        return problems.problem("body_too_large", f"The body is larger than the {limit} bytes that are taken.")
+        return problems.make_problem("body_too_large", f"The body is larger than the {limit} bytes that are taken.")
     return None
 
 

@@ -14,19 +14,19 @@ from typing import Any
 from django.conf import settings
 
 
-class Slots:
+class WaitSlots:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._held: Counter[Any] = Counter()  # by principal
 
-    def take(self, principal: Any, timeout_s: float) -> Slot:
+    def take_slot(self, principal: Any, timeout_s: float) -> Slot:
         """Return a context manager that yields the seconds that this request may wait.
 
         These are `timeout_s`, or 0 if too many requests wait already.
         """
         return Slot(self, principal, timeout_s)
 
-    def granted(self, principal: Any) -> bool:
+    def grant_slot(self, principal: Any) -> bool:
         with self._lock:
             free = settings.MAX_WAITING_REQUESTS - self._held.total()
             granted = free > 0 and (not settings.API_KEY_REQUIRED or self._held[principal] < free)
@@ -34,7 +34,7 @@ class Slots:
                 self._held[principal] += 1
             return granted
 
-    def give_back(self, principal: Any) -> None:
+    def return_slot(self, principal: Any) -> None:
         with self._lock:
             self._held[principal] -= 1
             if not self._held[principal]:
@@ -42,16 +42,16 @@ class Slots:
 
 
 class Slot:  # a class costs half of what a generator does
-    def __init__(self, slots: Slots, principal: Any, timeout_s: float) -> None:
+    def __init__(self, slots: WaitSlots, principal: Any, timeout_s: float) -> None:
         self._slots, self._principal, self._timeout_s = slots, principal, timeout_s
 
     def __enter__(self) -> float:
-        self._is_held = self._timeout_s > 0 and self._slots.granted(self._principal)
+        self._is_held = self._timeout_s > 0 and self._slots.grant_slot(self._principal)
         return self._timeout_s if self._is_held else 0.0
 
     def __exit__(self, *error: object) -> None:
         if self._is_held:
-            self._slots.give_back(self._principal)
+            self._slots.return_slot(self._principal)
 
 
-slots = Slots()
+slots = WaitSlots()

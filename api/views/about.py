@@ -17,7 +17,7 @@ from inference.catalog.lookup import known_models
 from inference.status import health, metrics
 
 
-def document() -> bytes:
+def make_openapi_document() -> bytes:
     """Return the OpenAPI document, which lists the names of the models."""
     return _document(tuple(known_models()))
 
@@ -26,7 +26,7 @@ def document() -> bytes:
 def _document(names: tuple[str, ...]) -> bytes:
     from drf_spectacular.generators import SchemaGenerator  # it imports Django's tests, and is seldom needed
 
-    return codec.dumps(SchemaGenerator().get_schema(request=None, public=True))
+    return codec.write_json(SchemaGenerator().get_schema(request=None, public=True))
 
 
 class SchemaView(ApiView):
@@ -34,7 +34,7 @@ class SchemaView(ApiView):
 
     @operations.not_described
     def get(self, request: HttpRequest) -> HttpResponse:
-        return HttpResponse(document(), content_type="application/vnd.oai.openapi+json")
+        return HttpResponse(make_openapi_document(), content_type="application/vnd.oai.openapi+json")
 
 
 class DocsView(ApiView):
@@ -56,7 +56,7 @@ class ProblemView(ApiView):
             raise ApiError(f"There is no problem with the code {code[:100]!r}.", "not_found")
         status, title = problems.TABLE[code]
         shown = {"type": problems.TYPE_PREFIX + code, "title": title, "status": status, "code": code}
-        return codec.answer({**shown, "what_to_do": WHAT_TO_DO[code]})
+        return codec.make_json_response({**shown, "what_to_do": WHAT_TO_DO[code]})
 
 
 class MetricsView(ApiView):
@@ -74,7 +74,7 @@ class LiveView(ApiView):
 
     @operations.is_alive
     def get(self, request: HttpRequest) -> HttpResponse:
-        return codec.answer({"status": "ok"})
+        return codec.make_json_response({"status": "ok"})
 
 
 class ReadyView(ApiView):
@@ -83,4 +83,4 @@ class ReadyView(ApiView):
     @operations.is_ready
     def get(self, request: HttpRequest) -> HttpResponse:
         reasons = health.find_problems()
-        return codec.answer({"ready": not reasons, "reasons": reasons}, status=503 if reasons else 200)
+        return codec.make_json_response({"ready": not reasons, "reasons": reasons}, status=503 if reasons else 200)

@@ -18,7 +18,7 @@ from api.errors import problems
 from api.errors.problems import ApiError
 from api.requests import bodies
 from api.requests.fields import Body
-from api.server.middleware import route_of
+from api.server.middleware import format_route
 from api.server.wait_slots import slots
 from inference.errors import JobNotFound, UnknownOwner
 from inference.fields.uuids import parse_uuid
@@ -60,29 +60,31 @@ class ApiView(APIView):
     def initial(self, request: HttpRequest, *args: Any, **kwargs: Any) -> None:
         self.principal: Principal = ANONYMOUS
         if not self.is_open:
-            self.principal = auth.principal_of(request.META.get("HTTP_AUTHORIZATION", ""))
+            self.principal = auth.find_principal(request.META.get("HTTP_AUTHORIZATION", ""))
             connections.release_connection()  # next the broker counts the rate, and a slow client may send its body
-            auth.admit(self.principal)
+            auth.enforce_rate(self.principal)
         method = request.method or ""
         if method in self.allowed_methods:
             method = "GET" if method == "HEAD" else method
-            bodies.known_query(request.GET, self.query_parameters.get(method, ()), self.elsewhere.get(method, {}))
+            bodies.refuse_unknown_parameters(
+                request.GET, self.query_parameters.get(method, ()), self.elsewhere.get(method, {})
+            )
 
     def handle_exception(self, exc: Exception) -> HttpResponse:  # type: ignore[override]  # DRF's answer is rendered later
         if isinstance(exc, UnknownOwner):  # another process deleted the user, and the key is still cached here
-            auth.keyring.forget()
-            exc = auth.not_valid()
-        response = problems.handle(exc, self)
+            auth.keyring.forget_key()
+            exc = auth.make_invalid_key_error()
+        response = problems.answer_view_error(exc, self)
         exc.__traceback__ = None  # its frames may refer to the error, and would hold the body too
         return response
 
-    def document(self, request: HttpRequest, body: Body) -> dict[str, Any]:
+    def read_document(self, request: HttpRequest, body: Body) -> dict[str, Any]:
         """Return the validated JSON body."""
-        bodies.json_only(media_type(request))
-        document: dict[str, Any] = body.run_validation(codec.loads(body_of(request)))
+        bodies.require_json(media_type(request))
+        document: dict[str, Any] = body.run_validation(codec.parse_json(read_body(request)))
         return document
 
-    def attributed(self, request: HttpRequest, submission: T) -> T:
+    def add_owner(self, request: HttpRequest, submission: T) -> T:
         """Return the submission with its owner and all else that the body does not hold. Raises `ApiError`."""
         auth.require_priority(self.principal, submission.priority)
         return dataclasses.replace(
@@ -90,33 +92,33 @@ class ApiView(APIView):
             owner=self.principal.user,
             max_owned=self.principal.max_owned(submission.priority),
             key_start=self.principal.key_start,
-            idempotency_key=bodies.idempotency_key(request.META.get("HTTP_IDEMPOTENCY_KEY")),
-            request_id=request_id.current(),
-            route=route_of(request.resolver_match) if request.resolver_match else None,
+            idempotency_key=bodies.read_idempotency_key(request.META.get("HTTP_IDEMPOTENCY_KEY")),
+            request_id=request_id.current_request_id(),
+            route=format_route(request.resolver_match) if request.resolver_match else None,
         )
 
-    def waited_for(self, request: HttpRequest, job_id: str) -> Job:
+    def wait_for_job(self, request: HttpRequest, job_id: str) -> Job:
         """Return the job. If it is not finished, wait for it for `?wait=N` seconds at most."""
-        wait_s = bodies.seconds(request.GET, "wait") or 0.0
-        job = visible_job(self.principal, job_id)
+        wait_s = bodies.read_seconds(request.GET, "wait") or 0.0
+        job = get_visible_job(self.principal, job_id)
         if not wait_s or job.is_finished:
             return job
-        with self.slot(wait_s) as granted_s:
+        with self.take_wait_slot(wait_s) as granted_s:
             return jobs.wait(job.id, timeout_s=granted_s)
 
-    def is_plain(self, request: HttpRequest) -> bool:
+    def wants_plain_outputs(self, request: HttpRequest) -> bool:
         """Return True if outputs are wanted as the model gave them."""
         return bodies.prefers_plain(request.META.get("HTTP_PREFER", ""))
 
     @contextlib.contextmanager
-    def slot(self, wait_s: float) -> Iterator[float]:
+    def take_wait_slot(self, wait_s: float) -> Iterator[float]:
         """Yield the seconds that this request may wait: 0 if too many requests of its principal wait already."""
-        with slots.take(self.principal.user_id, wait_s) as granted_s:
+        with slots.take_slot(self.principal.user_id, wait_s) as granted_s:
             self.kept_waiting = granted_s == wait_s
             yield granted_s
 
 
-def visible_job(principal: Principal, job_id: str) -> Job:
+def get_visible_job(principal: Principal, job_id: str) -> Job:
     """Return the job with this id, if the principal may see it.
 
     Raises `JobNotFound`, the same for a job of another owner as for none, and `ApiError` for a job that was removed.
@@ -134,17 +136,17 @@ def visible_job(principal: Principal, job_id: str) -> Job:
     raise JobNotFound(f"There is no job {key}.")
 
 
-def own_job(principal: Principal, job_id: str) -> Job:
+def get_own_job(principal: Principal, job_id: str) -> Job:
     """Return the job with this id, if the principal may cancel it and run it again.
 
-    Raises the errors of `visible_job`, and `ApiError` if the principal may only look at the job.
+    Raises the errors of `get_visible_job`, and `ApiError` if the principal may only look at the job.
     """
-    job = visible_job(principal, job_id)
+    job = get_visible_job(principal, job_id)
     auth.require_steering(principal, job)
     return job
 
 
-def body_of(request: HttpRequest) -> bytes:
+def read_body(request: HttpRequest) -> bytes:
     """Return the body of a request. Once it is read, the request takes a compute slot.
 
     Raises `ApiError` for a body that ended before its announced length: its end is missing.
@@ -163,7 +165,7 @@ def media_type(request: HttpRequest) -> str:
     return str(request.META.get("CONTENT_TYPE", "")).partition(";")[0].strip().lower()
 
 
-def with_etag(request: HttpRequest, response: HttpResponse) -> HttpResponse:
+def add_etag(request: HttpRequest, response: HttpResponse) -> HttpResponse:
     """Return the answer with its ETag, or 304 if the client has this very answer already."""
     etag = f'"{hashlib.blake2b(response.content, digest_size=12).hexdigest()}"'
     if etag in request.META.get("HTTP_IF_NONE_MATCH", ""):

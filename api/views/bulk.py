@@ -10,7 +10,7 @@ from api.auth import Principal, require_steering
 from api.openapi import operations
 from api.requests import bodies
 from api.requests import bulk as bulk_body
-from api.views.base import ApiView, body_of, media_type, with_etag
+from api.views.base import ApiView, add_etag, media_type, read_body
 from inference.errors import BulkNotFound
 from inference.fields.uuids import parse_uuid
 from inference.models import Bulk
@@ -24,15 +24,17 @@ class BulksView(ApiView):
     @operations.submit_bulk
     def post(self, request: HttpRequest) -> HttpResponse:
         if media_type(request) in bulk_body.LINE_TYPES:
-            submission = bulk_body.read_lines(body_of(request), request.GET)
+            submission = bulk_body.read_lines(read_body(request), request.GET)
         else:
-            bodies.json_only(media_type(request))
-            bodies.known_query(request.GET, (), dict.fromkeys(bulk_body.FIELDS, "it belongs in the body."))
-            submission = bulk_body.read_document(body_of(request))
+            bodies.require_json(media_type(request))
+            bodies.refuse_unknown_parameters(
+                request.GET, (), dict.fromkeys(bulk_body.FIELDS, "it belongs in the body.")
+            )
+            submission = bulk_body.read_document(read_body(request))
         compute_slots.return_slot()  # other requests should not wait for thousands of inputs
-        accepted = bulk.submit(self.attributed(request, submission))
+        accepted = bulk.submit(self.add_owner(request, submission))
         headers = {"Location": f"/v1/jobs/bulk/{accepted.bulk.id}", "Retry-After": "5"}
-        return codec.answer(resources.accepted_bulk(accepted), status=202, headers=headers)
+        return codec.make_json_response(resources.make_accepted_bulk_document(accepted), status=202, headers=headers)
 
 
 class BulkView(ApiView):
@@ -41,25 +43,25 @@ class BulkView(ApiView):
 
     @operations.get_bulk
     def get(self, request: HttpRequest, bulk_id: str) -> HttpResponse:
-        wait_s = bodies.seconds(request.GET, "wait")
-        found = visible_bulk(self.principal, bulk_id)
+        wait_s = bodies.read_seconds(request.GET, "wait")
+        found = get_visible_bulk(self.principal, bulk_id)
         if wait_s:
-            with self.slot(wait_s) as granted_s:
+            with self.take_wait_slot(wait_s) as granted_s:
                 bulk.wait(found, timeout_s=granted_s)
-        shown = resources.bulk(found)
+        shown = resources.make_bulk_document(found)
         headers = None if shown["finished"] or self.kept_waiting else {"Retry-After": "1"}
-        return with_etag(request, codec.answer(shown, headers=headers))
+        return add_etag(request, codec.make_json_response(shown, headers=headers))
 
 
 class CancelBulkView(ApiView):
     @operations.cancel_bulk
     def post(self, request: HttpRequest, bulk_id: str) -> HttpResponse:
-        found = own_bulk(self.principal, bulk_id)
+        found = get_own_bulk(self.principal, bulk_id)
         bulk.cancel(found)
-        return codec.answer(resources.bulk(found))
+        return codec.make_json_response(resources.make_bulk_document(found))
 
 
-def visible_bulk(principal: Principal, bulk_id: str) -> Bulk:
+def get_visible_bulk(principal: Principal, bulk_id: str) -> Bulk:
     """Return the bulk with this id, if the principal may see it.
 
     Raises `BulkNotFound`, the same for a bulk of another owner as for none.
@@ -72,11 +74,11 @@ def visible_bulk(principal: Principal, bulk_id: str) -> Bulk:
     return found
 
 
-def own_bulk(principal: Principal, bulk_id: str) -> Bulk:
+def get_own_bulk(principal: Principal, bulk_id: str) -> Bulk:
     """Return the bulk with this id, if the principal may cancel it.
 
-    Raises the errors of `visible_bulk`, and `ApiError` if the principal may only look at the bulk.
+    Raises the errors of `get_visible_bulk`, and `ApiError` if the principal may only look at the bulk.
     """
-    found = visible_bulk(principal, bulk_id)
+    found = get_visible_bulk(principal, bulk_id)
     require_steering(principal, found)
     return found

@@ -18,9 +18,9 @@ from api.requests import bodies
 from api.requests.dialects import completions
 from api.requests.dialects.completions import Completion
 from api.views import streaming
-from api.views.base import ApiView, body_of, media_type, visible_job
-from api.views.jobs import location, output
-from api.views.models import refuse_other_wait, run, waited_s
+from api.views.base import ApiView, get_visible_job, media_type, read_body
+from api.views.jobs import answer_output, make_job_address
+from api.views.models import read_wait_limit_s, refuse_other_wait, run_submission
 from inference.catalog.lookup import spec_of
 from inference.errors import JobNotFound
 from inference.models import Job, Status
@@ -33,36 +33,36 @@ class CompletionView(ApiView):
 
     def complete(self, request: HttpRequest, kind: CompletionKind, completion: Completion) -> HttpResponseBase:
         refuse_other_wait(request, completion.is_streamed)
-        with completion.in_its_words():
+        with completion.translate_errors():
             if completion.is_streamed:
-                submit = partial(jobs.submit, self.attributed(request, completion.submission), needs_worker=True)
-                return streamed(self, request, kind, submit, include_usage=completion.include_usage)
-            job = run(self, request, completion.submission, default_s=bodies.MAX_WAIT_S)
-        return completed(self, request, kind, job)
+                submit = partial(jobs.submit, self.add_owner(request, completion.submission), needs_worker=True)
+                return answer_completion_stream(self, request, kind, submit, include_usage=completion.include_usage)
+            job = run_submission(self, request, completion.submission, default_s=bodies.MAX_WAIT_S)
+        return answer_completion(self, request, kind, job)
 
 
 class ChatView(CompletionView):
     @operations.not_described
     def post(self, request: HttpRequest) -> HttpResponseBase:
-        return self.complete(request, CHAT, completions.chat(json_of(request)))
+        return self.complete(request, CHAT, completions.read_chat(read_json(request)))
 
 
 class TextView(CompletionView):
     @operations.not_described
     def post(self, request: HttpRequest) -> HttpResponseBase:
-        return self.complete(request, TEXT, completions.text(json_of(request)))
+        return self.complete(request, TEXT, completions.read_text_completion(read_json(request)))
 
 
 class ModelChatView(CompletionView):
     @operations.complete_chat
     def post(self, request: HttpRequest, name: str) -> HttpResponseBase:
-        return self.complete(request, CHAT, completions.chat(json_of(request), spec_of(name)))
+        return self.complete(request, CHAT, completions.read_chat(read_json(request), spec_of(name)))
 
 
 class ModelTextView(CompletionView):
     @operations.complete_text
     def post(self, request: HttpRequest, name: str) -> HttpResponseBase:
-        return self.complete(request, MODEL_TEXT, completions.text(json_of(request), spec_of(name)))
+        return self.complete(request, MODEL_TEXT, completions.read_text_completion(read_json(request), spec_of(name)))
 
 
 class OldCompletionView(ApiView):
@@ -73,15 +73,17 @@ class OldCompletionView(ApiView):
 
     @operations.not_described
     def get(self, request: HttpRequest, completion_id: str) -> HttpResponseBase:
-        job = visible_job(self.principal, completion_id.removeprefix(self.kind.prefix))
-        if not shapes.is_one(job):
+        job = get_visible_job(self.principal, completion_id.removeprefix(self.kind.prefix))
+        if not shapes.is_single_text(job):
             raise JobNotFound(f"There is no completion {job.id}.")
-        is_streamed = bodies.flag(request.GET, "stream")
+        is_streamed = bodies.read_flag(request.GET, "stream")
         refuse_other_wait(request, is_streamed)
         if is_streamed:
-            return streamed(self, request, self.kind, lambda: job, after=streaming.place(request, job))
-        with self.slot(waited_s(request, bodies.MAX_WAIT_S)) as granted_s:
-            return completed(self, request, self.kind, jobs.wait(job.id, timeout_s=granted_s))
+            return answer_completion_stream(
+                self, request, self.kind, lambda: job, after=streaming.read_position(request, job)
+            )
+        with self.take_wait_slot(read_wait_limit_s(request, bodies.MAX_WAIT_S)) as granted_s:
+            return answer_completion(self, request, self.kind, jobs.wait(job.id, timeout_s=granted_s))
 
 
 class OldChatView(OldCompletionView):
@@ -92,13 +94,15 @@ class OldTextView(OldCompletionView):
     kind = TEXT
 
 
-def completed(view: ApiView, request: HttpRequest, kind: CompletionKind, job: Job) -> HttpResponse:
+def answer_completion(view: ApiView, request: HttpRequest, kind: CompletionKind, job: Job) -> HttpResponse:
     if job.status != Status.SUCCEEDED:
-        return output(view, request, job)
-    return codec.answer(shapes.completion(kind, job), headers={"Content-Location": f"{location(job)}/output"})
+        return answer_output(view, request, job)
+    return codec.make_json_response(
+        shapes.make_completion(kind, job), headers={"Content-Location": f"{make_job_address(job)}/output"}
+    )
 
 
-def streamed(
+def answer_completion_stream(
     view: ApiView,
     request: HttpRequest,
     kind: CompletionKind,
@@ -107,22 +111,22 @@ def streamed(
     after: Position = BEGINNING,
     include_usage: bool = False,
 ) -> HttpResponseBase:
-    written = partial(completion_chunks.written, kind=kind, after=after, include_usage=include_usage)
-    return streaming.answer(view, request, job, written, after=after)
+    written = partial(completion_chunks.write_completion_chunks, kind=kind, after=after, include_usage=include_usage)
+    return streaming.answer_stream(view, request, job, written, after=after)
 
 
 class OpenAIModelsView(ApiView):
     @operations.not_described
     def get(self, request: HttpRequest) -> HttpResponse:
-        return codec.answer(shapes.all_models())
+        return codec.make_json_response(shapes.list_models())
 
 
 class OpenAIModelView(ApiView):
     @operations.not_described
     def get(self, request: HttpRequest, name: str) -> HttpResponse:
-        return codec.answer(shapes.model(name))
+        return codec.make_json_response(shapes.find_openai_model(name))
 
 
-def json_of(request: HttpRequest) -> Any:
-    bodies.json_only(media_type(request))
-    return codec.loads(body_of(request))
+def read_json(request: HttpRequest) -> Any:
+    bodies.require_json(media_type(request))
+    return codec.parse_json(read_body(request))

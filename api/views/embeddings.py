@@ -13,26 +13,26 @@ from api.answers import embeddings as answers
 from api.errors.problems import ApiError
 from api.openapi import retrieval_operations as operations
 from api.requests.dialects import cohere, embeddings
-from api.views.completions import json_of
-from api.views.models import DialectView, run_in_words
+from api.views.completions import read_json
+from api.views.models import DialectView, run_in_dialect
 from inference.catalog.lookup import spec_of
 
 
 class EmbeddingsView(DialectView):
     @operations.openai_embeddings
     def post(self, request: HttpRequest, name: str = "") -> HttpResponse:
-        embedding_request = embeddings.read(document_of(request), spec_of(name) if name else None)
-        write = partial(answers.openai_embeddings, is_base64=embedding_request.is_base64)
-        return run_in_words(self, request, embedding_request, write)
+        embedding_request = embeddings.read_embeddings(read_texts_json(request), spec_of(name) if name else None)
+        write = partial(answers.write_openai_embeddings, is_base64=embedding_request.is_base64)
+        return run_in_dialect(self, request, embedding_request, write)
 
 
 class CohereView(DialectView):
     version: int
 
     def post(self, request: HttpRequest) -> HttpResponse:
-        embed_request = cohere.read(document_of(request))
-        write = partial(answers.cohere_embeddings, request=embed_request, version=self.version)
-        return run_in_words(self, request, embed_request, write)
+        embed_request = cohere.read_embed(read_texts_json(request))
+        write = partial(answers.write_cohere_embeddings, request=embed_request, version=self.version)
+        return run_in_dialect(self, request, embed_request, write)
 
 
 @extend_schema_view(post=operations.cohere_embed_v1)
@@ -45,13 +45,13 @@ class SecondCohereView(CohereView):
     version = 2
 
 
-def document_of(request: HttpRequest) -> Any:
+def read_texts_json(request: HttpRequest) -> Any:
     """Read the JSON of a request.
 
     Texts that are sent as lists of tokens are what makes such a request too large, so its refusal mentions them.
     """
     try:
-        return json_of(request)
+        return read_json(request)
     except ApiError as error:
         if error.code == codec.TOO_MANY_VALUES:
             raise ApiError(f"{error.message} If they are tokens: {embeddings.TOKENS}", error.code) from None

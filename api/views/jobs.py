@@ -18,7 +18,7 @@ from api.errors import problems
 from api.openapi import operations
 from api.requests import bodies, job_pages
 from api.views import streaming
-from api.views.base import ApiView, own_job, visible_job, with_etag
+from api.views.base import ApiView, add_etag, get_own_job, get_visible_job
 from inference.catalog.specs import ModelSpec
 from inference.models import Job, Status
 from inference.status import health
@@ -37,21 +37,23 @@ class JobsView(ApiView):
 
     @operations.list_jobs
     def get(self, request: HttpRequest) -> HttpResponse:
-        found, following = job_pages.page(self.principal, request.GET)
-        shown = {"with_output": job_pages.with_outputs(request.GET), "plain": self.is_plain(request)}
-        return codec.answer({"items": [resources.job(job, **shown) for job in found], "next": following})
+        found, following = job_pages.read_page(self.principal, request.GET)
+        shown = {"with_output": job_pages.wants_outputs(request.GET), "plain": self.wants_plain_outputs(request)}
+        return codec.make_json_response(
+            {"items": [resources.make_job_document(job, **shown) for job in found], "next": following}
+        )
 
     @operations.submit_job
     def post(self, request: HttpRequest) -> HttpResponse:
-        submission = bodies.submission(self.document(request, JOB_BODY))
-        wait_s = bodies.preferred_wait(request.META.get("HTTP_PREFER", ""))
-        job = jobs.submit(self.attributed(request, submission))
-        plain = self.is_plain(request)
+        submission = bodies.read_submission(self.read_document(request, JOB_BODY))
+        wait_s = bodies.read_preferred_wait(request.META.get("HTTP_PREFER", ""))
+        job = jobs.submit(self.add_owner(request, submission))
+        plain = self.wants_plain_outputs(request)
         if wait_s is None:
-            return accepted(job, plain=plain)
-        with self.slot(wait_s) as granted_s:
+            return answer_submission(job, plain=plain)
+        with self.take_wait_slot(wait_s) as granted_s:
             job = jobs.wait_for(job, timeout_s=granted_s)
-        response = answered(job, plain=plain) if job.is_finished else accepted(job, plain=plain)
+        response = answer_job(job, plain=plain) if job.is_finished else answer_submission(job, plain=plain)
         response.headers["Preference-Applied"] = f"wait={wait_s}"
         return response
 
@@ -62,8 +64,8 @@ class JobView(ApiView):
 
     @operations.get_job
     def get(self, request: HttpRequest, job_id: str) -> HttpResponse:
-        job = self.waited_for(request, job_id)
-        return with_etag(request, answered(job, plain=self.is_plain(request)))
+        job = self.wait_for_job(request, job_id)
+        return add_etag(request, answer_job(job, plain=self.wants_plain_outputs(request)))
 
 
 class OutputView(ApiView):
@@ -71,8 +73,8 @@ class OutputView(ApiView):
 
     @operations.get_output
     def get(self, request: HttpRequest, job_id: str) -> HttpResponse:
-        job = self.waited_for(request, job_id)
-        return output(self, request, job)
+        job = self.wait_for_job(request, job_id)
+        return answer_output(self, request, job)
 
 
 class WaitView(ApiView):
@@ -81,11 +83,15 @@ class WaitView(ApiView):
     @operations.wait_for_jobs
     def post(self, request: HttpRequest) -> HttpResponse:
         """Answer with the finished jobs, and with Retry-After if there is none because there was no room to wait."""
-        wait_s = bodies.seconds(request.GET, "wait") or 0.0
-        ids = bodies.ids(self.document(request, WAIT_BODY)["ids"])
-        with self.slot(wait_s) as granted_s:
-            shown = finished(self.principal, ids, wait_s=granted_s, plain=self.is_plain(request))
-        return codec.answer(shown, headers=None if shown["items"] or self.kept_waiting else {"Retry-After": "1"})
+        wait_s = bodies.read_seconds(request.GET, "wait") or 0.0
+        ids = bodies.read_ids(self.read_document(request, WAIT_BODY)["ids"])
+        with self.take_wait_slot(wait_s) as granted_s:
+            shown = wait_for_finished_jobs(
+                self.principal, ids, wait_s=granted_s, plain=self.wants_plain_outputs(request)
+            )
+        return codec.make_json_response(
+            shown, headers=None if shown["items"] or self.kept_waiting else {"Retry-After": "1"}
+        )
 
 
 class StreamView(ApiView):
@@ -93,31 +99,33 @@ class StreamView(ApiView):
 
     @operations.stream_job
     def get(self, request: HttpRequest, job_id: str) -> HttpResponseBase:
-        job = visible_job(self.principal, job_id)
+        job = get_visible_job(self.principal, job_id)
         streaming.refuse_others(job)
-        written = partial(events.written, plain=self.is_plain(request))
-        return streaming.answer(self, request, lambda: job, written, after=streaming.place(request, job))
+        written = partial(events.write_events, plain=self.wants_plain_outputs(request))
+        return streaming.answer_stream(self, request, lambda: job, written, after=streaming.read_position(request, job))
 
 
 class CancelView(ApiView):
     @operations.cancel_job
     def post(self, request: HttpRequest, job_id: str) -> HttpResponse:
-        job = jobs.cancel(own_job(self.principal, job_id).id)
+        job = jobs.cancel(get_own_job(self.principal, job_id).id)
         was_running = job.status == Status.CANCELLED and job.started_at is not None
-        return codec.answer({**resources.job(job, plain=self.is_plain(request)), "was_running": was_running})
+        return codec.make_json_response(
+            {**resources.make_job_document(job, plain=self.wants_plain_outputs(request)), "was_running": was_running}
+        )
 
 
 class RetryView(ApiView):
     @operations.retry_job
     def post(self, request: HttpRequest, job_id: str) -> HttpResponse:
         """Submit the job again. The new job has the owner of the old one, whichever principal runs it again."""
-        old = own_job(self.principal, job_id)
-        again = self.attributed(request, jobs.resubmit(old))
+        old = get_own_job(self.principal, job_id)
+        again = self.add_owner(request, jobs.resubmit(old))
         job = jobs.submit(dataclasses.replace(again, owner=old.owner))
-        return accepted(job, plain=self.is_plain(request))
+        return answer_submission(job, plain=self.wants_plain_outputs(request))
 
 
-def finished(principal: Principal, ids: list[UUID], *, wait_s: float, plain: bool) -> dict[str, Any]:
+def wait_for_finished_jobs(principal: Principal, ids: list[UUID], *, wait_s: float, plain: bool) -> dict[str, Any]:
     """Return the jobs that are finished, once there is one of them, as many as one answer holds.
 
     `missing` are the ids for which the principal sees no job. `left` is the number of all others not in the answer.
@@ -125,52 +133,56 @@ def finished(principal: Principal, ids: list[UUID], *, wait_s: float, plain: boo
     ended, missing = jobs.wait_for_any(ids, principal.jobs, timeout_s=wait_s)
     found, _ = outputs.load_with_outputs(Job.objects.filter(pk__in=ended).order_by("pk"), len(ids))
     return {
-        "items": [resources.job(job, plain=plain) for job in found],
-        "missing": [{"id": job_id, "code": missing_code(job_id)} for job_id in missing],
+        "items": [resources.make_job_document(job, plain=plain) for job in found],
+        "missing": [{"id": job_id, "code": find_missing_code(job_id)} for job_id in missing],
         "left": len(ids) - len(found) - len(missing),
     }
 
 
-def missing_code(job_id: UUID) -> str:
+def find_missing_code(job_id: UUID) -> str:
     return "job_gone" if retention.may_be_removed(job_id) else "job_not_found"
 
 
-def location(job: Job) -> str:
+def make_job_address(job: Job) -> str:
     return f"/v1/jobs/{job.id}"
 
 
-def answered(job: Job, *, plain: bool) -> HttpResponse:
+def answer_job(job: Job, *, plain: bool) -> HttpResponse:
     if job.is_finished:
-        return codec.answer(resources.job(job, plain=plain))
-    document = resources.waiting_job(job)
-    return codec.answer(document, headers={"Retry-After": retry_after(document.get("estimated_wait_s"))})
+        return codec.make_json_response(resources.make_job_document(job, plain=plain))
+    document = resources.make_waiting_job_document(job)
+    return codec.make_json_response(
+        document, headers={"Retry-After": find_retry_after(document.get("estimated_wait_s"))}
+    )
 
 
-def accepted(job: Job, *, plain: bool) -> HttpResponse:
+def answer_submission(job: Job, *, plain: bool) -> HttpResponse:
     """Return the answer to a submission. The job of an idempotency key may be finished already."""
-    headers = {"Location": location(job), "Retry-After": retry_after(admission.estimate_wait_s(job))}
-    return codec.answer(resources.job(job, plain=plain), status=202, headers=headers)
+    headers = {"Location": make_job_address(job), "Retry-After": find_retry_after(admission.estimate_wait_s(job))}
+    return codec.make_json_response(resources.make_job_document(job, plain=plain), status=202, headers=headers)
 
 
-def output(view: ApiView, request: HttpRequest, job: Job, spec: ModelSpec | None = None) -> HttpResponse:
+def answer_output(view: ApiView, request: HttpRequest, job: Job, spec: ModelSpec | None = None) -> HttpResponse:
     """Return the output alone: 504 while there is none, a problem if there will be none."""
     if job.status == Status.SUCCEEDED:
         user_agent = request.META.get("HTTP_USER_AGENT", "")
-        shown = resources.output(job, user_agent, spec, plain=view.is_plain(request))
-        return codec.answer(shown, headers={"Content-Location": f"{location(job)}/output"})
+        shown = resources.make_output(job, user_agent, spec, plain=view.wants_plain_outputs(request))
+        return codec.make_json_response(shown, headers={"Content-Location": f"{make_job_address(job)}/output"})
     if job.is_finished:
-        return problems.job_problem(job)
+        return problems.make_job_problem(job)
     at_once = "" if view.kept_waiting else "Too many of your requests wait already: this one was answered at once."
-    goes_on = f"The job is {job.status}. It goes on: GET {location(job)} or {location(job)}/output later."
-    return problems.problem(
+    goes_on = (
+        f"The job is {job.status}. It goes on: GET {make_job_address(job)} or {make_job_address(job)}/output later."
+    )
+    return problems.make_problem(
         "not_finished",
         " ".join(filter(None, (at_once, health.explain_wait(job), goes_on))),
-        headers={"Location": location(job), "Retry-After": retry_after(admission.estimate_wait_s(job))},
+        headers={"Location": make_job_address(job), "Retry-After": find_retry_after(admission.estimate_wait_s(job))},
         job_id=str(job.id),
     )
 
 
-def retry_after(wait_s: float | None) -> str:
+def find_retry_after(wait_s: float | None) -> str:
     """Return the seconds after which to look again: the estimated wait, within `POLL_S`."""
     low, high = POLL_S
     return str(min(max(math.ceil(wait_s or 0), low), high))

@@ -10,16 +10,16 @@ from django.http.response import HttpResponseBase
 
 from api import codec
 from api.answers import events, huggingface, resources, sounds
-from api.answers.completions import all_models, openai_model
-from api.answers.embeddings import similarities
+from api.answers.completions import list_models, make_openai_model
+from api.answers.embeddings import write_similarities
 from api.errors.problems import ApiError
 from api.openapi import operations
 from api.requests import bodies
 from api.requests.dialects.base import DialectRequest
-from api.requests.dialects.tei import similarity_of
+from api.requests.dialects.tei import make_similarity
 from api.views import streaming
-from api.views.base import ApiView, body_of, media_type
-from api.views.jobs import location, output
+from api.views.base import ApiView, media_type, read_body
+from api.views.jobs import answer_output, make_job_address
 from inference.catalog.lookup import models, spec_of
 from inference.catalog.specs import ModelSpec
 from inference.models import Job, Status
@@ -30,8 +30,8 @@ from inference.submission.submissions import Submission
 class ModelsView(ApiView):
     @operations.list_models
     def get(self, request: HttpRequest) -> HttpResponse:
-        items = [resources.model(spec) for spec in models().values()]
-        return codec.answer({"items": items, **all_models()})
+        items = [resources.make_model_document(spec) for spec in models().values()]
+        return codec.make_json_response({"items": items, **list_models()})
 
 
 class ModelView(ApiView):
@@ -40,39 +40,46 @@ class ModelView(ApiView):
     @operations.get_model
     def get(self, request: HttpRequest, name: str) -> HttpResponse:
         spec = spec_of(name)
-        return codec.answer({**openai_model(spec), **resources.model(spec)})
+        return codec.make_json_response({**make_openai_model(spec), **resources.make_model_document(spec)})
 
     @operations.run_model
     def post(self, request: HttpRequest, name: str) -> HttpResponseBase:
-        submission, is_streamed = huggingface.read(spec_of(name), body_of(request), media_type(request))
+        submission, is_streamed = huggingface.read_request(spec_of(name), read_body(request), media_type(request))
         refuse_other_wait(request, is_streamed)
         if is_streamed:
-            submit = partial(jobs.submit, self.attributed(request, submission), needs_worker=True)
-            return streaming.answer(self, request, submit, partial(events.named, plain=self.is_plain(request)))
+            submit = partial(jobs.submit, self.add_owner(request, submission), needs_worker=True)
+            return streaming.answer_stream(
+                self,
+                request,
+                submit,
+                partial(events.write_events_with_address, plain=self.wants_plain_outputs(request)),
+            )
         if submission.spec.embeds and isinstance(submission.inputs, dict) and "source_sentence" in submission.inputs:
-            compared = similarity_of(submission.spec, submission.inputs, submission.parameters)
-            return run_in_words(self, request, compared, similarities, default_s=bodies.DEFAULT_TIMEOUT_S)
-        job = run(self, request, submission)
-        if not self.is_plain(request) and sounds.is_wanted(submission.spec, request.META.get("HTTP_ACCEPT", "")):
+            compared = make_similarity(submission.spec, submission.inputs, submission.parameters)
+            return run_in_dialect(self, request, compared, write_similarities, default_s=bodies.DEFAULT_TIMEOUT_S)
+        job = run_submission(self, request, submission)
+        if not self.wants_plain_outputs(request) and sounds.is_sound_wanted(
+            submission.spec, request.META.get("HTTP_ACCEPT", "")
+        ):
             return answer_sound(self, request, job, submission.spec)
-        return output(self, request, job, submission.spec)
+        return answer_output(self, request, job, submission.spec)
 
 
 def answer_sound(view: ApiView, request: HttpRequest, job: Job, spec: ModelSpec) -> HttpResponse:
     """Return the sound of a job as a file. An output that is not one sound, as of several texts, is JSON."""
-    file = sounds.wav(job.output) if job.status == Status.SUCCEEDED else None
+    file = sounds.encode_wav(job.output) if job.status == Status.SUCCEEDED else None
     if file is None:
-        return output(view, request, job, spec)
-    headers = {"Content-Location": f"{location(job)}/output"}
+        return answer_output(view, request, job, spec)
+    headers = {"Content-Location": f"{make_job_address(job)}/output"}
     return HttpResponse(file, content_type=sounds.CONTENT_TYPE, headers=headers)
 
 
-def run(
+def run_submission(
     view: ApiView, request: HttpRequest, submission: Submission, *, default_s: float = bodies.DEFAULT_TIMEOUT_S
 ) -> Job:
     """Submit a job, and return it, finished or not, after ?timeout= seconds at most."""
-    with view.slot(waited_s(request, default_s)) as granted_s:
-        return jobs.run(view.attributed(request, submission), timeout_s=granted_s)
+    with view.take_wait_slot(read_wait_limit_s(request, default_s)) as granted_s:
+        return jobs.run(view.add_owner(request, submission), timeout_s=granted_s)
 
 
 class DialectView(ApiView):
@@ -81,7 +88,7 @@ class DialectView(ApiView):
     query_parameters = {"POST": ("timeout",)}
 
 
-def run_in_words(
+def run_in_dialect(
     view: ApiView,
     request: HttpRequest,
     dialect_request: DialectRequest,
@@ -93,12 +100,12 @@ def run_in_words(
 
     `write` writes the answer of a job that has succeeded, as JSON. `default_s` is the wait if the client names none.
     """
-    with dialect_request.in_its_words():
-        job = run(view, request, dialect_request.submission, default_s=default_s)
+    with dialect_request.translate_errors():
+        job = run_submission(view, request, dialect_request.submission, default_s=default_s)
     if job.status != Status.SUCCEEDED:
-        job.error_detail = dialect_request.in_words(job.error_detail)
-        return output(view, request, job)
-    headers = {"Content-Location": f"{location(job)}/output"}
+        job.error_detail = dialect_request.translate_text(job.error_detail)
+        return answer_output(view, request, job)
+    headers = {"Content-Location": f"{make_job_address(job)}/output"}
     return HttpResponse(write(job), headers=headers, content_type=codec.CONTENT_TYPE)
 
 
@@ -109,6 +116,6 @@ def refuse_other_wait(request: HttpRequest, is_streamed: bool) -> None:
         raise ApiError(f"{other}: {'not ' if is_streamed else ''}for an answer that is streamed; leave it out.")
 
 
-def waited_s(request: HttpRequest, default_s: float) -> float:
-    timeout_s = bodies.seconds(request.GET, "timeout")
+def read_wait_limit_s(request: HttpRequest, default_s: float) -> float:
+    timeout_s = bodies.read_seconds(request.GET, "timeout")
     return default_s if timeout_s is None else timeout_s

@@ -7,19 +7,19 @@ from functools import partial
 from django.http import HttpRequest, HttpResponse
 from drf_spectacular.utils import extend_schema_view
 
-from api.answers.rankings import ranking
+from api.answers.rankings import write_ranking
 from api.openapi import retrieval_operations as operations
 from api.requests.dialects import rerank
 from api.views.base import ApiView
-from api.views.completions import json_of
-from api.views.models import DialectView, run_in_words
+from api.views.completions import read_json
+from api.views.models import DialectView, run_in_dialect
 from inference.catalog.lookup import spec_of
 
 
 class RerankView(DialectView):
     @operations.rerank
     def post(self, request: HttpRequest) -> HttpResponse:
-        return rank(self, request, rerank.read(json_of(request)))
+        return answer_ranking(self, request, rerank.read_rerank(read_json(request)))
 
 
 @extend_schema_view(post=operations.rerank_at_root)
@@ -30,9 +30,9 @@ class RootRerankView(RerankView):
 class ModelRerankView(DialectView):
     @operations.rerank_below
     def post(self, request: HttpRequest, name: str) -> HttpResponse:
-        return rank(self, request, rerank.read(json_of(request), spec_of(name)))
+        return answer_ranking(self, request, rerank.read_rerank(read_json(request), spec_of(name)))
 
 
-def rank(view: ApiView, request: HttpRequest, rerank_request: rerank.RerankRequest) -> HttpResponse:
+def answer_ranking(view: ApiView, request: HttpRequest, rerank_request: rerank.RerankRequest) -> HttpResponse:
     """Answer one request, whose pairs of query and text are one job."""
-    return run_in_words(view, request, rerank_request, partial(ranking, request=rerank_request))
+    return run_in_dialect(view, request, rerank_request, partial(write_ranking, request=rerank_request))

@@ -64,7 +64,7 @@ class StreamBody:
                 self.left()
 
 
-def answer(
+def answer_stream(
     view: ApiView,
     request: HttpRequest,
     job: Callable[[], Job],
@@ -82,7 +82,7 @@ def answer(
         job()
         return HttpResponse(content_type=events.CONTENT_TYPE, headers=HEADERS)
     with contextlib.ExitStack() as held:
-        if not held.enter_context(slots.take(view.principal.user_id, reader.LONGEST_S)):
+        if not held.enter_context(slots.take_slot(view.principal.user_id, reader.LONGEST_S)):
             raise ApiError(NO_ROOM, "overloaded", retry_after_s=1)
         row = job()
         if cancels:
@@ -94,7 +94,7 @@ def answer(
     return StreamingHttpResponse(body, content_type=events.CONTENT_TYPE, headers=headers)
 
 
-def place(request: HttpRequest, job: Job) -> Position:
+def read_position(request: HttpRequest, job: Job) -> Position:
     """Return the position of the last event that the client received. Raises `UnknownPosition`."""
     event_id = request.META.get("HTTP_LAST_EVENT_ID") or request.GET.get("last_event_id")
     return Position.from_event_id(event_id, job.id) if event_id else BEGINNING
@@ -102,7 +102,7 @@ def place(request: HttpRequest, job: Job) -> Position:
 
 def refuse_others(job: Job) -> None:
     """Raise `ApiError` for a job that generates no text, or several texts."""
-    if not completions.is_one(job):
+    if not completions.is_single_text(job):
         raise ApiError(
             f"The job {job.id} has no stream: it does not generate one text. GET /v1/jobs/{job.id}/output?wait=30"
             " waits for its output."

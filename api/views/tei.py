@@ -12,11 +12,11 @@ from drf_spectacular.utils import extend_schema_view
 from api import codec
 from api.answers import embeddings, tei
 from api.openapi import retrieval_operations as operations
-from api.requests.dialects.base import DialectRequest, default_of
+from api.requests.dialects.base import DialectRequest, find_default_model
 from api.requests.dialects.tei import read_embed, read_embed_all, read_predict, read_similarity
 from api.views.base import ApiView
-from api.views.embeddings import document_of
-from api.views.models import DialectView, run_in_words
+from api.views.embeddings import read_texts_json
+from api.views.models import DialectView, run_in_dialect
 from inference.catalog.lookup import models, spec_of
 from inference.catalog.specs import KINDS, ModelSpec
 from inference.errors import InvalidInput
@@ -31,20 +31,20 @@ class TextsView(DialectView):
     write_answer: Callable[[Job], bytes]
 
     def post(self, request: HttpRequest, name: str = "") -> HttpResponse:
-        dialect_request = self.read_request(document_of(request), spec_of(name) if name else None)
-        return run_in_words(self, request, dialect_request, self.write_answer)
+        dialect_request = self.read_request(read_texts_json(request), spec_of(name) if name else None)
+        return run_in_dialect(self, request, dialect_request, self.write_answer)
 
 
 @extend_schema_view(post=operations.tei_embed)
 class EmbedView(TextsView):
     read_request = staticmethod(read_embed)
-    write_answer = staticmethod(embeddings.tei_embeddings)
+    write_answer = staticmethod(embeddings.write_tei_embeddings)
 
 
 @extend_schema_view(post=operations.tei_embed_all)
 class EmbedAllView(TextsView):
     read_request = staticmethod(read_embed_all)
-    write_answer = staticmethod(embeddings.token_embeddings)
+    write_answer = staticmethod(embeddings.write_token_embeddings)
 
 
 class RootView(EmbedView):
@@ -55,20 +55,24 @@ class RootView(EmbedView):
         super().initial(request, *args, **kwargs)
 
     def get(self, request: HttpRequest) -> HttpResponse:
-        return codec.answer({"docs": "/v1/docs", "schema": "/v1/schema", "models": "/v1/models", "admin": "/admin/"})
+        return codec.make_json_response(
+            {"docs": "/v1/docs", "schema": "/v1/schema", "models": "/v1/models", "admin": "/admin/"}
+        )
 
 
 @extend_schema_view(post=operations.tei_similarity)
 class SimilarityView(TextsView):
     read_request = staticmethod(read_similarity)
-    write_answer = staticmethod(embeddings.similarities)
+    write_answer = staticmethod(embeddings.write_similarities)
 
 
 class PredictView(DialectView):
     @operations.tei_predict
     def post(self, request: HttpRequest, name: str = "") -> HttpResponse:
-        predict_request = read_predict(document_of(request), spec_of(name) if name else None)
-        return run_in_words(self, request, predict_request, partial(tei.predictions, is_batch=predict_request.is_batch))
+        predict_request = read_predict(read_texts_json(request), spec_of(name) if name else None)
+        return run_in_dialect(
+            self, request, predict_request, partial(tei.write_predictions, is_batch=predict_request.is_batch)
+        )
 
 
 class InfoView(ApiView):
@@ -76,10 +80,10 @@ class InfoView(ApiView):
     def get(self, request: HttpRequest, name: str = "") -> HttpResponse:
         """Describe a model: at the root the one that embeds, or the one that classifies or ranks if none embeds."""
         kinds = {kind for spec in models().values() for kind in spec.kinds}
-        spec = spec_of(name) if name else default_of(next(filter(kinds.__contains__, KINDS), KINDS[0]))
+        spec = spec_of(name) if name else find_default_model(next(filter(kinds.__contains__, KINDS), KINDS[0]))
         if not spec.kinds:
             raise InvalidInput(f"model: {spec.name!r} is described by GET /v1/models/{spec.name}.", field="model")
-        return codec.answer(tei.info(spec))
+        return codec.make_json_response(tei.make_model_info(spec))
 
 
 class HealthView(ApiView):
@@ -88,5 +92,5 @@ class HealthView(ApiView):
     @operations.tei_health
     def get(self, request: HttpRequest) -> HttpResponse:
         if health.find_problems():
-            return codec.answer({"error": "unhealthy", "error_type": "unhealthy"}, status=503)
+            return codec.make_json_response({"error": "unhealthy", "error_type": "unhealthy"}, status=503)
         return HttpResponse(b"", content_type="text/plain")

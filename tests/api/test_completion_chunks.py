@@ -41,7 +41,9 @@ class ChunkTests(SimpleTestCase):
         self.job = Job(model="prompts", inputs=HELLO)
 
     def written(self, *events: Event, kind: CompletionKind = CHAT, **options: Any) -> list[bytes]:
-        return list(completion_chunks.written(self.job, iter(events), kind=kind, after=BEGINNING, **options))
+        return list(
+            completion_chunks.write_completion_chunks(self.job, iter(events), kind=kind, after=BEGINNING, **options)
+        )
 
     def end(self, **values: Any) -> End:
         values = {"status": Status.SUCCEEDED, "output": [{"generated_text": "ab", "details": DETAILS}], **values}

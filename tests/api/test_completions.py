@@ -43,14 +43,14 @@ class ReadTests(SimpleTestCase):
     """What becomes of each field."""
 
     def parameters(self, **fields: Any) -> dict[str, Any]:
-        request = completions.chat({"model": "prompts", "messages": HELLO, **fields})
+        request = completions.read_chat({"model": "prompts", "messages": HELLO, **fields})
         parameters = dict(request.submission.parameters)
         self.assertEqual({name: parameters.pop(name) for name in OWN}, OWN)
         if not any(fields.get(name) for name in completions.LIMITS):
             self.assertEqual(parameters.pop("max_new_tokens"), CHAT_TOKENS)
         return parameters
 
-    def refused(self, document: Any, read: Any = completions.chat) -> InvalidInput:
+    def refused(self, document: Any, read: Any = completions.read_chat) -> InvalidInput:
         with self.assertRaises(InvalidInput) as caught:
             read(document)
         return caught.exception
@@ -87,13 +87,13 @@ class ReadTests(SimpleTestCase):
                 comma = "," if table else ""
                 limit = f'max_new_tokens = {{ type = "integer"{comma} {table} }}'
                 spec = parse_catalog(f'[m]\ntask = "text-generation"\nengine = "a:B"\n[m.parameters]\n{limit}\n')["m"]
-                submission = completions.chat({"messages": HELLO}, spec).submission
+                submission = completions.read_chat({"messages": HELLO}, spec).submission
                 self.assertEqual(submission.parameters.get("max_new_tokens"), expected)
                 validated = validate_parameters(spec, submission.parameters)
                 self.assertEqual(validated["max_new_tokens"], expected or 2000)
 
     def test_a_text_without_a_limit_has_the_model_s_own(self) -> None:
-        submission = completions.text({"model": "prompts", "prompt": "hello"}).submission
+        submission = completions.read_text_completion({"model": "prompts", "prompt": "hello"}).submission
         self.assertEqual(submission.parameters, OWN)
 
     def test_any_number_of_tokens_may_be_requested(self) -> None:
@@ -131,7 +131,7 @@ class ReadTests(SimpleTestCase):
         self.assertEqual(self.refused(options).field, "stream_options.usage_in_each")
 
     def test_logprobs_0_of_a_text_is_refused_as_it_requests_some(self) -> None:
-        error = self.refused({"model": "prompts", "prompt": "x", "logprobs": 0}, completions.text)
+        error = self.refused({"model": "prompts", "prompt": "x", "logprobs": 0}, completions.read_text_completion)
         self.assertEqual(error.field, "logprobs")
 
     def test_the_error_of_a_misspelt_field_suggests_the_right_one(self) -> None:
@@ -149,7 +149,7 @@ class ReadTests(SimpleTestCase):
             {"role": "developer", "content": "be kind"}, {"role": "user", "content": parts, "name": "Ann"},
             {"role": "assistant", "content": "c", "refusal": None, "tool_calls": None, "annotations": [1], "audio": {}},
         ]  # fmt: skip
-        request = completions.chat({"model": "prompts", "messages": messages})
+        request = completions.read_chat({"model": "prompts", "messages": messages})
         self.assertEqual(
             request.submission.inputs,
             [
@@ -164,7 +164,7 @@ class ReadTests(SimpleTestCase):
             {"role": "assistant", "content": None, "tool_calls": []}, {"role": "assistant"}
         ]  # fmt: skip
         for message in silent:
-            request = completions.chat({"model": "prompts", "messages": [*HELLO, message, *HELLO]})
+            request = completions.read_chat({"model": "prompts", "messages": [*HELLO, message, *HELLO]})
             self.assertEqual(request.submission.inputs[1], {"role": "assistant", "content": ""})
         nothing = {"role": "user", "content": None}
         self.assertEqual(self.refused({"model": "prompts", "messages": [nothing]}).field, "messages[0].content")
@@ -192,7 +192,7 @@ class ReadTests(SimpleTestCase):
                 error = self.refused({"model": "prompts", "messages": begun, field: value})
                 self.assertEqual(error.field, field)
         text = {"model": "prompts", "prompt": "a", "continue_final_message": True}
-        self.assertEqual(self.refused(text, completions.text).field, "continue_final_message")
+        self.assertEqual(self.refused(text, completions.read_text_completion).field, "continue_final_message")
 
     def test_other_messages_are_refused_with_their_place(self) -> None:
         table: list[tuple[Any, str]] = [
@@ -217,10 +217,12 @@ class ReadTests(SimpleTestCase):
     def test_a_prompt_is_one_text(self) -> None:
         for prompt in ("a", ["a"]):
             with self.subTest(prompt):
-                self.assertEqual(completions.text({"model": "prompts", "prompt": prompt}).submission.inputs, "a")
+                self.assertEqual(
+                    completions.read_text_completion({"model": "prompts", "prompt": prompt}).submission.inputs, "a"
+                )
         for wrong in (None, ["a", "b"], [1, 2], [[1, 2]], 7):
             with self.subTest(wrong):
-                error = self.refused({"model": "prompts", "prompt": wrong}, completions.text)
+                error = self.refused({"model": "prompts", "prompt": wrong}, completions.read_text_completion)
                 self.assertEqual(error.field, "prompt")
 
     def test_the_model_is_one_that_generates(self) -> None:
@@ -228,12 +230,12 @@ class ReadTests(SimpleTestCase):
             with self.subTest(name):
                 self.assertEqual(self.refused({"model": name, "messages": HELLO}).field, "model")
         with self.assertRaises(UnknownModel):
-            completions.chat({"model": "nope", "messages": HELLO})
+            completions.read_chat({"model": "nope", "messages": HELLO})
         self.assertEqual(self.refused(["x"]).field, "body")
 
     def test_an_address_that_names_the_model_comes_before_the_body(self) -> None:
         spec: ModelSpec = spec_of("prompts")
-        self.assertIs(completions.chat({"model": "dummy", "messages": HELLO}, spec).submission.spec, spec)
+        self.assertIs(completions.read_chat({"model": "dummy", "messages": HELLO}, spec).submission.spec, spec)
 
 
 @override_settings(MODELS_FILE=MODELS_FILE)

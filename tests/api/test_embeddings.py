@@ -49,7 +49,7 @@ class ReadTests(SimpleTestCase):
 
     def refused(self, document: Any) -> InvalidInput:
         with self.assertRaises(InvalidInput) as caught:
-            embeddings.read(document)
+            embeddings.read_embeddings(document)
         return caught.exception
 
     def test_fields_become_a_job_that_shares_its_batch_whatever_form_is_requested(self) -> None:
@@ -64,7 +64,7 @@ class ReadTests(SimpleTestCase):
         ):
             for given in ("a", "", ["a", "b"]):
                 with self.subTest(fields, given=given):
-                    request = embeddings.read({"model": "vectors", "input": given, **fields})
+                    request = embeddings.read_embeddings({"model": "vectors", "input": given, **fields})
                     self.assertEqual((request.submission.inputs, request.submission.parameters), (given, parameters))
                     self.assertEqual((request.submission.spec.name, request.is_base64), ("vectors", is_base64))
 
@@ -76,7 +76,7 @@ class ReadTests(SimpleTestCase):
         self.assertFalse(other.embeds)
 
     def test_the_address_may_name_the_model(self) -> None:
-        request = embeddings.read({"input": "a", "model": "nope"}, spec_of("vectors"))
+        request = embeddings.read_embeddings({"input": "a", "model": "nope"}, spec_of("vectors"))
         self.assertEqual(request.submission.spec.name, "vectors")
 
     def test_what_cannot_be_served_is_refused_with_the_field_and_what_would_be_right(self) -> None:
@@ -104,12 +104,12 @@ class ReadTests(SimpleTestCase):
                 self.assertEqual(error.field, field)
                 self.assertIn(words, error.message)
         self.assertIn("must be a JSON object", self.refused([]).message)
-        request = embeddings.read({"model": "vectors", "input": ["a"]})
+        request = embeddings.read_embeddings({"model": "vectors", "input": ["a"]})
         later = "inputs[1]: parameters.dimensions: vectors of this model have 384 numbers"
-        self.assertEqual(request.in_words(later), "input[1]: dimensions: vectors of this model have 384 numbers")
-        self.assertEqual(request.in_words("The model failed: parameters.x"), "The model failed: parameters.x")
+        self.assertEqual(request.translate_text(later), "input[1]: dimensions: vectors of this model have 384 numbers")
+        self.assertEqual(request.translate_text("The model failed: parameters.x"), "The model failed: parameters.x")
         with self.assertRaises(UnknownModel):
-            embeddings.read({"model": "nope", "input": "a"})
+            embeddings.read_embeddings({"model": "nope", "input": "a"})
 
 
 @override_settings(MODELS_FILE=MODELS_FILE)
@@ -167,7 +167,7 @@ class AnswerTests(ApiTestCase):
         failed.status, failed.error_code = Status.FAILED, InvalidInput.code
         failed.error_detail = "inputs[1]: is no text of ours."
         for path in ADDRESSES:
-            with patch("api.views.models.run", return_value=copy.copy(failed)):
+            with patch("api.views.models.run_submission", return_value=copy.copy(failed)):
                 answer = self.post(path, {"model": "vectors", "input": ["a", "b"]})
             error = (answer.status_code, answer.json()["error"]["message"])
             self.assertEqual(error, (400, "input[1]: is no text of ours."))

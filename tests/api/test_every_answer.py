@@ -161,7 +161,7 @@ class LengthTests(ApiTestCase):
 
     @override_settings(MAX_BULK_INPUTS=3)
     def test_lines_are_counted_before_one_is_parsed(self) -> None:
-        with patch("api.requests.bulk.codec.loads") as parse:
+        with patch("api.requests.bulk.codec.parse_json") as parse:
             answer = self.post(f"{JOBS}/bulk?model=echo", b"{}\n" * 4, content_type="application/x-ndjson")
         self.assertIn("1 to 3", self.assert_problem(answer, 422, "invalid_input")["detail"])
         parse.assert_not_called()

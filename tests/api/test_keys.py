@@ -15,7 +15,7 @@ from django.utils import timezone
 
 from api.auth import keyring
 from api.errors.problems import ApiError
-from api.models import ApiKey, digest
+from api.models import ApiKey, digest_key
 from inference.broker import redis_client
 from inference.models import Job, Priority
 from inference.store import rows
@@ -41,7 +41,7 @@ def delete_elsewhere(user: User) -> None:
 class KeyTests(ApiTestCase):
     def setUp(self) -> None:
         super().setUp()
-        keyring.forget()
+        keyring.forget_key()
         self.ada = get_user_model().objects.create_user("ada")
 
     def issue(self, **fields: Any) -> tuple[ApiKey, str]:
@@ -82,7 +82,7 @@ class KeyTests(ApiTestCase):
         real = timezone.now
         with patch.object(timezone, "now", lambda: real() + datetime.timedelta(hours=2)):
             self.assertEqual(self.get(key).status_code, 200)
-        keyring.forget()
+        keyring.forget_key()
         with database_clock(7200):
             self.assert_problem(self.get(key), 401, "unauthorized")
 
@@ -98,9 +98,9 @@ class KeyTests(ApiTestCase):
 
     def test_a_remembered_key_costs_no_query(self) -> None:
         _, key = self.issue()
-        keyring.find(key)
+        keyring.find_principal(key)
         with self.assertNumQueries(0):
-            self.assertEqual(keyring.find(key).user, self.ada)
+            self.assertEqual(keyring.find_principal(key).user, self.ada)
 
     def test_the_key_of_an_owner_who_left_is_closed(self) -> None:
         _, key = self.issue()
@@ -120,13 +120,13 @@ class KeyTests(ApiTestCase):
                 )
                 self.assertEqual(Job.objects.count(), 0)
                 with self.assertRaisesRegex(ApiError, "not valid"):
-                    keyring.find(key)
+                    keyring.find_principal(key)
 
     def test_only_a_digest_is_stored(self) -> None:
         row, key = self.issue(name="ci")
         stored = " ".join(str(value) for value in ApiKey.objects.filter(pk=row.pk).values_list()[0])
         self.assertNotIn(key, stored)
-        self.assertIn(digest(key), stored)
+        self.assertIn(digest_key(key), stored)
 
     def test_use_is_noted(self) -> None:
         row, key = self.issue()
@@ -170,7 +170,7 @@ class KeyTests(ApiTestCase):
 class QuotaTests(ApiTestCase):
     def setUp(self) -> None:
         super().setUp()
-        keyring.forget()
+        keyring.forget_key()
         self.ada = get_user_model().objects.create_user("ada")
 
     def test_too_many_requests_are_429_with_the_time_to_come_back(self) -> None:
@@ -236,7 +236,7 @@ class KeyOfJobTests(StreamCase):
 
     def setUp(self) -> None:
         super().setUp()
-        keyring.forget()
+        keyring.forget_key()
         self.ada = get_user_model().objects.create_user("ada")
         self.row, self.key = ApiKey.objects.issue(owner=self.ada, name="nightly")
 
@@ -314,10 +314,10 @@ class CommandTests(ApiTestCase):
         return out.getvalue().strip()
 
     def test_the_command_prints_a_key_that_opens(self) -> None:
-        keyring.forget()
+        keyring.forget_key()
         key = self.create("ada", "--days", "1", "--rate", "100", "--max-queued", "7", "--staff", "--no-high")
         row = ApiKey.objects.get()
-        self.assertEqual(row.digest, digest(key))
+        self.assertEqual(row.digest, digest_key(key))
         self.assertEqual((row.requests_per_minute, row.max_queued, row.may_use_high), (100, 7, False))
         self.assertTrue(row.owner.is_staff)
         self.assertFalse(row.owner.has_usable_password())

@@ -153,7 +153,7 @@ class WaitForAnyTests(ApiTestCase):
 
     @override_settings(API_KEY_REQUIRED=True)
     def test_another_owner_s_job_is_as_if_it_were_not_there(self) -> None:
-        keyring.forget()
+        keyring.forget_key()
         users = get_user_model().objects
         owner = users.create_user("owner")
         job = Job.objects.create(model="echo", inputs="x", owner=owner, status=Status.SUCCEEDED, output="x")
@@ -175,7 +175,7 @@ class WaitForAnyTests(ApiTestCase):
     @override_settings(MAX_WAITING_REQUESTS=1)
     def test_who_finds_no_room_to_wait_gets_retry_after(self) -> None:
         job = self.submit()
-        with slots.take(None, 300.0):
+        with slots.take_slot(None, 300.0):
             answer = self.wait(job["id"], wait_s=300)
         self.assertEqual((answer.json()["left"], answer["Retry-After"]), (1, "1"))
 
@@ -217,7 +217,7 @@ class BulkWaitTests(ApiTestCase):
     @override_settings(MAX_WAITING_REQUESTS=1)
     def test_who_finds_no_room_to_wait_gets_retry_after(self) -> None:
         bulk = self.bulk(["a"])
-        with slots.take(None, 300.0):
+        with slots.take_slot(None, 300.0):
             answer = self.client.get(f"/v1/jobs/bulk/{bulk['id']}?wait=300")
         self.assertEqual((answer.json()["finished"], answer["Retry-After"]), (False, "1"))
 

@@ -114,7 +114,7 @@ class ErrorTests(ApiTestCase):
 
     @override_settings(API_KEY_REQUIRED=True)
     def test_keys(self) -> None:
-        keyring.forget()
+        keyring.forget_key()
         nobody = self.post(CHAT, BODY)
         self.assert_error(nobody, 401, "invalid_api_key")
         self.assertIn("Bearer", nobody["WWW-Authenticate"])

@@ -94,7 +94,7 @@ class RetryTests(ApiTestCase):
 
     @override_settings(API_KEY_REQUIRED=True)
     def test_the_new_job_belongs_to_the_old_one_s_owner_and_nobody_else_may_make_it(self) -> None:
-        keyring.forget()
+        keyring.forget_key()
         users = get_user_model().objects
         ada = users.create_user("ada")
         old = ended("lost")

@@ -11,7 +11,7 @@ from typing import Any
 
 from django.test import SimpleTestCase, override_settings
 
-from api.answers.rankings import ranking
+from api.answers.rankings import write_ranking
 from api.errors.problems import ApiError
 from api.requests.dialects import rerank
 from inference.catalog.lookup import spec_of
@@ -43,7 +43,7 @@ class ReadTests(SimpleTestCase):
 
     def refused(self, **fields: Any) -> InvalidInput:
         with self.assertRaises(InvalidInput) as caught:
-            rerank.read({**BODY, **fields})
+            rerank.read_rerank({**BODY, **fields})
         return caught.exception
 
     def test_each_text_is_a_pair_with_the_query(self) -> None:
@@ -54,7 +54,7 @@ class ReadTests(SimpleTestCase):
             ({"texts": ["a", ""]}, True),
         ):
             with self.subTest(fields):
-                request = rerank.read({"model": "ranker", "query": "q", **fields})
+                request = rerank.read_rerank({"model": "ranker", "query": "q", **fields})
                 self.assertEqual((request.submission.inputs, request.names_texts), (pairs, names_texts))
                 self.assertEqual(request.submission.parameters, {"function_to_apply": "none", "details": True})
                 self.assertEqual((request.texts, request.top_n, request.is_raw), (["a", ""], None, False))
@@ -71,15 +71,15 @@ class ReadTests(SimpleTestCase):
             ({"truncation_direction": "Right", "max_chunks_per_doc": None}, "is_raw", False),
         ):
             with self.subTest(fields):
-                self.assertEqual(getattr(rerank.read({**BODY, **fields}), name), expected)
+                self.assertEqual(getattr(rerank.read_rerank({**BODY, **fields}), name), expected)
         for priority, expected in ((0, Priority.NORMAL), (499, Priority.NORMAL), (500, Priority.LOW)):
-            self.assertEqual(rerank.read({**BODY, "priority": priority}).submission.priority, expected)
+            self.assertEqual(rerank.read_rerank({**BODY, "priority": priority}).submission.priority, expected)
 
     def test_who_names_no_model_has_the_one_that_ranks(self) -> None:
         for fields in ({}, {"model": None}, {"model": "default/not-specified"}):
-            request = rerank.read({"query": "q", "texts": ["a"], **fields})
+            request = rerank.read_rerank({"query": "q", "texts": ["a"], **fields})
             self.assertEqual(request.submission.spec.name, "ranker")
-        self.assertEqual(rerank.read({**BODY, "model": "x"}, spec_of("ranker")).submission.spec.name, "ranker")
+        self.assertEqual(rerank.read_rerank({**BODY, "model": "x"}, spec_of("ranker")).submission.spec.name, "ranker")
         for table, words in (
             ('[a]\nengine = "x:Y"\ntask = "text-ranking"\n[b]\nengine = "x:Y"\ntask = "text-ranking"\n', "one of a, b"),
             ('[a]\nengine = "x:Y"\n', "no model here answers this"),
@@ -88,7 +88,7 @@ class ReadTests(SimpleTestCase):
                 file.write(table)
                 file.flush()
                 with override_settings(MODELS_FILE=Path(file.name)), self.assertRaises(ApiError) as caught:
-                    rerank.read({"query": "q", "texts": ["a"]})
+                    rerank.read_rerank({"query": "q", "texts": ["a"]})
             self.assertIn(words, caught.exception.message)
 
     def test_what_cannot_be_served_is_refused_with_the_field_and_what_would_be_right(self) -> None:
@@ -118,7 +118,7 @@ class ReadTests(SimpleTestCase):
                 self.assertEqual(error.field, field)
                 self.assertIn(words, error.message)
         with self.assertRaises(UnknownModel):
-            rerank.read({**BODY, "model": "nope"})
+            rerank.read_rerank({**BODY, "model": "nope"})
 
 
 @override_settings(MODELS_FILE=MODELS_FILE)
@@ -140,11 +140,11 @@ class AnswerTests(ApiTestCase):
                 self.assertEqual(answer["Content-Location"], f"/v1/jobs/{job.id}/output")
 
     def test_the_tokens_that_were_read_are_counted_where_the_engine_reports_them(self) -> None:
-        request = rerank.read(BODY)
+        request = rerank.read_rerank(BODY)
         scored = [{"score": 0.5, "tokens": count} for count in (7, 8, 9)]
         usage = {"prompt_tokens": 24, "total_tokens": 24}
-        self.assertEqual(json.loads(ranking(Job(output=scored), request))["usage"], usage)
-        self.assertNotIn("usage", json.loads(ranking(Job(output=[*scored[:2], {"score": 0.5}]), request)))
+        self.assertEqual(json.loads(write_ranking(Job(output=scored), request))["usage"], usage)
+        self.assertNotIn("usage", json.loads(write_ranking(Job(output=[*scored[:2], {"score": 0.5}]), request)))
 
     def test_texts_are_ranked_in_a_list(self) -> None:
         for path in ("/rerank", "/v1/models/ranker/rerank"):
@@ -163,13 +163,15 @@ class AnswerTests(ApiTestCase):
 
     def test_a_score_may_be_a_whole_number(self) -> None:
         job = Job(output=[{"score": 0}, {"score": 1}, {"score": -1.0}])
-        scores = [each["relevance_score"] for each in json.loads(ranking(job, rerank.read(BODY)))["results"]]
+        scores = [
+            each["relevance_score"] for each in json.loads(write_ranking(job, rerank.read_rerank(BODY)))["results"]
+        ]
         self.assertEqual(scores, [sigmoid(1), 0.5, sigmoid(-1)])
 
     def test_no_logit_is_too_large(self) -> None:
-        request = rerank.read(BODY)
+        request = rerank.read_rerank(BODY)
         job = Job(output=[{"score": -1e4}, {"score": 1e4}, {"score": 0.0}])
-        scores = [each["relevance_score"] for each in json.loads(ranking(job, request))["results"]]
+        scores = [each["relevance_score"] for each in json.loads(write_ranking(job, request))["results"]]
         self.assertEqual(scores, [1.0, 0.5, 0.0])
 
     def test_problems_are_shown_where_each_client_looks(self) -> None:

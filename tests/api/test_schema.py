@@ -117,9 +117,9 @@ class SchemaTests(ApiTestCase):
 def form_of(path: str) -> tuple[str, str]:
     """Return the media type, and the component, of the problems of an address."""
     request = RequestFactory().get(path)
-    if openai.speaks(request):
+    if openai.is_client_request(request):
         return "application/json", "OpenAIProblemShown"
-    if cohere_tei.speaks(request):
+    if cohere_tei.is_client_request(request):
         return "application/json", "RetrievalProblemShown"
     return "application/json" if problems.COMPLETING.match(path) else problems.CONTENT_TYPE, "ProblemShown"
 

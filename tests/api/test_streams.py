@@ -372,7 +372,7 @@ class InsideTests(StreamCase):
 class WhoTests(StreamCase):
     def setUp(self) -> None:
         super().setUp()
-        keyring.forget()
+        keyring.forget_key()
 
     def key_of(self, name: str, **fields: Any) -> dict[str, str]:
         user = get_user_model().objects.create_user(name, **fields)

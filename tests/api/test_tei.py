@@ -15,7 +15,7 @@ from django.test import SimpleTestCase, override_settings
 
 from api.errors.problems import ApiError
 from api.requests.dialects import base
-from api.requests.dialects.base import default_of
+from api.requests.dialects.base import find_default_model
 from api.requests.dialects.tei import read_embed, read_predict, read_similarity
 from inference.catalog.lookup import spec_of
 from inference.catalog.parameters import ParameterSpec
@@ -109,12 +109,12 @@ class ReadTests(SimpleTestCase):
         two = {"vectors": vectors, "other": other}
         message = r'one of vectors, other, or have one marked with default_for = \["embed"'
         with patch.object(base, "models", return_value=two), self.assertRaisesRegex(ApiError, message):
-            default_of("embed")
+            find_default_model("embed")
         marked = dataclasses.replace(other, default_for=("embed",))
         with patch.object(base, "models", return_value={"vectors": vectors, "other": marked}):
-            self.assertIs(default_of("embed"), marked)
+            self.assertIs(find_default_model("embed"), marked)
             with self.assertRaisesRegex(ApiError, "no model here answers this") as refused:
-                default_of("predict")
+                find_default_model("predict")
         self.assertEqual(refused.exception.code, "bad_request")
 
 
@@ -188,7 +188,7 @@ class AnswerTests(ApiTestCase):
                 self.assertEqual((answer.status_code, answer.json()["error_type"]), (status, kind))
                 self.assertEqual(answer["Content-Type"], "application/json")
         for code, status in (("queue_full", 429), ("overloaded", 429), ("bad_output", 424), ("not_finished", 504)):
-            with patch("api.views.models.run", side_effect=ApiError("told", code)):
+            with patch("api.views.models.run_submission", side_effect=ApiError("told", code)):
                 answers = [self.post("/embed", {"inputs": "a"}), self.post("/rerank", {"query": "a", "texts": ["b"]})]
             for answer in answers:
                 self.assertEqual((answer.status_code, answer.json()["error"]), (status, "told"))

@@ -12,7 +12,7 @@ from django.test import override_settings
 
 from api.models import ApiKey
 from api.server import upload_limit
-from api.server.body_reader import WholeBodies
+from api.server.body_reader import BodyReader
 from inference.models import Job
 from inference.store import connections
 from tests.api.base import ApiTestCase
@@ -40,7 +40,7 @@ class UnreadBodyTests(ApiTestCase):
         }  # fmt: skip
         given_back = patch.object(connections, "release_connection", lambda: self.events.append("given back"))
         with given_back, connection.execute_wrapper(self.record_statement):
-            WholeBodies(WSGIHandler())(environ, self.start)
+            BodyReader(WSGIHandler())(environ, self.start)
 
     def start(self, status: str, headers: Any) -> None:
         self.status = status
@@ -73,7 +73,7 @@ class UnreadBodyTests(ApiTestCase):
         answer = Answer()
         stream = type("Stream", (), {"read": staticmethod(read)})
         with self.assertRaises(ConnectionResetError):
-            WholeBodies(lambda *_: answer)({"wsgi.input": stream, "CONTENT_LENGTH": "10"}, lambda *_: None)
+            BodyReader(lambda *_: answer)({"wsgi.input": stream, "CONTENT_LENGTH": "10"}, lambda *_: None)
         self.assertTrue(answer.is_closed)
 
     def test_without_room_for_another_read_nothing_is_read_and_the_request_is_refused(self) -> None:

@@ -12,9 +12,9 @@ from django.urls import reverse
 from django.utils import timezone
 
 from api import usage as usage_module
-from api.auth import keyring, principal_of
+from api.auth import find_principal, keyring
 from api.models import ApiKey, KeyUse
-from api.usage import Usage, usage
+from api.usage import UsageCounter, usage
 from inference import clock
 from tests.conditions import ago
 
@@ -26,8 +26,8 @@ class UsageTests(TestCase):
         self.owner = get_user_model().objects.create_superuser("owner")
         self.key, self.secret = ApiKey.objects.issue(owner=self.owner, name="first")
         self.other = ApiKey.objects.issue(owner=self.owner, name="second")[0]
-        keyring.forget()
-        self.usage = Usage()
+        keyring.forget_key()
+        self.usage = UsageCounter()
         self.enterContext(patch.object(usage_module, "EVERY_S", 0.0))
 
     def used(self) -> dict[int, int]:
@@ -36,15 +36,15 @@ class UsageTests(TestCase):
     def test_each_request_with_a_key_counts(self) -> None:
         usage.write_if_due()
         for _ in range(3):
-            principal_of(f"Bearer {self.secret}")
-        keyring.forget()
+            find_principal(f"Bearer {self.secret}")
+        keyring.forget_key()
         usage.write_if_due()
         self.assertEqual(self.used(), {self.key.pk: 3})
 
     def test_processes_add_up(self) -> None:
-        for writer in (Usage(), Usage()):
+        for writer in (UsageCounter(), UsageCounter()):
             for _ in range(5):
-                writer.count(self.key.pk)
+                writer.count_request(self.key.pk)
             writer.write_if_due()
             writer.write_if_due()
         self.assertEqual(self.used(), {self.key.pk: 10})
@@ -53,14 +53,14 @@ class UsageTests(TestCase):
         hour = ago().replace(minute=0, second=0, microsecond=0)
         KeyUse.objects.create(key=self.key, hour=hour, requests=7)
         real = timezone.now
-        self.usage.count(self.other.pk)
+        self.usage.count_request(self.other.pk)
         with patch.object(timezone, "now", lambda: real() + 2 * usage_module.KEPT):
             self.usage.write_if_due()
         self.assertEqual(self.used()[self.key.pk], 7)
 
     def test_a_round_is_bounded_and_loses_nobody(self) -> None:
-        self.usage.count(self.key.pk)
-        self.usage.count(self.other.pk)
+        self.usage.count_request(self.key.pk)
+        self.usage.count_request(self.other.pk)
         with patch.object(usage_module, "MOST", 1):
             self.usage.write_if_due()
             self.assertEqual(len(self.used()), 1)
@@ -68,17 +68,20 @@ class UsageTests(TestCase):
         self.assertEqual(self.used(), {self.key.pk: 1, self.other.pk: 1})
 
     def test_a_database_that_is_away_and_a_key_that_is_gone_keep_nobody_out(self) -> None:
-        self.usage.count(self.key.pk)
-        with patch.object(Usage, "write", side_effect=OperationalError), self.assertLogs("api.usage", "WARNING"):
+        self.usage.count_request(self.key.pk)
+        with (
+            patch.object(UsageCounter, "write_counts", side_effect=OperationalError),
+            self.assertLogs("api.usage", "WARNING"),
+        ):
             self.usage.write_if_due()
-        self.usage.count(987_654)
+        self.usage.count_request(987_654)
         self.usage.write_if_due()
         self.assertEqual(self.used(), {})
 
     def test_rows_are_kept_for_a_month(self) -> None:
         old = ago() - usage_module.KEPT - datetime.timedelta(hours=2)
         KeyUse.objects.create(key=self.key, hour=old, requests=9)
-        self.usage.count(self.key.pk)
+        self.usage.count_request(self.key.pk)
         self.usage.write_if_due()
         self.assertEqual(self.used(), {self.key.pk: 1})
 

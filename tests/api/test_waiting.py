@@ -10,7 +10,7 @@ from django.test import SimpleTestCase, override_settings
 
 from api.auth import keyring
 from api.models import ApiKey
-from api.server.wait_slots import Slots, slots
+from api.server.wait_slots import WaitSlots, slots
 from tests import echo
 from tests.api.base import ApiTestCase
 from tests.conditions import PATIENCE_S
@@ -19,11 +19,11 @@ from tests.conditions import PATIENCE_S
 @override_settings(MAX_WAITING_REQUESTS=16, API_KEY_REQUIRED=True)
 class SlotTests(SimpleTestCase):
     def setUp(self) -> None:
-        self.slots = Slots()
+        self.slots = WaitSlots()
         self.stack = self.enterContext(contextlib.ExitStack())
 
     def granted(self, principal: str, requests: int) -> int:
-        return sum(self.stack.enter_context(self.slots.take(principal, 5.0)) > 0 for _ in range(requests))
+        return sum(self.stack.enter_context(self.slots.take_slot(principal, 5.0)) > 0 for _ in range(requests))
 
     def test_one_principal_takes_half_and_each_newcomer_finds_room(self) -> None:
         self.assertEqual([self.granted(name, 100) for name in "abcd"], [8, 4, 2, 1])
@@ -39,7 +39,7 @@ class SlotTests(SimpleTestCase):
 
     def test_who_does_not_wait_needs_no_room(self) -> None:
         self.granted("a", 100)
-        with self.slots.take("a", 0.0) as granted_s:
+        with self.slots.take_slot("a", 0.0) as granted_s:
             self.assertEqual(granted_s, 0.0)
 
 
@@ -47,7 +47,7 @@ class SlotTests(SimpleTestCase):
 class ShareTests(ApiTestCase):
     def setUp(self) -> None:
         super().setUp()
-        keyring.forget()
+        keyring.forget_key()
 
     def key_of(self, name: str) -> dict[str, str]:
         user, _ = get_user_model().objects.get_or_create(username=name)
@@ -59,7 +59,7 @@ class ShareTests(ApiTestCase):
         run, body = f"/v1/models/echo?timeout={PATIENCE_S:g}", {"inputs": "x"}
         with contextlib.ExitStack() as polls:
             for _ in range(50):
-                polls.enter_context(slots.take(owner.pk, 300.0))
+                polls.enter_context(slots.take_slot(owner.pk, 300.0))
             self.idle_worker()
             for headers in (noisy, again):
                 problem = self.assert_problem(self.post(run, body, headers=headers), 504, "not_finished")

@@ -52,7 +52,7 @@ BODIES = {
 class IdentityTests(ApiTestCase):
     def setUp(self) -> None:
         super().setUp()
-        keyring.forget()
+        keyring.forget_key()
         users = get_user_model().objects
         self.owner = users.create_user("owner")
         operator = users.create_user("operator", is_staff=True)

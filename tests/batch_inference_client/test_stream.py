@@ -95,7 +95,7 @@ class StreamTests(StreamCase):
 
     def test_characters_that_end_lines_elsewhere_are_text(self) -> None:
         text = "a\u2028b\x85c\u2029"
-        body = b"event: delta\nid: 1-a\ndata: " + codec.dumps({"token": {"text": text}}) + b"\n\n"
+        body = b"event: delta\nid: 1-a\ndata: " + codec.write_json({"token": {"text": text}}) + b"\n\n"
         self.assertEqual([event and event.text for event in sse.events([body])], [text])
 
     def test_events_are_found_however_the_bytes_come(self) -> None:

@@ -228,10 +228,10 @@ class TestJobPages(AdminCase):
     def test_a_request_s_id_that_looks_like_a_job_s_is_found_too(self) -> None:
         """Those that the service makes do."""
         job = make_job()
-        for request in (request_id.begin(None), str(uuid.uuid4()), "deadbeef", "0123456789"):
+        for request in (request_id.begin_request(None), str(uuid.uuid4()), "deadbeef", "0123456789"):
             expected = make_job(request_id=request)
             self.assertEqual(self.listed(q=request), [expected])
-        request_id.end()
+        request_id.end_request()
         for end in (str(job.pk), job.pk.hex, job.pk.hex[-8:]):
             make_job(request_id=end)
             self.assertEqual(self.listed(q=end), [job], "no client hides a job")

@@ -27,14 +27,14 @@ class DialectRequest:
     words: Mapping[str, str]  # the client's name, by the beginning of a message that it replaces
 
     @contextlib.contextmanager
-    def in_its_words(self) -> Iterator[None]:
+    def translate_errors(self) -> Iterator[None]:
         """Raise each `InvalidInput` of the block again, with the client's name of the input or parameter."""
         try:
             yield
         except InvalidInput as error:
-            raise type(error)(self.in_words(error.message), field=self.in_words(error.field)) from None
+            raise type(error)(self.translate_text(error.message), field=self.translate_text(error.field)) from None
 
-    def in_words(self, text: str) -> str:
+    def translate_text(self, text: str) -> str:
         """Return a message or field of this service with the client's names.
 
         A name is replaced at the beginning, and after the place of an input, such as `inputs[3]: `.
@@ -49,7 +49,7 @@ class DialectRequest:
         return self.words[ours] + text[len(ours) :] if ours else text
 
 
-def fields_of(document: Any) -> dict[str, Any]:
+def read_fields(document: Any) -> dict[str, Any]:
     """Return the fields of a body that are not null: some clients send all the fields they know.
 
     Raises `InvalidInput` if the body is not a JSON object.
@@ -59,7 +59,7 @@ def fields_of(document: Any) -> dict[str, Any]:
     return {name: value for name, value in document.items() if value is not None}
 
 
-def model_of(fields: Mapping[str, Any]) -> ModelSpec:
+def find_model(fields: Mapping[str, Any]) -> ModelSpec:
     """Return the model that a body names. Raises `InvalidInput`, `UnknownModel`."""
     name = fields.get("model")
     if not isinstance(name, str):
@@ -67,7 +67,7 @@ def model_of(fields: Mapping[str, Any]) -> ModelSpec:
     return spec_of(name)
 
 
-def default_of(kind: str) -> ModelSpec:
+def find_default_model(kind: str) -> ModelSpec:
     """Return the model for a kind of request that names none: the only one, or the one that is marked.
 
     Raises `ApiError` if there is none, or if there are several.
@@ -81,7 +81,7 @@ def default_of(kind: str) -> ModelSpec:
     return marked[0]
 
 
-def flag(fields: Mapping[str, Any], name: str, where: str = "", *, default: bool = False) -> bool:
+def read_flag(fields: Mapping[str, Any], name: str, where: str = "", *, default: bool = False) -> bool:
     """Return a field that is true or false, or `default` if it is missing.
 
     `where` stands before the field's name in an error. Raises `InvalidInput`.
@@ -94,7 +94,7 @@ def flag(fields: Mapping[str, Any], name: str, where: str = "", *, default: bool
     return value
 
 
-def refuse_others(
+def refuse_unknown_fields(
     fields: Mapping[str, Any],
     known: Collection[str],
     neutral: Neutral = OPENAI,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from api.requests.dialects.base import DialectRequest, fields_of, model_of, refuse_others
-from api.requests.dialects.embeddings import OWN, input_type_of, require_embeds
+from api.requests.dialects.base import DialectRequest, find_model, read_fields, refuse_unknown_fields
+from api.requests.dialects.embeddings import OWN, require_embeds, translate_input_type
 from inference.catalog.neutral_values import Neutral
 from inference.errors import InvalidInput
 from inference.submission.submissions import Submission
@@ -23,18 +23,18 @@ class EmbedRequest(DialectRequest):
     forms: tuple[str, ...]  # values of FORMS that were asked for; empty if the client leaves the form to the server
 
 
-def read(document: Any) -> EmbedRequest:
+def read_embed(document: Any) -> EmbedRequest:
     """Read a body. Raises `InvalidInput`, `UnknownModel`."""
-    fields = fields_of(document)
-    spec = model_of(fields)
+    fields = read_fields(document)
+    spec = find_model(fields)
     require_embeds(spec)
-    refuse_others(fields, FIELDS, NEUTRAL, ignored=())
+    refuse_unknown_fields(fields, FIELDS, NEUTRAL, ignored=())
     texts = fields.get("texts")
     if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):
         raise InvalidInput("texts: must be a list of one text or more.", field="texts")
     parameters = {**OWN, **_cut(fields.get("truncate", CUT))}
     if (kind := fields.get("input_type")) is not None:
-        parameters["input_type"] = input_type_of(kind)
+        parameters["input_type"] = translate_input_type(kind)
     if (count := fields.get("output_dimension")) is not None:
         parameters["dimensions"] = count
     return EmbedRequest(

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from api.requests.dialects.base import DialectRequest, fields_of, flag, model_of, refuse_others
+from api.requests.dialects.base import DialectRequest, find_model, read_fields, read_flag, refuse_unknown_fields
 from inference.catalog import tasks, wording
 from inference.catalog.neutral_values import OPENAI, is_neutral
 from inference.catalog.sizes.lengths import CHAT_TOKENS
@@ -33,22 +33,22 @@ class Completion(DialectRequest):
     include_usage: bool  # the counts of tokens, at the end of the stream
 
 
-def chat(document: Any, spec: ModelSpec | None = None) -> Completion:
+def read_chat(document: Any, spec: ModelSpec | None = None) -> Completion:
     """Read a request to answer a chat.
 
     `spec` is the model that the address names. Without it the body names the model. Raises `InvalidInput`,
     `UnknownModel`.
     """
-    given = fields_of(document)
+    given = read_fields(document)
     inputs = [_message(*numbered) for numbered in enumerate(_messages(given))]
     turn = _turn(given, inputs[-1]["role"])
     rest = {name: value for name, value in given.items() if name not in TURN}
     return _completion(rest, spec, "messages", inputs, own=turn, most_tokens=CHAT_TOKENS)
 
 
-def text(document: Any, spec: ModelSpec | None = None) -> Completion:
-    """Read a request to continue a text. `spec` and the errors are those of `chat`."""
-    given = fields_of(document)
+def read_text_completion(document: Any, spec: ModelSpec | None = None) -> Completion:
+    """Read a request to continue a text. `spec` and the errors are those of `read_chat`."""
+    given = read_fields(document)
     return _completion(given, spec, "prompt", _prompt(given))
 
 
@@ -57,7 +57,7 @@ def _turn(given: dict[str, Any], last_role: str) -> dict[str, bool]:
 
     The model's own pipeline would always continue a last message of the assistant.
     """
-    goes_on, answers = (flag(given, name, default=default) for name, default in TURN.items())
+    goes_on, answers = (read_flag(given, name, default=default) for name, default in TURN.items())
     if goes_on and answers:
         message = (
             "continue_final_message: send add_generation_prompt: false with it, as a new message is begun otherwise."
@@ -83,7 +83,7 @@ def _completion(
     `own` are parameters beside those of the body. `most_tokens` is how many tokens may be generated where neither the
     request nor the model's table of parameters says how many.
     """
-    spec = spec or model_of(given)
+    spec = spec or find_model(given)
     if not tasks.find_task(spec.task).generates:
         message = f"model: {spec.name!r} does not generate text: post to /v1/models/{spec.name}."
         raise InvalidInput(message, field="model")
@@ -96,7 +96,7 @@ def _completion(
             spec=spec, inputs=inputs, parameters={**_limited(spec, _parameters(spec, rest), most_tokens), **own}
         ),
         words={**renamed, "parameters.": "", "inputs": field},
-        is_streamed=flag(given, "stream"),
+        is_streamed=read_flag(given, "stream"),
         include_usage=_includes_usage(given.get("stream_options", {})),
     )
 
@@ -105,13 +105,13 @@ def _includes_usage(options: Any) -> bool:
     if not isinstance(options, dict):
         raise InvalidInput("stream_options: must be an object.", field="stream_options")
     _refuse_others("stream_options", options, STREAM_OPTIONS)
-    return flag(options, "include_usage", "stream_options.")
+    return read_flag(options, "include_usage", "stream_options.")
 
 
 def _parameters(spec: ModelSpec, rest: dict[str, Any]) -> dict[str, Any]:
     """Return the parameters that the body gives: the model's own may stand beside OpenAI's."""
     known = {**RENAMED, **{name: name for name in spec.parameters if name not in OWN and name not in TURN}}
-    refuse_others(rest, known)
+    refuse_unknown_fields(rest, known)
     parameters = {known[name]: value for name, value in rest.items() if name in known}
     return {**OWN, **_sampled(spec, _stopped(parameters))}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from api.requests.dialects.base import DialectRequest, fields_of, model_of, refuse_others
+from api.requests.dialects.base import DialectRequest, find_model, read_fields, refuse_unknown_fields
 from inference.catalog.neutral_values import Neutral, is_neutral
 from inference.catalog.specs import ModelSpec
 from inference.errors import InvalidInput
@@ -29,23 +29,23 @@ class EmbeddingRequest(DialectRequest):
     is_base64: bool
 
 
-def read(document: Any, spec: ModelSpec | None = None) -> EmbeddingRequest:
+def read_embeddings(document: Any, spec: ModelSpec | None = None) -> EmbeddingRequest:
     """Read a body.
 
     `spec` is the model that the address names. Without it the body names the model. Raises `InvalidInput`,
     `UnknownModel`.
     """
-    fields = fields_of(document)
-    spec = spec or model_of(fields)
+    fields = read_fields(document)
+    spec = spec or find_model(fields)
     require_embeds(spec)
-    refuse_others(fields, FIELDS)
+    refuse_unknown_fields(fields, FIELDS)
     encoding = fields.get("encoding_format", FORMATS[0])
     if encoding not in FORMATS:
         raise InvalidInput(f"encoding_format: must be one of {', '.join(FORMATS)}.", field="encoding_format")
     count, kind, prompt = (fields.get(name) for name in ("dimensions", "input_type", "prompt_name"))
     values = {
         "dimensions": None if is_neutral(NEUTRAL, "dimensions", count) else count,
-        "input_type": input_type_of(kind),
+        "input_type": translate_input_type(kind),
         "prompt_name": prompt,
     }
     parameters = {**OWN, **{name: value for name, value in values.items() if value is not None}}
@@ -75,7 +75,7 @@ def require_texts(where: str, texts: list[Any]) -> None:
         raise InvalidInput(f"{where}: {reason}", field=where)
 
 
-def input_type_of(given: Any) -> Any:
+def translate_input_type(given: Any) -> Any:
     """Return this service's name of an input type. A value that is no other server's name is returned as it is."""
     return INPUT_TYPES.get(given, given) if isinstance(given, str) else given
 

@@ -9,7 +9,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from api.requests.dialects.base import DialectRequest, default_of, fields_of, flag, model_of, refuse_others
+from api.requests.dialects.base import (
+    DialectRequest,
+    find_default_model,
+    find_model,
+    read_fields,
+    read_flag,
+    refuse_unknown_fields,
+)
 from inference.catalog import tasks
 from inference.catalog.neutral_values import Neutral
 from inference.catalog.specs import ModelSpec
@@ -43,18 +50,18 @@ class RerankRequest(DialectRequest):
     is_raw: bool  # True if the client asks for logits, False if for scores from 0 to 1
 
 
-def read(document: Any, spec: ModelSpec | None = None) -> RerankRequest:
+def read_rerank(document: Any, spec: ModelSpec | None = None) -> RerankRequest:
     """Read a body.
 
     `spec` is the model that the address names. Without it the body names the model, or the default model that ranks
     is taken. Raises `InvalidInput`, `UnknownModel`.
     """
-    fields = _renamed(fields_of(document))
+    fields = _renamed(read_fields(document))
     spec = spec or _model(fields)
     if not tasks.find_task(spec.task).ranks:
         message = f'model: {spec.name!r} does not rank texts, which a model with task = "{tasks.RANKING}" does.'
         raise InvalidInput(message, field="model")
-    refuse_others(fields, FIELDS, NEUTRAL, ignored=())
+    refuse_unknown_fields(fields, FIELDS, NEUTRAL, ignored=())
     name = TEXTS if TEXTS in fields else DOCUMENTS
     texts = [_text(f"{name}[{index}]", text) for index, text in enumerate(_list(name, fields.get(name)))]
     query = fields.get("query")
@@ -72,8 +79,8 @@ def read(document: Any, spec: ModelSpec | None = None) -> RerankRequest:
         texts=texts,
         names_texts=name == TEXTS,
         top_n=_count(fields.get("top_n")),
-        returns_texts=flag(fields, "return_text") | flag(fields, "return_documents"),
-        is_raw=flag(fields, "raw_scores"),
+        returns_texts=read_flag(fields, "return_text") | read_flag(fields, "return_documents"),
+        is_raw=read_flag(fields, "raw_scores"),
     )  # fmt: skip
 
 
@@ -85,7 +92,7 @@ def _renamed(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _model(fields: Mapping[str, Any]) -> ModelSpec:
-    return default_of("rerank") if fields.get("model", ANY_MODEL) == ANY_MODEL else model_of(fields)
+    return find_default_model("rerank") if fields.get("model", ANY_MODEL) == ANY_MODEL else find_model(fields)
 
 
 def _list(name: str, texts: Any) -> list[Any]:

@@ -10,7 +10,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from api.errors.problems import ApiError
-from api.requests.dialects.base import DialectRequest, default_of, fields_of, flag, model_of, refuse_others
+from api.requests.dialects.base import (
+    DialectRequest,
+    find_default_model,
+    find_model,
+    read_fields,
+    read_flag,
+    refuse_unknown_fields,
+)
 from api.requests.dialects.embeddings import OWN, require_texts
 from inference.catalog.neutral_values import CUT, is_neutral
 from inference.catalog.specs import ModelSpec
@@ -59,11 +66,11 @@ def read_similarity(document: Any, spec: ModelSpec | None = None) -> DialectRequ
     given = fields.get("parameters", {})
     if not isinstance(given, dict):
         raise InvalidInput("parameters: must be an object.", field="parameters")
-    refuse_others(given, TOKENIZER_SETTINGS, CUT, ignored=(), where="parameters.")
-    return similarity_of(spec, fields.get("inputs"), _settings(given, TOKENIZER_SETTINGS))
+    refuse_unknown_fields(given, TOKENIZER_SETTINGS, CUT, ignored=(), where="parameters.")
+    return make_similarity(spec, fields.get("inputs"), _settings(given, TOKENIZER_SETTINGS))
 
 
-def similarity_of(spec: ModelSpec, inputs: Any, parameters: Mapping[str, Any]) -> DialectRequest:
+def make_similarity(spec: ModelSpec, inputs: Any, parameters: Mapping[str, Any]) -> DialectRequest:
     """Make a request from {"source_sentence", "sentences"}. Raises `InvalidInput`."""
     match inputs:
         case {"source_sentence": str(source), "sentences": list(sentences)} if len(inputs) == 2:
@@ -85,7 +92,7 @@ def read_predict(document: Any, spec: ModelSpec | None = None) -> PredictRequest
     given: Any = fields.get("inputs")
     is_batch = isinstance(given, list) and any(isinstance(each, list) for each in given)
     parts = {f"inputs[{place}]": each for place, each in enumerate(given)} if is_batch else {"inputs": given}
-    scores = {"function_to_apply": "none"} if flag(fields, "raw_scores") else {}
+    scores = {"function_to_apply": "none"} if read_flag(fields, "raw_scores") else {}
     _require_room(spec, list(parts))
     most = spec.parameters["top_k"].max if "top_k" in spec.parameters else None
     parameters = {**scores, **({"top_k": int(most)} if most else {})}  # as many labels as the model allows
@@ -99,12 +106,12 @@ def read_predict(document: Any, spec: ModelSpec | None = None) -> PredictRequest
 def _begin(
     document: Any, spec: ModelSpec | None, kind: str, known: tuple[str, ...]
 ) -> tuple[dict[str, Any], ModelSpec]:
-    fields = fields_of(document)
-    spec = spec or (model_of(fields) if "model" in fields else default_of(kind))
+    fields = read_fields(document)
+    spec = spec or (find_model(fields) if "model" in fields else find_default_model(kind))
     if kind not in spec.kinds:
         message = f"model: {spec.name!r} does not answer this: post to /v1/models/{spec.name}."
         raise InvalidInput(message, field="model")
-    refuse_others(fields, ("model", *known), CUT, ignored=())
+    refuse_unknown_fields(fields, ("model", *known), CUT, ignored=())
     return fields, spec
 
 

@@ -65,11 +65,11 @@ class MadeUpTaskTests(SimpleTestCase):
 
     def test_clients_send_bytes_and_parameters_at_the_root_and_get_its_shape(self) -> None:
         for spec in self.specs.values():
-            call, _ = huggingface.read(spec, b"film", "video/mp4")
+            call, _ = huggingface.read_request(spec, b"film", "video/mp4")
             self.assertEqual(call.inputs, base64.b64encode(b"film").decode())
-            call, _ = huggingface.read(spec, b'{"inputs": "film", "speakers": 1}', "application/json")
+            call, _ = huggingface.read_request(spec, b'{"inputs": "film", "speakers": 1}', "application/json")
             self.assertEqual(call.parameters, {"speakers": 1})
-            answer = huggingface.shape(spec.task, {"labels": ["a"], "scores": [1.0]}, size=1)
+            answer = huggingface.shape_output(spec.task, {"labels": ["a"], "scores": [1.0]}, size=1)
             self.assertEqual(answer, [{"label": "a", "score": 1.0}])
 
     def test_it_is_served_measured_and_shown(self) -> None:
@@ -87,9 +87,9 @@ class ShapeTests(SimpleTestCase):
             {"label": "sky", "score": None, "mask": "x"},
             {"label": "sea", "score": 0.5, "mask": "y"},
         ]
-        shown = huggingface.shape("image-segmentation", [segments, segments], size=2)
+        shown = huggingface.shape_output("image-segmentation", [segments, segments], size=2)
         self.assertEqual([each["score"] for each in shown[0]], [1.0, 0.5])
-        self.assertEqual(shown[0], huggingface.shape("image-segmentation", segments, size=1))
+        self.assertEqual(shown[0], huggingface.shape_output("image-segmentation", segments, size=1))
         self.assertIsNone(segments[0]["score"])
 
 

@@ -10,7 +10,7 @@ from django.test import TransactionTestCase, override_settings
 from django.utils import timezone
 
 from api.auth import Principal
-from api.views.base import visible_job
+from api.views.base import get_visible_job
 from inference import errors
 from inference.broker import publisher
 from inference.catalog.lookup import spec_of
@@ -146,10 +146,10 @@ class JobsTests(TransactionTestCase):
     def test_an_unknown_job_and_another_owners_job_are_the_same(self) -> None:
         owner, other = (get_user_model().objects.create(username=name) for name in ("a", "b"))
         job = Job.objects.create(model=MODEL, inputs="x", owner=owner)
-        self.assertEqual(visible_job(Principal(user=owner), str(job.pk)), job)
+        self.assertEqual(get_visible_job(Principal(user=owner), str(job.pk)), job)
         for job_id, who in ((job.pk, other), (uuid4(), owner)):
             with self.assertRaisesRegex(errors.JobNotFound, f"There is no job {job_id}"):
-                visible_job(Principal(user=who), str(job_id))
+                get_visible_job(Principal(user=who), str(job_id))
 
     def test_cancelling_is_idempotent_and_leaves_finished_jobs_alone(self) -> None:
         job = jobs.submit(Submission(spec=SPEC, inputs="x"))

@@ -320,7 +320,7 @@ class RecordTests(TransactionTestCase):
         job = Job(model="m", inputs="text")
         run_batch({"m": Answers({"text": deep})}, job)
         self.assertEqual(job.output, deep)
-        codec.dumps({"results": [{"output": job.output}]})
+        codec.write_json({"results": [{"output": job.output}]})
 
     def test_what_only_the_database_refuses_fails_alone(self) -> None:
         with patch.object(engine_calls, "to_json", lambda answer: answer):
