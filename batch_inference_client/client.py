@@ -20,10 +20,10 @@ from batch_inference_client import stream
 from batch_inference_client.errors import ClientError, JobError
 from batch_inference_client.futures import JobFuture
 from batch_inference_client.http import Http
-from batch_inference_client.mapping import Answer, Map, encode
+from batch_inference_client.mapping import Answer, Map, encode_inputs
 from batch_inference_client.progress import Bar
 from batch_inference_client.retrieval import Retrieval
-from batch_inference_client.service import Document, Service, StreamEvent, patiently
+from batch_inference_client.service import Document, Service, StreamEvent, retry_while_passing
 from batch_inference_client.watch import Watch
 
 T = TypeVar("T")
@@ -120,7 +120,7 @@ class BaseClient(Retrieval):
         it again with the same name, inputs, `parameters` and `in_flight`, and no input runs twice while the jobs are
         kept. Raises `ClientError`.
         """
-        encoded = (encode(value, parameters) for value in inputs)
+        encoded = (encode_inputs(value, parameters) for value in inputs)
         terms = {"model": model, "priority": priority, **({"expires_in": expires_in} if expires_in is not None else {})}
         batches = self.map_encoded(encoded, terms, name=name, in_flight=in_flight, ordered=ordered)
         total = len(inputs) if isinstance(inputs, Sized) else None
@@ -140,7 +140,7 @@ class BaseClient(Retrieval):
         ordered: bool = True,
         skip: int = 0,
     ) -> Iterator[list[tuple[int, Answer]]]:
-        """Do as `map` does with inputs that `encode` made, and yield batches of answers with their places.
+        """Do as `map` does with inputs that `encode_inputs` made, and yield batches of answers with their places.
 
         The first `skip` inputs are only compared with those of the earlier run.
         """
@@ -256,10 +256,10 @@ class BaseClient(Retrieval):
             left_s = max(0.0, until - time.monotonic())
             return self.service.submit(job, key=own_key, wait_s=min(wait_s, left_s), answer_s=left_s + GRACE_S)
 
-        return patiently(send, limit_s=self.patience_s, until=until)
+        return retry_while_passing(send, limit_s=self.patience_s, until=until)
 
     def _events(self, job_id: str, after: str = "") -> Iterator[StreamEvent]:
-        return stream.events(self.service, job_id, after=after, patience_s=self.patience_s)
+        return stream.follow_events(self.service, job_id, after=after, patience_s=self.patience_s)
 
     def _future(self, job: Document) -> JobFuture:
         service = self.service
@@ -284,7 +284,7 @@ class BaseClient(Retrieval):
             raise not_a_job if error.code == "bulk_not_found" else error from None
 
     def _patiently(self, call: Callable[[], T]) -> T:
-        return patiently(call, limit_s=self.patience_s)
+        return retry_while_passing(call, limit_s=self.patience_s)
 
 
 class Client(BaseClient):

@@ -24,11 +24,11 @@ INTERRUPTED = 130  # the exit code of an interrupted program, as shells have it
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    options = parser().parse_args(arguments)
+    options = make_parser().parse_args(arguments)
     logging.basicConfig(format="%(message)s")
     try:
         try:
-            return call(options)
+            return run_command(options)
         finally:
             sys.stdout.flush()
     except ClientError as error:
@@ -42,17 +42,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 1
 
 
-def call(options: argparse.Namespace) -> int:
+def run_command(options: argparse.Namespace) -> int:
     with Client(options.url, os.environ.get("INFERENCE_API_KEY", ""), patience_s=options.patience) as client:
         try:
             status: int = options.call(client, options)
             return status
         except (ClientError, TimeoutError) as error:
-            print_message(f"error: {error}{hint(client, error)}")
+            print_message(f"error: {error}{find_advice(client, error)}")
             return 1
 
 
-def parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
     found = argparse.ArgumentParser(
         prog="python -m batch_inference_client",
         description="A client of the inference service. The key is taken from the variable INFERENCE_API_KEY.",
@@ -66,7 +66,7 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("--json", action="store_true", help="the input is JSON")
     one.add_argument("--stream", action="store_true", help="print the text as it is generated, instead of the output")
     one.add_argument("--timeout", type=float, help="seconds to wait; the job goes on afterwards")
-    one.set_defaults(call=run)
+    one.set_defaults(call=run_model)
 
     many = commands.add_parser(
         "map",
@@ -89,16 +89,16 @@ def parser() -> argparse.ArgumentParser:
 
     stop = commands.add_parser("cancel", help="cancel a job, or what is left of a bulk")
     stop.add_argument("id")
-    stop.set_defaults(call=cancel)
+    stop.set_defaults(call=cancel_jobs)
     for command, patience_s in ((one, 10.0), (many, 600.0), (state, 10.0), (stop, 10.0)):
         help_text = f"seconds to try again while the service is away or full; {patience_s:g} otherwise"
         command.add_argument("--patience", type=float, default=patience_s, metavar="S", help=help_text)
     for command in (one, many):
-        command.add_argument("--parameters", type=json_object, metavar="JSON", help="what the model allows")
+        command.add_argument("--parameters", type=parse_json_object, metavar="JSON", help="what the model allows")
     return found
 
 
-def json_object(text: str) -> dict[str, Any]:
+def parse_json_object(text: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -108,7 +108,7 @@ def json_object(text: str) -> dict[str, Any]:
     return value
 
 
-def run(client: Client, options: argparse.Namespace) -> int:
+def run_model(client: Client, options: argparse.Namespace) -> int:
     inputs = options.input
     if options.json:
         try:
@@ -118,13 +118,13 @@ def run(client: Client, options: argparse.Namespace) -> int:
                 f"The input is not JSON: {error}. Leave --json out for a text.", code="invalid_json"
             ) from None
     if options.stream:
-        return stream(client, options, inputs)
+        return print_stream(client, options, inputs)
     output = client.run(options.model, inputs, parameters=options.parameters, timeout=options.timeout)
     print_line(output)
     return 0
 
 
-def stream(client: Client, options: argparse.Namespace, inputs: Any) -> int:
+def print_stream(client: Client, options: argparse.Namespace, inputs: Any) -> int:
     for event in client.stream(options.model, inputs, parameters=options.parameters):
         if event.kind == "restart":
             print_message("\nThe text begins again: another attempt generates another one.")
@@ -138,15 +138,15 @@ def map_lines(client: Client, options: argparse.Namespace) -> int:
     name = options.name or str(uuid.uuid4())
     source = sys.stdin.buffer
     failed = 0
-    with answers_file(options) as (target, written):
+    with open_answers_file(options) as (target, written):
         batches = client.map_encoded(
-            encoded(source, options.parameters), {"model": options.model, "priority": options.priority},
+            encode_lines(source, options.parameters), {"model": options.model, "priority": options.priority},
             name=name, in_flight=options.in_flight, skip=written,
         )  # fmt: skip
         try:
-            with Bar(lines_of(source), shown=True, done=written) as bar:
+            with Bar(count_lines(source), shown=True, done=written) as bar:
                 for batch in batches:
-                    target.write(b"".join(answer_line(answer) for _, answer in batch))
+                    target.write(b"".join(encode_answer(answer) for _, answer in batch))
                     target.flush()
                     bar.add(batch)
                     failed += sum(isinstance(answer, JobError) for _, answer in batch)
@@ -159,7 +159,7 @@ def map_lines(client: Client, options: argparse.Namespace) -> int:
 
 
 @contextlib.contextmanager
-def answers_file(options: argparse.Namespace) -> Iterator[tuple[IO[bytes], int]]:
+def open_answers_file(options: argparse.Namespace) -> Iterator[tuple[IO[bytes], int]]:
     """Yield the file to which answers are written, and the number of answers that are in it.
 
     A last line that was cut off is removed. Raises `ClientError` if the answers are of a run without a name, or if
@@ -169,7 +169,7 @@ def answers_file(options: argparse.Namespace) -> Iterator[tuple[IO[bytes], int]]
         yield sys.stdout.buffer, 0
         return
     with options.output.open("a+b") as file:
-        own_alone(file, options.output)
+        lock_file(file, options.output)
         file.seek(0)
         written, end = 0, 0
         for line in file:
@@ -184,7 +184,7 @@ def answers_file(options: argparse.Namespace) -> Iterator[tuple[IO[bytes], int]]
         yield file, written
 
 
-def own_alone(file: IO[bytes], path: Path) -> None:
+def lock_file(file: IO[bytes], path: Path) -> None:
     """Lock the file until it is closed.
 
     Raises `ClientError` if another program has locked it, as two programs that append would mix their answers.
@@ -197,7 +197,7 @@ def own_alone(file: IO[bytes], path: Path) -> None:
         ) from None
 
 
-def encoded(lines: Iterable[bytes], parameters: Mapping[str, Any] | None) -> Iterator[bytes | JobError]:
+def encode_lines(lines: Iterable[bytes], parameters: Mapping[str, Any] | None) -> Iterator[bytes | JobError]:
     """Yield each line as the bulk interface takes it, or in its place the `JobError` of a line that is not valid."""
     shared = b',"parameters":' + dumps(parameters) if parameters else b""
     for line in map(bytes.strip, lines):
@@ -208,25 +208,25 @@ def encoded(lines: Iterable[bytes], parameters: Mapping[str, Any] | None) -> Ite
             if not isinstance(document, dict):
                 yield b'{"inputs":' + line + shared + b"}"
             else:
-                yield with_parameters(document, parameters) if parameters else line
+                yield add_parameters(document, parameters) if parameters else line
         except (ValueError, RecursionError, ClientError) as error:
             yield JobError(f"The line is not valid JSON: {error}.", code="invalid_json")
 
 
-def with_parameters(document: dict[str, Any], parameters: Mapping[str, Any]) -> bytes:
+def add_parameters(document: dict[str, Any], parameters: Mapping[str, Any]) -> bytes:
     """Return the document of a line as JSON with these parameters. Parameters of the line itself take precedence."""
     own = document.get("parameters", {})
     return dumps({**document, "parameters": {**parameters, **own}} if isinstance(own, dict) else document)
 
 
-def answer_line(answer: Any) -> bytes:
+def encode_answer(answer: Any) -> bytes:
     if isinstance(answer, JobError):
         error = {"code": answer.code, "detail": answer.detail, "retryable": answer.retryable, "job": answer.job_id}
         return dumps({"error": error}) + b"\n"
     return dumps({"output": answer}) + b"\n"
 
 
-def lines_of(source: IO[bytes]) -> int | None:
+def count_lines(source: IO[bytes]) -> int | None:
     """Return the number of lines that are not empty, for the progress bar.
 
     It is None if stderr is no terminal, or if the lines cannot be read twice.
@@ -258,7 +258,7 @@ def show_status(client: Client, options: argparse.Namespace) -> int:
     return 0 if ready["ready"] else 1
 
 
-def cancel(client: Client, options: argparse.Namespace) -> int:
+def cancel_jobs(client: Client, options: argparse.Namespace) -> int:
     found = client.cancel(options.id)
     sys.stdout.write(f"{found['status'] if 'status' in found else found['counts']}\n")
     return 0
@@ -272,7 +272,7 @@ def print_message(text: str) -> None:
     sys.stderr.write(f"{text}\n")
 
 
-def hint(client: Client, error: Exception) -> str:
+def find_advice(client: Client, error: Exception) -> str:
     """Return advice that the service cannot give, or an empty text."""
     code = getattr(error, "code", "")
     if code == "unauthorized":

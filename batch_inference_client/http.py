@@ -67,7 +67,7 @@ class Http(Service):
             try:
                 if answer.status != STREAMED:
                     raise _error(self.url, answer, _loads(answer.read()))
-                yield from sse.events(answer.stream(sse.MOST_READ))
+                yield from sse.parse_events(answer.stream(sse.MOST_READ))
             except (ValueError, KeyError, TypeError):
                 raise _error(self.url, answer, None) from None
             finally:

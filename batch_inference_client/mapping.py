@@ -33,19 +33,19 @@ class Lines:
     start: int
     encoded: list[bytes | JobError]
 
-    def halves(self) -> tuple[Lines, Lines]:
+    def split_in_halves(self) -> tuple[Lines, Lines]:
         middle = (len(self.encoded) + 1) // 2
         return Lines(self.start, self.encoded[:middle]), Lines(self.start + middle, self.encoded[middle:])
 
 
-def encode(inputs: Any, parameters: Mapping[str, Any] | None) -> bytes | JobError:
+def encode_inputs(inputs: Any, parameters: Mapping[str, Any] | None) -> bytes | JobError:
     try:
         return dumps({"inputs": inputs, **({"parameters": parameters} if parameters else {})})
     except ClientError as error:
         return JobError(error.detail, code=error.code)
 
 
-def bulks(encoded: Iterable[bytes | JobError], most: int) -> Iterator[Lines]:
+def group_into_bulks(encoded: Iterable[bytes | JobError], most: int) -> Iterator[Lines]:
     """Yield the inputs in bulks.
 
     The bounds of the bulks depend on nothing but `most` and the inputs, or else a map could not be resumed.
@@ -90,7 +90,7 @@ class Map:
     def batches(self) -> Iterator[list[tuple[int, Answer]]]:
         """Yield answers with the places of their inputs, one or more at a time. Raises `ClientError`."""
         began_at = time.monotonic()
-        source = bulks(self.encoded, max(1, min(BULK, self.in_flight // 4)))
+        source = group_into_bulks(self.encoded, max(1, min(BULK, self.in_flight // 4)))
         self._sources = [source]
         while True:
             is_all_read = self._fill()
@@ -133,7 +133,7 @@ class Map:
             if error.code not in TOO_LARGE:
                 raise
             if len(sent) > 1:
-                self._sources.insert(0, iter(lines.halves()))
+                self._sources.insert(0, iter(lines.split_in_halves()))
                 self._waiting = None
                 return
             bulk = {"refused": [{"index": 0, "code": error.code, "detail": error.detail}]}

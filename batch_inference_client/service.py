@@ -139,7 +139,7 @@ class Pauses:
         self._pause_s = FIRST_S
 
 
-def patiently(call: Callable[[], T], *, limit_s: float, until: float = math.inf) -> T:
+def retry_while_passing(call: Callable[[], T], *, limit_s: float, until: float = math.inf) -> T:
     """Return what `call` returns. It is tried again while its error is passing.
 
     It is tried for `limit_s` since the first error, and not past `until`, a monotonic time. A first answer that never

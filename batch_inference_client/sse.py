@@ -11,7 +11,7 @@ MOST_READ = 65_536
 KINDS = ("delta", "restart", "end")
 
 
-def events(pieces: Iterable[bytes]) -> Iterator[StreamEvent | None]:
+def parse_events(pieces: Iterable[bytes]) -> Iterator[StreamEvent | None]:
     """Yield the events of a stream, and None for a sign of life of the service.
 
     Raises `ValueError` or `KeyError` for a stream that this service did not write.

@@ -9,7 +9,7 @@ from batch_inference_client.errors import ClientError, JobError
 from batch_inference_client.service import Pauses, Service, StreamEvent
 
 
-def events(service: Service, job_id: str, *, after: str, patience_s: float) -> Iterator[StreamEvent]:
+def follow_events(service: Service, job_id: str, *, after: str, patience_s: float) -> Iterator[StreamEvent]:
     """Yield the events of a job's stream, from the one after the id `after` up to its end.
 
     Raises `JobError` for a job without output, and `ClientError` after `patience_s` without a sign of life.

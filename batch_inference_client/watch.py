@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from batch_inference_client.errors import ClientError, JobError
 from batch_inference_client.futures import JobFuture
-from batch_inference_client.service import MOST_IDS, Document, Service, patiently
+from batch_inference_client.service import MOST_IDS, Document, Service, retry_while_passing
 
 logger = logging.getLogger("batch_inference_client")
 
@@ -69,7 +69,7 @@ class Watch:
     def _run(self, place: int) -> None:
         while taken := self._take(place):
             try:
-                answer = patiently(lambda: self._wait_for(taken, place), limit_s=self._patience_s)
+                answer = retry_while_passing(lambda: self._wait_for(taken, place), limit_s=self._patience_s)
                 self._settle(taken, answer)
             except Exception as error:
                 self._fail(taken, error)

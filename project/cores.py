@@ -27,9 +27,9 @@ class Cores:
     def follow_load(self) -> None:
         while True:
             time.sleep(LOOK_S)
-            self.look()
+            self.choose_cores()
 
-    def look(self) -> None:
+    def choose_cores(self) -> None:
         """Choose cores by how much of one this process has used since the last look."""
         used_s, now_s = time.process_time(), time.monotonic()
         before_s, then_s = self._seen

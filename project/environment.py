@@ -21,7 +21,7 @@ ON, OFF = ("1", "true", "yes", "on"), ("0", "false", "no", "off", "")
 def flag(name: str, default: bool = False) -> bool:
     text = os.environ.get(name, str(int(default))).strip().lower()
     if text not in ON + OFF:
-        refuse(name, f"must be 1 or 0, not {text!r}")
+        refuse_value(name, f"must be 1 or 0, not {text!r}")
     return text in ON
 
 
@@ -35,7 +35,9 @@ def origins(name: str) -> list[str]:
     found = texts(name)
     for origin in found:
         if not ORIGIN.fullmatch(origin):
-            refuse(name, f"must be sites such as https://app.example.org or http://localhost:3000, not {origin!r}")
+            refuse_value(
+                name, f"must be sites such as https://app.example.org or http://localhost:3000, not {origin!r}"
+            )
     return found
 
 
@@ -43,7 +45,7 @@ def integer(name: str, default: int) -> int:
     """Return a whole number that is not negative."""
     text = os.environ.get(name, str(default))
     if not (text.isascii() and text.isdigit()):
-        refuse(name, f"must be a whole number from 0 on, not {text!r}")
+        refuse_value(name, f"must be a whole number from 0 on, not {text!r}")
     return int(text)
 
 
@@ -55,14 +57,14 @@ def number(name: str, default: float) -> float:
     except ValueError:
         value = math.nan
     if not 0 <= value < math.inf:
-        refuse(name, f"must be a number from 0 on, not {text!r}")
+        refuse_value(name, f"must be a number from 0 on, not {text!r}")
     return value
 
 
 def choice(name: str, choices: tuple[str, ...], default: str) -> str:
     text = os.environ.get(name, default)
     if text not in choices:
-        refuse(name, f"must be one of {', '.join(choices)}, not {text!r}")
+        refuse_value(name, f"must be one of {', '.join(choices)}, not {text!r}")
     return text
 
 
@@ -76,7 +78,7 @@ def prefix(name: str) -> str:
     if not text:
         return ""
     if not re.fullmatch(r"(?!inference$)[a-z0-9][a-z0-9_-]{0,49}", text):
-        refuse(name, f"must be 1 to 50 of a-z, 0-9, _ and -, and another word than inference, not {text!r}")
+        refuse_value(name, f"must be 1 to 50 of a-z, 0-9, _ and -, and another word than inference, not {text!r}")
     return f"{text}."
 
 
@@ -92,7 +94,7 @@ def url(name: str, schemes: tuple[str, ...] = ()) -> str:
         scheme = ""
     if address and (not scheme or (schemes and scheme not in schemes)):
         known = " or ".join(f"{known}://…" for known in schemes) or "an address such as amqp://…"
-        refuse(name, f"must be {known}")
+        refuse_value(name, f"must be {known}")
     return address
 
 
@@ -103,7 +105,7 @@ def database(name: str, default: str) -> dict[str, Any]:
     except ValueError:
         found = {}
     if found.get("ENGINE") not in ("django.db.backends.postgresql", "django.db.backends.sqlite3"):
-        refuse(name, "must be an address such as postgres://user:password@host/name, or sqlite:///file")
+        refuse_value(name, "must be an address such as postgres://user:password@host/name, or sqlite:///file")
     return found
 
 
@@ -120,7 +122,9 @@ def secret(name: str, file: Path) -> str:
             _write_whole(file, secrets.token_urlsafe(50))
         return file.read_text()
     except OSError as error:
-        refuse("DATA_DIR", f"{file.parent} cannot be written: {error.strerror}. Choose another folder, or free it")
+        refuse_value(
+            "DATA_DIR", f"{file.parent} cannot be written: {error.strerror}. Choose another folder, or free it"
+        )
 
 
 def _write_whole(file: Path, text: str) -> None:
@@ -137,5 +141,5 @@ def _write_whole(file: Path, text: str) -> None:
             os.link(new.name, file)
 
 
-def refuse(name: str, why: str) -> NoReturn:
+def refuse_value(name: str, why: str) -> NoReturn:
     raise SystemExit(f"Error: {name} {why}.")

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 
-def of(folder: Path) -> str:
+def read_commit(folder: Path) -> str:
     """Return the first 10 characters of the commit's hash, or an empty string if there is no checkout."""
     git = folder / ".git"
     try:

@@ -51,7 +51,7 @@ def _limited() -> bool:
     return found
 
 
-def when_stopped(then: Callable[[], None]) -> None:
+def call_when_stopped(then: Callable[[], None]) -> None:
     """Call `then`, in a thread of its own, once this process gets a signal to stop.
 
     The signals' handlers are the server's, which sets them later than this.

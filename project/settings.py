@@ -13,7 +13,7 @@ from project import release
 BASE_DIR = Path(__file__).resolve().parent.parent
 DATA_DIR = Path(os.environ.get("DATA_DIR", BASE_DIR / "var"))
 
-RELEASE = os.environ.get("RELEASE") or release.of(BASE_DIR)  # the charts mark a change of it as a deployment
+RELEASE = os.environ.get("RELEASE") or release.read_commit(BASE_DIR)  # the charts mark a change of it as a deployment
 
 DEBUG = env.flag("DEBUG")  # Django's: error pages with tracebacks, for which every statement is kept
 DEVELOPMENT = env.flag("DEVELOPMENT", DEBUG)  # plain HTTP, and no API keys needed

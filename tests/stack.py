@@ -146,17 +146,17 @@ class Stack:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def start_broker(self) -> Child:
-        child = self.start(programs.broker(data=self.folder / "broker", socket=self.socket))
+        child = self.start(programs.make_broker(data=self.folder / "broker", socket=self.socket))
         eventually(lambda: is_answering(self.socket) or child.exit_code is not None, "the broker answers")
         if child.exit_code is not None:
             raise AssertionError(f"the broker ended with {child.exit_code}")
         return child
 
     def start_web(self) -> Child:
-        return self.start(programs.web(host=HOST, port=self.port))
+        return self.start(programs.make_web_server(host=HOST, port=self.port))
 
     def start_worker(self, name: str = "worker1", **environment: str) -> Child:
-        program = programs.worker(name=name, devices=self.devices, options=self.worker_options)
+        program = programs.make_worker(name=name, devices=self.devices, options=self.worker_options)
         return self.start(replace(program, environment=environment))
 
     def start(self, program: Program) -> Child:

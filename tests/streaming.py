@@ -35,7 +35,7 @@ class StreamStack(Stack):
         return child
 
     def start_other(self, number: int) -> Child:
-        return self.start(replace(programs.web(host=HOST, port=self.ports[number]), name=f"web{number}"))
+        return self.start(replace(programs.make_web_server(host=HOST, port=self.ports[number]), name=f"web{number}"))
 
     def ready(self) -> None:
         super().ready()

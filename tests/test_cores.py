@@ -25,7 +25,7 @@ class CoresTests(unittest.TestCase):
     def look(self, share: float) -> None:
         self.set.clear()
         self.used_s, self.now_s = self.used_s + share * LOOK_S, self.now_s + LOOK_S
-        self.cores.look()
+        self.cores.choose_cores()
 
     def test_it_is_on_one_core_while_it_is_busy_with_all_its_threads(self) -> None:
         self.assertLess(self.cores.own, {2, 5})

@@ -22,12 +22,12 @@ class TestUnits(SimpleTestCase):
         command = command_of("inference-web.service")
         processes = command.index("--workers")
         del command[processes : processes + 2]
-        self.assertEqual(command[1:], list(programs.web(host="127.0.0.1", port=8000).command[1:]))
+        self.assertEqual(command[1:], list(programs.make_web_server(host="127.0.0.1", port=8000).command[1:]))
 
     def test_the_workers_are_started_as_by_make_run(self) -> None:
         for unit, program in (
-            ("inference-worker.service", programs.worker()),
-            ("inference-webhooks.service", programs.webhooks()),
+            ("inference-worker.service", programs.make_worker()),
+            ("inference-webhooks.service", programs.make_webhook_sender()),
         ):
             self.assertIn("\nEnvironment=LOG_LEVEL=INFO\nEnvironmentFile=", (DEPLOY / unit).read_text())
             command = [part.replace("%H", "%h").replace("${LOG_LEVEL}", "INFO") for part in command_of(unit)]

@@ -20,7 +20,7 @@ def noted(*arguments):
     print(signal.Signals(signals[0]).name, called.is_set())
     return signals
 os.read = noted
-server.when_stopped(called.set)
+server.call_when_stopped(called.set)
 signal.signal(signal.SIGTERM, lambda *_: None)  # as the server does, later
 signal.signal(signal.SIGUSR1, lambda *_: None)
 os.kill(os.getpid(), signal.SIGUSR1)

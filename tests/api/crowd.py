@@ -115,7 +115,7 @@ def main() -> None:
 
     class Full(Stack):
         def start_web(self) -> Any:
-            return self.start(programs.web(host=HOST, port=self.port))
+            return self.start(programs.make_web_server(host=HOST, port=self.port))
 
     with Full(models=MODELS) as stack:
         pid = stack.children["web"].pid

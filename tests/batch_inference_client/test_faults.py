@@ -20,7 +20,7 @@ from unittest import TestCase
 from unittest.mock import Mock, patch
 
 from batch_inference_client import BaseClient, Client, ClientError, JobError
-from batch_inference_client.command import answers_file, encoded, main, parser
+from batch_inference_client.command import encode_lines, main, make_parser, open_answers_file
 from batch_inference_client.service import MOST_IDS, Service
 from tests.batch_inference_client import pauses
 from tests.batch_inference_client.resume import ROOT
@@ -231,18 +231,18 @@ class CommandTests(TestCase):
 
     def test_a_line_that_is_no_json_has_an_error_in_its_place(self) -> None:
         bad = [b'"a", "inputs": "b"', b"\xff", b'{"inputs": NaN}', b'{"inputs": "\\ud800"}', b'{"a": ' + b"[" * 100_000]
-        lines = list(encoded([*bad, b"\n", b'"good"\n', b'{"inputs": "own", "parameters": {"k": 2}}'], {"k": 1}))
+        lines = list(encode_lines([*bad, b"\n", b'"good"\n', b'{"inputs": "own", "parameters": {"k": 2}}'], {"k": 1}))
         codes = [line.code for line in lines if isinstance(line, JobError)]
         self.assertEqual(codes, ["invalid_json"] * len(bad))
         good = [json.loads(line) for line in lines if isinstance(line, bytes)]
         self.assertEqual([each["parameters"] for each in good], [{"k": 1}, {"k": 2}])
 
     def test_two_programs_do_not_write_to_one_file(self) -> None:
-        options = parser().parse_args(["map", "m", "--output", str(self.folder / "answers")])
-        with answers_file(options), self.assertRaises(ClientError) as raised, answers_file(options):
+        options = make_parser().parse_args(["map", "m", "--output", str(self.folder / "answers")])
+        with open_answers_file(options), self.assertRaises(ClientError) as raised, open_answers_file(options):
             pass
         self.assertIn("Another program writes", str(raised.exception))
-        with answers_file(options):
+        with open_answers_file(options):
             pass
 
     def test_a_file_that_cannot_be_written_is_an_error(self) -> None:

@@ -12,7 +12,7 @@ from uuid import uuid4
 from api import codec
 from batch_inference_client import Client, ClientError, JobError, StreamEvent, command, sse
 from batch_inference_client.service import Pauses
-from batch_inference_client.stream import events
+from batch_inference_client.stream import follow_events
 from tests.conditions import PATIENCE_S
 from tests.generating import text_of
 from tests.streaming import StreamCase
@@ -67,7 +67,7 @@ class StreamTests(StreamCase):
             self.assertEqual(refused.exception.code, code)
 
     def missing(self) -> Iterator[StreamEvent]:
-        return events(self.client.service, str(uuid4()), after="", patience_s=PATIENCE_S)
+        return follow_events(self.client.service, str(uuid4()), after="", patience_s=PATIENCE_S)
 
     def test_what_breaks_off_is_read_on_where_it_ended(self) -> None:
         """Whatever the connection brings at once, up to some byte of it."""
@@ -90,13 +90,13 @@ class StreamTests(StreamCase):
 
     def test_a_service_that_is_away_is_waited_for_as_long_as_the_patience_is(self) -> None:
         with Client("http://127.0.0.1:9", patience_s=0.3) as client, self.assertRaises(ClientError) as away:
-            list(events(client.service, str(uuid4()), after="", patience_s=0.3))
+            list(follow_events(client.service, str(uuid4()), after="", patience_s=0.3))
         self.assertEqual(away.exception.code, "unreachable")
 
     def test_characters_that_end_lines_elsewhere_are_text(self) -> None:
         text = "a\u2028b\x85c\u2029"
         body = b"event: delta\nid: 1-a\ndata: " + codec.write_json({"token": {"text": text}}) + b"\n\n"
-        self.assertEqual([event and event.text for event in sse.events([body])], [text])
+        self.assertEqual([event and event.text for event in sse.parse_events([body])], [text])
 
     def test_events_are_found_however_the_bytes_come(self) -> None:
         body = (
@@ -105,7 +105,7 @@ class StreamTests(StreamCase):
             b'event: cut\ndata: {"error":"x"}\n\nevent: restart\nid: 0-b\ndata: {"error":"x"}\n\n'
         )
         for size in (1, 2, 7, len(body)):
-            all_events = sse.events(body[at : at + size] for at in range(0, len(body), size))
+            all_events = sse.parse_events(body[at : at + size] for at in range(0, len(body), size))
             self.assertEqual(
                 [event and (event.kind, event.text, event.id) for event in all_events],
                 [None, None, ("delta", ": \nä", "1-a"), None, ("restart", "", "0-b")],

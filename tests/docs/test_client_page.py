@@ -13,7 +13,7 @@ from typing import Any
 from django.conf import settings
 
 from batch_inference_client import Client, client, mapping
-from batch_inference_client.command import parser
+from batch_inference_client.command import make_parser
 from tests import tiny_models, words
 from tests.e2e.case import StackCase
 from tests.ports import HOST
@@ -72,7 +72,7 @@ class ClientPageTests(StackCase):
         for command in commands:
             with self.subTest(command):
                 words = [word.strip('"') for word in re.findall(r'"[^"]*"|\S+', command)]
-                self.assertTrue(callable(parser().parse_args(words).call))
+                self.assertTrue(callable(make_parser().parse_args(words).call))
 
     def test_the_page_states_the_defaults(self) -> None:
         self.assertIn(f"`patience_s` ({client.PATIENCE_S:g})", PAGE)

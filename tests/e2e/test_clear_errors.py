@@ -88,7 +88,7 @@ class TestBadModelsFile(SimpleTestCase):
         for command in (
             (sys.executable, "manage.py", "check"),
             (sys.executable, "manage.py", "up", "--port", str(free_port())),
-            programs.worker().command,
+            programs.make_worker().command,
         ):
             message = self.refused(*command)
             self.assertIn("models.toml, line 3: unknown key 'max_batch_sise'; did you mean max_batch_size?", message)

@@ -131,7 +131,9 @@ class ExamplesTests(StackCase):
         """Start the web server with the app's settings, and return where it is."""
         port = free_port()
         settings_of_notes = {"DJANGO_SETTINGS_MODULE": "examples.notes.settings"}
-        self.stack.start(replace(programs.web(host=HOST, port=port), name="notes", environment=settings_of_notes))
+        self.stack.start(
+            replace(programs.make_web_server(host=HOST, port=port), name="notes", environment=settings_of_notes)
+        )
         self.addCleanup(self.stack.children["notes"].stop)
         url = f"http://{HOST}:{port}"
 

@@ -158,7 +158,7 @@ class ManyServersTests(StackCase):
 
     def test_what_one_web_server_took_any_worker_runs_and_any_web_server_answers(self) -> None:
         port = free_port()
-        self.stack.start(replace(programs.web(host=HOST, port=port), name="web2"))
+        self.stack.start(replace(programs.make_web_server(host=HOST, port=port), name="web2"))
         second = f"http://{HOST}:{port}"
         eventually(lambda: status(f"{second}/healthz") == 200, "the second web server answers")
         self.hold()

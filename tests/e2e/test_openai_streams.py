@@ -38,7 +38,7 @@ class WebServerGone(StackCase):
     def setUpClass(cls) -> None:
         super().setUpClass()
         port = free_port()
-        cls.stack.start(replace(programs.web(host=HOST, port=port), name="web2"))
+        cls.stack.start(replace(programs.make_web_server(host=HOST, port=port), name="web2"))
         cls.addresses = [f"http://{HOST}:{each}" for each in (cls.stack.port, port)]
         eventually(lambda: is_open(port), "the other server listens")
 

@@ -31,7 +31,7 @@ class TwoProcesses(Stack):
     """With two web processes."""
 
     def start_web(self) -> Child:
-        program = programs.web(host=HOST, port=self.port, blocking_threads=THREADS)
+        program = programs.make_web_server(host=HOST, port=self.port, blocking_threads=THREADS)
         return self.start(replace(program, command=(*program.command, "--workers", "2")))
 
     def both(self, *, but: Iterable[int] = ()) -> list[int]:

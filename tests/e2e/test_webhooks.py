@@ -17,7 +17,7 @@ class TestWebhooks(StackCase):
     }
 
     def test_a_job_that_succeeded_and_one_that_failed_are_sent(self) -> None:
-        self.stack.start(programs.webhooks())
+        self.stack.start(programs.make_webhook_sender())
         with receiving() as url:
             jobs = {str(self.stack.submit(inputs, webhook=url)) for inputs in ("a", {"fail": "exception"})}
             eventually(lambda: len(Receiver.got) == 2, "both notices arrive")

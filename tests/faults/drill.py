@@ -149,7 +149,7 @@ class OfAService(Drill):
             service = self.make(models=MODELS, environment=environment, devices=DEVICES)
             self.proxy.target = self.workers_own.target = service.socket
             with service:
-                service.start(programs.webhooks())
+                service.start(programs.make_webhook_sender())
                 yield service
 
     def can_be(self, named: Named) -> bool:
@@ -251,7 +251,7 @@ class OfAService(Drill):
             trial.service.jobs.filter(pk=job).update(finished_at=Now() - AGED)
             hook.update(due_at=Now() - AGED)
             yield
-            trial.service.start(programs.webhooks())
+            trial.service.start(programs.make_webhook_sender())
             trial.until(hook.filter(state=WebhookState.DELIVERED).exists, "the notice is delivered")
 
     @contextlib.contextmanager

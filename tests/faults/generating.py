@@ -286,7 +286,7 @@ class WebKilled(Generating):
         other = free_port()
         self.ports.append(other)
         name = f"other {trial.number}"
-        trial.service.start(replace(programs.web(host=HOST, port=other, blocking_threads=64), name=name))
+        trial.service.start(replace(programs.make_web_server(host=HOST, port=other, blocking_threads=64), name=name))
         eventually(lambda: is_open(other), "the other web process answers")
 
     def strike(self, trial: Trial) -> None:

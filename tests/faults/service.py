@@ -108,11 +108,11 @@ class Service(Stack):
             self.database.__exit__()
 
     def start_web(self, **environment: str) -> Child:
-        program = programs.web(host=HOST, port=self.port, blocking_threads=self.blocking_threads)
+        program = programs.make_web_server(host=HOST, port=self.port, blocking_threads=self.blocking_threads)
         return self.start(replace(program, environment=environment))
 
     def start_worker(self, name: str = "worker1", **environment: str) -> Child:
-        program = programs.worker(name=name, devices=self.devices, options=self.worker_options)
+        program = programs.make_worker(name=name, devices=self.devices, options=self.worker_options)
         command = tuple(self.worker_module if part == "celery" else part for part in program.command)
         return self.start(replace(program, command=command, environment=environment))
 

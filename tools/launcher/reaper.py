@@ -21,19 +21,19 @@ def is_alive(group: int) -> bool:
     return True
 
 
-def kill(group: int) -> None:
+def kill_group(group: int) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(group, signal.SIGKILL)
 
 
-def end(group: int, grace_s: float) -> None:
+def end_group(group: int, grace_s: float) -> None:
     """Ask the group's leader to stop, and kill what is left of the group after `grace_s`."""
     deadline = time.monotonic() + grace_s
     with contextlib.suppress(ProcessLookupError):
         os.kill(group, signal.SIGTERM)
     while is_alive(group) and time.monotonic() < deadline:
         time.sleep(0.05)
-    kill(group)
+    kill_group(group)
 
 
 class Reaper:
@@ -71,7 +71,7 @@ def main() -> None:
         else:
             groups.pop(int(group), None)
     for group, grace in reversed(groups.items()):
-        end(group, grace)
+        end_group(group, grace)
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ LONGEST_ANSWER = 400  # characters
 NO_PROXY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
-def broker_problem() -> str:
+def find_broker_problem() -> str:
     """Return why the broker, or the Redis of the notices, cannot be used, and which variable says where it is.
 
     The text is empty if both can be used.
@@ -54,14 +54,14 @@ def _variable(name: str) -> str:
     return f"{name} says where it is." if name in os.environ else "Its own lines say why."
 
 
-def shorten(value: Any) -> Any:
+def shorten_answer(value: Any) -> Any:
     """Return an answer that is short enough to look at: long lists keep their head, and numbers four decimals."""
     if isinstance(value, float):
         return round(value, 4)
     if isinstance(value, dict):
-        return {key: shorten(item) for key, item in value.items()}
+        return {key: shorten_answer(item) for key, item in value.items()}
     if isinstance(value, list):
-        head = [shorten(item) for item in value[:4]]
+        head = [shorten_answer(item) for item in value[:4]]
         return head if len(value) <= 4 else [*head[:3], f"... {len(value) - 3} more"]
     return value
 
@@ -76,17 +76,19 @@ class StartupReport(threading.Thread):
 
     def run(self) -> None:
         try:
-            worker = self.wait_for("the worker to load its models", self.ready_worker, obstacle=broker_problem)
-            answers = self.wait_for("the web server", self.web_answers)
+            worker = self.wait_until(
+                "the worker to load its models", self.find_ready_worker, obstacle=find_broker_problem
+            )
+            answers = self.wait_until("the web server", self.is_web_answering)
         finally:
             connection.close()
         if worker and answers:
-            self.introduce(worker)
+            self.print_introduction(worker)
 
-    def say(self, text: str) -> None:
+    def print_text(self, text: str) -> None:
         self.log("up", text)
 
-    def wait_for(self, what: str, condition: Callable[[], Any], obstacle: Callable[[], str] = str) -> Any:
+    def wait_until(self, what: str, condition: Callable[[], Any], obstacle: Callable[[], str] = str) -> Any:
         """Return what `condition` returns once that is true, or None if the service stops.
 
         Meanwhile a line every `REPORT_EVERY_S` says what is waited for, and what `obstacle` says is in the way.
@@ -98,33 +100,35 @@ class StartupReport(threading.Thread):
                 return result
             if time.monotonic() - reported_s > REPORT_EVERY_S:
                 reported_s = time.monotonic()
-                self.say(" ".join((f"waiting for {what}: {reported_s - begun_s:.0f} s.", obstacle())).strip())
+                self.print_text(" ".join((f"waiting for {what}: {reported_s - begun_s:.0f} s.", obstacle())).strip())
         return None
 
-    def ready_worker(self) -> Worker | None:
+    def find_ready_worker(self) -> Worker | None:
         try:
             return Worker.objects.filter(started_at__gte=self.begun_at, state__in=SERVING).first()
         except DatabaseError as error:
-            self.say(f"the database does not answer yet: {error}")
+            self.print_text(f"the database does not answer yet: {error}")
             connection.close()
             return None
 
-    def web_answers(self) -> bool:
+    def is_web_answering(self) -> bool:
         try:
             return bool(NO_PROXY.open(f"{self.url}/healthz", timeout=5).status == 200)
         except (OSError, http.client.HTTPException):
             return False
 
-    def introduce(self, worker: Worker) -> None:
+    def print_introduction(self, worker: Worker) -> None:
         served = {name: spec for name, spec in lookup.models().items() if name in worker.model_names}
         for name in sorted(lookup.models().keys() - served):
             why_not = health.explain_worker(worker, name)
-            self.say(f"model {name} is not served: {why_not.text if why_not else 'no worker was asked to.'}")
+            self.print_text(f"model {name} is not served: {why_not.text if why_not else 'no worker was asked to.'}")
         manage = f"{_settings_that_differ()}{min(os.path.relpath(sys.executable), sys.executable, key=len)} manage.py"
         key = "A request needs an API key, which" if settings.API_KEY_REQUIRED else "An API key"
-        self.show(
+        self.print_lines(
             f"Ready on {self.url}, serving {', '.join(served) or 'no model'}.",
-            *self.first_answer(next((spec for spec in served.values() if tasks.find_task(spec.task).example), None)),
+            *self.send_first_request(
+                next((spec for spec in served.values() if tasks.find_task(spec.task).example), None)
+            ),
             f"{key} is made by: {manage} create_api_key NAME",
             f"The admin: {self.url}/admin/ (an operator is made by: {manage} createsuperuser)",
             f"What it can do, to be tried out: {self.url}/v1/docs",
@@ -132,11 +136,11 @@ class StartupReport(threading.Thread):
             "Ctrl-C stops everything.",
         )
 
-    def show(self, *lines: str) -> None:
+    def print_lines(self, *lines: str) -> None:
         """Show lines to the reader apart from the log, so that lines to copy stand alone."""
         self.log("", "\n" + "".join(f"  {line}\n" for line in lines))
 
-    def first_answer(self, spec: ModelSpec | None) -> list[str]:
+    def send_first_request(self, spec: ModelSpec | None) -> list[str]:
         """Send a request over HTTP, and return the lines that show it and the answer it got.
 
         There are none if there is no `spec` to call, or if a request needs an API key.
@@ -146,7 +150,7 @@ class StartupReport(threading.Thread):
         url, body = f"{self.url}/v1/models/{spec.name}", json.dumps(tasks.find_task(spec.task).example)
         begun_s = time.monotonic()
         try:
-            answer = post(url, body)
+            answer = post_json(url, body)
         except (OSError, ValueError) as error:
             return [f"A first request failed: {error}"]
         took_ms = (time.monotonic() - begun_s) * 1000
@@ -165,7 +169,7 @@ def _settings_that_differ() -> str:
     return f"DATA_DIR={shlex.quote(folder)} " if folder else ""
 
 
-def post(url: str, body: str) -> str:
+def post_json(url: str, body: str) -> str:
     """Send a POST and return its answer, shortened. An error is an answer, too."""
     request = urllib.request.Request(url, body.encode(), {"Content-Type": "application/json"})  # noqa: S310 - http
     try:
@@ -173,4 +177,4 @@ def post(url: str, body: str) -> str:
             answer = response.read()
     except urllib.error.HTTPError as error:
         answer = error.read()
-    return json.dumps(shorten(json.loads(answer)))[:LONGEST_ANSWER]
+    return json.dumps(shorten_answer(json.loads(answer)))[:LONGEST_ANSWER]

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from tools.launcher.reaper import Reaper, kill
+from tools.launcher.reaper import Reaper, kill_group
 
 OPEN_FILES = 8192  # many waiting connections, and three files a thread for SQLite
 FIRST_DELAY_S = 1.0
@@ -92,7 +92,7 @@ class Child:
 
     def kill(self) -> int:
         """End every process of the program's group, and return the program's exit code."""
-        kill(self.pid)
+        kill_group(self.pid)
         self.reaper.remove(self.pid)
         return self.process.wait()
 
@@ -112,7 +112,7 @@ class Supervised:
         self.restart_at_s: float | None = None
         self.child = self._start()
 
-    def check(self, now_s: float) -> None:
+    def restart_if_ended(self, now_s: float) -> None:
         """Start the program again if it has ended, after a longer delay each time."""
         if self.restart_at_s is not None:
             if now_s >= self.restart_at_s:
@@ -164,7 +164,7 @@ class Supervisor:
             self.hurry.set()
         self.stopping.set()
 
-    def hang_up(self) -> None:
+    def pass_on_hangup(self) -> None:
         """Pass SIGHUP on to the programs that take it.
 
         A program that started less than `STABLE_S` ago gets none, as it may not handle the signal yet and would end.
@@ -179,7 +179,7 @@ class Supervisor:
         """Keep the programs running until `stop` is called. All have ended when this returns."""
         while not self.stopping.wait(0.1):
             for supervised in self.supervised:
-                supervised.check(time.monotonic())
+                supervised.restart_if_ended(time.monotonic())
         self.close()
 
     def close(self) -> None:

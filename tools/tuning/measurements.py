@@ -17,15 +17,15 @@ from tools.tuning.replica import (  # fmt: skip
     CannotMeasure,
     Replica,
     Setup,
-    answer,
-    answers,
-    items_per_s,
+    answer_inputs,
+    find_note,
+    measure_call_s,
     measure_generation_rate,
-    memory_bytes,
-    note,
-    seconds,
-    step_seconds,
+    measure_items_per_s,
+    measure_memory,
+    measure_step_s,
     steps,
+    wait_for_result,
 )
 
 LENGTHS = {
@@ -53,11 +53,11 @@ class Unit:
     rate: Callable[[int, int, float], float]
 
 
-ITEMS = Unit(name="items", seconds=seconds, rate=items_per_s)
-TOKENS = Unit(name="tokens", seconds=step_seconds, rate=measure_generation_rate)
+ITEMS = Unit(name="items", seconds=measure_call_s, rate=measure_items_per_s)
+TOKENS = Unit(name="tokens", seconds=measure_step_s, rate=measure_generation_rate)
 
 
-def unit_of(replica: Replica) -> Unit:
+def find_unit(replica: Replica) -> Unit:
     return TOKENS if replica.call(steps) else ITEMS
 
 
@@ -120,7 +120,7 @@ class Measurement:
         return self.same / self.answers if self.answers else 0.0
 
 
-def lengths_for(spec: ModelSpec, own_inputs: Sequence[Any]) -> list[int]:
+def choose_lengths(spec: ModelSpec, own_inputs: Sequence[Any]) -> list[int]:
     """Return three lengths of the user's own inputs, or lengths that inputs of the task can have."""
     if own_inputs:
         found = sorted({lengths.measure_inputs(spec, value)[1] for value in own_inputs})
@@ -131,21 +131,22 @@ def lengths_for(spec: ModelSpec, own_inputs: Sequence[Any]) -> list[int]:
     return sorted({min(length, longest) for length in wanted})
 
 
-def sizes_for(spec: ModelSpec) -> list[int]:
+def choose_sizes(spec: ModelSpec) -> list[int]:
     """Return powers of two, up to twice the catalog's batch size, so that a limit that is too low shows."""
     return [1 << power for power in range(int(math.log2(2 * spec.max_batch_size)) + 1)]
 
 
-def roomy(setup: Setup) -> Setup:
+def enlarge_cache(setup: Setup) -> Setup:
     """Return the setup with enough cache for all that is measured, if the model generates."""
     if not tasks.find_task(setup.spec.task).generates:
         return setup
-    longest = 2 * max(lengths_for(setup.spec, setup.own_inputs)) + ANSWER  # a prompt has some tokens more than its text
-    tokens = max(setup.spec.max_batch_tokens, sizes_for(setup.spec)[-1] * longest)
+    # A prompt has some tokens more than its text.
+    longest = 2 * max(choose_lengths(setup.spec, setup.own_inputs)) + ANSWER
+    tokens = max(setup.spec.max_batch_tokens, choose_sizes(setup.spec)[-1] * longest)
     return dataclasses.replace(setup, spec=dataclasses.replace(setup.spec, max_batch_tokens=tokens))
 
 
-def grid(
+def measure_grid(
     replica: Replica,
     unit: Unit,
     sizes: Sequence[int],
@@ -205,7 +206,7 @@ def _mix(found: Grid, replica: Replica, all_lengths: Sequence[int], budget_s: fl
         step(f"{size} items of mixed lengths")
         if size < len(all_lengths) or _is_hopeless(found, size, all_lengths[-1]):
             continue
-        took_s = replica.call(seconds, size, tuple(all_lengths), budget_s)
+        took_s = replica.call(measure_call_s, size, tuple(all_lengths), budget_s)
         if took_s is None:
             return
         found.mixed[size] = took_s
@@ -219,7 +220,7 @@ def _is_hopeless(found: Grid, size: int, length: int) -> bool:
     return half is not None and 2 * half > SLOWEST_S
 
 
-def arrangements(setup: Setup, cores: int) -> list[Arrangement]:
+def list_arrangements(setup: Setup, cores: int) -> list[Arrangement]:
     """Return the arrangements to measure.
 
     On a CPU these are one replica with all cores, replicas with a core each, and one between. On a GPU more replicas
@@ -231,7 +232,7 @@ def arrangements(setup: Setup, cores: int) -> list[Arrangement]:
     return [Arrangement(replicas=count, threads=max(1, cores // count)) for count in counts]
 
 
-def choices(setup: Setup) -> list[Variant]:
+def list_variants(setup: Setup) -> list[Variant]:
     """Return the choices that this task, device and installation have.
 
     The first is torch in float32, with which the others are compared. The precision of a custom engine is its own, and
@@ -251,7 +252,7 @@ def choices(setup: Setup) -> list[Variant]:
     return found + [one for one in others if not packages.find_problem(one.of(setup).spec)]
 
 
-def trial(
+def measure_variant(
     setup: Setup,
     unit: Unit,
     choice: Variant,
@@ -270,18 +271,18 @@ def trial(
         try:
             with _replicas(setup, arrangement) as replicas:
                 first = replicas[0]
-                said = first.call(note)
+                said = first.call(find_note)
                 if packages.REFUSED in said:
                     return Measurement(problem=said), found
                 if not memory:
-                    memory = first.call(memory_bytes)
-                    found = first.call(answers, lengths_for(setup.spec, setup.own_inputs))
-                rates[arrangement] = throughput(setup, unit, replicas, sizes, budget_s)
+                    memory = first.call(measure_memory)
+                    found = first.call(answer_inputs, choose_lengths(setup.spec, setup.own_inputs))
+                rates[arrangement] = measure_throughput(setup, unit, replicas, sizes, budget_s)
         except CannotMeasure:
             if setup.is_on_cpu or not rates:
                 raise
             break  # only fewer replicas fit in the memory of the GPU
-    changes = [list(differences(*both)) for both in zip(expected or found, found, strict=True)]
+    changes = [list(compare_answers(*both)) for both in zip(expected or found, found, strict=True)]
     return Measurement(
         memory=memory,
         same=sum(math.inf not in moved for moved in changes),
@@ -301,26 +302,26 @@ def _replicas(setup: Setup, arrangement: Arrangement) -> Iterator[list[Replica]]
         yield replicas
 
 
-def throughput(
+def measure_throughput(
     setup: Setup, unit: Unit, replicas: Sequence[Replica], sizes: Sequence[int], budget_s: float
 ) -> dict[int, float]:
     """Return the items or tokens per second of all replicas together, at a typical length, by batch size.
 
     Rows that generate are shared out among the replicas.
     """
-    length, rates = typical_length(setup), {}
+    length, rates = find_typical_length(setup), {}
     for size in sizes:
         own = max(1, size // len(replicas)) if unit is TOKENS else size
         futures = [replica.start(unit.rate, own, length, budget_s) for replica in replicas]
-        rates[size] = sum(map(answer, futures))
+        rates[size] = sum(map(wait_for_result, futures))
     return rates
 
 
-def typical_length(setup: Setup) -> int:
-    return min(lengths_for(setup.spec, setup.own_inputs), key=lambda length: abs(length - TYPICAL))
+def find_typical_length(setup: Setup) -> int:
+    return min(choose_lengths(setup.spec, setup.own_inputs), key=lambda length: abs(length - TYPICAL))
 
 
-def differences(first: Any, second: Any) -> Iterator[float]:
+def compare_answers(first: Any, second: Any) -> Iterator[float]:
     """Yield how far each number of an answer moved, and infinity for each other value that changed."""
     for left, right in pair_leaves(first, second):
         if isinstance(left, float) and isinstance(right, float):

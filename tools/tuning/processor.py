@@ -21,7 +21,7 @@ FEATURES = {
 SHORT = ("VNNI (int8)", "AVX-512 bf16", "AMX (int8 and bf16)", "I8MM (int8)", "bf16")
 
 
-def described(cpuinfo: Path = CPUINFO) -> str:
+def describe_processor(cpuinfo: Path = CPUINFO) -> str:
     """Return a line that names the features of the processor."""
     try:
         lines = cpuinfo.read_text().splitlines()
@@ -34,7 +34,7 @@ def described(cpuinfo: Path = CPUINFO) -> str:
     return f"{fields.get('model name', 'This processor')} has {', '.join(has) or 'none of what counts here'}{lacks}."
 
 
-def load_of_others(cores: int, load: float | None = None) -> Iterator[str]:
+def warn_of_other_load(cores: int, load: float | None = None) -> Iterator[str]:
     """Yield a warning with the number of cores that other programs keep busy, if that spoils the measurements.
 
     `load` is the mean number of running threads in the last minute, by default that of the system.

@@ -61,17 +61,17 @@ class Replica:
         self._process.shutdown(cancel_futures=True)
 
     def wait_until_loaded(self) -> None:
-        answer(self._loading)
+        wait_for_result(self._loading)
 
     def start(self, measure: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> Future[T]:
         """Start one of the functions below in the process, and do not wait, so that several replicas run at once."""
         return self._process.submit(measure, *arguments, **named)
 
     def call(self, measure: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
-        return answer(self.start(measure, *arguments, **named))
+        return wait_for_result(self.start(measure, *arguments, **named))
 
 
-def answer(future: Future[T]) -> T:
+def wait_for_result(future: Future[T]) -> T:
     """Wait for the result of `Replica.start` and return it. Raises `CannotMeasure`."""
     try:
         return future.result()
@@ -103,7 +103,7 @@ def _load(setup: Setup) -> None:
         raise CannotMeasure(f"{setup.spec.name}: {error.message}") from error
 
 
-def seconds(size: int, length: Length, budget_s: float) -> float | None:
+def measure_call_s(size: int, length: Length, budget_s: float) -> float | None:
     """Return the seconds of a call of `size` items of `length` tokens, or None if it does not fit in memory.
 
     It is the fastest of several calls, as all that disturbs a call only slows it.
@@ -128,15 +128,15 @@ def steps() -> bool:
     return _engine.stepper is not None
 
 
-def note() -> str:
+def find_note() -> str:
     return _engine.note
 
 
-def memory_bytes() -> int:
+def measure_memory() -> int:
     return _bytes
 
 
-def step_seconds(size: int, length: int, budget_s: float) -> float | None:
+def measure_step_s(size: int, length: int, budget_s: float) -> float | None:
     """Return the seconds of a step that brings a token to each of `size` rows, or None if they do not fit in memory.
 
     The prompts of the rows have `length` tokens, and have been read before.
@@ -165,11 +165,11 @@ def step_seconds(size: int, length: int, budget_s: float) -> float | None:
 
 
 def measure_generation_rate(size: int, length: int, budget_s: float) -> float:
-    took_s = step_seconds(size, length, budget_s)
+    took_s = measure_step_s(size, length, budget_s)
     return size / took_s if took_s else 0.0
 
 
-def items_per_s(size: int, length: int, budget_s: float) -> float:
+def measure_items_per_s(size: int, length: int, budget_s: float) -> float:
     """Return the items per second in batches of `size`, or 0.0 if they do not fit in memory."""
     items, done = _items(size, length), 0
     try:
@@ -183,15 +183,15 @@ def items_per_s(size: int, length: int, budget_s: float) -> float:
     return done / (time.perf_counter() - started)
 
 
-def answers(lengths: Sequence[int]) -> list[Any]:
+def answer_inputs(lengths: Sequence[int]) -> list[Any]:
     """Return the answers to the user's own inputs, each alone, or to inputs that are made up."""
-    inputs = _setup.own_inputs[:MOST_COMPARED] or samples.compared(_setup.spec, _engine, lengths)
+    inputs = _setup.own_inputs[:MOST_COMPARED] or samples.make_compared_texts(_setup.spec, _engine, lengths)
     return [_run([value])[0] for value in inputs]
 
 
 def _items(size: int, length: Length) -> list[Any]:
     lengths = (length,) if isinstance(length, int) else length
-    found = [samples.sample(_setup.spec, _engine, length, _setup.own_inputs) for length in lengths]
+    found = [samples.make_sample(_setup.spec, _engine, length, _setup.own_inputs) for length in lengths]
     return [found[place % len(found)] for place in range(size)]
 
 

@@ -19,7 +19,7 @@ SLACK_OF_STEPS = 2
 MIN_TIME_LIMIT_S = 10
 
 
-def table(grid: Grid, unit: str = "items") -> Iterator[str]:
+def format_table(grid: Grid, unit: str = "items") -> Iterator[str]:
     """Yield the table of items or tokens per second, with a row for each length and a column for each batch size."""
     yield f"{f'{unit}/s':<10}" + "".join(f"{f'x {size}':>10}" for size in grid.sizes) + "   ms of one"
     for length in grid.lengths:
@@ -34,7 +34,7 @@ def table(grid: Grid, unit: str = "items") -> Iterator[str]:
         yield f"{'mixed':<10}" + "".join(f"{rate:10.1f}" if rate else f"{'-':>10}" for rate in rates)
 
 
-def steps(grid: Grid) -> Iterator[str]:
+def format_steps(grid: Grid) -> Iterator[str]:
     """Yield the table of milliseconds per step.
 
     It has a line for each length of the prompts, and a column for each number of rows.
@@ -45,34 +45,34 @@ def steps(grid: Grid) -> Iterator[str]:
         yield f"{f'{length} tokens':<10}" + "".join(f"{1000 * s:10.0f}" if s else f"{'-':>10}" for s in took)
 
 
-def plot(grid: Grid) -> Iterator[str]:
+def format_plot(grid: Grid) -> Iterator[str]:
     """Yield the plot of what batching gains: for each length, the rate by batch size against one at a time."""
     for length in grid.lengths:
         rates = {size: rate for size in grid.sizes if (rate := grid.items_per_s(size, length))}
         best = max(rates.values())
         yield f"{length} tokens"
         for size, rate in rates.items():
-            yield f"  x {size:<4} {bar(rate / best):<{BAR}} {rate / rates[1]:5.2f} times one at a time"
+            yield f"  x {size:<4} {format_bar(rate / best):<{BAR}} {rate / rates[1]:5.2f} times one at a time"
 
 
-def bar(share: float) -> str:
+def format_bar(share: float) -> str:
     eighths = round(share * BAR * 8)
     return "█" * (eighths // 8) + BLOCKS[eighths % 8].strip()
 
 
-def knee(grid: Grid, length: int) -> int:
+def find_knee(grid: Grid, length: int) -> int:
     """Return the smallest batch size whose rate at this length is near the best (`WORTH`)."""
     rates = {size: rate for size in grid.sizes if (rate := grid.items_per_s(size, length))}
     best = max(rates.values())
     return min(size for size, rate in rates.items() if rate >= WORTH * best)
 
 
-def catalog_lines(spec: ModelSpec, grid: Grid) -> list[str]:
+def make_catalog_lines(spec: ModelSpec, grid: Grid) -> list[str]:
     """Return the lines for models.toml of a model that does not generate step by step.
 
     They are limits only: within them the service itself learns, call by call, what is worth batching.
     """
-    knees = {length: knee(grid, length) for length in grid.lengths}
+    knees = {length: find_knee(grid, length) for length in grid.lengths}
     tokens = max(size * length for length, size in knees.items())
     fitting = [size * length - 1 for size, length in grid.too_large]
     slowest = max(grid.seconds.values())
@@ -84,13 +84,13 @@ def catalog_lines(spec: ModelSpec, grid: Grid) -> list[str]:
     ]
 
 
-def generating_lines(spec: ModelSpec, grid: Grid) -> list[str]:
+def make_generating_lines(spec: ModelSpec, grid: Grid) -> list[str]:
     """Return the lines for models.toml of a model that generates step by step.
 
     They allow rows until more of them bring no more tokens, cache for these rows, and time for the longest answer
     beside them.
     """
-    rows, longest = max(knee(grid, length) for length in grid.lengths), max(grid.lengths)
+    rows, longest = max(find_knee(grid, length) for length in grid.lengths), max(grid.lengths)
     fitting = [size * (length + ANSWER) - 1 for size, length in grid.too_large]
     step_s = max(seconds for (size, _), seconds in grid.seconds.items() if size <= rows)
     shared = tasks.find_task(spec.task).parameters["max_new_tokens"]
@@ -108,7 +108,7 @@ def generating_lines(spec: ModelSpec, grid: Grid) -> list[str]:
 Trials = Mapping[Variant, Measurement]
 
 
-def trials_table(trials: Trials, unit: str) -> Iterator[str]:
+def format_trials_table(trials: Trials, unit: str) -> Iterator[str]:
     """Yield the table of the trials, with a row for each choice and arrangement.
 
     A row has the rates by batch size and their mean, by which one is recommended. It also has the memory of a replica,
@@ -131,15 +131,15 @@ def trials_table(trials: Trials, unit: str) -> Iterator[str]:
             )
 
 
-def trials_plot(trials: Trials) -> Iterator[str]:
+def format_trials_plot(trials: Trials) -> Iterator[str]:
     """Yield the plot of the rate of each choice in its best arrangement."""
     best = {choice: max(map(mean, trial.rates.values())) for choice, trial in trials.items() if trial.rates}
     most, width = max(best.values()), max(10, *(len(choice.precision) for choice in best))
     for choice, rate in best.items():
-        yield f"{choice.backend:<10}{choice.precision:<{width}} {bar(rate / most):<{BAR}} {rate:.1f}"
+        yield f"{choice.backend:<10}{choice.precision:<{width}} {format_bar(rate / most):<{BAR}} {rate:.1f}"
 
 
-def recommended(trials: Trials) -> tuple[Variant, Arrangement]:
+def choose_trial(trials: Trials) -> tuple[Variant, Arrangement]:
     """Return the fastest choice and arrangement of those whose answers are the same but for their numbers.
 
     The answers of torch in float32 always are.
@@ -155,12 +155,12 @@ def mean(rates: Mapping[int, float]) -> float:
     return math.exp(sum(math.log(max(rate, 1e-9)) for rate in rates.values()) / len(rates))
 
 
-def choice_lines(spec: ModelSpec, trials: Trials) -> list[str]:
+def make_choice_lines(spec: ModelSpec, trials: Trials) -> list[str]:
     """Return the lines for models.toml that replace what the model's table there says of its backend and precision.
 
     To accept rounded numbers is the user's decision, so that a comment says what answers the user would get.
     """
-    choice, _ = recommended(trials)
+    choice, _ = choose_trial(trials)
     trial = trials[choice]
     says = spec.backend != TORCH or bool(spec.precision)
     if choice.precision == "float32" and choice.backend == TORCH and not says and spec.dtype == "auto":

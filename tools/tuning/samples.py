@@ -18,7 +18,7 @@ TEXTS = 100  # texts that are compared, so that one label in a hundred that chan
 LONGEST = 128  # tokens of the longest of these texts
 
 
-def sample(spec: ModelSpec, engine: Engine, length: int, own: Sequence[Any]) -> Any:
+def make_sample(spec: ModelSpec, engine: Engine, length: int, own: Sequence[Any]) -> Any:
     """Return an input of about `length` tokens: the nearest of the user's own, or one made up for the task."""
     if own:
         return min(own, key=lambda value: abs(lengths.measure_inputs(spec, value)[1] - length))
@@ -30,14 +30,14 @@ def sample(spec: ModelSpec, engine: Engine, length: int, own: Sequence[Any]) -> 
     return engine.sample(" ".join(WORDS[place % len(WORDS)] for place in range(max(1, length - 2))))
 
 
-def compared(spec: ModelSpec, engine: Engine, lengths: Sequence[int]) -> list[Any]:
+def make_compared_texts(spec: ModelSpec, engine: Engine, lengths: Sequence[int]) -> list[Any]:
     """Return different texts of all lengths.
 
     If a task takes longer to answer, or its inputs are no texts, there is one input of each length.
     """
     task, rng = tasks.find_task(spec.task), random.Random(0)
     if task.generates or task.unit in (units.estimate_patches, units.estimate_frames):
-        return [sample(spec, engine, length, ()) for length in lengths]
+        return [make_sample(spec, engine, length, ()) for length in lengths]
     longest = min(lengths[-1], LONGEST)
     return [engine.sample(" ".join(rng.choices(WORDS, k=rng.randint(1, max(1, longest - 2))))) for _ in range(TEXTS)]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
 
-from batch_inference_client.command import json_object
+from batch_inference_client.command import parse_json_object
 from inference.catalog.lookup import spec_of
 from inference.management.command_errors import show_errors_as_sentences
 from inference.models import Job, Status
@@ -24,7 +24,9 @@ class Command(BaseCommand):
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("model", help="its name in models.toml")
         parser.add_argument("text")
-        parser.add_argument("--parameters", type=json_object, default={}, help="""as JSON, such as '{"top_k": 3}'""")
+        parser.add_argument(
+            "--parameters", type=parse_json_object, default={}, help="""as JSON, such as '{"top_k": 3}'"""
+        )
         parser.add_argument(
             "--timeout", type=parse_seconds, default=60.0, help="seconds to wait for the answer (default 60)"
         )

@@ -77,8 +77,8 @@ class MadeUpTaskTests(SimpleTestCase):
         self.assertEqual([checks.find_task_problem(spec) for spec in self.specs.values()], ["", ""])
         for spec in self.specs.values():
             self.assertEqual(tasks.find_task(spec.task).example, {"inputs": "a film"})
-            self.assertEqual(measurements.lengths_for(spec, []), [50, 250, 1500])
-            input_checks.check_file("inputs", samples.sample(spec, Echo(spec), 50, []))
+            self.assertEqual(measurements.choose_lengths(spec, []), [50, 250, 1500])
+            input_checks.check_file("inputs", samples.make_sample(spec, Echo(spec), 50, []))
 
 
 class ShapeTests(SimpleTestCase):

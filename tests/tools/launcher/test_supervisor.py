@@ -96,11 +96,11 @@ class TestSupervisor(unittest.TestCase):
         service.start([program("print('up')")])
         (only,) = service.supervised
         only.child.process.wait()
-        only.check(0.0)
+        only.restart_if_ended(0.0)
         with patch.object(subprocess, "Popen", side_effect=BlockingIOError("out of processes")):
-            only.check(1.0)
+            only.restart_if_ended(1.0)
         self.assertIn(("up", "p cannot be started: out of processes; tried again in 2 s"), log.lines)
-        only.check(3.0)
+        only.restart_if_ended(3.0)
         self.assertEqual(only.child.process.wait(), 0)
 
     def test_each_restart_waits_longer_than_the_one_before(self) -> None:
@@ -110,10 +110,10 @@ class TestSupervisor(unittest.TestCase):
         supervised, delays = service.supervised[0], []
         for _ in range(3):
             supervised.child.process.wait()
-            supervised.check(supervised.child.started_s)
+            supervised.restart_if_ended(supervised.child.started_s)
             assert supervised.restart_at_s is not None
             delays.append(round(supervised.restart_at_s - supervised.child.started_s))
-            supervised.check(supervised.restart_at_s)
+            supervised.restart_if_ended(supervised.restart_at_s)
         self.assertEqual(delays, [1, 2, 4])
 
     def test_programs_stop_in_the_reverse_of_the_order_they_started_in(self) -> None:
@@ -169,8 +169,8 @@ class TestHangup(unittest.TestCase):
         service.start([replace(program(HEARS, name="hears"), hears_hangup=True), program(SLEEPER, name="other")])
         for name in ("hears", "other"):
             eventually(lambda name=name: (name, "up") in log.lines, "the program's first line")  # type: ignore[misc]
-        service.hang_up()
+        service.pass_on_hangup()
         with patch.object(supervisor, "STABLE_S", 0.0):
-            service.hang_up()
+            service.pass_on_hangup()
         eventually(lambda: ("hears", "heard") in log.lines, "it hears")
         self.assertEqual([supervised.child.exit_code for supervised in service.supervised], [None, None])

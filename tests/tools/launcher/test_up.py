@@ -21,7 +21,7 @@ from tools.management.commands import up
 class ProgramsTests(SimpleTestCase):
     def names(self, **environment: str) -> list[str]:
         with patch.dict(os.environ, environment), patch.object(embedded, "is_answering", lambda socket: False):
-            return [program.name for program in up.wanted_programs("127.0.0.1", 8000)]
+            return [program.name for program in up.list_programs("127.0.0.1", 8000)]
 
     def setUp(self) -> None:
         self.enterContext(patch.dict(os.environ))
@@ -39,7 +39,7 @@ class ProgramsTests(SimpleTestCase):
 
     def test_a_folder_with_a_running_service_is_left_alone(self) -> None:
         with patch.object(embedded, "is_answering", lambda socket: True), self.assertRaises(CommandError) as refused:
-            up.wanted_programs("127.0.0.1", 8000)
+            up.list_programs("127.0.0.1", 8000)
         self.assertIn("DATA_DIR", str(refused.exception))
 
     def test_where_it_cannot_listen_is_said_by_what_is_wrong(self) -> None:
@@ -62,7 +62,7 @@ class ProgramsTests(SimpleTestCase):
     def test_open_doors_are_warned_of(self) -> None:
         for host, keys, warned in (("0.0.0.0", False, True), ("0.0.0.0", True, False), ("127.0.0.1", False, False)):
             with override_settings(API_KEY_REQUIRED=keys), contextlib.redirect_stderr(io.StringIO()) as said:
-                up.warn_of_open_doors(host)
+                up.warn_of_open_access(host)
             self.assertEqual("API_KEY_REQUIRED=1" in said.getvalue(), warned)
 
     def test_where_it_listens_is_taken_from_the_environment(self) -> None:
@@ -75,20 +75,20 @@ class HangupTests(SimpleTestCase):
     def heard(self, *, had_terminal: bool, has_terminal: bool) -> str:
         service = Mock()
         with patch.object(sys, "stdin", Mock(isatty=lambda: has_terminal)):
-            up.hangup(service, had_terminal=had_terminal)()
+            up.make_hangup_handler(service, had_terminal=had_terminal)()
         (call,) = service.method_calls
         return str(call[0])
 
     def test_it_ends_with_its_terminal_and_passes_any_other_hangup_on(self) -> None:
         self.assertEqual(self.heard(had_terminal=True, has_terminal=False), "stop")
-        self.assertEqual(self.heard(had_terminal=True, has_terminal=True), "hang_up")
-        self.assertEqual(self.heard(had_terminal=False, has_terminal=False), "hang_up")
+        self.assertEqual(self.heard(had_terminal=True, has_terminal=True), "pass_on_hangup")
+        self.assertEqual(self.heard(had_terminal=False, has_terminal=False), "pass_on_hangup")
 
 
 class OutputTests(SimpleTestCase):
     def test_what_programs_write_past_their_logs_does_not_act_on_a_terminal(self) -> None:
         with patch("sys.stdout", io.StringIO()) as shown:
-            up.Output()("worker", "printed \x1b[2J\u202e by a model")
+            up.LogOutput()("worker", "printed \x1b[2J\u202e by a model")
         self.assertEqual(shown.getvalue(), "worker | printed \\u001b[2J\\u202e by a model\n")
 
 

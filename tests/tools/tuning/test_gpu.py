@@ -16,7 +16,7 @@ Length = int | tuple[int, ...]
 
 
 class Gpu:
-    """A replica on one that is idle below `knee` tokens and has room for so many in a call."""
+    """A replica on one that is idle below `find_knee` tokens and has room for so many in a call."""
 
     def __init__(self, *, room: int, knee: int = 1000) -> None:
         self.room, self.knee = room, knee
@@ -29,7 +29,9 @@ class Gpu:
 
     def grid(self, *lengths: int, on_gpu: bool = True) -> Grid:
         gpu = cast("Replica", self)
-        return measurements.grid(gpu, measurements.ITEMS, [1, 2, 4], lengths, 0.0, lambda _: None, on_gpu=on_gpu)
+        return measurements.measure_grid(
+            gpu, measurements.ITEMS, [1, 2, 4], lengths, 0.0, lambda _: None, on_gpu=on_gpu
+        )
 
 
 class GridTests(TestCase):
@@ -44,7 +46,7 @@ class GridTests(TestCase):
         found = Gpu(room=450, knee=10**9).grid(10)
         self.assertEqual((found.sizes, found.too_large), ([1, 2, 4, 8, 16, 32, 40], [(64, 10), (48, 10)]))
         spec = ModelSpec(name="m", task="text-classification")
-        self.assertIn("max_batch_tokens = 400", report.catalog_lines(spec, found))
+        self.assertIn("max_batch_tokens = 400", report.make_catalog_lines(spec, found))
 
     def test_none_is_tried_that_is_larger_than_one_that_did_not_fit(self) -> None:
         gpu = Gpu(room=30, knee=10**9)
@@ -54,7 +56,7 @@ class GridTests(TestCase):
     def test_lengths_are_mixed_as_far_as_the_longest_fit(self) -> None:
         found = Gpu(room=700, knee=10**9).grid(10, 20)
         self.assertEqual(sorted(found.mixed), [2, 4, 8, 16, 32])
-        self.assertRegex("\n".join(report.table(found)), r"mixed +- +2000.0 +4000.0")
+        self.assertRegex("\n".join(report.format_table(found)), r"mixed +- +2000.0 +4000.0")
 
 
 class TrialTests(TestCase):
@@ -63,7 +65,7 @@ class TrialTests(TestCase):
         self.setup = Setup(spec=spec, device=Device(name="cuda:0", visible="GPU-1"), threads=1)
 
     def test_tf32_is_tried(self) -> None:
-        precisions = dict.fromkeys(choice.precision for choice in measurements.choices(self.setup))
+        precisions = dict.fromkeys(choice.precision for choice in measurements.list_variants(self.setup))
         self.assertEqual([*precisions], ["float32", "tf32", "bfloat16"])
 
     def test_replicas_that_do_not_fit_beside_each_other_are_left_out(self) -> None:
@@ -82,15 +84,18 @@ class TrialTests(TestCase):
             def __exit__(self, *_: object) -> None: ...
             def wait_until_loaded(self) -> None: ...
             def call(self, what: Any, *_: Any) -> Any:
-                return {replica.note: said, replica.memory_bytes: 1, replica.answers: [0.5]}[what]
+                return {replica.find_note: said, replica.measure_memory: 1, replica.answer_inputs: [0.5]}[what]
 
         def tried() -> measurements.Measurement:
             choice = Variant(backend="torch", precision="float32")
             unit = measurements.ITEMS
-            return measurements.trial(self.setup, unit, choice, None, [one, two], [1], 0.0, lambda _: None)[0]
+            return measurements.measure_variant(self.setup, unit, choice, None, [one, two], [1], 0.0, lambda _: None)[0]
 
         said = ""
-        with patch.object(measurements, "throughput", throughput), patch.object(measurements, "Replica", Loaded):
+        with (
+            patch.object(measurements, "measure_throughput", throughput),
+            patch.object(measurements, "Replica", Loaded),
+        ):
             room = 1
             self.assertEqual(list(tried().rates), [one])
             room = 0

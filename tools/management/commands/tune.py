@@ -58,48 +58,54 @@ class Command(BaseCommand):
             spec = lookup.spec_of(model)
         own = _device(device)
         spec = spec if own.name == devices.CPU else spec.with_gpu_limits()
-        self.others = list(processor.load_of_others(devices.cores()))  # looked up before anything is measured
-        setup = measurements.roomy(Setup(spec=spec, device=own, threads=1, own_inputs=_own(inputs)))
+        self.others = list(processor.warn_of_other_load(devices.cores()))  # looked up before anything is measured
+        setup = measurements.enlarge_cache(Setup(spec=spec, device=own, threads=1, own_inputs=_own(inputs)))
         try:
             self.tune(setup, seconds)
         except CannotMeasure as error:
             raise CommandError(str(error)) from error
 
     def tune(self, setup: Setup, seconds: float) -> None:
-        sizes, all_lengths = measurements.sizes_for(setup.spec), measurements.lengths_for(setup.spec, setup.own_inputs)
-        arrangements, choices = measurements.arrangements(setup, devices.cores()), measurements.choices(setup)
+        sizes, all_lengths = (
+            measurements.choose_sizes(setup.spec),
+            measurements.choose_lengths(setup.spec, setup.own_inputs),
+        )
+        arrangements, choices = (
+            measurements.list_arrangements(setup, devices.cores()),
+            measurements.list_variants(setup),
+        )
         step = ProgressLine(1 + len(sizes) * len(all_lengths) + len(choices) * len(arrangements))
         step("loading the model")
         with Replica(setup) as replica:
             replica.wait_until_loaded()
-            unit = measurements.unit_of(replica)
+            unit = measurements.find_unit(replica)
             on_gpu = not setup.is_on_cpu
-            grid = measurements.grid(replica, unit, sizes, all_lengths, seconds, step, on_gpu=on_gpu)
-        size = report.knee(grid, measurements.typical_length(setup))
+            grid = measurements.measure_grid(replica, unit, sizes, all_lengths, seconds, step, on_gpu=on_gpu)
+        size = report.find_knee(grid, measurements.find_typical_length(setup))
         together = [devices.cores(), max(devices.cores(), size)] if unit is measurements.TOKENS else [1, size]
         trials: dict[Variant, Measurement] = {}
         expected: Sequence[Any] | None = None
         for choice in choices:
-            trials[choice], expected_now = measurements.trial(
+            trials[choice], expected_now = measurements.measure_variant(
                 setup, unit, choice, expected, arrangements, sorted({*together}), 4 * seconds, step
             )
             expected = expected or expected_now
         step.clear()
-        self.show(setup.spec, unit, grid, trials)
+        self.print_results(setup.spec, unit, grid, trials)
 
-    def show(self, spec: ModelSpec, unit: Unit, grid: Grid, trials: dict[Variant, Measurement]) -> None:
+    def print_results(self, spec: ModelSpec, unit: Unit, grid: Grid, trials: dict[Variant, Measurement]) -> None:
         generates = unit is measurements.TOKENS
-        limits = report.generating_lines(spec, grid) if generates else report.catalog_lines(spec, grid)
-        arrangement = report.recommended(trials)[1]
+        limits = report.make_generating_lines(spec, grid) if generates else report.make_catalog_lines(spec, grid)
+        arrangement = report.choose_trial(trials)[1]
         parts = {
-            "This machine": [processor.described(), *self.others],
-            f"{spec.name} as it is, one replica of one thread": report.table(grid, unit.name),
-            **({"A step of so many rows, a token each": report.steps(grid)} if generates else {}),
-            "What batching gains": report.plot(grid),
-            "Backends, precisions, replicas and threads": report.trials_table(trials, unit.name),
-            f"The best of each, by the mean of its {unit.name}/s": report.trials_plot(trials),
+            "This machine": [processor.describe_processor(), *self.others],
+            f"{spec.name} as it is, one replica of one thread": report.format_table(grid, unit.name),
+            **({"A step of so many rows, a token each": report.format_steps(grid)} if generates else {}),
+            "What batching gains": report.format_plot(grid),
+            "Backends, precisions, replicas and threads": report.format_trials_table(trials, unit.name),
+            f"The best of each, by the mean of its {unit.name}/s": report.format_trials_plot(trials),
             "The worker": [f"celery -A project worker -c {arrangement.replicas}"],
-            f"For {settings.MODELS_FILE.name}": [*limits, *report.choice_lines(spec, trials)],
+            f"For {settings.MODELS_FILE.name}": [*limits, *report.make_choice_lines(spec, trials)],
         }
         for title, part in parts.items():
             self.stdout.write(self.style.MIGRATE_HEADING(f"\n{title}"))

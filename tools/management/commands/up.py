@@ -27,7 +27,7 @@ from tools.launcher.supervisor import Program, Supervisor, raise_open_files_limi
 COLOURS = {"up": 36, "broker": 35, "web": 34, "worker": 32}
 
 
-class Output:
+class LogOutput:
     """The one log of all programs.
 
     Each line begins with the name of its program. Lines that are meant for the reader do not.
@@ -41,7 +41,8 @@ class Output:
         with self.lock:
             try:
                 print(
-                    logs.wrap_line(name, line) if logs.IS_JSON else f"{self.head(name)}{escape_text(line)}", flush=True
+                    logs.wrap_line(name, line) if logs.IS_JSON else f"{self.format_head(name)}{escape_text(line)}",
+                    flush=True,
                 )
             except BrokenPipeError:  # the process that read this output is gone
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -49,7 +50,7 @@ class Output:
             except OSError:  # the disk that the output goes to is full: a line is lost, and the service goes on
                 pass
 
-    def head(self, name: str) -> str:
+    def format_head(self, name: str) -> str:
         if not name:
             return ""
         head = f"{name:<6} |"
@@ -61,27 +62,29 @@ class Command(BaseCommand):
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("--host", default=os.environ.get("HOST", "127.0.0.1"), help="HOST, default 127.0.0.1")
-        parser.add_argument("--port", type=port, default=os.environ.get("PORT", "8000"), help="PORT, default 8000")
+        parser.add_argument(
+            "--port", type=parse_port, default=os.environ.get("PORT", "8000"), help="PORT, default 8000"
+        )
 
     def handle(self, *args: Any, host: str, port: int, **options: Any) -> None:
         refuse_taken_port(host, port)
         refuse_unwritable_folder()
-        warn_of_open_doors(host)
-        migrate()
+        warn_of_open_access(host)
+        migrate_database()
         raise_open_files_limit()
-        log = Output()
+        log = LogOutput()
         service = Supervisor(log)
         for number in (signal.SIGINT, signal.SIGTERM):
             # In a thread of its own: the main thread, which runs signal handlers, may hold the event's own lock.
             signal.signal(number, lambda *_: threading.Thread(target=service.stop).start())
-        hung_up = hangup(service, had_terminal=sys.stdin.isatty())
+        hung_up = make_hangup_handler(service, had_terminal=sys.stdin.isatty())
         signal.signal(signal.SIGHUP, lambda *_: threading.Thread(target=hung_up).start())
-        service.start(wanted_programs(host, port))
+        service.start(list_programs(host, port))
         StartupReport(host=host, port=port, log=log, stopping=service.stopping).start()
         service.run()
 
 
-def hangup(service: Supervisor, *, had_terminal: bool) -> Callable[[], None]:
+def make_hangup_handler(service: Supervisor, *, had_terminal: bool) -> Callable[[], None]:
     """Return the function to call at SIGHUP.
 
     If the terminal was closed, it ends the service. Otherwise the worker looks at models.toml.
@@ -91,33 +94,33 @@ def hangup(service: Supervisor, *, had_terminal: bool) -> Callable[[], None]:
         if had_terminal and not sys.stdin.isatty():
             service.stop()
         else:
-            service.hang_up()
+            service.pass_on_hangup()
 
     return hung_up
 
 
-def wanted_programs(host: str, port: int) -> list[Program]:
+def list_programs(host: str, port: int) -> list[Program]:
     """Return the programs in the order in which they start.
 
     With REDIS_URL set, the embedded broker is not among them.
     """
-    own = [programs.worker(), programs.web(host=host, port=port)]
+    own = [programs.make_worker(), programs.make_web_server(host=host, port=port)]
     if settings.WEBHOOK_HOSTS:
-        own.append(programs.webhooks())
-    return own if os.environ.get("REDIS_URL") else [embedded_broker(), *own]
+        own.append(programs.make_webhook_sender())
+    return own if os.environ.get("REDIS_URL") else [prepare_embedded_broker(), *own]
 
 
-def embedded_broker() -> Program:
+def prepare_embedded_broker() -> Program:
     socket_path = address.embedded_socket(settings.DATA_DIR)
     if embedded.is_answering(socket_path):
         raise CommandError(
             f"A service with the data of {settings.DATA_DIR} runs already: its broker answers on {socket_path}. Stop it"
             " first, or give this one another folder, as DATA_DIR."
         )
-    return programs.broker(data=settings.DATA_DIR / "broker", socket=socket_path)
+    return programs.make_broker(data=settings.DATA_DIR / "broker", socket=socket_path)
 
 
-def port(text: str) -> int:
+def parse_port(text: str) -> int:
     if not text.isdecimal() or not 1 <= int(text) <= 65_535:
         raise ArgumentTypeError(f"PORT must be a whole number from 1 to 65535, not {text!r}")
     return int(text)
@@ -130,10 +133,10 @@ def refuse_taken_port(host: str, port: int) -> None:
         try:
             probe.bind((host, port))
         except (OSError, UnicodeError) as error:
-            raise CommandError(cannot_listen(host, port, error)) from error
+            raise CommandError(describe_listen_error(host, port, error)) from error
 
 
-def cannot_listen(host: str, port: int, error: Exception) -> str:
+def describe_listen_error(host: str, port: int, error: Exception) -> str:
     number = getattr(error, "errno", None)
     if number == errno.EADDRINUSE:
         return f"Something listens on {host} port {port} already. Choose another: make run PORT={port % 65_535 + 1}"
@@ -159,7 +162,7 @@ def refuse_unwritable_folder() -> None:
         ) from error
 
 
-def warn_of_open_doors(host: str) -> None:
+def warn_of_open_access(host: str) -> None:
     if host not in ("127.0.0.1", "::1", "localhost") and not settings.API_KEY_REQUIRED:
         print(
             f"Every client that reaches {host} may use this service: set API_KEY_REQUIRED=1 to require keys.",
@@ -167,7 +170,7 @@ def warn_of_open_doors(host: str) -> None:
         )
 
 
-def migrate() -> None:
+def migrate_database() -> None:
     try:
         call_command("migrate", interactive=False, verbosity=0)
     except DatabaseError as error:
