@@ -84,6 +84,7 @@ class RabbitMQTests(StackCase):
         self.assert_served()
         self.hold()
         slow = self.stack.submit({"text": "slow", "fail": "held"})
+        eventually(lambda: self.is_running(slow), "it runs, in a batch without those that follow")
         self.assert_served()
         self.log_shows("PRECONDITION_FAILED", "the broker closes the channel")
         self.stack.release()
