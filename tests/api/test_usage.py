@@ -98,7 +98,7 @@ class UsageTests(TestCase):
         for figure in ("3,000", "75.0%", "20.0 of 60", "25.0%", "of any"):
             self.assertIn(figure, page)
         shown = self.client.get(reverse("admin:api_apikey_change", args=[self.key.pk])).content.decode()
-        self.assertIn("3,000 requests, an hour each", shown)
+        self.assertIn("3,000 requests; a column is an hour", shown)
         self.assertEqual(self.client.get(reverse("admin:api_apikey_add")).status_code, 200)
 
     def test_a_list_without_use(self) -> None:

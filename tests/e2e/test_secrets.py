@@ -52,6 +52,6 @@ class TestSecrets(StackCase):
         for own in ("secretive.py", ", in look_up\n    raise KeyError(SECRET)"):
             self.assertIn(own, trace)
         self.assertLess(trace.index(", in predict\n"), trace.index(", in look_up\n"))
-        self.assertLess(trace.index(", in look_up\n"), trace.index("isolate.py"))
+        self.assertLess(trace.index(", in look_up\n"), trace.index("engine_calls.py"))
         self.assertNotIn("marked-input", trace)
         self.log_shows(", in look_up", "so does the log")
