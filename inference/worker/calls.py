@@ -6,7 +6,6 @@ They are plain values, without the inputs and outputs of jobs.
 import ctypes
 import enum
 import mmap
-import os
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -95,10 +94,8 @@ class SharedState(ctypes.Structure):
 
 
 def map_shared_state(descriptor: int) -> SharedState:
-    """Return the state in the memory of this file descriptor, and close the descriptor."""
-    memory = mmap.mmap(descriptor, ctypes.sizeof(SharedState))
-    os.close(descriptor)
-    return SharedState.from_buffer(memory)
+    """Return the state in the memory of this file descriptor, which may be closed then."""
+    return SharedState.from_buffer(mmap.mmap(descriptor, ctypes.sizeof(SharedState)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -108,7 +108,8 @@ def strategy(task: Any, app: Celery, consumer: Any) -> Callable[..., None]:
     }  # fmt: skip
 
     def on_message(message: Any, body: Any, ack: Any, reject: Any, callbacks: Any, **kwargs: Any) -> None:
-        request = request_of(message, on_ack=ack, on_reject=reject, **common)
+        # `ack` and `reject` wait for the next turn of Celery's event loop, which turns no more as the worker leaves.
+        request = request_of(message, on_ack=message.ack_log_error, on_reject=message.reject_log_error, **common)
         items, model = items_of(request, dispatcher)
         is_revoked = request.id in state.revoked and len(items) == 1  # for several jobs the rows decide
         if (request.expires or is_revoked) and request.revoked():

@@ -96,10 +96,17 @@ def _plan(worker: Any) -> None:
         worker.pool_cls = "prefork" if is_ours else worker.pool_cls
         return
     if not is_ours:
-        raise ValueError("the models run in a pool of their own, one process a replica; leave out -P/--pool")
+        raise ValueError(
+            "models run in the pool inference.worker.processes.pool:TaskPool; leave out -P/--pool, and have"
+            " CELERY_WORKER_POOL name it"
+        )
     if len(consumed) < len(models):
         raise ValueError(f"-Q and -X do not choose models; use --models {','.join(consumed)} instead")
     selection = parse_selection(models, worker.options.get("models"))
+    others = queues.consume_from.keys() - {spec.queue for spec in models.values()}
+    if others:
+        names = ",".join(sorted(others))
+        logger.warning("a worker with models runs jobs only: start another one with `celery worker -Q %s`", names)
     queues.deselect(list(queues.consume_from))  # a model's queue is consumed once a replica can run the model
     refuse_what_breaks_batching(worker)
     choice = devices.choose(worker.options.get("devices") or "auto")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import urllib.request
@@ -102,6 +103,18 @@ class CeleryTests(StackCase):
         self.stack.ready()
         for job in self.stack.finished(running, *waiting):
             self.assertEqual((job.status, job.attempts, job.recoveries), (Status.SUCCEEDED, 1, 0))
+
+    def test_a_cold_shutdown_ends_what_runs_and_another_worker_runs_it_again(self) -> None:
+        running = self.held()
+        worker = self.stack.children["worker1"]
+        os.kill(worker.pid, signal.SIGTERM)
+        self.log_shows("Warm shutdown", "it waits for what runs")
+        os.kill(worker.pid, signal.SIGQUIT)
+        eventually(lambda: worker.exit_code is not None, "the worker ends")
+        self.assertFalse(any("Traceback" in line for line in self.stack.log))
+        self.stack.release()
+        self.stack.start_worker()
+        self.assertEqual(self.stack.finished(running)[0].status, Status.SUCCEEDED)
 
     def test_flower_sees_the_worker_and_its_tasks(self) -> None:
         port = free_port()

@@ -8,6 +8,8 @@ import multiprocessing.connection
 import os
 import signal
 import socket
+import sys
+import threading
 from collections.abc import Mapping
 from typing import NoReturn
 
@@ -43,18 +45,34 @@ def run(
     logs.configure(settings.LOGGING)
     logging.getLogger().setLevel(log_level)
     _, (descriptor,), _, _ = socket.recv_fds(end, 1, 1)
+    shared = map_shared_state(descriptor)
+    os.close(descriptor)
     connection = MainConnection(end)
+    code: object = os.EX_SOFTWARE
     try:
-        connection.send(ReplyKind.UP, value=entry.start(plan, index, assignment, map_shared_state(descriptor)))
+        connection.send(ReplyKind.UP, value=entry.start(plan, index, assignment, shared))
         run_loop(connection, plan, index)
+    except SystemExit as ended:
+        code = ended.code
     except Exception:
         logger.exception("the process of replica %d ends", index)
-        raise SystemExit(os.EX_SOFTWARE) from None
-    finally:
-        if tracing.on:
-            tracing.flush_spans()
-        with contextlib.suppress(OSError):  # the main process is gone
-            connection.send(ReplyKind.LEAVING)
+    if tracing.on:
+        tracing.flush_spans()
+    with contextlib.suppress(OSError):  # the main process is gone
+        connection.send(ReplyKind.LEAVING)
+    leave(code)
+
+
+def leave(code: object) -> NoReturn:
+    """End this process, also if an engine has left threads that Python would wait for."""
+    own = threading.main_thread()
+    if any(not thread.daemon and thread is not own for thread in threading.enumerate()):
+        for process in multiprocessing.active_children():
+            process.terminate()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code if isinstance(code, int) else os.EX_OK if code is None else 1)
+    sys.exit(code)  # type: ignore[arg-type]
 
 
 def end_with_main_process() -> None:

@@ -27,6 +27,8 @@ logger = logging.getLogger(__name__)
 IMPORTS = "FORKSERVER_IMPORTS"  # environment variable: names of modules, with spaces between them
 ENDS_S = 0.1  # seconds until a process that answers no more counts as ended
 LEAVES_S = 5.0  # seconds for a process that has closed its connection to end, after which it is killed
+STOPS_S = 5.0  # seconds that a stop waits for what the launcher does; a start may wait for imports of minutes
+SPARE = 8  # file descriptors that a start opens: it would leave some open, and a child that waits, if it got too few
 UNKNOWN = 255  # exit code of each child whose process that forks has ended
 
 Result = TypeVar("Result")
@@ -57,6 +59,7 @@ class Launcher:
         self._results: SimpleQueue[Callable[[], object]] = SimpleQueue()
         self._news, self._write_news = os.pipe()
         os.set_blocking(self._news, False)
+        self._is_stopped = False
         self._thread = threading.Thread(target=self._run, name="launcher", daemon=True)
         self._thread.start()
 
@@ -95,12 +98,18 @@ class Launcher:
                 self._results.get_nowait()()
 
     def stop(self) -> None:
-        """End the thread after what it was given so far, and deliver the last results. A second call does nothing."""
-        if not self._thread.is_alive():
+        """End the thread after what it was given so far, and deliver the last results. A second call does nothing.
+
+        A start that takes longer is left to itself: its process ends with this one.
+        """
+        if self._is_stopped:
             return
+        self._is_stopped = True
         self._tasks.put(None)
-        self._thread.join()
+        self._thread.join(STOPS_S)
         self.deliver()
+        if self._thread.is_alive():
+            return
         os.close(self._news)
         os.close(self._write_news)
 
@@ -119,8 +128,9 @@ class Launcher:
     def _start(self, function: Callable[..., object], arguments: tuple[Any, ...]) -> BaseProcess | Exception:
         error: Exception = RuntimeError("not started")
         for _ in range(2):
-            process: BaseProcess = self._context.Process(target=function, args=arguments)  # type: ignore[attr-defined]
             try:
+                self._find_spare_descriptors()
+                process: BaseProcess = self._context.Process(target=function, args=arguments)  # type: ignore[attr-defined]
                 process.start()
             except (ConnectionError, EOFError) as ended:  # the process that forks has ended: try again by another one
                 logger.error("the process that replicas are forked from has ended, another one is started: %r", ended)
@@ -131,6 +141,16 @@ class Launcher:
             else:
                 return process
         return error
+
+    def _find_spare_descriptors(self) -> None:
+        """Raise `OSError` if this process may open too few file descriptors for a start."""
+        spare: list[int] = []
+        try:
+            while len(spare) < SPARE:
+                spare.append(os.dup(self._news))
+        finally:
+            for descriptor in spare:
+                os.close(descriptor)
 
 
 def _reap(process: BaseProcess) -> int | None:
@@ -148,7 +168,9 @@ def _reap(process: BaseProcess) -> int | None:
 def _look(process: BaseProcess) -> int | None:
     process.join(ENDS_S)  # its pipes are closed a moment before its exit code is known
     if (exit_code := process.exitcode) == UNKNOWN:
-        forkserver.ensure_running()
+        time.sleep(ENDS_S)  # it is still there for a moment after its pipes are closed
+        with contextlib.suppress(Exception):  # else the next start makes one
+            forkserver.ensure_running()
     return _known(exit_code)
 
 

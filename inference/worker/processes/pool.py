@@ -22,6 +22,7 @@ class TaskPool(BasePool):
 
     registry: "ReplicaRegistry"  # set as the worker is prepared
     replicas: "ReplicaPool | None" = None  # None once the worker has stopped it
+    _loop: Any = None  # Celery's event loop
 
     def on_start(self) -> None:
         from django.conf import settings
@@ -35,6 +36,7 @@ class TaskPool(BasePool):
         self.replicas.start_missing()
 
     def register_with_event_loop(self, loop: Any) -> None:
+        self._loop = loop
         if self.replicas:
             self.replicas.register(loop)
 
@@ -45,16 +47,25 @@ class TaskPool(BasePool):
     def on_stop(self) -> None:
         """Run what has begun to its end.
 
-        At a cold shutdown Celery calls this within a signal handler, also while it runs, and then terminates the pool.
+        Celery's event loop turns no more, but its timers are run: they look after stuck processes, and send heartbeats
+        to the broker. At a cold shutdown Celery calls this within a signal handler, also while it runs, and then
+        terminates the pool.
         """
         if self.replicas and state.should_terminate is None:
-            self.replicas.join(is_aborted=lambda: state.should_terminate is not None)
+            self.replicas.join(self._run_timers, is_aborted=lambda: state.should_terminate is not None)
             self.replicas = None
+
+    def _run_timers(self) -> None:
+        if self._loop:
+            self._loop.fire_timers()
 
     def on_terminate(self) -> None:
         if self.replicas:
             self.replicas.terminate()
             self.replicas = None
+
+    def terminate_job(self, pid: int, signal: Any = None) -> None:
+        """Do nothing: the process of a job runs other jobs, too. Celery calls this at a cold shutdown."""
 
     def on_apply(self, target: Any, *arguments: Any, **options: Any) -> NoReturn:
         """Refuse a task that is not a job. Celery logs the error and drops the task's message."""

@@ -25,7 +25,8 @@ from inference.worker.replicas.registry import ReplicaRegistry
 logger = logging.getLogger(__name__)
 
 LEAVES_S = 10.0  # seconds for a child that runs nothing any more to end
-TURN_S = 1.0  # seconds of a turn of the loop while the worker leaves
+TURN_S = 0.5  # seconds of a turn of the loop while the worker leaves
+PAUSE_S = 5.0  # seconds without a look at the children, after which this process was stopped meanwhile
 
 
 class ReplicaPool:
@@ -63,6 +64,7 @@ class ReplicaPool:
         self._load_call: ProcessCall | None = None  # the call that has a child load or unload something
         self._loading: ReplicaProcess | None = None  # that child
         self._load_by = 0.0  # monotonic: when it has to have begun that call, and then to have ended it
+        self._looked_at = time.monotonic()  # when the children were last looked after
         self._awaited_at = 0.0  # monotonic: since when the child is awaited
 
     # Processes
@@ -138,12 +140,14 @@ class ReplicaPool:
     def _look(self, process: ReplicaProcess) -> None:
         """Learn whether a process has ended whose connection is still open, as a process that it forked has it.
 
-        The sentinel becomes readable also if the process that forks has ended. Then only the connection tells.
+        The sentinel becomes readable also if the process that forks has ended. Its children are orphans then, and
+        `look_after` looks whether they exist.
         """
         self._remove(process.process.sentinel)
         self._launcher.look(process.process, self._guard(lambda exit_code: self._looked(process, exit_code)))
 
     def _looked(self, process: ReplicaProcess, exit_code: int | None) -> None:
+        process.is_orphan = exit_code is None
         if exit_code is not None and not process.is_reaped:
             self._read(process)
             self._close(process)
@@ -174,6 +178,7 @@ class ReplicaPool:
         else:
             call = process.calls.pop(number)
             call.is_over = True
+            self._note_wear(process)
             (call.done if kind == ReplyKind.DONE else call.failed)(value)
             self._replace_if_worn(process)
             self.on_idle()
@@ -193,7 +198,7 @@ class ReplicaPool:
     def _ended(self, process: ReplicaProcess, exit_code: int | None) -> None:
         """Fail the calls that a process has begun, and forget those that it has not."""
         process.close()
-        has_left = exit_code == os.EX_OK or (exit_code is None and process.leaves_by)
+        has_left = exit_code == os.EX_OK or (exit_code is None and process.leaves_by is not None)
         if not has_left and not process.is_given_up:
             logger.error("pid=%d did not end by itself: %s", process.pid, describe_exit(exit_code))
         calls = list(process.calls.values())
@@ -215,6 +220,12 @@ class ReplicaPool:
         not even begin what it is to load: no other child is sent an assignment before that one is over.
         """
         now = time.monotonic()
+        if (paused_s := now - self._looked_at) > PAUSE_S:
+            self._load_by += paused_s
+            for process in self.processes.values():
+                process.started_at += paused_s
+        self._looked_at = now
+        self._end_those_that_stay()
         if self._loading and self.knows(self._load_call) and now > self._load_by:
             self.end(self._loading.pid)
         for process in list(self.processes.values()):
@@ -226,13 +237,28 @@ class ReplicaPool:
                 self.end(useless.pid)
         self.start_missing()
 
-    def _replace_if_worn(self, process: ReplicaProcess) -> None:
-        """End a process that has run as many calls, or takes as much memory, as it may, once nothing runs in it."""
+    def _end_those_that_stay(self) -> None:
+        """End children that should have ended, and notice the end of children of which nothing else tells."""
+        for process in list(self.processes.values()):
+            if process.leaves_by is not None and time.monotonic() > process.leaves_by:
+                process.kill()
+            if process.is_orphan and not process.is_reaped and not process.exists:
+                self._read(process)
+                self._close(process)
+
+    def _note_wear(self, process: ReplicaProcess) -> None:
+        """Note that a process has run as many calls, or takes as much memory, as it may."""
         process.calls_made += 1
         is_worn = self._most_calls and process.calls_made >= self._most_calls
         process.is_worn |= bool(is_worn or (self._most_kib and process.resident_kib() > self._most_kib))
-        if process.is_worn and not process.calls and not self.keeps(process.pid):
-            self.end(process.pid)
+
+    def _replace_if_worn(self, process: ReplicaProcess) -> None:
+        """Have a worn process end once nothing runs in it."""
+        idle = not (process.calls or process.is_given_up or self.keeps(process.pid))
+        if process.is_worn and idle and not self.is_closed:
+            process.is_given_up = True
+            self.replicas.ended(process.index)
+            process.send()
 
     def end(self, pid: int) -> None:
         """End a child, which must not be given another call."""
@@ -377,10 +403,11 @@ class ReplicaPool:
         self.is_closed = True
         self.replicas.close()
 
-    def join(self, is_aborted: Callable[[], bool] = bool) -> None:
+    def join(self, run_timers: Callable[[], object] = bool, *, is_aborted: Callable[[], bool] = bool) -> None:
         """Wait until all children have run their calls and have ended; until then call back as the event loop did.
 
-        Children that load models are killed, as no call follows. So are all others if `is_aborted` returns True.
+        `run_timers` is called about twice a second. Children that load models are killed, as no call follows. So are
+        all others if `is_aborted` returns True.
         """
         loop = SelectorLoop()
         self.register(loop)
@@ -392,11 +419,10 @@ class ReplicaPool:
                 process.send()
                 if process.unsent:
                     loop.add_writer(process.writer, self._guard(self._write), process)
-        while (self.processes or self._is_starting) and not is_aborted():
+        while self.processes and not is_aborted():
             loop.turn(TURN_S)
-            for process in self.processes.values():
-                if process.leaves_by and time.monotonic() > process.leaves_by:
-                    process.kill()
+            run_timers()
+            self._end_those_that_stay()
         self.terminate()
 
     def terminate(self) -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import math
 import os
 import signal
 import socket
@@ -42,11 +43,12 @@ class ReplicaProcess:
         self.index = index
         self.calls: dict[int, ProcessCall] = {}
         self.calls_made = 0
-        self.started_at = time.monotonic()
+        self.started_at = math.inf  # monotonic
         self.is_up = False  # it has loaded what it can, and takes calls
         self.is_given_up = False  # it must not be given another call
         self.is_worn = False  # it has run as many calls, or has as much memory, as it may
         self.is_closed = False  # its end of the connection is closed: it has ended, or ends now
+        self.is_orphan = False  # the process that forked it has ended, and nothing tells how this one will end
         self.is_reaped = False  # the launcher waits for its end
         self.leaves_by: float | None = None  # monotonic: when it must have ended, which it said that it does
         self.unsent = bytearray()  # what the connection had no room for
@@ -55,15 +57,15 @@ class ReplicaProcess:
         try:
             self.connection.setblocking(False)
             self.writer = self.connection.dup()  # kombu's event loop has either a reader or a writer of a descriptor
-            descriptor = _open_memory()
-            socket.send_fds(self.connection, [b"\0"], [descriptor])
-            self.shared = map_shared_state(descriptor)
+            with _open_memory() as descriptor:
+                socket.send_fds(self.connection, [b"\0"], [descriptor])
+                self.shared = map_shared_state(descriptor)
         except OSError:
             self.close()
             raise
 
     def has_started(self, process: BaseProcess) -> None:
-        self.process, self.pid = process, process.pid or 0
+        self.process, self.pid, self.started_at = process, process.pid or 0, time.monotonic()
         self.other_end.close()
 
     def send(self, *message: Any) -> None:
@@ -96,6 +98,14 @@ class ReplicaProcess:
             if len(data) < CHUNK:
                 return
 
+    @property
+    def exists(self) -> bool:
+        try:
+            os.kill(self.pid, 0)
+        except OSError:
+            return False
+        return True
+
     def kill(self) -> None:
         if self.pid and not self.is_closed:
             with contextlib.suppress(ProcessLookupError):  # it has ended already
@@ -115,12 +125,16 @@ class ReplicaProcess:
                 end.close()
 
 
-def _open_memory() -> int:
-    """Return the file descriptor of new memory that holds a `SharedState` of zeros."""
+@contextlib.contextmanager
+def _open_memory() -> Iterator[int]:
+    """Yield the file descriptor of new memory that holds a `SharedState` of zeros, and close the descriptor."""
     if hasattr(os, "memfd_create"):
         descriptor = os.memfd_create("replica")
     else:
         with tempfile.TemporaryFile() as file:
             descriptor = os.dup(file.fileno())
-    os.truncate(descriptor, ctypes.sizeof(SharedState))
-    return descriptor
+    try:
+        os.truncate(descriptor, ctypes.sizeof(SharedState))
+        yield descriptor
+    finally:
+        os.close(descriptor)

@@ -72,13 +72,9 @@ class ConsumerTests(TestCase):
             content_type="application/json", content_encoding="utf-8", accept={"application/json"},
             delivery_info={"routing_key": queue or job.queue}, delivery_tag=job.job_id,
         )  # fmt: skip
-        self.on_message(
-            message,
-            None,
-            ack=lambda *_: self.events.append("acknowledged"),
-            reject=lambda *_: self.events.append("given back"),
-            callbacks=(),
-        )
+        self.enterContext(patch.object(Message, "ack_log_error", lambda *_: self.events.append("acknowledged")))
+        self.enterContext(patch.object(Message, "reject_log_error", lambda *_, **__: self.events.append("given back")))
+        self.on_message(message, None, ack=None, reject=None, callbacks=())
 
     def job(self, model: str = "a") -> JobMessage:
         return JobMessage(

@@ -90,6 +90,11 @@ def stay() -> None:
     threading.Event().wait()
 
 
+def leave_with_a_thread() -> None:
+    threading.Thread(target=stay).start()
+    child_process.leave(3)
+
+
 def outlive(file: str) -> None:
     """Hold the interpreter, in which no thread could look whether the main process is gone."""
     child_process.end_with_main_process()
@@ -173,6 +178,10 @@ class EndsTests(LauncherCase):
         os.kill(killed.pid, signal.SIGKILL)
         self.assertEqual(self.reap(killed), -signal.SIGKILL)
 
+    def test_one_in_which_a_thread_runs_on_ends(self) -> None:
+        with patch.object(launcher, "LEAVES_S", PATIENCE_S):
+            self.assertEqual(self.reap(self.start(leave_with_a_thread)), 3)
+
     def test_one_that_has_closed_its_connection_and_does_not_end_is_killed(self) -> None:
         with patch.object(launcher, "LEAVES_S", 0.1):
             self.assertEqual(self.reap(self.start(stay)), -signal.SIGKILL)
@@ -207,6 +216,30 @@ class EndsTests(LauncherCase):
             self.assertNotEqual(self.who_forks(), parent)
         os.kill(living.pid, 0)
         _end_the_process_that_forks()
+
+    def test_where_too_few_file_descriptors_are_left_none_is_made(self) -> None:
+        opened = len(os.listdir("/proc/self/fd"))
+        for _ in range(20):
+            with patch("os.dup", side_effect=[os.open("/", os.O_RDONLY), OSError(errno.EMFILE, "told so")]):
+                self.assertIsInstance(self.start(stay), OSError)
+        self.assertLess(len(os.listdir("/proc/self/fd")), opened + 10)  # other threads may have opened some
+
+    def test_another_process_that_forks_begins_its_imports_as_soon_as_the_first_has_ended(self) -> None:
+        living = self.start(stay)
+        self.kill(self.who_forks())
+        with patch("multiprocessing.forkserver.ensure_running", side_effect=OSError) as ensure_running:
+            self.assertIsNone(self.look(living))
+        ensure_running.assert_called_once_with()
+        self.assertEqual(self.reap(self.start(leave, 3)), 3)
+
+    def test_a_stop_does_not_wait_for_a_start_that_takes_long(self) -> None:
+        go_on = threading.Event()
+        self.addCleanup(go_on.set)
+        slow = Launcher()
+        with patch.object(launcher.Launcher, "_start", lambda *_: go_on.wait()), patch.object(launcher, "STOPS_S", 0.1):
+            slow.start(stay, (), lambda _: None)
+            slow.stop()
+        self.assertFalse(go_on.is_set())
 
     def test_a_caller_that_has_no_file_descriptors_left_fails_alone(self) -> None:
         living = self.start(stay)

@@ -29,6 +29,7 @@ from inference.worker.child import entry
 from inference.worker.child import process as child_process
 from inference.worker.child.loaded_models import LoadedModels
 from inference.worker.child.work_ahead import WorkAhead
+from inference.worker.processes import launcher, replica_pool
 from inference.worker.processes.pool import TaskPool
 from inference.worker.processes.replica_pool import ReplicaPool
 from inference.worker.processes.replica_process import ReplicaProcess
@@ -159,7 +160,8 @@ class EndedChildTests(PoolCase):
         with patch.object(ReplicaProcess, "kill") as kill:
             self.pool.look_after()
             kill.assert_not_called()
-        with patch("time.monotonic", return_value=time.monotonic() + 2 * PATIENCE_S):
+        later = time.monotonic() + 2 * PATIENCE_S
+        with patch.object(replica_pool, "PAUSE_S", math.inf), patch("time.monotonic", return_value=later):
             self.pool.look_after()
         self.assert_the_next_one_works(stopped)
         self.assertIn("b", self.replicas.served)
@@ -213,6 +215,35 @@ class EndedChildTests(PoolCase):
         self.addCleanup(os.kill, holder, signal.SIGKILL)
         self.kill()
         self.assert_the_next_one_works(killed)
+
+    def test_so_it_is_where_the_process_that_forked_it_has_ended(self) -> None:
+        killed = self.first.pid
+        self.send(hold_connection, "3600")
+        self.until(lambda: self.answers, "it has started one")
+        self.addCleanup(os.kill, self.answers.pop(), signal.SIGKILL)
+        with patch.object(launcher, "_look", return_value=None):
+            self.kill()
+            self.until(lambda: self.first.is_orphan, "nothing tells")
+        os.waitpid(killed, 0)  # as init does
+        self.pool.look_after()
+        self.assert_the_next_one_works(killed)
+
+    def test_one_that_said_that_it_leaves_and_stays_is_ended(self) -> None:
+        stays = self.first.pid
+        self.stop()
+        self.first.leaves_by = 0.0
+        self.pool.look_after()
+        self.assert_the_next_one_works(stays)
+
+    def test_a_load_is_not_blamed_for_the_time_in_which_the_worker_was_stopped(self) -> None:
+        pid = self.first.pid
+        self.first.is_up = False
+        with patch("time.monotonic", return_value=time.monotonic() + 2 * PATIENCE_S):
+            self.pool.look_after()
+        self.first.is_up = True
+        self.send(str, "text")
+        self.until(lambda: self.answers, "it answers")
+        self.assertEqual(self.first.pid, pid)
 
     def test_one_whose_message_cannot_be_read_is_ended(self) -> None:
         killed = self.first.pid
@@ -280,6 +311,17 @@ class LeavingTests(PoolCase):
         with self.assertLogs("inference.worker.processes.replica_pool", "ERROR") as logs:
             self.pool.join()
         self.assertIn(f"pid={pid} did not end by itself: signal 9 (SIGKILL)", logs.output[0])
+
+    def test_timers_run_until_all_have_ended(self) -> None:
+        self.stop()
+        self.pool.close()
+        pid, signals = self.first.pid, [signal.SIGCONT]
+
+        def go_on() -> None:
+            if signals:
+                os.kill(pid, signals.pop())
+
+        self.pool.join(go_on)
 
     def test_what_runs_is_not_waited_for_at_a_cold_shutdown(self) -> None:
         self.stop()
@@ -380,12 +422,16 @@ class NotStartedTests(PoolCase):
     def test_so_it_is_where_no_connection_is_to_be_had(self) -> None:
         refused = OSError(errno.EMFILE, "told so")
         opened = len(os.listdir("/proc/self/fd"))
-        for function in ("socket.socketpair", "os.memfd_create", "socket.send_fds"):
+        for function in ("socket.socketpair", "os.memfd_create", "os.truncate", "socket.send_fds", "mmap.mmap"):
             with self.subTest(function), patch(function, side_effect=refused):
-                pool = self.make_pool()
-                pool.start_missing()
-                pool.terminate()
-                self.assertIn("told so", self.replicas.why_not(next(iter(self.replicas.specs.values()))))
+                for _ in range(10):
+                    with self.assertRaises(OSError):
+                        ReplicaProcess(0)
+        pool = self.make_pool()
+        with patch("socket.socketpair", side_effect=refused):
+            pool.start_missing()
+        pool.terminate()
+        self.assertIn("told so", self.replicas.why_not(next(iter(self.replicas.specs.values()))))
         self.assertLess(len(os.listdir("/proc/self/fd")), opened + 9)  # other threads may have opened some
 
 
@@ -498,6 +544,9 @@ class TaskPoolTests(TestCase):
     def test_a_task_that_is_no_job_is_refused_with_the_way_to_run_it(self) -> None:
         with self.assertRaisesRegex(InvalidTaskError, "celery worker -Q QUEUES"):
             TaskPool(1).apply_async(str, ("text",))
+
+    def test_what_it_runs_is_not_ended_for_one_job(self) -> None:
+        TaskPool(1).terminate_job(os.getpid(), signal.SIGTERM)
 
     def test_it_is_stopped_once_and_not_within_the_handler_of_a_cold_shutdown(self) -> None:
         pool = TaskPool(1)
