@@ -12,12 +12,12 @@ LENGTH = struct.Struct("!I")
 Message = tuple[Any, ...]
 
 
-def pack(message: Message) -> bytes:
+def pack_message(message: Message) -> bytes:
     data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
     return LENGTH.pack(len(data)) + data
 
 
-def read(stream: BinaryIO) -> Message:
+def read_message(stream: BinaryIO) -> Message:
     """Wait for the next message of a stream and return it. Raises `EOFError` if the stream ends before or within it."""
     (length,) = LENGTH.unpack(_read_all(stream, LENGTH.size))
     message: Message = pickle.loads(_read_all(stream, length))  # noqa: S301 - of this worker's own processes

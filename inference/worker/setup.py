@@ -22,7 +22,7 @@ from inference.broker.messages import TASK
 from inference.catalog import lookup, specs, tasks
 from inference.catalog.specs import ModelSpec
 from inference.telemetry import logs
-from inference.worker.processes import launcher
+from inference.worker.processes import process_launcher
 from inference.worker.processes.pool import TaskPool
 from inference.worker.replicas import devices
 
@@ -118,7 +118,7 @@ def _plan(worker: Any) -> None:
     plan = replace(plan, ahead=settings.WORK_AHEAD)
     logs.bind_to_process(worker=plan.worker)
     devices.set_up_libraries(plan.threads, is_cpu=choice.is_cpu)
-    launcher.prepare(selection.apply(models).values())
+    process_launcher.prepare(selection.apply(models).values())
     worker.concurrency = plan.replicas
     worker.replicas = TaskPool.registry = ReplicaRegistry(plan, selection.apply(models))
     worker.served = ServedModels(worker.replicas, selection)

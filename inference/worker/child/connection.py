@@ -31,7 +31,7 @@ class MainConnection:
     def receive(self) -> ChildCall:
         """Wait for the next call and return it. Raises `SystemExit` if none will follow."""
         try:
-            message = framing.read(self._stream)
+            message = framing.read_message(self._stream)
         except (EOFError, OSError):
             raise SystemExit(os.EX_SOFTWARE) from None  # the main process is gone
         if not message:
@@ -39,7 +39,7 @@ class MainConnection:
         return ChildCall(*message)
 
     def send(self, kind: ReplyKind, number: int = 0, value: Any = None) -> None:
-        data = framing.pack((kind, number, value))
+        data = framing.pack_message((kind, number, value))
         with self._sending:
             self._socket.sendall(data)
 

@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-def run(
+def run_replica(
     end: socket.socket, index: int, plan: Plan, assignment: Assignment, environment: Mapping[str, str], log_level: int
 ) -> None:
     """Load what a replica is to serve, and run the calls of the main process until it wants no more.
@@ -60,10 +60,10 @@ def run(
         tracing.flush_spans()
     with contextlib.suppress(OSError):  # the main process is gone
         connection.send(ReplyKind.LEAVING)
-    leave(code)
+    exit_process(code)
 
 
-def leave(code: object) -> NoReturn:
+def exit_process(code: object) -> NoReturn:
     """End this process, also if an engine has left threads that Python would wait for."""
     own = threading.main_thread()
     if any(not thread.daemon and thread is not own for thread in threading.enumerate()):

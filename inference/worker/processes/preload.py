@@ -21,11 +21,11 @@ os.environ.update(devices.NO_GPUS)
 django.setup()
 
 from inference.worker.child import process  # noqa: E402
-from inference.worker.processes import launcher  # noqa: E402
+from inference.worker.processes import process_launcher  # noqa: E402
 
 # A whole process group gets these signals, which would end this process. It ends with the worker's main process.
 signal.pthread_sigmask(signal.SIG_BLOCK, process.IGNORED)
-for module in os.environ[launcher.IMPORTS].split():
+for module in os.environ[process_launcher.IMPORTS].split():
     with contextlib.suppress(Exception):  # the load of a model reports what is missing
         importlib.import_module(module)
 os.register_at_fork(after_in_child=uuid_utils.reseed_rng)  # Python's own generator does so by itself

@@ -18,7 +18,7 @@ from inference.worker.calls import Assignment, LoadReport, ProcessLost, ReplyKin
 from inference.worker.child import entry
 from inference.worker.child import process as child_process
 from inference.worker.processes.event_loop import EventLoop, SelectorLoop
-from inference.worker.processes.launcher import Launcher
+from inference.worker.processes.process_launcher import ProcessLauncher
 from inference.worker.processes.replica_process import ProcessCall, ReplicaProcess
 from inference.worker.replicas.registry import ReplicaRegistry
 
@@ -57,7 +57,7 @@ class ReplicaPool:
         self.keeps: Callable[[int], bool] = lambda pid: False  # True if a batch is open in this child
         self.is_closed = False  # it takes no more calls
         self._load_limit_s, self._most_calls, self._most_kib = load_limit_s, most_calls, most_kib
-        self._launcher = Launcher(context)
+        self._launcher = ProcessLauncher(context)
         self._loop: EventLoop | None = None
         self._numbers = itertools.count(1)
         self._is_starting = False  # one process at a time
@@ -88,7 +88,7 @@ class ReplicaPool:
         plan, assignment = self.replicas.plan, self.replicas.first_assignment(index)
         level = logging.getLogger().level
         self._launcher.start(
-            child_process.run, (process.other_end, index, plan, assignment, dict(os.environ), level),
+            child_process.run_replica, (process.other_end, index, plan, assignment, dict(os.environ), level),
             self._guard(lambda started: self._started(process, assignment, started)),
         )  # fmt: skip
 
@@ -155,7 +155,7 @@ class ReplicaPool:
     def _read(self, process: ReplicaProcess) -> None:
         handle = self._guard(self._handle)
         try:
-            for message in process.read():
+            for message in process.read_messages():
                 handle(process, *message)
         except Exception:
             logger.exception("pid=%d is ended: its message cannot be read", process.pid)
@@ -299,7 +299,7 @@ class ReplicaPool:
         return call
 
     def _write(self, process: ReplicaProcess) -> None:
-        process.write()
+        process.write_unsent()
         if not process.unsent:
             self._remove(process.writer)
 

@@ -70,16 +70,16 @@ class ReplicaProcess:
 
     def send(self, *message: Any) -> None:
         """Send a call, or without arguments the message that no more will follow."""
-        self.unsent += framing.pack(message)
-        self.write()
+        self.unsent += framing.pack_message(message)
+        self.write_unsent()
 
-    def write(self) -> None:
+    def write_unsent(self) -> None:
         """Write what the connection has room for. The rest stays in `unsent`."""
         with contextlib.suppress(BlockingIOError, ConnectionError):  # a lost connection is noticed by its reader
             while self.unsent:
                 del self.unsent[: self.writer.send(self.unsent)]
 
-    def read(self) -> Iterator[framing.Message]:
+    def read_messages(self) -> Iterator[framing.Message]:
         """Yield the messages that have come. Sets `is_closed` at the end of the connection.
 
         Raises the error of a message that cannot be read.

@@ -10,7 +10,7 @@ MESSAGES = [(1, "a"), (), (2, b"x" * 70_000, None)]
 
 
 class FramingTests(TestCase):
-    data = b"".join(map(framing.pack, MESSAGES))
+    data = b"".join(map(framing.pack_message, MESSAGES))
 
     def test_messages_arrive_whole_whatever_the_pieces(self) -> None:
         for size in (1, 3, 4, 5, 1000, len(self.data)):
@@ -24,10 +24,10 @@ class FramingTests(TestCase):
 
     def test_a_stream_is_read_message_by_message_and_its_end_is_told_from_a_message(self) -> None:
         stream = io.BytesIO(self.data)
-        self.assertEqual([framing.read(stream) for _ in MESSAGES], MESSAGES)
+        self.assertEqual([framing.read_message(stream) for _ in MESSAGES], MESSAGES)
         for cut in (0, 3, 6):
             with self.assertRaises(EOFError):
-                framing.read(io.BytesIO(self.data[:cut]))
+                framing.read_message(io.BytesIO(self.data[:cut]))
 
     def test_what_is_no_message_raises(self) -> None:
         with self.assertRaises(pickle.UnpicklingError):

@@ -29,7 +29,7 @@ from inference.worker.child import entry
 from inference.worker.child import process as child_process
 from inference.worker.child.loaded_models import LoadedModels
 from inference.worker.child.work_ahead import WorkAhead
-from inference.worker.processes import launcher, replica_pool
+from inference.worker.processes import process_launcher, replica_pool
 from inference.worker.processes.pool import TaskPool
 from inference.worker.processes.replica_pool import ReplicaPool
 from inference.worker.processes.replica_process import ReplicaProcess
@@ -221,7 +221,7 @@ class EndedChildTests(PoolCase):
         self.send(hold_connection, "3600")
         self.until(lambda: self.answers, "it has started one")
         self.addCleanup(os.kill, self.answers.pop(), signal.SIGKILL)
-        with patch.object(launcher, "_look", return_value=None):
+        with patch.object(process_launcher, "_look", return_value=None):
             self.kill()
             self.until(lambda: self.first.is_orphan, "nothing tells")
         os.waitpid(killed, 0)  # as init does
@@ -248,7 +248,7 @@ class EndedChildTests(PoolCase):
     def test_one_whose_message_cannot_be_read_is_ended(self) -> None:
         killed = self.first.pid
         with self.assertLogs("inference.worker.processes.replica_pool", "ERROR"):
-            with patch.object(ReplicaProcess, "read", side_effect=pickle.UnpicklingError):
+            with patch.object(ReplicaProcess, "read_messages", side_effect=pickle.UnpicklingError):
                 self.send(str, "text")
                 self.until(lambda: self.first.is_given_up, "its answer was not read")
             self.until(lambda: not self.pool.has(killed), "it is ended")

@@ -21,8 +21,8 @@ from inference.catalog import specs
 from inference.catalog.specs import ModelSpec
 from inference.fields.ids import new_job_id
 from inference.worker.child import process as child_process
-from inference.worker.processes import launcher
-from inference.worker.processes.launcher import Launcher
+from inference.worker.processes import process_launcher
+from inference.worker.processes.process_launcher import ProcessLauncher
 from tests.conditions import PATIENCE_S, eventually
 
 IMPORTED_AHEAD = """
@@ -54,9 +54,9 @@ STARTER = """
 import multiprocessing, sys, time
 import django
 django.setup()
-from tests.inference.worker.processes import test_launcher
+from tests.inference.worker.processes.test_process_launcher import outlive
 if __name__ == "__main__":
-    process = multiprocessing.get_context("forkserver").Process(target=test_launcher.outlive, args=(sys.argv[1],))
+    process = multiprocessing.get_context("forkserver").Process(target=outlive, args=(sys.argv[1],))
     process.start()
     print(process.pid, flush=True)
     time.sleep(3600)
@@ -92,7 +92,7 @@ def stay() -> None:
 
 def leave_with_a_thread() -> None:
     threading.Thread(target=stay).start()
-    child_process.leave(3)
+    child_process.exit_process(3)
 
 
 def outlive(file: str) -> None:
@@ -108,8 +108,8 @@ class LauncherCase(TestCase):
     imports: tuple[ModelSpec, ...] = ()
 
     def setUp(self) -> None:
-        launcher.prepare(self.imports)
-        self.launcher = Launcher()
+        process_launcher.prepare(self.imports)
+        self.launcher = ProcessLauncher()
         self.reaped: list[BaseProcess] = []
         self.addCleanup(self.launcher.stop)
 
@@ -179,11 +179,11 @@ class EndsTests(LauncherCase):
         self.assertEqual(self.reap(killed), -signal.SIGKILL)
 
     def test_one_in_which_a_thread_runs_on_ends(self) -> None:
-        with patch.object(launcher, "LEAVES_S", PATIENCE_S):
+        with patch.object(process_launcher, "LEAVES_S", PATIENCE_S):
             self.assertEqual(self.reap(self.start(leave_with_a_thread)), 3)
 
     def test_one_that_has_closed_its_connection_and_does_not_end_is_killed(self) -> None:
-        with patch.object(launcher, "LEAVES_S", 0.1):
+        with patch.object(process_launcher, "LEAVES_S", 0.1):
             self.assertEqual(self.reap(self.start(stay)), -signal.SIGKILL)
 
     def test_when_the_process_that_forks_is_killed_children_live_and_another_one_forks(self) -> None:
@@ -202,13 +202,13 @@ class EndsTests(LauncherCase):
         refuses = Path(folder) / "refuses"
         self.kill(self.who_forks())
         imports = "tests.inference.worker.processes.refused_forks"
-        with patch.dict(os.environ, {launcher.IMPORTS: imports, "REFUSES_FORKS": str(refuses)}):
+        with patch.dict(os.environ, {process_launcher.IMPORTS: imports, "REFUSES_FORKS": str(refuses)}):
             parent = self.who_forks()
             living = self.start(stay)
             refuses.touch()
             opened = len(os.listdir("/proc/self/fd"))
             for _ in range(3):
-                with self.assertLogs("inference.worker.processes.launcher", "ERROR"):
+                with self.assertLogs("inference.worker.processes.process_launcher", "ERROR"):
                     refused = self.start(stay)
                 self.assertIsInstance(refused, EOFError)
             self.assertLess(len(os.listdir("/proc/self/fd")), opened + 3)  # other threads may have opened some
@@ -235,10 +235,11 @@ class EndsTests(LauncherCase):
     def test_a_stop_does_not_wait_for_a_start_that_takes_long(self) -> None:
         go_on = threading.Event()
         self.addCleanup(go_on.set)
-        slow = Launcher()
-        with patch.object(launcher.Launcher, "_start", lambda *_: go_on.wait()), patch.object(launcher, "STOPS_S", 0.1):
-            slow.start(stay, (), lambda _: None)
-            slow.stop()
+        slow = ProcessLauncher()
+        self.enterContext(patch.object(process_launcher, "STOPS_S", 0.1))
+        self.enterContext(patch.object(ProcessLauncher, "_start", lambda *_: go_on.wait()))
+        slow.start(stay, (), lambda _: None)
+        slow.stop()
         self.assertFalse(go_on.is_set())
 
     def test_a_caller_that_has_no_file_descriptors_left_fails_alone(self) -> None:
@@ -273,7 +274,7 @@ class ImportsTests(LauncherCase):
         self.assertEqual(self.printed(IMPORTED_AHEAD, f"{modules} no.such.module"), "nothing else\n")
 
     def printed(self, code: str, imports: str, **environment: str) -> str:
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", launcher.IMPORTS: imports, **environment}
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", process_launcher.IMPORTS: imports, **environment}
         done = subprocess.run(
             [sys.executable, "-c", code], env=environment, cwd=settings.BASE_DIR, capture_output=True, text=True,
             timeout=PATIENCE_S, check=False,

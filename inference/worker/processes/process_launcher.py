@@ -45,7 +45,7 @@ def prepare(specs: Iterable[ModelSpec]) -> None:
     forkserver.ensure_running()
 
 
-class Launcher:
+class ProcessLauncher:
     """The thread that starts child processes and learns how they ended.
 
     Both can block: a start may wait for the process that forks to import torch. No other thread may touch the process
