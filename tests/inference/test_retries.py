@@ -42,6 +42,7 @@ LISTED = {
     "tools/launcher/supervisor.py Supervisor.run": "looks after programs, whose restarts have growing pauses",
     "tools/launcher/startup_report.py StartupReport.wait_until": "growing pauses, until the operator stops it",
     "inference/worker/child/process.py run_calls": "each round has another call",
+    "inference/worker/processes/process_launcher.py ProcessLauncher._run": "each round has another task",
     "inference/worker/processes/process_launcher.py ProcessLauncher._start": "once more, at once; then growing pauses",
     "inference/worker/processes/replica_process.py ReplicaProcess.read_messages": "each round has other bytes",
     "inference/worker/child/work_ahead.py WorkAhead._settle_all": "each round has another call",

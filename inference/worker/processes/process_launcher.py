@@ -122,7 +122,10 @@ class ProcessLauncher:
 
     def _run(self) -> None:
         while task := self._tasks.get():
-            task()
+            try:
+                task()
+            except Exception:  # a bug: without this thread no child would be started again
+                logger.exception("the launcher failed")
             os.write(self._write_news, b"\0")
 
     def _start(self, function: Callable[..., object], arguments: tuple[Any, ...]) -> BaseProcess | Exception:
