@@ -47,9 +47,6 @@ class ProcessLost(Exception):
         super().__init__(f"the process that ran it ended: {describe_exit(exit_code)}")
         self.exit_code = exit_code
 
-    def __reduce__(self) -> Any:
-        return type(self), (self.exit_code,)
-
 
 def describe_exit(exit_code: int | None) -> str:
     if exit_code is None:

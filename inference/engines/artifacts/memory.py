@@ -113,9 +113,17 @@ def _used(device: str) -> int:
     if device != CPU:
         torch = sys.modules.get("torch")
         return sum(torch.cuda.memory_allocated(one) for one in range(torch.cuda.device_count())) if torch else 0
-    if STATM.exists():
-        return int(STATM.read_text().split()[1]) * resource.getpagesize()
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # bytes, on macOS
+    resident = read_resident_bytes()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss if resident is None else resident  # bytes, on macOS
+
+
+def read_resident_bytes(pid: int | None = None) -> int | None:
+    """Return the bytes of the machine's memory that a process has, or this process; None if that is not known."""
+    statm = Path(f"/proc/{pid}/statm") if pid else STATM
+    try:
+        return int(statm.read_text().split()[1]) * resource.getpagesize()
+    except (OSError, IndexError):
+        return None
 
 
 def free_unused() -> None:

@@ -14,6 +14,7 @@ from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from typing import Any
 
+from inference.engines.artifacts import memory
 from inference.worker.calls import Assignment, LoadReport, ProcessLost, ReplyKind, describe_exit
 from inference.worker.child import entry
 from inference.worker.child import process as child_process
@@ -57,12 +58,12 @@ class ReplicaPool:
         self.keeps: Callable[[int], bool] = lambda pid: False  # True if a batch is open in this child
         self.is_closed = False  # it takes no more calls
         self._load_limit_s, self._most_calls, self._most_kib = load_limit_s, most_calls, most_kib
+        self._handle_message = self._guard(self._handle)
         self._launcher = ProcessLauncher(context)
         self._loop: EventLoop | None = None
         self._numbers = itertools.count(1)
         self._is_starting = False  # one process at a time
         self._load_call: ProcessCall | None = None  # the call that has a child load or unload something
-        self._loading: ReplicaProcess | None = None  # that child
         self._load_by = 0.0  # monotonic: when it has to have begun that call, and then to have ended it
         self._looked_at = time.monotonic()  # when the children were last looked after
         self._awaited_at = 0.0  # monotonic: since when the child is awaited
@@ -118,8 +119,11 @@ class ReplicaPool:
         if self._loop and not process.is_closed:
             self._loop.add_reader(process.connection, self._guard(self._read), process)
             self._loop.add_reader(process.process.sentinel, self._guard(self._look), process)
-            if process.unsent:
-                self._loop.add_writer(process.writer, self._guard(self._write), process)
+            self._watch_unsent(process)
+
+    def _watch_unsent(self, process: ReplicaProcess) -> None:
+        if process.unsent and self._loop:
+            self._loop.add_writer(process.writer, self._guard(self._write), process)
 
     def _guard(self, callback: Callable[..., object]) -> Callable[..., None]:
         """Return a callback that raises nothing, as the event loop would end the worker with an exception of it."""
@@ -153,14 +157,13 @@ class ReplicaPool:
             self._close(process)
 
     def _read(self, process: ReplicaProcess) -> None:
-        handle = self._guard(self._handle)
         try:
             for message in process.read_messages():
-                handle(process, *message)
+                self._handle_message(process, *message)
         except Exception:
             logger.exception("pid=%d is ended: its message cannot be read", process.pid)
             self.end(process.pid)
-            self._close(process)
+            process.is_closed = True
         if process.is_closed:
             self._close(process)
 
@@ -226,8 +229,8 @@ class ReplicaPool:
                 process.started_at += paused_s
         self._looked_at = now
         self._end_those_that_stay()
-        if self._loading and self.knows(self._load_call) and now > self._load_by:
-            self.end(self._loading.pid)
+        if (loading := self._loading_pid) and now > self._load_by:
+            self.end(loading)
         for process in list(self.processes.values()):
             if not process.is_up and now - process.started_at > self._load_limit_s:
                 self.end(process.pid)
@@ -249,8 +252,10 @@ class ReplicaPool:
     def _note_wear(self, process: ReplicaProcess) -> None:
         """Note that a process has run as many calls, or takes as much memory, as it may."""
         process.calls_made += 1
-        is_worn = self._most_calls and process.calls_made >= self._most_calls
-        process.is_worn |= bool(is_worn or (self._most_kib and process.resident_kib() > self._most_kib))
+        if (self._most_calls and process.calls_made >= self._most_calls) or (
+            self._most_kib and (memory.read_resident_bytes(process.pid) or 0) // 1024 > self._most_kib
+        ):
+            process.is_worn = True
 
     def _replace_if_worn(self, process: ReplicaProcess) -> None:
         """Have a worn process end once nothing runs in it."""
@@ -258,7 +263,7 @@ class ReplicaPool:
         if process.is_worn and idle and not self.is_closed:
             process.is_given_up = True
             self.replicas.ended(process.index)
-            process.send()
+            self._send(process)
 
     def end(self, pid: int) -> None:
         """End a child, which must not be given another call."""
@@ -288,15 +293,17 @@ class ReplicaPool:
         if self.is_closed:
             return None
         process = self._find(pid)
-        call = ProcessCall(next(self._numbers), done, failed, accepted)
+        call = ProcessCall(next(self._numbers), pid, done, failed, accepted)
         if process is None or process.is_closed:
             call.is_over = True
             return call
         process.calls[call.number] = call
-        process.send(call.number, function, tuple(arguments))
-        if process.unsent and self._loop:
-            self._loop.add_writer(process.writer, self._guard(self._write), process)
+        self._send(process, call.number, function, tuple(arguments))
         return call
+
+    def _send(self, process: ReplicaProcess, *message: Any) -> None:
+        process.send(*message)
+        self._watch_unsent(process)
 
     def _write(self, process: ReplicaProcess) -> None:
         process.write_unsent()
@@ -354,7 +361,7 @@ class ReplicaPool:
         that stays open.
         """
         before, self.awaited = self.awaited, None
-        if self.is_closed or self.knows(self._load_call):
+        if self.is_closed or self._loading_pid:
             return
         kept = [process.pid for process in self.processes.values() if self.keeps(process.pid)]
         free = [process for process in self.processes.values() if process.pid not in kept]
@@ -371,7 +378,7 @@ class ReplicaPool:
 
         The time for which the others work without this child counts from `since`.
         """
-        self._load_by, self._loading = time.monotonic() + self._load_limit_s, self._find(pid)
+        self._load_by = time.monotonic() + self._load_limit_s
         self._load_call = self.send(
             pid, entry.apply_assignment, (assignment,),
             done=lambda loaded: self._loaded(loaded, time.monotonic() - since),
@@ -379,11 +386,16 @@ class ReplicaPool:
             accepted=self._load_begins,
         )  # fmt: skip
 
+    @property
+    def _loading_pid(self) -> int | None:
+        """The pid of the child that was sent what it is to have loaded, until it has answered."""
+        return self._load_call.pid if self._load_call and self.knows(self._load_call) else None
+
     def _load_begins(self, pid: int) -> None:
         self._load_by = time.monotonic() + self._load_limit_s
 
     def _loaded(self, loaded: LoadReport, took_s: float) -> None:
-        self._load_call = self._loading = None
+        self._load_call = None
         self.replicas.pause_tries(took_s)
         self._note(loaded)
 
@@ -392,7 +404,7 @@ class ReplicaPool:
 
         It is not known what it has loaded, and it would be sent the same assignment again and again.
         """
-        self._load_call = self._loading = None
+        self._load_call = None
         self.replicas.pause_tries(took_s)
         self.end(pid)
 
@@ -412,13 +424,11 @@ class ReplicaPool:
         loop = SelectorLoop()
         self.register(loop)
         for process in self.processes.values():
-            if not process.is_up or process is self._loading:
+            if not process.is_up or process.pid == self._loading_pid:
                 process.is_given_up = True
                 process.kill()
             else:
-                process.send()
-                if process.unsent:
-                    loop.add_writer(process.writer, self._guard(self._write), process)
+                self._send(process)
         while self.processes and not is_aborted():
             loop.turn(TURN_S)
             run_timers()

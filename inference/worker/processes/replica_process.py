@@ -17,7 +17,6 @@ from inference.worker import framing
 from inference.worker.calls import SharedState, map_shared_state
 
 CHUNK = 2**16  # bytes that are read at once
-PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 @dataclass(slots=True, eq=False)
@@ -25,6 +24,7 @@ class ProcessCall:
     """A call that was sent to a child process. The pool calls back in the thread of the event loop."""
 
     number: int
+    pid: int  # of the child
     done: Callable[[Any], object]
     failed: Callable[[BaseException], object]
     accepted: Callable[[int], object] | None = None
@@ -110,14 +110,6 @@ class ReplicaProcess:
         if self.pid and not self.is_closed:
             with contextlib.suppress(ProcessLookupError):  # it has ended already
                 os.kill(self.pid, signal.SIGKILL)
-
-    def resident_kib(self) -> int:
-        """Return the size of its memory in KiB; 0 where that is not known."""
-        try:
-            with open(f"/proc/{self.pid}/statm", encoding="ascii") as file:
-                return int(file.read().split()[1]) * PAGE // 1024
-        except (OSError, IndexError):
-            return 0
 
     def close(self) -> None:
         for end in (self.connection, self.other_end, getattr(self, "writer", None)):

@@ -282,7 +282,7 @@ class MediaTests(AdminCase):
         for place in range(5):
             self.assertEqual(self.get(job, "inputs", place).status_code, 404)
         self.assertNotIn("<img class=", self.text(page_of(job)).replace(png()[:10], ""))
-        # It begins as an image does, and is no base64.
+        # The text begins as an image does, and is no base64.
         self.assertIsNone(media.serve_media(png()[: media.HEAD] + "!" * 60))
 
     def test_an_image_of_too_many_pixels_is_not(self) -> None:

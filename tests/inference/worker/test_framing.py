@@ -1,4 +1,4 @@
-"""What is sent arrives as it was, in however many pieces it comes."""
+"""Messages arrive as they were sent, in however many pieces they come."""
 
 import io
 import pickle

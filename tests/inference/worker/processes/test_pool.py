@@ -539,7 +539,7 @@ class AssignmentTests(PlayedCase):
 
 
 class TaskPoolTests(TestCase):
-    """What Celery asks of the pool."""
+    """Celery calls these methods of the pool."""
 
     def test_a_task_that_is_no_job_is_refused_with_the_way_to_run_it(self) -> None:
         with self.assertRaisesRegex(InvalidTaskError, "celery worker -Q QUEUES"):
