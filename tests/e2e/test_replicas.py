@@ -219,10 +219,12 @@ class ReplicaTests(ReplicaCase):
         ready = self.stack.get("/readyz")
         self.assertEqual(ready.status, 503)
         self.assertEqual(ready.json["reasons"], [f"{name}: its worker is loading it." for name in ("late", "good")])
+        served = "/v1/models/good"  # what a web process remembers of a second ago, as the call does
+        eventually(lambda: self.stack.get(served).json["served"]["workers"] == 0, "it has no worker")
         refused = self.stack.call("a", model="good").json
         self.assertEqual(refused["code"], "no_worker")
         self.assertIn("Its worker is loading it.", refused["detail"])
-        self.assertEqual(self.stack.get("/v1/models/good").json["served"]["workers"], 0)
+        self.assertEqual(self.stack.get(served).json["served"]["workers"], 0)
         waiting = self.submit(3, "good")
         self.file("held-late").unlink()
         self.assert_succeeded(waiting)
