@@ -85,8 +85,8 @@ class SentenceEmbeddings(Engine):
             "texts at once", lambda: accelerate.make_encode_shortcut(self, self.tokenizer), self._same_tokens
         )
         prompt = f'"{self.settings.default_prompt}" stands before each text, as {sentence_folder.MODEL_FILE} says.'
-        notes = (prompt if self.settings.default_prompt else "", compiled.note, self.shortcuts.verdict.note)
-        self.padded, self.note = self.shortcuts.padded, " ".join(filter(None, notes))
+        notes = (prompt if self.settings.default_prompt else "", compiled.note, self.shortcuts.sharing_verdict.note)
+        self.padded, self.note = self.shortcuts.is_padded, " ".join(filter(None, notes))
 
     def _trial(self) -> parity.Trial:
         texts = parity.make_trial_texts(self.tokenizer)
@@ -108,7 +108,7 @@ class SentenceEmbeddings(Engine):
 
     def predict(self, inputs: list[Any], parameters: dict[str, Any]) -> list[Any]:
         answers = self.shortcuts.guard_call(lambda: self._answers(inputs, parameters))
-        self.padded = self.shortcuts.padded
+        self.padded = self.shortcuts.is_padded
         return answers
 
     def prepare(self, inputs: list[Any], parameters: dict[str, Any]) -> Any:
@@ -148,7 +148,7 @@ class SentenceEmbeddings(Engine):
             return self._make_token_answers(tokens, counts, parameters)
         normalize = parameters.get("normalize") is not False
         left_out = 0 if self.settings.pools_prompt else self._prompt_tokens(self._prompt(parameters))
-        states = self._states_of(tokens, self.shortcuts.verdict.together)
+        states = self._states_of(tokens, self.shortcuts.sharing_verdict.together)
         vectors = self._pooled(states, normalize=normalize, left_out=left_out)
         if (count := parameters.get("dimensions") or vectors.shape[1]) != vectors.shape[1]:
             served = {each for each in self.dimensions if each < vectors.shape[1]}
@@ -163,7 +163,7 @@ class SentenceEmbeddings(Engine):
         if {"dimensions", "normalize"} & parameters.keys():
             wrong = InvalidInput('parameters.pooling: "none" goes with neither dimensions nor normalize.')
             return [wrong] * len(counts)
-        states = self._token_states(tokens, self.shortcuts.verdict.together)
+        states = self._token_states(tokens, self.shortcuts.sharing_verdict.together)
         is_base64 = parameters.get("encoding_format") == "base64"
         embeddings = [_base64(own.reshape(1, -1))[0] if is_base64 else own.tolist() for own in states]
         return _with_details(embeddings, counts, parameters)
@@ -174,7 +174,7 @@ class SentenceEmbeddings(Engine):
         Texts are cut at `max_tokens`.
         """
         left_out = 0 if self.settings.pools_prompt else self._prompt_tokens(self.settings.default_prompt)
-        states = self._states(texts, self.shortcuts.verdict.together)
+        states = self._states(texts, self.shortcuts.sharing_verdict.together)
         return self._pooled(states, normalize=True, left_out=left_out)
 
     def _pooled(
@@ -211,7 +211,7 @@ class SentenceEmbeddings(Engine):
         """
         prompt, limit, cuts = self._prompt(parameters), self.max_tokens, parameters.get("truncate") is not False
         limit = limit if cuts or not limit else limit + 1
-        wholes = [self.settings.add_prompt(text, prompt) for text in texts]
+        wholes = [self.settings.prepare_text(text, prompt) for text in texts]
         parts = [cut_to_tokens(self.tokenizer, whole, limit) for whole in wholes]
         tokens = self._encoded(parts, limit)
         if not cuts:
@@ -232,7 +232,7 @@ class SentenceEmbeddings(Engine):
         """
         if not prompt:
             return 0
-        ids = self._encoded_plainly([self.settings.add_prompt("", prompt)], self.max_tokens)["input_ids"][0].tolist()
+        ids = self._encoded_plainly([self.settings.prepare_text("", prompt)], self.max_tokens)["input_ids"][0].tolist()
         return len(ids) - int(ids[-1] in self.tokenizer.all_special_ids)
 
     def _states_of(

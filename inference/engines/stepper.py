@@ -68,6 +68,6 @@ class Stepper(ABC):
         """The tokens of cache that no row has, less those that the rows that wait for room will take."""
 
     @property
-    def longest(self) -> int:
+    def tokens_per_row(self) -> int:
         """The tokens of cache that each row takes where all take as many as the longest; 0 where each takes its own."""
         return 0

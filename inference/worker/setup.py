@@ -156,8 +156,8 @@ def _loads(specs: Collection[ModelSpec]) -> dict[str, Any]:
     """
     from inference.engines.artifacts import memory
 
-    eager = [memory.estimate_weights(spec) for spec in specs if not spec.is_lazy]
-    lazy = [memory.estimate_weights(spec) for spec in specs if spec.is_lazy]
+    eager = [memory.estimate_weights_memory(spec) for spec in specs if not spec.is_lazy]
+    lazy = [memory.estimate_weights_memory(spec) for spec in specs if spec.is_lazy]
     largest = [None if None in lazy else max(size for size in lazy if size is not None)] if lazy else []
     generates = any(tasks.find_task(spec.task).generates for spec in specs)
     return {"sizes": [*eager, *largest], "most": 1 if generates else devices.MOST_REPLICAS}

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from inference.catalog import tasks
 from inference.catalog.sizes import units
-from inference.engines.runtime.json_values import to_json
+from inference.engines.runtime.json_values import convert_to_finite_json
 from tests import tiny_models
 from tests.gpu.alike import apart
 from tests.gpu.machine import Machine, StandIn, engine, expect
@@ -74,7 +74,7 @@ def _predict(made: Any, name: str, given: dict[str, Any]) -> list[Any]:
     for answer in found:
         if isinstance(answer, BaseException):
             raise answer
-    return [to_json(answer) for answer in found]
+    return [convert_to_finite_json(answer) for answer in found]
 
 
 def _allowed(name: str, dtype: str) -> float:

@@ -14,7 +14,7 @@ from typing import Any
 from unittest.mock import patch
 
 from inference.catalog.specs import ModelSpec
-from inference.engines.artifacts.memory import free_unused as free_memory
+from inference.engines.artifacts.memory import free_unused_memory as free_memory
 from inference.engines.base import Engine
 from inference.engines.runtime import faults
 from inference.engines.runtime.engine_calls import run_with_isolation

@@ -23,7 +23,7 @@ LISTED = {
     "batch_inference_client/watch.py Watch._run": "each round waits for what is left; patiently",
     "inference/catalog/lookup.py Follower.run": "a look every LOOK_S, which concerns nobody else",
     "inference/engines/artifacts/file_cache.py _locked": "a look every LOOK_S, for WAIT_S",
-    "inference/engines/generation/batch.py RunningBatch._grow": "each round has fewer rows",
+    "inference/engines/generation/pipeline_stepper.py PipelineStepper._grow": "each round has fewer rows",
     "inference/failures.py retry_while_away": "growing pauses, limit_s",
     "tools/launcher/reaper.py end_group": "waits for an end: grace_s, then it is killed",
     "inference/status/workers.py Remembered.__call__": "each round ends another request, whose time was spent",

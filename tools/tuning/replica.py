@@ -96,7 +96,7 @@ def _load(setup: Setup) -> None:
     devices.set_up_libraries(setup.threads, is_cpu=setup.is_on_cpu)
     device = devices.bind(setup.device.visible)
     try:
-        with memory.measure_taken(setup.spec, device) as taken:
+        with memory.measure_memory_taken(setup.spec, device) as taken:
             engine = loading.load_engine(setup.spec, device)
         _setup, _engine, _bytes = setup, engine, taken.bytes
     except ModelUnavailable as error:

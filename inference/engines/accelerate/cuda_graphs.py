@@ -44,7 +44,7 @@ def _stream() -> Any:
     return torch.cuda.Stream()
 
 
-class Graphs:
+class EncoderGraphs:
     """The `forward` of an encoder by graphs.
 
     `padding` has by the name of each input the number that it holds where there is no text.
@@ -126,7 +126,7 @@ def make_graphs(model: Any, tokenizer: Any, unpadded: Override | None = None) ->
     if not shapes:
         return None
     pad = max(model.config.pad_token_id or 0, 0)
-    made = Graphs(encoder, {name: pad if name == "input_ids" else 0 for name in tokenizer.model_input_names})
+    made = EncoderGraphs(encoder, {name: pad if name == "input_ids" else 0 for name in tokenizer.model_input_names})
 
     def call(shape: tuple[int, int]) -> None:
         inputs = {name: torch.zeros(shape, dtype=torch.long, device=model.device) for name in made.padding}

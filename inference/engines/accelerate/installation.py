@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from inference.engines.accelerate.shortcut import Override, Shortcut
 from inference.engines.runtime.faults import describe_exception, is_device_failure, is_out_of_memory
-from inference.engines.runtime.parity import Trial, Verdict
+from inference.engines.runtime.parity import SharingVerdict, Trial
 from inference.engines.runtime.row_groups import ForwardSharing
 from inference.errors import InferenceError
 from inference.telemetry import logs
@@ -25,7 +25,7 @@ class Shortcuts:
     `install_shortcuts` makes it.
     """
 
-    def __init__(self, kind: str, plain: Verdict) -> None:
+    def __init__(self, kind: str, plain: SharingVerdict) -> None:
         self.kind = kind
         self.plain = plain
         self.unpadded = False
@@ -33,13 +33,13 @@ class Shortcuts:
         self._are_on = True
 
     @property
-    def verdict(self) -> Verdict:
-        return Verdict(together=ForwardSharing.PADDED) if self.unpadded and self._are_on else self.plain
+    def sharing_verdict(self) -> SharingVerdict:
+        return SharingVerdict(together=ForwardSharing.PADDED) if self.unpadded and self._are_on else self.plain
 
     @property
-    def padded(self) -> bool:
+    def is_padded(self) -> bool:
         """True if each item of a batch costs what the longest costs."""
-        return self.verdict.together is ForwardSharing.PADDED and not (self.unpadded and self._are_on)
+        return self.sharing_verdict.together is ForwardSharing.PADDED and not (self.unpadded and self._are_on)
 
     def add_if_equal(self, name: str, make: Callable[[], S | None], holds: Callable[[], bool]) -> S | None:
         """Turn on the shortcut that `make` returns, and return it, if answers hold with it; else return None.
@@ -97,10 +97,10 @@ class Shortcuts:
 
 def install_shortcuts(model: Any, tokenizer: Any, task: str, trial: Trial) -> Shortcuts:
     """Turn on the shortcuts by which `model` gives the same answers in a cheaper way. `trial` runs the model."""
-    shortcuts = Shortcuts(model.config.model_type, trial.find_verdict())
+    shortcuts = Shortcuts(model.config.model_type, trial.find_sharing_verdict())
 
     def holds() -> bool:
-        return trial.has_parity(ForwardSharing.ALONE) and trial.has_parity(shortcuts.verdict.together)
+        return trial.has_parity(ForwardSharing.ALONE) and trial.has_parity(shortcuts.sharing_verdict.together)
 
     shortcuts.add_if_equal("packed weights", lambda: _packed(model), holds)
     unpadded = shortcuts.add_if_equal(

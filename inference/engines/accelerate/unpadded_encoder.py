@@ -91,15 +91,17 @@ class EncoderLayer:
         """Compute all tokens: (tokens, hidden) in and out."""
         parts = self.parts
         query, key, value = (_product(part, rows) for part in (parts.query, parts.key, parts.value))
-        return self.finish(self.attention.attend_all_tokens(texts, query, key, value), rows)
+        return self.compute_after_attention(self.attention.attend_all_tokens(texts, query, key, value), rows)
 
     def compute_first_tokens(self, rows: torch.Tensor, texts: PackedTexts) -> torch.Tensor:
         """Compute the first token of each text: (tokens, hidden) in, (texts, hidden) out."""
         parts, first = self.parts, rows[texts.firsts]
         key, value = _product(parts.key, rows), _product(parts.value, rows)
-        return self.finish(self.attention.attend_first_tokens(texts, _product(parts.query, first), key, value), first)
+        return self.compute_after_attention(
+            self.attention.attend_first_tokens(texts, _product(parts.query, first), key, value), first
+        )
 
-    def finish(self, attended: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    def compute_after_attention(self, attended: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         parts = self.parts
         mixed = _normal(parts.mix_norm, _product(parts.mix, attended).add_(rows))
         wide = parts.activation(_product(parts.widen, mixed))

@@ -38,7 +38,7 @@ LIMITS = ("memory.max", "memory.limit_in_bytes")  # files of control groups of v
 # Before a model is loaded
 
 
-def estimate_weights(spec: ModelSpec) -> int | None:
+def estimate_weights_memory(spec: ModelSpec) -> int | None:
     """Return the bytes of a model's weights in the dtype in which it is loaded.
 
     Return None if nothing is known: the files are not here yet, or the engine is a custom one without files.
@@ -89,7 +89,7 @@ class MemoryTaken:
 
 
 @contextlib.contextmanager
-def measure_taken(spec: ModelSpec, device: str) -> Iterator[MemoryTaken]:
+def measure_memory_taken(spec: ModelSpec, device: str) -> Iterator[MemoryTaken]:
     """Measure the memory that loading a model takes, in bytes.
 
     On a CPU that is the growth of the process, and at least the size of the weights, as pages of a mapped file come
@@ -101,11 +101,11 @@ def measure_taken(spec: ModelSpec, device: str) -> Iterator[MemoryTaken]:
             import transformers.pipelines  # noqa: F401
         gc.freeze()
         gc.enable()
-    free_unused()
+    free_unused_memory()
     before, taken = _used(device), MemoryTaken()
     yield taken
-    free_unused()
-    taken.bytes = max(_used(device) - before, (estimate_weights(spec) or 0) if device == CPU else 0)
+    free_unused_memory()
+    taken.bytes = max(_used(device) - before, (estimate_weights_memory(spec) or 0) if device == CPU else 0)
 
 
 def _used(device: str) -> int:
@@ -126,7 +126,7 @@ def read_resident_bytes(pid: int | None = None) -> int | None:
         return None
 
 
-def free_unused() -> None:
+def free_unused_memory() -> None:
     """Give back the memory that is held for models that are gone."""
     gc.collect()
     torch = sys.modules.get("torch")
@@ -150,7 +150,7 @@ def keep_freed_memory() -> None:
         mallopt(TRIM_THRESHOLD, KEPT)
 
 
-def read_total(device: str) -> int:
+def read_total_memory(device: str) -> int:
     """Return the bytes of memory of the device; 0 for a device that does not report them.
 
     For a CPU it is the part of the machine's memory that this process may use.
@@ -172,7 +172,7 @@ def _gpus() -> list[int]:
         return []
 
 
-def limit_to_share(device: str, sharing: int) -> None:
+def limit_memory_to_share(device: str, sharing: int) -> None:
     """Bound this process to its share of a device's memory that `sharing` processes share.
 
     Memory that one process caches is missing to the others.

@@ -107,7 +107,7 @@ def install_backend(spec: ModelSpec, model: Any, answers: parity.Answers, inputs
     """
     if spec.backend == TORCH:
         return _by_torch(spec, model, answers, inputs) if _is_compared(spec, model) else Installed(shortcuts=None)
-    shortcuts = Shortcuts(model.config.model_type, parity.Verdict(together=ForwardSharing.PADDED))
+    shortcuts = Shortcuts(model.config.model_type, parity.SharingVerdict(together=ForwardSharing.PADDED))
     try:
         found = _computed(spec, model, spec.precision or "float32", answers, inputs, shortcuts)
     except Exception as error:

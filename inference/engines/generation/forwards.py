@@ -36,8 +36,8 @@ class Forwards:
     def prefill_piece(self, row: GeneratedRow, size: int) -> torch.Tensor:
         """Compute the next `size` tokens of a long prompt, beside what is in the row's own cache."""
         row.cache = row.cache or DynamicCache()
-        tokens = torch.tensor([row.tokens[row.read : row.read + size]])
-        return self._run(tokens, torch.tensor([row.read + tokens.shape[1]]), row.cache)
+        tokens = torch.tensor([row.tokens[row.tokens_read : row.tokens_read + size]])
+        return self._run(tokens, torch.tensor([row.tokens_read + tokens.shape[1]]), row.cache)
 
     def decode_rows(self, rows: Sequence[GeneratedRow], cells: KVCache, first: int) -> torch.Tensor:
         """Compute the last tokens of rows that lie beside each other in `cells`, from the place `first` on."""

@@ -19,12 +19,12 @@ def make_stepper(spec: ModelSpec, pipe: Any, feed: Any, steps: Any, trial: Trial
     """Return a stepper whose answers are right, and an empty string; or None, and why there is no stepper."""
     try:
         from inference.engines.generation import trial as tried
-        from inference.engines.generation.batch import RunningBatch
+        from inference.engines.generation.pipeline_stepper import PipelineStepper
         from inference.engines.generation.rows.requests import Requests
 
         requests = Requests(pipe, feed, steps)
         problem = tried.find_problem(spec, requests, trial)
-        return (None, problem) if problem else (RunningBatch(spec.max_batch_tokens, requests), "")
+        return (None, problem) if problem else (PipelineStepper(spec.max_batch_tokens, requests), "")
     except Exception as error:
         if is_device_failure(error):
             raise

@@ -11,7 +11,7 @@ import torch
 
 from inference.catalog import tasks
 from inference.catalog.specs import ModelSpec
-from inference.engines.generation.batch import RunningBatch
+from inference.engines.generation.pipeline_stepper import PipelineStepper
 from inference.engines.generation.rows import sampling
 from inference.engines.generation.rows.requests import NotStepwise, Requests
 from inference.engines.generation.rows.row import GeneratedRow
@@ -20,7 +20,8 @@ from inference.engines.stepper import OPEN
 
 MANY_STEPS = 100
 ROOM = 1_000_000
-# Parameters that a request may set beside the task's own, with which `RunningBatch` still computes as `generate` does.
+# Parameters that a request may set beside the task's own, with which `PipelineStepper` still computes as `generate`
+# does.
 KNOWN = {
     "max_length", "min_length", "min_new_tokens", "no_repeat_ngram_size", "min_p", "epsilon_cutoff", "eta_cutoff",
     "top_h", "bad_words_ids", "suppress_tokens", "sequence_bias", "exponential_decay_length_penalty",
@@ -52,7 +53,7 @@ def _difference(spec: ModelSpec, requests: Requests, trial: Trial) -> str:
     except NotStepwise as error:
         return str(error)
     scores = _scores(requests, trial.inputs)
-    return "" if all(scores) and trial.measure_difference_of(scores) <= 1.0 else "its answers would change"
+    return "" if all(scores) and trial.measure_answers_difference(scores) <= 1.0 else "its answers would change"
 
 
 def _scores(requests: Requests, inputs: Sequence[Any]) -> list[Answer]:
@@ -67,7 +68,7 @@ def _scores(requests: Requests, inputs: Sequence[Any]) -> list[Answer]:
             seen[row.key].append(own.to("cpu", copy=True))  # as the scores that it is compared with
         return sampling.choose_tokens(rows, scores)
 
-    batch = RunningBatch(ROOM, requests, choose=watched)
+    batch = PipelineStepper(ROOM, requests, choose=watched)
     left = list(enumerate(inputs))
     for _ in range(MANY_STEPS):
         if left:

@@ -110,7 +110,7 @@ class Pairs(TextFeed):
         return self.prepare(value, pipe), known  # The library passes others to the tokenizer.
 
     def make_answer(self, answer: Any, row: InputRow, parameters: dict[str, Any]) -> Any:
-        return {**answer, "tokens": row.tokens} if parameters.get("details") else answer
+        return {**answer, "tokens": row.token_count} if parameters.get("details") else answer
 
 
 class States(TextFeed):
@@ -120,7 +120,7 @@ class States(TextFeed):
         return getattr(pipe.model.config.get_text_config(), "hidden_size", 0)
 
     def remove_padding(self, output: Any, row: InputRow) -> Any:
-        return (output[0][:, : row.tokens],)
+        return (output[0][:, : row.token_count],)
 
 
 class Masked(TextFeed):
@@ -198,9 +198,9 @@ class Prompts(TextFeed):
         longest = pipe.tokenizer.model_max_length
         if not run.get("max_new_tokens"):
             longest = min(longest, run.get("max_length") or pipe.model.generation_config.max_length or longest)
-        if row.tokens >= longest:
-            raise make_no_room_error(row.tokens, longest)
-        left = {"max_new_tokens": longest - row.tokens, "max_length": longest}
+        if row.token_count >= longest:
+            raise make_no_room_error(row.token_count, longest)
+        left = {"max_new_tokens": longest - row.token_count, "max_length": longest}
         return {name: most for name, most in left.items() if (run.get(name) or 0) > most}
 
 

@@ -51,7 +51,7 @@ class PipelineCalls:
         features = self.pipe.preprocess(self.chat(prepared) if isinstance(prepared, list) else prepared, **before)
         rows = [InputRow(item=index, features=found) for found in (features if self.in_chunks else [features])]
         for row in rows:
-            if "input_ids" in row.features and not row.tokens:
+            if "input_ids" in row.features and not row.token_count:
                 raise InvalidInput("The text is empty for this model's tokenizer: send at least one word.")
         return [replace(row, own=self.feed.bound_parameters(row, self.pipe, parameters.forward)) for row in rows]
 

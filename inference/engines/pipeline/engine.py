@@ -78,7 +78,7 @@ class PipelineEngine(Engine):
             self.spec, self.pipe.model, missing, self.warm_up if self.feed.example else None,
             first_only=self.feed.reads_states and "pool" not in self.spec.parameters,
         )  # fmt: skip
-        self.shortcuts = accelerate.Shortcuts(self.task, parity.Verdict(together=ForwardSharing.PADDED))
+        self.shortcuts = accelerate.Shortcuts(self.task, parity.SharingVerdict(together=ForwardSharing.PADDED))
         if reference:
             self._install(reference)
         self.note = f"{self.note} {self.feed.describe_limits(self.pipe)}".strip()
@@ -123,7 +123,10 @@ class PipelineEngine(Engine):
             lambda: accelerate.make_batch_shortcut(self, self.pipe, self.task),
             lambda: self._same_at_once(inputs[:1]) and self._same_at_once([*inputs, *reference.inputs]),
         )
-        self.padded, self.note = self.shortcuts.padded, f"{self.shortcuts.verdict.note} {compiled.note}".strip()
+        self.padded, self.note = (
+            self.shortcuts.is_padded,
+            f"{self.shortcuts.sharing_verdict.note} {compiled.note}".strip(),
+        )
         if tasks.find_task(self.task).generates:
             self._generate_by_the_step(self.steps, trial)
 
@@ -181,7 +184,7 @@ class PipelineEngine(Engine):
         read = _read(
             self.steps, inputs, self.steps.split_parameters(self.feed.complete_parameters(self.pipe, parameters))
         )
-        return [sum(row.tokens for row in rows) if isinstance(rows, list) else 0 for rows in read]
+        return [sum(row.token_count for row in rows) if isinstance(rows, list) else 0 for rows in read]
 
     def predict(self, inputs: list[Any], parameters: dict[str, Any]) -> list[Any]:
         full_parameters = _in_place(step_errors.run_input_step, self.feed.complete_parameters, self.pipe, parameters)
@@ -193,7 +196,7 @@ class PipelineEngine(Engine):
         if isinstance(prepared, BaseException):
             return [prepared] * len(inputs)
         answers = self.shortcuts.guard_call(lambda: self._together(steps, inputs, prepared))
-        self.padded = self.shortcuts.padded
+        self.padded = self.shortcuts.is_padded
         return answers
 
     def prepare(self, inputs: list[Any], parameters: dict[str, Any]) -> Any:
@@ -239,7 +242,10 @@ class PipelineEngine(Engine):
         return self._item_by_item(steps, inputs, parameters)
 
     def _fit_at_once(self, inputs: list[Any], parameters: Parameters) -> bool:
-        padded = len(inputs) == 1 or max(parameters.together, self.shortcuts.verdict.together) is ForwardSharing.PADDED
+        padded = (
+            len(inputs) == 1
+            or max(parameters.together, self.shortcuts.sharing_verdict.together) is ForwardSharing.PADDED
+        )
         return self.at_once is not None and padded and all(isinstance(value, str) for value in inputs)
 
     def _item_by_item(self, steps: PipelineCalls, inputs: list[Any], parameters: Parameters) -> list[Any]:
@@ -251,7 +257,7 @@ class PipelineEngine(Engine):
         The answers replace the rows in the list that is given, which is returned.
         """
         ready = [row for answer in answers if isinstance(answer, list) for row in answer]
-        parameters = replace(parameters, together=max(parameters.together, self.shortcuts.verdict.together))
+        parameters = replace(parameters, together=max(parameters.together, self.shortcuts.sharing_verdict.together))
         outputs_of: dict[int, list[tuple[InputRow, Any]]] = defaultdict(list)
         for row, output in steps.compute_outputs(ready, parameters, limit=max(len(answers), self.spec.max_batch_size)):
             outputs_of[row.item].append((row, output))

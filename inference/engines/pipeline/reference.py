@@ -11,7 +11,7 @@ from inference.engines.inputs.feeds import Feed, TextFeed
 from inference.engines.inputs.truncation import cut_to_tokens
 from inference.engines.runtime import parity
 from inference.engines.runtime.faults import describe_exception, is_device_failure, is_out_of_memory
-from inference.engines.runtime.json_values import to_json
+from inference.engines.runtime.json_values import convert_to_finite_json
 from inference.errors import ContextLengthExceeded
 
 CASED = "The CAT sat in PARIS, in an \u00c9t\u00e9"  # tells tokenizers that keep capitals or accents from others
@@ -36,7 +36,7 @@ class Reference:
         call = functools.partial(_call_pipeline, pipe, feed)
         for value in _inputs(pipe, feed):
             try:
-                answer = to_json(call(value))
+                answer = convert_to_finite_json(call(value))
             except Exception as error:
                 if is_device_failure(error) or is_out_of_memory(error):
                     raise
@@ -44,7 +44,7 @@ class Reference:
             self.inputs.append(value)
             self.answers.append(answer)
         if self.inputs:
-            self.repeats = parity.are_alike(to_json(call(self.inputs[0])), self.answers[0])
+            self.repeats = parity.are_alike(convert_to_finite_json(call(self.inputs[0])), self.answers[0])
 
     def describe_difference(self, answers: Answers) -> str:
         """Return how `answers` differs for the first input that it answers otherwise, or an empty string.
@@ -61,7 +61,7 @@ class Reference:
                 continue  # the model's table has a limit that the library does not know
             if isinstance(found, BaseException):
                 return f"{_shown(value)} raises {describe_exception(found)}"
-            if not parity.are_alike(to_json(found), expected):
+            if not parity.are_alike(convert_to_finite_json(found), expected):
                 return f"{_shown(value)} is answered otherwise"
         return ""
 

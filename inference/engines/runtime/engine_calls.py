@@ -19,7 +19,7 @@ from inference.catalog.parameters import check_parameter
 from inference.catalog.sizes import lengths
 from inference.engines.base import Engine
 from inference.engines.runtime.faults import describe_exception, is_device_failure, is_gpu_in_use, is_out_of_memory
-from inference.engines.runtime.json_values import to_json
+from inference.engines.runtime.json_values import convert_to_finite_json
 from inference.errors import (
     UNREADABLE,
     BadOutput,
@@ -59,9 +59,9 @@ def run_with_isolation(
     device any more.
     """
     batch = _Batch(engine, items, parameters, prepared)
-    if takes := [index for index in range(len(items)) if batch.takes(index)]:
-        batch.run(takes)
-        batch.judge()
+    if takes := [index for index in range(len(items)) if batch.accepts_input(index)]:
+        batch.run_items(takes)
+        batch.decide_blame()
     return RunReport(
         outcomes=batch.outcomes, engine_s=batch.engine_s, calls=batch.calls, padded=engine.padded,
         full_text=engine.full_text, cut_at=engine.max_tokens, oom_shape=batch.oom_shape,
@@ -82,7 +82,7 @@ class _Batch:
         self.searches = 0
         self.oom_shape: tuple[int, float] | None = None
 
-    def takes(self, index: int) -> bool:
+    def accepts_input(self, index: int) -> bool:
         """Return True if an item is what the model takes as input; else its error is its outcome.
 
         The web process has checked the item, but a row may also have been written in another way.
@@ -94,28 +94,28 @@ class _Batch:
                 self.outcomes[index] = error
         return self.outcomes[index] is _OPEN
 
-    def run(self, indexes: list[int]) -> None:
-        problem = self.call(indexes)
+    def run_items(self, indexes: list[int]) -> None:
+        problem = self.call_engine(indexes)
         if problem is None or len(indexes) == 1:
             return
         logger.warning(
             "call of %d items failed, looking for the culprit: %s", len(indexes), logs.hide_words(problem.full)
         )
         if isinstance(problem, OutOfMemory):
-            self.halve(indexes)
+            self.run_halves(indexes)
         elif self.searches < MAX_SEARCHES:
             self.searches += 1
-            self.search(indexes)
+            self.search_culprit(indexes)
         else:
             for index in indexes:
-                self.call([index])
+                self.call_engine([index])
 
-    def judge(self) -> None:
+    def decide_blame(self) -> None:
         """Decide whether the engine or the input is at fault where the engine raised an error for an item alone.
 
         If the model answers its example, the input is at fault.
         """
-        raised = [index for index, read_answer in enumerate(self.outcomes) if type(read_answer) is EngineError]
+        raised = [index for index, outcome in enumerate(self.outcomes) if type(outcome) is EngineError]
         if not raised:
             return
         with self.engine.reading:
@@ -125,33 +125,33 @@ class _Batch:
             logger.warning("the model answers its example, and not an input: %s", logs.hide_words(found.raised))
             self.outcomes[index] = InvalidInput(UNREADABLE, raised=found.raised, trace=found.trace)
 
-    def search(self, suspects: list[int]) -> None:
+    def search_culprit(self, suspects: list[int]) -> None:
         """Halve the `suspects`, among which a culprit is, until it is alone; then run the items that were set aside."""
         aside: list[int] = []
         while len(suspects) > 1:
             first, second = _halves(suspects)
-            if self.call(first) is None:
+            if self.call_engine(first) is None:
                 suspects = second
             else:
                 suspects, aside = first, second + aside
         if self.outcomes[suspects[0]] is _OPEN:
-            self.call(suspects)
+            self.call_engine(suspects)
         if aside:
-            self.run(sorted(aside))
+            self.run_items(sorted(aside))
 
-    def halve(self, indexes: list[int]) -> None:
+    def run_halves(self, indexes: list[int]) -> None:
         for half in _halves(indexes):
-            self.run(half)
+            self.run_items(half)
         if not any(isinstance(self.outcomes[index], OutOfMemory) for index in indexes) and self.oom_shape is None:
-            self.oom_shape = self.shape(indexes)
+            self.oom_shape = self.measure_shape(indexes)
 
-    def shape(self, indexes: list[int]) -> tuple[int, float]:
+    def measure_shape(self, indexes: list[int]) -> tuple[int, float]:
         shapes = [lengths.measure_inputs(self.engine.spec, self.items[index], self.parameters) for index in indexes]
         rows = sum(size for size, _ in shapes)
         longest = max(length for _, length in shapes)
         return rows, longest if self.engine.padded else sum(size * length for size, length in shapes) / rows
 
-    def call(self, indexes: list[int]) -> InferenceError | None:
+    def call_engine(self, indexes: list[int]) -> InferenceError | None:
         """Make one engine call for these items, and return the error if the call failed as a whole.
 
         The outcomes of the items are set if it succeeded. An item that fails alone has the error as its outcome.
@@ -229,7 +229,7 @@ def read_answer(answer: Any) -> Any:
     if isinstance(answer, BaseException):
         return make_job_error(answer)
     try:
-        return to_json(answer)
+        return convert_to_finite_json(answer)
     except BadOutput as error:
         return error
     except Exception as error:  # an object's own code raised it, or the answer has lists that hold themselves

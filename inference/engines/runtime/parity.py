@@ -58,7 +58,7 @@ def make_trial_texts(tokenizer: Any) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class SharingVerdict:
     """The way in which a model's texts run together."""
 
     together: ForwardSharing
@@ -94,9 +94,9 @@ class Trial:
 
     def measure_difference(self, together: ForwardSharing) -> float:
         """Return how far the answers together are from those alone, in tolerances: up to 1 they are the same."""
-        return self.measure_difference_of(self._answers(self.inputs, together))
+        return self.measure_answers_difference(self._answers(self.inputs, together))
 
-    def measure_difference_of(self, found: Sequence[Answer]) -> float:
+    def measure_answers_difference(self, found: Sequence[Answer]) -> float:
         """Return how far answers to `inputs` that were found in another way are from those alone, in tolerances."""
         pairs = zip(found, self._alone, strict=True)
         return max((_difference(*pair, self._tolerance) for pair in pairs), default=0.0)
@@ -104,19 +104,19 @@ class Trial:
     def has_parity(self, together: ForwardSharing) -> bool:
         return self.measure_difference(together) <= 1.0
 
-    def find_verdict(self) -> Verdict:
+    def find_sharing_verdict(self) -> SharingVerdict:
         """Return how inputs are to run: padded if that changes no answer, else in batches of one length, else alone."""
         padded = self._problem(ForwardSharing.PADDED)
         if not padded:
-            return Verdict(together=ForwardSharing.PADDED)
+            return SharingVerdict(together=ForwardSharing.PADDED)
         if not self._problem(ForwardSharing.EQUAL):
             note = f"Padding {padded}: only inputs of one length share a batch."
-            return Verdict(together=ForwardSharing.EQUAL, note=note)
+            return SharingVerdict(together=ForwardSharing.EQUAL, note=note)
         if self._problem(ForwardSharing.ALONE):
             note = "It answers the same input differently from call to call: each input runs alone."
         else:
             note = f"What else is in a batch {padded}: each input runs alone."
-        return Verdict(together=ForwardSharing.ALONE, note=note)
+        return SharingVerdict(together=ForwardSharing.ALONE, note=note)
 
     def _problem(self, together: ForwardSharing) -> str:
         try:
@@ -152,7 +152,7 @@ def read_output(output: Any, row: InputRow, pipe: Any) -> Answer:
         return scores
     if values.dim() < 3:
         return [values]
-    own = values[:, : row.tokens]
+    own = values[:, : row.token_count]
     return [own[row.features["input_ids"] == pipe.tokenizer.mask_token_id] if pipe.task == "fill-mask" else own]
 
 

@@ -28,7 +28,7 @@ class InputRow:
     own: Mapping[str, Any] = field(default_factory=dict)  # parameters of this row's forward, before those of the call
 
     @property
-    def tokens(self) -> int:
+    def token_count(self) -> int:
         return self.features["input_ids"].shape[1] if "input_ids" in self.features else 0
 
 

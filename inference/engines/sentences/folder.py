@@ -83,7 +83,7 @@ class SentenceFolder:
         found = [self.prompts[each] for each in INPUT_TYPES.get(input_type or "", ()) if each in self.prompts]
         return found[0] if found else "" if input_type in RETRIEVAL else self.default_prompt
 
-    def add_prompt(self, text: str, prompt: str) -> str:
+    def prepare_text(self, text: str, prompt: str) -> str:
         """Return the text that the tokenizer is given.
 
         As `encode` does, it puts the prompt first, and then it may strip the text.

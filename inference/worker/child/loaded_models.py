@@ -44,7 +44,7 @@ class LoadedModels:
         A model that cannot be loaded leaves the others as they are. If the device is broken, none stays.
         """
         importlib.invalidate_caches()
-        memory.limit_to_share(self.device, self.sharing)
+        memory.limit_memory_to_share(self.device, self.sharing)
         self._unload(assignment)
         failures = {spec.digest: why for place, spec in enumerate(assignment, 1) if (why := self._load(place, spec))}
         if broken := loading.find_device_failure(self.device):
@@ -60,7 +60,7 @@ class LoadedModels:
             },
             memory={digest: self.memory[spec.load_digest] for digest, spec in self.specs.items()},
             load_s={digest: self.load_s[spec.load_digest] for digest, spec in self.specs.items()},
-            total=memory.read_total(self.device),
+            total=memory.read_total_memory(self.device),
             steps=frozenset(digest for digest, spec in self.specs.items() if self.engine(spec).stepper is not None),
         )
 
@@ -71,7 +71,7 @@ class LoadedModels:
         if unused := self.engines.keys() - used:
             for load_digest in unused:
                 logger.info("model=%s unloaded from %s", self.engines.pop(load_digest).spec.name, self.host_device)
-            memory.free_unused()
+            memory.free_unused_memory()
 
     def _load(self, place: int, spec: ModelSpec) -> errors.ModelUnavailable | None:
         """Load a model if its engine is not here yet, and return why that failed, or None."""
@@ -89,7 +89,7 @@ class LoadedModels:
 
     def _load_engine(self, spec: ModelSpec) -> None:
         started = time.monotonic()
-        with memory.measure_taken(spec, self.device) as taken:
+        with memory.measure_memory_taken(spec, self.device) as taken:
             self.engines[spec.load_digest] = engine = loading.load_engine(spec, self.device)
         self.memory[spec.load_digest] = taken.bytes
         self.load_s[spec.load_digest] = took_s = time.monotonic() - started

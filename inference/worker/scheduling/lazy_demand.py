@@ -56,7 +56,7 @@ class LazyDemand(threading.Thread):
         models, absent = self.models, self.absent
         for spec in models.values():
             if spec.load_digest not in self.estimates:
-                self.estimates[spec.load_digest] = memory.estimate_weights(spec)
+                self.estimates[spec.load_digest] = memory.estimate_weights_memory(spec)
         if not models or not absent:  # no job waits for a model to be loaded
             self.waiting, self.ours, self._seen_at, self._made_at = {}, frozenset(), {}, {}
             return

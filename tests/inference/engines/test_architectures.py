@@ -15,7 +15,7 @@ import transformers
 from inference.catalog.specs import ModelSpec
 from inference.engines import loading
 from inference.engines.artifacts import pipeline_loader, weights
-from inference.engines.runtime.json_values import to_json
+from inference.engines.runtime.json_values import convert_to_finite_json
 from inference.engines.runtime.parity import are_alike
 from inference.engines.runtime.row_groups import ForwardSharing
 from tests import architectures
@@ -67,10 +67,10 @@ class BatchTests(TestCase):
     def tried(self, kind: str, task: str, inputs: list[str]) -> ForwardSharing | None:
         with self.subTest(f"{task} by {kind}"):
             made, parameters = engine(kind, task), PARAMETERS.get(task, {})
-            alone = to_json([made.predict([text], parameters)[0] for text in inputs])
+            alone = convert_to_finite_json([made.predict([text], parameters)[0] for text in inputs])
             self.assertGreater(len({str(answer) for answer in alone}), 1, "its answers say nothing")
-            if (found := made.shortcuts.verdict.together) is not ForwardSharing.ALONE:
-                self.assertTrue(are_alike(to_json(made.predict(inputs, parameters)), alone), made.note)
+            if (found := made.shortcuts.sharing_verdict.together) is not ForwardSharing.ALONE:
+                self.assertTrue(are_alike(convert_to_finite_json(made.predict(inputs, parameters)), alone), made.note)
             return ForwardSharing(found)
         return None
 

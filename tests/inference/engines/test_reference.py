@@ -15,7 +15,7 @@ from inference.catalog.specs import ModelSpec
 from inference.engines import loading
 from inference.engines.artifacts import pipeline_loader
 from inference.engines.runtime.engine_calls import run_with_isolation
-from inference.engines.runtime.json_values import to_json
+from inference.engines.runtime.json_values import convert_to_finite_json
 from inference.engines.runtime.parity import are_alike
 from inference.engines.runtime.row_groups import ForwardSharing
 from inference.errors import ModelUnavailable
@@ -54,12 +54,16 @@ class FolderTestCase(TestCase):
 
     def assert_answers_of_the_library(self, engine: Any, inputs: list[str], parameters: dict[str, Any]) -> None:
         bare = pipeline(engine.task, model=str(self.folder), device="cpu")
-        expected = [to_json(bare(text, **parameters)) for text in inputs]
+        expected = [convert_to_finite_json(bare(text, **parameters)) for text in inputs]
         self.assertTrue(
-            are_alike(to_json(run_with_isolation(engine, inputs, parameters).outcomes), expected), "together"
+            are_alike(convert_to_finite_json(run_with_isolation(engine, inputs, parameters).outcomes), expected),
+            "together",
         )
         for text, answer in zip(inputs, expected, strict=True):
-            self.assertTrue(are_alike(to_json(run_with_isolation(engine, [text], parameters).outcomes), [answer]), text)
+            self.assertTrue(
+                are_alike(convert_to_finite_json(run_with_isolation(engine, [text], parameters).outcomes), [answer]),
+                text,
+            )
 
 
 class MaskTests(FolderTestCase):
@@ -100,7 +104,7 @@ class DecoderTests(FolderTestCase):
                 self.save(kind)
                 engine = self.engine()
                 self.assert_answers_of_the_library(engine, TEXTS, {"top_k": 1})
-                self.assertIs(engine.shortcuts.verdict.together, together)
+                self.assertIs(engine.shortcuts.sharing_verdict.together, together)
 
     def test_so_it_does_with_a_padding_token_that_only_the_tokenizer_has(self) -> None:
         tokenizer = tiny_models.byte_tokenizer("<pad>")
@@ -113,7 +117,7 @@ class DecoderTests(FolderTestCase):
         self.save("Llama", tokenizer, pad_token_id=tokenizer.convert_tokens_to_ids("<pad>"))
         engine = self.engine()
         self.assert_answers_of_the_library(engine, [*TEXTS, "the cat<pad>"], {"top_k": 1})
-        self.assertIs(engine.shortcuts.verdict.together, ForwardSharing.PADDED)
+        self.assertIs(engine.shortcuts.sharing_verdict.together, ForwardSharing.PADDED)
 
     def test_labels_that_end_in_the_end_token_are_scored_too(self) -> None:
         self.save("Llama")

@@ -32,7 +32,9 @@ class LoadsTests(TestCase):
     """What decides how many replicas share a GPU."""
 
     def loads(self, text: str, **sizes: int | None) -> tuple[list[int | None], int]:
-        with patch("inference.engines.artifacts.memory.estimate_weights", side_effect=lambda spec: sizes[spec.name]):
+        with patch(
+            "inference.engines.artifacts.memory.estimate_weights_memory", side_effect=lambda spec: sizes[spec.name]
+        ):
             found = setup._loads(reader.parse_catalog(text).values())  # noqa: SLF001
         return found["sizes"], found["most"]
 

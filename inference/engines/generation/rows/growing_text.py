@@ -100,7 +100,7 @@ class GrowingText:
         return self.value[start : self._returned_length]
 
     @property
-    def final(self) -> str:
+    def final_text(self) -> str:
         """The text up to the stop string."""
         return self.value[: self.stop]
 

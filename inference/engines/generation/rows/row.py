@@ -32,12 +32,12 @@ class GeneratedRow:
     was_short: bool = False  # True if memory was short while it was the only row
 
     @property
-    def read(self) -> int:
+    def tokens_read(self) -> int:
         """Number of tokens that its own cache holds."""
         return int(self.cache.get_seq_length()) if self.cache is not None else 0
 
     @property
-    def cells(self) -> int:
+    def column_count(self) -> int:
         """Number of columns that it has: the last token has none before the next step."""
         return len(self.tokens) - 1
 
@@ -63,5 +63,6 @@ class GeneratedRow:
         self.ending = Ending(
             reason=reason if self.text.stop is None else "stop_sequence",
             prompt=self.prompt, generated=len(self.tokens) - self.prompt,
-            found=self.text.decode_alone(self.tokens[self.prompt :]), text=self.text.final, has_details=self.details,
+            found=self.text.decode_alone(self.tokens[self.prompt :]), text=self.text.final_text,
+            has_details=self.details,
         )  # fmt: skip

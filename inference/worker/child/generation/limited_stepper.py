@@ -66,7 +66,7 @@ class LimitedStepper:
     @property
     def longest(self) -> int:
         with self._limited():
-            return self._stepper.longest
+            return self._stepper.tokens_per_row
 
     @property
     def capacity(self) -> int:

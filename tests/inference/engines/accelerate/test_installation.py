@@ -39,7 +39,7 @@ class Fake:
 
 class ShortcutsTests(TestCase):
     def setUp(self) -> None:
-        self.shortcuts = Shortcuts("bert", parity.Verdict(together=ForwardSharing.PADDED))
+        self.shortcuts = Shortcuts("bert", parity.SharingVerdict(together=ForwardSharing.PADDED))
 
     def add(self, shortcut: Fake) -> Any:
         return self.shortcuts.add_if_equal("fake", lambda: shortcut, lambda: True)

@@ -152,13 +152,13 @@ class PackedTests(TestCase):
         size, kind = 4 * _numbers(model), type(model)
         model.save_pretrained(folder)
         del model
-        memory.free_unused()
+        memory.free_unused_memory()
         before = resident()
         model = kind.from_pretrained(folder)
         shortcut = prepacked_weights.pack_weights(model)
         assert shortcut is not None
         shortcut.turn_on()
-        memory.free_unused()
+        memory.free_unused_memory()
         self.assertLess(resident() - before, 1.5 * size)
 
 

@@ -91,7 +91,10 @@ def install(model: Any) -> unpadded_encoder.UnpaddedForward:
 def rows_computed(model: Any, run: Callable[[Any, list[str]], object], texts: list[str]) -> list[int]:
     """How many tokens each layer computes to its end."""
     with patch.object(
-        unpadded_encoder.EncoderLayer, "finish", autospec=True, side_effect=unpadded_encoder.EncoderLayer.finish
+        unpadded_encoder.EncoderLayer,
+        "compute_after_attention",
+        autospec=True,
+        side_effect=unpadded_encoder.EncoderLayer.compute_after_attention,
     ) as finish:
         run(model, texts)
     return [len(call.args[1]) for call in finish.call_args_list]

@@ -35,7 +35,7 @@ class MeasuredTests(SimpleTestCase):
         broken = patch.object(importlib.machinery.SourceFileLoader, "exec_module", side_effect=fails)
         with patch.dict(sys.modules), broken:
             sys.modules.pop("transformers.pipelines", None)
-            with memory.measure_taken(built_in, CPU):
+            with memory.measure_memory_taken(built_in, CPU):
                 self.assertTrue(gc.isenabled())
 
 
@@ -53,7 +53,7 @@ class EstimateTests(SimpleTestCase):
         (self.folder / name).write_bytes(len(text).to_bytes(8, "little") + text)
 
     def estimate(self, **values: Any) -> int | None:
-        return memory.estimate_weights(spec(str(self.folder), **values))
+        return memory.estimate_weights_memory(spec(str(self.folder), **values))
 
     def test_it_is_the_size_of_the_weights_in_the_dtype_that_they_are_loaded_in(self) -> None:
         self.weights(a=("F32", 1000), b=("I64", 10))
@@ -73,15 +73,15 @@ class EstimateTests(SimpleTestCase):
     def test_nothing_is_known_of_what_is_not_here_or_no_folder_or_damaged(self) -> None:
         self.assertIsNone(self.estimate())
         for unknown in ("", "en_core_web_sm", "/nowhere", "package:no_such/model"):
-            self.assertIsNone(memory.estimate_weights(spec(unknown)))
-        self.assertIsNone(memory.estimate_weights(spec("some/model", revision="714eb0f")))
+            self.assertIsNone(memory.estimate_weights_memory(spec(unknown)))
+        self.assertIsNone(memory.estimate_weights_memory(spec("some/model", revision="714eb0f")))
         for damaged in (b"", b"\xff" * 20, b"\x02\0\0\0\0\0\0\0[]", b'\x07\0\0\0\0\0\0\0{"a":1}'):
             (self.folder / "model.safetensors").write_bytes(damaged)
             self.assertIsNone(self.estimate())
 
     def test_of_a_real_model_it_is_what_its_parameters_take(self) -> None:
         tiny_models.build("text-classification", self.folder)
-        taken = memory.estimate_weights(spec(str(self.folder)))
+        taken = memory.estimate_weights_memory(spec(str(self.folder)))
         self.assertAlmostEqual(taken or 0, (self.folder / "model.safetensors").stat().st_size, delta=20_000)
 
 
@@ -93,15 +93,15 @@ class MeasureTests(SimpleTestCase):
     def test_a_model_takes_what_the_process_grows_by(self) -> None:
         """A quarter is the margin for what this process takes and gives back besides."""
         for _ in range(2):  # what is free again counts again
-            with memory.measure_taken(spec(""), CPU) as taken:
+            with memory.measure_memory_taken(spec(""), CPU) as taken:
                 held = [bytes([1]) * MIB for _ in range(256)]
             self.assertAlmostEqual(taken.bytes / MIB, len(held), delta=64)
             del held
 
     def test_it_takes_at_least_its_weights_which_may_be_mapped(self) -> None:
         with (
-            patch.object(memory, "estimate_weights", return_value=5 * MIB),
-            memory.measure_taken(spec(""), CPU) as taken,
+            patch.object(memory, "estimate_weights_memory", return_value=5 * MIB),
+            memory.measure_memory_taken(spec(""), CPU) as taken,
         ):
             pass
         self.assertGreaterEqual(taken.bytes, 5 * MIB)
@@ -152,7 +152,7 @@ class KeptTests(SimpleTestCase):
 
 class TotalTests(SimpleTestCase):
     def test_a_control_group_limits_what_the_machine_has(self) -> None:
-        machine = memory.read_total(CPU)
+        machine = memory.read_total_memory(CPU)
         folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
         (folder / "cgroup").write_text("0::/system.slice/worker.service\n")
         inner = folder / "groups" / "system.slice" / "worker.service"
@@ -161,26 +161,26 @@ class TotalTests(SimpleTestCase):
             self.enterContext(patch.object(memory, name, value))
         for limit, expected in (("max", machine), (str(300 * MIB), 300 * MIB)):
             (inner / "memory.max").write_text(f"{limit}\n")
-            self.assertEqual(memory.read_total(CPU), expected)
+            self.assertEqual(memory.read_total_memory(CPU), expected)
         (inner.parent / "memory.max").write_text(f"{200 * MIB}\n")
-        self.assertEqual(memory.read_total(CPU), 200 * MIB)
+        self.assertEqual(memory.read_total_memory(CPU), 200 * MIB)
 
     def test_of_several_gpus_it_is_what_all_have(self) -> None:
         with gpus(count=2):
-            self.assertEqual(memory.read_total("cuda:0"), 160 * GB)
+            self.assertEqual(memory.read_total_memory("cuda:0"), 160 * GB)
 
     def test_each_that_shares_a_gpu_keeps_to_its_part(self) -> None:
         for sharing, part in ((1, None), (2, 0.5), (4, 0.25)):
             with self.subTest(sharing), gpus() as found:
-                memory.limit_to_share("cuda:0", sharing)
+                memory.limit_memory_to_share("cuda:0", sharing)
                 self.assertEqual(found.fractions, {0: part - memory.CONTEXT / (80 * GB)} if part else {})
 
     def test_a_gpu_in_an_error_state_is_left_to_what_loads(self) -> None:
         with gpus() as found:
             found.broken = RuntimeError("CUDA error: an illegal memory access was encountered")
-            memory.limit_to_share("cuda:0", 2)
+            memory.limit_memory_to_share("cuda:0", 2)
 
     def test_a_cpu_has_no_parts(self) -> None:
         with gpus() as found:
-            memory.limit_to_share(CPU, 4)
+            memory.limit_memory_to_share(CPU, 4)
             self.assertEqual(found.fractions, {})

@@ -101,7 +101,7 @@ class GrowingTextTests(TestCase):
             if text.stop is not None:
                 break
         self.assertEqual(said, ["a", "", "", "", "", "\n\nUs ", "", "#x", *[""] * 7])
-        self.assertEqual((text.final, text.take_new_text(last=True)), ("a\n\nUs #x", ""))
+        self.assertEqual((text.final_text, text.take_new_text(last=True)), ("a\n\nUs #x", ""))
 
     @QUICK
     @given(st.text("ab\n", max_size=30), st.lists(st.text("ab\n", min_size=1, max_size=4), max_size=3))

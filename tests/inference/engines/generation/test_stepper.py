@@ -10,7 +10,7 @@ from unittest.mock import patch
 import torch
 
 from inference.batching.room import Room
-from inference.engines.generation import batch, forwards, prefix_cache
+from inference.engines.generation import forwards, pipeline_stepper, prefix_cache
 from inference.engines.stepper import OPEN
 from inference.errors import UNREADABLE, InvalidInput
 from tests import decoders, tiny_models
@@ -79,7 +79,7 @@ class AnswerTests(StepperTestCase):
         }
         left, collector = list(requests), ProgressCollector(engine.stepper)
         gone: set[int] = set()
-        with patch.object(batch, "PIECE", 32):
+        with patch.object(pipeline_stepper, "PIECE", 32):
             while left or len(engine.stepper):
                 while left and chosen.random() < 0.5:
                     key = left.pop()
@@ -98,7 +98,7 @@ class AnswerTests(StepperTestCase):
     def test_a_long_prompt_is_read_in_pieces_while_others_generate(self) -> None:
         engine = decoders.engine("Llama")
         collector = ProgressCollector(engine.stepper)
-        with patch.object(batch, "PIECE", 16):
+        with patch.object(pipeline_stepper, "PIECE", 16):
             engine.stepper.join("short", "ab", {**GREEDY, "max_new_tokens": 20}, seed=0)
             collector.step()
             engine.stepper.join("long", "abc" * 40, {**GREEDY, "max_new_tokens": 5}, seed=0)
@@ -447,7 +447,7 @@ class RoomTests(StepperTestCase):
         stepper.step()
         stepper.join("b", "ab", {**GREEDY, "max_new_tokens": 2}, seed=0)
         self.assertEqual(stepper.room, 60)
-        room = Room(rows=8, tokens=stepper.room, longest=stepper.longest, others=len(stepper))
+        room = Room(rows=8, tokens=stepper.room, longest=stepper.tokens_per_row, others=len(stepper))
         stepper.join("c", "abcd", {**GREEDY, "max_new_tokens": 26}, seed=0)
         self.assertEqual((stepper.room, room.minus_rows(1, 30).tokens), (10, 10))
         for key in ("c", "b", "a", "nobody"):

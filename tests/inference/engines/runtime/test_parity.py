@@ -34,7 +34,7 @@ def answers_of(answers: Mapping[ForwardSharing, torch.Tensor]) -> Callable[[Sequ
 
 class VerdictTests(TestCase):
     def assert_verdict(self, answer: Callable[[int, list[int]], float], together: ForwardSharing, *words: str) -> None:
-        verdict = trial_of(answer).find_verdict()
+        verdict = trial_of(answer).find_sharing_verdict()
         self.assertIs(verdict.together, together)
         self.assertEqual(bool(verdict.note), bool(words))
         for word in words:
@@ -84,7 +84,7 @@ class TrialTests(TestCase):
                 raise RuntimeError("too short")
             return own
 
-        self.assertIs(trial_of(answer).find_verdict().together, ForwardSharing.PADDED)
+        self.assertIs(trial_of(answer).find_sharing_verdict().together, ForwardSharing.PADDED)
 
     def test_a_model_that_can_read_nothing_raises(self) -> None:
         with self.assertRaises(ZeroDivisionError):

@@ -323,7 +323,7 @@ class RecordTests(TransactionTestCase):
         codec.write_json({"results": [{"output": job.output}]})
 
     def test_what_only_the_database_refuses_fails_alone(self) -> None:
-        with patch.object(engine_calls, "to_json", lambda answer: answer):
+        with patch.object(engine_calls, "convert_to_finite_json", lambda answer: answer):
             self.assertEqual(self.run_with(10**5000).error_code, errors.BadOutput.code)
 
     def test_an_error_is_recorded_whatever_its_text_holds(self) -> None:

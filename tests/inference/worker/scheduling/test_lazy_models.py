@@ -268,7 +268,7 @@ class LazyDemandTests(TestCase):
         self.assertEqual(self.demand.ours, {"a"})
 
     def test_it_estimates_each_model_once(self) -> None:
-        with patch("inference.engines.artifacts.memory.estimate_weights", return_value=7) as estimate:
+        with patch("inference.engines.artifacts.memory.estimate_weights_memory", return_value=7) as estimate:
             for _ in range(2):
                 self.demand.poll()
         self.assertEqual(estimate.call_count, len(LAZY))

@@ -175,7 +175,8 @@ class EngineLimitTests(SteppingCase):
             (name, job) for name, job in calls if job
         })  # fmt: skip
         self.assertEqual(
-            {name for name, job in calls if not job}, {"step", "__len__", "room", "longest", "capacity", "context"}
+            {name for name, job in calls if not job},
+            {"step", "__len__", "room", "tokens_per_row", "capacity", "context"},
         )
         self.assertEqual(bytes(self.replica.shared.job), NO_JOB)
 

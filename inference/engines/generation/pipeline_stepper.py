@@ -1,4 +1,4 @@
-"""The open batch of a model that generates: rows join and leave it between steps.
+"""The stepper of a pipeline that generates: rows join and leave between its steps.
 
 A row waits for room, in the order of arrival. Then its prompt is read, beside others that are new. Then it is a row of
 the cells, which are the KV cache, and each step computes its next token. Room is counted as the cells are allocated:
@@ -32,8 +32,8 @@ PREFIXES = 8  # the prefix cache holds one eighth of the tokens that the rows ma
 Choose = Callable[[Sequence[GeneratedRow], torch.Tensor], list[Any]]
 
 
-class RunningBatch(Stepper):
-    """The open batch of one model. The caller bounds the number of rows that join it."""
+class PipelineStepper(Stepper):
+    """The stepper of one pipeline. The caller bounds the number of rows that join."""
 
     def __init__(self, capacity: int, requests: Requests, *, choose: Choose = sampling.choose_tokens) -> None:
         self.capacity = capacity
@@ -92,10 +92,10 @@ class RunningBatch(Stepper):
     def room(self) -> int:
         if len(self) >= self._rows_at_most.value:
             return 0
-        return max(0, self.capacity - len(self) * self.longest)
+        return max(0, self.capacity - len(self) * self.tokens_per_row)
 
     @property
-    def longest(self) -> int:
+    def tokens_per_row(self) -> int:
         return max((row.longest for row in [*self.rows, *self._new, *self._waiting]), default=0)
 
     @property
@@ -120,7 +120,7 @@ class RunningBatch(Stepper):
             self.rows[place] = self.rows[-1]
             self.rows.pop()
         if rows and self.rows:
-            self.cells.drop_columns(max(row.cells for row in self.rows))
+            self.cells.drop_columns(max(row.column_count for row in self.rows))
 
     def _put_aside(self, rows: Sequence[GeneratedRow]) -> None:
         """Let rows wait at the head of the queue until others have ended.
@@ -202,7 +202,7 @@ class RunningBatch(Stepper):
     def _read_on(self, rows: Sequence[GeneratedRow]) -> list[Any]:
         [row] = rows
         self._forwards.prefill_piece(row, self._piece)
-        self.prefixes.keep_prefix(row.tokens[: row.read], row.cache.layers, 0)
+        self.prefixes.keep_prefix(row.tokens[: row.tokens_read], row.cache.layers, 0)
         return [None]
 
     def _first(self, rows: Sequence[GeneratedRow]) -> list[Any]:
@@ -249,7 +249,7 @@ class RunningBatch(Stepper):
         rows = [row for row, _ in staying]
         try:
             if rows:
-                columns = max(self.cells.columns, *(row.cells for row in rows))
+                columns = max(self.cells.columns, *(row.column_count for row in rows))
                 self.cells.make_room(len(self.rows) + len(rows), columns, like=rows[0].cache.layers)
         except Exception as error:
             if not _is_short(engine_calls.make_job_error(error)):
@@ -258,7 +258,7 @@ class RunningBatch(Stepper):
                 row.cache = None
             return rows
         for row, place in staying:
-            self.cells.add_row(row.cache.layers, place, row.cells)
+            self.cells.add_row(row.cache.layers, place, row.column_count)
             self.rows.append(row)
             row.cache = None
         return []
@@ -307,7 +307,7 @@ def _may_wait(row: GeneratedRow, *, is_alone: bool) -> bool:
 
 
 def _unread(row: GeneratedRow) -> int:
-    return len(row.tokens) - row.read
+    return len(row.tokens) - row.tokens_read
 
 
 def _is_short(outcome: Any) -> bool:
