@@ -118,7 +118,7 @@ class CostModel:
         self._read_s = self._read_s * RATE_MEMORY + seconds
 
     @property
-    def pace(self) -> float:
+    def following_factor(self) -> float:
         """The time of a call that follows others, as a multiple of the engine's time.
 
         It is more than 1 where reading the inputs takes longer than the engine: then the time of reading counts.

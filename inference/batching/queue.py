@@ -195,7 +195,7 @@ class BatchQueue:
         size = sum(item.size for item in items)
         longest, tokens = max(item.length for item in items), sum(item.size * item.length for item in items)
         engine_s = self.costs.predict_engine_s(size, longest if self.padded else tokens / size)
-        return engine_s * self.costs.pace
+        return engine_s * self.costs.following_factor
 
     def estimate_cost_s(self, item: Item) -> float:
         """Return the item's part, in seconds, of the time of a full batch of such items."""

@@ -121,7 +121,7 @@ def strategy(task: Any, app: Celery, consumer: Any) -> Callable[..., None]:
         for callback in callbacks or ():
             callback(request)
         for item in items:
-            dispatcher.backlog.add(item, model, request)
+            dispatcher.backlog.hold_job(item, model, request)
         consumer.dispatch_soon()
 
     return on_message
@@ -239,8 +239,8 @@ class BatchingStep(bootsteps.StartStopStep):
         c.dispatcher.on_rows_left = c.controller.housekeeping.give_back
         c.dispatcher.on_expired = c.controller.housekeeping.expire_soon
         c.dispatch_soon = lambda: self._dispatch_soon(c)
-        c.initial_prefetch_count = c.dispatcher.prefetch
-        c.controller.heartbeat.snapshot = c.dispatcher.snapshot
+        c.initial_prefetch_count = c.dispatcher.prefetch_count
+        c.controller.heartbeat.snapshot = c.dispatcher.make_snapshot
         self.subscriptions = Subscriptions(c)
         if self.subscriptions.is_amqp:
             c.controller.housekeeping.chores.append(self.subscriptions.find_deleted)
@@ -251,7 +251,7 @@ class BatchingStep(bootsteps.StartStopStep):
         return getattr(c.controller, "replicas", None) is not None
 
     def register_with_event_loop(self, c: Any, hub: Any) -> None:
-        c.pool.replicas.on_idle, c.pool.replicas.keeps = c.dispatch_soon, c.dispatcher.keeps
+        c.pool.replicas.on_idle, c.pool.replicas.keeps = c.dispatch_soon, c.dispatcher.has_open_batch
         c.dispatcher.connected = True
         self._scheduled = False  # a scheduled call went with the loop of the broken connection
         c.dispatcher.looped_at = time.monotonic()  # the connection may break again before the first sweep
@@ -262,7 +262,7 @@ class BatchingStep(bootsteps.StartStopStep):
     def stop(self, c: Any) -> None:
         if c.controller.heartbeat.leaving and c.task_consumer:
             ignore_errors(c, c.task_consumer.cancel)  # else a broker might deliver again what is given back
-            ignore_errors(c, c.dispatcher.leave)
+            ignore_errors(c, c.dispatcher.drain)
             ignore_errors(c, self.subscriptions.remove_marks)
         self.subscriptions.forget()
         c.dispatcher.forget_messages()
@@ -271,10 +271,10 @@ class BatchingStep(bootsteps.StartStopStep):
         self.subscriptions.raise_if_deleted()
         c.dispatcher.replicas.apply_intents(c.controller.heartbeat.intents)
         c.controller.served.follow(c.dispatcher.backlog.is_idle)
-        c.dispatcher.lazy = c.controller.lazy.follow(c.dispatcher.backlog)
+        c.dispatcher.lazy = c.controller.lazy.update_residency(c.dispatcher.backlog)
         c.pool.replicas.look_after()
         self.follow(c)
-        c.dispatcher.sweep()
+        c.dispatcher.end_stuck_and_expired()
 
     def follow(self, c: Any) -> None:
         """Consume the queues of the models that a replica can run now, and no others.
@@ -290,7 +290,7 @@ class BatchingStep(bootsteps.StartStopStep):
         for queue in wanted - consumed:
             self.subscriptions.begin(queue)
         dispatcher.refused = self.subscriptions.why_not(dispatcher.specs)
-        dispatcher.let_go()
+        dispatcher.give_back_unrunnable_jobs()
         self._prefetch(c)
         replicas = dispatcher.replicas
         state = replicas.version, dispatcher.connected, dispatcher.refused, dispatcher.lazy
@@ -300,10 +300,10 @@ class BatchingStep(bootsteps.StartStopStep):
 
     def _prefetch(self, c: Any) -> None:
         """Set the prefetch count. On RabbitMQ a queue keeps the count with which its subscription began."""
-        if c.initial_prefetch_count != c.dispatcher.prefetch:
-            c.initial_prefetch_count = c.qos.value = c.dispatcher.prefetch
+        if c.initial_prefetch_count != c.dispatcher.prefetch_count:
+            c.initial_prefetch_count = c.qos.value = c.dispatcher.prefetch_count
         if allow := getattr(getattr(c.task_consumer, "channel", None), "allow_patient", None):
-            allow(*c.dispatcher.patient)
+            allow(*c.dispatcher.low_priority_prefetch)
 
     def _dispatch_soon(self, c: Any) -> None:
         """Schedule a dispatch once per turn of the event loop, so that messages that arrive together share a batch."""
@@ -317,8 +317,8 @@ class BatchingStep(bootsteps.StartStopStep):
             return
         self.follow(c)
         dispatcher = c.dispatcher
-        dispatcher.kick()
-        due_in_s = dispatcher.backlog.due_in_s()
+        dispatcher.send_next_calls()
+        due_in_s = dispatcher.backlog.find_next_due_in_s()
         if due_in_s and dispatcher.pool.idle():
             if self.timer is not None:
                 self.timer.cancel()

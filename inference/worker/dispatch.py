@@ -74,12 +74,12 @@ class Dispatcher:
         """The catalog entries by which jobs run now."""
         return self.backlog.specs
 
-    def keeps(self, pid: int) -> bool:
+    def has_open_batch(self, pid: int) -> bool:
         """Return True if a batch is open in the child process `pid`."""
-        return bool(self.scheduler.open_in(pid))
+        return bool(self.scheduler.list_open_batches(pid))
 
     @property
-    def prefetch(self) -> int:
+    def prefetch_count(self) -> int:
         """The messages to prefetch: enough for the calls in hand of each replica, and for one more to choose from."""
         return self._calls * max((spec.max_batch_size for spec in self.specs.values()), default=1)
 
@@ -89,12 +89,12 @@ class Dispatcher:
         return sum(1 + (IN_HAND if plan.works_ahead(index) else 1) for index in range(plan.replicas))
 
     @property
-    def patient(self) -> tuple[int, list[str]]:
+    def low_priority_prefetch(self) -> tuple[int, list[str]]:
         """The number of low-priority jobs to hold beyond the prefetch, and the queues that they may come from.
 
         They are the queues of models whose batches share a call.
         """
-        together = {name: jobs for name, jobs in self.backlog.together().items() if jobs > 1}
+        together = {name: jobs for name, jobs in self.backlog.count_jobs_per_call().items() if jobs > 1}
         return self._calls * min(together.values(), default=0), [queue_of(name) for name in together]
 
     def forget_messages(self) -> None:
@@ -102,22 +102,22 @@ class Dispatcher:
         self.connected = False
         self.backlog.forget_messages()
 
-    def let_go(self) -> None:
+    def give_back_unrunnable_jobs(self) -> None:
         """Give back the jobs that cannot be run here now, and report the batches whose rows go back too."""
-        self.backlog.follow()
-        if batches := self.backlog.let_go():
+        self.backlog.update_queues()
+        if batches := self.backlog.give_back_unrunnable_jobs():
             self.on_rows_left(batches)
 
-    def kick(self) -> None:
+    def send_next_calls(self) -> None:
         if self.scheduler.may_begin:
-            self._unfetched.serve(self.backlog)
-        self.scheduler.assign()
-        if len(self.backlog.held) >= self.prefetch and len(self.backlog):
+            self._unfetched.hand_over_found_jobs(self.backlog)
+        self.scheduler.give_out_work()
+        if len(self.backlog.held) >= self.prefetch_count and len(self.backlog):
             self._unfetched.request_look(self.backlog, calls=self._calls)
 
     def _call(self, batch: Batch) -> bool:
         batch.device = self.replicas.device_of(batch.pid)  # it is not known any more once the process is gone
-        self.spare_threads.choose(batch)
+        self.spare_threads.choose_threads(batch)
         call = BatchCall(
             batch=batch.id,
             number=batch.number,
@@ -126,13 +126,13 @@ class Dispatcher:
             job_ids=tuple(held.job_id for held in batch.called),
             shares=batch.shares,
             time_limit_s=batch.spec.time_limit_s,
-            ahead_s=sum(other.spec.time_limit_s for other in self.scheduler.in_hand(batch.pid)),
+            ahead_s=sum(other.spec.time_limit_s for other in self.scheduler.list_batches_in_hand(batch.pid)),
             is_last=self.replicas.has_failed_successor(batch.spec),
             again=batch.is_closed,
             alone=batch.is_alone,
             takes_over=tuple({over for held in batch.called for over in held.takes_over}),
             goes_on=batch.is_open,
-            waiting=tuple(other.id for other in self.scheduler.open_in(batch.pid) if other is not batch),
+            waiting=tuple(other.id for other in self.scheduler.list_open_batches(batch.pid) if other is not batch),
             spare_threads=batch.spare_threads,
             verdict=batch.begun[0].verdict,
             raised=batch.begun[0].raised,
@@ -160,13 +160,13 @@ class Dispatcher:
     def _reported(self, batch: Batch, report: BatchReport) -> None:
         batch.is_open = bool(report.left)
         if batch.is_open:
-            self.settlement.stepped(batch, report)
+            self.settlement.settle_steps(batch, report)
         else:
-            self.settlement.finished(batch, report)
+            self.settlement.settle_finished_batch(batch, report)
 
     def _failed(self, batch: Batch, cause: BaseException) -> None:
         batch.is_open = False
-        self.settlement.failed(batch, cause)
+        self.settlement.settle_failed_batch(batch, cause)
 
     def _guarded(self, settle: Callable[[Batch, Any], None], batch: Batch, result: Any) -> None:
         """Settle a batch. Log an error, and settle the batch as broken then.
@@ -181,17 +181,17 @@ class Dispatcher:
         except Exception as error:
             logger.exception("batch=%s not settled", batch.id)
             batch.is_open = False
-            self.settlement.broke(batch, error)
+            self.settlement.settle_broken_batch(batch, error)
         finally:
             batch.result = None
             if not batch.is_open:
-                self.backlog.ended(batch)
-            for other in self.scheduler.in_hand(batch.pid):
+                self.backlog.note_end(batch)
+            for other in self.scheduler.list_batches_in_hand(batch.pid):
                 other.accepted_at = time.monotonic()  # the next call begins now
-        self.let_go()
-        self.kick()
+        self.give_back_unrunnable_jobs()
+        self.send_next_calls()
 
-    def sweep(self) -> None:
+    def end_stuck_and_expired(self) -> None:
         """Kill stuck children, forget calls that the pool dropped, and drop expired jobs. Runs twice a second."""
         self._note_pause()
         now = self.looped_at
@@ -201,11 +201,11 @@ class Dispatcher:
                     self._lost_open(batch)
             elif not batch.has_begun and not self.pool.knows(batch.result):
                 self._abandon(batch)
-            elif self.scheduler.in_hand(batch.pid)[:1] == [batch]:
+            elif self.scheduler.list_batches_in_hand(batch.pid)[:1] == [batch]:
                 self._end_if_stuck(batch, now)
         if self.backlog.drop_expired():
             self.on_expired()  # another thread marks the rows as expired
-        self.kick()
+        self.send_next_calls()
 
     def _note_pause(self) -> None:
         """Exclude the time in which this process was stopped from the times of its batches.
@@ -237,7 +237,7 @@ class Dispatcher:
             return
         with contextlib.suppress(ProcessLookupError):
             os.kill(batch.pid, signal.SIGKILL if batch.stuck else signal.SIGUSR2)
-        for each in self.scheduler.in_hand(batch.pid):  # they end with the process
+        for each in self.scheduler.list_batches_in_hand(batch.pid):  # they end with the process
             each.stuck, each.killed_at = True, min(each.killed_at, now)
 
     def _give_up(self, batch: Batch) -> None:
@@ -247,11 +247,11 @@ class Dispatcher:
         """
         logger.error("batch=%s pid=%d does not end when it is killed, and is given up", batch.id, batch.pid)
         self.replicas.mark_unkillable(batch.pid)
-        for lost in {*self.scheduler.in_hand(batch.pid), *self.scheduler.open_in(batch.pid)}:
+        for lost in {*self.scheduler.list_batches_in_hand(batch.pid), *self.scheduler.list_open_batches(batch.pid)}:
             lost.is_open = False
-            self.settlement.lost(lost)
-            self.backlog.ended(lost)
-        self.backlog.follow()  # other replicas may have a newer entry
+            self.settlement.settle_lost_batch(lost)
+            self.backlog.note_end(lost)
+        self.backlog.update_queues()  # other replicas may have a newer entry
 
     def _lost_open(self, batch: Batch) -> None:
         """Run an open batch again whose child process ended between two of its calls.
@@ -259,8 +259,8 @@ class Dispatcher:
         None of its jobs is to blame.
         """
         logger.error("batch=%s of %d lost: its process ended while it ran something else", batch.id, len(batch.jobs))
-        self.settlement.lost(batch)
-        self.backlog.ended(batch)
+        self.settlement.settle_lost_batch(batch)
+        self.backlog.note_end(batch)
 
     def _abandon(self, batch: Batch) -> None:
         """Drop a call that the pool forgot before the child process reported that it had begun it.
@@ -274,14 +274,14 @@ class Dispatcher:
             self.backlog.held.pop(held.item.id, None)
         if batch.is_open:
             batch.jobs = [held for held in batch.jobs if held not in batch.called]
-            self.backlog.isolation.rejoin([held for held in batch.called if held not in forgotten])
+            self.backlog.isolation.run_joining_jobs_again([held for held in batch.called if held not in forgotten])
         else:
             del self.batches[batch.id]
             for held in batch.jobs if not self.pool.has(batch.pid) else ():
-                held.is_over(batch.id)
-            self.backlog.isolation.again(batch)
+                held.note_batch_end(batch.id)
+            self.backlog.isolation.run_batch_again(batch)
 
-    def leave(self) -> None:
+    def drain(self) -> None:
         """Begin nothing more, and give back the jobs that no child process has begun.
 
         Other workers can run these at once, and not only when the running batches have ended.
@@ -289,12 +289,12 @@ class Dispatcher:
         self.scheduler.may_begin = False
         for batch in list(self.batches.values()):
             if not batch.is_open and not self.pool.knows(batch.result):
-                self.backlog.ended(batch)
+                self.backlog.note_end(batch)
         running = sum(len(batch.jobs) for batch in self.batches.values())
         logger.info("the worker leaves once %d jobs have ended that run", running)
         self.backlog.give_back_waiting()
 
-    def snapshot(self) -> WorkerSnapshot:
+    def make_snapshot(self) -> WorkerSnapshot:
         pool, replicas, lazy = self._pool(), self.replicas, self.lazy
         return WorkerSnapshot(
             state=self._state(),
@@ -315,7 +315,9 @@ class Dispatcher:
                 for model, reached in list(self.backlog.reached.items())
                 if model not in replicas.parked | replicas.held_back  # their jobs wait for their turn: none is passed
             },
-            generation=self.settlement.generated.row(list(self.batches.values()), replicas=pool.ready if pool else 0),
+            generation=self.settlement.generated.make_row_value(
+                list(self.batches.values()), replicas=pool.ready if pool else 0
+            ),
             costs={name: queue.costs.snapshot() for name, queue in self.backlog.queues.items()},
             looped_at=self.looped_at,
         )

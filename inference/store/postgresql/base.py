@@ -20,7 +20,7 @@ from inference.budget import GRACE_S
 
 class Connection(psycopg.Connection[Any]):
     def wait(self, gen: Any, interval: float = 0.1, timeout: float | None = None) -> Any:
-        limit_s = budget.answer_limit_s()
+        limit_s = budget.statement_limit_s()
         if timeout is None and limit_s:
             timeout = min(limit_s, max(budget.remaining_s() - GRACE_S, 0)) + GRACE_S  # so that a ROLLBACK has time, too
         try:
@@ -59,7 +59,7 @@ class DatabaseWrapper(base.DatabaseWrapper):
 
     def get_connection_params(self) -> dict[str, Any]:
         params = super().get_connection_params()
-        if limit_s := budget.answer_limit_s():
+        if limit_s := budget.statement_limit_s():
             params["options"] = f"-c statement_timeout={limit_s * 1000:.0f} {params.get('options', '')}".strip()
         return params
 

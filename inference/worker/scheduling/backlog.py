@@ -41,7 +41,7 @@ class Backlog:
         self.replicas = replicas
         self.specs: Catalog = {}  # entries of the models that have queues
         self.queues: dict[str, BatchQueue] = {}  # queues by model; replaced as a whole
-        self.follow()
+        self.update_queues()
         self.held: dict[str, HeldJob] = {}
         self.isolation = Isolation(devices=len(set(replicas.plan.devices)))
         self.batches: dict[UUID, Batch] = {}  # running batches by id
@@ -53,7 +53,7 @@ class Backlog:
         # started, but no later than that of the oldest job that waits here: jobs are taken in their turn.
         self.reached: dict[str, dict[str, float]] = defaultdict(dict)
 
-    def follow(self) -> None:
+    def update_queues(self) -> None:
         """Keep a queue, with the present limits, for each model that is run now.
 
         A model that is not run any more keeps its queue until the jobs in it have been given back.
@@ -77,7 +77,7 @@ class Backlog:
         """Return the number of jobs that wait."""
         return sum(map(len, self.queues.values())) + len(self.isolation)
 
-    def add(self, item: Item, model: str, request: Any = None) -> None:
+    def hold_job(self, item: Item, model: str, request: Any = None) -> None:
         """Hold a job until it is finished. A duplicate of a held job only adds its message.
 
         Without `request`, the job's message has not arrived: it may be in the broker behind others.
@@ -86,7 +86,7 @@ class Backlog:
             known.requests += [request] if request else []
             if item.alone and self.queues[model].remove(item.id):
                 known.item = item
-                self.isolation.wait_alone(known)
+                self.isolation.hold_until_alone(known)
             return
         item = item._replace(
             turn=self._owners[item.priority].assign_turn(item.owner, self.queues[model].estimate_cost_s(item))
@@ -95,16 +95,16 @@ class Backlog:
             item=item, model=model, requests=[request] if request else [], is_from_row=not request
         )
         if item.alone:
-            self.isolation.wait_alone(held)
+            self.isolation.hold_until_alone(held)
         else:
             self.queues[model].add(item)
 
-    def started(self, batch: Batch) -> None:
+    def note_start(self, batch: Batch) -> None:
         self.batches[batch.id] = batch
-        self.isolation.sent(batch)
-        self.has_joined(batch)
+        self.isolation.note_sent_batch(batch)
+        self.note_joined_jobs(batch)
 
-    def has_joined(self, batch: Batch) -> None:
+    def note_joined_jobs(self, batch: Batch) -> None:
         """Update `reached` by the jobs that a batch's last call brings."""
         reached = self.reached[batch.spec.name]
         queue = self.queues[batch.spec.name]
@@ -115,15 +115,15 @@ class Backlog:
             was_set_back = known > clock.time_s() + SET_BACK_S
             reached[key] = arrived_at_s if was_set_back else max(known, arrived_at_s)
 
-    def computed(self, given: int, run: int) -> None:
+    def update_gone_share(self, given: int, run: int) -> None:
         """Update the share of gone jobs: `run` of a batch's `given` jobs ran, the others only took up room in it."""
         self.gone_share += (1.0 - run / given - self.gone_share) * GONE_WEIGHT
 
-    def ended(self, batch: Batch) -> None:
+    def note_end(self, batch: Batch) -> None:
         self.batches.pop(batch.id, None)
-        self.isolation.ended(batch)
+        self.isolation.note_ended_batch(batch)
 
-    def release(self, held: HeldJob, error: str, engine_s: float) -> None:
+    def release_job(self, held: HeldJob, error: str, engine_s: float) -> None:
         """Release a job and acknowledge its messages.
 
         Its outcome is on its row, or the row does not belong to this worker any more.
@@ -150,7 +150,7 @@ class Backlog:
         """Give back the waiting jobs, the newest first, since a returned job goes before all others of its queue."""
         self._give_back(reversed(self._waiting()))
 
-    def let_go(self) -> frozenset[UUID]:
+    def give_back_unrunnable_jobs(self) -> frozenset[UUID]:
         """Give back the jobs that cannot be run here now, and return the batches whose rows are to be queued again.
 
         A job that has run stays while a replica that had its model restarts. If the restart fails, the job's row goes
@@ -177,31 +177,31 @@ class Backlog:
         """
         expired = [item for queue in self.queues.values() for item in queue.remove_expired(clock.earliest_s())]
         for item in expired:
-            self.leave(self.held[item.id])
-            self.release(self.held[item.id], errors.Expired.code, 0.0)
+            self.return_cost_to_owner(self.held[item.id])
+            self.release_job(self.held[item.id], errors.Expired.code, 0.0)
         return bool(expired)
 
     def drop_ended(self, id: str) -> None:
         """Drop a waiting job whose row shows that it has ended, and acknowledge its messages."""
         held = self.held.get(id)
         if held and self.queues[held.model].remove(id):
-            self.leave(held)
-            self.release(held, "", 0.0)
+            self.return_cost_to_owner(held)
+            self.release_job(held, "", 0.0)
 
-    def leave(self, held: HeldJob) -> None:
+    def return_cost_to_owner(self, held: HeldJob) -> None:
         """Return to the owner's share the cost of a job that is not run here."""
         self._owners[held.item.priority].take_back_turn(
             held.item.owner, self.queues[held.model].estimate_cost_s(held.item)
         )
 
-    def next(self, without: Set[str], *, idle: int) -> tuple[list[HeldJob], Bisection | None, bool] | None:
+    def take_next_batch(self, without: Set[str], *, idle: int) -> tuple[list[HeldJob], Bisection | None, bool] | None:
         """Return the next batch of models not in `without`: its jobs, its search, and whether it is closed.
 
         The search is the bisection that the batch is a step of, if any. No job may join a closed batch. `idle` child
         processes share the jobs of a model that generates step by step. Return None if nothing may go.
         """
         now = clock.earliest_s()
-        while part := self.next_alone(now) or self.isolation.next(self.replicas.runnable - without):
+        while part := self.find_next_alone(now) or self.isolation.find_next_group(self.replicas.runnable - without):
             if part.jobs[0].model in without:  # it has to run alone, in a child that has its model
                 return None
             self.isolation.parts.remove(part)
@@ -212,7 +212,7 @@ class Backlog:
                 return self._taken(turn, items), None, False
         return None
 
-    def more(self, first: Sequence[HeldJob], *, able: int) -> list[list[HeldJob]]:
+    def take_more_batches(self, first: Sequence[HeldJob], *, able: int) -> list[list[HeldJob]]:
         """Return the batches that go with `first` in one batch call.
 
         Batches are added while the call stays short and no other job would be next. `able` child processes share the
@@ -256,10 +256,10 @@ class Backlog:
             return False
         return due[0].priority >= batch[0].item.priority  # else a lower priority was owed one batch, and no more
 
-    def together(self) -> dict[str, int]:
+    def count_jobs_per_call(self) -> dict[str, int]:
         """Return, by model, how many jobs may share a batch call, of the models with such jobs waiting."""
         return {
-            name: min(MOST_TOGETHER, int(queue.costs.items_per_s() / queue.costs.pace * TOGETHER_S))
+            name: min(MOST_TOGETHER, int(queue.costs.items_per_s() / queue.costs.following_factor * TOGETHER_S))
             for name, queue in self.queues.items()
             if queue.costs.calls >= LEARNT and (head := queue.first_item()) and head.priority >= PATIENT
         }
@@ -281,14 +281,14 @@ class Backlog:
         orders += ((other.spec.name, other.called[0].item.order) for other in behind)
         return any(other[0] < order[0] if name == batch.spec.name else other < order for name, other in orders)
 
-    def next_ahead(self, without: Set[str]) -> list[HeldJob] | None:
+    def take_batch_ahead(self, without: Set[str]) -> list[HeldJob] | None:
         """Return the jobs of a batch for a busy child process, of models not in `without`.
 
         Return None if no batch may go, or if the next one needs an idle child: it is run again, or its model generates
         step by step.
         """
         now = clock.earliest_s()
-        if self.isolation.parts and self.isolation.next(self.replicas.runnable_soon):
+        if self.isolation.parts and self.isolation.find_next_group(self.replicas.runnable_soon):
             return None
         for turn in self._turns(now, without):
             if self.replicas.steps(turn.model):
@@ -314,16 +314,16 @@ class Backlog:
         self._owners[turn.priority].advance_to_turn(turn.order[1])
         return [self.held[item.id] for item in items]
 
-    def has_next(self, without: Set[str]) -> bool:
+    def has_next_batch(self, without: Set[str]) -> bool:
         """Return True if there is a next batch, of models not in `without`."""
         now = clock.earliest_s()
-        if self.isolation.next(self.replicas.runnable - without):
+        if self.isolation.find_next_group(self.replicas.runnable - without):
             return True
         return any(turn.model not in without for turn in self._due_in_turn(now))
 
-    def joining(self, batch: Batch) -> list[HeldJob]:
+    def take_joining_jobs(self, batch: Batch) -> list[HeldJob]:
         """Take the jobs that join an open batch now out of their queue, and return them."""
-        if not self.may_join(batch):
+        if not self.can_any_job_join(batch):
             return []
         queue = self.queues[batch.spec.name]
         turn = self._turn_of(batch.spec.name, queue)
@@ -332,28 +332,30 @@ class Backlog:
             batch.room = batch.room.minus_rows(item.size, item.length)
         return self._taken(turn, items) if turn and items else []
 
-    def may_join(self, batch: Batch) -> bool:
+    def can_any_job_join(self, batch: Batch) -> bool:
         """Return True if a waiting job would join the batch and fits.
 
         Jobs of this model that are to be run again go first, in a batch of their own.
         """
         name = batch.spec.name
-        if not (queue := self.queues.get(name)) or self.isolation.next({name}):
+        if not (queue := self.queues.get(name)) or self.isolation.find_next_group({name}):
             return False
         turn = self._turn_of(name, queue)
         return turn is not None and queue.can_take_next_item(batch.room, turn.priority)
 
-    def next_alone(self, now: float) -> RetryGroup | None:
+    def find_next_alone(self, now: float) -> RetryGroup | None:
         """Return the jobs whose turn it is to run alone, if any."""
         if not self.isolation.parts:
             return None
-        return self.isolation.next_alone(self.replicas.runnable_soon, [turn.order for turn in self._due_in_turn(now)])
+        return self.isolation.find_next_alone(
+            self.replicas.runnable_soon, [turn.order for turn in self._due_in_turn(now)]
+        )
 
-    def due_in_s(self) -> float | None:
+    def find_next_due_in_s(self) -> float | None:
         """Return the seconds until the next batch may go, or None if none waits for time to pass."""
         now = clock.earliest_s()
         due = [wait_s for queue in self._able_queues() if (wait_s := _waits_s(queue, now)) is not None]
-        if (again := self.isolation.due_in_s(self.replicas.runnable)) is not None:
+        if (again := self.isolation.find_next_due_in_s(self.replicas.runnable)) is not None:
             due.append(again)
         return max(0.0, min(due)) if due else None
 
@@ -405,8 +407,8 @@ class Backlog:
 
     def _forget(self, held: HeldJob) -> None:
         del self.held[held.item.id]
-        self.leave(held)
-        self.isolation.forget(held)
+        self.return_cost_to_owner(held)
+        self.isolation.forget_job(held)
         self.queues[held.model].remove(held.item.id)
 
 

@@ -22,7 +22,7 @@ class _Model:
     firsts: deque[float] = field(default_factory=lambda: deque(maxlen=FIRSTS))  # seconds to first tokens
     answers: deque[int] = field(default_factory=lambda: deque(maxlen=ANSWERS))  # tokens of each answer
 
-    def add(self, tokens: int) -> None:
+    def add_tokens(self, tokens: int) -> None:
         """Count generated tokens. Runs only in the event loop, while other threads read."""
         now = time.monotonic()
         self.samples.append((now, tokens))
@@ -32,7 +32,7 @@ class _Model:
     def tokens_per_s(self, now: float) -> float:
         return sum(tokens for at, tokens in list(self.samples) if at >= now - WINDOW_S) / WINDOW_S
 
-    def first_s(self, share: float) -> float | None:
+    def find_first_token_s(self, share: float) -> float | None:
         ranked = sorted(self.firsts)
         return round(ranked[int(share * (len(ranked) - 1))], 3) if ranked else None
 
@@ -40,22 +40,22 @@ class _Model:
 class GenerationStats:
     """The generation statistics of a worker's models.
 
-    They are written in the worker's event loop; the heartbeat's thread reads what `row` returns.
+    They are written in the worker's event loop; the heartbeat's thread reads what `make_row_value` returns.
     """
 
     def __init__(self) -> None:
         self._models: dict[str, _Model] = {}
 
-    def note(self, batch: Batch, report: BatchReport) -> None:
+    def add_report(self, batch: Batch, report: BatchReport) -> None:
         if report.capacity:
             model = self._models.setdefault(batch.spec.name, _Model())
             model.tokens += report.tokens
             model.capacity = report.capacity
-            model.add(report.tokens)
+            model.add_tokens(report.tokens)
             model.firsts += report.firsts_s
             model.answers += report.answers
 
-    def jobs(self, model: str, tokens: int) -> float:
+    def estimate_jobs(self, model: str, tokens: int) -> float:
         """Return how many answers of a model `tokens` tokens make; 0.0 while no answer has ended.
 
         A count of the answers that end would leave out the progress of the others, and long answers take many slices of
@@ -64,7 +64,7 @@ class GenerationStats:
         found = self._models.get(model)
         return tokens / fmean(found.answers) if found and found.answers else 0.0
 
-    def row(self, batches: Collection[Batch], *, replicas: int) -> dict[str, dict[str, object]]:
+    def make_row_value(self, batches: Collection[Batch], *, replicas: int) -> dict[str, dict[str, object]]:
         """Return the statistics by model, as the worker's row has them.
 
         They are the rows that are being answered, the free tokens of KV cache in all `replicas`, the tokens in all and
@@ -82,7 +82,7 @@ class GenerationStats:
                 ),
                 "tokens": model.tokens,
                 "tokens_per_s": round(model.tokens_per_s(now), 1),
-                "first_token_s": {"p50": model.first_s(0.5), "p95": model.first_s(0.95)},
+                "first_token_s": {"p50": model.find_first_token_s(0.5), "p95": model.find_first_token_s(0.95)},
             }
             for name, model in list(self._models.items())
         }

@@ -38,7 +38,7 @@ class HeldJob:
     def __post_init__(self) -> None:
         self.job_id = uuid_of_hex(self.item.id.replace("-", ""))
 
-    def is_over(self, batch: UUID) -> None:
+    def note_batch_end(self, batch: UUID) -> None:
         self.takes_over = (*(over for over in self.takes_over if over != batch), batch)[-MOST_OVER:]
 
 
@@ -53,10 +53,10 @@ class Bisection:
     suspects: list[HeldJob]
     aside: list[HeldJob] = field(default_factory=list)
 
-    def tested(self) -> list[HeldJob]:
+    def select_next_half(self) -> list[HeldJob]:
         return self.suspects[: len(self.suspects) // 2]
 
-    def narrow(self, tested: list[HeldJob], *, died: bool) -> None:
+    def narrow_suspects(self, tested: list[HeldJob], *, died: bool) -> None:
         others = [held for held in self.suspects if held not in tested]
         self.suspects = tested if died else others
         if died:
@@ -101,6 +101,6 @@ class Batch:
         """True if nothing may run beside the batch."""
         return self.begun[0].item.alone
 
-    def by_engine_call(self) -> list[list[HeldJob]]:
+    def split_by_engine_call(self) -> list[list[HeldJob]]:
         jobs = iter(self.jobs)
         return [list(islice(jobs, share)) for share in self.shares or [len(self.jobs)]]

@@ -57,11 +57,11 @@ class Isolation:
         """Return the number of jobs that wait in parts."""
         return sum(len(part.jobs) for part in list(self.parts))
 
-    def next(self, models: Container[str]) -> RetryGroup | None:
+    def find_next_group(self, models: Container[str]) -> RetryGroup | None:
         """Return the first part of these models that may run now beside others, if any."""
         return next((part for part in self._due(models) if not part.is_alone), None)
 
-    def next_alone(self, models: Container[str], heads: Collection[tuple[int, float, float]]) -> RetryGroup | None:
+    def find_next_alone(self, models: Container[str], heads: Collection[tuple[int, float, float]]) -> RetryGroup | None:
         """Return the part that must run alone and whose turn it is, if any.
 
         A part whose job this worker has claimed goes first. Any other must precede `heads`, the orders of the first job
@@ -71,7 +71,7 @@ class Isolation:
         first = min(due, key=lambda part: part.turn, default=None)
         if first is None or first.jobs[0].takes_over:
             return first
-        if time.monotonic() < self.others_until or self.next(models):
+        if time.monotonic() < self.others_until or self.find_next_group(models):
             return None
         return None if heads and (self._owed_s or first.turn[1] > min(heads)) else first
 
@@ -79,54 +79,54 @@ class Isolation:
         now = time.monotonic()
         return [part for part in self.parts if part.not_before <= now and part.jobs[0].model in models]
 
-    def wait_alone(self, held: HeldJob) -> None:
+    def hold_until_alone(self, held: HeldJob) -> None:
         """Hold a job back until it can run alone."""
         self.parts.append(RetryGroup(jobs=[held], not_before=0.0))
 
-    def forget(self, held: HeldJob) -> None:
+    def forget_job(self, held: HeldJob) -> None:
         """Forget the part of a job that is held no more. A part that it shares with others drops it when it is next."""
         self.parts = [part for part in self.parts if part.jobs != [held]]
 
-    def sent(self, batch: Batch) -> None:
+    def note_sent_batch(self, batch: Batch) -> None:
         """Note that a batch was sent. The turn of the jobs that run beside others begins with the first of them."""
         if self._owed_s and not batch.is_alone:
             self.others_until, self._owed_s = time.monotonic() + self._owed_s, 0.0
 
-    def ended(self, batch: Batch) -> None:
+    def note_ended_batch(self, batch: Batch) -> None:
         if batch.is_alone and batch.has_begun:
             self._owed_s = time.monotonic() - batch.begun_at
 
-    def due_in_s(self, models: Container[str]) -> float | None:
+    def find_next_due_in_s(self, models: Container[str]) -> float | None:
         now = time.monotonic()
         return min((part.not_before - now for part in self.parts if part.jobs[0].model in models), default=None)
 
-    def again(self, batch: Batch, after_s: float = 0.0) -> None:
+    def run_batch_again(self, batch: Batch, after_s: float = 0.0) -> None:
         """Run a batch again, in as many parts as it had engine calls."""
-        for jobs in batch.by_engine_call():
+        for jobs in batch.split_by_engine_call():
             self._add(jobs, batch.search, after_s)
 
-    def rejoin(self, jobs: Sequence[HeldJob]) -> None:
+    def run_joining_jobs_again(self, jobs: Sequence[HeldJob]) -> None:
         """Run jobs again that were to join an open batch in a call that was forgotten."""
         self._add(list(jobs))
 
-    def put_off(self, jobs: Sequence[HeldJob]) -> None:
+    def put_off_jobs(self, jobs: Sequence[HeldJob]) -> None:
         """Run jobs later that were to join an open batch and cannot yet."""
         if jobs:
             self._add(list(jobs), after_s=self.pauses.next_s())
 
-    def succeeded(self, batch: Batch) -> None:
+    def note_success(self, batch: Batch) -> None:
         self.pauses.reset()
         if batch.search:
-            batch.search.narrow(batch.begun, died=False)
+            batch.search.narrow_suspects(batch.begun, died=False)
             self._go_on(batch.search)
 
-    def retry(self, batch: Batch, cause: BaseException) -> None:
+    def retry_unbegun_batch(self, batch: Batch, cause: BaseException) -> None:
         """Run a batch again later that could not begin."""
         after_s = self.pauses.next_s()
         logger.error("batch=%s not begun, tried again in %.1f s: %s", batch.id, after_s, logs.describe_error(cause))
-        self.again(batch, after_s)
+        self.run_batch_again(batch, after_s)
 
-    def was_stuck(self, batch: Batch, cause: BaseException) -> None:
+    def retry_stuck_batch(self, batch: Batch, cause: BaseException) -> None:
         """Run a batch again later that waited for something else than its engine, such as a lock of the database.
 
         No job is blamed. A job that is stuck for ever ends as lost: its lease runs out with each try.
@@ -135,23 +135,23 @@ class Isolation:
             held.times_stuck += 1
         after_s = min(STUCK_S * max(held.times_stuck for held in batch.jobs), LONGEST_STUCK_S)
         logger.error("batch=%s killed, tried again in %.0f s: %s", batch.id, after_s, logs.describe_error(cause))
-        self.again(batch, after_s)
+        self.run_batch_again(batch, after_s)
 
-    def was_paused(self, batch: Batch, cause: BaseException) -> None:
+    def retry_paused_batch(self, batch: Batch, cause: BaseException) -> None:
         """Run a batch again whose time limit ended while the worker itself was stopped.
 
         No job is blamed for the first `MOST_PAUSES` times.
         """
         if any(held.times_paused >= MOST_PAUSES for held in batch.jobs):
-            self.died(batch, cause)
+            self.search_culprit(batch, cause)
             return
         for held in batch.jobs:
             held.times_paused += 1
         why = logs.describe_error(cause)
         logger.error("batch=%s lost, the worker was stopped for %.1f s meanwhile: %s", batch.id, batch.paused_s, why)
-        self.again(batch)
+        self.run_batch_again(batch)
 
-    def halve(self, batch: Batch, cause: BaseException, after_s: float = 0.0) -> None:
+    def run_halves(self, batch: Batch, cause: BaseException, after_s: float = 0.0) -> None:
         """Run the halves of a batch, and the jobs that its search has not run yet.
 
         Perhaps only one of its jobs is at fault.
@@ -169,13 +169,13 @@ class Isolation:
             self._add(batch.jobs[:middle], after_s=after_s)
             self._add(batch.jobs[middle:], after_s=after_s)
 
-    def died(self, batch: Batch, cause: BaseException) -> None:
+    def search_culprit(self, batch: Batch, cause: BaseException) -> None:
         """Search for the job of a batch that ended the batch's process."""
         if batch.shares:
             self._apart(batch, cause)
             return
         if search := batch.search:
-            search.narrow(batch.jobs, died=True)
+            search.narrow_suspects(batch.jobs, died=True)
         alone = self._died_alone(batch, cause)
         if not alone:
             why = logs.describe_error(cause)
@@ -184,7 +184,7 @@ class Isolation:
         elif search:
             self._add(search.aside)
 
-    def died_of(self, culprit: HeldJob, batch: Batch, cause: BaseException) -> None:
+    def suspect_job(self, culprit: HeldJob, batch: Batch, cause: BaseException) -> None:
         """Suspect the job that the engine was busy with alone when the batch's process died.
 
         The others run again together, and are not blamed.
@@ -201,11 +201,11 @@ class Isolation:
         """
         why = logs.describe_error(cause)
         logger.error("batch=%s of %d lost, running its engine calls apart: %s", batch.id, len(batch.jobs), why)
-        self.again(batch, after_s)
+        self.run_batch_again(batch, after_s)
 
     def _go_on(self, search: Bisection) -> None:
         if len(search.suspects) > 1:
-            self._add(search.tested(), search)
+            self._add(search.select_next_half(), search)
         else:
             self._add(search.suspects)
             self._add(search.aside)

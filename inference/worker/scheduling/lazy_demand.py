@@ -45,14 +45,14 @@ class LazyDemand(threading.Thread):
     def run(self) -> None:
         pauses = Pauses(first_s=LOOK_S, longest_s=LONGEST_PAUSE_S)
         while not self._stopping.is_set():
-            if looked := run_chore(self.poll, str(self.worker)):
+            if looked := run_chore(self.poll_demand, str(self.worker)):
                 pauses.reset()
             self._stopping.wait(LOOK_S if looked else pauses.next_s())
 
     def stop(self) -> None:
         self._stopping.set()
 
-    def poll(self) -> None:
+    def poll_demand(self) -> None:
         models, absent = self.models, self.absent
         for spec in models.values():
             if spec.load_digest not in self.estimates:

@@ -44,7 +44,7 @@ class LazyModels:
         self.report = LazyStatus()
         self._park()
 
-    def follow(self, backlog: Backlog) -> LazyStatus:
+    def update_residency(self, backlog: Backlog) -> LazyStatus:
         """Take one step of loading and unloading, and return the new status. Runs twice a second."""
         served = self.replicas.served | self.report.able
         self._follow_catalog()

@@ -26,24 +26,24 @@ class Scheduler:
         self._pool, self._call = pool, call
         self._others_turn: set[int] = set()  # pids of children that ran steps last: new batches have the next turn
 
-    def assign(self) -> None:
+    def give_out_work(self) -> None:
         """Give work to every idle replica. Loading and unloading of models goes first."""
         pool = self._pool()
         if self.may_begin:
             pool.assign_models()
-        idle = sorted(pool.idle(), key=lambda pid: len(self.open_in(pid)))
+        idle = sorted(pool.idle(), key=lambda pid: len(self.list_open_batches(pid)))
         for place, pid in enumerate(idle):
             self._assign(pid, idle=len(idle) - place)
         self._give_ahead()
         self._call_back()
 
-    def open_in(self, pid: int) -> list[Batch]:
+    def list_open_batches(self, pid: int) -> list[Batch]:
         """Return the batches that are open in a child process, in the order of their turns."""
         found = (batch for batch in self.backlog.batches.values() if batch.is_open and batch.pid == pid)
         return sorted(found, key=lambda batch: batch.called_at)
 
     def _assign(self, pid: int, *, idle: int) -> None:
-        opened = self.open_in(pid)
+        opened = self.list_open_batches(pid)
         if opened and pid not in self._others_turn:
             self._others_turn.add(pid)
             self._go_on(opened[0])
@@ -59,7 +59,7 @@ class Scheduler:
         """
         if not self.may_begin or self._is_kept_free():
             return False
-        following = self.backlog.next(self._not_now(pid, opened), idle=idle)
+        following = self.backlog.take_next_batch(self._not_now(pid, opened), idle=idle)
         if following is None:
             return False
         jobs, search, is_closed = following
@@ -68,16 +68,16 @@ class Scheduler:
         if not is_closed and not self.replicas.steps(spec.name):
             self._bring_more(batch)
         if self._call(batch):
-            self.backlog.started(batch)
+            self.backlog.note_start(batch)
         return True
 
     def _bring_more(self, batch: Batch) -> None:
-        if more := self.backlog.more(batch.jobs, able=self.replicas.able):
+        if more := self.backlog.take_more_batches(batch.jobs, able=self.replicas.able):
             batch.shares = (len(batch.jobs), *map(len, more))
             batch.jobs += itertools.chain.from_iterable(more)
             batch.begun, batch.called = list(batch.jobs), list(batch.jobs)
 
-    def in_hand(self, pid: int) -> list[Batch]:
+    def list_batches_in_hand(self, pid: int) -> list[Batch]:
         """Return the batches of a child process whose calls are not over, in the order in which it runs them."""
         return [batch for batch in self.backlog.batches.values() if batch.result and batch.pid == pid]
 
@@ -85,7 +85,7 @@ class Scheduler:
         """Give more calls to busy child processes that work ahead, first to the one that has the fewest."""
         pids = {batch.pid for batch in self.backlog.batches.values() if self.replicas.works_ahead(batch.pid)}
         while able := [pid for pid in pids if self._may_have_more(pid)]:
-            if not any(map(self._begin_ahead, sorted(able, key=lambda pid: len(self.in_hand(pid))))):
+            if not any(map(self._begin_ahead, sorted(able, key=lambda pid: len(self.list_batches_in_hand(pid))))):
                 return
 
     def _may_have_more(self, pid: int) -> bool:
@@ -93,9 +93,9 @@ class Scheduler:
 
         No call goes beside a batch that is run again: a batch that dies alone in its child is known to be at fault.
         """
-        running = self.in_hand(pid)
+        running = self.list_batches_in_hand(pid)
         return (
-            self.may_begin and 0 < len(running) < self._most(running) and not self.open_in(pid)
+            self.may_begin and 0 < len(running) < self._most(running) and not self.list_open_batches(pid)
             and not any(batch.is_closed or self.replicas.steps(batch.spec.name) for batch in running)
             and not self._is_kept_free() and self._pool().may_have_more(pid)
         )  # fmt: skip
@@ -104,22 +104,22 @@ class Scheduler:
         return IN_HAND - 1 if all(batch.spec.name in self.backlog.long for batch in running) else IN_HAND
 
     def _begin_ahead(self, pid: int) -> bool:
-        if not (jobs := self.backlog.next_ahead(self.replicas.lacking(pid))):
+        if not (jobs := self.backlog.take_batch_ahead(self.replicas.lacking(pid))):
             return False
         batch = Batch(id=uuid4(), spec=self.backlog.specs[jobs[0].model], jobs=jobs, pid=pid)
         self._bring_more(batch)
         if not self._call(batch):
             return False
-        self.backlog.started(batch)
-        for each in self.in_hand(pid):
+        self.backlog.note_start(batch)
+        for each in self.list_batches_in_hand(pid):
             each.has_company = True
         return True
 
     def _go_on(self, batch: Batch) -> None:
         """Send the next call of an open batch, with the jobs that join now."""
-        batch.called = self.backlog.joining(batch) if self._may_be_joined(batch) else []
+        batch.called = self.backlog.take_joining_jobs(batch) if self._may_be_joined(batch) else []
         batch.jobs += batch.called
-        self.backlog.has_joined(batch)
+        self.backlog.note_joined_jobs(batch)
         self._call(batch)
 
     def _may_be_joined(self, batch: Batch) -> bool:
@@ -160,16 +160,20 @@ class Scheduler:
 
     def _has_others(self, batch: Batch) -> bool:
         """Return True if other work waits for the child process of `batch`."""
-        opened = self.open_in(batch.pid)
+        opened = self.list_open_batches(batch.pid)
         if len(opened) > 1:
             return True
-        return self.may_begin and not self._is_kept_free() and self.backlog.has_next(self._not_now(batch.pid, opened))
+        return (
+            self.may_begin
+            and not self._is_kept_free()
+            and self.backlog.has_next_batch(self._not_now(batch.pid, opened))
+        )
 
     def _may_grow(self, batch: Batch) -> bool:
-        return self.backlog.may_join(batch) and self._may_be_joined(batch)
+        return self.backlog.can_any_job_join(batch) and self._may_be_joined(batch)
 
     def _is_kept_free(self) -> bool:
         """Return True if a job that nothing may run beside runs, or waits until all running batches have ended."""
         if any(batch.is_alone for batch in self.backlog.batches.values()):
             return True
-        return bool(self.backlog.batches) and self.backlog.next_alone(clock.earliest_s()) is not None
+        return bool(self.backlog.batches) and self.backlog.find_next_alone(clock.earliest_s()) is not None

@@ -36,8 +36,8 @@ class Settlement:
         self.generated = GenerationStats()
         self._end = end
 
-    def finished(self, batch: Batch, report: BatchReport) -> None:
-        self.backlog.isolation.succeeded(batch)
+    def settle_finished_batch(self, batch: Batch, report: BatchReport) -> None:
+        self.backlog.isolation.note_success(batch)
         if report.engine_s:
             self.backlog.replicas.trust.computed(batch.device)
         queue = self.backlog.queues[batch.spec.name]
@@ -45,14 +45,14 @@ class Settlement:
         is_current = now is not None and now.load_digest == batch.spec.load_digest
         if report.capacity:
             self._observe_steps(batch, report)
-        self._spare_threads.observe(batch, report)
+        self._spare_threads.learn_from_report(batch, report)
         for each in (report.each or (report,)) if is_current else ():
             self._learn(batch, queue, each, is_one=not report.each)
         failpoints.reach("before_ack")
         self._put_off(batch, report)
         self._wait_again(batch, report)
         if report.engine_s and batch.jobs:
-            self.backlog.computed(len(batch.jobs), len(report.errors))
+            self.backlog.update_gone_share(len(batch.jobs), len(report.errors))
         self._release(batch.jobs, report)
         failpoints.reach("after_ack")
         failed = sum(map(bool, report.errors.values()))
@@ -88,13 +88,13 @@ class Settlement:
         cost = {"expected_s": expected_s, "real_s": report.engine_s, "off_s": abs(report.engine_s - expected_s)}
         ledger.note_tally(batch.spec.name, {"cost": cost})
 
-    def stepped(self, batch: Batch, report: BatchReport) -> None:
+    def settle_steps(self, batch: Batch, report: BatchReport) -> None:
         """Release the jobs of an open batch that have ended. The others continue."""
         batch.room = report.room
         queue = self.backlog.queues[batch.spec.name]
         queue.padded, queue.cut_at = report.room.longest > 0, report.cut_at or math.inf
         self._observe_steps(batch, report)
-        self._spare_threads.observe(batch, report)
+        self._spare_threads.learn_from_report(batch, report)
         self._put_off(batch, report)
         left = [held for held in batch.jobs if held.job_id in report.left]
         ended, batch.jobs = [held for held in batch.jobs if held not in left], left
@@ -107,8 +107,8 @@ class Settlement:
         put_off = [held for held in batch.jobs if held.job_id in report.put_off]
         batch.jobs = [held for held in batch.jobs if held not in put_off]
         for held in put_off:
-            held.is_over(batch.id)
-        self.backlog.isolation.put_off(put_off)
+            held.note_batch_end(batch.id)
+        self.backlog.isolation.put_off_jobs(put_off)
 
     def _wait_again(self, batch: Batch, report: BatchReport) -> None:
         """Put the jobs that other jobs went before back into the queue, each in its place."""
@@ -121,16 +121,16 @@ class Settlement:
 
     def _observe_steps(self, batch: Batch, report: BatchReport) -> None:
         """Learn how many jobs are answered in how much time. No batch is formed by the cost of steps."""
-        self.generated.note(batch, report)
-        jobs = self.generated.jobs(batch.spec.name, report.tokens)
+        self.generated.add_report(batch, report)
+        jobs = self.generated.estimate_jobs(batch.spec.name, report.tokens)
         if report.engine_s and jobs and not batch.spare_threads:
             self.backlog.queues[batch.spec.name].costs.learn_call(max(1, report.size), 1.0, report.engine_s, jobs=jobs)
 
-    def lost(self, batch: Batch) -> None:
+    def settle_lost_batch(self, batch: Batch) -> None:
         """Run a batch again that was lost by no fault of its jobs."""
         for held in batch.jobs:
-            held.is_over(batch.id)
-        self.backlog.isolation.again(batch)
+            held.note_batch_end(batch.id)
+        self.backlog.isolation.run_batch_again(batch)
 
     def _release(self, jobs: Sequence[HeldJob], report: BatchReport) -> None:
         for held in jobs:
@@ -139,8 +139,8 @@ class Settlement:
             if held.job_id in report.errors:
                 self._judge(held, error)
             else:  # its row could not be claimed any more
-                self.backlog.leave(held)
-            self.backlog.release(held, error, report.engine_s)
+                self.backlog.return_cost_to_owner(held)
+            self.backlog.release_job(held, error, report.engine_s)
 
     def _judge(self, held: HeldJob, error: str) -> None:
         """Note whether the device or the job was at fault, if a device failed with the job before."""
@@ -149,34 +149,34 @@ class Settlement:
         elif held.incident and error in COMPUTED:
             self.backlog.replicas.trust.computed_elsewhere(held.incident)
 
-    def failed(self, batch: Batch, cause: BaseException) -> None:
+    def settle_failed_batch(self, batch: Batch, cause: BaseException) -> None:
         if isinstance(cause, errors.ModelUnavailable):  # raised before the claim: the rows are unchanged
-            self.backlog.isolation.retry(batch, cause)
+            self.backlog.isolation.retry_unbegun_batch(batch, cause)
             return
-        self._spare_threads.failed(batch)
+        self._spare_threads.give_up_threads(batch)
         for held in batch.jobs:
-            held.is_over(batch.id)
+            held.note_batch_end(batch.id)
         if isinstance(cause, errors.DeviceFailed):
             self._device_failed(batch, cause)
         elif batch.stuck:
-            self.backlog.isolation.was_stuck(batch, cause)
+            self.backlog.isolation.retry_stuck_batch(batch, cause)
         elif isinstance(cause, ProcessLost) and self._is_innocent(batch):
             logger.error("batch=%s of %d lost: its process ended, perhaps of another batch", batch.id, len(batch.jobs))
-            self.backlog.isolation.again(batch)
+            self.backlog.isolation.run_batch_again(batch)
         elif isinstance(cause, ProcessLost):
             batch.timed_out = cause.exit_code == -PAST_ITS_LIMIT
             if batch.timed_out and batch.paused_s > PAUSED * batch.spec.time_limit_s:
-                self.backlog.isolation.was_paused(batch, cause)
+                self.backlog.isolation.retry_paused_batch(batch, cause)
             elif culprit := self._at_work(batch):
-                self.backlog.isolation.died_of(culprit, batch, cause)
+                self.backlog.isolation.suspect_job(culprit, batch, cause)
             else:
-                self.backlog.isolation.died(batch, cause)
+                self.backlog.isolation.search_culprit(batch, cause)
         elif isinstance(cause, errors.InferenceError) and cause.retryable:
-            self.backlog.isolation.retry(batch, cause)
+            self.backlog.isolation.retry_unbegun_batch(batch, cause)
         else:
             trace = f"\n{cause.trace}" if isinstance(cause, (RemoteError, errors.InferenceError)) else ""
             logger.error("batch=%s its call raised %s%s", batch.id, logs.describe_error(cause), trace)
-            self.broke(batch, cause)
+            self.settle_broken_batch(batch, cause)
 
     def _at_work(self, batch: Batch) -> HeldJob | None:
         """Return the one job that the engine of an open batch was busy with as its process ended, if any."""
@@ -195,11 +195,11 @@ class Settlement:
             return batch.has_company
         return len(batch.jobs) == 1 and shared.reading not in (0, batch.number)
 
-    def broke(self, batch: Batch, cause: BaseException) -> None:
+    def settle_broken_batch(self, batch: Batch, cause: BaseException) -> None:
         for held in batch.jobs:
-            held.is_over(batch.id)
+            held.note_batch_end(batch.id)
         if not batch.begun[0].verdict:
-            self.backlog.isolation.halve(batch, cause, after_s=RETRY_S)
+            self.backlog.isolation.run_halves(batch, cause, after_s=RETRY_S)
             return
         why = logs.describe_error(cause)
         logger.error("batch=%s its verdict was not recorded, its row is left to the reconciler: %s", batch.id, why)
@@ -216,4 +216,4 @@ class Settlement:
             held.incident = incident
             held.failed_on |= {batch.device}
         self._end(batch.pid)
-        self.backlog.isolation.halve(batch, cause)
+        self.backlog.isolation.run_halves(batch, cause)

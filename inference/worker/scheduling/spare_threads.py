@@ -67,7 +67,7 @@ class SpareThreads:
         self._backlog = backlog
         self._paces: WeakKeyDictionary[CostModel, _Paces] = WeakKeyDictionary()  # a model that changes has new costs
 
-    def choose(self, batch: Batch) -> None:
+    def choose_threads(self, batch: Batch) -> None:
         """Set the number of spare threads for a batch's next call."""
         batch.is_only = self._is_only(batch)
         is_given = batch.is_only and self._paces_of(batch).take_turn()
@@ -89,14 +89,14 @@ class SpareThreads:
         item = batch.jobs[0].item
         return self._costs_of(batch).predict_s(item.size, item.length)
 
-    def observe(self, batch: Batch, report: BatchReport) -> None:
+    def learn_from_report(self, batch: Batch, report: BatchReport) -> None:
         """Learn from the report of a call that was the only one as it was sent."""
         work = self._work(batch, report) if batch.is_only else 0.0
         if work and report.engine_s:
             paces = self._paces_of(batch)
             (paces.observe_spare if batch.spare_threads else paces.observe_own)(report.engine_s / work)
 
-    def failed(self, batch: Batch) -> None:
+    def give_up_threads(self, batch: Batch) -> None:
         """Give the threads up for a while, since a call with them ended its process or ran past its time limit."""
         if batch.spare_threads:
             self._paces_of(batch).give_up()

@@ -35,7 +35,7 @@ MOST_GONE = 0.02  # share of gone jobs, above which owners with many jobs have t
 MOST_LOOKED_AT = 500  # most held jobs whose rows a look reads
 
 
-class Question(NamedTuple):
+class LookQuestion(NamedTuple):
     """The state of the event loop as a look begins."""
 
     rows: Mapping[str, int]  # rows of the calls in hand, by served model: so many are taken at a time
@@ -55,7 +55,7 @@ class UnfetchedJobs(threading.Thread):
     def __init__(self, worker: UUID) -> None:
         super().__init__(name="unfetched", daemon=True)
         self._worker = str(worker)
-        self._question: Question | None = None
+        self._question: LookQuestion | None = None
         self._found: deque[tuple[str, Item]] = deque()
         self._ended: deque[str] = deque()
         self._after: Any = None  # the owner after which the next look begins
@@ -67,7 +67,7 @@ class UnfetchedJobs(threading.Thread):
     def run(self) -> None:
         while self._is_requested.wait() and not self._stopping.is_set():
             begun_at = time.monotonic()
-            looked = run_chore(self.look, self._worker)
+            looked = run_chore(self.look_for_jobs, self._worker)
             took_s = time.monotonic() - begun_at
             self._stopping.wait(max(LOOK_S, took_s / SHARE) if looked else LONGEST_PAUSE_S)
 
@@ -75,14 +75,14 @@ class UnfetchedJobs(threading.Thread):
         self._stopping.set()
         self._is_requested.set()
 
-    def serve(self, backlog: Backlog) -> None:
+    def hand_over_found_jobs(self, backlog: Backlog) -> None:
         """Add the found jobs to the backlog, and drop those that have ended. Runs in the event loop."""
         while self._ended:
             backlog.drop_ended(self._ended.popleft())
         while self._found:
             model, item = self._found.popleft()
             if model in backlog.replicas.serving and item.id not in backlog.held:
-                backlog.add(item, model)
+                backlog.hold_job(item, model)
 
     def request_look(self, backlog: Backlog, *, calls: int) -> None:
         """Ask for another look, since more jobs wait than the worker may hold.
@@ -93,7 +93,7 @@ class UnfetchedJobs(threading.Thread):
             self._question = _question(backlog, calls)
             self._is_requested.set()
 
-    def look(self) -> None:
+    def look_for_jobs(self) -> None:
         """Answer the question of the event loop. Runs in this thread."""
         question, self._question = self._question, None
         self._is_requested.clear()
@@ -109,7 +109,7 @@ class UnfetchedJobs(threading.Thread):
             rows, most = (figures[model] // several[model] for figures in (question.rows, question.jobs))
             found = list(line)
             if not question.is_for_few or sum(job.size for job in found) <= question.batch[model]:
-                self._found.extend((model, item_of(job)) for job in _portion(found, rows, most))
+                self._found.extend((model, make_item(job)) for job in _portion(found, rows, most))
         ended = Job.objects.filter(pk__in=question.waiting, status__in=TERMINAL).order_by()
         self._ended.extend(map(str, ended.values_list("pk", flat=True)))
 
@@ -137,9 +137,9 @@ class UnfetchedJobs(threading.Thread):
         return peers[number % len(peers)] == self._worker
 
 
-def _question(backlog: Backlog, calls: int) -> Question:
+def _question(backlog: Backlog, calls: int) -> LookQuestion:
     serving = {name: queue for name, queue in backlog.queues.items() if name in backlog.replicas.serving}
-    return Question(
+    return LookQuestion(
         rows={name: calls * queue.limits.max_batch_size for name, queue in serving.items()},
         jobs={name: int(PORTION_S * queue.costs.items_per_s()) for name, queue in serving.items()},
         batch={name: queue.limits.max_batch_size for name, queue in serving.items()},
@@ -162,7 +162,7 @@ def _portion(jobs: Iterable[Job], rows: int, most: int) -> Iterator[Job]:
         rows -= job.size
 
 
-def item_of(job: Job) -> Item:
+def make_item(job: Job) -> Item:
     """Return the queue item of a job, as its message would give it."""
     message = make_message(job)
     return Item(

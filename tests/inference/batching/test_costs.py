@@ -130,11 +130,11 @@ class PredictionTests(TestCase):
 
     def test_calls_follow_each_other_at_the_pace_of_what_is_slower(self) -> None:
         costs = CostModel()
-        self.assertEqual(costs.pace, 1.0)
+        self.assertEqual(costs.following_factor, 1.0)
         for read_s, pace in ((0.01, 1.0), (0.19, 5.0)):
             costs.learn_call(8, 10, 0.02)
             costs.learn_reading(read_s)
-            self.assertAlmostEqual(costs.pace, pace, delta=0.2)
+            self.assertAlmostEqual(costs.following_factor, pace, delta=0.2)
 
     def test_a_call_that_cannot_be_is_refused(self) -> None:
         for wrong in ((0, 1, 1.0), (1, 0, 1.0), (1, 1, -1.0), (1, 1, float("nan")), (1, 1, float("inf"))):

@@ -98,7 +98,7 @@ class ConsumerTests(TestCase):
     def end(self, job_id: str, error: str = "") -> None:
         backlog = self.dispatcher.backlog
         backlog.queues["a"].remove(job_id)
-        backlog.release(backlog.held[job_id], error, 0.1)
+        backlog.release_job(backlog.held[job_id], error, 0.1)
 
     def test_what_runs_as_its_connection_is_lost_runs_no_more_for_celery(self) -> None:
         state.reset_state()
@@ -106,7 +106,7 @@ class ConsumerTests(TestCase):
         backlog = self.dispatcher.backlog
         (held,) = backlog.held.values()
         backlog.queues["a"].remove(held.item.id)
-        backlog.started(Batch(id=uuid4(), spec=CATALOG["a"], jobs=[held], pid=PID))
+        backlog.note_start(Batch(id=uuid4(), spec=CATALOG["a"], jobs=[held], pid=PID))
         with patch.object(consumer.JobRequest, "send_event"):
             held.requests[0].started(PID)
         with patch.object(state, "should_stop", 0):
@@ -149,10 +149,10 @@ class ConsumerTests(TestCase):
         held = backlog.held[running]
         backlog.queues["a"].remove(running)
         batch = Batch(id=uuid4(), spec=CATALOG["a"], jobs=[held], pid=PID)
-        backlog.started(batch)
+        backlog.note_start(batch)
         backlog.give_back_waiting()
         self.assertEqual(self.events, ["given back", "given back"])
-        backlog.release(held, "", 0.1)
+        backlog.release_job(held, "", 0.1)
         self.assertEqual((self.events, backlog.held), (["given back", "given back"], {}))
 
     def test_what_is_revoked_of_them_takes_no_other_with_it(self) -> None:

@@ -147,13 +147,13 @@ class DispatcherCase(TestCase):
         self.clock += 0.001
         job_id, request = uuid4(), Request()
         item = {"group": "", "size": 1, "length": 10, "priority": 2, "arrived_at_s": self.clock, **values}
-        self.dispatcher.backlog.add(Item(id=str(job_id), **item), model, request)
+        self.dispatcher.backlog.hold_job(Item(id=str(job_id), **item), model, request)
         return job_id, request
 
     def fill(self, count: int) -> list[tuple[UUID, Request]]:
         """Hold `count` jobs behind a batch that occupies the only replica, then free it: they form one batch."""
         self.add()
-        self.dispatcher.kick()
+        self.dispatcher.send_next_calls()
         jobs = [self.add() for _ in range(count)]
         self.pool.finish(self.pool.calls[-1])
         return jobs
@@ -163,7 +163,7 @@ class DispatcherCase(TestCase):
         return self.pool.calls[-1]
 
     def due_in_s(self) -> float:
-        due_in_s = self.dispatcher.backlog.due_in_s()
+        due_in_s = self.dispatcher.backlog.find_next_due_in_s()
         assert due_in_s is not None
         return due_in_s
 
@@ -176,7 +176,7 @@ class DispatcherCase(TestCase):
 class DispatcherTests(DispatcherCase):
     def test_an_idle_replica_gets_the_first_job_at_once(self) -> None:
         job_id, _ = self.add()
-        self.dispatcher.kick()
+        self.dispatcher.send_next_calls()
         self.assertEqual(self.last.batch.job_ids, (job_id,))
 
     def test_after_a_call_that_did_not_fit_batches_are_half_as_large(self) -> None:
@@ -197,7 +197,7 @@ class DispatcherTests(DispatcherCase):
 
     def test_a_message_is_acknowledged_after_its_outcome_was_recorded(self) -> None:
         _, request = self.add()
-        self.dispatcher.kick()
+        self.dispatcher.send_next_calls()
         self.last.accept(1234)
         self.assertEqual(request.events, ["started"])
         self.pool.finish(self.last)
@@ -214,10 +214,10 @@ class DispatcherTests(DispatcherCase):
         job_id, first = self.add()
         second = Request()
         item = self.dispatcher.backlog.held[str(job_id)].item
-        self.dispatcher.backlog.add(item, "a", second)
-        self.dispatcher.kick()
+        self.dispatcher.backlog.hold_job(item, "a", second)
+        self.dispatcher.send_next_calls()
         third = Request()
-        self.dispatcher.backlog.add(item, "a", third)
+        self.dispatcher.backlog.hold_job(item, "a", third)
         self.pool.finish(self.last)
         self.assertEqual(len(self.pool.calls), 1)
         for request in (first, second, third):
@@ -226,14 +226,14 @@ class DispatcherTests(DispatcherCase):
     def test_a_job_that_is_to_run_alone_waits_for_what_runs_and_holds_up_what_waits(self) -> None:
         self.grow(3)
         self.add()
-        self.dispatcher.kick()
+        self.dispatcher.send_next_calls()
         job_id, request = self.add(alone=True)
         self.add()
-        self.dispatcher.kick()
+        self.dispatcher.send_next_calls()
         self.assertEqual(len(self.pool.calls), 1)
         self.pool.finish(self.last)
         self.assertEqual((self.last.batch.job_ids, self.last.batch.alone), ((job_id,), True))
-        self.dispatcher.kick()
+        self.dispatcher.send_next_calls()
         self.assertEqual(len(self.pool.calls), 2)
         self.pool.finish(self.last)
         self.assertEqual((len(self.pool.calls), self.last.batch.alone), (3, False))
@@ -243,10 +243,10 @@ class DispatcherTests(DispatcherCase):
         self.grow(b=READY, a="no weights")
         second = PID + 1
         jobs = [self.add("a")[0] for _ in range(9)] + [self.add("b")[0]]
-        self.dispatcher.kick()
+        self.dispatcher.send_next_calls()
         self.assertEqual([(call.pid, call.batch.model) for call in self.pool.calls], [(PID, "a"), (second, "b")])
         self.pool.finish(self.last)
-        self.dispatcher.kick()
+        self.dispatcher.send_next_calls()
         self.assertEqual(len(self.pool.calls), 2)  # the other has what waits
         self.pool.finish(self.pool.calls[0])
         self.assertEqual((self.last.pid, self.last.batch.job_ids), (PID, (jobs[8],)))
@@ -255,12 +255,12 @@ class DispatcherTests(DispatcherCase):
         self.load(a=READY, b="no weights")
         self.grow(b=READY, a="no weights")
         self.add("b", priority=2)
-        self.dispatcher.kick()
+        self.dispatcher.send_next_calls()
         self.add("b", priority=2)
         low, _ = self.add("a", priority=3)
         for number in range(2 * ONE_IN):
             self.add("a", priority=1, group=str(number))
-            self.dispatcher.kick()
+            self.dispatcher.send_next_calls()
             for _ in range(8):
                 self.add("a", priority=1)
             self.pool.finish(next(call for call in self.pool.calls[::-1] if call.pid == PID))
@@ -271,68 +271,68 @@ class DispatcherTests(DispatcherCase):
         self.pool.dead = [PID]
         job_id, _ = self.add(alone=True)
         self.add("b", arrived_at_s=self.clock + 1.0)
-        self.dispatcher.kick()
+        self.dispatcher.send_next_calls()
         self.assertEqual(self.pool.calls, [])
         self.replicas.try_at = 0.0
         self.replicas.replicas[0].is_loading = True  # which may last: it is not waited for
-        self.dispatcher.kick()
+        self.dispatcher.send_next_calls()
         self.assertEqual((self.last.pid, self.last.batch.model), (PID + 1, "b"))
         self.pool.finish(self.last)
         self.load(a=READY, b=READY)
         self.pool.dead = []
-        self.dispatcher.kick()
+        self.dispatcher.send_next_calls()
         self.assertEqual((self.last.pid, self.last.batch.job_ids, self.last.batch.alone), (PID, (job_id,), True))
 
     def test_a_job_that_is_to_run_alone_does_so_too_when_its_claim_met_a_database_that_was_away(self) -> None:
         self.grow(3)
         job_id, _ = self.add(alone=True)
-        self.dispatcher.kick()
+        self.dispatcher.send_next_calls()
         self.pool.lose(self.last, StoreUnavailable("database away"))
         self.add(priority=3)
-        self.dispatcher.kick()
+        self.dispatcher.send_next_calls()
         beside = self.last
         self.now()
         self.add(priority=3)
-        self.dispatcher.kick()
+        self.dispatcher.send_next_calls()
         self.assertIs(self.last, beside)
         self.pool.finish(beside)
         self.assertEqual((self.last.batch.job_ids, self.last.batch.alone), ((job_id,), True))
-        self.dispatcher.kick()
+        self.dispatcher.send_next_calls()
         self.assertEqual(len(self.pool.calls), 3)
 
     def test_a_clock_that_is_set_back_holds_up_nothing_that_waits_for_company(self) -> None:
         queue = self.dispatcher.backlog.queues["a"]
         queue.set_limits(replace(queue.limits, max_wait_s=3600))
         self.add(arrived_at_s=clock.time_s())
-        self.dispatcher.kick()
+        self.dispatcher.send_next_calls()
         self.assertEqual(self.pool.calls, [])
         self.assertLessEqual(self.due_in_s(), 3600)
         with patch.object(clock, "_off_s", -3600.0):
             self.assertLessEqual(self.due_in_s(), 3600)
-            self.dispatcher.kick()
+            self.dispatcher.send_next_calls()
         self.assertEqual(len(self.pool.calls), 1)
 
     def test_a_clock_that_is_set_back_holds_up_nothing_that_is_to_run_again(self) -> None:
         self.add()
-        self.dispatcher.kick()
+        self.dispatcher.send_next_calls()
         self.pool.lose(self.last, StoreUnavailable("database away"))
         with patch.object(clock, "_off_s", -3600.0):
-            self.assertLess(self.dispatcher.backlog.due_in_s() or math.inf, 2 * LONGEST_RETRY_S)
+            self.assertLess(self.dispatcher.backlog.find_next_due_in_s() or math.inf, 2 * LONGEST_RETRY_S)
             self.now()
-            self.dispatcher.kick()
+            self.dispatcher.send_next_calls()
         self.assertEqual(len(self.pool.calls), 2)
 
     def test_a_job_that_is_to_run_alone_does_so_too_when_the_pool_dropped_its_call(self) -> None:
         self.grow(3)
         job_id, _ = self.add(alone=True)
-        self.dispatcher.kick()
+        self.dispatcher.send_next_calls()
         self.last.over = True
         self.pool.held.clear()
         self.dispatcher.scheduler.may_begin = False
-        self.dispatcher.sweep()
+        self.dispatcher.end_stuck_and_expired()
         self.dispatcher.scheduler.may_begin = True
         self.add("b", priority=1)
-        self.dispatcher.kick()
+        self.dispatcher.send_next_calls()
         self.assertEqual((len(self.pool.calls), self.last.batch.model), (2, "b"))
         self.pool.finish(self.last)
         self.assertEqual((self.last.batch.job_ids, self.last.batch.alone), ((job_id,), True))
@@ -340,7 +340,7 @@ class DispatcherTests(DispatcherCase):
     def test_a_job_of_a_higher_priority_goes_before_those_that_run_alone(self) -> None:
         low = [self.add(alone=True, priority=3)[0] for _ in range(3)]
         high, _ = self.add("b", priority=1)
-        self.dispatcher.kick()
+        self.dispatcher.send_next_calls()
         self.assertEqual(self.last.batch.job_ids, (high,))
         self.pool.finish(self.last)
         self.assertEqual(self.last.batch.job_ids, (low[0],))
@@ -348,7 +348,7 @@ class DispatcherTests(DispatcherCase):
     def test_after_a_job_that_ran_alone_others_have_as_long_a_turn(self) -> None:
         self.grow()
         first, second = (self.add(alone=True)[0] for _ in range(2))
-        self.dispatcher.kick()
+        self.dispatcher.send_next_calls()
         self.assertEqual(self.last.batch.job_ids, (first,))
         self.last.accept(PID)
         self.dispatcher.batches[self.last.batch.batch].begun_at -= 60
@@ -361,13 +361,13 @@ class DispatcherTests(DispatcherCase):
         self.pool.finish(self.last)
         self.assertEqual(len(self.pool.calls), 3)
         self.dispatcher.backlog.isolation.others_until = 0.0
-        self.dispatcher.sweep()
+        self.dispatcher.end_stuck_and_expired()
         self.assertEqual(self.last.batch.job_ids, (second,))
 
     def test_where_nothing_else_waits_those_that_run_alone_follow_each_other(self) -> None:
         for _ in range(3):
             self.add(alone=True)
-        self.dispatcher.kick()
+        self.dispatcher.send_next_calls()
         for _ in range(2):
             self.last.accept(PID)
             self.dispatcher.batches[self.last.batch.batch].accepted_at -= 60
@@ -377,22 +377,24 @@ class DispatcherTests(DispatcherCase):
     def test_one_that_died_alone_is_tried_again_at_once_and_alone(self) -> None:
         self.grow()
         job_id, _ = self.add(alone=True, priority=3)
-        self.dispatcher.kick()
+        self.dispatcher.send_next_calls()
         self.add(priority=1)
         self.pool.lose(self.last)
         self.assertEqual((self.last.batch.job_ids, self.last.batch.alone), ((job_id,), True))
 
     def test_what_a_later_message_wants_alone_leaves_its_queue(self) -> None:
         self.add()
-        self.dispatcher.kick()
+        self.dispatcher.send_next_calls()
         job_id, _ = self.add()
-        self.dispatcher.backlog.add(self.dispatcher.backlog.held[str(job_id)].item._replace(alone=True), "a", Request())
+        self.dispatcher.backlog.hold_job(
+            self.dispatcher.backlog.held[str(job_id)].item._replace(alone=True), "a", Request()
+        )
         self.pool.finish(self.last)
         self.assertEqual((self.last.batch.job_ids, self.last.batch.alone), ((job_id,), True))
 
     def test_one_batch_holds_one_model(self) -> None:
         self.add("a")
-        self.dispatcher.kick()
+        self.dispatcher.send_next_calls()
         self.add("b")
         self.add("a")
         self.pool.finish(self.last)
@@ -416,7 +418,7 @@ class DispatcherTests(DispatcherCase):
             over.append(self.last.batch.batch)
             self.pool.lose(self.last, cause)
             self.now()
-            self.dispatcher.kick()
+            self.dispatcher.send_next_calls()
         self.assertEqual(set(self.last.batch.takes_over), set(over))
 
     def test_what_a_claim_names_has_a_bound(self) -> None:
@@ -424,7 +426,7 @@ class DispatcherTests(DispatcherCase):
         for _ in range(2 * MOST_OVER):
             self.pool.lose(self.last, StoreUnavailable("database away"))
             self.now()
-            self.dispatcher.kick()
+            self.dispatcher.send_next_calls()
         self.assertEqual(len(self.last.batch.takes_over), MOST_OVER)
 
     def settle(self, poison: UUID) -> int:
@@ -484,14 +486,14 @@ class DispatcherTests(DispatcherCase):
         self.pool.lose(self.last)
         self.pool.lose(self.last, StoreUnavailable("database away"))
         self.now()
-        self.dispatcher.kick()
+        self.dispatcher.send_next_calls()
         self.settle(poison)
         self.assertEqual(request.events, [("finished", "crashed")])
         self.assertEqual(self.dispatcher.backlog.held, {})
 
     def test_a_lone_job_gets_one_more_try_if_its_child_was_killed(self) -> None:
         job_id, request = self.add()
-        self.dispatcher.kick()
+        self.dispatcher.send_next_calls()
         self.pool.lose(self.last)
         self.assertEqual((self.last.batch.job_ids, self.last.batch.verdict), ((job_id,), ""))
         self.pool.finish(self.last)
@@ -499,7 +501,7 @@ class DispatcherTests(DispatcherCase):
 
     def test_a_lone_job_fails_if_its_engine_ran_past_the_limit_twice(self) -> None:
         job_id, _ = self.add()
-        self.dispatcher.kick()
+        self.dispatcher.send_next_calls()
         for verdict in ("", errors.TimedOut.code):
             self.pool.lose(self.last, PAST_LIMIT)
             self.assertEqual((self.last.batch.job_ids, self.last.batch.verdict), ((job_id,), verdict))
@@ -510,7 +512,7 @@ class DispatcherTests(DispatcherCase):
     def lose_after_pause(self, pause_s: float, call: SimpleNamespace) -> None:
         """The worker is stopped for so long, and its child hears of its own limit first as both go on."""
         call.accept(PID)
-        self.dispatcher.sweep()
+        self.dispatcher.end_stuck_and_expired()
         self.later(pause_s)
         self.pool.lose(call, PAST_LIMIT)
 
@@ -526,7 +528,7 @@ class DispatcherTests(DispatcherCase):
 
     def test_a_worker_that_is_stopped_again_and_again_does_not_keep_a_job_for_ever(self) -> None:
         self.add()
-        self.dispatcher.kick()
+        self.dispatcher.send_next_calls()
         tries = 0
         while not self.last.batch.verdict:
             self.lose_after_pause(CATALOG["a"].time_limit_s, self.last)
@@ -535,27 +537,27 @@ class DispatcherTests(DispatcherCase):
 
     def test_a_short_pause_excuses_no_job(self) -> None:
         self.add()
-        self.dispatcher.kick()
+        self.dispatcher.send_next_calls()
         for _ in range(CRASHES_ALONE):
             self.lose_after_pause(PAUSED * CATALOG["a"].time_limit_s / 2, self.last)
         self.assertEqual(self.last.batch.verdict, errors.TimedOut.code)
 
     def test_a_worker_that_leaves_and_turns_its_event_loop_no_more_reports_no_pause(self) -> None:
         self.add()
-        self.dispatcher.kick()
-        self.dispatcher.leave()
+        self.dispatcher.send_next_calls()
+        self.dispatcher.drain()
         self.later(CATALOG["a"].time_limit_s)
         with self.assertNoLogs("inference.worker.dispatch", "WARNING"):
             self.pool.finish(self.last)
 
     def test_no_child_is_stuck_for_the_time_in_which_the_worker_was_stopped(self) -> None:
         self.add()
-        self.dispatcher.kick()
+        self.dispatcher.send_next_calls()
         self.last.accept(PID)
         with patch("os.kill", Mock()) as kill:
-            self.dispatcher.sweep()
+            self.dispatcher.end_stuck_and_expired()
             self.later(CATALOG["a"].time_limit_s + STUCK_S + 1)
-            self.dispatcher.sweep()
+            self.dispatcher.end_stuck_and_expired()
             kill.assert_not_called()
 
     def test_a_child_that_is_stuck_outside_its_engine_is_killed_and_its_job_tried_again(self) -> None:
@@ -563,36 +565,36 @@ class DispatcherTests(DispatcherCase):
         self.addCleanup(child.wait)
         self.addCleanup(child.kill)
         self.add()
-        self.dispatcher.kick()
+        self.dispatcher.send_next_calls()
         self.last.accept(child.pid)
         next(iter(self.dispatcher.batches.values())).accepted_at -= CATALOG["a"].time_limit_s + STUCK_S + 1
         self.dispatcher.answering_s = lambda: STUCK_S - 1  # the child may still wait for the database
-        self.dispatcher.sweep()
+        self.dispatcher.end_stuck_and_expired()
         self.assertIsNone(child.poll())
         self.dispatcher.answering_s = lambda: STUCK_S + 1
-        self.dispatcher.sweep()
+        self.dispatcher.end_stuck_and_expired()
         self.assertEqual(child.wait(), -signal.SIGUSR2)  # which a child answers with its stack
         self.pool.lose(self.last)
         self.now()
-        self.dispatcher.kick()
+        self.dispatcher.send_next_calls()
         self.assertEqual(self.last.batch.verdict, "")
 
     def test_so_is_one_that_never_begins_its_call_which_then_runs_elsewhere(self) -> None:
         job_id, _ = self.add()
-        self.dispatcher.kick()
+        self.dispatcher.send_next_calls()
         batch = next(iter(self.dispatcher.batches.values()))
         with patch("os.kill", Mock()) as kill:
-            self.dispatcher.sweep()
+            self.dispatcher.end_stuck_and_expired()
             kill.assert_not_called()
             batch.accepted_at -= CATALOG["a"].time_limit_s + STUCK_S + KILL_GRACE_S + 1
             for _ in range(2):
-                self.dispatcher.sweep()
+                self.dispatcher.end_stuck_and_expired()
             self.assertEqual(
                 [call.args for call in kill.call_args_list], [(PID, signal.SIGUSR2), (PID, signal.SIGKILL)]
             )
             self.last.over = True
             self.pool.held.clear()
-            self.dispatcher.sweep()
+            self.dispatcher.end_stuck_and_expired()
         self.assertEqual((len(self.pool.calls), self.last.batch.job_ids, self.last.batch.verdict), (2, (job_id,), ""))
 
     def test_a_child_that_does_not_end_when_it_is_killed_is_given_up_and_its_jobs_run_elsewhere(self) -> None:
@@ -602,17 +604,17 @@ class DispatcherTests(DispatcherCase):
         stuck = self.last
         batch.accepted_at -= CATALOG["a"].time_limit_s + STUCK_S + KILL_GRACE_S + 1
         with patch("inference.worker.dispatch.os.kill") as kill, self.assertLogs("inference.worker.dispatch", "ERROR"):
-            self.dispatcher.sweep()
-            self.dispatcher.sweep()
+            self.dispatcher.end_stuck_and_expired()
+            self.dispatcher.end_stuck_and_expired()
             batch.killed_at -= GIVE_UP_S + 1
-            self.dispatcher.sweep()
+            self.dispatcher.end_stuck_and_expired()
         self.assertEqual([call.args for call in kill.call_args_list], [(PID, signal.SIGUSR2), (PID, signal.SIGKILL)])
         self.assertEqual((self.dispatcher.batches, self.replicas.serving, self.replicas.served), ({}, set(), set()))
-        self.assertIn("cannot be ended", self.dispatcher.snapshot().error)
+        self.assertIn("cannot be ended", self.dispatcher.make_snapshot().error)
         self.replicas.started(0, PID)
         self.load(a=READY, b=READY)
         stuck.over = True
-        self.dispatcher.kick()
+        self.dispatcher.send_next_calls()
         self.assertEqual(len(self.last.batch.job_ids), 2)
         self.assertEqual(self.last.batch.takes_over, (stuck.batch.batch,))
         self.pool.lose(stuck)  # it ends at last
@@ -627,7 +629,7 @@ class DispatcherTests(DispatcherCase):
             self.pool.lose(self.last)
             pauses.append(self.due_in_s())
             self.now()
-            self.dispatcher.kick()
+            self.dispatcher.send_next_calls()
             self.assertEqual((len(self.last.batch.job_ids), self.last.batch.verdict), (4, ""))
         self.assertLess(2 * pauses[0], pauses[3])
         self.assertLessEqual(max(pauses), LONGEST_STUCK_S)
@@ -670,7 +672,7 @@ class DispatcherTests(DispatcherCase):
                 return number
             self.pool.lose(self.last, causes[number % len(causes)])
             self.now()
-            self.dispatcher.kick()
+            self.dispatcher.send_next_calls()
         raise AssertionError(f"still runs after {limit} calls")
 
     def test_a_batch_that_fails_again_and_again_ends(self) -> None:
@@ -693,7 +695,7 @@ class DispatcherTests(DispatcherCase):
             else:
                 self.pool.finish(self.last)
             self.now()
-            self.dispatcher.kick()
+            self.dispatcher.send_next_calls()
         self.assertEqual(bad_request.events, [("finished", "failed")])
         for job_id, request in jobs:
             self.assertEqual(request.events, [("finished", "failed" if job_id == bad else "")])
@@ -701,76 +703,76 @@ class DispatcherTests(DispatcherCase):
     def test_what_cannot_be_settled_ends(self) -> None:
         _, request = self.add()
         request.finished = Mock(side_effect=ZeroDivisionError)
-        self.dispatcher.kick()
+        self.dispatcher.send_next_calls()
         for _ in range(10):
             if not self.last.over:
                 self.pool.finish(self.last)
                 self.now()
-                self.dispatcher.kick()
+                self.dispatcher.send_next_calls()
         self.assertEqual((self.dispatcher.backlog.held, len(self.dispatcher.backlog.isolation)), ({}, 0))
 
     def test_the_pauses_grow_while_the_database_is_away_and_nobody_is_blamed(self) -> None:
         job_id, request = self.add()
-        self.dispatcher.kick()
+        self.dispatcher.send_next_calls()
         pauses = []
         for _ in range(6):
             self.pool.lose(self.last, StoreUnavailable("database away"))
             pauses.append(self.due_in_s())
             self.now()
-            self.dispatcher.kick()
+            self.dispatcher.send_next_calls()
         self.assertLess(2 * pauses[0], pauses[2])  # of 1, 2, 4, each a fifth more or less
         self.assertLessEqual(max(pauses), LONGEST_RETRY_S * 1.2)
         self.assertEqual((self.last.batch.job_ids, self.last.batch.verdict, request.events), ((job_id,), "", []))
 
     def test_a_failure_that_is_not_the_jobs_own_sends_them_again_later(self) -> None:
         job_id, request = self.add()
-        self.dispatcher.kick()
+        self.dispatcher.send_next_calls()
         self.pool.lose(self.last, StoreUnavailable("database away"))
         self.assertEqual(len(self.pool.calls), 1)
         self.assertGreater(self.due_in_s(), 0)
         self.now()
-        self.dispatcher.sweep()
+        self.dispatcher.end_stuck_and_expired()
         self.assertEqual(self.last.batch.job_ids, (job_id,))
         self.assertEqual(request.events, [])
 
     def test_after_a_reconnect_waiting_jobs_are_forgotten_and_running_ones_kept(self) -> None:
         running, old_request = self.add()
-        self.dispatcher.kick()
+        self.dispatcher.send_next_calls()
         self.add()
         self.dispatcher.forget_messages()
         self.assertEqual(set(self.dispatcher.backlog.held), {str(running)})
         new_request = Request()
-        self.dispatcher.backlog.add(self.dispatcher.backlog.held[str(running)].item, "a", new_request)
+        self.dispatcher.backlog.hold_job(self.dispatcher.backlog.held[str(running)].item, "a", new_request)
         self.pool.finish(self.last)
         self.assertEqual((old_request.events, new_request.events), ([], [("finished", "")]))
 
     def test_a_call_that_the_pool_dropped_is_sent_again(self) -> None:
         job_id, _ = self.add()
-        self.dispatcher.kick()
+        self.dispatcher.send_next_calls()
         dropped = self.last
         dropped.over = True
         self.pool.held.clear()
-        self.dispatcher.sweep()
+        self.dispatcher.end_stuck_and_expired()
         self.assertIsNot(self.last, dropped)
         self.assertEqual(self.last.batch.job_ids, (job_id,))
 
     def test_a_closing_pool_leaves_the_messages_to_the_broker(self) -> None:
         self.pool.closing = True
         _, request = self.add()
-        self.dispatcher.kick()
+        self.dispatcher.send_next_calls()
         self.assertFalse(self.dispatcher.scheduler.may_begin)
         self.assertEqual(request.events, [])
 
     def test_a_worker_that_leaves_gives_back_what_no_child_has_begun(self) -> None:
         _, running = self.add()
-        self.dispatcher.kick()
+        self.dispatcher.send_next_calls()
         self.grow()
         _, sent = self.add()
-        self.dispatcher.kick()
+        self.dispatcher.send_next_calls()
         self.pool.held.remove(self.last)
         _, waiting = self.add()
-        self.dispatcher.leave()
-        self.dispatcher.kick()
+        self.dispatcher.drain()
+        self.dispatcher.send_next_calls()
         self.assertEqual([r.events for r in (running, sent, waiting)], [[], ["given back"], ["given back"]])
         self.assertEqual(len(self.pool.calls), 2)
         self.pool.finish(self.pool.calls[0])
@@ -778,10 +780,10 @@ class DispatcherTests(DispatcherCase):
 
     def test_messages_of_a_model_that_no_replica_has_go_back(self) -> None:
         self.add("b")
-        self.dispatcher.kick()
+        self.dispatcher.send_next_calls()
         _, request = self.add("a")
         self.load(a="no weights", b=READY)
-        self.dispatcher.let_go()
+        self.dispatcher.give_back_unrunnable_jobs()
         self.assertEqual(request.events, ["given back"])
         self.assertEqual(len(self.dispatcher.backlog.queues["a"]), 0)
 
@@ -797,11 +799,13 @@ class DispatcherTests(DispatcherCase):
     def test_a_search_waits_for_a_replica_that_starts_again(self) -> None:
         jobs, rows = self.crash(4)
         batches = len(self.pool.calls)
-        self.dispatcher.kick()
-        self.assertEqual((len(self.pool.calls), self.dispatcher.backlog.due_in_s(), rows), (batches, None, []))
+        self.dispatcher.send_next_calls()
+        self.assertEqual(
+            (len(self.pool.calls), self.dispatcher.backlog.find_next_due_in_s(), rows), (batches, None, [])
+        )
         self.replicas.started(0, PID)
         self.load(a=READY, b=READY)
-        self.dispatcher.kick()
+        self.dispatcher.send_next_calls()
         self.settle(jobs[1][0])
         self.assertEqual(jobs[1][1].events, [("finished", "crashed")])
 
@@ -810,7 +814,7 @@ class DispatcherTests(DispatcherCase):
         over = self.last.batch.batch
         self.replicas.started(0, PID)
         self.load(a="no weights", b=READY)
-        self.dispatcher.let_go()
+        self.dispatcher.give_back_unrunnable_jobs()
         self.assertEqual((rows, self.dispatcher.backlog.held), ([{over}], {}))
         self.assertEqual([request.events for _, request in jobs], [["given back"]] * 4)
 
@@ -821,7 +825,7 @@ class DispatcherTests(DispatcherCase):
         self.dispatcher.forget_messages()
         self.assertEqual(len(self.dispatcher.backlog.held), 4)
         again = Request()
-        self.dispatcher.backlog.add(self.dispatcher.backlog.held[str(jobs[3][0])].item, "a", again)
+        self.dispatcher.backlog.hold_job(self.dispatcher.backlog.held[str(jobs[3][0])].item, "a", again)
         self.pool.lose(half)
         self.assertTrue(self.last.batch.takes_over)
         self.settle(jobs[0][0])
@@ -834,12 +838,12 @@ class DispatcherTests(DispatcherCase):
         self.dispatcher.forget_messages()
         dropped.over = True
         self.pool.held.clear()
-        self.dispatcher.sweep()
+        self.dispatcher.end_stuck_and_expired()
         self.assertEqual(self.last.batch.job_ids, dropped.batch.job_ids)
 
     def test_a_child_that_has_not_loaded_the_model_touches_nothing_and_the_job_is_not_blamed(self) -> None:
         job_id, request = self.add()
-        self.dispatcher.kick()
+        self.dispatcher.send_next_calls()
         self.pool.lose(self.last, ModelUnavailable("a is not loaded"))
         held = self.dispatcher.backlog.held[str(job_id)]
         self.assertEqual((held.takes_over, held.crashes_alone, request.events), ((), 0, []))
@@ -852,9 +856,9 @@ class DispatcherTests(DispatcherCase):
 
     def test_expired_jobs_leave_before_the_call(self) -> None:
         self.add("b")
-        self.dispatcher.kick()
+        self.dispatcher.send_next_calls()
         _, request = self.add("a", expires_at_s=self.clock)
-        self.dispatcher.sweep()
+        self.dispatcher.end_stuck_and_expired()
         self.assertEqual(request.events, [("finished", "expired")])
 
     def test_no_job_leaves_as_expired_as_the_host_s_clock_is_set_before_that_is_measured(self) -> None:
@@ -874,56 +878,56 @@ class DispatcherTests(DispatcherCase):
         queue.set_limits(replace(queue.limits, max_wait_s=60.0))
         with patch.multiple(clock, _off_s=0.0, _measured_at=now_s, _begun_s=real() - now_s):
             self.add(arrived_at_s=real())
-            self.dispatcher.kick()
+            self.dispatcher.send_next_calls()
             self.add(alone=True, arrived_at_s=real())
             self.add("b", priority=1, arrived_at_s=real())  # waits for company
             with patch.object(time, "time", lambda: real() + 3600.0):
-                self.dispatcher.kick()
+                self.dispatcher.send_next_calls()
         self.assertEqual([call.batch.alone for call in self.pool.calls], [False])
 
     def test_a_model_with_expired_jobs_does_not_hold_up_another(self) -> None:
         self.add("a", expires_at_s=self.clock)
         job_id, _ = self.add("b")
-        self.dispatcher.kick()
+        self.dispatcher.send_next_calls()
         self.assertEqual(self.last.batch.job_ids, (job_id,))
 
     def test_the_snapshot_shows_what_waits_and_how_far_the_model_has_come(self) -> None:
         self.fill(3)
         self.add()
-        snapshot = self.dispatcher.snapshot()
+        snapshot = self.dispatcher.make_snapshot()
         self.assertEqual((snapshot.held, snapshot.finished), (1, 1))
         self.assertLessEqual(snapshot.reached["a"]["2"], self.clock)
 
     def test_what_waits_for_its_turn_here_is_not_passed(self) -> None:
         self.add(owner="many", size=32)
-        self.dispatcher.kick()
+        self.dispatcher.send_next_calls()
         self.add(owner="many", size=32)
         oldest = self.clock
         for _ in range(3):
             self.add(owner="many", size=32)
         self.add(owner="few", arrived_at_s=self.clock + 60.0)
         self.pool.finish(self.last)
-        self.assertEqual(self.dispatcher.snapshot().reached["a"]["2"], oldest)
+        self.assertEqual(self.dispatcher.make_snapshot().reached["a"]["2"], oldest)
 
     def test_what_runs_without_its_message_shows_nothing_of_how_far_the_queue_has_come(self) -> None:
-        self.dispatcher.backlog.add(an_item(arrived_at_s=self.clock + 60.0), "a")
-        self.dispatcher.kick()
-        self.assertNotIn("2", self.dispatcher.snapshot().reached.get("a", {}))
+        self.dispatcher.backlog.hold_job(an_item(arrived_at_s=self.clock + 60.0), "a")
+        self.dispatcher.send_next_calls()
+        self.assertNotIn("2", self.dispatcher.make_snapshot().reached.get("a", {}))
 
     def test_after_a_clock_was_set_back_a_model_has_come_as_far_as_its_newest_job(self) -> None:
         self.add(arrived_at_s=clock.time_s())
-        self.dispatcher.kick()
+        self.dispatcher.send_next_calls()
         self.pool.finish(self.last)
         with patch.object(clock, "_off_s", -3600.0):
             self.add(arrived_at_s=clock.time_s())
-            self.dispatcher.kick()
-            self.assertLessEqual(self.dispatcher.snapshot().reached["a"]["2"], clock.time_s())
+            self.dispatcher.send_next_calls()
+            self.assertLessEqual(self.dispatcher.make_snapshot().reached["a"]["2"], clock.time_s())
 
     def test_what_runs_is_not_counted_as_held_while_its_messages_are_acknowledged(self) -> None:
         held = []
         jobs = self.fill(2)
         for _, request in jobs:
-            request.finished = lambda error, runtime: held.append(self.dispatcher.snapshot().held)
+            request.finished = lambda error, runtime: held.append(self.dispatcher.make_snapshot().held)
         self.pool.finish(self.pool.calls[-1])
         self.assertEqual(held, [0, 0])
 
@@ -934,7 +938,7 @@ class TurnTests(DispatcherCase):
     def setUp(self) -> None:
         super().setUp()
         self.add(size=32)
-        self.dispatcher.kick()  # a batch that occupies the only replica
+        self.dispatcher.send_next_calls()  # a batch that occupies the only replica
 
     def following(self) -> tuple[UUID, ...]:
         """Return the jobs of the next batch."""
@@ -991,7 +995,7 @@ class TurnTests(DispatcherCase):
                 self.add(priority=priority)
         taken = Counter[int]()
         for _ in range(2 * ONE_IN):
-            jobs, *_ = self.dispatcher.backlog.next(set(), idle=1) or ((),)
+            jobs, *_ = self.dispatcher.backlog.take_next_batch(set(), idle=1) or ((),)
             taken.update(held.item.priority for held in jobs)
         self.assertEqual(taken[3], 2 * CATALOG["a"].max_batch_size)
 
@@ -1007,16 +1011,16 @@ class TurnTests(DispatcherCase):
             self.add(priority=3)
         taken: list[int] = []
         for _ in range(3):
-            jobs, *_ = backlog.next(set(), idle=1) or ([],)
-            taken += [each[0].item.priority for each in (jobs, *backlog.more(jobs, able=1))]
+            jobs, *_ = backlog.take_next_batch(set(), idle=1) or ([],)
+            taken += [each[0].item.priority for each in (jobs, *backlog.take_more_batches(jobs, able=1))]
         self.assertEqual(taken[: 2 * ONE_IN], [*[1] * (ONE_IN - 1), 3, *[1] * (ONE_IN - 1), 3][: len(taken)])
         self.assertGreater(len(taken), ONE_IN)
 
     def test_a_job_without_a_message_runs_and_its_message_that_comes_meanwhile_ends_with_it(self) -> None:
         item, request = an_item(arrived_at_s=self.clock), Request()
-        self.dispatcher.backlog.add(item, "a")
+        self.dispatcher.backlog.hold_job(item, "a")
         self.assertEqual(self.following(), (UUID(item.id),))
-        self.dispatcher.backlog.add(item, "a", request)
+        self.dispatcher.backlog.hold_job(item, "a", request)
         self.pool.finish(self.last)
         self.assertEqual((request.events, self.dispatcher.backlog.held), ([("finished", "")], {}))
 
@@ -1029,33 +1033,33 @@ class TurnTests(DispatcherCase):
 
     def test_others_are_looked_for_once_as_many_are_held_as_may_be(self) -> None:
         with patch.object(UnfetchedJobs, "request_look") as request_look:
-            self.dispatcher.kick()
+            self.dispatcher.send_next_calls()
             self.assertFalse(request_look.called)
-            while len(self.dispatcher.backlog.held) < self.dispatcher.prefetch:
+            while len(self.dispatcher.backlog.held) < self.dispatcher.prefetch_count:
                 self.add(owner="many")
-            self.dispatcher.kick()
+            self.dispatcher.send_next_calls()
         self.assertTrue(request_look.called)
 
     def test_what_a_dead_child_may_have_claimed_unheard_is_taken_over_with_or_without_its_message(self) -> None:
         for request in (None, Request()):
             with self.subTest(has_message=bool(request)):
                 item = an_item(arrived_at_s=self.clock)
-                self.dispatcher.backlog.add(item, "a", request)
+                self.dispatcher.backlog.hold_job(item, "a", request)
                 self.following()
                 call = self.last
                 self.pool.held.remove(call)  # nothing was heard of it, and it is forgotten with its child
                 call.over = True
                 self.pool.dead.append(PID)
-                self.dispatcher.sweep()
+                self.dispatcher.end_stuck_and_expired()
                 self.pool.dead.remove(PID)
-                self.dispatcher.kick()
+                self.dispatcher.send_next_calls()
                 self.assertEqual(self.last.batch.job_ids, (UUID(item.id),))
                 self.assertEqual(self.last.batch.takes_over, (call.batch.batch,))
 
     def test_where_all_that_is_held_is_in_hand_nothing_is_looked_for(self) -> None:
-        while len(self.dispatcher.backlog.held) < self.dispatcher.prefetch:
+        while len(self.dispatcher.backlog.held) < self.dispatcher.prefetch_count:
             self.add(owner="many")
         self.dispatcher.backlog.queues["a"] = BatchQueue(Limits(max_batch_size=8, max_batch_tokens=64), CostModel())
         with patch.object(UnfetchedJobs, "request_look") as request_look:
-            self.dispatcher.kick()
+            self.dispatcher.send_next_calls()
         self.assertFalse(request_look.called)

@@ -37,7 +37,7 @@ class TogetherTests(DispatcherCase):
 
     def shares(self, count: int = 30, **values: Any) -> tuple[int, ...]:
         self.wait(count, **values)
-        self.dispatcher.kick()
+        self.dispatcher.send_next_calls()
         shares: tuple[int, ...] = self.last.batch.shares
         return shares
 
@@ -48,7 +48,7 @@ class TogetherTests(DispatcherCase):
     def test_short_batches_of_what_waits_together_share_a_call(self) -> None:
         self.learn()
         ids = self.wait(30)
-        self.dispatcher.kick()
+        self.dispatcher.send_next_calls()
         self.assertEqual(self.last.batch.shares, (8, 8, 8, 6))
         self.assertEqual(set(self.last.batch.job_ids), set(ids))
 
@@ -101,7 +101,7 @@ class TogetherTests(DispatcherCase):
                 costs.learn_overhead(HURRIED_S / 2)
                 self.wait(16, priority=priority)
                 self.wait(8, priority=priority, length=1000)
-                self.dispatcher.kick()
+                self.dispatcher.send_next_calls()
                 self.assertEqual(self.last.batch.shares, (8, 8))
 
     def test_where_somebody_waits_so_is_what_follows(self) -> None:
@@ -112,7 +112,7 @@ class TogetherTests(DispatcherCase):
         costs.learn_overhead(HURRIED_S / 5)
         self.wait(8, priority=NORMAL)
         self.wait(8, priority=NORMAL, length=1000)
-        self.dispatcher.kick()
+        self.dispatcher.send_next_calls()
         self.assertEqual(self.last.batch.shares, ())
 
     def test_not_beside_what_has_a_deadline(self) -> None:
@@ -128,7 +128,7 @@ class TogetherTests(DispatcherCase):
     def test_not_while_something_is_run_again(self) -> None:
         self.learn()
         self.wait(20)
-        self.dispatcher.kick()
+        self.dispatcher.send_next_calls()
         self.pool.lose(self.last)
         self.assertEqual(self.shares(), ())
 
@@ -140,24 +140,24 @@ class TogetherTests(DispatcherCase):
                 self.shares()
                 self.assertFalse(self.is_called_back)
                 self.wait(3)
-                self.dispatcher.kick()
+                self.dispatcher.send_next_calls()
                 self.assertFalse(self.is_called_back)
                 self.add(model, priority=NORMAL)
-                self.dispatcher.kick()
+                self.dispatcher.send_next_calls()
                 self.assertTrue(self.is_called_back)
 
     def test_nor_for_older_ones_of_the_same_that_came_late(self) -> None:
         self.learn()
         self.shares()
         self.wait(1, arrived_at_s=self.clock - 1.0)
-        self.dispatcher.kick()
+        self.dispatcher.send_next_calls()
         self.assertFalse(self.is_called_back)
 
     def test_nor_for_older_ones_of_another_length(self) -> None:
         self.learn()
         for place in range(60):
             self.wait(1, length=10 + 40 * (place % 3))
-        self.dispatcher.kick()
+        self.dispatcher.send_next_calls()
         self.assertGreater(len(self.last.batch.shares), 1)
         self.assertLess(sum(self.last.batch.shares), 60)
         self.assertFalse(self.is_called_back)
@@ -165,7 +165,7 @@ class TogetherTests(DispatcherCase):
     def test_what_had_not_begun_waits_again_in_its_place(self) -> None:
         self.learn()
         ids = self.wait(30)
-        self.dispatcher.kick()
+        self.dispatcher.send_next_calls()
         first, (urgent, _) = self.last, self.add(priority=NORMAL)
         done, unbegun = first.batch.job_ids[:8], first.batch.job_ids[8:]
         self.pool.finish(first, unbegun=frozenset(unbegun))
@@ -177,7 +177,7 @@ class TogetherTests(DispatcherCase):
     def test_of_what_had_not_begun_only_what_was_claimed_waits_again(self) -> None:
         self.learn()
         ids = self.wait(16)
-        self.dispatcher.kick()
+        self.dispatcher.send_next_calls()
         done, unbegun = ids[:8], ids[8]
         self.pool.finish(self.last, dict.fromkeys(done, ""), unbegun=frozenset({unbegun}))
         self.assertEqual(self.last.batch.job_ids, (unbegun,))
@@ -197,7 +197,7 @@ class TogetherTests(DispatcherCase):
     def test_a_culprit_is_found_among_those_of_its_engine_call(self) -> None:
         self.learn()
         culprit = self.wait(30)[11]
-        self.dispatcher.kick()
+        self.dispatcher.send_next_calls()
         crashes = 0
         while self.dispatcher.backlog.held:
             if culprit in self.last.batch.job_ids and not self.last.batch.verdict:
@@ -233,16 +233,16 @@ class TogetherTests(DispatcherCase):
 
     def test_more_is_held_of_what_shares_calls_only(self) -> None:
         self.learn()
-        self.assertEqual(self.dispatcher.patient, (0, []))
+        self.assertEqual(self.dispatcher.low_priority_prefetch, (0, []))
         self.wait(1)
-        jobs, queues = self.dispatcher.patient
+        jobs, queues = self.dispatcher.low_priority_prefetch
         self.assertGreater(jobs, 0)
         self.assertEqual(queues, ["inference.a"])
         self.learn("b", seconds=10 * TOGETHER_S)
         self.wait(1, model="b")
-        self.assertEqual(self.dispatcher.patient, (jobs, queues))
+        self.assertEqual(self.dispatcher.low_priority_prefetch, (jobs, queues))
         self.add(priority=NORMAL)
-        self.assertEqual(self.dispatcher.patient, (0, []))
+        self.assertEqual(self.dispatcher.low_priority_prefetch, (0, []))
 
 
 def _split(call: BatchCall) -> list[tuple[UUID, ...]]:

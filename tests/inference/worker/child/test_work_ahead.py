@@ -314,7 +314,7 @@ class GivenTests(DispatcherCase):
         """The calls of so many full batches, and of one that is left."""
         for _ in range(batches * CATALOG["a"].max_batch_size):
             self.add()
-        self.dispatcher.kick()
+        self.dispatcher.send_next_calls()
         return self.pool.calls
 
     def computing(self, call: SimpleNamespace | None, *, reading: SimpleNamespace | None = None) -> None:
@@ -349,7 +349,7 @@ class GivenTests(DispatcherCase):
     def test_short_batches_share_each_of_its_calls(self) -> None:
         self.learn()
         ids = [self.add(priority=LOW)[0] for _ in range(200)]
-        self.dispatcher.kick()
+        self.dispatcher.send_next_calls()
         calls = [call.batch for call in self.pool.calls]
         self.assertEqual(len(calls), 3)
         self.assertTrue(all(len(call.shares) > 1 for call in calls), [call.shares for call in calls])
@@ -361,11 +361,11 @@ class GivenTests(DispatcherCase):
         self.learn()
         for _ in range(16):
             self.add(priority=LOW)
-        self.dispatcher.kick()
+        self.dispatcher.send_next_calls()
         first = self.last.batch
         self.assertEqual((len(first.shares), self.called_back), (2, set()))
         urgent, _ = self.add()
-        self.dispatcher.kick()
+        self.dispatcher.send_next_calls()
         self.assertEqual((self.last.batch.job_ids, self.called_back), ((urgent,), {first.number}))
 
     def test_what_it_is_called_back_for_is_not_called_back_with_what_follows(self) -> None:
@@ -373,7 +373,7 @@ class GivenTests(DispatcherCase):
         for priority in (LOW, NORMAL, LOW):
             for _ in range(16):
                 self.add(priority=priority)
-            self.dispatcher.kick()
+            self.dispatcher.send_next_calls()
         low, normal, *_ = [call.batch.number for call in self.pool.calls]
         self.assertIn(low, self.called_back)
         self.assertNotIn(normal, self.called_back)
@@ -383,16 +383,16 @@ class GivenTests(DispatcherCase):
         for _ in range(2):
             for _ in range(16):
                 self.add(priority=LOW)
-            self.dispatcher.kick()
+            self.dispatcher.send_next_calls()
         self.assertGreater(len(self.pool.calls), 1)
         self.assertEqual(self.called_back, set())
 
     def test_it_has_messages_for_all_that_share_what_it_may_be_given(self) -> None:
         self.learn()
         self.add(priority=LOW)
-        jobs, _ = self.dispatcher.patient
+        jobs, _ = self.dispatcher.low_priority_prefetch
         self.replicas.plan = replace(self.replicas.plan, ahead=False)
-        self.assertEqual(self.dispatcher.patient[0], jobs / 2)
+        self.assertEqual(self.dispatcher.low_priority_prefetch[0], jobs / 2)
 
     def test_a_child_on_a_cpu_is_given_one(self) -> None:
         self.replicas.plan = replace(self.replicas.plan, ahead=None)
@@ -403,11 +403,11 @@ class GivenTests(DispatcherCase):
         self.assertEqual(len(self.give(5)), 1)
 
     def test_it_has_messages_for_all_that_it_may_be_given(self) -> None:
-        self.assertEqual(self.dispatcher.prefetch, 4 * 8)
+        self.assertEqual(self.dispatcher.prefetch_count, 4 * 8)
 
     def test_where_a_job_must_run_alone_no_other_is_given_meanwhile(self) -> None:
         self.add()
-        self.dispatcher.kick()
+        self.dispatcher.send_next_calls()
         self.add(alone=True, priority=1)
         self.assertEqual(len(self.give(3)), 1)
 
@@ -416,7 +416,7 @@ class GivenTests(DispatcherCase):
         models = {spec.digest: READY for spec in CATALOG.values()}
         self.replicas.loaded(LoadReport(pid=PID, models=models, steps=frozenset({digest})))
         self.add("a")
-        self.dispatcher.kick()
+        self.dispatcher.send_next_calls()
         self.add("b")
         self.assertEqual([call.batch.model for call in self.give(3)], ["a"])
         self.pool.finish(self.last)
@@ -461,7 +461,7 @@ class GivenTests(DispatcherCase):
     def two_single_jobs(self) -> list[SimpleNamespace]:
         for _ in range(2):
             self.add()
-            self.dispatcher.kick()
+            self.dispatcher.send_next_calls()
         self.accept_all()
         return list(self.pool.calls)
 
@@ -508,10 +508,10 @@ class GivenTests(DispatcherCase):
         batches = [self.dispatcher.batches[call.batch.batch] for call in calls]
         batches[1].accepted_at -= 1e6
         with patch("os.kill", Mock()) as kill:
-            self.dispatcher.sweep()
+            self.dispatcher.end_stuck_and_expired()
             kill.assert_not_called()
             batches[0].accepted_at -= STUCK_S + 1e3
-            self.dispatcher.sweep()
+            self.dispatcher.end_stuck_and_expired()
             kill.assert_called_once()
         self.assertEqual([batch.stuck for batch in batches], [True, True])
 

@@ -29,7 +29,7 @@ class SpeedTests(TestCase):
     def test_only_the_last_moments_count(self) -> None:
         self.model.samples += [(self.now - 2 * WINDOW_S, 1000), (self.now, 70)]
         self.assertEqual(self.model.tokens_per_s(self.now), 70 / WINDOW_S)
-        self.model.add(30)
+        self.model.add_tokens(30)
         self.assertEqual([tokens for _, tokens in self.model.samples], [70, 30])
 
     def test_more_may_be_noted_while_it_is_read(self) -> None:

@@ -57,7 +57,7 @@ class LazyModelsTests(SimpleTestCase):
         return self.follow()
 
     def follow(self) -> Any:
-        return self.lazy.follow(self.backlog)
+        return self.lazy.update_residency(self.backlog)
 
     def goal_names(self) -> set[str]:
         """What the replicas are to have."""
@@ -233,42 +233,42 @@ class LazyDemandTests(TestCase):
         self.job("a", priority=1)
         self.job("b", status=Status.RUNNING)
         with self.assertNumQueries(2):  # and the other workers
-            self.demand.poll()
+            self.demand.poll_demand()
         self.assertEqual((set(self.demand.waiting), self.demand.ours), ({"a"}, {"a"}))
         self.assertEqual(self.demand.waiting["a"].priority, 1)
         self.assertLessEqual(self.demand.waiting["a"].since_s, time.monotonic())
 
     def test_how_long_a_job_has_waited_follows_no_clock_that_is_set(self) -> None:
         self.job("a")
-        self.demand.poll()
+        self.demand.poll_demand()
         since_s = self.demand.waiting["a"].since_s
         for off_s in (-3600.0, 3600.0):
             with patch.object(clock, "_off_s", off_s):
-                self.demand.poll()
+                self.demand.poll_demand()
             self.assertEqual(self.demand.waiting["a"].since_s, since_s)
 
     def test_an_idle_service_makes_one_query_and_one_with_all_in_memory_none(self) -> None:
         with self.assertNumQueries(1):
-            self.demand.poll()
+            self.demand.poll_demand()
         self.demand.absent = frozenset()
         with self.assertNumQueries(0):
-            self.demand.poll()
+            self.demand.poll_demand()
         self.demand.models, self.demand.absent = {}, frozenset(LAZY)
         with self.assertNumQueries(0):
-            self.demand.poll()
+            self.demand.poll_demand()
 
     def test_what_another_worker_has_or_loads_is_left_to_it(self) -> None:
         self.job("a")
         for state in ("loading", "ready"):
             other = self.other_worker(state)
-            self.demand.poll()
+            self.demand.poll_demand()
             self.assertEqual(self.demand.ours, set())
             other.delete()
-        self.demand.poll()
+        self.demand.poll_demand()
         self.assertEqual(self.demand.ours, {"a"})
 
     def test_it_estimates_each_model_once(self) -> None:
         with patch("inference.engines.artifacts.memory.estimate_weights_memory", return_value=7) as estimate:
             for _ in range(2):
-                self.demand.poll()
+                self.demand.poll_demand()
         self.assertEqual(estimate.call_count, len(LAZY))

@@ -42,7 +42,7 @@ class SpareThreadsTests(DispatcherCase):
     def begin(self, **values: Any) -> int:
         """Begin a call with one job, and return the spare threads that it is given."""
         self.add(**values)
-        self.dispatcher.kick()
+        self.dispatcher.send_next_calls()
         threads: int = self.last.batch.spare_threads
         return threads
 
@@ -117,7 +117,7 @@ class SpareThreadsTests(DispatcherCase):
         for priority, jobs in ((Priority.NORMAL, 1 + CATALOG["a"].max_batch_size), (Priority.LOW, 2)):
             for _ in range(jobs):
                 self.add(priority=priority)
-            self.dispatcher.kick()
+            self.dispatcher.send_next_calls()
             self.assertEqual(self.last.batch.spare_threads, 0)
             while len(self.dispatcher.backlog):
                 self.pool.finish(self.last)
@@ -152,7 +152,7 @@ class SpareThreadsTests(DispatcherCase):
         self.assertEqual(self.begin(), THREADS)
         self.pool.lose(self.last)
         self.now()
-        self.dispatcher.kick()
+        self.dispatcher.send_next_calls()
         self.pool.finish(self.last)
         self.assertEqual(self.begin(), 0)
 
@@ -162,13 +162,13 @@ class SpareThreadsTests(DispatcherCase):
             if name == "a":
                 changed = {**CATALOG, "a": dataclasses.replace(CATALOG["a"], revision="2")}
                 self.replicas.follow(changed)
-                self.dispatcher.backlog.follow()
+                self.dispatcher.backlog.update_queues()
                 for index in range(2):
                     states = {spec.digest: READY for spec in changed.values()}
                     self.replicas.loaded(LoadReport(pid=PID + index, models=states))
-                self.dispatcher.backlog.follow()
+                self.dispatcher.backlog.update_queues()
             self.add(name)
-            self.dispatcher.kick()
+            self.dispatcher.send_next_calls()
             self.assertEqual(self.last.batch.spare_threads, 0)
             self.pool.finish(self.last)
 
@@ -176,7 +176,7 @@ class SpareThreadsTests(DispatcherCase):
         self.enterContext(patch.object(ReplicaRegistry, "steps", return_value=True))
         report = BatchReport(errors={}, engine_s=0.2, tokens=10, size=1, capacity=1000)
         job_id, _ = self.add()
-        self.dispatcher.kick()
+        self.dispatcher.send_next_calls()
         given = []
         for _ in range(LEARNT + 2):  # the first reads the prompt
             given.append(self.last.batch.spare_threads)

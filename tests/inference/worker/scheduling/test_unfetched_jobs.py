@@ -16,7 +16,7 @@ from inference.batching.queue import BatchQueue, Limits
 from inference.models import Job, Priority, Status, Worker, WorkerState
 from inference.status import owners
 from inference.submission.writer import make_message
-from inference.worker.scheduling.unfetched_jobs import MOST_GONE, MOST_JOBS, PORTION_S, UnfetchedJobs, item_of
+from inference.worker.scheduling.unfetched_jobs import MOST_GONE, MOST_JOBS, PORTION_S, UnfetchedJobs, make_item
 
 CALLS = 4
 
@@ -34,16 +34,16 @@ class UnfetchedTests(TestCase):
         jobs = [Job(**{"model": "echo", "inputs": "x", "owner": owner, **values}) for _ in range(count)]
         Job.objects.bulk_create(jobs)
         for job in jobs if held else ():
-            self.queue.add(item_of(job))
+            self.queue.add(make_item(job))
         return jobs
 
     def found(self) -> list[str]:
         """Return the jobs that a look brings, in their order."""
-        self.backlog.add.reset_mock()
+        self.backlog.hold_job.reset_mock()
         self.unfetched.request_look(self.backlog, calls=CALLS)
-        self.unfetched.look()
-        self.unfetched.serve(self.backlog)
-        return [item.id for (item, _), _ in self.backlog.add.call_args_list]
+        self.unfetched.look_for_jobs()
+        self.unfetched.hand_over_found_jobs(self.backlog)
+        return [item.id for (item, _), _ in self.backlog.hold_job.call_args_list]
 
     def assert_found(self, jobs: list[Job]) -> None:
         self.assertEqual(set(self.found()), {str(job.pk) for job in jobs})
@@ -60,7 +60,7 @@ class UnfetchedTests(TestCase):
     def test_what_is_found_says_what_the_message_says(self) -> None:
         (job,) = self.wait(self.few, size=3, length=7, parameters={"top_k": 1}, recoveries=2)
         self.found()
-        (item, model), _ = self.backlog.add.call_args
+        (item, model), _ = self.backlog.hold_job.call_args
         message = make_message(job)
         self.assertEqual(
             (

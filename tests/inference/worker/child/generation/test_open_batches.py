@@ -37,7 +37,7 @@ class OpenCase(DispatcherCase):
         call.done(BatchReport(**report))
 
     def kick(self) -> SimpleNamespace:
-        self.dispatcher.kick()
+        self.dispatcher.send_next_calls()
         return self.last
 
     def another(self) -> int:
@@ -157,7 +157,7 @@ class JoinTests(OpenCase):
         self.another()
         for _ in range(6):
             self.add()
-        self.dispatcher.kick()
+        self.dispatcher.send_next_calls()
         self.assertEqual([len(call.batch.job_ids) for call in self.pool.calls], [3, 3])
 
     def test_a_step_is_interrupted_for_who_waits(self) -> None:
@@ -166,7 +166,7 @@ class JoinTests(OpenCase):
         self.step(one)
         self.assertEqual(self.command(), ChildCommand.CONTINUE)
         self.add()
-        self.dispatcher.kick()
+        self.dispatcher.send_next_calls()
         self.assertEqual(self.command(), ChildCommand.YIELD)
         self.step(one)
         self.assertEqual(self.command(), ChildCommand.CONTINUE)
@@ -176,7 +176,7 @@ class JoinTests(OpenCase):
         self.kick()
         self.step(one, room=99)
         self.add(length=100)
-        self.dispatcher.kick()
+        self.dispatcher.send_next_calls()
         self.assertEqual(self.command(), ChildCommand.CONTINUE)
 
 
@@ -187,24 +187,24 @@ class FactsTests(OpenCase):
         one, _ = self.add()
         self.kick()
         self.step(one, room=900, capacity=1000, tokens=5, firsts_s=(0.1, 0.3))
-        generation = self.dispatcher.snapshot().generation["a"]
+        generation = self.dispatcher.make_snapshot().generation["a"]
         self.assertEqual(
             (generation["rows"], generation["room"], generation["tokens"], generation["tokens_per_s"]),
             (1, 1900, 5, 0.5),
         )
         self.assertEqual(generation["first_token_s"], {"p50": 0.1, "p95": 0.1})
         self.step(errors={one: ""}, room=1000, capacity=1000)
-        self.assertEqual(self.dispatcher.snapshot().generation["a"]["room"], 2000)
+        self.assertEqual(self.dispatcher.make_snapshot().generation["a"]["room"], 2000)
 
     def test_speed_counts_what_is_generated_for_those_that_go_on(self) -> None:
         ids = [self.add()[0] for _ in range(4)]
         self.kick()
         for _ in range(9):
             self.step(*ids, capacity=1000, engine_s=0.5, tokens=40)
-        self.assertEqual(self.dispatcher.snapshot().speeds["a"], 0.0)
+        self.assertEqual(self.dispatcher.make_snapshot().speeds["a"], 0.0)
         self.step(*ids[1:], capacity=1000, engine_s=0.5, tokens=40, answers=(100,))
         self.step(*ids[1:], capacity=1000, engine_s=0.5, tokens=30)
-        self.assertAlmostEqual(self.dispatcher.snapshot().speeds["a"], 0.7, places=1)
+        self.assertAlmostEqual(self.dispatcher.make_snapshot().speeds["a"], 0.7, places=1)
 
 
 class TurnTests(OpenCase):
@@ -214,7 +214,7 @@ class TurnTests(OpenCase):
         self.step(one)
         for _ in range(2):
             self.add("b", group="apart" * len(self.pool.calls))
-        self.dispatcher.kick()
+        self.dispatcher.send_next_calls()
         self.assertEqual(self.command(), ChildCommand.YIELD)
         models = []
         for _ in range(4):
@@ -233,7 +233,7 @@ class TurnTests(OpenCase):
         self.add("b")
         self.step(one, joined)
         self.assertEqual((self.last.batch.model, self.last.batch.waiting), ("b", (call.batch.batch,)))
-        self.dispatcher.sweep()
+        self.dispatcher.end_stuck_and_expired()
         self.assertEqual(len(self.dispatcher.backlog.isolation), 0)
         self.pool.finish(self.last)
         self.step(errors={one: "", joined: ""})
@@ -245,7 +245,7 @@ class TurnTests(OpenCase):
         self.step(one)
         other = self.another()
         self.add("b")
-        self.dispatcher.kick()
+        self.dispatcher.send_next_calls()
         self.assertEqual((open_at, self.last.pid, self.last.batch.model), (PID, other, "b"))
 
     def test_a_job_that_runs_alone_waits_for_the_open_batch_which_nobody_joins(self) -> None:
@@ -276,7 +276,7 @@ class TurnTests(OpenCase):
         two, _ = self.add()
         self.pool.awaited = PID
         self.step(one)
-        self.assertEqual((self.last.batch.job_ids, self.dispatcher.keeps(PID)), ((), True))
+        self.assertEqual((self.last.batch.job_ids, self.dispatcher.has_open_batch(PID)), ((), True))
         self.pool.awaited = None
         self.step(one)
         self.assertEqual(self.last.batch.job_ids, (two,))
@@ -324,7 +324,7 @@ class EndTests(OpenCase):
         self.assertEqual(self.last.batch.model, "b")
         self.pool.dead.append(PID)
         self.pool.lose(self.last)
-        self.dispatcher.sweep()
+        self.dispatcher.end_stuck_and_expired()
         self.pool.dead.clear()
         self.pool.finish(self.kick())
         calls = [call.batch for call in self.pool.calls if one in call.batch.job_ids]
@@ -336,7 +336,7 @@ class EndTests(OpenCase):
         self.kick()
         self.step(one)
         self.pool.dead.append(PID)
-        self.dispatcher.sweep()
+        self.dispatcher.end_stuck_and_expired()
         self.pool.lose(self.last, NotYet("not open in the child that the pool gave it to"))
         self.assertEqual(len(self.dispatcher.backlog.isolation), 1)
 
@@ -358,7 +358,7 @@ class EndTests(OpenCase):
         self.assertEqual(self.last.batch.job_ids, (second,))
         self.last.over = True
         self.pool.held.clear()
-        self.dispatcher.sweep()
+        self.dispatcher.end_stuck_and_expired()
         self.assertEqual((self.last.batch.job_ids, self.last.batch.goes_on), ((), True))
         self.step(errors={one: ""})
         self.assertEqual(self.last.batch.job_ids, (second,))
@@ -410,7 +410,7 @@ class EndTests(OpenCase):
         _, waiting = self.add()
         self.pool.closing, calls = True, len(self.pool.calls)  # which Celery closes first
         self.replicas.close()
-        self.dispatcher.leave()
+        self.dispatcher.drain()
         self.assertEqual((self.command(), waiting.events), (ChildCommand.DRAIN, ["given back"]))
         self.step(one)  # its child was between two calls: at its end it runs what is open
         self.replicas.send_command(PID, ChildCommand.YIELD)  # as for the turn of another
