@@ -104,7 +104,7 @@ class Client:
         self.up.reader.join()
         for secret in (MARK, self.key, *SECRETS.values()):
             case.assertNotIn(secret, self.up.output)
-        for place in ("validate_request", "outcome_of", "_post"):
+        for place in ("validate_request", "make_outcome", "_post"):
             case.assertRegex(self.up.output, rf"line \d+, in {place}\b")
 
     def submit(self, inputs: Any, **fields: Any) -> str:

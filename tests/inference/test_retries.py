@@ -47,7 +47,7 @@ LISTED = {
     "inference/worker/processes/replica_process.py ReplicaProcess.read_messages": "each round has other bytes",
     "inference/worker/child/work_ahead.py WorkAhead._settle_all": "each round has another call",
     "inference/waiting/request_figures.py RequestFigures._record_forever": "once a tick",
-    "inference/worker/child/batch_run.py BatchRun.compute": "waits for what reads, within the batch's limit",
+    "inference/worker/child/batch_run.py BatchRun.compute_answers": "waits for what reads, within the batch's limit",
     "inference/worker/maintenance/heartbeat.py Heartbeat.run": "growing pauses up to the heartbeat's own",
     "inference/worker/maintenance/housekeeping.py Housekeeping._rest": "a round every ROUND_S",
     "inference/worker/scheduling/lazy_demand.py LazyDemand.run": "growing pauses while the database is away",

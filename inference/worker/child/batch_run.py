@@ -26,7 +26,7 @@ from inference.telemetry import logs
 from inference.worker.calls import BatchCall, BatchReport
 from inference.worker.child import claims
 from inference.worker.child.loaded_models import LoadedModels
-from inference.worker.child.outcomes import failed, forced_failure, outcome_of
+from inference.worker.child.outcomes import make_condemned_outcome, make_failure, make_outcome
 from inference.worker.child.time_limit import time_limit
 from inference.worker.replicas import devices
 
@@ -66,16 +66,16 @@ class EngineCall:
         if len(kept) < len(entries):
             self.jobs, self.items, self.prepared = [job for job, _ in kept], [items for _, items in kept], None
         return [
-            failed(job, errors.InvalidInput(transitions.describe_overflow(count)))
+            make_failure(job, errors.InvalidInput(transitions.describe_overflow(count)))
             for job, _, count in entries
             if count > transitions.MOST_ANSWERED
         ]
 
-    def outcomes(self) -> Iterator[Outcome]:
+    def make_outcomes(self) -> Iterator[Outcome]:
         answers = iter(self.report.outcomes if self.report else ())
         full_text = self.report is not None and self.report.full_text
         for job, items in zip(self.jobs, self.items, strict=True):
-            yield outcome_of(self.spec, job, [next(answers) for _ in items], full_text=full_text)
+            yield make_outcome(self.spec, job, [next(answers) for _ in items], full_text=full_text)
 
 
 @dataclass(slots=True, eq=False)
@@ -93,9 +93,9 @@ class BatchRun:
     refused: list[Outcome] = field(default_factory=list)
     spent_s: float = 0.0
     read_s: float = 0.0
-    is_read: threading.Event = field(default_factory=threading.Event)  # set as `prepare` ends, if it is called
+    is_read: threading.Event = field(default_factory=threading.Event)  # set as `prepare_inputs` ends, if it is called
 
-    def claim(self) -> None:
+    def claim_jobs(self) -> None:
         """Claim the batch, and do all else that can be done before the engine is free.
 
         There is one engine call for each set of parameters. The messages already grouped the jobs, so there is one set.
@@ -103,29 +103,31 @@ class BatchRun:
         Raises `NotYet` for jobs that were accepted by a newer entry of the model.
         """
         with self._timed():
-            self.begin(claim_jobs(self.call, self.replica))
+            self.group_into_calls(claim_jobs(self.call, self.replica))
 
-    def begin(self, jobs: list[Claimed]) -> None:
+    def group_into_calls(self, jobs: list[Claimed]) -> None:
         """Group the claimed jobs into engine calls, and fail those that are condemned or have invalid parameters."""
         self.jobs = jobs
         if self.call.verdict or self.spec is None:
-            self.refused = [forced_failure(job, self.call.verdict, self.call.raised, self.call.trace) for job in jobs]
+            self.refused = [
+                make_condemned_outcome(job, self.call.verdict, self.call.raised, self.call.trace) for job in jobs
+            ]
             return
         for same in _by_parameters(jobs):
             try:
-                parameters = claims.parameters_of(self.spec, same[0], is_last=self.call.is_last)
+                parameters = claims.check_parameters_again(self.spec, same[0], is_last=self.call.is_last)
             except errors.InvalidInput as error:
-                self.refused += [failed(job, error) for job in same]
+                self.refused += [make_failure(job, error) for job in same]
             else:
                 items = [lengths.list_items(self.spec, job.inputs) for job in same]
                 self.calls.append(EngineCall(self.spec, same, items, parameters))
 
-    def prepare(self) -> None:
+    def prepare_inputs(self) -> None:
         """Read the inputs ahead, while another call computes.
 
         If they cannot be read, the engine call itself finds out what is wrong.
         """
-        if self.spec and not self.call.again and (engine := self.replica.engine(self.spec)).can_prepare_ahead:
+        if self.spec and not self.call.again and (engine := self.replica.get_engine(self.spec)).can_prepare_ahead:
             self._read(engine)
         self.is_read.set()
 
@@ -141,7 +143,7 @@ class BatchRun:
             self.replica.shared.reading = 0
             self.read_s = time.monotonic() - began
 
-    def compute(self, *, is_prepared: bool = False) -> None:
+    def compute_answers(self, *, is_prepared: bool = False) -> None:
         """Run the engine calls, in the thread of the engines.
 
         The inputs may still be read by another thread. The wait for it counts against the time limit of this batch, not
@@ -149,7 +151,7 @@ class BatchRun:
         """
         if self.spec is None or not self.calls:
             return
-        engine, shared = self.replica.engine(self.spec), self.replica.shared
+        engine, shared = self.replica.get_engine(self.spec), self.replica.shared
         engine.spec = self.spec  # several entries may share the engine: this one runs now
         failpoints.reach("before_run")
         shared.computing = self.call.number
@@ -166,15 +168,17 @@ class BatchRun:
         shared.computing = 0
         failpoints.reach("after_run")
 
-    def record(self) -> BatchReport:
+    def record_outcomes(self) -> BatchReport:
         if not self.jobs:
             return BatchReport(errors={})
         with self._timed():
-            outcomes = claims.record(self.call.batch, self.outcomes(), batch_size=self.size, beside=self.counted())
-        return self.report(outcomes)
+            outcomes = claims.record_outcomes(
+                self.call.batch, self.make_outcomes(), batch_size=self.row_count, beside=self.make_tally()
+            )
+        return self.make_report(outcomes)
 
-    def outcomes(self) -> list[Outcome]:
-        return [*self.refused, *(outcome for call in self.calls for outcome in call.outcomes())]
+    def make_outcomes(self) -> list[Outcome]:
+        return [*self.refused, *(outcome for call in self.calls for outcome in call.make_outcomes())]
 
     @contextlib.contextmanager
     def _timed(self) -> Iterator[None]:
@@ -201,7 +205,7 @@ class BatchRun:
         return [job for call in self.calls if call.report for job in call.jobs] or self.jobs
 
     @property
-    def size(self) -> int:
+    def row_count(self) -> int:
         return sum(job.size for job in self._computed)
 
     @property
@@ -214,18 +218,18 @@ class BatchRun:
         tokens = [min(job.length, cut_at or job.length) for job in jobs]
         return max(tokens), sum(job.size * own for job, own in zip(jobs, tokens, strict=True))
 
-    def counted(self) -> Tally:
+    def make_tally(self) -> Tally:
         """Return what the figures count of the batch; nothing if no engine call ran."""
         tally: Tally = {}
         if self._reports:
-            size, (longest, real) = self.size, self._tokens()
+            size, (longest, real) = self.row_count, self._tokens()
             tallies.add_value(tally, "batch", size)
             padded = size * longest if self._is_padded else real
             tally |= {"real": real, "padded": padded, "engine_s": self._engine_s}
         return tally
 
-    def report(self, outcomes: Sequence[Outcome]) -> BatchReport:
-        size, (longest, real) = self.size, self._tokens()
+    def make_report(self, outcomes: Sequence[Outcome]) -> BatchReport:
+        size, (longest, real) = self.row_count, self._tokens()
         return BatchReport(
             errors={outcome.job_id: outcome.error_code for outcome in outcomes},
             engine_s=self._engine_s,
@@ -244,7 +248,7 @@ class BatchRun:
 def claim_jobs(call: BatchCall, replica: LoadedModels) -> list[Claimed]:
     failpoints.reach("before_claim")
     device = devices.abbreviate(replica.host_device)
-    jobs = claims.claim(call, worker=replica.worker, device=device) if call.job_ids else []
+    jobs = claims.claim_jobs(call, worker=replica.worker, device=device) if call.job_ids else []
     failpoints.reach("after_claim")
     return jobs
 

@@ -16,7 +16,7 @@ from inference.store import transitions
 from inference.store.transitions import Claimed, Outcome, Sizes
 from inference.telemetry import logs
 from inference.worker.calls import BatchCall
-from inference.worker.child.outcomes import not_storable
+from inference.worker.child.outcomes import make_unstorable_outcome
 
 logger = logging.getLogger(__name__)
 
@@ -24,7 +24,7 @@ CLAIM_PATIENCE_S = 8.0  # seconds; then the main process sends the batch again l
 RECORD_PATIENCE_S = 3600.0  # seconds for which results are kept while the database is away
 
 
-def claim(call: BatchCall, *, worker: UUID, device: str) -> list[Claimed]:
+def claim_jobs(call: BatchCall, *, worker: UUID, device: str) -> list[Claimed]:
     """Claim the jobs of a call, and return those that were claimed.
 
     Raises `StoreUnavailable` while the database is away. No job of the call has begun then.
@@ -44,7 +44,7 @@ def claim(call: BatchCall, *, worker: UUID, device: str) -> list[Claimed]:
         raise
 
 
-def parameters_of(spec: ModelSpec, job: Claimed, *, is_last: bool) -> dict[str, Any]:
+def check_parameters_again(spec: ModelSpec, job: Claimed, *, is_last: bool) -> dict[str, Any]:
     """Check the parameters of a job again, and return them.
 
     The web process has checked them, but any other program can write a row. Raises `InvalidInput` if the model does not
@@ -71,7 +71,7 @@ def _is_for_newer(spec: ModelSpec, parameters: dict[str, object]) -> bool:
     return newer.digest != spec.digest
 
 
-def take_back(batch: UUID, ids: Collection[UUID], *, keeps_messages: bool) -> None:
+def take_back_claim(batch: UUID, ids: Collection[UUID], *, keeps_messages: bool) -> None:
     """Take back the claim of jobs that have not begun.
 
     Their turn may come long after their lease is over.
@@ -83,7 +83,7 @@ def take_back(batch: UUID, ids: Collection[UUID], *, keeps_messages: bool) -> No
         )  # fmt: skip
 
 
-def record(
+def record_outcomes(
     batch: UUID, outcomes: Sequence[Outcome], *, batch_size: Sizes, beside: Mapping[str, Any] | None = None
 ) -> list[Outcome]:
     """Record the outcomes of a batch, and return them as they were recorded.
@@ -103,12 +103,12 @@ def record(
             logs.describe_error(error),
         )
         if len(outcomes) == 1:
-            outcomes = [not_storable(outcomes[0])]
+            outcomes = [make_unstorable_outcome(outcomes[0])]
         besides = (beside, *[None] * (len(outcomes) - 1))
         return [
             done
             for outcome, beside in zip(outcomes, besides, strict=True)
-            for done in record(batch, [outcome], batch_size=batch_size, beside=beside)
+            for done in record_outcomes(batch, [outcome], batch_size=batch_size, beside=beside)
         ]
     return list(outcomes)
 

@@ -28,7 +28,7 @@ class MainConnection:
         self._stream = connection.makefile("rb")
         self._sending = threading.Lock()
 
-    def receive(self) -> ChildCall:
+    def receive_call(self) -> ChildCall:
         """Wait for the next call and return it. Raises `SystemExit` if none will follow."""
         try:
             message = framing.read_message(self._stream)
@@ -43,7 +43,7 @@ class MainConnection:
         with self._sending:
             self._socket.sendall(data)
 
-    def answer(self, number: int, result: Any, error: BaseException | None = None) -> None:
+    def send_result(self, number: int, result: Any, error: BaseException | None = None) -> None:
         """Send the result of a call, or the error that it raised."""
         try:
             self.send(ReplyKind.FAILED if error else ReplyKind.DONE, number, error or result)

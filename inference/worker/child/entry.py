@@ -38,7 +38,7 @@ opened = OpenBatches()
 
 
 @contextlib.contextmanager
-def picklable_errors() -> Iterator[None]:
+def raise_picklable_errors() -> Iterator[None]:
     """Raise what the block raises as an exception that the main process can read.
 
     The exception crosses the pipe. One that cannot be unpickled there would end the main process.
@@ -55,7 +55,7 @@ def picklable_errors() -> Iterator[None]:
         ) from None
 
 
-def start(plan: Plan, index: int, assignment: Assignment, shared: SharedState) -> LoadReport:
+def start_replica(plan: Plan, index: int, assignment: Assignment, shared: SharedState) -> LoadReport:
     """Bind the device of replica `index`, load and warm up its models. Runs once, before the child takes calls."""
     global replica  # noqa: PLW0603 - of this process
     # The main process asks for the stack with SIGUSR2 before it kills this process.
@@ -70,29 +70,29 @@ def start(plan: Plan, index: int, assignment: Assignment, shared: SharedState) -
     return apply_assignment(assignment)
 
 
-@picklable_errors()
+@raise_picklable_errors()
 def apply_assignment(assignment: Assignment) -> LoadReport:
     """Unload the models that are not in the assignment, then load those that are new in it.
 
     No batch is open here as an assignment comes. What is left of one is closed.
     """
-    opened.close()
+    opened.close_all()
     return replica.apply_assignment(assignment)
 
 
-@picklable_errors()
+@raise_picklable_errors()
 def run_batch(call: BatchCall) -> BatchReport:
     """Run one batch from claim to notice, or some steps of it if its model generates step by step."""
-    with run_beside_open_batches(call), spare_threads(call.spare_threads):
-        if stages := stages_of(call):
-            stages.claim()
-            stages.compute()
-            return stages.record()
-        return steps_of(call)
+    with run_beside_open_batches(call), use_spare_threads(call.spare_threads):
+        if stages := make_batch_run(call):
+            stages.claim_jobs()
+            stages.compute_answers()
+            return stages.record_outcomes()
+        return run_steps(call)
 
 
 @contextlib.contextmanager
-def spare_threads(count: int) -> Iterator[None]:
+def use_spare_threads(count: int) -> Iterator[None]:
     """Have torch compute with `count` more threads in the block, unless an engine has set their number itself."""
     torch = sys.modules.get("torch") if count else None
     own = torch.get_num_threads() if torch else 0
@@ -106,7 +106,7 @@ def spare_threads(count: int) -> Iterator[None]:
         torch.set_num_threads(own)
 
 
-def stages_of(call: BatchCall) -> BatchRun | MultiBatchRun | None:
+def make_batch_run(call: BatchCall) -> BatchRun | MultiBatchRun | None:
     """Return the run of a batch, or None if its model generates step by step.
 
     Raises `ModelUnavailable` if the model is not loaded here, and `NotYet` if the batch should be open here and is not.
@@ -116,32 +116,33 @@ def stages_of(call: BatchCall) -> BatchRun | MultiBatchRun | None:
         raise errors.ModelUnavailable(f"{call.model} is not loaded in the process that was to run it.")
     if call.goes_on and call.batch not in opened.batches:
         raise errors.NotYet(f"batch {call.batch} is not open in the process that was to go on with it.")
-    if spec and not call.verdict and replica.engine(spec).stepper is not None:
+    if spec and not call.verdict and replica.get_engine(spec).stepper is not None:
         return None
     return (MultiBatchRun if call.shares else BatchRun)(call, spec, replica)
 
 
-def steps_of(call: BatchCall) -> BatchReport:
+def run_steps(call: BatchCall) -> BatchReport:
+    """Run the next steps of a batch whose model generates step by step."""
     spec = replica.specs[call.digest]
-    stepper = cast("Stepper", replica.engine(spec).stepper)
+    stepper = cast("Stepper", replica.get_engine(spec).stepper)
     with logs.bind_ids(batch=call.batch, model=call.model):
-        return opened.run(call, spec, stepper, lambda call: claim_jobs(call, replica), replica.shared)
+        return opened.run_steps(call, spec, stepper, lambda call: claim_jobs(call, replica), replica.shared)
 
 
 @contextlib.contextmanager
 def run_beside_open_batches(call: BatchCall) -> Iterator[None]:
     """Run a call beside the batches that are open, and if it is the last call, run these to their end."""
-    opened.only(call.waiting, call=call)
+    opened.keep_only_waiting(call.waiting, call=call)
     try:
         yield
     finally:
-        run_to_the_end()
+        run_open_batches_to_end()
 
 
-def run_to_the_end() -> None:
+def run_open_batches_to_end() -> None:
     """Run the batches that are still open to their end if the worker leaves, as no call of theirs follows.
 
     The pool takes no more calls once it is told to stop, not even for a batch that was between two calls.
     """
     if replica.shared.command == ChildCommand.DRAIN:
-        opened.run_to_the_end()
+        opened.run_all_to_end()

@@ -35,7 +35,7 @@ class LoadedModels:
     def __post_init__(self) -> None:
         self.host_device = self.host_device or self.device
 
-    def engine(self, spec: ModelSpec) -> Engine:
+    def get_engine(self, spec: ModelSpec) -> Engine:
         return self.engines[spec.load_digest]
 
     def apply_assignment(self, assignment: Assignment) -> LoadReport:
@@ -54,14 +54,14 @@ class LoadedModels:
         return LoadReport(
             pid=os.getpid(),
             models={spec.digest: _state(failures.get(spec.digest)) for spec in assignment},
-            notes={spec.name: note for spec in self.specs.values() if (note := self.engine(spec).note)},
+            notes={spec.name: note for spec in self.specs.values() if (note := self.get_engine(spec).note)},
             tracebacks={
                 digest: trace for digest, failure in failures.items() if (trace := loading.format_own_trace(failure))
             },
             memory={digest: self.memory[spec.load_digest] for digest, spec in self.specs.items()},
             load_s={digest: self.load_s[spec.load_digest] for digest, spec in self.specs.items()},
             total=memory.read_total_memory(self.device),
-            steps=frozenset(digest for digest, spec in self.specs.items() if self.engine(spec).stepper is not None),
+            steps=frozenset(digest for digest, spec in self.specs.items() if self.get_engine(spec).stepper is not None),
         )
 
     def _unload(self, assignment: Assignment) -> None:

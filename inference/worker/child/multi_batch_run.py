@@ -33,7 +33,7 @@ class MultiBatchRun:
     each: list[BatchRun] = field(default_factory=list)
     unbegun: list[Claimed] = field(default_factory=list)
 
-    def claim(self) -> None:
+    def claim_jobs(self) -> None:
         with self._about():
             self._begin({job.id: job for job in claim_jobs(self.call, self.replica)})
 
@@ -45,40 +45,40 @@ class MultiBatchRun:
         for begin, end in zip([0, *ends], ends, strict=False):
             if share := list(filter(None, map(jobs.get, self.call.job_ids[begin:end]))):
                 stages = BatchRun(self.call, self.spec, self.replica)
-                stages.begin(share)
+                stages.group_into_calls(share)
                 self.each.append(stages)
 
-    def prepare(self) -> None:
+    def prepare_inputs(self) -> None:
         for stages in self.each:
-            stages.prepare()
+            stages.prepare_inputs()
 
-    def compute(self, *, is_prepared: bool = False) -> None:
+    def compute_answers(self, *, is_prepared: bool = False) -> None:
         began = time.monotonic()
         for place, stages in enumerate(self.each):
             if place and (self._is_called_back() or time.monotonic() - began > LONGEST_S):
                 self.unbegun = [job for others in self.each[place:] for job in others.jobs]
                 del self.each[place:]
                 return
-            stages.compute(is_prepared=is_prepared)
+            stages.compute_answers(is_prepared=is_prepared)
 
     def _is_called_back(self) -> bool:
         return self.call.number in self.replica.shared.called_back
 
-    def record(self) -> BatchReport:
+    def record_outcomes(self) -> BatchReport:
         if not self.each:
             return BatchReport(errors={})
-        outcomes = [stages.outcomes() for stages in self.each]
+        outcomes = [stages.make_outcomes() for stages in self.each]
         sizes: dict[UUID, int] = {}
         for stages, of in zip(self.each, outcomes, strict=True):
-            sizes |= dict.fromkeys((outcome.job_id for outcome in of), stages.size)
-        counted = tallies.sum_tallies(stages.counted() for stages in self.each)
+            sizes |= dict.fromkeys((outcome.job_id for outcome in of), stages.row_count)
+        counted = tallies.sum_tallies(stages.make_tally() for stages in self.each)
         with self._about():
-            recorded = claims.record(self.call.batch, list(chain(*outcomes)), batch_size=sizes, beside=counted)
-            claims.take_back(
+            recorded = claims.record_outcomes(self.call.batch, list(chain(*outcomes)), batch_size=sizes, beside=counted)
+            claims.take_back_claim(
                 self.call.batch, [job.id for job in self.unbegun],
                 keeps_messages=self.replica.shared.command != ChildCommand.DRAIN,  # else the jobs are given back
             )  # fmt: skip
-        each = tuple(stages.report(()) for stages in self.each)
+        each = tuple(stages.make_report(()) for stages in self.each)
         return BatchReport(
             errors={outcome.job_id: outcome.error_code for outcome in recorded},
             engine_s=sum(report.engine_s for report in each),

@@ -29,7 +29,7 @@ VERDICTS = {
 }
 
 
-def outcome_of(
+def make_outcome(
     spec: ModelSpec,
     job: Claimed,
     answers: Sequence[object],
@@ -51,10 +51,10 @@ def outcome_of(
                 known_as = job.whole or job.id
                 said, trace = logs.hide_words(answer.full), f"\n{answer.trace}" if answer.trace else ""
                 logger.warning("job=%s model=%s %s: %s%s%s", known_as, job.model, answer.code, where, said, trace)
-            return failed(job, answer, where)
+            return make_failure(job, answer, where)
     if (held := estimate_size(answers)) > transitions.MOST_ANSWERED:
         error = errors.InvalidInput if is_list or spec.is_built_in else errors.BadOutput
-        return failed(job, error(transitions.describe_overflow(held)))
+        return make_failure(job, error(transitions.describe_overflow(held)))
     output = list(answers) if is_list else answers[0]
     before = None if is_list else _prompt_length(spec, job, output, full_text=full_text, generated=generated)
     return _of(job, output=output, output_size=held if job.whole else None, prompt_length=before)
@@ -79,7 +79,7 @@ def _prompt_length(
     )
 
 
-def forced_failure(job: Claimed, verdict: str, raised: str = "", trace: str = "") -> Outcome:
+def make_condemned_outcome(job: Claimed, verdict: str, raised: str = "", trace: str = "") -> Outcome:
     """Return the outcome of a job by a verdict of the main process, with what its call raised, and where.
 
     The error of a part names the range of its inputs in the whole list: more is not known.
@@ -89,10 +89,10 @@ def forced_failure(job: Claimed, verdict: str, raised: str = "", trace: str = ""
         last = job.place + len(job.inputs) - 1
         where = f"inputs[{job.place}]: " if last == job.place else f"inputs[{job.place}] to inputs[{last}]: "
     error = VERDICTS[verdict]
-    return failed(job, type(error)(error.message, raised=raised, trace=trace), where)
+    return make_failure(job, type(error)(error.message, raised=raised, trace=trace), where)
 
 
-def failed(job: Claimed, error: errors.InferenceError, where: str = "") -> Outcome:
+def make_failure(job: Claimed, error: errors.InferenceError, where: str = "") -> Outcome:
     """Return the outcome of a job that fails with this error.
 
     The texts are bounded, as they may quote the input or be an engine's own.
@@ -103,7 +103,7 @@ def failed(job: Claimed, error: errors.InferenceError, where: str = "") -> Outco
     )  # fmt: skip
 
 
-def not_storable(refused: Outcome) -> Outcome:
+def make_unstorable_outcome(refused: Outcome) -> Outcome:
     detail = "The database refused to store the answer."
     return refused._replace(
         output=None, output_size=None, error_code=errors.BadOutput.code, error_detail=detail, error_raised="",

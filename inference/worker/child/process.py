@@ -50,7 +50,7 @@ def run_replica(
     connection = MainConnection(end)
     code: object = os.EX_SOFTWARE
     try:
-        connection.send(ReplyKind.UP, value=entry.start(plan, index, assignment, shared))
+        connection.send(ReplyKind.UP, value=entry.start_replica(plan, index, assignment, shared))
         run_loop(connection, plan, index)
     except SystemExit as ended:
         code = ended.code
@@ -103,14 +103,14 @@ def run_calls(connection: MainConnection) -> NoReturn:
     """Run one call after the other until the main process wants no more, then raise `SystemExit`."""
     while True:
         try:
-            call = connection.receive()
+            call = connection.receive_call()
         except SystemExit:
-            entry.run_to_the_end()
+            entry.run_open_batches_to_end()
             raise
         connection.send(ReplyKind.ACCEPTED, call.number)
         try:
             result = call.function(*call.arguments)
         except Exception as error:
-            connection.answer(call.number, None, error)
+            connection.send_result(call.number, None, error)
         else:
-            connection.answer(call.number, result)
+            connection.send_result(call.number, result)

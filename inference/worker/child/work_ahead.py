@@ -58,7 +58,7 @@ class WorkAhead:
             if isinstance(taken.failure, (SystemExit, KeyboardInterrupt)):
                 break
         if isinstance(taken, SystemExit):
-            entry.run_to_the_end()
+            entry.run_open_batches_to_end()
         self._computed.put(None)
         recorder.join()
         raise taken if isinstance(taken, SystemExit) else SystemExit(os.EX_SOFTWARE)
@@ -66,10 +66,10 @@ class WorkAhead:
     def _take_all(self) -> None:
         try:
             while True:
-                taken = self._take(self._connection.receive())
+                taken = self._take(self._connection.receive_call())
                 self._taken.put(taken)
                 if taken.stages and not taken.failure:
-                    taken.stages.prepare()
+                    taken.stages.prepare_inputs()
         except SystemExit as end:
             self._taken.put(end)
 
@@ -79,10 +79,10 @@ class WorkAhead:
         taken = AcceptedCall(call)
         if call.function is entry.run_batch:
             try:
-                with entry.picklable_errors():
-                    taken.stages = entry.stages_of(*call.arguments)
+                with entry.raise_picklable_errors():
+                    taken.stages = entry.make_batch_run(*call.arguments)
                     if taken.stages:
-                        taken.stages.claim()
+                        taken.stages.claim_jobs()
             except Exception as error:
                 taken.failure = error
         return taken
@@ -93,15 +93,15 @@ class WorkAhead:
             if function is not entry.run_batch:
                 taken.result = function(*arguments)
                 return
-            with entry.picklable_errors(), entry.run_beside_open_batches(*arguments):
+            with entry.raise_picklable_errors(), entry.run_beside_open_batches(*arguments):
                 if taken.failure:
                     return
                 if self._device_failed:
                     raise errors.NotYet("the device failed in the process that was to run it.")
                 if taken.stages:
-                    taken.stages.compute(is_prepared=True)
+                    taken.stages.compute_answers(is_prepared=True)
                 else:
-                    taken.result = entry.steps_of(*arguments)
+                    taken.result = entry.run_steps(*arguments)
         except BaseException as error:
             self._device_failed |= isinstance(error, errors.DeviceFailed)
             taken.failure = error
@@ -110,11 +110,11 @@ class WorkAhead:
         while taken := self._computed.get():
             if taken.stages and not taken.failure:
                 try:
-                    with entry.picklable_errors():
-                        taken.result = taken.stages.record()
+                    with entry.raise_picklable_errors():
+                        taken.result = taken.stages.record_outcomes()
                 except Exception as error:
                     taken.failure = error
-            self._connection.answer(taken.call.number, taken.result, taken.failure)
+            self._connection.send_result(taken.call.number, taken.result, taken.failure)
 
 
 def _or_end(work: Callable[[], None]) -> None:

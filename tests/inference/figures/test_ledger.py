@@ -109,7 +109,7 @@ class TestOutcomes(LedgerCase):
     def test_waits_and_runs_are_those_of_the_rows(self) -> None:
         job = make_job(created_at=ago(4))
         batch, (claimed,) = self.claimed(job)
-        transitions.record_outcomes(batch, [outcomes.failed(claimed, errors.EngineError("no"))], batch_size=1)
+        transitions.record_outcomes(batch, [outcomes.make_failure(claimed, errors.EngineError("no"))], batch_size=1)
         tally = series.totals()["echo"]
         job.refresh_from_db()
         assert job.queue_wait
@@ -144,7 +144,7 @@ class TestFailures(LedgerCase):
                 raise OperationalError("server closed the connection unexpectedly")
 
         with patch.object(connection, "commit", commits_and_says_no):
-            claims.record(batch, [done(job)], batch_size=1, beside={"tokens": 5})
+            claims.record_outcomes(batch, [done(job)], batch_size=1, beside={"tokens": 5})
         self.assertTrue(said)
         self.run_one()
         self.agree()
@@ -155,7 +155,7 @@ class TestFailures(LedgerCase):
         batch, claimed = self.claimed(*jobs)
         ended = [Outcome(job_id=job.id, model="echo", output="y") for job in claimed]
         ended[1] = Outcome(job_id=ended[1].job_id, model="echo", output="\ud800")
-        claims.record(batch, ended, batch_size=3, beside={"tokens": 3})
+        claims.record_outcomes(batch, ended, batch_size=3, beside={"tokens": 3})
         self.agree()
         self.assertEqual(series.totals()["echo"]["tokens"], 3)
 

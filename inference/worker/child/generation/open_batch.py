@@ -27,9 +27,9 @@ from inference.store.transitions import Claimed, Outcome
 from inference.telemetry import logs
 from inference.worker.calls import BatchReport, ChildCommand, SharedState
 from inference.worker.child import claims
-from inference.worker.child.generation.limited_stepper import Key, LimitedStepper
 from inference.worker.child.generation.text_publisher import TextPublisher
-from inference.worker.child.outcomes import failed, outcome_of
+from inference.worker.child.generation.time_limited_stepper import Key, TimeLimitedStepper
+from inference.worker.child.outcomes import make_failure, make_outcome
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ SEEDS = 2**63
 
 
 @dataclass(slots=True, eq=False)
-class Running:
+class RunningJob:
     """A job of an open batch that has not ended."""
 
     job: Claimed
@@ -53,11 +53,11 @@ class Running:
     counts: list[int]  # of each item: the tokens that are generated
 
     @property
-    def tokens(self) -> int:
+    def token_count(self) -> int:
         return sum(self.counts)
 
     @property
-    def characters(self) -> int:
+    def character_count(self) -> int:
         """The number of characters that were generated."""
         return sum(len(piece) for pieces in self.pieces for piece in pieces)
 
@@ -65,17 +65,17 @@ class Running:
     def has_ended(self) -> bool:
         return all(answer is not OPEN for answer in self.answers)
 
-    def cut(self, index: int) -> list[dict[str, Any]]:
+    def make_cut_answer(self, index: int) -> list[dict[str, Any]]:
         """Return an answer made of an item's text so far, for a stepper that has none before the end of a row."""
         details = {"details": {"finish_reason": "length", "generated_tokens": self.counts[index]}}
         return [{"generated_text": "".join(self.pieces[index]), **(details if self.details else {})}]
 
 
 @dataclass(slots=True, eq=False)
-class Joining:
+class JoiningJob:
     """A job that was let into the batch, and that the stepper has not read yet."""
 
-    running: Running
+    running: RunningJob
     items: Sequence[Any]
     parameters: dict[str, Any]
 
@@ -88,8 +88,8 @@ class OpenBatch:
     spec: ModelSpec
     engine: InitVar[Stepper]
     shared: SharedState
-    stepper: LimitedStepper = field(init=False)
-    jobs: dict[UUID, Running] = field(default_factory=dict)  # jobs that have not ended
+    stepper: TimeLimitedStepper = field(init=False)
+    jobs: dict[UUID, RunningJob] = field(default_factory=dict)  # jobs that have not ended
     most: int = 0  # the most rows that have run together
     steps_s: float = 0.0  # seconds that all its steps took, as far as they count
     looked_at: float = field(default_factory=time.monotonic)
@@ -101,10 +101,10 @@ class OpenBatch:
     publisher: TextPublisher = field(init=False)
 
     def __post_init__(self, engine: Stepper) -> None:
-        self.stepper = LimitedStepper(engine, self.spec.time_limit_s, self.shared)
+        self.stepper = TimeLimitedStepper(engine, self.spec.time_limit_s, self.shared)
         self.publisher = TextPublisher(self.id)
 
-    def run(self, claimed: Sequence[Claimed], *, is_last: bool) -> BatchReport:
+    def run_steps(self, claimed: Sequence[Claimed], *, is_last: bool) -> BatchReport:
         """Let jobs join, and run steps until a job has ended, the main process asks for it, or `SLICE_S` is over.
 
         If the worker drains, it runs steps until all jobs have ended.
@@ -113,14 +113,14 @@ class OpenBatch:
         codes: dict[UUID, str] = {}
         before_s, steps, put_off = self.steps_s, 0, []
         outcomes: list[Outcome] = []
-        joining: list[Joining] = []
+        joining: list[JoiningJob] = []
         for job in claimed:
             try:
                 joining.append(self._let_in(job, is_last=is_last))
             except errors.NotYet:
                 put_off.append(job.id)
             except errors.InvalidInput as error:
-                outcomes.append(failed(job, error))
+                outcomes.append(make_failure(job, error))
         for each in joining:
             self._drop_cancelled()  # and renew all leases, as each join may take as long as the time limit
             self._join(each)
@@ -136,7 +136,7 @@ class OpenBatch:
             self._count(time.monotonic() - step_at)
             steps += 1
             outcomes = self._settle(progress)
-        self.publisher.publish()
+        self.publisher.publish_texts()
         tokens, self.tokens, firsts, self.firsts = self.tokens, 0, self.firsts, []
         answers, self.answers = self.answers, []
         engine_s = self.steps_s - before_s
@@ -158,23 +158,23 @@ class OpenBatch:
             return False
         return has_news or command == ChildCommand.YIELD or time.monotonic() - began_at > SLICE_S
 
-    def _let_in(self, job: Claimed, *, is_last: bool) -> Joining:
+    def _let_in(self, job: Claimed, *, is_last: bool) -> JoiningJob:
         """Make a job one of the batch, which renews its lease from now on.
 
-        Raises `InvalidInput` and `NotYet`, as `claims.parameters_of` does.
+        Raises `InvalidInput` and `NotYet`, as `claims.check_parameters_again` does.
         """
-        parameters = claims.parameters_of(self.spec, job, is_last=is_last)
+        parameters = claims.check_parameters_again(self.spec, job, is_last=is_last)
         items = lengths.list_items(self.spec, job.inputs)
-        running = Running(
+        running = RunningJob(
             job, [OPEN] * len(items), until_s=self.steps_s + self.spec.time_limit_s,
             is_streamed=not lengths.is_list(self.spec, job.inputs), details=bool(parameters.get("details")),
             pieces=[[] for _ in items], counts=[0] * len(items),
         )  # fmt: skip
         self.jobs[job.id] = running
         self.leased_until = min(self.leased_until, self._lease_end())
-        return Joining(running, items, parameters)
+        return JoiningJob(running, items, parameters)
 
-    def _join(self, joining: Joining) -> None:
+    def _join(self, joining: JoiningJob) -> None:
         """Have the stepper read the items of a job. An item that it refuses has its error as the answer."""
         running = joining.running
         for index, item in enumerate(joining.items):
@@ -195,16 +195,16 @@ class OpenBatch:
         tallies.add_tally(self.tally, {"engine_s": step_s})
         step_s = min(step_s, COUNTED * self.spec.time_limit_s)
         self.steps_s += step_s
-        if any(running.tokens for running in self.jobs.values()):
+        if any(running.token_count for running in self.jobs.values()):
             for running in self.jobs.values():
-                running.until_s += 0.0 if running.tokens else step_s
+                running.until_s += 0.0 if running.token_count else step_s
 
     def _settle(self, progress: Sequence[Progress]) -> list[Outcome]:
         """Take in the progress of a step, and return the outcomes of jobs that have ended."""
         for row in progress:
             job_id, index = cast("Key", row.key)
             if running := self.jobs.get(job_id):
-                if row.tokens and not running.tokens:
+                if row.tokens and not running.token_count:
                     self.firsts.append(max(0.0, clock.time_s() - running.job.created_at.timestamp()))
                     tallies.add_value(self.tally, "first", self.firsts[-1], unit=tallies.UNIT_S)
                 running.counts[index] += row.tokens
@@ -213,21 +213,21 @@ class OpenBatch:
                 tallies.add_tally(self.tally, {"tokens": row.tokens})
                 self._stream_text(running, row.text)
                 if row.answer is not OPEN:
-                    running.answers[index] = self.stepper.read((job_id, index), row.answer)
+                    running.answers[index] = self.stepper.read_answer((job_id, index), row.answer)
         ended = self._ended() + self._overdue()  # a job that has ended in this step is not overdue
-        (self.publisher.publish if ended else self.publisher.publish_soon)()  # before the job's outcome
+        (self.publisher.publish_texts if ended else self.publisher.publish_if_due)()  # before the job's outcome
         return ended
 
-    def _stream_text(self, running: Running, text: str) -> None:
+    def _stream_text(self, running: RunningJob, text: str) -> None:
         if text and running.is_streamed:
-            self.publisher.add(running.job.id, text, tokens=running.tokens)
+            self.publisher.add_text(running.job.id, text, tokens=running.token_count)
 
     def _ended(self) -> list[Outcome]:
         ended = [running for running in self.jobs.values() if running.has_ended]
-        self.answers += [running.tokens for running in ended if running.tokens]
+        self.answers += [running.token_count for running in ended if running.token_count]
         for running in ended:
             self._forget(running)
-        return [outcome_of(self.spec, each.job, each.answers, generated=each.characters) for each in ended]
+        return [make_outcome(self.spec, each.job, each.answers, generated=each.character_count) for each in ended]
 
     def _overdue(self) -> list[Outcome]:
         """End the jobs that are past the time limit, and return their outcomes.
@@ -236,7 +236,7 @@ class OpenBatch:
         not count.
         """
         overdue = [running for running in self.jobs.values() if running.until_s <= self.steps_s]
-        begun = [running for running in overdue if running.tokens]
+        begun = [running for running in overdue if running.token_count]
         for running in begun:
             self._finish(running)
         outcomes = self._ended()
@@ -244,29 +244,35 @@ class OpenBatch:
             if running not in begun:
                 self._leave(running)
                 limit = f"the model's time_limit_s of {self.spec.time_limit_s:g}"
-                outcomes.append(failed(running.job, errors.TimedOut(f"It ran past {limit} before its first token.")))
+                outcomes.append(
+                    make_failure(running.job, errors.TimedOut(f"It ran past {limit} before its first token."))
+                )
         return outcomes
 
-    def _finish(self, running: Running) -> None:
+    def _finish(self, running: RunningJob) -> None:
         """End a job with what it has generated."""
         for index, answer in enumerate(running.answers):
             if answer is OPEN:
                 running.answers[index] = self._finished(running, index)
 
-    def _finished(self, running: Running, index: int) -> Any:
+    def _finished(self, running: RunningJob, index: int) -> Any:
         try:
             last = self.stepper.finish((running.job.id, index))
         except Exception as error:
             return engine_calls.make_job_error(error)
         running.pieces[index].append(last.text)
         self._stream_text(running, last.text)
-        return running.cut(index) if last.answer is OPEN else self.stepper.read((running.job.id, index), last.answer)
+        return (
+            running.make_cut_answer(index)
+            if last.answer is OPEN
+            else self.stepper.read_answer((running.job.id, index), last.answer)
+        )
 
-    def _forget(self, running: Running) -> None:
+    def _forget(self, running: RunningJob) -> None:
         del self.jobs[running.job.id]
-        self.publisher.forget(running.job.id)
+        self.publisher.forget_job(running.job.id)
 
-    def _leave(self, running: Running) -> None:
+    def _leave(self, running: RunningJob) -> None:
         self._forget(running)
         for index in range(len(running.answers)):
             self.stepper.leave((running.job.id, index))
@@ -275,7 +281,7 @@ class OpenBatch:
         if not outcomes:
             return {}
         tallies.add_value(self.tally, "batch", max(1, self.most))
-        recorded = claims.record(self.id, outcomes, batch_size=max(1, self.most), beside=self.tally)
+        recorded = claims.record_outcomes(self.id, outcomes, batch_size=max(1, self.most), beside=self.tally)
         self.tally = {}
         return {outcome.job_id: outcome.error_code for outcome in recorded}
 
@@ -296,7 +302,7 @@ class OpenBatch:
             logger.info("batch=%s job=%s left: cancelled or given back", self.id, running.job.id)
             self._leave(running)
 
-    def stand_by(self, limit_s: float) -> None:
+    def renew_leases_for(self, limit_s: float) -> None:
         """Keep its jobs while the child process runs something else first, for `limit_s` at most."""
         try:
             self._keep(limit_s)
@@ -318,7 +324,7 @@ class OpenBatch:
     def _lease_end(self, beside_s: float = 0.0) -> float:
         return time.monotonic() + beside_s + self.spec.time_limit_s + transitions.LEASE_MARGIN_S
 
-    def close(self) -> None:
+    def give_up_jobs(self) -> None:
         """Give up all jobs that have not ended, and keep nothing of them."""
         for running in list(self.jobs.values()):
             self._leave(running)

@@ -25,7 +25,7 @@ class OpenBatches:
     def __init__(self) -> None:
         self.batches: dict[UUID, OpenBatch] = {}
 
-    def run(
+    def run_steps(
         self,
         call: BatchCall,
         spec: ModelSpec,
@@ -42,38 +42,38 @@ class OpenBatches:
                 if not call.goes_on:
                     raise
                 logger.warning("batch=%s goes on without those that were to join: %s", call.batch, error.message)
-                return replace(batch.run((), is_last=call.is_last), put_off=frozenset(call.job_ids))
+                return replace(batch.run_steps((), is_last=call.is_last), put_off=frozenset(call.job_ids))
             failpoints.reach("before_run")
-            return batch.run(claimed, is_last=call.is_last)
+            return batch.run_steps(claimed, is_last=call.is_last)
         except BaseException as error:
             engine_calls.raise_if_device_failed(error)  # this process ends then, with all open batches
-            batch.close()
+            batch.give_up_jobs()
             raise
         finally:
             if not batch.jobs:
                 del self.batches[call.batch]
 
-    def only(self, waiting: Collection[UUID], *, call: BatchCall) -> None:
+    def keep_only_waiting(self, waiting: Collection[UUID], *, call: BatchCall) -> None:
         """Keep the jobs of the `waiting` batches while the call runs, and close all others but its own.
 
         The main process has lost track of those others: their jobs run elsewhere.
         """
         for batch in list(self.batches.values()):
             if batch.id in waiting:
-                batch.stand_by(call.time_limit_s)
+                batch.renew_leases_for(call.time_limit_s)
             elif batch.id != call.batch:
                 self._close(batch)
 
-    def close(self) -> None:
+    def close_all(self) -> None:
         for batch in list(self.batches.values()):
             self._close(batch)
 
     def _close(self, batch: OpenBatch) -> None:
         logger.warning("batch=%s closed with %d jobs: the main process does not continue it", batch.id, len(batch.jobs))
         del self.batches[batch.id]
-        batch.close()
+        batch.give_up_jobs()
 
-    def run_to_the_end(self) -> None:
+    def run_all_to_end(self) -> None:
         """Run all open batches to their end, as no other call follows.
 
         The jobs of a batch that fails are left to the worker that runs them next.
@@ -81,9 +81,9 @@ class OpenBatches:
         batches = list(self.batches.values())
         for place, batch in enumerate(batches):
             for other in batches[place + 1 :]:
-                other.stand_by(batch.spec.time_limit_s)
+                other.renew_leases_for(batch.spec.time_limit_s)
             try:
-                batch.run((), is_last=True)
+                batch.run_steps((), is_last=True)
             except Exception:
                 logger.exception("batch=%s of %d jobs not run to its end", batch.id, len(batch.jobs))
             del self.batches[batch.id]

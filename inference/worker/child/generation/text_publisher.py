@@ -28,7 +28,7 @@ class TextPublisher:
         self._chunks: list[Chunk] = []  # the chunks that the next round publishes
         self._published_at = 0.0
 
-    def add(self, job_id: UUID, text: str, *, tokens: int) -> None:
+    def add_text(self, job_id: UUID, text: str, *, tokens: int) -> None:
         """Add new text of a job, which has `tokens` tokens so far."""
         known, now = self._texts.setdefault(job_id, _Text()), time.monotonic()
         at = known.length
@@ -39,15 +39,15 @@ class TextPublisher:
             known.pieces, known.whole_at = [text], now
         self._chunks.append(Chunk(job_id=job_id, attempt=self._batch, at=at, text=text, tokens=tokens))
 
-    def forget(self, job_id: UUID) -> None:
+    def forget_job(self, job_id: UUID) -> None:
         """Forget a job that has ended or left."""
         self._texts.pop(job_id, None)
 
-    def publish_soon(self) -> None:
+    def publish_if_due(self) -> None:
         """Publish what was added, unless the last round was within `PUBLISH_S`."""
         if time.monotonic() - self._published_at > PUBLISH_S:
-            self.publish()
+            self.publish_texts()
 
-    def publish(self) -> None:
+    def publish_texts(self) -> None:
         self._published_at, chunks, self._chunks = time.monotonic(), self._chunks, []
         redis_streams.write_chunks(chunks)

@@ -31,7 +31,7 @@ def refuse(batch: UUID, outcomes: list[Outcome], **options: Any) -> int:
 class ClaimTests(TestCase):
     def claim(self) -> None:
         call = BatchCall(batch=uuid4(), model="m", digest="d", job_ids=(uuid4(),), time_limit_s=1)
-        claims.claim(call, worker=uuid4(), device="cpu")
+        claims.claim_jobs(call, worker=uuid4(), device="cpu")
 
     def test_a_database_that_stays_away_is_no_fault_of_the_jobs(self) -> None:
         away = patch.object(transitions, "claim", side_effect=OperationalError("away"))
@@ -58,7 +58,7 @@ class RecordTests(TestCase):
 
     def record(self, *outputs: Any, **options: Any) -> list[Outcome]:
         outcomes = [outcome(job, output=output) for job, output in zip(self.jobs, outputs, strict=False)]
-        return claims.record(self.batch, outcomes, batch_size=3, **options)
+        return claims.record_outcomes(self.batch, outcomes, batch_size=3, **options)
 
     def stored(self) -> list[tuple[str, str]]:
         rows = {job.pk: job for job in Job.objects.all()}
@@ -97,11 +97,11 @@ class RecordTests(TestCase):
 class TakeBackTests(TestCase):
     def test_where_all_was_begun_the_database_is_not_queried(self) -> None:
         with self.assertNumQueries(0):
-            claims.take_back(uuid4(), (), keeps_messages=True)
+            claims.take_back_claim(uuid4(), (), keeps_messages=True)
 
     def test_what_was_not_begun_is_queued_again(self) -> None:
         job, batch = make_job(), uuid4()
         claim(job, batch=batch)
-        claims.take_back(batch, (job.pk,), keeps_messages=True)
+        claims.take_back_claim(batch, (job.pk,), keeps_messages=True)
         job.refresh_from_db()
         self.assertEqual(job.status, Status.QUEUED)

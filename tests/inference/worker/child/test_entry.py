@@ -255,7 +255,7 @@ class RaisedTests(TestCase):
     def raised(self, error: BaseException) -> Any:
         with (
             patch.object(entry, "replica", LoadedModels(worker=uuid4(), device="cpu"), create=True),
-            patch.object(entry, "stages_of", side_effect=error),
+            patch.object(entry, "make_batch_run", side_effect=error),
         ):
             try:
                 entry.run_batch(BatchCall(batch=uuid4(), model="m", digest="", job_ids=(), time_limit_s=3600))
@@ -344,14 +344,14 @@ class SpareThreadsTests(TestCase):
         self.enterContext(patch.dict(os.environ, OMP_NUM_THREADS=str(self.own)))
 
     def test_torch_has_them_for_a_call_and_then_its_own_again(self) -> None:
-        with self.assertRaises(ZeroDivisionError), entry.spare_threads(2):
+        with self.assertRaises(ZeroDivisionError), entry.use_spare_threads(2):
             self.assertEqual(torch.get_num_threads(), self.own + 2)
             raise ZeroDivisionError
         self.assertEqual(torch.get_num_threads(), self.own)
 
     def test_none_where_none_are_given_or_an_engine_has_set_their_number(self) -> None:
-        with entry.spare_threads(0):
+        with entry.use_spare_threads(0):
             self.assertEqual(torch.get_num_threads(), self.own)
         torch.set_num_threads(self.own + 1)
-        with entry.spare_threads(2):
+        with entry.use_spare_threads(2):
             self.assertEqual(torch.get_num_threads(), self.own + 1)

@@ -13,7 +13,7 @@ from inference.catalog.specs import ModelSpec
 from inference.engines.runtime import json_values
 from inference.store import transitions
 from inference.store.transitions import Claimed
-from inference.worker.child.outcomes import forced_failure, outcome_of
+from inference.worker.child.outcomes import make_condemned_outcome, make_outcome
 
 MOMENT = datetime(2026, 1, 1, tzinfo=UTC)
 SPEC = ModelSpec(name="m", engine="x:Y", max_batch_size=2)
@@ -34,25 +34,26 @@ class OutcomeTests(TestCase):
     def test_an_error_names_the_input_by_its_place_in_the_client_s_list(self) -> None:
         answers = ["good", errors.InvalidInput("no")]
         for job, where in ((part("a", "b"), "inputs[33]: "), (claimed(["a", "b"]), "inputs[1]: ")):
-            self.assertEqual(outcome_of(SPEC, job, answers).error_detail, f"{where}no")
-        self.assertEqual(outcome_of(SPEC, claimed("a"), answers[1:]).error_detail, "no")
+            self.assertEqual(make_outcome(SPEC, job, answers).error_detail, f"{where}no")
+        self.assertEqual(make_outcome(SPEC, claimed("a"), answers[1:]).error_detail, "no")
 
     def test_the_log_names_the_job_that_the_client_knows(self) -> None:
         job = part("a", "b")
         with self.assertLogs("inference.worker.child.outcomes", "WARNING") as logged:
-            outcome_of(SPEC, job, ["good", errors.EngineError("no")])
+            make_outcome(SPEC, job, ["good", errors.EngineError("no")])
         self.assertIn(f"job={job.whole} model=m engine_error: inputs[33]: …", logged.output[0])
 
     def test_a_condemned_part_says_where_it_lies(self) -> None:
         self.assertRegex(
-            forced_failure(part("a", "b"), "crashed").error_detail, r"^inputs\[32\] to inputs\[33\]: The process"
+            make_condemned_outcome(part("a", "b"), "crashed").error_detail,
+            r"^inputs\[32\] to inputs\[33\]: The process",
         )
-        self.assertRegex(forced_failure(part("a"), "crashed").error_detail, r"^inputs\[32\]: The process")
-        self.assertRegex(forced_failure(claimed(["a", "b"]), "crashed").error_detail, "^The process")
-        self.assertRegex(forced_failure(claimed(7), "crashed").error_detail, "^The process")
+        self.assertRegex(make_condemned_outcome(part("a"), "crashed").error_detail, r"^inputs\[32\]: The process")
+        self.assertRegex(make_condemned_outcome(claimed(["a", "b"]), "crashed").error_detail, "^The process")
+        self.assertRegex(make_condemned_outcome(claimed(7), "crashed").error_detail, "^The process")
 
     def test_of_one_that_its_call_raised_with_operators_read_what_and_where(self) -> None:
-        outcome = forced_failure(claimed("a"), "failed", "a secret", "here")
+        outcome = make_condemned_outcome(claimed("a"), "failed", "a secret", "here")
         self.assertEqual((outcome.error_raised, outcome.error_trace), ("a secret", "here"))
         self.assertNotIn("secret", outcome.error_detail)
 
@@ -63,10 +64,10 @@ class OutcomeTests(TestCase):
 
     def test_a_part_says_how_much_it_answered_as_the_whole_has_the_bound(self) -> None:
         answers = [[0.5] * 3, [0.5] * 4]
-        self.assertEqual(outcome_of(SPEC, part("a", "b"), answers).output_size, 8)
-        self.assertIsNone(outcome_of(SPEC, claimed(["a", "b"]), answers).output_size)
+        self.assertEqual(make_outcome(SPEC, part("a", "b"), answers).output_size, 8)
+        self.assertIsNone(make_outcome(SPEC, claimed(["a", "b"]), answers).output_size)
         with patch.object(transitions, "MOST_ANSWERED", 7):
-            self.assertEqual(outcome_of(SPEC, part("a", "b"), answers).error_code, "invalid_input")
+            self.assertEqual(make_outcome(SPEC, part("a", "b"), answers).error_code, "invalid_input")
 
     def test_an_answer_that_is_too_large_is_the_fault_of_the_input_but_for_an_engine_of_one_s_own(self) -> None:
         pipeline = ModelSpec(name="m", task="mask-generation", model="m")
@@ -74,4 +75,4 @@ class OutcomeTests(TestCase):
             for spec, inputs, code in ((pipeline, "a", "invalid_input"), (SPEC, "a", "bad_output"),
                                        (SPEC, ["a"], "invalid_input")):  # fmt: skip
                 with self.subTest(engine=spec.engine, inputs=inputs):
-                    self.assertEqual(outcome_of(spec, claimed(inputs), [[0.5] * 3]).error_code, code)
+                    self.assertEqual(make_outcome(spec, claimed(inputs), [[0.5] * 3]).error_code, code)

@@ -70,7 +70,7 @@ class Connection(MainConnection):
         self.sent: list[tuple[ReplyKind, int, Any]] = []
         self.unsendable: set[int] = set()  # calls whose result cannot be pickled
 
-    def receive(self) -> ChildCall:
+    def receive_call(self) -> ChildCall:
         if (call := self.calls.get()) is None:
             raise SystemExit
         return call
@@ -99,9 +99,9 @@ class LineTests(TestCase):
         self.taken_back: SimpleQueue[list[UUID]] = SimpleQueue()
         self.may_record = threading.Event()
         self.may_record.set()
-        self.enterContext(patch.object(claims, "claim", self.claim))
-        self.enterContext(patch.object(claims, "record", self.record))
-        self.enterContext(patch.object(claims, "take_back", lambda _, ids, **__: self.taken_back.put(ids)))
+        self.enterContext(patch.object(claims, "claim_jobs", self.claim))
+        self.enterContext(patch.object(claims, "record_outcomes", self.record))
+        self.enterContext(patch.object(claims, "take_back_claim", lambda _, ids, **__: self.taken_back.put(ids)))
         self.connection = Connection()
         self.thread = threading.Thread(target=self.run_line)
         self.thread.start()
@@ -254,7 +254,7 @@ class LineTests(TestCase):
         self.assertIsNone(self.failure_of(3))
 
     def test_what_a_claim_or_a_record_raises_can_be_read_elsewhere(self) -> None:
-        for number, stage in enumerate(("claim", "record"), 1):
+        for number, stage in enumerate(("claim_jobs", "record_outcomes"), 1):
             with self.subTest(stage), patch.object(BatchRun, stage, side_effect=KeyError(object())):
                 self.give(number)
                 if stage == "record":
@@ -293,7 +293,7 @@ class LineTests(TestCase):
 
     def test_what_is_open_runs_to_its_end_then_in_the_thread_of_the_engines(self) -> None:
         ran: list[Any] = []
-        opened = Mock(run_to_the_end=lambda: ran.append(threading.current_thread()))
+        opened = Mock(run_all_to_end=lambda: ran.append(threading.current_thread()))
         self.enterContext(patch.object(entry, "opened", opened))
         self.replica.shared.command = ChildCommand.DRAIN
         self.connection.calls.put(None)

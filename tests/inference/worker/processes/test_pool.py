@@ -68,7 +68,7 @@ class PoolCase(TestCase):
     def setUp(self) -> None:
         plan = Plan(worker=uuid4(), devices=("cpu",), replicas=self.count, threads=1)
         self.replicas = ReplicaRegistry(plan, {"a": ModelSpec(name="a", engine="x:Y")})
-        self.enterContext(patch.object(entry, "start", load_all))
+        self.enterContext(patch.object(entry, "start_replica", load_all))
         self.enterContext(patch.object(entry, "replica", LoadedModels(worker=uuid4(), device="cpu"), create=True))
         self.hub = Hub()
         self.addCleanup(self.hub.close)
@@ -284,7 +284,7 @@ class EndedChildTests(PoolCase):
 class LeavingTests(PoolCase):
     def test_what_is_open_runs_to_its_end(self) -> None:
         with tempfile.NamedTemporaryFile("r") as file:
-            with patch.object(entry, "run_to_the_end", lambda: Path(file.name).write_text("it ran")):
+            with patch.object(entry, "run_open_batches_to_end", lambda: Path(file.name).write_text("it ran")):
                 killed = self.first.pid
                 self.kill()
                 self.until(lambda: self.pool.idle() not in ([], [killed]), "one that knows of it is up")

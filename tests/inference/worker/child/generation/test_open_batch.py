@@ -25,7 +25,7 @@ from inference.streams.events import Delta, End
 from inference.streams.positions import BEGINNING
 from inference.worker.calls import NO_JOB, BatchCall, BatchReport, ChildCommand, RemoteError
 from inference.worker.child import claims, entry
-from inference.worker.child.generation import limited_stepper, open_batch, text_publisher
+from inference.worker.child.generation import open_batch, text_publisher, time_limited_stepper
 from inference.worker.child.generation.open_batch import COUNTED
 from inference.worker.child.generation.open_batches import OpenBatches
 from inference.worker.child.loaded_models import LoadedModels
@@ -110,14 +110,14 @@ class OpenBatchTests(SteppingCase):
     def test_those_inside_go_on_while_no_other_can_be_claimed(self) -> None:
         one, late = self.job(9), self.job(9)
         self.call(one)
-        with patch.object(claims, "claim", side_effect=StoreUnavailable("away")):
+        with patch.object(claims, "claim_jobs", side_effect=StoreUnavailable("away")):
             report = self.call(late, goes_on=True)
         self.assertEqual((report.left, report.put_off), ({one}, {late}))
 
     def test_what_breaks_a_batch_leaves_nothing_in_the_model(self) -> None:
         one, late = self.job(9), self.job(9)
         self.call(one)
-        with patch.object(claims, "claim", side_effect=RuntimeError("a bug")), self.assertRaises(RemoteError):
+        with patch.object(claims, "claim_jobs", side_effect=RuntimeError("a bug")), self.assertRaises(RemoteError):
             self.call(late, goes_on=True)
         self.assertEqual((self.opened.batches, len(self.engine.stepper or ())), ({}, 0))
 
@@ -149,7 +149,7 @@ class EngineLimitTests(SteppingCase):
         super().setUp()
         self.seen: list[tuple[str, UUID | None]] = []
         self.is_limited = False
-        self.enterContext(patch.object(limited_stepper, "time_limit", self.limited))
+        self.enterContext(patch.object(time_limited_stepper, "time_limit", self.limited))
         stepper = cast("words.Words", self.engine.stepper)
         self.engine.stepper = cast("words.Words", Watched(stepper, self.note))
 
@@ -169,7 +169,7 @@ class EngineLimitTests(SteppingCase):
         self.call(one, cut)
         transitions.cancel_job(cut)
         self.call(other, goes_on=True)
-        self.opened.close()
+        self.opened.close_all()
         calls = set(self.seen)
         self.assertEqual({("join", one), ("join", cut), ("join", other), ("leave", cut), ("leave", other)}, {
             (name, job) for name, job in calls if job
@@ -279,9 +279,9 @@ class BesideTests(SteppingCase):
         first, self.batch, second = (self.batch, self.call(self.job(9))), uuid4(), self.job(9)
         self.call(second, waiting=(first[0],))
         stood_by: list[UUID] = []
-        with patch.object(open_batch.OpenBatch, "stand_by", lambda batch, limit_s: stood_by.append(batch.id)):
+        with patch.object(open_batch.OpenBatch, "renew_leases_for", lambda batch, limit_s: stood_by.append(batch.id)):
             self.replica.shared.command = ChildCommand.DRAIN
-            entry.run_to_the_end()
+            entry.run_open_batches_to_end()
         self.assertEqual((stood_by, self.row(second).status), ([self.batch], Status.SUCCEEDED))
 
 
@@ -305,8 +305,8 @@ class StreamTests(SteppingCase):
         with patch.object(text_publisher, "time", Mock(monotonic=lambda: now)):
             for later_s in (0.0, text_publisher.PUBLISH_S / 2, text_publisher.PUBLISH_S):
                 now += later_s
-                publisher.add(uuid4(), "word", tokens=1)
-                publisher.publish_soon()
+                publisher.add_text(uuid4(), "word", tokens=1)
+                publisher.publish_if_due()
                 sizes.append([len(call.args[0]) for call in write.call_args_list])
         self.assertEqual(sizes, [[1], [1], [1, 2]])
 
@@ -363,7 +363,7 @@ class LimitTests(SteppingCase):
 
     def test_its_details_say_why_it_ended(self) -> None:
         self.let_steps_take(COUNTED * self.time_limit_s + 1)  # four of them are the limit
-        with patch.object(claims, "parameters_of", return_value={"max_new_tokens": 90, "details": True}):
+        with patch.object(claims, "check_parameters_again", return_value={"max_new_tokens": 90, "details": True}):
             self.call(late := self.job(90), command=ChildCommand.DRAIN)
         self.assertEqual(self.row(late).output[0]["details"], {"finish_reason": "length", "generated_tokens": 4})
 
@@ -394,13 +394,13 @@ class LimitTests(SteppingCase):
 
     def test_nor_does_a_wait_for_the_database_that_another_is_recorded_in(self) -> None:
         one, short = self.job(9), self.job(1)
-        record = claims.record
+        record = claims.record_outcomes
 
         def slowly(*arguments: Any, **named: Any) -> Any:
             self.later()
             return record(*arguments, **named)
 
-        with patch.object(claims, "record", slowly):
+        with patch.object(claims, "record_outcomes", slowly):
             self.assertEqual(self.call(one, short).errors, {short: ""})
         self.assertEqual(self.call(goes_on=True).left, {one})
 

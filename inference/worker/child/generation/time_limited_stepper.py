@@ -13,7 +13,7 @@ from inference.worker.child.time_limit import time_limit
 Key = tuple[UUID, int]  # of a row: the id of its job, and the index of its item in that job
 
 
-class LimitedStepper:
+class TimeLimitedStepper:
     """A `Stepper` each of whose calls ends the process if it runs past the time limit.
 
     A stepper is called only through this class, as it may be a user's own code and may never return. While a call is
@@ -49,7 +49,7 @@ class LimitedStepper:
         with self._limited():
             return self._stepper.step()
 
-    def read(self, key: Key, answer: Any) -> Any:
+    def read_answer(self, key: Key, answer: Any) -> Any:
         """Return an answer as it is stored, or the error if it is one."""
         with self._limited(key[0]):
             return engine_calls.read_answer(answer)
