@@ -43,13 +43,13 @@ class JobRequest(Request):
     def terminate(self, pool: Any, signal: Any = None) -> None:
         logger.warning("job=%s is cancelled, its process is not ended: it runs others too", self.id)
 
-    def received(self) -> None:
+    def report_received(self) -> None:
         self.send_event(
             "task-received", name=self.name, args=self.argsrepr, kwargs=self.kwargsrepr, root_id=self.root_id,
             parent_id=self.parent_id, retries=0, eta=None, expires=None,
         )  # fmt: skip
 
-    def started(self, pid: int) -> None:
+    def report_started(self, pid: int) -> None:
         """Report the message's task as started in the child process `pid`.
 
         Each job of the message calls this; a repeated call for the same process does nothing.
@@ -61,7 +61,7 @@ class JobRequest(Request):
         state.task_accepted(self)
         self.send_event("task-started")
 
-    def finished(self, error: str, runtime: float) -> None:
+    def note_job_end(self, error: str, runtime: float) -> None:
         """Note that one job of the message has ended, with the code `error` or "" for a success.
 
         The last job acknowledges the message. The task counts as failed if one of its jobs failed.
@@ -78,12 +78,12 @@ class JobRequest(Request):
         else:
             self.send_event("task-succeeded", result=None, runtime=runtime)
 
-    def give_back(self) -> None:
+    def give_back_message(self) -> None:
         """Return the message to its queue. No other worker claims its jobs that have ended or run meanwhile."""
         state.task_ready(self)
         self.reject(requeue=True)
 
-    def forget(self) -> None:
+    def forget_message(self) -> None:
         """Remove the message from Celery's running tasks, since its connection is gone.
 
         While the worker stops, the message stays there, so that a second signal can end what runs.
@@ -109,14 +109,14 @@ def strategy(task: Any, app: Celery, consumer: Any) -> Callable[..., None]:
 
     def on_message(message: Any, body: Any, ack: Any, reject: Any, callbacks: Any, **kwargs: Any) -> None:
         # `ack` and `reject` wait for the next turn of Celery's event loop, which turns no more as the worker leaves.
-        request = request_of(message, on_ack=message.ack_log_error, on_reject=message.reject_log_error, **common)
-        items, model = items_of(request, dispatcher)
+        request = make_request(message, on_ack=message.ack_log_error, on_reject=message.reject_log_error, **common)
+        items, model = make_items(request, dispatcher)
         is_revoked = request.id in state.revoked and len(items) == 1  # for several jobs the rows decide
         if (request.expires or is_revoked) and request.revoked():
             return
         request.jobs_left = len(items)
         signals.task_received.send(sender=consumer, request=request)
-        request.received()
+        request.report_received()
         state.task_reserved(request)
         for callback in callbacks or ():
             callback(request)
@@ -135,13 +135,13 @@ def _refuse(*arguments: Any, **kwargs: Any) -> None:
     raise InvalidTaskError("no models are served by this worker")
 
 
-def request_of(message: Any, **common: Any) -> JobRequest:
+def make_request(message: Any, **common: Any) -> JobRequest:
     """Return the request of a message.
 
     Raises only errors that Celery answers by dropping the message with one log line: any other would end the worker.
     """
     try:
-        request = JobRequest(message, body=payload_of(message), headers=message.headers, decoded=True, **common)
+        request = JobRequest(message, body=read_payload(message), headers=message.headers, decoded=True, **common)
         hash(request.id)  # Celery looks the id up among the revoked ones
         return request
     except (ContentDisallowed, DecodeError):
@@ -150,14 +150,14 @@ def request_of(message: Any, **common: Any) -> JobRequest:
         raise InvalidTaskError(f"not a task message: {error!r}") from error
 
 
-def payload_of(message: Any) -> Any:
+def read_payload(message: Any) -> Any:
     """Return `message.payload`, which would take ten times as long for the messages that we send."""
     if (message.content_type, message.content_encoding) == ("application/json", "utf-8"):
         return json_types.loads(message.body)
     return message.payload
 
 
-def items_of(request: Request, dispatcher: Dispatcher) -> tuple[list[Item], str]:
+def make_items(request: Request, dispatcher: Dispatcher) -> tuple[list[Item], str]:
     """Return the queue items of one message, built from its checked hints, and their model.
 
     Raises `InvalidTaskError` for an invalid message, which Celery then logs and drops.
@@ -190,7 +190,7 @@ def items_of(request: Request, dispatcher: Dispatcher) -> tuple[list[Item], str]
 
 
 def _canonical(job_id: str) -> str:
-    """Return a job's id in canonical form. Raises errors that `items_of` handles."""
+    """Return a job's id in canonical form. Raises errors that `make_items` handles."""
     return job_id if AS_SENT.fullmatch(job_id) else str(UUID(job_id))
 
 
@@ -200,7 +200,7 @@ def _is_ours(model: str, request: Request, dispatcher: Dispatcher) -> bool:
     Jobs of a model that cannot be run now are taken only from the model's own queue: it is not consumed meanwhile, so
     they can be given back to it. Another queue would deliver them again at once.
     """
-    if model in dispatcher.replicas.serving:
+    if model in dispatcher.replicas.serving_models:
         return True
     return model in dispatcher.specs and request.delivery_info.get("routing_key") == dispatcher.specs[model].queue
 
@@ -236,14 +236,14 @@ class BatchingStep(bootsteps.StartStopStep):
             return
         replicas = c.controller.replicas
         c.dispatcher = Dispatcher(replicas, lambda: c.pool.replicas, c.controller.unfetched)
-        c.dispatcher.on_rows_left = c.controller.housekeeping.give_back
-        c.dispatcher.on_expired = c.controller.housekeeping.expire_soon
+        c.dispatcher.on_rows_left = c.controller.housekeeping.requeue_batches_soon
+        c.dispatcher.on_expired = c.controller.housekeeping.mark_expired_soon
         c.dispatch_soon = lambda: self._dispatch_soon(c)
         c.initial_prefetch_count = c.dispatcher.prefetch_count
         c.controller.heartbeat.snapshot = c.dispatcher.make_snapshot
         self.subscriptions = Subscriptions(c)
         if self.subscriptions.is_amqp:
-            c.controller.housekeeping.chores.append(self.subscriptions.find_deleted)
+            c.controller.housekeeping.chores.append(self.subscriptions.find_deleted_queues)
         self.reported: Any = None  # the state that the worker's row shows
         self._scheduled = False
 
@@ -251,52 +251,52 @@ class BatchingStep(bootsteps.StartStopStep):
         return getattr(c.controller, "replicas", None) is not None
 
     def register_with_event_loop(self, c: Any, hub: Any) -> None:
-        c.pool.replicas.on_idle, c.pool.replicas.keeps = c.dispatch_soon, c.dispatcher.has_open_batch
+        c.pool.replicas.on_idle, c.pool.replicas.has_open_batch = c.dispatch_soon, c.dispatcher.has_open_batch
         c.dispatcher.connected = True
         self._scheduled = False  # a scheduled call went with the loop of the broken connection
         c.dispatcher.looped_at = time.monotonic()  # the connection may break again before the first sweep
         c.dispatcher.answering_s = lambda: c.controller.heartbeat.answering_s
         hub.call_repeatedly(SWEEP_S, self._sweep, c)
-        self.follow(c)
+        self.update_subscriptions(c)
 
     def stop(self, c: Any) -> None:
         if c.controller.heartbeat.leaving and c.task_consumer:
             ignore_errors(c, c.task_consumer.cancel)  # else a broker might deliver again what is given back
             ignore_errors(c, c.dispatcher.drain)
             ignore_errors(c, self.subscriptions.remove_marks)
-        self.subscriptions.forget()
+        self.subscriptions.forget_queues()
         c.dispatcher.forget_messages()
 
     def _sweep(self, c: Any) -> None:
         self.subscriptions.raise_if_deleted()
         c.dispatcher.replicas.apply_intents(c.controller.heartbeat.intents)
-        c.controller.served.follow(c.dispatcher.backlog.is_idle)
+        c.controller.served.follow_models_file(c.dispatcher.backlog.is_idle)
         c.dispatcher.lazy = c.controller.lazy.update_residency(c.dispatcher.backlog)
-        c.pool.replicas.look_after()
-        self.follow(c)
+        c.pool.replicas.start_and_end_processes()
+        self.update_subscriptions(c)
         c.dispatcher.end_stuck_and_expired()
 
-    def follow(self, c: Any) -> None:
+    def update_subscriptions(self, c: Any) -> None:
         """Consume the queues of the models that a replica can run now, and no others.
 
         No queue is consumed while the dispatcher is not connected. Messages that came from a queue before it was left,
         or are on their way, go back to it.
         """
         dispatcher = c.dispatcher
-        wanted = {address.queue_of(name) for name in dispatcher.replicas.serving if dispatcher.connected}
-        consumed = self.subscriptions.consumed
+        wanted = {address.queue_of(name) for name in dispatcher.replicas.serving_models if dispatcher.connected}
+        consumed = self.subscriptions.consumed_queues
         for queue in consumed - wanted:
-            self.subscriptions.end(queue)
+            self.subscriptions.stop_consuming_queue(queue)
         for queue in wanted - consumed:
-            self.subscriptions.begin(queue)
-        dispatcher.refused = self.subscriptions.why_not(dispatcher.specs)
+            self.subscriptions.consume_queue(queue)
+        dispatcher.refused = self.subscriptions.explain_unconsumed(dispatcher.specs)
         dispatcher.give_back_unrunnable_jobs()
         self._prefetch(c)
         replicas = dispatcher.replicas
         state = replicas.version, dispatcher.connected, dispatcher.refused, dispatcher.lazy
         if state != self.reported:
             self.reported = state
-            c.controller.heartbeat.changed()
+            c.controller.heartbeat.write_row_soon()
 
     def _prefetch(self, c: Any) -> None:
         """Set the prefetch count. On RabbitMQ a queue keeps the count with which its subscription began."""
@@ -315,11 +315,11 @@ class BatchingStep(bootsteps.StartStopStep):
         self._scheduled = False
         if c.pool.replicas is None:  # the worker stops, and the event loop runs its last callbacks
             return
-        self.follow(c)
+        self.update_subscriptions(c)
         dispatcher = c.dispatcher
         dispatcher.send_next_calls()
         due_in_s = dispatcher.backlog.find_next_due_in_s()
-        if due_in_s and dispatcher.pool.idle():
+        if due_in_s and dispatcher.pool.find_idle_pids():
             if self.timer is not None:
                 self.timer.cancel()
             self.timer = c.timer.call_after(due_in_s, self._dispatch, (c,))

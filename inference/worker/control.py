@@ -24,7 +24,7 @@ INSTEAD = {
 Command = Callable[..., dict[str, Any]]
 
 
-def install(housekeeping: Housekeeping) -> None:
+def install_commands(housekeeping: Housekeeping) -> None:
     for name, instead in INSTEAD.items():
         Panel.data[name] = _refusing(instead)
     for name in ("revoke", "terminate"):
@@ -38,7 +38,7 @@ def _refusing(instead: str) -> Command:
 def _cancelling(command: Command, housekeeping: Housekeeping) -> Command:
     def cancel(state: Any, task_id: Any, **arguments: Any) -> dict[str, Any]:
         ids = [task_id] if isinstance(task_id, str) else list(task_id or ())[:MOST_IDS]
-        housekeeping.cancel(filter(None, map(parse_uuid, ids)))
+        housekeeping.cancel_jobs_soon(filter(None, map(parse_uuid, ids)))
         return command(state, task_id=ids, **arguments)
 
     return cancel

@@ -56,7 +56,7 @@ class Dispatcher:
         self.batches = self.backlog.batches
         self.scheduler = Scheduler(self.backlog, pool, self._call)
         self.spare_threads = SpareThreads(self.backlog)
-        self.settlement = Settlement(self.backlog, self.spare_threads, end=lambda pid: self.pool.end(pid))  # noqa: PLW0108 - later
+        self.settlement = Settlement(self.backlog, self.spare_threads, end=lambda pid: self.pool.end_process(pid))  # noqa: PLW0108 - later
         self.on_rows_left: Callable[[frozenset[UUID]], None] = _nobody
         self.on_expired: Callable[[], None] = _nobody
         self.lazy = LazyStatus()
@@ -141,7 +141,7 @@ class Dispatcher:
         self.replicas.send_command(batch.pid, ChildCommand.CONTINUE)
         batch.called_at = batch.accepted_at = time.monotonic()
         batch.has_begun, batch.paused_s = False, 0.0
-        batch.result = self.pool.send(
+        batch.result = self.pool.send_call(
             batch.pid, run_batch, (call,), done=lambda report: self._guarded(self._reported, batch, report),
             failed=lambda cause: self._guarded(self._failed, batch, cause),
             accepted=lambda pid: self._accepted(batch, pid),
@@ -155,7 +155,7 @@ class Dispatcher:
         batch.begun_at = batch.begun_at or batch.accepted_at
         for held in batch.called:
             for request in held.requests:
-                request.started(pid)
+                request.report_started(pid)
 
     def _reported(self, batch: Batch, report: BatchReport) -> None:
         batch.is_open = bool(report.left)
@@ -197,9 +197,9 @@ class Dispatcher:
         now = self.looped_at
         for batch in list(self.batches.values()):
             if batch.result is None:  # it is open, and waits for its turn
-                if not self.pool.has(batch.pid):
+                if not self.pool.has_process(batch.pid):
                     self._lost_open(batch)
-            elif not batch.has_begun and not self.pool.knows(batch.result):
+            elif not batch.has_begun and not self.pool.is_unanswered(batch.result):
                 self._abandon(batch)
             elif self.scheduler.list_batches_in_hand(batch.pid)[:1] == [batch]:
                 self._end_if_stuck(batch, now)
@@ -277,7 +277,7 @@ class Dispatcher:
             self.backlog.isolation.run_joining_jobs_again([held for held in batch.called if held not in forgotten])
         else:
             del self.batches[batch.id]
-            for held in batch.jobs if not self.pool.has(batch.pid) else ():
+            for held in batch.jobs if not self.pool.has_process(batch.pid) else ():
                 held.note_batch_end(batch.id)
             self.backlog.isolation.run_batch_again(batch)
 
@@ -288,7 +288,7 @@ class Dispatcher:
         """
         self.scheduler.may_begin = False
         for batch in list(self.batches.values()):
-            if not batch.is_open and not self.pool.knows(batch.result):
+            if not batch.is_open and not self.pool.is_unanswered(batch.result):
                 self.backlog.note_end(batch)
         running = sum(len(batch.jobs) for batch in self.batches.values())
         logger.info("the worker leaves once %d jobs have ended that run", running)
@@ -301,22 +301,23 @@ class Dispatcher:
             model_names=[]
             if replicas.intents.is_drained
             else sorted((replicas.runnable | lazy.able) - self.refused.keys()),
-            replicas=status_row.replica_rows(replicas, {**lazy.why_not, **self.refused}),
-            catalog=status_row.catalog(replicas, lazy),
+            replicas=status_row.make_replica_values(replicas, {**lazy.why_not, **self.refused}),
+            catalog=status_row.make_catalog_value(replicas, lazy),
             error="; ".join(f"{name}: {why}" for name, why in self._why_not().items()),
             connected=self.connected,
-            replicas_ready=pool.ready if pool else 0,
-            replicas_busy=pool.busy if pool else 0,
+            replicas_ready=pool.ready_count if pool else 0,
+            replicas_busy=pool.busy_count if pool else 0,
             held=len(self.backlog),
             finished=self.settlement.jobs_finished,
             speeds={name: queue.costs.items_per_s() for name, queue in self.backlog.queues.items()},
             reached={
                 model: dict(reached)
                 for model, reached in list(self.backlog.reached.items())
-                if model not in replicas.parked | replicas.held_back  # their jobs wait for their turn: none is passed
+                if model
+                not in replicas.parked | replicas.held_back_models  # their jobs wait for their turn: none is passed
             },
             generation=self.settlement.generated.make_row_value(
-                list(self.batches.values()), replicas=pool.ready if pool else 0
+                list(self.batches.values()), replicas=pool.ready_count if pool else 0
             ),
             costs={name: queue.costs.snapshot() for name, queue in self.backlog.queues.items()},
             looped_at=self.looped_at,
@@ -326,10 +327,10 @@ class Dispatcher:
         if self.replicas.intents.is_drained:
             return WorkerState.DRAINING if self.batches or self.backlog.isolation else WorkerState.DRAINED
         looked_into = self.lazy.able | self.lazy.why_not.keys()
-        if not self.replicas.have_reported or not self.replicas.parked <= looked_into:
+        if not self.replicas.have_all_reported or not self.replicas.parked <= looked_into:
             return WorkerState.STARTING
-        is_whole = self.replicas.served | self.lazy.able >= self.specs.keys() and not self._why_not()
+        is_whole = self.replicas.served_models | self.lazy.able >= self.specs.keys() and not self._why_not()
         return WorkerState.READY if is_whole else WorkerState.DEGRADED
 
     def _why_not(self) -> dict[str, str]:
-        return {**status_row.why_not(self.replicas), **self.lazy.why_not, **self.refused}
+        return {**status_row.find_load_failures(self.replicas), **self.lazy.why_not, **self.refused}

@@ -47,18 +47,18 @@ class HangupStep(bootsteps.StartStopStep):
         signal.signal(signal.SIGHUP, lambda *_: threading.Thread(target=look).start())
 
 
-def install(app: Celery) -> None:
+def install_options_and_steps(app: Celery) -> None:
     app.steps["worker"].add(HangupStep)
     app.steps["consumer"].add("inference.worker.consumer:BatchingStep")
     app.user_options["worker"].add(click.Option(("--models",), help=MODELS_HELP))
     app.user_options["worker"].add(click.Option(("--devices",), default="auto", show_default=True, help=DEVICES_HELP))
     signals.setup_logging.connect(configure_logging, weak=False)
-    signals.worker_init.connect(prepare, weak=False)
+    signals.worker_init.connect(prepare_worker, weak=False)
     signals.worker_ready.connect(collect_less_garbage, weak=False)
-    signals.worker_shutdown.connect(leave, weak=False)
+    signals.worker_shutdown.connect(stop_threads, weak=False)
 
 
-def prepare(sender: Any, **kwargs: Any) -> None:
+def prepare_worker(sender: Any, **kwargs: Any) -> None:
     """Prepare the worker before its pool is created, or exit with an error message.
 
     Celery would only log an exception that this raised, and continue with half a worker.
@@ -109,18 +109,18 @@ def _plan(worker: Any) -> None:
         logger.warning("a worker with models runs jobs only: start another one with `celery worker -Q %s`", names)
     queues.deselect(list(queues.consume_from))  # a model's queue is consumed once a replica can run the model
     refuse_what_breaks_batching(worker)
-    choice = devices.choose(worker.options.get("devices") or "auto")
+    choice = devices.choose_devices(worker.options.get("devices") or "auto")
     selection = replace(selection, on_gpu=not choice.is_cpu)
     plan = devices.make_plan(
-        worker=new_job_id(), choice=choice, **_loads(selection.apply(models).values()),
+        worker=new_job_id(), choice=choice, **_loads(selection.select_entries(models).values()),
         concurrency=worker.options.get("concurrency") or worker.app.conf.worker_concurrency,
     )  # fmt: skip
     plan = replace(plan, ahead=settings.WORK_AHEAD)
     logs.bind_to_process(worker=plan.worker)
     devices.set_up_libraries(plan.threads, is_cpu=choice.is_cpu)
-    process_launcher.prepare(selection.apply(models).values())
+    process_launcher.start_fork_server(selection.select_entries(models).values())
     worker.concurrency = plan.replicas
-    worker.replicas = TaskPool.registry = ReplicaRegistry(plan, selection.apply(models))
+    worker.replicas = TaskPool.registry = ReplicaRegistry(plan, selection.select_entries(models))
     worker.served = ServedModels(worker.replicas, selection)
     worker.lazy = LazyModels(worker.replicas)
     worker.lazy.demand.start()
@@ -128,12 +128,12 @@ def _plan(worker: Any) -> None:
     worker.unfetched.start()
     lookup.follow()
     worker.heartbeat = Heartbeat(plan, worker.hostname)
-    worker.heartbeat.register()
-    signals.worker_shutting_down.connect(worker.heartbeat.leave)
+    worker.heartbeat.register_worker()
+    signals.worker_shutting_down.connect(worker.heartbeat.announce_stop)
     worker.heartbeat.start()
     worker.housekeeping = Housekeeping(worker.heartbeat, worker.replicas)
-    worker.housekeeping.chores.append(worker.served.find_jobless)
-    control.install(worker.housekeeping)
+    worker.housekeeping.chores.append(worker.served.find_jobless_models)
+    control.install_commands(worker.housekeeping)
     worker.housekeeping.start()
 
 
@@ -195,7 +195,7 @@ def _say(text: str, file: Any = None) -> None:
     os.write(2, f"{logs.format_line(__name__, text)}\n".encode())
 
 
-def leave(sender: Any, **kwargs: Any) -> None:
+def stop_threads(sender: Any, **kwargs: Any) -> None:
     if heartbeat := getattr(sender, "heartbeat", None):
         sender.housekeeping.stop()
         sender.lazy.demand.stop()

@@ -1,7 +1,7 @@
 """The queues that a worker consumes.
 
 The broker may refuse a queue, and RabbitMQ deletes a queue without notice to its consumers. Everything but
-`find_deleted` runs in the worker's event loop.
+`find_deleted_queues` runs in the worker's event loop.
 """
 
 import logging
@@ -54,7 +54,7 @@ class Subscriptions:
         self._marks: Mapping[str, str] = {}  # exchanges by queue; replaced as a whole
         self._deleted: tuple[Mapping[str, str], frozenset[str]] = {}, frozenset()  # marks looked for, deleted queues
 
-    def begin(self, queue: str) -> None:
+    def consume_queue(self, queue: str) -> None:
         """Consume a queue, unless the pause after its last refusal lasts. A refusal does not affect other queues.
 
         Raises a connection error if the connection is lost, or if the queue gives no answer.
@@ -81,17 +81,17 @@ class Subscriptions:
         else:
             self._refused.pop(queue, None)
 
-    def end(self, queue: str) -> None:
+    def stop_consuming_queue(self, queue: str) -> None:
         self._marks = {name: mark for name, mark in self._marks.items() if name != queue}
         self.c.cancel_task_queue(queue)
 
-    def forget(self) -> None:
+    def forget_queues(self) -> None:
         """Forget the consumed queues, since the connection is lost or closed: the next one begins with none."""
         self._marks = {}
-        self.c.app.amqp.queues.deselect(list(self.consumed))
+        self.c.app.amqp.queues.deselect(list(self.consumed_queues))
 
     @property
-    def consumed(self) -> set[str]:
+    def consumed_queues(self) -> set[str]:
         """The consumed queues that belong to models: a worker may consume others beside them."""
         return {queue for queue in self.c.app.amqp.queues.consume_from if address.is_of_model(queue)}
 
@@ -99,14 +99,14 @@ class Subscriptions:
         """Delete this worker's marks, since it stops for good."""
         if self.is_amqp and self.c.connection:
             with self.c.connection.channel() as channel:
-                for queue in self.consumed:
+                for queue in self.consumed_queues:
                     channel.exchange_delete(self._mark(queue))
 
-    def why_not(self, specs: Catalog) -> dict[str, str]:
+    def explain_unconsumed(self, specs: Catalog) -> dict[str, str]:
         """Return, by model, the reason why its queue is not consumed."""
         return {name: self._refused[spec.queue].why for name, spec in specs.items() if spec.queue in self._refused}
 
-    def find_deleted(self) -> None:
+    def find_deleted_queues(self) -> None:
         """Find queues that were deleted. Raises `BrokerUnavailable`.
 
         It runs in another thread than the event loop, over a connection of its own.

@@ -85,7 +85,7 @@ def main(arguments: Sequence[str] | None = None, template: Executor | None = Non
 def find_problem() -> str:
     """Return why no GPU can be used here, or nothing where one can."""
     try:
-        found = gpus.find()
+        found = gpus.find_gpus()
     except ValueError as error:
         return str(error)
     return "" if found.gpus else found.why
@@ -108,7 +108,7 @@ def start_template(*, is_cpu: bool) -> Iterator[Executor]:
     """Start the process that those of the cases are forked from, as replicas are: torch is imported once."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), initializer=prepare) as process:
         with patch.dict(os.environ):
-            devices.set_up_libraries(1 if is_cpu else devices.cores(), is_cpu=is_cpu)
+            devices.set_up_libraries(1 if is_cpu else devices.count_cores(), is_cpu=is_cpu)
             process.submit(os.getpid).result()  # it is there, and has read that
         yield process
 

@@ -94,7 +94,7 @@ _bytes: int
 def _load(setup: Setup) -> None:
     global _setup, _engine, _bytes
     devices.set_up_libraries(setup.threads, is_cpu=setup.is_on_cpu)
-    device = devices.bind(setup.device.visible)
+    device = devices.hide_other_gpus(setup.device.visible)
     try:
         with memory.measure_memory_taken(setup.spec, device) as taken:
             engine = loading.load_engine(setup.spec, device)

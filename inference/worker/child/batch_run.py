@@ -247,7 +247,7 @@ class BatchRun:
 
 def claim_jobs(call: BatchCall, replica: LoadedModels) -> list[Claimed]:
     failpoints.reach("before_claim")
-    device = devices.abbreviate(replica.host_device)
+    device = devices.abbreviate_device(replica.host_device)
     jobs = claims.claim_jobs(call, worker=replica.worker, device=device) if call.job_ids else []
     failpoints.reach("after_claim")
     return jobs

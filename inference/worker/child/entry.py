@@ -63,9 +63,13 @@ def start_replica(plan: Plan, index: int, assignment: Assignment, shared: Shared
     faulthandler.register(PAST_ITS_LIMIT, file=2, all_threads=True, chain=True)
     threading.Thread(target=threading.Event().wait, name="hears-signals", daemon=True).start()
     logs.bind_to_process(worker=plan.worker)
-    device = plan.bind(index)
+    device = plan.bind_device(index)
     replica = LoadedModels(
-        worker=plan.worker, device=device, host_device=plan.device_of(index), sharing=plan.sharing, shared=shared
+        worker=plan.worker,
+        device=device,
+        host_device=plan.device_of(index),
+        sharing=plan.most_replicas_per_device,
+        shared=shared,
     )
     return apply_assignment(assignment)
 

@@ -63,7 +63,7 @@ class Heartbeat(threading.Thread):
         self.beaten_at = self.answering_since = time.monotonic()
         self._rate = _Rate()
 
-    def register(self) -> None:
+    def register_worker(self) -> None:
         row = Worker.objects.create(
             id=self.plan.worker, name=self.node, pid=os.getpid(), devices=list(self.plan.devices),
             replicas_total=self.plan.replicas, started_at=Now(), heartbeat_at=Now(),
@@ -90,7 +90,7 @@ class Heartbeat(threading.Thread):
         now = time.monotonic()
         return now - self.answering_since if now - self.beaten_at < LATE_S else 0.0
 
-    def leave(self, **kwargs: object) -> None:
+    def announce_stop(self, **kwargs: object) -> None:
         """Have the next heartbeat record that this worker stops. Runs in a signal handler, which may do no more."""
         self.leaving = True
 
@@ -103,7 +103,7 @@ class Heartbeat(threading.Thread):
         self.beaten_at = now
         return True
 
-    def changed(self) -> None:
+    def write_row_soon(self) -> None:
         """Have the row written at once, since the served models differ from it."""
         self._changed.set()
 
@@ -128,8 +128,8 @@ class Heartbeat(threading.Thread):
         row = Worker.objects.filter(pk=self.plan.worker).exclude(state=WorkerState.STOPPED)
         if not row.update(heartbeat_at=Now(), **self._columns()) and not (self.leaving or self._stopping.is_set()):
             logger.warning("worker=%s its row is gone, as after a restore: it registers again", self.plan.worker)
-            self.register()
-            self.changed()
+            self.register_worker()
+            self.write_row_soon()
         self._read_intents()
         clock.measure(connection)
 
@@ -142,7 +142,7 @@ class Heartbeat(threading.Thread):
         if self.snapshot is None:
             return {}
         snapshot = self.snapshot()
-        columns = dataclasses.asdict(snapshot) | {"jobs_per_s": self._rate.of(snapshot.finished)}
+        columns = dataclasses.asdict(snapshot) | {"jobs_per_s": self._rate.measure_rate(snapshot.finished)}
         del columns["looped_at"]
         return columns | ({"state": WorkerState.STOPPING, "model_names": []} if self.leaving else {})
 
@@ -153,7 +153,7 @@ class _Rate:
     def __init__(self) -> None:
         self._samples: list[tuple[float, int]] = [(time.monotonic(), 0)]
 
-    def of(self, finished: int) -> float:
+    def measure_rate(self, finished: int) -> float:
         now = time.monotonic()
         self._samples = [sample for sample in self._samples if now - sample[0] <= 10.0] or self._samples[-1:]
         self._samples.append((now, finished))

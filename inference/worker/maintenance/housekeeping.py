@@ -46,7 +46,7 @@ class Housekeeping(threading.Thread):
         self.watchdog = Watchdog()
         self.sweeper = retention.Sweeper()
         self.chores = [
-            self.watch,
+            self.end_broken_worker,
             self._give_back,
             self._cancel,
             self._reconcile,
@@ -80,16 +80,16 @@ class Housekeeping(threading.Thread):
         self._stopping.set()
         self._woken.set()
 
-    def expire_soon(self) -> None:
+    def mark_expired_soon(self) -> None:
         """Have expired jobs marked on their rows soon, since jobs that this worker held are past their deadline."""
         self._woken.set()
 
-    def give_back(self, batches: Iterable[UUID]) -> None:
+    def requeue_batches_soon(self, batches: Iterable[UUID]) -> None:
         """Have the rows of these batches queued again soon: the batches have ended, and do not run again here."""
         self._given_up.extend(batches)
         self._woken.set()
 
-    def cancel(self, jobs: Iterable[UUID]) -> None:
+    def cancel_jobs_soon(self, jobs: Iterable[UUID]) -> None:
         """Have jobs cancelled soon that an operator has revoked by Celery's remote control."""
         self._revoked.extend(jobs)
         self._woken.set()
@@ -107,7 +107,7 @@ class Housekeeping(threading.Thread):
     def _reconcile(self) -> None:
         reconcile.reconcile(answering_s=self.heartbeat.answering_s, observer=self._observer)
 
-    def watch(self) -> None:
+    def end_broken_worker(self) -> None:
         """End the worker at once if its main process no longer works: its supervisor starts another."""
         if self.heartbeat.snapshot is None:
             return
@@ -115,9 +115,9 @@ class Housekeeping(threading.Thread):
         # This raises while the broker is away or full, for which the event loop itself waits. The lengths of queues
         # can be read from a full broker.
         publisher.ping_broker()
-        consumed = [queue_of(name) for name in self.replicas.serving.intersection(snapshot.model_names)]
+        consumed = [queue_of(name) for name in self.replicas.serving_models.intersection(snapshot.model_names)]
         waiting = sum(publisher.count_messages(consumed).values())
-        reason = self.watchdog.reason(
+        reason = self.watchdog.find_reason_to_end(
             now=time.monotonic(), looped_at=snapshot.looped_at, waiting=waiting, held=snapshot.held,
             busy=snapshot.replicas_busy, ready=snapshot.replicas_ready,
         )  # fmt: skip

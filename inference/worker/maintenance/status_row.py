@@ -14,7 +14,7 @@ from inference.worker.scheduling.lazy_models import LazyStatus
 OLD_GOES_ON = "its new entry is not taken over, the one before goes on: "
 
 
-def replica_rows(replicas: ReplicaRegistry, refused: Mapping[str, str]) -> dict[str, dict[str, object]]:
+def make_replica_values(replicas: ReplicaRegistry, refused: Mapping[str, str]) -> dict[str, dict[str, object]]:
     """Return the replicas by their index, as the worker's row has them.
 
     `refused` is, by model, the reason why this worker cannot run it though replicas may have it.
@@ -25,7 +25,7 @@ def replica_rows(replicas: ReplicaRegistry, refused: Mapping[str, str]) -> dict[
             "pid": replica.pid,
             "device": replica.device,
             "chosen": replicas.plan.why,
-            "ended": replica.ended,
+            "ended": replica.recent_end_count,
             "withdrawn_s": round(replicas.trust.withdrawn_s(replica.device)),
             "models": {**{spec.name: _state(replica, spec) for spec in specs}, **refused},
             "notes": dict(replica.notes),
@@ -41,16 +41,16 @@ def _state(replica: ReplicaState, spec: ModelSpec) -> str:
     return LOADING if state == READY and spec.digest not in replica.ready else state
 
 
-def why_not(replicas: ReplicaRegistry) -> dict[str, str]:
+def find_load_failures(replicas: ReplicaRegistry) -> dict[str, str]:
     """Return, by model, the reason why a replica could not load it."""
     return {
         spec.name: why if _is_current(replicas, spec) else OLD_GOES_ON + why
         for spec in replicas.goal.values()
-        if (why := replicas.why_not(spec))
+        if (why := replicas.find_load_failure(spec))
     }
 
 
-def catalog(replicas: ReplicaRegistry, lazy: LazyStatus) -> dict[str, Any]:
+def make_catalog_value(replicas: ReplicaRegistry, lazy: LazyStatus) -> dict[str, Any]:
     """Return the models file as this process has it, with the entries that are run or still run.
 
     A model has two entries while the next one is being loaded.
@@ -62,12 +62,12 @@ def catalog(replicas: ReplicaRegistry, lazy: LazyStatus) -> dict[str, Any]:
 
 
 def _entry(replicas: ReplicaRegistry, spec: ModelSpec, lazy: LazyStatus) -> dict[str, Any]:
-    why = replicas.why_not(spec) or lazy.why_not.get(spec.name, "")
+    why = replicas.find_load_failure(spec) or lazy.why_not.get(spec.name, "")
     runs = spec.name in replicas.runnable and _is_current(replicas, spec)
     if spec.name in replicas.parked:
         is_known = spec.name in lazy.figures
         state = "loading" if not is_known else "not loaded" if spec.name in lazy.able else "failed"
-    elif spec.name in replicas.leaving:
+    elif spec.name in replicas.leaving_models:
         state = "draining"
     else:
         state = READY if runs else "failed" if why else "loading"
@@ -75,7 +75,7 @@ def _entry(replicas: ReplicaRegistry, spec: ModelSpec, lazy: LazyStatus) -> dict
     return {
         "name": spec.name, "model": spec.model or spec.engine, "revision": spec.revision, "digest": spec.digest,
         "state": state, "why": why, "memory": _memory(replicas, spec),
-        "held_back": spec.name in replicas.held_back, **tries, **lazy.figures.get(spec.name, {}),
+        "held_back": spec.name in replicas.held_back_models, **tries, **lazy.figures.get(spec.name, {}),
     }  # fmt: skip
 
 

@@ -7,17 +7,20 @@ STALLED_S = 60.0
 
 @dataclass(slots=True)
 class Watchdog:
-    """The watchdog of a worker, whose `reason` is called every few seconds with the state of the main process.
+    """The watchdog of a worker.
 
-    It is not called while the broker is away, for which the event loop itself waits, nor while the whole process is
-    stopped. After such a pause it begins anew.
+    Its `find_reason_to_end` is called every few seconds with the state of the main process. It is not called while the
+    broker is away, for which the event loop itself waits, nor while the whole process is stopped. After such a pause it
+    begins anew.
     """
 
     looked_at: float = float("-inf")
     began_at: float = float("-inf")
     working_at: float = float("-inf")
 
-    def reason(self, *, now: float, looped_at: float, waiting: int, held: int, busy: int, ready: int) -> str:
+    def find_reason_to_end(
+        self, *, now: float, looped_at: float, waiting: int, held: int, busy: int, ready: int
+    ) -> str:
         """Return why the worker must end, or "".
 
         `waiting` is the number of messages in the broker, `held` that of this worker's jobs, `busy` and `ready` those

@@ -35,7 +35,7 @@ class SelectorLoop:
         except KeyError:
             return
 
-    def turn(self, longest_s: float) -> None:
+    def run_one_turn(self, longest_s: float) -> None:
         for key, _ in self._selector.select(longest_s):
             if key.fd in self._selector.get_map():  # no callback before has removed it
                 callback, arguments = key.data

@@ -38,7 +38,7 @@ class TaskPool(BasePool):
     def register_with_event_loop(self, loop: Any) -> None:
         self._loop = loop
         if self.replicas:
-            self.replicas.register(loop)
+            self.replicas.register_with_loop(loop)
 
     def on_close(self) -> None:
         if self.replicas:

@@ -34,7 +34,7 @@ UNKNOWN = 255  # exit code of each child whose process that forks has ended
 Result = TypeVar("Result")
 
 
-def prepare(specs: Iterable[ModelSpec]) -> None:
+def start_fork_server(specs: Iterable[ModelSpec]) -> None:
     """Start the process that forks, so that it imports while this process gets ready itself.
 
     A user's own engine is imported by the children, as it is not known what its module does.
@@ -50,7 +50,7 @@ class ProcessLauncher:
 
     Both can block: a start may wait for the process that forks to import torch. No other thread may touch the process
     objects, as two that ask for an exit code at the same time can each read half of the answer. The event loop reads
-    `fileno`, and calls `deliver`.
+    `fileno`, and calls `deliver_results`.
     """
 
     def __init__(self, context: BaseContext | None = None) -> None:
@@ -66,7 +66,7 @@ class ProcessLauncher:
     def fileno(self) -> int:
         return self._news
 
-    def start(
+    def start_process(
         self,
         function: Callable[..., object],
         arguments: tuple[Any, ...],
@@ -75,21 +75,21 @@ class ProcessLauncher:
         """Start a process that calls `function`, and pass it, or the error, to `then`."""
         self._submit(lambda: self._start(function, arguments), then)
 
-    def reap(self, process: BaseProcess, then: Callable[[int | None], object]) -> None:
+    def wait_for_exit(self, process: BaseProcess, then: Callable[[int | None], object]) -> None:
         """Wait until a process has ended, and pass its exit code to `then`; None if the code is not known.
 
         A process that does not end soon is killed.
         """
         self._submit(lambda: _reap(process), then)
 
-    def look(self, process: BaseProcess, then: Callable[[int | None], object]) -> None:
+    def poll_exit_code(self, process: BaseProcess, then: Callable[[int | None], object]) -> None:
         """Pass the exit code of a process to `then`; None if it has not ended, or if the code is not known.
 
         If the process that forks has ended, another one begins its imports now.
         """
         self._submit(lambda: _look(process), then)
 
-    def deliver(self) -> None:
+    def deliver_results(self) -> None:
         """Call what waits for results, in the thread of the event loop."""
         with contextlib.suppress(BlockingIOError):
             os.read(self._news, 4096)
@@ -97,7 +97,7 @@ class ProcessLauncher:
             while True:
                 self._results.get_nowait()()
 
-    def stop(self) -> None:
+    def stop_thread(self) -> None:
         """End the thread after what it was given so far, and deliver the last results. A second call does nothing.
 
         A start that takes longer is left to itself: its process ends with this one.
@@ -107,7 +107,7 @@ class ProcessLauncher:
         self._is_stopped = True
         self._tasks.put(None)
         self._thread.join(STOPS_S)
-        self.deliver()
+        self.deliver_results()
         if self._thread.is_alive():
             return
         os.close(self._news)

@@ -33,8 +33,8 @@ PAUSE_S = 5.0  # seconds without a look at the children, after which this proces
 class ReplicaPool:
     """The pool of the replicas' processes, which calls `on_idle` when a replica can be given a call.
 
-    A call is sent to one child and runs in no other. If the child ends before it has begun the call, the pool no longer
-    `knows` the call, and its sender decides anew where it runs.
+    A call is sent to one child and runs in no other. If the child ends before it has begun the call, the pool
+    forgets the call, and its sender decides anew where it runs.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class ReplicaPool:
         self.processes: dict[int, ReplicaProcess] = {}  # by index of the replica; those that have not ended
         self.awaited: int | None = None  # pid of the child that is to load something once its open batches have ended
         self.on_idle: Callable[[], object] = bool
-        self.keeps: Callable[[int], bool] = lambda pid: False  # True if a batch is open in this child
+        self.has_open_batch: Callable[[int], bool] = lambda pid: False  # True if a batch is open in this child
         self.is_closed = False  # it takes no more calls
         self._load_limit_s, self._most_calls, self._most_kib = load_limit_s, most_calls, most_kib
         self._handle_message = self._guard(self._handle)
@@ -83,12 +83,12 @@ class ReplicaPool:
         try:
             process = ReplicaProcess(index)
         except OSError as error:  # memory or file descriptors are used up
-            self.replicas.not_started(index, error)
+            self.replicas.note_failed_start(index, error)
             return
         self._is_starting = True
-        plan, assignment = self.replicas.plan, self.replicas.first_assignment(index)
+        plan, assignment = self.replicas.plan, self.replicas.make_first_assignment(index)
         level = logging.getLogger().level
-        self._launcher.start(
+        self._launcher.start_process(
             child_process.run_replica, (process.other_end, index, plan, assignment, dict(os.environ), level),
             self._guard(lambda started: self._started(process, assignment, started)),
         )  # fmt: skip
@@ -97,21 +97,21 @@ class ReplicaPool:
         self._is_starting = False
         if isinstance(started, Exception):  # memory, processes or file descriptors are used up
             process.close()
-            self.replicas.not_started(process.index, started)
+            self.replicas.note_failed_start(process.index, started)
         else:
-            process.has_started(started)
+            process.note_start(started)
             self.processes[process.index] = process
-            self.replicas.started(process.index, process.pid, assignment, process.shared)
+            self.replicas.note_start(process.index, process.pid, assignment, process.shared)
             self._watch(process)
             if self.is_closed:
                 process.is_given_up = True
                 process.kill()
         self.start_missing()
 
-    def register(self, loop: EventLoop) -> None:
+    def register_with_loop(self, loop: EventLoop) -> None:
         """Have this event loop call the pool from now on. Calls that run are not affected."""
         self._loop = loop
-        loop.add_reader(self._launcher, self._launcher.deliver)
+        loop.add_reader(self._launcher, self._launcher.deliver_results)
         for process in self.processes.values():
             self._watch(process)
 
@@ -145,10 +145,10 @@ class ReplicaPool:
         """Learn whether a process has ended whose connection is still open, as a process that it forked has it.
 
         The sentinel becomes readable also if the process that forks has ended. Its children are orphans then, and
-        `look_after` looks whether they exist.
+        `start_and_end_processes` looks whether they exist.
         """
         self._remove(process.process.sentinel)
-        self._launcher.look(process.process, self._guard(lambda exit_code: self._looked(process, exit_code)))
+        self._launcher.poll_exit_code(process.process, self._guard(lambda exit_code: self._looked(process, exit_code)))
 
     def _looked(self, process: ReplicaProcess, exit_code: int | None) -> None:
         process.is_orphan = exit_code is None
@@ -162,7 +162,7 @@ class ReplicaPool:
                 self._handle_message(process, *message)
         except Exception:
             logger.exception("pid=%d is ended: its message cannot be read", process.pid)
-            self.end(process.pid)
+            self.end_process(process.pid)
             process.is_closed = True
         if process.is_closed:
             self._close(process)
@@ -187,7 +187,7 @@ class ReplicaPool:
             self.on_idle()
 
     def _note(self, loaded: LoadReport) -> None:
-        self.replicas.loaded(loaded)
+        self.replicas.note_loaded_models(loaded)
         self.on_idle()
 
     def _close(self, process: ReplicaProcess) -> None:
@@ -196,7 +196,7 @@ class ReplicaPool:
             return
         process.is_reaped = process.is_closed = True
         self._remove(process.connection, process.writer, process.process.sentinel)
-        self._launcher.reap(process.process, self._guard(lambda exit_code: self._ended(process, exit_code)))
+        self._launcher.wait_for_exit(process.process, self._guard(lambda exit_code: self._ended(process, exit_code)))
 
     def _ended(self, process: ReplicaProcess, exit_code: int | None) -> None:
         """Fail the calls that a process has begun, and forget those that it has not."""
@@ -212,11 +212,11 @@ class ReplicaPool:
                 call.failed(ProcessLost(exit_code))
         del self.processes[process.index]
         if not self.is_closed:
-            self.replicas.ended(process.index)
+            self.replicas.note_end(process.index)
             self.on_idle()
         self.start_missing()
 
-    def look_after(self) -> None:
+    def start_and_end_processes(self) -> None:
         """Start, restart and end children as time passes. Runs twice a second.
 
         Children that can run nothing are restarted. A child is ended if it does not load its models in time, or does
@@ -230,14 +230,14 @@ class ReplicaPool:
         self._looked_at = now
         self._end_those_that_stay()
         if (loading := self._loading_pid) and now > self._load_by:
-            self.end(loading)
+            self.end_process(loading)
         for process in list(self.processes.values()):
             if not process.is_up and now - process.started_at > self._load_limit_s:
-                self.end(process.pid)
-        for index in self.replicas.to_restart():
+                self.end_process(process.pid)
+        for index in self.replicas.find_children_to_restart():
             useless = self.processes.get(index)
-            if useless and not useless.calls and not self.keeps(useless.pid):
-                self.end(useless.pid)
+            if useless and not useless.calls and not self.has_open_batch(useless.pid):
+                self.end_process(useless.pid)
         self.start_missing()
 
     def _end_those_that_stay(self) -> None:
@@ -259,22 +259,22 @@ class ReplicaPool:
 
     def _replace_if_worn(self, process: ReplicaProcess) -> None:
         """Have a worn process end once nothing runs in it."""
-        idle = not (process.calls or process.is_given_up or self.keeps(process.pid))
+        idle = not (process.calls or process.is_given_up or self.has_open_batch(process.pid))
         if process.is_worn and idle and not self.is_closed:
             process.is_given_up = True
-            self.replicas.ended(process.index)
+            self.replicas.note_end(process.index)
             self._send(process)
 
-    def end(self, pid: int) -> None:
+    def end_process(self, pid: int) -> None:
         """End a child, which must not be given another call."""
         if process := self._find(pid):
             process.is_given_up = True
-            self.replicas.ended(process.index)
+            self.replicas.note_end(process.index)
             process.kill()
 
     # Calls
 
-    def send(
+    def send_call(
         self,
         pid: int,
         function: Callable[..., Any],
@@ -302,7 +302,7 @@ class ReplicaPool:
         return call
 
     def _send(self, process: ReplicaProcess, *message: Any) -> None:
-        process.send(*message)
+        process.send_call(*message)
         self._watch_unsent(process)
 
     def _write(self, process: ReplicaProcess) -> None:
@@ -310,34 +310,34 @@ class ReplicaPool:
         if not process.unsent:
             self._remove(process.writer)
 
-    def knows(self, call: ProcessCall | None) -> bool:
+    def is_unanswered(self, call: ProcessCall | None) -> bool:
         """Return True if a call is still to be answered."""
         return call is not None and not call.is_over
 
-    def may_have_more(self, pid: int) -> bool:
+    def can_take_another_call(self, pid: int) -> bool:
         """Return True if this child has nothing to load or unload, and its last call has been written to it."""
         process = self._find(pid)
         return (
             process is not None
             and self._takes_calls(process)
             and not process.unsent
-            and not self.replicas.wanted([pid])
+            and not self.replicas.find_child_to_assign([pid])
         )
 
-    def idle(self) -> list[int]:
+    def find_idle_pids(self) -> list[int]:
         """Return the pids of the replicas that would start a call at once."""
         return [each.pid for each in self.processes.values() if self._is_idle(each) and self._takes_calls(each)]
 
-    def has(self, pid: int) -> bool:
+    def has_process(self, pid: int) -> bool:
         return self._find(pid) is not None
 
     @property
-    def ready(self) -> int:
+    def ready_count(self) -> int:
         """The number of replicas that can be given a batch, now or after the call that they run."""
-        return self.replicas.able
+        return self.replicas.able_child_count
 
     @property
-    def busy(self) -> int:
+    def busy_count(self) -> int:
         return sum(bool(process.calls) for process in list(self.processes.values()))
 
     def _find(self, pid: int) -> ReplicaProcess | None:
@@ -349,7 +349,7 @@ class ReplicaPool:
     def _takes_calls(self, process: ReplicaProcess) -> bool:
         if process.is_closed or process.is_given_up:
             return False
-        return self.keeps(process.pid) or (self.replicas.may_run(process.pid) and not process.is_worn)
+        return self.has_open_batch(process.pid) or (self.replicas.may_run(process.pid) and not process.is_worn)
 
     # Models
 
@@ -363,13 +363,15 @@ class ReplicaPool:
         before, self.awaited = self.awaited, None
         if self.is_closed or self._loading_pid:
             return
-        kept = [process.pid for process in self.processes.values() if self.keeps(process.pid)]
+        kept = [process.pid for process in self.processes.values() if self.has_open_batch(process.pid)]
         free = [process for process in self.processes.values() if process.pid not in kept]
-        if following := self.replicas.next_assignment([process.pid for process in free if self._is_idle(process)]):
+        if following := self.replicas.begin_next_assignment(
+            [process.pid for process in free if self._is_idle(process)]
+        ):
             pid, assignment = following
             self._send_assignment(pid, assignment, since=self._awaited_at if pid == before else time.monotonic())
-        elif self.replicas.wanted([process.pid for process in free]) is None:
-            self.awaited = self.replicas.wanted(kept)
+        elif self.replicas.find_child_to_assign([process.pid for process in free]) is None:
+            self.awaited = self.replicas.find_child_to_assign(kept)
             if self.awaited != before:
                 self._awaited_at = time.monotonic()
 
@@ -379,7 +381,7 @@ class ReplicaPool:
         The time for which the others work without this child counts from `since`.
         """
         self._load_by = time.monotonic() + self._load_limit_s
-        self._load_call = self.send(
+        self._load_call = self.send_call(
             pid, entry.apply_assignment, (assignment,),
             done=lambda loaded: self._loaded(loaded, time.monotonic() - since),
             failed=lambda error: self._not_loaded(pid, time.monotonic() - since),
@@ -389,7 +391,7 @@ class ReplicaPool:
     @property
     def _loading_pid(self) -> int | None:
         """The pid of the child that was sent what it is to have loaded, until it has answered."""
-        return self._load_call.pid if self._load_call and self.knows(self._load_call) else None
+        return self._load_call.pid if self._load_call and self.is_unanswered(self._load_call) else None
 
     def _load_begins(self, pid: int) -> None:
         self._load_by = time.monotonic() + self._load_limit_s
@@ -406,14 +408,14 @@ class ReplicaPool:
         """
         self._load_call = None
         self.replicas.pause_tries(took_s)
-        self.end(pid)
+        self.end_process(pid)
 
     # The end of the worker
 
     def close(self) -> None:
         """Take no more calls, and have the children run their open batches to the end."""
         self.is_closed = True
-        self.replicas.close()
+        self.replicas.drain_children()
 
     def join(self, run_timers: Callable[[], object] = bool, *, is_aborted: Callable[[], bool] = bool) -> None:
         """Wait until all children have run their calls and have ended; until then call back as the event loop did.
@@ -422,7 +424,7 @@ class ReplicaPool:
         all others if `is_aborted` returns True.
         """
         loop = SelectorLoop()
-        self.register(loop)
+        self.register_with_loop(loop)
         for process in self.processes.values():
             if not process.is_up or process.pid == self._loading_pid:
                 process.is_given_up = True
@@ -430,7 +432,7 @@ class ReplicaPool:
             else:
                 self._send(process)
         while self.processes and not is_aborted():
-            loop.turn(TURN_S)
+            loop.run_one_turn(TURN_S)
             run_timers()
             self._end_those_that_stay()
         self.terminate()
@@ -442,5 +444,5 @@ class ReplicaPool:
             process.kill()
             if not process.is_reaped:
                 process.is_reaped = True
-                self._launcher.reap(process.process, lambda _: None)
-        self._launcher.stop()
+                self._launcher.wait_for_exit(process.process, lambda _: None)
+        self._launcher.stop_thread()

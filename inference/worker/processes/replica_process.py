@@ -64,11 +64,11 @@ class ReplicaProcess:
             self.close()
             raise
 
-    def has_started(self, process: BaseProcess) -> None:
+    def note_start(self, process: BaseProcess) -> None:
         self.process, self.pid, self.started_at = process, process.pid or 0, time.monotonic()
         self.other_end.close()
 
-    def send(self, *message: Any) -> None:
+    def send_call(self, *message: Any) -> None:
         """Send a call, or without arguments the message that no more will follow."""
         self.unsent += framing.pack_message(message)
         self.write_unsent()

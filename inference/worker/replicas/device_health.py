@@ -24,7 +24,7 @@ class Incident:
     device: str
     jobs: int  # jobs that have not been computed yet
 
-    def explained(self) -> None:
+    def note_faulty_job(self) -> None:
         """Note that one of its jobs breaks devices."""
         self.jobs = -1
 
@@ -48,7 +48,7 @@ class DeviceHealth:
         self._records = {device: _Record() for device in devices}
         self._computes = computes
 
-    def computed(self, device: str) -> None:
+    def note_success(self, device: str) -> None:
         """Note that a device has computed a batch without a fault."""
         record = self._records[device]
         record.computed += 1
@@ -56,7 +56,7 @@ class DeviceHealth:
             record.faults = 0
             record.pauses.reset()
 
-    def computed_elsewhere(self, incident: Incident) -> None:
+    def note_success_elsewhere(self, incident: Incident) -> None:
         """Note that a job of an incident was computed in another process, be it to an error of its own."""
         incident.jobs -= 1
         if incident.jobs == 0:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from uuid import UUID
 
 from inference.worker.replicas import gpus
-from inference.worker.replicas.gpus import Found, Gpu
+from inference.worker.replicas.gpus import FoundGpus, Gpu
 
 logger = logging.getLogger(__name__)
 
@@ -77,7 +77,7 @@ class Plan:
         return self.devices[index % len(self.devices)]
 
     @property
-    def sharing(self) -> int:
+    def most_replicas_per_device(self) -> int:
         """The number of replicas on the CPU or GPU that has most of them: several devices may name the same one."""
         every = [
             (seen or name).split(",") for name, seen in zip(self.devices, self.visible or self.devices, strict=True)
@@ -85,13 +85,13 @@ class Plan:
         parts = (part for index in range(self.replicas) for part in every[index % len(every)])
         return max(Counter(parts).values())
 
-    def bind(self, index: int) -> str:
+    def bind_device(self, index: int) -> str:
         """Hide the other devices from this process before torch looks for them, and return its own device's name."""
-        return bind(self.visible[index % len(self.visible)] if self.visible else "")
+        return hide_other_gpus(self.visible[index % len(self.visible)] if self.visible else "")
 
 
-def bind(visible: str) -> str:
-    """Hide all GPUs that are not in `visible`, as `Plan.bind` does.
+def hide_other_gpus(visible: str) -> str:
+    """Hide all GPUs that are not in `visible`, as `Plan.bind_device` does.
 
     Of several GPUs that are one device, it returns the name of the first.
     """
@@ -121,7 +121,7 @@ def set_up_libraries(threads: int, *, is_cpu: bool = True) -> None:
         os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"  # else varying shapes fragment a GPU's memory
 
 
-def choose(option: str) -> DeviceSelection:
+def choose_devices(option: str) -> DeviceSelection:
     """Return the devices that `--devices` asks for, and log them.
 
     Raises `ValueError`, which says what would be right.
@@ -136,12 +136,12 @@ def choose(option: str) -> DeviceSelection:
     if set(names) == {CPU}:
         choice = DeviceSelection(devices=(Device(name=CPU),) * len(names), why="it was asked for")
     else:
-        choice = _with_gpus(option, names, gpus.find())
+        choice = _with_gpus(option, names, gpus.find_gpus())
     logger.info("devices: %s; %s", ", ".join(device.name for device in choice.devices), choice.why)
     return choice
 
 
-def _with_gpus(option: str, names: Sequence[str], found: Found) -> DeviceSelection:
+def _with_gpus(option: str, names: Sequence[str], found: FoundGpus) -> DeviceSelection:
     if option == "auto":
         if found.problem:
             logger.error("no GPU is used, though there should be one: %s. --devices cpu asks for the CPU", found.why)
@@ -152,7 +152,7 @@ def _with_gpus(option: str, names: Sequence[str], found: Found) -> DeviceSelecti
     )
 
 
-def _parse_device(option: str, name: str, found: Found) -> Device:
+def _parse_device(option: str, name: str, found: FoundGpus) -> Device:
     """Return the device of this name, whose numbers count the GPUs that this worker may use.
 
     Raises `ValueError` if one of them is not there.
@@ -179,7 +179,7 @@ def _device(parts: Sequence[Gpu]) -> Device:
     return Device(name=name, visible=",".join(part.visible for part in parts), memory=memory)
 
 
-def abbreviate(name: str) -> str:
+def abbreviate_device(name: str) -> str:
     """Return a device's name, cut to the room that a job's row has for it."""
     return name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 1]}…"
 
@@ -199,8 +199,8 @@ def make_plan(
     threads.
     """
     names = tuple(device.name for device in choice.devices)
-    replicas = concurrency or (cores() if names == (CPU,) else len(names) * _replicas_each(choice, sizes, most))
-    threads = max(1, min(cores() // replicas, _allowed_threads()))
+    replicas = concurrency or (count_cores() if names == (CPU,) else len(names) * _replicas_each(choice, sizes, most))
+    threads = max(1, min(count_cores() // replicas, _allowed_threads()))
     visible = tuple(device.visible for device in choice.devices)
     return Plan(worker=worker, devices=names, replicas=replicas, threads=threads, visible=visible, why=choice.why)
 
@@ -211,13 +211,13 @@ def _replicas_each(choice: DeviceSelection, sizes: Iterable[int | None], most: i
     All devices have the same number, as child i is on device i mod n.
     """
     taken = list(sizes)
-    each = min(replicas_of(device.memory, taken) for device in choice.devices)
+    each = min(count_replicas_that_fit(device.memory, taken) for device in choice.devices)
     parts = Counter(part for device in choice.devices for part in device.visible.split(",") if part)
     named = max(parts.values(), default=1)  # how many times the devices name one GPU, at most
-    return max(1, min(min(each, most) // named, cores() // len(choice.devices)))
+    return max(1, min(min(each, most) // named, count_cores() // len(choice.devices)))
 
 
-def replicas_of(memory: int, sizes: Sequence[int | None]) -> int:
+def count_replicas_that_fit(memory: int, sizes: Sequence[int | None]) -> int:
     """Return how many replicas share a GPU of `memory` bytes.
 
     At most half of the memory is for their models and contexts, the rest is for what they compute. There is one replica
@@ -232,9 +232,9 @@ def replicas_of(memory: int, sizes: Sequence[int | None]) -> int:
 def _allowed_threads() -> int:
     """Return the threads that OMP_NUM_THREADS allows, of which the first number counts; else all cores."""
     most = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
-    return int(most) if most.isdecimal() else cores()
+    return int(most) if most.isdecimal() else count_cores()
 
 
-def cores() -> int:
+def count_cores() -> int:
     """Return the number of CPU cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -38,7 +38,7 @@ class Gpu:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class FoundGpus:
     """The GPUs that were found, in the order of nvidia-smi or of the environment.
 
     `problem` is True if a GPU was to be expected and there is none to use.
@@ -50,19 +50,19 @@ class Found:
     is_listed: bool = False  # the driver has listed them: there are no others
 
 
-def find() -> Found:
+def find_gpus() -> FoundGpus:
     """Find the GPUs that this process may use.
 
     Raises `ValueError` if the environment names GPUs that are not there.
     """
     if (value := os.environ.get(VARIABLE)) is not None and not _named():
         if value.strip().lower() in HIDE_ALL or value.strip().startswith("-"):
-            return Found(why=f"{VARIABLE} hides every GPU", is_listed=True)
+            return FoundGpus(why=f"{VARIABLE} hides every GPU", is_listed=True)
         return _none_named()
     if "+cpu" in _torch_version():
         is_there = bool(glob.glob(DEVICE_FILES))
         why = "this torch is a build for CPUs" + (", though there is a GPU: install one for CUDA" if is_there else "")
-        return Found(why=why, problem=is_there, is_listed=True)
+        return FoundGpus(why=why, problem=is_there, is_listed=True)
     found = _listed()
     return found if os.environ.get(VARIABLE) is None else _chosen(found)
 
@@ -77,7 +77,7 @@ def _torch_version() -> str:
 # What there is
 
 
-def _listed() -> Found:
+def _listed() -> FoundGpus:
     try:
         listing = _run_nvidia_smi("-L")
     except (OSError, subprocess.SubprocessError) as error:
@@ -90,7 +90,7 @@ def _listed() -> Found:
     why = "nvidia-smi lists them" if gpus else "nvidia-smi lists no GPU"
     if useless := ", ".join(gpu.name for gpu in every if gpu.visible in in_mig_mode):
         why += f", but for {useless}: in MIG mode without a slice, which CUDA cannot use"
-    return Found(gpus=gpus, why=why, problem=not gpus, is_listed=True)
+    return FoundGpus(gpus=gpus, why=why, problem=not gpus, is_listed=True)
 
 
 def _run_nvidia_smi(*options: str) -> str:
@@ -147,7 +147,7 @@ def _query_gpus() -> tuple[dict[str, int], set[str]]:
     return memory, {uuid for uuid, _, mode, *_ in rows if mode == "Enabled"}
 
 
-def _counted(why: Exception | None) -> Found:
+def _counted(why: Exception | None) -> FoundGpus:
     """Count the GPUs by their device files: containers may have GPUs without nvidia-smi."""
     numbers = sorted(int(re.sub(r"\D", "", path.rpartition("/")[2])) for path in glob.glob(DEVICE_FILES))
     gpus = tuple(Gpu(name=f"cuda:{place}", visible=str(place)) for place in range(len(numbers)))
@@ -158,7 +158,7 @@ def _counted(why: Exception | None) -> Found:
     else:
         reason = f"nvidia-smi lists none ({why})" if why else "nvidia-smi lists none"
     counted = f"{len(gpus)} are counted at {DEVICE_FILES}"
-    return Found(gpus=gpus, why=f"{reason}, {counted}", problem=not gpus and not isinstance(why, FileNotFoundError))
+    return FoundGpus(gpus=gpus, why=f"{reason}, {counted}", problem=not gpus and not isinstance(why, FileNotFoundError))
 
 
 # Which of them may be used
@@ -182,12 +182,12 @@ def _may_be(entry: str, first: str) -> bool:
     return entry.startswith(kind) if kind else entry.isascii() and entry.isdecimal()
 
 
-def _none_named() -> Found:
+def _none_named() -> FoundGpus:
     why = f"{VARIABLE}={os.environ[VARIABLE]} names none, as CUDA reads it"
-    return Found(why=why, problem=True, is_listed=True)
+    return FoundGpus(why=why, problem=True, is_listed=True)
 
 
-def _chosen(found: Found) -> Found:
+def _chosen(found: FoundGpus) -> FoundGpus:
     """Return the GPUs that CUDA_VISIBLE_DEVICES names: CUDA ends at the first that is not there."""
     gpus: list[Gpu] = []
     entries = _named()
@@ -205,10 +205,10 @@ def _chosen(found: Found) -> Found:
         why += " by nvidia-smi's numbers" if order == BY_BUS else f" by CUDA's own numbers: {ORDER}={order}"
     if dropped := os.environ[VARIABLE].count(",") + 1 - len(gpus):
         why += f", but for its last {dropped}: CUDA stops at one that is none ({found.why})"
-    return Found(gpus=tuple(gpus), why=why, is_listed=True)
+    return FoundGpus(gpus=tuple(gpus), why=why, is_listed=True)
 
 
-def _meant(entry: str, found: Found) -> Gpu | None:
+def _meant(entry: str, found: FoundGpus) -> Gpu | None:
     """Return the GPU that an entry means by its number or by the beginning of its UUID; None if there is none.
 
     The number of a GPU that is cut into slices means the first slice.

@@ -25,7 +25,7 @@ from inference.worker.calls import (
 from inference.worker.replicas.device_health import DeviceHealth
 from inference.worker.replicas.devices import Plan
 from inference.worker.replicas.operator_intents import OperatorIntents
-from inference.worker.replicas.replica import ReplicaState, new_pauses
+from inference.worker.replicas.replica import ReplicaState, make_pauses
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ class ReplicaRegistry:
         self._load_s: dict[str, float] = {}  # by digest: seconds that the last load of the entry took
         self.runnable: frozenset[str] = frozenset()  # the names of the models that some child can run now
         self.intents = OperatorIntents()  # for this worker
-        self.tries = new_pauses()
+        self.tries = make_pauses()
         self.try_at = 0.0  # monotonic: when a child may try again to load what it lacks
         self.is_closed = False  # The worker leaves, and no child is given another call.
         self.version = 0  # grows with every change
@@ -71,15 +71,15 @@ class ReplicaRegistry:
 
     # What is to be run
 
-    def follow(self, catalog: Catalog) -> None:
+    def set_catalog(self, catalog: Catalog) -> None:
         """Run the models of this catalog from now on.
 
-        A model that it does not list any more is run until `release`.
+        A model that it does not list any more is run until `release_model`.
         """
         self.catalog = dict(catalog)
         self._try_anew()
 
-    def park(self, names: Collection[str]) -> None:
+    def park_models(self, names: Collection[str]) -> None:
         """Stop running these models and unload them; all others are to be loaded.
 
         Failures to load one of these models are forgotten.
@@ -90,14 +90,14 @@ class ReplicaRegistry:
             replica.models = {key: why for key, why in replica.models.items() if why == READY or key in self.goal}
             replica.killers &= self.goal.keys()
 
-    def release(self, name: str) -> None:
+    def release_model(self, name: str) -> None:
         """Stop running a model that is not in the catalog any more and has no jobs left."""
         self.specs = {other: spec for other, spec in self.specs.items() if other != name}
         logger.info("worker=%s model=%s is gone from the models file, and no job of it is left", self.plan.worker, name)
         self._choose()
 
     @property
-    def leaving(self) -> frozenset[str]:
+    def leaving_models(self) -> frozenset[str]:
         """The models that are not in the catalog, and run for the jobs that they still have."""
         return frozenset(self.specs.keys() - self.catalog.keys())
 
@@ -117,25 +117,27 @@ class ReplicaRegistry:
             self.version += 1
 
     @property
-    def held_back(self) -> frozenset[str]:
+    def held_back_models(self) -> frozenset[str]:
         names = frozenset(self.specs.keys() | self.catalog.keys())
         return names if self.intents.is_drained else names & self.intents.paused
 
     @property
-    def serving(self) -> frozenset[str]:
+    def serving_models(self) -> frozenset[str]:
         """The models of which jobs are begun now."""
-        return self.runnable - self.held_back if self.intents.is_drained or self.intents.paused else self.runnable
+        return (
+            self.runnable - self.held_back_models if self.intents.is_drained or self.intents.paused else self.runnable
+        )
 
     # What happens to the children
 
-    def started(self, index: int, pid: int, assignment: Assignment = (), shared: SharedState | None = None) -> None:
+    def note_start(self, index: int, pid: int, assignment: Assignment = (), shared: SharedState | None = None) -> None:
         self._grow(index + 1)
         replica = self.replicas[index]
         replica.pid, replica.is_up, replica.ready = pid, False, frozenset()
         replica.assigned_digests, replica.assigned_at = tuple(spec.digest for spec in assignment), time.monotonic()
         replica.shared = shared or SharedState()
 
-    def not_started(self, index: int, error: Exception) -> None:
+    def note_failed_start(self, index: int, error: Exception) -> None:
         """Note that no process could be started for a replica, by no fault of a model."""
         self._grow(index + 1)
         replica = self.replicas[index]
@@ -144,14 +146,14 @@ class ReplicaRegistry:
             (spec.digest for spec in self.specs.values()), f"its process could not be started: {error}"
         )
         self.failures.update(replica.models.keys())
-        replica.pause()
+        replica.set_retry_time()
         pause_s = replica.retry_at - time.monotonic()
         logger.error(
             "worker=%s replica %d not started, tried again in %.1f s: %r", self.plan.worker, index, pause_s, error
         )
         self._choose()
 
-    def loaded(self, loaded: LoadReport) -> None:
+    def note_loaded_models(self, loaded: LoadReport) -> None:
         """Note what a child has loaded, as it reports after its start or after an assignment."""
         for replica in self.replicas:
             if replica.pid == loaded.pid:
@@ -171,7 +173,7 @@ class ReplicaRegistry:
                 if goal.keys() <= replica.ready:
                     replica.pauses.reset()
                 else:
-                    replica.pause()
+                    replica.set_retry_time()
                     if is_first:
                         self.pause_tries()
                 self.failures.update(key for key, state in loaded.models.items() if state != READY)
@@ -181,7 +183,7 @@ class ReplicaRegistry:
                     self.try_at = time.monotonic()
         self._choose()
 
-    def ended(self, index: int) -> None:
+    def note_end(self, index: int) -> None:
         """Note that the process of a replica is gone, or must not be given another call.
 
         If it was gone already, nothing changes.
@@ -198,14 +200,14 @@ class ReplicaRegistry:
             self._blame(replica, killer)
         if replica.is_up:
             if self.may_run(replica.pid):
-                replica.has_ended()
+                replica.note_end()
             replica.had = replica.ready & self._runs
         else:
             replica.had, replica.has_reported = had, True
             replica.models = self._ended_loading(replica)
             self.failures.update(replica.models.keys())
             self._log_failures(replica, {})
-            replica.pause()
+            replica.set_retry_time()
         replica.pid, replica.is_up, replica.ready, replica.is_loading = None, False, frozenset(), False
         self._choose()
 
@@ -213,7 +215,7 @@ class ReplicaRegistry:
         """Note that a process cannot be ended, so that no other one takes its place."""
         for index, replica in enumerate(self.replicas):
             if replica.pid == pid:
-                self.ended(index)
+                self.note_end(index)
                 replica.had = frozenset()
                 replica.models = dict.fromkeys(self.goal, NEVER_ENDS)
                 self._choose()
@@ -241,7 +243,7 @@ class ReplicaRegistry:
     def _choose(self) -> None:
         """Find which entries are run now, and which ones each child is to have."""
         self.version += 1
-        served = self.served
+        served = self.served_models
         self._switch()
         wanted = (*self.specs.values(), *self.catalog.values())
         self.goal = {spec.digest: spec for spec in wanted if spec.name not in self.parked}
@@ -254,7 +256,7 @@ class ReplicaRegistry:
         if new:
             logger.info("worker=%s serves %s", self.plan.worker, ", ".join(sorted(new)))
         self._is_settled = all(replica.ready == self.goal.keys() for replica in self.replicas if replica.is_up)
-        if gone := (served - self.served) & self.catalog.keys() - self.parked:
+        if gone := (served - self.served_models) & self.catalog.keys() - self.parked:
             logger.error("worker=%s no longer serves: %s", self.plan.worker, ", ".join(sorted(gone)))
 
     def _switch(self) -> None:
@@ -295,7 +297,7 @@ class ReplicaRegistry:
     # What follows from it
 
     @property
-    def served(self) -> frozenset[str]:
+    def served_models(self) -> frozenset[str]:
         """The models that can be run now, or as soon as a child that ended has started again."""
         runs = self._runs.union(*(replica.had for replica in self.replicas))
         return self._names_of(runs) - self.parked
@@ -307,9 +309,9 @@ class ReplicaRegistry:
     def has_failed_successor(self, spec: ModelSpec) -> bool:
         """Return True if there is a newer entry that some replica could not load."""
         newer = self.catalog.get(spec.name, spec)
-        return newer.digest != spec.digest and self.why_not(newer) != ""
+        return newer.digest != spec.digest and self.find_load_failure(newer) != ""
 
-    def why_not(self, spec: ModelSpec) -> str:
+    def find_load_failure(self, spec: ModelSpec) -> str:
         """Return why a replica could not load this entry; empty if none failed."""
         states = (replica.models.get(spec.digest, READY) for replica in self.replicas)
         return next((state for state in states if state != READY), "")
@@ -318,7 +320,7 @@ class ReplicaRegistry:
         """Return True if this child can be given a call."""
         return bool(self._run_by(pid))
 
-    def lacking(self, pid: int) -> frozenset[str]:
+    def find_lacking_models(self, pid: int) -> frozenset[str]:
         """Return the models that are run and that this child cannot be given a call of."""
         return self._names_of(self._runs - self._run_by(pid))
 
@@ -328,7 +330,7 @@ class ReplicaRegistry:
         return next((replica.ready & self._runs for replica in able), frozenset())
 
     @property
-    def runnable_soon(self) -> frozenset[str]:
+    def models_runnable_soon(self) -> frozenset[str]:
         """The models of which a replica begins a batch now, or once its batch ends.
 
         A replica that is loading does not count, as a load may take an hour.
@@ -356,10 +358,10 @@ class ReplicaRegistry:
         """Return True if this child can be given more calls than the one that it runs."""
         return self.may_run(pid) and any(r.pid == pid and self.plan.works_ahead(i) for i, r in enumerate(self.replicas))
 
-    def shared_with(self, pid: int) -> SharedState | None:
+    def get_shared_state(self, pid: int) -> SharedState | None:
         return next((replica.shared for replica in self.replicas if replica.pid == pid), None)
 
-    def steps(self, model: str) -> bool:
+    def generates_by_steps(self, model: str) -> bool:
         """Return True if a replica generates with this model step by step.
 
         Jobs of any parameters run together then.
@@ -372,24 +374,24 @@ class ReplicaRegistry:
 
         Nothing is sent once the worker leaves: the command stays `DRAIN` then.
         """
-        shared = self.shared_with(pid)
+        shared = self.get_shared_state(pid)
         if shared and not self.is_closed:
             shared.command = command
 
-    def close(self) -> None:
+    def drain_children(self) -> None:
         """Have all children run their open batches to the end, as no call follows."""
         self.is_closed = True
         for replica in self.replicas:
             replica.shared.command = ChildCommand.DRAIN
 
-    def call_back(self, pid: int, number: int) -> None:
+    def call_back_call(self, pid: int, number: int) -> None:
         """Call back one call of this child, and none of the others that it has in hand."""
-        shared = self.shared_with(pid)
+        shared = self.get_shared_state(pid)
         if shared and number not in shared.called_back:
             shared.called_back[:] = [number, *shared.called_back[:-1]]
 
     @property
-    def able(self) -> int:
+    def able_child_count(self) -> int:
         """The number of children that can be given a call."""
         return sum(replica.pid is not None and self.may_run(replica.pid) for replica in list(self.replicas))
 
@@ -400,7 +402,7 @@ class ReplicaRegistry:
             return False
         return self.replicas[index].retry_at <= time.monotonic() or self.replicas[index].had != frozenset()
 
-    def first_assignment(self, index: int) -> Assignment:
+    def make_first_assignment(self, index: int) -> Assignment:
         """Return the entries that the next process of this replica is to load as it starts.
 
         An entry that ended the process before is tried later, beside the work. If entries that load quickly were run
@@ -420,13 +422,13 @@ class ReplicaRegistry:
         load_it = sum(slow <= set(digests) for digests in starting)
         return quick if load_it > len(starting) - load_it else assignment
 
-    def wanted(self, pids: Collection[int]) -> int | None:
+    def find_child_to_assign(self, pids: Collection[int]) -> int | None:
         """Return the pid of the first of these children that is to unload or load something; None if there is none."""
         following = self._following(pids)
         return following[0].pid if following else None
 
-    def next_assignment(self, pids: Collection[int]) -> tuple[int, Assignment] | None:
-        """Return the pid of the child that is `wanted`, and what it is to have loaded; None if there is none.
+    def begin_next_assignment(self, pids: Collection[int]) -> tuple[int, Assignment] | None:
+        """Return the pid of the child of `find_child_to_assign`, and what it is to have loaded; None if there is none.
 
         These children run nothing now.
         """
@@ -489,7 +491,7 @@ class ReplicaRegistry:
         able = [other.ready for other in others if not self._is_withdrawn(other)]
         return all(other.is_up for other in others) or replica.ready & self._runs <= frozenset[str]().union(*able)
 
-    def to_restart(self) -> list[int]:
+    def find_children_to_restart(self) -> list[int]:
         """Return the indexes of the children that can be given no call and whose pause is over."""
         now = time.monotonic()
         return [
@@ -507,6 +509,6 @@ class ReplicaRegistry:
         self.try_at = time.monotonic() + max(self.tries.next_s(), took_s * TIMES_AS_LONG)
 
     @property
-    def have_reported(self) -> bool:
+    def have_all_reported(self) -> bool:
         """True if each replica has once loaded what it can, or died of loading."""
         return all(replica.has_reported for replica in self.replicas)

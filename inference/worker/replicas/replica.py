@@ -11,7 +11,7 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
 COUNTED_S = 300.0
 
 
-def new_pauses() -> Pauses:
+def make_pauses() -> Pauses:
     return Pauses(first_s=FIRST_PAUSE_S, longest_s=LONGEST_PAUSE_S)
 
 
@@ -38,17 +38,17 @@ class ReplicaState:
     has_reported: bool = False  # some process of it has reported its models, or has died of loading
     retry_at: float = 0.0  # monotonic: when it may try again to load what it lacks
     ends: list[float] = field(default_factory=list)  # monotonic: ends of processes that could run what was asked
-    pauses: Pauses = field(default_factory=new_pauses)
+    pauses: Pauses = field(default_factory=make_pauses)
 
-    def pause(self) -> None:
+    def set_retry_time(self) -> None:
         self.retry_at = time.monotonic() + self.pauses.next_s()
 
-    def has_ended(self) -> None:
+    def note_end(self) -> None:
         """Note that its process has ended, though it could run what was asked of it."""
         self.ends = [*self._recent(), time.monotonic()]
 
     @property
-    def ended(self) -> int:
+    def recent_end_count(self) -> int:
         """The number of such ends in the last minutes."""
         return len(self._recent())
 

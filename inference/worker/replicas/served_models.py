@@ -21,7 +21,7 @@ class ModelSelection:
     names: frozenset[str] | None = None  # also of models that are gone for a while; None selects all
     on_gpu: bool = False
 
-    def apply(self, catalog: Catalog) -> Catalog:
+    def select_entries(self, catalog: Catalog) -> Catalog:
         """Return the entries of `catalog` that are selected."""
         found = {name: spec for name, spec in catalog.items() if self.names is None or name in self.names}
         return {name: spec.with_gpu_limits() for name, spec in found.items()} if self.on_gpu else found
@@ -55,7 +55,7 @@ class ServedModels:
         self._jobless: dict[str, float] = {}  # of each model without a job left: when it had left
         replicas.file_digest = digest_catalog(self._followed)
 
-    def follow(self, is_idle: Callable[[str], bool]) -> None:
+    def follow_models_file(self, is_idle: Callable[[str], bool]) -> None:
         """Follow the models file, in the event loop.
 
         `is_idle` returns True if this worker holds no job of a model.
@@ -63,15 +63,15 @@ class ServedModels:
         replicas, models = self.replicas, lookup.models()
         if models is not self._followed:
             self._followed = models
-            replicas.follow(self.selection.apply(models))
+            replicas.set_catalog(self.selection.select_entries(models))
             replicas.file_digest = digest_catalog(models)
             now = time.monotonic()
-            self._left_at = {name: self._left_at.get(name, now) for name in replicas.leaving}
-        for name in replicas.leaving & self._jobless.keys():
+            self._left_at = {name: self._left_at.get(name, now) for name in replicas.leaving_models}
+        for name in replicas.leaving_models & self._jobless.keys():
             if self._jobless[name] == self._left_at[name] and is_idle(name):  # the model may have come back meanwhile
-                replicas.release(name)
+                replicas.release_model(name)
 
-    def find_jobless(self) -> None:
+    def find_jobless_models(self) -> None:
         """Find the models that have no job left, in another thread, which may wait for the database."""
         before = time.monotonic() - LINGER_S
         left = {name: left_at for name, left_at in list(self._left_at.items()) if left_at < before}

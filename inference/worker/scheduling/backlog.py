@@ -130,7 +130,7 @@ class Backlog:
         """
         self.held.pop(held.item.id, None)
         for request in held.requests:
-            request.finished(error, engine_s)
+            request.note_job_end(error, engine_s)
 
     def forget_messages(self) -> None:
         """Forget all messages, since the connection to the broker is gone.
@@ -141,7 +141,7 @@ class Backlog:
         waiting = self._waiting()
         for held in self.held.values():
             for request in held.requests:
-                request.forget()
+                request.forget_message()
             held.requests.clear()
         for held in waiting:
             self._forget(held)
@@ -156,13 +156,13 @@ class Backlog:
         A job that has run stays while a replica that had its model restarts. If the restart fails, the job's row goes
         back too.
         """
-        if self.replicas.serving >= self.queues.keys():
+        if self.replicas.serving_models >= self.queues.keys():
             return frozenset()
         running = self._running()
         leaving = [
             held
             for held in self.held.values()
-            if held.model not in (self.replicas.served if held.takes_over else self.replicas.serving)
+            if held.model not in (self.replicas.served_models if held.takes_over else self.replicas.serving_models)
             and held.item.id not in running
         ]
         self._give_back(leaving)
@@ -274,7 +274,7 @@ class Backlog:
         if self.isolation.parts:
             return True
         order = batch.called[-batch.shares[-1]].item.order
-        lacking = self.replicas.lacking(batch.pid)
+        lacking = self.replicas.find_lacking_models(batch.pid)
         due = (turn for turn in self._due_in_turn(clock.earliest_s()) if turn.model not in lacking)
         orders = [(turn.model, turn.order) for turn in due]
         behind = (other for other in self.batches.values() if other.pid == batch.pid and other.number > batch.number)
@@ -288,10 +288,10 @@ class Backlog:
         step by step.
         """
         now = clock.earliest_s()
-        if self.isolation.parts and self.isolation.find_next_group(self.replicas.runnable_soon):
+        if self.isolation.parts and self.isolation.find_next_group(self.replicas.models_runnable_soon):
             return None
         for turn in self._turns(now, without):
-            if self.replicas.steps(turn.model):
+            if self.replicas.generates_by_steps(turn.model):
                 return None
             if items := turn.queue.take_batch(now, priority=turn.priority):
                 return self._taken(turn, items)
@@ -300,7 +300,7 @@ class Backlog:
     def _take(self, turn: Turn, now: float, idle: int) -> list[Item]:
         """Take the items of a turn's batch out of its queue. The list is empty if all that was due has expired."""
         queue = turn.queue
-        if not self.replicas.steps(turn.model):
+        if not self.replicas.generates_by_steps(turn.model):
             return queue.take_batch(now, priority=turn.priority)
         limits = queue.limits
         share = math.ceil(len(queue) / max(1, idle))
@@ -348,7 +348,7 @@ class Backlog:
         if not self.isolation.parts:
             return None
         return self.isolation.find_next_alone(
-            self.replicas.runnable_soon, [turn.order for turn in self._due_in_turn(now)]
+            self.replicas.models_runnable_soon, [turn.order for turn in self._due_in_turn(now)]
         )
 
     def find_next_due_in_s(self) -> float | None:
@@ -361,7 +361,7 @@ class Backlog:
 
     def _due_in_turn(self, now: float) -> list[Turn]:
         """Return the queues whose next batch may go, in the order of the first job of each."""
-        able = {name: queue for name, queue in self.queues.items() if name in self.replicas.serving}
+        able = {name: queue for name, queue in self.queues.items() if name in self.replicas.serving_models}
         due = [
             Turn(name, queue, head.priority, head.order)
             for name, queue in able.items()
@@ -389,7 +389,7 @@ class Backlog:
         return Turn(model, queue, head.priority, head.order) if head else None
 
     def _able_queues(self) -> list[BatchQueue]:
-        return [queue for name, queue in self.queues.items() if name in self.replicas.serving]
+        return [queue for name, queue in self.queues.items() if name in self.replicas.serving_models]
 
     def _running(self) -> set[str]:
         return {held.item.id for batch in self.batches.values() for held in batch.jobs}
@@ -403,7 +403,7 @@ class Backlog:
         for held in leaving:
             self._forget(held)
             for request in held.requests:
-                request.give_back()
+                request.give_back_message()
 
     def _forget(self, held: HeldJob) -> None:
         del self.held[held.item.id]

@@ -46,9 +46,9 @@ class LazyModels:
 
     def update_residency(self, backlog: Backlog) -> LazyStatus:
         """Take one step of loading and unloading, and return the new status. Runs twice a second."""
-        served = self.replicas.served | self.report.able
+        served = self.replicas.served_models | self.report.able
         self._follow_catalog()
-        if not self.replicas.have_reported:
+        if not self.replicas.have_all_reported:
             return self.report
         now_s = time.monotonic()
         self.residency.room = self._room()
@@ -71,7 +71,7 @@ class LazyModels:
         An entry that would be loaded in another way counts as another model, which is not in memory.
         """
         self.demand.models = lazy = self._catalog
-        self.demand.held_back = self.replicas.held_back
+        self.demand.held_back = self.replicas.held_back_models
         for name, spec in list(self.specs.items()):
             if name not in lazy or lazy[name].load_digest != spec.load_digest:
                 del self.specs[name]
@@ -87,7 +87,8 @@ class LazyModels:
         plan, lazy = self.replicas.plan, self._catalog.keys()
         others = [spec for spec in self.replicas.goal.values() if spec.name not in lazy]
         rooms = [
-            (settings.REPLICA_MEMORY_MB * MIB or _share(replica) // plan.sharing) - _taken(replica, others)
+            (settings.REPLICA_MEMORY_MB * MIB or _share(replica) // plan.most_replicas_per_device)
+            - _taken(replica, others)
             for replica in self.replicas.replicas
             if replica.is_up
         ]
@@ -96,12 +97,12 @@ class LazyModels:
     def _settle(self, now_s: float) -> None:
         """Note models that the replicas have lost, and whether the begun change is made or has failed."""
         residency, loading = self.residency, self.residency.loading_model
-        for name in residency.models_in_memory - self.replicas.served:
-            why = self.replicas.why_not(self.specs[name]) or "its process ended, and has not loaded it again."
+        for name in residency.models_in_memory - self.replicas.served_models:
+            why = self.replicas.find_load_failure(self.specs[name]) or "its process ended, and has not loaded it again."
             residency.record_failed_load(name, now_s, why)
         if residency.change and self._is_made(loading):
             residency.finish_change(now_s, memory=self._memory(loading))
-        elif loading in self.specs and (why := self.replicas.why_not(self.specs[loading])):
+        elif loading in self.specs and (why := self.replicas.find_load_failure(self.specs[loading])):
             residency.record_failed_load(loading, now_s, why)
 
     def _is_made(self, loading: str | None) -> bool:
@@ -134,7 +135,7 @@ class LazyModels:
         absent = frozenset(self._catalog.keys() - residency.models_in_memory - {residency.loading_model})
         self.demand.absent = absent
         if absent != self.replicas.parked:
-            self.replicas.park(absent)
+            self.replicas.park_models(absent)
 
     def _report(self, now_s: float, served: frozenset[str]) -> LazyStatus:
         """Return the status. `served` are the models that were served until now.

@@ -31,7 +31,7 @@ class Scheduler:
         pool = self._pool()
         if self.may_begin:
             pool.assign_models()
-        idle = sorted(pool.idle(), key=lambda pid: len(self.list_open_batches(pid)))
+        idle = sorted(pool.find_idle_pids(), key=lambda pid: len(self.list_open_batches(pid)))
         for place, pid in enumerate(idle):
             self._assign(pid, idle=len(idle) - place)
         self._give_ahead()
@@ -65,14 +65,14 @@ class Scheduler:
         jobs, search, is_closed = following
         spec = self.backlog.specs[jobs[0].model]
         batch = Batch(id=uuid4(), spec=spec, jobs=jobs, search=search, pid=pid, is_closed=is_closed)
-        if not is_closed and not self.replicas.steps(spec.name):
+        if not is_closed and not self.replicas.generates_by_steps(spec.name):
             self._bring_more(batch)
         if self._call(batch):
             self.backlog.note_start(batch)
         return True
 
     def _bring_more(self, batch: Batch) -> None:
-        if more := self.backlog.take_more_batches(batch.jobs, able=self.replicas.able):
+        if more := self.backlog.take_more_batches(batch.jobs, able=self.replicas.able_child_count):
             batch.shares = (len(batch.jobs), *map(len, more))
             batch.jobs += itertools.chain.from_iterable(more)
             batch.begun, batch.called = list(batch.jobs), list(batch.jobs)
@@ -96,15 +96,15 @@ class Scheduler:
         running = self.list_batches_in_hand(pid)
         return (
             self.may_begin and 0 < len(running) < self._most(running) and not self.list_open_batches(pid)
-            and not any(batch.is_closed or self.replicas.steps(batch.spec.name) for batch in running)
-            and not self._is_kept_free() and self._pool().may_have_more(pid)
+            and not any(batch.is_closed or self.replicas.generates_by_steps(batch.spec.name) for batch in running)
+            and not self._is_kept_free() and self._pool().can_take_another_call(pid)
         )  # fmt: skip
 
     def _most(self, running: Sequence[Batch]) -> int:
         return IN_HAND - 1 if all(batch.spec.name in self.backlog.long for batch in running) else IN_HAND
 
     def _begin_ahead(self, pid: int) -> bool:
-        if not (jobs := self.backlog.take_batch_ahead(self.replicas.lacking(pid))):
+        if not (jobs := self.backlog.take_batch_ahead(self.replicas.find_lacking_models(pid))):
             return False
         batch = Batch(id=uuid4(), spec=self.backlog.specs[jobs[0].model], jobs=jobs, pid=pid)
         self._bring_more(batch)
@@ -130,7 +130,7 @@ class Scheduler:
         return (
             self.may_begin and not batch.is_closed and batch.pid != self._pool().awaited
             and batch.spec is self.backlog.specs.get(batch.spec.name)
-            and batch.spec.name not in self.replicas.lacking(batch.pid) and not self._is_kept_free()
+            and batch.spec.name not in self.replicas.find_lacking_models(batch.pid) and not self._is_kept_free()
         )  # fmt: skip
 
     def _not_now(self, pid: int, opened: Collection[Batch]) -> set[str]:
@@ -139,9 +139,9 @@ class Scheduler:
         They are the models that it lacks and those with a batch open in it. If it is to load a model once none is open,
         they are also the models whose batches would stay open.
         """
-        names = {*self.replicas.lacking(pid), *(batch.spec.name for batch in opened)}
+        names = {*self.replicas.find_lacking_models(pid), *(batch.spec.name for batch in opened)}
         if pid == self._pool().awaited:
-            names.update(filter(self.replicas.steps, self.backlog.queues))
+            names.update(filter(self.replicas.generates_by_steps, self.backlog.queues))
         return names
 
     def _call_back(self) -> None:
@@ -149,7 +149,7 @@ class Scheduler:
         for batch in self.backlog.batches.values():
             if batch.result and self._is_wanted_back(batch):
                 if batch.shares:
-                    self.replicas.call_back(batch.pid, batch.number)
+                    self.replicas.call_back_call(batch.pid, batch.number)
                 else:
                     self.replicas.send_command(batch.pid, ChildCommand.YIELD)
 

@@ -39,7 +39,7 @@ class Settlement:
     def settle_finished_batch(self, batch: Batch, report: BatchReport) -> None:
         self.backlog.isolation.note_success(batch)
         if report.engine_s:
-            self.backlog.replicas.trust.computed(batch.device)
+            self.backlog.replicas.trust.note_success(batch.device)
         queue = self.backlog.queues[batch.spec.name]
         now = self.backlog.specs.get(batch.spec.name)
         is_current = now is not None and now.load_digest == batch.spec.load_digest
@@ -145,9 +145,9 @@ class Settlement:
     def _judge(self, held: HeldJob, error: str) -> None:
         """Note whether the device or the job was at fault, if a device failed with the job before."""
         if held.incident and error == errors.DeviceFailed.code:
-            held.incident.explained()
+            held.incident.note_faulty_job()
         elif held.incident and error in COMPUTED:
-            self.backlog.replicas.trust.computed_elsewhere(held.incident)
+            self.backlog.replicas.trust.note_success_elsewhere(held.incident)
 
     def settle_failed_batch(self, batch: Batch, cause: BaseException) -> None:
         if isinstance(cause, errors.ModelUnavailable):  # raised before the claim: the rows are unchanged
@@ -180,7 +180,7 @@ class Settlement:
 
     def _at_work(self, batch: Batch) -> HeldJob | None:
         """Return the one job that the engine of an open batch was busy with as its process ended, if any."""
-        shared = self.backlog.replicas.shared_with(batch.pid)
+        shared = self.backlog.replicas.get_shared_state(batch.pid)
         job = bytes(shared.job) if shared else NO_JOB
         return next((held for held in batch.jobs if held.job_id.bytes == job), None)
 
@@ -190,7 +190,7 @@ class Settlement:
         It was not being computed, or it is a single job beside which another batch was read: that may have kept the
         interpreter. Such a batch runs again alone in its child.
         """
-        shared = self.backlog.replicas.shared_with(batch.pid)
+        shared = self.backlog.replicas.get_shared_state(batch.pid)
         if not batch.has_company or shared is None or shared.computing != batch.number:
             return batch.has_company
         return len(batch.jobs) == 1 and shared.reading not in (0, batch.number)

@@ -79,10 +79,11 @@ class SpareThreads:
         return (
             len(batch.jobs) == 1 and not batch.is_closed and not len(self._backlog)
             and all(other is batch for other in self._backlog.batches.values())
-            and replicas.able == plan.replicas > 1 and not any(each.is_loading for each in replicas.replicas)
+            and replicas.able_child_count == plan.replicas > 1
+            and not any(each.is_loading for each in replicas.replicas)
             and not replicas.works_ahead(batch.pid)
-            and batch.device == devices.CPU and 2 * plan.threads <= devices.cores() and sys.platform == LINUX
-            and (replicas.steps(batch.spec.name) or self._expected_s(batch) <= LONGEST_S)
+            and batch.device == devices.CPU and 2 * plan.threads <= devices.count_cores() and sys.platform == LINUX
+            and (replicas.generates_by_steps(batch.spec.name) or self._expected_s(batch) <= LONGEST_S)
         )  # fmt: skip
 
     def _expected_s(self, batch: Batch) -> float:

@@ -81,7 +81,7 @@ class UnfetchedJobs(threading.Thread):
             backlog.drop_ended(self._ended.popleft())
         while self._found:
             model, item = self._found.popleft()
-            if model in backlog.replicas.serving and item.id not in backlog.held:
+            if model in backlog.replicas.serving_models and item.id not in backlog.held:
                 backlog.hold_job(item, model)
 
     def request_look(self, backlog: Backlog, *, calls: int) -> None:
@@ -138,7 +138,7 @@ class UnfetchedJobs(threading.Thread):
 
 
 def _question(backlog: Backlog, calls: int) -> LookQuestion:
-    serving = {name: queue for name, queue in backlog.queues.items() if name in backlog.replicas.serving}
+    serving = {name: queue for name, queue in backlog.queues.items() if name in backlog.replicas.serving_models}
     return LookQuestion(
         rows={name: calls * queue.limits.max_batch_size for name, queue in serving.items()},
         jobs={name: int(PORTION_S * queue.costs.items_per_s()) for name, queue in serving.items()},

@@ -15,7 +15,7 @@ from inference.status import workers
 from inference.status.workers import MemoryPresence, Remembered
 from inference.store import connections
 from inference.worker.replicas import devices, gpus
-from inference.worker.replicas.gpus import Found, Gpu
+from inference.worker.replicas.gpus import FoundGpus, Gpu
 from tests.conditions import PATIENCE_S, ago, eventually
 
 
@@ -35,9 +35,9 @@ class BesideTests(DatabaseTestCase):
 
     def test_no_gpu_of_many_is_lost_or_taken_for_another(self) -> None:
         eight = tuple(Gpu(name=f"cuda:{number}", visible=f"GPU-{number}") for number in range(8))
-        with patch.object(gpus, "find", return_value=Found(gpus=eight, why="")):
+        with patch.object(gpus, "find_gpus", return_value=FoundGpus(gpus=eight, why="")):
             first, second, third = (
-                devices.choose("+".join(f"cuda:{number}" for number in numbers)).devices[0].name
+                devices.choose_devices("+".join(f"cuda:{number}" for number in numbers)).devices[0].name
                 for numbers in (range(4), range(4, 8), range(3, 7))
             )
         self.make("b@host", second)

@@ -36,7 +36,7 @@ CATALOG = {name: ModelSpec(name=name, engine="x:Y") for name in ("a", "b")}
 class ConsumerTests(TestCase):
     def setUp(self) -> None:
         self.replicas = ReplicaRegistry(Plan(worker=uuid4(), devices=("cpu",), replicas=1, threads=1), CATALOG)
-        self.replicas.started(0, PID)
+        self.replicas.note_start(0, PID)
         self.load(a=READY, b=READY)
         self.dispatcher = Dispatcher(self.replicas, Mock(return_value=None), UnfetchedJobs(uuid4()))
         self.dispatcher.connected = True
@@ -46,7 +46,7 @@ class ConsumerTests(TestCase):
         self.consumer = SimpleNamespace(
             hostname="w", conninfo=kombu.Connection("memory://"), dispatcher=self.dispatcher,
             app=SimpleNamespace(amqp=SimpleNamespace(queues=self)),
-            controller=SimpleNamespace(heartbeat=SimpleNamespace(changed=lambda: None)),
+            controller=SimpleNamespace(heartbeat=SimpleNamespace(write_row_soon=lambda: None)),
             cancel_task_queue=self.leave, add_task_queue=lambda queue: self.events.append(f"began {queue}"),
             channel_errors=(), initial_prefetch_count=0, qos=SimpleNamespace(), task_consumer=None,
         )  # fmt: skip
@@ -84,7 +84,7 @@ class ConsumerTests(TestCase):
 
     def load(self, **models: str) -> None:
         states = {CATALOG[name].digest: state for name, state in models.items()}
-        self.replicas.loaded(LoadReport(pid=PID, models=states))
+        self.replicas.note_loaded_models(LoadReport(pid=PID, models=states))
 
     def test_a_job_is_held(self) -> None:
         self.receive()
@@ -108,9 +108,9 @@ class ConsumerTests(TestCase):
         backlog.queues["a"].remove(held.item.id)
         backlog.note_start(Batch(id=uuid4(), spec=CATALOG["a"], jobs=[held], pid=PID))
         with patch.object(consumer.JobRequest, "send_event"):
-            held.requests[0].started(PID)
+            held.requests[0].report_started(PID)
         with patch.object(state, "should_stop", 0):
-            held.requests[0].forget()
+            held.requests[0].forget_message()
         self.assertEqual(len(state.active_requests), 1, "a second signal ends it")
         self.dispatcher.forget_messages()
         self.assertEqual((list(state.active_requests), state.requests), ([], {}))
@@ -121,7 +121,7 @@ class ConsumerTests(TestCase):
         self.consumer.dispatch_soon, self.consumer.pool = Mock(), SimpleNamespace(replicas=self.replicas)
         self.step._scheduled = False  # noqa: SLF001 - as its constructor sets it
         for _ in range(2):
-            with patch.object(self.step, "follow"):
+            with patch.object(self.step, "update_subscriptions"):
                 self.step.register_with_event_loop(self.consumer, hub)
             hub.call_soon.reset_mock()
             self.step._dispatch_soon(self.consumer)  # noqa: SLF001 - given to the dispatcher and to the strategy
@@ -225,7 +225,7 @@ class ConsumerTests(TestCase):
 
     def follow(self) -> None:
         """As the event loop does after each message and twice a second."""
-        self.step.follow(self.consumer)
+        self.step.update_subscriptions(self.consumer)
 
     @property
     def consume_from(self) -> set[str]:

@@ -50,24 +50,24 @@ class Pool:
         self.ended: list[int] = []
         self.dead: list[int] = []
 
-    def idle(self) -> list[int]:
+    def find_idle_pids(self) -> list[int]:
         """Child after child, from PID on."""
         busy = {*self.dead, *(call.pid for call in self.calls if not call.over)}
         return [pid for pid in range(PID, PID + self.replicas) if pid not in busy]
 
-    ready = busy = 0
+    ready_count = busy_count = 0
     awaited: int | None = None
 
     def assign_models(self) -> None:
         """Nothing is to be loaded."""
 
-    def may_have_more(self, pid: int) -> bool:
+    def can_take_another_call(self, pid: int) -> bool:
         return False
 
-    def has(self, pid: int) -> bool:
+    def has_process(self, pid: int) -> bool:
         return pid not in self.dead
 
-    def send(
+    def send_call(
         self, pid: int, function: Any, arguments: Any, *, done: Any, failed: Any, accepted: Any
     ) -> SimpleNamespace | None:
         if self.closing:
@@ -79,10 +79,10 @@ class Pool:
         self.held.append(call)
         return call
 
-    def knows(self, call: SimpleNamespace) -> bool:
+    def is_unanswered(self, call: SimpleNamespace) -> bool:
         return call in self.held
 
-    def end(self, pid: int) -> None:
+    def end_process(self, pid: int) -> None:
         self.ended.append(pid)
 
     def finish(self, call: SimpleNamespace, errors: dict[UUID, str] | None = None, **report: Any) -> None:
@@ -99,15 +99,15 @@ class Pool:
 class Request:
     def __init__(self) -> None:
         self.events: list[Any] = []
-        self.finished: Callable[[str, float], None] = lambda error, runtime: self.events.append(("finished", error))
+        self.note_job_end: Callable[[str, float], None] = lambda error, runtime: self.events.append(("finished", error))
 
-    def started(self, pid: int) -> None:
+    def report_started(self, pid: int) -> None:
         self.events.append("started")
 
-    def give_back(self) -> None:
+    def give_back_message(self) -> None:
         self.events.append("given back")
 
-    def forget(self) -> None:
+    def forget_message(self) -> None:
         """Tell nobody: Celery does not know of this one."""
 
 
@@ -127,19 +127,19 @@ class DispatcherCase(TestCase):
         self.pool = Pool(replicas=1)
         plan = Plan(worker=uuid4(), devices=("cpu",), replicas=1, threads=1)
         self.replicas = ReplicaRegistry(plan, CATALOG)
-        self.replicas.started(0, PID)
+        self.replicas.note_start(0, PID)
         self.load(a=READY, b=READY)
         self.dispatcher = Dispatcher(self.replicas, lambda: cast("ReplicaPool", self.pool), UnfetchedJobs(uuid4()))
         self.clock = 1760000000.0
 
     def load(self, pid: int = PID, **models: str) -> None:
         states = {CATALOG[name].digest: state for name, state in models.items()}
-        self.replicas.loaded(LoadReport(pid=pid, models=states))
+        self.replicas.note_loaded_models(LoadReport(pid=pid, models=states))
 
     def grow(self, replicas: int = 2, **models: str) -> None:
         """Start replicas until there are so many, which load these models, or all."""
         for index in range(self.pool.replicas, replicas):
-            self.replicas.started(index, PID + index)
+            self.replicas.note_start(index, PID + index)
             self.load(PID + index, **(models or dict.fromkeys(CATALOG, READY)))
         self.pool.replicas = replicas
 
@@ -609,9 +609,11 @@ class DispatcherTests(DispatcherCase):
             batch.killed_at -= GIVE_UP_S + 1
             self.dispatcher.end_stuck_and_expired()
         self.assertEqual([call.args for call in kill.call_args_list], [(PID, signal.SIGUSR2), (PID, signal.SIGKILL)])
-        self.assertEqual((self.dispatcher.batches, self.replicas.serving, self.replicas.served), ({}, set(), set()))
+        self.assertEqual(
+            (self.dispatcher.batches, self.replicas.serving_models, self.replicas.served_models), ({}, set(), set())
+        )
         self.assertIn("cannot be ended", self.dispatcher.make_snapshot().error)
-        self.replicas.started(0, PID)
+        self.replicas.note_start(0, PID)
         self.load(a=READY, b=READY)
         stuck.over = True
         self.dispatcher.send_next_calls()
@@ -702,7 +704,7 @@ class DispatcherTests(DispatcherCase):
 
     def test_what_cannot_be_settled_ends(self) -> None:
         _, request = self.add()
-        request.finished = Mock(side_effect=ZeroDivisionError)
+        request.note_job_end = Mock(side_effect=ZeroDivisionError)
         self.dispatcher.send_next_calls()
         for _ in range(10):
             if not self.last.over:
@@ -792,7 +794,7 @@ class DispatcherTests(DispatcherCase):
         rows: list[frozenset[UUID]] = []
         self.dispatcher.on_rows_left = rows.append
         jobs = self.fill(count)
-        self.replicas.ended(0)
+        self.replicas.note_end(0)
         self.pool.lose(self.last)
         return jobs, rows
 
@@ -803,7 +805,7 @@ class DispatcherTests(DispatcherCase):
         self.assertEqual(
             (len(self.pool.calls), self.dispatcher.backlog.find_next_due_in_s(), rows), (batches, None, [])
         )
-        self.replicas.started(0, PID)
+        self.replicas.note_start(0, PID)
         self.load(a=READY, b=READY)
         self.dispatcher.send_next_calls()
         self.settle(jobs[1][0])
@@ -812,7 +814,7 @@ class DispatcherTests(DispatcherCase):
     def test_what_has_run_and_cannot_be_run_again_here_gives_its_rows_back(self) -> None:
         jobs, rows = self.crash(4)
         over = self.last.batch.batch
-        self.replicas.started(0, PID)
+        self.replicas.note_start(0, PID)
         self.load(a="no weights", b=READY)
         self.dispatcher.give_back_unrunnable_jobs()
         self.assertEqual((rows, self.dispatcher.backlog.held), ([{over}], {}))
@@ -927,7 +929,7 @@ class DispatcherTests(DispatcherCase):
         held = []
         jobs = self.fill(2)
         for _, request in jobs:
-            request.finished = lambda error, runtime: held.append(self.dispatcher.make_snapshot().held)
+            request.note_job_end = lambda error, runtime: held.append(self.dispatcher.make_snapshot().held)
         self.pool.finish(self.pool.calls[-1])
         self.assertEqual(held, [0, 0])
 

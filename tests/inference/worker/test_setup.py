@@ -98,10 +98,10 @@ class WorkerOptionsTests(TestCase):
                 self.subTest(error),
                 patch.dict(os.environ),
                 patch.object(setup, "refuse_what_breaks_batching"),
-                patch.object(devices, "choose", side_effect=error),
+                patch.object(devices, "choose_devices", side_effect=error),
                 patch.object(setup.logger, "exception"),
                 self.assertRaises(SystemExit) as ended,
             ):
-                setup.prepare(SimpleNamespace(app=app, options={}, pool_cls=TaskPool))
+                setup.prepare_worker(SimpleNamespace(app=app, options={}, pool_cls=TaskPool))
             self.assertIn(sentence, str(ended.exception))
             self.assertFalse(queues.consume_from)

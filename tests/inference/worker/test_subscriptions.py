@@ -58,14 +58,14 @@ class SubscriptionsTests(TestCase):
         """The event loop asks twice a second for what it does not consume."""
         for _ in range(int(seconds * 2)):
             for queue in {A, B} - self.consumed:
-                self.subscriptions.begin(queue)
+                self.subscriptions.consume_queue(queue)
             self.now_s += 0.5
 
     def test_a_refused_queue_is_named_and_keeps_nobody_from_the_others(self) -> None:
         self.turn_for(0.5)
         self.assertEqual(self.consumed, {B})
-        self.assertEqual(list(self.subscriptions.why_not(SPECS)), ["a"])
-        self.assertIn("OOM", self.subscriptions.why_not(SPECS)["a"])
+        self.assertEqual(list(self.subscriptions.explain_unconsumed(SPECS)), ["a"])
+        self.assertIn("OOM", self.subscriptions.explain_unconsumed(SPECS)["a"])
 
     def test_a_refused_queue_is_tried_with_growing_pauses_and_consumed_once_it_may_be(self) -> None:
         self.turn_for(3600)
@@ -73,7 +73,7 @@ class SubscriptionsTests(TestCase):
         self.assertLess(attempts, 3600 / LONGEST_PAUSE_S * 1.5)
         self.refused.clear()
         self.turn_for(LONGEST_PAUSE_S * 1.5)
-        self.assertEqual((self.consumed, self.subscriptions.why_not(SPECS)), ({A, B}, {}))
+        self.assertEqual((self.consumed, self.subscriptions.explain_unconsumed(SPECS)), ({A, B}, {}))
         self.assertEqual(self.attempts.count(A), attempts + 1)
 
     def test_a_queue_that_gives_no_answer_does_not_hold_the_event_loop(self) -> None:
@@ -87,7 +87,7 @@ class SubscriptionsTests(TestCase):
         self.consumer.add_task_queue = lambda queue: ours.recv(1)
         silent = Subscriptions(self.consumer)
         with patch.object(subscriptions, "ANSWER_S", 0.01), patch.object(silent, "_declare"):
-            self.assertRaises(TimeoutError, silent.begin, A)
+            self.assertRaises(TimeoutError, silent.consume_queue, A)
         self.assertIsNone(ours.gettimeout())
 
     def test_a_queue_that_breaks_the_connection_twice_is_made_anew_and_keeps_nobody_from_the_others(self) -> None:
@@ -110,24 +110,24 @@ class SubscriptionsTests(TestCase):
                 except TimeoutError:
                     reconnects += 1
                     self.consumed.clear()
-        self.assertEqual((made_anew, reconnects, silent.why_not(SPECS)), ([A], 2, {}))
+        self.assertEqual((made_anew, reconnects, silent.explain_unconsumed(SPECS)), ([A], 2, {}))
         self.assertEqual(self.consumed, {A, B})
 
     def test_what_is_found_deleted_as_the_connection_ends_does_not_break_the_next(self) -> None:
         class Missing(frozenset[str]):
             def __contains__(other, mark: object) -> bool:
-                self.subscriptions.forget()
+                self.subscriptions.forget_queues()
                 return True
 
         broker = Mock(missing_exchanges=Missing)
         self.subscriptions._marks = {A: "mark"}  # noqa: SLF001 - it has consumed A
         with patch.object(kombu_publisher, "get_publisher", lambda: broker):
-            self.subscriptions.find_deleted()
+            self.subscriptions.find_deleted_queues()
         self.subscriptions.raise_if_deleted()
 
     def test_a_connection_to_redis_that_is_lost_is_held_against_no_queue(self) -> None:
         with patch.object(self.consumer, "add_task_queue", side_effect=ConnectionError):
-            self.assertRaises(ConnectionError, self.subscriptions.begin, B)
-        self.assertEqual(self.subscriptions.why_not(SPECS), {})
-        self.subscriptions.begin(B)
+            self.assertRaises(ConnectionError, self.subscriptions.consume_queue, B)
+        self.assertEqual(self.subscriptions.explain_unconsumed(SPECS), {})
+        self.subscriptions.consume_queue(B)
         self.assertEqual(self.consumed, {B})

@@ -58,7 +58,7 @@ class Command(BaseCommand):
             spec = lookup.spec_of(model)
         own = _device(device)
         spec = spec if own.name == devices.CPU else spec.with_gpu_limits()
-        self.others = list(processor.warn_of_other_load(devices.cores()))  # looked up before anything is measured
+        self.others = list(processor.warn_of_other_load(devices.count_cores()))  # looked up before anything is measured
         setup = measurements.enlarge_cache(Setup(spec=spec, device=own, threads=1, own_inputs=_own(inputs)))
         try:
             self.tune(setup, seconds)
@@ -71,7 +71,7 @@ class Command(BaseCommand):
             measurements.choose_lengths(setup.spec, setup.own_inputs),
         )
         arrangements, choices = (
-            measurements.list_arrangements(setup, devices.cores()),
+            measurements.list_arrangements(setup, devices.count_cores()),
             measurements.list_variants(setup),
         )
         step = ProgressLine(1 + len(sizes) * len(all_lengths) + len(choices) * len(arrangements))
@@ -82,7 +82,9 @@ class Command(BaseCommand):
             on_gpu = not setup.is_on_cpu
             grid = measurements.measure_grid(replica, unit, sizes, all_lengths, seconds, step, on_gpu=on_gpu)
         size = report.find_knee(grid, measurements.find_typical_length(setup))
-        together = [devices.cores(), max(devices.cores(), size)] if unit is measurements.TOKENS else [1, size]
+        together = (
+            [devices.count_cores(), max(devices.count_cores(), size)] if unit is measurements.TOKENS else [1, size]
+        )
         trials: dict[Variant, Measurement] = {}
         expected: Sequence[Any] | None = None
         for choice in choices:
@@ -115,7 +117,7 @@ class Command(BaseCommand):
 
 def _device(option: str) -> Device:
     try:
-        return devices.choose(option).devices[0]
+        return devices.choose_devices(option).devices[0]
     except ValueError as error:
         raise CommandError(str(error)) from error
 

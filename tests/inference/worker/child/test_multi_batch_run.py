@@ -76,7 +76,7 @@ class TogetherTests(DispatcherCase):
 
     def test_each_replica_has_its_share(self) -> None:
         self.learn()
-        with patch.object(type(self.replicas), "able", 2):
+        with patch.object(type(self.replicas), "able_child_count", 2):
             self.assertEqual(self.shares(32), (8, 8))
 
     def test_where_somebody_waits_for_each_only_what_is_shorter_than_what_is_done_around_it(self) -> None:

@@ -308,7 +308,9 @@ class GivenTests(DispatcherCase):
         super().setUp()
         self.replicas.plan = replace(self.replicas.plan, ahead=True)
         self.may_have_more: Callable[[int], bool] = lambda pid: True
-        self.enterContext(patch.object(type(self.pool), "may_have_more", lambda _, pid: self.may_have_more(pid)))
+        self.enterContext(
+            patch.object(type(self.pool), "can_take_another_call", lambda _, pid: self.may_have_more(pid))
+        )
 
     def give(self, batches: int) -> list[SimpleNamespace]:
         """The calls of so many full batches, and of one that is left."""
@@ -414,7 +416,7 @@ class GivenTests(DispatcherCase):
     def test_what_generates_step_by_step_waits_for_its_turn_and_holds_up_what_came_later(self) -> None:
         digest = CATALOG["b"].digest
         models = {spec.digest: READY for spec in CATALOG.values()}
-        self.replicas.loaded(LoadReport(pid=PID, models=models, steps=frozenset({digest})))
+        self.replicas.note_loaded_models(LoadReport(pid=PID, models=models, steps=frozenset({digest})))
         self.add("a")
         self.dispatcher.send_next_calls()
         self.add("b")

@@ -41,7 +41,7 @@ def make_heartbeat(**values: Any) -> Heartbeat:
     plan = Plan(worker=uuid4(), devices=("cpu",), replicas=1, threads=1)
     heartbeat = Heartbeat(plan, "w")
     heartbeat.snapshot = lambda: snapshot(**values)
-    heartbeat.register()
+    heartbeat.register_worker()
     return heartbeat
 
 
@@ -73,7 +73,7 @@ class HeartbeatTests(TransactionTestCase):
             eventually(lambda: housekeeping.sweeper.next_at_s, "the first round is over")
             late = timezone.now() - timedelta(minutes=1)  # by the database's clock too
             job = Job.objects.create(model="m", inputs="x", expires_at=late)
-            housekeeping.expire_soon()
+            housekeeping.mark_expired_soon()
             eventually(lambda: Job.objects.filter(pk=job.pk, status=Status.EXPIRED).exists())
 
     def test_the_database_answers_for_as_long_as_no_heartbeat_came_late(self) -> None:
@@ -89,7 +89,7 @@ class HeartbeatTests(TransactionTestCase):
 
     def test_a_worker_that_is_stopping_says_so_with_its_next_heartbeat(self) -> None:
         heartbeat = make_heartbeat()
-        heartbeat.leave()
+        heartbeat.announce_stop()
         self.start(heartbeat)
         eventually(lambda: Worker.objects.filter(pk=heartbeat.plan.worker, state=WorkerState.STOPPING).exists())
 
@@ -104,7 +104,7 @@ class HeartbeatTests(TransactionTestCase):
                 Worker.objects.all().delete()
                 heartbeat = make_heartbeat()
                 heartbeat.leaving = is_leaving
-                setup.leave(Mock(exitcode=exit_code, heartbeat=heartbeat))
+                setup.stop_threads(Mock(exitcode=exit_code, heartbeat=heartbeat))
                 self.assertEqual(Worker.objects.get().state, expected)
                 values = {"status": Status.RUNNING, "worker": heartbeat.plan.worker, "batch": uuid4()}
                 job = Job.objects.create(model="m", inputs="x", **values)
@@ -125,7 +125,7 @@ class HeartbeatTests(TransactionTestCase):
         heartbeat.snapshot, ended = wait_for_the_end, heartbeat._stopping  # noqa: SLF001 - it is set before the row is written
         self.start(heartbeat)
         self.assertTrue(begun.wait(PATIENCE_S))
-        setup.leave(Mock(exitcode=EX_FAILURE, heartbeat=heartbeat))
+        setup.stop_threads(Mock(exitcode=EX_FAILURE, heartbeat=heartbeat))
         heartbeat.join()
         self.assertEqual(Worker.objects.get().state, WorkerState.GONE)
 
@@ -135,9 +135,9 @@ class HeartbeatTests(TransactionTestCase):
             for name in ("a@host", "b@host")
         )
         with self.assertNoLogs("inference.worker.maintenance.heartbeat", "WARNING"):
-            first.register()
+            first.register_worker()
         with self.assertLogs("inference.worker.maintenance.heartbeat", "WARNING") as logs:
-            second.register()
+            second.register_worker()
         self.assertIn("a@host computes on cuda:0 too", logs.output[0])
 
     def test_a_worker_that_lost_its_row_registers_again_unless_it_leaves(self) -> None:
@@ -147,7 +147,7 @@ class HeartbeatTests(TransactionTestCase):
         self.assertTrue(heartbeat.try_to_beat())
         self.assertEqual(Worker.objects.get(pk=heartbeat.plan.worker).state, WorkerState.READY)
         Worker.objects.all().delete()
-        heartbeat.leave()
+        heartbeat.announce_stop()
         self.assertTrue(heartbeat.try_to_beat())
         self.assertFalse(Worker.objects.exists())
 
@@ -163,7 +163,7 @@ class HeartbeatTests(TransactionTestCase):
         replicas.runnable = frozenset({"embeddings", "fill-mask"})  # sentiment's starts again; a queue is refused
         housekeeping = Housekeeping(heartbeat, replicas)
         with patch.object(publisher, "count_messages", return_value={}) as counted:
-            housekeeping.watch()
+            housekeeping.end_broken_worker()
         counted.assert_called_once_with([models()["embeddings"].queue])
 
     def test_the_watchdog_does_not_judge_while_the_broker_counts_queues_and_takes_nothing(self) -> None:
@@ -174,7 +174,7 @@ class HeartbeatTests(TransactionTestCase):
             patch.object(publisher, "ping_broker", side_effect=BrokerUnavailable("no room")),
             patch("os._exit") as ended,
         ):
-            self.assertRaises(BrokerUnavailable, housekeeping.watch)
+            self.assertRaises(BrokerUnavailable, housekeeping.end_broken_worker)
         ended.assert_not_called()
 
     def start(self, thread: Heartbeat | Housekeeping) -> None:

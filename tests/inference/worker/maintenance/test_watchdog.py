@@ -12,7 +12,7 @@ class WatchdogTests(TestCase):
         dog = Watchdog()
         moments = [index * STALLED_S / 2 for index in range(len(rounds))]
         return [
-            dog.reason(**{"now": now, "looped_at": now, **WORKING, **snapshot})
+            dog.find_reason_to_end(**{"now": now, "looped_at": now, **WORKING, **snapshot})
             for now, snapshot in zip(moments, rounds, strict=True)
             if snapshot is not None
         ]

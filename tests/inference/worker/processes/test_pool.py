@@ -73,10 +73,10 @@ class PoolCase(TestCase):
         self.hub = Hub()
         self.addCleanup(self.hub.close)
         self.pool = self.make_pool(**self.options)
-        self.pool.register(self.hub)
+        self.pool.register_with_loop(self.hub)
         self.hub.call_repeatedly(0.02, self.pool.start_missing)
         self.pool.start_missing()
-        self.until(lambda: len(self.pool.idle()) == self.count, "all are up")
+        self.until(lambda: len(self.pool.find_idle_pids()) == self.count, "all are up")
         self.answers: list[Any] = []
 
     def make_pool(self, **options: Any) -> ReplicaPool:
@@ -95,7 +95,7 @@ class PoolCase(TestCase):
     def reconnect(self) -> None:
         """Forget what the event loop watches, as Celery does after it has lost its connection."""
         self.hub.reset()
-        self.pool.register(self.hub)
+        self.pool.register_with_loop(self.hub)
 
     @property
     def first(self) -> ReplicaProcess:
@@ -103,7 +103,7 @@ class PoolCase(TestCase):
 
     def send(self, function: Callable[..., Any], *arguments: Any) -> Any:
         answer = self.answers.append
-        return self.pool.send(self.first.pid, function, arguments, done=answer, failed=answer)
+        return self.pool.send_call(self.first.pid, function, arguments, done=answer, failed=answer)
 
     def stop(self) -> None:
         os.kill(self.first.pid, signal.SIGSTOP)
@@ -112,7 +112,7 @@ class PoolCase(TestCase):
         os.kill(self.first.pid, signal.SIGKILL)
 
     def assert_the_next_one_works(self, killed: int) -> None:
-        self.until(lambda: self.pool.idle() not in ([], [killed]), "another one is up")
+        self.until(lambda: self.pool.find_idle_pids() not in ([], [killed]), "another one is up")
         self.send(str, "of the next")
         self.until(lambda: self.answers, "it answers")
         self.assertEqual(self.answers, ["of the next"])
@@ -134,7 +134,7 @@ class EndedChildTests(PoolCase):
             with self.subTest(len(text)):
                 call, killed = self.sent_in_vain(text)
                 self.assert_the_next_one_works(killed)
-                self.assertFalse(self.pool.knows(call))
+                self.assertFalse(self.pool.is_unanswered(call))
 
     def test_so_it_is_where_the_connection_ends_at_the_same_time(self) -> None:
         for text in ("short", "x" * MORE_THAN_A_PIPE):
@@ -142,51 +142,53 @@ class EndedChildTests(PoolCase):
                 call, killed = self.sent_in_vain(text)
                 self.reconnect()
                 self.assert_the_next_one_works(killed)
-                self.assertFalse(self.pool.knows(call))
+                self.assertFalse(self.pool.is_unanswered(call))
 
     def test_what_is_sent_to_one_that_is_gone_is_forgotten(self) -> None:
         killed = self.first.pid
         self.kill()
-        self.until(lambda: not self.pool.has(killed) or self.first.is_closed, "it is gone")
-        call = self.pool.send(killed, str, ("text",), done=self.answers.append, failed=self.answers.append)
-        self.assertFalse(self.pool.knows(call))
+        self.until(lambda: not self.pool.has_process(killed) or self.first.is_closed, "it is gone")
+        call = self.pool.send_call(killed, str, ("text",), done=self.answers.append, failed=self.answers.append)
+        self.assertFalse(self.pool.is_unanswered(call))
         self.assert_the_next_one_works(killed)
 
     def test_one_that_does_not_begin_what_it_is_to_load_is_ended(self) -> None:
         self.stop()
         stopped = self.first.pid
-        self.replicas.follow({"b": ModelSpec(name="b", engine="x:Y")})
+        self.replicas.set_catalog({"b": ModelSpec(name="b", engine="x:Y")})
         self.pool.assign_models()
         with patch.object(ReplicaProcess, "kill") as kill:
-            self.pool.look_after()
+            self.pool.start_and_end_processes()
             kill.assert_not_called()
         later = time.monotonic() + 2 * PATIENCE_S
         with patch.object(replica_pool, "PAUSE_S", math.inf), patch("time.monotonic", return_value=later):
-            self.pool.look_after()
+            self.pool.start_and_end_processes()
         self.assert_the_next_one_works(stopped)
-        self.assertIn("b", self.replicas.served)
+        self.assertIn("b", self.replicas.served_models)
 
     def test_one_in_which_an_assignment_raised_is_ended_and_not_sent_it_again(self) -> None:
         raised = self.first.pid
-        self.replicas.follow({"b": ModelSpec(name="b", engine="x:Y")})
+        self.replicas.set_catalog({"b": ModelSpec(name="b", engine="x:Y")})
         with patch.object(entry, "apply_assignment", fail):
             self.pool.assign_models()
         self.assert_the_next_one_works(raised)
-        self.assertIn("b", self.replicas.served)
+        self.assertIn("b", self.replicas.served_models)
 
     def test_one_that_can_run_nothing_is_restarted_once_it_has_answered(self) -> None:
         useless = self.first.pid
         self.stop()
         self.send(str, "text")
-        self.replicas.loaded(LoadReport(pid=useless, models=dict.fromkeys(self.replicas.goal, "no weights")))
+        self.replicas.note_loaded_models(
+            LoadReport(pid=useless, models=dict.fromkeys(self.replicas.goal, "no weights"))
+        )
         self.replicas.replicas[0].retry_at = 0.0
         with patch.object(ReplicaProcess, "kill") as kill:
-            self.pool.look_after()
+            self.pool.start_and_end_processes()
             kill.assert_not_called()
         os.kill(useless, signal.SIGCONT)
         self.until(lambda: self.answers, "it answers")
         self.answers.clear()
-        self.pool.look_after()
+        self.pool.start_and_end_processes()
         self.assert_the_next_one_works(useless)
 
     def test_what_it_had_begun_is_lost(self) -> None:
@@ -225,21 +227,21 @@ class EndedChildTests(PoolCase):
             self.kill()
             self.until(lambda: self.first.is_orphan, "nothing tells")
         os.waitpid(killed, 0)  # as init does
-        self.pool.look_after()
+        self.pool.start_and_end_processes()
         self.assert_the_next_one_works(killed)
 
     def test_one_that_said_that_it_leaves_and_stays_is_ended(self) -> None:
         stays = self.first.pid
         self.stop()
         self.first.leaves_by = 0.0
-        self.pool.look_after()
+        self.pool.start_and_end_processes()
         self.assert_the_next_one_works(stays)
 
     def test_a_load_is_not_blamed_for_the_time_in_which_the_worker_was_stopped(self) -> None:
         pid = self.first.pid
         self.first.is_up = False
         with patch("time.monotonic", return_value=time.monotonic() + 2 * PATIENCE_S):
-            self.pool.look_after()
+            self.pool.start_and_end_processes()
         self.first.is_up = True
         self.send(str, "text")
         self.until(lambda: self.answers, "it answers")
@@ -251,7 +253,7 @@ class EndedChildTests(PoolCase):
             with patch.object(ReplicaProcess, "read_messages", side_effect=pickle.UnpicklingError):
                 self.send(str, "text")
                 self.until(lambda: self.first.is_given_up, "its answer was not read")
-            self.until(lambda: not self.pool.has(killed), "it is ended")
+            self.until(lambda: not self.pool.has_process(killed), "it is ended")
         self.answers.clear()
         self.assert_the_next_one_works(killed)
 
@@ -274,8 +276,8 @@ class EndedChildTests(PoolCase):
     def test_an_error_of_a_callback_ends_neither_the_loop_nor_the_child(self) -> None:
         pid = self.first.pid
         with self.assertLogs("inference.worker.processes.replica_pool", "ERROR"):
-            call = self.pool.send(pid, str, ("text",), done=Mock(side_effect=KeyError), failed=self.answers.append)
-            self.until(lambda: not self.pool.knows(call), "it is over")
+            call = self.pool.send_call(pid, str, ("text",), done=Mock(side_effect=KeyError), failed=self.answers.append)
+            self.until(lambda: not self.pool.is_unanswered(call), "it is over")
         self.send(str, "next")
         self.until(lambda: self.answers, "it answers")
         self.assertEqual((self.answers, self.first.pid), (["next"], pid))
@@ -287,13 +289,13 @@ class LeavingTests(PoolCase):
             with patch.object(entry, "run_open_batches_to_end", lambda: Path(file.name).write_text("it ran")):
                 killed = self.first.pid
                 self.kill()
-                self.until(lambda: self.pool.idle() not in ([], [killed]), "one that knows of it is up")
+                self.until(lambda: self.pool.find_idle_pids() not in ([], [killed]), "one that knows of it is up")
                 with self.assertNoLogs("inference.worker.processes.replica_pool", "ERROR"):
                     self.pool.close()
                     self.pool.join()
             self.assertEqual(file.read(), "it ran")
         self.assertEqual(self.replicas.replicas[0].shared.command, ChildCommand.DRAIN)
-        self.assertIsNone(self.pool.send(killed, str, (), done=bool, failed=bool))
+        self.assertIsNone(self.pool.send_call(killed, str, (), done=bool, failed=bool))
 
     def test_what_has_begun_is_answered(self) -> None:
         self.stop()
@@ -352,14 +354,14 @@ class HeavyTests(PoolCase):
 
     def test_one_that_has_so_much_memory_is_replaced_once_no_batch_is_open_in_it(self) -> None:
         heavy = self.first.pid
-        self.pool.keeps = lambda pid: pid == heavy
+        self.pool.has_open_batch = lambda pid: pid == heavy
         for _ in range(2):
             self.send(str, "text")
             self.until(lambda: self.answers, "it answers")
             self.answers.clear()
-        self.assertEqual(self.pool.idle(), [heavy])
-        self.pool.keeps = lambda pid: False
-        self.assertEqual(self.pool.idle(), [])
+        self.assertEqual(self.pool.find_idle_pids(), [heavy])
+        self.pool.has_open_batch = lambda pid: False
+        self.assertEqual(self.pool.find_idle_pids(), [])
         self.send(str, "text")
         self.until(lambda: self.answers, "it answers")
         self.answers.clear()
@@ -405,19 +407,19 @@ class NotStartedTests(PoolCase):
         self.assertLess(opened[-1], opened[0] + 9)  # other threads may have opened some
         self.assertIn("replica 0 not started", logs.output[0])
         self.assertEqual(([process.pid for process in self.pool.processes.values()], second.pid), ([other], other))
-        self.pool.send(other, str, ("text",), done=self.answers.append, failed=self.answers.append)
+        self.pool.send_call(other, str, ("text",), done=self.answers.append, failed=self.answers.append)
         self.until(lambda: self.answers, "the other one answers")
         first.retry_at = 0.0
-        self.until(lambda: len(self.pool.idle()) == 2, "it is back")
+        self.until(lambda: len(self.pool.find_idle_pids()) == 2, "it is back")
         self.assertEqual(set(first.models.values()), {READY})
 
     def test_so_it_is_as_the_worker_starts(self) -> None:
         pool = self.make_pool()
         with self.refuse():
             pool.start_missing()
-            pool.register(self.hub)
-            self.until(lambda: self.replicas.have_reported and not pool.processes, "it was tried")
-        self.assertTrue(self.replicas.have_reported)
+            pool.register_with_loop(self.hub)
+            self.until(lambda: self.replicas.have_all_reported and not pool.processes, "it was tried")
+        self.assertTrue(self.replicas.have_all_reported)
 
     def test_so_it_is_where_no_connection_is_to_be_had(self) -> None:
         refused = OSError(errno.EMFILE, "told so")
@@ -431,7 +433,7 @@ class NotStartedTests(PoolCase):
         with patch("socket.socketpair", side_effect=refused):
             pool.start_missing()
         pool.terminate()
-        self.assertIn("told so", self.replicas.why_not(next(iter(self.replicas.specs.values()))))
+        self.assertIn("told so", self.replicas.find_load_failure(next(iter(self.replicas.specs.values()))))
         self.assertLess(len(os.listdir("/proc/self/fd")), opened + 9)  # other threads may have opened some
 
 
@@ -454,13 +456,13 @@ class PlayedCase(TestCase):
         plan = Plan(worker=uuid4(), devices=("cpu",), replicas=2, threads=1)
         self.replicas = ReplicaRegistry(plan, {"a": models["a"]})
         for index, pid in enumerate((11, 22)):
-            self.replicas.started(index, pid)
-            self.replicas.loaded(LoadReport(pid=pid, models={models["a"].digest: READY}))
+            self.replicas.note_start(index, pid)
+            self.replicas.note_loaded_models(LoadReport(pid=pid, models={models["a"].digest: READY}))
         self.models = models
         self.kept: set[int] = set()  # children in which a batch is open
         self.pool = ReplicaPool(self.replicas, load_limit_s=60)
         self.addCleanup(self.pool.terminate)
-        self.pool.keeps = self.kept.__contains__
+        self.pool.has_open_batch = self.kept.__contains__
         self.pool.processes = {index: cast("ReplicaProcess", Process(pid)) for index, pid in enumerate((11, 22))}
 
 
@@ -468,32 +470,32 @@ class GivenMoreTests(PlayedCase):
     def test_one_is_idle_once_all_its_calls_are_over_if_it_has_what_it_could_run(self) -> None:
         first = self.pool.processes[0]
         first.calls = {1: Mock(), 2: Mock()}
-        self.assertEqual((self.pool.idle(), self.pool.busy), ([22], 1))
+        self.assertEqual((self.pool.find_idle_pids(), self.pool.busy_count), ([22], 1))
         del first.calls[1]
-        self.assertEqual(self.pool.idle(), [22])
+        self.assertEqual(self.pool.find_idle_pids(), [22])
         first.calls.clear()
-        self.assertEqual((self.pool.idle(), self.pool.busy), ([11, 22], 0))
+        self.assertEqual((self.pool.find_idle_pids(), self.pool.busy_count), ([11, 22], 0))
         first.is_up = False
-        self.assertEqual(self.pool.idle(), [22])
-        self.replicas.loaded(LoadReport(pid=22, models={}))
-        self.assertEqual(self.pool.idle(), [])
+        self.assertEqual(self.pool.find_idle_pids(), [22])
+        self.replicas.note_loaded_models(LoadReport(pid=22, models={}))
+        self.assertEqual(self.pool.find_idle_pids(), [])
 
     def test_it_may_have_more_unless_a_call_is_still_written_to_it_or_it_is_to_load_something(self) -> None:
-        self.assertTrue(self.pool.may_have_more(11))
-        self.assertFalse(self.pool.may_have_more(12))
-        self.assertEqual((self.pool.has(11), self.pool.has(12)), (True, False))
+        self.assertTrue(self.pool.can_take_another_call(11))
+        self.assertFalse(self.pool.can_take_another_call(12))
+        self.assertEqual((self.pool.has_process(11), self.pool.has_process(12)), (True, False))
         self.pool.processes[0].unsent = bytearray(b"x")
-        self.assertFalse(self.pool.may_have_more(11))
+        self.assertFalse(self.pool.can_take_another_call(11))
         self.pool.processes[0].unsent = bytearray()
-        self.replicas.follow(self.models)
-        self.assertFalse(self.pool.may_have_more(11))
+        self.replicas.set_catalog(self.models)
+        self.assertFalse(self.pool.can_take_another_call(11))
 
 
 class AssignmentTests(PlayedCase):
     def setUp(self) -> None:
         super().setUp()
-        self.replicas.follow(self.models)
-        self.send = self.enterContext(patch.object(ReplicaPool, "send", return_value=None))
+        self.replicas.set_catalog(self.models)
+        self.send = self.enterContext(patch.object(ReplicaPool, "send_call", return_value=None))
 
     def assign_models(self) -> int | None:
         """The child that is told to load something."""
@@ -531,7 +533,7 @@ class AssignmentTests(PlayedCase):
         self.assign_models()
         self.kept.remove(11)
         now = time.monotonic()
-        with patch("time.monotonic", return_value=now + 60), patch.object(self.pool, "end") as end:
+        with patch("time.monotonic", return_value=now + 60), patch.object(self.pool, "end_process") as end:
             self.assign_models()
             self.send.call_args.kwargs["failed"](RuntimeError("it failed"))
         end.assert_called_once_with(11)

@@ -108,23 +108,23 @@ class LauncherCase(TestCase):
     imports: tuple[ModelSpec, ...] = ()
 
     def setUp(self) -> None:
-        process_launcher.prepare(self.imports)
+        process_launcher.start_fork_server(self.imports)
         self.launcher = ProcessLauncher()
         self.reaped: list[BaseProcess] = []
-        self.addCleanup(self.launcher.stop)
+        self.addCleanup(self.launcher.stop_thread)
 
     def wait_for(self, submit: Callable[[Callable[[Any], None]], None]) -> Any:
         results: list[Any] = []
         submit(results.append)
 
         def delivered() -> list[Any]:
-            self.launcher.deliver()
+            self.launcher.deliver_results()
             return results
 
         return eventually(delivered, "there is a result")[0]
 
     def start(self, function: Callable[..., object], *arguments: Any) -> Any:
-        started = self.wait_for(lambda then: self.launcher.start(function, arguments, then))
+        started = self.wait_for(lambda then: self.launcher.start_process(function, arguments, then))
         if isinstance(started, BaseProcess):
             self.addCleanup(self.end, started, started.pid or 0)
         return started
@@ -136,10 +136,10 @@ class LauncherCase(TestCase):
 
     def reap(self, process: BaseProcess) -> Any:
         self.reaped.append(process)
-        return self.wait_for(lambda then: self.launcher.reap(process, then))
+        return self.wait_for(lambda then: self.launcher.wait_for_exit(process, then))
 
     def look(self, process: BaseProcess) -> Any:
-        return self.wait_for(lambda then: self.launcher.look(process, then))
+        return self.wait_for(lambda then: self.launcher.poll_exit_code(process, then))
 
     def run_in_child(self, function: Callable[[Any], None]) -> Any:
         """Return what a new child sends before it ends."""
@@ -238,8 +238,8 @@ class EndsTests(LauncherCase):
         slow = ProcessLauncher()
         self.enterContext(patch.object(process_launcher, "STOPS_S", 0.1))
         self.enterContext(patch.object(ProcessLauncher, "_start", lambda *_: go_on.wait()))
-        slow.start(stay, (), lambda _: None)
-        slow.stop()
+        slow.start_process(stay, (), lambda _: None)
+        slow.stop_thread()
         self.assertFalse(go_on.is_set())
 
     def test_a_caller_that_has_no_file_descriptors_left_fails_alone(self) -> None:

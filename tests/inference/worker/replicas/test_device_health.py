@@ -32,9 +32,9 @@ class TrustTests(DispatcherCase):
         self.clock = 0.0
 
     def start(self, index: int) -> None:
-        self.replicas.started(index, PID + index)
+        self.replicas.note_start(index, PID + index)
         states = {spec.digest: READY for spec in CATALOG.values()}
-        self.replicas.loaded(LoadReport(pid=PID + index, models=states))
+        self.replicas.note_loaded_models(LoadReport(pid=PID + index, models=states))
 
     def runs_on(self, index: int) -> None:
         """The other one is busy."""
@@ -69,7 +69,7 @@ class TrustTests(DispatcherCase):
             self.ends_on_good()
         self.assertTrue(self.is_withdrawn(BAD))
         self.assertEqual([self.replicas.may_run(pid) for pid in (PID, PID + 1)], [False, True])
-        self.assertEqual((self.replicas.serving, self.replicas.may_start(0)), ({"a", "b"}, False))
+        self.assertEqual((self.replicas.serving_models, self.replicas.may_start(0)), ({"a", "b"}, False))
         self.assertTrue(self.dispatcher.make_snapshot().replicas["0"]["withdrawn_s"])
 
     def test_so_is_one_that_fails_with_what_others_compute_to_an_error_of_the_job(self) -> None:
@@ -104,7 +104,7 @@ class TrustTests(DispatcherCase):
             self.fails_on_bad()
             self.ends_on_good()
             for _ in range(device_health.TRUSTED_AFTER):
-                self.replicas.trust.computed(computes)
+                self.replicas.trust.note_success(computes)
             self.add()
             self.fails_on_bad()
             self.ends_on_good()
@@ -114,7 +114,7 @@ class TrustTests(DispatcherCase):
         for engine_s, counted in ((0.0, False), (0.1, True)):
             self.add()
             self.runs_on(0)
-            with patch.object(self.replicas.trust, "computed") as computed:
+            with patch.object(self.replicas.trust, "note_success") as computed:
                 self.pool.finish(self.last, engine_s=engine_s)
             self.assertEqual(computed.called, counted, engine_s)
 
@@ -142,7 +142,7 @@ class TrustTests(DispatcherCase):
     def test_a_failure_counts_though_its_process_is_gone_as_it_is_read(self) -> None:
         _, request = self.add()
         self.runs_on(0)
-        self.replicas.ended(0)
+        self.replicas.note_end(0)
         self.pool.dead = [PID, PID + 1]
         self.pool.lose(self.last, FAILED)
         self.ends_on_good()
@@ -156,9 +156,11 @@ class TrustTests(DispatcherCase):
             self.ends_on_good()
 
     def test_one_is_not_withdrawn_where_the_other_cannot_be_loaded(self) -> None:
-        self.replicas.ended(1)
-        self.replicas.started(1, PID + 2)
-        self.replicas.loaded(LoadReport(pid=PID + 2, models={spec.digest: "it is lost" for spec in CATALOG.values()}))
+        self.replicas.note_end(1)
+        self.replicas.note_start(1, PID + 2)
+        self.replicas.note_loaded_models(
+            LoadReport(pid=PID + 2, models={spec.digest: "it is lost" for spec in CATALOG.values()})
+        )
         for _ in range(device_health.FAULTS):
             self.add()
             self.fails_on_bad()
@@ -169,29 +171,29 @@ class TrustTests(DispatcherCase):
 
     def test_one_that_was_withdrawn_is_given_work_again_once_the_other_is_lost_and_not_while_it_restarts(self) -> None:
         self.fail_until_withdrawn()
-        self.replicas.ended(1)
+        self.replicas.note_end(1)
         self.assertFalse(self.replicas.may_start(0))
-        self.replicas.started(1, PID + 2)
-        self.replicas.ended(1)  # while it loads
+        self.replicas.note_start(1, PID + 2)
+        self.replicas.note_end(1)  # while it loads
         self.assertTrue(self.replicas.may_start(0))
         self.assertTrue(self.replicas.may_run(PID))
 
     def test_one_is_withdrawn_where_another_has_what_it_runs_and_not_all_models(self) -> None:
-        self.replicas.ended(0)
-        self.replicas.started(0, PID)
+        self.replicas.note_end(0)
+        self.replicas.note_start(0, PID)
         states = {spec.digest: READY if name == "a" else "no weights" for name, spec in CATALOG.items()}
-        self.replicas.loaded(LoadReport(pid=PID, models=states))
-        self.replicas.ended(1)
-        self.replicas.started(1, PID + 1)
-        self.replicas.loaded(LoadReport(pid=PID + 1, models=states))
-        self.replicas.started(3, PID + 2)
+        self.replicas.note_loaded_models(LoadReport(pid=PID, models=states))
+        self.replicas.note_end(1)
+        self.replicas.note_start(1, PID + 1)
+        self.replicas.note_loaded_models(LoadReport(pid=PID + 1, models=states))
+        self.replicas.note_start(3, PID + 2)
         states = {spec.digest: READY if name == "b" else "no weights" for name, spec in CATALOG.items()}
-        self.replicas.loaded(LoadReport(pid=PID + 2, models=states))
+        self.replicas.note_loaded_models(LoadReport(pid=PID + 2, models=states))
         self.fail_until_withdrawn()
         self.assertTrue(self.is_withdrawn(BAD))
 
     def test_the_only_device_is_never_withdrawn(self) -> None:
         only = device_health.DeviceHealth([BAD], lambda *_: True)
         for _ in range(9):
-            only.computed_elsewhere(device_health.Incident(device=BAD, jobs=1))
+            only.note_success_elsewhere(device_health.Incident(device=BAD, jobs=1))
         self.assertEqual(only.withdrawn_s(BAD), 0)

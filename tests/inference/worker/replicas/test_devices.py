@@ -8,22 +8,22 @@ from uuid import uuid4
 
 from inference.worker.replicas import devices, gpus
 from inference.worker.replicas.devices import Device, DeviceSelection, Plan
-from inference.worker.replicas.gpus import Found, Gpu
+from inference.worker.replicas.gpus import FoundGpus, Gpu
 
 GB = 10**9
-TWO = Found(
+TWO = FoundGpus(
     gpus=tuple(Gpu(name=f"cuda:{n}", visible=f"GPU-{n}", memory=80 * GB) for n in (4, 7)), why="for a test",
     is_listed=True,
 )  # fmt: skip
-NONE = Found(why="there is no nvidia-smi")
+NONE = FoundGpus(why="there is no nvidia-smi")
 
 
-def choose(option: str, found: Found = TWO) -> DeviceSelection:
-    with patch.object(gpus, "find", return_value=found):
-        return devices.choose(option)
+def choose(option: str, found: FoundGpus = TWO) -> DeviceSelection:
+    with patch.object(gpus, "find_gpus", return_value=found):
+        return devices.choose_devices(option)
 
 
-def names(option: str, found: Found = TWO) -> list[str]:
+def names(option: str, found: FoundGpus = TWO) -> list[str]:
     return [device.name for device in choose(option, found).devices]
 
 
@@ -56,7 +56,7 @@ class ChoiceTests(TestCase):
             choose("cuda:2")
 
     def test_a_gpu_that_is_to_be_expected_and_cannot_be_used_is_said_loudly(self) -> None:
-        broken = Found(why="nvidia-smi lists none", problem=True)
+        broken = FoundGpus(why="nvidia-smi lists none", problem=True)
         with self.assertLogs(devices.logger, "ERROR") as logs:
             self.assertEqual(names("auto", broken), ["cpu"])
         self.assertIn("no GPU is used, though there should be one: nvidia-smi lists none", logs.output[0])
@@ -72,7 +72,7 @@ class ChoiceTests(TestCase):
     def test_a_number_that_is_not_there_is_refused(self) -> None:
         with self.assertRaisesRegex(ValueError, "there is no cuda:2, 2 can be used here"):
             choose("cuda:2")
-        counted = Found(gpus=TWO.gpus, why="2 are counted at /dev/nvidia[0-9]*")
+        counted = FoundGpus(gpus=TWO.gpus, why="2 are counted at /dev/nvidia[0-9]*")
         self.assertEqual(names("cuda:1", counted), ["cuda:7"])
         for wrong, found in (("cuda:0", NONE), ("cuda:0+cuda:2", counted)):
             with self.assertRaisesRegex(ValueError, f"there is no {wrong[-6:]}, .*: {re.escape(found.why)}"):
@@ -81,7 +81,7 @@ class ChoiceTests(TestCase):
             choose("cuda:0", NONE)
 
     def test_a_variable_that_hides_every_gpu_hides_those_that_are_named(self) -> None:
-        hidden = Found(why="CUDA_VISIBLE_DEVICES hides every GPU", is_listed=True)
+        hidden = FoundGpus(why="CUDA_VISIBLE_DEVICES hides every GPU", is_listed=True)
         with self.assertRaisesRegex(ValueError, "no cuda:0, none can be used here: CUDA_VISIBLE_DEVICES hides"):
             choose("cuda:0", hidden)
 
@@ -92,21 +92,21 @@ class ChoiceTests(TestCase):
             choose("cuda:0+cuda:0")
 
     def test_a_slice_is_in_no_set(self) -> None:
-        sliced = Found(gpus=(*TWO.gpus, Gpu(name="cuda:7/mig:0", visible="MIG-1")), why="", is_listed=True)
+        sliced = FoundGpus(gpus=(*TWO.gpus, Gpu(name="cuda:7/mig:0", visible="MIG-1")), why="", is_listed=True)
         self.assertEqual(names("cuda:2", sliced), ["cuda:7/mig:0"])
         with self.assertRaisesRegex(ValueError, "has a slice of a GPU"):
             choose("cuda:0+cuda:2", sliced)
 
     def test_a_name_fits_into_a_jobs_row(self) -> None:
-        eight = Found(gpus=tuple(Gpu(name=f"cuda:{n}", visible=str(n)) for n in range(8)), why="")
+        eight = FoundGpus(gpus=tuple(Gpu(name=f"cuda:{n}", visible=str(n)) for n in range(8)), why="")
         (name,) = names(whole := "+".join(f"cuda:{n}" for n in range(8)), eight)
-        self.assertEqual((name, devices.abbreviate(name)), (whole, "cuda:0+cuda:1+cuda:…"))
-        self.assertEqual(len(devices.abbreviate(name)), 20)
+        self.assertEqual((name, devices.abbreviate_device(name)), (whole, "cuda:0+cuda:1+cuda:…"))
+        self.assertEqual(len(devices.abbreviate_device(name)), 20)
 
 
 class PlanTests(TestCase):
     def test_there_is_one_replica_a_core_on_cpus(self) -> None:
-        with patch.object(devices, "cores", return_value=4), patch.dict(os.environ, OMP_NUM_THREADS=""):
+        with patch.object(devices, "count_cores", return_value=4), patch.dict(os.environ, OMP_NUM_THREADS=""):
             self.assertEqual((plan(CPU).replicas, plan(CPU).threads), (4, 1))
             self.assertEqual((plan(CPU, 2).replicas, plan(CPU, 2).threads), (2, 2))
 
@@ -120,7 +120,7 @@ class PlanTests(TestCase):
             (4, [GB // 10], 4, 4),
             (1, [GB // 10], 4, 2),
         ):
-            with self.subTest(sizes=sizes, cores=cores), patch.object(devices, "cores", return_value=cores):
+            with self.subTest(sizes=sizes, cores=cores), patch.object(devices, "count_cores", return_value=cores):
                 self.assertEqual(plan(choose("auto"), sizes=sizes, most=most).replicas, replicas)
 
     def test_a_gpu_that_is_named_twice_has_no_more_replicas_than_one_named_once(self) -> None:
@@ -130,22 +130,29 @@ class PlanTests(TestCase):
             ("cuda:0+cuda:1,cuda:0", [GB // 10], 4),
             ("cuda:0,cuda:1", [GB // 10], 8),
         ):
-            with self.subTest(option, sizes=sizes), patch.object(devices, "cores", return_value=16):
+            with self.subTest(option, sizes=sizes), patch.object(devices, "count_cores", return_value=16):
                 self.assertEqual(plan(choose(option), sizes=sizes).replicas, replicas)
 
     def test_a_gpu_of_unknown_memory_has_one_replica(self) -> None:
-        self.assertEqual(devices.replicas_of(0, [GB]), 1)
+        self.assertEqual(devices.count_replicas_that_fit(0, [GB]), 1)
 
     def test_a_replica_computes_with_no_more_threads_than_the_environment_allows(self) -> None:
         for allowed, threads in (("1", 1), ("3", 2), ("1,2", 1), ("0", 1), ("many", 2)):
             variables = patch.dict(os.environ, OMP_NUM_THREADS=allowed)
-            with self.subTest(allowed), variables, patch.object(devices, "cores", return_value=4):
+            with self.subTest(allowed), variables, patch.object(devices, "count_cores", return_value=4):
                 self.assertEqual(plan(CPU, 2).threads, threads)
 
     def test_child_i_is_bound_to_device_i_mod_n(self) -> None:
         bound = plan(choose("auto"), 4)
         self.assertEqual([bound.device_of(i) for i in range(4)], ["cuda:4", "cuda:7", "cuda:4", "cuda:7"])
-        self.assertEqual((bound.sharing, plan(choose("auto"), 3).sharing, plan(choose("auto"), 2).sharing), (2, 2, 1))
+        self.assertEqual(
+            (
+                bound.most_replicas_per_device,
+                plan(choose("auto"), 3).most_replicas_per_device,
+                plan(choose("auto"), 2).most_replicas_per_device,
+            ),
+            (2, 2, 1),
+        )
 
     def test_replicas_share_a_gpu_by_whatever_devices_they_have_it(self) -> None:
         for option, replicas, sharing in (
@@ -156,7 +163,7 @@ class PlanTests(TestCase):
             ("cpu,cpu", 4, 4),
         ):
             with self.subTest(option):
-                self.assertEqual(plan(choose(option), replicas).sharing, sharing)
+                self.assertEqual(plan(choose(option), replicas).most_replicas_per_device, sharing)
 
     def test_those_on_gpus_work_ahead_unless_it_is_said_otherwise(self) -> None:
         for choice, ahead, works in (
@@ -172,7 +179,7 @@ class PlanTests(TestCase):
             (CPU, 0, "cpu", ""),
         ):
             with self.subTest(choice), patch.dict(os.environ, CUDA_VISIBLE_DEVICES="4,7"):
-                self.assertEqual(plan(choice, 2).bind(index), bound)
+                self.assertEqual(plan(choice, 2).bind_device(index), bound)
                 self.assertEqual(os.environ["CUDA_VISIBLE_DEVICES"], visible)
 
     def test_a_child_counts_gpus_as_nvidia_smi_does_unless_the_operator_says_otherwise(self) -> None:
@@ -180,7 +187,7 @@ class PlanTests(TestCase):
             with self.subTest(given), patch.dict(os.environ):
                 os.environ.pop("CUDA_DEVICE_ORDER", None)
                 os.environ.update(given)
-                plan(choose("auto"), 2).bind(0)
+                plan(choose("auto"), 2).bind_device(0)
                 self.assertEqual(os.environ.get("CUDA_DEVICE_ORDER"), expected)
 
     def test_the_allocator_of_a_gpu_does_not_keep_holes_unless_the_operator_says_otherwise(self) -> None:
@@ -206,5 +213,5 @@ class PlanTests(TestCase):
 
     def test_the_cpu_is_the_device_of_a_plan_that_names_none(self) -> None:
         with patch.dict(os.environ):
-            self.assertEqual(Plan(worker=uuid4(), devices=("cpu",), replicas=1, threads=1).bind(0), "cpu")
+            self.assertEqual(Plan(worker=uuid4(), devices=("cpu",), replicas=1, threads=1).bind_device(0), "cpu")
         self.assertEqual(Device(name="cpu").visible, "")

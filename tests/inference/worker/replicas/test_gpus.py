@@ -9,7 +9,7 @@ from unittest import TestCase
 from unittest.mock import patch
 
 from inference.worker.replicas import gpus
-from inference.worker.replicas.gpus import Found
+from inference.worker.replicas.gpus import FoundGpus
 from tests.conditions import PATIENCE_S
 
 TWO = """\
@@ -52,10 +52,10 @@ class GpusTests(TestCase):
         for name in names:
             (self.folder / name).touch()
 
-    def find(self, visible: str | None = None) -> Found:
+    def find(self, visible: str | None = None) -> FoundGpus:
         if visible is not None:
             os.environ["CUDA_VISIBLE_DEVICES"] = visible
-        return gpus.find()
+        return gpus.find_gpus()
 
     def names(self, visible: str | None = None) -> list[str]:
         return [gpu.name for gpu in self.find(visible).gpus]

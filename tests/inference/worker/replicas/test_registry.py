@@ -32,7 +32,7 @@ class ReplicasTests(TestCase):
         self.start(1, SECOND)
 
     def start(self, index: int, pid: int) -> None:
-        self.replicas.started(index, pid, self.replicas.first_assignment(index))
+        self.replicas.note_start(index, pid, self.replicas.make_first_assignment(index))
 
     def load(self, pid: int, **models: str) -> None:
         """The child has what it was assigned, but what `models` says."""
@@ -40,7 +40,7 @@ class ReplicasTests(TestCase):
         states = {key: models.get(self.replicas.goal[key].name, READY) for key in replica.assigned_digests}
         with self.assertLogs("inference.worker.replicas.registry") as logs:
             logging.getLogger("inference.worker.replicas.registry").info("so that there is one")
-            self.replicas.loaded(LoadReport(pid=pid, models=states))
+            self.replicas.note_loaded_models(LoadReport(pid=pid, models=states))
         self.logged = [record.getMessage() for record in logs.records if record.levelno == logging.ERROR]
 
     def loads(self, index: int, model: str) -> None:
@@ -50,15 +50,15 @@ class ReplicasTests(TestCase):
 
     def without(self, index: int) -> set[str]:
         return {spec.name for spec in self.replicas.goal.values()} - {
-            spec.name for spec in self.replicas.first_assignment(index)
+            spec.name for spec in self.replicas.make_first_assignment(index)
         }
 
     def why_not(self) -> set[str]:
-        return set(status_row.why_not(self.replicas))
+        return set(status_row.find_load_failures(self.replicas))
 
     def tries(self, *pids: int) -> int | None:
         """Which of these is told to load something."""
-        following = self.replicas.next_assignment(pids or (FIRST, SECOND))
+        following = self.replicas.begin_next_assignment(pids or (FIRST, SECOND))
         return following[0] if following else None
 
     def able(self) -> list[int]:
@@ -68,23 +68,23 @@ class ReplicasTests(TestCase):
         self.load(FIRST)
         self.load(SECOND)
         self.replicas.apply_intents(OperatorIntents(paused=frozenset({"a", "gone"})))
-        self.assertEqual((self.replicas.serving, self.replicas.served), ({"b"}, {"a", "b"}))
+        self.assertEqual((self.replicas.serving_models, self.replicas.served_models), ({"b"}, {"a", "b"}))
         version = self.replicas.version
         self.replicas.apply_intents(OperatorIntents(is_drained=True))
         self.assertGreater(self.replicas.version, version)
-        self.assertEqual((self.replicas.serving, self.replicas.runnable), (set(), {"a", "b"}))
+        self.assertEqual((self.replicas.serving_models, self.replicas.runnable), (set(), {"a", "b"}))
         self.replicas.apply_intents(OperatorIntents())
-        self.assertEqual(self.replicas.serving, {"a", "b"})
+        self.assertEqual(self.replicas.serving_models, {"a", "b"})
 
     def test_how_often_one_ended_is_shown_but_not_of_one_that_was_to_try_again(self) -> None:
         def ended_counts() -> list[object]:
-            return [row["ended"] for _, row in sorted(status_row.replica_rows(self.replicas, {}).items())]
+            return [row["ended"] for _, row in sorted(status_row.make_replica_values(self.replicas, {}).items())]
 
         self.load(FIRST)
         self.load(SECOND, a=BROKEN, b=BROKEN)
-        self.replicas.ended(1)  # has nothing, and tries again
+        self.replicas.note_end(1)  # has nothing, and tries again
         for _ in range(3):
-            self.replicas.ended(0)
+            self.replicas.note_end(0)
             self.start(0, FIRST)
             self.load(FIRST)
         self.assertEqual(ended_counts(), [3, 0])
@@ -92,33 +92,37 @@ class ReplicasTests(TestCase):
         self.assertEqual(ended_counts(), [2, 0])
 
     def test_nothing_is_served_before_a_replica_has_loaded_it(self) -> None:
-        self.assertEqual((self.replicas.serving, self.replicas.served, self.able()), (set(), set(), []))
+        self.assertEqual((self.replicas.serving_models, self.replicas.served_models, self.able()), (set(), set(), []))
         self.load(FIRST)
         self.assertEqual(
-            (self.replicas.serving, self.able(), self.replicas.have_reported), ({"a", "b"}, [FIRST], False)
+            (self.replicas.serving_models, self.able(), self.replicas.have_all_reported), ({"a", "b"}, [FIRST], False)
         )
 
     def test_one_that_lacks_what_another_runs_is_given_the_rest_and_tries_again_beside_that(self) -> None:
         self.load(FIRST)
         self.load(SECOND, b=BROKEN)
         self.replicas.replicas[1].retry_at = 0.0
-        self.assertEqual((self.able(), self.replicas.to_restart(), self.tries()), ([FIRST, SECOND], [], None))
-        self.assertEqual((self.replicas.lacking(FIRST), self.replicas.lacking(SECOND)), (set(), {"b"}))
-        self.assertEqual(self.replicas.lacking(33), {"a", "b"})
+        self.assertEqual(
+            (self.able(), self.replicas.find_children_to_restart(), self.tries()), ([FIRST, SECOND], [], None)
+        )
+        self.assertEqual(
+            (self.replicas.find_lacking_models(FIRST), self.replicas.find_lacking_models(SECOND)), (set(), {"b"})
+        )
+        self.assertEqual(self.replicas.find_lacking_models(33), {"a", "b"})
         self.replicas.try_at = 0.0
         self.assertEqual(self.tries(), SECOND)
         self.load(SECOND)
-        self.assertEqual(self.replicas.lacking(SECOND), set())
+        self.assertEqual(self.replicas.find_lacking_models(SECOND), set())
 
     def test_the_pauses_of_one_that_dies_of_what_another_runs_grow(self) -> None:
         self.load(FIRST)
         pauses = []
         for _ in range(4):
             self.loads(1, "b")
-            self.replicas.ended(1)
+            self.replicas.note_end(1)
             self.start(1, SECOND)
             self.load(SECOND)
-            self.assertEqual((self.replicas.lacking(SECOND), self.tries()), ({"b"}, None))
+            self.assertEqual((self.replicas.find_lacking_models(SECOND), self.tries()), ({"b"}, None))
             self.replicas.try_at = 0.0
             self.assertEqual(self.tries(), SECOND)
             pauses.append(self.replicas.tries.pause_s)
@@ -127,12 +131,12 @@ class ReplicasTests(TestCase):
     def test_what_all_lack_is_not_served_and_tried_again_beside_the_work(self) -> None:
         self.load(FIRST, b=BROKEN)
         self.load(SECOND, b=BROKEN)
-        self.assertEqual((self.replicas.serving, self.able()), ({"a"}, [FIRST, SECOND]))
+        self.assertEqual((self.replicas.serving_models, self.able()), ({"a"}, [FIRST, SECOND]))
         self.assertIsNone(self.tries())
         self.replicas.try_at = 0.0
         self.assertEqual(self.tries(SECOND), SECOND)
         self.load(SECOND)
-        self.assertEqual((self.replicas.serving, self.able()), ({"a", "b"}, [FIRST, SECOND]))
+        self.assertEqual((self.replicas.serving_models, self.able()), ({"a", "b"}, [FIRST, SECOND]))
 
     def eight(self) -> None:
         """Replicas that serve a; none could load b."""
@@ -154,27 +158,29 @@ class ReplicasTests(TestCase):
         self.replicas.try_at = 0.0
         for index in range(8):
             self.load_in_turn(index)
-            self.assertEqual((self.replicas.serving, self.replicas.to_restart()), ({"a", "b"}, []))
-            self.assertEqual([pid for pid in range(8) if self.replicas.lacking(pid)], list(range(index + 1, 8)))
+            self.assertEqual((self.replicas.serving_models, self.replicas.find_children_to_restart()), ({"a", "b"}, []))
+            self.assertEqual(
+                [pid for pid in range(8) if self.replicas.find_lacking_models(pid)], list(range(index + 1, 8))
+            )
 
     def test_what_loads_slowly_is_left_to_one_of_two_where_the_rest_is_not_run(self) -> None:
         self.load(FIRST)
-        self.replicas.loaded(
+        self.replicas.note_loaded_models(
             LoadReport(pid=SECOND, models={spec.digest: READY for spec in CATALOG.values()},
                    load_s={CATALOG["a"].digest: 0.1, CATALOG["b"].digest: SLOW_S + 1.0})
         )  # fmt: skip
         for first, second in ((0, 1), (1, 0)):
             pids = (FIRST, SECOND)
-            self.replicas.ended(first)
+            self.replicas.note_end(first)
             self.assertEqual(self.without(first), set())  # the second runs all
             self.start(first, pids[first])
-            self.replicas.ended(second)
+            self.replicas.note_end(second)
             self.assertEqual(self.without(second), {"b"})
             self.start(second, pids[second])
             self.load(pids[second])
-            self.assertEqual((self.replicas.serving, self.tries()), ({"a"}, None))  # there is no other to run a
+            self.assertEqual((self.replicas.serving_models, self.tries()), ({"a"}, None))  # there is no other to run a
             self.load(pids[first])
-            self.assertEqual((self.replicas.serving, self.tries()), ({"a", "b"}, pids[second]))
+            self.assertEqual((self.replicas.serving_models, self.tries()), ({"a", "b"}, pids[second]))
             self.load(pids[second])
 
     def test_what_cannot_be_loaded_has_nothing_left_out_that_can(self) -> None:
@@ -182,16 +188,16 @@ class ReplicasTests(TestCase):
         states = {CATALOG["a"].digest: BROKEN, CATALOG["b"].digest: READY}
         with self.assertLogs("inference.worker.replicas.registry"):
             for pid in (FIRST, SECOND):
-                self.replicas.loaded(LoadReport(pid=pid, models=states, load_s=slow))
+                self.replicas.note_loaded_models(LoadReport(pid=pid, models=states, load_s=slow))
         for index in (1, 0):
-            self.replicas.ended(index)
+            self.replicas.note_end(index)
             self.assertEqual(self.without(index), set())
             self.start(index, (FIRST, SECOND)[index])
 
     def test_two_that_die_of_each_other_s_model_try_it_after_pauses(self) -> None:
         for index, pid, model in ((0, FIRST, "b"), (1, SECOND, "a")):
             self.loads(index, model)
-            self.replicas.ended(index)
+            self.replicas.note_end(index)
             self.start(index, pid)
         self.load(FIRST)
         self.load(SECOND)
@@ -201,7 +207,7 @@ class ReplicasTests(TestCase):
             self.assertEqual(self.tries(pid), pid)
             pauses.append(self.replicas.tries.pause_s)
             self.loads(index, model)
-            self.replicas.ended(index)
+            self.replicas.note_end(index)
             self.start(index, pid)
             self.load(pid)
             self.assertIsNone(self.tries())
@@ -209,34 +215,34 @@ class ReplicasTests(TestCase):
 
     def test_what_ends_a_process_is_tried_by_itself_and_last(self) -> None:
         self.loads(0, "b")
-        self.replicas.ended(0)
+        self.replicas.note_end(0)
         self.start(0, FIRST)
         self.load(FIRST)
         self.load(SECOND)
-        self.replicas.follow({**CATALOG, "c": ModelSpec(name="c", engine="x:Y")})
+        self.replicas.set_catalog({**CATALOG, "c": ModelSpec(name="c", engine="x:Y")})
         tried = []
         for states in ({"c": BROKEN}, {}, {}):
             self.replicas.try_at = 0.0
-            _, assignment = self.replicas.next_assignment([FIRST]) or (0, ())
+            _, assignment = self.replicas.begin_next_assignment([FIRST]) or (0, ())
             tried.append({spec.name for spec in assignment})
             self.load(FIRST, **states)
         self.assertEqual(tried, [{"a", "c"}, {"a", "b"}, {"a", "b", "c"}])
 
     def test_what_always_fails_keeps_nothing_that_ended_a_process_from_its_next_try(self) -> None:
-        self.replicas.follow({**CATALOG, **{name: ModelSpec(name=name, engine="x:Y") for name in "cd"}})
+        self.replicas.set_catalog({**CATALOG, **{name: ModelSpec(name=name, engine="x:Y") for name in "cd"}})
         tried: list[str] = []
         self.start(1, SECOND)
         self.load(SECOND, c=BROKEN)
         self.loads(0, "b")
-        self.replicas.ended(0)
+        self.replicas.note_end(0)
         self.start(0, FIRST)
         self.replicas.replicas[0].shared.loading = len(self.replicas.replicas[0].assigned_digests)  # d
         for _ in range(4):
-            self.replicas.ended(0)
+            self.replicas.note_end(0)
             self.start(0, FIRST)
             self.load(FIRST, c=BROKEN)
             self.replicas.try_at = 0.0
-            _, assignment = self.replicas.next_assignment([FIRST]) or (0, ())
+            _, assignment = self.replicas.begin_next_assignment([FIRST]) or (0, ())
             [name] = {spec.name for spec in assignment} - {"a"}
             tried.append(name)
             self.replicas.replicas[0].shared.loading = 1 + [spec.name for spec in assignment].index(name)
@@ -259,10 +265,10 @@ class ReplicasTests(TestCase):
         for index in range(4):
             self.load_in_turn(index)
         for index in range(3):
-            self.replicas.ended(index)
-        self.assertEqual(self.replicas.serving, {"a", "b"})
-        self.replicas.ended(3)
-        self.assertEqual(self.replicas.serving, {"a"})
+            self.replicas.note_end(index)
+        self.assertEqual(self.replicas.serving_models, {"a", "b"})
+        self.replicas.note_end(3)
+        self.assertEqual(self.replicas.serving_models, {"a"})
 
     def test_one_that_has_what_the_others_have_not_gets_no_assignment_again_and_again(self) -> None:
         self.eight()
@@ -280,25 +286,25 @@ class ReplicasTests(TestCase):
     def test_one_that_has_nothing_is_restarted(self) -> None:
         self.load(FIRST, a=BROKEN, b=BROKEN)
         self.replicas.replicas[0].retry_at = 0.0
-        self.assertEqual((self.able(), self.replicas.to_restart()), ([], [0]))
+        self.assertEqual((self.able(), self.replicas.find_children_to_restart()), ([], [0]))
 
     def test_one_that_ends_after_it_had_loaded_starts_at_once_and_is_waited_for(self) -> None:
         self.load(FIRST)
         self.load(SECOND)
         for index in (0, 1):
-            self.replicas.ended(index)
-        self.assertEqual((self.replicas.serving, self.replicas.served), (set(), {"a", "b"}))
+            self.replicas.note_end(index)
+        self.assertEqual((self.replicas.serving_models, self.replicas.served_models), (set(), {"a", "b"}))
         self.assertTrue(self.replicas.may_start(0))
         self.start(0, FIRST)
         self.load(FIRST, b=BROKEN)
         self.start(1, SECOND)
-        self.replicas.ended(1)
-        self.assertEqual((self.replicas.serving, self.replicas.served), ({"a"}, {"a"}))
+        self.replicas.note_end(1)
+        self.assertEqual((self.replicas.serving_models, self.replicas.served_models), ({"a"}, {"a"}))
 
     def test_one_that_dies_while_it_loads_waits_longer_each_time(self) -> None:
         pauses = []
         for _ in range(9):
-            self.replicas.ended(0)
+            self.replicas.note_end(0)
             self.assertFalse(self.replicas.may_start(0))
             pauses.append(self.replicas.replicas[0].pauses.pause_s)
             self.start(0, FIRST)
@@ -310,7 +316,7 @@ class ReplicasTests(TestCase):
     def test_one_that_dies_of_loading_a_model_starts_without_it_until_it_has_loaded_it(self) -> None:
         self.assertEqual(self.without(0), set())
         self.replicas.replicas[0].shared.loading = 2
-        self.replicas.ended(0)
+        self.replicas.note_end(0)
         self.assertEqual((self.without(0), self.without(1)), ({"b"}, set()))
         self.assertEqual(self.why_not(), {"b"})
         self.load(SECOND)
@@ -320,14 +326,14 @@ class ReplicasTests(TestCase):
         self.replicas.try_at = 0.0
         self.assertEqual(self.tries(FIRST), FIRST)
         self.load(FIRST)
-        self.replicas.ended(1)
-        self.replicas.ended(0)
+        self.replicas.note_end(1)
+        self.replicas.note_end(0)
         self.assertEqual(self.without(0), set())
 
     def test_one_that_dies_of_all_that_it_loads_tries_each_again(self) -> None:
         for model in "bab":
             self.loads(0, model)
-            self.replicas.ended(0)
+            self.replicas.note_end(0)
             self.assertEqual(self.without(0), {model})
             self.start(0, FIRST)
         self.load(FIRST, a=BROKEN, b=BROKEN)
@@ -339,32 +345,32 @@ class ReplicasTests(TestCase):
         )
         self.start(0, FIRST)
         self.load(FIRST)
-        self.replicas.ended(0)
+        self.replicas.note_end(0)
         for _ in range(2):
             self.start(0, FIRST)
             self.replicas.replicas[0].shared.loading = 1
-            self.replicas.ended(0)
+            self.replicas.note_end(0)
             self.assertEqual((self.without(0), self.why_not()), (set(), {"a"}))
             self.assertFalse(self.replicas.may_start(0))
 
     def test_what_a_child_says_that_it_loads_is_read_there(self) -> None:
         shared = SharedState()
-        self.replicas.started(0, FIRST, self.replicas.first_assignment(0), shared)
+        self.replicas.note_start(0, FIRST, self.replicas.make_first_assignment(0), shared)
         shared.loading = 2
-        self.replicas.ended(0)
+        self.replicas.note_end(0)
         self.assertEqual(self.without(0), {"b"})
 
     def test_one_that_dies_of_a_try_starts_without_that_model_and_the_pauses_grow(self) -> None:
         pauses = []
-        self.replicas.ended(1)
+        self.replicas.note_end(1)
         for _ in range(4):
             self.load(FIRST, b=BROKEN)
             self.replicas.try_at = 0.0
             self.assertEqual(self.tries(FIRST), FIRST)
             pauses.append(self.replicas.tries.pause_s)
             self.loads(0, "b")
-            self.replicas.ended(0)
-            self.assertEqual((self.replicas.served, self.without(0)), ({"a"}, {"b"}))
+            self.replicas.note_end(0)
+            self.assertEqual((self.replicas.served_models, self.without(0)), ({"a"}, {"b"}))
             self.assertTrue(self.replicas.may_start(0))
             self.start(0, FIRST)
         self.assertEqual(pauses, sorted(pauses))
@@ -381,7 +387,7 @@ class ReplicasTests(TestCase):
     def test_a_pool_that_grows_has_more_of_them(self) -> None:
         self.start(2, 33)
         self.load(33)
-        self.assertEqual((len(status_row.replica_rows(self.replicas, {})), self.replicas.may_run(33)), (3, True))
+        self.assertEqual((len(status_row.make_replica_values(self.replicas, {})), self.replicas.may_run(33)), (3, True))
 
 
 class ChangeTests(TestCase):
@@ -392,37 +398,40 @@ class ChangeTests(TestCase):
         plan = Plan(worker=uuid4(), devices=("cpu",), replicas=2, threads=1)
         self.replicas = ReplicaRegistry(plan, CATALOG)
         for index, pid in enumerate((FIRST, SECOND)):
-            self.replicas.started(index, pid, self.replicas.first_assignment(index))
-            self.load(pid, self.replicas.first_assignment(index))
+            self.replicas.note_start(index, pid, self.replicas.make_first_assignment(index))
+            self.load(pid, self.replicas.make_first_assignment(index))
         self.new = replace(CATALOG["a"], revision="2")
 
     def load(self, pid: int, assignment: Assignment, **models: str) -> None:
         """The child says that it has what it was assigned, but the new `a` in the state that `models` says."""
         states = {spec.digest: models.get(spec.name, READY) if spec.revision else READY for spec in assignment}
-        self.replicas.loaded(LoadReport(pid=pid, models=states))
+        self.replicas.note_loaded_models(LoadReport(pid=pid, models=states))
 
     def follow(self, *specs: ModelSpec) -> None:
-        self.replicas.follow({spec.name: spec for spec in specs})
+        self.replicas.set_catalog({spec.name: spec for spec in specs})
 
     def next_assignment(self, *pids: int) -> tuple[int, list[tuple[str, str]]] | None:
         """The child that is to load or unload something, and what it is to have."""
-        following = self.replicas.next_assignment(pids or (FIRST, SECOND))
+        following = self.replicas.begin_next_assignment(pids or (FIRST, SECOND))
         if following is None:
             return None
         self.last = following
         return following[0], [(spec.name, spec.revision) for spec in following[1]]
 
     def runs(self) -> dict[str, str]:
-        return {name: spec.revision for name, spec in self.replicas.specs.items() if name in self.replicas.serving}
+        return {
+            name: spec.revision for name, spec in self.replicas.specs.items() if name in self.replicas.serving_models
+        }
 
     def states(self) -> list[tuple[str, str, str]]:
         return [
-            (e["name"], e["revision"], e["state"]) for e in status_row.catalog(self.replicas, LazyStatus())["models"]
+            (e["name"], e["revision"], e["state"])
+            for e in status_row.make_catalog_value(self.replicas, LazyStatus())["models"]
         ]
 
     @property
     def able(self) -> int:
-        return self.replicas.able
+        return self.replicas.able_child_count
 
     def test_a_new_revision_is_loaded_beside_the_old_by_one_after_the_other_then_switched_and_the_old_dropped(
         self,
@@ -450,7 +459,7 @@ class ChangeTests(TestCase):
             self.load(*self.last, a=BROKEN)
         self.assertIsNone(self.next_assignment())  # nor does the other try at once
         self.assertEqual((self.runs(), self.able), ({"a": "", "b": ""}, 2))
-        self.assertEqual(status_row.why_not(self.replicas), {"a": status_row.OLD_GOES_ON + BROKEN})
+        self.assertEqual(status_row.find_load_failures(self.replicas), {"a": status_row.OLD_GOES_ON + BROKEN})
         self.assertEqual(self.states(), [("a", "", "ready"), ("b", "", "ready"), ("a", "2", "failed")])
         self.replicas.try_at = 0.0
         self.assertEqual((self.next_assignment() or (0,))[0], SECOND)
@@ -459,7 +468,7 @@ class ChangeTests(TestCase):
         self.replicas.try_at = 0.0
         self.assertEqual((self.next_assignment() or (0,))[0], FIRST)
         self.load(*self.last)
-        self.assertEqual((self.runs()["a"], status_row.why_not(self.replicas)), ("2", {}))
+        self.assertEqual((self.runs()["a"], status_row.find_load_failures(self.replicas)), ("2", {}))
 
     def test_the_old_one_goes_on_where_the_child_that_lacks_the_new_one_ends(self) -> None:
         self.follow(self.new, CATALOG["b"])
@@ -469,27 +478,27 @@ class ChangeTests(TestCase):
         self.replicas.try_at = 0.0
         self.next_assignment()
         self.load(*self.last)
-        self.replicas.ended(0)
+        self.replicas.note_end(0)
         self.assertEqual(self.runs()["a"], "")
-        first = self.replicas.first_assignment(0)
-        self.replicas.started(0, FIRST, first)
+        first = self.replicas.make_first_assignment(0)
+        self.replicas.note_start(0, FIRST, first)
         with self.assertLogs("inference.worker.replicas.registry", "ERROR"):
             self.load(FIRST, first, a="no weights, said in other words")
-        self.assertEqual((self.runs()["a"], self.replicas.lacking(FIRST)), ("", set()))
+        self.assertEqual((self.runs()["a"], self.replicas.find_lacking_models(FIRST)), ("", set()))
 
     def test_a_process_that_dies_of_the_new_one_as_it_starts_again_leaves_the_old(self) -> None:
         self.follow(self.new, CATALOG["b"])
         for index, pid in enumerate((FIRST, SECOND)):
-            self.replicas.ended(index)
-            assignment = self.replicas.first_assignment(index)
-            self.replicas.started(index, pid, assignment)
+            self.replicas.note_end(index)
+            assignment = self.replicas.make_first_assignment(index)
+            self.replicas.note_start(index, pid, assignment)
             self.replicas.replicas[index].shared.loading = 1 + assignment.index(self.new)
         for index, pid in enumerate((FIRST, SECOND)):
-            self.replicas.ended(index)
+            self.replicas.note_end(index)
             self.assertTrue(self.replicas.may_start(index))
-            assignment = self.replicas.first_assignment(index)
+            assignment = self.replicas.make_first_assignment(index)
             self.assertEqual({(spec.name, spec.revision) for spec in assignment}, {("a", ""), ("b", "")})
-            self.replicas.started(index, pid, assignment)
+            self.replicas.note_start(index, pid, assignment)
             self.load(pid, assignment)
         self.assertEqual(self.runs(), {"a": "", "b": ""})
 
@@ -501,31 +510,35 @@ class ChangeTests(TestCase):
         self.follow(*CATALOG.values())
         self.replicas.try_at = 0.0
         self.assertIsNone(self.next_assignment())
-        self.assertEqual(status_row.why_not(self.replicas), {})
+        self.assertEqual(status_row.find_load_failures(self.replicas), {})
 
     def test_a_replica_pauses_for_a_load_only_while_another_takes_the_calls(self) -> None:
-        self.replicas.ended(1)
-        self.replicas.started(1, SECOND, self.replicas.first_assignment(1))
+        self.replicas.note_end(1)
+        self.replicas.note_start(1, SECOND, self.replicas.make_first_assignment(1))
         self.follow(self.new, CATALOG["b"])
         self.assertIsNone(self.next_assignment())
-        self.replicas.loaded(LoadReport(pid=SECOND, models={spec.digest: READY for spec in CATALOG.values()}))
+        self.replicas.note_loaded_models(
+            LoadReport(pid=SECOND, models={spec.digest: READY for spec in CATALOG.values()})
+        )
         self.assertEqual((self.next_assignment() or (0,))[0], FIRST)
 
     def test_a_child_that_starts_meanwhile_has_both_and_one_that_started_before_needs_no_restart(
         self,
     ) -> None:
         self.follow(self.new, CATALOG["b"])
-        self.replicas.ended(1)
-        first = self.replicas.first_assignment(1)
+        self.replicas.note_end(1)
+        first = self.replicas.make_first_assignment(1)
         self.assertEqual([(spec.name, spec.revision) for spec in first], [("a", ""), ("b", ""), ("a", "2")])
-        self.replicas.started(1, SECOND, tuple(CATALOG.values()))
-        self.replicas.ended(0)
-        self.replicas.started(0, FIRST, first)
+        self.replicas.note_start(1, SECOND, tuple(CATALOG.values()))
+        self.replicas.note_end(0)
+        self.replicas.note_start(0, FIRST, first)
         self.load(FIRST, first)
         self.assertEqual(self.runs()["a"], "")  # which the other had, and loads again
-        self.replicas.loaded(LoadReport(pid=SECOND, models={spec.digest: READY for spec in CATALOG.values()}))
+        self.replicas.note_loaded_models(
+            LoadReport(pid=SECOND, models={spec.digest: READY for spec in CATALOG.values()})
+        )
         self.replicas.replicas[1].retry_at = 0.0
-        self.assertEqual((self.able, self.replicas.to_restart()), (2, []))
+        self.assertEqual((self.able, self.replicas.find_children_to_restart()), (2, []))
         pids = []
         while following := self.next_assignment():
             pids.append(following[0])
@@ -537,24 +550,26 @@ class ChangeTests(TestCase):
         self.next_assignment()
         self.replicas.replicas[0].shared.loading = 3
         self.replicas.replicas[0].assigned_at -= settings.LOAD_LIMIT_S
-        self.replicas.ended(0)
-        self.replicas.started(0, FIRST, self.replicas.first_assignment(0))
+        self.replicas.note_end(0)
+        self.replicas.note_start(0, FIRST, self.replicas.make_first_assignment(0))
         with self.assertLogs("inference.worker.replicas.registry", "ERROR"):
-            self.load(FIRST, self.replicas.first_assignment(0))
-        self.assertRegex(status_row.why_not(self.replicas)["a"], "not loaded within 3600 s.*set LOAD_LIMIT_S higher")
+            self.load(FIRST, self.replicas.make_first_assignment(0))
+        self.assertRegex(
+            status_row.find_load_failures(self.replicas)["a"], "not loaded within 3600 s.*set LOAD_LIMIT_S higher"
+        )
 
     def test_a_child_that_dies_of_the_new_one_starts_without_it(self) -> None:
         self.follow(self.new, CATALOG["b"])
         self.next_assignment()
         self.replicas.replicas[0].shared.loading = 3
-        self.replicas.ended(0)
+        self.replicas.note_end(0)
         self.assertEqual(self.runs(), {"a": "", "b": ""})
-        self.assertNotIn(self.new, self.replicas.first_assignment(0))
-        self.replicas.started(0, FIRST, self.replicas.first_assignment(0))
+        self.assertNotIn(self.new, self.replicas.make_first_assignment(0))
+        self.replicas.note_start(0, FIRST, self.replicas.make_first_assignment(0))
         with self.assertLogs("inference.worker.replicas.registry", "ERROR"):
-            self.load(FIRST, self.replicas.first_assignment(0))
+            self.load(FIRST, self.replicas.make_first_assignment(0))
         self.assertEqual(
-            (self.able, status_row.why_not(self.replicas)), (2, {"a": status_row.OLD_GOES_ON + ENDED_BY_IT})
+            (self.able, status_row.find_load_failures(self.replicas)), (2, {"a": status_row.OLD_GOES_ON + ENDED_BY_IT})
         )
         self.assertIsNone(self.next_assignment())
 
@@ -570,17 +585,19 @@ class ChangeTests(TestCase):
 
     def test_a_removed_model_is_run_until_it_is_released(self) -> None:
         self.follow(CATALOG["b"])
-        self.assertEqual((set(self.runs()), self.replicas.leaving, self.next_assignment()), ({"a", "b"}, {"a"}, None))
+        self.assertEqual(
+            (set(self.runs()), self.replicas.leaving_models, self.next_assignment()), ({"a", "b"}, {"a"}, None)
+        )
         self.assertEqual(sorted(self.states()), [("a", "", "draining"), ("b", "", "ready")])
         with self.assertNoLogs("inference.worker.replicas.registry", "ERROR"):
-            self.replicas.release("a")
-        self.assertEqual((set(self.runs()), self.replicas.leaving), ({"b"}, set()))
+            self.replicas.release_model("a")
+        self.assertEqual((set(self.runs()), self.replicas.leaving_models), ({"b"}, set()))
         self.assertEqual(self.next_assignment(), (FIRST, [("b", "")]))
 
     def test_what_no_replica_could_load_is_replaced_at_once(self) -> None:
         for pid in (FIRST, SECOND):
             with self.assertLogs("inference.worker.replicas.registry"):
-                self.replicas.loaded(
+                self.replicas.note_loaded_models(
                     LoadReport(pid=pid, models={CATALOG["a"].digest: BROKEN, CATALOG["b"].digest: READY})
                 )
         self.follow(self.new, CATALOG["b"])
@@ -590,23 +607,23 @@ class ChangeTests(TestCase):
     def test_a_file_that_changes_while_the_only_child_starts_is_taken_over_once_the_new_is_loaded(self) -> None:
         plan = Plan(worker=uuid4(), devices=("cpu",), replicas=1, threads=1)
         self.replicas = ReplicaRegistry(plan, CATALOG)
-        self.replicas.started(0, FIRST, assignment := self.replicas.first_assignment(0))
+        self.replicas.note_start(0, FIRST, assignment := self.replicas.make_first_assignment(0))
         self.load(FIRST, assignment)
-        self.replicas.ended(0)
-        self.replicas.started(0, FIRST, assignment)
+        self.replicas.note_end(0)
+        self.replicas.note_start(0, FIRST, assignment)
         self.follow(self.new, CATALOG["b"])
         self.load(FIRST, assignment)
         self.assertEqual(self.runs(), {"a": "", "b": ""})
         self.assertEqual(self.next_assignment(), (FIRST, [("a", ""), ("b", ""), ("a", "2")]))
 
     def test_what_is_parked_is_not_run_and_unloaded_and_keeps_its_entry(self) -> None:
-        self.replicas.park({"a"})
+        self.replicas.park_models({"a"})
         self.assertEqual((set(self.runs()), set(self.replicas.specs)), ({"b"}, {"a", "b"}))
         self.assertNotIn(("a", "", "ready"), self.states())
         self.assertEqual(self.next_assignment(), (FIRST, [("b", "")]))
         self.load(*self.last)
         self.assertEqual(self.next_assignment(), (SECOND, [("b", "")]))
         self.load(*self.last)
-        self.replicas.park(())
+        self.replicas.park_models(())
         self.assertEqual(set(self.runs()), {"b"})
         self.assertEqual(self.next_assignment(), (FIRST, [("a", ""), ("b", "")]))

@@ -30,8 +30,8 @@ class ServedModelsTests(TestCase):
         self.path.write_text(ONE + TWO)
         self.enterContext(self.settings(MODELS_FILE=self.path))
         self.replicas = ReplicaRegistry(Plan(worker=uuid4(), devices=("cpu",), replicas=1, threads=1), lookup.models())
-        self.replicas.started(0, PID, self.replicas.first_assignment(0))
-        self.replicas.loaded(LoadReport(pid=PID, models=dict.fromkeys(self.replicas.goal, READY)))
+        self.replicas.note_start(0, PID, self.replicas.make_first_assignment(0))
+        self.replicas.note_loaded_models(LoadReport(pid=PID, models=dict.fromkeys(self.replicas.goal, READY)))
         self.served = ServedModels(self.replicas, ModelSelection(frozenset({"one", "two"})))
         self.idle = True
 
@@ -43,12 +43,12 @@ class ServedModelsTests(TestCase):
         self.follow()
 
     def follow(self) -> None:
-        self.served.follow(lambda model: self.idle)
+        self.served.follow_models_file(lambda model: self.idle)
 
     def find_jobless(self) -> None:
         """A while later."""
         self.now_s += served_models.LINGER_S + 1
-        self.served.find_jobless()
+        self.served.find_jobless_models()
 
     def test_the_file_is_followed_for_the_requested_models(self) -> None:
         self.write(ONE + TWO.replace('"x:Y"', '"x:Z"') + THREE)
@@ -60,21 +60,21 @@ class ServedModelsTests(TestCase):
         self.write(ONE)
         self.find_jobless()
         self.follow()
-        self.assertEqual(self.replicas.serving, {"one", "two"})
+        self.assertEqual(self.replicas.serving_models, {"one", "two"})
         Job.objects.filter(pk=job.pk).update(status=Status.SUCCEEDED)
         self.find_jobless()
         self.idle = False
         self.follow()
-        self.assertEqual(self.replicas.serving, {"one", "two"})
+        self.assertEqual(self.replicas.serving_models, {"one", "two"})
         self.idle = True
         self.follow()
-        self.assertEqual(self.replicas.serving, {"one"})
+        self.assertEqual(self.replicas.serving_models, {"one"})
 
     def test_it_is_kept_for_as_long_as_a_web_process_may_take_jobs_of_it(self) -> None:
         self.write(ONE)
-        self.served.find_jobless()
+        self.served.find_jobless_models()
         self.follow()
-        self.assertEqual(self.replicas.serving, {"one", "two"})
+        self.assertEqual(self.replicas.serving_models, {"one", "two"})
 
     def test_one_that_came_back_and_goes_again_is_run_for_its_new_jobs(self) -> None:
         self.write(ONE)
@@ -82,7 +82,7 @@ class ServedModelsTests(TestCase):
         self.write(ONE + TWO)
         Job.objects.create(model="two", inputs="text")
         self.write(ONE)
-        self.assertEqual(self.replicas.serving, {"one", "two"})
+        self.assertEqual(self.replicas.serving_models, {"one", "two"})
 
     def test_what_the_row_says_is_of_the_file_that_is_followed(self) -> None:
         before, after = reader.load_catalog(self.path), reader.parse_catalog(ONE)
@@ -92,11 +92,11 @@ class ServedModelsTests(TestCase):
             self.assertEqual(self.row()["digest"], specs.digest_catalog(after))
 
     def row(self) -> dict[str, Any]:
-        return status_row.catalog(self.replicas, LazyStatus())
+        return status_row.make_catalog_value(self.replicas, LazyStatus())
 
     def test_one_that_is_there_again_stays(self) -> None:
         self.write(ONE)
         self.write(ONE + TWO)
         self.find_jobless()
         self.follow()
-        self.assertEqual((self.replicas.serving, self.replicas.leaving), ({"one", "two"}, set()))
+        self.assertEqual((self.replicas.serving_models, self.replicas.leaving_models), ({"one", "two"}, set()))

@@ -40,7 +40,7 @@ class LazyModelsTests(SimpleTestCase):
         self.backlog = Backlog(self.replicas)
         self.now_s = 1000.0
         self.enterContext(patch.object(lazy_models, "time", Mock(monotonic=lambda: self.now_s)))
-        self.replicas.started(0, PID, self.replicas.first_assignment(0))
+        self.replicas.note_start(0, PID, self.replicas.make_first_assignment(0))
         self.load("eager")
 
     def load(self, *names: str, pid: int = PID, **failures: str) -> None:
@@ -49,7 +49,7 @@ class LazyModelsTests(SimpleTestCase):
             CATALOG[name].digest: why for name, why in failures.items()
         }
         memory = {CATALOG[name].digest: (20 if name == "eager" else 60) * MIB for name in names}
-        self.replicas.loaded(LoadReport(pid=pid, models=states, memory=memory, total=1000 * MIB))
+        self.replicas.note_loaded_models(LoadReport(pid=pid, models=states, memory=memory, total=1000 * MIB))
 
     def wait_for(self, *names: str) -> Any:
         self.lazy.demand.waiting = {name: Waiting(since_s=self.now_s, priority=2) for name in names}
@@ -64,7 +64,7 @@ class LazyModelsTests(SimpleTestCase):
         return {spec.name for spec in self.replicas.goal.values()}
 
     def test_none_is_loaded_as_a_worker_starts_and_all_are_served(self) -> None:
-        self.assertEqual({spec.name for spec in self.replicas.first_assignment(0)}, {"eager"})
+        self.assertEqual({spec.name for spec in self.replicas.make_first_assignment(0)}, {"eager"})
         report = self.follow()
         self.assertEqual((report.able, report.why_not, self.goal_names()), (set(LAZY), {}, {"eager"}))
 
@@ -82,8 +82,8 @@ class LazyModelsTests(SimpleTestCase):
         self.now_s += 5.0
         self.wait_for("b")
         self.assertEqual(self.goal_names(), {"eager", "b"})
-        self.assertEqual(self.replicas.serving, {"eager"})
-        following = self.replicas.next_assignment([PID])
+        self.assertEqual(self.replicas.serving_models, {"eager"})
+        following = self.replicas.begin_next_assignment([PID])
         assert following
         self.assertEqual([spec.name for spec in following[1]], ["eager"])  # first without either
 
@@ -107,13 +107,13 @@ class LazyModelsTests(SimpleTestCase):
             self.load("eager", a="no weights.")
         report = self.follow()
         self.assertEqual((report.able, report.why_not), ({"b"}, {"a": "no weights."}))
-        self.assertEqual((self.goal_names(), self.replicas.serving), ({"eager"}, {"eager"}))
+        self.assertEqual((self.goal_names(), self.replicas.serving_models), ({"eager"}, {"eager"}))
         self.now_s += 6.0
         self.assertEqual(self.follow().able, set(LAZY))
         self.assertEqual(self.goal_names(), {"eager", "a"})  # its job still waits
 
     def test_one_that_a_replica_cannot_load_is_tried_by_another_and_stays_there(self) -> None:
-        self.replicas.started(1, PID + 1, self.replicas.first_assignment(1))
+        self.replicas.note_start(1, PID + 1, self.replicas.make_first_assignment(1))
         self.load("eager", pid=PID + 1)
         self.wait_for("a")
         self.assertEqual(self.next_assignment(), (PID, {"eager", "a"}))
@@ -129,40 +129,42 @@ class LazyModelsTests(SimpleTestCase):
         self.load("eager", a="no room on its device.")
         report = self.follow()
         self.assertEqual((self.lazy.residency.models_in_memory, report.why_not), ({"a"}, {}))
-        self.assertEqual((self.replicas.lacking(PID), self.replicas.lacking(PID + 1)), ({"a"}, frozenset()))
+        self.assertEqual(
+            (self.replicas.find_lacking_models(PID), self.replicas.find_lacking_models(PID + 1)), ({"a"}, frozenset())
+        )
 
     def next_assignment(self) -> tuple[int, set[str]]:
         """Return the child that is to load something now, and what it is to have then."""
-        following = self.replicas.next_assignment([PID, PID + 1])
+        following = self.replicas.begin_next_assignment([PID, PID + 1])
         assert following
         return following[0], {spec.name for spec in following[1]}
 
     def test_one_that_ends_its_process_is_loaded_after_a_pause(self) -> None:
         self.wait_for("a")
-        self.replicas.next_assignment([PID])
+        self.replicas.begin_next_assignment([PID])
         self.replicas.replicas[0].shared.loading = 1 + [spec.name for spec in self.replicas.goal.values()].index("a")
-        self.replicas.ended(0)
+        self.replicas.note_end(0)
         self.follow()
-        assignment = self.replicas.first_assignment(0)
+        assignment = self.replicas.make_first_assignment(0)
         self.assertEqual({spec.name for spec in assignment}, {"eager"})
-        self.replicas.started(0, PID, assignment)
+        self.replicas.note_start(0, PID, assignment)
         with self.assertLogs("inference.worker.replicas.registry", "ERROR"):
             self.load("eager")
         self.assertIn("ended while it loaded", self.follow().why_not["a"])
         self.assertEqual(self.goal_names(), {"eager"})
         self.now_s += 6.0
         self.follow()
-        self.assertEqual({spec.name for spec in self.replicas.first_assignment(0)}, {"eager", "a"})
+        self.assertEqual({spec.name for spec in self.replicas.make_first_assignment(0)}, {"eager", "a"})
 
     def test_a_model_is_loaded_with_the_next_process_if_its_own_ended(self) -> None:
         self.test_one_is_loaded_for_its_job_within_what_eager_ones_leave()
-        self.replicas.ended(0)
+        self.replicas.note_end(0)
         self.follow()
         self.assertEqual((self.lazy.residency.models_in_memory, self.goal_names()), ({"a"}, {"eager", "a"}))
 
     def test_one_that_becomes_eager_is_loaded_and_one_that_is_gone_is_forgotten(self) -> None:
         eager = ModelSpec(name="a", engine="x:Y")
-        self.replicas.follow({"eager": CATALOG["eager"], "a": eager})
+        self.replicas.set_catalog({"eager": CATALOG["eager"], "a": eager})
         self.follow()
         self.assertEqual((self.goal_names(), self.lazy.specs), ({"eager", "a"}, {}))
 
@@ -170,7 +172,7 @@ class LazyModelsTests(SimpleTestCase):
         self.test_one_is_loaded_for_its_job_within_what_eager_ones_leave()
         self.wait_for()
         after = ModelSpec(name="a", engine="x:Z", load="lazy")
-        self.replicas.follow({**CATALOG, "a": after})
+        self.replicas.set_catalog({**CATALOG, "a": after})
         self.follow()
         self.assertEqual((self.lazy.residency.models_in_memory, self.goal_names()), (set(), {"eager"}))
 
@@ -179,7 +181,7 @@ class LazyModelsTests(SimpleTestCase):
         self.wait_for()
         new = {"eager": replace(CATALOG["eager"], load="lazy"), "a": replace(CATALOG["a"], revision="2")}
         self.lazy.demand.estimates = {CATALOG["b"].load_digest: 50 * MIB}
-        self.replicas.follow({**CATALOG, **new, "c": ModelSpec(name="c", engine="x:Y", load="lazy")})
+        self.replicas.set_catalog({**CATALOG, **new, "c": ModelSpec(name="c", engine="x:Y", load="lazy")})
         self.assertEqual(self.follow().able, {"eager", *LAZY})
         self.assertEqual(self.state_of("a"), "loading")
         self.assertEqual(self.follow().able, {"eager", *LAZY})
@@ -191,13 +193,13 @@ class LazyModelsTests(SimpleTestCase):
         self.test_one_is_loaded_for_its_job_within_what_eager_ones_leave()
         self.wait_for()
         after = {name: replace(spec, max_batch_size=3) for name, spec in CATALOG.items()}
-        self.replicas.follow(after)
+        self.replicas.set_catalog(after)
         report = self.follow()
         before, both = [CATALOG["eager"], CATALOG["a"]], [after["eager"], after["a"]]
         for loaded in (before + both, both):
             memory = {spec.digest: (20 if spec.name == "eager" else 60) * MIB for spec in loaded}
             states = dict.fromkeys(memory, READY)
-            self.replicas.loaded(LoadReport(pid=PID, models=states, memory=memory, total=1000 * MIB))
+            self.replicas.note_loaded_models(LoadReport(pid=PID, models=states, memory=memory, total=1000 * MIB))
             report = self.follow()
             self.assertEqual(
                 (report.able, report.why_not, self.lazy.residency.models_in_memory), (set(LAZY), {}, {"a"})
@@ -206,11 +208,11 @@ class LazyModelsTests(SimpleTestCase):
 
     def test_models_stay_served_while_a_replica_is_added(self) -> None:
         self.follow()
-        self.replicas.started(1, PID + 1, self.replicas.first_assignment(1))
+        self.replicas.note_start(1, PID + 1, self.replicas.make_first_assignment(1))
         self.assertEqual(self.follow().able, set(LAZY))
 
     def state_of(self, name: str) -> str:
-        entries = status_row.catalog(self.replicas, self.lazy.report)["models"]
+        entries = status_row.make_catalog_value(self.replicas, self.lazy.report)["models"]
         return str(next(entry["state"] for entry in reversed(entries) if entry["name"] == name))
 
 

@@ -27,7 +27,7 @@ LONGEST_PAUSE = 128
 class SpareThreadsTests(DispatcherCase):
     def setUp(self) -> None:
         super().setUp()
-        self.cores = self.enterContext(patch.object(devices, "cores", return_value=2 * THREADS))
+        self.cores = self.enterContext(patch.object(devices, "count_cores", return_value=2 * THREADS))
         self.enterContext(patch.object(spare_threads, "LONGEST_PAUSE", LONGEST_PAUSE))
         self.start()
 
@@ -137,10 +137,12 @@ class SpareThreadsTests(DispatcherCase):
         other.is_loading = True
         self.assertEqual(set(self.run_calls(OWN_EVERY)), {0})
         other.is_loading = False
-        self.replicas.ended(1)
-        self.replicas.started(1, PID + 1)
+        self.replicas.note_end(1)
+        self.replicas.note_start(1, PID + 1)
         self.assertEqual(set(self.run_calls(OWN_EVERY)), {0})
-        self.replicas.loaded(LoadReport(pid=PID + 1, models={spec.digest: READY for spec in CATALOG.values()}))
+        self.replicas.note_loaded_models(
+            LoadReport(pid=PID + 1, models={spec.digest: READY for spec in CATALOG.values()})
+        )
         self.assertIn(THREADS, self.run_calls(2))
 
     def test_none_for_a_call_that_takes_long(self) -> None:
@@ -161,11 +163,11 @@ class SpareThreadsTests(DispatcherCase):
         for name in ("b", "a"):
             if name == "a":
                 changed = {**CATALOG, "a": dataclasses.replace(CATALOG["a"], revision="2")}
-                self.replicas.follow(changed)
+                self.replicas.set_catalog(changed)
                 self.dispatcher.backlog.update_queues()
                 for index in range(2):
                     states = {spec.digest: READY for spec in changed.values()}
-                    self.replicas.loaded(LoadReport(pid=PID + index, models=states))
+                    self.replicas.note_loaded_models(LoadReport(pid=PID + index, models=states))
                 self.dispatcher.backlog.update_queues()
             self.add(name)
             self.dispatcher.send_next_calls()
@@ -173,7 +175,7 @@ class SpareThreadsTests(DispatcherCase):
             self.pool.finish(self.last)
 
     def test_of_steps_those_of_one_row_that_read_no_prompt_are_compared(self) -> None:
-        self.enterContext(patch.object(ReplicaRegistry, "steps", return_value=True))
+        self.enterContext(patch.object(ReplicaRegistry, "generates_by_steps", return_value=True))
         report = BatchReport(errors={}, engine_s=0.2, tokens=10, size=1, capacity=1000)
         job_id, _ = self.add()
         self.dispatcher.send_next_calls()

@@ -20,7 +20,7 @@ class OpenCase(DispatcherCase):
 
     def load(self, pid: int = PID, **models: str) -> None:
         states = {CATALOG[name].digest: state for name, state in models.items()}
-        self.replicas.loaded(
+        self.replicas.note_loaded_models(
             LoadReport(pid=pid, models=states, steps=frozenset(CATALOG[name].digest for name in self.steps))
         )
 
@@ -183,7 +183,7 @@ class JoinTests(OpenCase):
 class FactsTests(OpenCase):
     def test_what_is_generated_is_in_the_snapshot(self) -> None:
         self.another()
-        self.pool.ready = 2
+        self.pool.ready_count = 2
         one, _ = self.add()
         self.kick()
         self.step(one, room=900, capacity=1000, tokens=5, firsts_s=(0.1, 0.3))
@@ -343,7 +343,7 @@ class EndTests(OpenCase):
     def test_what_cannot_be_settled_in_the_middle_is_taken_over(self) -> None:
         (one, request), (two, _) = self.add(), self.add()
         call = self.kick()
-        request.finished = Mock(side_effect=RuntimeError("a bug"))
+        request.note_job_end = Mock(side_effect=RuntimeError("a bug"))
         self.step(two, errors={one: ""})
         self.now()
         self.kick()
@@ -409,7 +409,7 @@ class EndTests(OpenCase):
         self.step(one)
         _, waiting = self.add()
         self.pool.closing, calls = True, len(self.pool.calls)  # which Celery closes first
-        self.replicas.close()
+        self.replicas.drain_children()
         self.dispatcher.drain()
         self.assertEqual((self.command(), waiting.events), (ChildCommand.DRAIN, ["given back"]))
         self.step(one)  # its child was between two calls: at its end it runs what is open
