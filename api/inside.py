@@ -35,7 +35,7 @@ from batch_inference_client import BaseClient, ClientError
 from batch_inference_client.client import PATIENCE_S
 from batch_inference_client.errors import PASSING
 from batch_inference_client.service import Document, Service, StreamEvent, dumps
-from inference.catalog.lookup import models
+from inference.catalog.lookup import get_catalog
 from inference.catalog.specs import CatalogError
 from inference.errors import InferenceError
 from inference.models import Status
@@ -141,7 +141,7 @@ class Inside(Service):
 
     def models(self) -> list[Document]:
         with _service_call():
-            return [_document(resources.make_model_document(spec)) for spec in models().values()]
+            return [_document(resources.make_model_document(spec)) for spec in get_catalog().values()]
 
     def ready(self) -> Document:
         with _service_call():

@@ -28,7 +28,7 @@ def end_request() -> None:
 
 
 def current_request_id() -> str:
-    return logs.bound_id("request_id")
+    return logs.get_bound_id("request_id")
 
 
 def add_to_log_record(record: logging.LogRecord) -> bool:

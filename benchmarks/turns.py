@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from unittest.mock import patch
 
 from benchmarks.simulator.turns import Arrival, LazyModel, Outcome, Turns
-from inference.residency import policy
+from inference.residency_policy import change_choice
 
 POLICIES: Mapping[str, Mapping[str, float]] = {
     "ours": {},
@@ -51,7 +51,7 @@ class Traffic:
 
 def run(traffic: Traffic, *, room: int, load_s: float, call_s: float, rules: Mapping[str, float]) -> Outcome:
     model = LazyModel(memory=1, load_s=load_s, call_s=call_s)
-    with patch.dict(vars(policy), rules):
+    with patch.dict(vars(change_choice), rules):
         return Turns(dict.fromkeys(traffic.names, model), traffic.arrivals(), room).run()
 
 

@@ -26,4 +26,4 @@ class InferenceConfig(AppConfig):
     def ready(self) -> None:
         from inference import checks, clock  # noqa: F401 - checks registers the system checks
 
-        connection_created.connect(clock.measure)
+        connection_created.connect(clock.measure_offset)

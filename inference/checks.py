@@ -21,7 +21,7 @@ from inference.webhooks import delivery
 @register()
 def check_models_file(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
     try:
-        models = lookup.models()
+        models = lookup.get_catalog()
     except specs.CatalogError as error:
         return [Error(str(error), id="inference.E001")]
     return [warning for spec in models.values() for warning in _missing(spec)]
@@ -54,7 +54,7 @@ def _missing(spec: specs.ModelSpec) -> Iterator[CheckMessage]:
 
 
 def find_task_problem(spec: specs.ModelSpec) -> str:
-    known = tasks.pipeline_names()
+    known = tasks.list_pipeline_tasks()
     if spec.engine != specs.TRANSFORMERS_ENGINE or spec.task in known:
         return ""
     close = difflib.get_close_matches(spec.task, known, 1)

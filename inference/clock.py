@@ -30,7 +30,7 @@ def time_s() -> float:
     return time.time() + _off_s
 
 
-def earliest_s() -> float:
+def earliest_possible_s() -> float:
     """Return `time_s()`, or the earlier of two possible times if the host's clock was set since the last measurement.
 
     A deadline that has passed by this time has passed for certain.
@@ -58,7 +58,7 @@ def now() -> datetime.datetime:
     """
     if _measured_at == float("-inf") or _was_set():
         connection.ensure_connection()
-        measure(connection)
+        measure_offset(connection)
     return moment()
 
 
@@ -67,7 +67,7 @@ def read_database_clock() -> datetime.datetime:
     return datetime.datetime.fromtimestamp(_query_clock(connection), datetime.UTC)
 
 
-def measure(connection: Any, **_: Any) -> None:
+def measure_offset(connection: Any, **_: Any) -> None:
     """Measure how far the host's clock is off.
 
     Django calls this for every new connection. It does nothing if the last measurement is less than a minute old and

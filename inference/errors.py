@@ -31,7 +31,7 @@ class InferenceError(Exception):
         self.raised, self.trace = raised, trace
 
     @property
-    def full(self) -> str:
+    def full_message(self) -> str:
         """The whole text of the error, for operators."""
         return f"{self.message} {self.raised}".rstrip()
 
@@ -66,7 +66,7 @@ class ContextLengthExceeded(InvalidInput):
     code = "context_length_exceeded"
 
 
-def context_length_exceeded(limit: int, tokens: int, *, at_least: bool = False) -> ContextLengthExceeded:
+def make_context_length_error(limit: int, tokens: int, *, at_least: bool = False) -> ContextLengthExceeded:
     """Return the error of an input that is too long.
 
     Args:
@@ -170,7 +170,7 @@ class StoreUnavailable(InferenceError):
         self.bulk_id = bulk_id
 
 
-def nothing_stored() -> StoreUnavailable:
+def make_nothing_stored_error() -> StoreUnavailable:
     return StoreUnavailable(
         "The database did not answer in time; nothing was stored by this request. Try again later.", retry_after_s=5
     )

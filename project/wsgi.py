@@ -23,7 +23,7 @@ def collect_less_garbage() -> None:
 
 def make_application() -> BodyReader:
     django.setup(set_prefix=False)
-    from inference.waiting.finish_listener import request_figures  # Django's models can be imported now
+    from inference.web_process.finish_listener import request_figures  # Django's models can be imported now
     from project.handler import Handler
 
     request_figures.start()
@@ -33,10 +33,10 @@ def make_application() -> BodyReader:
 def stop() -> None:
     """End the streams, whose clients go on at another process, and write what was counted since the last tick."""
     from inference.streams.hub import hub
-    from inference.waiting.finish_listener import request_figures
+    from inference.web_process.finish_listener import request_figures
 
     hub.stop()
-    request_figures.record()
+    request_figures.record_figures()
 
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "project.settings")
@@ -47,7 +47,7 @@ os.environ.setdefault(
     "DATABASE_ANSWER_S", "4"
 )  # a request is answered within 6 s, also if the database does not answer
 application = make_application()
-lookup.follow()
+lookup.start_follower()
 cores.follow_load()
 server.drop_stalled_clients()
 server.call_when_stopped(stop)

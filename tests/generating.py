@@ -43,7 +43,7 @@ class Attempt:
         from inference.store import transitions
 
         self.job, self.batch, self.text, self.tokens = job, uuid4(), "", 0
-        self.claimed = transitions.claim(
+        self.claimed = transitions.claim_jobs(
             [job.id], self.batch, model=job.model, time_limit_s=PATIENCE_S, takes_over=(), worker=worker or uuid4(),
             device="cpu",
         )  # fmt: skip

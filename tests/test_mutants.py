@@ -37,5 +37,5 @@ class MutantTests(TestCase):
     def test_the_nearest_tests_of_a_module_come_first(self) -> None:
         tests = find_tests(ROOT, "inference/submission/idempotency.py")
         self.assertEqual(tests[0], "tests.inference.submission.test_idempotency")
-        self.assertIn("tests.inference.submission.test_wholes", tests)
+        self.assertIn("tests.inference.submission.test_split_jobs", tests)
         self.assertFalse([name for name in tests if name.startswith("tests.e2e")])

@@ -8,7 +8,7 @@ from typing import Any
 
 from api.errors.problems import ApiError
 from inference.catalog import tasks
-from inference.catalog.lookup import last_spec_of, models, spec_of
+from inference.catalog.lookup import get_catalog, last_spec_of, spec_of
 from inference.catalog.sizes import lengths
 from inference.catalog.specs import ModelSpec
 from inference.errors import UnknownModel
@@ -116,7 +116,7 @@ def make_usage(details: Mapping[str, Any]) -> dict[str, int] | None:
 
 def list_models() -> dict[str, Any]:
     """Return the list of the models that generate text or give vectors."""
-    return {"object": "list", "data": [make_openai_model(spec) for spec in models().values() if _is_called(spec)]}
+    return {"object": "list", "data": [make_openai_model(spec) for spec in get_catalog().values() if _is_called(spec)]}
 
 
 def _is_called(spec: ModelSpec) -> bool:

@@ -65,7 +65,7 @@ def make_output(row: Job, user_agent: str = "", spec: ModelSpec | None = None, *
 
 
 def make_bulk_document(row: Bulk, progress: bulks.BulkProgress | None = None) -> dict[str, Any]:
-    progress = progress or bulks.progress(row)
+    progress = progress or bulks.read_progress(row)
     return {
         "id": row.id,
         "model": row.model,

@@ -10,7 +10,7 @@ from api import codec
 from api.errors.problems import ApiError
 from inference.catalog.specs import ModelSpec
 from inference.models import Job
-from inference.submission import wholes
+from inference.submission import split_jobs
 
 NO_LABELS = 'The model\'s answer is not a list of {"label": "…", "score": …} for each text.'
 MODEL_TYPES = {"embed": "embedding", "predict": "classifier", "rerank": "reranker"}  # by kind of request
@@ -40,13 +40,13 @@ def make_model_info(spec: ModelSpec) -> dict[str, Any]:
     return {
         "model_id": spec.model,
         "model_sha": spec.revision or None,
-        "model_dtype": None if spec.torch_dtype == "auto" else spec.torch_dtype,
-        "model_type": {MODEL_TYPES[kind]: {} for kind in spec.kinds},
+        "model_dtype": None if spec.weights_dtype == "auto" else spec.weights_dtype,
+        "model_type": {MODEL_TYPES[kind]: {} for kind in spec.request_kinds},
         "max_concurrent_requests": settings.MAX_WAITING_REQUESTS,
         "max_input_length": spec.max_length or None,
         "max_batch_tokens": spec.max_batch_tokens,
         "max_batch_requests": spec.max_batch_size,
-        "max_client_batch_size": wholes.max_inputs(spec),
+        "max_client_batch_size": split_jobs.max_inputs(spec),
         "auto_truncate": True,
         "tokenization_workers": None,
         "version": None,

@@ -22,7 +22,7 @@ from api import request_id
 from inference.catalog.specs import CatalogError
 from inference.errors import RETRYABLE_OUTCOMES, InferenceError, ModelsFileRefused, NoneAccepted
 from inference.models import Job
-from inference.waiting.finish_listener import request_figures
+from inference.web_process.finish_listener import request_figures
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from api import codec
 from api.errors import cohere_tei, openai
 from api.errors.problems import CONTENT_TYPE, TABLE
 from api.openapi.shapes import OpenAIProblemShown, ProblemShown, RetrievalProblemShown, Shape
-from inference.catalog.lookup import known_models
+from inference.catalog.lookup import get_catalog_or_empty
 
 BODIES = (
     "JobBody", "BulkBody", "LineBody", "RunBody", "ChatBody", "TextBody", "RerankBody", "EmbeddingsBody", "CohereBody",
@@ -123,7 +123,7 @@ def _allow_null(shape: dict[str, Any]) -> None:
 
 def complete_document(result: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
     """Add what the fields cannot say: unknown ones are refused, null means not given, and the names of the models."""
-    names = {"type": "string", "enum": sorted(known_models())}
+    names = {"type": "string", "enum": sorted(get_catalog_or_empty())}
     for name in BODIES:
         body = result["components"]["schemas"][name]
         for field, shape in body["properties"].items():

@@ -24,7 +24,7 @@ class Traces:
 
     def __call__(self, request: HttpRequest) -> HttpResponse:
         method = request.method if request.method in METHODS else "_OTHER"
-        with tracing.tracer().start_as_current_span(
+        with tracing.get_tracer().start_as_current_span(
             str(method), tracing.parse_context(request.META.get("HTTP_TRACEPARENT")), SpanKind.SERVER,
             {"http.request.method": str(method)}, record_exception=False,
         ) as span:  # fmt: skip

@@ -13,13 +13,13 @@ from api.errors import problems
 from api.errors.problems import ApiError
 from api.openapi import operations
 from api.views.base import ApiView
-from inference.catalog.lookup import known_models
+from inference.catalog.lookup import get_catalog_or_empty
 from inference.status import health, metrics
 
 
 def make_openapi_document() -> bytes:
     """Return the OpenAPI document, which lists the names of the models."""
-    return _document(tuple(known_models()))
+    return _document(tuple(get_catalog_or_empty()))
 
 
 @functools.lru_cache(maxsize=1)

@@ -28,7 +28,7 @@ from inference.submission import jobs
 from inference.submission.submissions import Terms
 from inference.telemetry import logs
 from inference.upkeep import retention
-from inference.waiting.compute_slots import compute_slots
+from inference.web_process.compute_slots import compute_slots
 
 T = TypeVar("T", bound=Terms)
 

@@ -52,7 +52,7 @@ class JobsView(ApiView):
         if wait_s is None:
             return answer_submission(job, plain=plain)
         with self.take_wait_slot(wait_s) as granted_s:
-            job = jobs.wait_for(job, timeout_s=granted_s)
+            job = jobs.wait_for_stored_job(job, timeout_s=granted_s)
         response = answer_job(job, plain=plain) if job.is_finished else answer_submission(job, plain=plain)
         response.headers["Preference-Applied"] = f"wait={wait_s}"
         return response
@@ -120,7 +120,7 @@ class RetryView(ApiView):
     def post(self, request: HttpRequest, job_id: str) -> HttpResponse:
         """Submit the job again. The new job has the owner of the old one, whichever principal runs it again."""
         old = get_own_job(self.principal, job_id)
-        again = self.add_owner(request, jobs.resubmit(old))
+        again = self.add_owner(request, jobs.make_resubmission(old))
         job = jobs.submit(dataclasses.replace(again, owner=old.owner))
         return answer_submission(job, plain=self.wants_plain_outputs(request))
 

@@ -20,7 +20,7 @@ from api.requests.dialects.tei import make_similarity
 from api.views import streaming
 from api.views.base import ApiView, media_type, read_body
 from api.views.jobs import answer_output, make_job_address
-from inference.catalog.lookup import models, spec_of
+from inference.catalog.lookup import get_catalog, spec_of
 from inference.catalog.specs import ModelSpec
 from inference.models import Job, Status
 from inference.submission import jobs
@@ -30,7 +30,7 @@ from inference.submission.submissions import Submission
 class ModelsView(ApiView):
     @operations.list_models
     def get(self, request: HttpRequest) -> HttpResponse:
-        items = [resources.make_model_document(spec) for spec in models().values()]
+        items = [resources.make_model_document(spec) for spec in get_catalog().values()]
         return codec.make_json_response({"items": items, **list_models()})
 
 

@@ -17,7 +17,7 @@ from api.requests.dialects.tei import read_embed, read_embed_all, read_predict, 
 from api.views.base import ApiView
 from api.views.embeddings import read_texts_json
 from api.views.models import DialectView, run_in_dialect
-from inference.catalog.lookup import models, spec_of
+from inference.catalog.lookup import get_catalog, spec_of
 from inference.catalog.specs import KINDS, ModelSpec
 from inference.errors import InvalidInput
 from inference.models import Job
@@ -79,9 +79,9 @@ class InfoView(ApiView):
     @operations.tei_info
     def get(self, request: HttpRequest, name: str = "") -> HttpResponse:
         """Describe a model: at the root the one that embeds, or the one that classifies or ranks if none embeds."""
-        kinds = {kind for spec in models().values() for kind in spec.kinds}
+        kinds = {kind for spec in get_catalog().values() for kind in spec.request_kinds}
         spec = spec_of(name) if name else find_default_model(next(filter(kinds.__contains__, KINDS), KINDS[0]))
-        if not spec.kinds:
+        if not spec.request_kinds:
             raise InvalidInput(f"model: {spec.name!r} is described by GET /v1/models/{spec.name}.", field="model")
         return codec.make_json_response(tei.make_model_info(spec))
 

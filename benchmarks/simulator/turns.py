@@ -10,8 +10,8 @@ from functools import partial
 from itertools import count
 from statistics import mean, quantiles
 
-from inference.residency.policy import Change
-from inference.residency.state import ResidencyState, Waiting
+from inference.residency_policy.change_choice import Change
+from inference.residency_policy.state import ResidencyState, Waiting
 
 POLL_S = 0.5  # as in the worker: how often it decides, and in between looks for jobs in the database
 
@@ -58,7 +58,7 @@ class Turns:
         self.residency = ResidencyState()
         self.residency.room = room
         for name, model in models.items():
-            self.residency.add(name, idle_unload_s=model.idle_unload_s, memory=model.memory)
+            self.residency.add_model(name, idle_unload_s=model.idle_unload_s, memory=model.memory)
         self.queues: dict[str, deque[Arrival]] = defaultdict(deque)
         self.left = len(arrivals)
         self.numbers = count()
@@ -99,7 +99,7 @@ class Turns:
         self.settle()
         held = {name for name in self.able if self.queues[name]}
         self.residency.update_demand(self.seen, working={*held, *self.seen, self.running}, kept=(), now_s=self.now_s)
-        if change := self.residency.next_change(self.now_s):
+        if change := self.residency.begin_next_change(self.now_s):
             self.note(change)
 
     def note(self, change: Change) -> None:

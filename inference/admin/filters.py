@@ -21,7 +21,7 @@ from django.http import HttpRequest
 from inference import clock, errors
 from inference.admin import api_keys
 from inference.admin.job_lookups import MINUTES
-from inference.catalog.lookup import known_models
+from inference.catalog.lookup import get_catalog_or_empty
 from inference.fields.ids import first_id_at
 from inference.fields.json_field import escape_for_database
 from inference.models import Job, Priority, Status, Worker
@@ -122,7 +122,7 @@ class ModelFilter(JobFilter):
     title = parameter_name = "model"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        return [(name, name) for name in known_models()]
+        return [(name, name) for name in get_catalog_or_empty()]
 
 
 class WorkerFilter(JobFilter):

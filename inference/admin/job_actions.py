@@ -34,7 +34,7 @@ def retry_jobs(ids: Iterable[UUID], *, alone: bool = False) -> Iterator[Line]:
     accepted, refused = list[Job](), Counter[str]()
     for job_id in ids:
         try:
-            accepted.append(jobs.submit(jobs.resubmit(jobs.fetch(job_id), alone=alone)))
+            accepted.append(jobs.submit(jobs.make_resubmission(jobs.fetch(job_id), alone=alone)))
         except errors.InferenceError as error:
             refused[error.message] += 1
     what = f"retried as new jobs{' that run alone' if alone else ''}"

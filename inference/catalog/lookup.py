@@ -22,7 +22,7 @@ LOOK_S = 2.0  # between two looks at the file
 SETTLE_S = 0.3  # between the two looks that a change takes
 
 
-def models() -> Catalog:
+def get_catalog() -> Catalog:
     """Return the catalog, which is the same object until the file changes.
 
     Raises `CatalogError` if this process has never read a good file.
@@ -31,13 +31,13 @@ def models() -> Catalog:
     return file.read_first() if file.catalog is None else file.catalog
 
 
-def known_models() -> Catalog:
-    """Return what `models` does; an empty catalog if this process has never read a good file.
+def get_catalog_or_empty() -> Catalog:
+    """Return what `get_catalog` does; an empty catalog if this process has never read a good file.
 
     `find_file_problem` returns the reason then.
     """
     try:
-        return models()
+        return get_catalog()
     except CatalogError:
         return {}
 
@@ -52,7 +52,7 @@ def last_spec_of(model: str) -> ModelSpec | None:
 
     The model may be gone from the file since this process began to follow it: clients still ask for its jobs.
     """
-    known_models()
+    get_catalog_or_empty()
     return _file_at(settings.MODELS_FILE).known.get(model)
 
 
@@ -62,11 +62,11 @@ def spec_of(model: str) -> ModelSpec:
     Raises `UnknownModel`, and `ModelsFileRefused` if this process has never read a good file.
     """
     try:
-        return models()[model]
+        return get_catalog()[model]
     except CatalogError as error:
         raise ModelsFileRefused(str(error)) from None
     except KeyError:
-        known = ", ".join(sorted(models()))
+        known = ", ".join(sorted(get_catalog()))
         raise UnknownModel(f"There is no model {wording.quote_name(model)!r}. Known models: {known}.") from None
 
 
@@ -175,7 +175,7 @@ def _file_at(path: Path) -> ModelsFile:
 
 
 @functools.lru_cache(maxsize=1)
-def follow() -> Follower:
+def start_follower() -> Follower:
     """Start the follower of this process, which goes on serving meanwhile, and return it."""
     follower = Follower()
     follower.start()

@@ -83,8 +83,8 @@ def parse_catalog(text: str, file: str = "models.toml") -> Catalog:
     if _is_deep(tables):
         raise CatalogError(f"{file}: a table is too deep: at most {MAX_DEPTH} in each other.")
     try:
-        catalog = {name: reader.model(name, table) for name, table in tables.items()}
-        reader.one_default_each(catalog)
+        catalog = {name: reader.read_model(name, table) for name, table in tables.items()}
+        reader.check_defaults(catalog)
         return catalog
     except OverflowError as error:
         raise CatalogError(f"{file}: a number is too large: {error}.") from error
@@ -105,128 +105,138 @@ class _Reader:
         self.lines = text.splitlines()
         self.file = file
 
-    def model(self, name: str, table: Any) -> ModelSpec:
+    def read_model(self, name: str, table: Any) -> ModelSpec:
         if not isinstance(table, dict):
-            self.fail(f"{name} is not in a table; put it below one such as [sentiment]", "", name)
+            self.raise_error(f"{name} is not in a table; put it below one such as [sentiment]", "", name)
         if not NAME.fullmatch(name):
-            self.fail(f"the name {name!r} must match {NAME.pattern}, since it is part of URLs", name)
-        self.known_keys(name, table)
-        values = {key: self.value(name, key, value) for key, value in table.items() if key not in PARSED}
+            self.raise_error(f"the name {name!r} must match {NAME.pattern}, since it is part of URLs", name)
+        self.refuse_unknown_keys(name, table)
+        values = {key: self.check_value(name, key, value) for key, value in table.items() if key not in PARSED}
         if "input" in table:
-            values["input"] = self.input(name, table["input"])
-        own = self.parameters(name, table.get("parameters", {}))
+            values["input"] = self.read_input(name, table["input"])
+        own = self.read_parameters(name, table.get("parameters", {}))
         engine = tasks.find_built_in(values.get("engine", TRANSFORMERS_ENGINE))
         if engine.task:
             values.setdefault("task", engine.task)
         known = {**tasks.find_task(values.get("task", "")).parameters, **engine.parameters, **own}
         spec = ModelSpec(name=name, parameters=known, stated=frozenset(ON_GPU.keys() & table.keys()), **values)
-        self.consistent(spec, table)
-        self.computable(spec, table)
+        self.check_consistency(spec, table)
+        self.check_computable(spec, table)
         return spec
 
-    def known_keys(self, name: str, table: dict[str, Any]) -> None:
+    def refuse_unknown_keys(self, name: str, table: dict[str, Any]) -> None:
         known = list_table_keys()
         for key in table:
             if key not in known:
                 close = difflib.get_close_matches(key, known, 1)
                 hint = f"did you mean {close[0]}?" if close else f"known keys are {', '.join(known)}"
-                self.fail(f"unknown key {key!r}; {hint}", name, key)
+                self.raise_error(f"unknown key {key!r}; {hint}", name, key)
 
-    def value(self, name: str, key: str, value: Any) -> Any:
+    def check_value(self, name: str, key: str, value: Any) -> Any:
         if key in _BOUNDS:
             low, high = _BOUNDS[key]
             whole = key not in _FRACTIONS
             if not is_of_type(value, "integer" if whole else "number") or not low <= value <= high:
                 kind = "a whole number" if whole else "a number"
-                self.fail(f"{key} must be {kind} from {low:g} to {high:g}, not {value!r}", name, key)
+                self.raise_error(f"{key} must be {kind} from {low:g} to {high:g}, not {value!r}", name, key)
         elif key == "options":
             if not isinstance(value, dict):
-                self.fail("options must be a table", name, key)
+                self.raise_error("options must be a table", name, key)
         elif key == "default_for":
             if not isinstance(value, list) or not value or any(kind not in KINDS for kind in value):
                 known = ", ".join(f'"{kind}"' for kind in KINDS)
-                self.fail(f"default_for must be a list of one or more of {known}, not {value!r}", name, key)
+                self.raise_error(f"default_for must be a list of one or more of {known}, not {value!r}", name, key)
             return tuple(value)
         elif not isinstance(value, str) or not value:
-            self.fail(f"{key} must be a string in quotes, not {value!r}", name, key)
+            self.raise_error(f"{key} must be a string in quotes, not {value!r}", name, key)
         if key in _CHOICES and value not in _CHOICES[key]:
-            self.fail(f"{key} must be one of {', '.join(_CHOICES[key])}, not {value!r}", name, key)
+            self.raise_error(f"{key} must be one of {', '.join(_CHOICES[key])}, not {value!r}", name, key)
         if key == "engine" and not ENGINE.fullmatch(value):
-            self.fail(f'engine must look like "package.module:Class", not {value!r}', name, key)
+            self.raise_error(f'engine must look like "package.module:Class", not {value!r}', name, key)
         return value
 
-    def one_default_each(self, catalog: Catalog) -> None:
+    def check_defaults(self, catalog: Catalog) -> None:
         """Refuse two models that are the default for one kind of request."""
         defaults: dict[str, str] = {}
         for name, spec in catalog.items():
             for kind in spec.default_for:
                 if (other := defaults.setdefault(kind, name)) != name:
-                    self.fail(f'default_for has "{kind}", as has that of {other}: leave one out', name, "default_for")
+                    self.raise_error(
+                        f'default_for has "{kind}", as has that of {other}: leave one out', name, "default_for"
+                    )
 
-    def consistent(self, spec: ModelSpec, table: dict[str, Any]) -> None:
+    def check_consistency(self, spec: ModelSpec, table: dict[str, Any]) -> None:
         if "engine" not in table and not spec.task:
-            self.fail('a model needs task = "…" (a transformers task) or engine = "package.module:Class"', spec.name)
+            self.raise_error(
+                'a model needs task = "…" (a transformers task) or engine = "package.module:Class"', spec.name
+            )
         if spec.engine == TRANSFORMERS_ENGINE and not spec.model:
-            self.fail('a transformers task needs model = "…": a hub id, a folder or "package:NAME/FOLDER"', spec.name)
-        if others := [kind for kind in spec.default_for if kind not in spec.kinds]:
-            answered = ", ".join(f'"{kind}"' for kind in spec.kinds) or "none of them"
+            self.raise_error(
+                'a transformers task needs model = "…": a hub id, a folder or "package:NAME/FOLDER"', spec.name
+            )
+        if others := [kind for kind in spec.default_for if kind not in spec.request_kinds]:
+            answered = ", ".join(f'"{kind}"' for kind in spec.request_kinds) or "none of them"
             problem = f'default_for has "{others[0]}", which the model does not answer: it answers {answered}'
-            self.fail(problem, spec.name, "default_for")
+            self.raise_error(problem, spec.name, "default_for")
         if spec.max_length > spec.max_batch_tokens:
-            self.fail(
+            self.raise_error(
                 f"max_length ({spec.max_length}) must not be above max_batch_tokens ({spec.max_batch_tokens}),"
                 " or the longest item fits no batch", spec.name, "max_length",
             )  # fmt: skip
         if "idle_unload_s" in table and not spec.is_lazy:
             problem = 'idle_unload_s is of models with load = "lazy": add that, or leave it out'
-            self.fail(problem, spec.name, "idle_unload_s")
+            self.raise_error(problem, spec.name, "idle_unload_s")
 
-    def computable(self, spec: ModelSpec, table: dict[str, Any]) -> None:
+    def check_computable(self, spec: ModelSpec, table: dict[str, Any]) -> None:
         """Raise `CatalogError` if backend, precision, dtype and task do not go together."""
         if spec.backend == TORCH:
             if spec.precision == "int8":
                 problem = 'torch computes in float32 and bfloat16: for int8 add backend = "openvino"'
-                self.fail(problem, spec.name, "precision")
+                self.raise_error(problem, spec.name, "precision")
             if spec.precision and "dtype" in table:
-                self.fail("precision and dtype say the same of torch: leave one of them out", spec.name, "dtype")
+                self.raise_error("precision and dtype say the same of torch: leave one of them out", spec.name, "dtype")
             if "tolerance" in table and spec.precision != "bfloat16":
                 problem = (
                     "tolerance is of what is compared with torch in float32:"
                     ' add precision = "bfloat16" or backend = "openvino"'
                 )
-                self.fail(problem, spec.name, "tolerance")
+                self.raise_error(problem, spec.name, "tolerance")
         else:
             if "dtype" in table:
                 problem = f'dtype is of torch: with backend = "{spec.backend}" say precision = "…"'
-                self.fail(problem, spec.name, "dtype")
-            if spec.engine == TRANSFORMERS_ENGINE and spec.task not in (known := tasks.backend_names()):
+                self.raise_error(problem, spec.name, "dtype")
+            if spec.engine == TRANSFORMERS_ENGINE and spec.task not in (known := tasks.list_backend_tasks()):
                 problem = f'backend = "{spec.backend}" computes {", ".join(known)}: leave it out for {spec.task}'
-                self.fail(problem, spec.name, "backend")
+                self.raise_error(problem, spec.name, "backend")
 
-    def parameters(self, name: str, table: Any) -> dict[str, ParameterSpec]:
+    def read_parameters(self, name: str, table: Any) -> dict[str, ParameterSpec]:
         if not isinstance(table, dict):
-            self.fail('parameters must be a table of tables, such as top_k = { type = "integer" }', name, "parameters")
-        return {key: self.parameter(name, key, value) for key, value in table.items()}
+            self.raise_error(
+                'parameters must be a table of tables, such as top_k = { type = "integer" }', name, "parameters"
+            )
+        return {key: self.read_parameter(name, key, value) for key, value in table.items()}
 
-    def input(self, name: str, table: Any) -> ParameterSpec:
+    def read_input(self, name: str, table: Any) -> ParameterSpec:
         try:
             spec = parameters.parse_parameter("input", table)
         except ValueError as error:
-            self.fail(str(error).removeprefix("parameter "), name, "input")
+            self.raise_error(str(error).removeprefix("parameter "), name, "input")
         if spec.required or spec.default is not None:
-            self.fail("an input is always required and has no default", name, "input")
+            self.raise_error("an input is always required and has no default", name, "input")
         return spec
 
-    def parameter(self, name: str, key: str, table: Any) -> ParameterSpec:
+    def read_parameter(self, name: str, key: str, table: Any) -> ParameterSpec:
         try:
             return parameters.parse_parameter(key, table)
         except ValueError as error:
-            self.fail(str(error), name, key, within="parameters")
+            self.raise_error(str(error), name, key, within="parameters")
 
-    def fail(self, message: str, name: str = "", key: str = "", *, within: str = "") -> NoReturn:
-        raise CatalogError(f"{self.file}, line {self.line((name, within) if within else (name,), key)}: {message}.")
+    def raise_error(self, message: str, name: str = "", key: str = "", *, within: str = "") -> NoReturn:
+        raise CatalogError(
+            f"{self.file}, line {self.find_line((name, within) if within else (name,), key)}: {message}."
+        )
 
-    def line(self, section: tuple[str, ...], key: str) -> int:
+    def find_line(self, section: tuple[str, ...], key: str) -> int:
         """Return the line of `key` in a table, or of the table's header, or of the header of the table around it."""
         here: tuple[str, ...] = ("",)
         start = 1

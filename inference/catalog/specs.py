@@ -81,7 +81,7 @@ class ModelSpec:
         return all(name in self.parameters and is_allowed(self.parameters[name], requested[name]) for name in requested)
 
     @property
-    def kinds(self) -> tuple[str, ...]:
+    def request_kinds(self) -> tuple[str, ...]:
         """The kinds of requests that it answers."""
         task = tasks.find_task(self.task)
         answers = {"embed": self.embeds, "predict": task.classifies, "rerank": task.ranks}
@@ -92,7 +92,7 @@ class ModelSpec:
         return address.queue_of(self.name)
 
     @property
-    def torch_dtype(self) -> str:
+    def weights_dtype(self) -> str:
         """The dtype in which torch holds the weights; those of another backend are made from float32."""
         dtype = (self.precision or self.dtype) if self.backend == TORCH else "float32"
         return "float32" if dtype == TF32 else dtype

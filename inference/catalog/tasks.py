@@ -49,7 +49,7 @@ def count_row_per_sentence(item: Any, parameters: Mapping[str, Any]) -> tuple[li
     return [text for value in item.values() for text in (value if isinstance(value, list) else [value])], 1
 
 
-def keep_parameters(given: Mapping[str, Any]) -> dict[str, Any]:
+def copy_parameters(given: Mapping[str, Any]) -> dict[str, Any]:
     return dict(given)
 
 
@@ -61,7 +61,7 @@ def list_labels(given: Mapping[str, Any]) -> dict[str, Any]:
     return {**given, "candidate_labels": [label.strip() for label in labels.split(",") if label.strip()]}
 
 
-def name_sampling(given: Mapping[str, Any]) -> dict[str, Any]:
+def translate_sampling(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings of sampling as `generate` takes them.
 
     A temperature or a top_p next to 0 means greedy decoding, a top_k of -1 means no limit, and a seed is taken modulo
@@ -102,7 +102,7 @@ class Task:
     generates: bool = False  # text from a prompt, which must leave room: generated tokens count
     parameters: Mapping[str, ParameterSpec] = field(default_factory=dict)  # bounded, as is the cost of a request
     neutral: Neutral = field(default_factory=dict)  # values of parameters that ask for nothing
-    translate: Translate = keep_parameters
+    translate: Translate = copy_parameters
     parameters_at_root: bool = False  # clients put parameters beside "inputs"
     shape: AnswerShape = AnswerShape.AS_IT_IS
     example: Mapping[str, Any] | None = None  # the body of a request; None if an input is a file
@@ -231,7 +231,7 @@ TASKS = index_tasks((
         takes_chats=True,
         generates=True,
         neutral=neutral_values.GENERATION,
-        translate=name_sampling,
+        translate=translate_sampling,
         parameters={
             "max_new_tokens": ParameterSpec(type="integer", min=1),  # the rest of the context bounds it
             "do_sample": _FLAG,
@@ -340,13 +340,13 @@ def find_model_classes(name: str) -> tuple[str, ...]:
     return _MODEL_CLASSES.get(find_task(name).name, ("AutoModel",))
 
 
-def pipeline_names() -> list[str]:
+def list_pipeline_tasks() -> list[str]:
     """Return the names of the tasks that a pipeline serves, aliases last."""
     return sorted(
         (name for name, task in TASKS.items() if task.is_pipeline), key=lambda name: name != find_task(name).name
     )
 
 
-def backend_names() -> list[str]:
+def list_backend_tasks() -> list[str]:
     """Return the names of the tasks that another backend than torch computes, too, aliases last."""
-    return [name for name in pipeline_names() if find_task(name).compiles]
+    return [name for name in list_pipeline_tasks() if find_task(name).compiles]

@@ -13,7 +13,7 @@ from inference.catalog import parameters, tasks
 from inference.catalog.neutral_values import describe_refusal, is_neutral
 from inference.catalog.sizes import lengths
 from inference.catalog.specs import ModelSpec
-from inference.errors import ContextLengthExceeded, InvalidInput, context_length_exceeded
+from inference.errors import ContextLengthExceeded, InvalidInput, make_context_length_error
 
 SURELY_TOO_LONG = 2.0  # times the limit: the estimate of a text's tokens is rough, the engine counts them
 MAX_ROWS = 1024  # of one claim: an input times its labels, or with its sentences; never below max_batch_size
@@ -84,5 +84,5 @@ def validate_inputs(spec: ModelSpec, inputs: Any, *, most: int | None = None) ->
 def _check_room(spec: ModelSpec, where: str, prompt: Any) -> None:
     tokens = lengths.estimate_length(spec, prompt)
     if spec.max_length and tokens > SURELY_TOO_LONG * spec.max_length:
-        error = context_length_exceeded(spec.max_length, tokens)
+        error = make_context_length_error(spec.max_length, tokens)
         raise ContextLengthExceeded(f"{where}: {error.message} The tokens are estimated.", field=where)

@@ -21,7 +21,7 @@ from inference.engines.runtime import parity, placement
 from inference.engines.runtime.row_groups import ForwardSharing
 from inference.engines.sentences import folder as sentence_folder
 from inference.engines.sentences import pooling
-from inference.errors import InferenceError, InvalidInput, ModelUnavailable, context_length_exceeded
+from inference.errors import InferenceError, InvalidInput, ModelUnavailable, make_context_length_error
 
 logging.disable_progress_bar()  # it would write thousands of lines to a log file
 
@@ -134,7 +134,7 @@ class SentenceEmbeddings(Engine):
             return self._make_answers(tokens, counts, parameters)
         limit, cut = self.max_tokens or self.tokenizer.model_max_length, tokens[CUT].tolist()
         kept = [row for row, count in enumerate(counts) if not cut[row] and count <= limit]
-        answers: list[Any] = [context_length_exceeded(limit, count, at_least=True) for count in counts]
+        answers: list[Any] = [make_context_length_error(limit, count, at_least=True) for count in counts]
         if kept:
             longest = max(counts[row] for row in kept)
             part = {name: values[kept, :longest] for name, values in tokens.items() if name != CUT}

@@ -64,10 +64,10 @@ def read_series(name: str, model: str = "") -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _rows(totals_since: datetime.datetime) -> Iterable[tuple[datetime.datetime, str, Tally]]:
+def _rows(since: datetime.datetime) -> Iterable[tuple[datetime.datetime, str, Tally]]:
     """Return the rows since then, without those of the future, which were written before the clock was set back."""
     grains = (Grain.WRITTEN, Grain.TICK, Grain.TEN_MINUTES, Grain.THREE_HOURS)
-    rows = Figure.objects.filter(grain__in=grains, start__range=(totals_since, moment_at(clock.time_s() + TICK_S)))
+    rows = Figure.objects.filter(grain__in=grains, start__range=(since, moment_at(clock.time_s() + TICK_S)))
     return rows.values_list("start", "model", "tally").iterator()
 
 
@@ -124,13 +124,13 @@ def _a_minute(tally: Tally, code: str, lasted_s: float) -> float:
     return float(60 * tally.get("ended", {}).get(FAILED + code, 0) / lasted_s)
 
 
-def _marks(totals_since: datetime.datetime) -> list[dict[str, Any]]:
-    found = Mark.objects.filter(at__gte=totals_since).order_by("-at")[:MARKS]
+def _marks(since: datetime.datetime) -> list[dict[str, Any]]:
+    found = Mark.objects.filter(at__gte=since).order_by("-at")[:MARKS]
     return [{"at": mark.at.timestamp(), "kind": mark.kind, "text": mark.text} for mark in reversed(found)]
 
 
-def ends_since(moment: datetime.datetime) -> dict[str, Counter[str]]:
-    """Return the outcomes since a moment by model, as `totals_since` does, with a tenth of its work for a day."""
+def count_outcomes_since(moment: datetime.datetime) -> dict[str, Counter[str]]:
+    """Return the outcomes since a moment by model, as `sum_figures_since` does, with a tenth of its work for a day."""
     found: dict[str, Counter[str]] = {}
     for _, model, tally in _rows(moment):
         found.setdefault(model, Counter()).update(tally.get("ended", {}))
@@ -146,7 +146,7 @@ def count_by_status(ended: Mapping[str, Counter[str]]) -> Counter[str]:
     return found
 
 
-def failures_of(ended: Mapping[str, Counter[str]]) -> list[tuple[str, str, int]]:
+def list_failures(ended: Mapping[str, Counter[str]]) -> list[tuple[str, str, int]]:
     """Return each model and error code with the number of its jobs, the most first."""
     found = [
         (model, end.removeprefix(FAILED), count)
@@ -155,7 +155,7 @@ def failures_of(ended: Mapping[str, Counter[str]]) -> list[tuple[str, str, int]]
     return sorted(found, key=lambda failure: -failure[2])
 
 
-def timed_ends_since(moment: datetime.datetime) -> dict[str, list[tuple[datetime.datetime, Counter[str]]]]:
+def list_outcomes_since(moment: datetime.datetime) -> dict[str, list[tuple[datetime.datetime, Counter[str]]]]:
     """Return by model the start of each row since a moment and the outcomes that it counts, the newest first."""
     found: dict[str, list[tuple[datetime.datetime, Counter[str]]]] = {}
     for start, model, tally in _rows(moment):
@@ -166,7 +166,7 @@ def timed_ends_since(moment: datetime.datetime) -> dict[str, list[tuple[datetime
     return found
 
 
-def totals_since(moment: datetime.datetime) -> dict[str, Tally]:
+def sum_figures_since(moment: datetime.datetime) -> dict[str, Tally]:
     """Return by model the sum of all rows since a moment, which is as exact as these rows are short."""
     found: dict[str, Tally] = {}
     for _, model, tally in _rows(moment):
@@ -174,7 +174,7 @@ def totals_since(moment: datetime.datetime) -> dict[str, Tally]:
     return found
 
 
-def totals(database: str = DEFAULT_DB_ALIAS) -> dict[str, Tally]:
+def sum_all_figures(database: str = DEFAULT_DB_ALIAS) -> dict[str, Tally]:
     """Return by model the sum of all that was ever counted, from one query."""
     found: dict[str, Tally] = {}
     rows = Figure.objects.using(database).filter(grain__in=(Grain.EVER, Grain.WRITTEN))

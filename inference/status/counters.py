@@ -18,7 +18,7 @@ from inference.figures.ledger import moment_at, tick_of
 from inference.figures.sample import SERVICE
 from inference.figures.tallies import Tally
 from inference.models import Figure, Grain
-from inference.waiting.finish_listener import listener
+from inference.web_process.finish_listener import listener
 
 SECONDS, ITEMS = 20, 12  # doublings that have a bucket: of durations up to 1,049 s, and of batches up to 4,096 items
 WRITE_DELAY_S = 2.0  # seconds after which all web processes have written how many requests waited as a tick began
@@ -39,7 +39,7 @@ SUMS = (
 
 
 def collect_counters() -> Iterator[Metric]:
-    totals = series.totals()
+    totals = series.sum_all_figures()
     refused = {model: tally.get("refused", {}) for model, tally in totals.items()}
     answered = totals.pop(SERVICE, {}).get("requests", {})
     yield _outcomes(totals)

@@ -16,7 +16,7 @@ from inference.errors import BrokerUnavailable
 from inference.failures import is_away
 from inference.models import Job, Status, Worker
 from inference.status import workers
-from inference.store import operator_controls
+from inference.store import pauses_and_drains
 
 READY, LOADING = "ready", "its worker is loading it."  # states of a model in a replica; any other is a reason why not
 
@@ -82,7 +82,7 @@ def find_broker_problems() -> Iterator[str]:
 
 def _models(living: Sequence[Worker]) -> Iterator[str]:
     is_full = settings.ENGINE_ERRORS == "full"
-    if not lookup.known_models():
+    if not lookup.get_catalog_or_empty():
         yield f"The models file is refused{f': {lookup.find_file_problem()}' if is_full else '.'}"
     for name, reason in find_unserved_models(living).items():
         yield f"{name}: {reason.text if is_full else reason.cause.value}"
@@ -91,7 +91,7 @@ def _models(living: Sequence[Worker]) -> Iterator[str]:
 def find_unserved_models(living: Sequence[Worker]) -> dict[str, Reason]:
     """Return the models of the models file that none of these workers serves, and why."""
     served = workers.count_served(worker for worker in living if worker.connected)
-    return {name: _why(living, name) for name in lookup.known_models() if not served[name]}
+    return {name: _why(living, name) for name in lookup.get_catalog_or_empty() if not served[name]}
 
 
 def _why(living: Iterable[Worker], name: str) -> Reason:
@@ -121,7 +121,7 @@ def explain_wait(job: Job) -> str:
     if job.status != Status.QUEUED:
         return ""
     try:
-        if job.model in operator_controls.paused_models():
+        if job.model in pauses_and_drains.list_paused_models():
             return f"{job.model!r} is paused: its jobs wait until it is resumed."
         return "" if workers.count_serving_workers(job.model) else explain_unserved(job.model)[0]
     except Exception as error:

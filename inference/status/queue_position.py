@@ -77,7 +77,7 @@ def _in_turn(model: str, counts: Mapping[tuple[int, Any], int], priority: int, o
             higher += jobs
         elif of == priority and job_owner != owner:
             others += min(jobs, own + 1)
-    spec = lookup.known_models().get(model)
+    spec = lookup.get_catalog_or_empty().get(model)
     most = spec.max_batch_size if spec else 1
     batches = math.ceil((own + others + 1) / most)
     return own + others + min(higher, (ONE_IN - 1) * batches * most)

@@ -23,7 +23,7 @@ from django.db.models.functions import Now
 from inference import budget, clock
 from inference.catalog import lookup
 from inference.models import ENDED, Worker, WorkerState
-from inference.waiting.compute_slots import release_while_waiting
+from inference.web_process.compute_slots import release_while_waiting
 
 RESTING = (WorkerState.DRAINING, WorkerState.DRAINED)
 PRESENT = (WorkerState.STARTING, WorkerState.READY, WorkerState.DEGRADED, WorkerState.STOPPING, *RESTING)
@@ -210,7 +210,7 @@ def predict_seconds(model: str, jobs: int) -> float | None:
 
 
 def _load_s(model: str) -> float:
-    spec = lookup.known_models().get(model)
+    spec = lookup.get_catalog_or_empty().get(model)
     if spec is None or not spec.is_lazy:
         return 0.0
     place = find_models_in_memory().get(model, MemoryPresence())

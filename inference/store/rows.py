@@ -84,7 +84,7 @@ def prepare_row(job: Job) -> JobRow:
     values = vars(job)
     return make_row(
         {
-            name: stored if values[name] is default else to_db(name, values[name], database)
+            name: stored if values[name] is default else convert_to_db(name, values[name], database)
             for name, default, stored in _defaults(database.alias)
         }
     )
@@ -98,11 +98,11 @@ def _defaults(alias: str) -> list[tuple[str, Any, Any]]:
     object in place of it that is the value of no job.
     """
     database: Any = connections[alias]
-    stored = {name: to_db(name, value, database) for name, value in _DEFAULTS.items() if name in PREPARED}
+    stored = {name: convert_to_db(name, value, database) for name, value in _DEFAULTS.items() if name in PREPARED}
     return [(name, _DEFAULTS.get(name, stored), stored.get(name)) for name in PREPARED]
 
 
-def row_factory(other: JobRow) -> Callable[..., JobRow]:
+def make_row_factory(other: JobRow) -> Callable[..., JobRow]:
     """Return a function that makes rows equal to `other` except in the columns that it is given.
 
     This takes a tenth of what a `Job` and its row cost.
@@ -110,7 +110,7 @@ def row_factory(other: JobRow) -> Callable[..., JobRow]:
     database: Any = connections[DEFAULT_DB_ALIAS]
 
     def like(**own: Any) -> JobRow:
-        return make_row({**other.values, **{name: to_db(name, value, database) for name, value in own.items()}})
+        return make_row({**other.values, **{name: convert_to_db(name, value, database) for name, value in own.items()}})
 
     return like
 
@@ -230,16 +230,16 @@ def _columns(rows: Sequence[JobRow]) -> tuple[dict[str, tuple[Any, ...]], dict[s
     return own, {name: column[0] for name, column in columns.items() if name not in own}
 
 
-def to_db(name: str, value: Any, database: Any) -> Any:
+def convert_to_db(name: str, value: Any, database: Any) -> Any:
     """Convert a value of the column `name` for the database."""
     field = PREPARED[name]
     if field is None or value is None:
         return value
-    return ids_to_db([value], database)[0] if type(value) is UUID else field.get_db_prep_value(value, database)
+    return convert_ids_to_db([value], database)[0] if type(value) is UUID else field.get_db_prep_value(value, database)
 
 
-def ids_to_db(ids: Iterable[UUID], database: Any) -> list[Any]:
-    """Convert ids as `to_db` does, at a tenth of its cost."""
+def convert_ids_to_db(ids: Iterable[UUID], database: Any) -> list[Any]:
+    """Convert ids as `convert_to_db` does, at a tenth of its cost."""
     return list(ids) if database.features.has_native_uuid_field else [f"{each.int:032x}" for each in ids]
 
 
@@ -247,9 +247,12 @@ def read_finished(ids: Collection[UUID]) -> dict[UUID, Changes]:
     """Return the changes of those of these jobs that are finished, by id."""
     database: Any = connections[DEFAULT_DB_ALIAS]
     with database.cursor() as cursor:
-        cursor.execute(_finished_sql(len(ids)), [*ids_to_db(ids, database), *TERMINAL])
+        cursor.execute(_finished_sql(len(ids)), [*convert_ids_to_db(ids, database), *TERMINAL])
         rows = cursor.fetchall()
-    return {row[0]: dict(zip(_OUTCOME_COLUMNS, row, strict=True)) for row in from_db(rows, _OUTCOME_COLUMNS, database)}
+    return {
+        row[0]: dict(zip(_OUTCOME_COLUMNS, row, strict=True))
+        for row in convert_from_db(rows, _OUTCOME_COLUMNS, database)
+    }
 
 
 def find_finished(ids: Iterable[UUID]) -> set[UUID]:
@@ -287,11 +290,11 @@ def read_inputs_of_parts(whole: UUID) -> list[Any]:
     return [item for part in parts for item in part]
 
 
-def outputs_of_parts(whole: UUID) -> RawSQL:
+def make_joined_outputs_expression(whole: UUID) -> RawSQL:
     """Return an expression by which the database joins the outputs of a whole's parts in order."""
     database: Any = connections[DEFAULT_DB_ALIAS]
     sql = _OUTPUTS[database.vendor].format(table=Job._meta.db_table)
-    return RawSQL(sql, [to_db("whole", whole, database)], output_field=models.TextField())  # noqa: S611 - our own
+    return RawSQL(sql, [convert_to_db("whole", whole, database)], output_field=models.TextField())  # noqa: S611 - our own
 
 
 _OUTPUTS = {
@@ -302,7 +305,7 @@ _OUTPUTS = {
 }
 
 
-def from_db(rows: Sequence[Sequence[Any]], names: tuple[str, ...], database: Any) -> Iterator[Sequence[Any]]:
+def convert_from_db(rows: Sequence[Sequence[Any]], names: tuple[str, ...], database: Any) -> Iterator[Sequence[Any]]:
     """Convert the values of rows as the ORM would, and return an iterator over the rows.
 
     `names` are the columns of a row. One column is converted after the other, which costs half of what it does row by

@@ -47,7 +47,9 @@ def record_batch_span(batch: UUID, outcomes: Sequence[Any], batch_size: int | Ma
     if links := [Link(span.get_span_context()) for span in spans if span.is_recording()]:
         began_ns = min((_ns(each.started_at) for each in outcomes if each.started_at), default=end_ns)
         name = f"batch {outcomes[0].model}"
-        batch_span = tracing.tracer().start_span(name, Context(), attributes=common, links=links, start_time=began_ns)
+        batch_span = tracing.get_tracer().start_span(
+            name, Context(), attributes=common, links=links, start_time=began_ns
+        )
         batch_span.end(end_ns)
     for span in spans:
         span.end(end_ns)
@@ -62,7 +64,7 @@ def record_end_span(ids: Iterable[UUID], status: Status, code: str) -> None:
     end_ns = _ns(clock.now())
     held = Job.objects.filter(pk__in=list(ids), whole=None).values_list(*columns)
     for model, job, traceparent, created_at, started_at, parts in held:
-        with tracing.span_of_whole(job) if parts else nullcontext():
+        with tracing.use_span_id_of_whole(job) if parts else nullcontext():
             _job(_common(model), job, traceparent, created_at, started_at, status, code, end_ns).end(end_ns)
 
 
@@ -77,7 +79,7 @@ def _job(
         own["inference.job.queue_s"] = max(0, began_ns - _ns(created_at)) / 1e9
         own["inference.job.run_s"] = max(0, end_ns - began_ns) / 1e9
     name = f"{attributes['gen_ai.operation.name']} {attributes['gen_ai.request.model']}"
-    span = tracing.tracer().start_span(
+    span = tracing.get_tracer().start_span(
         name, tracing.parse_context(traceparent), attributes={**attributes, **own}, start_time=_ns(created_at)
     )
     if code:
@@ -87,7 +89,7 @@ def _job(
 
 
 def _common(model: str) -> dict[str, Any]:
-    spec = lookup.known_models().get(model)
+    spec = lookup.get_catalog_or_empty().get(model)
     task = spec.task if spec else ""
     operation = (
         "text_completion" if tasks.find_task(task).generates else "embeddings" if task in tasks.EMBEDDINGS else task

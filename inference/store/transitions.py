@@ -95,7 +95,7 @@ _QUEUED_AGAIN = {"status": Status.QUEUED, "batch": None, "worker": None, "starte
 _CLAIMED = tuple(name for name in Claimed._fields if tracing.on or name != "traceparent")
 
 
-def claim(
+def claim_jobs(
     ids: Collection[UUID],
     batch: UUID,
     *,
@@ -123,16 +123,16 @@ def claim(
         cursor.execute(
             _claim_sql(len(ids), len(takes_over), lease_sql),
             [
-                *rows.ids_to_db((batch, worker), database),
+                *rows.convert_ids_to_db((batch, worker), database),
                 device,
                 *lease,
-                *rows.ids_to_db(ids, database),
+                *rows.convert_ids_to_db(ids, database),
                 model,
                 sys.maxsize if alone else settings.MAX_RECOVERIES - 1,
-                *rows.ids_to_db(takes_over, database),
+                *rows.convert_ids_to_db(takes_over, database),
             ],
         )
-        claimed = [Claimed(*values) for values in rows.from_db(cursor.fetchall(), _CLAIMED, database)]
+        claimed = [Claimed(*values) for values in rows.convert_from_db(cursor.fetchall(), _CLAIMED, database)]
     for whole in {job.whole for job in claimed if job.whole}:
         begun = {"status": Status.RUNNING, "started_at": Now(), "attempts": 1}
         Job.objects.filter(pk=whole, status=Status.QUEUED).update(**begun)
@@ -243,8 +243,8 @@ def _record_locked(
         return 0, []
     outcomes = sorted(outcomes, key=lambda outcome: outcome.job_id.int)  # one order of locks in all statements
     database = connections[DEFAULT_DB_ALIAS]
-    is_held = "job.batch = %s AND job.status = 'running'", rows.ids_to_db([batch], database)
-    ids = rows.ids_to_db([outcome.job_id for outcome in outcomes], database)
+    is_held = "job.batch = %s AND job.status = 'running'", rows.convert_ids_to_db([batch], database)
+    ids = rows.convert_ids_to_db([outcome.job_id for outcome in outcomes], database)
     recorded = [_record_row(*each, batch_size, database) for each in zip(ids, outcomes, strict=True)]
     for statement in rows.group_by_statement(recorded):
         if rows.update_jobs(statement, f"finished_at = {now_sql()}", *is_held) < len(statement):
@@ -281,7 +281,7 @@ def _record_row(job_id: Any, outcome: Outcome, batch_size: Sizes, database: Any)
         {
             "id": job_id,
             "status": outcome.status.value,
-            "output": rows.to_db("output", outcome.output, database),
+            "output": rows.convert_to_db("output", outcome.output, database),
             "output_size": outcome.output_size,
             "prompt_length": outcome.prompt_length,
             "error_code": outcome.error_code,
@@ -318,7 +318,7 @@ def _settle(whole: UUID, count: int | None) -> str:
         waiting = waiting.filter(place__lt=broken.place)
     if waiting.exists():
         return ""
-    end: dict[str, Any] = {"status": Status.SUCCEEDED, "output": rows.outputs_of_parts(whole)}
+    end: dict[str, Any] = {"status": Status.SUCCEEDED, "output": rows.make_joined_outputs_expression(whole)}
     if broken:
         end = {name: getattr(broken, name) for name in ("status", *rows.ERROR)}
     else:
@@ -433,7 +433,7 @@ def renew_future_leases() -> None:
     row_locks.update_rows(set_back, lease_until=Now() + (F("lease_until") - F("started_at")), started_at=Now())
 
 
-def requeue_lost(which: Q) -> None:
+def requeue_lost_jobs(which: Q) -> None:
     """Queue the running jobs that `which` selects again, as jobs whose batch was lost, and count the loss.
 
     A job that was lost `MAX_RECOVERIES` times fails instead; the last time it ran alone in its worker.
@@ -451,7 +451,7 @@ def requeue_lost(which: Q) -> None:
         logger.warning("%d running jobs given back, %d given up as lost", given, failed)
 
 
-def requeue_stopped(which: Q) -> None:
+def requeue_jobs_of_stopped(which: Q) -> None:
     """Queue the running jobs of stopped workers again.
 
     This does not count as a loss: a stop says nothing about the jobs.

@@ -24,7 +24,7 @@ class StreamCursor:
         self._forget(FIRST)
 
     @property
-    def id(self) -> str:
+    def last_event_id(self) -> str:
         """The id of the last event."""
         return self._delivered.make_event_id(self.job_id)
 
@@ -33,7 +33,7 @@ class StreamCursor:
         """The id of the entry before the first entry of the attempt."""
         return self._before
 
-    def consume(self, entries: Sequence[Entry]) -> Delta | None:
+    def take_new_text(self, entries: Sequence[Entry]) -> Delta | None:
         """Return the text of these entries that is new for the client, or None if there is none.
 
         Text that the client has is left out. So is text behind missing characters, and text of an attempt that another
@@ -46,21 +46,21 @@ class StreamCursor:
         for entry in entries[newest:]:
             text += self._new(entry)
             tokens = entry[1].tokens
-        return Delta(text=text, id=self.id, tokens=tokens) if text else None
+        return Delta(text=text, id=self.last_event_id, tokens=tokens) if text else None
 
-    def consume_all(self, text: str) -> Delta | None:
+    def take_rest_of_text(self, text: str) -> Delta | None:
         """Return what the client lacks of the whole text, which was read from the row. Raises `TextDiverged`."""
         self._seen = DeliveredText()
         new = self._go_on(text)
         if self._seen.at < self._delivered.at:
             raise TextDiverged
-        return Delta(text=new, id=self.id) if new else None
+        return Delta(text=new, id=self.last_event_id) if new else None
 
-    def restart(self) -> Restart:
+    def restart_attempt(self) -> Restart:
         """Begin anew: no text counts as sent, and the first entry of the attempt comes next."""
         self._delivered = BEGINNING
         self._forget(self._before)
-        return Restart(id=self.id)
+        return Restart(id=self.last_event_id)
 
     def _forget(self, last: bytes) -> None:
         self._attempt: UUID | None = None

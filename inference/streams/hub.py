@@ -22,8 +22,8 @@ from inference.failures import Pauses
 from inference.store.rows import Changes
 from inference.streams import redis_streams
 from inference.streams.redis_streams import FIRST, Entry
-from inference.waiting import finish_listener
-from inference.waiting.finish_listener import Waiter
+from inference.web_process import finish_listener
+from inference.web_process.finish_listener import Waiter
 
 logger = logging.getLogger(__name__)
 

@@ -62,20 +62,20 @@ def _look(subscriber: StreamSubscriber) -> None:
 
 def _next(subscriber: StreamSubscriber, cursor: StreamCursor) -> Delta | Restart | None:
     try:
-        return cursor.consume(subscriber.wait_for_entries(SILENCE_S))
+        return cursor.take_new_text(subscriber.wait_for_entries(SILENCE_S))
     except TextDiverged:
         subscriber.replay_after(cursor.start_entry)
-        return cursor.restart()
+        return cursor.restart_attempt()
 
 
 def _end(job: Job, text: str | None, cursor: StreamCursor) -> Iterator[Event]:
     """Yield the part of the text that was not sent yet, and the end."""
     if text is not None:
         try:
-            rest = cursor.consume_all(text)
+            rest = cursor.take_rest_of_text(text)
         except TextDiverged:
-            yield cursor.restart()
-            rest = cursor.consume_all(text)
+            yield cursor.restart_attempt()
+            rest = cursor.take_rest_of_text(text)
         if rest:
             yield rest
-    yield End(job=job, text=text, id=cursor.id)
+    yield End(job=job, text=text, id=cursor.last_event_id)

@@ -120,7 +120,7 @@ def max_queued(spec: ModelSpec, priority: int) -> int:
     return max(spec.max_queued, settings.MAX_LOW_QUEUED) if priority == Priority.LOW else spec.max_queued
 
 
-def forget() -> None:
+def forget_counts() -> None:
     _lines.clear()
 
 

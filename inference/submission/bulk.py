@@ -92,7 +92,7 @@ def wait(bulk: Bulk, *, timeout_s: float) -> None:
         jobs.wait(job_id, timeout_s=left_s)
 
 
-def progress(bulk: Bulk) -> BulkProgress:
+def read_progress(bulk: Bulk) -> BulkProgress:
     counts = dict(bulk.job_set.order_by().values_list("status").annotate(Count("pk")))
     failed = bulk.job_set.filter(status=Status.FAILED).order_by("bulk_index")[:SHOWN_ERRORS]
     errors = bulk.rejected + [
@@ -114,7 +114,7 @@ def _accepted_before(known: Bulk) -> Accepted:
     """
     with writer.report_row_if_away(known):
         found = list(known.job_set.order_by("bulk_index").values_list("bulk_index", "pk"))
-        return Accepted(bulk=known, progress=progress(known), jobs=found)
+        return Accepted(bulk=known, progress=read_progress(known), jobs=found)
 
 
 def _accepted_now(bulk: Bulk, new: Sequence[NewJob]) -> Accepted:
@@ -175,7 +175,7 @@ def _jobs(submission: BulkSubmission, bulk: Bulk) -> Iterator[NewJob]:
             if item.error:
                 raise item.error
             validation.validate_inputs(spec, item.inputs)
-            kind = kinds.of(item.parameters or {})
+            kind = kinds.find_kind(item.parameters or {})
             size, length = lengths.measure_inputs(spec, item.inputs, kind.parameters)
             validation.check_rows(spec, size)
         except InferenceError as error:
@@ -201,10 +201,10 @@ class _Kinds:
 
     def __init__(self, spec: ModelSpec, common: Job) -> None:
         self._spec = spec
-        self._like, self._message = rows.row_factory(rows.prepare_row(common)), writer.make_message(common)
+        self._like, self._message = rows.make_row_factory(rows.prepare_row(common)), writer.make_message(common)
         self._known: dict[str, _Kind] = {}
 
-    def of(self, given: dict[str, Any]) -> _Kind:
+    def find_kind(self, given: dict[str, Any]) -> _Kind:
         """Return the kind of jobs with these parameters; raise `InvalidInput` if the model does not take them."""
         spelt = json_field.dumps(given)
         if spelt not in self._known:
@@ -212,7 +212,7 @@ class _Kinds:
         return self._known[spelt]
 
     def _new(self, parameters: dict[str, Any]) -> _Kind:
-        like = rows.row_factory(self._like(parameters=parameters))
+        like = rows.make_row_factory(self._like(parameters=parameters))
         return _Kind(parameters, SharedColumns(like, replace(self._message, group=digest_parameters(parameters))))
 
 

@@ -40,7 +40,7 @@ class NewJob(NamedTuple):
     length: int
 
     @property
-    def kind(self) -> int:
+    def message_key(self) -> int:
         """A number that is equal for jobs which may share a message."""
         return id(self.common)
 
@@ -97,7 +97,7 @@ def send_messages(spec: ModelSpec, jobs: Sequence[NewJob]) -> None:
     most = PACKED if publisher.uses_redis() else PACKED_AMQP
     for chunk in rows.split_into_chunks(jobs):
         messages: list[JobMessage] = []
-        for _, same in itertools.groupby(chunk, key=attrgetter("kind")):
+        for _, same in itertools.groupby(chunk, key=attrgetter("message_key")):
             first, *others = same
             entries = ((str(job.id), job.size, job.length) for job in (first, *others))
             messages += pack_jobs(first.common, entries, most=most, rows=spec.max_batch_size)

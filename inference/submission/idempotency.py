@@ -19,7 +19,7 @@ from django.db import IntegrityError
 
 from inference.errors import IdempotencyMismatch, StoreUnavailable, UnknownOwner
 from inference.models import Bulk, Job
-from inference.waiting.compute_slots import release_while_waiting
+from inference.web_process.compute_slots import release_while_waiting
 
 Row = TypeVar("Row", Job, Bulk)
 Key = tuple[type[Job | Bulk], str]

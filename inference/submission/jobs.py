@@ -25,12 +25,12 @@ from inference.models import TERMINAL, Job
 from inference.status import health, workers
 from inference.store import rows, transitions
 from inference.store.rows import Changes
-from inference.submission import admission, idempotency, wholes
+from inference.submission import admission, idempotency, split_jobs
 from inference.submission.submissions import Submission
 from inference.submission.writer import PATIENCE_S, report_row_if_away, writer
 from inference.telemetry import logs
-from inference.waiting import finish_listener
-from inference.waiting.compute_slots import compute_slots
+from inference.web_process import finish_listener
+from inference.web_process.compute_slots import compute_slots
 from inference.webhooks import delivery
 
 logger = logging.getLogger(__name__)
@@ -53,12 +53,12 @@ def run(submission: Submission, *, timeout_s: float) -> Job:
     """
     job, parts = _new_job(submission)
     if parts or submission.webhook or submission.idempotency_key is not None:
-        return wait_for(_accept(submission, job, parts, needs_worker=True), timeout_s=timeout_s)
+        return wait_for_stored_job(_accept(submission, job, parts, needs_worker=True), timeout_s=timeout_s)
     _require_worker(submission.spec.name)
     try:
         return _store_and_wait(submission, job, timeout_s)
     except IntegrityError as error:
-        return wait_for(idempotency.resolve_conflict(job, error), timeout_s=timeout_s)
+        return wait_for_stored_job(idempotency.resolve_conflict(job, error), timeout_s=timeout_s)
 
 
 def fetch(job_id: UUID) -> Job:
@@ -98,7 +98,7 @@ def wait_for_any(ids: Collection[UUID], among: QuerySet[Job], *, timeout_s: floa
     return ended, missing
 
 
-def wait_for(job: Job, *, timeout_s: float) -> Job:
+def wait_for_stored_job(job: Job, *, timeout_s: float) -> Job:
     """Wait as `wait` does for a job that is certainly stored; return it as it is here if the database is away."""
     try:
         return wait(job.id, timeout_s=timeout_s)
@@ -121,7 +121,7 @@ def cancel(job_id: UUID) -> Job:
     return fetch(job_id)
 
 
-def resubmit(old: Job, *, alone: bool = False) -> Submission:
+def make_resubmission(old: Job, *, alone: bool = False) -> Submission:
     """Return a submission with the same inputs for a new job of the same owner.
 
     A new job is needed, since terminal states never change. Raises `UnknownModel`.
@@ -140,9 +140,9 @@ def _new_job(submission: Submission) -> tuple[Job, list[Part]]:
         delivery.check_url(submission.webhook)
     if isinstance(inputs, list) and len(inputs) > spec.max_batch_size:
         compute_slots.return_slot()  # other requests should not wait while thousands of inputs are checked
-    parameters = validation.validate_request(spec, inputs, submission.parameters, most=wholes.max_inputs(spec))
+    parameters = validation.validate_request(spec, inputs, submission.parameters, most=split_jobs.max_inputs(spec))
     size, length = lengths.measure_inputs(spec, inputs, parameters)
-    parts = wholes.split_into_parts(spec, inputs, parameters, size)
+    parts = split_jobs.split_into_parts(spec, inputs, parameters, size)
     job = submission.make_job(
         inputs=[] if parts else inputs, parameters=parameters, size=size, length=length, parts=len(parts) or None
     )
@@ -169,7 +169,7 @@ def _store(submission: Submission, job: Job, parts: Sequence[Part], *, needs_wor
         _require_worker(submission.spec.name)
     try:
         if parts:
-            wholes.store_whole(submission, job, parts)
+            split_jobs.store_whole(submission, job, parts)
             return job
         with admission.reserve_places(submission, [job.id]):
             writer.write_job(job)
@@ -194,7 +194,7 @@ def _store_and_wait(submission: Submission, job: Job, timeout_s: float) -> Job:
         changes = changes or waiter.wait(timeout_s - first_s)
         if timeout_s > first_s:
             budget.renew_budget()
-    return _changed(job, changes) if changes else wait_for(job, timeout_s=0.0)
+    return _changed(job, changes) if changes else wait_for_stored_job(job, timeout_s=0.0)
 
 
 def _changed(job: Job, changes: Changes) -> Job:

@@ -14,9 +14,9 @@ from uuid import UUID
 from django.db.models import QuerySet
 
 from inference import budget
-from inference.errors import nothing_stored
+from inference.errors import make_nothing_stored_error
 from inference.models import Job
-from inference.waiting.compute_slots import release_while_waiting
+from inference.web_process.compute_slots import release_while_waiting
 
 RECOUNT_S = 0.5
 ROOM = 100  # jobs that other processes may let in before this one counts again
@@ -92,10 +92,10 @@ class QueueCounter:
             with release_while_waiting(PATIENCE_S) as patience_s:
                 is_alone = self._counting.acquire(timeout=patience_s)
             if not is_alone:
-                raise nothing_stored()
+                raise make_nothing_stored_error()
         try:
             if self._failed_at > came_at:
-                raise nothing_stored()
+                raise make_nothing_stored_error()
             yield
         finally:
             self._counting.release()

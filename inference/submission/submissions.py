@@ -42,7 +42,7 @@ class Terms:
         """Make a job with these terms, which is not stored yet."""
         now = clock.now()
         expires_at = None if self.expires_in_s is None else now + datetime.timedelta(seconds=self.expires_in_s)
-        traced: dict[str, Any] = {"traceparent": tracing.traceparent()} if tracing.on else {}
+        traced: dict[str, Any] = {"traceparent": tracing.get_traceparent()} if tracing.on else {}
         return rows.new_job(
             model=self.spec.name, priority=self.priority, owner=self.owner, key_start=self.key_start,
             request_id=self.request_id, route=self.route,

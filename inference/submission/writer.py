@@ -19,11 +19,11 @@ from inference.broker import address, publisher
 from inference.broker.circuit_breaker import CircuitOpen
 from inference.broker.kombu_publisher import PublishRefused
 from inference.catalog import specs
-from inference.errors import BrokerUnavailable, StoreUnavailable, nothing_stored
+from inference.errors import BrokerUnavailable, StoreUnavailable, make_nothing_stored_error
 from inference.failures import is_away
 from inference.models import Bulk, Job
 from inference.store import connections, rows
-from inference.waiting.compute_slots import release_while_waiting
+from inference.web_process.compute_slots import release_while_waiting
 
 logger = logging.getLogger(__name__)
 
@@ -106,7 +106,7 @@ class Writer:
         with release_while_waiting(patience_s) as left_s:
             pending.wait(left_s)
         if not pending.is_settled and self._withdraw(pending):
-            raise nothing_stored()
+            raise make_nothing_stored_error()
         if not pending.is_settled:
             raise _perhaps_stored(pending.job)
         if pending.error:
@@ -177,15 +177,15 @@ class Writer:
             waiting, self.pending = self.pending, []
         logger.warning("%d jobs refused, the database is away: %s", len(group) + len(waiting), error)
         for pending in group:
-            pending.settle(nothing_stored() if is_certain else _perhaps_stored(pending.job))
+            pending.settle(make_nothing_stored_error() if is_certain else _perhaps_stored(pending.job))
         for pending in waiting:
-            pending.settle(nothing_stored())
+            pending.settle(make_nothing_stored_error())
 
 
 def _connect() -> None:
     connections.close_stale_connection()
     connection.ensure_connection()
-    clock.measure(connection)
+    clock.measure_offset(connection)
 
 
 def _is_refusal(error: Exception) -> bool:

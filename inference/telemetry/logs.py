@@ -50,7 +50,7 @@ def bind_more(**ids: Any) -> None:
     _bound.set({**_bound.get(), **ids})
 
 
-def bound_id(name: str) -> str:
+def get_bound_id(name: str) -> str:
     return str(_bound.get().get(name, ""))
 
 
@@ -68,7 +68,7 @@ def bind_to_process(**ids: Any) -> None:
     _of_process.update(ids)
 
 
-def hide_words(text: object) -> object:
+def hide_model_words(text: object) -> object:
     """Return a model's own words, or "…" if lines may not quote inputs.
 
     The words may quote an input. Rows have them. Lines do not, as many people may read the place where lines are sent.

@@ -53,7 +53,7 @@ _lock = threading.Lock()
 _next_id: ContextVar[int] = ContextVar("next_id", default=0)  # id of the next span; 0 for a random one
 
 
-def tracer() -> "Tracer":
+def get_tracer() -> "Tracer":
     """Return the tracer of this process.
 
     Its thread starts with the first span of a process, as no thread may run in the process that others are forked from.
@@ -70,7 +70,7 @@ def make_part_traceparent(header: str | None, whole: UUID) -> str | None:
 
 
 @contextlib.contextmanager
-def span_of_whole(whole: UUID) -> Iterator[None]:
+def use_span_id_of_whole(whole: UUID) -> Iterator[None]:
     """Give the span that begins within this context the id of this list's span."""
     token = _next_id.set(_span_id(whole))
     try:
@@ -120,7 +120,7 @@ def flush_spans() -> None:
     last.join(LAST_SPANS_S)
 
 
-def traceparent() -> str | None:
+def get_traceparent() -> str | None:
     """Return the traceparent of the span that this thread is in, to be stored. It is None if there is no such span."""
     from opentelemetry import trace
 

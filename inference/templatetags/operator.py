@@ -9,7 +9,7 @@ from inference import clock
 from inference.admin import navigation
 from inference.admin.pages import dashboard, workers
 from inference.admin.rendering import display
-from inference.catalog.lookup import known_models
+from inference.catalog.lookup import get_catalog_or_empty
 
 register = template.Library()
 register.filter("ago", display.format_age)
@@ -28,7 +28,7 @@ def age(moment: Any) -> str:
 
 @register.simple_tag
 def dashboard_now() -> dict[str, Any]:
-    return {**dashboard.collect_dashboard(), "names": list(known_models())}
+    return {**dashboard.collect_dashboard(), "names": list(get_catalog_or_empty())}
 
 
 @register.filter

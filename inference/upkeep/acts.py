@@ -113,7 +113,7 @@ def _retry(act: Act, ids: list[UUID]) -> tuple[UUID | None, int, Left]:
     for job_id in ids:
         one = wholes.get(job_id, job_id)
         try:
-            again = jobs.resubmit(jobs.fetch(one), alone=act.kind == ActKind.RETRY_ALONE)
+            again = jobs.make_resubmission(jobs.fetch(one), alone=act.kind == ActKind.RETRY_ALONE)
             jobs.submit(dataclasses.replace(again, idempotency_key=f"act:{act.pk}:{one}", yields=True))
             done += 1
         except errors.InferenceError as error:

@@ -53,12 +53,12 @@ class Observer:
             return known if known[0] == beat else (beat, seen_at)
         return beat, seen_at - max(0.0, (now - beat).total_seconds())
 
-    def silent_workers(self) -> dict[UUID, datetime.datetime]:
+    def find_silent_workers(self) -> dict[UUID, datetime.datetime]:
         """Return by worker the last heartbeat of those not heard for `WORKER_SILENT_S`, as of the last look."""
         silent_since = time.monotonic() - settings.WORKER_SILENT_S
         return {worker: beat for worker, (beat, since) in self._heartbeats.items() if since < silent_since}
 
-    def expired_lease_condition(self, *, answering_s: float) -> Q:
+    def make_expired_lease_condition(self, *, answering_s: float) -> Q:
         """Return the condition for running jobs whose lease is over.
 
         A lease holds for as long as it was given for. Only time counts in which the database has answered this process

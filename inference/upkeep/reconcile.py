@@ -27,7 +27,7 @@ from inference.broker import publisher
 from inference.broker.address import queue_of
 from inference.broker.kombu_publisher import PublishRefused
 from inference.broker.messages import JobMessage
-from inference.catalog.lookup import models
+from inference.catalog.lookup import get_catalog
 from inference.fields.ids import first_id_at
 from inference.figures import marks
 from inference.models import Job, Status, Worker, WorkerState
@@ -83,12 +83,12 @@ def _give_back_lost(observer: Observer, answering_s: float) -> None:
     transitions.renew_future_leases()
     if answering_s >= settings.WORKER_SILENT_S:
         _mark_silent(observer)
-        lost = Q(worker__in=_of(WorkerState.GONE)) | observer.expired_lease_condition(answering_s=answering_s)
-        transitions.requeue_lost(lost)
+        lost = Q(worker__in=_of(WorkerState.GONE)) | observer.make_expired_lease_condition(answering_s=answering_s)
+        transitions.requeue_lost_jobs(lost)
 
 
 def _give_back_stopped() -> None:
-    transitions.requeue_stopped(Q(worker__in=_of(WorkerState.STOPPED)))
+    transitions.requeue_jobs_of_stopped(Q(worker__in=_of(WorkerState.STOPPED)))
 
 
 def _ago(seconds: float) -> Now:
@@ -98,7 +98,7 @@ def _ago(seconds: float) -> Now:
 def _mark_silent(observer: Observer) -> None:
     """Mark silent workers as gone, or as stopped if they were stopping, unless they were heard since."""
     idle = {"replicas_ready": 0, "replicas_busy": 0, "held": 0}
-    for worker, beat in observer.silent_workers().items():
+    for worker, beat in observer.find_silent_workers().items():
         last_heard = (beat - MILLISECOND, beat + MILLISECOND)  # SQLite keeps milliseconds, and compares moments as text
         silent = Worker.objects.filter(pk=worker, heartbeat_at__range=last_heard, state__in=workers.PRESENT)
         if silent.filter(state=WorkerState.STOPPING).update(state=WorkerState.STOPPED, **idle):
@@ -191,7 +191,7 @@ def _at_once(messages: Iterable[JobMessage]) -> Iterator[list[JobMessage]]:
 
 def _run_here() -> set[str]:
     """Return the models of the models file, and those gone from it whose last jobs workers still run."""
-    return {*models(), *workers.count_served(workers.select_living().only("model_names"))}
+    return {*get_catalog(), *workers.count_served(workers.select_living().only("model_names"))}
 
 
 def _missing() -> Q:

@@ -43,7 +43,7 @@ class HangupStep(bootsteps.StartStopStep):
 
     def start(self, parent: Any) -> None:
         # A new thread sets the event, since the main thread may hold the event's lock when the signal arrives.
-        look = lookup.follow().look_now
+        look = lookup.start_follower().look_now
         signal.signal(signal.SIGHUP, lambda *_: threading.Thread(target=look).start())
 
 
@@ -89,7 +89,7 @@ def _plan(worker: Any) -> None:
     from inference.worker.scheduling.lazy_models import LazyModels
     from inference.worker.scheduling.unfetched_jobs import UnfetchedJobs
 
-    queues, models = worker.app.amqp.queues, lookup.models()
+    queues, models = worker.app.amqp.queues, lookup.get_catalog()
     consumed = [name for name, spec in models.items() if spec.queue in queues.consume_from]
     is_ours = concurrency.get_implementation(worker.pool_cls) is TaskPool
     if not consumed:  # -Q names other queues: the worker runs other tasks, in Celery's own pool
@@ -126,7 +126,7 @@ def _plan(worker: Any) -> None:
     worker.lazy.demand.start()
     worker.unfetched = UnfetchedJobs(plan.worker)
     worker.unfetched.start()
-    lookup.follow()
+    lookup.start_follower()
     worker.heartbeat = Heartbeat(plan, worker.hostname)
     worker.heartbeat.register_worker()
     signals.worker_shutting_down.connect(worker.heartbeat.announce_stop)

@@ -14,7 +14,7 @@ from django.db import connection
 from django.test import TransactionTestCase, override_settings
 
 from inference.broker import redis_client
-from inference.catalog.lookup import models, spec_of
+from inference.catalog.lookup import get_catalog, spec_of
 from inference.catalog.sizes import lengths
 from inference.errors import InferenceError
 from inference.models import Job, Status, Worker, WorkerState
@@ -47,8 +47,8 @@ class Laborer(threading.Thread):
         self.answer = answer
         self.stopping = threading.Event()
         self.row = Worker.objects.create(
-            name="laborer", pid=1, state=WorkerState.READY, model_names=list(models()),
-            replicas={"0": {"pid": 1, "device": "cpu", "models": dict.fromkeys(models(), "ready")}},
+            name="laborer", pid=1, state=WorkerState.READY, model_names=list(get_catalog()),
+            replicas={"0": {"pid": 1, "device": "cpu", "models": dict.fromkeys(get_catalog(), "ready")}},
         )  # fmt: skip
 
     def run(self) -> None:
@@ -65,7 +65,7 @@ class Laborer(threading.Thread):
                 transitions.record_outcomes(batch, [self.outcome(mine)], batch_size=mine.size)
 
     def claimed(self, job: Job, batch: UUID) -> list[transitions.Claimed]:
-        return transitions.claim(
+        return transitions.claim_jobs(
             [job.id], batch, model=job.model, time_limit_s=PATIENCE_S, takes_over=(), worker=self.row.id, device="cpu"
         )
 

@@ -276,7 +276,7 @@ class KeyOfJobTests(StreamCase):
         other, key = ApiKey.objects.issue(owner=self.ada)
         (new,) = self.made_by(f"/v1/jobs/{old.pk}/retry", key=key)
         self.assertEqual((new.owner, new.key_start), (self.ada, other.start))
-        again = jobs.submit(jobs.resubmit(old))  # as the admin does, whose operators have no key
+        again = jobs.submit(jobs.make_resubmission(old))  # as the admin does, whose operators have no key
         self.assertEqual((again.owner, again.key_start), (self.ada, None))
 
     def test_a_repeated_request_is_answered_with_the_job_of_the_first_key(self) -> None:

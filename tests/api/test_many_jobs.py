@@ -23,7 +23,7 @@ from inference.errors import InvalidInput
 from inference.fields.ids import first_id_at
 from inference.models import Bulk, Job, Status
 from inference.store import outputs
-from inference.waiting import finish_listener
+from inference.web_process import finish_listener
 from tests import echo
 from tests.api.base import ApiTestCase, Response, echo_answer
 from tests.conditions import PATIENCE_S, ago, eventually
@@ -73,14 +73,14 @@ class WakeTests(ApiTestCase):
         *others, last = ids = list(self.left)
         woken = iter([others, others, others, [last]])
 
-        def wait(hints: finish_listener.Hints, timeout_s: float) -> set[UUID]:
+        def wait(hints: finish_listener.FinishHints, timeout_s: float) -> set[UUID]:
             self.spend()
             job_ids = next(woken)
             if last in job_ids:
                 self.finish()
             return set(job_ids)
 
-        with patch.object(finish_listener.Hints, "wait", wait):
+        with patch.object(finish_listener.FinishHints, "wait", wait):
             shown = self.post(f"/v1/jobs/wait?wait={PATIENCE_S}", {"ids": list(map(str, ids))})
         self.assertEqual([job["id"] for job in shown.json()["items"]], [str(last)])
 
@@ -143,7 +143,7 @@ class WaitForAnyTests(ApiTestCase):
     def test_what_is_not_there_ends_the_wait(self) -> None:
         old = UUID(int=first_id_at(ago()).int - (31 * 86_400_000 << 80))
         job, none = self.submit(), uuid4()
-        with patch.object(finish_listener.Hints, "wait", return_value=set()) as waits:
+        with patch.object(finish_listener.FinishHints, "wait", return_value=set()) as waits:
             shown = self.wait(job["id"], none, old, wait_s=300.0).json()
         waits.assert_called_once_with(0.0)
         self.assertEqual(

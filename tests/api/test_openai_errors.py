@@ -14,7 +14,7 @@ from django.test import override_settings
 from api.auth import keyring
 from api.models import ApiKey
 from inference.catalog.lookup import spec_of
-from inference.errors import InferenceError, InvalidInput, Lost, OutOfMemory, context_length_exceeded
+from inference.errors import InferenceError, InvalidInput, Lost, OutOfMemory, make_context_length_error
 from inference.models import Job, Priority
 from inference.submission import jobs
 from inference.submission.submissions import Submission
@@ -100,7 +100,7 @@ class ErrorTests(ApiTestCase):
         self.assertEqual(Job.objects.count(), 0)
 
     def test_so_is_one_that_only_its_tokens_show_to_be(self) -> None:
-        error = context_length_exceeded(8192, 9031)
+        error = make_context_length_error(8192, 9031)
         with self.worker(lambda value, parameters: error):
             for path, param, fields in ((CHAT, "messages", {"messages": HELLO}), (TEXT, "prompt", {"prompt": "x"})):
                 answer = self.post(path, {"model": "prompts", **fields})

@@ -76,7 +76,7 @@ class StoredIdsTests(ApiTestCase):
 
     def test_a_bulk_that_was_stored_before_and_cannot_be_read(self) -> None:
         stored = self.bulk(**{"Idempotency-Key": "k1"}).json()["id"]
-        with patch.object(bulk, "progress", away):
+        with patch.object(bulk, "read_progress", away):
             problem = self.assert_problem(self.bulk(**{"Idempotency-Key": "k1"}), 503, "store_unavailable")
         self.assertEqual(problem["bulk_id"], stored)
 

@@ -108,10 +108,10 @@ class ReadTests(SimpleTestCase):
         other = dataclasses.replace(vectors, name="other")
         two = {"vectors": vectors, "other": other}
         message = r'one of vectors, other, or have one marked with default_for = \["embed"'
-        with patch.object(base, "models", return_value=two), self.assertRaisesRegex(ApiError, message):
+        with patch.object(base, "get_catalog", return_value=two), self.assertRaisesRegex(ApiError, message):
             find_default_model("embed")
         marked = dataclasses.replace(other, default_for=("embed",))
-        with patch.object(base, "models", return_value={"vectors": vectors, "other": marked}):
+        with patch.object(base, "get_catalog", return_value={"vectors": vectors, "other": marked}):
             self.assertIs(find_default_model("embed"), marked)
             with self.assertRaisesRegex(ApiError, "no model here answers this") as refused:
                 find_default_model("predict")

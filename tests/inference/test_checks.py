@@ -91,7 +91,7 @@ class TestModelsFileCheck(SimpleTestCase):
     def test_the_tasks_it_knows_are_those_that_are_served(self) -> None:
         from inference.engines.inputs import feeds  # needs transformers
 
-        self.assertEqual({tasks.find_task(name).name for name in tasks.pipeline_names()}, set(feeds.FEEDS))
+        self.assertEqual({tasks.find_task(name).name for name in tasks.list_pipeline_tasks()}, set(feeds.FEEDS))
 
     def test_the_settings_that_ship_are_good(self) -> None:
         call_command("check")

@@ -23,7 +23,7 @@ AHEAD_S = 3600.0  # by far more than this test takes
 
 class ClockTests(TransactionTestCase):
     def test_a_job_s_times_are_those_of_the_database(self) -> None:
-        admission.forget()
+        admission.forget_counts()
         before = timezone.now()  # of which the database's clock is the other side
         with patch.object(clock, "_off_s", -AHEAD_S):  # this host's clock is ahead
             submitted = jobs.submit(Submission(spec=spec_of("embeddings"), inputs="x", expires_in_s=60))
@@ -48,23 +48,23 @@ class ClockTests(TransactionTestCase):
         real = time.time
         with patch.multiple(clock, _off_s=0.0, _measured_at=float("-inf"), _begun_s=0.0):
             with patch.object(time, "time", lambda: real() + AHEAD_S):
-                clock.measure(connection)
+                clock.measure_offset(connection)
             self.assertAlmostEqual(clock.offset_s(), -AHEAD_S, delta=AHEAD_S / 2)
 
     @skipUnless(connection.vendor == "postgresql", "the clock of a file is the host's")
     def test_a_clock_that_is_set_while_its_host_runs_is_measured_at_once(self) -> None:
         real = time.time
         with patch.multiple(clock, _off_s=0.0, _measured_at=float("-inf"), _begun_s=0.0):
-            clock.measure(connection)
+            clock.measure_offset(connection)
             with patch.object(time, "time", lambda: real() + AHEAD_S):
-                clock.measure(connection)
+                clock.measure_offset(connection)
             self.assertAlmostEqual(clock.offset_s(), -AHEAD_S, delta=AHEAD_S / 2)
 
     @skipUnless(connection.vendor == "postgresql", "the clock of a file is the host's")
     def test_the_first_job_after_the_host_s_clock_was_set_has_the_database_s_time(self) -> None:
         real = time.time
         with patch.multiple(clock, _off_s=0.0, _measured_at=float("-inf"), _begun_s=0.0):
-            clock.measure(connection)
+            clock.measure_offset(connection)
             for set_s in (AHEAD_S, -AHEAD_S):
                 with patch.object(time, "time", lambda set_s=set_s: real() + set_s):
                     self.assertAlmostEqual(clock.now().timestamp(), real(), delta=AHEAD_S / 2)
@@ -91,5 +91,5 @@ class ClockTests(TransactionTestCase):
 
     def test_clocks_that_agree_are_left_alone(self) -> None:
         with patch.multiple(clock, _off_s=0.0, _measured_at=float("-inf"), _begun_s=0.0):
-            clock.measure(connection)
+            clock.measure_offset(connection)
             self.assertEqual(clock.offset_s(), 0.0)

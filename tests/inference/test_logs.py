@@ -121,10 +121,10 @@ class LineTests(TestCase):
         self.assertEqual(json.loads(logs.wrap_line("web", '{"time": 1, "message": "a"}'))["message"], "a")
 
     def test_texts_that_may_quote_an_input_are_left_out_but_for_who_develops(self) -> None:
-        self.assertNotIn("input", f"{logs.hide_words('input')} {logs.describe_error(ValueError('input'))}")
+        self.assertNotIn("input", f"{logs.hide_model_words('input')} {logs.describe_error(ValueError('input'))}")
         with patch.object(logs, "quotes", True):
             self.assertEqual(
-                (logs.hide_words("input"), logs.describe_error(KeyError("input"))), ("input", "KeyError('input')")
+                (logs.hide_model_words("input"), logs.describe_error(KeyError("input"))), ("input", "KeyError('input')")
             )
 
 

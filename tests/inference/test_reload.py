@@ -20,7 +20,7 @@ class ReloadTests(TestCase):
         """`runs`: the digest of each entry, if it is another than the file's."""
         entries = [
             {"name": spec.name, "model": "", "revision": "", "digest": runs or spec.digest, "state": "ready", "why": ""}
-            for spec in lookup.models().values()
+            for spec in lookup.get_catalog().values()
         ]
         catalog = {"digest": digest, "problem": "", "models": entries}
         Worker.objects.create(name="w", pid=1, state=WorkerState.READY, catalog=catalog)
@@ -35,7 +35,7 @@ class ReloadTests(TestCase):
             self.reload()
 
     def test_what_runs_already_is_said_at_once(self) -> None:
-        self.make(digest=specs.digest_catalog(lookup.models()))
+        self.make(digest=specs.digest_catalog(lookup.get_catalog()))
         self.assertEqual(
             self.reload().splitlines(),
             [
@@ -45,7 +45,7 @@ class ReloadTests(TestCase):
         )
 
     def test_what_changes_is_known_to_the_web_processes_too_when_it_ends(self) -> None:
-        self.make(digest=specs.digest_catalog(lookup.models()), runs="of before")
+        self.make(digest=specs.digest_catalog(lookup.get_catalog()), runs="of before")
         with patch("inference.management.commands.reload.time.sleep") as slept:
             self.assertIn("changed: embeddings.", self.reload())
         self.assertGreater(sum(call.args[0] for call in slept.call_args_list), lookup.LOOK_S)

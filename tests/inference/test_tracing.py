@@ -60,7 +60,7 @@ class OnTests(TestCase):
             script = (
                 "from inference.telemetry import tracing\n"
                 "if tracing.on:\n"
-                "  with tracing.tracer().start_as_current_span('request'): print('served')\n"
+                "  with tracing.get_tracer().start_as_current_span('request'): print('served')\n"
                 "else: print('off')"
             )
             said = self.run_with(script, {**WANTED, **wrong})
@@ -69,7 +69,7 @@ class OnTests(TestCase):
 
     def test_a_header_that_is_not_understood_is_not_in_the_log(self) -> None:
         said = self.run_with(
-            "from inference.telemetry import tracing; tracing.tracer(); print('served')",
+            "from inference.telemetry import tracing; tracing.get_tracer(); print('served')",
             {**WANTED, "OTEL_EXPORTER_OTLP_HEADERS": "Authorization: Bearer SECRET123"},
         )
         self.assertIn("served", said)
@@ -91,16 +91,16 @@ class SpanTests(TestCase):
         self.enterContext(patch.object(tracing, "_provider", provider))
 
     def test_a_context_goes_through_a_row(self) -> None:
-        with tracing.tracer().start_as_current_span("request", tracing.parse_context(TRACEPARENT)):
-            stored = tracing.traceparent()
+        with tracing.get_tracer().start_as_current_span("request", tracing.parse_context(TRACEPARENT)):
+            stored = tracing.get_traceparent()
         self.assertRegex(str(stored), f"^00-{7:032x}-[0-9a-f]{{16}}-01$")
-        self.assertIsNone(tracing.traceparent())
+        self.assertIsNone(tracing.get_traceparent())
         [request] = self.exporter.get_finished_spans()
         found = trace.get_current_span(tracing.parse_context(stored)).get_span_context()
         self.assertEqual(found.span_id, request.context.span_id if request.context else None)
 
     def test_a_file_that_is_refused_changes_nothing(self) -> None:
-        with patch.object(lookup, "models", side_effect=CatalogError("line 3")):
+        with patch.object(lookup, "get_catalog", side_effect=CatalogError("line 3")):
             spans.record_batch_span(uuid4(), [Outcome(job_id=uuid4(), model="m", created_at=ago())], 1)
         self.assertEqual(len(self.exporter.get_finished_spans()), 2)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from api.errors.problems import ApiError
 from inference.catalog import wording
-from inference.catalog.lookup import models, spec_of
+from inference.catalog.lookup import get_catalog, spec_of
 from inference.catalog.neutral_values import OPENAI, OPENAI_IGNORED, Neutral, describe_refusal, is_neutral
 from inference.catalog.specs import ModelSpec
 from inference.errors import InvalidInput
@@ -72,7 +72,7 @@ def find_default_model(kind: str) -> ModelSpec:
 
     Raises `ApiError` if there is none, or if there are several.
     """
-    found = [spec for spec in models().values() if kind in spec.kinds]
+    found = [spec for spec in get_catalog().values() if kind in spec.request_kinds]
     marked = [spec for spec in found if kind in spec.default_for] or found
     if len(marked) != 1:
         names = ", ".join(spec.name for spec in found)

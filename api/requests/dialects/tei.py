@@ -22,7 +22,7 @@ from api.requests.dialects.embeddings import OWN, require_texts
 from inference.catalog.neutral_values import CUT, is_neutral
 from inference.catalog.specs import ModelSpec
 from inference.errors import InvalidInput
-from inference.submission import wholes
+from inference.submission import split_jobs
 from inference.submission.submissions import Submission
 
 EMBED_SETTINGS = ("normalize", "prompt_name", "truncate", "dimensions")
@@ -108,7 +108,7 @@ def _begin(
 ) -> tuple[dict[str, Any], ModelSpec]:
     fields = read_fields(document)
     spec = spec or (find_model(fields) if "model" in fields else find_default_model(kind))
-    if kind not in spec.kinds:
+    if kind not in spec.request_kinds:
         message = f"model: {spec.name!r} does not answer this: post to /v1/models/{spec.name}."
         raise InvalidInput(message, field="model")
     refuse_unknown_fields(fields, ("model", *known), CUT, ignored=())
@@ -125,7 +125,7 @@ def _settings(fields: Mapping[str, Any], known: tuple[str, ...]) -> dict[str, An
 
 def _require_room(spec: ModelSpec, inputs: list[Any]) -> None:
     """Raise `ApiError` for more texts than a job takes: these clients then send fewer at once."""
-    if len(inputs) > (most := wholes.max_inputs(spec)):
+    if len(inputs) > (most := split_jobs.max_inputs(spec)):
         raise ApiError(f"inputs: at most {most} texts are answered at once, not {len(inputs)}.", "body_too_large")
 
 

@@ -18,7 +18,7 @@ from django.urls import reverse
 
 from inference import clock
 from inference.admin.rendering import display
-from inference.catalog.lookup import known_models
+from inference.catalog.lookup import get_catalog_or_empty
 from inference.fields.ids import first_id_at
 from inference.figures import sample, series, tallies
 from inference.figures.tallies import Tally
@@ -30,7 +30,7 @@ SIZES = ("1", "2", "3-4", "5-8", "9-16", "17-32", "33+")  # items of a batch
 
 
 def collect_dashboard() -> dict[str, Any]:
-    hour = series.ends_since(clock.now() - datetime.timedelta(hours=1))
+    hour = series.count_outcomes_since(clock.now() - datetime.timedelta(hours=1))
     return {
         "attention": list_attention_rows(),
         "models": list_model_rows(),
@@ -68,9 +68,9 @@ def _place_of(about: tuple[str, ...]) -> str:
 
 def list_model_rows() -> list[dict[str, Any]]:
     (queued, ages), running = sample.count_queued_jobs(), sample.count_running_jobs()
-    living, recent = list(workers.select_living()), series.totals_since(clock.now() - RECENT)
+    living, recent = list(workers.select_living()), series.sum_figures_since(clock.now() - RECENT)
     serving, runs = workers.count_served(living), worker_catalogs.count_entries(living)
-    specs = known_models()
+    specs = get_catalog_or_empty()
     gone = sorted((queued.keys() | running.keys() | runs.keys()) - specs.keys())
     return [
         {
@@ -119,7 +119,7 @@ def list_failure_rows(ended: Mapping[str, Counter[str]]) -> list[dict[str, Any]]
     failed = Job.objects.filter(status=Status.FAILED, whole=None).order_by("-pk").defer("inputs", "output")
     return [
         {"model": model, "error_code": code, "jobs": count, "latest": latest}
-        for model, code, count in series.failures_of(ended)
+        for model, code, count in series.list_failures(ended)
         if (latest := failed.filter(model=model, error_code=code, pk__gte=_day_ago()).first())
     ]
 

@@ -27,7 +27,7 @@ from inference.catalog.parameters import ParameterSpec
 from inference.catalog.specs import ModelSpec
 from inference.models import Job, PausedModel, Priority, Status, Worker
 from inference.status import owners, queue_position, worker_catalogs, workers
-from inference.store import operator_controls
+from inference.store import pauses_and_drains
 
 MIB = 2**20
 ACTS, OWNERS = 10, 10  # acts and owners that a page shows
@@ -54,7 +54,7 @@ def list_model_rows() -> list[ModelRow]:
         workers.count_served(living),
         PausedModel.objects.in_bulk(),
     )
-    known = lookup.known_models()
+    known = lookup.get_catalog_or_empty()
     return [
         ModelRow(
             name=name, spec=spec, runs=sorted(runs.get(name, {}).items()), served=served[name],
@@ -167,7 +167,7 @@ class ModelsAdmin(ReadOnlyAdmin):
         if not self.has_view_permission(request):
             raise PermissionDenied
         name, living = object_id, list(workers.select_living())
-        spec, where = lookup.known_models().get(name), list(list_places(name, living))
+        spec, where = lookup.get_catalog_or_empty().get(name), list(list_places(name, living))
         pause = PausedModel.objects.select_related("paused_by").filter(pk=name).first()
         if not (spec or where or pause):
             raise Http404
@@ -185,10 +185,12 @@ class ModelsAdmin(ReadOnlyAdmin):
 
     def pause_or_resume(self, request: HttpRequest, name: str) -> HttpResponse:
         act = request.POST.get("action", "")
-        if act == "pause" and (name in lookup.known_models() or worker_catalogs.count_living_entries().get(name)):
-            self.log_act(request, name, "Paused.", operator_controls.pause_model(name, request.user))
+        if act == "pause" and (
+            name in lookup.get_catalog_or_empty() or worker_catalogs.count_living_entries().get(name)
+        ):
+            self.log_act(request, name, "Paused.", pauses_and_drains.pause_model(name, request.user))
         elif act == "resume":
-            self.log_act(request, name, "Resumed.", operator_controls.resume_model(name))
+            self.log_act(request, name, "Resumed.", pauses_and_drains.resume_model(name))
         return redirect("admin:inference_pausedmodel_change", name)
 
     def log_act(self, request: HttpRequest, name: str, what: str, happened: bool) -> None:

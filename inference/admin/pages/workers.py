@@ -19,7 +19,7 @@ from inference.admin.rendering import display
 from inference.models import ENDED, Worker
 from inference.status import workers
 from inference.status.health import READY
-from inference.store import operator_controls
+from inference.store import pauses_and_drains
 
 MIB = 2**20
 
@@ -120,8 +120,8 @@ class WorkerAdmin(ReadOnlyAdmin):
     def drain_or_resume(self, request: HttpRequest, pk: UUID) -> HttpResponse:
         worker = get_object_or_404(Worker, pk=pk)
         acts = {
-            "drain": (operator_controls.drain_worker, "Drained."),
-            "resume": (operator_controls.undrain_worker, "Resumed."),
+            "drain": (pauses_and_drains.drain_worker, "Drained."),
+            "resume": (pauses_and_drains.undrain_worker, "Resumed."),
         }
         act, message = acts.get(request.POST.get("action", ""), (None, ""))
         if act and act(pk):

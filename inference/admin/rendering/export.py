@@ -16,7 +16,7 @@ from django.http import StreamingHttpResponse
 from inference import clock
 from inference.models import Job
 from inference.store import connections
-from inference.submission.wholes import NEVER_DUE
+from inference.submission.split_jobs import NEVER_DUE
 
 CHUNK = 500
 MOST = 1_000_000

@@ -78,7 +78,7 @@ def read_generated_text(job_id: UUID) -> str:
     """Return what was generated until now of a text, or an empty string if that is not known."""
     try:
         entries = redis_streams.read_entries({job_id: redis_streams.FIRST}, redis_streams.MOST_CHUNKS).get(job_id, [])
-        delta = StreamCursor(job_id, BEGINNING).consume(entries)
+        delta = StreamCursor(job_id, BEGINNING).take_new_text(entries)
     except (redis.RedisError, BrokerUnavailable, TextDiverged):
         return ""
     return display.escape_text(delta.text[: display.LONGEST_TEXT]) if delta else ""

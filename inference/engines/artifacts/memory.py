@@ -46,7 +46,7 @@ def estimate_weights_memory(spec: ModelSpec) -> int | None:
     try:
         folder = _folder(spec)
         return (
-            sum(_weights(file, spec.torch_dtype) for file in weights.list_weight_files(folder)) or None
+            sum(_weights(file, spec.weights_dtype) for file in weights.list_weight_files(folder)) or None
             if folder
             else None
         )

@@ -10,7 +10,7 @@ from inference.engines.inputs import media, task_inputs
 from inference.engines.inputs.stops import read_stops
 from inference.engines.runtime import parity
 from inference.engines.runtime.row_groups import ForwardSharing, InputRow
-from inference.errors import InvalidInput, context_length_exceeded
+from inference.errors import InvalidInput, make_context_length_error
 
 # Parameters of a trial: the scores of a few steps show whether a prompt's neighbours change its answer.
 TRIAL = {
@@ -227,7 +227,7 @@ class Speech(Feed):
 
 def make_no_room_error(tokens: int, longest: int) -> InvalidInput:
     """Return the error of a prompt of `tokens` tokens, if it and its answer may have `longest` together."""
-    return context_length_exceeded(longest - 1, tokens)  # an answer has at least one token
+    return make_context_length_error(longest - 1, tokens)  # an answer has at least one token
 
 
 UNKNOWN_LABEL = -1  # the pipeline's `entailment_id` if no label is named so: it reads the scores of the last

@@ -6,7 +6,7 @@ from typing import Any
 
 from inference.engines.inputs import media
 from inference.engines.inputs.truncation import cut_to_tokens
-from inference.errors import InvalidInput, context_length_exceeded
+from inference.errors import InvalidInput, make_context_length_error
 
 MAX_STRIDES = 64
 MAX_MASKS = 32  # each is answered with top_k texts
@@ -42,7 +42,7 @@ def read_whole_text(value: Any, pipe: Any) -> str:
     tokenizer, whole = pipe.tokenizer, read_string(value)
     if tokenizer and len(begun := cut_to_tokens(tokenizer, whole)) < len(whole):
         tokens = len(tokenizer(begun, add_special_tokens=False, verbose=False)["input_ids"])
-        raise context_length_exceeded(tokenizer.model_max_length, tokens, at_least=True)
+        raise make_context_length_error(tokenizer.model_max_length, tokens, at_least=True)
     return whole
 
 
@@ -70,7 +70,7 @@ def _require_room_beside(query: str, tokenizer: Any, *, whole: str) -> None:
         return
     tokens = len(tokenizer(query, add_special_tokens=False, verbose=False)["input_ids"])
     if tokens > most:
-        raise context_length_exceeded(most, tokens, at_least=len(query) < len(whole))
+        raise make_context_length_error(most, tokens, at_least=len(query) < len(whole))
 
 
 def read_masked_text(value: Any, pipe: Any) -> str:

@@ -99,7 +99,9 @@ class _Batch:
         if problem is None or len(indexes) == 1:
             return
         logger.warning(
-            "call of %d items failed, looking for the culprit: %s", len(indexes), logs.hide_words(problem.full)
+            "call of %d items failed, looking for the culprit: %s",
+            len(indexes),
+            logs.hide_model_words(problem.full_message),
         )
         if isinstance(problem, OutOfMemory):
             self.run_halves(indexes)
@@ -122,7 +124,7 @@ class _Batch:
             is_well = self.engine.answers_example()
         for index in raised if is_well else ():
             found = self.outcomes[index]
-            logger.warning("the model answers its example, and not an input: %s", logs.hide_words(found.raised))
+            logger.warning("the model answers its example, and not an input: %s", logs.hide_model_words(found.raised))
             self.outcomes[index] = InvalidInput(UNREADABLE, raised=found.raised, trace=found.trace)
 
     def search_culprit(self, suspects: list[int]) -> None:
@@ -248,7 +250,7 @@ def make_job_error(error: BaseException) -> InferenceError:
         error.__cause__ = error.__context__ = None
         return error.with_traceback(None)
     if isinstance(error, BadOutput):  # its message is of the engine
-        return BadOutput("The model's answer cannot be used.", raised=error.full, trace=format_places(error))
+        return BadOutput("The model's answer cannot be used.", raised=error.full_message, trace=format_places(error))
     raise_if_device_failed(error)
     raised, trace = describe_exception(error), format_places(error)
     if is_out_of_memory(error):

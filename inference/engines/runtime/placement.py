@@ -21,7 +21,7 @@ def make_loading_arguments(spec: ModelSpec, device: str) -> dict[str, Any]:
     missing.
     """
     spread = spec.options.get("device_map", "auto" if device != "cpu" and torch.cuda.device_count() > 1 else None)
-    found: dict[str, Any] = {"dtype": spec.torch_dtype}
+    found: dict[str, Any] = {"dtype": spec.weights_dtype}
     if spread is not None:
         _require("accelerate")
         found["device_map"] = spread

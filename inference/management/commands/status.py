@@ -17,7 +17,7 @@ from django.core.management.base import BaseCommand
 from django.db import DatabaseError, InterfaceError, connection
 
 from inference import clock
-from inference.catalog.lookup import known_models
+from inference.catalog.lookup import get_catalog_or_empty
 from inference.figures import sample, series, tallies
 from inference.figures.tallies import Tally
 from inference.management.command_errors import show_errors_as_sentences
@@ -87,8 +87,8 @@ def collect_facts() -> Facts:
     try:
         living = list(workers.select_living())
         queued, ages = sample.count_queued_jobs()
-        running, recent = sample.count_running_jobs(), series.totals_since(clock.now() - RECENT)
-        ended = series.ends_since(clock.now() - HOUR)
+        running, recent = sample.count_running_jobs(), series.sum_figures_since(clock.now() - RECENT)
+        ended = series.count_outcomes_since(clock.now() - HOUR)
         serving = workers.count_served(living)
     except (DatabaseError, InterfaceError):
         connection.close()
@@ -102,7 +102,7 @@ def collect_facts() -> Facts:
             "workers": serving[name],
             **_medians(recent.get(name, {})),
         }
-        for name in (*known_models(), *sorted(queued.keys() - known_models().keys()))
+        for name in (*get_catalog_or_empty(), *sorted(queued.keys() - get_catalog_or_empty().keys()))
     ]
     found["workers"] = [
         {
@@ -114,7 +114,7 @@ def collect_facts() -> Facts:
     counts = series.count_by_status(ended)
     found["ended"] = {str(status): counts[status] for status in TERMINAL}
     found["failures"] = [
-        {"model": model, "error": code, "jobs": count} for model, code, count in series.failures_of(ended)
+        {"model": model, "error": code, "jobs": count} for model, code, count in series.list_failures(ended)
     ]
     return found
 

@@ -12,7 +12,7 @@ from django.db import DatabaseError, InterfaceError, ProgrammingError
 from inference.status import health, workers
 from inference.status.attention import fleet, jobs, servers
 from inference.status.attention.item import AttentionItem, arrange_items
-from inference.store import operator_controls
+from inference.store import pauses_and_drains
 
 CODES = (
     "DatabaseAway", "DatabaseSlow", "DatabaseLocked", "BrokerAway", "BrokerSlow", "DiskFills", "ModelsFileRefused",
@@ -45,7 +45,7 @@ def _todo_of(error: Exception) -> str:
 
 def _of_rows() -> Iterator[AttentionItem]:
     living = list(workers.select_living())
-    paused = operator_controls.paused_models()
+    paused = pauses_and_drains.list_paused_models()
     unserved = {name: why for name, why in health.find_unserved_models(living).items() if name not in paused}
     yield from fleet.find_refused_models_file(living)
     yield from fleet.find_unserved_models(unserved, living)

@@ -22,7 +22,7 @@ OFTEN = 5  # ends of a replica's process within the minutes that its worker coun
 
 def find_refused_models_file(living: Iterable[Worker]) -> Iterator[AttentionItem]:
     problems = {lookup.find_file_problem(), *((worker.catalog or {}).get("problem", "") for worker in living)}
-    known = lookup.known_models()
+    known = lookup.get_catalog_or_empty()
     for problem in sorted(filter(None, problems)):
         text = f"{problem} {'The models do not change' if known else 'No model is served here'} until you correct it."
         todo = f"Correct the line that it names.{' The models that ran before go on.' if known else ''}"

@@ -41,7 +41,7 @@ def find_long_queues(living: Sequence[Worker], *, quiet: Collection[str]) -> Ite
     queued, ages = sample.count_queued_jobs()
     refused, past = _refusals(), _past_queues()
     late = set(workers.select_living().filter(workers.late_heartbeats()).values_list("pk", flat=True))
-    known = lookup.known_models()
+    known = lookup.get_catalog_or_empty()
     removed = queued.keys() - known.keys() - {name for worker in living for name in worker.model_names} if known else ()
     for model in sorted(queued.keys() | refused.keys()):
         count, age_s = queued.get(model, 0), ages.get(model, 0.0)
@@ -91,14 +91,14 @@ def _refusals() -> dict[str, int]:
     """
     refused = {
         model: sum(tally.get("refused", {}).get(error.code, 0) for error in (QueueFull, Overloaded))
-        for model, tally in series.totals_since(clock.now() - RECENT).items()
+        for model, tally in series.sum_figures_since(clock.now() - RECENT).items()
     }
     return {model: count for model, count in refused.items() if count >= FEW}
 
 
 def _full(model: str, count: int, refused: int) -> str:
     """Return text on a queue that takes no more jobs, or refused requests in the last minutes; else an empty string."""
-    spec, found = lookup.known_models().get(model), []
+    spec, found = lookup.get_catalog_or_empty().get(model), []
     if spec and count >= spec.max_queued and (waiting := queue_position.count_to_limit(model)) >= spec.max_queued:
         waits = count_of(waiting, "job", ("waits", "wait"))
         found = [f"The queue of {model} is full: {waits}, and max_queued is {spec.max_queued:,}."]
@@ -142,7 +142,7 @@ def find_unusual_failures() -> Iterator[AttentionItem]:
     Failures that are several times as frequent as before they began are reported too, for a day.
     """
     now = clock.now()
-    for model, ends in series.timed_ends_since(now - DAY).items():
+    for model, ends in series.list_outcomes_since(now - DAY).items():
         last = _last_of_hour(ends, now)
         high = _high(last)
         recent = last if high else _sum(counts for start, counts in ends if start >= now - RECENT)

@@ -31,7 +31,7 @@ def claim_jobs(call: BatchCall, *, worker: UUID, device: str) -> list[Claimed]:
     """
 
     def statement() -> list[Claimed]:
-        return transitions.claim(
+        return transitions.claim_jobs(
             call.job_ids, call.batch, model=call.model, time_limit_s=call.ahead_s + call.time_limit_s, alone=call.alone,
             takes_over=call.takes_over, worker=worker, device=device,
         )  # fmt: skip

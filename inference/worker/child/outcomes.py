@@ -49,7 +49,7 @@ def make_outcome(
             where = f"inputs[{index}]: " if is_list else ""
             if isinstance(answer, errors.JobError):
                 known_as = job.whole or job.id
-                said, trace = logs.hide_words(answer.full), f"\n{answer.trace}" if answer.trace else ""
+                said, trace = logs.hide_model_words(answer.full_message), f"\n{answer.trace}" if answer.trace else ""
                 logger.warning("job=%s model=%s %s: %s%s%s", known_as, job.model, answer.code, where, said, trace)
             return make_failure(job, answer, where)
     if (held := estimate_size(answers)) > transitions.MOST_ANSWERED:

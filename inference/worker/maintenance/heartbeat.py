@@ -16,7 +16,7 @@ from inference.failures import Pauses
 from inference.figures import marks
 from inference.models import Worker, WorkerState
 from inference.status import workers
-from inference.store import operator_controls
+from inference.store import pauses_and_drains
 from inference.worker.chores import run_chore
 from inference.worker.replicas.devices import Plan
 from inference.worker.replicas.operator_intents import OperatorIntents
@@ -131,11 +131,11 @@ class Heartbeat(threading.Thread):
             self.register_worker()
             self.write_row_soon()
         self._read_intents()
-        clock.measure(connection)
+        clock.measure_offset(connection)
 
     def _read_intents(self) -> None:
         self.intents = OperatorIntents(
-            is_drained=operator_controls.is_drained(self.plan.worker), paused=operator_controls.paused_models()
+            is_drained=pauses_and_drains.is_drained(self.plan.worker), paused=pauses_and_drains.list_paused_models()
         )
 
     def _columns(self) -> dict[str, object]:

@@ -101,7 +101,7 @@ class Housekeeping(threading.Thread):
 
     def _give_back(self) -> None:
         while self._given_up:
-            transitions.requeue_lost(Q(batch=self._given_up[0]))
+            transitions.requeue_lost_jobs(Q(batch=self._given_up[0]))
             self._given_up.popleft()
 
     def _reconcile(self) -> None:

@@ -50,7 +50,7 @@ class ServedModels:
     def __init__(self, replicas: ReplicaRegistry, selection: ModelSelection) -> None:
         self.replicas = replicas
         self.selection = selection
-        self._followed = lookup.models()
+        self._followed = lookup.get_catalog()
         self._left_at: dict[str, float] = {}  # monotonic: when each model left the file
         self._jobless: dict[str, float] = {}  # of each model without a job left: when it had left
         replicas.file_digest = digest_catalog(self._followed)
@@ -60,7 +60,7 @@ class ServedModels:
 
         `is_idle` returns True if this worker holds no job of a model.
         """
-        replicas, models = self.replicas, lookup.models()
+        replicas, models = self.replicas, lookup.get_catalog()
         if models is not self._followed:
             self._followed = models
             replicas.set_catalog(self.selection.select_entries(models))

@@ -175,7 +175,7 @@ class Backlog:
 
         Return True if there were any: their rows are still to be marked.
         """
-        expired = [item for queue in self.queues.values() for item in queue.remove_expired(clock.earliest_s())]
+        expired = [item for queue in self.queues.values() for item in queue.remove_expired(clock.earliest_possible_s())]
         for item in expired:
             self.return_cost_to_owner(self.held[item.id])
             self.release_job(self.held[item.id], errors.Expired.code, 0.0)
@@ -200,7 +200,7 @@ class Backlog:
         The search is the bisection that the batch is a step of, if any. No job may join a closed batch. `idle` child
         processes share the jobs of a model that generates step by step. Return None if nothing may go.
         """
-        now = clock.earliest_s()
+        now = clock.earliest_possible_s()
         while part := self.find_next_alone(now) or self.isolation.find_next_group(self.replicas.runnable - without):
             if part.jobs[0].model in without:  # it has to run alone, in a child that has its model
                 return None
@@ -227,7 +227,7 @@ class Backlog:
             took_s += last_s
             if jobs + min(len(last), len(queue)) > most or took_s + last_s > limit_s:
                 break
-            items = queue.take_batch(clock.earliest_s(), most_s=min(each_s, limit_s - took_s))
+            items = queue.take_batch(clock.earliest_possible_s(), most_s=min(each_s, limit_s - took_s))
             if not items:
                 break
             last = self._taken(items[0], items)
@@ -251,7 +251,7 @@ class Backlog:
             return False
         if any(held.item.expires_at_s for held in batch):
             return False
-        due = self._due_in_turn(clock.earliest_s())
+        due = self._due_in_turn(clock.earliest_possible_s())
         if not due or due[0].queue is not queue or self._owed(due) is not None:
             return False
         return due[0].priority >= batch[0].item.priority  # else a lower priority was owed one batch, and no more
@@ -275,7 +275,7 @@ class Backlog:
             return True
         order = batch.called[-batch.shares[-1]].item.order
         lacking = self.replicas.find_lacking_models(batch.pid)
-        due = (turn for turn in self._due_in_turn(clock.earliest_s()) if turn.model not in lacking)
+        due = (turn for turn in self._due_in_turn(clock.earliest_possible_s()) if turn.model not in lacking)
         orders = [(turn.model, turn.order) for turn in due]
         behind = (other for other in self.batches.values() if other.pid == batch.pid and other.number > batch.number)
         orders += ((other.spec.name, other.called[0].item.order) for other in behind)
@@ -287,7 +287,7 @@ class Backlog:
         Return None if no batch may go, or if the next one needs an idle child: it is run again, or its model generates
         step by step.
         """
-        now = clock.earliest_s()
+        now = clock.earliest_possible_s()
         if self.isolation.parts and self.isolation.find_next_group(self.replicas.models_runnable_soon):
             return None
         for turn in self._turns(now, without):
@@ -316,7 +316,7 @@ class Backlog:
 
     def has_next_batch(self, without: Set[str]) -> bool:
         """Return True if there is a next batch, of models not in `without`."""
-        now = clock.earliest_s()
+        now = clock.earliest_possible_s()
         if self.isolation.find_next_group(self.replicas.runnable - without):
             return True
         return any(turn.model not in without for turn in self._due_in_turn(now))
@@ -327,7 +327,7 @@ class Backlog:
             return []
         queue = self.queues[batch.spec.name]
         turn = self._turn_of(batch.spec.name, queue)
-        items = queue.take_next_items(clock.earliest_s(), batch.room, priority=turn.priority) if turn else []
+        items = queue.take_next_items(clock.earliest_possible_s(), batch.room, priority=turn.priority) if turn else []
         for item in items:
             batch.room = batch.room.minus_rows(item.size, item.length)
         return self._taken(turn, items) if turn and items else []
@@ -353,7 +353,7 @@ class Backlog:
 
     def find_next_due_in_s(self) -> float | None:
         """Return the seconds until the next batch may go, or None if none waits for time to pass."""
-        now = clock.earliest_s()
+        now = clock.earliest_possible_s()
         due = [wait_s for queue in self._able_queues() if (wait_s := _waits_s(queue, now)) is not None]
         if (again := self.isolation.find_next_due_in_s(self.replicas.runnable)) is not None:
             due.append(again)

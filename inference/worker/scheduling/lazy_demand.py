@@ -12,8 +12,8 @@ from inference import clock
 from inference.catalog.specs import Catalog
 from inference.engines.artifacts import memory
 from inference.failures import Pauses
-from inference.residency.state import ResidencyState, Waiting
-from inference.residency.worker_choice import should_load
+from inference.residency_policy.state import ResidencyState, Waiting
+from inference.residency_policy.worker_choice import should_load
 from inference.status import queue_position, worker_catalogs, workers
 from inference.worker.chores import run_chore
 from inference.worker.replicas.devices import Plan

@@ -1,7 +1,7 @@
 """The lazy models of a worker: in memory from their first job until they are idle, by turns where not all fit.
 
-The module runs in the event loop. It asks the policy (`inference.residency`) and sets the models that are to be in no
-memory now. The replicas follow that as they follow the models file.
+The module runs in the event loop. It asks the policy (`inference.residency_policy`) and sets the models that are to be
+in no memory now. The replicas follow that as they follow the models file.
 """
 
 import logging
@@ -15,7 +15,7 @@ from django.conf import settings
 
 from inference.catalog.specs import Catalog, ModelSpec
 from inference.engines.artifacts.memory import CPU
-from inference.residency.state import MIB, ResidencyState
+from inference.residency_policy.state import MIB, ResidencyState
 from inference.worker.replicas.registry import ReplicaRegistry
 from inference.worker.replicas.replica import ReplicaState
 from inference.worker.scheduling.backlog import Backlog
@@ -54,7 +54,7 @@ class LazyModels:
         self.residency.room = self._room()
         self._settle(now_s)
         self._see(backlog, now_s)
-        if change := self.residency.next_change(now_s):
+        if change := self.residency.begin_next_change(now_s):
             unload, load = ", ".join(change.unload) or "none", change.load or "none"
             logger.info("lazy models to be unloaded: %s; to be loaded: %s", unload, load)
         self._park()
@@ -75,12 +75,12 @@ class LazyModels:
         for name, spec in list(self.specs.items()):
             if name not in lazy or lazy[name].load_digest != spec.load_digest:
                 del self.specs[name]
-                self.residency.remove(name)
+                self.residency.remove_model(name)
         for name, spec in lazy.items():
             if spec.load_digest in self.demand.estimates and self.specs.get(name) is not spec:
                 self.specs[name] = spec
                 estimate = self.demand.estimates[spec.load_digest]
-                self.residency.add(name, idle_unload_s=spec.idle_unload_s, memory=estimate)
+                self.residency.add_model(name, idle_unload_s=spec.idle_unload_s, memory=estimate)
 
     def _room(self) -> int:
         """Return the bytes for lazy models in each replica: the least that the other models leave in one of them."""

@@ -176,4 +176,4 @@ class Scheduler:
         """Return True if a job that nothing may run beside runs, or waits until all running batches have ended."""
         if any(batch.is_alone for batch in self.backlog.batches.values()):
             return True
-        return bool(self.backlog.batches) and self.backlog.find_next_alone(clock.earliest_s()) is not None
+        return bool(self.backlog.batches) and self.backlog.find_next_alone(clock.earliest_possible_s()) is not None

@@ -80,7 +80,7 @@ class Settlement:
                 is_long = report.engine_s > LONG * (report.overhead_s + report.read_s)
                 (self.backlog.long.add if is_long else self.backlog.long.discard)(batch.spec.name)
         if report.oom_shape:
-            queue.limit_after_out_of_memory(*report.oom_shape, now_s=clock.earliest_s())
+            queue.limit_after_out_of_memory(*report.oom_shape, now_s=clock.earliest_possible_s())
 
     def _note_cost(self, batch: Batch, report: BatchReport) -> None:
         """Record how far off the expected cost of an engine call was, before it is learnt from the call."""

@@ -24,7 +24,7 @@ from inference.admin.rendering import display, inputs_outputs, job_payload, medi
 from inference.models import Bulk, Job, Status, Webhook, WebhookState
 from inference.streams import redis_streams
 from inference.streams.chunks import Chunk
-from inference.submission.wholes import NEVER_DUE
+from inference.submission.split_jobs import NEVER_DUE
 from inference.submission.writer import make_message
 from inference.telemetry.control_characters import escape_text
 from tests.conditions import ago

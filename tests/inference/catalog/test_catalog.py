@@ -102,7 +102,7 @@ class TestGoodFiles(SimpleTestCase):
             ('backend = "openvino"\nprecision = "int8"', "float32"),
         ):
             spec = parse_catalog(f'[a]\ntask = "fill-mask"\nmodel = "m"\n{table}\n')["a"]
-            self.assertEqual(spec.torch_dtype, dtype)
+            self.assertEqual(spec.weights_dtype, dtype)
 
     def test_on_a_gpu_the_limits_are_larger_where_its_table_sets_none(self) -> None:
         for table, limits in (

@@ -117,13 +117,13 @@ class FollowTests(FileCase):
 class ProcessTests(FileCase):
     def test_this_process_has_the_models_of_now(self) -> None:
         with override_settings(MODELS_FILE=self.path):
-            self.assertIs(lookup.models(), lookup.models())
+            self.assertIs(lookup.get_catalog(), lookup.get_catalog())
             self.path.write_text(B)
             follower = lookup.Follower()
             with self.assertLogs("inference.catalog.lookup", "INFO") as logs:
                 follower.start()
                 follower.look_now()
-                eventually(lambda: "b" in lookup.models(), "it is taken over")
+                eventually(lambda: "b" in lookup.get_catalog(), "it is taken over")
                 follower.stop()
             self.assertIn("added: b; removed: a", logs.output[-1])
             self.assertRaises(UnknownModel, lookup.spec_of, "a")
@@ -142,14 +142,14 @@ class ProcessTests(FileCase):
 
         quick = patch.multiple(lookup, LOOK_S=0.01, SETTLE_S=0.01)
         with override_settings(MODELS_FILE=self.path), quick, patch.object(reader, "parse_catalog", fail):
-            self.assertIn("a", lookup.models())
+            self.assertIn("a", lookup.get_catalog())
             follower = lookup.Follower()
             with self.assertLogs("inference.catalog.lookup", "ERROR"):
                 self.path.write_text(f"{A}# bug\n")
                 follower.start()
                 self.assertTrue(met.wait(PATIENCE_S))
                 self.path.write_text(A + B)
-                eventually(lambda: "b" in lookup.models(), "it is taken over")
+                eventually(lambda: "b" in lookup.get_catalog(), "it is taken over")
                 follower.stop()
 
 

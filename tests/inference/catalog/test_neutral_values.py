@@ -54,7 +54,7 @@ class NeutralTests(SimpleTestCase):
         self.assertEqual(validate_parameters(spec_of("text-generation"), TEXT_GENERATION), EFFECTIVE_PARAMETERS)
 
     def test_null_is_not_given_whatever_the_task_and_the_name(self) -> None:
-        for task in tasks.pipeline_names():
+        for task in tasks.list_pipeline_tasks():
             spec = spec_of(task)
             given = validate_parameters(spec, required(spec))
             for name in (*(spec.parameters.keys() - required(spec).keys()), "unheard_of"):
@@ -65,7 +65,7 @@ class NeutralTests(SimpleTestCase):
         self.assert_refused(spec_of("zero-shot-classification"), "candidate_labels", None)
 
     def test_the_values_of_the_table_are_not_given(self) -> None:
-        for task in (*tasks.pipeline_names(), "sentence-similarity"):
+        for task in (*tasks.list_pipeline_tasks(), "sentence-similarity"):
             spec = spec_of(task)
             given = validate_parameters(spec, required(spec))
             for name, values in tasks.find_task(task).neutral.items():

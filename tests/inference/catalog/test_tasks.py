@@ -73,7 +73,7 @@ class MadeUpTaskTests(SimpleTestCase):
             self.assertEqual(answer, [{"label": "a", "score": 1.0}])
 
     def test_it_is_served_measured_and_shown(self) -> None:
-        self.assertLessEqual({"lip-reading", "watching"}, set(tasks.pipeline_names()))
+        self.assertLessEqual({"lip-reading", "watching"}, set(tasks.list_pipeline_tasks()))
         self.assertEqual([checks.find_task_problem(spec) for spec in self.specs.values()], ["", ""])
         for spec in self.specs.values():
             self.assertEqual(tasks.find_task(spec.task).example, {"inputs": "a film"})

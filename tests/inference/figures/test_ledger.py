@@ -62,7 +62,7 @@ class TestOutcomes(LedgerCase):
         transitions.expire_jobs()
         lost = make_job(recoveries=2)
         claim(lost, batch=uuid4(), alone=True)
-        transitions.requeue_lost(Q(pk=lost.pk))
+        transitions.requeue_lost_jobs(Q(pk=lost.pk))
         self.agree()
         self.assertEqual(
             of_figures(),
@@ -79,14 +79,14 @@ class TestOutcomes(LedgerCase):
         transitions.record_outcomes(batch, [done(job)], batch_size=1)
         transitions.cancel_job(job.pk)
         transitions.cancel_jobs_with_parts([job.pk])
-        transitions.requeue_lost(Q(pk=job.pk))
+        transitions.requeue_lost_jobs(Q(pk=job.pk))
         self.agree()
 
     def test_of_a_batch_those_are_counted_that_it_still_owned(self) -> None:
         jobs = [make_job() for _ in range(5)]
         batch, _ = self.claimed(*jobs)
         transitions.cancel_job(jobs[1].pk)
-        transitions.requeue_stopped(Q(pk=jobs[3].pk))
+        transitions.requeue_jobs_of_stopped(Q(pk=jobs[3].pk))
         self.assertEqual(transitions.record_outcomes(batch, [done(job) for job in jobs], batch_size=5), 3)
         self.agree()
 
@@ -110,7 +110,7 @@ class TestOutcomes(LedgerCase):
         job = make_job(created_at=ago(4))
         batch, (claimed,) = self.claimed(job)
         transitions.record_outcomes(batch, [outcomes.make_failure(claimed, errors.EngineError("no"))], batch_size=1)
-        tally = series.totals()["echo"]
+        tally = series.sum_all_figures()["echo"]
         job.refresh_from_db()
         assert job.queue_wait
         self.assertAlmostEqual(tally["wait"]["sum"], job.queue_wait.total_seconds(), places=3)
@@ -148,7 +148,7 @@ class TestFailures(LedgerCase):
         self.assertTrue(said)
         self.run_one()
         self.agree()
-        self.assertEqual(series.totals()["echo"]["tokens"], 5)
+        self.assertEqual(series.sum_all_figures()["echo"]["tokens"], 5)
 
     def test_what_the_database_refuses_is_counted_as_the_failure_that_it_becomes(self) -> None:
         jobs = [make_job() for _ in range(3)]
@@ -157,7 +157,7 @@ class TestFailures(LedgerCase):
         ended[1] = Outcome(job_id=ended[1].job_id, model="echo", output="\ud800")
         claims.record_outcomes(batch, ended, batch_size=3, beside={"tokens": 3})
         self.agree()
-        self.assertEqual(series.totals()["echo"]["tokens"], 3)
+        self.assertEqual(series.sum_all_figures()["echo"]["tokens"], 3)
 
 
 class TestRows(LedgerCase):
@@ -194,7 +194,7 @@ class TestRows(LedgerCase):
         ledger.note_tally("echo", {"cost": {"off_s": 0.5}})
         ledger.flush_tallies()
         ledger.flush_tallies()
-        self.assertEqual(series.totals()["echo"]["cost"], {"off_s": 1.5})
+        self.assertEqual(series.sum_all_figures()["echo"]["cost"], {"off_s": 1.5})
 
     def test_what_was_so_at_a_moment_is_not_kept(self) -> None:
         for waiting in (100, 100, 7):

@@ -42,9 +42,9 @@ class TestSeries(TestCase):
         make_row(ago(days=-2), ended={"failed lost": 1})
         make_row(ago(60), ended={"succeeded": 1})
         since = ago(300)
-        self.assertEqual(series.ends_since(since), {"echo": {"succeeded": 1}})
-        self.assertEqual(series.totals_since(since), {"echo": {"ended": {"succeeded": 1}}})
-        self.assertEqual([ends for _, ends in series.timed_ends_since(since)["echo"]], [{"succeeded": 1}])
+        self.assertEqual(series.count_outcomes_since(since), {"echo": {"succeeded": 1}})
+        self.assertEqual(series.sum_figures_since(since), {"echo": {"ended": {"succeeded": 1}}})
+        self.assertEqual([ends for _, ends in series.list_outcomes_since(since)["echo"]], [{"succeeded": 1}])
 
     def test_what_is_the_case_is_sampled_once_a_tick(self) -> None:
         Job.objects.create(model="echo", inputs="x", created_at=ago(30))

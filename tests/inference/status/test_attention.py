@@ -136,7 +136,7 @@ class TestItems(AttentionCase):
         return [(item.code, item.follows) for item in attention.find_items()]
 
     def test_what_follows_from_a_cause_is_said_below_it(self) -> None:
-        names = [*lookup.models(), "other"]
+        names = [*lookup.get_catalog(), "other"]
         self.change(state=WorkerState.GONE, model_names=names)
         Job.objects.bulk_create(Job(model="embeddings", inputs="x") for _ in range(1000))
         self.assertEqual(self.folded(), [("WorkerGone", False), ("ModelUnserved", True), ("QueueFull", True)])
@@ -157,8 +157,8 @@ class TestItems(AttentionCase):
         self.assertEqual(self.folded(), [("ModelPaused", False), ("QueueFull", True)])
 
     def test_models_that_nobody_serves_for_the_same_causes_are_one_item(self) -> None:
-        two = {name: lookup.models()["embeddings"] for name in ("embeddings", "second")}
-        with patch.object(lookup, "known_models", lambda: two):
+        two = {name: lookup.get_catalog()["embeddings"] for name in ("embeddings", "second")}
+        with patch.object(lookup, "get_catalog_or_empty", lambda: two):
             self.change(state=WorkerState.GONE, model_names=list(two))
             self.make_worker(name="other@host", state=WorkerState.GONE, model_names=list(two))
             gone = ("WorkerGone", False)

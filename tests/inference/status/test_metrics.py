@@ -16,8 +16,8 @@ from inference.figures import ledger, tallies
 from inference.figures.ledger import moment_at
 from inference.models import Figure, Grain, Job, Status, Worker, WorkerState
 from inference.status import counters, metrics
-from inference.waiting.finish_listener import listener
-from inference.waiting.request_figures import RequestFigures
+from inference.web_process.finish_listener import listener
+from inference.web_process.request_figures import RequestFigures
 from tests.conditions import ago
 
 
@@ -97,7 +97,7 @@ class MetricsTests(TestCase):
     def test_each_web_process_counts_the_requests_of_all(self) -> None:
         with patch.object(clock, "time_s", return_value=1_000_000_005.0), patch.object(ledger, "flush_tallies"):
             for waiting in (3, 4):
-                RequestFigures(partial(int, waiting)).record()
+                RequestFigures(partial(int, waiting)).record_figures()
                 ledger.note_tally("echo", {"refused": {"queue_full": 2}})
         ledger.flush_tallies()
         start = Figure.objects.get(model="").start.timestamp()

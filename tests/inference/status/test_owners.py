@@ -94,7 +94,7 @@ class PlaceTests(OwnersCase):
         self.assertEqual(queue_position.find_position(job).position, ONE_IN)
 
     def test_those_batches_are_full(self) -> None:
-        most = lookup.models()["embeddings"].max_batch_size
+        most = lookup.get_catalog()["embeddings"].max_batch_size
         self.wait(self.many, 10 * most, priority=Priority.HIGH, model="embeddings")
         job, *_, last = self.wait(self.few, most, model="embeddings")
         before = (ONE_IN - 1) * most

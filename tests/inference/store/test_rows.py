@@ -48,7 +48,7 @@ class RowsTests(TransactionTestCase):
 
     def test_a_row_like_another_is_that_of_the_job_it_stands_for(self) -> None:
         full = self.full()
-        like = rows.row_factory(rows.prepare_row(Job(model="echo")))(
+        like = rows.make_row_factory(rows.prepare_row(Job(model="echo")))(
             **{name: vars(full)[name] for name in rows.PREPARED}
         )
         self.assertEqual(like.size, rows.prepare_row(full).size)

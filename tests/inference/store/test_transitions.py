@@ -36,7 +36,7 @@ def outcome(job: Job, **values: Any) -> Outcome:
 def claim(
     *jobs: Job, batch: UUID, takes_over: Sequence[UUID] = (), model: str = "echo", alone: bool = False
 ) -> list[transitions.Claimed]:
-    return transitions.claim(
+    return transitions.claim_jobs(
         [job.pk for job in jobs],
         batch,
         model=model,
@@ -169,7 +169,7 @@ class NoticeTests(TestCase):
         job, batch = make_job(), uuid4()
         with patch.object(notices, "publish_finished") as publish:
             claim(job, batch=batch)
-            transitions.requeue_stopped(Q(pk=job.pk))
+            transitions.requeue_jobs_of_stopped(Q(pk=job.pk))
             transitions.expire_jobs()
             publish.assert_not_called()
             transitions.cancel_job(job.pk)
@@ -182,7 +182,7 @@ class NoticeTests(TestCase):
             "recorded": lambda job: transitions.record_outcomes(batch, [outcome(job, output="done")], batch_size=1),
             "cancelled": lambda job: transitions.cancel_job(job.pk),
             "cancelled with others": lambda job: transitions.cancel_jobs_with_parts([job.pk]),
-            "lost": lambda job: transitions.requeue_lost(Q(pk=job.pk)),
+            "lost": lambda job: transitions.requeue_lost_jobs(Q(pk=job.pk)),
             "expired": lambda job: transitions.expire_jobs(),
         }
         for how, end in ends.items():
@@ -255,8 +255,8 @@ class LockTests(TransactionTestCase):
         changes: dict[str, Callable[[UUID, list[UUID]], object]] = {
             "keep": lambda batch, ids: transitions.extend_lease(batch, ids, time_limit_s=60),
             "take back": lambda batch, ids: transitions.withdraw_claim(batch, ids, keeps_messages=True),
-            "give back lost": lambda batch, ids: transitions.requeue_lost(Q(batch=batch)),
-            "give back stopped": lambda batch, ids: transitions.requeue_stopped(Q(batch=batch)),
+            "give back lost": lambda batch, ids: transitions.requeue_lost_jobs(Q(batch=batch)),
+            "give back stopped": lambda batch, ids: transitions.requeue_jobs_of_stopped(Q(batch=batch)),
             "cancel": lambda batch, ids: transitions.cancel_jobs_with_parts(ids),
             "mark": lambda batch, ids: row_locks.update_rows(Job.objects.filter(pk__in=ids), published_at=None),
             "delete": lambda batch, ids: row_locks.delete_rows(Job.objects.filter(pk__in=ids)),

@@ -41,7 +41,7 @@ def make_whole(count: int, **values: Any) -> tuple[Job, list[Job]]:
 
 def claim(*jobs: Job, alone: bool = False) -> UUID:
     batch = uuid4()
-    transitions.claim(
+    transitions.claim_jobs(
         [job.pk for job in jobs], batch, model="echo", time_limit_s=60, alone=alone, takes_over=(), worker=uuid4(),
         device="cpu",
     )  # fmt: skip
@@ -185,7 +185,7 @@ class HousekeepingTests(WholeCase):
     def test_a_part_that_is_lost_fails_it(self) -> None:
         Job.objects.filter(pk=self.parts[0].pk).update(recoveries=settings.MAX_RECOVERIES - 1)
         claim(self.parts[0], alone=True)
-        transitions.requeue_lost(Q(pk=self.parts[0].pk))
+        transitions.requeue_lost_jobs(Q(pk=self.parts[0].pk))
         transitions.finish_wholes()
         self.whole.refresh_from_db()
         self.assertEqual((self.whole.status, self.whole.error_code), (Status.FAILED, "lost"))
@@ -193,7 +193,7 @@ class HousekeepingTests(WholeCase):
 
     def test_nothing_is_given_back_of_a_whole(self) -> None:
         claim(self.parts[0])
-        transitions.requeue_lost(Q(lease_until__lt=timezone.now() + A_DAY))
+        transitions.requeue_lost_jobs(Q(lease_until__lt=timezone.now() + A_DAY))
         self.assertEqual(self.statuses(), ["queued"] * 4)
         self.assert_whole(Status.RUNNING)
 

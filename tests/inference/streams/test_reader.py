@@ -81,7 +81,7 @@ class ReaderCase(TransactionTestCase):
 
     def lose(self) -> None:
         """Whoever ran the job is lost."""
-        transitions.requeue_lost(Q(pk=self.job.pk))
+        transitions.requeue_lost_jobs(Q(pk=self.job.pk))
 
 
 class ReaderTests(ReaderCase):

@@ -31,7 +31,7 @@ SPEC = spec_of(MODEL)
 
 class ShareTests(TransactionTestCase):
     def setUp(self) -> None:
-        admission.forget()
+        admission.forget_counts()
         patience.lend(self)
         self.owner = get_user_model().objects.create(username="ada")
 
@@ -106,13 +106,13 @@ class BulkTests(TransactionTestCase):
 
     def test_rows_are_prepared_before_the_transaction(self) -> None:
         within: list[bool] = []
-        prepare = rows.to_db
+        prepare = rows.convert_to_db
 
         def note(*arguments: Any) -> Any:
             within.append(connection.in_atomic_block)
             return prepare(*arguments)
 
-        with patch.object(rows, "to_db", note):
+        with patch.object(rows, "convert_to_db", note):
             bulk.submit(BulkSubmission(spec=SPEC, items=[BulkItem(inputs="x")] * 2))
         self.assertEqual(set(within), {False})
 

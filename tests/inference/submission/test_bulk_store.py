@@ -30,7 +30,7 @@ class PackTests(TransactionTestCase):
 
     def setUp(self) -> None:
         redis_client.get_client().flushdb()
-        admission.forget()
+        admission.forget_counts()
         patience.lend(self)
 
     def submit(self, *items: BulkItem) -> list[str]:

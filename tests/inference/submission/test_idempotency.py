@@ -17,7 +17,7 @@ from inference.models import Job, Worker, WorkerState
 from inference.status.workers import count_served_models
 from inference.submission import admission, bulk, idempotency, jobs
 from inference.submission.submissions import BulkItem, BulkSubmission, Submission
-from inference.waiting import compute_slots
+from inference.web_process import compute_slots
 from tests.conditions import PATIENCE_S
 from tests.inference.submission import patience
 
@@ -40,7 +40,7 @@ def signal_wait(waits: threading.Event) -> Callable[[float], Any]:
 class OnceTests(TransactionTestCase):
     def setUp(self) -> None:
         count_served_models.forget()
-        admission.forget()
+        admission.forget_counts()
         patience.lend(self)
 
     def at_once(self, call: Callable[[], object]) -> list[object]:

@@ -34,7 +34,7 @@ class JobsTests(TransactionTestCase):
 
     def setUp(self) -> None:
         count_served_models.forget()
-        admission.forget()
+        admission.forget_counts()
         patience.lend(self)
 
     def serve(self) -> Worker:
@@ -160,7 +160,7 @@ class JobsTests(TransactionTestCase):
 
     def test_a_retry_is_a_new_job_with_the_same_inputs(self) -> None:
         job = Job.objects.create(model=MODEL, inputs="x", status=Status.FAILED, priority=Priority.LOW)
-        again = jobs.submit(jobs.resubmit(jobs.fetch(job.pk)))
+        again = jobs.submit(jobs.make_resubmission(jobs.fetch(job.pk)))
         self.assertNotEqual(again.pk, job.pk)
         self.assertEqual((again.inputs, again.priority, again.status), ("x", Priority.LOW, Status.QUEUED))
         job.refresh_from_db()

@@ -15,7 +15,7 @@ from django.test import TransactionTestCase, override_settings
 from inference import errors
 from inference.broker import address, publisher, redis_client
 from inference.broker.messages import JobMessage
-from inference.catalog.lookup import models
+from inference.catalog.lookup import get_catalog
 from inference.fields.ids import first_id_at
 from inference.models import Job, Status, Worker, WorkerState
 from inference.store import transitions
@@ -51,7 +51,7 @@ class ReconcileTests(TransactionTestCase):
         self.now_s = 1000.0
         self.enterContext(patch.multiple(reconcile, RESEND_S=PATIENCE_S, HELD_S=2 * PATIENCE_S))
         self.enterContext(patch.object(observer_module, "SET_S", PATIENCE_S / 2))  # a slow test sets no clock
-        self.queue = models()[MODEL].queue
+        self.queue = get_catalog()[MODEL].queue
         redis_client.get_client().flushdb()
 
     def queued_messages(self) -> int:
@@ -80,11 +80,11 @@ class ReconcileTests(TransactionTestCase):
         self.assertEqual(silent.state, WorkerState.GONE)
 
     def test_a_queue_that_the_broker_refuses_keeps_no_job_of_the_others_from_being_sent_once(self) -> None:
-        catalog = {**models(), "refused": replace(models()[MODEL], name="refused")}
+        catalog = {**get_catalog(), "refused": replace(get_catalog()[MODEL], name="refused")}
         redis_client.get_client().set(address.redis_key("inference.refused", 2), "no list")
         make_job(model="refused", published_at=None)
         sent = make_job(published_at=None)
-        with patch.object(reconcile, "models", return_value=catalog):
+        with patch.object(reconcile, "get_catalog", return_value=catalog):
             for _ in range(2):
                 with self.assertLogs("inference.upkeep.reconcile", "WARNING"):
                     reconcile.reconcile()
@@ -271,11 +271,11 @@ class ReconcileTests(TransactionTestCase):
             self.assertEqual(self.queued_messages(), 3)
 
     def test_a_model_with_messages_that_all_wait_keeps_no_lost_one_of_another_from_being_sent(self) -> None:
-        catalog = {**models(), "other": replace(models()[MODEL], name="other")}
+        catalog = {**get_catalog(), "other": replace(get_catalog()[MODEL], name="other")}
         writer.send_messages([make_message(make_job(priority=1)) for _ in range(2)])
         make_worker(reached={MODEL: {"1": ago(-OLD_S).timestamp()}})
         make_job(model="other")
-        with patch.object(reconcile, "MOST", 2), patch.object(reconcile, "models", return_value=catalog):
+        with patch.object(reconcile, "MOST", 2), patch.object(reconcile, "get_catalog", return_value=catalog):
             reconcile.reconcile()
         queue = address.queue_of("other")
         self.assertEqual((self.queued_messages(), publisher.count_messages([queue])[queue]), (2, 1))

@@ -869,7 +869,7 @@ class DispatcherTests(DispatcherCase):
             _, request = self.add("a", expires_at_s=real() + 600.0)
             with patch.object(time, "time", lambda: real() + 3600.0):
                 self.assertFalse(self.dispatcher.backlog.drop_expired())
-            clock.measure(Mock(vendor="sqlite"))
+            clock.measure_offset(Mock(vendor="sqlite"))
             self.assertFalse(self.dispatcher.backlog.drop_expired())
         self.assertEqual(request.events, [])
 

@@ -98,7 +98,7 @@ class CompiledCase(EqualTestCase):
 
 class AnswersTests(CompiledCase):
     def test_each_task_that_can_be_compiled_answers_as_with_torch_and_in_a_batch_as_alone(self) -> None:
-        for task in tasks.backend_names():
+        for task in tasks.list_backend_tasks():
             if task == tasks.find_task(task).name:
                 with self.subTest(task):
                     engine = self.loaded(task)

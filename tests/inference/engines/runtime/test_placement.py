@@ -79,7 +79,7 @@ class Tf32Tests(TestCase):
         self.assertEqual(seen, [(on, on) for on in (False, True, False, True, False)])
 
     def test_its_weights_are_of_float32_and_its_answers_may_differ_as_those_of_short_types(self) -> None:
-        self.assertEqual(spec(dtype="tf32").torch_dtype, "float32")
+        self.assertEqual(spec(dtype="tf32").weights_dtype, "float32")
         self.assertEqual(placement.find_tolerance(spec(dtype="tf32"), nn.Linear(1, 1)), parity.TEN_BITS)
 
     def test_answers_may_differ_by_what_the_shortest_type_of_the_weights_rounds(self) -> None:

@@ -34,7 +34,7 @@ class ClaimTests(TestCase):
         claims.claim_jobs(call, worker=uuid4(), device="cpu")
 
     def test_a_database_that_stays_away_is_no_fault_of_the_jobs(self) -> None:
-        away = patch.object(transitions, "claim", side_effect=OperationalError("away"))
+        away = patch.object(transitions, "claim_jobs", side_effect=OperationalError("away"))
         with (
             away as claim_mock,
             patch.object(claims, "CLAIM_PATIENCE_S", 0.0),
@@ -44,7 +44,7 @@ class ClaimTests(TestCase):
         self.assertTrue(claim_mock.called)
 
     def test_a_claim_that_the_database_refuses_is_raised_as_it_is(self) -> None:
-        refused = patch.object(transitions, "claim", side_effect=ProgrammingError("no such column"))
+        refused = patch.object(transitions, "claim_jobs", side_effect=ProgrammingError("no such column"))
         with refused as claim_mock, self.assertRaisesRegex(ProgrammingError, "no such column"):
             self.claim()
         self.assertEqual(claim_mock.call_count, 1)

@@ -308,7 +308,7 @@ class SeveralStagesTests(TransactionTestCase):
 
     def test_one_claim_one_transaction_and_one_notice(self) -> None:
         self.run_jobs(["a"])  # writes the row of the figures
-        with patch("inference.store.transitions.claim", wraps=transitions.claim) as claim:
+        with patch("inference.store.transitions.claim_jobs", wraps=transitions.claim_jobs) as claim:
             _, jobs = self.run_jobs(["a", "b"], ["c"], ["d"])
         self.assertEqual(claim.call_count, 1)
         self.assertEqual(set(self.publish.call_args.args[0]), {job.pk for job in jobs})

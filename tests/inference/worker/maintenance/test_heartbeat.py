@@ -13,7 +13,7 @@ from django.utils import timezone
 
 from inference import clock
 from inference.broker import publisher
-from inference.catalog.lookup import models
+from inference.catalog.lookup import get_catalog
 from inference.errors import BrokerUnavailable
 from inference.models import Job, Status, Worker, WorkerState
 from inference.upkeep import reconcile
@@ -49,7 +49,7 @@ def make_heartbeat(**values: Any) -> Heartbeat:
 class HeartbeatTests(TransactionTestCase):
     def test_a_round_of_upkeep_that_takes_long_delays_no_heartbeat(self) -> None:
         heartbeat = make_heartbeat()
-        housekeeping = Housekeeping(heartbeat, ReplicaRegistry(heartbeat.plan, models()))
+        housekeeping = Housekeeping(heartbeat, ReplicaRegistry(heartbeat.plan, get_catalog()))
         reached, go_on = threading.Event(), threading.Event()
 
         def takes_long(**_: object) -> None:
@@ -67,7 +67,7 @@ class HeartbeatTests(TransactionTestCase):
 
     def test_what_expires_in_this_worker_is_recorded_before_the_next_round(self) -> None:
         heartbeat = make_heartbeat()
-        housekeeping = Housekeeping(heartbeat, ReplicaRegistry(heartbeat.plan, models()))
+        housekeeping = Housekeeping(heartbeat, ReplicaRegistry(heartbeat.plan, get_catalog()))
         with patch.object(upkeep_module, "ROUND_S", 600):
             self.start(housekeeping)
             eventually(lambda: housekeeping.sweeper.next_at_s, "the first round is over")
@@ -153,22 +153,22 @@ class HeartbeatTests(TransactionTestCase):
 
     def test_the_clock_is_measured_for_as_long_as_the_worker_lives(self) -> None:
         heartbeat = make_heartbeat()
-        with patch.object(clock, "measure") as measured:
+        with patch.object(clock, "measure_offset") as measured:
             heartbeat.try_to_beat()
         measured.assert_called_once()
 
     def test_the_watchdog_counts_the_queues_that_are_consumed_only(self) -> None:
         heartbeat = make_heartbeat(model_names=["embeddings", "sentiment"])
-        replicas = ReplicaRegistry(heartbeat.plan, models())
+        replicas = ReplicaRegistry(heartbeat.plan, get_catalog())
         replicas.runnable = frozenset({"embeddings", "fill-mask"})  # sentiment's starts again; a queue is refused
         housekeeping = Housekeeping(heartbeat, replicas)
         with patch.object(publisher, "count_messages", return_value={}) as counted:
             housekeeping.end_broken_worker()
-        counted.assert_called_once_with([models()["embeddings"].queue])
+        counted.assert_called_once_with([get_catalog()["embeddings"].queue])
 
     def test_the_watchdog_does_not_judge_while_the_broker_counts_queues_and_takes_nothing(self) -> None:
         heartbeat = make_heartbeat(looped_at=time.monotonic() - 10 * STALLED_S)  # it hangs
-        housekeeping = Housekeeping(heartbeat, ReplicaRegistry(heartbeat.plan, models()))
+        housekeeping = Housekeeping(heartbeat, ReplicaRegistry(heartbeat.plan, get_catalog()))
         housekeeping.watchdog.looked_at = time.monotonic()  # just now
         with (
             patch.object(publisher, "ping_broker", side_effect=BrokerUnavailable("no room")),

@@ -29,7 +29,9 @@ class ServedModelsTests(TestCase):
         self.path = Path(self.enterContext(tempfile.TemporaryDirectory())) / "models.toml"
         self.path.write_text(ONE + TWO)
         self.enterContext(self.settings(MODELS_FILE=self.path))
-        self.replicas = ReplicaRegistry(Plan(worker=uuid4(), devices=("cpu",), replicas=1, threads=1), lookup.models())
+        self.replicas = ReplicaRegistry(
+            Plan(worker=uuid4(), devices=("cpu",), replicas=1, threads=1), lookup.get_catalog()
+        )
         self.replicas.note_start(0, PID, self.replicas.make_first_assignment(0))
         self.replicas.note_loaded_models(LoadReport(pid=PID, models=dict.fromkeys(self.replicas.goal, READY)))
         self.served = ServedModels(self.replicas, ModelSelection(frozenset({"one", "two"})))
@@ -39,7 +41,7 @@ class ServedModelsTests(TestCase):
         self.now_s += 1
         self.path.write_text(text)
         catalog = reader.load_catalog(self.path)
-        self.enterContext(patch.object(lookup, "models", lambda: catalog))
+        self.enterContext(patch.object(lookup, "get_catalog", lambda: catalog))
         self.follow()
 
     def follow(self) -> None:
@@ -86,7 +88,7 @@ class ServedModelsTests(TestCase):
 
     def test_what_the_row_says_is_of_the_file_that_is_followed(self) -> None:
         before, after = reader.load_catalog(self.path), reader.parse_catalog(ONE)
-        with patch.object(lookup, "models", lambda: after):
+        with patch.object(lookup, "get_catalog", lambda: after):
             self.assertEqual(self.row()["digest"], specs.digest_catalog(before))
             self.follow()
             self.assertEqual(self.row()["digest"], specs.digest_catalog(after))

@@ -13,7 +13,7 @@ from django.test import SimpleTestCase, TestCase, override_settings
 from inference import clock
 from inference.catalog.specs import ModelSpec
 from inference.models import Job, Status, Worker, WorkerState
-from inference.residency.state import MIB, Waiting
+from inference.residency_policy.state import MIB, Waiting
 from inference.worker.calls import READY, LoadReport
 from inference.worker.maintenance import status_row
 from inference.worker.replicas.devices import Plan

@@ -316,7 +316,7 @@ class StreamTests(SteppingCase):
         with patch.object(redis_streams, "write_chunks", WRITE), patch.object(text_publisher, "WHOLE_S", 0.0):
             self.call(goes_on=True)
         entries = redis_streams.read_entries({one: redis_streams.FIRST}, 10)[one]
-        delta = StreamCursor(one, BEGINNING).consume(entries)
+        delta = StreamCursor(one, BEGINNING).take_new_text(entries)
         self.assertEqual(delta and delta.text, words.expected("text", 2)[0]["generated_text"])
 
     def test_an_answer_that_begins_as_its_prompt_does_loses_no_character(self) -> None:

@@ -40,10 +40,10 @@ class RequestFigures:
         connections.use_own_connection()
         while True:
             time.sleep(ledger.TICK_S - clock.time_s() % ledger.TICK_S)
-            self.record()
+            self.record_figures()
             connection.close()
 
-    def record(self) -> None:
+    def record_figures(self) -> None:
         """Write the figures of this process. Those that cannot be written now are kept for the next tick."""
         if waiting := self._waiting():
             ledger.note_tally(SERVICE, {"now": {"requests_waiting": waiting}})

@@ -14,7 +14,7 @@ from inference.broker import redis_client
 from inference.models import Job, Status
 from inference.store import notices, rows
 from inference.streams.hub import StreamHub
-from inference.waiting import finish_listener
+from inference.web_process import finish_listener
 from tests.conditions import PATIENCE_S, eventually
 
 

@@ -8,7 +8,7 @@ from unittest import TestCase
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from inference.residency.policy import LINGER, SHORTEST_LOAD_S, STEP_S, TURN, Change, Model, choose_change
+from inference.residency_policy.change_choice import LINGER, SHORTEST_LOAD_S, STEP_S, TURN, Change, Model, choose_change
 from tests.properties import QUICK
 
 NOW_S = 10_000.0
@@ -75,7 +75,7 @@ class PropertyTests(TestCase):
         if sum(m.memory for m in inside) <= ROOM:
             for leaving in (m for m in inside if m.name in made.unload and not m.is_idle(NOW_S)):
                 self.assertIsNotNone(made.load)
-                self.assertLessEqual(leaving.may_leave_at_s(), NOW_S)
+                self.assertLessEqual(leaving.unloadable_from_s(), NOW_S)
 
     @QUICK
     @given(states())

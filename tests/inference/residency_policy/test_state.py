@@ -1,7 +1,7 @@
 from unittest import TestCase
 
-from inference.residency.policy import Change
-from inference.residency.state import FIRST_PAUSE_S, LONGEST_PAUSE_S, MIB, UNKNOWN, ResidencyState, Waiting
+from inference.residency_policy.change_choice import Change
+from inference.residency_policy.state import FIRST_PAUSE_S, LONGEST_PAUSE_S, MIB, UNKNOWN, ResidencyState, Waiting
 
 
 class ResidencyStateTests(TestCase):
@@ -9,12 +9,12 @@ class ResidencyStateTests(TestCase):
         self.residency = ResidencyState()
         self.residency.room = 100 * MIB
         for name in ("a", "b"):
-            self.residency.add(name, idle_unload_s=60.0, memory=60 * MIB)
+            self.residency.add_model(name, idle_unload_s=60.0, memory=60 * MIB)
 
     def see(self, now_s: float, *waiting: str, working: tuple[str, ...] = ()) -> Change | None:
         found = {name: Waiting(since_s=0.0, priority=2) for name in waiting}
         self.residency.update_demand(found, working=working, kept=(), now_s=now_s)
-        return self.residency.next_change(now_s)
+        return self.residency.begin_next_change(now_s)
 
     def load(self, name: str, now_s: float, **values: int) -> None:
         change = self.see(now_s, name)
@@ -63,12 +63,12 @@ class ResidencyStateTests(TestCase):
         self.assertEqual(self.see(2.0, "a", "b"), Change(load="b"))
 
     def test_what_is_larger_than_the_room_says_so(self) -> None:
-        self.residency.add("c", idle_unload_s=60.0, memory=150 * MIB)
+        self.residency.add_model("c", idle_unload_s=60.0, memory=150 * MIB)
         self.assertIsNone(self.see(0.0, "c"))
         self.assertIn("needs 150 MiB, and lazy models have 100 MiB", self.residency.find_load_obstacles()["c"])
 
     def test_what_nothing_is_known_of_is_loaded_once_to_find_out(self) -> None:
-        self.residency.add("c", idle_unload_s=60.0, memory=None)
+        self.residency.add_model("c", idle_unload_s=60.0, memory=None)
         self.assertGreater(UNKNOWN, self.residency.room)
         self.load("c", 0.0, memory=5 * MIB)
         self.load("a", 2.0)
@@ -82,6 +82,6 @@ class ResidencyStateTests(TestCase):
 
     def test_one_that_the_catalog_has_no_more_is_forgotten(self) -> None:
         self.see(0.0, "a")
-        self.residency.remove("a")
+        self.residency.remove_model("a")
         self.residency.finish_change(1.0)
         self.assertEqual((self.residency.models_in_memory, self.residency.change), (frozenset(), None))

@@ -4,7 +4,7 @@ import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
-from inference.residency.policy import Change, Model, choose_change
+from inference.residency_policy.change_choice import Change, Model, choose_change
 
 MIB = 2**20
 BYTES_PER_S = 200 * MIB  # speed of reading that is assumed until a load was measured
@@ -38,7 +38,7 @@ class ResidencyState:
         self._left_at_s: dict[str, float] = {}
         self._began_s = 0.0
 
-    def add(self, name: str, *, idle_unload_s: float, memory: int | None) -> None:
+    def add_model(self, name: str, *, idle_unload_s: float, memory: int | None) -> None:
         """Add a model. `memory` is an estimate in bytes, or None where nothing is known.
 
         A model that is here already keeps its state, and only its `idle_unload_s` changes.
@@ -51,7 +51,7 @@ class ResidencyState:
         load_s = FIRST_LOAD_S + (memory or 0) / BYTES_PER_S
         self.models[name] = Model(name=name, memory=memory or UNKNOWN, load_s=load_s, idle_unload_s=idle_unload_s)
 
-    def remove(self, name: str) -> None:
+    def remove_model(self, name: str) -> None:
         """Forget a model which the catalog has no longer, or in whose place it has another one of its name."""
         del self.models[name]
         self._guessed.discard(name)
@@ -89,7 +89,7 @@ class ResidencyState:
         worked_at_s = now_s if is_working else model.worked_at_s
         self._set(model.name, is_working=is_working, is_kept=is_kept, worked_at_s=worked_at_s)
 
-    def next_change(self, now_s: float) -> Change | None:
+    def begin_next_change(self, now_s: float) -> Change | None:
         """Return the change to make now, which counts as begun; None if there is none, or one is being made."""
         if self.change:
             return None

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from benchmarks.simulator.turns import POLL_S, Arrival, LazyModel, Turns
 from benchmarks.turns import Traffic, run
-from inference.residency.policy import SHORTEST_LOAD_S, STEP_S, TURN
+from inference.residency_policy.change_choice import SHORTEST_LOAD_S, STEP_S, TURN
 from tests.properties import QUICK
 
 ROOM = 10

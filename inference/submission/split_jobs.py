@@ -50,10 +50,10 @@ def store_whole(terms: Terms, whole: Job, parts: Sequence[Part]) -> None:
     sent_at, whole.published_at = whole.published_at, NEVER_DUE
     row = rows.prepare_row(whole)
     traced = {"traceparent": tracing.make_part_traceparent(whole.traceparent, whole.id)} if tracing.on else {}
-    of_all = rows.row_factory(row)(
+    of_all = rows.make_row_factory(row)(
         whole=whole.id, parts=None, published_at=sent_at, idempotency_key=None, idempotency_digest="", **traced
     )
-    common = bulk_store.SharedColumns(rows.row_factory(of_all), writer.make_message(whole))
+    common = bulk_store.SharedColumns(rows.make_row_factory(of_all), writer.make_message(whole))
     new = [common.make_job(part.size, part.length, inputs=part.inputs, place=part.place) for part in parts]
     statements = list(rows.group_by_statement([row, *(job.row for job in new)]))
     with admission.reserve_places(terms, [whole.id, *(job.id for job in new)]), bulk_store.commit_block(whole):

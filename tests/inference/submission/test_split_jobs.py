@@ -38,7 +38,7 @@ class ListTests(TransactionTestCase):
 
     def setUp(self) -> None:
         redis_client.get_client().flushdb()
-        admission.forget()
+        admission.forget_counts()
         patience.lend(self)
 
     def submit(self, inputs: Any = TEXTS, **fields: Any) -> Job:
@@ -72,7 +72,7 @@ class ListTests(TransactionTestCase):
         Job.objects.filter(whole=whole.pk).update(published_at=None)
         with (
             patch.object(publisher, "publish_messages") as sent,
-            patch.object(reconcile, "models", return_value={SPEC.name: SPEC}),
+            patch.object(reconcile, "get_catalog", return_value={SPEC.name: SPEC}),
         ):
             reconcile.reconcile()
         ids = {message.job_id for call in sent.call_args_list for message in call.args[0]}
@@ -152,7 +152,7 @@ class ListTests(TransactionTestCase):
     def test_a_retry_has_its_inputs_in_order(self) -> None:
         whole = self.submit()
         jobs.cancel(whole.pk)
-        again = jobs.submit(dataclasses.replace(jobs.resubmit(jobs.fetch(whole.pk)), spec=SPEC))
+        again = jobs.submit(dataclasses.replace(jobs.make_resubmission(jobs.fetch(whole.pk)), spec=SPEC))
         self.assertNotEqual(again.pk, whole.pk)
         self.assertEqual(rows.read_inputs_of_parts(again.pk), TEXTS)
 

@@ -17,7 +17,7 @@ def is_drained(worker: UUID) -> bool:
     return Worker.objects.filter(pk=worker, is_to_rest=True).exists()
 
 
-def paused_models() -> frozenset[str]:
+def list_paused_models() -> frozenset[str]:
     """Return the models of which no job is to be begun."""
     return frozenset(PausedModel.objects.order_by().values_list("model", flat=True))
 

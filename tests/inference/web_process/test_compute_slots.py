@@ -5,8 +5,8 @@ from unittest import TestCase
 from unittest.mock import patch
 
 from inference.store import connections
-from inference.waiting import compute_slots
-from inference.waiting.compute_slots import AT_ONCE, ComputeSlots
+from inference.web_process import compute_slots
+from inference.web_process.compute_slots import AT_ONCE, ComputeSlots
 from tests.conditions import PATIENCE_S, eventually
 
 

@@ -21,8 +21,8 @@ from django.db import DatabaseError, InterfaceError, connection
 from inference.failures import Pauses
 from inference.store import connections, notices, rows
 from inference.store.rows import Changes
-from inference.waiting.compute_slots import compute_slots
-from inference.waiting.request_figures import RequestFigures
+from inference.web_process.compute_slots import compute_slots
+from inference.web_process.request_figures import RequestFigures
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ POLL_S = 5.0  # between two polls while the process is subscribed to notices
 POLL_DEAF_S = 0.5  # between two polls while it is not
 LONGEST_DEAF_S = 5.0  # between two tries to subscribe again
 
-W = TypeVar("W", "Waiter", "Hints")
+W = TypeVar("W", "Waiter", "FinishHints")
 R = TypeVar("R")
 
 
@@ -74,7 +74,7 @@ class Waiter:
             self._closed.release()
 
 
-class Hints:
+class FinishHints:
     """One request's wait for any of many jobs, which returns the ids of those to look at."""
 
     def __init__(self) -> None:
@@ -104,7 +104,7 @@ class Listener:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self.waiters: dict[UUID, list[Waiter]] = {}
-        self.hinted: dict[UUID, list[Hints]] = {}
+        self.hinted: dict[UUID, list[FinishHints]] = {}
         self._thread: threading.Thread | None = None
 
     def expect_finish(self, job_id: UUID, waiter: Waiter | None = None) -> "Registered[Waiter]":
@@ -115,9 +115,9 @@ class Listener:
         """
         return Registered(self, self.waiters, [job_id], waiter or Waiter())
 
-    def expect_any_finish(self, ids: Collection[UUID]) -> "Registered[Hints]":
+    def expect_any_finish(self, ids: Collection[UUID]) -> "Registered[FinishHints]":
         """Return the context within which a wait for any of these jobs is registered: see `expect_finish`."""
-        return Registered(self, self.hinted, ids, Hints())
+        return Registered(self, self.hinted, ids, FinishHints())
 
     def register(self, registered: dict[UUID, list[W]], ids: Collection[UUID], waiting: W) -> None:
         with self._lock:

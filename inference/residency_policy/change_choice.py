@@ -35,7 +35,7 @@ class Model:
     def turn_at(self) -> tuple[float, str]:
         return (self.waits_since_s or 0.0) + STEP_S * self.priority, self.name
 
-    def may_leave_at_s(self) -> float:
+    def unloadable_from_s(self) -> float:
         """Return the time from which it may be unloaded for models that wait."""
         load_s, loaded_at_s = max(self.load_s, SHORTEST_LOAD_S), self.loaded_at_s or 0.0
         if self.is_kept:
@@ -86,7 +86,7 @@ def _next(
         return None, ()
     first, *others = line
     leaving = _to_free(inside, first.memory - free)
-    if all(m.may_leave_at_s() <= now_s for m in leaving):
+    if all(m.unloadable_from_s() <= now_s for m in leaving):
         return first, leaving
     spare = min(free, free + _memory(leaving) - first.memory)
     return next((m for m in others if m.memory <= spare), None), ()
@@ -99,7 +99,7 @@ def _leaves(model: Model, now_s: float) -> tuple[float, bool, float]:
     none for longest first, then the ones that were loaded first.
     """
     since_s = model.loaded_at_s if model.is_working else model.worked_at_s
-    return max(0.0, model.may_leave_at_s() - now_s), model.is_working, since_s or 0.0
+    return max(0.0, model.unloadable_from_s() - now_s), model.is_working, since_s or 0.0
 
 
 def _to_free(models: Iterable[Model], needed: int) -> list[Model]:

@@ -1,1 +1,0 @@
-"""The waits of requests: a waiting request lends its compute slot, and is woken when its job is finished."""
