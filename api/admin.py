@@ -151,6 +151,6 @@ class ApiKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not generic at
         if change:
             super().save_model(request, obj, form, change)
             return
-        row, key = ApiKey.objects.issue(**form.cleaned_data)
+        row, key = ApiKey.objects.issue_key(**form.cleaned_data)
         obj.pk = row.pk
         self.message_user(request, f"The key is {key}. Copy it now: it is not shown again.", messages.WARNING)

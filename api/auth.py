@@ -53,17 +53,17 @@ class Principal:
     def may_see(self, row: Job | Bulk) -> bool:
         return self.is_staff or row.owner_id == self.user_id
 
-    def may_steer(self, row: Job | Bulk) -> bool:
+    def may_cancel_or_retry(self, row: Job | Bulk) -> bool:
         """Return True if it may cancel the row or run it again. Some of the staff may only look, as in the admin."""
         return row.owner_id == self.user_id or (self.user is not None and self.user.has_perm("inference.change_job"))
 
     @property
-    def jobs(self) -> QuerySet[Job]:
+    def visible_jobs(self) -> QuerySet[Job]:
         """The jobs that it may see. The parts of a job are not among them."""
         jobs = Job.objects.filter(whole=None)
         return jobs if self.is_staff else jobs.filter(owner=self.user)
 
-    def max_owned(self, priority: int) -> int | None:
+    def find_max_waiting_jobs(self, priority: int) -> int | None:
         """Return how many jobs of this owner may wait at that priority and above, or None for no limit."""
         if self.user is None:
             return None
@@ -91,7 +91,7 @@ def make_invalid_key_error() -> ApiError:
     return ApiError("This API key is not valid: it may have been revoked, or expired.", "unauthorized")
 
 
-def enforce_rate(principal: Principal) -> None:
+def count_against_rate_limit(principal: Principal) -> None:
     """Count a request of a key that has a rate. Raises `ApiError` if the rate is used up."""
     if not principal.requests_per_minute:
         return
@@ -109,9 +109,9 @@ def require_staff(principal: Principal) -> None:
         raise ApiError("Only a key of a staff user may do that.", "forbidden")
 
 
-def require_steering(principal: Principal, row: Job | Bulk) -> None:
+def require_cancel_or_retry(principal: Principal, row: Job | Bulk) -> None:
     """Raise `ApiError` if the principal, which may see the row, may neither cancel it nor run it again."""
-    if not principal.may_steer(row):
+    if not principal.may_cancel_or_retry(row):
         raise ApiError("This key sees the jobs of others, and may neither cancel them nor run them again.", "forbidden")
 
 
@@ -143,7 +143,7 @@ class KeyCache:
             self.known.clear()
 
     def _look_up(self, name: str) -> Principal:
-        row = ApiKey.objects.filter(ApiKey.valid(), digest=name).select_related("owner").first()
+        row = ApiKey.objects.filter(ApiKey.make_validity_condition(), digest=name).select_related("owner").first()
         if row is None:
             self.forget_key(name)
             raise make_invalid_key_error()

@@ -112,7 +112,7 @@ class Inside(Service):
     def _events(self, job_id: str, after: str) -> Iterator[StreamEvent | None]:
         with _service_call():
             job = get_visible_job(self._principal, job_id)
-            streaming.refuse_others(job)
+            streaming.require_single_text(job)
             events = reader.stream_events(job, after=Position.from_event_id(after, job.id) if after else BEGINNING)
         return map(_stream_event, events)
 

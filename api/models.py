@@ -23,7 +23,7 @@ def digest_key(key: str) -> str:
 
 
 class ApiKeyManager(models.Manager["ApiKey"]):
-    def issue(self, **fields: Any) -> tuple[ApiKey, str]:
+    def issue_key(self, **fields: Any) -> tuple[ApiKey, str]:
         """Create a key. Return its row, and the key itself, which cannot be read again."""
         key = PREFIX + secrets.token_urlsafe(32)
         return self.create(digest=digest_key(key), start=key[:SHOWN], **fields), key
@@ -63,7 +63,7 @@ class ApiKey(models.Model):
         return f"{self.start}… {self.name}".strip()
 
     @staticmethod
-    def valid() -> Q:
+    def make_validity_condition() -> Q:
         """Return the condition for keys that are accepted now."""
         unexpired = Q(expires_at=None) | Q(expires_at__gt=Now())
         return unexpired & Q(revoked_at=None, owner__is_active=True)

@@ -259,7 +259,7 @@ class Stack:
     def issue_key(self, username: str) -> str:
         """A new API key of this user, who is made where there is none."""
         user, _ = get_user_model().objects.using(self.alias).get_or_create(username=username)
-        return ApiKey.objects.db_manager(self.alias).issue(owner=user)[1]
+        return ApiKey.objects.db_manager(self.alias).issue_key(owner=user)[1]
 
     @property
     def alias(self) -> str:

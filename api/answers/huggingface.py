@@ -53,7 +53,7 @@ def _refuse_what_is_not_streamed(spec: ModelSpec, inputs: Any) -> None:
 
 def _gather(document: dict[str, Any]) -> dict[str, Any]:
     """Return the body with the parameters at its root moved into `parameters`."""
-    own = {*RUN_BODY.names, *RUN_BODY.elsewhere}
+    own = {*RUN_BODY.accepted_names, *RUN_BODY.elsewhere}
     at_root = {name: value for name, value in document.items() if name not in own}
     given = {} if document.get("parameters") is None else document["parameters"]
     if not at_root or "inputs" not in document or not isinstance(given, dict):

@@ -62,20 +62,20 @@ LAST_EVENT_ID = OpenApiParameter(
 UNCHANGED = OpenApiResponse(description="")
 
 
-def wait_parameter(name: str, default: float, what: str) -> OpenApiParameter:
+def make_wait_parameter(name: str, default: float, what: str) -> OpenApiParameter:
     schema = {"type": "number", "minimum": 0, "maximum": bodies.MAX_WAIT_S, "default": default}
     return OpenApiParameter(name, schema, OpenApiParameter.QUERY, description=f"Seconds to wait for {what}.")
 
 
-def request_example(name: str, body: Mapping[str, Any]) -> OpenApiExample:
+def make_request_example(name: str, body: Mapping[str, Any]) -> OpenApiExample:
     return OpenApiExample(name, body, request_only=True)
 
 
-def query_parameter(name: str, schema: Mapping[str, Any], description: str) -> OpenApiParameter:
+def make_query_parameter(name: str, schema: Mapping[str, Any], description: str) -> OpenApiParameter:
     return OpenApiParameter(name, dict(schema), OpenApiParameter.QUERY, description=description)
 
 
-ON_DISCONNECT = query_parameter(
+ON_DISCONNECT = make_query_parameter(
     "on_disconnect", {"type": "string", "enum": ["cancel"]}, "Of a stream: the job is cancelled when its client goes."
 )
 _UUID = {"type": "string", "format": "uuid"}
@@ -93,7 +93,7 @@ submit_job = describe_operation(
     answers={202: shapes.JobShown, 200: shapes.JobShown},
     problems=(*SUBMITTING, "forbidden"),
     parameters=[IDEMPOTENCY_KEY, PREFER],
-    examples=[request_example("A text", {"model": "embeddings", "inputs": "some text", "priority": "low"})],
+    examples=[make_request_example("A text", {"model": "embeddings", "inputs": "some text", "priority": "low"})],
     headers={"Location": [202], "Retry-After": [202, 429, 503], "Preference-Applied": [200, 202]},
 )
 list_jobs = describe_operation(
@@ -101,18 +101,18 @@ list_jobs = describe_operation(
     "Jobs, the newest first, in pages",
     answers={200: shapes.JobPageShown},
     parameters=[
-        query_parameter(
+        make_query_parameter(
             "limit", {"type": "integer", "minimum": 1, "maximum": job_pages.LONGEST_PAGE}, "Jobs of a page."
         ),
-        query_parameter(
+        make_query_parameter(
             "outputs", {"type": "integer", "enum": [0, 1]}, "1: with outputs, of which a page has 4 MB at most."
         ),
-        query_parameter("cursor", _UUID, "The `next` of a page holds it."),
-        query_parameter("model", {"type": "string", "pattern": f"^{NAME.pattern}$"}, "Only of this model."),
-        query_parameter("status", {"type": "string", "enum": Status.values}, "Only with this status."),
-        query_parameter("bulk", _UUID, "Only of this bulk."),
-        query_parameter("created_after", _TIME, "Only those made then or later."),
-        query_parameter("created_before", _TIME, "Only those made before."),
+        make_query_parameter("cursor", _UUID, "The `next` of a page holds it."),
+        make_query_parameter("model", {"type": "string", "pattern": f"^{NAME.pattern}$"}, "Only of this model."),
+        make_query_parameter("status", {"type": "string", "enum": Status.values}, "Only with this status."),
+        make_query_parameter("bulk", _UUID, "Only of this bulk."),
+        make_query_parameter("created_after", _TIME, "Only those made then or later."),
+        make_query_parameter("created_before", _TIME, "Only those made before."),
         PLAIN,
     ],
 )
@@ -121,7 +121,7 @@ get_job = describe_operation(
     "Look at a job, or wait for it",
     answers={200: shapes.JobShown, 304: UNCHANGED},
     problems=JOB,
-    parameters=[_JOB_ID, wait_parameter("wait", 0, "the job to be finished"), PLAIN, NONE_MATCH],
+    parameters=[_JOB_ID, make_wait_parameter("wait", 0, "the job to be finished"), PLAIN, NONE_MATCH],
     headers={"ETag": [200, 304], "Retry-After": [200, 429, 503]},
 )
 get_output = describe_operation(
@@ -129,7 +129,7 @@ get_output = describe_operation(
     "The output alone",
     answers={200: shapes.ANY},
     problems=(*JOB, *FAILED_JOB),
-    parameters=[_JOB_ID, wait_parameter("wait", 0, "the job to be finished"), PLAIN],
+    parameters=[_JOB_ID, make_wait_parameter("wait", 0, "the job to be finished"), PLAIN],
     headers={"Location": [504], "Retry-After": [429, 503, 504]},
 )
 wait_for_jobs = describe_operation(
@@ -138,7 +138,7 @@ wait_for_jobs = describe_operation(
     request=bodies.WaitBody,
     answers={200: shapes.FinishedShown},
     problems=WITH_BODY,
-    parameters=[wait_parameter("wait", 0, "one of them to be finished"), PLAIN],
+    parameters=[make_wait_parameter("wait", 0, "one of them to be finished"), PLAIN],
     headers={"Retry-After": [200, 429, 503]},
 )
 stream_job = describe_operation(
@@ -149,7 +149,7 @@ stream_job = describe_operation(
     parameters=[
         _JOB_ID,
         LAST_EVENT_ID,
-        query_parameter("last_event_id", {"type": "string"}, "The same."),
+        make_query_parameter("last_event_id", {"type": "string"}, "The same."),
         ON_DISCONNECT,
         PLAIN,
     ],
@@ -178,11 +178,11 @@ submit_bulk = describe_operation(
     problems=(*SUBMITTING, "forbidden"),
     parameters=[
         IDEMPOTENCY_KEY,
-        query_parameter("model", {"type": "string"}, "With JSON lines: the model."),
-        query_parameter(
+        make_query_parameter("model", {"type": "string"}, "With JSON lines: the model."),
+        make_query_parameter(
             "priority", {"type": "string", "enum": list(bodies.PRIORITIES)}, "With JSON lines: the priority."
         ),
-        query_parameter("expires_in", _EXPIRES_IN, "With JSON lines: seconds; jobs not started by then expire."),
+        make_query_parameter("expires_in", _EXPIRES_IN, "With JSON lines: seconds; jobs not started by then expire."),
     ],
     headers={"Location": [202], "Retry-After": [202, 429, 503]},
 )
@@ -191,7 +191,7 @@ get_bulk = describe_operation(
     "Progress of a bulk",
     answers={200: shapes.BulkShown, 304: UNCHANGED},
     problems=["bulk_not_found"],
-    parameters=[_BULK_ID, wait_parameter("wait", 0, "its jobs to be finished"), NONE_MATCH],
+    parameters=[_BULK_ID, make_wait_parameter("wait", 0, "its jobs to be finished"), NONE_MATCH],
     headers={"ETag": [200, 304], "Retry-After": [200]},
 )
 cancel_bulk = describe_operation(
@@ -219,7 +219,7 @@ run_model = describe_operation(
     },
     problems=(*SUBMITTING, *FAILED_JOB, "no_worker"),
     parameters=[
-        wait_parameter("timeout", bodies.DEFAULT_TIMEOUT_S, "the answer, where it is not streamed"),
+        make_wait_parameter("timeout", bodies.DEFAULT_TIMEOUT_S, "the answer, where it is not streamed"),
         IDEMPOTENCY_KEY,
         PLAIN,
         ON_DISCONNECT,
@@ -234,7 +234,7 @@ waiting: dict[str, Any] = {  # of clients who wait for a job, and know nothing o
 completion: dict[str, Any] = {
     **waiting,
     "parameters": [
-        wait_parameter("timeout", bodies.MAX_WAIT_S, "the answer, where it is not streamed"),
+        make_wait_parameter("timeout", bodies.MAX_WAIT_S, "the answer, where it is not streamed"),
         IDEMPOTENCY_KEY,
         ON_DISCONNECT,
     ],

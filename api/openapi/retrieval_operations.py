@@ -9,19 +9,21 @@ from drf_spectacular.utils import PolymorphicProxySerializer
 
 from api import codec
 from api.openapi import retrieval_shapes as shapes
-from api.openapi.operations import IDEMPOTENCY_KEY, request_example, wait_parameter, waiting
+from api.openapi.operations import IDEMPOTENCY_KEY, make_request_example, make_wait_parameter, waiting
 from api.openapi.schema import COHERE, OPENAI, TEI, describe_operation
 from api.requests import bodies
 
 _TEXTS = ["A cat sleeps.", "Stocks fell."]
 dialect: dict[str, Any] = {
     **waiting,
-    "parameters": [wait_parameter("timeout", bodies.MAX_WAIT_S, "the answer"), IDEMPOTENCY_KEY],
+    "parameters": [make_wait_parameter("timeout", bodies.MAX_WAIT_S, "the answer"), IDEMPOTENCY_KEY],
 }
 ranking: dict[str, Any] = {
     **dialect,
     "request": shapes.RerankBody,
-    "examples": [request_example(f"As {name}", {"query": "a pet", name: _TEXTS}) for name in ("documents", "texts")],
+    "examples": [
+        make_request_example(f"As {name}", {"query": "a pet", name: _TEXTS}) for name in ("documents", "texts")
+    ],
     "answers": {
         (200, codec.CONTENT_TYPE): PolymorphicProxySerializer(
             "Ranking",
@@ -45,7 +47,7 @@ openai_embeddings = describe_operation(
     "openai_embeddings",
     "Vectors of texts, as OpenAI's clients ask for them",
     request=shapes.EmbeddingsBody,
-    examples=[request_example("Texts", {"model": "embeddings", "input": _TEXTS})],
+    examples=[make_request_example("Texts", {"model": "embeddings", "input": _TEXTS})],
     answers={(200, codec.CONTENT_TYPE): shapes.EmbeddingsShown},
     form=OPENAI,
     also_at=["/openai/v1/embeddings", "/embeddings", "/v1/models/{name}/v1/embeddings"],
@@ -54,7 +56,9 @@ openai_embeddings = describe_operation(
 cohere: dict[str, Any] = {
     **dialect,
     "request": shapes.CohereBody,
-    "examples": [request_example("Texts", {"model": "embeddings", "texts": _TEXTS, "input_type": "search_document"})],
+    "examples": [
+        make_request_example("Texts", {"model": "embeddings", "texts": _TEXTS, "input_type": "search_document"})
+    ],
     "form": COHERE,
 }
 cohere_embed_v1 = describe_operation(
@@ -80,7 +84,7 @@ def describe_tei_operation(
         summary,
         request=request,
         answers={(200, codec.CONTENT_TYPE): answer},
-        examples=[request_example("Texts", {"inputs": inputs})],
+        examples=[make_request_example("Texts", {"inputs": inputs})],
         form=TEI,
         also_at=[f"/v1/models/{{name}}/{name}", *more],
         **dialect,

@@ -26,7 +26,7 @@ FIELDS = ("model", "priority", "expires_in")  # in the query with JSON lines, in
 
 _BULK_BODY = BulkBody()
 _LINE_BODY = LineBody()
-_LINE_FIELDS = set(_LINE_BODY.names)
+_LINE_FIELDS = set(_LINE_BODY.accepted_names)
 _LINE = re.compile(rb"\S[^\n]*")
 
 

@@ -106,12 +106,12 @@ class Body(serializers.Serializer[None]):
     def to_internal_value(self, data: Any) -> dict[str, Any]:
         if not isinstance(data, dict):
             raise serializers.ValidationError(f"The body must be a JSON object, not {wording.json_type_of(data)}.")
-        unknown = (name for name, value in data.items() if name not in self.own and value is not None)
+        unknown = (name for name, value in data.items() if name not in self.fields_by_name and value is not None)
         if errors := {wording.quote_name(name): self._unknown(name) for name in islice(unknown, MAX_UNKNOWN_SHOWN)}:
             raise serializers.ValidationError(errors)
         values: dict[str, Any] = {}
         wrong: dict[str, Any] = {}
-        for name, field in self.own.items():
+        for name, field in self.fields_by_name.items():
             value = data.get(name, empty)
             try:
                 values[name] = field.run_validation(empty if value is None and not field.required else value)
@@ -124,13 +124,13 @@ class Body(serializers.Serializer[None]):
         return values
 
     @cached_property
-    def own(self) -> dict[str, Any]:
+    def fields_by_name(self) -> dict[str, Any]:
         """The fields by name, made once."""
         return dict(self.fields)
 
     @property
-    def names(self) -> list[str]:
-        return list(self.own)
+    def accepted_names(self) -> list[str]:
+        return list(self.fields_by_name)
 
     def _unknown(self, name: str) -> str:
-        return f"unknown field; {self.elsewhere.get(name) or wording.suggest_name(name, self.names)}"
+        return f"unknown field; {self.elsewhere.get(name) or wording.suggest_name(name, self.accepted_names)}"

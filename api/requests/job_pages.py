@@ -51,7 +51,7 @@ def _visible(principal: Principal, query: Mapping[str, str]) -> QuerySet[Job]:
     all jobs of that owner or of a status, as these are in order in an index.
     """
     if "bulk" not in query:
-        return principal.jobs.order_by("-pk")
+        return principal.visible_jobs.order_by("-pk")
     bulk = Bulk.objects.only("owner").filter(pk=_uuid("bulk", query["bulk"])).first()
     if bulk is None or not principal.may_see(bulk):
         return Job.objects.none()

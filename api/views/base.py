@@ -62,7 +62,7 @@ class ApiView(APIView):
         if not self.is_open:
             self.principal = auth.find_principal(request.META.get("HTTP_AUTHORIZATION", ""))
             connections.release_connection()  # next the broker counts the rate, and a slow client may send its body
-            auth.enforce_rate(self.principal)
+            auth.count_against_rate_limit(self.principal)
         method = request.method or ""
         if method in self.allowed_methods:
             method = "GET" if method == "HEAD" else method
@@ -80,7 +80,7 @@ class ApiView(APIView):
 
     def read_document(self, request: HttpRequest, body: Body) -> dict[str, Any]:
         """Return the validated JSON body."""
-        bodies.require_json(media_type(request))
+        bodies.require_json(read_media_type(request))
         document: dict[str, Any] = body.run_validation(codec.parse_json(read_body(request)))
         return document
 
@@ -90,7 +90,7 @@ class ApiView(APIView):
         return dataclasses.replace(
             submission,
             owner=self.principal.user,
-            max_owned=self.principal.max_owned(submission.priority),
+            max_owned=self.principal.find_max_waiting_jobs(submission.priority),
             key_start=self.principal.key_start,
             idempotency_key=bodies.read_idempotency_key(request.META.get("HTTP_IDEMPOTENCY_KEY")),
             request_id=request_id.current_request_id(),
@@ -142,7 +142,7 @@ def get_own_job(principal: Principal, job_id: str) -> Job:
     Raises the errors of `get_visible_job`, and `ApiError` if the principal may only look at the job.
     """
     job = get_visible_job(principal, job_id)
-    auth.require_steering(principal, job)
+    auth.require_cancel_or_retry(principal, job)
     return job
 
 
@@ -161,7 +161,7 @@ def read_body(request: HttpRequest) -> bytes:
     return body
 
 
-def media_type(request: HttpRequest) -> str:
+def read_media_type(request: HttpRequest) -> str:
     return str(request.META.get("CONTENT_TYPE", "")).partition(";")[0].strip().lower()
 
 

@@ -6,11 +6,11 @@ from django.http import HttpRequest, HttpResponse
 
 from api import codec
 from api.answers import resources
-from api.auth import Principal, require_steering
+from api.auth import Principal, require_cancel_or_retry
 from api.openapi import operations
 from api.requests import bodies
 from api.requests import bulk as bulk_body
-from api.views.base import ApiView, add_etag, media_type, read_body
+from api.views.base import ApiView, add_etag, read_body, read_media_type
 from inference.errors import BulkNotFound
 from inference.fields.uuids import parse_uuid
 from inference.models import Bulk
@@ -23,10 +23,10 @@ class BulksView(ApiView):
 
     @operations.submit_bulk
     def post(self, request: HttpRequest) -> HttpResponse:
-        if media_type(request) in bulk_body.LINE_TYPES:
+        if read_media_type(request) in bulk_body.LINE_TYPES:
             submission = bulk_body.read_lines(read_body(request), request.GET)
         else:
-            bodies.require_json(media_type(request))
+            bodies.require_json(read_media_type(request))
             bodies.refuse_unknown_parameters(
                 request.GET, (), dict.fromkeys(bulk_body.FIELDS, "it belongs in the body.")
             )
@@ -80,5 +80,5 @@ def get_own_bulk(principal: Principal, bulk_id: str) -> Bulk:
     Raises the errors of `get_visible_bulk`, and `ApiError` if the principal may only look at the bulk.
     """
     found = get_visible_bulk(principal, bulk_id)
-    require_steering(principal, found)
+    require_cancel_or_retry(principal, found)
     return found

@@ -18,7 +18,7 @@ from api.requests import bodies
 from api.requests.dialects import completions
 from api.requests.dialects.completions import Completion
 from api.views import streaming
-from api.views.base import ApiView, get_visible_job, media_type, read_body
+from api.views.base import ApiView, get_visible_job, read_body, read_media_type
 from api.views.jobs import answer_output, make_job_address
 from api.views.models import read_wait_limit_s, refuse_other_wait, run_submission
 from inference.catalog.lookup import spec_of
@@ -31,7 +31,7 @@ from inference.submission import jobs
 class CompletionView(ApiView):
     query_parameters = {"POST": ("timeout", *streaming.QUERY)}
 
-    def complete(self, request: HttpRequest, kind: CompletionKind, completion: Completion) -> HttpResponseBase:
+    def answer_request(self, request: HttpRequest, kind: CompletionKind, completion: Completion) -> HttpResponseBase:
         refuse_other_wait(request, completion.is_streamed)
         with completion.translate_errors():
             if completion.is_streamed:
@@ -44,25 +44,27 @@ class CompletionView(ApiView):
 class ChatView(CompletionView):
     @operations.not_described
     def post(self, request: HttpRequest) -> HttpResponseBase:
-        return self.complete(request, CHAT, completions.read_chat(read_json(request)))
+        return self.answer_request(request, CHAT, completions.read_chat(read_json(request)))
 
 
 class TextView(CompletionView):
     @operations.not_described
     def post(self, request: HttpRequest) -> HttpResponseBase:
-        return self.complete(request, TEXT, completions.read_text_completion(read_json(request)))
+        return self.answer_request(request, TEXT, completions.read_text_completion(read_json(request)))
 
 
 class ModelChatView(CompletionView):
     @operations.complete_chat
     def post(self, request: HttpRequest, name: str) -> HttpResponseBase:
-        return self.complete(request, CHAT, completions.read_chat(read_json(request), spec_of(name)))
+        return self.answer_request(request, CHAT, completions.read_chat(read_json(request), spec_of(name)))
 
 
 class ModelTextView(CompletionView):
     @operations.complete_text
     def post(self, request: HttpRequest, name: str) -> HttpResponseBase:
-        return self.complete(request, MODEL_TEXT, completions.read_text_completion(read_json(request), spec_of(name)))
+        return self.answer_request(
+            request, MODEL_TEXT, completions.read_text_completion(read_json(request), spec_of(name))
+        )
 
 
 class OldCompletionView(ApiView):
@@ -128,5 +130,5 @@ class OpenAIModelView(ApiView):
 
 
 def read_json(request: HttpRequest) -> Any:
-    bodies.require_json(media_type(request))
+    bodies.require_json(read_media_type(request))
     return codec.parse_json(read_body(request))

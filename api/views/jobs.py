@@ -100,7 +100,7 @@ class StreamView(ApiView):
     @operations.stream_job
     def get(self, request: HttpRequest, job_id: str) -> HttpResponseBase:
         job = get_visible_job(self.principal, job_id)
-        streaming.refuse_others(job)
+        streaming.require_single_text(job)
         written = partial(events.write_events, plain=self.wants_plain_outputs(request))
         return streaming.answer_stream(self, request, lambda: job, written, after=streaming.read_position(request, job))
 
@@ -130,7 +130,7 @@ def wait_for_finished_jobs(principal: Principal, ids: list[UUID], *, wait_s: flo
 
     `missing` are the ids for which the principal sees no job. `left` is the number of all others not in the answer.
     """
-    ended, missing = jobs.wait_for_any(ids, principal.jobs, timeout_s=wait_s)
+    ended, missing = jobs.wait_for_any(ids, principal.visible_jobs, timeout_s=wait_s)
     found, _ = outputs.load_with_outputs(Job.objects.filter(pk__in=ended).order_by("pk"), len(ids))
     return {
         "items": [resources.make_job_document(job, plain=plain) for job in found],

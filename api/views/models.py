@@ -16,9 +16,9 @@ from api.errors.problems import ApiError
 from api.openapi import operations
 from api.requests import bodies
 from api.requests.dialects.base import DialectRequest
-from api.requests.dialects.tei import make_similarity
+from api.requests.dialects.tei import make_similarity_request
 from api.views import streaming
-from api.views.base import ApiView, media_type, read_body
+from api.views.base import ApiView, read_body, read_media_type
 from api.views.jobs import answer_output, make_job_address
 from inference.catalog.lookup import get_catalog, spec_of
 from inference.catalog.specs import ModelSpec
@@ -44,7 +44,7 @@ class ModelView(ApiView):
 
     @operations.run_model
     def post(self, request: HttpRequest, name: str) -> HttpResponseBase:
-        submission, is_streamed = huggingface.read_request(spec_of(name), read_body(request), media_type(request))
+        submission, is_streamed = huggingface.read_request(spec_of(name), read_body(request), read_media_type(request))
         refuse_other_wait(request, is_streamed)
         if is_streamed:
             submit = partial(jobs.submit, self.add_owner(request, submission), needs_worker=True)
@@ -55,7 +55,7 @@ class ModelView(ApiView):
                 partial(events.write_events_with_address, plain=self.wants_plain_outputs(request)),
             )
         if submission.spec.embeds and isinstance(submission.inputs, dict) and "source_sentence" in submission.inputs:
-            compared = make_similarity(submission.spec, submission.inputs, submission.parameters)
+            compared = make_similarity_request(submission.spec, submission.inputs, submission.parameters)
             return run_in_dialect(self, request, compared, write_similarities, default_s=bodies.DEFAULT_TIMEOUT_S)
         job = run_submission(self, request, submission)
         if not self.wants_plain_outputs(request) and sounds.is_sound_wanted(

@@ -15,7 +15,7 @@ from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
 from django.http.response import HttpResponseBase
 
 from api.answers import completions, events
-from api.auth import require_steering
+from api.auth import require_cancel_or_retry
 from api.errors.problems import ApiError
 from api.requests import bodies
 from api.server.wait_slots import slots
@@ -86,7 +86,7 @@ def answer_stream(
             raise ApiError(NO_ROOM, "overloaded", retry_after_s=1)
         row = job()
         if cancels:
-            require_steering(view.principal, row)
+            require_cancel_or_retry(view.principal, row)
         left = _cancelling(row.id, is_accepted=request.method == "POST") if cancels else None
         pieces = written(row, reader.stream_events(row, after=after))
         body = StreamBody(pieces, held.pop_all(), left)
@@ -100,7 +100,7 @@ def read_position(request: HttpRequest, job: Job) -> Position:
     return Position.from_event_id(event_id, job.id) if event_id else BEGINNING
 
 
-def refuse_others(job: Job) -> None:
+def require_single_text(job: Job) -> None:
     """Raise `ApiError` for a job that generates no text, or several texts."""
     if not completions.is_single_text(job):
         raise ApiError(

@@ -42,7 +42,7 @@ def run(jobs: int, waiting: int, *, publish: bool) -> None:
         month.fill()
         settle()
         operator = User.objects.create_superuser("operator")
-        _, key = ApiKey.objects.issue(owner=operator)
+        _, key = ApiKey.objects.issue_key(owner=operator)
         client = Client(headers={"Authorization": f"Bearer {key}"})  # for /metrics
         client.force_login(operator)
         operations = list(Operations(client, month))

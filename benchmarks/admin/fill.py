@@ -205,7 +205,7 @@ class Month:
             batch_size=500,
         )  # fmt: skip
         for owner in self.owners:
-            key, _ = ApiKey.objects.issue(owner=owner, name="its service")
+            key, _ = ApiKey.objects.issue_key(owner=owner, name="its service")
             KeyUse.objects.bulk_create(KeyUse(key=key, hour=self.now - DAY * hour / 24, requests=99)
                                        for hour in range(24 * DAYS))  # fmt: skip
         Act.objects.bulk_create(Act(kind=ActKind.RETRY, state=ActState.DONE, newest=new_job_id(), counted=9)

@@ -28,7 +28,7 @@ class KeyAdminTests(TestCase):
         return ApiKey.objects.filter(owner=owner).exists()
 
     def revoke(self, *owners: User) -> list[bool]:
-        keys = [ApiKey.objects.issue(owner=owner)[0] for owner in owners]
+        keys = [ApiKey.objects.issue_key(owner=owner)[0] for owner in owners]
         self.client.post(KEYS, {"action": "revoke", "_selected_action": [key.pk for key in keys]})
         return [ApiKey.objects.get(pk=key.pk).revoked_at is not None for key in keys]
 
@@ -51,7 +51,7 @@ class KeyAdminTests(TestCase):
         self.permit("view_apikey", "change_apikey", "delete_apikey")
         for owner, status in ((self.client_user, 302), (self.root, 403)):
             with self.subTest(owner):
-                key = ApiKey.objects.issue(owner=owner)[0]
+                key = ApiKey.objects.issue_key(owner=owner)[0]
                 change, delete = (reverse(f"admin:api_apikey_{what}", args=[key.pk]) for what in ("change", "delete"))
                 self.assertEqual(self.client.post(change, {"name": "other"}).status_code, status)
                 self.assertEqual(self.client.post(delete, {"post": "yes"}).status_code, status)

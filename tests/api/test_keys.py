@@ -45,7 +45,7 @@ class KeyTests(ApiTestCase):
         self.ada = get_user_model().objects.create_user("ada")
 
     def issue(self, **fields: Any) -> tuple[ApiKey, str]:
-        return ApiKey.objects.issue(**{"owner": self.ada, **fields})
+        return ApiKey.objects.issue_key(**{"owner": self.ada, **fields})
 
     def get(self, key: str, path: str = "/v1/models") -> Response:
         return self.client.get(path, headers=bearer(key))
@@ -111,7 +111,7 @@ class KeyTests(ApiTestCase):
     def test_the_key_of_an_owner_who_was_deleted_elsewhere_is_closed(self) -> None:
         for path, body in (("/v1/jobs", {"inputs": "x"}), ("/v1/jobs/bulk", {"inputs": ["x"]})):
             bob = get_user_model().objects.create_user("bob")
-            _, key = ApiKey.objects.issue(owner=bob)
+            _, key = ApiKey.objects.issue_key(owner=bob)
             self.assertEqual(self.get(key).status_code, 200)
             delete_elsewhere(bob)
             with self.subTest(path):
@@ -174,7 +174,7 @@ class QuotaTests(ApiTestCase):
         self.ada = get_user_model().objects.create_user("ada")
 
     def test_too_many_requests_are_429_with_the_time_to_come_back(self) -> None:
-        _, key = ApiKey.objects.issue(owner=self.ada, requests_per_minute=1)
+        _, key = ApiKey.objects.issue_key(owner=self.ada, requests_per_minute=1)
         first, second = (self.client.get("/v1/models", headers=bearer(key)) for _ in range(2))
         self.assertEqual(first.status_code, 200)
         self.assert_problem(second, 429, "too_many_requests")
@@ -182,7 +182,7 @@ class QuotaTests(ApiTestCase):
 
     @override_settings(API_KEY_RATE=1)
     def test_a_key_without_a_rate_of_its_own_has_the_general_one(self) -> None:
-        _, key = ApiKey.objects.issue(owner=self.ada)
+        _, key = ApiKey.objects.issue_key(owner=self.ada)
         answers = [self.client.get("/v1/models", headers=bearer(key)) for _ in range(2)]
         self.assertEqual([answer.status_code for answer in answers], [200, 429])
 
@@ -200,26 +200,26 @@ class QuotaTests(ApiTestCase):
         self.assertEqual(get.call_count, 1, "the others do not wait for it")
 
     def test_a_share_of_the_queue_is_429_and_leaves_room_for_others(self) -> None:
-        _, key = ApiKey.objects.issue(owner=self.ada, max_queued=2)
-        _, other = ApiKey.objects.issue(owner=get_user_model().objects.create_user("bob"))
+        _, key = ApiKey.objects.issue_key(owner=self.ada, max_queued=2)
+        _, other = ApiKey.objects.issue_key(owner=get_user_model().objects.create_user("bob"))
         statuses = [self.submit_as(key).status_code for _ in range(3)]
         self.assertEqual(statuses, [202, 202, 429])
         self.assert_problem(self.submit_as(key), 429, "too_many_queued")
         self.assertEqual(self.submit_as(other).status_code, 202)
 
     def test_low_priority_has_a_share_of_its_own(self) -> None:
-        _, key = ApiKey.objects.issue(owner=self.ada, max_queued=1)
+        _, key = ApiKey.objects.issue_key(owner=self.ada, max_queued=1)
         Job.objects.create(model="echo", inputs="x", owner=self.ada, priority=Priority.LOW)
         self.assertEqual(self.submit_as(key).status_code, 202)
 
     @override_settings(API_KEY_MAX_LOW_QUEUED=2)
     def test_the_share_at_low_priority_has_a_limit_too(self) -> None:
-        _, key = ApiKey.objects.issue(owner=self.ada)
+        _, key = ApiKey.objects.issue_key(owner=self.ada)
         statuses = [self.submit_as(key, priority="low").status_code for _ in range(3)]
         self.assertEqual(statuses, [202, 202, 429])
 
     def test_a_key_without_the_right_to_high_is_refused_whatever_it_posts_to(self) -> None:
-        _, key = ApiKey.objects.issue(owner=self.ada, may_use_high=False)
+        _, key = ApiKey.objects.issue_key(owner=self.ada, may_use_high=False)
         self.assert_problem(self.submit_as(key, priority="high"), 403, "forbidden")
         bulk = {"model": "echo", "inputs": ["x"], "priority": "high"}
         self.assert_problem(self.post("/v1/jobs/bulk", bulk, headers=bearer(key)), 403, "forbidden")
@@ -238,7 +238,7 @@ class KeyOfJobTests(StreamCase):
         super().setUp()
         keyring.forget_key()
         self.ada = get_user_model().objects.create_user("ada")
-        self.row, self.key = ApiKey.objects.issue(owner=self.ada, name="nightly")
+        self.row, self.key = ApiKey.objects.issue_key(owner=self.ada, name="nightly")
 
     def made_by(self, path: str, body: Any = None, key: str = "") -> list[Job]:
         known = list(Job.objects.values_list("pk", flat=True))
@@ -273,14 +273,14 @@ class KeyOfJobTests(StreamCase):
 
     def test_a_job_that_is_run_again_has_the_key_that_requested_it(self) -> None:
         (old,) = self.made_by("/v1/jobs", {"model": "words", "inputs": "x"})
-        other, key = ApiKey.objects.issue(owner=self.ada)
+        other, key = ApiKey.objects.issue_key(owner=self.ada)
         (new,) = self.made_by(f"/v1/jobs/{old.pk}/retry", key=key)
         self.assertEqual((new.owner, new.key_start), (self.ada, other.start))
         again = jobs.submit(jobs.make_resubmission(old))  # as the admin does, whose operators have no key
         self.assertEqual((again.owner, again.key_start), (self.ada, None))
 
     def test_a_repeated_request_is_answered_with_the_job_of_the_first_key(self) -> None:
-        other = ApiKey.objects.issue(owner=self.ada)[1]
+        other = ApiKey.objects.issue_key(owner=self.ada)[1]
         for key in (self.key, other):
             self.post("/v1/jobs", {"model": "words", "inputs": "x"}, headers={**bearer(key), "Idempotency-Key": "k"})
         self.assertEqual(Job.objects.get().key_start, self.row.start)
@@ -292,7 +292,7 @@ class KeyOfJobTests(StreamCase):
         self.assertEqual(set(Job.objects.values_list("key_start", flat=True)), {None})
 
     def test_jobs_of_several_keys_are_written_together_each_with_its_own(self) -> None:
-        other = ApiKey.objects.issue(owner=self.ada)[0]
+        other = ApiKey.objects.issue_key(owner=self.ada)[0]
         made = [Job(model="words", inputs="x", key_start=start) for start in (None, self.row.start, other.start)]
         rows.insert_jobs(list(map(rows.prepare_row, made)))
         for job in made:

@@ -160,7 +160,7 @@ class WaitForAnyTests(ApiTestCase):
         for user, seen in (
             (owner, 1), (users.create_user("other"), 0), (users.create_user("staff", is_staff=True), 1),
         ):  # fmt: skip
-            headers = {"Authorization": f"Bearer {ApiKey.objects.issue(owner=user)[1]}"}
+            headers = {"Authorization": f"Bearer {ApiKey.objects.issue_key(owner=user)[1]}"}
             shown = self.wait(job.id, headers=headers).json()
             self.assertEqual((len(shown["items"]), len(shown["missing"])), (seen, 1 - seen))
 

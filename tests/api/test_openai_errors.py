@@ -119,7 +119,7 @@ class ErrorTests(ApiTestCase):
         self.assert_error(nobody, 401, "invalid_api_key")
         self.assertIn("Bearer", nobody["WWW-Authenticate"])
         user = get_user_model().objects.create_user("user")
-        _, key = ApiKey.objects.issue(owner=user, requests_per_minute=1, max_queued=1)
+        _, key = ApiKey.objects.issue_key(owner=user, requests_per_minute=1, max_queued=1)
         headers = {"Authorization": f"Bearer {key}"}
         self.assertEqual(self.client.get(MODELS, headers=headers).status_code, 200)
         limited = self.post(CHAT, BODY, headers=headers)

@@ -68,7 +68,7 @@ class OriginsTests(TestCase):
     def test_what_no_browser_sends_is_refused_with_what_would_be_right(self) -> None:
         for origin in WRONG:
             with patch.dict(os.environ, ALLOWED_ORIGINS=f"{SITE},{origin}"), self.assertRaises(SystemExit) as refused:
-                environment.origins("ALLOWED_ORIGINS")
+                environment.read_origins("ALLOWED_ORIGINS")
             self.assertIn(
                 f"such as https://app.example.org or http://localhost:3000, not {origin!r}", str(refused.exception)
             )

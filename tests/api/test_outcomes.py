@@ -101,7 +101,7 @@ class RetryTests(ApiTestCase):
         Job.objects.filter(pk=old.pk).update(owner=ada)
         for user, status in ((users.create_user("eve"), 404), (users.create_superuser("staff"), 202)):
             with self.subTest(user):
-                key = ApiKey.objects.issue(owner=user)[1]
+                key = ApiKey.objects.issue_key(owner=user)[1]
                 answer = self.post(f"/v1/jobs/{old.id}/retry", headers={"Authorization": f"Bearer {key}"})
                 self.assertEqual(answer.status_code, status)
         self.assertEqual(Job.objects.exclude(pk=old.pk).get().owner, ada)

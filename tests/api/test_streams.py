@@ -376,7 +376,7 @@ class WhoTests(StreamCase):
 
     def key_of(self, name: str, **fields: Any) -> dict[str, str]:
         user = get_user_model().objects.create_user(name, **fields)
-        return {"Authorization": f"Bearer {ApiKey.objects.issue(owner=user)[1]}"}
+        return {"Authorization": f"Bearer {ApiKey.objects.issue_key(owner=user)[1]}"}
 
     def test_somebody_else_s_job_has_no_stream(self) -> None:
         own, other, staff = self.key_of("own"), self.key_of("other"), self.key_of("staff", is_staff=True)

@@ -57,7 +57,7 @@ class UnreadBodyTests(ApiTestCase):
     def test_of_a_request_that_takes_none(self) -> None:
         ada = get_user_model().objects.create_user("ada")
         job = Job.objects.create(model="echo", inputs="x", owner=ada)
-        self.send(f"/v1/jobs/{job.id}/cancel", ApiKey.objects.issue(owner=ada)[1])
+        self.send(f"/v1/jobs/{job.id}/cancel", ApiKey.objects.issue_key(owner=ada)[1])
         self.assert_given_back()
 
     def test_an_answer_to_a_body_that_is_cut_off_is_closed(self) -> None:
@@ -78,7 +78,7 @@ class UnreadBodyTests(ApiTestCase):
 
     def test_without_room_for_another_read_nothing_is_read_and_the_request_is_refused(self) -> None:
         ada = get_user_model().objects.create_user("ada")
-        own = ApiKey.objects.issue(owner=ada)[1]
+        own = ApiKey.objects.issue_key(owner=ada)[1]
         form = {"HTTP_COOKIE": f"csrftoken={'a' * 32}", "CONTENT_TYPE": "application/x-www-form-urlencoded"}
         for path, key, headers, status in (
             ("/v1/jobs", own, {}, "503 Service Unavailable"),

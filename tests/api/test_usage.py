@@ -24,8 +24,8 @@ KEYS = reverse("admin:api_apikey_changelist")
 class UsageTests(TestCase):
     def setUp(self) -> None:
         self.owner = get_user_model().objects.create_superuser("owner")
-        self.key, self.secret = ApiKey.objects.issue(owner=self.owner, name="first")
-        self.other = ApiKey.objects.issue(owner=self.owner, name="second")[0]
+        self.key, self.secret = ApiKey.objects.issue_key(owner=self.owner, name="first")
+        self.other = ApiKey.objects.issue_key(owner=self.owner, name="second")[0]
         keyring.forget_key()
         self.usage = UsageCounter()
         self.enterContext(patch.object(usage_module, "EVERY_S", 0.0))

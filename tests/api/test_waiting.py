@@ -51,7 +51,7 @@ class ShareTests(ApiTestCase):
 
     def key_of(self, name: str) -> dict[str, str]:
         user, _ = get_user_model().objects.get_or_create(username=name)
-        return {"Authorization": f"Bearer {ApiKey.objects.issue(owner=user)[1]}"}
+        return {"Authorization": f"Bearer {ApiKey.objects.issue_key(owner=user)[1]}"}
 
     def test_long_polls_of_one_user_leave_room_for_another_s_blocking_call(self) -> None:
         noisy, again, quiet = self.key_of("noisy"), self.key_of("noisy"), self.key_of("quiet")

@@ -69,7 +69,7 @@ class IdentityTests(ApiTestCase):
         }
 
     def issue(self, owner: User, **fields: Any) -> str:
-        return ApiKey.objects.issue(owner=owner, **fields)[1]
+        return ApiKey.objects.issue_key(owner=owner, **fields)[1]
 
     def call(self, identity: str, method: str, path: str) -> Response:
         Job.objects.all().delete()

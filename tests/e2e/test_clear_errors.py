@@ -103,13 +103,13 @@ class TestBadEnvironment(SimpleTestCase):
         self.assertEqual((run.returncode, run.stderr), (1, f"{self.said('soon')}\n"))
         for text in ("-1", "inf", ""):
             with patch.dict(os.environ, DATABASE_ANSWER_S=text), self.assertRaises(SystemExit) as raised:
-                environment.number("DATABASE_ANSWER_S", 0)
+                environment.read_number("DATABASE_ANSWER_S", 0)
             self.assertEqual(str(raised.exception), self.said(text))
 
     def test_a_database_of_another_kind_is_refused_and_its_password_not_shown(self) -> None:
         for address in ("mysql://ada:secret@127.0.0.1/x", "oracle://ada:secret@host/x", "no address", "http://secret"):
             with patch.dict(os.environ, DATABASE_URL=address), self.assertRaises(SystemExit) as raised:
-                environment.database("DATABASE_URL", "")
+                environment.read_database("DATABASE_URL", "")
             self.assertIn("DATABASE_URL must be an address such as postgres://", str(raised.exception))
             self.assertNotIn("secret", str(raised.exception))
 

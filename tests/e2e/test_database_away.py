@@ -46,7 +46,7 @@ class DatabaseAway(unittest.TestCase):
 
     @classmethod
     def new_key(cls, owner: Any) -> dict[str, str]:
-        return {"Authorization": f"Bearer {ApiKey.objects.db_manager(cls.stack.alias).issue(owner=owner)[1]}"}
+        return {"Authorization": f"Bearer {ApiKey.objects.db_manager(cls.stack.alias).issue_key(owner=owner)[1]}"}
 
     def load(self) -> Load:
         return Load(self.stack.port, lambda: "text", per_s=PER_S, clients=CLIENTS, headers=crowd(self.keys))

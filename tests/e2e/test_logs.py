@@ -88,7 +88,7 @@ class Client:
         alias = f"logs-{self.port}"
         databases.attach(alias, self.database)
         owner, _ = get_user_model().objects.using(alias).get_or_create(username="owner")
-        self.key = ApiKey.objects.db_manager(alias).issue(owner=owner)[1]
+        self.key = ApiKey.objects.db_manager(alias).issue_key(owner=owner)[1]
         databases.drop(alias)
         self.request(
             "POST", "/v1/jobs", {"model": "echo", "inputs": MARK}, headers={"Authorization": f"Bearer {self.key}"}

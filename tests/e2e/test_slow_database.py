@@ -75,7 +75,7 @@ class SlowDatabase(unittest.TestCase):
 
     def headers(self) -> dict[str, str]:
         """With a key that the service has not seen, so that it is looked up too."""
-        return {"Authorization": f"Bearer {ApiKey.objects.db_manager(self.stack.alias).issue(owner=self.owner)[1]}"}
+        return {"Authorization": f"Bearer {ApiKey.objects.db_manager(self.stack.alias).issue_key(owner=self.owner)[1]}"}
 
     def serves(self) -> bool:
         return self.stack.get("/v1/jobs", headers=self.headers()).status == 200
@@ -96,7 +96,9 @@ class LockedFile(unittest.TestCase):
             job_id = stack.submit("x")
             owner = get_user_model().objects.db_manager(stack.alias).create_superuser("owner")
             for path, body in (("/v1/jobs", JOB), (f"/v1/jobs/{job_id}/cancel", None)):
-                headers = {"Authorization": f"Bearer {ApiKey.objects.db_manager(stack.alias).issue(owner=owner)[1]}"}
+                headers = {
+                    "Authorization": f"Bearer {ApiKey.objects.db_manager(stack.alias).issue_key(owner=owner)[1]}"
+                }
                 with locked(stack):
                     answer = stack.request("POST", path, body, headers=headers)
                 self.assertEqual(answer.status, 503)

@@ -121,14 +121,14 @@ class TestJobPages(AdminCase):
 
     def test_the_keys_of_an_owner_lead_to_their_jobs_and_to_the_owner_s(self) -> None:
         alice = User.objects.create_user("alice")
-        key = ApiKey.objects.issue(owner=alice)[0]
+        key = ApiKey.objects.issue_key(owner=alice)[0]
         page = self.text(reverse("admin:api_apikey_changelist"))
         for query in (f"owner={alice.pk}", f"key_start={key.start}"):
             self.assertIn(f'"{JOBS}?{query}"', page)
 
     def test_jobs_are_shown_with_their_key_and_found_by_it(self) -> None:
         alice = User.objects.create_user("alice")
-        made = [ApiKey.objects.issue(owner=alice, name=name) for name in ("nightly", "by hand", "by hand", "")]
+        made = [ApiKey.objects.issue_key(owner=alice, name=name) for name in ("nightly", "by hand", "by hand", "")]
         nightly, *by_hand, unnamed = [make_job(owner=alice, key_start=row.start) for row, _ in made]
         without = make_job(owner=alice)
         (key, secret), *_ = made
@@ -147,7 +147,7 @@ class TestJobPages(AdminCase):
         self.assertNotIn("inf_", self.text(page_of(without)))
 
     def test_jobs_of_a_deleted_key_are_found_by_its_beginning(self) -> None:
-        key = ApiKey.objects.issue(owner=User.objects.get(), name="gone by")[0]
+        key = ApiKey.objects.issue_key(owner=User.objects.get(), name="gone by")[0]
         job = make_job(key_start=key.start)
         key.delete()
         self.assertIn(f"<code>{key.start}…</code>", self.text(page_of(job)))
@@ -157,7 +157,7 @@ class TestJobPages(AdminCase):
 
     def test_who_may_not_look_at_keys_sees_of_them_what_jobs_keep(self) -> None:
         viewer = User.objects.create_user("viewer", is_staff=True)
-        key, idle = (ApiKey.objects.issue(owner=viewer, name=name)[0] for name in ("nightly", "idle"))
+        key, idle = (ApiKey.objects.issue_key(owner=viewer, name=name)[0] for name in ("nightly", "idle"))
         job = make_job(key_start=key.start)
         for right, sees in (("view_job", False), ("view_apikey", True)):
             viewer.user_permissions.add(Permission.objects.get(codename=right))
@@ -171,7 +171,7 @@ class TestJobPages(AdminCase):
 
     def test_a_few_keys_are_listed_to_choose_from_and_the_one_that_is_chosen(self) -> None:
         owner = User.objects.get()
-        first, *others = [ApiKey.objects.issue(owner=owner, name=f"key {number}")[0] for number in range(22)]
+        first, *others = [ApiKey.objects.issue_key(owner=owner, name=f"key {number}")[0] for number in range(22)]
         make_job()
         with CaptureQueriesContext(connection) as queries:
             page = self.text(JOBS)

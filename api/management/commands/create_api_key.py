@@ -35,7 +35,7 @@ class Command(BaseCommand):
                 option = name.replace("_", "-")
                 raise CommandError(f"--{option} must be above 0 and at most {most:,}, not {options[name]}.")
         days = options["days"]
-        row, key = ApiKey.objects.issue(
+        row, key = ApiKey.objects.issue_key(
             owner=self.owner(options["owner"], options["staff"]),
             name=options["name"][:100],
             expires_at=clock.now() + datetime.timedelta(days=days) if days else None,

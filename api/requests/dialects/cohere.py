@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from api.requests.dialects.base import DialectRequest, find_model, read_fields, refuse_unknown_fields
-from api.requests.dialects.embeddings import OWN, require_embeds, translate_input_type
+from api.requests.dialects.embeddings import OWN, require_embedding_model, translate_input_type
 from inference.catalog.neutral_values import Neutral
 from inference.errors import InvalidInput
 from inference.submission.submissions import Submission
@@ -27,7 +27,7 @@ def read_embed(document: Any) -> EmbedRequest:
     """Read a body. Raises `InvalidInput`, `UnknownModel`."""
     fields = read_fields(document)
     spec = find_model(fields)
-    require_embeds(spec)
+    require_embedding_model(spec)
     refuse_unknown_fields(fields, FIELDS, NEUTRAL, ignored=())
     texts = fields.get("texts")
     if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):

@@ -37,7 +37,7 @@ def read_embeddings(document: Any, spec: ModelSpec | None = None) -> EmbeddingRe
     """
     fields = read_fields(document)
     spec = spec or find_model(fields)
-    require_embeds(spec)
+    require_embedding_model(spec)
     refuse_unknown_fields(fields, FIELDS)
     encoding = fields.get("encoding_format", FORMATS[0])
     if encoding not in FORMATS:
@@ -56,7 +56,7 @@ def read_embeddings(document: Any, spec: ModelSpec | None = None) -> EmbeddingRe
     )
 
 
-def require_embeds(spec: ModelSpec) -> None:
+def require_embedding_model(spec: ModelSpec) -> None:
     """Raise `InvalidInput` for a model that gives no vectors of texts."""
     if not spec.embeds:
         message = f"model: {spec.name!r} gives no vectors of texts: post to /v1/models/{spec.name}."

@@ -67,10 +67,10 @@ def read_similarity(document: Any, spec: ModelSpec | None = None) -> DialectRequ
     if not isinstance(given, dict):
         raise InvalidInput("parameters: must be an object.", field="parameters")
     refuse_unknown_fields(given, TOKENIZER_SETTINGS, CUT, ignored=(), where="parameters.")
-    return make_similarity(spec, fields.get("inputs"), _settings(given, TOKENIZER_SETTINGS))
+    return make_similarity_request(spec, fields.get("inputs"), _settings(given, TOKENIZER_SETTINGS))
 
 
-def make_similarity(spec: ModelSpec, inputs: Any, parameters: Mapping[str, Any]) -> DialectRequest:
+def make_similarity_request(spec: ModelSpec, inputs: Any, parameters: Mapping[str, Any]) -> DialectRequest:
     """Make a request from {"source_sentence", "sentences"}. Raises `InvalidInput`."""
     match inputs:
         case {"source_sentence": str(source), "sentences": list(sentences)} if len(inputs) == 2:

@@ -55,7 +55,7 @@ class ActOnAllTests(AdminCase):
 
     def test_each_filter_finds_for_the_act_what_the_list_shows(self) -> None:
         batch, bulk, worker = uuid.uuid4(), Bulk.objects.create(model="x", total=1), make_worker()
-        key = ApiKey.objects.issue(owner=User.objects.get(), name="nightly")[0]
+        key = ApiKey.objects.issue_key(owner=User.objects.get(), name="nightly")[0]
         whole = make_job(parts=1)
         part = make_job(whole=whole.pk, place=0, worker=worker.pk, batch=batch)
         job = make_job(

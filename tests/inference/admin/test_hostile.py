@@ -100,7 +100,7 @@ class HostileTests(AdminCase):
                             "memory": {name: 1}, "ended": 9, "withdrawn_s": 9}},
         )  # fmt: skip
         silent = Worker.objects.create(name=text[:254] + "2", pid=8, model_names=[name], state=WorkerState.GONE)
-        key = ApiKey.objects.issue(owner=self.owner, name=name)[0]
+        key = ApiKey.objects.issue_key(owner=self.owner, name=name)[0]
         bulk = Bulk.objects.create(model=name, total=1, rejected=[[0, text, text]], request_id=text[:128])
         ran = {"worker": worker.pk, "batch": uuid.uuid4(), "batch_size": 1, "device": text[:20], "started_at": now}
         job = make_job(

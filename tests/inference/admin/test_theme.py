@@ -49,7 +49,7 @@ class LookTests(BrowserCase):
             catalog={"models": [entry(why="no weights " * 20)]}, costs={"embeddings": learnt()},
         )  # fmt: skip
         now = ago()
-        key = ApiKey.objects.issue(owner=owner, name="a key")[0]
+        key = ApiKey.objects.issue_key(owner=owner, name="a key")[0]
         for status in Status:
             self.job = make_job(
                 status=status, inputs="a word " * 300, output=[0.25] * 384, worker=worker.pk, batch=uuid.uuid4(),
