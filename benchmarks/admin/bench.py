@@ -77,7 +77,7 @@ def measured(operation: Operation) -> Measured:
     """The best of some times, each of a process that remembers nothing."""
     watches = []
     for _ in range(TIMES):
-        for forget in (metrics.forget, queue_position.forget):
+        for forget in (metrics.forget, queue_position.forget_counts):
             forget()
         with watching() as watch:
             operation.do()

@@ -40,14 +40,14 @@ class BoundedPaginator(Paginator):  # type: ignore[type-arg]  # not generic at r
     most = COUNT_LIMIT
 
     @functools.cached_property
-    def first(self) -> list[Any]:
+    def first_page_keys(self) -> list[Any]:
         """The keys of the rows of the first page, and of one row more."""
         return list(self._rows.values_list("pk", flat=True)[: self.per_page + 1])
 
     @functools.cached_property
     def count(self) -> int:
-        if len(self.first) <= self.per_page:
-            return len(self.first)
+        if len(self.first_page_keys) <= self.per_page:
+            return len(self.first_page_keys)
         return self._rows.order_by().values("pk")[: self.most].count()
 
     @property
@@ -56,7 +56,7 @@ class BoundedPaginator(Paginator):  # type: ignore[type-arg]  # not generic at r
 
 
 class BoundedList(ChangeList):
-    def count(self) -> str:
+    def format_count_found(self) -> str:
         """Return how many were found, as far as they were counted."""
         most = self.paginator.most
         return f"{most:,}+" if self.result_count >= most else f"{self.result_count:,}"
@@ -72,7 +72,7 @@ class BoundedList(ChangeList):
         except (DataError, OverflowError, ValueError) as error:
             raise IncorrectLookupParameters from error
         if not self.multi_page:
-            found = self.apply_select_related(self.root_queryset.filter(pk__in=self.paginator.first))
+            found = self.apply_select_related(self.root_queryset.filter(pk__in=self.paginator.first_page_keys))
             self.result_list = found.order_by(*self.queryset.query.order_by)
 
 
@@ -91,7 +91,7 @@ class JobFilter(admin.SimpleListFilter):
         except (ValidationError, ValueError) as error:  # the value is no UUID or no number
             raise IncorrectLookupParameters from error
 
-    def add_chosen(self, rows: QuerySet[Any], most: int) -> list[tuple[str, str]]:
+    def list_first_and_chosen(self, rows: QuerySet[Any], most: int) -> list[tuple[str, str]]:
         """Return the first `most` of `rows` and the chosen one of them, each by its primary key and as it is shown."""
         listed = list(rows[:most])
         chosen = self.value()
@@ -129,7 +129,7 @@ class WorkerFilter(JobFilter):
     title = parameter_name = "worker"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        return self.add_chosen(Worker.objects.all(), 10)
+        return self.list_first_and_chosen(Worker.objects.all(), 10)
 
 
 class OwnerFilter(JobFilter):
@@ -139,7 +139,7 @@ class OwnerFilter(JobFilter):
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
         users = get_user_model()
-        return self.add_chosen(users.objects.order_by(users.USERNAME_FIELD), 20)
+        return self.list_first_and_chosen(users.objects.order_by(users.USERNAME_FIELD), 20)
 
 
 class KeyFilter(JobFilter):
@@ -193,7 +193,7 @@ class EndedFilter(admin.SimpleListFilter):
     def queryset(self, request: HttpRequest, queryset: QuerySet[Worker]) -> QuerySet[Worker]:
         if self.value() or "state__exact" in request.GET:
             return queryset
-        return workers.recent_workers(queryset)
+        return workers.exclude_long_ended_workers(queryset)
 
 
 class ErrorFilter(JobFilter):

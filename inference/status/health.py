@@ -90,7 +90,7 @@ def _models(living: Sequence[Worker]) -> Iterator[str]:
 
 def find_unserved_models(living: Sequence[Worker]) -> dict[str, Reason]:
     """Return the models of the models file that none of these workers serves, and why."""
-    served = workers.count_served(worker for worker in living if worker.connected)
+    served = workers.count_workers_by_model(worker for worker in living if worker.connected)
     return {name: _why(living, name) for name in lookup.get_catalog_or_empty() if not served[name]}
 
 

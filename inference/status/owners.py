@@ -109,7 +109,7 @@ def _count(model: str) -> _Counted:
     return _Counted(Counter(line for line in found if line[0] < below), below)
 
 
-def forget() -> None:
+def forget_counts() -> None:
     _remembered.clear()
 
 
@@ -124,7 +124,7 @@ def force_index() -> Iterator[None]:
         yield
 
 
-def read_queues(models: Collection[str], *, after: Any = None) -> tuple[list[OwnerQueue], Any]:
+def read_owner_queues(models: Collection[str], *, after: Any = None) -> tuple[list[OwnerQueue], Any]:
     """Return the lines of these models in which a job waits, and the last owner that was looked at.
 
     The lines are those without an owner and those of the first `MOST_OWNERS` owners. The last owner is None if these

@@ -87,7 +87,7 @@ def _bounded(jobs: QuerySet[Job]) -> int:
     return jobs.order_by().values("pk")[:EXACT_UP_TO].count()
 
 
-def count_to_limit(model: str) -> int:
+def count_limiting_jobs(model: str) -> int:
     """Count the jobs that can keep others out of the model's queue: all but those of low priority."""
     return Job.objects.filter(model=model, status=Status.QUEUED, priority__lt=Priority.LOW).order_by().count()
 
@@ -148,6 +148,6 @@ def _read_lines(model: str) -> dict[int, _Line]:
     return lines
 
 
-def forget() -> None:
+def forget_counts() -> None:
     _remembered.clear()
-    owners.forget()
+    owners.forget_counts()

@@ -27,7 +27,7 @@ class CatalogEntry:
     why: str  # the reason of a failure; empty without one
 
 
-def read_entries(worker: Worker) -> list[dict[str, Any]]:
+def list_worker_entries(worker: Worker) -> list[dict[str, Any]]:
     """Return the entries of a worker's catalog; a worker of an earlier version has none."""
     return list((worker.catalog or {}).get("models", ()))
 
@@ -36,7 +36,7 @@ def count_entries(living: Iterable[Worker]) -> dict[str, Counter[CatalogEntry]]:
     """Return by model how many workers have each entry of it."""
     found: dict[str, Counter[CatalogEntry]] = {}
     for worker in living:
-        for entry in read_entries(worker):
+        for entry in list_worker_entries(worker):
             run = CatalogEntry(**{key: entry[key] for key in ("model", "revision", "state", "why")})
             found.setdefault(entry["name"], Counter())[run] += 1
     return found
@@ -49,7 +49,7 @@ def count_living_entries() -> dict[str, Counter[CatalogEntry]]:
 
 def compare_with_wanted(living: Iterable[Worker], wanted: Catalog) -> Changes:
     """Return what the wanted catalog changes for these workers."""
-    known = [(entry["name"], entry["digest"]) for worker in living for entry in read_entries(worker)]
+    known = [(entry["name"], entry["digest"]) for worker in living for entry in list_worker_entries(worker)]
     names = {name for name, _ in known}
     same = {
         name
@@ -69,7 +69,7 @@ def count_failed_loads(worker: Worker) -> dict[str, int]:
     Entries of a worker of an earlier version, and of models that are loaded when jobs ask for them, have no such
     number.
     """
-    return {entry["digest"]: entry["failures"] for entry in read_entries(worker) if "failures" in entry}
+    return {entry["digest"]: entry["failures"] for entry in list_worker_entries(worker) if "failures" in entry}
 
 
 def explain_lasting_delay(worker: Worker, wanted: Catalog, known: Mapping[str, int]) -> Iterator[str]:
@@ -81,7 +81,7 @@ def explain_lasting_delay(worker: Worker, wanted: Catalog, known: Mapping[str, i
     if has.get("problem"):
         yield f"{worker.name} takes nothing over: {has['problem']}"
     elif has.get("digest") == specs.digest_catalog(wanted):
-        for entry in read_entries(worker):
+        for entry in list_worker_entries(worker):
             if entry["state"] == "failed" and not _is_tried_again(entry, known):
                 yield f"{worker.name} could not load {_named(entry)}: {entry['why']}"
 
@@ -90,7 +90,7 @@ def describe_delay(worker: Worker, wanted: Catalog) -> str:
     """Return what is still to happen until this worker runs what is wanted; an empty string when it does."""
     if (worker.catalog or {}).get("digest") != specs.digest_catalog(wanted):
         return f"{worker.name} has not taken over the file"
-    found = read_entries(worker)
+    found = list_worker_entries(worker)
     failed = [_named(entry) for entry in found if entry["state"] == "failed"]
     loading = [_named(entry) for entry in found if entry["state"] not in ("failed", *SETTLED)]
     again = f"{worker.name} tries again to load {', '.join(failed)}" if failed else ""
@@ -104,7 +104,7 @@ def _is_tried_again(entry: dict[str, Any], known: Mapping[str, int]) -> bool:
 
 def find_unassigned_models(living: Iterable[Worker], wanted: Catalog) -> list[str]:
     """Return the models that none of these workers was started for."""
-    return sorted(wanted.keys() - {entry["name"] for worker in living for entry in read_entries(worker)})
+    return sorted(wanted.keys() - {entry["name"] for worker in living for entry in list_worker_entries(worker)})
 
 
 def _named(entry: dict[str, Any]) -> str:

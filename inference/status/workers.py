@@ -49,7 +49,7 @@ def select_silent() -> QuerySet[Worker]:
     return Worker.objects.filter(state__in=PRESENT).exclude(heartbeat_at__range=_lately())
 
 
-def late_heartbeats() -> Q:
+def make_late_heartbeat_condition() -> Q:
     """Return the condition for workers that missed some heartbeats: their rows no longer show what they run."""
     return Q(heartbeat_at__lt=Now() - datetime.timedelta(seconds=LATE_BEATS * settings.WORKER_HEARTBEAT_S))
 
@@ -73,7 +73,7 @@ def _lately() -> tuple[Any, Any]:
     return Now() - silent, Now() + silent
 
 
-def recent_workers(rows: QuerySet[Worker]) -> QuerySet[Worker]:
+def exclude_long_ended_workers(rows: QuerySet[Worker]) -> QuerySet[Worker]:
     """Return the rows without those of workers that ended long ago."""
     return rows.exclude(state__in=ENDED, heartbeat_at__lt=clock.now() - ENDED_SHOWN)
 
@@ -139,14 +139,14 @@ class Remembered(Generic[T]):
         self._value = None
 
 
-def count_served(rows: Iterable[Worker]) -> Counter[str]:
+def count_workers_by_model(rows: Iterable[Worker]) -> Counter[str]:
     """Count by model how many of these living workers serve it: the one rule for clients, /readyz and the admin."""
     return Counter(name for worker in rows for name in worker.model_names)
 
 
 @Remembered
-def count_served_models() -> Counter[str]:
-    return count_served(select_living().only("model_names"))
+def count_living_workers_by_model() -> Counter[str]:
+    return count_workers_by_model(select_living().only("model_names"))
 
 
 @Remembered
@@ -172,9 +172,9 @@ def count_serving_workers(model: str) -> int:
 
     A count of zero is never remembered: it is read again.
     """
-    if not count_served_models().get(model):
-        count_served_models.forget()
-    return count_served_models()[model]
+    if not count_living_workers_by_model().get(model):
+        count_living_workers_by_model.forget()
+    return count_living_workers_by_model()[model]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ from inference.catalog.lookup import get_catalog_or_empty
 register = template.Library()
 register.filter("ago", display.format_age)
 register.filter("badge", display.render_badge)
-register.filter("live_state", workers.live_state)
+register.filter("live_state", workers.find_live_state)
 register.filter("visible", display.escape_text)
 register.filter("meter", display.draw_meter)
 register.filter("took", display.format_duration)

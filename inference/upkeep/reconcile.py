@@ -191,7 +191,7 @@ def _at_once(messages: Iterable[JobMessage]) -> Iterator[list[JobMessage]]:
 
 def _run_here() -> set[str]:
     """Return the models of the models file, and those gone from it whose last jobs workers still run."""
-    return {*get_catalog(), *workers.count_served(workers.select_living().only("model_names"))}
+    return {*get_catalog(), *workers.count_workers_by_model(workers.select_living().only("model_names"))}
 
 
 def _missing() -> Q:

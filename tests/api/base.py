@@ -19,7 +19,12 @@ from inference.catalog.sizes import lengths
 from inference.errors import InferenceError
 from inference.models import Job, Status, Worker, WorkerState
 from inference.status import metrics, queue_position, worker_catalogs
-from inference.status.workers import count_served_models, find_models_in_memory, measure_model_speeds, read_model_notes
+from inference.status.workers import (
+    count_living_workers_by_model,
+    find_models_in_memory,
+    measure_model_speeds,
+    read_model_notes,
+)
 from inference.store import transitions
 from inference.store.transitions import Outcome
 from inference.submission import admission
@@ -84,19 +89,21 @@ class ApiTestCase(TransactionTestCase):
     def setUp(self) -> None:
         redis_client.get_client().flushdb()
         figures = (
-            count_served_models,
+            count_living_workers_by_model,
             find_models_in_memory,
             read_model_notes,
             measure_model_speeds,
             worker_catalogs.count_living_entries,
         )
-        for remembered in (*figures, admission, queue_position, metrics):
+        for remembered in (*figures, metrics):
             remembered.forget()
+        admission.forget_counts()
+        queue_position.forget_counts()
 
     @contextlib.contextmanager
     def worker(self, answer: Answer = echo_answer) -> Iterator[Laborer]:
         laborer = Laborer(answer)
-        count_served_models.forget()
+        count_living_workers_by_model.forget()
         laborer.start()
         try:
             yield laborer
@@ -107,7 +114,7 @@ class ApiTestCase(TransactionTestCase):
     def idle_worker(self) -> Worker:
         """Have a living worker that takes no job."""
         row = Laborer().row
-        count_served_models.forget()
+        count_living_workers_by_model.forget()
         return row
 
     def post(self, path: str, body: Any = None, **options: Any) -> Response:

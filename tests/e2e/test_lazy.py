@@ -13,7 +13,7 @@ from uuid import UUID
 
 from benchmarks.simulator.turns import Arrival, LazyModel, Turns
 from inference.models import Status, Worker, WorkerState
-from inference.status.worker_catalogs import read_entries
+from inference.status.worker_catalogs import list_worker_entries
 from tests import heavy
 from tests.conditions import eventually
 from tests.e2e.case import ShowingLog
@@ -199,7 +199,7 @@ class SeveralWorkersTests(LazyCase):
         return [
             row
             for row in self.stack.workers.all()
-            for entry in read_entries(row)
+            for entry in list_worker_entries(row)
             if (entry["name"], entry["state"]) == (model, "ready")
         ]
 

@@ -6,7 +6,7 @@ from uuid import UUID
 
 from inference.fields.ids import new_job_id
 from inference.models import Act, ActKind, ActState, Job, PausedModel, Status, Worker, WorkerState
-from inference.status.worker_catalogs import read_entries
+from inference.status.worker_catalogs import list_worker_entries
 from tests.conditions import eventually
 from tests.e2e.case import StackCase
 from tests.echo import Fail
@@ -25,7 +25,10 @@ class SteeringTests(StackCase):
 
     def are_held_back(self, name: str) -> bool:
         found = [
-            entry for worker in self.stack.workers.all() for entry in read_entries(worker) if entry["name"] == name
+            entry
+            for worker in self.stack.workers.all()
+            for entry in list_worker_entries(worker)
+            if entry["name"] == name
         ]
         return bool(found) and all(entry["held_back"] for entry in found)
 

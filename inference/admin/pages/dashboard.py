@@ -34,9 +34,9 @@ def collect_dashboard() -> dict[str, Any]:
     return {
         "attention": list_attention_rows(),
         "models": list_model_rows(),
-        "workers": workers.recent_workers(Worker.objects.all())[:50],
+        "workers": workers.exclude_long_ended_workers(Worker.objects.all())[:50],
         "failures": list_failure_rows(hour),
-        "finished": count_last_hour(hour),
+        "finished": format_counts_by_status(hour),
     }
 
 
@@ -69,7 +69,7 @@ def _place_of(about: tuple[str, ...]) -> str:
 def list_model_rows() -> list[dict[str, Any]]:
     (queued, ages), running = sample.count_queued_jobs(), sample.count_running_jobs()
     living, recent = list(workers.select_living()), series.sum_figures_since(clock.now() - RECENT)
-    serving, runs = workers.count_served(living), worker_catalogs.count_entries(living)
+    serving, runs = workers.count_workers_by_model(living), worker_catalogs.count_entries(living)
     specs = get_catalog_or_empty()
     gone = sorted((queued.keys() | running.keys() | runs.keys()) - specs.keys())
     return [
@@ -133,6 +133,6 @@ def _day_ago() -> UUID:
     return first_id_at(clock.now() - datetime.timedelta(days=1))
 
 
-def count_last_hour(ended: Mapping[str, Counter[str]]) -> dict[str, str]:
+def format_counts_by_status(ended: Mapping[str, Counter[str]]) -> dict[str, str]:
     counts = series.count_by_status(ended)
     return {status: f"{counts[status]:,}" for status in TERMINAL}

@@ -95,12 +95,12 @@ def _claimed(job: Job) -> Iterator[Event]:
         yield _event(job, "First part started", job.started_at)
         return
     if job.published_at:  # a worker that claims a job has fetched its message; no row has the time
-        yield Event(what="Fetched", detail=format_html("by {}, which adds it to a batch", worker_link(job)))
+        yield Event(what="Fetched", detail=format_html("by {}, which adds it to a batch", render_worker_link(job)))
     where = format_html(" on {}", job.device) if job.device else NOTHING
     attempt = f", the {_ordinal(job.attempts)} attempt" if job.attempts > 1 else ""
     yield _event(
         job, "Claimed", job.started_at,
-        detail=format_html("by {}{}, in {}{}", worker_link(job), where, batch_link(job), attempt),
+        detail=format_html("by {}{}, in {}{}", render_worker_link(job), where, render_batch_link(job), attempt),
     )  # fmt: skip
     if job.status == Status.RUNNING and job.lease_until:
         detail = format_html("the lease ends {}", display.format_age(job.lease_until))
@@ -112,7 +112,7 @@ def _ordinal(number: int) -> str:
     return f"{number}{ending}"
 
 
-def worker_link(job: Job) -> SafeString | str:
+def render_worker_link(job: Job) -> SafeString | str:
     if job.worker is None:
         return display.NONE
     name = getattr(job, "worker_name", None)
@@ -122,7 +122,7 @@ def worker_link(job: Job) -> SafeString | str:
     return format_html('<a href="{}">{}</a>', url, display.escape_text(name))
 
 
-def batch_link(job: Job) -> SafeString | str:
+def render_batch_link(job: Job) -> SafeString | str:
     if job.batch is None:
         return display.NONE
     url = reverse("admin:inference_job_batch", args=[job.batch])

@@ -128,11 +128,11 @@ class JobAdmin(ReadOnlyAdmin):
 
     @admin.display(description="worker")
     def ran_on(self, job: Job) -> SafeString | str:
-        return job_timeline.worker_link(job)
+        return job_timeline.render_worker_link(job)
 
     @admin.display(description="batch")
     def batch_link(self, job: Job) -> SafeString | str:
-        return job_timeline.batch_link(job)
+        return job_timeline.render_batch_link(job)
 
     @admin.display(description="error")
     def error(self, job: Job) -> SafeString | str:
@@ -236,7 +236,7 @@ class JobAdmin(ReadOnlyAdmin):
     def get_urls(self) -> list[URLPattern]:
         view = self.admin_site.admin_view
         urls = [
-            path("<uuid:pk>/steer/", self.make_button_view(self.steer_one), name="inference_job_steer"),
+            path("<uuid:pk>/steer/", self.make_button_view(self.handle_button), name="inference_job_steer"),
             path("<uuid:pk>/media/", view(self.serve_media), name="inference_job_media"),
             path("<uuid:pk>/now/", view(self.get_live_state), name="inference_job_now"),
             path("act/", self.make_button_view(self.store_confirmed_act), name="inference_job_act"),
@@ -308,7 +308,7 @@ class JobAdmin(ReadOnlyAdmin):
         text = job_payload.read_generated_text(job.pk) if job.status == Status.RUNNING else ""
         return JsonResponse({"status": job.status, "text": text}, headers={"Cache-Control": "no-store"})
 
-    def steer_one(self, request: HttpRequest, pk: UUID) -> HttpResponse:
+    def handle_button(self, request: HttpRequest, pk: UUID) -> HttpResponse:
         """Do what a button of one job's page asks for."""
         actions = {"cancel": self.cancel_jobs, "retry": self.retry_jobs, "retry_alone": self.retry_jobs_alone}
         action = actions.get(request.POST.get("action", ""))

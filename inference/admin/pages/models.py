@@ -51,7 +51,7 @@ def list_model_rows() -> list[ModelRow]:
     living = list(workers.select_living())
     runs, served, paused = (
         worker_catalogs.count_entries(living),
-        workers.count_served(living),
+        workers.count_workers_by_model(living),
         PausedModel.objects.in_bulk(),
     )
     known = lookup.get_catalog_or_empty()
@@ -87,7 +87,7 @@ def _in_words(value: Any) -> str:
 def list_places(name: str, living: list[Worker]) -> Iterator[dict[str, Any]]:
     """Yield where the model runs, or why it does not."""
     for worker in living:
-        for entry in worker_catalogs.read_entries(worker):
+        for entry in worker_catalogs.list_worker_entries(worker):
             if entry["name"] == name:
                 notes = {replica.get("notes", {}).get(name, "") for replica in worker.replicas.values()}
                 memory = entry.get("memory")
@@ -108,7 +108,7 @@ class WaitingOwner:
     wait_s: float | None  # seconds until its next job of normal priority runs, about; None while the speed is not known
 
 
-def waiting_owners(model: str) -> list[WaitingOwner]:
+def list_waiting_owners(model: str) -> list[WaitingOwner]:
     """Return the owners with most waiting jobs, up to `OWNERS`."""
     jobs: dict[Any, dict[str, int]] = defaultdict(dict)
     counts = owners.count_waiting_jobs(model, Priority.LOW) or owners.count_waiting_jobs(model, Priority.NORMAL) or {}
@@ -176,7 +176,7 @@ class ModelsAdmin(ReadOnlyAdmin):
             request, "inference/model.html", title=display.escape_text(name), name=name, spec=spec, pause=pause,
             facts=list(list_entry_facts(spec)) if spec else [], places=where, plots=list(draw_plots(name, living)),
             queued=queue_position.count_queued_jobs(spec) if spec else None, acts=list_last_acts(name),
-            owners=waiting_owners(name), oldest=queued.order_by("priority", "pk").only("created_at").first(),
+            owners=list_waiting_owners(name), oldest=queued.order_by("priority", "pk").only("created_at").first(),
         )  # fmt: skip
 
     def get_urls(self) -> list[URLPattern]:

@@ -24,7 +24,7 @@ from inference.store import pauses_and_drains
 MIB = 2**20
 
 
-def live_state(worker: Worker) -> str:
+def find_live_state(worker: Worker) -> str:
     """Return the state that the worker reported, or "silent" once its heartbeat is late.
 
     The reconciler is about to mark a silent worker as gone.
@@ -68,7 +68,7 @@ class WorkerAdmin(ReadOnlyAdmin):
 
     @admin.display(description="state")
     def state_now(self, worker: Worker) -> SafeString:
-        return display.render_badge(live_state(worker))
+        return display.render_badge(find_live_state(worker))
 
     models = display.make_column("models", "model_names", ", ".join)
     device_names = display.make_column("devices", "devices", ", ".join)
@@ -107,7 +107,7 @@ class WorkerAdmin(ReadOnlyAdmin):
             context = {
                 "title": "Worker",
                 "replicas": list(list_replicas(worker)),
-                "has_ended": live_state(worker) in ENDED,
+                "has_ended": find_live_state(worker) in ENDED,
             }
         return super().change_view(request, object_id, form_url, {**context, **(extra_context or {})})
 

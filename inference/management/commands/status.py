@@ -89,7 +89,7 @@ def collect_facts() -> Facts:
         queued, ages = sample.count_queued_jobs()
         running, recent = sample.count_running_jobs(), series.sum_figures_since(clock.now() - RECENT)
         ended = series.count_outcomes_since(clock.now() - HOUR)
-        serving = workers.count_served(living)
+        serving = workers.count_workers_by_model(living)
     except (DatabaseError, InterfaceError):
         connection.close()
         return found

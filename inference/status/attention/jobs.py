@@ -40,7 +40,7 @@ def find_long_queues(living: Sequence[Worker], *, quiet: Collection[str]) -> Ite
     """
     queued, ages = sample.count_queued_jobs()
     refused, past = _refusals(), _past_queues()
-    late = set(workers.select_living().filter(workers.late_heartbeats()).values_list("pk", flat=True))
+    late = set(workers.select_living().filter(workers.make_late_heartbeat_condition()).values_list("pk", flat=True))
     known = lookup.get_catalog_or_empty()
     removed = queued.keys() - known.keys() - {name for worker in living for name in worker.model_names} if known else ()
     for model in sorted(queued.keys() | refused.keys()):
@@ -99,7 +99,7 @@ def _refusals() -> dict[str, int]:
 def _full(model: str, count: int, refused: int) -> str:
     """Return text on a queue that takes no more jobs, or refused requests in the last minutes; else an empty string."""
     spec, found = lookup.get_catalog_or_empty().get(model), []
-    if spec and count >= spec.max_queued and (waiting := queue_position.count_to_limit(model)) >= spec.max_queued:
+    if spec and count >= spec.max_queued and (waiting := queue_position.count_limiting_jobs(model)) >= spec.max_queued:
         waits = count_of(waiting, "job", ("waits", "wait"))
         found = [f"The queue of {model} is full: {waits}, and max_queued is {spec.max_queued:,}."]
     if refused:

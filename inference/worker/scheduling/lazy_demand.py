@@ -90,7 +90,9 @@ class LazyDemand(threading.Thread):
         """Return, by worker and model, whether the worker has the model in memory or loads it."""
         others = workers.select_living().filter(connected=True, state__in=workers.SERVING).exclude(pk=self.worker)
         return {
-            str(worker.pk): {entry["name"]: entry["state"] in INSIDE for entry in worker_catalogs.read_entries(worker)}
+            str(worker.pk): {
+                entry["name"]: entry["state"] in INSIDE for entry in worker_catalogs.list_worker_entries(worker)
+            }
             for worker in others.only("catalog")
         }
 

@@ -101,7 +101,7 @@ class UnfetchedJobs(threading.Thread):
             return
         self._look_for_peers()
         with owners.force_index():
-            lines, self._after = owners.read_queues(question.rows, after=self._after)
+            lines, self._after = owners.read_owner_queues(question.rows, after=self._after)
             missed = [line for line in lines if self._is_mine(line) and _key(line) not in question.lines][:MOST_JOBS]
             jobs = owners.read_first_jobs(missed, most=MOST_JOBS // max(1, len(missed)))
         several = Counter(line.model for line in missed)
@@ -121,7 +121,11 @@ class UnfetchedJobs(threading.Thread):
         if time.monotonic() < self._peers_until:
             return
         self._peers_until = time.monotonic() + PEERS_S
-        able = workers.select_living().filter(~workers.late_heartbeats(), state__in=workers.SERVING).order_by("pk")
+        able = (
+            workers.select_living()
+            .filter(~workers.make_late_heartbeat_condition(), state__in=workers.SERVING)
+            .order_by("pk")
+        )
         peers: dict[str, list[str]] = defaultdict(list)
         for worker, names in able.values_list("pk", "model_names"):
             for name in names:

@@ -52,11 +52,11 @@ class FleetCase(AdminCase):
         super().setUp()
         for remembered in (
             worker_catalogs.count_living_entries,
-            workers.count_served_models,
+            workers.count_living_workers_by_model,
             workers.measure_model_speeds,
         ):
             remembered.forget()
-        queue_position.forget()
+        queue_position.forget_counts()
 
     def steer(self, page: str, action: str, user: User | None = None) -> int:
         if user:
@@ -97,7 +97,7 @@ class ModelTests(FleetCase):
         self.assertRegex(page, r"(?s)&lt;many&gt;.*2 high, 30 normal.*3\.[0-9] s.*few.*1 low.*[0-9]+ ms")
         self.assertIn(f"owner={many.pk}", page)
         Job.objects.all().delete()
-        queue_position.forget()
+        queue_position.forget_counts()
         self.assertNotIn("Waiting jobs by owner", self.text(model_page("embeddings")))
 
     def test_one_that_nobody_knows_is_not_found(self) -> None:

@@ -121,13 +121,13 @@ class HostileTests(AdminCase):
         self.addresses = self.pages(text, job, worker, silent)
         for remembered in (
             worker_catalogs.count_living_entries,
-            workers.count_served_models,
+            workers.count_living_workers_by_model,
             workers.measure_model_speeds,
             workers.find_models_in_memory,
             metrics,
         ):
             remembered.forget()
-        queue_position.forget()
+        queue_position.forget_counts()
         return job
 
     def pages(self, text: str, job: Job, worker: Worker, silent: Worker) -> list[str]:

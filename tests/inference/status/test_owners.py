@@ -19,8 +19,8 @@ from inference.status.owners import OwnerQueue
 
 class OwnersCase(TestCase):
     def setUp(self) -> None:
-        queue_position.forget()
-        self.addCleanup(queue_position.forget)
+        queue_position.forget_counts()
+        self.addCleanup(queue_position.forget_counts)
         self.many, self.few = (User.objects.create_user(name) for name in ("many", "few"))
 
     def wait(self, owner: User | None, count: int = 1, **values: Any) -> list[Job]:
@@ -37,8 +37,8 @@ class LineTests(OwnersCase):
         self.wait(None)
         self.wait(self.few, status=Status.SUCCEEDED)
         expected = {("echo", 2, self.many.pk), ("echo", 3, self.many.pk), ("other", 2, self.few.pk), ("echo", 2, None)}
-        self.assertEqual(set(owners.read_queues(["echo", "other"])[0]), expected)
-        self.assertEqual(owners.read_queues(["other"], after=self.many.pk)[0], [("other", 2, self.few.pk)])
+        self.assertEqual(set(owners.read_owner_queues(["echo", "other"])[0]), expected)
+        self.assertEqual(owners.read_owner_queues(["other"], after=self.many.pk)[0], [("other", 2, self.few.pk)])
 
     def test_the_first_jobs_of_each_line_come_in_the_order_of_their_ids(self) -> None:
         many, few = self.wait(self.many, 5), self.wait(None, 3)
@@ -63,7 +63,7 @@ class LineTests(OwnersCase):
         self.wait(self.many, 200)
         with connection.cursor() as cursor, owners.force_index(), connection.execute_wrapper(note_plan):
             cursor.execute("SET LOCAL random_page_cost = 1000")  # as if the whole table were read sooner
-            owners.read_first_jobs([*owners.read_queues(["echo"])[0], OwnerQueue("echo", 2, None)], most=2)
+            owners.read_first_jobs([*owners.read_owner_queues(["echo"])[0], OwnerQueue("echo", 2, None)], most=2)
         self.assertEqual([plan for plan in plans if "job_queued_by_owners" not in plan], [])
         self.assertGreater(len(plans), 4)
 

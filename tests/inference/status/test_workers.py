@@ -143,7 +143,7 @@ class RememberedTests(TestCase):
 class SecondsTests(DatabaseTestCase):
     def setUp(self) -> None:
         lazy = {"a": ModelSpec(name="a", engine="x:Y", load="lazy")}
-        self.enterContext(patch("inference.status.workers.lookup.models", return_value=lazy))
+        self.enterContext(patch("inference.status.workers.lookup.get_catalog", return_value=lazy))
         for remembered in (workers.measure_model_speeds, workers.find_models_in_memory):
             remembered.forget()
             self.addCleanup(remembered.forget)
@@ -174,8 +174,8 @@ class SecondsTests(DatabaseTestCase):
 
 class ServingTests(DatabaseTestCase):
     def setUp(self) -> None:
-        workers.count_served_models.forget()
-        self.addCleanup(workers.count_served_models.forget)
+        workers.count_living_workers_by_model.forget()
+        self.addCleanup(workers.count_living_workers_by_model.forget)
 
     def test_that_there_is_no_worker_is_not_remembered(self) -> None:
         self.enterContext(patch.object(workers, "REMEMBERED_S", PATIENCE_S))
