@@ -18,21 +18,21 @@ ORIGIN = re.compile(r"http://[a-z0-9.-]+(?::(?!80$)\d+)?|https://[a-z0-9.-]+(?::
 ON, OFF = ("1", "true", "yes", "on"), ("0", "false", "no", "off", "")
 
 
-def flag(name: str, default: bool = False) -> bool:
+def read_flag(name: str, default: bool = False) -> bool:
     text = os.environ.get(name, str(int(default))).strip().lower()
     if text not in ON + OFF:
         refuse_value(name, f"must be 1 or 0, not {text!r}")
     return text in ON
 
 
-def texts(name: str, default: str = "") -> list[str]:
+def read_texts(name: str, default: str = "") -> list[str]:
     """Return the parts of a variable's text, which are separated by commas."""
     return [part.strip() for part in os.environ.get(name, default).split(",") if part.strip()]
 
 
-def origins(name: str) -> list[str]:
+def read_origins(name: str) -> list[str]:
     """Return sites as a browser names them, which are separated by commas in the variable."""
-    found = texts(name)
+    found = read_texts(name)
     for origin in found:
         if not ORIGIN.fullmatch(origin):
             refuse_value(
@@ -41,7 +41,7 @@ def origins(name: str) -> list[str]:
     return found
 
 
-def integer(name: str, default: int) -> int:
+def read_integer(name: str, default: int) -> int:
     """Return a whole number that is not negative."""
     text = os.environ.get(name, str(default))
     if not (text.isascii() and text.isdigit()):
@@ -49,7 +49,7 @@ def integer(name: str, default: int) -> int:
     return int(text)
 
 
-def number(name: str, default: float) -> float:
+def read_number(name: str, default: float) -> float:
     """Return a number that is not negative."""
     text = os.environ.get(name, str(default))
     try:
@@ -61,14 +61,14 @@ def number(name: str, default: float) -> float:
     return value
 
 
-def choice(name: str, choices: tuple[str, ...], default: str) -> str:
+def read_choice(name: str, choices: tuple[str, ...], default: str) -> str:
     text = os.environ.get(name, default)
     if text not in choices:
         refuse_value(name, f"must be one of {', '.join(choices)}, not {text!r}")
     return text
 
 
-def prefix(name: str) -> str:
+def read_prefix(name: str) -> str:
     """Return the variable's text with a dot at its end, or an empty string if it is not set.
 
     A model's name may hold dots. With a dot inside the prefix, or with the word that all names begin with as the
@@ -82,7 +82,7 @@ def prefix(name: str) -> str:
     return f"{text}."
 
 
-def url(name: str, schemes: tuple[str, ...] = ()) -> str:
+def read_url(name: str, schemes: tuple[str, ...] = ()) -> str:
     """Return an address, or an empty string if it is not set.
 
     Its text is not repeated in an error, as it may hold a password.
@@ -98,7 +98,7 @@ def url(name: str, schemes: tuple[str, ...] = ()) -> str:
     return address
 
 
-def database(name: str, default: str) -> dict[str, Any]:
+def read_database(name: str, default: str) -> dict[str, Any]:
     """Return the database's entry for Django's DATABASES."""
     try:
         found = dict(dj_database_url.parse(os.environ.get(name) or default, conn_max_age=None))
@@ -109,7 +109,7 @@ def database(name: str, default: str) -> dict[str, Any]:
     return found
 
 
-def secret(name: str, file: Path) -> str:
+def read_or_make_secret(name: str, file: Path) -> str:
     """Return the variable's text, or a secret that was generated once for this folder.
 
     No secret is thus the same in two places.

@@ -15,11 +15,11 @@ DATA_DIR = Path(os.environ.get("DATA_DIR", BASE_DIR / "var"))
 
 RELEASE = os.environ.get("RELEASE") or release.read_commit(BASE_DIR)  # the charts mark a change of it as a deployment
 
-DEBUG = env.flag("DEBUG")  # Django's: error pages with tracebacks, for which every statement is kept
-DEVELOPMENT = env.flag("DEVELOPMENT", DEBUG)  # plain HTTP, and no API keys needed
-SECRET_KEY = env.secret("SECRET_KEY", DATA_DIR / "secret_key")
-ALLOWED_ORIGINS = env.origins("ALLOWED_ORIGINS")
-ALLOWED_HOSTS = env.texts("ALLOWED_HOSTS", "localhost,127.0.0.1,[::1]")
+DEBUG = env.read_flag("DEBUG")  # Django's: error pages with tracebacks, for which every statement is kept
+DEVELOPMENT = env.read_flag("DEVELOPMENT", DEBUG)  # plain HTTP, and no API keys needed
+SECRET_KEY = env.read_or_make_secret("SECRET_KEY", DATA_DIR / "secret_key")
+ALLOWED_ORIGINS = env.read_origins("ALLOWED_ORIGINS")
+ALLOWED_HOSTS = env.read_texts("ALLOWED_HOSTS", "localhost,127.0.0.1,[::1]")
 
 INSTALLED_APPS = [
     "inference",  # before the admin, some of whose templates it replaces
@@ -86,9 +86,9 @@ TEMPLATES = [
     }
 ]
 # For HTTPS, which a proxy in front ends. The proxy also redirects to it: a redirect here would turn a POST into a GET.
-SECURE_HSTS_SECONDS = env.integer("HSTS_SECONDS", 0 if DEVELOPMENT else 86_400)
-SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = env.flag("SECURE_COOKIES", not DEVELOPMENT)
-if env.flag("TRUST_PROXY"):
+SECURE_HSTS_SECONDS = env.read_integer("HSTS_SECONDS", 0 if DEVELOPMENT else 86_400)
+SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = env.read_flag("SECURE_COOKIES", not DEVELOPMENT)
+if env.read_flag("TRUST_PROXY"):
     SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https")
 SILENCED_SYSTEM_CHECKS = ["security.W005", "security.W008", "security.W021"]  # subdomains, redirect, preloading
 
@@ -98,11 +98,11 @@ WHITENOISE_USE_FINDERS = True  # files are served from the packages: there is no
 LANGUAGE_CODE = "en"
 TIME_ZONE = "UTC"
 USE_I18N = False
-DATA_UPLOAD_MAX_MEMORY_SIZE = env.integer("MAX_BODY_BYTES", 10 * 1024 * 1024)
+DATA_UPLOAD_MAX_MEMORY_SIZE = env.read_integer("MAX_BODY_BYTES", 10 * 1024 * 1024)
 TEST_RUNNER = "tests.runner.Runner"
 
-answer_s = env.number("DATABASE_ANSWER_S", 0)  # read anew where it is used: programs set other defaults
-DATABASES = {"default": env.database("DATABASE_URL", f"sqlite:///{DATA_DIR}/db.sqlite3")}
+answer_s = env.read_number("DATABASE_ANSWER_S", 0)  # read anew where it is used: programs set other defaults
+DATABASES = {"default": env.read_database("DATABASE_URL", f"sqlite:///{DATA_DIR}/db.sqlite3")}
 if DATABASES["default"]["ENGINE"] == "django.db.backends.sqlite3":
     DATABASES["default"]["ENGINE"] = "inference.store.sqlite"
     DATABASES["default"]["OPTIONS"] = {
@@ -124,7 +124,7 @@ else:
         "tcp_user_timeout": 8000,
         **DATABASES["default"].get("OPTIONS", {}),
     }  # fmt: skip
-    if pool_size := env.integer("DATABASE_POOL_SIZE", 0):  # 0: each thread has its own connection
+    if pool_size := env.read_integer("DATABASE_POOL_SIZE", 0):  # 0: each thread has its own connection
         # The pool gives up reconnecting early, and the next thread that needs a connection begins anew. Otherwise the
         # pauses between tries would grow as long as the outage.
         DATABASES["default"]["OPTIONS"]["pool"] = {
@@ -138,19 +138,25 @@ else:
 
 # The models, the broker and the worker.
 MODELS_FILE = Path(os.environ.get("MODELS_FILE", BASE_DIR / "models.toml"))
-REDIS_URL = env.url("REDIS_URL", ("redis", "rediss", "unix")) or address.embedded_url(DATA_DIR)
-SERVICE_PREFIX = env.prefix("SERVICE_PREFIX")  # before all names in the broker
-WORKER_HEARTBEAT_S = env.number("WORKER_HEARTBEAT_S", 2)
-WORKER_SILENT_S = env.number("WORKER_SILENT_S", 15)  # a worker silent for longer is gone
+REDIS_URL = env.read_url("REDIS_URL", ("redis", "rediss", "unix")) or address.embedded_url(DATA_DIR)
+SERVICE_PREFIX = env.read_prefix("SERVICE_PREFIX")  # before all names in the broker
+WORKER_HEARTBEAT_S = env.read_number("WORKER_HEARTBEAT_S", 2)
+WORKER_SILENT_S = env.read_number("WORKER_SILENT_S", 15)  # a worker silent for longer is gone
 MAX_RECOVERIES = 3  # a job whose worker is lost this often fails with the code `lost`; the last worker runs it alone
-REPLICA_MEMORY_MB = env.integer("REPLICA_MEMORY_MB", 0)  # for a replica's models; 0: a share of its device's memory
-WORK_AHEAD = {"auto": None, "0": False, "1": True}[env.choice("WORK_AHEAD", ("auto", "0", "1"), "auto")]
-MAX_BULK_INPUTS = env.integer("MAX_BULK_INPUTS", 10_000)  # inputs of one request
-MAX_LOW_QUEUED = env.integer("MAX_LOW_QUEUED", 100_000)  # waiting jobs of one model at low priority, such as of bulks
-LOAD_LIMIT_S = env.number("LOAD_LIMIT_S", 3600)  # for a replica to load its models, after which its process is ended
-MAX_ESTIMATED_WAIT_S = env.number("MAX_ESTIMATED_WAIT_S", 600)  # 503 above it, but at low priority; 0: no limit
+REPLICA_MEMORY_MB = env.read_integer(
+    "REPLICA_MEMORY_MB", 0
+)  # for a replica's models; 0: a share of its device's memory
+WORK_AHEAD = {"auto": None, "0": False, "1": True}[env.read_choice("WORK_AHEAD", ("auto", "0", "1"), "auto")]
+MAX_BULK_INPUTS = env.read_integer("MAX_BULK_INPUTS", 10_000)  # inputs of one request
+MAX_LOW_QUEUED = env.read_integer(
+    "MAX_LOW_QUEUED", 100_000
+)  # waiting jobs of one model at low priority, such as of bulks
+LOAD_LIMIT_S = env.read_number(
+    "LOAD_LIMIT_S", 3600
+)  # for a replica to load its models, after which its process is ended
+MAX_ESTIMATED_WAIT_S = env.read_number("MAX_ESTIMATED_WAIT_S", 600)  # 503 above it, but at low priority; 0: no limit
 
-CELERY_BROKER_URL = env.url("BROKER_URL") or address.kombu_url(REDIS_URL)
+CELERY_BROKER_URL = env.read_url("BROKER_URL") or address.kombu_url(REDIS_URL)
 CELERY_BROKER_TRANSPORT_OPTIONS = address.kombu_options(CELERY_BROKER_URL, SERVICE_PREFIX)
 CELERY_CONTROL_EXCHANGE = f"{SERVICE_PREFIX}celery"
 CELERY_EVENT_EXCHANGE = CELERY_EVENT_QUEUE_PREFIX = f"{SERVICE_PREFIX}celeryev"
@@ -166,9 +172,9 @@ CELERY_WORKER_ENABLE_PREFETCH_COUNT_REDUCTION = False
 CELERY_WORKER_REDIRECT_STDOUTS = False
 
 # Webhooks: off while WEBHOOK_HOSTS is empty. `manage.py deliver_webhooks` delivers them.
-WEBHOOK_HOSTS = env.texts("WEBHOOK_HOSTS")
+WEBHOOK_HOSTS = env.read_texts("WEBHOOK_HOSTS")
 WEBHOOK_SECRET = os.environ.get("WEBHOOK_SECRET", "")  # whsec_ and base64 of 24 to 64 random bytes
-WEBHOOK_ALLOW_PRIVATE = env.flag("WEBHOOK_ALLOW_PRIVATE")  # allows http, and addresses that are not public
+WEBHOOK_ALLOW_PRIVATE = env.read_flag("WEBHOOK_ALLOW_PRIVATE")  # allows http, and addresses that are not public
 
 try:
     _models = list(reader.load_catalog(MODELS_FILE))
@@ -180,13 +186,15 @@ CELERY_TASK_QUEUES = [
 ]
 
 # The HTTP interface.
-ENGINE_ERRORS = env.choice("ENGINE_ERRORS", ("full", "redacted"), "full" if DEVELOPMENT else "redacted")
-API_KEY_REQUIRED = env.flag("API_KEY_REQUIRED", not DEVELOPMENT)
-API_KEY_RATE = env.integer("API_KEY_RATE", 0)  # requests a minute of a key that has no rate of its own; 0: no limit
-API_KEY_MAX_QUEUED = env.integer("API_KEY_MAX_QUEUED", 500)  # waiting jobs of one owner; 0: no limit
-API_KEY_MAX_LOW_QUEUED = env.integer("API_KEY_MAX_LOW_QUEUED", 50_000)  # the same at low priority, as of bulks
-JOB_RETENTION_DAYS = env.number("JOB_RETENTION_DAYS", 30)  # finished jobs are then removed; 0: kept for ever
-MAX_WAITING_REQUESTS = env.integer("MAX_WAITING_REQUESTS", 400)  # in one process; each holds one of its threads
+ENGINE_ERRORS = env.read_choice("ENGINE_ERRORS", ("full", "redacted"), "full" if DEVELOPMENT else "redacted")
+API_KEY_REQUIRED = env.read_flag("API_KEY_REQUIRED", not DEVELOPMENT)
+API_KEY_RATE = env.read_integer(
+    "API_KEY_RATE", 0
+)  # requests a minute of a key that has no rate of its own; 0: no limit
+API_KEY_MAX_QUEUED = env.read_integer("API_KEY_MAX_QUEUED", 500)  # waiting jobs of one owner; 0: no limit
+API_KEY_MAX_LOW_QUEUED = env.read_integer("API_KEY_MAX_LOW_QUEUED", 50_000)  # the same at low priority, as of bulks
+JOB_RETENTION_DAYS = env.read_number("JOB_RETENTION_DAYS", 30)  # finished jobs are then removed; 0: kept for ever
+MAX_WAITING_REQUESTS = env.read_integer("MAX_WAITING_REQUESTS", 400)  # in one process; each holds one of its threads
 REST_FRAMEWORK = {
     "DEFAULT_RENDERER_CLASSES": ["rest_framework.renderers.JSONRenderer"],
     "DEFAULT_PARSER_CLASSES": ["rest_framework.parsers.JSONParser"],
@@ -209,8 +217,8 @@ SPECTACULAR_SETTINGS = {
     "POSTPROCESSING_HOOKS": ["drf_spectacular.hooks.postprocess_schema_enums", "api.openapi.schema.complete_document"],
 }
 
-LOG_LEVEL = env.choice("LOG_LEVEL", ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"), "INFO")
-env.choice("LOG_FORMAT", ("text", "json"), "text")  # checked here, and read by inference.telemetry.logs
+LOG_LEVEL = env.read_choice("LOG_LEVEL", ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"), "INFO")
+env.read_choice("LOG_FORMAT", ("text", "json"), "text")  # checked here, and read by inference.telemetry.logs
 LOGGING_CONFIG = "inference.telemetry.logs.configure"
 LOGGING = {
     "version": 1,

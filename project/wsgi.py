@@ -30,7 +30,7 @@ def make_application() -> BodyReader:
     return BodyReader(Handler())
 
 
-def stop() -> None:
+def end_streams_and_write_figures() -> None:
     """End the streams, whose clients go on at another process, and write what was counted since the last tick."""
     from inference.streams.hub import hub
     from inference.web_process.finish_listener import request_figures
@@ -50,5 +50,5 @@ application = make_application()
 lookup.start_follower()
 cores.follow_load()
 server.drop_stalled_clients()
-server.call_when_stopped(stop)
+server.call_when_stopped(end_streams_and_write_figures)
 collect_less_garbage()

@@ -18,13 +18,13 @@ from tools.tuning.replica import (  # fmt: skip
     Replica,
     Setup,
     answer_inputs,
-    find_note,
+    generates_by_steps,
     measure_call_s,
     measure_generation_rate,
     measure_items_per_s,
     measure_memory,
     measure_step_s,
-    steps,
+    read_engine_note,
     wait_for_result,
 )
 
@@ -58,7 +58,7 @@ TOKENS = Unit(name="tokens", seconds=measure_step_s, rate=measure_generation_rat
 
 
 def find_unit(replica: Replica) -> Unit:
-    return TOKENS if replica.call(steps) else ITEMS
+    return TOKENS if replica.run_measurement(generates_by_steps) else ITEMS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +97,7 @@ class Variant:
     backend: str
     precision: str
 
-    def of(self, setup: Setup) -> Setup:
+    def from_setup(self, setup: Setup) -> Setup:
         spec = dataclasses.replace(setup.spec, backend=self.backend, precision=self.precision)
         if self.backend == TORCH:
             spec = dataclasses.replace(spec, precision="", dtype=self.precision)
@@ -162,7 +162,7 @@ def measure_grid(
             step(f"{size} items of {length}")
             if _is_hopeless(found, size, length):
                 continue
-            took_s = replica.call(unit.seconds, size, length, budget_s)
+            took_s = replica.run_measurement(unit.seconds, size, length, budget_s)
             if took_s is not None:
                 found.seconds[size, length] = took_s
             elif size > 1:
@@ -206,7 +206,7 @@ def _mix(found: Grid, replica: Replica, all_lengths: Sequence[int], budget_s: fl
         step(f"{size} items of mixed lengths")
         if size < len(all_lengths) or _is_hopeless(found, size, all_lengths[-1]):
             continue
-        took_s = replica.call(measure_call_s, size, tuple(all_lengths), budget_s)
+        took_s = replica.run_measurement(measure_call_s, size, tuple(all_lengths), budget_s)
         if took_s is None:
             return
         found.mixed[size] = took_s
@@ -249,7 +249,7 @@ def list_variants(setup: Setup) -> list[Variant]:
     ):
         return found
     others = [Variant(backend=name, precision=one) for name in BACKENDS if name != TORCH for one in PRECISIONS]
-    return found + [one for one in others if not packages.find_problem(one.of(setup).spec)]
+    return found + [one for one in others if not packages.find_problem(one.from_setup(setup).spec)]
 
 
 def measure_variant(
@@ -263,7 +263,7 @@ def measure_variant(
     step: Progress,
 ) -> tuple[Measurement, Sequence[Any]]:
     """Measure a choice. Return its results, and its answers, with which those of the next choices are compared."""
-    setup = choice.of(setup)
+    setup = choice.from_setup(setup)
     rates: dict[Arrangement, dict[int, float]] = {}
     found, memory = expected or [], 0
     for arrangement in all_arrangements:
@@ -271,12 +271,12 @@ def measure_variant(
         try:
             with _replicas(setup, arrangement) as replicas:
                 first = replicas[0]
-                said = first.call(find_note)
+                said = first.run_measurement(read_engine_note)
                 if packages.REFUSED in said:
                     return Measurement(problem=said), found
                 if not memory:
-                    memory = first.call(measure_memory)
-                    found = first.call(answer_inputs, choose_lengths(setup.spec, setup.own_inputs))
+                    memory = first.run_measurement(measure_memory)
+                    found = first.run_measurement(answer_inputs, choose_lengths(setup.spec, setup.own_inputs))
                 rates[arrangement] = measure_throughput(setup, unit, replicas, sizes, budget_s)
         except CannotMeasure:
             if setup.is_on_cpu or not rates:
@@ -312,7 +312,7 @@ def measure_throughput(
     length, rates = find_typical_length(setup), {}
     for size in sizes:
         own = max(1, size // len(replicas)) if unit is TOKENS else size
-        futures = [replica.start(unit.rate, own, length, budget_s) for replica in replicas]
+        futures = [replica.start_measurement(unit.rate, own, length, budget_s) for replica in replicas]
         rates[size] = sum(map(wait_for_result, futures))
     return rates
 

@@ -63,16 +63,16 @@ class Replica:
     def wait_until_loaded(self) -> None:
         wait_for_result(self._loading)
 
-    def start(self, measure: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> Future[T]:
+    def start_measurement(self, measure: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> Future[T]:
         """Start one of the functions below in the process, and do not wait, so that several replicas run at once."""
         return self._process.submit(measure, *arguments, **named)
 
-    def call(self, measure: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
-        return wait_for_result(self.start(measure, *arguments, **named))
+    def run_measurement(self, measure: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
+        return wait_for_result(self.start_measurement(measure, *arguments, **named))
 
 
 def wait_for_result(future: Future[T]) -> T:
-    """Wait for the result of `Replica.start` and return it. Raises `CannotMeasure`."""
+    """Wait for the result of `Replica.start_measurement` and return it. Raises `CannotMeasure`."""
     try:
         return future.result()
     except BrokenProcessPool as error:
@@ -123,12 +123,12 @@ def measure_call_s(size: int, length: Length, budget_s: float) -> float | None:
     return min(took)
 
 
-def steps() -> bool:
+def generates_by_steps() -> bool:
     """Return True if the model generates step by step."""
     return _engine.stepper is not None
 
 
-def find_note() -> str:
+def read_engine_note() -> str:
     return _engine.note
 
 

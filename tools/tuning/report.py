@@ -124,7 +124,7 @@ def format_trials_table(trials: Trials, unit: str) -> Iterator[str]:
         if trial.problem:
             yield start + trial.problem
         for arrangement, rates in trial.rates.items():
-            cells = "".join(f"{rates[size]:10.1f}" for size in sizes) + f"{mean(rates):10.1f}"
+            cells = "".join(f"{rates[size]:10.1f}" for size in sizes) + f"{compute_geometric_mean(rates):10.1f}"
             yield (
                 f"{start}{f'{arrangement.replicas} x {arrangement.threads}':<20}{cells}{'':>{len(unit) + 3}}"
                 f"{trial.memory / MIB:10.0f}{f'{trial.same} of {trial.answers}':>13}{trial.largest_change:10.2g}"
@@ -133,7 +133,11 @@ def format_trials_table(trials: Trials, unit: str) -> Iterator[str]:
 
 def format_trials_plot(trials: Trials) -> Iterator[str]:
     """Yield the plot of the rate of each choice in its best arrangement."""
-    best = {choice: max(map(mean, trial.rates.values())) for choice, trial in trials.items() if trial.rates}
+    best = {
+        choice: max(map(compute_geometric_mean, trial.rates.values()))
+        for choice, trial in trials.items()
+        if trial.rates
+    }
     most, width = max(best.values()), max(10, *(len(choice.precision) for choice in best))
     for choice, rate in best.items():
         yield f"{choice.backend:<10}{choice.precision:<{width}} {format_bar(rate / most):<{BAR}} {rate:.1f}"
@@ -145,12 +149,16 @@ def choose_trial(trials: Trials) -> tuple[Variant, Arrangement]:
     The answers of torch in float32 always are.
     """
     fit = [(choice, trial) for choice, trial in trials.items() if trial.rates and trial.share >= SAME]
-    pairs = [(mean(rates), choice, arrangement) for choice, trial in fit for arrangement, rates in trial.rates.items()]
+    pairs = [
+        (compute_geometric_mean(rates), choice, arrangement)
+        for choice, trial in fit
+        for arrangement, rates in trial.rates.items()
+    ]
     _, choice, arrangement = max(pairs, key=lambda pair: pair[0])
     return choice, arrangement
 
 
-def mean(rates: Mapping[int, float]) -> float:
+def compute_geometric_mean(rates: Mapping[int, float]) -> float:
     """Return the geometric mean, in which all batch sizes count alike."""
     return math.exp(sum(math.log(max(rate, 1e-9)) for rate in rates.values()) / len(rates))
 

@@ -22,7 +22,7 @@ class Gpu:
         self.room, self.knee = room, knee
         self.shapes: list[tuple[int, Length]] = []
 
-    def call(self, _: Callable[..., Any], size: int, length: Length, budget_s: float) -> float | None:
+    def run_measurement(self, _: Callable[..., Any], size: int, length: Length, budget_s: float) -> float | None:
         self.shapes.append((size, length))
         tokens = size * (length if isinstance(length, int) else max(length))
         return None if tokens > self.room else 1e-3 * max(1.0, tokens / self.knee)
@@ -83,8 +83,8 @@ class TrialTests(TestCase):
 
             def __exit__(self, *_: object) -> None: ...
             def wait_until_loaded(self) -> None: ...
-            def call(self, what: Any, *_: Any) -> Any:
-                return {replica.find_note: said, replica.measure_memory: 1, replica.answer_inputs: [0.5]}[what]
+            def run_measurement(self, what: Any, *_: Any) -> Any:
+                return {replica.read_engine_note: said, replica.measure_memory: 1, replica.answer_inputs: [0.5]}[what]
 
         def tried() -> measurements.Measurement:
             choice = Variant(backend="torch", precision="float32")

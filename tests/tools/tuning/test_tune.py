@@ -58,9 +58,9 @@ class ReplicaTests(SimpleTestCase):
         spec = ModelSpec(name="m", engine="inference.engines.embeddings:SentenceEmbeddings", model=MODEL)
         with Replica(Setup(spec=spec, device=Device(name="cpu"), threads=3)) as own:
             own.wait_until_loaded()
-            self.assertEqual(own.call(os.getenv, "OMP_NUM_THREADS"), "3")
-            self.assertGreater(own.call(measure_call_s, 2, 8, 0.01) or 0, 0)
-            self.assertEqual(len(own.call(answer_inputs, [8])[0]), 384)
+            self.assertEqual(own.run_measurement(os.getenv, "OMP_NUM_THREADS"), "3")
+            self.assertGreater(own.run_measurement(measure_call_s, 2, 8, 0.01) or 0, 0)
+            self.assertEqual(len(own.run_measurement(answer_inputs, [8])[0]), 384)
         self.assertEqual("torch" in sys.modules, loaded)
         self.assertFalse(multiprocessing.active_children())
 
