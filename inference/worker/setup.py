@@ -132,7 +132,7 @@ def _plan(worker: Any) -> None:
     signals.worker_shutting_down.connect(worker.heartbeat.announce_stop)
     worker.heartbeat.start()
     worker.housekeeping = Housekeeping(worker.heartbeat, worker.replicas)
-    worker.housekeeping.chores.append(worker.served.find_jobless_models)
+    worker.housekeeping.chores.append(worker.served.update_jobless_models)
     control.install_commands(worker.housekeeping)
     worker.housekeeping.start()
 

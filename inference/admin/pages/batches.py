@@ -41,17 +41,17 @@ class BatchSummary:
         return self.jobs[0].device
 
     @property
-    def rows(self) -> int:
+    def row_count(self) -> int:
         """The number of inputs of an engine call: as it was recorded, or as far as it is known."""
         return max((job.batch_size or 0 for job in self.jobs), default=0) or sum(job.size for job in self.jobs)
 
     @property
-    def calls(self) -> int:
+    def call_count(self) -> int:
         """The number of calls of the engine: short calls share a claim and a record."""
-        return math.ceil(sum(job.size for job in self.jobs) / self.rows)
+        return math.ceil(sum(job.size for job in self.jobs) / self.row_count)
 
     @property
-    def failed(self) -> int:
+    def failed_count(self) -> int:
         return sum(job.status == Status.FAILED for job in self.jobs)
 
     @property
@@ -59,7 +59,7 @@ class BatchSummary:
         return min((job.started_at for job in self.jobs if job.started_at), default=None)
 
     @property
-    def longest(self) -> int:
+    def longest_length(self) -> int:
         return max(job.length for job in self.jobs)
 
     @property
@@ -68,10 +68,10 @@ class BatchSummary:
 
         It is None for several calls, as it is not known then.
         """
-        if self.calls > 1:
+        if self.call_count > 1:
             return None
         sizes = sum(job.size for job in self.jobs)
-        return round(100 * (1 - sum(job.length * job.size for job in self.jobs) / (sizes * self.longest)))
+        return round(100 * (1 - sum(job.length * job.size for job in self.jobs) / (sizes * self.longest_length)))
 
     @property
     def took_s(self) -> float | None:
@@ -82,12 +82,12 @@ class BatchSummary:
         return max((max(filter(None, ended)) - self.started_at).total_seconds(), 0.0)
 
     @property
-    def learnt_s(self) -> float | None:
-        return self.calls * self.cost.predict_s(self.rows, self.longest) if self.cost else None
+    def predicted_s(self) -> float | None:
+        return self.call_count * self.cost.predict_s(self.row_count, self.longest_length) if self.cost else None
 
     @property
     def lengths(self) -> SafeString:
-        return svg.draw_lengths([job.length for job in self.jobs], to=self.longest)
+        return svg.draw_lengths([job.length for job in self.jobs], to=self.longest_length)
 
 
 def list_recent_batches() -> list[BatchSummary]:

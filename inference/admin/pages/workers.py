@@ -63,7 +63,20 @@ class WorkerAdmin(ReadOnlyAdmin):
     fieldsets = (
         ("Worker", {"fields": ("id", "name", "pid", "state_now", "heartbeat", "started")}),
         ("Models", {"fields": ("models", "error_shown", "speeds_shown", "generation_shown")}),
-        ("Load", {"fields": ("replicas_now", "device_names", "devices_chosen", "shares", "held", "rate", "finished")}),
+        (
+            "Load",
+            {
+                "fields": (
+                    "replicas_now",
+                    "device_names",
+                    "devices_chosen",
+                    "shared_devices",
+                    "held",
+                    "rate",
+                    "finished",
+                )
+            },
+        ),
     )
 
     @admin.display(description="state")
@@ -79,7 +92,7 @@ class WorkerAdmin(ReadOnlyAdmin):
     )
 
     @admin.display(description="shared devices")
-    def shares(self, worker: Worker) -> str:
+    def shared_devices(self, worker: Worker) -> str:
         beside = {} if worker.state in ENDED else workers.find_gpu_conflicts(worker)
         return "; ".join(f"{', '.join(both)} with {name}" for name, both in beside.items()) or display.NONE
 

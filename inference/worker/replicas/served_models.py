@@ -71,8 +71,8 @@ class ServedModels:
             if self._jobless[name] == self._left_at[name] and is_idle(name):  # the model may have come back meanwhile
                 replicas.release_model(name)
 
-    def find_jobless_models(self) -> None:
-        """Find the models that have no job left, in another thread, which may wait for the database."""
+    def update_jobless_models(self) -> None:
+        """Update which models have no job left, in another thread, which may wait for the database."""
         before = time.monotonic() - LINGER_S
         left = {name: left_at for name, left_at in list(self._left_at.items()) if left_at < before}
         self._jobless = {

@@ -150,7 +150,7 @@ class OpenBatch:
     @property
     def _room(self) -> Room:
         rows, most = len(self.stepper), self.spec.max_batch_size
-        return Room(rows=most - rows, tokens=self.stepper.room, longest=self.stepper.longest, others=rows)
+        return Room(rows=most - rows, tokens=self.stepper.room, longest=self.stepper.tokens_per_row, others=rows)
 
     def _is_over(self, began_at: float, *, has_news: bool) -> bool:
         command = self.shared.command

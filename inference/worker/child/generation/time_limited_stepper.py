@@ -64,7 +64,7 @@ class TimeLimitedStepper:
             return self._stepper.room
 
     @property
-    def longest(self) -> int:
+    def tokens_per_row(self) -> int:
         with self._limited():
             return self._stepper.tokens_per_row
 
