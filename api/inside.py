@@ -77,10 +77,10 @@ class Client(BaseClient):
     """
 
     def __init__(self, owner: Any = None, *, patience_s: float = PATIENCE_S) -> None:
-        super().__init__(Inside(Principal(user=owner)), patience_s=patience_s)
+        super().__init__(InProcessService(Principal(user=owner)), patience_s=patience_s)
 
 
-class Inside(Service):
+class InProcessService(Service):
     def __init__(self, principal: Principal) -> None:
         self._principal = principal
 
