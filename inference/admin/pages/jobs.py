@@ -73,7 +73,7 @@ class JobAdmin(ReadOnlyAdmin):
     fieldsets = (
         ("Job", {"fields": ("id", "model", "state", "error", "priority", "size", "length", "parts_link")}),
         ("Run", {"fields": ("batch_link", "attempts", "recoveries", "ran_on", "device")}),
-        ("Times", {"fields": ("created", "sent", "wait", "started", "run", "finished", "expires")}),
+        ("Times", {"fields": ("created", "message_sent_at", "wait", "started", "run", "finished", "expires")}),
         ("Client", {
             "fields": ("owner", "api_key", "bulk_link", "webhook_link", "request_id_shown", "idempotency_key_shown"),
         }),
@@ -141,7 +141,7 @@ class JobAdmin(ReadOnlyAdmin):
         return format_html("<strong>{}</strong>{}", job.error_code, display.describe_failure(job))
 
     @admin.display(description="message sent")
-    def sent(self, job: Job) -> str:
+    def message_sent_at(self, job: Job) -> str:
         return display.NONE if job.parts or job.published_at is None else display.format_moment(job.published_at)
 
     @admin.display(description="parts")

@@ -126,7 +126,7 @@ def list_waiting_owners(model: str) -> list[WaitingOwner]:
     ]  # fmt: skip
 
 
-def draw_plots(name: str, living: list[Worker]) -> Iterator[tuple[Worker, SafeString, str]]:
+def draw_cost_plots(name: str, living: list[Worker]) -> Iterator[tuple[Worker, SafeString, str]]:
     """Yield by worker a plot of the times that calls took against the times that were learnt for them."""
     for worker in living:
         costs = (worker.costs or {}).get(name) or {}
@@ -174,7 +174,7 @@ class ModelsAdmin(ReadOnlyAdmin):
         queued = Job.objects.filter(model=name, status=Status.QUEUED, parts=None)
         return self.render_page(
             request, "inference/model.html", title=display.escape_text(name), name=name, spec=spec, pause=pause,
-            facts=list(list_entry_facts(spec)) if spec else [], places=where, plots=list(draw_plots(name, living)),
+            facts=list(list_entry_facts(spec)) if spec else [], places=where, plots=list(draw_cost_plots(name, living)),
             queued=queue_position.count_queued_jobs(spec) if spec else None, acts=list_last_acts(name),
             owners=list_waiting_owners(name), oldest=queued.order_by("priority", "pk").only("created_at").first(),
         )  # fmt: skip

@@ -62,7 +62,7 @@ class Feed:
         """Return what the pipeline takes, and the parameters with those that the input brings."""
         return self.prepare(value, pipe), parameters
 
-    def find_sharing(self, pipe: Any, run: dict[str, Any]) -> ForwardSharing:
+    def find_forward_sharing(self, pipe: Any, run: dict[str, Any]) -> ForwardSharing:
         """Return which rows may share a forward that has the parameters `run`."""
         return ForwardSharing.PADDED
 
@@ -175,7 +175,7 @@ class Prompts(TextFeed):
             return parameters
         return {"max_new_tokens": own.max_new_tokens or NEW_TOKENS, **parameters}
 
-    def find_sharing(self, pipe: Any, run: dict[str, Any]) -> ForwardSharing:
+    def find_forward_sharing(self, pipe: Any, run: dict[str, Any]) -> ForwardSharing:
         """Return `ALONE` if there is a seed, `EQUAL` if answers would depend on padding, and else `PADDED`.
 
         A total length counts the padding, so that an answer would depend on how far its prompt is padded. A penalty on

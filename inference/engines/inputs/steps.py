@@ -43,7 +43,7 @@ class PipelineCalls:
             preprocess={**pipe._preprocess_params, **self.feed.preprocess, **before},
             forward={**pipe._forward_params, **run},
             postprocess={**pipe._postprocess_params, **after},
-            together=self.feed.find_sharing(pipe, run),
+            together=self.feed.find_forward_sharing(pipe, run),
         )
 
     def make_rows(self, index: int, value: Any, parameters: Parameters) -> list[InputRow]:

@@ -37,7 +37,7 @@ class RetryGroup:
         return self.jobs[0].item.alone
 
     @property
-    def turn(self) -> tuple[bool, tuple[int, float, float]]:
+    def turn_order(self) -> tuple[bool, tuple[int, float, float]]:
         """The order in which groups run alone: first the jobs that this worker has claimed, whose lease runs out."""
         held = self.jobs[0]
         return not held.takes_over, held.item.order
@@ -68,12 +68,12 @@ class Isolation:
         of each queue, and waits while the other jobs have their turn.
         """
         due = [part for part in self._due(models) if part.is_alone]
-        first = min(due, key=lambda part: part.turn, default=None)
+        first = min(due, key=lambda part: part.turn_order, default=None)
         if first is None or first.jobs[0].takes_over:
             return first
         if time.monotonic() < self.others_until or self.find_next_group(models):
             return None
-        return None if heads and (self._owed_s or first.turn[1] > min(heads)) else first
+        return None if heads and (self._owed_s or first.turn_order[1] > min(heads)) else first
 
     def _due(self, models: Container[str]) -> list[RetryGroup]:
         now = time.monotonic()

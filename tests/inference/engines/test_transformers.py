@@ -190,7 +190,7 @@ class GenerationTests(EqualTestCase):
                 self.assert_batching_changes_nothing("text-generation", PROMPTS, parameters)
 
     def test_a_penalty_counts_padding_only_where_it_is_the_end_token(self) -> None:
-        pipe, together = engine("text-generation").pipe, FEEDS["text-generation"].find_sharing
+        pipe, together = engine("text-generation").pipe, FEEDS["text-generation"].find_forward_sharing
         self.assertIs(together(pipe, GREEDY), ForwardSharing.PADDED)
         for active in ({"repetition_penalty": 1.2}, {"no_repeat_ngram_size": 2}):
             self.assertIs(together(pipe, {**GREEDY, **active}), ForwardSharing.EQUAL)
