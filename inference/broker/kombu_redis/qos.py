@@ -1,20 +1,24 @@
 """The messages that a channel has handed over and the consumer has not acknowledged yet."""
 
+import atexit
+import contextlib
 import logging
+import os
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
 
 import redis
-from kombu.transport import redis as stock
-from kombu.transport import virtual
-from kombu.utils.json import dumps
+from kombu.utils.json import dumps, loads
 
+from inference import clock
 from inference.broker.kombu_redis.scripts import PUT_BACK
 from inference.broker.messages import MOST_PACKED
 from inference.failures import is_away
 
 logger = logging.getLogger(__name__)
+
+CHUNK = 256  # messages that one command puts back: a server runs one command at a time
 
 
 class Unacked(NamedTuple):
@@ -25,91 +29,96 @@ class Unacked(NamedTuple):
     text: str | bytes
 
 
+class Held(NamedTuple):
+    """A message that was handed over, and what it takes of the prefetch count."""
+
+    raw: Any  # as it was read
+    key: str
+    jobs: int  # that have not ended
+    is_low: bool
+
+
 class Unsettled(NamedTuple):
     """The acknowledgements and messages that the server is to get after the end of a channel."""
 
     acked: list[str]
     messages: list[Unacked]
-    tags: list[str]  # of messages whose text and list only the server has
     lost_fetch: float | None  # the time of a fetch whose answer did not arrive
 
 
-class QoS(stock.QoS):
-    """The unacknowledged messages of a channel.
+class QoS:
+    """The unacknowledged messages of a channel, with the methods of kombu's `virtual.QoS` that are called.
 
     Acknowledgements are sent with the channel's next fetch. Messages are put back in their original order.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    restore_at_shutdown = True
+
+    def __init__(self, channel: Any) -> None:
+        self.channel = channel
+        self.prefetch_count = 0
         self.patient = 0  # jobs of the lowest priority that may be held beside the prefetch count
-        self._low: set[str] = set()  # tags of messages of that priority
-        self._low_jobs = 0
         self.acked: list[str] = []  # tags of acknowledgements that are to be sent
         self.sending: list[str] = []  # tags of acknowledgements on their way to the server
         self.lost_fetch: float | None = None
-        self._keys: dict[str, str] = {}  # by tag: the list that the message came from
-        self._jobs: dict[str, int] = {}  # by tag of a message with several jobs: how many have not ended
+        self._held: dict[str, Held] = {}  # by tag
+        self._jobs = self._low_jobs = 0  # of all that are held, of those of the lowest priority
+        self._looks = 0  # for messages of lost workers
         self._is_over = False
+        self._pid = os.getpid()
+        atexit.register(self._restore_at_exit)
 
-    def keep(self, message: Any, tag: str, key: str, *, is_low: bool) -> None:
-        """Add a message as `append` does; the fetch has recorded it in the server already."""
+    def keep(self, raw: Any, tag: str, key: str, *, is_low: bool) -> None:
+        """Add a message; the fetch has recorded it in the server already."""
         self._drop(tag)  # the tag is known if the message was held for too long, and has come again
-        self._keys[tag] = key
-        if (jobs := message.headers.get("jobs", 1)) > 1:
-            self._jobs[tag] = min(jobs, MOST_PACKED)
-        if is_low:
-            self._low.add(tag)
-            self._low_jobs += self._jobs.get(tag, 1)
-        virtual.QoS.append(self, message, tag)
+        jobs = max(1, min(raw["headers"].get("jobs", 1), MOST_PACKED))
+        self._held[tag] = held = Held(raw, key, jobs, is_low)
+        self._count(held, 1)
 
     def _drop(self, tag: str) -> None:
-        self._keys.pop(tag, None)
-        jobs = self._jobs.pop(tag, 1)
-        if tag in self._low:
-            self._low.remove(tag)
-            self._low_jobs -= jobs
+        if held := self._held.pop(tag, None):
+            self._count(held, -1)
+
+    def _count(self, held: Held, sign: int) -> None:
+        self._jobs += sign * held.jobs
+        self._low_jobs += sign * held.jobs * held.is_low
 
     def make_room(self, tag: str) -> None:
         """Count one job of this message as ended."""
-        if self._jobs.get(tag, 1) > 1:
-            self._jobs[tag] -= 1
-            self._low_jobs -= tag in self._low
-
-    def can_consume(self) -> bool:
-        """Return True if the prefetch count, which is one of jobs, leaves room."""
-        return self.can_consume_max_estimate() != 0
+        held = self._held.get(tag)
+        if held and held.jobs > 1:
+            self._count(held, -1)
+            self._held[tag] = held._replace(jobs=held.jobs - 1)
+            self._count(self._held[tag], 1)
 
     def can_consume_max_estimate(self) -> int | None:
         """Return how many jobs of all but the lowest priority may be fetched; None without a limit.
 
         They have the prefetch count for themselves, however many jobs of the lowest priority are held.
         """
-        return self._credit(self._held - self._low_jobs)
+        return self._credit(self._jobs - self._low_jobs)
 
     def can_consume_low(self) -> int | None:
         """Return how many jobs of any priority, the lowest one too, may be fetched; None without a limit."""
-        return self._credit(self._held)
+        return self._credit(self._jobs)
 
     def can_consume_patient(self) -> int | None:
         """Return how many jobs of the lowest priority may be fetched where no other job waits longer because of them.
 
         The result is None without a limit.
         """
-        return self._credit(self._held - self.patient)
+        return self._credit(self._jobs - self.patient)
 
     def _credit(self, held: int) -> int | None:
         return max(0, self.prefetch_count - held) if self.prefetch_count else None
 
-    @property
-    def _held(self) -> int:
-        return len(self._delivered) - len(self._dirty) + sum(self._jobs.values()) - len(self._jobs)
-
     def ack(self, tag: str) -> None:
-        self.forget(tag)
-        virtual.QoS.ack(self, tag)
+        """Acknowledge a message; broadcasts, which are not held, need none."""
+        if tag in self._held:
+            self.forget(tag)
 
     def forget(self, tag: str) -> None:
+        """Have the server forget a message, with the next fetch, or at once if there is no event loop to send one."""
         self._drop(tag)
         self.acked.append(tag)
         if not self.channel.is_driven:
@@ -117,14 +126,11 @@ class QoS(stock.QoS):
             self.acks_sent()
 
     def reject(self, tag: str, requeue: bool = False) -> None:
-        if not requeue:
-            self.ack(tag)
-        elif tag in self._keys:
+        if requeue and tag in self._held:
             self.put_back_soon([self._unacked(tag)])
             self._drop(tag)
-            virtual.QoS.ack(self, tag)
         else:
-            super().reject(tag, requeue)
+            self.ack(tag)
 
     def acks_to_send(self) -> list[str]:
         self.sending += self.acked
@@ -134,13 +140,10 @@ class QoS(stock.QoS):
     def acks_sent(self) -> None:
         self.sending = []
 
-    def prefixed(self, key: str) -> str:
-        return f"{self.channel.global_keyprefix}{key}"
-
     @property
     def server_keys(self) -> tuple[str, str]:
-        """The keys of the messages by tag and of the tags by time, with kombu's names."""
-        return self.prefixed(self.unacked_key), self.prefixed(self.unacked_index_key)
+        """The keys of the messages by tag and of the tags by time."""
+        return self.channel.prefixed(self.channel.unacked_key), self.channel.prefixed(self.channel.unacked_index_key)
 
     def put_back(self, messages: Sequence[Unacked]) -> None:
         """Put messages back to the front of their lists, in this order.
@@ -153,8 +156,8 @@ class QoS(stock.QoS):
         arguments = [
             part for message in reversed(messages) for part in (message.tag, lists.index(message.key), message.text)
         ]
-        names = [*self.server_keys, *map(self.prefixed, lists)]
-        self._client().eval(PUT_BACK, len(names), *names, *arguments)
+        names = [*self.server_keys, *map(self.channel.prefixed, lists)]
+        self._client.eval(PUT_BACK, len(names), *names, *arguments)
 
     def put_back_soon(self, messages: Sequence[Unacked]) -> None:
         """Put messages back now, or once the server answers again; this channel no longer holds them.
@@ -170,28 +173,74 @@ class QoS(stock.QoS):
                 if not is_away(error):
                     raise
                 logger.warning("%d messages are put back when the broker answers again: %s", len(messages), error)
-        later.append(Unsettled([], list(messages), [], None))
+        later.append(Unsettled([], list(messages), None))
 
-    def restore_visible(self, *args: Any, **kwargs: Any) -> None:
-        """Restore messages of lost workers as kombu does, and log it if the server refuses that.
+    def restore_visible(self, start: int = 0, num: int | None = 10, interval: int = 10) -> None:
+        """Put back messages of lost workers, at every `interval`th call, and log it if the server refuses that.
 
         A server that is full, or may not write, is no reason to stop consuming: consuming empties it.
         """
+        self._looks += 1
+        if (self._looks - 1) % (interval or 1):
+            return
+        name, expire_s = self.channel.prefixed(self.channel.unacked_mutex_key), self.channel.unacked_mutex_expire
+        lock = self._client.lock(name, timeout=expire_s)
         try:
-            super().restore_visible(*args, **kwargs)
+            if not lock.acquire(blocking=False):
+                return
+            try:
+                until = clock.time_s() - self.channel.visibility_timeout
+                index, offset = self.server_keys[1], num and start
+                latest_first = self._client.zrange(index, until, 0, desc=True, byscore=True, offset=offset, num=num)
+                self._restore(latest_first)
+            finally:
+                with contextlib.suppress(redis.exceptions.LockNotOwnedError):  # it took longer than the lock lasts
+                    lock.release()
         except redis.ResponseError as error:
             logger.warning("messages of lost workers not looked for: %s", error)
 
+    def _restore(self, tags: Any) -> None:
+        """Put back messages of which only the server has the texts; the last one becomes the first in line."""
+        messages, _ = self.server_keys
+        for start in range(0, len(tags), CHUNK):
+            some = [tag.decode() for tag in tags[start : start + CHUNK]]
+            texts = cast("list[bytes | None]", self._client.hmget(messages, some))
+            found = {tag: self._lists_of(tag, text) for tag, text in zip(some, texts, strict=True)}
+            self.put_back([message for tag in reversed(some) for message in found[tag]])
+            self._acknowledge([tag for tag in some if not found[tag]])
+
+    def _lists_of(self, tag: str, text: bytes | None) -> list[Unacked]:
+        """Return a recorded message once for each list in which it belongs, which may be none."""
+        if text is None:
+            return []
+        try:
+            raw, exchange, routing_key = loads(text)
+            _note_redelivery(raw)
+            queues = self.channel.queues_of(exchange, routing_key)
+            return [Unacked(tag, self.channel.key_for(queue, raw), dumps(raw)) for queue in queues]
+        except redis.RedisError:
+            raise
+        except Exception as error:
+            logger.error("not a message, dropped from those that are unacknowledged: %r: %.200r", error, text)
+            return []
+
+    def restore_unacked(self) -> None:
+        """Put back all messages, which the consumer asks for."""
+        self.put_back_soon(self._take_all())
+
+    def _restore_at_exit(self) -> None:
+        if os.getpid() == self._pid:  # not in a copy of the process that holds the messages
+            self.restore_unacked_once()
+
     def restore_unacked_once(self, stderr: Any = None) -> None:
         """Put back all messages at the end of the channel or of the process."""
-        self._on_collect.cancel()
-        self._flush()
+        atexit.unregister(self._restore_at_exit)
         if self._is_over:
             return
         self._is_over = True
-        messages, tags = self._take_all() if self.restore_at_shutdown else ([], [])
+        messages = self._take_all() if self.restore_at_shutdown else []
         self.try_to_settle()
-        left = Unsettled(self.acks_to_send(), messages + self.channel.take_unread(), tags, self.lost_fetch)
+        left = Unsettled(self.acks_to_send(), messages + self.channel.take_unread(), self.lost_fetch)
         try:
             self._settle(left)
         except (redis.RedisError, OSError) as error:
@@ -213,13 +262,13 @@ class QoS(stock.QoS):
             logger.warning("messages are not put back into the broker yet: %s", error)
 
     def note_lost_fetch(self, fetched_at: float) -> None:
-        unsettled[self.channel.server].append(Unsettled([], [], [], fetched_at))
+        unsettled[self.channel.server].append(Unsettled([], [], fetched_at))
 
     def _settle(self, left: Unsettled) -> None:
         self._acknowledge(left.acked)
         self.put_back(left.messages)
-        for tag in left.tags + (self._tags_of_fetch(left.lost_fetch) if left.lost_fetch else []):
-            self.restore_by_tag(tag)
+        if left.lost_fetch:
+            self._restore(self._client.zrangebyscore(self.server_keys[1], left.lost_fetch, left.lost_fetch))
         if left.messages:
             logger.info("%d unacknowledged messages are back in their queues", len(left.messages))
 
@@ -227,34 +276,29 @@ class QoS(stock.QoS):
         """Send acknowledgements at once; usually the next fetch does it."""
         if tags:
             messages, index = self.server_keys
-            with self._client().pipeline() as pipe:
+            with self._client.pipeline() as pipe:
                 pipe.hdel(messages, *tags)
                 pipe.zrem(index, *tags)
                 pipe.execute()
 
-    def _tags_of_fetch(self, moment: float) -> list[str]:
-        """Return the tags of messages that the fetch of this moment has taken and that are still recorded."""
-        tags = self._client().zrangebyscore(self.server_keys[1], moment, moment)
-        return [tag.decode() for tag in cast("list[bytes]", tags)]
-
+    @property
     def _client(self) -> redis.Redis:
-        """Return a client without kombu's prefixing of keys, which supports few commands."""
-        return redis.Redis(connection_pool=self.channel.pool)
+        return cast("redis.Redis", self.channel.client)
 
-    def _take_all(self) -> tuple[list[Unacked], list[str]]:
-        messages = [self._unacked(tag) for tag in self._delivered if tag in self._keys]
-        tags = [tag for tag in self._delivered if tag not in self._keys]
-        self._delivered.clear()
-        self._keys.clear()
-        self._jobs.clear()
-        self._low.clear()
-        self._low_jobs = 0
-        return messages, tags
+    def _take_all(self) -> list[Unacked]:
+        messages = [self._unacked(tag) for tag in self._held]
+        self._held.clear()
+        self._jobs = self._low_jobs = 0
+        return messages
 
     def _unacked(self, tag: str) -> Unacked:
-        raw = self._delivered[tag]._raw
-        raw["headers"]["redelivered"] = raw["properties"]["delivery_info"]["redelivered"] = True
-        return Unacked(tag, self._keys[tag], dumps(raw))
+        raw, key, *_ = self._held[tag]
+        _note_redelivery(raw)
+        return Unacked(tag, key, dumps(raw))
+
+
+def _note_redelivery(raw: Any) -> None:
+    raw["headers"]["redelivered"] = raw["properties"]["delivery_info"]["redelivered"] = True
 
 
 unsettled: dict[str, list[Unsettled]] = defaultdict(list)  # by server, since it outlives the channels

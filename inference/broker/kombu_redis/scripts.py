@@ -75,12 +75,37 @@ return out
 """
 
 # KEYS: unacked, its index, then the lists. ARGV: for each message its tag, the number of its list, its text; the last
-# message becomes the first in line.
+# message becomes the first in line. A message that goes to several lists comes as often, one after the other.
 PUT_BACK = """
+local tag, is_held
 for i = 1, #ARGV, 3 do
-  if redis.call('HDEL', KEYS[1], ARGV[i]) == 1 then
-    redis.call('ZREM', KEYS[2], ARGV[i])
+  if ARGV[i] ~= tag then
+    tag = ARGV[i]
+    is_held = redis.call('HDEL', KEYS[1], tag) == 1
+    redis.call('ZREM', KEYS[2], tag)
+  end
+  if is_held then
     redis.call('RPUSH', KEYS[tonumber(ARGV[i + 1]) + 3], ARGV[i + 2])
   end
+end
+"""
+
+# KEYS: the bindings of an exchange, the deadlines of all. ARGV: the binding, the exchange, for how many ms it lives.
+REFRESH_BINDING = """
+redis.call('SADD', KEYS[1], ARGV[1])
+local now = redis.call('TIME')
+local ms = tonumber(now[1]) * 1000 + math.floor(tonumber(now[2]) / 1000)
+redis.call('ZADD', KEYS[2], 'GT', ms + tonumber(ARGV[3]), ARGV[2])
+"""
+
+# KEYS: the deadlines. ARGV: what the keys of bindings begin with, the same of bindings that stay, the most exchanges.
+SWEEP_BINDINGS = """
+local now = redis.call('TIME')
+local ms = tonumber(now[1]) * 1000 + math.floor(tonumber(now[2]) / 1000)
+for _, exchange in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', ms, 'LIMIT', 0, tonumber(ARGV[3]))) do
+  if redis.call('EXISTS', ARGV[2] .. exchange) == 0 then
+    redis.call('DEL', ARGV[1] .. exchange)
+  end
+  redis.call('ZREM', KEYS[1], exchange)
 end
 """

@@ -1,52 +1,135 @@
-"""The kombu transport `inference-redis`: kombu's own for Redis, except for the consumption of messages (`channel`).
+"""The kombu transport `inference-redis`, on kombu's virtual transport and redis-py.
 
-Publishing, fanout, bindings and the data in the server are kombu's, so that both transports work side by side.
+What lies in the server is as kombu's own transport for Redis leaves it, so that both work side by side.
 """
 
+import functools
+import logging
+import selectors
+from collections.abc import Callable
+from time import monotonic
 from typing import Any
 
-from kombu.transport import redis as stock
+import redis
+from kombu.transport import virtual
 
 from inference.broker.kombu_redis.channel import RECHECK_S, Channel
+from inference.broker.kombu_redis.connections import WatchedConnection
+
+logger = logging.getLogger(__name__)
+
+RESTORE_S = 10.0  # between looks for messages of lost workers, of which not each asks the server
+HEALTH_S = 10.0  # between looks for connections that give no answer
+KEEP_S = 1.0  # between looks at the bindings of queues that expire
 
 
-class Poller(stock.MultiChannelPoller):
-    """A poller that sends the due fetches of the channels before the event loop waits."""
+class Transport(virtual.Transport):
+    """A transport whose channels send what is due before each wait for the server's answers."""
 
-    def on_poll_start(self) -> None:
-        for channel in list(self._channels):
-            if channel.is_due():
-                self._register_BRPOP(channel)
-            if channel.active_fanout_queues:
-                self._register_LISTEN(channel)
-
-    def maybe_restore_messages(self) -> None:
-        """Settle what earlier channels could not, then restore messages as kombu does.
-
-        It is called every ten seconds, also if no queue is consumed.
-        """
-        for channel in list(self._channels):
-            channel.qos.try_to_settle()
-        super().maybe_restore_messages()
-
-    def on_readable(self, fileno: int) -> Any:
-        channel, kind = self._fd_to_chan.get(fileno, (None, None))
-        if kind == "BRPOP":  # read with or without credit: the fetch asked for no more than there was
-            return channel._brpop_read()
-        return super().on_readable(fileno)
-
-    def get(self, callback: Any, timeout: float | None = None) -> None:
-        super().get(callback, RECHECK_S if timeout is None else min(timeout, RECHECK_S))
-
-
-class Transport(stock.Transport):
     Channel = Channel
-    is_driven = False  # True with an event loop, which sends acknowledgements with its next turn
+    driver_type = driver_name = "redis"
+    default_port = 6379
+    implements = virtual.Transport.implements.extend(
+        asynchronous=True, exchange_type=frozenset({"direct", "topic", "fanout"})
+    )
+    connection_errors = (*virtual.Transport.connection_errors, OSError, redis.ConnectionError, redis.TimeoutError)
+    channel_errors = (*virtual.Transport.channel_errors, redis.DataError, redis.InvalidResponse, redis.ResponseError)
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.cycle = Poller()
+    def __init__(self, client: Any, **kwargs: Any) -> None:
+        super().__init__(client, **kwargs)
+        self._loop: Any = None  # the event loop, if there is one
+        self._timers: list[Any] = []
+        self._readers: dict[int, Callable[[], bool]] = {}  # by file descriptor
+
+    @property
+    def is_driven(self) -> bool:
+        """True with an event loop, which sends acknowledgements with its next turn."""
+        return self._loop is not None
+
+    def driver_version(self) -> str:
+        return redis.__version__
 
     def register_with_event_loop(self, connection: Any, loop: Any) -> None:
-        self.is_driven = True
-        super().register_with_event_loop(connection, loop)
+        self._loop = loop
+        for channel in self.channels[:1]:  # they have the same server
+            channel.restore_visible()
+        loop.on_tick.add(self.begin_turn)
+        restore_s = self.client.transport_options.get("unacked_restore_interval") or RESTORE_S
+        self._timers = [
+            loop.call_repeatedly(restore_s, self.restore_messages),
+            loop.call_repeatedly(HEALTH_S, self.check_health),
+            loop.call_repeatedly(KEEP_S, self.keep_bindings),
+        ]
+
+    def close_connection(self, connection: Any) -> None:
+        for timer in self._timers:
+            timer.cancel()
+        if self._loop:
+            self._loop.on_tick.discard(self.begin_turn)
+        super().close_connection(connection)
+
+    def drain_events(self, connection: Any, timeout: float | None = None) -> None:
+        """Wait until a channel has read something; without an event loop.
+
+        Raises `TimeoutError` after `timeout` seconds.
+        """
+        give_up_at = monotonic() + timeout if timeout is not None else float("inf")
+        while not self._turn(min(RECHECK_S, max(0.0, give_up_at - monotonic()))):
+            if monotonic() >= give_up_at:
+                raise TimeoutError
+
+    def _turn(self, limit_s: float) -> bool:
+        """Send what is due, and read answers for which it waits `limit_s` at most; return True if there were any."""
+        self.begin_turn()
+        self.keep_bindings()
+        with selectors.DefaultSelector() as selector:
+            for fd in self._readers:
+                selector.register(fd, selectors.EVENT_READ)
+            ready = [key.fd for key, _ in selector.select(limit_s)]
+        if not ready:
+            self.restore_messages()
+            for channel in self.channels:
+                channel.drop_overdue_fetch()
+        has_arrived = [self._readers[fd]() for fd in ready if fd in self._readers]  # one may close another
+        return any(has_arrived)
+
+    def begin_turn(self) -> None:
+        for channel in list(self.channels):
+            channel.begin_turn()
+
+    def watch(self, connection: WatchedConnection, read: Callable[[], bool]) -> None:
+        """Have `read` called, until the connection ends, whenever something has arrived on it."""
+        if connection.unwatch:
+            return
+        fd = connection.fileno()
+        connection.unwatch = functools.partial(self._unwatch, fd)
+        self._readers[fd] = read
+        if self._loop:
+            self._loop.add_reader(fd, read)
+
+    def _unwatch(self, fd: int) -> None:
+        del self._readers[fd]
+        if self._loop:
+            self._loop.remove_reader(fd)
+
+    def restore_messages(self) -> None:
+        """Send what earlier channels could not send, even if no queue is consumed, then look for lost messages."""
+        for channel in list(self.channels):
+            channel.qos.try_to_settle()
+        for channel in [channel for channel in self.channels if channel.queues][:1]:
+            try:
+                channel.restore_visible()
+            except (redis.RedisError, OSError) as error:
+                logger.debug("messages of lost workers not looked for: %s", error)
+
+    def check_health(self) -> None:
+        for channel in list(self.channels):
+            channel.drop_overdue_fetch()
+            channel.broadcasts.check_health()
+
+    def keep_bindings(self) -> None:
+        for channel in list(self.channels):
+            try:
+                channel.keep_bindings()
+            except (redis.RedisError, OSError) as error:
+                logger.warning("the bindings of queues that expire are kept later: %s", error)

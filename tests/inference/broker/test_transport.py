@@ -1,20 +1,27 @@
 """What only our transport does."""
 
+import itertools
 import json
 import logging
+import subprocess
+import sys
 from base64 import b64encode
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 from unittest import TestCase, mock
+from urllib.parse import quote
 
+import kombu
 import redis
+from django.conf import settings
 from kombu import Consumer, Exchange, Producer, Queue
 
 from inference.broker import address, messages
-from inference.broker.kombu_redis import channel, qos
-from tests.conditions import eventually
+from inference.broker.kombu_redis import broadcasts, channel, qos
+from tests.conditions import PATIENCE_S, eventually
 from tests.inference.broker.consumers import Driven, connect
-from tests.inference.broker.servers import client_of, own_broker, wait_for_its_log
+from tests.inference.broker.servers import TcpBroker, client_of, own_broker, wait_for_its_log
 
 A, B = "inference.a", "inference.b"
 
@@ -62,6 +69,20 @@ NO_MESSAGES: dict[str, str | bytes] = {
 }
 
 
+LEAVING = """
+import os, sys, kombu
+from inference.broker import address
+
+connection = kombu.Connection(sys.argv[1], transport_options=address.kombu_options(sys.argv[1]))
+kombu.Consumer(connection, [kombu.Queue(sys.argv[2])], on_message=lambda message: None).consume()
+connection.drain_events()
+if os.fork():
+    os.wait()
+    print("the copy has left", flush=True)
+    sys.stdin.read()
+"""
+
+
 class OnOwnBroker(TestCase):
     def setUp(self) -> None:
         self.broker = own_broker(self)
@@ -75,7 +96,7 @@ class OnOwnBroker(TestCase):
         """A consumer that knows that its queue is empty."""
         consumer = self.driven()
         consumer.turn()
-        consumer.run_until(lambda: not consumer.channel._in_poll)  # noqa: SLF001
+        consumer.run_until(lambda: not consumer.channel.is_fetching)
         return consumer
 
     def send(self, *bodies: Any, queue: str = A, step: int = 2, rows: int = 1, jobs: Any = 1, **options: Any) -> None:
@@ -249,14 +270,24 @@ class TransportTests(OnOwnBroker):
         """A consumer whose fetch of 0, 1, 2 was executed, and whose answer it has not read."""
         consumer = self.idle()
         self.send(*range(3))
-        consumer.channel._update_queue_cycle()  # noqa: SLF001 - as when its queues change
-        consumer.channel.connection.cycle.on_poll_start()
+        consumer.consumer.add_queue(Queue(B))  # what is known of the lists is known no more
+        consumer.consumer.consume()
+        consumer.channel.begin_turn()
         eventually(lambda: self.client.hlen("unacked") == 3, "the server has executed the fetch")
         return consumer
 
     def test_a_fetch_with_a_lost_answer_is_found_again_by_the_next_connection(self) -> None:
         consumer = self.fetching()
-        consumer.channel.client.connection.disconnect()
+        consumer.channel._link.disconnect()  # noqa: SLF001
+        self.assertEqual(sorted(consumer.get(3)), [0, 1, 2])
+
+    def test_a_fetch_whose_answer_is_overdue_is_found_again_by_another_connection(self) -> None:
+        consumer = self.fetching()
+        consumer.channel.connection.check_health()
+        self.assertTrue(consumer.channel.is_fetching)
+        with mock.patch.object(consumer.channel, "health_check_interval", -1):
+            consumer.channel.connection.check_health()
+        self.assertFalse(consumer.channel.is_fetching)
         self.assertEqual(sorted(consumer.get(3)), [0, 1, 2])
 
     def test_a_fetch_with_a_lost_answer_is_put_back_when_the_consumer_leaves(self) -> None:
@@ -264,6 +295,17 @@ class TransportTests(OnOwnBroker):
         with mock.patch.object(consumer.channel, "_read_answer", side_effect=OSError("cut")):
             consumer.connection.close()
         self.assertEqual(sorted(self.driven().get(3)), [0, 1, 2])
+
+    def test_a_process_that_ends_without_a_close_puts_back_what_it_holds_and_a_copy_of_it_does_not(self) -> None:
+        self.send("x")
+        command = [sys.executable, "-c", LEAVING, self.url, A]
+        with subprocess.Popen(command, cwd=settings.BASE_DIR, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+            assert process.stdin
+            assert process.stdout
+            self.assertEqual(process.stdout.readline(), b"the copy has left\n")
+            self.assertEqual(self.client.hlen("unacked"), 1)
+            process.stdin.close()
+        self.assertEqual(self.driven().get(1), ["x"])
 
     def test_acknowledgements_are_sent_when_the_consumer_leaves_with_nothing_else_to_put_back(self) -> None:
         self.send("x")
@@ -296,7 +338,7 @@ class TransportTests(OnOwnBroker):
                 message.reject_log_error(logging.getLogger(__name__), errors, requeue=True)
         consumer.messages.clear()
         self.assertEqual(consumer.channel.qos.can_consume_max_estimate(), 4)
-        consumer.channel.connection.cycle.maybe_restore_messages()
+        consumer.channel.connection.restore_messages()
         self.assertEqual(sorted(consumer.get(2)), ["x", "y"])
         with self.refusing():
             for message in consumer.messages:
@@ -305,17 +347,17 @@ class TransportTests(OnOwnBroker):
         self.assertEqual(self.client.llen(address.redis_key(A, 2)), 2)
 
     def test_so_it_is_with_what_arrives_as_its_queue_is_left(self) -> None:
-        self.send("x")
+        self.send("x", "y")
         consumer = self.driven(A, B)
-        hand_over = consumer.channel._hand_over  # noqa: SLF001 - a queue is left between a fetch and this
 
-        def leave_first(queue: str, arrived: Any) -> None:
-            consumer.channel._active_queues.remove(queue)  # noqa: SLF001
-            hand_over(queue, arrived)
+        def leave(message: kombu.Message) -> None:
+            consumer.receive(message)
+            consumer.consumer.cancel_by_queue(A)
 
-        with mock.patch.object(consumer.channel, "_hand_over", leave_first), self.refusing():
+        consumer.consumer.on_message = leave
+        with self.refusing():
             consumer.run_until(lambda: qos.unsettled[consumer.channel.server])
-        consumer.channel.connection.cycle.maybe_restore_messages()
+        consumer.channel.connection.restore_messages()
         self.assertEqual(self.client.llen(address.redis_key(A, 2)), 1)
 
     def test_a_message_that_comes_again_takes_the_room_of_one(self) -> None:
@@ -379,6 +421,19 @@ class TransportTests(OnOwnBroker):
         consumer.connection.close()
         self.assertEqual(self.client.llen(f"p:{address.redis_key(A, 2)}"), 1)
 
+    def test_passwords_and_numbers_of_databases_are_those_of_the_address(self) -> None:
+        broker = own_broker(self, TcpBroker)
+        assert isinstance(broker, TcpBroker)
+        client_of(self, broker.url).config_set("requirepass", "a:b/c")
+        password = quote("a:b/c", safe="")
+        for url in (f"redis://:{password}@127.0.0.1:{broker.port}/3", f"unix://:{password}@{broker.path}?db=3"):
+            client = client_of(self, url)
+            for kombu_url in (address.kombu_url(url), address.stock_kombu_url(url)):
+                with connect(self, kombu_url) as connection:
+                    Producer(connection).publish("x", routing_key=A)
+            self.assertEqual(client.llen(A), 2)
+            client.flushdb()
+
     def test_acknowledgements_that_a_dead_broker_could_not_get_are_sent_over_the_next_connection(self) -> None:
         self.send(*range(4))
         consumer = self.driven()
@@ -392,6 +447,25 @@ class TransportTests(OnOwnBroker):
         self.assertEqual(self.driven().get(3), [1, 2, 3])
         self.assertEqual(self.client.hlen("unacked"), 3)
         self.assertEqual(qos.unsettled[consumer.channel.server], [])
+
+    def test_a_connection_to_a_dead_broker_is_closed_as_celery_closes_it(self) -> None:
+        """Twice: kombu's own transport needs the address for the second time, which `collect` has forgotten."""
+        connection = connect(self, self.url)
+        held: list[kombu.Message] = []
+        for queue in (A, B):  # a channel each, with a read under way
+            Consumer(
+                connection.channel() if queue == B else connection, [Queue(queue)], on_message=held.append
+            ).consume()
+        self.send("x")
+        connection.drain_events(timeout=PATIENCE_S)
+        with self.assertRaises(TimeoutError):
+            connection.drain_events(timeout=0.05)
+        wait_for_its_log(self.client)
+        self.broker.kill()
+        connection.collect()
+        connection.close()
+        self.broker.start()
+        self.assertEqual(self.driven().get(1), ["x"])
 
     def test_messages_that_another_has_restored_meanwhile_are_not_doubled(self) -> None:
         self.send("x")
@@ -410,6 +484,181 @@ class TransportTests(OnOwnBroker):
         first.connection.close()
         stock = Driven(self, address.stock_kombu_url(self.broker.url), [A])
         self.assertEqual(stock.get(3), [0, 1, 2])
+
+
+class StoredTests(OnOwnBroker):
+    """What lies in the server, and what is told in it, is as kombu's own transport leaves it."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.urls = address.stock_kombu_url(self.broker.url), self.url
+
+    def stored(self) -> dict[Any, Any]:
+        """What all keys have; of sorted sets without the times."""
+        readers: dict[Any, Callable[[Any], Any]] = {
+            b"list": lambda key: (self.client.lrange(key, 0, -1), self.client.pttl(key) > 0),
+            b"set": self.client.smembers,
+            b"zset": lambda key: self.client.zrange(key, 0, -1),
+            b"hash": self.client.hgetall,
+        }
+        return {key: readers[self.client.type(key)](key) for key in self.client.scan_iter()}
+
+    def assert_alike(self, act: Callable[[kombu.Connection], object]) -> None:
+        """After the same acts, at each of which `act` yields, the same is stored; the tags count from 1 on."""
+        found: list[list[dict[bytes, Any]]] = []
+        for url in self.urls:
+            self.client.flushall()
+            tags = (f"tag-{number}" for number in itertools.count(1))
+            with mock.patch("kombu.transport.virtual.base.uuid", lambda tags=tags: next(tags)):
+                with connect(self, url) as connection:
+                    found.append([self.stored() for _ in act(connection)])  # type: ignore[attr-defined]
+                found[-1].append(self.stored())
+        self.assertGreater(len(found[0][0]), 0)
+        for stock, ours in zip(*found, strict=True):
+            self.assertEqual(ours, stock)
+
+    def test_messages_of_all_priorities(self) -> None:
+        def act(connection: kombu.Connection) -> Iterator[None]:
+            producer = Producer(connection, serializer="json")
+            for priority in (0, 1, 2, 3, 4, 9, 77, -1):
+                producer.publish({"ä": priority}, routing_key=A, priority=priority, headers={"x": "ü"})
+            yield
+
+        self.assert_alike(act)
+
+    def test_bindings_and_what_is_sent_through_them(self) -> None:
+        exchanges = [Exchange("direct.e", "direct"), Exchange("topic.e", "topic"), Exchange("fanout.e", "fanout")]
+
+        def act(connection: kombu.Connection) -> Iterator[None]:
+            channel = connection.default_channel
+            bound = [Queue(f"{exchange.name}.q", exchange, routing_key="a.*")(channel) for exchange in exchanges]
+            bound += [Queue(f"{exchange.name}.q", exchange, expires=10.0)(channel) for exchange in exchanges[:1]]
+            bound.append(Queue("gone.q", exchanges[2], routing_key="#", auto_delete=True)(channel))
+            for queue in bound:
+                queue.declare()
+                yield
+            listener = Consumer(channel, bound[-1:], on_message=print)
+            listener.consume()
+            for exchange in exchanges:
+                for key in ("a.*", "a.b", "direct.e.q"):
+                    Producer(channel, exchange=exchange(channel), serializer="json").publish("x", routing_key=key)
+                    yield
+            bound[0].delete()
+            listener.cancel()
+            yield
+
+        self.assert_alike(act)
+
+    def test_messages_that_are_held_and_go_back(self) -> None:
+        def act(connection: kombu.Connection) -> Iterator[None]:
+            channel = connection.default_channel
+            Queue(A, Exchange("inference"), routing_key="a")(channel).declare()
+            producer = Producer(channel, exchange=Exchange("inference"), serializer="json")
+            for body in "xyz":
+                producer.publish(body, routing_key="a", priority=2)
+            first, second, _ = (channel.basic_get(A) for _ in range(3))
+            yield
+            first.ack()
+            yield
+            second.requeue()
+            yield
+
+        self.assert_alike(act)
+
+    def test_broadcasts_of_each_are_heard_by_the_other(self) -> None:
+        for sender, listener in itertools.permutations(self.urls):
+            exchange = Exchange("shouts", type="fanout")
+            heard = Driven(self, listener, [A])
+            ears = Queue("ears", exchange, routing_key="to.#")
+            Consumer(
+                heard.connection.channel(), [ears], on_message=heard.receive, accept=["json"], no_ack=True
+            ).consume()
+            heard.turn()
+            with connect(self, sender) as connection:
+                producer = Producer(connection, exchange=exchange, serializer="json")
+                eventually(self.client.pubsub_numpat, "it listens")
+                producer.publish("hello", routing_key="to.you")
+                self.assertEqual(heard.get(1), ["hello"])
+            heard.connection.close()
+
+
+class BroadcastTests(OnOwnBroker):
+    def setUp(self) -> None:
+        super().setUp()
+        self.heard = self.driven()
+        self.channel = self.heard.connection.channel()
+        self.exchange = Exchange("shouts", type="fanout")
+        self.listener = self.listen("ears")
+
+    def listen(self, queue: str) -> Consumer:
+        listener = Consumer(
+            self.channel, [Queue(queue, self.exchange, routing_key=queue)], on_message=self.heard.receive,
+            accept=["json"], no_ack=True,
+        )  # fmt: skip
+        listener.consume()
+        self.heard.turn()
+        return listener
+
+    def shout(self, body: str, queue: str = "ears") -> None:
+        with connect(self, self.url) as connection:
+            Producer(connection, exchange=self.exchange, serializer="json").publish(body, routing_key=queue)
+
+    def test_a_connection_that_gives_no_sign_of_life_is_replaced(self) -> None:
+        with mock.patch.object(self.channel.broadcasts.connection, "next_health_check", 0):
+            for _ in range(broadcasts.MOST_MISSED):  # the answers are not read
+                self.channel.connection.check_health()
+            self.channel.connection.check_health()
+        self.assertFalse(self.channel.broadcasts.connection.is_connected)
+        self.heard.turn()
+        self.shout("hello")
+        self.assertEqual(self.heard.get(1), ["hello"])
+
+    def test_signs_of_life_are_no_messages(self) -> None:
+        with mock.patch.object(self.channel.broadcasts.connection, "next_health_check", 0):
+            self.channel.connection.check_health()
+        self.shout("hello")
+        self.assertEqual(self.heard.get(1), ["hello"])
+
+    def test_what_is_cancelled_is_heard_no_more_and_the_rest_is(self) -> None:
+        more = self.listen("more")
+        self.listener.cancel()
+        self.shout("not heard")
+        self.shout("hello", queue="more")
+        self.assertEqual(self.heard.get(1), ["hello"])
+        more.cancel()
+        eventually(lambda: not self.client.pubsub_numpat(), "nobody listens")
+        self.listen("ears")
+        self.shout("again")
+        self.assertEqual(self.heard.get(2), ["hello", "again"])
+
+
+class BindingTests(OnOwnBroker):
+    """Bindings of queues that expire, such as those of answers to `celery inspect`."""
+
+    def test_they_are_kept_while_their_queue_is_consumed_and_what_others_left_behind_is_deleted(self) -> None:
+        consumer = self.driven()
+        for exchange in ("gone", "stays"):
+            self.client.sadd(f"_kombu.binding.{exchange}", "x")
+            self.client.zadd("_kombu.binding_deadlines", {exchange: 1})
+        self.client.sadd("_kombu.binding_permanent.stays", "x")
+        consumer.channel.connection.keep_bindings()
+        self.assertTrue(self.client.exists("_kombu.binding.gone"))
+        consumer.consumer.add_queue(Queue("answers", Exchange("replies"), routing_key="r", expires=10.0))
+        consumer.consumer.consume()
+        self.client.delete("_kombu.binding.replies")
+        consumer.channel.connection.keep_bindings()
+        self.assertEqual(consumer.channel.get_table("replies"), [("r", "", "answers")])
+        self.assertEqual(self.client.zrange("_kombu.binding_deadlines", 0, -1), [b"replies"])
+        self.assertFalse(self.client.exists("_kombu.binding.gone"))
+        self.assertTrue(self.client.exists("_kombu.binding.stays"))
+
+    def test_a_server_that_refuses_them_is_no_reason_to_stop(self) -> None:
+        consumer = self.driven()
+        consumer.consumer.add_queue(Queue("answers", Exchange("replies"), routing_key="r", expires=10.0))
+        consumer.consumer.consume()
+        self.client.config_set("maxmemory", 1)
+        with self.assertLogs("inference.broker", "WARNING"):
+            consumer.channel.connection.keep_bindings()
 
 
 class NoMessageTests(OnOwnBroker):

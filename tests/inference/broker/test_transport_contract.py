@@ -148,6 +148,22 @@ class Contract(TestCase):
             self.assertEqual(self.waiting(), 1 + number * 2)
         self.assertEqual(sorted(self.driven().get(3)), [0, 1, 2])
 
+    def test_a_queue_is_measured_read_without_a_consumer_and_emptied(self) -> None:
+        self.send("x", "y", step=1)
+        self.send("z", queue=B)
+        channel = connect(self, self.url).default_channel
+        with self.assertRaises(channel.connection.channel_errors):
+            channel.queue_declare("inference.none", passive=True)
+        self.assertEqual(channel.queue_declare(A, passive=True).message_count, 2)
+        message = channel.basic_get(A)
+        self.assertEqual((message.decode(), self.waiting(), self.unacked()), ("x", 1, (1, 1)))
+        message.ack()
+        self.assertEqual(self.unacked(), (0, 0))
+        self.assertEqual(channel.queue_purge(A), 1)
+        self.assertIsNone(channel.basic_get(A, no_ack=True))
+        self.assertEqual(channel.basic_get(B, no_ack=True).decode(), "z")
+        self.assertEqual((self.waiting(B), self.unacked()), (0, (0, 0)))
+
     def test_a_killed_and_restarted_broker_is_a_connection_error_and_a_new_connection_goes_on(self) -> None:
         self.send("kept")
         consumer = self.driven(prefetch=2)

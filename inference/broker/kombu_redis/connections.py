@@ -1,0 +1,66 @@
+"""The connections of a channel to Redis."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import redis
+from kombu.utils.url import url_to_parts
+from redis.connection import AbstractConnection
+
+TCP_OPTIONS = ("socket_connect_timeout", "socket_keepalive", "socket_keepalive_options")
+OPTIONS = ("socket_timeout", "health_check_interval", "max_connections", "client_name", *TCP_OPTIONS)
+
+
+class WatchedConnection(AbstractConnection):
+    """A connection that an event loop can watch.
+
+    redis-py has no public name for the socket, which an event loop polls, nor for the handler of changed keys.
+    """
+
+    unwatch: Callable[[], None] | None = None  # called once, while the socket is still open
+
+    def fileno(self) -> int:
+        socket: Any = self._sock
+        return int(socket.fileno())
+
+    def set_invalidation_handler(self, handler: Callable[[Any], None]) -> None:
+        self._parser.set_invalidation_push_handler(handler)
+
+    def disconnect(self, *args: Any, **kwargs: Any) -> None:
+        unwatch, self.unwatch = self.unwatch, None
+        if unwatch:
+            unwatch()
+        super().disconnect(*args, **kwargs)  # type: ignore[no-untyped-call]
+
+
+class TcpConnection(WatchedConnection, redis.Connection):
+    pass
+
+
+class TlsConnection(WatchedConnection, redis.SSLConnection):
+    pass
+
+
+class SocketConnection(WatchedConnection, redis.UnixDomainSocketConnection):
+    pass
+
+
+def make_client(connection: Any, options: Mapping[str, Any]) -> redis.Redis:
+    """Return a client for the address of a `kombu.Connection`, with those of the `OPTIONS` that are set.
+
+    A connection has protocol 3: only that one has the server's notices of changed keys.
+    """
+    parameters = {name: options[name] for name in OPTIONS if options.get(name) is not None}
+    database, user, password = connection.virtual_host, connection.userid, connection.password
+    if "://" in (connection.hostname or ""):  # socket://PATH, for redis+socket://PATH
+        parts = url_to_parts(connection.hostname)
+        database, user, password = parts.query.get("virtual_host", database), parts.username, parts.password
+        parameters = {name: value for name, value in parameters.items() if name not in TCP_OPTIONS}
+        parameters |= {"connection_class": SocketConnection, "path": f"/{parts.path}"}
+    else:
+        parameters |= {"host": connection.hostname or "127.0.0.1", "port": connection.port or 6379}
+        parameters |= {"connection_class": TlsConnection, **connection.ssl} if connection.ssl else {}
+    parameters = {"connection_class": TcpConnection, **parameters}
+    number = str(database or "").removeprefix("/")
+    pool = redis.ConnectionPool(db=int(number or 0), username=user, password=password, protocol=3, **parameters)
+    return redis.Redis(connection_pool=pool)
