@@ -59,7 +59,9 @@ def make_client(connection: Any, options: Mapping[str, Any]) -> redis.Redis:
         parameters |= {"connection_class": SocketConnection, "path": f"/{parts.path}"}
     else:
         parameters |= {"host": connection.hostname or "127.0.0.1", "port": connection.port or 6379}
-        parameters |= {"connection_class": TlsConnection, **connection.ssl} if connection.ssl else {}
+        if connection.ssl or connection.transport_cls.endswith("rediss"):  # kombu knows only its own name for that
+            options_of_tls = connection.ssl if isinstance(connection.ssl, Mapping) else {}
+            parameters |= {"connection_class": TlsConnection, **options_of_tls}
     parameters = {"connection_class": TcpConnection, **parameters}
     number = str(database or "").removeprefix("/")
     pool = redis.ConnectionPool(db=int(number or 0), username=user, password=password, protocol=3, **parameters)

@@ -3,8 +3,10 @@
 import itertools
 import json
 import logging
+import socket
 import subprocess
 import sys
+import threading
 from base64 import b64encode
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -433,6 +435,22 @@ class TransportTests(OnOwnBroker):
                     Producer(connection).publish("x", routing_key=A)
             self.assertEqual(client.llen(A), 2)
             client.flushdb()
+
+    def test_an_address_with_tls_sends_nothing_in_the_clear(self) -> None:
+        first: list[bytes] = []
+        with socket.create_server(("127.0.0.1", 0)) as server:
+
+            def answer() -> None:
+                with server.accept()[0] as client:
+                    first.append(client.recv(1))
+
+            thread = threading.Thread(target=answer)
+            thread.start()
+            url = address.kombu_url(f"rediss://:secret@127.0.0.1:{server.getsockname()[1]}/0")
+            with self.assertRaises(redis.ConnectionError):
+                connect(self, url).transport.establish_connection()
+            thread.join()
+        self.assertEqual(first, [b"\x16"])  # a handshake
 
     def test_acknowledgements_that_a_dead_broker_could_not_get_are_sent_over_the_next_connection(self) -> None:
         self.send(*range(4))
