@@ -23,6 +23,7 @@ class TaskPool(BasePool):
     registry: "ReplicaRegistry"  # set as the worker is prepared
     replicas: "ReplicaPool | None" = None  # None once the worker has stopped it
     _loop: Any = None  # Celery's event loop
+    _is_cold = False  # True once it was told to stop within the handler of a cold shutdown
 
     def on_start(self) -> None:
         from django.conf import settings
@@ -48,12 +49,16 @@ class TaskPool(BasePool):
         """Run what has begun to its end.
 
         Celery's event loop turns no more, but its timers are run: they look after stuck processes, and send heartbeats
-        to the broker. At a cold shutdown Celery calls this within a signal handler, also while it runs, and then
-        terminates the pool.
+        to the broker. At a cold shutdown Celery calls this within a signal handler, also while it runs. Then it
+        terminates the pool; if a warm shutdown had begun, it calls this again instead.
         """
         if self.replicas and state.should_terminate is None:
             self.replicas.join(self._run_timers, is_aborted=lambda: state.should_terminate is not None)
             self.replicas = None
+        elif self._is_cold:
+            self.on_terminate()
+        else:
+            self._is_cold = state.should_terminate is not None
 
     def _run_timers(self) -> None:
         if self._loop:

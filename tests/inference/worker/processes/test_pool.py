@@ -550,6 +550,16 @@ class TaskPoolTests(TestCase):
     def test_what_it_runs_is_not_ended_for_one_job(self) -> None:
         TaskPool(1).terminate_job(os.getpid(), signal.SIGTERM)
 
+    def test_a_cold_shutdown_between_the_beginning_of_a_warm_one_and_its_stop_ends_what_runs(self) -> None:
+        """Celery does not terminate the pool then, and the worker would wait for its children for ever."""
+        pool = TaskPool(1)
+        replicas = pool.replicas = Mock()
+        with patch.object(state, "should_terminate", True):
+            pool.stop()  # within the handler
+            pool.stop()
+        replicas.join.assert_not_called()
+        replicas.terminate.assert_called_once_with()
+
     def test_it_is_stopped_once_and_not_within_the_handler_of_a_cold_shutdown(self) -> None:
         pool = TaskPool(1)
         replicas = pool.replicas = Mock()
