@@ -91,6 +91,9 @@ class Bulk(models.Model):
     idempotency_key = models.CharField(max_length=300, null=True, default=None, unique=True)
     idempotency_digest = models.CharField(max_length=64, blank=True, default="")
     request_id = models.CharField(max_length=128, blank=True, default="")
+    is_open = models.BooleanField(
+        default=False, db_default=False, help_text="True while the finished jobs are still needed: none is removed."
+    )
 
     class Meta:
         ordering = ["-id"]
