@@ -25,7 +25,7 @@ from inference import clock
 from inference.broker.messages import JobMessage
 from inference.catalog.sizes.lengths import Part
 from inference.catalog.specs import digest_parameters
-from inference.errors import InferenceError, UnknownModel
+from inference.errors import InferenceError, InvalidInput, UnknownModel
 from inference.models import WAITING, Bulk, Job, Priority, Status
 from inference.store import rows
 from inference.submission import admission, bulk_store, jobs, wholes, writer
@@ -61,24 +61,33 @@ class BatchFeed:
         self._file = file
         self._endpoint = ENDPOINTS[batch.endpoint]
         self._bulk = Bulk(id=batch.id)
+        self._most = PORTION
 
     def store_portion(self, batch: FileBatch) -> bool:
-        """Store the next lines as jobs, and send them; return True if there was room for a whole portion.
+        """Store the next lines as jobs, and send them; return True if there may be room for more.
 
         `batch` is the row as it is now. Raises `InferenceError` if jobs are refused for now, and `Overtaken`.
         """
         room = MOST_WAITING - Job.objects.filter(bulk=batch.id, status__in=WAITING).count()
-        lines = self._read(batch, min(room, PORTION))
+        lines = self._read(batch, min(room, self._most))
         if not lines:
             return False
-        portion = self._prepare(batch, lines)
+        try:
+            self._store(batch, self._prepare(batch, lines))
+        except InvalidInput as error:  # there can never be room for so many jobs at once
+            if len(lines) > 1:
+                self._most = len(lines) // 2
+                return True
+            self._store(batch, Portion(lines, refused=[self._make_refused_row(batch, lines[0], error)]))
+        return len(lines) == self._most
+
+    def _store(self, batch: FileBatch, portion: Portion) -> None:
         with contextlib.ExitStack() as places:
             for model, new in portion.small.items():
                 places.enter_context(admission.reserve_places(portion.terms[model], [job.id for job in new]))
-            _store(batch, portion)
+            _insert(batch, portion)
         for model, new in portion.small.items():
             bulk_store.send_messages(portion.terms[model].spec, new)
-        return len(lines) == PORTION
 
     def _read(self, batch: FileBatch, most: int) -> list[Line]:
         lines: list[Line] = []
@@ -99,7 +108,7 @@ class BatchFeed:
             except InferenceError as error:
                 if error.retryable or isinstance(error, UnknownModel):  # the model may come back
                     raise
-                portion.refused.append(rows.prepare_row(self._bind(batch, line, _make_refused_job(batch, body, error))))
+                portion.refused.append(self._make_refused_row(batch, line, error))
                 continue
             self._bind(batch, line, job)
             if parts:
@@ -122,22 +131,22 @@ class BatchFeed:
         with request.translate_errors():
             return submission, *jobs.make_job_and_parts(submission)
 
+    def _make_refused_row(self, batch: FileBatch, line: Line, error: InferenceError) -> rows.JobRow:
+        """Make the row of a line whose body no model takes. It has failed before it is stored."""
+        body, now = RequestLine.from_text(line.text).body, clock.now()
+        job = rows.new_job(
+            model=str(body.get("model", ""))[:100], owner=batch.owner, key_start=batch.key_start,
+            request_id=batch.request_id, route=ROUTE, priority=Priority.LOW, created_at=now, finished_at=now,
+            inputs=body, status=Status.FAILED, error_code=error.code, error_detail=error.message,
+        )  # fmt: skip
+        return rows.prepare_row(self._bind(batch, line, job))
+
     def _bind(self, batch: FileBatch, line: Line, job: Job) -> Job:
         job.bulk, job.bulk_index, job.expires_at = self._bulk, line.index, batch.expires_at
         return job
 
 
-def _make_refused_job(batch: FileBatch, body: Any, error: InferenceError) -> Job:
-    """Make the job of a line whose body no model takes. It has failed before it is stored."""
-    now = clock.now()
-    return rows.new_job(
-        model=str(body.get("model", ""))[:100], owner=batch.owner, key_start=batch.key_start,
-        request_id=batch.request_id, route=ROUTE, priority=Priority.LOW, created_at=now, finished_at=now,
-        inputs=body, status=Status.FAILED, error_code=error.code, error_detail=error.message,
-    )  # fmt: skip
-
-
-def _store(batch: FileBatch, portion: Portion) -> None:
+def _insert(batch: FileBatch, portion: Portion) -> None:
     last = portion.lines[-1]
     here = FileBatch.objects.filter(pk=batch.pk, status=BatchStatus.IN_PROGRESS, lines_read=batch.lines_read)
     with transaction.atomic():

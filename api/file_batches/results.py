@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
+from uuid import UUID
 
 from django.conf import settings
 from django.core.files.base import File
@@ -62,10 +63,11 @@ class Results:
 def write_results(batch: FileBatch, file: IO[bytes], keep_on: Callable[[], None]) -> Results:
     """Write a line for each line of a batch's file. `keep_on` is called now and then, and may raise to end it."""
     results = Results(_open_temporary(), _open_temporary())
+    ids = dict(Job.objects.filter(bulk=batch.id).order_by().values_list("bulk_index", "pk"))
     try:
         for chunk in rows.split_into_chunks(read_lines(file), PAGE):
             keep_on()
-            for line, job in _pair_with_jobs(batch, chunk):
+            for line, job in _pair_with_jobs(chunk, ids):
                 _write_line(batch, line, job, results)
     except BaseException:
         results.close()
@@ -92,17 +94,19 @@ def _open_temporary() -> IO[bytes]:
     return tempfile.TemporaryFile(dir=folder)  # its reader closes it
 
 
-def _pair_with_jobs(batch: FileBatch, lines: Sequence[Line]) -> Iterator[tuple[Line, Job | None]]:
-    """Yield each line with its job. The jobs are read a few at a time, as an output may be large."""
-    last = lines[-1].index
-    found = Job.objects.filter(bulk=batch.id, bulk_index__lte=last).order_by("bulk_index")
-    page: dict[int, Job] = {}
-    reached = -1  # the jobs of lines up to this index were read
+def _pair_with_jobs(lines: Sequence[Line], ids: Mapping[int | None, UUID]) -> Iterator[tuple[Line, Job | None]]:
+    """Yield each line with its job, of which `ids` has the id by the line's index.
+
+    The jobs are read a few at a time, as an output may be large.
+    """
+    left = [ids[line.index] for line in lines if line.index in ids]
+    page: dict[int | None, Job] = {}
     for line in lines:
-        if line.index > reached:
-            jobs, is_cut = outputs.load_with_outputs(found.filter(bulk_index__gte=line.index), PAGE, without=())
-            page = {job.bulk_index: job for job in jobs if job.bulk_index is not None}
-            reached = max(page, default=last) if is_cut else last
+        if line.index in ids and line.index not in page:
+            jobs, _ = outputs.load_with_outputs(Job.objects.filter(pk__in=left).order_by("pk"), PAGE, without=())
+            page = {job.bulk_index: job for job in jobs}
+            read = {job.pk for job in jobs}
+            left = [job_id for job_id in left if job_id not in read]
         yield line, page.get(line.index)
 
 

@@ -24,7 +24,7 @@ from api.file_batches.files import find_file, remove_old_files
 from api.file_batches.results import Results, store_results, write_results
 from api.file_batches.validation import check_file
 from api.models import UNFINISHED, BatchStatus, FileBatch, FileState, StoredFile
-from inference.errors import InferenceError
+from inference.errors import InferenceError, UnknownModel
 from inference.failures import is_away
 from inference.models import WAITING, Bulk, Job, Status
 from inference.store import transitions
@@ -85,14 +85,12 @@ class BatchRunner:
             return self._step(batch)
         except (Overtaken, Stopping):
             return False
-        except InferenceError as error:
-            if not error.retryable and error.code != "unknown_model":
-                raise
-            logger.info("batch=%s waits: %s", batch.public_id, error)
-            return False
         except Exception as error:
             if is_away(error):
                 raise
+            if isinstance(error, InferenceError) and (error.retryable or isinstance(error, UnknownModel)):
+                logger.info("batch=%s waits: %s", batch.public_id, error)
+                return False
             logger.exception("batch=%s failed in its turn", batch.public_id)
             leased_until = Now() + LEASE  # the others go on, and this one is tried again then
             self._give_up_if_expired(batch)

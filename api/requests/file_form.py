@@ -44,21 +44,23 @@ class TemporaryFileHandler(FileUploadHandler):
 
 
 class BoundedBody:
-    """The body of a request, of which no more than `limit` bytes are read. It keeps its last bytes."""
+    """The body of a request, which ends after `length` bytes, and of which `limit` may be read. It keeps its end."""
 
-    def __init__(self, stream: Any, limit: int) -> None:
+    def __init__(self, stream: Any, length: int, limit: int) -> None:
         self._stream = stream
-        self._left = limit
+        self._length = length
+        self._limit = limit
+        self._read = 0
         self.end = b""
 
     def read(self, size: int) -> bytes:
         """Return the next bytes, at most `size`. Raises `ApiError` if the body is too long or cannot be read."""
         try:
-            part: bytes = self._stream.read(size)
+            part: bytes = self._stream.read(min(size, self._length - self._read))
         except OSError as error:
             raise ApiError("The body could not be read to its end.") from error
-        self._left -= len(part)
-        if self._left < 0:
+        self._read += len(part)
+        if self._read > self._limit:
             raise ApiError(f"The file is larger than the {settings.MAX_FILE_BYTES} bytes taken.", "body_too_large")
         self.end = (self.end + part)[-256:]
         return part
@@ -74,8 +76,8 @@ def read_file_form(meta: Mapping[str, Any], *, limit: int) -> FileForm:
         raise ApiError(
             f"Send a form with Content-Type: multipart/form-data, not {kind[:100]}.", "unsupported_media_type"
         )
-    length = int(meta.get("CONTENT_LENGTH") or (limit if meta.get("HTTP_TRANSFER_ENCODING") else 0))
-    body = BoundedBody(meta["wsgi.input"], limit)
+    length = int(meta.get("CONTENT_LENGTH") or (limit + 1 if meta.get("HTTP_TRANSFER_ENCODING") else 0))
+    body = BoundedBody(meta["wsgi.input"], length, limit)
     try:
         parser = MultiPartParser({**meta, "CONTENT_LENGTH": length}, cast(Any, body), [TemporaryFileHandler()])
         fields, files = parser.parse()
