@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import IO, Any
+from uuid import UUID, uuid4
 
 from django.conf import settings
 from django.db import transaction
@@ -27,7 +28,8 @@ from inference.catalog.sizes.lengths import Part
 from inference.catalog.specs import digest_parameters
 from inference.errors import InferenceError, InvalidInput, UnknownModel
 from inference.models import WAITING, Bulk, Job, Priority, Status
-from inference.store import rows
+from inference.store import rows, transitions
+from inference.store.transitions import Outcome
 from inference.submission import admission, bulk_store, jobs, wholes, writer
 from inference.submission.bulk_store import NewJob
 from inference.submission.submissions import Submission
@@ -49,7 +51,8 @@ class Portion:
     lines: Sequence[Line]
     small: dict[str, list[NewJob]] = field(default_factory=lambda: defaultdict(list))  # by model: those without parts
     long: list[tuple[Submission, Job, list[Part]]] = field(default_factory=list)
-    refused: list[rows.JobRow] = field(default_factory=list)
+    refused: list[tuple[rows.JobRow, Outcome]] = field(default_factory=list)
+    refusal: UUID = field(default_factory=uuid4)  # the batch that the refused jobs end in
     terms: dict[str, Submission] = field(default_factory=dict)  # by model: one of its submissions
     messages: dict[tuple[str, str], JobMessage] = field(default_factory=dict)  # by what jobs share: model, parameters
 
@@ -78,7 +81,9 @@ class BatchFeed:
             if len(lines) > 1:
                 self._most = len(lines) // 2
                 return True
-            self._store(batch, Portion(lines, refused=[self._make_refused_row(batch, lines[0], error)]))
+            portion = Portion(lines)
+            self._refuse(batch, lines[0], error, portion)
+            self._store(batch, portion)
         return len(lines) == self._most
 
     def _store(self, batch: FileBatch, portion: Portion) -> None:
@@ -108,7 +113,7 @@ class BatchFeed:
             except InferenceError as error:
                 if error.retryable or isinstance(error, UnknownModel):  # the model may come back
                     raise
-                portion.refused.append(self._make_refused_row(batch, line, error))
+                self._refuse(batch, line, error, portion)
                 continue
             self._bind(batch, line, job)
             if parts:
@@ -131,19 +136,20 @@ class BatchFeed:
         with request.translate_errors():
             return submission, *jobs.make_job_and_parts(submission)
 
-    def _make_refused_row(self, batch: FileBatch, line: Line, error: InferenceError) -> rows.JobRow:
-        """Make the row of a line whose body no model takes. It has failed before it is stored."""
+    def _refuse(self, batch: FileBatch, line: Line, error: InferenceError, portion: Portion) -> None:
+        """Make the job of a line whose body no model takes. It ends in the transaction that stores it."""
         body, now = RequestLine.from_text(line.text).body, clock.now()
         job = rows.new_job(
             model=str(body.get("model", ""))[:100], owner=batch.owner, key_start=batch.key_start,
-            request_id=batch.request_id, route=ROUTE, priority=Priority.LOW, created_at=now, finished_at=now,
-            inputs=body, status=Status.FAILED, error_code=error.code, error_detail=error.message,
+            request_id=batch.request_id, route=ROUTE, priority=Priority.LOW, created_at=now, inputs=body,
+            status=Status.RUNNING, batch=portion.refusal,
         )  # fmt: skip
-        return rows.prepare_row(self._bind(batch, line, job))
+        self._bind(batch, line, job)
+        outcome = Outcome(job.id, job.model, error_code=error.code, error_detail=error.message)
+        portion.refused.append((rows.prepare_row(job), outcome))
 
-    def _bind(self, batch: FileBatch, line: Line, job: Job) -> Job:
+    def _bind(self, batch: FileBatch, line: Line, job: Job) -> None:
         job.bulk, job.bulk_index, job.expires_at = self._bulk, line.index, batch.expires_at
-        return job
 
 
 def _insert(batch: FileBatch, portion: Portion) -> None:
@@ -153,8 +159,17 @@ def _insert(batch: FileBatch, portion: Portion) -> None:
         if not here.update(lines_read=last.index + 1, bytes_read=last.end):
             raise Overtaken
         of_small = (job.row for new in portion.small.values() for job in new)
-        for statement in rows.group_by_statement([*portion.refused, *of_small]):
+        for statement in rows.group_by_statement([*(row for row, _ in portion.refused), *of_small]):
             writer.insert_group(statement)
+        _end_refused(portion)
         for submission, job, parts in portion.long:
             wholes.store_whole(submission, job, parts)
     batch.lines_read, batch.bytes_read = last.index + 1, last.end
+
+
+def _end_refused(portion: Portion) -> None:
+    by_model: dict[str, list[Outcome]] = defaultdict(list)
+    for _, outcome in portion.refused:
+        by_model[outcome.model].append(outcome)
+    for outcomes in by_model.values():
+        transitions.record_outcomes(portion.refusal, outcomes, batch_size=1)
