@@ -219,7 +219,11 @@ SPECTACULAR_SETTINGS = {
     "APPEND_COMPONENTS": {"securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
     "SECURITY": [{"key": []}] if API_KEY_REQUIRED else [{}, {"key": []}],
     "ENUM_ADD_EXPLICIT_BLANK_NULL_CHOICE": False,
-    "ENUM_NAME_OVERRIDES": {"VectorFormatEnum": "api.requests.dialects.embeddings.FORMATS"},
+    "ENUM_NAME_OVERRIDES": {
+        "VectorFormatEnum": "api.requests.dialects.embeddings.FORMATS",
+        "StatusEnum": "inference.models.Status",
+        "BatchStatusEnum": "api.models.BatchStatus",
+    },
     "POSTPROCESSING_HOOKS": ["drf_spectacular.hooks.postprocess_schema_enums", "api.openapi.schema.complete_document"],
 }
 

@@ -15,7 +15,7 @@ LOOKED_EVERY = 500  # lines
 
 @dataclass(slots=True)
 class FileCheck:
-    """What the check of a file has found."""
+    """The number of lines of a file, and the reasons to refuse it."""
 
     total: int = 0
     model: str = ""  # of the first line

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rest_framework import serializers
 
 from api.file_batches.endpoints import ENDPOINTS
-from api.models import BatchStatus, FilePurpose
+from api.models import BatchStatus
 from api.openapi.shapes import AnyValue, Shape
 
 
@@ -16,23 +16,23 @@ class ExpiryBody(Shape):
 
 class FileBody(Shape):
     file = serializers.FileField(help_text="Lines of JSON, each with custom_id, method, url and body.")
-    purpose = serializers.ChoiceField([FilePurpose.BATCH.value])
+    purpose = serializers.CharField(help_text="batch")
 
 
 class FileShown(Shape):
     id = serializers.CharField()
-    object = serializers.ChoiceField(["file"])
+    object = serializers.CharField(help_text="file")
     bytes = serializers.IntegerField()
     created_at = serializers.IntegerField()
     expires_at = serializers.IntegerField(allow_null=True)
     filename = serializers.CharField()
-    purpose = serializers.ChoiceField(FilePurpose.values)
-    status = serializers.ChoiceField(["processed"])
+    purpose = serializers.CharField(help_text="batch, or batch_output of the files of answers.")
+    status = serializers.CharField(help_text="processed")
     status_details = serializers.CharField(allow_null=True)
 
 
 class FilePageShown(Shape):
-    object = serializers.ChoiceField(["list"])
+    object = serializers.CharField(help_text="list")
     data = FileShown(many=True)  # type: ignore[assignment]  # DRF's own property of that name
     first_id = serializers.CharField(allow_null=True)
     last_id = serializers.CharField(allow_null=True)
@@ -41,7 +41,7 @@ class FilePageShown(Shape):
 
 class DeletedFileShown(Shape):
     id = serializers.CharField()
-    object = serializers.ChoiceField(["file"])
+    object = serializers.CharField(help_text="file")
     deleted = serializers.BooleanField()
 
 
@@ -61,7 +61,7 @@ class LineErrorShown(Shape):
 
 
 class LineErrorsShown(Shape):
-    object = serializers.ChoiceField(["list"])
+    object = serializers.CharField(help_text="list")
     data = LineErrorShown(many=True)  # type: ignore[assignment]  # DRF's own property of that name
 
 
@@ -73,7 +73,7 @@ class LineCountsShown(Shape):
 
 class BatchShown(Shape):
     id = serializers.CharField()
-    object = serializers.ChoiceField(["batch"])
+    object = serializers.CharField(help_text="batch")
     endpoint = serializers.CharField()
     model = serializers.CharField(allow_null=True)
     errors = LineErrorsShown(allow_null=True)  # type: ignore[assignment]  # DRF's own property of that name
@@ -99,7 +99,7 @@ class BatchShown(Shape):
 
 
 class BatchPageShown(Shape):
-    object = serializers.ChoiceField(["list"])
+    object = serializers.CharField(help_text="list")
     data = BatchShown(many=True)  # type: ignore[assignment]  # DRF's own property of that name
     first_id = serializers.CharField(allow_null=True)
     last_id = serializers.CharField(allow_null=True)
