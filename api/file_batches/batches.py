@@ -10,6 +10,7 @@ from django.db import IntegrityError, transaction
 from api import request_id
 from api.auth import Principal
 from api.errors.problems import ApiError
+from api.file_batches.files import find_file
 from api.models import UNFINISHED, BatchStatus, FileBatch, FilePurpose, StoredFile
 from api.requests.file_batches import BatchRequest
 from inference import clock
@@ -49,6 +50,8 @@ def create_batch(principal: Principal, file: StoredFile, wanted: BatchRequest, *
                 bulk.save(force_insert=True)
                 batch.save(force_insert=True)
         except IntegrityError as error:
+            if find_file(file.pk) is None:
+                raise ApiError(f"No such File object: {file.public_id}", "file_not_found") from None
             return idempotency.resolve_conflict(bulk, error)
         return bulk
 

@@ -18,7 +18,9 @@ from django.db.models.functions import Now
 
 from api.errors.problems import ApiError
 from api.models import UNFINISHED, FileBatch, FilePurpose, FileState, StoredFile
+from api.requests.file_form import NO_ROOM
 from inference import clock
+from inference.errors import StoreUnavailable
 from inference.fields.ids import first_id_at
 
 logger = logging.getLogger(__name__)
@@ -31,10 +33,16 @@ REMOVED_AT_ONCE = 100
 def store_file(
     content: File[bytes], *, owner: Any, name: str, size: int, purpose: FilePurpose, expires_in_s: int | None = None
 ) -> StoredFile:
-    """Store a file of `size` bytes. Raises `ApiError` if the owner's files take too much room."""
+    """Store a file of `size` bytes.
+
+    Raises `ApiError` if the owner's files take too much room, and `StoreUnavailable` if the storage does not take it.
+    """
     refuse_too_much(owner, size)
     row = begin_file(owner=owner, name=name, purpose=purpose, expires_in_s=expires_in_s, size=size)
-    write_content(row, content, size)
+    try:
+        write_content(row, content, size)
+    except OSError as error:  # what is there of it is removed with other uploads that were not complete
+        raise StoreUnavailable(NO_ROOM, retry_after_s=60) from error
     StoredFile.objects.filter(pk=row.pk).update(state=FileState.STORED)
     row.state = FileState.STORED
     return row

@@ -16,7 +16,7 @@ from typing import IO, Any
 from uuid import UUID
 
 from django.db import transaction
-from django.db.models import Q
+from django.db.models import F, Q
 from django.db.models.functions import Now
 
 from api.file_batches.feed import BatchFeed, Overtaken
@@ -76,6 +76,8 @@ class BatchRunner:
             self._swept_at = time.monotonic()
 
     def _take_turn(self, batch_id: UUID) -> bool:
+        if _waits_for_jobs(batch_id):
+            return False
         free = Q(lease_until=None) | Q(lease_until__lt=Now()) | Q(lease_until__gt=Now() + 2 * LEASE)  # clock set back
         if not FileBatch.objects.filter(free, pk=batch_id).update(lease_until=Now() + LEASE):
             return False
@@ -134,7 +136,7 @@ class BatchRunner:
             return self._feed(batch)
         if is_over:
             transitions.expire_jobs()
-        if _has_waiting_jobs(batch):
+        if _has_waiting_jobs(batch.pk):
             return False
         self._close_feed(batch.pk)
         finalizing = {"status": BatchStatus.FINALIZING, "finalizing_at": Now()}
@@ -161,7 +163,7 @@ class BatchRunner:
         if batch.in_progress_at is None:  # it was never checked, and has no jobs
             self._end(batch, status=BatchStatus.CANCELLED)
             return False
-        return not _has_waiting_jobs(batch) and self._finish(batch)
+        return not _has_waiting_jobs(batch.pk) and self._finish(batch)
 
     def _finish(self, batch: FileBatch) -> bool:
         """Write the files of the answers, and end the batch."""
@@ -227,8 +229,15 @@ class BatchRunner:
             opened[1].close()
 
 
-def _has_waiting_jobs(batch: FileBatch) -> bool:
-    return Job.objects.filter(bulk=batch.pk, status__in=WAITING).exists()
+def _waits_for_jobs(batch_id: UUID) -> bool:
+    """Return True if nothing can be done for a batch before some of its jobs end. It is only read to find out."""
+    goes_on = Q(lines_read__lt=F("total")) | Q(expires_at__lte=Now())
+    waits = FileBatch.objects.filter(pk=batch_id, status=BatchStatus.IN_PROGRESS).exclude(goes_on)
+    return waits.exists() and _has_waiting_jobs(batch_id)
+
+
+def _has_waiting_jobs(batch_id: UUID) -> bool:
+    return Job.objects.filter(bulk=batch_id, status__in=WAITING).exists()
 
 
 def _find_end(batch: FileBatch, results: Results) -> BatchStatus:

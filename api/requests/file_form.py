@@ -16,7 +16,9 @@ from django.http.multipartparser import MultiPartParser, MultiPartParserError
 from django.utils.http import parse_header_parameters
 
 from api.errors.problems import ApiError
+from inference.errors import StoreUnavailable
 
+NO_ROOM = "The storage of files took no more; nothing was stored by this request. Try again later."
 CUT_OFF = "The form ended before its closing boundary. Send the file again."
 
 
@@ -36,10 +38,18 @@ class TemporaryFileHandler(FileUploadHandler):
         self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - the request closes it
 
     def receive_data_chunk(self, raw_data: bytes, start: int) -> None:
-        self._file.write(raw_data)
+        """Write a piece of the file. Raises `StoreUnavailable` if the disk is full."""
+        try:
+            self._file.write(raw_data)
+        except OSError as error:
+            raise StoreUnavailable(NO_ROOM, retry_after_s=60) from error
 
     def file_complete(self, file_size: int) -> UploadedFile[Any]:
-        self._file.seek(0)
+        """Return the file, at its beginning. Raises `StoreUnavailable` if the disk is full."""
+        try:
+            self._file.seek(0)  # writes what is still in memory
+        except OSError as error:
+            raise StoreUnavailable(NO_ROOM, retry_after_s=60) from error
         return UploadedFile(self._file, self.file_name, self.content_type, file_size)
 
 
