@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any, TypeVar
 from uuid import UUID
 
@@ -25,6 +26,8 @@ from inference.store import connections
 from inference.telemetry.control_characters import escape_line
 
 M = TypeVar("M", bound=Model)
+
+logger = logging.getLogger(__name__)
 
 
 def find_by_public_id(rows: QuerySet[M], term: str, prefix: str) -> QuerySet[M]:
@@ -93,6 +96,7 @@ class StoredFileAdmin(ReadOnlyAdmin):
             content = StoredFile.storage().open(file.stored_as, "rb")
         except FileNotFoundError:
             raise Http404(f"The content of {file.public_id} is not in the storage any more.") from None
+        logger.info("user=%s downloads %s", request.user.pk, file.public_id)
         connections.release_connection()  # the client may read slowly
         return FileResponse(
             content, as_attachment=True, filename=escape_line(file.name), content_type="application/octet-stream",

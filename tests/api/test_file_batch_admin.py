@@ -18,6 +18,8 @@ from django.urls import reverse
 from api.file_batches import files
 from api.models import BatchStatus, FileBatch, FilePurpose, FileState, StoredFile
 from inference import clock
+from inference.admin.pages import dashboard
+from inference.fields.ids import first_id_at
 from inference.models import Bulk, Job, Status
 from tests.conditions import ago
 
@@ -193,7 +195,8 @@ class FileTests(FileBatchAdminCase):
                 self.assertIn(shown, text)
 
     def test_a_file_is_downloaded_as_it_was_stored(self) -> None:
-        answer = self.download(self.store('a "name"\r\n\u202e.jsonl', b"some content"))
+        with self.assertLogs("api.admin.stored_files", "INFO"):  # with who did it
+            answer = self.download(self.store('a "name"\r\n\u202e.jsonl', b"some content"))
         self.assertEqual(b"".join(answer.streaming_content), b"some content")
         self.assertEqual(answer["Content-Length"], "12")
         self.assertEqual(answer["Content-Type"], "application/octet-stream")
@@ -210,6 +213,13 @@ class FileTests(FileBatchAdminCase):
         for status, url in ((403, FILES), (403, page_of(stored))):
             self.assertEqual(self.client.get(url).status_code, status)
         self.assertEqual(self.download(stored).status_code, 403)
+
+
+class AttentionTests(FileBatchAdminCase):
+    def test_batches_that_nobody_works_on_are_linked_from_the_overview(self) -> None:
+        Bulk.objects.create(pk=first_id_at(ago(90)), model="", total=1, is_open=True)
+        rows = dashboard.list_attention_rows()
+        self.assertIn(("FileBatchesWait", BATCHES), [(row["item"].code, row["place"]) for row in rows])
 
 
 class RightsTests(FileBatchAdminCase):
