@@ -204,7 +204,7 @@ class FileBatch(models.Model):
     )
 
     class Meta:
-        verbose_name, verbose_name_plural = "batch from a file", "batches from files"
+        verbose_name, verbose_name_plural = "file batch", "file batches"
         ordering = ["-id"]
         indexes = [
             models.Index(fields=["owner", "-id"], name="file_batch_by_owner"),

@@ -66,8 +66,8 @@ class Migration(migrations.Migration):
                 ('output_file', models.ForeignKey(db_index=False, null=True, on_delete=django.db.models.deletion.SET_NULL, related_name='+', to='api.storedfile')),
             ],
             options={
-                'verbose_name': 'batch from a file',
-                'verbose_name_plural': 'batches from files',
+                'verbose_name': 'file batch',
+                'verbose_name_plural': 'file batches',
                 'ordering': ['-id'],
             },
         ),

@@ -17,6 +17,8 @@ LISTED = {
     "api/management/commands/run_batches.py run_until": "growing pauses; a batch has its window",
     "inference/broker/kombu_publisher.py _options": "once more, at once",
     "inference/broker/redis_client.py _client": "once more, at once",
+    "api/management/commands/run_batches.py run_until": "growing pauses; else a look every LOOK_EVERY_S",
+    "api/management/commands/run_batches.py show_life": "every SEEN_EVERY_S, whatever happens",
     "batch_inference_client/client.py answer": "nothing is tried again: whoever asked gets the error",
     "batch_inference_client/service.py retry_while_passing": "growing pauses, limit_s",
     "batch_inference_client/stream.py follow_events": "growing pauses, patience_s without a sign of life",

@@ -9,15 +9,19 @@ from typing import Any
 
 from django.core.management.base import BaseCommand
 from django.db import connection
+from django.db.models.functions import Now
 
 from api.file_batches.runner import BatchRunner
+from inference import row_locks
 from inference.catalog import lookup
 from inference.failures import Pauses, is_away
+from inference.models import Bulk
 
 logger = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 1.0
 LOOK_SOON_S = 0.02  # so that other programs have the database between two rounds
+SEEN_EVERY_S = 15.0
 
 
 class Command(BaseCommand):
@@ -31,6 +35,7 @@ class Command(BaseCommand):
             signal.signal(number, lambda *_: threading.Thread(target=stopping.set).start())
         lookup.follow()
         logger.info("working on batches")
+        threading.Thread(target=show_life, args=(stopping,), name="life", daemon=True).start()
         run_until(stopping)
 
 
@@ -50,3 +55,19 @@ def run_until(stopping: threading.Event) -> None:
             logger.warning("batches wait, the database is away: %s", error)
             connection.close()
     runner.close()
+
+
+def show_life(stopping: threading.Event) -> None:
+    """Note in the open bulks that this process works on them, until the event is set.
+
+    A round may take minutes, so this has a thread of its own.
+    """
+    pause_s = 0.0
+    while not stopping.wait(pause_s):
+        pause_s = SEEN_EVERY_S
+        try:
+            row_locks.update_rows(Bulk.objects.filter(is_open=True), worked_at=Now())
+        except Exception as error:
+            if not is_away(error):
+                raise
+            connection.close()
