@@ -6,6 +6,7 @@ import datetime
 from typing import Any
 
 from django.db import IntegrityError, transaction
+from django.db.models.functions import Now
 
 from api import request_id
 from api.auth import Principal
@@ -13,11 +14,12 @@ from api.errors.problems import ApiError
 from api.file_batches.files import find_file
 from api.models import UNFINISHED, BatchStatus, FileBatch, FilePurpose, StoredFile
 from api.requests.file_batches import BatchRequest
-from inference import clock
+from inference import clock, row_locks
 from inference.models import Bulk
 from inference.submission import idempotency
 
 MOST_UNFINISHED = 100  # batches of one owner
+KEPT = datetime.timedelta(days=90)  # a batch that has ended, with its counts
 
 
 def create_batch(principal: Principal, file: StoredFile, wanted: BatchRequest, *, key: str | None) -> FileBatch:
@@ -66,3 +68,7 @@ def cancel_batch(batch: FileBatch) -> bool:
 
 def find_batch(batch_id: Any) -> FileBatch | None:
     return FileBatch.objects.filter(pk=batch_id).first()
+
+
+def remove_old_batches() -> None:
+    row_locks.delete_rows(FileBatch.objects.filter(ended_at__lt=Now() - KEPT))

@@ -19,6 +19,7 @@ from django.db import transaction
 from django.db.models import F, Q
 from django.db.models.functions import Now
 
+from api.file_batches.batches import remove_old_batches
 from api.file_batches.feed import BatchFeed, Overtaken
 from api.file_batches.files import find_file, remove_old_files
 from api.file_batches.results import Results, store_results, write_results
@@ -73,6 +74,7 @@ class BatchRunner:
     def _sweep(self) -> None:
         if time.monotonic() > self._swept_at + SWEPT_EVERY_S:
             remove_old_files()
+            remove_old_batches()
             self._swept_at = time.monotonic()
 
     def _take_turn(self, batch_id: UUID) -> bool:

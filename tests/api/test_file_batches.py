@@ -16,7 +16,7 @@ from django.test import override_settings
 from django.test.client import BOUNDARY, encode_multipart
 
 from api.file_batches import feed, files, lines
-from api.file_batches.batches import MOST_UNFINISHED
+from api.file_batches.batches import MOST_UNFINISHED, remove_old_batches
 from api.file_batches.runner import BatchRunner
 from api.models import BatchStatus, FileBatch, FileState, StoredFile
 from inference.catalog import lookup
@@ -443,6 +443,16 @@ class BatchTests(FileBatchCase):
         with self.assertLogs("api.file_batches.runner", "ERROR"):
             shown = self.run_rounds(broken)
         self.assertEqual((shown["status"], shown["errors"]["data"][0]["code"]), ("failed", "internal"))
+
+    def test_a_batch_is_kept_for_ninety_days_after_its_end(self) -> None:
+        batch_id = self.begin(line("a"))
+        self.run_to_end(batch_id)
+        FileBatch.objects.update(ended_at=ago(days=89))
+        remove_old_batches()
+        self.assertEqual(self.shown(batch_id)["status"], "completed")
+        FileBatch.objects.update(ended_at=ago(days=91))
+        remove_old_batches()
+        self.assertEqual(self.client.get(f"/v1/batches/{batch_id}").status_code, 404)
 
     def test_batches_are_listed_in_pages(self) -> None:
         ids = [self.begin(line("a")) for _ in range(3)]

@@ -14,7 +14,6 @@ PAUSES = {"sleep", "wait", "next_s"}
 OPTIONS = {"retry", "max_retries", "retry_policy", "autoretry_for", "retry_on_timeout", "connection_max_retries"}
 
 LISTED = {
-    "api/management/commands/run_batches.py run_until": "growing pauses; a batch has its window",
     "inference/broker/kombu_publisher.py _options": "once more, at once",
     "inference/broker/redis_client.py _client": "once more, at once",
     "api/management/commands/run_batches.py run_until": "growing pauses; else a look every LOOK_EVERY_S",
