@@ -9,7 +9,15 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from api.requests.dialects.base import DialectRequest, find_model, read_fields, read_flag, refuse_unknown_fields
+from api.requests.dialects.base import (
+    SERVICE_TIER,
+    DialectRequest,
+    find_model,
+    read_fields,
+    read_flag,
+    read_priority,
+    refuse_unknown_fields,
+)
 from inference.catalog import tasks, wording
 from inference.catalog.neutral_values import OPENAI, is_neutral
 from inference.catalog.sizes.lengths import CHAT_TOKENS
@@ -87,13 +95,17 @@ def _completion(
     if not tasks.find_task(spec.task).generates:
         message = f"model: {spec.name!r} does not generate text: post to /v1/models/{spec.name}."
         raise InvalidInput(message, field="model")
-    rest = {name: value for name, value in given.items() if name not in (field, "model", "stream", "stream_options")}
+    own_names = (field, "model", "stream", "stream_options", SERVICE_TIER)
+    rest = {name: value for name, value in given.items() if name not in own_names}
     if len(limits := [name for name in LIMITS if name in rest]) > 1:
         raise InvalidInput(f"{limits[0]}: is the same as {limits[1]}; send one of them.", field=limits[0])
     renamed = {f"parameters.{ours}": theirs for theirs, ours in RENAMED.items() if theirs in rest}
     return Completion(
         submission=Submission(
-            spec=spec, inputs=inputs, parameters={**_limited(spec, _parameters(spec, rest), most_tokens), **own}
+            spec=spec,
+            inputs=inputs,
+            parameters={**_limited(spec, _parameters(spec, rest), most_tokens), **own},
+            priority=read_priority(given),
         ),
         words={**renamed, "parameters.": "", "inputs": field},
         is_streamed=read_flag(given, "stream"),
