@@ -14,6 +14,7 @@ from api.requests.dialects.base import DialectRequest
 from api.requests.dialects.completions import read_chat, read_text_completion
 from api.requests.dialects.embeddings import read_embeddings
 from api.requests.dialects.rerank import read_rerank
+from inference.catalog.lookup import last_spec_of
 from inference.models import Job
 
 
@@ -50,7 +51,7 @@ def _write_embeddings(job: Job, body: Any) -> bytes:
 
 
 def _write_ranking(job: Job, body: Any) -> bytes:
-    return write_ranking(job, read_rerank(body))
+    return write_ranking(job, read_rerank(body, last_spec_of(job.model)))
 
 
 ENDPOINTS: Mapping[str, Endpoint] = {

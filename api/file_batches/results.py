@@ -18,7 +18,6 @@ from django.core.files.base import File
 
 from api import codec
 from api.errors import openai, problems
-from api.errors.problems import ApiError
 from api.file_batches.endpoints import ENDPOINTS, Endpoint
 from api.file_batches.files import begin_file, write_content
 from api.file_batches.lines import Line, RequestLine, read_lines
@@ -124,7 +123,7 @@ def _write_line(batch: FileBatch, line: Line, job: Job | None, results: Results)
         if job.status != Status.SUCCEEDED:
             raise _JobFailed
         answer = endpoint.write(job, request.body)
-    except (_JobFailed, ApiError) as error:
+    except (_JobFailed, InferenceError) as error:
         status_code, body = _describe_failure(job, endpoint, request.body, error)
         results.failed += 1
         results.errors.write(_line(job, request.custom_id, (status_code, body)))
@@ -148,12 +147,12 @@ def _find_reason(batch: FileBatch, line: Line) -> Status:
 
 def _describe_failure(job: Job, endpoint: Endpoint, body: Any, error: Exception) -> tuple[int, bytes]:
     """Return the status and the body with which the endpoint would have answered."""
-    if isinstance(error, ApiError):
-        answer = problems.answer_exception(error)
-    else:
+    if isinstance(error, _JobFailed):
         with contextlib.suppress(InferenceError):  # a body that was refused was so in the client's words
             job.error_detail = endpoint.read(body).translate_text(job.error_detail)
         answer = problems.make_job_problem(job)
+    else:
+        answer = problems.answer_exception(error)
     problem = problems.read_problem(answer) or {}
     document = openai.make_error_document(problem, inputs=endpoint.inputs)
     return openai.map_status(problem["status"]), codec.write_json(document)

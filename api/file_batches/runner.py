@@ -51,6 +51,7 @@ class BatchRunner:
     def __init__(self, stopping: threading.Event) -> None:
         self._stopping = stopping
         self._feeds: dict[UUID, tuple[BatchFeed, IO[bytes]]] = {}  # of batches in progress, with their open files
+        self._waits: dict[UUID, str] = {}  # by batch: why it waited last
         self._swept_at = float("-inf")
 
     def run_round(self) -> bool:
@@ -62,8 +63,9 @@ class BatchRunner:
         found = list(
             FileBatch.objects.filter(status__in=UNFINISHED).order_by("pk").values_list("pk", flat=True)[:AT_ONCE]
         )
-        for gone in self._feeds.keys() - set(found):
+        for gone in (self._feeds.keys() | self._waits.keys()) - set(found):
             self._close_feed(gone)
+            self._waits.pop(gone, None)
         turns = [self._take_turn(batch_id) for batch_id in found if not self._stopping.is_set()]
         return any(turns)
 
@@ -93,7 +95,7 @@ class BatchRunner:
             if is_away(error):
                 raise
             if isinstance(error, InferenceError) and (error.retryable or isinstance(error, UnknownModel)):
-                logger.info("batch=%s waits: %s", batch.public_id, error)
+                self._log_wait(batch, str(error))
                 return False
             logger.exception("batch=%s failed in its turn", batch.public_id)
             leased_until = Now() + LEASE  # the others go on, and this one is tried again then
@@ -101,6 +103,12 @@ class BatchRunner:
             return False
         finally:
             FileBatch.objects.filter(pk=batch_id).update(lease_until=leased_until)
+
+    def _log_wait(self, batch: FileBatch, reason: str) -> None:
+        """Log why a batch waits, once for each reason and not in each round."""
+        if self._waits.get(batch.pk) != reason:
+            logger.info("batch=%s waits: %s", batch.public_id, reason)
+        self._waits[batch.pk] = reason
 
     def _step(self, batch: FileBatch) -> bool:
         match batch.status:
