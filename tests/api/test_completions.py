@@ -114,6 +114,11 @@ class ReadTests(SimpleTestCase):
         }  # fmt: skip
         self.assertEqual(self.parameters(**harmless), {})
 
+    def test_penalties_and_biases_are_the_model_s(self) -> None:
+        asked = {"frequency_penalty": 0.1, "presence_penalty": -1, "logit_bias": {"1": 2}, "min_p": 0.1}
+        self.assertEqual(self.parameters(**asked), asked)
+        self.assertEqual(self.parameters(min_tokens=3), {"min_new_tokens": 3})
+
     def test_the_service_tier_is_the_priority(self) -> None:
         for tier, priority in (("auto", 2), ("default", 2), ("flex", 3), ("priority", 1), (None, 2)):
             with self.subTest(tier):
@@ -126,8 +131,8 @@ class ReadTests(SimpleTestCase):
     def test_what_would_is_refused_by_name(self) -> None:
         changing: dict[str, Any] = {
             "tools": [{"type": "function"}], "functions": [{}], "tool_choice": "required", "n": 2, "best_of": 3,
-            "response_format": {"type": "json_object"}, "logprobs": True, "top_logprobs": 2, "logit_bias": {"1": 2},
-            "frequency_penalty": 0.1, "presence_penalty": -1, "modalities": ["text", "audio"], "audio": {"voice": "x"},
+            "response_format": {"type": "json_object"}, "logprobs": True, "top_logprobs": 2,
+            "modalities": ["text", "audio"], "audio": {"voice": "x"},
             "suffix": "x", "echo": True, "return_full_text": True, "reasoning_effort": "low", "verbosity": "low",
             "web_search_options": {}, "stream_option": {}, "max_token": 3,
         }  # fmt: skip

@@ -26,8 +26,10 @@ from inference.catalog.specs import ModelSpec
 from inference.errors import InvalidInput
 from inference.submission.submissions import Submission
 
-RENAMED = {"max_tokens": "max_new_tokens", "max_completion_tokens": "max_new_tokens"}  # the client's name: the model's
-LIMITS = (*RENAMED, "max_new_tokens")
+RENAMED = {  # the client's name: the model's
+    "max_tokens": "max_new_tokens", "max_completion_tokens": "max_new_tokens", "min_tokens": "min_new_tokens",
+}  # fmt: skip
+LIMITS = ("max_tokens", "max_completion_tokens", "max_new_tokens")
 OWN = {"return_full_text": False, "details": True}  # parameters that the form of the answer needs
 TURN = {"continue_final_message": False, "add_generation_prompt": True}  # fields of vLLM, and their defaults
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
@@ -124,7 +126,13 @@ def _parameters(spec: ModelSpec, rest: dict[str, Any]) -> dict[str, Any]:
     """Return the parameters that the body gives: the model's own may stand beside OpenAI's."""
     known = {**RENAMED, **{name: name for name in spec.parameters if name not in OWN and name not in TURN}}
     refuse_unknown_fields(rest, known)
-    parameters = {known[name]: value for name, value in rest.items() if name in known}
+    shared = tasks.find_task(spec.task).parameters
+    parameters = {
+        known[name]: value
+        for name, value in rest.items()
+        if name in known
+        and not (is_neutral(OPENAI, name, value) and spec.parameters[known[name]] == shared.get(known[name]))
+    }
     return {**OWN, **_sampled(spec, _stopped(parameters))}
 
 
