@@ -82,7 +82,7 @@ class ClientPageTests(StackCase):
 
     def test_the_commands_are_understood(self) -> None:
         commands = re.findall(r"^\$ python -m batch_inference_client (.*?)(?: [<>].*)?$", PAGE, re.MULTILINE)
-        self.assertEqual(len(commands), 7)
+        self.assertEqual(len(commands), 9)
         for command in commands:
             with self.subTest(command):
                 words = [word.strip('"') for word in re.findall(r'"[^"]*"|\S+', command)]
