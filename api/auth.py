@@ -14,7 +14,7 @@ from django.db.models.signals import post_delete, post_save
 from django.dispatch import receiver
 
 from api.errors.problems import ApiError
-from api.models import PREFIX, ApiKey, digest_key
+from api.models import PREFIX, ApiKey, FileBatch, StoredFile, digest_key
 from api.usage import usage
 from inference import clock
 from inference.failures import is_away
@@ -26,6 +26,8 @@ logger = logging.getLogger(__name__)
 REMEMBERED_S = 5.0  # for so long a key is still accepted after another process has revoked it
 REMEMBERED_KEYS = 10_000
 USED_EVERY_S = 60  # precision of last_used_at
+
+OwnedRow = Job | Bulk | StoredFile | FileBatch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,10 +52,10 @@ class Principal:
     def is_staff(self) -> bool:
         return self.user is not None and self.user.is_staff
 
-    def may_see(self, row: Job | Bulk) -> bool:
+    def may_see(self, row: OwnedRow) -> bool:
         return self.is_staff or row.owner_id == self.user_id
 
-    def may_cancel_or_retry(self, row: Job | Bulk) -> bool:
+    def may_cancel_or_retry(self, row: OwnedRow) -> bool:
         """Return True if it may cancel the row or run it again. Some of the staff may only look, as in the admin."""
         return row.owner_id == self.user_id or (self.user is not None and self.user.has_perm("inference.change_job"))
 
@@ -109,7 +111,7 @@ def require_staff(principal: Principal) -> None:
         raise ApiError("Only a key of a staff user may do that.", "forbidden")
 
 
-def require_cancel_or_retry(principal: Principal, row: Job | Bulk) -> None:
+def require_cancel_or_retry(principal: Principal, row: OwnedRow) -> None:
     """Raise `ApiError` if the principal, which may see the row, may neither cancel it nor run it again."""
     if not principal.may_cancel_or_retry(row):
         raise ApiError("This key sees the jobs of others, and may neither cancel them nor run them again.", "forbidden")

@@ -15,20 +15,30 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 import orjson
+from django.core.files.base import File
 from django.db import InterfaceError, OperationalError, connection, transaction
 from rest_framework.exceptions import ValidationError
 
 from api import codec
 from api.answers import resources
-from api.auth import Principal
+from api.auth import Principal, require_cancel_or_retry
 from api.errors import problems
+from api.errors.problems import ApiError
+from api.file_batches import batches, files
+from api.file_batches.documents import make_batch_document, make_file_document
+from api.file_batches.endpoints import ENDPOINTS
+from api.models import FilePurpose, StoredFile
 from api.requests import bodies
 from api.requests import bulk as bulk_body
+from api.requests.file_batches import read_batch
 from api.views import streaming
 from api.views.base import get_own_job, get_visible_job
+from api.views.batch_files.batches import get_visible_batch
+from api.views.batch_files.files import get_visible_file
 from api.views.bulk import get_own_bulk, get_visible_bulk
 from api.views.jobs import JOB_BODY, wait_for_finished_jobs
 from batch_inference_client import BaseClient, ClientError
@@ -46,6 +56,7 @@ from inference.streams.positions import BEGINNING, Position
 from inference.submission import bulk, jobs
 from inference.submission.submissions import Terms
 
+UNDONE = "A file is not stored within a transaction, as its content would stay when that is undone: store it before."
 UNCOMMITTED = "A job that a transaction submits runs only after its commit: wait for it then."
 
 T = TypeVar("T", bound=Terms)
@@ -138,6 +149,44 @@ class InProcessService(Service):
             found = get_own_bulk(self._principal, bulk_id)
             bulk.cancel(found)
             return _document(resources.make_bulk_document(found))
+
+    def upload_file(self, path: Path) -> Document:
+        if connection.in_atomic_block:
+            raise ClientError(UNDONE, code="bad_request")
+        with _service_call(), path.open("rb") as opened:
+            content = File(opened)
+            row = files.store_file(
+                content, owner=self._principal.user, name=path.name, size=content.size, purpose=FilePurpose.BATCH
+            )
+            return _document(make_file_document(row))
+
+    def create_batch(self, batch: Mapping[str, Any], *, key: str) -> Document:
+        with _service_call():
+            wanted = read_batch(codec.parse_json(dumps(batch)), ENDPOINTS)
+            file = get_visible_file(self._principal, wanted.input_file_id)
+            return _document(make_batch_document(batches.create_batch(self._principal, file, wanted, key=key)))
+
+    def batch(self, batch_id: str) -> Document:
+        with _service_call():
+            return _document(make_batch_document(get_visible_batch(self._principal, batch_id)))
+
+    def cancel_batch(self, batch_id: str) -> Document:
+        with _service_call():
+            row = get_visible_batch(self._principal, batch_id)
+            require_cancel_or_retry(self._principal, row)
+            batches.cancel_batch(row)
+            row.refresh_from_db()
+            return _document(make_batch_document(row))
+
+    def file_content(self, file_id: str) -> Iterator[bytes]:
+        with _service_call():
+            row = get_visible_file(self._principal, file_id)
+            try:
+                content = StoredFile.storage().open(row.stored_as)
+            except FileNotFoundError:
+                raise ApiError(f"The content of {file_id} is not in the storage any more.", "file_not_found") from None
+        with content:
+            yield from content.chunks()
 
     def models(self) -> list[Document]:
         with _service_call():

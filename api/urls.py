@@ -4,6 +4,7 @@ from api.errors.problems import not_found
 from api.server.middleware import APP_NAME
 from api.views import about, bulk, completions, embeddings, jobs, models, rerank, tei
 from api.views.base import ApiView
+from api.views.batch_files import batches, files
 
 
 def add_alias(address: str, view: type[ApiView]) -> URLPattern:
@@ -59,6 +60,18 @@ urlpatterns = [
     path("openai/v1/completions", completions.TextView.as_view()),
     path("openai/v1/models/<str:name>", completions.OpenAIModelView.as_view()),
     path("openai/v1/models", completions.OpenAIModelsView.as_view()),
+    path("v1/files", files.FilesView.as_view()),
+    path("v1/files/<str:file_id>", files.FileView.as_view()),
+    path("v1/files/<str:file_id>/content", files.FileContentView.as_view()),
+    path("v1/batches", batches.BatchesView.as_view()),
+    path("v1/batches/<str:batch_id>", batches.BatchView.as_view()),
+    path("v1/batches/<str:batch_id>/cancel", batches.CancelBatchView.as_view()),
+    add_alias("openai/v1/files", files.FilesView),
+    add_alias("openai/v1/files/<str:file_id>", files.FileView),
+    add_alias("openai/v1/files/<str:file_id>/content", files.FileContentView),
+    add_alias("openai/v1/batches", batches.BatchesView),
+    add_alias("openai/v1/batches/<str:batch_id>", batches.BatchView),
+    add_alias("openai/v1/batches/<str:batch_id>/cancel", batches.CancelBatchView),
     path("v1/problems/<str:code>", about.ProblemView.as_view()),
     path("v1/schema", about.SchemaView.as_view()),
     path("v1/docs", about.DocsView.as_view()),

@@ -8,6 +8,7 @@
         future = client.submit("embeddings", "a text")
         for event in client.stream("generator", "once upon a time"): ...
         for answer in client.map("embeddings", texts, name="tonight"): ...
+        batch = client.create_batch("requests.jsonl", "/v1/embeddings")
 
 Inside Django, `api.inside` has the same client without HTTP.
 """

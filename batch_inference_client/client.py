@@ -18,6 +18,7 @@ from typing import Any, Self, TypeVar
 
 from batch_inference_client import stream
 from batch_inference_client.errors import ClientError, JobError
+from batch_inference_client.file_batches import BATCH_ID, FileBatches
 from batch_inference_client.futures import JobFuture
 from batch_inference_client.http import Http
 from batch_inference_client.mapping import Answer, Map, encode_inputs
@@ -35,7 +36,7 @@ PATIENCE_S = 60.0
 GRACE_S = 1.0  # after its timeout in which a call may still be answered
 
 
-class BaseClient(Retrieval):
+class BaseClient(Retrieval, FileBatches):
     """A client of a `Service`, which any number of threads may use at the same time.
 
     A call is tried again for `patience_s` seconds while the service is away, is full, or asks the client to wait.
@@ -154,11 +155,15 @@ class BaseClient(Retrieval):
         ).batches()  # fmt: skip
 
     def cancel(self, id: str) -> Document:
-        """Cancel a job, or all jobs of a bulk that are not finished, and return it. Raises `ClientError`."""
+        """Cancel a job, a batch, or all jobs of a bulk that are not finished, and return it. Raises `ClientError`."""
+        if BATCH_ID.fullmatch(id):
+            return self.cancel_batch(id)
         return self._job_or_bulk(id, self.service.cancel, self.service.cancel_bulk)
 
     def look(self, id: str) -> Document:
-        """Return a job, or the progress of a bulk, as docs/reference/api.md describes them. Raises `ClientError`."""
+        """Return a job, or the progress of a bulk or a batch, as docs describe them. Raises `ClientError`."""
+        if BATCH_ID.fullmatch(id):
+            return self.batch(id)
         return self._job_or_bulk(id, self.service.job, self.service.bulk)
 
     def models(self) -> list[Document]:

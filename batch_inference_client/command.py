@@ -1,4 +1,4 @@
-"""The client on the command line: run, map, status, cancel."""
+"""The client on the command line: run, map, batch, status, cancel."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import fcntl
 import json
 import logging
 import os
+import shutil
 import sys
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -16,6 +17,7 @@ from typing import IO, Any
 
 from batch_inference_client.client import Client
 from batch_inference_client.errors import ClientError, JobError
+from batch_inference_client.file_batches import BATCH_ID, refuse_failed
 from batch_inference_client.progress import Bar
 from batch_inference_client.service import dumps
 
@@ -58,7 +60,7 @@ def make_parser() -> argparse.ArgumentParser:
         description="A client of the inference service. The key is taken from the variable INFERENCE_API_KEY.",
     )
     found.add_argument("--url", default=os.environ.get("INFERENCE_URL", URL), help=f"or INFERENCE_URL; {URL} otherwise")
-    commands = found.add_subparsers(required=True, metavar="run, map, status or cancel")
+    commands = found.add_subparsers(required=True, metavar="run, map, batch, status or cancel")
 
     one = commands.add_parser("run", help="run a model on one input, and print the output as JSON")
     one.add_argument("model")
@@ -83,14 +85,26 @@ def make_parser() -> argparse.ArgumentParser:
     many.add_argument("--priority", choices=("high", "normal", "low"), default="low")
     many.set_defaults(call=map_lines)
 
-    state = commands.add_parser("status", help="what is served, or how far a job or a bulk is")
+    lines = commands.add_parser(
+        "batch",
+        help="answer a file whose lines are requests in OpenAI's form, within hours",
+        description="The service keeps the file and goes on by itself, whatever becomes of this command.",
+    )
+    lines.add_argument("source", metavar="FILE", help="or the id of a batch, to go on with it")
+    lines.add_argument("--endpoint", help="that the lines of the file name, such as /v1/embeddings")
+    lines.add_argument("--window", default="24h", help="after which lines that did not run expire; 24h otherwise")
+    lines.add_argument("--output", type=Path, metavar="FILE", help="where answers go at the end; stdout otherwise")
+    lines.add_argument("--errors", type=Path, metavar="FILE", help="where lines that failed go; to stdout otherwise")
+    lines.set_defaults(call=run_batch)
+
+    state = commands.add_parser("status", help="what is served, or how far a job, a bulk or a batch is")
     state.add_argument("id", nargs="?")
     state.set_defaults(call=show_status)
 
-    stop = commands.add_parser("cancel", help="cancel a job, or what is left of a bulk")
+    stop = commands.add_parser("cancel", help="cancel a job, or what is left of a bulk or a batch")
     stop.add_argument("id")
     stop.set_defaults(call=cancel_jobs)
-    for command, patience_s in ((one, 10.0), (many, 600.0), (state, 10.0), (stop, 10.0)):
+    for command, patience_s in ((one, 10.0), (many, 600.0), (lines, 600.0), (state, 10.0), (stop, 10.0)):
         help_text = f"seconds to try again while the service is away or full; {patience_s:g} otherwise"
         command.add_argument("--patience", type=float, default=patience_s, metavar="S", help=help_text)
     for command in (one, many):
@@ -237,6 +251,44 @@ def count_lines(source: IO[bytes]) -> int | None:
     count = sum(1 for line in source if line.strip())
     source.seek(here)
     return count
+
+
+def run_batch(client: Client, options: argparse.Namespace) -> int:
+    for path in filter(None, (options.output, options.errors)):
+        path.open("ab").close()  # now, and not when the batch has ended: perhaps it cannot be written
+    is_begun = BATCH_ID.fullmatch(options.source)
+    batch_id = client.batch(options.source)["id"] if is_begun else begin_batch(client, options)
+    try:
+        print_message(f"The batch is {batch_id}.")
+        batch = client.wait_for_batch(batch_id, progress=True)
+        write_answers(client, batch["output_file_id"], options.output)
+        write_answers(client, batch["error_file_id"], options.errors)
+    except (KeyboardInterrupt, ClientError, OSError):
+        print_message(
+            f"\nThe batch {batch_id} goes on without this command. For its answers: the same command with {batch_id} in"
+            f" place of the file. To end it: cancel {batch_id}"
+        )
+        raise
+    refuse_failed(batch)
+    counts = batch["request_counts"]
+    if batch["status"] == "completed" and not counts["failed"]:
+        return 0
+    print_message(f"It is {batch['status']}: {counts['completed']} of {counts['total']} lines have an answer.")
+    return 1
+
+
+def begin_batch(client: Client, options: argparse.Namespace) -> str:
+    if not options.endpoint:
+        raise ClientError("Name the --endpoint of the file's lines, such as /v1/embeddings.", code="bad_request")
+    return str(client.create_batch(Path(options.source), options.endpoint, window=options.window)["id"])
+
+
+def write_answers(client: Client, file_id: str | None, path: Path | None) -> None:
+    """Write a file of the service, which may be none, over the file at a path, or to stdout."""
+    with contextlib.ExitStack() as opened:
+        target = opened.enter_context(path.open("wb")) if path else sys.stdout.buffer
+        if file_id:
+            shutil.copyfileobj(opened.enter_context(client.open_file(file_id)), target)
 
 
 def show_status(client: Client, options: argparse.Namespace) -> int:

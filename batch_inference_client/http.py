@@ -9,9 +9,12 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import os
 import re
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import IO, Any
 from urllib.parse import urlencode
 
 import urllib3
@@ -24,11 +27,17 @@ from batch_inference_client.service import LONGEST_S, Document, Service, StreamE
 
 CONNECT_S = 5.0
 ANSWER_S = 30.0  # besides the wait that was asked for; the service answers within 6 s, a large bulk some seconds later
+STORED_S = 300.0  # after an upload, of which the service makes another copy
+STALLED_S = 30.0  # in which nothing more of an upload is taken
+PIECE = 256 * 1024  # bytes of a file at a time
 SILENT_S = 35.0  # after which a stream counts as broken off; it sends a sign of life every ten seconds
-STREAMED = 200
+STREAMED = 200  # status of a stream, and of the content of a file
 PLAIN = "outputs=plain"
 HEADER = re.compile(r"[\x21-\x7e]{1,255}")  # an API key or an idempotency key, as the service takes them
 JOB = ("id", "status", "output", "error")
+BATCH = ("id", "status", "request_counts", "output_file_id", "error_file_id", "errors")
+OPENAI_CODES = {"invalid_api_key": "unauthorized", "rate_limit_exceeded": "too_many_requests"}  # and the service's
+ID = re.compile(r"[A-Za-z0-9_-]+")
 TOO_LARGE = 413  # status of the service, or of a proxy in between
 RETRIED = (408, 425, 429, 502, 503, 504)  # statuses of a proxy in between, without a problem document
 
@@ -87,6 +96,40 @@ class Http(Service):
     def cancel_bulk(self, bulk_id: str) -> Document:
         return self._request("POST", f"/v1/jobs/bulk/{_id(bulk_id)}/cancel", members=("id", "counts"))
 
+    def upload_file(self, path: Path) -> Document:
+        boundary = uuid.uuid4().hex
+        head, tail = _form_around_file(path.name, boundary)
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            headers = {
+                "Content-Type": f"multipart/form-data; boundary={boundary}",
+                "Content-Length": str(len(head) + size + len(tail)),
+            }
+            return self._request(
+                "POST", "/v1/files", _form_pieces(head, file, size, tail), headers=headers, members=("id", "bytes"),
+                connect_s=STALLED_S, wait_s=STORED_S,
+            )  # fmt: skip
+
+    def create_batch(self, batch: Mapping[str, Any], *, key: str) -> Document:
+        return self._request("POST", "/v1/batches", dumps(batch), headers={"Idempotency-Key": key}, members=BATCH)
+
+    def batch(self, batch_id: str) -> Document:
+        return self._request("GET", f"/v1/batches/{_id(batch_id, 'batch')}", members=BATCH)
+
+    def cancel_batch(self, batch_id: str) -> Document:
+        return self._request("POST", f"/v1/batches/{_id(batch_id, 'batch')}/cancel", members=BATCH)
+
+    def file_content(self, file_id: str) -> Iterator[bytes]:
+        address = f"{self.url}/v1/files/{_id(file_id, 'file')}/content"
+        with self._translate_errors():
+            answer = self._send("GET", address, headers={}, read_s=ANSWER_S)
+            try:
+                if answer.status != STREAMED:
+                    raise _error(self.url, answer, _loads(answer.read()))
+                yield from answer.stream(PIECE)
+            finally:
+                answer.close()  # the rest of the answer is not read
+
     def models(self) -> list[Document]:
         return list(self._request("GET", "/v1/models", members=("items",))["items"])
 
@@ -103,13 +146,14 @@ class Http(Service):
         self,
         method: str,
         path: str,
-        body: bytes | None = None,
+        body: bytes | Iterator[bytes] | None = None,
         *,
         members: Sequence[str],
         query: Mapping[str, Any] | None = None,
         headers: Mapping[str, str] | None = None,
         wait_s: float = 0.0,
         answer_s: float = math.inf,
+        connect_s: float = CONNECT_S,
         taken: Sequence[int] = (200, 202),
     ) -> Document:
         """Send a request and return the document of its answer, which has these `members`.
@@ -118,7 +162,10 @@ class Http(Service):
         """
         address = f"{self.url}{path}" + (f"?{urlencode(query)}" if query else "")
         with self._translate_errors():
-            answer = self._send(method, address, body, headers=headers or {}, read_s=min(wait_s + ANSWER_S, answer_s))
+            answer = self._send(
+                method, address, body, headers=headers or {}, read_s=min(wait_s + ANSWER_S, answer_s),
+                connect_s=connect_s,
+            )  # fmt: skip
             document = _loads(answer.read())
         if answer.status in taken and isinstance(document, dict) and document.keys() >= set(members):
             pause_s = _retry_after_s(answer) if path == "/v1/jobs/wait" else None
@@ -126,11 +173,21 @@ class Http(Service):
         raise _error(self.url, answer, document)
 
     def _send(
-        self, method: str, address: str, body: bytes | None = None, *, headers: Mapping[str, str], read_s: float
+        self,
+        method: str,
+        address: str,
+        body: bytes | Iterator[bytes] | None = None,
+        *,
+        headers: Mapping[str, str],
+        read_s: float,
+        connect_s: float = CONNECT_S,
     ) -> urllib3.BaseHTTPResponse:
-        """Send a request and return its answer, whose body is still to be read."""
+        """Send a request and return its answer, whose body is still to be read.
+
+        `connect_s` is also the limit of each piece of the request's body.
+        """
         sent = {"Prefer": PLAIN, "Content-Type": "application/json", **self._headers, **headers}
-        timeout = Timeout(connect=min(CONNECT_S, read_s), read=read_s)
+        timeout = Timeout(connect=min(connect_s, read_s), read=read_s)
         return self._pool.request(
             method, address, body=body, headers=sent, timeout=timeout, redirect=False, preload_content=False
         )
@@ -173,11 +230,31 @@ def _checked(url: str) -> str:
     return url.rstrip("/")
 
 
-def _id(text: str) -> str:
+def _id(text: str, kind: str = "job") -> str:
     """Return an id that can be a part of an address. Raises `ClientError` for a text that is no id."""
-    if not text or not all(letter.isascii() and (letter.isalnum() or letter == "-") for letter in text):
-        raise ClientError(f"{text[:100]!r} is no id: an id is a UUID.", code="job_not_found")
+    if not ID.fullmatch(text):
+        raise ClientError(f"{text[:100]!r} is no id of a {kind}.", code=f"{kind}_not_found")
     return text
+
+
+def _form_around_file(name: str, boundary: str) -> tuple[bytes, bytes]:
+    """Return what stands before and after the content of a file in the form that uploads it."""
+    shown = re.sub(r'[\x00-\x1f"\\]', "_", name)
+    head = (
+        f'--{boundary}\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
+        f'--{boundary}\r\nContent-Disposition: form-data; name="file"; filename="{shown}"\r\n'
+        "Content-Type: application/octet-stream\r\n\r\n"
+    )
+    return head.encode(errors="replace"), f"\r\n--{boundary}--\r\n".encode()
+
+
+def _form_pieces(head: bytes, file: IO[bytes], size: int, tail: bytes) -> Iterator[bytes]:
+    """Yield a form with the first `size` bytes of a file, to which others may append meanwhile."""
+    yield head
+    while size > 0 and (piece := file.read(min(PIECE, size))):
+        size -= len(piece)
+        yield piece
+    yield tail
 
 
 def _words(error: HTTPError) -> str:
@@ -193,16 +270,30 @@ def _retry_after_s(answer: urllib3.BaseHTTPResponse) -> float | None:
     return float(text) if text.isascii() and text.isdigit() else None
 
 
+def _read_problem(answer: urllib3.BaseHTTPResponse, document: Any) -> dict[str, Any] | None:
+    """Return the problem document of an answer, which is None for an answer of another service.
+
+    The addresses of files and batches answer in OpenAI's form, with some of OpenAI's codes.
+    """
+    match document:
+        case {"code": _, "detail": _}:
+            return dict(document)
+        case {"error": {"code": str() as code, "message": str() as detail}}:
+            shown = OPENAI_CODES.get(code, code)
+            return {"code": shown, "detail": detail, "request_id": answer.headers.get("X-Request-ID")}
+    return None
+
+
 def _error(url: str, answer: urllib3.BaseHTTPResponse, document: Any) -> ClientError:
     status = answer.status
     retry_after_s = _retry_after_s(answer)
     if 300 <= status < 400:
         to = answer.headers.get("Location", "another address")
         return ClientError(f"{url} redirects to {to}. Use the address that it leads to.", code="redirected")
-    if isinstance(document, dict) and "code" in document and "detail" in document:
-        code = str(document["code"])
+    if problem := _read_problem(answer, document):
+        code = str(problem["code"])
         return ClientError(
-            document["detail"], code=code, passing=code in PASSING, retry_after_s=retry_after_s, problem=document
+            problem["detail"], code=code, passing=code in PASSING, retry_after_s=retry_after_s, problem=problem
         )
     if status == TOO_LARGE:
         return ClientError(f"What stands before {url} takes no body of this size.", code="body_too_large")

@@ -1,4 +1,4 @@
-"""The line on the terminal that shows the progress of a map."""
+"""The line on the terminal that shows the progress of a map or a batch."""
 
 from __future__ import annotations
 
@@ -23,8 +23,11 @@ class Bar:
         self._drawn_at = 0.0
 
     def add(self, batch: Sequence[tuple[int, Any]]) -> None:
-        self._done += len(batch)
-        self._errors += sum(isinstance(answer, JobError) for _, answer in batch)
+        errors = sum(isinstance(answer, JobError) for _, answer in batch)
+        self.show(self._total, done=self._done + len(batch), errors=self._errors + errors)
+
+    def show(self, total: int | None, *, done: int, errors: int) -> None:
+        self._total, self._done, self._errors = total, done, errors
         if self._shown and time.monotonic() - self._drawn_at > EVERY_S:
             self._draw()
 

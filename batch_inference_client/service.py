@@ -13,6 +13,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 from batch_inference_client.errors import ClientError
@@ -88,6 +89,23 @@ class Service(ABC):
 
     @abstractmethod
     def cancel_bulk(self, bulk_id: str) -> Document: ...
+
+    @abstractmethod
+    def upload_file(self, path: Path) -> Document:
+        """Store the file at a path, as the input of batches. Raises also `OSError`, if the file cannot be read."""
+
+    @abstractmethod
+    def create_batch(self, batch: Mapping[str, Any], *, key: str) -> Document:
+        """Return the batch of this idempotency key, which is new or was created before."""
+
+    @abstractmethod
+    def batch(self, batch_id: str) -> Document: ...
+
+    @abstractmethod
+    def cancel_batch(self, batch_id: str) -> Document: ...
+
+    @abstractmethod
+    def file_content(self, file_id: str) -> Iterator[bytes]: ...
 
     @abstractmethod
     def models(self) -> list[Document]: ...

@@ -91,9 +91,16 @@ class Bulk(models.Model):
     idempotency_key = models.CharField(max_length=300, null=True, default=None, unique=True)
     idempotency_digest = models.CharField(max_length=64, blank=True, default="")
     request_id = models.CharField(max_length=128, blank=True, default="")
+    is_open = models.BooleanField(
+        default=False, db_default=False, help_text="True while the finished jobs are still needed: none is removed."
+    )
+    worked_at = models.DateTimeField(
+        null=True, default=None, help_text="When the program that works on open bulks was last seen."
+    )
 
     class Meta:
         ordering = ["-id"]
+        indexes = [models.Index(fields=["id"], name="bulk_open", condition=Q(is_open=True))]
 
     def __str__(self) -> str:
         return f"{self.model} {self.id}"

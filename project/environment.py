@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import os
 import re
@@ -58,6 +59,17 @@ def read_number(name: str, default: float) -> float:
         value = math.nan
     if not 0 <= value < math.inf:
         refuse_value(name, f"must be a number from 0 on, not {text!r}")
+    return value
+
+
+def read_document(name: str, default: dict[str, Any]) -> dict[str, Any]:
+    """Return a JSON object."""
+    try:
+        value = json.loads(os.environ[name]) if os.environ.get(name) else default
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        refuse_value(name, 'must be a JSON object such as {"bucket_name": "files"}')
     return value
 
 

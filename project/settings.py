@@ -99,6 +99,19 @@ LANGUAGE_CODE = "en"
 TIME_ZONE = "UTC"
 USE_I18N = False
 DATA_UPLOAD_MAX_MEMORY_SIZE = env.read_integer("MAX_BODY_BYTES", 10 * 1024 * 1024)
+MAX_FILE_BYTES = env.read_integer("MAX_FILE_BYTES", 200 * 1024 * 1024)  # of one file at /v1/files
+API_KEY_MAX_FILE_BYTES = env.read_integer("API_KEY_MAX_FILE_BYTES", 10 * 1024**3)  # of one owner's files; 0: no limit
+FILES_DIR = DATA_DIR / "files"  # also for uploads while they last: a folder for temporary files may be in memory
+STORAGES = {
+    "default": {"BACKEND": "django.core.files.storage.FileSystemStorage"},
+    "staticfiles": {"BACKEND": "django.contrib.staticfiles.storage.StaticFilesStorage"},
+    "files": {  # of clients, and of the answers of their batches
+        "BACKEND": os.environ.get("FILE_STORAGE", "django.core.files.storage.FileSystemStorage"),
+        "OPTIONS": env.read_document(
+            "FILE_STORAGE_OPTIONS", {"location": str(FILES_DIR), "file_permissions_mode": 0o600}
+        ),
+    },
+}
 TEST_RUNNER = "tests.runner.Runner"
 
 answer_s = env.read_number("DATABASE_ANSWER_S", 0)  # read anew where it is used: programs set other defaults
@@ -207,13 +220,20 @@ SPECTACULAR_SETTINGS = {
     "DESCRIPTION": "Machine-learning models as a durable, batched HTTP service. Errors are problem documents with a"
     " stable code, and at the addresses of other servers' clients have the form that these read; every answer carries"
     " X-Request-Id; paths work with and without a trailing slash.",
-    "TAGS": [{"name": name} for name in ("jobs", "bulk", "models", "openai", "rerank", "cohere", "tei", "about")],
+    "TAGS": [
+        {"name": name}
+        for name in ("jobs", "bulk", "models", "openai", "files", "batches", "rerank", "cohere", "tei", "about")
+    ],
     "VERSION": "1",
     "OAS_VERSION": "3.1.0",
     "APPEND_COMPONENTS": {"securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
     "SECURITY": [{"key": []}] if API_KEY_REQUIRED else [{}, {"key": []}],
     "ENUM_ADD_EXPLICIT_BLANK_NULL_CHOICE": False,
-    "ENUM_NAME_OVERRIDES": {"VectorFormatEnum": "api.requests.dialects.embeddings.FORMATS"},
+    "ENUM_NAME_OVERRIDES": {
+        "VectorFormatEnum": "api.requests.dialects.embeddings.FORMATS",
+        "StatusEnum": "inference.models.Status",
+        "BatchStatusEnum": "api.models.BatchStatus",
+    },
     "POSTPROCESSING_HOOKS": ["drf_spectacular.hooks.postprocess_schema_enums", "api.openapi.schema.complete_document"],
 }
 

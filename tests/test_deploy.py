@@ -27,6 +27,7 @@ class TestUnits(SimpleTestCase):
     def test_the_workers_are_started_as_by_make_run(self) -> None:
         for unit, program in (
             ("inference-worker.service", programs.make_worker()),
+            ("inference-batches.service", programs.make_batch_runner()),
             ("inference-webhooks.service", programs.make_webhook_sender()),
         ):
             self.assertIn("\nEnvironment=LOG_LEVEL=INFO\nEnvironmentFile=", (DEPLOY / unit).read_text())

@@ -12,10 +12,11 @@ from inference.catalog.lookup import get_catalog, last_spec_of, spec_of
 from inference.catalog.sizes import lengths
 from inference.catalog.specs import ModelSpec
 from inference.errors import UnknownModel
-from inference.models import Job
+from inference.models import Job, Priority
 from inference.streams.texts import Prompt, extract_generated_text, extract_single_answer
 
 NO_TEXT = 'The model\'s answer is not [{"generated_text": "…"}].'
+TIERS = {Priority.HIGH: "priority", Priority.NORMAL: "default", Priority.LOW: "flex"}
 FINISH_REASONS = {"length": "length", "eos_token": "stop", "stop_sequence": "stop"}
 
 
@@ -79,6 +80,7 @@ def make_completion_head(kind: CompletionKind, job: Job) -> dict[str, Any]:
         "created": int(job.created_at.timestamp()),
         "model": job.model,
         "system_fingerprint": f"fp_{spec.load_digest}" if spec else None,
+        "service_tier": TIERS[Priority(job.priority)],
     }
 
 

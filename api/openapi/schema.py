@@ -16,7 +16,7 @@ from inference.catalog.lookup import get_catalog_or_empty
 
 BODIES = (
     "JobBody", "BulkBody", "LineBody", "RunBody", "ChatBody", "TextBody", "RerankBody", "EmbeddingsBody", "CohereBody",
-    "EmbedBody", "TokensBody", "SimilarityBody", "PredictBody",
+    "EmbedBody", "TokensBody", "SimilarityBody", "PredictBody", "BatchBody",
 )  # fmt: skip
 NAMING = ("JobBody", "BulkBody", "EmbeddingsBody", "CohereBody")  # a model, which they must
 ALWAYS = ("bad_request", "store_unavailable", "internal")

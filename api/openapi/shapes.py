@@ -139,6 +139,9 @@ class CompletionBody(Shape):
     top_p = serializers.FloatField(required=False)
     stop = serializers.ListField(child=serializers.CharField(), required=False, help_text="Or one string.")
     seed = serializers.IntegerField(required=False, min_value=0)
+    service_tier = serializers.CharField(
+        required=False, help_text="The priority: flex (low), default or priority (high)."
+    )
     stream = serializers.BooleanField(required=False, help_text="Chunks as server-sent events.")
 
 
@@ -181,6 +184,7 @@ class CompletionShown(Shape):
     created = serializers.IntegerField()
     model = serializers.CharField()
     system_fingerprint = serializers.CharField()
+    service_tier = serializers.CharField()
     usage = UsageShown(allow_null=True)
 
 

@@ -7,9 +7,7 @@ import io
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from django.conf import settings
-
-from api.server.upload_limit import UPLOAD, Upload, UploadRefused
+from api.server.upload_limit import UPLOAD, Upload, UploadRefused, find_body_limit, is_file_upload
 
 Application = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 READ = 65_536
@@ -22,17 +20,17 @@ class BodyReader:
     the client still sends, so that it never reads, for example, that its key is wrong.
 
     A chunked body, which Django takes for an empty one, is read up to one byte over the limit. It is then refused like
-    any body over the limit. The rest of a body over twice the limit is left unread. A body that there is no room to
-    read is left unread too, and the middleware refuses its request.
+    any body over the limit. The view of files reads its own bodies, in pieces. The rest of a body over twice the limit
+    is left unread. A body that there is no room to read is left unread too, and the middleware refuses its request.
     """
 
     def __init__(self, application: Application) -> None:
         self.application = application
 
     def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
-        limit = settings.DATA_UPLOAD_MAX_MEMORY_SIZE
+        limit = find_body_limit(environ)
         stream = environ[UPLOAD] = environ["wsgi.input"] = Upload(environ["wsgi.input"])
-        if environ.get("HTTP_TRANSFER_ENCODING"):
+        if environ.get("HTTP_TRANSFER_ENCODING") and not is_file_upload(environ):
             with contextlib.suppress(UploadRefused):
                 _unchunk(environ, limit + 1)
         answer = self.application(environ, start_response)

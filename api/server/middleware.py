@@ -21,7 +21,7 @@ from django.urls import Resolver404, ResolverMatch, get_resolver
 
 from api import request_id
 from api.errors import cohere_tei, openai, problems
-from api.server.upload_limit import is_refused
+from api.server.upload_limit import find_body_limit, is_refused
 from inference import budget
 from inference.figures import ledger
 from inference.figures.sample import SERVICE
@@ -212,7 +212,7 @@ def find_refusal(request: HttpRequest, *, is_page: bool) -> HttpResponse | None:
 
 def find_length_refusal(request: HttpRequest) -> HttpResponse | None:
     length = request.META.get("CONTENT_LENGTH") or "0"
-    limit = settings.DATA_UPLOAD_MAX_MEMORY_SIZE
+    limit = find_body_limit(request.META)
     if not length.isascii() or not length.isdigit():
         return problems.make_problem("bad_request", "Content-Length must be a whole number.")
     if int(length) > limit:

@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from django.conf import settings
+
 UPLOAD = "api.upload"  # key of a request's `Upload` in the WSGI environment
 MOST_READ = 100  # bodies that are read at once: of the server's 512 threads 400 may wait for jobs, and probes need some
+
+FILES = re.compile(r"/(?:openai/)?v1/files/?")  # the addresses that receive files, whose bodies are read in pieces
+FORM = 65_536  # bytes of a form beside those of its file
+
+
+def is_file_upload(environ: Mapping[str, Any]) -> bool:
+    return environ.get("REQUEST_METHOD") == "POST" and FILES.fullmatch(environ.get("PATH_INFO", "")) is not None
+
+
+def find_body_limit(environ: Mapping[str, Any]) -> int:
+    """Return how many bytes the body of this request may have."""
+    limit: int = settings.DATA_UPLOAD_MAX_MEMORY_SIZE
+    return settings.MAX_FILE_BYTES + FORM if is_file_upload(environ) else limit
 
 
 class UploadRefused(OSError):

@@ -12,6 +12,8 @@ PLACES = (  # name, URL, and the permission that it requires
     ("Overview", "admin:index", ""),
     ("Jobs", "admin:inference_job_changelist", "inference.view_job"),
     ("Batches", "admin:inference_job_batches", "inference.view_job"),
+    ("File batches", "admin:api_filebatch_changelist", "api.view_filebatch"),
+    ("Files", "admin:api_storedfile_changelist", "api.view_storedfile"),
     ("Models", "admin:inference_pausedmodel_changelist", "inference.view_pausedmodel"),
     ("Workers", "admin:inference_worker_changelist", "inference.view_worker"),
     ("Webhooks", "admin:inference_webhook_changelist", "inference.view_webhook"),

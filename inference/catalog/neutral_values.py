@@ -41,7 +41,7 @@ OPENAI: Neutral = {
 # Fields of OpenAI's interface that change no answer, whatever they hold.
 OPENAI_IGNORED = frozenset({
     "details", "max_retries", "metadata", "parallel_tool_calls", "prediction", "prompt_cache_key",
-    "prompt_cache_options", "prompt_cache_retention", "safety_identifier", "service_tier", "store", "user",
+    "prompt_cache_options", "prompt_cache_retention", "safety_identifier", "store", "user",
 })  # fmt: skip
 
 

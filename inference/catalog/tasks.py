@@ -234,12 +234,17 @@ TASKS = index_tasks((
         translate=translate_sampling,
         parameters={
             "max_new_tokens": ParameterSpec(type="integer", min=1),  # the rest of the context bounds it
+            "min_new_tokens": ParameterSpec(type="integer", min=0),
             "do_sample": _FLAG,
             "temperature": ParameterSpec(type="number", min=NEAR_ZERO, max=100),
             "top_k": ParameterSpec(type="integer", min=0, max=1000),  # 0: no limit
             "top_p": ParameterSpec(type="number", min=NEAR_ZERO, max=1),
+            "min_p": ParameterSpec(type="number", min=0, max=1),
             "typical_p": ParameterSpec(type="number", min=0.01, max=1),
             "repetition_penalty": ParameterSpec(type="number", min=0.1, max=10),
+            "frequency_penalty": ParameterSpec(type="number", min=-2, max=2),
+            "presence_penalty": ParameterSpec(type="number", min=-2, max=2),
+            "logit_bias": ParameterSpec(type="object"),  # by a token's number
             "stop": ParameterSpec(
                 type="array", items="string", min_items=1, max_items=8, min_length=1, max_length=100
             ),

@@ -12,20 +12,22 @@ MOST = 4_000_000  # characters of JSON; one output alone may have more
 MEASURED = 32  # outputs measured at first, then four times as many: the database reads an output to measure it
 
 
-def load_with_outputs(jobs: QuerySet[Job], most: int) -> tuple[list[Job], bool]:
+def load_with_outputs(
+    jobs: QuerySet[Job], most: int, *, without: Sequence[str] = ("inputs", "parameters")
+) -> tuple[list[Job], bool]:
     """Return the first of `jobs` with their outputs, and True if there are more.
 
     They are at most `most` jobs, with at most `MOST` characters of output together; the first alone may have more.
-    Inputs and parameters are not loaded. No output is loaded before its size is known.
+    The columns `without` are not loaded. No output is loaded before its size is known.
     """
     taken: list[UUID] = []
     characters = 0
     for pk, size in _sizes(list(jobs.values_list("pk", flat=True)[: most + 1])):
         characters += size
         if taken and (len(taken) == most or characters > MOST):
-            return _in_order(taken), True
+            return _in_order(taken, without), True
         taken.append(pk)
-    return _in_order(taken), False
+    return _in_order(taken, without), False
 
 
 def _sizes(ids: Sequence[UUID]) -> Iterator[tuple[UUID, int]]:
@@ -37,6 +39,6 @@ def _sizes(ids: Sequence[UUID]) -> Iterator[tuple[UUID, int]]:
         start, count = start + count, 4 * count
 
 
-def _in_order(ids: list[UUID]) -> list[Job]:
-    found = Job.objects.defer("inputs", "parameters").in_bulk(ids)
+def _in_order(ids: list[UUID], without: Sequence[str]) -> list[Job]:
+    found = Job.objects.defer(*without).in_bulk(ids)
     return [found[pk] for pk in ids if pk in found]

@@ -42,7 +42,7 @@ def submit(submission: Submission, *, needs_worker: bool = False) -> Job:
     Raises `SubmissionError` or `StoreUnavailable`. With `needs_worker`, raises `NoWorker` before anything is stored if
     no worker serves the model.
     """
-    return _accept(submission, *_new_job(submission), needs_worker=needs_worker)
+    return _accept(submission, *make_job_and_parts(submission), needs_worker=needs_worker)
 
 
 def run(submission: Submission, *, timeout_s: float) -> Job:
@@ -51,7 +51,7 @@ def run(submission: Submission, *, timeout_s: float) -> Job:
     The job's end can therefore not be missed. Raises `NoWorker` before anything is stored if no worker serves the
     model.
     """
-    job, parts = _new_job(submission)
+    job, parts = make_job_and_parts(submission)
     if parts or submission.webhook or submission.idempotency_key is not None:
         return wait_for_stored_job(_accept(submission, job, parts, needs_worker=True), timeout_s=timeout_s)
     _require_worker(submission.spec.name)
@@ -133,8 +133,11 @@ def make_resubmission(old: Job, *, alone: bool = False) -> Submission:
     )  # fmt: skip
 
 
-def _new_job(submission: Submission) -> tuple[Job, list[Part]]:
-    """Make a job that the model takes, which is not stored yet, and its parts if it is too long for a batch."""
+def make_job_and_parts(submission: Submission) -> tuple[Job, list[Part]]:
+    """Make a job that the model takes, which is not stored yet, and its parts if it is too long for a batch.
+
+    Raises `SubmissionError`.
+    """
     spec, inputs = submission.spec, submission.inputs
     if submission.webhook:
         delivery.check_url(submission.webhook)

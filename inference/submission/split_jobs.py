@@ -51,7 +51,14 @@ def store_whole(terms: Terms, whole: Job, parts: Sequence[Part]) -> None:
     row = rows.prepare_row(whole)
     traced = {"traceparent": tracing.make_part_traceparent(whole.traceparent, whole.id)} if tracing.on else {}
     of_all = rows.make_row_factory(row)(
-        whole=whole.id, parts=None, published_at=sent_at, idempotency_key=None, idempotency_digest="", **traced
+        whole=whole.id,
+        parts=None,
+        published_at=sent_at,
+        idempotency_key=None,
+        idempotency_digest="",
+        bulk_id=None,
+        bulk_index=None,
+        **traced,
     )
     common = bulk_store.SharedColumns(rows.make_row_factory(of_all), writer.make_message(whole))
     new = [common.make_job(part.size, part.length, inputs=part.inputs, place=part.place) for part in parts]

@@ -77,12 +77,13 @@ class Sweep:
         """Remove a chunk of jobs, and bulks without jobs; return the number of jobs."""
         kept = Q(status__in=WAITING) | Q(finished_at__gte=self.limit)
         needed = Exists(Job.objects.filter(kept, pk=OuterRef("whole")))  # by its whole, if it is a part
-        old = _ended_before(self.limit).filter(~needed, pk__gt=self._reached)
+        is_open = Exists(Bulk.objects.filter(pk=OuterRef("bulk"), is_open=True))
+        old = _ended_before(self.limit).filter(~needed, ~is_open, pk__gt=self._reached)
         ids = list(old.order_by("pk").values_list("pk", flat=True)[:CHUNK])
         for start in range(0, len(ids), STATEMENT):
             _remove_jobs(ids[start : start + STATEMENT])
         without_jobs = ~Exists(Job.objects.filter(bulk=OuterRef("pk")))
-        row_locks.delete_rows(Bulk.objects.filter(without_jobs, pk__lt=first_id_at(self.limit)))
+        row_locks.delete_rows(Bulk.objects.filter(without_jobs, is_open=False, pk__lt=first_id_at(self.limit)))
         if ids:
             self._reached = ids[-1]
             logger.info("%d jobs that ended more than %g days ago removed", len(ids), settings.JOB_RETENTION_DAYS)

@@ -114,11 +114,25 @@ class ReadTests(SimpleTestCase):
         }  # fmt: skip
         self.assertEqual(self.parameters(**harmless), {})
 
+    def test_penalties_and_biases_are_the_model_s(self) -> None:
+        asked = {"frequency_penalty": 0.1, "presence_penalty": -1, "logit_bias": {"1": 2}, "min_p": 0.1}
+        self.assertEqual(self.parameters(**asked), asked)
+        self.assertEqual(self.parameters(min_tokens=3), {"min_new_tokens": 3})
+
+    def test_the_service_tier_is_the_priority(self) -> None:
+        for tier, priority in (("auto", 2), ("default", 2), ("flex", 3), ("priority", 1), (None, 2)):
+            with self.subTest(tier):
+                read = completions.read_chat({"model": "prompts", "messages": HELLO, "service_tier": tier})
+                self.assertEqual(read.submission.priority, priority)
+        for wrong in ("fast", 1, ["flex"]):
+            error = self.refused({"model": "prompts", "messages": HELLO, "service_tier": wrong})
+            self.assertEqual(error.message, "service_tier: must be one of auto, default, flex, priority.")
+
     def test_what_would_is_refused_by_name(self) -> None:
         changing: dict[str, Any] = {
             "tools": [{"type": "function"}], "functions": [{}], "tool_choice": "required", "n": 2, "best_of": 3,
-            "response_format": {"type": "json_object"}, "logprobs": True, "top_logprobs": 2, "logit_bias": {"1": 2},
-            "frequency_penalty": 0.1, "presence_penalty": -1, "modalities": ["text", "audio"], "audio": {"voice": "x"},
+            "response_format": {"type": "json_object"}, "logprobs": True, "top_logprobs": 2,
+            "modalities": ["text", "audio"], "audio": {"voice": "x"},
             "suffix": "x", "echo": True, "return_full_text": True, "reasoning_effort": "low", "verbosity": "low",
             "web_search_options": {}, "stream_option": {}, "max_token": 3,
         }  # fmt: skip
@@ -251,8 +265,13 @@ class AnswerTests(ApiTestCase):
         self.assertRegex(completion["system_fingerprint"], "^fp_[0-9a-f]+$")
         return completion
 
+    def test_the_tier_is_shown_in_the_answer(self) -> None:
+        completion = self.complete(CHAT, messages=HELLO, service_tier="flex")
+        self.assertEqual((completion["service_tier"], Job.objects.get().priority), ("flex", 3))
+
     def test_a_chat(self) -> None:
         completion = self.complete(CHAT, messages=HELLO)
+        self.assertEqual(completion["service_tier"], "default")
         self.assertEqual((completion["object"], completion["model"]), ("chat.completion", "prompts"))
         self.assertEqual(completion["id"], f"chatcmpl-{Job.objects.get().id}")
         [choice] = completion["choices"]

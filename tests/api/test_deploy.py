@@ -93,7 +93,7 @@ class SettingsTests(SimpleTestCase):
             "API_KEY_RATE": "abc", "MAX_BODY_BYTES": "-1", "WORKER_SILENT_S": "nan", "JOB_RETENTION_DAYS": "",
             "API_KEY_REQUIRED": "perhaps", "LOG_LEVEL": "loud", "DATA_DIR": str(a_file),
             "DATABASE_URL": "user:pa55word", "REDIS_URL": "pa55word@host", "BROKER_URL": "pa55word",
-            "SERVICE_PREFIX": "two.words",
+            "SERVICE_PREFIX": "two.words", "FILE_STORAGE_OPTIONS": "[]",
         }  # fmt: skip
         for name, found in zip(wrong, self.of_each(*({name: wrong[name]} for name in wrong)), strict=True):
             with self.subTest(name):

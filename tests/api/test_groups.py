@@ -14,15 +14,17 @@ from django.urls import reverse
 from inference.models import Job, Status
 
 migration = import_module("api.migrations.0002_groups")
-later = import_module("api.migrations.0003_groups_see_acts")
+LATER = [import_module(f"api.migrations.{name}") for name in ("0003_groups_see_acts", "0010_groups_see_file_batches")]
 SEEN = [reverse(f"admin:inference_{name}_changelist") for name in ("job", "worker", "pausedmodel", "webhook", "act")]
+SEEN += [reverse(f"admin:api_{name}_changelist") for name in ("filebatch", "storedfile")]
 KEYS = reverse("admin:api_apikey_changelist")
 
 
 class GroupTests(TestCase):
     def setUp(self) -> None:
         migration.make(apps, SimpleNamespace(connection=connection))
-        later.permit(apps, SimpleNamespace(connection=connection))
+        for later in LATER:
+            later.permit(apps, SimpleNamespace(connection=connection))
 
     def log_in(self, group: str) -> User:
         user = User.objects.create_user(group, is_staff=True)
@@ -44,6 +46,7 @@ class GroupTests(TestCase):
                 user = self.log_in(group)
                 self.assertEqual({self.client.get(page).status_code for page in SEEN}, {200})
                 self.assertEqual(self.cancels(), acts)
+                self.assertEqual(user.has_perm("api.change_filebatch"), acts)
                 self.assertEqual(self.client.get(KEYS).status_code == 200, administers)
                 self.assertEqual(user.has_perm("api.add_apikey"), administers)
                 self.assertFalse(user.has_perm("auth.change_user"))  # who may make themselves a superuser

@@ -11,10 +11,12 @@ from django.contrib.auth import get_user_model
 from django.db import transaction
 
 from api.inside import Client
+from api.models import FilePurpose, StoredFile
 from batch_inference_client import ClientError, JobError
 from inference.models import Job
 from tests import echo
 from tests.api.base import ApiTestCase
+from tests.api.test_file_batches import ENDPOINT, FileBatchCase, line, write
 from tests.conditions import PATIENCE_S
 
 
@@ -99,3 +101,52 @@ class InsideTests(ApiTestCase):
         with self.worker():
             self.assertEqual([model["name"] for model in self.inside.models()], ["echo", "pictures", "vectors"])
             self.assertTrue(self.inside.ready()["ready"])
+
+
+class InsideFileBatchTests(FileBatchCase):
+    def setUp(self) -> None:
+        super().setUp()
+        self.inside = self.enterContext(Client(patience_s=PATIENCE_S))
+        self.source = self.folder / "mine.jsonl"
+        self.source.write_bytes(write(line("a"), line("b", 7)))
+
+    def test_it_answers_a_file_as_a_batch(self) -> None:
+        batch_id = self.inside.create_batch(self.source, ENDPOINT, metadata={"night": "4711"})["id"]
+        self.assertEqual(self.inside.batch(batch_id), self.shown(batch_id))
+        self.run_to_end(batch_id)
+        self.assertEqual(self.inside.wait_for_batch(batch_id), self.shown(batch_id))
+        answers = list(self.inside.read_answers(batch_id))
+        self.assertEqual([answer["custom_id"] for answer in answers], ["a", "b"])
+        self.assertEqual([answer["response"]["status_code"] for answer in answers], [200, 400])
+        for row in StoredFile.objects.exclude(purpose=FilePurpose.BATCH):
+            StoredFile.storage().delete(row.stored_as)
+        with self.assertRaises(ClientError) as lost:
+            list(self.inside.read_answers(batch_id))
+        self.assertEqual(lost.exception.code, "file_not_found")
+
+    def test_a_batch_that_is_cancelled_or_is_not_there(self) -> None:
+        batch_id = self.inside.create_batch(self.source, ENDPOINT)["id"]
+        self.assertEqual(self.inside.cancel(batch_id)["status"], "cancelling")
+        self.assertEqual(self.inside.look(batch_id), self.shown(batch_id))
+        with (
+            Client(owner=get_user_model().objects.create_user("another")) as stranger,
+            self.assertRaises(ClientError) as missing,
+        ):
+            stranger.batch(batch_id)
+        self.assertEqual(missing.exception.code, "batch_not_found")
+
+    def test_a_file_that_is_refused_names_its_lines(self) -> None:
+        self.source.write_bytes(write(line("a"), b"{"))
+        batch_id = self.inside.create_batch(self.source, ENDPOINT)["id"]
+        self.run_to_end(batch_id)
+        with self.assertRaises(ClientError) as refused:
+            list(self.inside.read_answers(batch_id))
+        self.assertIn("line 2: ", refused.exception.detail)
+
+    def test_within_a_transaction_nothing_is_stored_or_awaited(self) -> None:
+        batch_id = self.inside.create_batch(self.source, ENDPOINT)["id"]
+        with transaction.atomic():
+            with self.assertRaisesMessage(ClientError, "A file is not stored within a transaction"):
+                self.inside.upload_file(self.source)
+            with self.assertRaisesMessage(ClientError, "runs only after its commit"):
+                self.inside.wait_for_batch(batch_id)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import signal
 import subprocess
 import sys
 import tempfile
@@ -16,25 +17,36 @@ from unittest.mock import Mock
 from uuid import uuid4
 
 from batch_inference_client import command
-from tests import echo
+from tests import echo, words
 from tests.batch_inference_client import resume
 from tests.conditions import PATIENCE_S
 from tests.e2e.case import StackCase
 from tests.ports import HOST, free_port
+from tools.launcher import programs
+
+STORY = """
+[story]
+engine = "tests.words:WordsEngine"
+task = "text-generation"
+"""
+COMPLETIONS = "/v1/completions"
 
 
 class CommandCase(StackCase):
-    options: Any = {"models": resume.MODELS}
+    options: Any = {"models": resume.MODELS + STORY}
 
     def setUp(self) -> None:
         self.folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
 
     def call(self, *arguments: str, given: str = "", url: str = "") -> subprocess.CompletedProcess[str]:
-        url = url or f"http://{HOST}:{self.stack.port}"
         return subprocess.run(
-            [sys.executable, "-m", "batch_inference_client", "--url", url, *arguments],
-            cwd=resume.ROOT, input=given, capture_output=True, text=True, timeout=PATIENCE_S, check=False,
+            self.line(*arguments, url=url), cwd=resume.ROOT, input=given, capture_output=True, text=True,
+            timeout=PATIENCE_S, check=False,
         )  # fmt: skip
+
+    def line(self, *arguments: str, url: str = "") -> list[str]:
+        url = url or f"http://{HOST}:{self.stack.port}"
+        return [sys.executable, "-m", "batch_inference_client", "--url", url, *arguments]
 
 
 class CommandTests(CommandCase):
@@ -84,13 +96,17 @@ class CommandTests(CommandCase):
     def test_errors_say_what_to_do(self) -> None:
         away = f"http://{HOST}:{free_port()}"
         for message, done in {
-            "Models: echo.": self.call("run", "ekko", "x"),
+            "Models: echo, story.": self.call("run", "ekko", "x"),
             "Name the service with --url": self.call("status", "--patience", "0", url=away),
             "Leave --json out": self.call("run", "echo", "text", "--json"),
             "no id": self.call("cancel", "../x"),
             "job_not_found": self.call("status", str(uuid4())),
             "must be an object": self.call("run", "echo", "x", "--parameters", "[]"),
             "must be that of the service": self.call("status", url="localhost"),
+            "Name the --endpoint": self.call("batch", __file__),
+            "No such file": self.call("batch", "nowhere.jsonl", "--endpoint", COMPLETIONS),
+            "endpoint: must be one of": self.call("batch", __file__, "--endpoint", "/v1/poems"),
+            "No batch found": self.call("batch", f"batch_{uuid4().hex}"),
         }.items():
             with self.subTest(message):
                 self.assertIn(message, done.stderr)
@@ -98,11 +114,76 @@ class CommandTests(CommandCase):
                 self.assertNotEqual(done.returncode, 0)
 
 
+class BatchTests(CommandCase):
+    @classmethod
+    def setUpClass(cls) -> None:
+        super().setUpClass()
+        cls.stack.start(programs.make_batch_runner())
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.source, self.output, self.errors = (self.folder / f"{name}.jsonl" for name in ("in", "out", "errors"))
+        self.files = ("--output", str(self.output), "--errors", str(self.errors))
+
+    def write(self, **prompts: Any) -> None:
+        lines = [
+            {"custom_id": name, "method": "POST", "url": COMPLETIONS, "body": {"model": "story", "prompt": prompt}}
+            for name, prompt in prompts.items()
+        ]
+        self.source.write_text("\n".join(map(json.dumps, lines)))
+
+    def test_a_file_is_answered_into_one_file_or_two(self) -> None:
+        self.write(a="once", b=7, c="upon")
+        done = self.call("batch", str(self.source), "--endpoint", COMPLETIONS, *self.files)
+        answers, errors = (list(map(json.loads, file.read_text().splitlines())) for file in (self.output, self.errors))
+        self.assertEqual([answer["custom_id"] for answer in answers], ["a", "c"])
+        self.assertEqual(
+            answers[0]["response"]["body"]["choices"][0]["text"], words.expected("once", 16)[0]["generated_text"]
+        )
+        self.assertEqual([error["custom_id"] for error in errors], ["b"])
+        self.assertEqual((done.returncode, done.stdout), (1, ""))
+        self.assertIn("2 of 3 lines have an answer", done.stderr)
+        batch_id = done.stderr.split()[3].rstrip(".")
+        again = self.call("batch", batch_id)
+        self.assertEqual(again.stdout, self.output.read_text() + self.errors.read_text())
+        self.assertEqual(json.loads(self.call("status", batch_id).stdout)["status"], "completed")
+        self.assertEqual(self.call("cancel", batch_id).stdout, "completed\n")
+
+    def test_a_batch_goes_on_after_its_command_is_interrupted(self) -> None:
+        self.hold()
+        self.write(a="held")
+        arguments = self.line("batch", str(self.source), "--endpoint", COMPLETIONS, *self.files)
+        with subprocess.Popen(arguments, cwd=resume.ROOT, stderr=subprocess.PIPE, text=True) as process:
+            assert process.stderr
+            batch_id = process.stderr.readline().split()[3].rstrip(".")
+            process.send_signal(signal.SIGINT)
+            told = process.stderr.read()
+        self.assertEqual(process.returncode, command.INTERRUPTED)
+        self.assertIn(f"the same command with {batch_id} in place of the file", told)
+        self.stack.release()
+        done = self.call("batch", batch_id, *self.files)
+        self.assertEqual((done.returncode, self.errors.read_text()), (0, ""))
+        self.assertEqual(json.loads(self.output.read_text())["custom_id"], "a")
+
+    def test_a_file_that_is_refused_is_told_by_its_lines(self) -> None:
+        self.write(a="once")
+        with self.source.open("a") as file:
+            file.write("\n{")
+        done = self.call("batch", str(self.source), "--endpoint", COMPLETIONS)
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("line 2: ", done.stderr)
+
+
 class KeyTests(CommandCase):
     options = {"models": resume.MODELS, "workers": 0, "environment": {"API_KEY_REQUIRED": "1"}}
 
     def test_a_call_without_a_key_says_where_to_put_it(self) -> None:
-        self.assertIn("INFERENCE_API_KEY", self.call("run", "echo", "x").stderr)
+        file = self.folder / "large.jsonl"
+        with file.open("wb") as large:
+            large.truncate(32 * 1024 * 1024)  # more than what is on its way when the service refuses it
+        for call in (("run", "echo", "x"), ("batch", str(file), "--endpoint", COMPLETIONS)):
+            with self.subTest(call):
+                self.assertIn("INFERENCE_API_KEY", self.call(*call).stderr)
 
 
 class StatusTests(TestCase):

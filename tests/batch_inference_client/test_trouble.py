@@ -47,7 +47,9 @@ class Handler(BaseHTTPRequestHandler):
     server: Server
 
     def do_POST(self) -> None:
-        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        left = int(self.headers.get("Content-Length", 0))
+        while left:
+            left -= len(self.rfile.read(min(left, 65_536)))
         self.server.requests.append(
             {"path": self.path, **{name.lower(): value for name, value in self.headers.items()}}
         )

@@ -17,6 +17,7 @@ from django.conf import settings
 from tests import databases, tiny_models
 from tests.ports import HOST
 from tests.stack import Stack
+from tools.launcher import programs
 
 CALLS = Path(__file__).parent / "calls"
 GROUPS = (  # an environment each
@@ -80,6 +81,7 @@ def main() -> int:
         folders = {task: tiny_models.build(task, Path(name, task)) for task in ("text-ranking", "text-classification")}
         models = MODELS.format(ranker=folders["text-ranking"], labels=folders["text-classification"])
         with Stack(models=models, replicas=1, environment={"API_KEY_REQUIRED": "1"}) as stack:
+            stack.start(programs.make_batch_runner())
             key = stack.issue_key("clients")
             for group in GROUPS:
                 sys.stdout.write(f"{' '.join(requirements(group))}\n")

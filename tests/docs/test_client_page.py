@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import io
+import json
 import re
 import tempfile
 from pathlib import Path
@@ -18,9 +19,10 @@ from tests import tiny_models, words
 from tests.e2e.case import StackCase
 from tests.ports import HOST
 from tests.stack import Stack
+from tools.launcher import programs
 
 PAGE = (Path(settings.BASE_DIR) / "docs" / "guide" / "client.md").read_text()
-HTTP, RETRIEVAL, FUTURES, MANY, STREAM, ASYNC, INSIDE = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+HTTP, RETRIEVAL, FUTURES, MANY, BATCH, STREAM, ASYNC, INSIDE = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 MODELS = """
 [embeddings]
 engine = "inference.engines.embeddings:SentenceEmbeddings"
@@ -38,12 +40,20 @@ task = "text-generation"
 """
 
 
+REQUEST = {
+    "custom_id": "a", "method": "POST", "url": "/v1/embeddings", "body": {"model": "embeddings", "input": "A cat."},
+}  # fmt: skip
+
+
 class ClientPageTests(StackCase):
+    folder: Path
+
     @classmethod
     def setUpClass(cls) -> None:
-        folder = Path(cls.enterClassContext(tempfile.TemporaryDirectory()), "ranker")
-        models = MODELS.format(ranker=tiny_models.build("text-ranking", folder))
+        cls.folder = Path(cls.enterClassContext(tempfile.TemporaryDirectory()))
+        models = MODELS.format(ranker=tiny_models.build("text-ranking", cls.folder / "ranker"))
         cls.stack = cls.enterClassContext(Stack(models=models, replicas=1))
+        cls.stack.start(programs.make_batch_runner())
 
     def test_the_examples_run_as_they_are_printed(self) -> None:
         names: dict[str, Any] = {}
@@ -52,8 +62,12 @@ class ClientPageTests(StackCase):
         with contextlib.redirect_stdout(printed):
             exec(HTTP.replace("http://127.0.0.1:8000", url), names)
             self.addCleanup(names["client"].close)
+            source = self.folder / "requests.jsonl"
+            source.write_text(json.dumps(REQUEST))
+            exec(BATCH.replace("requests.jsonl", str(source)), names)
             for code in (RETRIEVAL, FUTURES, MANY.replace("5000", "50"), ASYNC, STREAM):
                 exec(code, names)
+        self.assertEqual(names["line"]["response"]["status_code"], 200)
         self.assertIn(words.expected("Once upon a time", 40)[0]["generated_text"], printed.getvalue())
         self.assertEqual(len(names["answer"]), 384)
         self.assertEqual(printed.getvalue().split().count("384"), 3 + 2 + 2)
@@ -68,7 +82,7 @@ class ClientPageTests(StackCase):
 
     def test_the_commands_are_understood(self) -> None:
         commands = re.findall(r"^\$ python -m batch_inference_client (.*?)(?: [<>].*)?$", PAGE, re.MULTILINE)
-        self.assertEqual(len(commands), 7)
+        self.assertEqual(len(commands), 9)
         for command in commands:
             with self.subTest(command):
                 words = [word.strip('"') for word in re.findall(r'"[^"]*"|\S+', command)]

@@ -27,7 +27,7 @@ engine = "tests.echo:EchoEngine"
 """
 PASSWORD = "a password for tests"
 PLACES = {  # what the bar on top leads to
-    "may look": {"Overview", "Jobs", "Batches", "Models", "Workers", "Webhooks", "Actions"},
+    "may look": {"Overview", "Jobs", "Batches", "File batches", "Files", "Models", "Workers", "Webhooks", "Actions"},
     "may administer": {"API keys", "Users"},
 }
 JOBS, WORKERS = "/admin/inference/job/", "/admin/inference/worker/"

@@ -21,8 +21,10 @@ from unittest import mock
 import psycopg
 from django.db.models.functions import Now
 
+from inference import clock
 from inference.broker.address import find_temporary_folder
-from inference.models import Figure, Grain, PausedModel, Webhook, WebhookState
+from inference.fields.ids import first_id_at
+from inference.models import Bulk, Figure, Grain, PausedModel, Webhook, WebhookState
 from tests.conditions import eventually
 from tests.faults import database
 from tests.faults.backends import REDIS, SQLITE
@@ -255,6 +257,14 @@ class OfAService(Drill):
             trial.until(hook.filter(state=WebhookState.DELIVERED).exists, "the notice is delivered")
 
     @contextlib.contextmanager
+    def not_worked_on(self, trial: Trial) -> Iterator[None]:
+        """An open bulk, as each file batch has one."""
+        posted = first_id_at(clock.now() - 2 * AGED)
+        Bulk.objects.using(trial.service.alias).create(pk=posted, model="", total=1, is_open=True)
+        yield
+        trial.service.start(programs.make_batch_runner())
+
+    @contextlib.contextmanager
     def message_lost(self, trial: Trial) -> Iterator[None]:
         """And not sent again before it is mended."""
         job = trial.service.jobs.filter(pk=trial.store("quiet"))
@@ -325,6 +335,7 @@ class OfAService(Drill):
         (
             Named("WorkerDegraded", "does not serve all of its models: fragile: told not to load", cannot_load),
             Named("WebhooksWait", "due and no process sends them: 1 wait", not_sent),
+            Named("FileBatchesWait", "No process works on the batches of /v1/batches: 1 wait", not_worked_on),
             Named("QueueStuck", r"1 job of quiet waits, the oldest for 4\d s, and no replica is busy", message_lost),
         ),
         (Named("ReplicaCrashes", rf"Replica 0 of worker1@.*, on cuda:0, ended {CRASHES} times", crashes),),

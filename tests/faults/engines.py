@@ -15,6 +15,7 @@ from tests.echo import EchoEngine, Fail, misbehave, wait_while_held
 CALLS = "engine-calls"  # in DATA_DIR: a line an engine call: its process, and the number of its items
 READING = "reading"  # in DATA_DIR: made by `ReadsAhead` as it begins to read an input
 CANNOT_LOAD = "cannot-load"  # in DATA_DIR: while there is such a file, no fragile model can be loaded
+GENERATED = "generated_text"
 POISON = "poison"  # a word that crashes the process of a transformers model
 
 
@@ -24,6 +25,13 @@ class RecordingEcho(EchoEngine):
     def predict(self, inputs: list[Any], parameters: dict[str, Any]) -> list[Any]:
         _note_call(len(inputs))
         return super().predict(inputs, parameters)
+
+
+class CompletingEcho(RecordingEcho):
+    """Answers as a model that generates text does, with the digest that `tests.echo` makes of an input."""
+
+    def predict(self, inputs: list[Any], parameters: dict[str, Any]) -> list[Any]:
+        return [[{GENERATED: answer["digest"]}] for answer in super().predict(inputs, parameters)]
 
 
 class ReadsAhead(RecordingEcho):

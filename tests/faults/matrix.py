@@ -10,6 +10,7 @@ from tests.faults import (
     company,
     database,
     drill,
+    file_batches,
     generating,
     half_hour,
     hour,
@@ -87,6 +88,7 @@ FAULTS: tuple[type[Fault], ...] = (
     half_hour.OneOfTwoKilled,
     half_hour.OnlyOneKilled,
     half_hour.OneOfTwoDrained,
+    file_batches.FileBatch,
 )
 
 # A quick run plays a trial of these rows on other stacks, besides: of those in which the stack plays a part.

@@ -16,7 +16,10 @@ OPTIONS = {"retry", "max_retries", "retry_policy", "autoretry_for", "retry_on_ti
 LISTED = {
     "inference/broker/kombu_publisher.py _options": "once more, at once",
     "inference/broker/redis_client.py _client": "once more, at once",
+    "api/management/commands/run_batches.py run_until": "growing pauses; else a look every LOOK_EVERY_S",
+    "api/management/commands/run_batches.py show_life": "every SEEN_EVERY_S, whatever happens",
     "batch_inference_client/client.py answer": "nothing is tried again: whoever asked gets the error",
+    "batch_inference_client/file_batches.py FileBatches.wait_for_batch": "looks until the batch ends; patiently",
     "batch_inference_client/service.py retry_while_passing": "growing pauses, limit_s",
     "batch_inference_client/stream.py follow_events": "growing pauses, patience_s without a sign of life",
     "batch_inference_client/mapping.py Map.batches": "growing pauses, patience_s without progress",

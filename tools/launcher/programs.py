@@ -1,4 +1,4 @@
-"""The programs of one machine: the broker, the web server, the worker and the sender of webhooks."""
+"""The programs of one machine: broker, web server, worker, runner of batches and sender of webhooks."""
 
 import os
 import sys
@@ -36,3 +36,8 @@ def make_worker(*, name: str = "worker", devices: str = "auto", options: tuple[s
 def make_webhook_sender() -> Program:
     """Return the program that calls clients' servers. It runs no model."""
     return Program(name="webhooks", command=(sys.executable, "manage.py", "deliver_webhooks"), grace_s=20.0)
+
+
+def make_batch_runner() -> Program:
+    """Return the program that works on the batches of /v1/batches. It runs no model."""
+    return Program(name="batches", command=(sys.executable, "manage.py", "run_batches"), grace_s=20.0)

@@ -14,8 +14,13 @@ from inference.catalog.lookup import get_catalog, spec_of
 from inference.catalog.neutral_values import OPENAI, OPENAI_IGNORED, Neutral, describe_refusal, is_neutral
 from inference.catalog.specs import ModelSpec
 from inference.errors import InvalidInput
+from inference.models import Priority
 from inference.submission.submissions import Submission
 
+SERVICE_TIER = "service_tier"
+TIERS = {
+    "auto": Priority.NORMAL, "default": Priority.NORMAL, "flex": Priority.LOW, "priority": Priority.HIGH,
+}  # fmt: skip
 PLACE = re.compile(r"inputs\[\d+\]")
 
 
@@ -92,6 +97,14 @@ def read_flag(fields: Mapping[str, Any], name: str, where: str = "", *, default:
     if not isinstance(value, bool):
         raise InvalidInput(f"{where}{name}: must be true or false.", field=f"{where}{name}")
     return value
+
+
+def read_priority(fields: Mapping[str, Any]) -> Priority:
+    """Return the priority that OpenAI's `service_tier` asks for. Raises `InvalidInput`."""
+    tier = fields.get(SERVICE_TIER, "auto")
+    if not isinstance(tier, str) or tier not in TIERS:
+        raise InvalidInput(f"{SERVICE_TIER}: must be one of {', '.join(TIERS)}.", field=SERVICE_TIER)
+    return TIERS[tier]
 
 
 def refuse_unknown_fields(

@@ -9,7 +9,15 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from api.requests.dialects.base import DialectRequest, find_model, read_fields, read_flag, refuse_unknown_fields
+from api.requests.dialects.base import (
+    SERVICE_TIER,
+    DialectRequest,
+    find_model,
+    read_fields,
+    read_flag,
+    read_priority,
+    refuse_unknown_fields,
+)
 from inference.catalog import tasks, wording
 from inference.catalog.neutral_values import OPENAI, is_neutral
 from inference.catalog.sizes.lengths import CHAT_TOKENS
@@ -18,8 +26,10 @@ from inference.catalog.specs import ModelSpec
 from inference.errors import InvalidInput
 from inference.submission.submissions import Submission
 
-RENAMED = {"max_tokens": "max_new_tokens", "max_completion_tokens": "max_new_tokens"}  # the client's name: the model's
-LIMITS = (*RENAMED, "max_new_tokens")
+RENAMED = {  # the client's name: the model's
+    "max_tokens": "max_new_tokens", "max_completion_tokens": "max_new_tokens", "min_tokens": "min_new_tokens",
+}  # fmt: skip
+LIMITS = ("max_tokens", "max_completion_tokens", "max_new_tokens")
 OWN = {"return_full_text": False, "details": True}  # parameters that the form of the answer needs
 TURN = {"continue_final_message": False, "add_generation_prompt": True}  # fields of vLLM, and their defaults
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
@@ -87,13 +97,17 @@ def _completion(
     if not tasks.find_task(spec.task).generates:
         message = f"model: {spec.name!r} does not generate text: post to /v1/models/{spec.name}."
         raise InvalidInput(message, field="model")
-    rest = {name: value for name, value in given.items() if name not in (field, "model", "stream", "stream_options")}
+    own_names = (field, "model", "stream", "stream_options", SERVICE_TIER)
+    rest = {name: value for name, value in given.items() if name not in own_names}
     if len(limits := [name for name in LIMITS if name in rest]) > 1:
         raise InvalidInput(f"{limits[0]}: is the same as {limits[1]}; send one of them.", field=limits[0])
     renamed = {f"parameters.{ours}": theirs for theirs, ours in RENAMED.items() if theirs in rest}
     return Completion(
         submission=Submission(
-            spec=spec, inputs=inputs, parameters={**_limited(spec, _parameters(spec, rest), most_tokens), **own}
+            spec=spec,
+            inputs=inputs,
+            parameters={**_limited(spec, _parameters(spec, rest), most_tokens), **own},
+            priority=read_priority(given),
         ),
         words={**renamed, "parameters.": "", "inputs": field},
         is_streamed=read_flag(given, "stream"),
@@ -112,7 +126,13 @@ def _parameters(spec: ModelSpec, rest: dict[str, Any]) -> dict[str, Any]:
     """Return the parameters that the body gives: the model's own may stand beside OpenAI's."""
     known = {**RENAMED, **{name: name for name in spec.parameters if name not in OWN and name not in TURN}}
     refuse_unknown_fields(rest, known)
-    parameters = {known[name]: value for name, value in rest.items() if name in known}
+    shared = tasks.find_task(spec.task).parameters
+    parameters = {
+        known[name]: value
+        for name, value in rest.items()
+        if name in known
+        and not (is_neutral(OPENAI, name, value) and spec.parameters[known[name]] == shared.get(known[name]))
+    }
     return {**OWN, **_sampled(spec, _stopped(parameters))}
 
 

@@ -5,7 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from api.requests.dialects.base import DialectRequest, find_model, read_fields, refuse_unknown_fields
+from api.requests.dialects.base import (
+    SERVICE_TIER,
+    DialectRequest,
+    find_model,
+    read_fields,
+    read_priority,
+    refuse_unknown_fields,
+)
 from inference.catalog.neutral_values import Neutral, is_neutral
 from inference.catalog.specs import ModelSpec
 from inference.errors import InvalidInput
@@ -13,7 +20,7 @@ from inference.submission.submissions import Submission
 
 FORMATS = ("float", "base64")
 NEUTRAL: Neutral = {"dimensions": (0,)}  # infinity's client sends 0
-FIELDS = ("model", "input", "encoding_format", "dimensions", "input_type", "prompt_name")
+FIELDS = ("model", "input", "encoding_format", "dimensions", "input_type", "prompt_name", SERVICE_TIER)
 # This service's name of an input type, by another server's name. Types that are not here have the same name on both.
 INPUT_TYPES = {"search_query": "query", "search_document": "document", "passage": "document"}
 # All jobs ask for vectors in one form, so that they share batches. The web process makes lists of numbers from it.
@@ -50,7 +57,12 @@ def read_embeddings(document: Any, spec: ModelSpec | None = None) -> EmbeddingRe
     }
     parameters = {**OWN, **{name: value for name, value in values.items() if value is not None}}
     return EmbeddingRequest(
-        submission=Submission(spec=spec, inputs=_texts(fields.get("input")), parameters=parameters),
+        submission=Submission(
+            spec=spec,
+            inputs=_texts(fields.get("input")),
+            parameters=parameters,
+            priority=read_priority(fields),
+        ),
         words={"parameters.": "", "inputs": "input"},
         is_base64=encoding == "base64",
     )

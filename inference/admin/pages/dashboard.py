@@ -59,6 +59,8 @@ def _place_of(about: tuple[str, ...]) -> str:
             return f"{jobs}?{urlencode({'model': model, 'status__exact': Status.QUEUED.value})}"
         case ("paused", model):
             return reverse("admin:inference_pausedmodel_change", args=[model])
+        case ("file batches",):
+            return reverse("admin:api_filebatch_changelist")
         case ("webhooks",):
             return reverse("admin:inference_webhook_changelist") + "?state__exact=pending"
         case ("failed", model, code):

@@ -1,4 +1,4 @@
-"""The parameters that `generate` does not take, `seed`, `stop` and `details`, added to the pipeline's own steps.
+"""The parameters that `generate` does not take, such as `seed` and `stop`, added to the pipeline's own steps.
 
 They are for models that do not generate step by step, and for calls of many prompts at once.
 """
@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from transformers import StoppingCriteria, StoppingCriteriaList
 
+from inference.engines.generation.penalties import replace_penalties
 from inference.engines.generation.rows.ending import Ending
 from inference.engines.generation.rows.growing_text import Decoder, continues_prompt
 from inference.engines.inputs.stops import Stops, find_first_stop, read_stops
@@ -58,9 +59,11 @@ class PipelineSteps:
     def forward(
         self, inputs: Any, *, stop: Sequence[str] = (), seed: int | None = None, details: bool = False, **run: Any
     ) -> Any:
+        width = inputs["input_ids"].shape[1]
+        run = replace_penalties(run, prompt=width, vocabulary=self.pipe.model.config.get_text_config().vocab_size)
         if "custom_generate" in run:
             return self._forward(inputs, **run)
-        stops, width = read_stops(self.pipe.tokenizer, stop), inputs["input_ids"].shape[1]
+        stops = read_stops(self.pipe.tokenizer, stop)
         run = self._bounded(run, width)
         prompts = self._prompts(inputs)
         texts = inputs.get("prompt_text")

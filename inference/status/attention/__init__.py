@@ -18,7 +18,7 @@ CODES = (
     "DatabaseAway", "DatabaseSlow", "DatabaseLocked", "BrokerAway", "BrokerSlow", "DiskFills", "ModelsFileRefused",
     "ModelUnserved", "ModelPaused", "WorkerGone", "WorkerCutOff", "WorkerDegraded", "WorkerDrained", "ReplicaCrashes",
     "DeviceWithdrawn", "QueueGrows", "QueueFull", "QueueStuck", "FailuresUnusual", "WebhooksFail", "WebhooksWait",
-    "RetentionStopped",
+    "FileBatchesWait", "RetentionStopped",
 )  # fmt: skip
 
 
@@ -55,4 +55,5 @@ def _of_rows() -> Iterator[AttentionItem]:
     yield from jobs.find_long_queues(living, quiet={*unserved, *paused})
     yield from jobs.find_unusual_failures()
     yield from jobs.find_late_webhooks()
+    yield from jobs.find_waiting_file_batches()
     yield from fleet.find_stopped_retention()

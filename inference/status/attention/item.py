@@ -13,7 +13,8 @@ class AttentionItem:
     code: str
     text: str
     todo: str
-    # its subject: ("model" or "paused", name), ("worker", id), ("failed", model, code), ("webhooks",), or none
+    # its subject: ("model" or "paused", name), ("worker", id), ("failed", model, code), ("webhooks",) or
+    # ("file batches",), or none
     about: tuple[str, ...] = ()
     causes: tuple[Key, ...] = ()  # items that this one follows from; those that are not listed do not count
     follows: bool = False  # True for a consequence of the last item above it that has False

@@ -12,8 +12,9 @@ from django.db.models import Exists, OuterRef
 from inference import clock
 from inference.catalog import lookup
 from inference.errors import ContextLengthExceeded, InvalidInput, Overloaded, QueueFull
+from inference.fields.ids import first_id_at
 from inference.figures import sample, series
-from inference.models import TERMINAL, Figure, Grain, Job, Webhook, WebhookState, Worker
+from inference.models import TERMINAL, Bulk, Figure, Grain, Job, Webhook, WebhookState, Worker
 from inference.status import queue_position, workers
 from inference.status.attention.fleet import BROKER
 from inference.status.attention.item import AttentionItem
@@ -23,6 +24,7 @@ from inference.webhooks.delivery import parse_host
 GROWN = 10  # jobs by which a queue has grown at least, or half of its shortest length if that is more
 SEEN = datetime.timedelta(minutes=15)  # age up to which growth is reported however quickly jobs are done
 STUCK_S = 30.0  # seconds that a job waits while no replica is busy, or that a notice is overdue
+MINUTE = datetime.timedelta(minutes=1)
 RECENT, HOUR, DAY = datetime.timedelta(minutes=5), datetime.timedelta(hours=1), datetime.timedelta(days=1)
 FEW, ODD_SHARE, ODD_TIMES = 5, 0.05, 3  # of reported failures: least number, share, multiple of the usual share
 HIGH_SHARE, MOST = 0.2, 0.5  # shares of recent jobs above which failures of an engine, or all failures, are reported
@@ -243,4 +245,17 @@ def find_late_webhooks() -> Iterator[AttentionItem]:
         yield AttentionItem(
             code="WebhooksWait", text=f"Notices of finished jobs are due and no process sends them: {count:,} wait.",
             todo="Start the sender: systemctl start inference-webhooks.", about=("webhooks",),
+        )  # fmt: skip
+
+
+def find_waiting_file_batches() -> Iterator[AttentionItem]:
+    """Yield an item if no process works on file batches: each has an open bulk, in which that process is noted."""
+    now = clock.now()
+    since = now - MINUTE
+    left = Bulk.objects.filter(is_open=True, pk__lt=first_id_at(since)).order_by()
+    left = left.exclude(worked_at__range=(since, now + MINUTE))  # later ones are from before the clock was set back
+    if count := left.values("pk")[:LOOKED_AT].count():
+        yield AttentionItem(
+            code="FileBatchesWait", text=f"No process works on the batches of /v1/batches: {count:,} wait.",
+            todo="Start it: systemctl start inference-batches.", about=("file batches",),
         )  # fmt: skip

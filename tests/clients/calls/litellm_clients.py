@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import time
+
 import litellm
 from harness import BASE, KEY, QUERY, TEXTS, are_vectors, call
 
@@ -42,3 +45,29 @@ call(
     lambda: litellm.rerank("huggingface/ranker", QUERY, TEXTS, top_n=2, api_base=BASE, api_key=KEY),
     lambda answer: len(answer.results) == 2,
 )
+
+
+def run_batch(provider: str) -> str:
+    """Return the ids of the lines that were answered."""
+    where = {"custom_llm_provider": provider, "api_base": f"{BASE}/v1", "api_key": KEY}
+    body = {"model": "embeddings", "input": "a text"}
+    lines = [{"custom_id": each, "method": "POST", "url": "/v1/embeddings", "body": body} for each in "abc"]
+    content = "\n".join(map(json.dumps, lines)).encode()
+    file = litellm.create_file(file=("in.jsonl", content), purpose="batch", **where)
+    batch = litellm.create_batch(
+        input_file_id=file.id, endpoint="/v1/embeddings", completion_window="24h", metadata=None, **where
+    )
+    while not batch.output_file_id and batch.status not in ("failed", "completed", "expired"):
+        time.sleep(0.1)  # between two looks
+        batch = litellm.retrieve_batch(batch.id, **where)
+    found = litellm.file_content(batch.output_file_id, **where).content.splitlines()
+    return "".join(sorted(json.loads(line)["custom_id"] for line in found))
+
+
+for provider in ("openai", "hosted_vllm"):
+    call(
+        "litellm",
+        f"create_file, create_batch, retrieve_batch, file_content ({provider})",
+        lambda p=provider: run_batch(p),
+        lambda found: found == "abc",
+    )

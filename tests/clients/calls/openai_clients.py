@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import time
+from typing import Any
+
 import cohere
 import huggingface_hub
 import openai
@@ -12,6 +16,36 @@ from pydantic_ai.models.openai import OpenAIChatModel
 from pydantic_ai.providers.openai import OpenAIProvider
 
 HELLO = [{"role": "user", "content": "hello"}]
+EMBEDDINGS, CHATS = "/v1/embeddings", "/v1/chat/completions"
+BODIES = {
+    EMBEDDINGS: {"model": "embeddings", "input": "a text"},
+    CHATS: {"model": "story", "messages": HELLO, "max_tokens": 3},
+}
+
+
+def write_lines(url: str = EMBEDDINGS) -> str:
+    lines = [{"custom_id": each, "method": "POST", "url": url, "body": BODIES[url]} for each in "abc"]
+    return "\n".join(map(json.dumps, lines))
+
+
+def upload(client: openai.OpenAI, url: str = EMBEDDINGS) -> str:
+    return str(client.files.create(file=("in.jsonl", write_lines(url)), purpose="batch").id)
+
+
+def begin(client: openai.OpenAI, url: str = EMBEDDINGS) -> Any:
+    return client.batches.create(input_file_id=upload(client, url), endpoint=url, completion_window="24h")
+
+
+def run_batch(client: openai.OpenAI, url: str = EMBEDDINGS) -> str:
+    """Return the ids of the lines that were answered."""
+    batch = begin(client, url)
+    while not batch.output_file_id and batch.status not in ("failed", "completed", "expired"):
+        time.sleep(0.1)  # between two looks
+        batch = client.batches.retrieve(batch.id)
+    found = map(json.loads, client.files.content(batch.output_file_id).text.splitlines())
+    return "".join(sorted(line["custom_id"] for line in found if line["response"]["body"]["object"]))
+
+
 for base in ("/v1", "/openai/v1"):
     client = openai.OpenAI(base_url=f"{BASE}{base}", api_key=KEY, max_retries=0)
     name = f"openai at {base}"
@@ -50,8 +84,17 @@ for base in ("/v1", "/openai/v1"):
         ),
     )
     call(name, "responses.create", lambda c=client: c.responses.create(model="story", input="hello"))
-    call(name, "files.list", lambda c=client: list(c.files.list()))
-    call(name, "batches.list", lambda c=client: list(c.batches.list()))
+    call(name, "files.create(expires_after)", lambda c=client: c.files.create(
+        file=("in.jsonl", write_lines()), purpose="batch", expires_after={"anchor": "created_at", "seconds": 3600}
+    ))  # fmt: skip
+    call(name, "files.wait_for_processing", lambda c=client: c.files.wait_for_processing(upload(c)))
+    call(name, "files.list", lambda c=client: len([each.id for each in c.files.list(limit=1)]) > 1)
+    call(name, "files.content", lambda c=client: c.files.content(upload(c)).text, lambda text: text == write_lines())
+    call(name, "files.delete", lambda c=client: c.files.delete(upload(c)).deleted)
+    call(name, "batches.create, retrieve, files.content", lambda c=client: run_batch(c), lambda found: found == "abc")
+    call(name, "batches.create(chat)", lambda c=client: run_batch(c, CHATS), lambda found: found == "abc")
+    call(name, "batches.cancel", lambda c=client: c.batches.cancel(begin(c).id).status.startswith("cancel"))
+    call(name, "batches.list", lambda c=client: len([each.id for each in c.batches.list(limit=1)]) > 1)
 
 embeds, story, labels = (
     huggingface_hub.InferenceClient(f"{BASE}/v1/models/{name}", token=KEY) for name in ("embeddings", "story", "labels")

@@ -9,9 +9,10 @@ from django.contrib.auth.models import User
 from django.test import TestCase
 from django.urls import reverse
 
-from api.models import ApiKey
+from api.models import ApiKey, BatchStatus, FileState, StoredFile
 from inference.admin.content_security_policy import POLICY
 from inference.models import Act, ActKind, Status
+from tests.api.test_file_batch_admin import make_batch, make_running_batch
 from tests.browser import PHONE, WIDE
 from tests.conditions import ago
 from tests.inference.admin.pages import BrowserCase
@@ -57,6 +58,12 @@ class LookTests(BrowserCase):
                 finished_at=now, key_start=key.start,
             )  # fmt: skip
         act = Act.objects.create(kind=ActKind.CANCEL, newest=self.job.pk, counted=9, done=3, left={"x " * 50: 1})
+        file = StoredFile.objects.create(
+            owner=owner, name="a-long-name-" * 9, purpose="batch", state=FileState.STORED, size=2**21
+        )
+        error = {"code": "invalid_json_line", "message": "not JSON " * 30, "param": None, "line": 17}
+        refused = make_batch(owner=owner, input_file=file, status=BatchStatus.FAILED, errors=[error])
+        running = make_running_batch(owner=owner, input_file=file, metadata={"a word " * 9: "a word " * 60})
         self.paths = [
             "/admin/", reverse("admin:inference_job_changelist"), reverse("admin:inference_worker_changelist"),
             reverse("admin:api_apikey_changelist"),
@@ -70,6 +77,9 @@ class LookTests(BrowserCase):
             reverse("admin:inference_job_batch", args=[self.job.batch]),
             reverse("admin:password_change"), reverse("admin:inference_webhook_changelist"),
             reverse("admin:inference_act_changelist"), reverse("admin:inference_act_change", args=[act.pk]),
+            reverse("admin:api_filebatch_changelist"), reverse("admin:api_filebatch_change", args=[running.pk]),
+            reverse("admin:api_filebatch_change", args=[refused.pk]),
+            reverse("admin:api_storedfile_changelist"), reverse("admin:api_storedfile_change", args=[file.pk]),
         ]  # fmt: skip
 
     def test_every_page_keeps_its_policy_and_can_be_read_on_every_screen(self) -> None:

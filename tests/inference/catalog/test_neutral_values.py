@@ -88,7 +88,7 @@ class NeutralTests(SimpleTestCase):
     def test_values_with_an_effect_are_refused_by_name(self) -> None:
         spec = spec_of("text-generation")
         values: dict[str, Any] = {
-            "watermark": True, "best_of": 2, "frequency_penalty": 0.1, "presence_penalty": False, "n": True,
+            "watermark": True, "best_of": 2, "frequency_penalty": 2.1, "presence_penalty": False, "n": True,
             "logprobs": 0, "top_n_tokens": 1, "decoder_input_details": True, "grammar": {"type": "json"},
         }  # fmt: skip
         for name, value in values.items():

@@ -18,8 +18,10 @@ from inference import clock
 from inference.broker import publisher
 from inference.catalog import lookup
 from inference.errors import BrokerUnavailable
+from inference.fields.ids import first_id_at
 from inference.figures.ledger import moment_at, tick_of
 from inference.models import (
+    Bulk,
     Figure,
     Grain,
     Job,
@@ -358,6 +360,17 @@ class TestItems(AttentionCase):
         waits = self.notice(finished_s=60, due_at=ago(90))
         self.only("WebhooksWait", "1 wait", "start inference-webhooks")
         Job.objects.filter(pk=waits.job_id).update(finished_at=ago(5))
+        self.assertEqual(self.named(), [])
+
+    def test_file_batches_that_no_process_works_on(self) -> None:
+        """Each has an open bulk, from before a minute at least."""
+        bulk = Bulk.objects.create(pk=first_id_at(ago(90)), model="", total=1, is_open=True)
+        Bulk.objects.create(model="", total=1, is_open=True)
+        self.only("FileBatchesWait", "1 wait", "start inference-batches")
+        for worked_at, found in ((ago(90), 1), (ago(5), 0), (ago(-3600), 1)):
+            Bulk.objects.filter(pk=bulk.pk).update(worked_at=worked_at)
+            self.assertEqual(self.named(), ["FileBatchesWait"] * found)
+        Bulk.objects.filter(pk=bulk.pk).update(is_open=False)
         self.assertEqual(self.named(), [])
 
 

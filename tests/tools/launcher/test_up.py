@@ -28,14 +28,14 @@ class ProgramsTests(SimpleTestCase):
         os.environ.pop("REDIS_URL", None)
 
     def test_the_broker_starts_first(self) -> None:
-        self.assertEqual(self.names(), ["broker", "worker", "web"])
+        self.assertEqual(self.names(), ["broker", "worker", "web", "batches"])
 
     def test_a_broker_of_one_s_own_takes_the_place_of_the_embedded_one(self) -> None:
-        self.assertEqual(self.names(REDIS_URL="redis://127.0.0.1:6379/0"), ["worker", "web"])
+        self.assertEqual(self.names(REDIS_URL="redis://127.0.0.1:6379/0"), ["worker", "web", "batches"])
 
     @override_settings(WEBHOOK_HOSTS=["hooks.example"])
     def test_the_sender_of_webhooks_runs_where_hosts_are_allowed(self) -> None:
-        self.assertEqual(self.names(), ["broker", "worker", "web", "webhooks"])
+        self.assertEqual(self.names(), ["broker", "worker", "web", "batches", "webhooks"])
 
     def test_a_folder_with_a_running_service_is_left_alone(self) -> None:
         with patch.object(embedded, "is_answering", lambda socket: True), self.assertRaises(CommandError) as refused:

@@ -104,7 +104,7 @@ def list_programs(host: str, port: int) -> list[Program]:
 
     With REDIS_URL set, the embedded broker is not among them.
     """
-    own = [programs.make_worker(), programs.make_web_server(host=host, port=port)]
+    own = [programs.make_worker(), programs.make_web_server(host=host, port=port), programs.make_batch_runner()]
     if settings.WEBHOOK_HOSTS:
         own.append(programs.make_webhook_sender())
     return own if os.environ.get("REDIS_URL") else [prepare_embedded_broker(), *own]

@@ -5,14 +5,20 @@ from collections.abc import Hashable, Sequence
 from typing import Any
 
 import torch
-from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper, TypicalLogitsWarper
+from transformers import (
+    MinPLogitsWarper,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+    TypicalLogitsWarper,
+)
 
 from inference.engines.generation.rows.row import GeneratedRow
 from inference.engines.runtime.engine_calls import run_in_halves
 from inference.errors import BadOutput, InferenceError
 
 # These warpers read only the scores, so that rows with equal settings share a call.
-WARPERS = (TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper, TypicalLogitsWarper)
+WARPERS = (TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper, MinPLogitsWarper, TypicalLogitsWarper)
 
 
 def choose_tokens(rows: Sequence[GeneratedRow], scores: torch.Tensor) -> list[int | InferenceError]:

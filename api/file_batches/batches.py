@@ -1,0 +1,74 @@
+"""New batches, and the end of those that are not wanted any more. `manage.py run_batches` does the rest."""
+
+from __future__ import annotations
+
+import datetime
+from typing import Any
+
+from django.db import IntegrityError, transaction
+from django.db.models.functions import Now
+
+from api import request_id
+from api.auth import Principal
+from api.errors.problems import ApiError
+from api.file_batches.files import find_file
+from api.models import UNFINISHED, BatchStatus, FileBatch, FilePurpose, StoredFile
+from api.requests.file_batches import BatchRequest
+from inference import clock, row_locks
+from inference.models import Bulk
+from inference.submission import idempotency
+
+MOST_UNFINISHED = 100  # batches of one owner
+KEPT = datetime.timedelta(days=90)  # a batch that has ended, with its counts
+
+
+def create_batch(principal: Principal, file: StoredFile, wanted: BatchRequest, *, key: str | None) -> FileBatch:
+    """Store a batch, or return the one that was stored before with this idempotency key.
+
+    Raises `ApiError` if the file is no input, or if the owner has too many batches, and `IdempotencyMismatch`.
+    """
+    if file.purpose != FilePurpose.BATCH:
+        raise ApiError(f"input_file_id: {file.public_id} has the purpose {file.purpose}, not batch.")
+    owner, now = principal.user, clock.now()
+    if owner and FileBatch.objects.filter(owner=owner, status__in=UNFINISHED).count() >= MOST_UNFINISHED:
+        raise ApiError(
+            f"{MOST_UNFINISHED} of your batches are not finished, as many as may be. Try again later.",
+            "too_many_queued",
+            retry_after_s=60,
+        )
+    bulk = Bulk(model="", total=0, owner=owner, request_id=request_id.current_request_id(), is_open=True)
+    bulk.idempotency_key = idempotency.scope_key(owner, key)
+    bulk.idempotency_digest = idempotency.digest_body("batch", file.public_id, wanted.body) if key else ""
+    batch = FileBatch(
+        id=bulk.id, owner=owner, key_start=principal.key_start, request_id=bulk.request_id, input_file=file,
+        endpoint=wanted.endpoint, completion_window=wanted.completion_window, metadata=wanted.metadata,
+        output_expires_after_s=wanted.output_expires_after_s, created_at=now,
+        expires_at=now + datetime.timedelta(seconds=wanted.window_s),
+    )  # fmt: skip
+
+    def store() -> Bulk:
+        try:
+            with transaction.atomic():
+                bulk.save(force_insert=True)
+                batch.save(force_insert=True)
+        except IntegrityError as error:
+            if find_file(file.pk) is None:
+                raise ApiError(f"No such File object: {file.public_id}", "file_not_found") from None
+            return idempotency.resolve_conflict(bulk, error)
+        return bulk
+
+    return FileBatch.objects.get(pk=idempotency.store_once(bulk, store).pk)
+
+
+def cancel_batch(batch: FileBatch) -> bool:
+    """Have a batch cancelled; return False if it has ended, or is about to. Its answers so far are kept."""
+    running = FileBatch.objects.filter(pk=batch.pk, status__in=(BatchStatus.VALIDATING, BatchStatus.IN_PROGRESS))
+    return bool(running.update(status=BatchStatus.CANCELLING, cancelling_at=clock.now()))
+
+
+def find_batch(batch_id: Any) -> FileBatch | None:
+    return FileBatch.objects.filter(pk=batch_id).first()
+
+
+def remove_old_batches() -> None:
+    row_locks.delete_rows(FileBatch.objects.filter(ended_at__lt=Now() - KEPT))

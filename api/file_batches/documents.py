@@ -1,0 +1,92 @@
+"""The documents of files and batches in answers, in OpenAI's form."""
+
+from __future__ import annotations
+
+import datetime
+from typing import Any
+from uuid import UUID
+
+from django.db.models import Count
+
+from api.models import BatchStatus, FileBatch, StoredFile
+from inference.models import Job, Status
+
+
+def make_file_document(row: StoredFile) -> dict[str, Any]:
+    return {
+        "id": row.public_id,
+        "object": "file",
+        "bytes": row.size,
+        "created_at": _seconds(row.created_at),
+        "expires_at": _seconds(row.expires_at),
+        "filename": row.name,
+        "purpose": row.purpose,
+        "status": "processed",
+        "status_details": None,
+    }
+
+
+def make_batch_document(row: FileBatch) -> dict[str, Any]:
+    completed, failed = count_lines(row)
+    return {
+        "id": row.public_id,
+        "object": "batch",
+        "endpoint": row.endpoint,
+        "model": row.model or None,
+        "errors": {"object": "list", "data": row.errors} if row.errors else None,
+        "input_file_id": _file_id(row.input_file_id),
+        "completion_window": row.completion_window,
+        "status": row.status,
+        "output_file_id": _file_id(row.output_file_id),
+        "error_file_id": _file_id(row.error_file_id),
+        "created_at": _seconds(row.created_at),
+        "in_progress_at": _seconds(row.in_progress_at),
+        "expires_at": _seconds(row.expires_at),
+        "finalizing_at": _seconds(row.finalizing_at),
+        "completed_at": _ended_at(row, BatchStatus.COMPLETED),
+        "failed_at": _ended_at(row, BatchStatus.FAILED),
+        "expired_at": _ended_at(row, BatchStatus.EXPIRED),
+        "cancelling_at": _seconds(row.cancelling_at),
+        "cancelled_at": _ended_at(row, BatchStatus.CANCELLED),
+        "request_counts": {"total": row.total, "completed": completed, "failed": failed},
+        "usage": _usage(row),
+        "metadata": row.metadata,
+    }
+
+
+def count_lines(row: FileBatch) -> tuple[int, int]:
+    """Return how many lines have an answer, and how many have failed."""
+    if row.is_finished or row.in_progress_at is None:
+        return row.completed, row.failed
+    jobs = Job.objects.filter(bulk=row.id, status__in=(Status.SUCCEEDED, Status.FAILED)).order_by()
+    counts = dict(jobs.values_list("status").annotate(Count("pk")))
+    return counts.get(Status.SUCCEEDED, 0), counts.get(Status.FAILED, 0)
+
+
+def make_page(key: str, items: list[dict[str, Any]], *, has_more: bool) -> dict[str, Any]:
+    """Return a page of files or batches. Clients read pages until `has_more` is false."""
+    first, last = (items[0]["id"], items[-1]["id"]) if items else (None, None)
+    return {"object": "list", key: items, "first_id": first, "last_id": last, "has_more": has_more}
+
+
+def _usage(row: FileBatch) -> dict[str, Any]:
+    read, made = (row.usage or {}).get("input_tokens", 0), (row.usage or {}).get("output_tokens", 0)
+    return {
+        "input_tokens": read,
+        "input_tokens_details": {"cached_tokens": 0},
+        "output_tokens": made,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": read + made,
+    }
+
+
+def _ended_at(row: FileBatch, status: BatchStatus) -> int | None:
+    return _seconds(row.ended_at) if row.status == status else None
+
+
+def _seconds(moment: datetime.datetime | None) -> int | None:
+    return None if moment is None else int(moment.timestamp())
+
+
+def _file_id(pk: UUID | None) -> str | None:
+    return None if pk is None else f"file-{pk.hex}"

@@ -1,0 +1,62 @@
+"""The addresses that a line of a file may name: how its body becomes a job, and how the job's answer is written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from api import codec
+from api.answers.completions import CHAT, TEXT, CompletionKind, make_completion, make_usage, read_details
+from api.answers.embeddings import write_openai_embeddings
+from api.answers.rankings import write_ranking
+from api.requests.dialects.base import DialectRequest
+from api.requests.dialects.completions import read_chat, read_text_completion
+from api.requests.dialects.embeddings import read_embeddings
+from api.requests.dialects.rerank import read_rerank
+from inference.catalog.lookup import last_spec_of
+from inference.models import Job
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    read: Callable[[Any], DialectRequest]  # raises `InferenceError`
+    write: Callable[[Job, Any], bytes]  # the answer of a job that has succeeded, from it and the line's body
+    count_tokens: Callable[[Job], tuple[int, int]]  # that the job has read, and that it has made
+    inputs: str  # the field of a body that holds the inputs
+
+
+def _completion_endpoint(kind: CompletionKind, read: Callable[[Any], DialectRequest]) -> Endpoint:
+    return Endpoint(
+        read=read,
+        write=lambda job, _: codec.write_json(make_completion(kind, job)),
+        count_tokens=_count_generated,
+        inputs=kind.inputs,
+    )
+
+
+def _count_generated(job: Job) -> tuple[int, int]:
+    usage = make_usage(read_details(job.output)) or {}
+    return usage.get("prompt_tokens", 0), usage.get("completion_tokens", 0)
+
+
+def _count_read(job: Job) -> tuple[int, int]:
+    outputs = job.output if isinstance(job.output, list) else [job.output]
+    counts = (output.get("tokens") for output in outputs if isinstance(output, dict))
+    return sum(count for count in counts if isinstance(count, int)), 0
+
+
+def _write_embeddings(job: Job, body: Any) -> bytes:
+    return write_openai_embeddings(job, is_base64=body.get("encoding_format") == "base64")
+
+
+def _write_ranking(job: Job, body: Any) -> bytes:
+    return write_ranking(job, read_rerank(body, last_spec_of(job.model)))
+
+
+ENDPOINTS: Mapping[str, Endpoint] = {
+    "/v1/chat/completions": _completion_endpoint(CHAT, read_chat),
+    "/v1/completions": _completion_endpoint(TEXT, read_text_completion),
+    "/v1/embeddings": Endpoint(read=read_embeddings, write=_write_embeddings, count_tokens=_count_read, inputs="input"),
+    "/v1/rerank": Endpoint(read=read_rerank, write=_write_ranking, count_tokens=_count_read, inputs="documents"),
+}

@@ -1,0 +1,168 @@
+"""The files of a batch's answers and errors, which are written from the rows of its jobs.
+
+Both are written to the disk at first, and to the storage once they are complete.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+from uuid import UUID
+
+from django.conf import settings
+from django.core.files.base import File
+
+from api import codec
+from api.errors import openai, problems
+from api.file_batches.endpoints import ENDPOINTS, Endpoint
+from api.file_batches.files import begin_file, write_content
+from api.file_batches.lines import Line, RequestLine, read_lines
+from api.models import BatchStatus, FileBatch, FilePurpose, StoredFile
+from inference.errors import InferenceError
+from inference.fields.ids import new_job_id
+from inference.models import Job, Status
+from inference.store import outputs, rows
+
+PAGE = 64  # jobs that are read at once
+NOT_RUN = {  # code and message of a line without an answer, by what ended it
+    Status.EXPIRED: (
+        "batch_expired",
+        "This request could not be executed before the completion window expired.",
+    ),
+    Status.CANCELLED: ("batch_cancelled", "This request was cancelled before it was answered."),
+    Status.FAILED: ("request_removed", "The job of this request was removed before the batch ended."),
+}
+
+
+@dataclass(slots=True)
+class Results:
+    """The answers of a batch, each a line, and how many there are."""
+
+    answers: IO[bytes]
+    errors: IO[bytes]
+    completed: int = 0
+    failed: int = 0
+    expired: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+
+    def close(self) -> None:
+        self.answers.close()
+        self.errors.close()
+
+    @property
+    def usage(self) -> dict[str, int]:
+        return {"input_tokens": self.input_tokens, "output_tokens": self.output_tokens}
+
+
+def write_results(batch: FileBatch, file: IO[bytes], keep_on: Callable[[], None]) -> Results:
+    """Write a line for each line of a batch's file. `keep_on` is called now and then, and may raise to end it."""
+    results = Results(_open_temporary(), _open_temporary())
+    ids = dict(Job.objects.filter(bulk=batch.id).order_by().values_list("bulk_index", "pk"))
+    try:
+        for chunk in rows.split_into_chunks(read_lines(file), PAGE):
+            keep_on()
+            for line, job in _pair_with_jobs(chunk, ids):
+                _write_line(batch, line, job, results)
+    except BaseException:
+        results.close()
+        raise
+    return results
+
+
+def store_results(batch: FileBatch, written: IO[bytes], kind: str) -> StoredFile | None:
+    """Store a file of results, which nobody sees yet; return None if it is empty."""
+    if not (size := written.tell()):
+        return None
+    written.seek(0)
+    row = begin_file(
+        owner=batch.owner, name=f"{batch.public_id}_{kind}.jsonl", purpose=FilePurpose.BATCH_OUTPUT,
+        expires_in_s=batch.output_expires_after_s,
+    )  # fmt: skip
+    write_content(row, File(written), size)
+    return row
+
+
+def _open_temporary() -> IO[bytes]:
+    folder = Path(settings.FILES_DIR)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return tempfile.TemporaryFile(dir=folder)  # its reader closes it
+
+
+def _pair_with_jobs(lines: Sequence[Line], ids: Mapping[int | None, UUID]) -> Iterator[tuple[Line, Job | None]]:
+    """Yield each line with its job, of which `ids` has the id by the line's index.
+
+    The jobs are read a few at a time, as an output may be large.
+    """
+    left = [ids[line.index] for line in lines if line.index in ids]
+    page: dict[int | None, Job] = {}
+    for line in lines:
+        if line.index in ids and line.index not in page:
+            jobs, _ = outputs.load_with_outputs(Job.objects.filter(pk__in=left).order_by("pk"), PAGE, without=())
+            page = {job.bulk_index: job for job in jobs}
+            read = {job.pk for job in jobs}
+            left = [job_id for job_id in left if job_id not in read]
+        yield line, page.get(line.index)
+
+
+def _write_line(batch: FileBatch, line: Line, job: Job | None, results: Results) -> None:
+    request, endpoint = RequestLine.from_text(line.text), ENDPOINTS[batch.endpoint]
+    if job is None or job.status in (Status.EXPIRED, Status.CANCELLED):
+        status = Status(job.status) if job else _find_reason(batch, line)
+        code, message = NOT_RUN[status]
+        results.expired += status == Status.EXPIRED
+        results.failed += status != Status.EXPIRED and batch.status != BatchStatus.CANCELLING
+        error = {"code": code, "message": message}
+        results.errors.write(_line(job, request.custom_id, None, error=error))
+        return
+    try:
+        if job.status != Status.SUCCEEDED:
+            raise _JobFailed
+        answer = endpoint.write(job, request.body)
+    except (_JobFailed, InferenceError) as error:
+        status_code, body = _describe_failure(job, endpoint, request.body, error)
+        results.failed += 1
+        results.errors.write(_line(job, request.custom_id, (status_code, body)))
+        return
+    read, made = endpoint.count_tokens(job)
+    results.completed, results.input_tokens = results.completed + 1, results.input_tokens + read
+    results.output_tokens += made
+    results.answers.write(_line(job, request.custom_id, (200, answer)))
+
+
+class _JobFailed(Exception):
+    """Raised for a job that has no output."""
+
+
+def _find_reason(batch: FileBatch, line: Line) -> Status:
+    """Return why a line has no job."""
+    if line.index < batch.lines_read:
+        return Status.FAILED
+    return Status.CANCELLED if batch.status == BatchStatus.CANCELLING else Status.EXPIRED
+
+
+def _describe_failure(job: Job, endpoint: Endpoint, body: Any, error: Exception) -> tuple[int, bytes]:
+    """Return the status and the body with which the endpoint would have answered."""
+    if isinstance(error, _JobFailed):
+        with contextlib.suppress(InferenceError):  # a body that was refused was so in the client's words
+            job.error_detail = endpoint.read(body).translate_text(job.error_detail)
+        answer = problems.make_job_problem(job)
+    else:
+        answer = problems.answer_exception(error)
+    problem = problems.read_problem(answer) or {}
+    document = openai.make_error_document(problem, inputs=endpoint.inputs)
+    return openai.map_status(problem["status"]), codec.write_json(document)
+
+
+def _line(job: Job | None, custom_id: str, answer: tuple[int, bytes] | None, error: Any = None) -> bytes:
+    line_id = (job.id if job else new_job_id()).hex
+    response = b"null"
+    if job and answer:
+        response = b'{"status_code":%d,"request_id":"%s","body":%s}' % (answer[0], str(job.id).encode(), answer[1])
+    return b'{"id":"batch_req_%s","custom_id":%s,"response":%s,"error":%s}\n' % (
+        line_id.encode(), codec.write_json(custom_id), response, codec.write_json(error),
+    )  # fmt: skip

@@ -1,0 +1,102 @@
+"""Multipart forms with a file, which are read in pieces: no more than a piece is in memory."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from django.conf import settings
+from django.core.exceptions import SuspiciousOperation
+from django.core.files.uploadedfile import UploadedFile
+from django.core.files.uploadhandler import FileUploadHandler
+from django.http.multipartparser import MultiPartParser, MultiPartParserError
+from django.utils.http import parse_header_parameters
+
+from api.errors.problems import ApiError
+from inference.errors import StoreUnavailable
+
+NO_ROOM = "The storage of files took no more; nothing was stored by this request. Try again later."
+CUT_OFF = "The form ended before its closing boundary. Send the file again."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileForm:
+    fields: Mapping[str, str]
+    file: UploadedFile[Any]
+
+
+class TemporaryFileHandler(FileUploadHandler):
+    """A handler that writes a file to the disk without a name, so that nothing is left of it if the process dies."""
+
+    def new_file(self, *arguments: Any, **named: Any) -> None:
+        super().new_file(*arguments, **named)
+        folder = Path(settings.FILES_DIR)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - the request closes it
+
+    def receive_data_chunk(self, raw_data: bytes, start: int) -> None:
+        """Write a piece of the file. Raises `StoreUnavailable` if the disk is full."""
+        try:
+            self._file.write(raw_data)
+        except OSError as error:
+            raise StoreUnavailable(NO_ROOM, retry_after_s=60) from error
+
+    def file_complete(self, file_size: int) -> UploadedFile[Any]:
+        """Return the file, at its beginning. Raises `StoreUnavailable` if the disk is full."""
+        try:
+            self._file.seek(0)  # writes what is still in memory
+        except OSError as error:
+            raise StoreUnavailable(NO_ROOM, retry_after_s=60) from error
+        return UploadedFile(self._file, self.file_name, self.content_type, file_size)
+
+
+class BoundedBody:
+    """The body of a request, which ends after `length` bytes, and of which `limit` may be read. It keeps its end."""
+
+    def __init__(self, stream: Any, length: int, limit: int) -> None:
+        self._stream = stream
+        self._length = length
+        self._limit = limit
+        self._read = 0
+        self.end = b""
+
+    def read(self, size: int) -> bytes:
+        """Return the next bytes, at most `size`. Raises `ApiError` if the body is too long or cannot be read."""
+        try:
+            part: bytes = self._stream.read(min(size, self._length - self._read))
+        except OSError as error:
+            raise ApiError("The body could not be read to its end.") from error
+        self._read += len(part)
+        if self._read > self._limit:
+            raise ApiError(f"The file is larger than the {settings.MAX_FILE_BYTES} bytes taken.", "body_too_large")
+        self.end = (self.end + part)[-256:]
+        return part
+
+
+def read_file_form(meta: Mapping[str, Any], *, limit: int) -> FileForm:
+    """Read a form from the body of a request, whose headers are in `meta`.
+
+    The body has a length or is chunked, and may have `limit` bytes. Raises `ApiError`.
+    """
+    kind, options = parse_header_parameters(str(meta.get("CONTENT_TYPE", "")))
+    if kind != "multipart/form-data":
+        raise ApiError(
+            f"Send a form with Content-Type: multipart/form-data, not {kind[:100]}.", "unsupported_media_type"
+        )
+    length = int(meta.get("CONTENT_LENGTH") or (limit + 1 if meta.get("HTTP_TRANSFER_ENCODING") else 0))
+    body = BoundedBody(meta["wsgi.input"], length, limit)
+    try:
+        parser = MultiPartParser({**meta, "CONTENT_LENGTH": length}, cast(Any, body), [TemporaryFileHandler()])
+        fields, files = parser.parse()
+    except (MultiPartParserError, SuspiciousOperation) as error:
+        raise ApiError(f"The form cannot be read: {error}") from None
+    if f"--{options.get('boundary', '')}--".encode() not in body.end:
+        raise ApiError(CUT_OFF)
+    found = [(name, file) for name, several in files.lists() for file in several]
+    match found:
+        case [("file", UploadedFile() as file)]:
+            return FileForm(fields={name: str(value) for name, value in fields.items()}, file=file)
+    raise ApiError("file: send one file, in a part with this name and with a filename.")

@@ -1,0 +1,1 @@
+"""The views of /v1/files and /v1/batches."""

@@ -1,0 +1,71 @@
+"""The views of /v1/batches: files whose lines are requests, answered within hours and not at once."""
+
+from __future__ import annotations
+
+from django.http import HttpRequest, HttpResponse
+
+from api import codec
+from api.auth import Principal, require_cancel_or_retry
+from api.errors.problems import ApiError
+from api.file_batches.batches import cancel_batch, create_batch, find_batch
+from api.file_batches.documents import make_batch_document, make_page
+from api.file_batches.endpoints import ENDPOINTS
+from api.models import FileBatch
+from api.openapi import batch_operations
+from api.requests import bodies
+from api.requests.file_batches import read_batch, read_page, read_public_id
+from api.views.base import ApiView, read_body, read_media_type
+from api.views.batch_files.files import get_visible_file
+
+
+class BatchesView(ApiView):
+    query_parameters = {"GET": ("limit", "after")}
+
+    @batch_operations.list_batches
+    def get(self, request: HttpRequest) -> HttpResponse:
+        visible = FileBatch.objects.all()
+        if not self.principal.is_staff:
+            visible = visible.filter(owner=self.principal.user)
+        found, has_more = read_page(request.GET, visible, "batch_")
+        return codec.make_json_response(make_page("data", list(map(make_batch_document, found)), has_more=has_more))
+
+    @batch_operations.create_batch
+    def post(self, request: HttpRequest) -> HttpResponse:
+        bodies.require_json(read_media_type(request))
+        wanted = read_batch(codec.parse_json(read_body(request)), ENDPOINTS)
+        key = bodies.read_idempotency_key(request.META.get("HTTP_IDEMPOTENCY_KEY"))
+        file = get_visible_file(self.principal, wanted.input_file_id)
+        return codec.make_json_response(make_batch_document(create_batch(self.principal, file, wanted, key=key)))
+
+
+class BatchView(ApiView):
+    is_cancellable = True
+
+    @batch_operations.get_batch
+    def get(self, request: HttpRequest, batch_id: str) -> HttpResponse:
+        row = get_visible_batch(self.principal, batch_id)
+        headers = None if row.is_finished else {"Retry-After": "5"}
+        return codec.make_json_response(make_batch_document(row), headers=headers)
+
+
+class CancelBatchView(ApiView):
+    @batch_operations.cancel_batch
+    def post(self, request: HttpRequest, batch_id: str) -> HttpResponse:
+        """Have a batch cancelled. Its answers so far are kept; a batch that has ended stays as it is."""
+        row = get_visible_batch(self.principal, batch_id)
+        require_cancel_or_retry(self.principal, row)
+        cancel_batch(row)
+        row.refresh_from_db()
+        return codec.make_json_response(make_batch_document(row))
+
+
+def get_visible_batch(principal: Principal, batch_id: str) -> FileBatch:
+    """Return the batch with this id, if the principal may see it.
+
+    Raises `ApiError`, the same for a batch of another owner as for none.
+    """
+    key = read_public_id(batch_id, "batch_")
+    row = key and find_batch(key)
+    if not row or not principal.may_see(row):
+        raise ApiError(f"No batch found with id '{batch_id[:100]}'.", "batch_not_found")
+    return row

@@ -1,0 +1,90 @@
+"""The views of /v1/files: the files of requests that clients upload, and those of their answers."""
+
+from __future__ import annotations
+
+from django.http import FileResponse, HttpRequest, HttpResponse
+from django.http.response import HttpResponseBase
+
+from api import codec
+from api.auth import Principal
+from api.errors.problems import ApiError
+from api.file_batches import files
+from api.file_batches.documents import make_file_document, make_page
+from api.models import FilePurpose, FileState, StoredFile
+from api.openapi import batch_operations
+from api.requests.file_batches import read_form_expiry_s, read_page, read_public_id
+from api.requests.file_form import read_file_form
+from api.server.upload_limit import find_body_limit
+from api.views.base import ApiView
+
+FIELDS = ("purpose", "expires_after[anchor]", "expires_after[seconds]")
+
+
+class FilesView(ApiView):
+    query_parameters = {"GET": ("purpose", "limit", "after", "order")}
+
+    @batch_operations.list_files
+    def get(self, request: HttpRequest) -> HttpResponse:
+        visible = StoredFile.objects.filter(state=FileState.STORED)
+        if not self.principal.is_staff:
+            visible = visible.filter(owner=self.principal.user)
+        if purpose := request.GET.get("purpose"):
+            visible = visible.filter(purpose=purpose)
+        found, has_more = read_page(request.GET, visible, "file-")
+        return codec.make_json_response(make_page("data", list(map(make_file_document, found)), has_more=has_more))
+
+    @batch_operations.upload_file
+    def post(self, request: HttpRequest) -> HttpResponse:
+        form = read_file_form(request.META, limit=find_body_limit(request.META))
+        with form.file as content:
+            if unknown := next((name for name in form.fields if name not in FIELDS), None):
+                raise ApiError(f"{unknown[:100]}: unknown field; the form has {', '.join(FIELDS)} and file.")
+            if form.fields.get("purpose") != FilePurpose.BATCH:
+                raise ApiError("purpose: must be batch. Files for other purposes are not stored here.")
+            row = files.store_file(
+                content, owner=self.principal.user, name=content.name or "file", size=content.size or 0,
+                purpose=FilePurpose.BATCH, expires_in_s=read_form_expiry_s(form.fields),
+            )  # fmt: skip
+        return codec.make_json_response(make_file_document(row))
+
+
+class FileView(ApiView):
+    http_method_names = ["get", "head", "delete"]
+
+    @batch_operations.get_file
+    def get(self, request: HttpRequest, file_id: str) -> HttpResponse:
+        return codec.make_json_response(make_file_document(get_visible_file(self.principal, file_id)))
+
+    @batch_operations.delete_file
+    def delete(self, request: HttpRequest, file_id: str) -> HttpResponse:
+        row = get_visible_file(self.principal, file_id)
+        if not self.principal.may_cancel_or_retry(row):
+            raise ApiError("This key sees the files of others, and may not delete them.", "forbidden")
+        shown = row.public_id
+        files.delete_file(row)
+        return codec.make_json_response({"id": shown, "object": "file", "deleted": True})
+
+
+class FileContentView(ApiView):
+    @batch_operations.get_file_content
+    def get(self, request: HttpRequest, file_id: str) -> HttpResponseBase:
+        row = get_visible_file(self.principal, file_id)
+        try:
+            content = StoredFile.storage().open(row.stored_as, "rb")
+        except FileNotFoundError:
+            raise ApiError(
+                f"The content of {row.public_id} is not in the storage any more.", "file_not_found"
+            ) from None
+        return FileResponse(content, content_type="application/octet-stream", headers={"Content-Length": row.size})
+
+
+def get_visible_file(principal: Principal, file_id: str) -> StoredFile:
+    """Return the file with this id, if the principal may see it.
+
+    Raises `ApiError`, the same for a file of another owner as for none.
+    """
+    key = read_public_id(file_id, "file-")
+    row = key and files.find_file(key)
+    if not row or not principal.may_see(row):
+        raise ApiError(f"No such File object: {file_id[:100]}", "file_not_found")
+    return row
