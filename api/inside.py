@@ -38,7 +38,6 @@ from api.requests.file_batches import read_batch
 from api.views import streaming
 from api.views.base import get_own_job, get_visible_job
 from api.views.batch_files.batches import get_visible_batch
-from api.views.batch_files.files import get_visible_file
 from api.views.bulk import get_own_bulk, get_visible_bulk
 from api.views.jobs import JOB_BODY, wait_for_finished_jobs
 from batch_inference_client import BaseClient, ClientError
@@ -163,8 +162,7 @@ class InProcessService(Service):
     def create_batch(self, batch: Mapping[str, Any], *, key: str) -> Document:
         with _service_call():
             wanted = read_batch(codec.parse_json(dumps(batch)), ENDPOINTS)
-            file = get_visible_file(self._principal, wanted.input_file_id)
-            return _document(make_batch_document(batches.create_batch(self._principal, file, wanted, key=key)))
+            return _document(make_batch_document(batches.create_batch(self._principal, wanted, key=key)))
 
     def batch(self, batch_id: str) -> Document:
         with _service_call():
@@ -180,7 +178,7 @@ class InProcessService(Service):
 
     def file_content(self, file_id: str) -> Iterator[bytes]:
         with _service_call():
-            row = get_visible_file(self._principal, file_id)
+            row = files.find_visible_file(self._principal, file_id)
             try:
                 content = StoredFile.storage().open(row.stored_as)
             except FileNotFoundError:

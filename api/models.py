@@ -202,6 +202,7 @@ class FileBatch(models.Model):
     lease_until = models.DateTimeField(
         null=True, default=None, help_text="The end of the lease of the process that handles the batch."
     )
+    lease_by = models.UUIDField(null=True, default=None, help_text="The process that has the lease.")
 
     class Meta:
         verbose_name, verbose_name_plural = "file batch", "file batches"

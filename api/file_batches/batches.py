@@ -11,8 +11,8 @@ from django.db.models.functions import Now
 from api import request_id
 from api.auth import Principal
 from api.errors.problems import ApiError
-from api.file_batches.files import find_file
-from api.models import UNFINISHED, BatchStatus, FileBatch, FilePurpose, StoredFile
+from api.file_batches.files import find_visible_file, lock_file
+from api.models import UNFINISHED, BatchStatus, FileBatch, FilePurpose
 from api.requests.file_batches import BatchRequest
 from inference import clock, row_locks
 from inference.models import Bulk
@@ -22,42 +22,50 @@ MOST_UNFINISHED = 100  # batches of one owner
 KEPT = datetime.timedelta(days=90)  # a batch that has ended, with its counts
 
 
-def create_batch(principal: Principal, file: StoredFile, wanted: BatchRequest, *, key: str | None) -> FileBatch:
+def create_batch(principal: Principal, wanted: BatchRequest, *, key: str | None) -> FileBatch:
     """Store a batch, or return the one that was stored before with this idempotency key.
 
     Raises `ApiError` if the file is no input, or if the owner has too many batches, and `IdempotencyMismatch`.
     """
-    if file.purpose != FilePurpose.BATCH:
-        raise ApiError(f"input_file_id: {file.public_id} has the purpose {file.purpose}, not batch.")
     owner, now = principal.user, clock.now()
-    if owner and FileBatch.objects.filter(owner=owner, status__in=UNFINISHED).count() >= MOST_UNFINISHED:
-        raise ApiError(
-            f"{MOST_UNFINISHED} of your batches are not finished, as many as may be. Try again later.",
-            "too_many_queued",
-            retry_after_s=60,
-        )
     bulk = Bulk(model="", total=0, owner=owner, request_id=request_id.current_request_id(), is_open=True)
     bulk.idempotency_key = idempotency.scope_key(owner, key)
-    bulk.idempotency_digest = idempotency.digest_body("batch", file.public_id, wanted.body) if key else ""
+    bulk.idempotency_digest = idempotency.digest_body("batch", wanted.body) if key else ""
     batch = FileBatch(
-        id=bulk.id, owner=owner, key_start=principal.key_start, request_id=bulk.request_id, input_file=file,
+        id=bulk.id, owner=owner, key_start=principal.key_start, request_id=bulk.request_id,
         endpoint=wanted.endpoint, completion_window=wanted.completion_window, metadata=wanted.metadata,
         output_expires_after_s=wanted.output_expires_after_s, created_at=now,
         expires_at=now + datetime.timedelta(seconds=wanted.window_s),
     )  # fmt: skip
 
     def store() -> Bulk:
+        batch.input_file = find_visible_file(principal, wanted.input_file_id)
+        if batch.input_file.purpose != FilePurpose.BATCH:
+            name, purpose = batch.input_file.public_id, batch.input_file.purpose
+            raise ApiError(f"input_file_id: {name} has the purpose {purpose}, not batch.")
         try:
             with transaction.atomic():
+                _refuse_too_many(owner)
+                lock_file(batch.input_file)
                 bulk.save(force_insert=True)
                 batch.save(force_insert=True)
         except IntegrityError as error:
-            if find_file(file.pk) is None:
-                raise ApiError(f"No such File object: {file.public_id}", "file_not_found") from None
             return idempotency.resolve_conflict(bulk, error)
         return bulk
 
     return FileBatch.objects.get(pk=idempotency.store_once(bulk, store).pk)
+
+
+def _refuse_too_many(owner: Any) -> None:
+    """Raise `ApiError` if the owner has as many unfinished batches as may be. The owner is locked meanwhile."""
+    if owner is not None:
+        row_locks.lock_rows(type(owner)._default_manager.filter(pk=owner.pk)).exists()
+    if FileBatch.objects.filter(owner=owner, status__in=UNFINISHED).count() >= MOST_UNFINISHED:
+        raise ApiError(
+            f"{MOST_UNFINISHED} of your batches are not finished, as many as may be. Try again later.",
+            "too_many_queued",
+            retry_after_s=60,
+        )
 
 
 def cancel_batch(batch: FileBatch) -> bool:

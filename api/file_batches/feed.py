@@ -69,10 +69,13 @@ class BatchFeed:
     def store_portion(self, batch: FileBatch) -> bool:
         """Store the next lines as jobs, and send them; return True if there may be room for more.
 
-        `batch` is the row as it is now. Raises `InferenceError` if jobs are refused for now, and `Overtaken`.
+        `batch` is the row as it is now. Raises `InferenceError` if jobs are refused for now, `Overtaken`, and
+        `FileNotFoundError` if lines of the file are missing.
         """
         room = MOST_WAITING - Job.objects.filter(bulk=batch.id, status__in=WAITING).count()
         lines = self._read(batch, min(room, self._most))
+        if not lines and room > 0:
+            raise FileNotFoundError(batch.public_id)  # the storage has lost its end
         if not lines:
             return False
         try:

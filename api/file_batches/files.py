@@ -8,26 +8,31 @@ from __future__ import annotations
 
 import datetime
 import logging
-from typing import Any
+from typing import IO, Any
 from uuid import UUID
 
 from django.conf import settings
 from django.core.files.base import File
-from django.db.models import Q, QuerySet, Sum
+from django.db import transaction
+from django.db.models import Count, Q, QuerySet, Sum
 from django.db.models.functions import Now
 
+from api.auth import Principal
 from api.errors.problems import ApiError
 from api.models import UNFINISHED, FileBatch, FilePurpose, FileState, StoredFile
+from api.requests.file_batches import read_public_id
 from api.requests.file_form import NO_ROOM
-from inference import clock
+from inference import clock, row_locks
 from inference.errors import StoreUnavailable
 from inference.fields.ids import first_id_at
 
 logger = logging.getLogger(__name__)
 
 KEPT = datetime.timedelta(days=30)  # a batch's files, unless the client says for how long
-UPLOAD = datetime.timedelta(days=1)  # an upload that is older and not complete has ended
+UPLOAD = datetime.timedelta(hours=1)  # content that is older and not complete will never be
+MOST_FILES = 10_000  # of one owner
 REMOVED_AT_ONCE = 100
+TOO_MANY = "too_many_files"
 
 
 def store_file(
@@ -39,10 +44,7 @@ def store_file(
     """
     refuse_too_much(owner, size)
     row = begin_file(owner=owner, name=name, purpose=purpose, expires_in_s=expires_in_s, size=size)
-    try:
-        write_content(row, content, size)
-    except OSError as error:  # what is there of it is removed with other uploads that were not complete
-        raise StoreUnavailable(NO_ROOM, retry_after_s=60) from error
+    write_content(row, content, size)
     StoredFile.objects.filter(pk=row.pk).update(state=FileState.STORED)
     row.state = FileState.STORED
     return row
@@ -60,8 +62,16 @@ def begin_file(
 
 
 def write_content(row: StoredFile, content: File[bytes], size: int) -> None:
-    """Write the content of a file to the storage, and note its size."""
-    stored_as = StoredFile.storage().save(row.stored_as, content)
+    """Write the content of a file to the storage, and note its size.
+
+    Raises `StoreUnavailable` if the storage does not take it. Then nothing of the file is left.
+    """
+    try:
+        stored_as = StoredFile.storage().save(row.stored_as, content)
+    except Exception as error:  # storages of other packages have errors of their own
+        logger.exception("file=%s is not stored", row.public_id)
+        remove_file(row)
+        raise StoreUnavailable(NO_ROOM, retry_after_s=60) from error
     StoredFile.objects.filter(pk=row.pk).update(stored_as=stored_as, size=size)
     row.stored_as, row.size = stored_as, size
 
@@ -71,38 +81,65 @@ def refuse_too_much(owner: Any, size: int) -> None:
     most = settings.API_KEY_MAX_FILE_BYTES
     if owner is None or not most:
         return
-    taken = StoredFile.objects.filter(owner=owner).aggregate(all=Sum("size"))["all"] or 0
+    found = StoredFile.objects.filter(owner=owner).aggregate(all=Sum("size"), count=Count("pk"))
+    if found["count"] >= MOST_FILES:
+        raise ApiError(f"You have {MOST_FILES:,} files, as many as may be. Delete some: DELETE /v1/files/ID.", TOO_MANY)
+    taken = found["all"] or 0
     if taken + size > most:
         raise ApiError(
-            f"Your files take {taken} bytes, and may take {most}. Delete some: DELETE /v1/files/ID.", "too_many_files"
+            f"Your files take {taken} bytes, and may take {most}. Delete some: DELETE /v1/files/ID.", TOO_MANY
         )
 
 
 def delete_file(row: StoredFile) -> None:
     """Delete a file. Raises `ApiError` if a batch still reads it."""
-    reader = FileBatch.objects.filter(input_file=row, status__in=UNFINISHED).first()
-    if reader is not None:
-        raise ApiError(
-            f"{reader.public_id} still reads this file. Cancel that batch, or wait for its end.", "file_in_use"
-        )
+    with transaction.atomic():
+        lock_file(row)
+        reader = FileBatch.objects.filter(input_file=row, status__in=UNFINISHED).first()
+        if reader is not None:
+            raise ApiError(
+                f"{reader.public_id} still reads this file. Cancel that batch, or wait for its end.", "file_in_use"
+            )
+        StoredFile.objects.filter(pk=row.pk).update(state=FileState.DELETED)
+    remove_file(row)
+
+
+def lock_file(row: StoredFile) -> None:
+    """Lock a file within a transaction. Raises `ApiError` if it was deleted."""
+    if not row_locks.lock_rows(StoredFile.objects.filter(pk=row.pk, state=FileState.STORED)).exists():
+        raise ApiError(f"No such File object: {row.public_id}", "file_not_found")
+
+
+def remove_file(row: StoredFile) -> bool:
+    """Remove the content of a file, then its row; return False if the storage fails, and the row stays."""
     StoredFile.objects.filter(pk=row.pk).update(state=FileState.DELETED)
-    _remove_content(row)
-
-
-def _remove_content(row: StoredFile) -> None:
-    StoredFile.storage().delete(row.stored_as)
-    row.delete()
+    try:
+        StoredFile.storage().delete(row.stored_as)
+    except Exception:  # storages of other packages have errors of their own
+        logger.exception("file=%s is not removed yet", row.public_id)
+        return False
+    StoredFile.objects.filter(pk=row.pk).delete()
+    return True
 
 
 def remove_old_files() -> int:
     """Remove files that have expired, were deleted, or were never complete. Returns their number."""
-    rows = list(_removable().order_by("pk")[:REMOVED_AT_ONCE])
-    for row in rows:
-        StoredFile.objects.filter(pk=row.pk).update(state=FileState.DELETED)
-        _remove_content(row)
-    if rows:
-        logger.info("%d files removed, which had expired or were deleted", len(rows))
-    return len(rows)
+    removed = sum(map(remove_file, _removable().order_by("pk")[:REMOVED_AT_ONCE]))
+    if removed:
+        logger.info("%d files removed, which had expired or were deleted", removed)
+    return removed
+
+
+def open_content(row: StoredFile) -> IO[bytes]:
+    """Open the content of a file. Raises `ApiError` if it is gone, and `StoreUnavailable` if it cannot be read."""
+    try:
+        opened: IO[bytes] = StoredFile.storage().open(row.stored_as, "rb")
+    except FileNotFoundError:
+        raise ApiError(f"The content of {row.public_id} is not in the storage any more.", "file_not_found") from None
+    except Exception as error:  # storages of other packages have errors of their own
+        logger.exception("file=%s cannot be read", row.public_id)
+        raise StoreUnavailable("The storage of files does not answer. Try again later.", retry_after_s=60) from error
+    return opened
 
 
 def _removable() -> QuerySet[StoredFile]:
@@ -114,3 +151,15 @@ def _removable() -> QuerySet[StoredFile]:
 
 def find_file(file_id: UUID) -> StoredFile | None:
     return StoredFile.objects.filter(pk=file_id, state=FileState.STORED).first()
+
+
+def find_visible_file(principal: Principal, file_id: str) -> StoredFile:
+    """Return the file with this id, if the principal may see it.
+
+    Raises `ApiError`, the same for a file of another owner as for none.
+    """
+    key = read_public_id(file_id, "file-")
+    row = key and find_file(key)
+    if not row or not principal.may_see(row):
+        raise ApiError(f"No such File object: {file_id[:100]}", "file_not_found")
+    return row

@@ -14,6 +14,7 @@ from inference.catalog.lookup import spec_of
 from inference.errors import InferenceError, UnknownModel
 
 MOST_LINES = 50_000
+MOST_INPUTS = 50_000  # texts of all lines together, as OpenAI's
 LONGEST_ID = 512  # characters of a custom_id
 FIELDS = ("custom_id", "method", "url", "body")
 
@@ -40,6 +41,13 @@ class RequestLine:
         return cls(custom_id=document["custom_id"], body=document["body"])
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckedLine:
+    custom_id: str
+    model: str
+    inputs: int  # texts of a request for embeddings
+
+
 class LineRefused(Exception):
     """A line that is no request. The whole file is refused for it."""
 
@@ -59,15 +67,16 @@ def read_lines(file: IO[bytes], *, index: int = 0, start: int = 0) -> Iterator[L
     while text := file.readline(longest + 1):
         first = text.removeprefix(codecs.BOM_UTF8) if not start else text
         number, start = number + 1, start + len(text)
+        if len(text) > longest:  # also if it is blank: what follows it is not read
+            yield Line(index=index, number=number, end=start, text=text)
+            return
         if stripped := first.strip():
             yield Line(index=index, number=number, end=start, text=stripped)
             index += 1
-        if len(text) > longest:
-            return
 
 
-def check_line(line: Line, endpoint: str) -> tuple[str, str]:
-    """Return the `custom_id` and the model of a line. Raises `LineRefused` if it is no request to `endpoint`."""
+def check_line(line: Line, endpoint: str) -> CheckedLine:
+    """Check a line. Raises `LineRefused` if it is no request to `endpoint`."""
     document = _parse_line(line)
     for name in FIELDS:
         if document.get(name) is None:
@@ -83,7 +92,9 @@ def check_line(line: Line, endpoint: str) -> tuple[str, str]:
         raise LineRefused("invalid_request", "body: must be an object.", "body")
     if body.get("stream"):
         raise LineRefused("stream_not_supported", "body.stream: a batch has no streams; leave it out.", "body.stream")
-    return custom_id, _find_model(body, endpoint)
+    inputs = body.get("input")
+    count = len(inputs) if isinstance(inputs, list) else 1
+    return CheckedLine(custom_id=custom_id, model=_find_model(body, endpoint), inputs=count)
 
 
 def _parse_line(line: Line) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -25,9 +25,10 @@ from api.models import BatchStatus, FileBatch, FilePurpose, StoredFile
 from inference.errors import InferenceError
 from inference.fields.ids import new_job_id
 from inference.models import Job, Status
-from inference.store import outputs, rows
+from inference.store import outputs
 
 PAGE = 64  # jobs that are read at once
+PAGE_BYTES = 4 * 1024 * 1024  # of their lines, which are about as long as their inputs
 NOT_RUN = {  # code and message of a line without an answer, by what ended it
     Status.EXPIRED: (
         "batch_expired",
@@ -64,7 +65,7 @@ def write_results(batch: FileBatch, file: IO[bytes], keep_on: Callable[[], None]
     results = Results(_open_temporary(), _open_temporary())
     ids = dict(Job.objects.filter(bulk=batch.id).order_by().values_list("bulk_index", "pk"))
     try:
-        for chunk in rows.split_into_chunks(read_lines(file), PAGE):
+        for chunk in _split_into_pages(read_lines(file)):
             keep_on()
             for line, job in _pair_with_jobs(chunk, ids):
                 _write_line(batch, line, job, results)
@@ -91,6 +92,20 @@ def _open_temporary() -> IO[bytes]:
     folder = Path(settings.FILES_DIR)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     return tempfile.TemporaryFile(dir=folder)  # its reader closes it
+
+
+def _split_into_pages(lines: Iterable[Line]) -> Iterator[list[Line]]:
+    """Yield lines of at most `PAGE_BYTES` together, `PAGE` at most; one alone may have more bytes."""
+    page: list[Line] = []
+    size = 0
+    for line in lines:
+        if page and (len(page) == PAGE or size + len(line.text) > PAGE_BYTES):
+            yield page
+            page, size = [], 0
+        page.append(line)
+        size += len(line.text)
+    if page:
+        yield page
 
 
 def _pair_with_jobs(lines: Sequence[Line], ids: Mapping[int | None, UUID]) -> Iterator[tuple[Line, Job | None]]:

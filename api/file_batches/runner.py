@@ -12,16 +12,18 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import IO, Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 from django.db import transaction
 from django.db.models import F, Q
 from django.db.models.functions import Now
 
+from api.errors.problems import ApiError
 from api.file_batches.batches import remove_old_batches
 from api.file_batches.feed import BatchFeed, Overtaken
-from api.file_batches.files import find_file, remove_old_files
+from api.file_batches.files import find_file, open_content, remove_old_files
 from api.file_batches.results import Results, store_results, write_results
 from api.file_batches.validation import check_file
 from api.models import UNFINISHED, BatchStatus, FileBatch, FileState, StoredFile
@@ -35,7 +37,8 @@ logger = logging.getLogger(__name__)
 LEASE = datetime.timedelta(seconds=60)
 RENEWED_EVERY_S = 15.0
 TURN_S = 1.0  # seconds of feeding, then it is another batch's turn
-AT_ONCE = 200  # batches that are worked on; others wait for the end of one
+FIRST_REST_S, LONGEST_REST_S = 1.0, 8.0  # a batch that waits is looked at less and less often
+GIVEN_UP = datetime.timedelta(days=1)  # after its window, a batch that fails in each of its turns
 CANCELLED_AT_ONCE = 500
 SWEPT_EVERY_S = 60.0
 MISSING = "The input file is not there any more: it was deleted, or its storage lost it."
@@ -45,11 +48,22 @@ class Stopping(Exception):
     """Raised in a turn when the process is to end."""
 
 
+@dataclass(slots=True)
+class Rest:
+    """The pause of a batch for which nothing can be done."""
+
+    until: float = 0.0  # by the monotonic clock
+    pause_s: float = 0.0
+    seen: Any = None  # its status and lines after the last turn
+
+
 class BatchRunner:
     """The runner of all batches in this process."""
 
     def __init__(self, stopping: threading.Event) -> None:
         self._stopping = stopping
+        self._id = uuid4()
+        self._rests: dict[UUID, Rest] = {}  # by batch
         self._feeds: dict[UUID, tuple[BatchFeed, IO[bytes]]] = {}  # of batches in progress, with their open files
         self._waits: dict[UUID, str] = {}  # by batch: why it waited last
         self._swept_at = float("-inf")
@@ -60,18 +74,28 @@ class BatchRunner:
         Raises what the database raises if it is away.
         """
         self._sweep()
-        found = list(
-            FileBatch.objects.filter(status__in=UNFINISHED).order_by("pk").values_list("pk", flat=True)[:AT_ONCE]
-        )
-        for gone in (self._feeds.keys() | self._waits.keys()) - set(found):
+        found = list(FileBatch.objects.filter(status__in=UNFINISHED).order_by("pk").values_list("pk", flat=True))
+        for gone in self._rests.keys() - set(found):
             self._close_feed(gone)
             self._waits.pop(gone, None)
-        turns = [self._take_turn(batch_id) for batch_id in found if not self._stopping.is_set()]
+            del self._rests[gone]
+        turns = [self._take_turn_or_rest(batch_id) for batch_id in found if not self._stopping.is_set()]
         return any(turns)
 
     def close(self) -> None:
         for batch_id in list(self._feeds):
             self._close_feed(batch_id)
+
+    def _take_turn_or_rest(self, batch_id: UUID) -> bool:
+        """Give a batch a turn, unless it rests after one in which nothing could be done. Returns what the turn does."""
+        rest = self._rests.setdefault(batch_id, Rest())
+        if time.monotonic() < rest.until:
+            return False
+        goes_on = self._take_turn(batch_id)
+        lines = FileBatch.objects.filter(pk=batch_id).values_list("status", "lines_read").first()
+        rest.pause_s = 0.0 if goes_on or lines != rest.seen else min(LONGEST_REST_S, rest.pause_s * 2 or FIRST_REST_S)
+        rest.seen, rest.until = lines, time.monotonic() + rest.pause_s
+        return goes_on
 
     def _sweep(self) -> None:
         if time.monotonic() > self._swept_at + SWEPT_EVERY_S:
@@ -83,7 +107,8 @@ class BatchRunner:
         if _waits_for_jobs(batch_id):
             return False
         free = Q(lease_until=None) | Q(lease_until__lt=Now()) | Q(lease_until__gt=Now() + 2 * LEASE)  # clock set back
-        if not FileBatch.objects.filter(free, pk=batch_id).update(lease_until=Now() + LEASE):
+        lease = {"lease_until": Now() + LEASE, "lease_by": self._id}
+        if not FileBatch.objects.filter(free, pk=batch_id).update(**lease):
             return False
         batch = FileBatch.objects.select_related("owner", "input_file").get(pk=batch_id)
         leased_until = None
@@ -102,7 +127,7 @@ class BatchRunner:
             self._give_up_if_expired(batch)
             return False
         finally:
-            FileBatch.objects.filter(pk=batch_id).update(lease_until=leased_until)
+            FileBatch.objects.filter(pk=batch_id, lease_by=self._id).update(lease_until=leased_until)
 
     def _log_wait(self, batch: FileBatch, reason: str) -> None:
         """Log why a batch waits, once for each reason and not in each round."""
@@ -153,14 +178,14 @@ class BatchRunner:
         return bool(FileBatch.objects.filter(pk=batch.pk, status=BatchStatus.IN_PROGRESS).update(**finalizing))
 
     def _feed(self, batch: FileBatch) -> bool:
+        give_up_at = time.monotonic() + TURN_S
         try:
             feed, _ = self._feeds.get(batch.pk) or self._open_feed(batch)
+            while has_room := feed.store_portion(batch):
+                if time.monotonic() > give_up_at or batch.lines_read >= batch.total or self._stopping.is_set():
+                    break
         except FileNotFoundError:
             return self._fail(batch, "input_file_missing", MISSING)
-        give_up_at = time.monotonic() + TURN_S
-        while has_room := feed.store_portion(batch):
-            if time.monotonic() > give_up_at or batch.lines_read >= batch.total or self._stopping.is_set():
-                break
         return has_room
 
     def _cancel(self, batch: FileBatch) -> bool:
@@ -186,7 +211,7 @@ class BatchRunner:
             answers = store_results(batch, results.answers, "output")
             errors = store_results(batch, results.errors, "error")
         finally:
-            results.close()
+            results.close()  # a file that was stored beside one that was not is removed with the old ones
         self._end(
             batch, status=_find_end(batch, results), usage=results.usage, completed=results.completed,
             failed=results.failed, output_file=answers, error_file=errors,
@@ -209,7 +234,7 @@ class BatchRunner:
         logger.info("batch=%s %s", batch.public_id, changes["status"])
 
     def _give_up_if_expired(self, batch: FileBatch) -> None:
-        if FileBatch.objects.filter(pk=batch.pk, expires_at__lte=Now()).exists():
+        if FileBatch.objects.filter(pk=batch.pk, expires_at__lte=Now() - GIVEN_UP).exists():
             self._fail(batch, "internal", "The service failed on this batch. Its operator finds the reason in the log.")
 
     def _keep_on(self, batch: FileBatch) -> Callable[[], None]:
@@ -223,7 +248,8 @@ class BatchRunner:
                 raise Stopping
             if time.monotonic() < renewed_at + RENEWED_EVERY_S:
                 return
-            if not FileBatch.objects.filter(pk=batch.pk, status=status).update(lease_until=Now() + LEASE):
+            leased = FileBatch.objects.filter(pk=batch.pk, status=status, lease_by=self._id)
+            if not leased.update(lease_until=Now() + LEASE):
                 raise Overtaken
             renewed_at = time.monotonic()
 
@@ -261,8 +287,10 @@ def _open(batch: FileBatch) -> IO[bytes]:
     stored = batch.input_file_id and find_file(batch.input_file_id)
     if not stored:
         raise FileNotFoundError(batch.public_id)
-    opened: IO[bytes] = StoredFile.storage().open(stored.stored_as, "rb")
-    return opened
+    try:
+        return open_content(stored)
+    except ApiError:
+        raise FileNotFoundError(batch.public_id) from None
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import IO, Any
 
-from api.file_batches.lines import MOST_LINES, LineRefused, check_line, read_lines
+from api.file_batches.lines import MOST_INPUTS, MOST_LINES, LineRefused, check_line, read_lines
 
 SHOWN_ERRORS = 100
 LOOKED_EVERY = 500  # lines
@@ -27,7 +27,7 @@ def check_file(file: IO[bytes], endpoint: str, keep_on: Callable[[], None]) -> F
 
     The check ends after `SHOWN_ERRORS` errors.
     """
-    found = FileCheck()
+    found, inputs = FileCheck(), 0
     ids: set[bytes] = set()  # digests: fifty thousand ids of 512 characters would be 25 MB
     for line in read_lines(file):
         if line.index == MOST_LINES:
@@ -36,18 +36,22 @@ def check_file(file: IO[bytes], endpoint: str, keep_on: Callable[[], None]) -> F
         if line.index % LOOKED_EVERY == 0:
             keep_on()
         try:
-            custom_id, model = check_line(line, endpoint)
-            digest = hashlib.blake2b(custom_id.encode(), digest_size=16).digest()
+            checked = check_line(line, endpoint)
+            digest = hashlib.blake2b(checked.custom_id.encode(), digest_size=16).digest()
             if digest in ids:
-                message = f"The custom_id '{custom_id[:100]}' is used by a line before."
+                message = f"The custom_id '{checked.custom_id[:100]}' is used by a line before."
                 raise LineRefused("duplicate_custom_id", message, "custom_id")
             ids.add(digest)
-            found.model = found.model or model
+            found.model = found.model or checked.model
+            inputs += checked.inputs
         except LineRefused as refused:
             found.errors.append(_error(refused.code, refused.message, refused.param, line.number))
             if len(found.errors) == SHOWN_ERRORS:
                 break
         found.total = line.index + 1
+    if inputs > MOST_INPUTS:
+        message = f"The lines have {inputs:,} inputs together, and may have {MOST_INPUTS:,}."
+        found.errors.append(_error("too_many_tasks", message, None, None))
     if not found.total and not found.errors:
         found.errors.append(_error("empty_file", "The file has no line.", None, None))
     return found

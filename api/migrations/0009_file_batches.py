@@ -60,6 +60,7 @@ class Migration(migrations.Migration):
                 ('cancelling_at', models.DateTimeField(default=None, null=True)),
                 ('ended_at', models.DateTimeField(default=None, null=True)),
                 ('lease_until', models.DateTimeField(default=None, help_text='The end of the lease of the process that handles the batch.', null=True)),
+                ('lease_by', models.UUIDField(default=None, help_text='The process that has the lease.', null=True)),
                 ('owner', models.ForeignKey(db_index=False, default=None, null=True, on_delete=models.SET(inference.models.former_user), to=settings.AUTH_USER_MODEL)),
                 ('error_file', models.ForeignKey(db_index=False, null=True, on_delete=django.db.models.deletion.SET_NULL, related_name='+', to='api.storedfile')),
                 ('input_file', models.ForeignKey(db_index=False, null=True, on_delete=django.db.models.deletion.SET_NULL, related_name='+', to='api.storedfile')),

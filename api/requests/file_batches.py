@@ -18,6 +18,7 @@ PAGE, LONGEST_PAGE, MOST_LIMIT = 20, 1_000, 10_000  # a larger limit than the lo
 EXPIRES_AFTER_S = (3_600, 2_592_000)
 MOST_PAIRS, LONGEST_NAME, LONGEST_VALUE = 16, 64, 512  # of metadata
 LONGEST_WINDOW_H = 7 * 24
+LIMIT = re.compile(r"[1-9][0-9]{0,4}")
 WINDOW = re.compile(r"([1-9][0-9]{0,4})([hm])")
 HEX = re.compile(r"[0-9a-f]{32}")
 FIELDS = ("input_file_id", "endpoint", "completion_window", "metadata", "output_expires_after")
@@ -34,7 +35,7 @@ def read_public_id(text: str, prefix: str) -> UUID | None:
 def read_page(query: Mapping[str, str], rows: QuerySet[R], prefix: str) -> tuple[list[R], bool]:
     """Return the rows of a page, and True if there are more. Raises `ApiError`."""
     text = query.get("limit", str(PAGE))
-    if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= MOST_LIMIT:
+    if not LIMIT.fullmatch(text) or int(text) > MOST_LIMIT:
         raise ApiError(f"limit must be a whole number from 1 to {MOST_LIMIT}.")
     order = query.get("order", "desc")
     if order not in ("asc", "desc"):

@@ -19,6 +19,8 @@ from api.errors.problems import ApiError
 from inference.errors import StoreUnavailable
 
 NO_ROOM = "The storage of files took no more; nothing was stored by this request. Try again later."
+KEPT = 4096  # bytes at the end of a body, in which its closing boundary is looked for
+UNREADABLE = "The form cannot be read. Send purpose and one file, as by curl -F purpose=batch -F file=@NAME."
 CUT_OFF = "The form ended before its closing boundary. Send the file again."
 
 
@@ -32,10 +34,14 @@ class TemporaryFileHandler(FileUploadHandler):
     """A handler that writes a file to the disk without a name, so that nothing is left of it if the process dies."""
 
     def new_file(self, *arguments: Any, **named: Any) -> None:
+        """Begin a file. Raises `StoreUnavailable` if the disk is full."""
         super().new_file(*arguments, **named)
         folder = Path(settings.FILES_DIR)
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - the request closes it
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - the request closes it
+        except OSError as error:
+            raise StoreUnavailable(NO_ROOM, retry_after_s=60) from error
 
     def receive_data_chunk(self, raw_data: bytes, start: int) -> None:
         """Write a piece of the file. Raises `StoreUnavailable` if the disk is full."""
@@ -72,7 +78,7 @@ class BoundedBody:
         self._read += len(part)
         if self._read > self._limit:
             raise ApiError(f"The file is larger than the {settings.MAX_FILE_BYTES} bytes taken.", "body_too_large")
-        self.end = (self.end + part)[-256:]
+        self.end = (self.end + part)[-KEPT:]
         return part
 
 
@@ -91,8 +97,8 @@ def read_file_form(meta: Mapping[str, Any], *, limit: int) -> FileForm:
     try:
         parser = MultiPartParser({**meta, "CONTENT_LENGTH": length}, cast(Any, body), [TemporaryFileHandler()])
         fields, files = parser.parse()
-    except (MultiPartParserError, SuspiciousOperation) as error:
-        raise ApiError(f"The form cannot be read: {error}") from None
+    except (MultiPartParserError, SuspiciousOperation):
+        raise ApiError(UNREADABLE) from None
     if f"--{options.get('boundary', '')}--".encode() not in body.end:
         raise ApiError(CUT_OFF)
     found = [(name, file) for name, several in files.lists() for file in several]

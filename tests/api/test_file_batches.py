@@ -11,11 +11,12 @@ from typing import Any
 from unittest.mock import patch
 from uuid import UUID
 
+from django.core.files.storage import FileSystemStorage
 from django.core.files.uploadedfile import SimpleUploadedFile
 from django.test import override_settings
 from django.test.client import BOUNDARY, encode_multipart
 
-from api.file_batches import feed, files, lines
+from api.file_batches import feed, files, lines, runner
 from api.file_batches.batches import MOST_UNFINISHED, remove_old_batches
 from api.file_batches.runner import BatchRunner
 from api.models import BatchStatus, FileBatch, FileState, StoredFile
@@ -59,6 +60,7 @@ class FileBatchCase(ApiTestCase):
         files_storage = {"BACKEND": "django.core.files.storage.FileSystemStorage", "OPTIONS": {"location": folder}}
         self.enterContext(override_settings(FILES_DIR=folder, STORAGES={"files": files_storage}))
         self.folder = Path(folder)
+        self.enterContext(patch.multiple(runner, FIRST_REST_S=0.0, LONGEST_REST_S=0.0))
         self.runner = BatchRunner(threading.Event())
         self.addCleanup(self.runner.close)
 
@@ -143,7 +145,7 @@ class FileTests(FileBatchCase):
             (good[:-20], FORM, "before its closing boundary"),
             (good[:50_000], FORM, "before its closing boundary"),
             (b"{}", "application/json", "multipart/form-data"),
-            (good, "multipart/form-data", "boundary"),
+            (good, "multipart/form-data", "cannot be read"),
             (encode_multipart(BOUNDARY, {"purpose": "batch"}), FORM, "file: send one file"),
             (encode_multipart(BOUNDARY, {"purpose": "batch", "file": "text"}), FORM, "send one file"),
         ):
@@ -180,7 +182,17 @@ class FileTests(FileBatchCase):
         ascending = self.client.get(f"/v1/files?order=asc&after={ids[3]}&purpose=batch").json()
         self.assertEqual([each["id"] for each in ascending["data"]], ids[4:])
         self.assertEqual(self.client.get("/v1/files?purpose=batch_output").json()["data"], [])
-        for query in ("limit=0", "limit=x", "limit=10001", "order=up", "after=file-x", "before=1"):
+        for query in (
+            "limit=0",
+            "limit=x",
+            f"limit={'9' * 5000}",
+            "purpose=x",
+            "purpose=%00",
+            "limit=10001",
+            "order=up",
+            "after=file-x",
+            "before=1",
+        ):
             with self.subTest(query):
                 self.assertEqual(self.client.get(f"/v1/files?{query}").status_code, 400)
 
@@ -189,7 +201,8 @@ class FileTests(FileBatchCase):
         expired = UUID(self.stored(line("old")).removeprefix("file-"))
         StoredFile.objects.filter(pk=expired).update(expires_at=ago(1))
         content = SimpleUploadedFile("a", b"half")
-        with patch.object(StoredFile.objects, "filter", side_effect=RuntimeError), self.assertRaises(RuntimeError):
+        dies = patch.object(StoredFile.objects, "filter", side_effect=RuntimeError)
+        with dies, self.assertRaises(RuntimeError):
             files.store_file(content, owner=None, name="a", size=4, purpose="batch")  # type: ignore[arg-type]
         self.assertEqual(len(list(self.folder.iterdir())), 3)
         with patch.object(files, "UPLOAD", datetime.timedelta(seconds=-60)):
@@ -268,6 +281,17 @@ class BatchTests(FileBatchCase):
                 self.assertEqual((error["code"], error["param"], error["line"]), (code, param, 2), error)
         self.assertFalse(Job.objects.exists())
         self.assertFalse(Bulk.objects.filter(is_open=True).exists())
+
+    def test_lines_behind_a_long_run_of_blanks_are_not_dropped(self) -> None:
+        with override_settings(DATA_UPLOAD_MAX_MEMORY_SIZE=500):
+            for blanks in (b" " * 501, json.dumps(line("b")).encode() + b" " * 501):
+                shown = self.turn(self.begin(line("a"), blanks, line("c")))
+                self.assertEqual((shown["status"], shown["errors"]["data"][0]["line"]), ("failed", 2))
+
+    def test_a_file_has_so_many_inputs_for_embeddings(self) -> None:
+        with patch("api.file_batches.validation.MOST_INPUTS", 3):
+            (error,) = self.turn(self.begin(line("a", ["x", "y"]), line("b", ["x", "y"])))["errors"]["data"]
+        self.assertEqual((error["code"], error["line"]), ("too_many_tasks", None))
 
     def test_an_empty_file_and_one_with_too_many_lines_fail(self) -> None:
         (error,) = self.turn(self.begin(b" \n\n"))["errors"]["data"]
@@ -410,6 +434,43 @@ class BatchTests(FileBatchCase):
         self.assertEqual(self.client.delete(f"/v1/files/{file_id}").status_code, 200)
         self.assertIsNone(self.shown(batch_id)["input_file_id"])
 
+    def test_a_batch_whose_file_lost_its_end_fails_and_says_so(self) -> None:
+        with patch.object(feed, "PORTION", 1):
+            batch_id = self.begin(line("a"), line("b"))
+            self.turn(batch_id)
+        (file,) = self.folder.iterdir()
+        file.write_bytes(json.dumps(line("a")).encode())
+        shown = self.run_to_end(batch_id)
+        self.assertEqual((shown["status"], shown["errors"]["data"][0]["code"]), ("failed", "input_file_missing"))
+
+    def test_an_error_while_the_answers_are_written_is_tried_again_after_the_window_too(self) -> None:
+        batch_id = self.begin(line("a"))
+        full = patch.object(runner, "write_results", side_effect=OSError("disk full"))
+        with self.worker(embed), full, self.assertLogs("api.file_batches.runner", "ERROR"):
+            eventually(lambda: self.turn(batch_id)["status"] == "finalizing" and self.turn(batch_id))
+        FileBatch.objects.update(expires_at=ago(60), lease_until=None)
+        shown = self.run_rounds(batch_id)
+        self.assertEqual((shown["status"], shown["request_counts"]["completed"]), ("completed", 1))
+
+    def test_a_storage_that_cannot_remove_a_file_stops_nothing(self) -> None:
+        batch_id = self.begin(line("a"))
+        other = self.stored(line("b"))
+        StoredFile.objects.filter(pk=UUID(other.removeprefix("file-"))).update(expires_at=ago(1))
+        with patch.object(FileSystemStorage, "delete", side_effect=PermissionError):
+            with self.assertLogs("api.file_batches.files", "ERROR"):
+                self.assertEqual(self.run_to_end(batch_id)["status"], "completed")
+            with self.assertLogs("api.file_batches.files", "ERROR"):
+                self.assertEqual(self.client.delete(f"/v1/files/{self.stored(line('c'))}").status_code, 200)
+        self.assertEqual(StoredFile.objects.filter(state=FileState.DELETED).count(), 2)
+        self.assertEqual(files.remove_old_files(), 2)
+
+    def test_a_storage_that_takes_no_file_is_503_and_leaves_nothing(self) -> None:
+        for error in (OSError("no room"), RuntimeError("of another package")):
+            with patch.object(FileSystemStorage, "save", side_effect=error), self.assertLogs("api.file_batches.files"):
+                answer = self.upload(b"x")
+            self.assertEqual((answer.status_code, answer.json()["error"]["code"]), (503, "store_unavailable"))
+        self.assertFalse(StoredFile.objects.exists())
+
     def test_a_batch_whose_file_was_lost_fails_and_says_so(self) -> None:
         batch_id = self.begin(line("a"))
         for each in self.folder.iterdir():
@@ -441,6 +502,10 @@ class BatchTests(FileBatchCase):
             self.assertEqual(self.run_to_end(good)["status"], "completed")
         FileBatch.objects.update(expires_at=ago(1), lease_until=None)
         with self.assertLogs("api.file_batches.runner", "ERROR"):
+            self.turn(broken), self.turn(broken)
+        self.assertEqual(self.shown(broken)["status"], "finalizing")  # its answers are not given up at once
+        FileBatch.objects.update(expires_at=ago(days=2), lease_until=None)
+        with self.assertLogs("api.file_batches.runner", "ERROR"):
             shown = self.run_rounds(broken)
         self.assertEqual((shown["status"], shown["errors"]["data"][0]["code"]), ("failed", "internal"))
 
@@ -453,6 +518,25 @@ class BatchTests(FileBatchCase):
         FileBatch.objects.update(ended_at=ago(days=91))
         remove_old_batches()
         self.assertEqual(self.client.get(f"/v1/batches/{batch_id}").status_code, 404)
+
+    def test_a_request_that_is_sent_again_is_the_same_batch_though_its_file_is_gone(self) -> None:
+        file_id = self.stored(line("a"))
+        body = {"input_file_id": file_id, "endpoint": ENDPOINT, "completion_window": "24h"}
+        first = self.post("/v1/batches", body, headers={"Idempotency-Key": "k"}).json()
+        self.run_to_end(first["id"])
+        self.client.delete(f"/v1/files/{file_id}")
+        again = self.post("/v1/batches", body, headers={"Idempotency-Key": "k"})
+        self.assertEqual((again.status_code, again.json()["id"]), (200, first["id"]))
+
+    def test_a_download_needs_a_slot_and_gives_it_back(self) -> None:
+        file_id = self.stored(line("a"))
+        with override_settings(MAX_WAITING_REQUESTS=1):
+            answer = self.client.get(f"/v1/files/{file_id}/content")
+            refused = self.client.get(f"/v1/files/{file_id}/content")
+            self.assertEqual((refused.status_code, refused.json()["error"]["code"]), (503, "overloaded"))
+            b"".join(answer.streaming_content)  # type: ignore[attr-defined]  # it is a file
+            answer.close()
+            self.assertEqual(self.content(file_id), write(line("a")))
 
     def test_batches_are_listed_in_pages(self) -> None:
         ids = [self.begin(line("a")) for _ in range(3)]

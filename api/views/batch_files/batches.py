@@ -15,7 +15,6 @@ from api.openapi import batch_operations
 from api.requests import bodies
 from api.requests.file_batches import read_batch, read_page, read_public_id
 from api.views.base import ApiView, read_body, read_media_type
-from api.views.batch_files.files import get_visible_file
 
 
 class BatchesView(ApiView):
@@ -34,8 +33,7 @@ class BatchesView(ApiView):
         bodies.require_json(read_media_type(request))
         wanted = read_batch(codec.parse_json(read_body(request)), ENDPOINTS)
         key = bodies.read_idempotency_key(request.META.get("HTTP_IDEMPOTENCY_KEY"))
-        file = get_visible_file(self.principal, wanted.input_file_id)
-        return codec.make_json_response(make_batch_document(create_batch(self.principal, file, wanted, key=key)))
+        return codec.make_json_response(make_batch_document(create_batch(self.principal, wanted, key=key)))
 
 
 class BatchView(ApiView):

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
+from typing import IO
+
+from django.core.files.base import File
 from django.http import FileResponse, HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 
 from api import codec
-from api.auth import Principal
 from api.errors.problems import ApiError
 from api.file_batches import files
 from api.file_batches.documents import make_file_document, make_page
 from api.models import FilePurpose, FileState, StoredFile
 from api.openapi import batch_operations
-from api.requests.file_batches import read_form_expiry_s, read_page, read_public_id
+from api.requests.file_batches import read_form_expiry_s, read_page
 from api.requests.file_form import read_file_form
 from api.server.upload_limit import find_body_limit
+from api.server.wait_slots import slots
 from api.views.base import ApiView
+from inference.store import connections
 
+DOWNLOAD_S = 3600.0  # more than zero: a slot is held for as long as the client reads
+BUSY = "So many requests wait or download that there is no thread for this one. Send it again later."
 FIELDS = ("purpose", "expires_after[anchor]", "expires_after[seconds]")
 
 
@@ -29,6 +36,8 @@ class FilesView(ApiView):
         if not self.principal.is_staff:
             visible = visible.filter(owner=self.principal.user)
         if purpose := request.GET.get("purpose"):
+            if purpose not in FilePurpose.values:
+                raise ApiError(f"purpose must be one of {', '.join(FilePurpose.values)}.")
             visible = visible.filter(purpose=purpose)
         found, has_more = read_page(request.GET, visible, "file-")
         return codec.make_json_response(make_page("data", list(map(make_file_document, found)), has_more=has_more))
@@ -41,6 +50,8 @@ class FilesView(ApiView):
                 raise ApiError(f"{unknown[:100]}: unknown field; the form has {', '.join(FIELDS)} and file.")
             if form.fields.get("purpose") != FilePurpose.BATCH:
                 raise ApiError("purpose: must be batch. Files for other purposes are not stored here.")
+            if not content.size:
+                raise ApiError("file: is empty. Send at least one line.")
             row = files.store_file(
                 content, owner=self.principal.user, name=content.name or "file", size=content.size or 0,
                 purpose=FilePurpose.BATCH, expires_in_s=read_form_expiry_s(form.fields),
@@ -53,11 +64,11 @@ class FileView(ApiView):
 
     @batch_operations.get_file
     def get(self, request: HttpRequest, file_id: str) -> HttpResponse:
-        return codec.make_json_response(make_file_document(get_visible_file(self.principal, file_id)))
+        return codec.make_json_response(make_file_document(files.find_visible_file(self.principal, file_id)))
 
     @batch_operations.delete_file
     def delete(self, request: HttpRequest, file_id: str) -> HttpResponse:
-        row = get_visible_file(self.principal, file_id)
+        row = files.find_visible_file(self.principal, file_id)
         if not self.principal.may_cancel_or_retry(row):
             raise ApiError("This key sees the files of others, and may not delete them.", "forbidden")
         shown = row.public_id
@@ -68,23 +79,22 @@ class FileView(ApiView):
 class FileContentView(ApiView):
     @batch_operations.get_file_content
     def get(self, request: HttpRequest, file_id: str) -> HttpResponseBase:
-        row = get_visible_file(self.principal, file_id)
-        try:
-            content = StoredFile.storage().open(row.stored_as, "rb")
-        except FileNotFoundError:
-            raise ApiError(
-                f"The content of {row.public_id} is not in the storage any more.", "file_not_found"
-            ) from None
-        return FileResponse(content, content_type="application/octet-stream", headers={"Content-Length": row.size})
+        row = files.find_visible_file(self.principal, file_id)
+        with contextlib.ExitStack() as held:
+            if not held.enter_context(slots.take_slot(self.principal.user_id, DOWNLOAD_S)):
+                raise ApiError(BUSY, "overloaded", retry_after_s=5)
+            content = held.enter_context(files.open_content(row))
+            connections.release_connection()  # a client may read slowly
+            sent = SentFile(content, row.name, held.pop_all())
+        return FileResponse(sent, content_type="application/octet-stream", headers={"Content-Length": row.size})
 
 
-def get_visible_file(principal: Principal, file_id: str) -> StoredFile:
-    """Return the file with this id, if the principal may see it.
+class SentFile(File):  # type: ignore[type-arg]  # not generic at run time
+    """A file that is sent to a client. Its request keeps a slot until it is closed, as it holds a thread."""
 
-    Raises `ApiError`, the same for a file of another owner as for none.
-    """
-    key = read_public_id(file_id, "file-")
-    row = key and files.find_file(key)
-    if not row or not principal.may_see(row):
-        raise ApiError(f"No such File object: {file_id[:100]}", "file_not_found")
-    return row
+    def __init__(self, content: IO[bytes], name: str, held: contextlib.ExitStack) -> None:
+        super().__init__(content, name)
+        self._held = held
+
+    def close(self) -> None:
+        self._held.close()
