@@ -18,7 +18,7 @@ MARKDOWN = ("*.md", "docs/*.md", "docs/[!._]*/**/*.md")  # not docs/.venv and do
 PAGES = "\n".join(page.read_text() for pattern in MARKDOWN for page in ROOT.glob(pattern))
 SETTINGS = (ROOT / "docs" / "reference" / "settings.md").read_text()
 MODULE = re.compile(r"\b(?:tests|benchmarks)(?:\.(?!md\b|json\b|svg\b)\w+)+")
-READS = re.compile(r"""(?:os\.environ(?:\.get\(|\[)|env\.[a-z]+\()\s*"([A-Z_]+)\"""")
+READS = re.compile(r"""(?:os\.environ(?:\.get\(|\[)|env\.[a-z_]+\()\s*"([A-Z_]+)\"""")
 NOT_SETTINGS = re.compile(r"INFERENCE_|CUDA_VISIBLE_DEVICES|TOKENIZERS_|PYTORCH_|OMP_NUM_|FAILPOINT|HF_")
 
 
