@@ -69,6 +69,13 @@ class Limits:
     max_wait_s: float = 0.0
 
 
+class ShortCalls(NamedTuple):
+    """The limit on calls of jobs that can wait, while other jobs arrive which should not wait for a long call."""
+
+    priority: int  # of the jobs that can wait; larger numbers can wait, too
+    most_s: float
+
+
 class BatchQueue:
     """The waiting items of one model. It is not thread-safe: the worker's event loop owns it.
 
@@ -202,23 +209,46 @@ class BatchQueue:
         most = self.limits.max_batch_size
         return self.costs.predict_s(most, min(item.length, self.cut_at)) / most * item.size
 
-    def take_batch(self, now_s: float, *, priority: int | None = None, most_s: float = math.inf) -> list[Item]:
+    def take_batch(
+        self, now_s: float, *, priority: int | None = None, most_s: float = math.inf, short: ShortCalls | None = None
+    ) -> list[Item]:
         """Form the next batch, take it out and return it.
 
         It holds the first item of the highest priority, or of `priority` if items of that priority wait. The list is
         empty if no item waits, or if the batch is expected to take longer than `most_s` when it follows other calls.
+        With `short`, it has no more items that can wait than fit into a short call.
         """
         self._move_expired(now_s)
         if not now_s < self._lowered_until_s <= now_s + MEMORY_S:  # the time is over, or the clock was set back
             self.max_tokens, self._lowered_until_s = self.limits.max_batch_tokens, math.inf
         if not self._numbers:
             return []
-        batch = sorted(self._form(self.first_item(priority) or self._head(), now_s), key=self._rank)
+        head = self.first_item(priority) or self._head()
+        batch = sorted(self._form(head, now_s), key=self._rank)
+        if short:
+            batch = self._shorten(batch, head, short)
         if most_s < math.inf and self.predict_following_s(batch) > most_s:
             return []
         for item in batch:
             self.remove(item.id)
         return batch
+
+    def _shorten(self, batch: list[Item], head: Item, short: ShortCalls) -> list[Item]:
+        """Return the head and the items that cannot wait, with as many others as leave the call short.
+
+        Where it is longer without others already, they join only if they make it no longer.
+        """
+        taken = [item for item in batch if item.priority < short.priority or item is head]
+        others = [item for item in batch if item.priority >= short.priority and item is not head]
+        most_s = max(short.most_s, self.predict_following_s(taken))
+        low, high = 0, len(others)  # with the first `low` of the others the call is short
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self.predict_following_s(taken + others[:middle]) <= most_s:
+                low = middle
+            else:
+                high = middle - 1
+        return sorted(taken + others[:low], key=self._rank)
 
     def take_next_items(
         self, now_s: float, room: Room, *, priority: int | None = None, most: int | None = None

@@ -1,6 +1,7 @@
 """The jobs that a worker holds: in the queue of their model, in a part that runs again or alone, or running."""
 
 import math
+import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence, Set
 from typing import Any, NamedTuple
@@ -8,7 +9,7 @@ from uuid import UUID
 
 from inference import clock, errors
 from inference.batching.costs import CostModel
-from inference.batching.queue import BatchQueue, Item, Limits
+from inference.batching.queue import BatchQueue, Item, Limits, ShortCalls
 from inference.batching.room import Room
 from inference.batching.shares import OwnerShares, PriorityShares
 from inference.catalog.specs import Catalog, ModelSpec
@@ -19,6 +20,8 @@ from inference.worker.scheduling.isolation import Isolation, RetryGroup
 
 TOGETHER_S, HURRIED_S = 0.05, 0.01  # engine time of one batch call; the second where a client waits for each job
 MOST_TOGETHER = 480  # jobs of one batch call: an SQL statement takes 500
+SHORT_S = 0.02  # engine time of a call of jobs that can wait, while a client waits for others
+ARRIVED_S = 2.0  # clients are taken to wait for so long after the last job of a higher priority has arrived
 PATIENT = int(Priority.LOW)  # and larger numbers: no client waits for each of these jobs
 SET_BACK_S = 1.0  # a clock set back by more makes jobs seem to arrive in the future
 GONE_WEIGHT = 0.05  # weight of the last batch in the share of jobs that are gone
@@ -48,6 +51,7 @@ class Backlog:
         self.long: set[str] = set()  # models whose engine calls take much longer than the work before and after them
         self._owners: dict[int, OwnerShares] = defaultdict(OwnerShares)  # shares by priority, over all models
         self._priorities = PriorityShares()
+        self._hurried_at = -math.inf  # when the last job came for which a client may wait, by the monotonic clock
         self.gone_share = 0.0  # share of jobs in recent batches that had been run or cancelled before
         # The progress of the queues, by model and priority: the creation time of the newest job that was
         # started, but no later than that of the oldest job that waits here: jobs are taken in their turn.
@@ -88,6 +92,8 @@ class Backlog:
                 known.item = item
                 self.isolation.hold_until_alone(known)
             return
+        if item.priority < PATIENT:
+            self._hurried_at = time.monotonic()
         item = item._replace(
             turn=self._owners[item.priority].assign_turn(item.owner, self.queues[model].estimate_cost_s(item))
         )
@@ -227,7 +233,8 @@ class Backlog:
             took_s += last_s
             if jobs + min(len(last), len(queue)) > most or took_s + last_s > limit_s:
                 break
-            items = queue.take_batch(clock.earliest_possible_s(), most_s=min(each_s, limit_s - took_s))
+            most_s = min(each_s, limit_s - took_s)
+            items = queue.take_batch(clock.earliest_possible_s(), most_s=most_s, short=self._short_calls())
             if not items:
                 break
             last = self._taken(items[0], items)
@@ -241,7 +248,8 @@ class Backlog:
         together: then all of them but the first are answered sooner.
         """
         if all(held.item.priority >= PATIENT for held in first):
-            return TOGETHER_S, TOGETHER_S
+            short = self._short_calls()
+            return (short.most_s, short.most_s) if short else (TOGETHER_S, TOGETHER_S)
         each_s = queue.costs.predict_overhead_s(len(first))
         return HURRIED_S if queue.predict_following_s([held.item for held in first]) <= each_s else 0.0, each_s
 
@@ -293,7 +301,7 @@ class Backlog:
         for turn in self._turns(now, without):
             if self.replicas.generates_by_steps(turn.model):
                 return None
-            if items := turn.queue.take_batch(now, priority=turn.priority):
+            if items := turn.queue.take_batch(now, priority=turn.priority, short=self._short_calls()):
                 return self._taken(turn, items)
         return None
 
@@ -301,11 +309,16 @@ class Backlog:
         """Take the items of a turn's batch out of its queue. The list is empty if all that was due has expired."""
         queue = turn.queue
         if not self.replicas.generates_by_steps(turn.model):
-            return queue.take_batch(now, priority=turn.priority)
+            return queue.take_batch(now, priority=turn.priority, short=self._short_calls())
         limits = queue.limits
         share = math.ceil(len(queue) / max(1, idle))
         room = Room(rows=limits.max_batch_size, tokens=limits.max_batch_tokens, longest=int(queue.padded))
         return queue.take_next_items(now, room, priority=turn.priority, most=share)
+
+    def _short_calls(self) -> ShortCalls | None:
+        """Return the limit on calls of jobs that can wait, or None while no client waits for other jobs."""
+        is_hurried = time.monotonic() < self._hurried_at + ARRIVED_S
+        return ShortCalls(PATIENT, SHORT_S) if is_hurried else None
 
     def _taken(self, turn: Turn | Item, items: Sequence[Item]) -> list[HeldJob]:
         """Return the jobs of a batch that goes now, and note that its owner and its priority had their turn."""

@@ -16,13 +16,23 @@ from sortedcontainers import SortedList
 
 from benchmarks.simulator.workloads import cpu
 from inference.batching.costs import CostModel
-from inference.batching.queue import AT_ONCE, LARGEST, MEMORY_S, BatchQueue, Item, Limits, check_items
+from inference.batching.queue import (
+    AT_ONCE,
+    LARGEST,
+    MEMORY_S,
+    BatchQueue,
+    Item,
+    Limits,
+    ShortCalls,
+    check_items,
+)
 from inference.batching.room import Room
 from inference.catalog.sizes.lengths import measure_inputs
 from inference.catalog.specs import ModelSpec
 from tests.properties import QUICK
 
 Calls = list[tuple[int, int, float]]  # size, length, seconds
+LOW = 3  # the priority of jobs that can wait
 ROOMY = Limits(max_batch_size=32, max_batch_tokens=8192)
 
 sizes, lengths, priorities, groups = st.integers(1, 5), st.integers(1, 600), st.integers(1, 3), st.sampled_from("ab")
@@ -143,6 +153,21 @@ class BatchTests(TestCase):
             items = [job for job in items if job not in batch]
             highest_left = min((job.priority for job in items), default=9)
             self.assertLessEqual({job.priority for job in batch if job.priority > highest_left}, {batch[0].priority})
+
+    @QUICK
+    @given(queues_of_jobs, measured_calls, st.booleans(), st.floats(1e-4, 1.0), st.sampled_from((None, 1, 2, 3)))
+    def test_jobs_that_can_wait_are_so_many_that_the_call_is_short(
+        self, items: list[Item], calls: Calls, padded: bool, most_s: float, priority: int | None
+    ) -> None:
+        queue, other = (filled(items, costs=learnt(calls), padded=padded) for _ in range(2))
+        head = queue.first_item(priority) or queue.first_item()
+        batch = queue.take_batch(20.0, priority=priority, short=ShortCalls(LOW, most_s))
+        full = other.take_batch(20.0, priority=priority)
+        self.assertEqual([job for job in full if job in batch], batch)
+        first = [job for job in full if job.priority < LOW or job is head]
+        self.assertLessEqual(set(first), set(batch))
+        if len(batch) > len(first):
+            self.assertLessEqual(queue.predict_following_s(batch), max(most_s, queue.predict_following_s(first)))
 
     def test_near_lengths_share_a_batch_and_far_ones_do_not(self) -> None:
         batch = filled(item(str(n), length=length) for n, length in enumerate([10, 500, 12, 11, 480])).take_batch(0.0)
