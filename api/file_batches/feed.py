@@ -73,7 +73,7 @@ class BatchFeed:
         `FileNotFoundError` if lines of the file are missing.
         """
         room = MOST_WAITING - Job.objects.filter(bulk=batch.id, status__in=WAITING).count()
-        lines = self._read(batch, min(room, self._most))
+        lines = self._read(batch, max(0, min(room, self._most)))
         if not lines and room > 0:
             raise FileNotFoundError(batch.public_id)  # the storage has lost its end
         if not lines:
