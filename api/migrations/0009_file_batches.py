@@ -31,6 +31,11 @@ class Migration(migrations.Migration):
             ],
             options={
                 'verbose_name': 'file',
+                'indexes': [
+                    models.Index(fields=['owner', '-id'], name='file_by_owner'),
+                    models.Index(condition=models.Q(('state', 'stored'), _negated=True), fields=['state', 'id'], name='file_unfinished'),
+                    models.Index(condition=models.Q(('expires_at__isnull', False)), fields=['expires_at'], name='file_expiring'),
+                ],
                 'ordering': ['-id'],
             },
         ),
@@ -68,28 +73,12 @@ class Migration(migrations.Migration):
             ],
             options={
                 'verbose_name': 'file batch',
+                'indexes': [
+                    models.Index(fields=['owner', '-id'], name='file_batch_by_owner'),
+                    models.Index(condition=models.Q(('status__in', ['validating', 'in_progress', 'finalizing', 'cancelling'])), fields=['id'], name='file_batch_unfinished'),
+                ],
                 'verbose_name_plural': 'file batches',
                 'ordering': ['-id'],
             },
-        ),
-        migrations.AddIndex(
-            model_name='storedfile',
-            index=models.Index(fields=['owner', '-id'], name='file_by_owner'),
-        ),
-        migrations.AddIndex(
-            model_name='storedfile',
-            index=models.Index(condition=models.Q(('state', 'stored'), _negated=True), fields=['state', 'id'], name='file_unfinished'),
-        ),
-        migrations.AddIndex(
-            model_name='storedfile',
-            index=models.Index(condition=models.Q(('expires_at__isnull', False)), fields=['expires_at'], name='file_expiring'),
-        ),
-        migrations.AddIndex(
-            model_name='filebatch',
-            index=models.Index(fields=['owner', '-id'], name='file_batch_by_owner'),
-        ),
-        migrations.AddIndex(
-            model_name='filebatch',
-            index=models.Index(condition=models.Q(('status__in', ['validating', 'in_progress', 'finalizing', 'cancelling'])), fields=['id'], name='file_batch_unfinished'),
         ),
     ]

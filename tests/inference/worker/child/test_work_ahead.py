@@ -257,7 +257,7 @@ class LineTests(TestCase):
         for number, stage in enumerate(("claim_jobs", "record_outcomes"), 1):
             with self.subTest(stage), patch.object(BatchRun, stage, side_effect=KeyError(object())):
                 self.give(number)
-                if stage == "record":
+                if stage == "record_outcomes":
                     self.engine.turns.put(None)
                 self.until_answered(*range(1, number + 1))
                 self.assertIsInstance(self.failure_of(number), RemoteError)
