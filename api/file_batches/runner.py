@@ -27,6 +27,7 @@ from api.file_batches.files import find_file, open_content, remove_old_files
 from api.file_batches.results import Results, store_results, write_results
 from api.file_batches.validation import check_file
 from api.models import UNFINISHED, BatchStatus, FileBatch, FileState, StoredFile
+from inference import row_locks
 from inference.errors import InferenceError, UnknownModel
 from inference.failures import is_away
 from inference.models import WAITING, Bulk, Job, Status
@@ -229,7 +230,7 @@ class BatchRunner:
             if not FileBatch.objects.filter(pk=batch.pk, status=batch.status).update(ended_at=Now(), **changes):
                 raise Overtaken
             files = [file.pk for name in ("output_file", "error_file") if (file := changes.get(name))]
-            StoredFile.objects.filter(pk__in=files).update(state=FileState.STORED)
+            row_locks.update_rows(StoredFile.objects.filter(pk__in=files), state=FileState.STORED)
             Bulk.objects.filter(pk=batch.pk).update(is_open=False)
         logger.info("batch=%s %s", batch.public_id, changes["status"])
 

@@ -148,7 +148,7 @@ class TestLines(TestCase):
         for line in lines:
             self.assertIsNotNone(datetime.fromisoformat(line["time"]).tzinfo)
             self.assertLessEqual({"level", "logger", "message"}, line.keys())
-        self.assertEqual({line["program"] for line in lines}, {"up", "broker", "web", "worker", "webhooks"})
+        self.assertEqual({line["program"] for line in lines}, {"up", "broker", "web", "worker", "batches", "webhooks"})
         as_text = [line for line in lines if line["logger"] == line["program"]]  # what was no JSON, and the launcher's
         self.assertLessEqual({line["program"] for line in as_text}, {"up", "broker"}, as_text)
         for how, job in (*client.failing.items(), ("", client.good)):
