@@ -6,14 +6,11 @@ Both are written to the disk at first, and to the storage once they are complete
 from __future__ import annotations
 
 import contextlib
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import IO, Any
 from uuid import UUID
 
-from django.conf import settings
 from django.core.files.base import File
 
 from api import codec
@@ -22,6 +19,7 @@ from api.file_batches.endpoints import ENDPOINTS, Endpoint
 from api.file_batches.files import begin_file, write_content
 from api.file_batches.lines import Line, RequestLine, read_lines
 from api.models import BatchStatus, FileBatch, FilePurpose, StoredFile
+from api.requests.file_form import open_temporary_file
 from inference.errors import InferenceError
 from inference.fields.ids import new_job_id
 from inference.models import Job, Status
@@ -62,7 +60,7 @@ class Results:
 
 def write_results(batch: FileBatch, file: IO[bytes], keep_on: Callable[[], None]) -> Results:
     """Write a line for each line of a batch's file. `keep_on` is called now and then, and may raise to end it."""
-    results = Results(_open_temporary(), _open_temporary())
+    results = Results(open_temporary_file(), open_temporary_file())
     ids = dict(Job.objects.filter(bulk=batch.id).order_by().values_list("bulk_index", "pk"))
     try:
         for chunk in _split_into_pages(read_lines(file)):
@@ -86,12 +84,6 @@ def store_results(batch: FileBatch, written: IO[bytes], kind: str) -> StoredFile
     )  # fmt: skip
     write_content(row, File(written), size)
     return row
-
-
-def _open_temporary() -> IO[bytes]:
-    folder = Path(settings.FILES_DIR)
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return tempfile.TemporaryFile(dir=folder)  # its reader closes it
 
 
 def _split_into_pages(lines: Iterable[Line]) -> Iterator[list[Line]]:

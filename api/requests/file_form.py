@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import IO, Any, cast
 
 from django.conf import settings
 from django.core.exceptions import SuspiciousOperation
@@ -30,16 +30,21 @@ class FileForm:
     file: UploadedFile[Any]
 
 
+def open_temporary_file() -> IO[bytes]:
+    """Open a file without a name, which is gone with the process. Raises `OSError`."""
+    folder = Path(settings.FILES_DIR)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return tempfile.TemporaryFile(dir=folder)  # who opens it closes it
+
+
 class TemporaryFileHandler(FileUploadHandler):
     """A handler that writes a file to the disk without a name, so that nothing is left of it if the process dies."""
 
     def new_file(self, *arguments: Any, **named: Any) -> None:
         """Begin a file. Raises `StoreUnavailable` if the disk is full."""
         super().new_file(*arguments, **named)
-        folder = Path(settings.FILES_DIR)
         try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - the request closes it
+            self._file = open_temporary_file()
         except OSError as error:
             raise StoreUnavailable(NO_ROOM, retry_after_s=60) from error
 
