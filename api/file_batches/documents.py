@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+from collections.abc import Sequence
 from typing import Any
 from uuid import UUID
 
@@ -26,8 +27,18 @@ def make_file_document(row: StoredFile) -> dict[str, Any]:
     }
 
 
+def make_batch_documents(rows: Sequence[FileBatch]) -> list[dict[str, Any]]:
+    """Make the documents of several batches, whose lines are counted by one query."""
+    counts = count_lines(rows)
+    return [_make_batch_document(row, *counts[row.id]) for row in rows]
+
+
 def make_batch_document(row: FileBatch) -> dict[str, Any]:
-    completed, failed = count_lines(row)
+    [document] = make_batch_documents([row])
+    return document
+
+
+def _make_batch_document(row: FileBatch, completed: int, failed: int) -> dict[str, Any]:
     return {
         "id": row.public_id,
         "object": "batch",
@@ -54,13 +65,17 @@ def make_batch_document(row: FileBatch) -> dict[str, Any]:
     }
 
 
-def count_lines(row: FileBatch) -> tuple[int, int]:
-    """Return how many lines have an answer, and how many have failed."""
-    if row.is_finished or row.in_progress_at is None:
-        return row.completed, row.failed
-    jobs = Job.objects.filter(bulk=row.id, status__in=(Status.SUCCEEDED, Status.FAILED)).order_by()
-    counts = dict(jobs.values_list("status").annotate(Count("pk")))
-    return counts.get(Status.SUCCEEDED, 0), counts.get(Status.FAILED, 0)
+def count_lines(rows: Sequence[FileBatch]) -> dict[UUID, tuple[int, int]]:
+    """Return by batch how many lines have an answer, and how many have failed."""
+    running = [row.id for row in rows if row.in_progress_at and not row.is_finished]
+    jobs = Job.objects.filter(bulk__in=running, status__in=(Status.SUCCEEDED, Status.FAILED)).order_by()
+    found = {(bulk, status): count for bulk, status, count in jobs.values_list("bulk", "status").annotate(Count("pk"))}
+    return {
+        row.id: (found.get((row.id, Status.SUCCEEDED), 0), found.get((row.id, Status.FAILED), 0))
+        if row.id in running
+        else (row.completed, row.failed)
+        for row in rows
+    }
 
 
 def make_page(key: str, items: list[dict[str, Any]], *, has_more: bool) -> dict[str, Any]:

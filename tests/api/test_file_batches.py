@@ -543,6 +543,10 @@ class BatchTests(FileBatchCase):
         page = self.client.get("/openai/v1/batches?limit=2").json()
         self.assertEqual(([each["id"] for each in page["data"]], page["has_more"]), (ids[:0:-1], True))
         page = self.client.get(f"/openai/v1/batches?limit=2&after={page['last_id']}").json()
+        for batch_id in ids:
+            self.turn(batch_id)
+        with self.assertNumQueries(2):  # the batches, and their lines
+            self.client.get("/v1/batches")
         self.assertEqual(([each["id"] for each in page["data"]], page["has_more"]), (ids[:1], False))
 
 

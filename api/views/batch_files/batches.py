@@ -8,7 +8,7 @@ from api import codec
 from api.auth import Principal, require_cancel_or_retry
 from api.errors.problems import ApiError
 from api.file_batches.batches import cancel_batch, create_batch, find_batch
-from api.file_batches.documents import make_batch_document, make_page
+from api.file_batches.documents import make_batch_document, make_batch_documents, make_page
 from api.file_batches.endpoints import ENDPOINTS
 from api.models import FileBatch
 from api.openapi import batch_operations
@@ -26,7 +26,7 @@ class BatchesView(ApiView):
         if not self.principal.is_staff:
             visible = visible.filter(owner=self.principal.user)
         found, has_more = read_page(request.GET, visible, "batch_")
-        return codec.make_json_response(make_page("data", list(map(make_batch_document, found)), has_more=has_more))
+        return codec.make_json_response(make_page("data", make_batch_documents(found), has_more=has_more))
 
     @batch_operations.create_batch
     def post(self, request: HttpRequest) -> HttpResponse:
