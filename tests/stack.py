@@ -233,9 +233,9 @@ class Stack:
             raise AssertionError(f"not accepted: {answer.status} {answer.body!r:.500}")
         return UUID(answer.json["id"])
 
-    def submit_together(self, inputs: Iterable[Any], *, model: str = "echo") -> list[UUID]:
+    def submit_together(self, inputs: Iterable[Any], *, model: str = "echo", **fields: Any) -> list[UUID]:
         """Queue jobs at one moment, and return their ids in the order of the inputs."""
-        answer = self.post("/v1/jobs/bulk", {"model": model, "inputs": list(inputs)})
+        answer = self.post("/v1/jobs/bulk", {"model": model, "inputs": list(inputs), **fields})
         if answer.status != 202:
             raise AssertionError(f"not accepted: {answer.status} {answer.body!r:.500}")
         return [UUID(job["id"]) for job in answer.json["jobs"]]

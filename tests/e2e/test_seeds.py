@@ -98,7 +98,7 @@ class SeedsTests(StackCase):
     def test_alone_in_a_batch_in_a_list_and_mapped_an_input_has_the_same_answer(self) -> None:
         for model, inputs in (("fill", MASKED), ("embeddings", TEXTS)):
             alone = [self.call(model, value) for value in inputs]
-            jobs = self.stack.finished(*self.stack.submit_together(inputs * 4, model=model))
+            jobs = self.stack.finished(*self.stack.submit_together(inputs * 4, model=model, priority="normal"))
             together = [job.output for job in jobs]
             largest = self.stack.jobs.filter(model=model, size=1).aggregate(most=Max("batch_size"))["most"]
             self.assertGreater(largest, 1)
