@@ -14,9 +14,9 @@ from django.urls import URLPattern, path, reverse
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
-from api.admin.batch_progress import Progress, list_outcomes, measure_progress
 from api.admin.stored_files import find_by_public_id, link_file
 from api.file_batches.batches import cancel_batch
+from api.file_batches.progress import Progress, list_outcomes, measure_progress
 from api.models import BatchStatus, FileBatch
 from inference.admin.filters import BoundedList, OwnerFilter
 from inference.admin.readonly import ReadOnlyAdmin

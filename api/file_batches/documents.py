@@ -7,10 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 from uuid import UUID
 
-from django.db.models import Count
-
+from api.file_batches.progress import Progress, measure_progress
 from api.models import BatchStatus, FileBatch, StoredFile
-from inference.models import Job, Status
 
 
 def make_file_document(row: StoredFile) -> dict[str, Any]:
@@ -29,8 +27,8 @@ def make_file_document(row: StoredFile) -> dict[str, Any]:
 
 def make_batch_documents(rows: Sequence[FileBatch]) -> list[dict[str, Any]]:
     """Make the documents of several batches, whose lines are counted by one query."""
-    counts = count_lines(rows)
-    return [_make_batch_document(row, *counts[row.id]) for row in rows]
+    progress = measure_progress(rows)
+    return [_make_batch_document(row, progress[row.id]) for row in rows]
 
 
 def make_batch_document(row: FileBatch) -> dict[str, Any]:
@@ -38,7 +36,7 @@ def make_batch_document(row: FileBatch) -> dict[str, Any]:
     return document
 
 
-def _make_batch_document(row: FileBatch, completed: int, failed: int) -> dict[str, Any]:
+def _make_batch_document(row: FileBatch, progress: Progress) -> dict[str, Any]:
     return {
         "id": row.public_id,
         "object": "batch",
@@ -59,22 +57,9 @@ def _make_batch_document(row: FileBatch, completed: int, failed: int) -> dict[st
         "expired_at": _ended_at(row, BatchStatus.EXPIRED),
         "cancelling_at": _seconds(row.cancelling_at),
         "cancelled_at": _ended_at(row, BatchStatus.CANCELLED),
-        "request_counts": {"total": row.total, "completed": completed, "failed": failed},
+        "request_counts": {"total": row.total, "completed": progress.answered, "failed": progress.failed},
         "usage": _usage(row),
         "metadata": row.metadata,
-    }
-
-
-def count_lines(rows: Sequence[FileBatch]) -> dict[UUID, tuple[int, int]]:
-    """Return by batch how many lines have an answer, and how many have failed."""
-    running = [row.id for row in rows if row.in_progress_at and not row.is_finished]
-    jobs = Job.objects.filter(bulk__in=running, status__in=(Status.SUCCEEDED, Status.FAILED)).order_by()
-    found = {(bulk, status): count for bulk, status, count in jobs.values_list("bulk", "status").annotate(Count("pk"))}
-    return {
-        row.id: (found.get((row.id, Status.SUCCEEDED), 0), found.get((row.id, Status.FAILED), 0))
-        if row.id in running
-        else (row.completed, row.failed)
-        for row in rows
     }
 
 
