@@ -136,7 +136,7 @@ class Channel(virtual.Channel):
             return [routing_key]
         return list(self.typeof(exchange).lookup(self.get_table(exchange), exchange, routing_key, None))
 
-    # What kombu documents for virtual channels to implement.
+    # Methods that kombu documents for virtual channels to implement
 
     def _put(self, queue: str, message: Any, **kwargs: Any) -> None:
         key, text = self.prefixed(self.key_for(queue, message)), dumps(message)
@@ -194,7 +194,7 @@ class Channel(virtual.Channel):
     def prepare_queue_arguments(self, arguments: Any, **kwargs: Any) -> Any:
         return to_rabbitmq_queue_arguments(arguments, **kwargs)
 
-    # What a consumer calls.
+    # Methods that a consumer calls
 
     def basic_consume(
         self, queue: str, no_ack: bool, callback: Callable[[Any], None], consumer_tag: str, **kwargs: Any
@@ -264,7 +264,7 @@ class Channel(virtual.Channel):
         self._arrived.clear()
         return unread
 
-    # What the transport calls.
+    # Methods that the transport calls
 
     def begin_turn(self) -> None:
         """Send what is due, and have the connections watched, before the event loop waits."""

@@ -505,14 +505,14 @@ class TransportTests(OnOwnBroker):
 
 
 class StoredTests(OnOwnBroker):
-    """What lies in the server, and what is told in it, is as kombu's own transport leaves it."""
+    """The keys in the server and their values are as kombu's own transport leaves them."""
 
     def setUp(self) -> None:
         super().setUp()
         self.urls = address.stock_kombu_url(self.broker.url), self.url
 
     def stored(self) -> dict[Any, Any]:
-        """What all keys have; of sorted sets without the times."""
+        """Return the values of all keys, and of sorted sets the members without the times."""
         readers: dict[Any, Callable[[Any], Any]] = {
             b"list": lambda key: (self.client.lrange(key, 0, -1), self.client.pttl(key) > 0),
             b"set": self.client.smembers,
