@@ -10,14 +10,13 @@ import datetime
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import IO, Any
 from uuid import UUID, uuid4
 
 from django.db import transaction
-from django.db.models import F, Q
+from django.db.models import Q
 from django.db.models.functions import Now
 
 from api.errors.problems import ApiError
@@ -56,6 +55,7 @@ class Rest:
     until: float = 0.0  # by the monotonic clock
     pause_s: float = 0.0
     seen: Any = None  # its status and lines after the last turn
+    reason: str = ""  # why it waited last
 
 
 class BatchRunner:
@@ -66,7 +66,6 @@ class BatchRunner:
         self._id = uuid4()
         self._rests: dict[UUID, Rest] = {}  # by batch
         self._feeds: dict[UUID, tuple[BatchFeed, IO[bytes]]] = {}  # of batches in progress, with their open files
-        self._waits: dict[UUID, str] = {}  # by batch: why it waited last
         self._swept_at = float("-inf")
 
     def run_round(self) -> bool:
@@ -78,7 +77,6 @@ class BatchRunner:
         found = list(FileBatch.objects.filter(status__in=UNFINISHED).order_by("pk").values_list("pk", flat=True))
         for gone in self._rests.keys() - set(found):
             self._close_feed(gone)
-            self._waits.pop(gone, None)
             del self._rests[gone]
         turns = [self._take_turn_or_rest(batch_id) for batch_id in found if not self._stopping.is_set()]
         return any(turns)
@@ -105,8 +103,6 @@ class BatchRunner:
             self._swept_at = time.monotonic()
 
     def _take_turn(self, batch_id: UUID) -> bool:
-        if _waits_for_jobs(batch_id):
-            return False
         free = Q(lease_until=None) | Q(lease_until__lt=Now()) | Q(lease_until__gt=Now() + 2 * LEASE)  # clock set back
         lease = {"lease_until": Now() + LEASE, "lease_by": self._id}
         if not FileBatch.objects.filter(free, pk=batch_id).update(**lease):
@@ -132,9 +128,10 @@ class BatchRunner:
 
     def _log_wait(self, batch: FileBatch, reason: str) -> None:
         """Log why a batch waits, once for each reason and not in each round."""
-        if self._waits.get(batch.pk) != reason:
+        rest = self._rests[batch.pk]
+        if rest.reason != reason:
             logger.info("batch=%s waits: %s", batch.public_id, reason)
-        self._waits[batch.pk] = reason
+        rest.reason = reason
 
     def _step(self, batch: FileBatch) -> bool:
         match batch.status:
@@ -149,7 +146,7 @@ class BatchRunner:
     def _validate(self, batch: FileBatch) -> bool:
         """Check the file. The batch is then in progress, or has failed."""
         try:
-            with _open_input(batch) as file:
+            with _open(batch) as file:
                 found = check_file(file, batch.endpoint, self._keep_on(batch))
         except FileNotFoundError:
             return self._fail(batch, "input_file_missing", MISSING)
@@ -204,7 +201,7 @@ class BatchRunner:
     def _finish(self, batch: FileBatch) -> bool:
         """Write the files of the answers, and end the batch."""
         try:
-            with _open_input(batch) as file:
+            with _open(batch) as file:
                 results = write_results(batch, file, self._keep_on(batch))
         except FileNotFoundError:
             return self._fail(batch, "input_file_missing", MISSING)
@@ -266,13 +263,6 @@ class BatchRunner:
             opened[1].close()
 
 
-def _waits_for_jobs(batch_id: UUID) -> bool:
-    """Return True if nothing can be done for a batch before some of its jobs end. It is only read to find out."""
-    goes_on = Q(lines_read__lt=F("total")) | Q(expires_at__lte=Now())
-    waits = FileBatch.objects.filter(pk=batch_id, status=BatchStatus.IN_PROGRESS).exclude(goes_on)
-    return waits.exists() and _has_waiting_jobs(batch_id)
-
-
 def _has_waiting_jobs(batch_id: UUID) -> bool:
     return Job.objects.filter(bulk=batch_id, status__in=WAITING).exists()
 
@@ -292,9 +282,3 @@ def _open(batch: FileBatch) -> IO[bytes]:
         return open_content(stored)
     except ApiError:
         raise FileNotFoundError(batch.public_id) from None
-
-
-@contextmanager
-def _open_input(batch: FileBatch) -> Iterator[IO[bytes]]:
-    with _open(batch) as file:
-        yield file
