@@ -239,9 +239,12 @@ def _service_call(*, committed: bool = False) -> Iterator[None]:
         answer = problems.answer_exception(error)
         problem, after = orjson.loads(answer.content), answer.headers.get("Retry-After")
         raise ClientError(
-            problem["detail"], code=problem["code"], passing=problem["code"] in PASSING,
-            retry_after_s=float(after) if after else None, problem=problem,
-        ) from None  # fmt: skip
+            problem["detail"],
+            code=problem["code"],
+            passing=problem["code"] in PASSING,
+            retry_after_s=float(after) if after else None,
+            problem=problem,
+        ) from None
     finally:
         if not was_open and not connection.in_atomic_block:
             connection.close()

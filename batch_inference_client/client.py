@@ -150,9 +150,15 @@ class BaseClient(Retrieval, FileBatches):
         if in_flight < 1:
             raise ClientError("in_flight: must be 1 or more.", code="bad_request")
         return Map(
-            service=self.service, encoded=encoded, terms=terms, name=name or str(uuid.uuid4()), in_flight=in_flight,
-            ordered=ordered, patience_s=self.patience_s, skip=skip,
-        ).batches()  # fmt: skip
+            service=self.service,
+            encoded=encoded,
+            terms=terms,
+            name=name or str(uuid.uuid4()),
+            in_flight=in_flight,
+            ordered=ordered,
+            patience_s=self.patience_s,
+            skip=skip,
+        ).batches()
 
     def cancel(self, id: str) -> Document:
         """Cancel a job, a batch, or all jobs of a bulk that are not finished, and return it. Raises `ClientError`."""

@@ -154,9 +154,12 @@ def map_lines(client: Client, options: argparse.Namespace) -> int:
     failed = 0
     with open_answers_file(options) as (target, written):
         batches = client.map_encoded(
-            encode_lines(source, options.parameters), {"model": options.model, "priority": options.priority},
-            name=name, in_flight=options.in_flight, skip=written,
-        )  # fmt: skip
+            encode_lines(source, options.parameters),
+            {"model": options.model, "priority": options.priority},
+            name=name,
+            in_flight=options.in_flight,
+            skip=written,
+        )
         try:
             with Bar(count_lines(source), shown=True, done=written) as bar:
                 for batch in batches:

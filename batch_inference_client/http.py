@@ -56,9 +56,14 @@ class Http(Service):
             raise ClientError("key: must be 1 to 255 visible ASCII characters, such as a UUID.", code="bad_request")
         prefer = f"{PLAIN}, wait={int(wait_s)}" if wait_s >= 1 else PLAIN
         return self._request(
-            "POST", "/v1/jobs", dumps(job), headers={"Idempotency-Key": key, "Prefer": prefer}, wait_s=wait_s,
-            answer_s=answer_s, members=JOB,
-        )  # fmt: skip
+            "POST",
+            "/v1/jobs",
+            dumps(job),
+            headers={"Idempotency-Key": key, "Prefer": prefer},
+            wait_s=wait_s,
+            answer_s=answer_s,
+            members=JOB,
+        )
 
     def wait(self, ids: Sequence[str], *, wait_s: float) -> Document:
         members = ("items", "missing")
@@ -106,9 +111,14 @@ class Http(Service):
                 "Content-Length": str(len(head) + size + len(tail)),
             }
             return self._request(
-                "POST", "/v1/files", _form_pieces(head, file, size, tail), headers=headers, members=("id", "bytes"),
-                connect_s=STALLED_S, wait_s=STORED_S,
-            )  # fmt: skip
+                "POST",
+                "/v1/files",
+                _form_pieces(head, file, size, tail),
+                headers=headers,
+                members=("id", "bytes"),
+                connect_s=STALLED_S,
+                wait_s=STORED_S,
+            )
 
     def create_batch(self, batch: Mapping[str, Any], *, key: str) -> Document:
         return self._request("POST", "/v1/batches", dumps(batch), headers={"Idempotency-Key": key}, members=BATCH)
@@ -163,9 +173,13 @@ class Http(Service):
         address = f"{self.url}{path}" + (f"?{urlencode(query)}" if query else "")
         with self._translate_errors():
             answer = self._send(
-                method, address, body, headers=headers or {}, read_s=min(wait_s + ANSWER_S, answer_s),
+                method,
+                address,
+                body,
+                headers=headers or {},
+                read_s=min(wait_s + ANSWER_S, answer_s),
                 connect_s=connect_s,
-            )  # fmt: skip
+            )
             document = _loads(answer.read())
         if answer.status in taken and isinstance(document, dict) and document.keys() >= set(members):
             pause_s = _retry_after_s(answer) if path == "/v1/jobs/wait" else None

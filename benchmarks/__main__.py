@@ -46,18 +46,29 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="make bench --", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--quick", action="store_true",
-                        help=f"one short round, 32 clients, no {OURS_UNBATCHED}, one worker a core")  # fmt: skip
-    parser.add_argument("--only", type=names_of(EVERY_SYSTEM, "system"), metavar="NAMES",
-                        help=f"systems: {', '.join(EVERY_SYSTEM)}")  # fmt: skip
-    parser.add_argument("--workload", type=names_of(EVERY_WORKLOAD, "workload"), default=tuple(EVERY_WORKLOAD),
-                        metavar="NAMES", help=f"workloads: {', '.join(EVERY_WORKLOAD)}")  # fmt: skip
+    parser.add_argument(
+        "--quick", action="store_true", help=f"one short round, 32 clients, no {OURS_UNBATCHED}, one worker a core"
+    )
+    parser.add_argument(
+        "--only", type=names_of(EVERY_SYSTEM, "system"), metavar="NAMES", help=f"systems: {', '.join(EVERY_SYSTEM)}"
+    )
+    parser.add_argument(
+        "--workload",
+        type=names_of(EVERY_WORKLOAD, "workload"),
+        default=tuple(EVERY_WORKLOAD),
+        metavar="NAMES",
+        help=f"workloads: {', '.join(EVERY_WORKLOAD)}",
+    )
     parser.add_argument("--workers", type=int, help="of each system, with a thread each (default: what is best for it)")
     parser.add_argument(
         "--clients", type=numbers, help="in closed loop (default 1,32,128, generation 16,64; quick: 32, 16)"
     )
-    parser.add_argument("--poisson", type=numbers, metavar="PERCENT",
-                        help="random arrivals, in %% of the rate at 32 clients (default 50,80; 0: none)")  # fmt: skip
+    parser.add_argument(
+        "--poisson",
+        type=numbers,
+        metavar="PERCENT",
+        help="random arrivals, in %% of the rate at 32 clients (default 50,80; 0: none)",
+    )
     parser.add_argument("--rounds", type=int, help="default 3; quick: 1")
     parser.add_argument("--seconds", type=float, help="length of a window (default 8, of generation 30; quick: 2, 15)")
     parser.add_argument("--publish", action="store_true", help="write the figures, the plot and the JSON into docs/")
@@ -81,12 +92,14 @@ def make_plan(options: argparse.Namespace) -> Plan:
     if options.workers:
         tried = (Variant(workers=options.workers, threads=1),)
     return Plan(
-        rounds=options.rounds or rounds, seconds=options.seconds or seconds,
+        rounds=options.rounds or rounds,
+        seconds=options.seconds or seconds,
         workloads=workload_names,
-        systems=tuple(name for name in options.only or systems if name in SYSTEMS), variants=tried,
+        systems=tuple(name for name in options.only or systems if name in SYSTEMS),
+        variants=tried,
         offline_sizes=(4, 8, 32) if options.quick else offline.BATCH_SIZES,
         loads=(*(Load(clients=count) for count in clients), *(Load(share=share / 100) for share in shares)),
-    )  # fmt: skip
+    )
 
 
 def main() -> None:

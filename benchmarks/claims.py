@@ -71,8 +71,9 @@ def claims_of(results: Results, workload: str, load: str, ours: Row, rows: dict[
     if load == "1 client":
         bare_ms = matching(results, workload, ours.variant).bare_ms
         aim = 0 if workload == "short" else 6
-        yield Claim(what=f"{where}: over the bare pipeline", measured=ours.p50_ms - bare_ms, aim=aim, unit="ms",
-                    at_most=True)  # fmt: skip
+        yield Claim(
+            what=f"{where}: over the bare pipeline", measured=ours.p50_ms - bare_ms, aim=aim, unit="ms", at_most=True
+        )
     if load == "32 clients":
         yield from claims_at_32(results, workload, where, ours, rows)
 
@@ -100,8 +101,9 @@ def claims_at_32(results: Results, workload: str, where: str, ours: Row, rows: d
         yield from claims_of_bfloat16(workload, where, short, ours, rows)
     if workload == "tiny":
         engine = engine_ms(matching(results, workload, ours.variant), ours.mean_batch)
-        yield Claim(what=f"{where}: CPU outside the engine", measured=ours.cpu_ms - engine, aim=1.2, unit="ms",
-                    at_most=True)  # fmt: skip
+        yield Claim(
+            what=f"{where}: CPU outside the engine", measured=ours.cpu_ms - engine, aim=1.2, unit="ms", at_most=True
+        )
 
 
 def claims_of_bfloat16(workload: str, where: str, short: Row, ours: Row, rows: dict[str, Row]) -> Iterator[Claim]:

@@ -143,10 +143,15 @@ class Run:
         latencies = sorted(latency for _, latency in window) or [float("nan")]
         rate = slope([when for when, _ in window]) if len(window) >= wanted > 0 else len(window) / took_s
         return Sample(
-            answers=len(window), rate=rate, p50_ms=quantile(latencies, 0.5) * 1000,
-            p99_ms=quantile(latencies, 0.99) * 1000, cpu_ms=cpu_s / took_s / rate * 1000 if rate else float("nan"),
-            wrong=self.wrong, unanswered=self.under_way, generator_share=own_s / took_s,
-        )  # fmt: skip
+            answers=len(window),
+            rate=rate,
+            p50_ms=quantile(latencies, 0.5) * 1000,
+            p99_ms=quantile(latencies, 0.99) * 1000,
+            cpu_ms=cpu_s / took_s / rate * 1000 if rate else float("nan"),
+            wrong=self.wrong,
+            unanswered=self.under_way,
+            generator_share=own_s / took_s,
+        )
 
     async def drain(self) -> int:
         """How many requests are never answered."""

@@ -70,9 +70,14 @@ class Worker:
 @contextlib.contextmanager
 def workers(workload: Workload, variant: Variant) -> Iterator[list[Worker]]:
     setting = Setting(
-        task=workload.task, folder=str(workload.model_folder), workers=variant.workers, threads=variant.threads,
-        max_batch_size=max(BATCH_SIZES), port=0, broker_port=0,
-    )  # fmt: skip
+        task=workload.task,
+        folder=str(workload.model_folder),
+        workers=variant.workers,
+        threads=variant.threads,
+        max_batch_size=max(BATCH_SIZES),
+        port=0,
+        broker_port=0,
+    )
     started = [Worker(workload, setting, number) for number in range(variant.workers)]
     try:
         for worker in started:

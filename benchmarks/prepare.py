@@ -54,9 +54,14 @@ def make(workload: Workload) -> None:
 
 def write_answers(workload: Workload) -> None:
     setting = Setting(
-        task=workload.task, folder=str(workload.model_folder), workers=1, threads=2, max_batch_size=1, port=0,
+        task=workload.task,
+        folder=str(workload.model_folder),
+        workers=1,
+        threads=2,
+        max_batch_size=1,
+        port=0,
         broker_port=0,
-    )  # fmt: skip
+    )
     pipeline = Pipeline(setting)
     answers = [essence(pipeline([text])) for text in workload.texts()]
     partial: Path = workload.answers_file.with_suffix(".partial")

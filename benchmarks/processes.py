@@ -113,9 +113,14 @@ def running(commands: Sequence[Command], environment: Mapping[str, str], log: Pa
         with log.open("w") as output:
             for command in commands:
                 process = subprocess.Popen(
-                    command, env={**os.environ, **environment}, cwd=folder, stdin=subprocess.DEVNULL,
-                    stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
-                )  # fmt: skip
+                    command,
+                    env={**os.environ, **environment},
+                    cwd=folder,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
                 programs.started.append(process)
         yield programs
     finally:
@@ -162,6 +167,12 @@ def talking(command: Command, environment: Mapping[str, str], log: Path, folder:
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("w") as errors:
         return subprocess.Popen(
-            command, env={**os.environ, **environment}, cwd=folder, text=True, stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE, stderr=errors, start_new_session=True,
-        )  # fmt: skip
+            command,
+            env={**os.environ, **environment},
+            cwd=folder,
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            start_new_session=True,
+        )

@@ -93,10 +93,14 @@ def row(measurements: list[Measurement]) -> Row:
 
     batches = [m.mean_batch for m in measurements if m.mean_batch]
     return Row(
-        system=measurements[0].system, variant=measurements[0].variant,
-        rate=median(lambda m: m.sample.rate), p50_ms=median(lambda m: m.sample.p50_ms),
-        p99_ms=median(lambda m: m.sample.p99_ms), cpu_ms=median(lambda m: m.sample.cpu_ms),
-        resident_mib=median(lambda m: m.resident_mib), mean_batch=statistics.median(batches) if batches else None,
+        system=measurements[0].system,
+        variant=measurements[0].variant,
+        rate=median(lambda m: m.sample.rate),
+        p50_ms=median(lambda m: m.sample.p50_ms),
+        p99_ms=median(lambda m: m.sample.p99_ms),
+        cpu_ms=median(lambda m: m.sample.cpu_ms),
+        resident_mib=median(lambda m: m.resident_mib),
+        mean_batch=statistics.median(batches) if batches else None,
         wrong=sum(m.sample.wrong + m.sample.unanswered for m in measurements),
         generator_share=median(lambda m: m.sample.generator_share),
-    )  # fmt: skip
+    )

@@ -113,11 +113,16 @@ class Bench:
             self.capacity[system, workload.name] = sample.rate
         self.results.measurements.append(
             Measurement(
-                workload=workload.name, system=system, load=str(load), round=number, variant=str(variant),
-                sample=sample, resident_mib=processes.resident_bytes() / 2**20,
+                workload=workload.name,
+                system=system,
+                load=str(load),
+                round=number,
+                variant=str(variant),
+                sample=sample,
+                resident_mib=processes.resident_bytes() / 2**20,
                 mean_batch=service.mean_batch(served.data, since) if served.data else None,
             )
-        )  # fmt: skip
+        )
 
     def sample(self, system: str, workload: Workload, load: Load, target: Target, first: int) -> Sample:
         if load.clients:

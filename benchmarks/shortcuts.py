@@ -47,12 +47,13 @@ def cases() -> list[Case]:
     workloads.prepare(WORKLOADS.values())
     of_workloads = [
         Case(
-            workload.title, PipelineEngine,
+            workload.title,
+            PipelineEngine,
             ModelSpec(name=workload.name, task=workload.task, model=str(workload.model_folder), dtype="float32"),
             workload.texts(),
         )
         for workload in WORKLOADS.values()
-    ]  # fmt: skip
+    ]
     folder = str(workloads.weights_folder())
     spec = ModelSpec(name="embeddings", task="feature-extraction", model=folder, max_length=256)
     return [

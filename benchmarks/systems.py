@@ -242,10 +242,15 @@ def serving(name: str, workload: Workload, variant: Variant) -> Iterator[Serving
     """A started and idle system, until the end of the block."""
     system = SYSTEMS[name]
     setting = Setting(
-        task=workload.task, folder=str(workload.model_folder), workers=variant.workers, threads=variant.threads,
-        max_batch_size=MAX_BATCH_SIZE, port=processes.free_port(), broker_port=processes.free_port(),
+        task=workload.task,
+        folder=str(workload.model_folder),
+        workers=variant.workers,
+        threads=variant.threads,
+        max_batch_size=MAX_BATCH_SIZE,
+        port=processes.free_port(),
+        broker_port=processes.free_port(),
         precision=system.precision,
-    )  # fmt: skip
+    )
     answers, texts = workload.answers(), workload.texts()
     requests = [request(setting.port, system.path(workload), {"inputs": text}) for text in texts]
     with system.programs(setting, workload, FOLDER / "logs" / f"{name}-{workload.name}.log") as programs:

@@ -12,8 +12,11 @@ from pathlib import Path
 
 def machine() -> dict[str, str]:
     cores = len(os.sched_getaffinity(0))
-    names = [line.partition(":")[2].strip() for line in Path("/proc/cpuinfo").read_text().splitlines()
-             if line.startswith("model name")]  # fmt: skip
+    names = [
+        line.partition(":")[2].strip()
+        for line in Path("/proc/cpuinfo").read_text().splitlines()
+        if line.startswith("model name")
+    ]
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     return {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
@@ -27,10 +30,12 @@ def machine() -> dict[str, str]:
 def aligned(lines: Sequence[Sequence[str]]) -> str:
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join(
-        "  ".join(cell.rjust(width) if index else cell.ljust(width)
-                  for index, (cell, width) in enumerate(zip(line, widths, strict=True))).rstrip()
+        "  ".join(
+            cell.rjust(width) if index else cell.ljust(width)
+            for index, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
         for line in lines
-    )  # fmt: skip
+    )
 
 
 def markdown_table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> list[str]:

@@ -35,9 +35,16 @@ Costs = tuple[float, float]  # ms of CPU a message: this process, the server
 
 def job_message() -> JobMessage:
     return JobMessage(
-        job_id=str(uuid4()), model="benchmark", queue=QUEUE, group="a1b2c3d4", size=1, length=17, priority=2,
-        created_at=time.time(), expires_at=None,
-    )  # fmt: skip
+        job_id=str(uuid4()),
+        model="benchmark",
+        queue=QUEUE,
+        group="a1b2c3d4",
+        size=1,
+        length=17,
+        priority=2,
+        created_at=time.time(),
+        expires_at=None,
+    )
 
 
 @contextmanager
@@ -73,9 +80,14 @@ class Bench:
             for _ in range(self.messages):
                 message = job_message()
                 app.send_task(
-                    TASK, [message.job_id], message.hints, task_id=message.job_id, queue=QUEUE, priority=2,
+                    TASK,
+                    [message.job_id],
+                    message.hints,
+                    task_id=message.job_id,
+                    queue=QUEUE,
+                    priority=2,
                     ignore_result=True,
-                )  # fmt: skip
+                )
 
     def send(self, at_once: int) -> None:
         from inference.broker import publisher

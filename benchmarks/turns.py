@@ -62,10 +62,15 @@ def lines(options: argparse.Namespace) -> Iterator[dict[str, object]]:
             for name, rules in POLICIES.items():
                 found = run(traffic, room=options.fit, load_s=options.load_s, call_s=options.call_s, rules=rules)
                 yield {
-                    "jobs_per_s": rate, "popularity": popularity, "policy": name, "loads": len(found.loads),
-                    "mean_s": round(found.mean_wait_s, 1), "p99_s": round(found.p99_wait_s, 1),
-                    "max_s": round(max(found.waits_s), 1), "done_s": round(found.ended_s),
-                }  # fmt: skip
+                    "jobs_per_s": rate,
+                    "popularity": popularity,
+                    "policy": name,
+                    "loads": len(found.loads),
+                    "mean_s": round(found.mean_wait_s, 1),
+                    "p99_s": round(found.p99_wait_s, 1),
+                    "max_s": round(max(found.waits_s), 1),
+                    "done_s": round(found.ended_s),
+                }
 
 
 def parser() -> argparse.ArgumentParser:

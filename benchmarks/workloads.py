@@ -60,23 +60,39 @@ WORKLOADS = {
     workload.name: workload
     for workload in (
         Workload(
-            name="tiny", title="tiny model (2 layers of 128), 12 words",
-            model="tiny", task="text-classification", words=12, pool=512,
+            name="tiny",
+            title="tiny model (2 layers of 128), 12 words",
+            model="tiny",
+            task="text-classification",
+            words=12,
+            pool=512,
         ),
         Workload(
-            name="short", title="MiniLM, 12 words",
-            model="minilm", task="text-classification", words=12, pool=256,
+            name="short",
+            title="MiniLM, 12 words",
+            model="minilm",
+            task="text-classification",
+            words=12,
+            pool=256,
         ),
         Workload(
-            name="mixed", title="MiniLM, mixed lengths (3 to 300 words)",
-            model="minilm", task="text-classification", words=None, pool=256,
+            name="mixed",
+            title="MiniLM, mixed lengths (3 to 300 words)",
+            model="minilm",
+            task="text-classification",
+            words=None,
+            pool=256,
         ),
         Workload(
-            name="fill", title="BERT-base fill-mask, 12 words",
-            model="bert-base", task="fill-mask", words=12, pool=64,
+            name="fill",
+            title="BERT-base fill-mask, 12 words",
+            model="bert-base",
+            task="fill-mask",
+            words=12,
+            pool=64,
         ),
     )
-}  # fmt: skip
+}
 
 
 def prepare(workloads: Iterable[Workload]) -> None:

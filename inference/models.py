@@ -157,9 +157,12 @@ class Job(models.Model):
         settings.AUTH_USER_MODEL, null=True, default=None, on_delete=models.SET(former_user), db_index=False
     )
     key_start = models.CharField(
-        max_length=12, null=True, default=None, editable=False,
+        max_length=12,
+        null=True,
+        default=None,
+        editable=False,
         help_text="The first characters of the API key of the request. They stay when the key is deleted.",
-    )  # fmt: skip
+    )
     idempotency_key = models.CharField(
         max_length=300, null=True, default=None, help_text="OWNER:KEY. Each has one job."
     )
@@ -173,13 +176,18 @@ class Job(models.Model):
         help_text="The path of the API that received the request.",
     )
     traceparent = models.CharField(
-        max_length=55, null=True, default=None, editable=False,
+        max_length=55,
+        null=True,
+        default=None,
+        editable=False,
         help_text="The traceparent of the request, if traces are on.",
-    )  # fmt: skip
+    )
     reader = models.UUIDField(
-        null=True, default=None, editable=False,
+        null=True,
+        default=None,
+        editable=False,
         help_text="The last stream whose client wants the job cancelled when it disconnects.",
-    )  # fmt: skip
+    )
     bulk = models.ForeignKey(Bulk, null=True, default=None, on_delete=models.CASCADE, db_index=False)
     bulk_index = models.PositiveIntegerField(null=True, default=None, help_text="The index of the input in the bulk.")
 
@@ -291,9 +299,10 @@ class Worker(models.Model):
         default=dict, help_text='By index: {"pid", "device", "models": {name: "ready" or why not}}.'
     )
     catalog = models.JSONField(
-        default=dict, null=True,
+        default=dict,
+        null=True,
         help_text="The catalog that the worker has read: its digest, its problem if it is refused, and each model.",
-    )  # fmt: skip
+    )
     error = models.TextField(blank=True, default="", help_text="Which models it cannot serve, and why.")
     connected = models.BooleanField(
         default=True, db_default=True, help_text="True while the worker is connected to the broker."
@@ -309,13 +318,15 @@ class Worker(models.Model):
         default=dict, help_text="By model and priority: when the newest of the started jobs was created."
     )
     generation = models.JSONField(
-        default=dict, null=True,
+        default=dict,
+        null=True,
         help_text="By model with a stepper: rows, room, tokens, tokens a second, seconds to the first token.",
-    )  # fmt: skip
+    )
     costs = models.JSONField(
-        default=dict, null=True,
+        default=dict,
+        null=True,
         help_text="By model: the expected time of an engine call, and the last measured calls of each batch shape.",
-    )  # fmt: skip
+    )
     is_to_rest = models.BooleanField(
         default=False, db_default=False, help_text="True if an operator has drained the worker."
     )

@@ -33,10 +33,14 @@ class Gpus:
 
     def torch(self) -> Any:
         cuda = Mock(
-            is_initialized=lambda: True, device_count=lambda: self.count, synchronize=self.call,
-            empty_cache=self.empty_cache, set_per_process_memory_fraction=self.limit, memory_allocated=lambda _: 0,
+            is_initialized=lambda: True,
+            device_count=lambda: self.count,
+            synchronize=self.call,
+            empty_cache=self.empty_cache,
+            set_per_process_memory_fraction=self.limit,
+            memory_allocated=lambda _: 0,
             get_device_properties=lambda _: Mock(total_memory=self.memory),
-        )  # fmt: skip
+        )
         return Mock(cuda=cuda, ones=self.call, OutOfMemoryError=OutOfMemoryError)
 
     def limit(self, fraction: float, index: int) -> None:

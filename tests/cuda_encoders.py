@@ -91,17 +91,29 @@ def graphs() -> Iterator[list[Graph]]:
         patch.object(unpadded_encoder, "is_on_gpu", return_value=True),
         patch.object(served, "measure_fastest_s", return_value=1.0),
         patch.multiple(
-            torch.cuda, CUDAGraph=Graph, graph=graph, graph_pool_handle=list, Stream=Mock, current_stream=Mock,
+            torch.cuda,
+            CUDAGraph=Graph,
+            graph=graph,
+            graph_pool_handle=list,
+            Stream=Mock,
+            current_stream=Mock,
             stream=lambda _: contextlib.nullcontext(),
         ),
-    ):  # fmt: skip
+    ):
         yield captured
 
 
 def varlen_attn(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, cu_seq_q: torch.Tensor, cu_seq_k: torch.Tensor,
-    max_q: int, max_k: int, *, scale: float,
-) -> torch.Tensor:  # fmt: skip
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    cu_seq_q: torch.Tensor,
+    cu_seq_k: torch.Tensor,
+    max_q: int,
+    max_k: int,
+    *,
+    scale: float,
+) -> torch.Tensor:
     """As torch's, and in float32 too, so that answers can be compared to the last digits. What is of no text is no
     number."""
     if {cu_seq_q.dtype, cu_seq_k.dtype} != {torch.int32}:

@@ -39,10 +39,14 @@ def model(kind: str, **settings: Any) -> Any:
 
     tokenizer = tiny_models.byte_tokenizer()
     config = getattr(transformers, f"{kind}Config")(
-        vocab_size=len(tokenizer), initializer_range=0.5, init_std=0.5,
-        bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id, pad_token_id=None,
+        vocab_size=len(tokenizer),
+        initializer_range=0.5,
+        init_std=0.5,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=None,
         **{**SETTINGS[kind], **settings},
-    )  # fmt: skip
+    )
     with torch.random.fork_rng():
         torch.manual_seed(tiny_models.SEED)
         return transformers.AutoModelForCausalLM.from_config(config).eval()

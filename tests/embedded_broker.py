@@ -30,8 +30,12 @@ class EmbeddedBroker:
             with open(self.log, "ab") as log:
                 self.process = subprocess.Popen(
                     server_command(self.data, self.path),
-                    stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=(lock,), start_new_session=True,
-                )  # fmt: skip
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    pass_fds=(lock,),
+                    start_new_session=True,
+                )
         finally:
             os.close(lock)
         try:

@@ -44,9 +44,14 @@ class Attempt:
 
         self.job, self.batch, self.text, self.tokens = job, uuid4(), "", 0
         self.claimed = transitions.claim_jobs(
-            [job.id], self.batch, model=job.model, time_limit_s=PATIENCE_S, takes_over=(), worker=worker or uuid4(),
+            [job.id],
+            self.batch,
+            model=job.model,
+            time_limit_s=PATIENCE_S,
+            takes_over=(),
+            worker=worker or uuid4(),
             device="cpu",
-        )  # fmt: skip
+        )
 
     def chunk(self, text: str) -> Any:
         from inference.streams.chunks import Chunk
@@ -88,9 +93,12 @@ class Generator(threading.Thread):
         super().__init__(name="generator", daemon=True)
         self.stopping = threading.Event()
         self.row = Worker.objects.create(
-            name="generator", pid=os.getpid(), state=WorkerState.READY, model_names=["words"],
+            name="generator",
+            pid=os.getpid(),
+            state=WorkerState.READY,
+            model_names=["words"],
             replicas={"0": {"pid": 1, "device": "cpu", "models": {"words": "ready"}}},
-        )  # fmt: skip
+        )
         self.open: list[tuple[Attempt, list[str]]] = []
 
     def run(self) -> None:

@@ -68,8 +68,12 @@ class PgBouncer:
         with open(self.folder / "log", "ab") as log:
             self.process = subprocess.Popen(
                 [PROGRAM, str(self.configuration)],
-                stdout=log, stderr=log, user=self.user, start_new_session=True, cwd=self.folder,
-            )  # fmt: skip
+                stdout=log,
+                stderr=log,
+                user=self.user,
+                start_new_session=True,
+                cwd=self.folder,
+            )
         self.reaper.add(self.process.pid, grace_s=5)
         ready = [program("pg_isready"), "--quiet", f"--host={self.folder}", f"--port={PORT}"]
         eventually(lambda: subprocess.run(ready, check=False).returncode == 0, "PgBouncer takes connections")

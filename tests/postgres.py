@@ -63,8 +63,12 @@ class Postgres:
         with open(self.folder / "log", "ab") as log:
             self.process = subprocess.Popen(
                 [program("postgres"), "-D", str(self.data), *settings],
-                stdout=log, stderr=log, user=self.user, start_new_session=True, cwd=self.folder,
-            )  # fmt: skip
+                stdout=log,
+                stderr=log,
+                user=self.user,
+                start_new_session=True,
+                cwd=self.folder,
+            )
         self.reaper.add(self.process.pid, grace_s=5)
         ready = [program("pg_isready"), "--quiet", f"--host={self.folder}"]
         eventually(lambda: subprocess.run(ready, check=False).returncode == 0, "PostgreSQL takes connections")

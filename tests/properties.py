@@ -3,6 +3,10 @@
 from hypothesis import HealthCheck, settings
 
 QUICK = settings(
-    max_examples=60, stateful_step_count=30, deadline=None, database=None, derandomize=True,
+    max_examples=60,
+    stateful_step_count=30,
+    deadline=None,
+    database=None,
+    derandomize=True,
     suppress_health_check=[HealthCheck.too_slow],
-)  # fmt: skip
+)

@@ -147,9 +147,14 @@ class RabbitMQ:
     def _run(self, *command: str) -> subprocess.Popen[bytes]:
         with open(self.log, "ab") as log:
             process = subprocess.Popen(
-                command, env=self.environment, cwd=self.folder,
-                stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
-            )  # fmt: skip
+                command,
+                env=self.environment,
+                cwd=self.folder,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
         self.reaper.add(process.pid, grace_s=5)
         return process
 

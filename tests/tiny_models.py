@@ -125,9 +125,11 @@ def byte_tokenizer(*special: str, kind: Any = None) -> Any:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     return kind(
-        tokenizer_object=tokenizer, eos_token="<|endoftext|>", bos_token="<|endoftext|>",
+        tokenizer_object=tokenizer,
+        eos_token="<|endoftext|>",
+        bos_token="<|endoftext|>",
         additional_special_tokens=list(special),
-    )  # fmt: skip
+    )
 
 
 def _encoder(model: str, **config: Any) -> list[Any]:
@@ -157,9 +159,15 @@ def _decoder(model: str) -> list[Any]:
     tokenizer.padding_side = "left"  # as chat models have it
     tokenizer.chat_template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
     config = transformers.GPT2Config(
-        vocab_size=len(tokenizer), n_embd=WIDTH, n_layer=2, n_head=2, n_positions=128, initializer_range=0.5,
-        bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id,
-    )  # fmt: skip
+        vocab_size=len(tokenizer),
+        n_embd=WIDTH,
+        n_layer=2,
+        n_head=2,
+        n_positions=128,
+        initializer_range=0.5,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+    )
     return [getattr(transformers, model)(config).eval(), tokenizer]
 
 
@@ -190,9 +198,17 @@ def _image_segmentation() -> list[Any]:
     from transformers import SegformerConfig, SegformerForSemanticSegmentation, SegformerImageProcessorPil
 
     config = SegformerConfig(
-        num_encoder_blocks=2, depths=[1, 1], sr_ratios=[1, 1], hidden_sizes=[16, WIDTH], num_attention_heads=[1, 2],
-        patch_sizes=[7, 3], strides=[4, 2], mlp_ratios=[2, 2], decoder_hidden_size=16, **_labels("sky", "sea"),
-    )  # fmt: skip
+        num_encoder_blocks=2,
+        depths=[1, 1],
+        sr_ratios=[1, 1],
+        hidden_sizes=[16, WIDTH],
+        num_attention_heads=[1, 2],
+        patch_sizes=[7, 3],
+        strides=[4, 2],
+        mlp_ratios=[2, 2],
+        decoder_hidden_size=16,
+        **_labels("sky", "sea"),
+    )
     processor = SegformerImageProcessorPil(size={"height": 32, "width": 32})
     return [SegformerForSemanticSegmentation(config).eval(), processor]
 
@@ -232,9 +248,19 @@ def _speech_by_windows(*, seconds: int = 0) -> list[Any]:
     heads = {f"{side}_attention_heads": 2 for side in ("encoder", "decoder")}
     inner = {f"{side}_ffn_dim": WIDTH for side in ("encoder", "decoder")}
     config = WhisperConfig(
-        vocab_size=len(tokenizer), d_model=WIDTH, num_mel_bins=80, max_target_positions=32, init_std=0.5,
-        bos_token_id=end, eos_token_id=end, pad_token_id=end, decoder_start_token_id=start, **layers, **heads, **inner,
-    )  # fmt: skip
+        vocab_size=len(tokenizer),
+        d_model=WIDTH,
+        num_mel_bins=80,
+        max_target_positions=32,
+        init_std=0.5,
+        bos_token_id=end,
+        eos_token_id=end,
+        pad_token_id=end,
+        decoder_start_token_id=start,
+        **layers,
+        **heads,
+        **inner,
+    )
     model = WhisperForConditionalGeneration(config).eval()
     model.generation_config.update(
         max_length=12, suppress_tokens=None, begin_suppress_tokens=None, is_multilingual=False
@@ -242,9 +268,15 @@ def _speech_by_windows(*, seconds: int = 0) -> list[Any]:
     if seconds:
         none = tokenizer.convert_tokens_to_ids("<|notimestamps|>")
         model.generation_config = GenerationConfig(
-            max_length=12, bos_token_id=end, eos_token_id=end, pad_token_id=end, decoder_start_token_id=start,
-            is_multilingual=False, return_timestamps=False, no_timestamps_token_id=none,
-        )  # fmt: skip
+            max_length=12,
+            bos_token_id=end,
+            eos_token_id=end,
+            pad_token_id=end,
+            decoder_start_token_id=start,
+            is_multilingual=False,
+            return_timestamps=False,
+            no_timestamps_token_id=none,
+        )
     return [model, tokenizer, WhisperFeatureExtractor(feature_size=80)]
 
 

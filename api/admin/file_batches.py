@@ -39,8 +39,10 @@ class BatchList(BoundedList):
 def draw_progress(progress: Progress) -> SafeString:
     return format_html(
         '<meter class="meter" max="{}" value="{}" aria-hidden="true"></meter>{}',
-        progress.total or 1, progress.answered, progress,
-    )  # fmt: skip
+        progress.total or 1,
+        progress.answered,
+        progress,
+    )
 
 
 def render_status(status: str) -> SafeString:

@@ -99,6 +99,9 @@ class StoredFileAdmin(ReadOnlyAdmin):
         logger.info("user=%s downloads %s", request.user.pk, file.public_id)
         connections.release_connection()  # the client may read slowly
         return FileResponse(
-            content, as_attachment=True, filename=escape_line(file.name), content_type="application/octet-stream",
+            content,
+            as_attachment=True,
+            filename=escape_line(file.name),
+            content_type="application/octet-stream",
             headers={"Content-Length": file.size},
-        )  # fmt: skip
+        )

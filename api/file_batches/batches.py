@@ -32,11 +32,17 @@ def create_batch(principal: Principal, wanted: BatchRequest, *, key: str | None)
     bulk.idempotency_key = idempotency.scope_key(owner, key)
     bulk.idempotency_digest = idempotency.digest_body("batch", wanted.body) if key else ""
     batch = FileBatch(
-        id=bulk.id, owner=owner, key_start=principal.key_start, request_id=bulk.request_id,
-        endpoint=wanted.endpoint, completion_window=wanted.completion_window, metadata=wanted.metadata,
-        output_expires_after_s=wanted.output_expires_after_s, created_at=now,
+        id=bulk.id,
+        owner=owner,
+        key_start=principal.key_start,
+        request_id=bulk.request_id,
+        endpoint=wanted.endpoint,
+        completion_window=wanted.completion_window,
+        metadata=wanted.metadata,
+        output_expires_after_s=wanted.output_expires_after_s,
+        created_at=now,
         expires_at=now + datetime.timedelta(seconds=wanted.window_s),
-    )  # fmt: skip
+    )
 
     def store() -> Bulk:
         batch.input_file = find_visible_file(principal, wanted.input_file_id)

@@ -133,9 +133,14 @@ class BatchFeed:
         request = self._endpoint.read(body)
         submission = dataclasses.replace(
             request.submission,
-            priority=Priority.LOW, owner=batch.owner, key_start=batch.key_start, request_id=batch.request_id,
-            max_owned=(settings.API_KEY_MAX_LOW_QUEUED or None) if batch.owner else None, route=ROUTE, yields=True,
-        )  # fmt: skip
+            priority=Priority.LOW,
+            owner=batch.owner,
+            key_start=batch.key_start,
+            request_id=batch.request_id,
+            max_owned=(settings.API_KEY_MAX_LOW_QUEUED or None) if batch.owner else None,
+            route=ROUTE,
+            yields=True,
+        )
         with request.translate_errors():
             return submission, *jobs.make_job_and_parts(submission)
 
@@ -143,10 +148,17 @@ class BatchFeed:
         """Make the job of a line whose body no model takes. It ends in the transaction that stores it."""
         body, now = RequestLine.from_text(line.text).body, clock.now()
         job = rows.new_job(
-            model=str(body.get("model", ""))[:100], owner=batch.owner, key_start=batch.key_start,
-            request_id=batch.request_id, route=ROUTE, priority=Priority.LOW, created_at=now, inputs=body,
-            status=Status.RUNNING, batch=portion.refusal,
-        )  # fmt: skip
+            model=str(body.get("model", ""))[:100],
+            owner=batch.owner,
+            key_start=batch.key_start,
+            request_id=batch.request_id,
+            route=ROUTE,
+            priority=Priority.LOW,
+            created_at=now,
+            inputs=body,
+            status=Status.RUNNING,
+            batch=portion.refusal,
+        )
         self._bind(batch, line, job)
         outcome = Outcome(job.id, job.model, error_code=error.code, error_detail=error.message)
         portion.refused.append((rows.prepare_row(job), outcome))

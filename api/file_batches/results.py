@@ -79,9 +79,11 @@ def store_results(batch: FileBatch, written: IO[bytes], kind: str) -> StoredFile
         return None
     written.seek(0)
     row = begin_file(
-        owner=batch.owner, name=f"{batch.public_id}_{kind}.jsonl", purpose=FilePurpose.BATCH_OUTPUT,
+        owner=batch.owner,
+        name=f"{batch.public_id}_{kind}.jsonl",
+        purpose=FilePurpose.BATCH_OUTPUT,
         expires_in_s=batch.output_expires_after_s,
-    )  # fmt: skip
+    )
     write_content(row, File(written), size)
     return row
 
@@ -171,5 +173,8 @@ def _line(job: Job | None, custom_id: str, answer: tuple[int, bytes] | None, err
     if job and answer:
         response = b'{"status_code":%d,"request_id":"%s","body":%s}' % (answer[0], str(job.id).encode(), answer[1])
     return b'{"id":"batch_req_%s","custom_id":%s,"response":%s,"error":%s}\n' % (
-        line_id.encode(), codec.write_json(custom_id), response, codec.write_json(error),
-    )  # fmt: skip
+        line_id.encode(),
+        codec.write_json(custom_id),
+        response,
+        codec.write_json(error),
+    )

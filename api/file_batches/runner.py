@@ -211,9 +211,14 @@ class BatchRunner:
         finally:
             results.close()  # a file that was stored beside one that was not is removed with the old ones
         self._end(
-            batch, status=_find_end(batch, results), usage=results.usage, completed=results.completed,
-            failed=results.failed, output_file=answers, error_file=errors,
-        )  # fmt: skip
+            batch,
+            status=_find_end(batch, results),
+            usage=results.usage,
+            completed=results.completed,
+            failed=results.failed,
+            output_file=answers,
+            error_file=errors,
+        )
         return False
 
     def _fail(self, batch: FileBatch, code: str, message: str) -> bool:

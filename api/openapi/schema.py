@@ -25,13 +25,18 @@ WITH_KEY = ("unauthorized", "too_many_requests")
 _PROBLEM = OpenApiExample(
     "A full queue",
     {
-        "type": "/v1/problems/queue_full", "title": "The model's queue is full", "status": 503, "code": "queue_full",
+        "type": "/v1/problems/queue_full",
+        "title": "The model's queue is full",
+        "status": 503,
+        "code": "queue_full",
         "detail": "The queue of 'embeddings' is full: 1000 jobs wait, at most 1000 may. Try again later.",
         "error": "The queue of 'embeddings' is full: 1000 jobs wait, at most 1000 may. Try again later.",
         "request_id": "01a1fdc12fd2726dbe15fb3ed288f6b0",
     },
-    response_only=True, status_codes=["503"], media_type=CONTENT_TYPE,
-)  # fmt: skip
+    response_only=True,
+    status_codes=["503"],
+    media_type=CONTENT_TYPE,
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,9 +25,12 @@ class Traces:
     def __call__(self, request: HttpRequest) -> HttpResponse:
         method = request.method if request.method in METHODS else "_OTHER"
         with tracing.get_tracer().start_as_current_span(
-            str(method), tracing.parse_context(request.META.get("HTTP_TRACEPARENT")), SpanKind.SERVER,
-            {"http.request.method": str(method)}, record_exception=False,
-        ) as span:  # fmt: skip
+            str(method),
+            tracing.parse_context(request.META.get("HTTP_TRACEPARENT")),
+            SpanKind.SERVER,
+            {"http.request.method": str(method)},
+            record_exception=False,
+        ) as span:
             response = self.get_response(request)
             if request.resolver_match:
                 route = f"/{request.resolver_match.route}"

@@ -118,8 +118,10 @@ def as_markdown(known: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     names = {"sqlite": "SQLite", "postgresql": "PostgreSQL"}
     there = [name for name in names if name in known]
     tables = {name: {line[0]: line for line in table(known[name]["asked"])} for name in there}
-    lines = [[*line[:3], *(tables[name][group][3] if group in tables[name] else "" for name in there)]
-             for group, line in tables[there[0]].items()]  # fmt: skip
+    lines = [
+        [*line[:3], *(tables[name][group][3] if group in tables[name] else "" for name in there)]
+        for group, line in tables[there[0]].items()
+    ]
     most = {line[0]: max(float(ms) for ms in line[3:] if ms) for line in lines}
     shown = [line for line in lines if most[line[0]] > SHOWN_MS]
     yield from markdown_table(["", "pages", "queries, at most", *(f"{names[name]}, ms" for name in there)], shown)

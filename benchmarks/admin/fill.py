@@ -107,14 +107,32 @@ class Month:
             status, code = self.dice.choices(list(ENDS), list(ENDS.values()))[0]
             has_run = status in (Status.SUCCEEDED, Status.FAILED)
             yield self.job(
-                model, at, owner_id=owner, status=status, error_code=code, error_detail=code and "why, at length",
-                finished_at=finished, output=self.answer(model) if status == Status.SUCCEEDED else None,
-                bulk_index=place if in_bulk else None, **common, **(ran if has_run else {}),
-            )  # fmt: skip
+                model,
+                at,
+                owner_id=owner,
+                status=status,
+                error_code=code,
+                error_detail=code and "why, at length",
+                finished_at=finished,
+                output=self.answer(model) if status == Status.SUCCEEDED else None,
+                bulk_index=place if in_bulk else None,
+                **common,
+                **(ran if has_run else {}),
+            )
 
     def of_parts(self, model: str, at: datetime.datetime) -> Iterator[Job]:
-        whole = self.job(model, at, owner_id=self.owner(), status=Status.SUCCEEDED, inputs=[], parts=PARTS, size=PARTS,
-                         attempts=1, started_at=at, finished_at=at + SECOND)  # fmt: skip
+        whole = self.job(
+            model,
+            at,
+            owner_id=self.owner(),
+            status=Status.SUCCEEDED,
+            inputs=[],
+            parts=PARTS,
+            size=PARTS,
+            attempts=1,
+            started_at=at,
+            finished_at=at + SECOND,
+        )
         yield whole
         for place in range(PARTS):
             for part in self.batch(model, at, in_bulk=False, batch_size=1, whole=whole.pk):
@@ -162,11 +180,18 @@ class Month:
             at = self.now - day * DAY
             for number, pk in enumerate(ids):
                 Worker.objects.create(
-                    id=pk, name=f"worker{number}@host", pid=100 + number, started_at=at - DAY, heartbeat_at=at,
-                    state=WorkerState.STOPPED if day else WorkerState.READY, model_names=list(MODELS),
-                    replicas_total=1, replicas_ready=1, devices=["cuda:0"],
+                    id=pk,
+                    name=f"worker{number}@host",
+                    pid=100 + number,
+                    started_at=at - DAY,
+                    heartbeat_at=at,
+                    state=WorkerState.STOPPED if day else WorkerState.READY,
+                    model_names=list(MODELS),
+                    replicas_total=1,
+                    replicas_ready=1,
+                    devices=["cuda:0"],
                     replicas={"0": {"pid": 1, "device": "cuda:0", "models": dict.fromkeys(MODELS, "ready")}},
-                )  # fmt: skip
+                )
 
     def count(self) -> None:
         """The figures, as if they had been counted and folded all the time."""
@@ -200,15 +225,20 @@ class Month:
         ids = Job.objects.filter(whole=None).order_by("-pk").values_list("pk", flat=True)
         states = [WebhookState.DELIVERED, WebhookState.GIVEN_UP]
         Webhook.objects.bulk_create(
-            (Webhook(job_id=pk, url="https://example.org/hook", state=states[not number % 50])
-             for number, pk in enumerate(ids[: self.jobs // 20])),
+            (
+                Webhook(job_id=pk, url="https://example.org/hook", state=states[not number % 50])
+                for number, pk in enumerate(ids[: self.jobs // 20])
+            ),
             batch_size=500,
-        )  # fmt: skip
+        )
         for owner in self.owners:
             key, _ = ApiKey.objects.issue_key(owner=owner, name="its service")
-            KeyUse.objects.bulk_create(KeyUse(key=key, hour=self.now - DAY * hour / 24, requests=99)
-                                       for hour in range(24 * DAYS))  # fmt: skip
-        Act.objects.bulk_create(Act(kind=ActKind.RETRY, state=ActState.DONE, newest=new_job_id(), counted=9)
-                                for _ in range(200))  # fmt: skip
-        Mark.objects.bulk_create(Mark(at=self.now - DAYS * DAY * share / 500, kind="started", text="a worker")
-                                 for share in range(500))  # fmt: skip
+            KeyUse.objects.bulk_create(
+                KeyUse(key=key, hour=self.now - DAY * hour / 24, requests=99) for hour in range(24 * DAYS)
+            )
+        Act.objects.bulk_create(
+            Act(kind=ActKind.RETRY, state=ActState.DONE, newest=new_job_id(), counted=9) for _ in range(200)
+        )
+        Mark.objects.bulk_create(
+            Mark(at=self.now - DAYS * DAY * share / 500, kind="started", text="a worker") for share in range(500)
+        )

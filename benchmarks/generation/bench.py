@@ -21,8 +21,10 @@ def make_plan(options: argparse.Namespace) -> Plan:
     clients, number, seconds = ((16,), 1, 15.0) if options.quick else ((16, 64), 3, 30.0)
     return Plan(
         systems=tuple(name for name in options.only or SYSTEMS if name in SYSTEMS),
-        clients=options.clients or clients, rounds=options.rounds or number, seconds=options.seconds or seconds,
-    )  # fmt: skip
+        clients=options.clients or clients,
+        rounds=options.rounds or number,
+        seconds=options.seconds or seconds,
+    )
 
 
 def run(plan: Plan, docs: Path | None) -> None:

@@ -83,11 +83,13 @@ class Streams(ClosedLoop):
         ends = [answer.at for answer in found for _ in range(answer.example.tokens)]
         tokens_per_s = slope(ends) if len({answer.at for answer in found}) > 1 else 0.0
         return Window(
-            tokens_per_s=tokens_per_s, answers=len(found), wrong=self.wrong,
+            tokens_per_s=tokens_per_s,
+            answers=len(found),
+            wrong=self.wrong,
             firsts_ms=[1000 * (answer.first_at - answer.sent_at) for answer in sent],
             shorts_ms=[1000 * (answer.at - answer.sent_at) for answer in sent if answer.example.is_short],
             cpu_ms=1000 * cpu_s / seconds / tokens_per_s if tokens_per_s else float("nan"),
-        )  # fmt: skip
+        )
 
 
 def closed_loop(target: Target, pool: Sequence[Example], *, clients: int, seconds: float, first: int) -> Window:

@@ -65,14 +65,16 @@ def rows(found: Sequence[Generated], clients: int) -> dict[str, Row]:
 def row(measured: Sequence[Generated]) -> Row:
     windows = [one.window for one in measured]
     return Row(
-        system=measured[0].system, variant=measured[0].variant,
+        system=measured[0].system,
+        variant=measured[0].variant,
         tokens_per_s=statistics.median(window.tokens_per_s for window in windows),
         firsts_ms=sorted(first for window in windows for first in window.firsts_ms),
         shorts_ms=sorted(short for window in windows for short in window.shorts_ms),
         cpu_ms=statistics.median(window.cpu_ms for window in windows),
         resident_mib=statistics.median(one.resident_mib for one in measured),
-        answers=sum(window.answers for window in windows), wrong=sum(window.wrong for window in windows),
-    )  # fmt: skip
+        answers=sum(window.answers for window in windows),
+        wrong=sum(window.wrong for window in windows),
+    )
 
 
 def cells(row: Row, static: Row | None) -> list[str]:
@@ -102,8 +104,9 @@ def claims(found: Sequence[Generated]) -> Iterator[Claim]:
         if other := by_system.get(name):
             yield Claim(what=SYSTEMS[name].label, measured=ours.tokens_per_s / other.tokens_per_s, aim=aim)
     yield Claim(what="first text, p95", measured=quantile(ours.firsts_ms, 0.95), aim=400, unit="ms", at_most=True)
-    yield Claim(what="an answer of 8 tokens, p50", measured=quantile(ours.shorts_ms, 0.5), aim=1200, unit="ms",
-                at_most=True)  # fmt: skip
+    yield Claim(
+        what="an answer of 8 tokens, p50", measured=quantile(ours.shorts_ms, 0.5), aim=1200, unit="ms", at_most=True
+    )
 
 
 def as_text(results: Results) -> str:

@@ -63,9 +63,13 @@ def one_round(plan: Plan, system: str, number: int, pool: Sequence[Example], bar
             window = closed_loop(target, pool, clients=clients, seconds=plan.seconds, first=first)
             found.append(
                 Generated(
-                    system=system, clients=clients, round=number, variant=str(SYSTEMS[system].variant), window=window,
+                    system=system,
+                    clients=clients,
+                    round=number,
+                    variant=str(SYSTEMS[system].variant),
+                    window=window,
                     resident_mib=processes.resident_bytes() / 2**20,
                 )
-            )  # fmt: skip
+            )
             bar.update()
     return found

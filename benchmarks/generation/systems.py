@@ -107,13 +107,19 @@ def serving(name: str, pool: Sequence[Example]) -> Iterator[Target]:
     """A started and idle system, until the end of the block."""
     system = SYSTEMS[name]
     setting = Setting(
-        task=TASK, folder=str(MODEL), workers=system.variant.workers, threads=system.variant.threads,
-        max_batch_size=MAX_BATCH_SIZE, port=processes.free_port(), broker_port=processes.free_port(),
-    )  # fmt: skip
+        task=TASK,
+        folder=str(MODEL),
+        workers=system.variant.workers,
+        threads=system.variant.threads,
+        max_batch_size=MAX_BATCH_SIZE,
+        port=processes.free_port(),
+        broker_port=processes.free_port(),
+    )
     target = Target(
-        port=setting.port, requests=[request(setting.port, system.path, system.body(one)) for one in pool],
+        port=setting.port,
+        requests=[request(setting.port, system.path, system.body(one)) for one in pool],
         is_right=lambda index, body: system.is_right(text_of(body), pool[index].text),
-    )  # fmt: skip
+    )
     with system.programs(setting, name) as programs:
         wait_until_right(programs, target, system.body(pool[0]), system.path)
         processes.settle()

@@ -370,9 +370,12 @@ class BatchQueue:
         shapes = {(item.size, item.length) for block in blocks for item in block}
         singly_s = {shape: self.costs.predict_s(*shape) for shape in shapes}  # many short texts have few shapes
         search = WindowSearch(
-            [_node(block, singly_s, head.arrived_at_s, now_s) for block in blocks], len(shorter), self.costs,
-            max_size=self.limits.max_batch_size, max_tokens=self.max_tokens,
-        )  # fmt: skip
+            [_node(block, singly_s, head.arrived_at_s, now_s) for block in blocks],
+            len(shorter),
+            self.costs,
+            max_size=self.limits.max_batch_size,
+            max_tokens=self.max_tokens,
+        )
         return [item for place in search.find_best_window() for item in blocks[place]]
 
     def _neighbours(self, batch: list[Item], head: Item, priority: int) -> tuple[list[list[Item]], list[list[Item]]]:

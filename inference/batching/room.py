@@ -19,9 +19,11 @@ class Room:
         longest = max(self.longest, length) if self.longest else 0
         grown = self.others * (longest - self.longest)  # tokens that the others take more beside a longer row
         return Room(
-            rows=self.rows - size, tokens=self.tokens - grown - size * (longest or length), longest=longest,
+            rows=self.rows - size,
+            tokens=self.tokens - grown - size * (longest or length),
+            longest=longest,
             others=self.others + size,
-        )  # fmt: skip
+        )
 
     @property
     def is_overdrawn(self) -> bool:

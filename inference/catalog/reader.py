@@ -181,8 +181,10 @@ class _Reader:
         if spec.max_length > spec.max_batch_tokens:
             self.raise_error(
                 f"max_length ({spec.max_length}) must not be above max_batch_tokens ({spec.max_batch_tokens}),"
-                " or the longest item fits no batch", spec.name, "max_length",
-            )  # fmt: skip
+                " or the longest item fits no batch",
+                spec.name,
+                "max_length",
+            )
         if "idle_unload_s" in table and not spec.is_lazy:
             problem = 'idle_unload_s is of models with load = "lazy": add that, or leave it out'
             self.raise_error(problem, spec.name, "idle_unload_s")

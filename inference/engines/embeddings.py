@@ -73,9 +73,12 @@ class SentenceEmbeddings(Engine):
         self.dimensions = _dimensions(self.spec, self.model.config)
         self.dense = [each.to(self.device) for each in self.settings.dense]
         checkpoints.refuse_random_answers(
-            self.spec, self.model, checkpoints.find_missing_weights(self.model, report),
-            lambda: list(self._states(parity.TEXTS[1:2], ForwardSharing.PADDED)), first_only=True,
-        )  # fmt: skip
+            self.spec,
+            self.model,
+            checkpoints.find_missing_weights(self.model, report),
+            lambda: list(self._states(parity.TEXTS[1:2], ForwardSharing.PADDED)),
+            first_only=True,
+        )
         compiled = backend.install_backend(self.spec, self.model, self._own_states, agreement.TEXTS)
         self.backend = compiled.backend
         self.shortcuts = compiled.shortcuts or accelerate.install_shortcuts(

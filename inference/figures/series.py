@@ -150,8 +150,10 @@ def list_failures(ended: Mapping[str, Counter[str]]) -> list[tuple[str, str, int
     """Return each model and error code with the number of its jobs, the most first."""
     found = [
         (model, end.removeprefix(FAILED), count)
-        for model, ends in ended.items() for end, count in ends.items() if end.startswith(FAILED)
-    ]  # fmt: skip
+        for model, ends in ended.items()
+        for end, count in ends.items()
+        if end.startswith(FAILED)
+    ]
     return sorted(found, key=lambda failure: -failure[2])
 
 

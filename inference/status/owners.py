@@ -134,11 +134,15 @@ def read_owner_queues(models: Collection[str], *, after: Any = None) -> tuple[li
         after: The last owner that the call before returned: the owners after it are looked at. None to begin.
     """
     sql = _LINES.format(
-        index=_index(), order=_ORDER, after="IS NOT NULL" if after is None else "> %s", most=MOST_OWNERS,
-        priorities=_values(Priority.values), models=_values(models),
+        index=_index(),
+        order=_ORDER,
+        after="IS NOT NULL" if after is None else "> %s",
+        most=MOST_OWNERS,
+        priorities=_values(Priority.values),
+        models=_values(models),
         is_in_line=_is_one({"owner_id": "owner", "priority": "p.column1", "model": "m.column1"}),
         is_in_nobodys=_is_one({"priority": "p.column1", "model": "m.column1"}),
-    )  # fmt: skip
+    )
     both: list[Any] = [*Priority.values, *models]
     with connection.cursor() as cursor:
         cursor.execute(sql, [*([] if after is None else [after]), *both, *both])

@@ -39,11 +39,17 @@ def record_batch_span(batch: UUID, outcomes: Sequence[Any], batch_size: int | Ma
     end_ns = _ns(clock.now())
     spans = [
         _job(
-            {**common, **_usage(each.output)}, each.whole or each.job_id, each.traceparent, each.created_at,
-            each.started_at, each.status, each.error_code, end_ns,
+            {**common, **_usage(each.output)},
+            each.whole or each.job_id,
+            each.traceparent,
+            each.created_at,
+            each.started_at,
+            each.status,
+            each.error_code,
+            end_ns,
         )
         for each in outcomes
-    ]  # fmt: skip
+    ]
     if links := [Link(span.get_span_context()) for span in spans if span.is_recording()]:
         began_ns = min((_ns(each.started_at) for each in outcomes if each.started_at), default=end_ns)
         name = f"batch {outcomes[0].model}"
@@ -69,9 +75,15 @@ def record_end_span(ids: Iterable[UUID], status: Status, code: str) -> None:
 
 
 def _job(
-    attributes: dict[str, Any], job: UUID, traceparent: str | None, created_at: datetime, started_at: datetime | None,
-    status: str, code: str, end_ns: int,
-) -> Span:  # fmt: skip
+    attributes: dict[str, Any],
+    job: UUID,
+    traceparent: str | None,
+    created_at: datetime,
+    started_at: datetime | None,
+    status: str,
+    code: str,
+    end_ns: int,
+) -> Span:
     """Start the span of a job at the time of its submission; the caller ends it."""
     own: dict[str, Any] = {"inference.job.id": str(job), "inference.job.status": str(status)}
     if started_at:

@@ -128,9 +128,14 @@ def make_resubmission(old: Job, *, alone: bool = False) -> Submission:
     """
     inputs = rows.read_inputs_of_parts(old.pk) if old.parts else old.inputs
     return Submission(
-        spec=spec_of(old.model), inputs=inputs, parameters=old.parameters, priority=old.priority, owner=old.owner,
-        request_id=old.request_id, alone=alone,
-    )  # fmt: skip
+        spec=spec_of(old.model),
+        inputs=inputs,
+        parameters=old.parameters,
+        priority=old.priority,
+        owner=old.owner,
+        request_id=old.request_id,
+        alone=alone,
+    )
 
 
 def make_job_and_parts(submission: Submission) -> tuple[Job, list[Part]]:

@@ -44,11 +44,19 @@ class Terms:
         expires_at = None if self.expires_in_s is None else now + datetime.timedelta(seconds=self.expires_in_s)
         traced: dict[str, Any] = {"traceparent": tracing.get_traceparent()} if tracing.on else {}
         return rows.new_job(
-            model=self.spec.name, priority=self.priority, owner=self.owner, key_start=self.key_start,
-            request_id=self.request_id, route=self.route,
-            created_at=now, published_at=now, expires_at=expires_at,
-            recoveries=settings.MAX_RECOVERIES - 1 if self.alone else 0, **traced, **values,
-        )  # fmt: skip
+            model=self.spec.name,
+            priority=self.priority,
+            owner=self.owner,
+            key_start=self.key_start,
+            request_id=self.request_id,
+            route=self.route,
+            created_at=now,
+            published_at=now,
+            expires_at=expires_at,
+            recoveries=settings.MAX_RECOVERIES - 1 if self.alone else 0,
+            **traced,
+            **values,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

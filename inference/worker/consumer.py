@@ -45,9 +45,16 @@ class JobRequest(Request):
 
     def report_received(self) -> None:
         self.send_event(
-            "task-received", name=self.name, args=self.argsrepr, kwargs=self.kwargsrepr, root_id=self.root_id,
-            parent_id=self.parent_id, retries=0, eta=None, expires=None,
-        )  # fmt: skip
+            "task-received",
+            name=self.name,
+            args=self.argsrepr,
+            kwargs=self.kwargsrepr,
+            root_id=self.root_id,
+            parent_id=self.parent_id,
+            retries=0,
+            eta=None,
+            expires=None,
+        )
 
     def report_started(self, pid: int) -> None:
         """Report the message's task as started in the child process `pid`.

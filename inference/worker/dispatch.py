@@ -142,10 +142,13 @@ class Dispatcher:
         batch.called_at = batch.accepted_at = time.monotonic()
         batch.has_begun, batch.paused_s = False, 0.0
         batch.result = self.pool.send_call(
-            batch.pid, run_batch, (call,), done=lambda report: self._guarded(self._reported, batch, report),
+            batch.pid,
+            run_batch,
+            (call,),
+            done=lambda report: self._guarded(self._reported, batch, report),
             failed=lambda cause: self._guarded(self._failed, batch, cause),
             accepted=lambda pid: self._accepted(batch, pid),
-        )  # fmt: skip
+        )
         if batch.result is None:  # the pool is closing: the broker restores unfinished messages
             self.scheduler.may_begin = False
         return batch.result is not None

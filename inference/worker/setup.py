@@ -112,9 +112,11 @@ def _plan(worker: Any) -> None:
     choice = devices.choose_devices(worker.options.get("devices") or "auto")
     selection = replace(selection, on_gpu=not choice.is_cpu)
     plan = devices.make_plan(
-        worker=new_job_id(), choice=choice, **_loads(selection.select_entries(models).values()),
+        worker=new_job_id(),
+        choice=choice,
+        **_loads(selection.select_entries(models).values()),
         concurrency=worker.options.get("concurrency") or worker.app.conf.worker_concurrency,
-    )  # fmt: skip
+    )
     plan = replace(plan, ahead=settings.WORK_AHEAD)
     logs.bind_to_process(worker=plan.worker)
     devices.set_up_libraries(plan.threads, is_cpu=choice.is_cpu)

@@ -52,9 +52,12 @@ class Laborer(threading.Thread):
         self.answer = answer
         self.stopping = threading.Event()
         self.row = Worker.objects.create(
-            name="laborer", pid=1, state=WorkerState.READY, model_names=list(get_catalog()),
+            name="laborer",
+            pid=1,
+            state=WorkerState.READY,
+            model_names=list(get_catalog()),
             replicas={"0": {"pid": 1, "device": "cpu", "models": dict.fromkeys(get_catalog(), "ready")}},
-        )  # fmt: skip
+        )
 
     def run(self) -> None:
         try:

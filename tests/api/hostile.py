@@ -160,11 +160,19 @@ def bulks(part: int) -> Iterator[Request]:
     for inputs in (10_000 // part, 1000):
         head = b'{"model":"echo","inputs":[' + b",".join([b'""'] * inputs)
         key = {"Idempotency-Key": str(inputs)}
-        yield Request(name=f"{inputs} inputs with parameters of 8 MB each", path="/v1/jobs/bulk", headers=key,
-                      body=head + b'],"parameters":{"labels":[' + labels + b"]}}")  # fmt: skip
+        yield Request(
+            name=f"{inputs} inputs with parameters of 8 MB each",
+            path="/v1/jobs/bulk",
+            headers=key,
+            body=head + b'],"parameters":{"labels":[' + labels + b"]}}",
+        )
         small = b",".join([b'""'] * (MOST // inputs // 3 - 20))
-        yield Request(name=f"{inputs} inputs with parameters", path="/v1/jobs/bulk", headers={"Idempotency-Key": "b"},
-                      body=head + b'],"parameters":{"labels":[' + small + b"]}}")  # fmt: skip
+        yield Request(
+            name=f"{inputs} inputs with parameters",
+            path="/v1/jobs/bulk",
+            headers={"Idempotency-Key": "b"},
+            body=head + b'],"parameters":{"labels":[' + small + b"]}}",
+        )
     good = [
         b'{"inputs":"%s","parameters":{"anything":{"n":%d}}}' % (b"x" * 950, number) for number in range(10_000 // part)
     ]

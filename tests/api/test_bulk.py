@@ -63,8 +63,14 @@ class BulkTests(ApiTestCase):
         self.assertEqual(shown["rejected"], 2)
 
     def test_json_lines_are_read_line_by_line(self) -> None:
-        answer = self.lines('{"inputs": "a"}', "", "{broken", '{"inputs": "b", "parameters": {"top_k": 99}}',
-                            '{"imputs": 1}', '{"inputs": "c", "parameters": {"top_k": 2}}')  # fmt: skip
+        answer = self.lines(
+            '{"inputs": "a"}',
+            "",
+            "{broken",
+            '{"inputs": "b", "parameters": {"top_k": 99}}',
+            '{"imputs": 1}',
+            '{"inputs": "c", "parameters": {"top_k": 2}}',
+        )
         shown = answer.json()
         self.assertEqual([job["index"] for job in shown["jobs"]], [0, 4])
         self.assertEqual(

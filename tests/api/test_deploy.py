@@ -61,9 +61,14 @@ class SettingsTests(SimpleTestCase):
         """By environment: all settings, or what was said when they were refused."""
         always = {"PATH": os.environ["PATH"], "DATA_DIR": str(self.folder)}
         made = subprocess.run(
-            [sys.executable, "-c", SHOW], input=json.dumps([{**always, **each} for each in environments]),
-            cwd=settings.BASE_DIR, env=always, capture_output=True, text=True, check=True,
-        )  # fmt: skip
+            [sys.executable, "-c", SHOW],
+            input=json.dumps([{**always, **each} for each in environments]),
+            cwd=settings.BASE_DIR,
+            env=always,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
         return [json.loads(line) for line in made.stdout.splitlines()]
 
     def test_numbers_are_those_of_the_readme(self) -> None:

@@ -128,13 +128,18 @@ class AnswerTests(ApiTestCase):
             ):
                 with self.subTest(path, **fields):
                     answer = self.embed_texts(path, **fields)
-                    self.assertEqual(answer.json(), {
-                        "object": "list", "model": "vectors", "usage": {"prompt_tokens": 7, "total_tokens": 7},
-                        "data": [
-                            {"object": "embedding", "index": index, "embedding": vector}
-                            for index, vector in enumerate(vectors)
-                        ],
-                    })  # fmt: skip
+                    self.assertEqual(
+                        answer.json(),
+                        {
+                            "object": "list",
+                            "model": "vectors",
+                            "usage": {"prompt_tokens": 7, "total_tokens": 7},
+                            "data": [
+                                {"object": "embedding", "index": index, "embedding": vector}
+                                for index, vector in enumerate(vectors)
+                            ],
+                        },
+                    )
                     job = Job.objects.latest("created_at")
                     self.assertEqual(answer["Content-Location"], f"/v1/jobs/{job.id}/output")
                     self.assertEqual(job.size, 2)

@@ -34,8 +34,9 @@ class ProblemTests(ApiTestCase):
                 self.assertIn("POST", answer["Allow"])
 
     def test_a_wrong_media_type_is_415(self) -> None:
-        self.assert_problem(self.post(JOBS, b"a=1", content_type="application/x-www-form-urlencoded"), 415,
-                            "unsupported_media_type")  # fmt: skip
+        self.assert_problem(
+            self.post(JOBS, b"a=1", content_type="application/x-www-form-urlencoded"), 415, "unsupported_media_type"
+        )
 
     def test_bodies_that_are_not_json_as_we_store_it_are_400(self) -> None:
         bodies = {
@@ -126,8 +127,10 @@ class WordsTests(ApiTestCase):
             with self.subTest(name):
                 detail = self.detail("/v1/models/echo", {"inputs": "x", "parameters": {name: value}})
                 self.assertIn(message, detail)
-        self.assertIn('must be one of "plain", "loud", not "x"',
-                      self.detail("/v1/models/echo", {"inputs": "x", "parameters": {"mode": "x"}}))  # fmt: skip
+        self.assertIn(
+            'must be one of "plain", "loud", not "x"',
+            self.detail("/v1/models/echo", {"inputs": "x", "parameters": {"mode": "x"}}),
+        )
         self.assertIn("not a number", self.detail("/v1/models/pictures", {"inputs": 7}))
 
     def test_errors_name_both_bounds(self) -> None:
@@ -135,8 +138,9 @@ class WordsTests(ApiTestCase):
             with self.subTest(value):
                 detail = self.detail(JOBS, {"model": "echo", "inputs": "x", "expires_in": value})
                 self.assertEqual(detail, "expires_in: must be from 0.001 to 604800 seconds.")
-        lines = self.detail(f"{JOBS}/bulk?model=echo&expires_in=0", b'{"inputs":"x"}', 400,
-                            content_type="application/x-ndjson")  # fmt: skip
+        lines = self.detail(
+            f"{JOBS}/bulk?model=echo&expires_in=0", b'{"inputs":"x"}', 400, content_type="application/x-ndjson"
+        )
         self.assertIn("from 0.001 to 604800", lines)
 
     def test_the_error_of_a_body_that_is_not_utf_8_names_the_byte(self) -> None:
@@ -168,8 +172,9 @@ class LengthTests(ApiTestCase):
 
     def test_blank_lines_are_no_inputs(self) -> None:
         with override_settings(MAX_BULK_INPUTS=1):
-            answer = self.post(f"{JOBS}/bulk?model=echo", b"\n\r\n" * 99 + b'{"inputs": "x"}\r\n',
-                               content_type="application/x-ndjson")  # fmt: skip
+            answer = self.post(
+                f"{JOBS}/bulk?model=echo", b"\n\r\n" * 99 + b'{"inputs": "x"}\r\n', content_type="application/x-ndjson"
+            )
         self.assertEqual((answer.status_code, answer.json()["total"]), (202, 1))
 
     def test_values_are_counted_before_they_are_parsed_and_texts_hold_none(self) -> None:

@@ -80,9 +80,14 @@ def generate(document: bytes, folder: Path) -> None:
     ]  # fmt: skip
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])  # it formats with ruff
     done = subprocess.run(
-        command, cwd=folder, env={**os.environ, "PATH": path}, capture_output=True, text=True, timeout=PATIENCE_S,
+        command,
+        cwd=folder,
+        env={**os.environ, "PATH": path},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
         check=False,
-    )  # fmt: skip
+    )
     if done.returncode or "warning" in done.stdout.lower():
         raise AssertionError(done.stdout + done.stderr)
 

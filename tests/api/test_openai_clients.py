@@ -104,9 +104,13 @@ class ClientTests(StackCase):
     def test_a_chat_as_it_is_generated(self) -> None:
         whole = self.chat(temperature=0, max_tokens=20)
         *chunks, last = self.client().chat.completions.create(
-            model="tiny", messages=HELLO, temperature=0, max_tokens=20, stream=True,
+            model="tiny",
+            messages=HELLO,
+            temperature=0,
+            max_tokens=20,
+            stream=True,
             stream_options={"include_usage": True},
-        )  # fmt: skip
+        )
         text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
         self.assertEqual((text, last.usage), (whole.choices[0].message.content, whole.usage))
         self.assertEqual(chunks[-1].choices[0].finish_reason, whole.choices[0].finish_reason)

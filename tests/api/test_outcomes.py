@@ -23,9 +23,13 @@ CODES = (*problems.TABLE, "an_engine_s_own")
 def ended(code: str) -> Job:
     status = code if code in (Status.CANCELLED, Status.EXPIRED) else Status.FAILED
     return Job.objects.create(
-        model="echo", inputs="x", status=status, finished_at=ago(), error_detail="It did not go well.",
+        model="echo",
+        inputs="x",
+        status=status,
+        finished_at=ago(),
+        error_detail="It did not go well.",
         error_code="" if status == code else code,
-    )  # fmt: skip
+    )
 
 
 class FinishedTests(ApiTestCase):

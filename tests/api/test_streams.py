@@ -119,8 +119,10 @@ class PostTests(StreamCase):
         self.assertEqual((end.name, end.data["generated_text"]), ("end", text_of("once", 5)))
         shown = self.client.get(f"/v1/jobs/{job.pk}").json()
         self.assertEqual(end.data["job"], shown)
-        self.assertEqual(text(parse_events(self.stream(job, **{"Last-Event-ID": first.id}).streaming_content)),  # type: ignore[attr-defined]
-                         text_of("once", 5))  # fmt: skip
+        self.assertEqual(
+            text(parse_events(self.stream(job, **{"Last-Event-ID": first.id}).streaming_content)),  # type: ignore[attr-defined]
+            text_of("once", 5),
+        )
 
     def test_hugging_face_s_client_reads_its_text(self) -> None:
         with self.generator():

@@ -49,9 +49,22 @@ class Program:
         self.memory_mb = 0.0  # the most that it took, once it has ended
         with lines.open("rb") as source:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "batch_inference_client", "--url", url, "map", "echo", "--name", NAME,
-                 "--output", str(answers)], stdin=source, cwd=ROOT,
-            )  # fmt: skip
+                [
+                    sys.executable,
+                    "-m",
+                    "batch_inference_client",
+                    "--url",
+                    url,
+                    "map",
+                    "echo",
+                    "--name",
+                    NAME,
+                    "--output",
+                    str(answers),
+                ],
+                stdin=source,
+                cwd=ROOT,
+            )
 
     def kill(self) -> None:
         self.process.send_signal(signal.SIGKILL)

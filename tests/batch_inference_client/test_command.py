@@ -40,9 +40,14 @@ class CommandCase(StackCase):
 
     def call(self, *arguments: str, given: str = "", url: str = "") -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            self.line(*arguments, url=url), cwd=resume.ROOT, input=given, capture_output=True, text=True,
-            timeout=PATIENCE_S, check=False,
-        )  # fmt: skip
+            self.line(*arguments, url=url),
+            cwd=resume.ROOT,
+            input=given,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            check=False,
+        )
 
     def line(self, *arguments: str, url: str = "") -> list[str]:
         url = url or f"http://{HOST}:{self.stack.port}"

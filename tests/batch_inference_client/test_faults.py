@@ -256,7 +256,12 @@ class CommandTests(TestCase):
         with Server((200, JOB, {})) as server, os.fdopen(written) as closed:
             done = subprocess.run(
                 [sys.executable, "-m", "batch_inference_client", "--url", server.url, "run", "echo", "x"],
-                cwd=ROOT, env={**os.environ, "PYTHONUNBUFFERED": ""},
-                stdout=closed, stderr=subprocess.PIPE, text=True, timeout=PATIENCE_S, check=False,
-            )  # fmt: skip
+                cwd=ROOT,
+                env={**os.environ, "PYTHONUNBUFFERED": ""},
+                stdout=closed,
+                stderr=subprocess.PIPE,
+                text=True,
+                timeout=PATIENCE_S,
+                check=False,
+            )
         self.assertEqual((done.returncode, done.stderr), (1, ""))

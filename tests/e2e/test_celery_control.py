@@ -31,9 +31,13 @@ class CeleryTests(StackCase):
     def celery(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [sys.executable, "-m", "celery", "-A", "project", *arguments],
-            env={**os.environ, **self.stack.environment}, cwd=settings.BASE_DIR,
-            capture_output=True, text=True, timeout=PATIENCE_S, check=False,
-        )  # fmt: skip
+            env={**os.environ, **self.stack.environment},
+            cwd=settings.BASE_DIR,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            check=False,
+        )
 
     def send_from_command_line(self, *arguments: str) -> Any:
         """Return the answer of the one worker to the command line."""
@@ -122,8 +126,10 @@ class CeleryTests(StackCase):
         flower = subprocess.Popen(
             [sys.executable, "-m", "celery", "-A", "project", "flower", "--address=127.0.0.1", f"--port={port}"],
             env={**os.environ, **self.stack.environment, **own, "FLOWER_UNAUTHENTICATED_API": "1"},
-            cwd=settings.BASE_DIR, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT,
-        )  # fmt: skip
+            cwd=settings.BASE_DIR,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.STDOUT,
+        )
         try:
             eventually(lambda: self.worker().name in self.shown(port, "workers?refresh=1"), "the worker is shown")
             good, bad = self.stack.submit("a"), self.stack.submit({"text": "", "fail": "exception"})

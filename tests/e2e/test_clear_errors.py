@@ -97,9 +97,14 @@ class TestBadModelsFile(SimpleTestCase):
 class TestBadEnvironment(SimpleTestCase):
     def test_a_time_that_is_none_is_refused_in_one_sentence(self) -> None:
         run = subprocess.run(
-            (sys.executable, "manage.py", "check"), env={**os.environ, "DATABASE_ANSWER_S": "soon"},
-            capture_output=True, text=True, cwd=settings.BASE_DIR, timeout=PATIENCE_S, check=False,
-        )  # fmt: skip
+            (sys.executable, "manage.py", "check"),
+            env={**os.environ, "DATABASE_ANSWER_S": "soon"},
+            capture_output=True,
+            text=True,
+            cwd=settings.BASE_DIR,
+            timeout=PATIENCE_S,
+            check=False,
+        )
         self.assertEqual((run.returncode, run.stderr), (1, f"{self.said('soon')}\n"))
         for text in ("-1", "inf", ""):
             with patch.dict(os.environ, DATABASE_ANSWER_S=text), self.assertRaises(SystemExit) as raised:

@@ -55,17 +55,26 @@ class CommandsTests(StackCase):
 
     def manage(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, "manage.py", *arguments], env={**os.environ, **self.stack.environment, **environment},
-            cwd=settings.BASE_DIR, capture_output=True, text=True, timeout=PATIENCE_S, check=False,
-        )  # fmt: skip
+            [sys.executable, "manage.py", *arguments],
+            env={**os.environ, **self.stack.environment, **environment},
+            cwd=settings.BASE_DIR,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            check=False,
+        )
 
     def refused(self, *commands: Sequence[str], **environment: str) -> list[str]:
         """Run all in one process, and return the one line, or argparse's usage, that each says."""
         run = subprocess.run(
             [sys.executable, "-c", ONE_AFTER_THE_OTHER, json.dumps(commands)],
             env={**os.environ, **self.stack.environment, **environment},
-            cwd=settings.BASE_DIR, capture_output=True, text=True, timeout=PATIENCE_S, check=False,
-        )  # fmt: skip
+            cwd=settings.BASE_DIR,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            check=False,
+        )
         self.assertNotIn("Traceback", run.stderr)
         *said, rest = run.stderr.split("refused\n")
         self.assertEqual((len(said), rest), (len(commands), ""))

@@ -55,9 +55,15 @@ class ExamplesTests(StackCase):
         command = command.replace(".venv/bin/python", shlex.quote(sys.executable))
         env = {**os.environ, **self.stack.environment, "MODELS_FILE": str(settings.BASE_DIR / "models.toml")}
         run = subprocess.run(
-            command, shell=True, cwd=settings.BASE_DIR, capture_output=True, text=True, timeout=PATIENCE_S, check=False,
+            command,
+            shell=True,
+            cwd=settings.BASE_DIR,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            check=False,
             env=env,
-        )  # fmt: skip
+        )
         self.assertEqual((run.returncode, run.stdout), (0, '"english"\n'), run.stderr)
 
     def test_a_script_submits_first_and_waits_later(self) -> None:

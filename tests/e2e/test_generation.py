@@ -120,9 +120,10 @@ class GenerationTests(StackCase):
         self.log_shows(f"job={cancelled} left: cancelled", "it left its batch")
         self.assertTrue(all(map(self.is_running, others)))
         self.stack.release()
-        self.assertEqual([job.output for job in self.stack.finished(*others)], [
-            words.expected(f"held {number}", COUNT) for number in (1, 2)
-        ])  # fmt: skip
+        self.assertEqual(
+            [job.output for job in self.stack.finished(*others)],
+            [words.expected(f"held {number}", COUNT) for number in (1, 2)],
+        )
 
     def test_one_that_can_never_fit_is_refused_with_the_figure(self) -> None:
         long = self.held()
@@ -227,8 +228,11 @@ class GenerationTests(StackCase):
         jobs, worker = self.held_of_two_models(), self.stack.children["worker1"]
         subprocess.run(
             [sys.executable, "-m", "celery", "-A", "project", "control", "shutdown"],
-            env={**os.environ, **self.stack.environment}, cwd=settings.BASE_DIR, capture_output=True, check=False,
-        )  # fmt: skip
+            env={**os.environ, **self.stack.environment},
+            cwd=settings.BASE_DIR,
+            capture_output=True,
+            check=False,
+        )
         self.log_shows("Got shutdown from remote", "it is told to stop")
         self.stack.release()
         self.assert_ended_by(worker, jobs)

@@ -160,9 +160,14 @@ class InstalledClientTests(StackCase):
     def run_alone(self, *command: str | Path) -> str:
         """Return what a program of the new environment prints; it finds no other package."""
         run = subprocess.run(
-            command, cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=PATIENCE_S,
+            command,
+            cwd=self.folder,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
             check=False,
-        )  # fmt: skip
+        )
         self.assertEqual((run.returncode, run.stderr), (0, ""))
         return run.stdout
 
@@ -206,9 +211,14 @@ class InstalledClientTests(StackCase):
     def run_theirs(self, folder: Path, code: str, *arguments: str, **environment: str) -> Any:
         """Return what this code prints as JSON. It cannot import the service: `-P` keeps this folder out."""
         run = subprocess.run(
-            [sys.executable, "-P", "-c", code, *arguments], env=self.their_environment(folder, **environment),
-            cwd=folder, capture_output=True, text=True, timeout=PATIENCE_S, check=False,
-        )  # fmt: skip
+            [sys.executable, "-P", "-c", code, *arguments],
+            env=self.their_environment(folder, **environment),
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            check=False,
+        )
         self.assertEqual(run.returncode, 0, run.stderr)
         return json.loads(run.stdout.splitlines()[-1])
 

@@ -81,10 +81,12 @@ class WebServerGone(StackCase):
         self.assertIsNone(chunks[-1].choices[0].finish_reason)
         place: Any = chunks[-1]
         rest = there.get(
-            f"/chat/completions/{place.id}", cast_to=ChatCompletionChunk, stream=True,
+            f"/chat/completions/{place.id}",
+            cast_to=ChatCompletionChunk,
+            stream=True,
             stream_cls=openai.Stream[ChatCompletionChunk],
             options={"params": {"stream": "true"}, "headers": {"Last-Event-ID": place.event_id}},
-        )  # fmt: skip
+        )
         chunks.extend(rest)
         self.assertEqual("".join(chunk.choices[0].delta.content or "" for chunk in chunks), ANSWER)
         self.assertEqual(chunks[-1].choices[0].finish_reason, "stop")

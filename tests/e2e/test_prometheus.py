@@ -46,10 +46,15 @@ class TestPrometheus(StackCase):
         config.write_text(CONFIG.format(rules=rules, host=HOST, port=self.stack.port))
         self.port = free_port()
         server = subprocess.Popen(
-            [str(PROMETHEUS), f"--config.file={config}", f"--storage.tsdb.path={folder / 'data'}",
-             f"--web.listen-address={HOST}:{self.port}"],
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
+            [
+                str(PROMETHEUS),
+                f"--config.file={config}",
+                f"--storage.tsdb.path={folder / 'data'}",
+                f"--web.listen-address={HOST}:{self.port}",
+            ],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
         self.addCleanup(server.wait)
         self.addCleanup(server.kill)
         eventually(self.is_ready, "it answers")

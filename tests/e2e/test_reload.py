@@ -124,7 +124,7 @@ class ReloadCase(ReplicaCase):
             eventually(
                 lambda: all(len(t.revisions) > before + 2 for t, before in zip(threads, seen, strict=True)),
                 "all are answered again",
-            )  # fmt: skip
+            )
         finally:
             for thread in threads:
                 thread.stopping.set()
@@ -137,9 +137,14 @@ class ReloadCase(ReplicaCase):
     def command(self, *options: str) -> subprocess.CompletedProcess[str]:
         """`manage.py reload`, where the service runs."""
         return subprocess.run(
-            [sys.executable, "manage.py", "reload", *options], env={**os.environ, **self.stack.environment},
-            cwd=settings.BASE_DIR, capture_output=True, text=True, timeout=2 * PATIENCE_S, check=False,
-        )  # fmt: skip
+            [sys.executable, "manage.py", "reload", *options],
+            env={**os.environ, **self.stack.environment},
+            cwd=settings.BASE_DIR,
+            capture_output=True,
+            text=True,
+            timeout=2 * PATIENCE_S,
+            check=False,
+        )
 
     def shown(self, model: str) -> list[tuple[str, str]]:
         """The revisions, or weights, and their states that clients see."""

@@ -66,9 +66,10 @@ class SteeringTests(StackCase):
         self.stack.release()
         eventually(lambda: is_(WorkerState.DRAINED), "it is drained")
         self.assertEqual((row.get().model_names, row.get().held), ([], 0))
-        self.assertEqual([(job.status, job.attempts, job.recoveries) for job in self.stack.finished(busy)], [
-            (Status.SUCCEEDED, 1, 0)
-        ])  # fmt: skip
+        self.assertEqual(
+            [(job.status, job.attempts, job.recoveries) for job in self.stack.finished(busy)],
+            [(Status.SUCCEEDED, 1, 0)],
+        )
         done = self.stack.finished(*self.stack.submit_together(f"text {number}" for number in range(30)))
         self.assertEqual({job.worker for job in done}, {other.pk})
         Worker.objects.using(self.stack.alias).filter(pk=other.pk).update(is_to_rest=True)

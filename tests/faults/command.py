@@ -70,9 +70,11 @@ def _trials_of(tally: Tally, runs: Iterable[Run]) -> list[Run]:
     """Return those parts of the runs that make a row of the table."""
     key = tally.stack, tally.row, tally.fault
     parts = (
-        replace(run, trials=[(fault, numbers)]) for run in runs for fault, numbers in run.trials
+        replace(run, trials=[(fault, numbers)])
+        for run in runs
+        for fault, numbers in run.trials
         if (str(run.backends), fault.row, fault.title) == key
-    )  # fmt: skip
+    )
     return list(parts)
 
 

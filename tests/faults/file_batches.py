@@ -69,11 +69,13 @@ class FileBatch(Fault):
     def begin(self, trial: Trial, texts: Mapping[str, str]) -> str:
         lines = [
             {
-                "custom_id": name, "method": "POST", "url": ENDPOINT,
+                "custom_id": name,
+                "method": "POST",
+                "url": ENDPOINT,
                 "body": {"model": "lines", "prompt": text, **({} if self.is_taken(name) else {"colour": "red"})},
             }
             for name, text in texts.items()
-        ]  # fmt: skip
+        ]
         content = b"\n".join(json.dumps(line).encode() for line in lines)
         uploaded = trial.service.post("/v1/files", write_form(content), headers={"Content-Type": FORM})
         body = {"input_file_id": uploaded.json["id"], "endpoint": ENDPOINT, "completion_window": "24h"}

@@ -54,10 +54,11 @@ def grown(before: Mapping[tuple[str, int], Holdings], now: Mapping[tuple[str, in
     """Groups that lived all the while and hold much more than before."""
     return [
         f"{name} has {more} {what} more than at first"
-        for (name, pid), held in now.items() if (first := before.get((name, pid)))
+        for (name, pid), held in now.items()
+        if (first := before.get((name, pid)))
         for what in ("processes", "files", "threads")
         if (more := getattr(held, what) - getattr(first, what)) > _allowance(what, held)
-    ]  # fmt: skip
+    ]
 
 
 def _allowance(what: str, held: Holdings) -> int:

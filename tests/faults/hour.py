@@ -52,8 +52,9 @@ class Course:
     def grown(self) -> list[str]:
         return [
             f"{name} grew from {before:.1f} to {after:.1f} MiB"
-            for name, (before, after) in self.ends().items() if after > before * (1 + MAY_GROW) + MAY_GROW_MB
-        ]  # fmt: skip
+            for name, (before, after) in self.ends().items()
+            if after > before * (1 + MAY_GROW) + MAY_GROW_MB
+        ]
 
 
 def _ends(values: list[float], sixth: int) -> tuple[float, float]:

@@ -23,7 +23,7 @@ from tests.faults import (
     soak,
     space,
     steps,
-)  # fmt: skip
+)
 from tests.faults.backends import POSTGRES, RABBITMQ, Backends
 from tests.faults.fault import Fault
 

@@ -31,9 +31,16 @@ class Forger:
 
     def envelope(self, job_id: Any = None, **changes: Any) -> dict[str, Any]:
         message = JobMessage(
-            job_id=str(job_id or uuid4()), model="echo", queue=QUEUE, group="", size=1, length=1, priority=2,
-            created_at=time.time(), expires_at=None,
-        )  # fmt: skip
+            job_id=str(job_id or uuid4()),
+            model="echo",
+            queue=QUEUE,
+            group="",
+            size=1,
+            length=1,
+            priority=2,
+            created_at=time.time(),
+            expires_at=None,
+        )
         return {**json.loads(make_redis_envelope(message)), **changes}
 
     def with_body(self, body: Any) -> str:

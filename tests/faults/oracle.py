@@ -169,8 +169,9 @@ class Oracle:
     def _busy(self) -> list[str]:
         return [
             f"{worker.name} holds {worker.held}, {worker.replicas_busy} replicas busy"
-            for worker in self.service.living_workers() if worker.held or worker.replicas_busy
-        ]  # fmt: skip
+            for worker in self.service.living_workers()
+            if worker.held or worker.replicas_busy
+        ]
 
     def _miscounted(self) -> dict[tuple[str, str], int]:
         """By model and end: more in the figures than in the rows, or, below zero, fewer."""

@@ -70,8 +70,9 @@ def render(tallies: Iterable[Tally]) -> str:
     """Readable in a terminal, and Markdown."""
     lines = [list(HEADINGS), *(tally.cells() for tally in tallies)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(HEADINGS))]
-    rows = ["| " + " | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) + " |"
-            for line in lines]  # fmt: skip
+    rows = [
+        "| " + " | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) + " |" for line in lines
+    ]
     rows.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
     return "\n".join(rows)
 

@@ -69,8 +69,12 @@ class CommandTests(Check):
         environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
         done = subprocess.run(
             [sys.executable, "-m", "tests.gpu"],
-            cwd=settings.BASE_DIR, env=environment, capture_output=True, text=True, check=False,
-        )  # fmt: skip
+            cwd=settings.BASE_DIR,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         self.assertEqual((done.returncode, done.stdout), (command.NO_GPU, ""))
         self.assertRegex(
             done.stderr, r"\ANo GPU can be checked here, as CUDA_VISIBLE_DEVICES hides every GPU; .*\.\n\Z"

@@ -108,9 +108,14 @@ class TestJobPages(AdminCase):
         alice = User.objects.create_user("alice")
         bulk, batch = Bulk.objects.create(model="embeddings", total=1), uuid.uuid4()
         job = make_job(
-            owner=alice, bulk=bulk, bulk_index=0, batch=batch, status=Status.FAILED, error_code="crashed",
+            owner=alice,
+            bulk=bulk,
+            bulk_index=0,
+            batch=batch,
+            status=Status.FAILED,
+            error_code="crashed",
             idempotency_key=f"{alice.pk}:order 7",
-        )  # fmt: skip
+        )
         make_job(owner=User.objects.get(username="operator"))
         for term in ("alice", str(bulk.pk), str(batch), "crashed", "order 7", f"{alice.pk}:order 7"):
             self.assertEqual(self.listed(q=term), [job], term)
@@ -181,11 +186,20 @@ class TestJobPages(AdminCase):
         self.assertIn(f"{first.start}… key 0", self.text(JOBS, key_start=first.start))
 
     def test_jobs_are_found_by_the_text_of_their_error_and_the_beginning_of_their_input(self) -> None:
-        failed = make_job(status=Status.FAILED, error_code="engine_error", error_detail="The model failed on 100%.",
-                          error_raised="RuntimeError: a shape (3, 4)")  # fmt: skip
-        alone, listed, named = (make_job(inputs=inputs) for inputs in (
-            'say "Grüße" to all', ["say more", "a second"], {"question": "what do you say"},
-        ))  # fmt: skip
+        failed = make_job(
+            status=Status.FAILED,
+            error_code="engine_error",
+            error_detail="The model failed on 100%.",
+            error_raised="RuntimeError: a shape (3, 4)",
+        )
+        alone, listed, named = (
+            make_job(inputs=inputs)
+            for inputs in (
+                'say "Grüße" to all',
+                ["say more", "a second"],
+                {"question": "what do you say"},
+            )
+        )
         far = make_job(inputs="x" * 5_000 + " a rare word")
         whole = make_job(inputs=[], parts=1, size=1)
         make_job(inputs=["say nothing"], whole=whole.pk, place=0)

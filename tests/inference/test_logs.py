@@ -170,7 +170,11 @@ class ProgramTests(TestCase):
 
     def run_with(self, form: str) -> str:
         run = subprocess.run(
-            [sys.executable, "-c", SCRIPT], capture_output=True, text=True, cwd=settings.BASE_DIR, check=False,
+            [sys.executable, "-c", SCRIPT],
+            capture_output=True,
+            text=True,
+            cwd=settings.BASE_DIR,
+            check=False,
             env={"LOG_FORMAT": form, "DJANGO_SETTINGS_MODULE": "project.settings", "SECRET_KEY": "k"},
-        )  # fmt: skip
+        )
         return run.stderr

@@ -32,9 +32,13 @@ class OnTests(TestCase):
     def run_with(self, script: str, environment: dict[str, str]) -> str:
         own = {name: value for name, value in os.environ.items() if not name.startswith("OTEL_")}
         run = subprocess.run(
-            [sys.executable, "-c", script], env={**own, **environment}, cwd=settings.BASE_DIR, capture_output=True,
-            text=True, check=True,
-        )  # fmt: skip
+            [sys.executable, "-c", script],
+            env={**own, **environment},
+            cwd=settings.BASE_DIR,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
         return run.stdout + run.stderr
 
     def test_where_they_are_off_nothing_is_imported_and_no_statement_names_the_column(self) -> None:
@@ -121,11 +125,17 @@ class SpanTests(TestCase):
         now = ago()
         outcomes = [
             Outcome(
-                job_id=uuid4(), model="m", output=output, error_code=code, error_detail="marked",
-                traceparent=TRACEPARENT, created_at=now - timedelta(seconds=2), started_at=now - timedelta(seconds=1),
+                job_id=uuid4(),
+                model="m",
+                output=output,
+                error_code=code,
+                error_detail="marked",
+                traceparent=TRACEPARENT,
+                created_at=now - timedelta(seconds=2),
+                started_at=now - timedelta(seconds=1),
             )
             for output, code in (([{"generated_text": "marked", "details": details}], ""), (None, "crashed"))
-        ]  # fmt: skip
+        ]
         spans.record_batch_span(uuid4(), outcomes, 2)
         batch, good, bad = self.exporter.get_finished_spans()
         attributes = dict(good.attributes or {})

@@ -72,7 +72,9 @@ def read_rerank(document: Any, spec: ModelSpec | None = None) -> RerankRequest:
         raise InvalidInput(message, field="query")
     return RerankRequest(
         submission=Submission(
-            spec=spec, inputs=[{"text": query, "text_pair": text} for text in texts], parameters=LOGITS,
+            spec=spec,
+            inputs=[{"text": query, "text_pair": text} for text in texts],
+            parameters=LOGITS,
             priority=_priority(fields.get("priority", 0)),
         ),
         words={"parameters.": "", "inputs": name},
@@ -81,7 +83,7 @@ def read_rerank(document: Any, spec: ModelSpec | None = None) -> RerankRequest:
         top_n=_count(fields.get("top_n")),
         returns_texts=read_flag(fields, "return_text") | read_flag(fields, "return_documents"),
         is_raw=read_flag(fields, "raw_scores"),
-    )  # fmt: skip
+    )
 
 
 def _renamed(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -53,9 +53,13 @@ class FilesView(ApiView):
             if not content.size:
                 raise ApiError("file: is empty. Send at least one line.")
             row = files.store_file(
-                content, owner=self.principal.user, name=content.name or "file", size=content.size or 0,
-                purpose=FilePurpose.BATCH, expires_in_s=read_form_expiry_s(form.fields),
-            )  # fmt: skip
+                content,
+                owner=self.principal.user,
+                name=content.name or "file",
+                size=content.size or 0,
+                purpose=FilePurpose.BATCH,
+                expires_in_s=read_form_expiry_s(form.fields),
+            )
         return codec.make_json_response(make_file_document(row))
 
 

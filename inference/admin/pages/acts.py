@@ -49,9 +49,10 @@ class ActAdmin(ReadOnlyAdmin):
     created = display.make_column("started", "created_at", display.format_age)
     finished = display.make_column("ended", "finished_at", display.format_age)
     left_shown = display.make_column(
-        "not changed", "left",
+        "not changed",
+        "left",
         lambda left: display.escape_text("; ".join(f"{count:,} {reason}" for reason, count in left.items())),
-    )  # fmt: skip
+    )
 
     def change_view(
         self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: dict[str, Any] | None = None

@@ -99,9 +99,11 @@ def _claimed(job: Job) -> Iterator[Event]:
     where = format_html(" on {}", job.device) if job.device else NOTHING
     attempt = f", the {_ordinal(job.attempts)} attempt" if job.attempts > 1 else ""
     yield _event(
-        job, "Claimed", job.started_at,
+        job,
+        "Claimed",
+        job.started_at,
         detail=format_html("by {}{}, in {}{}", render_worker_link(job), where, render_batch_link(job), attempt),
-    )  # fmt: skip
+    )
     if job.status == Status.RUNNING and job.lease_until:
         detail = format_html("the lease ends {}", display.format_age(job.lease_until))
         yield Event(what="Running", detail=detail, state="now")

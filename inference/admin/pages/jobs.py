@@ -213,11 +213,16 @@ class JobAdmin(ReadOnlyAdmin):
             "newest": str(new_job_id()), "counted": counted,
         }  # fmt: skip
         return self.render_page(
-            request, "inference/confirm.html", title=f"{kind.label} {count_of(counted, 'job')}?",
-            kind=kind, counted=counted,
-            is_more=count > counted, facts=act_facts(lookups), plan=signing.dumps(plan, salt=SALT),
+            request,
+            "inference/confirm.html",
+            title=f"{kind.label} {count_of(counted, 'job')}?",
+            kind=kind,
+            counted=counted,
+            is_more=count > counted,
+            facts=act_facts(lookups),
+            plan=signing.dumps(plan, salt=SALT),
             query=request.GET.urlencode(),
-        )  # fmt: skip
+        )
 
     def store_confirmed_act(self, request: HttpRequest) -> HttpResponse:
         """Leave an act that was confirmed to the workers, once, however often the button is pressed."""

@@ -57,13 +57,17 @@ def list_model_rows() -> list[ModelRow]:
     known = lookup.get_catalog_or_empty()
     return [
         ModelRow(
-            name=name, spec=spec, runs=sorted(runs.get(name, {}).items()), served=served[name],
+            name=name,
+            spec=spec,
+            runs=sorted(runs.get(name, {}).items()),
+            served=served[name],
             queued=queue_position.count_queued_jobs(spec) if spec else 0,
-            speed=workers.measure_model_speeds().get(name), pause=paused.get(name),
+            speed=workers.measure_model_speeds().get(name),
+            pause=paused.get(name),
         )
         for name in sorted(known.keys() | runs.keys() | paused.keys())
         for spec in [known.get(name)]
-    ]  # fmt: skip
+    ]
 
 
 def list_entry_facts(spec: ModelSpec) -> Iterator[tuple[str, Any]]:
@@ -92,10 +96,15 @@ def list_places(name: str, living: list[Worker]) -> Iterator[dict[str, Any]]:
                 notes = {replica.get("notes", {}).get(name, "") for replica in worker.replicas.values()}
                 memory = entry.get("memory")
                 yield {
-                    "worker": worker, "state": entry["state"], "revision": entry["revision"], "why": entry["why"],
-                    "held_back": entry.get("held_back"), "memory": f"{memory / MIB:,.0f} MiB" if memory else "",
-                    "notes": sorted(filter(None, notes)), "speed": worker.speeds.get(name),
-                }  # fmt: skip
+                    "worker": worker,
+                    "state": entry["state"],
+                    "revision": entry["revision"],
+                    "why": entry["why"],
+                    "held_back": entry.get("held_back"),
+                    "memory": f"{memory / MIB:,.0f} MiB" if memory else "",
+                    "notes": sorted(filter(None, notes)),
+                    "speed": worker.speeds.get(name),
+                }
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,11 +128,13 @@ def list_waiting_owners(model: str) -> list[WaitingOwner]:
     names = dict(users._default_manager.filter(pk__in=filter(None, most)).values_list("pk", users.USERNAME_FIELD))
     return [
         WaitingOwner(
-            pk=owner, name=names.get(owner, "no owner"), jobs=jobs[owner],
+            pk=owner,
+            name=names.get(owner, "no owner"),
+            jobs=jobs[owner],
             wait_s=workers.predict_seconds(model, queue_position.count_jobs_ahead(model, Priority.NORMAL, owner)),
         )
         for owner in most
-    ]  # fmt: skip
+    ]
 
 
 def draw_cost_plots(name: str, living: list[Worker]) -> Iterator[tuple[Worker, SafeString, str]]:
@@ -173,11 +184,20 @@ class ModelsAdmin(ReadOnlyAdmin):
             raise Http404
         queued = Job.objects.filter(model=name, status=Status.QUEUED, parts=None)
         return self.render_page(
-            request, "inference/model.html", title=display.escape_text(name), name=name, spec=spec, pause=pause,
-            facts=list(list_entry_facts(spec)) if spec else [], places=where, plots=list(draw_cost_plots(name, living)),
-            queued=queue_position.count_queued_jobs(spec) if spec else None, acts=list_last_acts(name),
-            owners=list_waiting_owners(name), oldest=queued.order_by("priority", "pk").only("created_at").first(),
-        )  # fmt: skip
+            request,
+            "inference/model.html",
+            title=display.escape_text(name),
+            name=name,
+            spec=spec,
+            pause=pause,
+            facts=list(list_entry_facts(spec)) if spec else [],
+            places=where,
+            plots=list(draw_cost_plots(name, living)),
+            queued=queue_position.count_queued_jobs(spec) if spec else None,
+            acts=list_last_acts(name),
+            owners=list_waiting_owners(name),
+            oldest=queued.order_by("priority", "pk").only("created_at").first(),
+        )
 
     def get_urls(self) -> list[URLPattern]:
         steer = self.make_button_view(self.pause_or_resume)
@@ -196,7 +216,11 @@ class ModelsAdmin(ReadOnlyAdmin):
     def log_act(self, request: HttpRequest, name: str, what: str, happened: bool) -> None:
         if happened:
             LogEntry.objects.create(
-                user_id=request.user.pk or 0, content_type=_kind(), object_id=name, object_repr=name[:200],
-                action_flag=CHANGE, change_message=what,
-            )  # fmt: skip
+                user_id=request.user.pk or 0,
+                content_type=_kind(),
+                object_id=name,
+                object_repr=name[:200],
+                action_flag=CHANGE,
+                change_message=what,
+            )
             self.message_user(request, f"{name}: {what} This takes effect within seconds.", messages.SUCCESS)

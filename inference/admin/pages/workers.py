@@ -148,13 +148,21 @@ def list_replicas(worker: Worker) -> Iterator[dict[str, Any]]:
     for index, replica in sorted(worker.replicas.items(), key=lambda entry: int(entry[0])):
         memory, notes = replica.get("memory", {}), replica.get("notes", {})
         models = [
-            {"name": name, "state": "failed" if why else READY, "why": why,
-             "memory": f"{memory[name] / MIB:,.0f} MiB" if name in memory else "", "note": notes.get(name, "")}
+            {
+                "name": name,
+                "state": "failed" if why else READY,
+                "why": why,
+                "memory": f"{memory[name] / MIB:,.0f} MiB" if name in memory else "",
+                "note": notes.get(name, ""),
+            }
             for name, state in sorted(replica.get("models", {}).items())
             for why in ["" if state == READY else state]
-        ]  # fmt: skip
+        ]
         total = sum(memory.values())
         yield {
-            "index": index, "pid": replica.get("pid"), "device": _device(replica), "models": models,
+            "index": index,
+            "pid": replica.get("pid"),
+            "device": _device(replica),
+            "models": models,
             "memory": f"{total / MIB:,.0f} MiB" if total else display.NONE,
-        }  # fmt: skip
+        }

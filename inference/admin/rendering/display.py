@@ -40,8 +40,11 @@ def draw_meter(value: int | None, largest: int) -> SafeString:
     """Draw a bar that is yellow from half of the largest value on, and red when nearly nothing is left."""
     return format_html(
         '<meter class="meter" max="{}" low="{}" high="{}" optimum="0" value="{}"></meter>',
-        largest, largest * 0.5, largest * 0.9, value or 0,
-    )  # fmt: skip
+        largest,
+        largest * 0.5,
+        largest * 0.9,
+        value or 0,
+    )
 
 
 def format_duration(value: datetime.timedelta | float | None) -> str:

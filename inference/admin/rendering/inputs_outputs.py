@@ -68,9 +68,11 @@ def render_text(value: str) -> SafeString:
     return format_html(
         '<details class="fold"><summary><span class="beginning">{}…</span> <span class="help">{} characters</span>'
         "</summary>{}{}</details>",
-        escape_text(value[:FOLDED]), f"{len(value):,}", render_block(value),
+        escape_text(value[:FOLDED]),
+        f"{len(value):,}",
+        render_block(value),
         _more(len(value) - LONGEST_TEXT, "characters"),
-    )  # fmt: skip
+    )
 
 
 def _more(count: int, what: str) -> SafeString | str:
@@ -109,10 +111,13 @@ def _dict(value: Mapping[str, Any], link: Link, path: media.Path) -> SafeString:
     apart = {
         name: entry
         for name, entry in islice(value.items(), MOST_ITEMS)
-        if (isinstance(entry, str)
-            and (len(entry) > FOLDED or name == "generated_text" or media.detect_media_type(entry)))
-        or _is_vector(entry) or (isinstance(entry, list) and _is_chat(entry))
-    }  # fmt: skip
+        if (
+            isinstance(entry, str)
+            and (len(entry) > FOLDED or name == "generated_text" or media.detect_media_type(entry))
+        )
+        or _is_vector(entry)
+        or (isinstance(entry, list) and _is_chat(entry))
+    }
     rest = {name: entry for name, entry in value.items() if name not in apart}
     rows = ((escape_text(name[:200]), render_value(entry, link, (*path, name))) for name, entry in apart.items())
     parts = format_html_join("", "<dt>{}</dt><dd>{}</dd>", rows)
@@ -167,10 +172,14 @@ def _named(entry: Any) -> str | None:
 
 def _bars(entries: list[Any]) -> SafeString:
     rows = (
-        (escape_text(str(_named(entry))[:200]), min(max(entry["score"], 0.0), 1.0), f"{entry['score']:.4g}",
-         format_html("<code>{}</code>", escape_text(str(entry["box"])[:200])) if "box" in entry else "")
+        (
+            escape_text(str(_named(entry))[:200]),
+            min(max(entry["score"], 0.0), 1.0),
+            f"{entry['score']:.4g}",
+            format_html("<code>{}</code>", escape_text(str(entry["box"])[:200])) if "box" in entry else "",
+        )
         for entry in entries
-    )  # fmt: skip
+    )
     row = '<tr><th>{}</th><td><meter max="1" value="{}"></meter></td><td class="number">{}</td><td>{}</td></tr>'
     return format_html('<table class="scores"><tbody>{}</tbody></table>', format_html_join("", row, rows))
 

@@ -36,9 +36,12 @@ def draw_shares(parts: Sequence[tuple[str, float]]) -> SafeString:
         drawn.append(
             format_html(
                 '<rect class="{}" x="{}" width="{}" height="48"><title>{}</title></rect>',
-                f"part-{name}", f"{before / whole * WIDTH:.2f}", f"{max(size / whole * WIDTH, 0.5):.2f}", name,
+                f"part-{name}",
+                f"{before / whole * WIDTH:.2f}",
+                f"{max(size / whole * WIDTH, 0.5):.2f}",
+                name,
             )
-        )  # fmt: skip
+        )
         before += size
     return _svg("shares", ", ".join(name for name, _ in parts), mark_safe("".join(drawn)))  # noqa: S308 - escaped above
 
@@ -70,18 +73,27 @@ def draw_scatter_plot(points: Sequence[tuple[float, float, str]]) -> SafeString:
         return f"{(math.log10(max(value, 1e-9)) - low) / (high - low) * side:.1f}"
 
     circles = format_html_join(
-        "", '<circle cx="{}" cy="{}" r="4"><title>{}</title></circle>',
+        "",
+        '<circle cx="{}" cy="{}" r="4"><title>{}</title></circle>',
         ((at(learnt), f"{side - float(at(took)):.1f}", title) for learnt, took, title in points),
-    )  # fmt: skip
+    )
     return format_html(
         '<svg class="against" viewBox="0 0 {} {}" role="img" aria-label="measured against expected time">'
         '<path class="equal" d="M0 {}L{} 0"/>{}</svg>',
-        side, side, side, side, circles,
-    )  # fmt: skip
+        side,
+        side,
+        side,
+        side,
+        circles,
+    )
 
 
 def _svg(name: str, label: str, inside: SafeString) -> SafeString:
     return format_html(
         '<svg class="drawing {}" viewBox="0 0 {} {}" preserveAspectRatio="none" role="img" aria-label="{}">{}</svg>',
-        name, WIDTH, HEIGHT, label, inside,
-    )  # fmt: skip
+        name,
+        WIDTH,
+        HEIGHT,
+        label,
+        inside,
+    )

@@ -39,9 +39,13 @@ def make_encoder(tokenizer: Any) -> Encode | None:
 
     def encode(texts: Sequence[str], limit: int | None = None) -> dict[str, torch.Tensor]:
         tokenizer.set_truncation_and_padding(
-            padding_strategy=PaddingStrategy.DO_NOT_PAD, truncation_strategy=TruncationStrategy.LONGEST_FIRST,
-            max_length=limit or tokenizer.model_max_length, stride=0, pad_to_multiple_of=None, padding_side=None,
-        )  # fmt: skip
+            padding_strategy=PaddingStrategy.DO_NOT_PAD,
+            truncation_strategy=TruncationStrategy.LONGEST_FIRST,
+            max_length=limit or tokenizer.model_max_length,
+            stride=0,
+            pad_to_multiple_of=None,
+            padding_side=None,
+        )
         core.encode_special_tokens = tokenizer.split_special_tokens  # another call may have changed it
         found = core.encode_batch_fast(texts)
         lengths = np.array([[len(text)] for text in found])

@@ -47,11 +47,17 @@ def _like_bert(model: Any) -> tuple[nn.Module, list[Parts]]:
     def parts(layer: Any) -> Parts:
         attention, attended = layer.attention.self, layer.attention.output
         return Parts(
-            attention=attention, query=attention.query, key=attention.key, value=attention.value,
-            mix=attended.dense, mix_norm=attended.LayerNorm,
-            widen=layer.intermediate.dense, activation=layer.intermediate.intermediate_act_fn,
-            narrow=layer.output.dense, norm=layer.output.LayerNorm,
-        )  # fmt: skip
+            attention=attention,
+            query=attention.query,
+            key=attention.key,
+            value=attention.value,
+            mix=attended.dense,
+            mix_norm=attended.LayerNorm,
+            widen=layer.intermediate.dense,
+            activation=layer.intermediate.intermediate_act_fn,
+            narrow=layer.output.dense,
+            norm=layer.output.LayerNorm,
+        )
 
     return model.encoder, [parts(layer) for layer in model.encoder.layer]
 
@@ -60,10 +66,17 @@ def _like_distilbert(model: Any) -> tuple[nn.Module, list[Parts]]:
     def parts(layer: Any) -> Parts:
         attention, ffn = layer.attention, layer.ffn
         return Parts(
-            attention=attention, query=attention.q_lin, key=attention.k_lin, value=attention.v_lin,
-            mix=attention.out_lin, mix_norm=layer.sa_layer_norm,
-            widen=ffn.lin1, activation=ffn.activation, narrow=ffn.lin2, norm=layer.output_layer_norm,
-        )  # fmt: skip
+            attention=attention,
+            query=attention.q_lin,
+            key=attention.k_lin,
+            value=attention.v_lin,
+            mix=attention.out_lin,
+            mix_norm=layer.sa_layer_norm,
+            widen=ffn.lin1,
+            activation=ffn.activation,
+            narrow=ffn.lin2,
+            norm=layer.output_layer_norm,
+        )
 
     return model.transformer, [parts(layer) for layer in model.transformer.layer]
 

@@ -244,8 +244,11 @@ def _forward(spec: ModelSpec, model: Any, precision: str, answers: parity.Answer
     except OSError as error:
         logger.warning(
             "model=%s is exported again at each start, since the export cannot be stored: %s. Make room in %s, or"
-            " let this user write to %s.", spec.name, describe_exception(error), *homes,
-        )  # fmt: skip
+            " let this user write to %s.",
+            spec.name,
+            describe_exception(error),
+            *homes,
+        )
         whole = exported()
     computes = openvino_forward.OpenVINOForward(whole, precision, name, type(output))
     if found:

@@ -58,8 +58,12 @@ class Forwards:
         given = {name: value.to(self.model.device) for name, value in given.items()}
         with sdpa_kernel(KERNELS):
             output = self.model(
-                input_ids=tokens.to(self.model.device), past_key_values=cache, use_cache=True, return_dict=True,
-                **self._last_only, **given,
-            )  # fmt: skip
+                input_ids=tokens.to(self.model.device),
+                past_key_values=cache,
+                use_cache=True,
+                return_dict=True,
+                **self._last_only,
+                **given,
+            )
         scores: torch.Tensor = output.logits[:, -1].float()
         return scores

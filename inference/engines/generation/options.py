@@ -77,13 +77,16 @@ class PipelineSteps:
         output["ends"] = [
             tuple(
                 Generated(
-                    tokens=tokens[width:], prompt=prompts[place], stops=stops,
-                    stopped=criteria.lengths.get(place * len(row) + number), has_details=details,
+                    tokens=tokens[width:],
+                    prompt=prompts[place],
+                    stops=stops,
+                    stopped=criteria.lengths.get(place * len(row) + number),
+                    has_details=details,
                 )
                 for number, tokens in enumerate(row.tolist())
             )
             for place, row in enumerate(output["generated_sequence"])
-        ]  # fmt: skip
+        ]
         return output
 
     def postprocess(self, output: Any, **after: Any) -> Any:
@@ -132,9 +135,12 @@ class PipelineSteps:
         is_stopped = stop is not None or (count > 0 and tokens[count - 1] in stops.tokens)
         return Ending(
             reason="stop_sequence" if is_stopped else "length" if ended is None else "eos_token",
-            prompt=len(generated.prompt), generated=count,
-            found=self.decoder(tokens), text=text[:stop], has_details=generated.has_details,
-        )  # fmt: skip
+            prompt=len(generated.prompt),
+            generated=count,
+            found=self.decoder(tokens),
+            text=text[:stop],
+            has_details=generated.has_details,
+        )
 
     @contextlib.contextmanager
     def _seeded(self, seed: int | None) -> Iterator[None]:

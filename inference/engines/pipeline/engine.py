@@ -75,9 +75,12 @@ class PipelineEngine(Engine):
         if self.feed.is_cut or tasks.find_task(self.task).generates:
             self.max_tokens = self.pipe.tokenizer.model_max_length
         checkpoints.refuse_random_answers(
-            self.spec, self.pipe.model, missing, self.warm_up if self.feed.example else None,
+            self.spec,
+            self.pipe.model,
+            missing,
+            self.warm_up if self.feed.example else None,
             first_only=self.feed.reads_states and "pool" not in self.spec.parameters,
-        )  # fmt: skip
+        )
         self.shortcuts = accelerate.Shortcuts(self.task, parity.SharingVerdict(together=ForwardSharing.PADDED))
         if reference:
             self._install(reference)

@@ -63,9 +63,14 @@ def run_with_isolation(
         batch.run_items(takes)
         batch.decide_blame()
     return RunReport(
-        outcomes=batch.outcomes, engine_s=batch.engine_s, calls=batch.calls, padded=engine.padded,
-        full_text=engine.full_text, cut_at=engine.max_tokens, oom_shape=batch.oom_shape,
-    )  # fmt: skip
+        outcomes=batch.outcomes,
+        engine_s=batch.engine_s,
+        calls=batch.calls,
+        padded=engine.padded,
+        full_text=engine.full_text,
+        cut_at=engine.max_tokens,
+        oom_shape=batch.oom_shape,
+    )
 
 
 class _Batch:

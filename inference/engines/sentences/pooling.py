@@ -39,9 +39,11 @@ POOLS: dict[str, Pool] = {
     "weightedmean": lambda states, mask: _mean(states, _places(mask)),
     "lasttoken": _last,
 }
-_FLAGS = {f"pooling_mode_{name}": name for name in POOLS} | {
-    f"pooling_mode_{name}_tokens": name for name in ("max", "mean", "weightedmean")
-} | {"pooling_mode_cls_token": "cls"}  # fmt: skip
+_FLAGS = (
+    {f"pooling_mode_{name}": name for name in POOLS}
+    | {f"pooling_mode_{name}_tokens": name for name in ("max", "mean", "weightedmean")}
+    | {"pooling_mode_cls_token": "cls"}
+)
 MEAN = ("mean",)
 MEAN_FLAG = "pooling_mode_mean_tokens"
 # Fields of Pooling's configuration beside the flags. The sizes repeat what the model has.

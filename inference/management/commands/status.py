@@ -106,11 +106,15 @@ def collect_facts() -> Facts:
     ]
     found["workers"] = [
         {
-            "worker": worker.name, "state": worker.state, "replicas": worker.replicas_ready,
-            "busy": worker.replicas_busy, "held": worker.held, "jobs_per_s": round(worker.jobs_per_s, 1),
+            "worker": worker.name,
+            "state": worker.state,
+            "replicas": worker.replicas_ready,
+            "busy": worker.replicas_busy,
+            "held": worker.held,
+            "jobs_per_s": round(worker.jobs_per_s, 1),
         }
         for worker in living
-    ]  # fmt: skip
+    ]
     counts = series.count_by_status(ended)
     found["ended"] = {str(status): counts[status] for status in TERMINAL}
     found["failures"] = [

@@ -33,9 +33,12 @@ def find_unserved_models(reasons: Mapping[str, Reason], living: Sequence[Worker]
     missed = list(_missed(living))
     for name, why in reasons.items():
         yield AttentionItem(
-            code="ModelUnserved", text=f"No worker serves {name}: {why.text}", about=("model", name),
-            todo=_todo_of(name, why.cause, living, missed), causes=tuple(_causes(name, why.cause, living, missed)),
-        )  # fmt: skip
+            code="ModelUnserved",
+            text=f"No worker serves {name}: {why.text}",
+            about=("model", name),
+            todo=_todo_of(name, why.cause, living, missed),
+            causes=tuple(_causes(name, why.cause, living, missed)),
+        )
 
 
 def _causes(name: str, cause: Cause, living: Iterable[Worker], missed: Iterable[Worker]) -> Iterator[Key]:
@@ -78,10 +81,11 @@ def find_paused_models() -> Iterator[AttentionItem]:
     for pause in PausedModel.objects.select_related("paused_by"):
         by = f" by {pause.paused_by}" if pause.paused_by else ""
         yield AttentionItem(
-            code="ModelPaused", about=("paused", pause.model),
+            code="ModelPaused",
+            about=("paused", pause.model),
             text=f"{pause.model} has been paused since {pause.paused_at:%Y-%m-%d %H:%M:%S} UTC{by}: its jobs wait.",
             todo="Resume the model on its page.",
-        )  # fmt: skip
+        )
 
 
 def find_gone_workers(living: Sequence[Worker]) -> Iterator[AttentionItem]:
@@ -89,10 +93,11 @@ def find_gone_workers(living: Sequence[Worker]) -> Iterator[AttentionItem]:
     for worker in _missed(living):
         served = ", ".join(worker.model_names) or "nothing"
         yield AttentionItem(
-            code="WorkerGone", about=("worker", str(worker.pk)),
+            code="WorkerGone",
+            about=("worker", str(worker.pk)),
             text=f"{worker.name} has been gone since {worker.heartbeat_at:%H:%M:%S} UTC. It served {served}.",
             todo="Read its journal (journalctl -u inference-worker), then start it again.",
-        )  # fmt: skip
+        )
 
 
 def _missed(living: Sequence[Worker]) -> Iterable[Worker]:
@@ -108,9 +113,12 @@ def find_degraded_workers(living: Iterable[Worker]) -> Iterator[AttentionItem]:
         about = ("worker", str(worker.pk))
         if not worker.connected and worker.state in workers.SERVING:
             yield AttentionItem(
-                code="WorkerCutOff", text=f"{worker.name} is not connected to the broker.", about=about,
-                todo=TODO_OF[Cause.CUT_OFF], causes=(BROKER,),
-            )  # fmt: skip
+                code="WorkerCutOff",
+                text=f"{worker.name} is not connected to the broker.",
+                about=about,
+                todo=TODO_OF[Cause.CUT_OFF],
+                causes=(BROKER,),
+            )
         if worker.error and worker.state == WorkerState.DEGRADED:
             text = f"{worker.name} does not serve all of its models: {worker.error[:500]}"
             yield AttentionItem(code="WorkerDegraded", text=text, about=about, todo=TODO_OF[Cause.FAILED])
@@ -129,25 +137,29 @@ def _replicas(worker: Worker) -> Iterator[AttentionItem]:
     for index, replica in sorted(worker.replicas.items()):
         if (ended := replica.get("ended", 0)) >= OFTEN:
             yield AttentionItem(
-                code="ReplicaCrashes", about=about,
+                code="ReplicaCrashes",
+                about=about,
                 text=f"Replica {index} of {worker.name}, on {replica['device']}, ended {ended} times within minutes.",
                 todo="Read its journal. The cause may be the kernel's OOM killer, a time limit, or jobs that crash it.",
-            )  # fmt: skip
-    withdrawn = {replica["device"]: left_s for replica in worker.replicas.values()
-                 if (left_s := replica.get("withdrawn_s"))}  # fmt: skip
+            )
+    withdrawn = {
+        replica["device"]: left_s for replica in worker.replicas.values() if (left_s := replica.get("withdrawn_s"))
+    }
     for device, left_s in withdrawn.items():
         yield AttentionItem(
-            code="DeviceWithdrawn", about=about,
+            code="DeviceWithdrawn",
+            about=about,
             text=f"{device} of {worker.name} gets no work for {left_s} s: what failed there succeeded elsewhere.",
             todo="Check the device (nvidia-smi, and Xid in dmesg). The worker tries it again by itself.",
-        )  # fmt: skip
+        )
 
 
 def find_stopped_retention() -> Iterator[AttentionItem]:
     """Yield an item if the last sweep found that it must not remove old jobs."""
     for stopped in Mark.objects.filter(kind=marks.RETENTION)[:1]:
         yield AttentionItem(
-            code="RetentionStopped", text=stopped.text,
+            code="RetentionStopped",
+            text=stopped.text,
             todo="Check that clock. It may be right after a long stop, or after JOB_RETENTION_DAYS was lowered."
             " If it is right, remove the jobs: manage.py remove_old_jobs --force.",
-        )  # fmt: skip
+        )

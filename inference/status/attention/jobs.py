@@ -53,9 +53,11 @@ def find_long_queues(living: Sequence[Worker], *, quiet: Collection[str]) -> Ite
         busy = any(worker.replicas_busy for worker in living if worker.pk not in late)
         reasons = (("ModelUnserved", ("model", model)), ("ModelPaused", ("paused", model)))
         item = functools.partial(
-            AttentionItem, about=("model", model),
-            causes=reasons if model in quiet else (BROKER,), todo=_todo_of_growth(model, heard_of, unheard),
-        )  # fmt: skip
+            AttentionItem,
+            about=("model", model),
+            causes=reasons if model in quiet else (BROKER,),
+            todo=_todo_of_growth(model, heard_of, unheard),
+        )
         waits = f"{count_of(count, 'job')} of {model} {'waits' if count == 1 else 'wait'}, the oldest for {age_s:.0f} s"
         if model in removed:
             if age_s > STUCK_S:
@@ -117,8 +119,9 @@ def _past_queues() -> list[tuple[datetime.datetime, Mapping[str, float]]]:
     looks = [(at, tally.get("now", {})) for at, tally in rows.order_by("start").values_list("start", "tally")]
     return [
         (at, {model: count / now["samples"] for model, count in now.get("queued", {}).items()})
-        for at, now in looks if now.get("samples")
-    ]  # fmt: skip
+        for at, now in looks
+        if now.get("samples")
+    ]
 
 
 def _grown_since(
@@ -154,10 +157,12 @@ def find_unusual_failures() -> Iterator[AttentionItem]:
             is_unusual = count >= FEW and share > ODD_TIMES * usual
             if code != end and share > ODD_SHARE and (end in high or is_unusual):
                 yield AttentionItem(
-                    code="FailuresUnusual", about=("failed", model, code), todo=_todo_of(code),
+                    code="FailuresUnusual",
+                    about=("failed", model, code),
+                    todo=_todo_of(code),
                     text=f"{count_of(count, 'job')} of {model} failed with {code} in the last minutes:"
                     f" {share:.0%} of the jobs that ended, and {usual:.0%} before.",
-                )  # fmt: skip
+                )
 
 
 def _sum(counts: Iterable[Ends]) -> Ends:
@@ -233,19 +238,22 @@ def find_late_webhooks() -> Iterator[AttentionItem]:
         if len(found) >= FEW or max(found)[0] > 1:  # a single failed try may have met a restart
             error = next((error for _, error in found if error), "a try was not ended")
             yield AttentionItem(
-                code="WebhooksFail", about=("webhooks",),
+                code="WebhooksFail",
+                about=("webhooks",),
                 text=f"Notices of finished jobs cannot be delivered to {host}, {len(found):,} wait: {error}",
                 todo="Inform the owner of the host. The sender tries for a day."
                 " Once the host answers, send them now under Webhooks.",
-            )  # fmt: skip
+            )
     since = now - datetime.timedelta(seconds=STUCK_S)
     ended = Job.objects.filter(pk=OuterRef("job"), status__in=TERMINAL, finished_at__lt=since)
     late = pending.filter(Exists(ended), due_at__lt=since).order_by()  # in a join SQLite reads all ended jobs first
     if count := late.values("pk")[:LOOKED_AT].count():
         yield AttentionItem(
-            code="WebhooksWait", text=f"Notices of finished jobs are due and no process sends them: {count:,} wait.",
-            todo="Start the sender: systemctl start inference-webhooks.", about=("webhooks",),
-        )  # fmt: skip
+            code="WebhooksWait",
+            text=f"Notices of finished jobs are due and no process sends them: {count:,} wait.",
+            todo="Start the sender: systemctl start inference-webhooks.",
+            about=("webhooks",),
+        )
 
 
 def find_waiting_file_batches() -> Iterator[AttentionItem]:
@@ -256,6 +264,8 @@ def find_waiting_file_batches() -> Iterator[AttentionItem]:
     left = left.exclude(worked_at__range=(since, now + MINUTE))  # later ones are from before the clock was set back
     if count := left.values("pk")[:LOOKED_AT].count():
         yield AttentionItem(
-            code="FileBatchesWait", text=f"No process works on the batches of /v1/batches: {count:,} wait.",
-            todo="Start it: systemctl start inference-batches.", about=("file batches",),
-        )  # fmt: skip
+            code="FileBatchesWait",
+            text=f"No process works on the batches of /v1/batches: {count:,} wait.",
+            todo="Start it: systemctl start inference-batches.",
+            about=("file batches",),
+        )

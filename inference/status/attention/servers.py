@@ -31,9 +31,10 @@ def find_locked_database() -> Iterator[AttentionItem]:
     """Yield an item if the database answers readers and keeps writers waiting."""
     if why := locks.find_lock_problem():
         yield AttentionItem(
-            code="DatabaseLocked", text=f"The database accepts no writes: {why}",
+            code="DatabaseLocked",
+            text=f"The database accepts no writes: {why}",
             todo="End the program or the transaction that holds the lock. Everything resumes by itself.",
-        )  # fmt: skip
+        )
 
 
 def find_broker_problem() -> Iterator[AttentionItem]:
@@ -45,9 +46,10 @@ def find_broker_problem() -> Iterator[AttentionItem]:
         yield AttentionItem(code="BrokerAway", text=problem, todo=todo)
     if not problems and took_s > SLOW_S:
         yield AttentionItem(
-            code="BrokerSlow", text=f"The broker took {took_s:.1f} s to answer a ping.",
+            code="BrokerSlow",
+            text=f"The broker took {took_s:.1f} s to answer a ping.",
             todo="Check its load, its memory and the network to it.",
-        )  # fmt: skip
+        )
 
 
 def find_full_disks() -> Iterator[AttentionItem]:
@@ -60,6 +62,7 @@ def find_full_disks() -> Iterator[AttentionItem]:
         share = usage.free / usage.total
         if usage.free < LEFT_BYTES or (share < LEFT_SHARE and usage.free < PLENTY_BYTES):
             yield AttentionItem(
-                code="DiskFills", text=f"The disk of {folder} has {usage.free / 2**20:,.0f} MiB left, {share:.0%}.",
+                code="DiskFills",
+                text=f"The disk of {folder} has {usage.free / 2**20:,.0f} MiB left, {share:.0%}.",
                 todo="Free disk space, or keep finished jobs for fewer days (JOB_RETENTION_DAYS).",
-            )  # fmt: skip
+            )

@@ -32,9 +32,15 @@ def claim_jobs(call: BatchCall, *, worker: UUID, device: str) -> list[Claimed]:
 
     def statement() -> list[Claimed]:
         return transitions.claim_jobs(
-            call.job_ids, call.batch, model=call.model, time_limit_s=call.ahead_s + call.time_limit_s, alone=call.alone,
-            takes_over=call.takes_over, worker=worker, device=device,
-        )  # fmt: skip
+            call.job_ids,
+            call.batch,
+            model=call.model,
+            time_limit_s=call.ahead_s + call.time_limit_s,
+            alone=call.alone,
+            takes_over=call.takes_over,
+            worker=worker,
+            device=device,
+        )
 
     try:
         return retry_while_away(statement, limit_s=CLAIM_PATIENCE_S, reconnect=connection.close)
@@ -79,8 +85,9 @@ def take_back_claim(batch: UUID, ids: Collection[UUID], *, keeps_messages: bool)
     if ids:
         retry_while_away(
             lambda: transitions.withdraw_claim(batch, ids, keeps_messages=keeps_messages),
-            limit_s=RECORD_PATIENCE_S, reconnect=connection.close,
-        )  # fmt: skip
+            limit_s=RECORD_PATIENCE_S,
+            reconnect=connection.close,
+        )
 
 
 def record_outcomes(
@@ -118,8 +125,9 @@ def _record_at_once(
 ) -> None:
     recorded = retry_while_away(
         lambda: transitions.record_outcomes(batch, outcomes, batch_size=batch_size, beside=beside),
-        limit_s=RECORD_PATIENCE_S, reconnect=connection.close,
-    )  # fmt: skip
+        limit_s=RECORD_PATIENCE_S,
+        reconnect=connection.close,
+    )
     if dropped := len(outcomes) - recorded:
         logger.info("batch=%s %d of %d outcomes dropped: cancelled or given back", batch, dropped, len(outcomes))
     if logger.isEnabledFor(logging.DEBUG):

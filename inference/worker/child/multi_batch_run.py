@@ -75,9 +75,10 @@ class MultiBatchRun:
         with self._about():
             recorded = claims.record_outcomes(self.call.batch, list(chain(*outcomes)), batch_size=sizes, beside=counted)
             claims.take_back_claim(
-                self.call.batch, [job.id for job in self.unbegun],
+                self.call.batch,
+                [job.id for job in self.unbegun],
                 keeps_messages=self.replica.shared.command != ChildCommand.DRAIN,  # else the jobs are given back
-            )  # fmt: skip
+            )
         each = tuple(stages.make_report(()) for stages in self.each)
         return BatchReport(
             errors={outcome.job_id: outcome.error_code for outcome in recorded},

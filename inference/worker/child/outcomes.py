@@ -98,17 +98,24 @@ def make_failure(job: Claimed, error: errors.InferenceError, where: str = "") ->
     The texts are bounded, as they may quote the input or be an engine's own.
     """
     return _of(
-        job, error_code=error.code, error_detail=shorten_text(escape_for_database(f"{where}{error.message}")),
-        error_raised=shorten_text(escape_for_database(error.raised)), error_trace=escape_for_database(error.trace),
-    )  # fmt: skip
+        job,
+        error_code=error.code,
+        error_detail=shorten_text(escape_for_database(f"{where}{error.message}")),
+        error_raised=shorten_text(escape_for_database(error.raised)),
+        error_trace=escape_for_database(error.trace),
+    )
 
 
 def make_unstorable_outcome(refused: Outcome) -> Outcome:
     detail = "The database refused to store the answer."
     return refused._replace(
-        output=None, output_size=None, error_code=errors.BadOutput.code, error_detail=detail, error_raised="",
+        output=None,
+        output_size=None,
+        error_code=errors.BadOutput.code,
+        error_detail=detail,
+        error_raised="",
         error_trace="",
-    )  # fmt: skip
+    )
 
 
 def _of(job: Claimed, **values: Any) -> Outcome:

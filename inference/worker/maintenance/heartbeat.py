@@ -65,15 +65,22 @@ class Heartbeat(threading.Thread):
 
     def register_worker(self) -> None:
         row = Worker.objects.create(
-            id=self.plan.worker, name=self.node, pid=os.getpid(), devices=list(self.plan.devices),
-            replicas_total=self.plan.replicas, started_at=Now(), heartbeat_at=Now(),
-        )  # fmt: skip
+            id=self.plan.worker,
+            name=self.node,
+            pid=os.getpid(),
+            devices=list(self.plan.devices),
+            replicas_total=self.plan.replicas,
+            started_at=Now(),
+            heartbeat_at=Now(),
+        )
         marks.mark_worker_start(self.node)
         for name, devices in workers.find_gpu_conflicts(row).items():
             logger.warning(
                 "%s computes on %s too, and neither leaves memory for the other: give them --devices of their own,"
-                " or one worker more replicas (-c)", name, ", ".join(devices),
-            )  # fmt: skip
+                " or one worker more replicas (-c)",
+                name,
+                ", ".join(devices),
+            )
         self._read_intents()
 
     def run(self) -> None:

@@ -118,9 +118,13 @@ class Housekeeping(threading.Thread):
         consumed = [queue_of(name) for name in self.replicas.serving_models.intersection(snapshot.model_names)]
         waiting = sum(publisher.count_messages(consumed).values())
         reason = self.watchdog.find_reason_to_end(
-            now=time.monotonic(), looped_at=snapshot.looped_at, waiting=waiting, held=snapshot.held,
-            busy=snapshot.replicas_busy, ready=snapshot.replicas_ready,
-        )  # fmt: skip
+            now=time.monotonic(),
+            looped_at=snapshot.looped_at,
+            waiting=waiting,
+            held=snapshot.held,
+            busy=snapshot.replicas_busy,
+            ready=snapshot.replicas_ready,
+        )
         if reason:
             logger.critical("worker=%s exits to be started again: %s", self.heartbeat.node, reason)
             faulthandler.dump_traceback(file=2, all_threads=True)

@@ -31,9 +31,11 @@ class TaskPool(BasePool):
         from inference.worker.processes.replica_pool import ReplicaPool
 
         self.replicas = ReplicaPool(
-            self.registry, load_limit_s=settings.LOAD_LIMIT_S,
-            most_calls=self.options.get("maxtasksperchild"), most_kib=self.options.get("max_memory_per_child"),
-        )  # fmt: skip
+            self.registry,
+            load_limit_s=settings.LOAD_LIMIT_S,
+            most_calls=self.options.get("maxtasksperchild"),
+            most_kib=self.options.get("max_memory_per_child"),
+        )
         self.replicas.start_missing()
 
     def register_with_event_loop(self, loop: Any) -> None:

@@ -89,9 +89,10 @@ class ReplicaPool:
         plan, assignment = self.replicas.plan, self.replicas.make_first_assignment(index)
         level = logging.getLogger().level
         self._launcher.start_process(
-            child_process.run_replica, (process.other_end, index, plan, assignment, dict(os.environ), level),
+            child_process.run_replica,
+            (process.other_end, index, plan, assignment, dict(os.environ), level),
             self._guard(lambda started: self._started(process, assignment, started)),
-        )  # fmt: skip
+        )
 
     def _started(self, process: ReplicaProcess, assignment: Assignment, started: BaseProcess | Exception) -> None:
         self._is_starting = False
@@ -382,11 +383,13 @@ class ReplicaPool:
         """
         self._load_by = time.monotonic() + self._load_limit_s
         self._load_call = self.send_call(
-            pid, entry.apply_assignment, (assignment,),
+            pid,
+            entry.apply_assignment,
+            (assignment,),
             done=lambda loaded: self._loaded(loaded, time.monotonic() - since),
             failed=lambda error: self._not_loaded(pid, time.monotonic() - since),
             accepted=self._load_begins,
-        )  # fmt: skip
+        )
 
     @property
     def _loading_pid(self) -> int | None:

@@ -71,8 +71,10 @@ class DeviceHealth:
             record.until = time.monotonic() + pause_s
             logger.error(
                 "%s is given no work for %.0f s: %d batches failed there that other processes computed",
-                device, pause_s, record.faults,
-            )  # fmt: skip
+                device,
+                pause_s,
+                record.faults,
+            )
 
     def withdrawn_s(self, device: str) -> float:
         """Return for how many more seconds a device is withdrawn; 0 if it is not."""

@@ -497,9 +497,13 @@ class ReplicaRegistry:
         return [
             index
             for index, replica in enumerate(self.replicas)
-            if replica.is_up and replica.retry_at <= now and replica.pid and not self.may_run(replica.pid)
-            and self.goal and not self._untried(replica)
-        ]  # fmt: skip
+            if replica.is_up
+            and replica.retry_at <= now
+            and replica.pid
+            and not self.may_run(replica.pid)
+            and self.goal
+            and not self._untried(replica)
+        ]
 
     def pause_tries(self, took_s: float = 0.0) -> None:
         """Note a try to load what a child lacks, and set the time of the next one.

@@ -80,11 +80,14 @@ class LazyDemand(threading.Thread):
             name
             for name, seen_at in self._seen_at.items()
             if should_load(
-                name, str(self.worker), {other: states[name] for other, states in others.items() if name in states},
-                seen_s=now - seen_at, waited_s=now - self.waiting[name].since_s,
+                name,
+                str(self.worker),
+                {other: states[name] for other, states in others.items() if name in states},
+                seen_s=now - seen_at,
+                waited_s=now - self.waiting[name].since_s,
                 load_s=self.residency.expected_load_s(name),
             )
-        ]  # fmt: skip
+        ]
 
     def _others(self) -> dict[str, dict[str, bool]]:
         """Return, by worker and model, whether the worker has the model in memory or loads it."""

@@ -95,10 +95,13 @@ class Scheduler:
         """
         running = self.list_batches_in_hand(pid)
         return (
-            self.may_begin and 0 < len(running) < self._most(running) and not self.list_open_batches(pid)
+            self.may_begin
+            and 0 < len(running) < self._most(running)
+            and not self.list_open_batches(pid)
             and not any(batch.is_closed or self.replicas.generates_by_steps(batch.spec.name) for batch in running)
-            and not self._is_kept_free() and self._pool().can_take_another_call(pid)
-        )  # fmt: skip
+            and not self._is_kept_free()
+            and self._pool().can_take_another_call(pid)
+        )
 
     def _most(self, running: Sequence[Batch]) -> int:
         return IN_HAND - 1 if all(batch.spec.name in self.backlog.long for batch in running) else IN_HAND
@@ -128,10 +131,13 @@ class Scheduler:
         None may join while its child process is to load a model, or while a job is to run alone.
         """
         return (
-            self.may_begin and not batch.is_closed and batch.pid != self._pool().awaited
+            self.may_begin
+            and not batch.is_closed
+            and batch.pid != self._pool().awaited
             and batch.spec is self.backlog.specs.get(batch.spec.name)
-            and batch.spec.name not in self.replicas.find_lacking_models(batch.pid) and not self._is_kept_free()
-        )  # fmt: skip
+            and batch.spec.name not in self.replicas.find_lacking_models(batch.pid)
+            and not self._is_kept_free()
+        )
 
     def _not_now(self, pid: int, opened: Collection[Batch]) -> set[str]:
         """Return the models of which no batch is begun in a child process.

@@ -57,9 +57,15 @@ class Settlement:
         failpoints.reach("after_ack")
         failed = sum(map(bool, report.errors.values()))
         logger.log(
-            logging.INFO if failed else logging.DEBUG, "batch=%s model=%s jobs=%d run=%d failed=%d engine_ms=%.1f",
-            batch.id, batch.spec.name, len(batch.jobs), len(report.errors), failed, report.engine_s * 1000,
-        )  # fmt: skip
+            logging.INFO if failed else logging.DEBUG,
+            "batch=%s model=%s jobs=%d run=%d failed=%d engine_ms=%.1f",
+            batch.id,
+            batch.spec.name,
+            len(batch.jobs),
+            len(report.errors),
+            failed,
+            report.engine_s * 1000,
+        )
 
     def _learn(self, batch: Batch, queue: BatchQueue, report: BatchReport, *, is_one: bool) -> None:
         """Learn the costs of one engine call, which are those of a call without spare threads.

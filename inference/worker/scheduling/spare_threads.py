@@ -77,14 +77,18 @@ class SpareThreads:
         """Return True if a batch is one job, a replica is idle beside it, and nothing else runs or waits."""
         replicas, plan = self._backlog.replicas, self._backlog.replicas.plan
         return (
-            len(batch.jobs) == 1 and not batch.is_closed and not len(self._backlog)
+            len(batch.jobs) == 1
+            and not batch.is_closed
+            and not len(self._backlog)
             and all(other is batch for other in self._backlog.batches.values())
             and replicas.able_child_count == plan.replicas > 1
             and not any(each.is_loading for each in replicas.replicas)
             and not replicas.works_ahead(batch.pid)
-            and batch.device == devices.CPU and 2 * plan.threads <= devices.count_cores() and sys.platform == LINUX
+            and batch.device == devices.CPU
+            and 2 * plan.threads <= devices.count_cores()
+            and sys.platform == LINUX
             and (replicas.generates_by_steps(batch.spec.name) or self._expected_s(batch) <= LONGEST_S)
-        )  # fmt: skip
+        )
 
     def _expected_s(self, batch: Batch) -> float:
         item = batch.jobs[0].item

@@ -170,6 +170,13 @@ def make_item(job: Job) -> Item:
     """Return the queue item of a job, as its message would give it."""
     message = make_message(job)
     return Item(
-        message.job_id, message.group, message.size, message.length, message.priority,
-        min(message.created_at, clock.time_s()), message.expires_at, message.alone, message.owner,
-    )  # fmt: skip
+        message.job_id,
+        message.group,
+        message.size,
+        message.length,
+        message.priority,
+        min(message.created_at, clock.time_s()),
+        message.expires_at,
+        message.alone,
+        message.owner,
+    )

@@ -84,9 +84,13 @@ for base in ("/v1", "/openai/v1"):
         ),
     )
     call(name, "responses.create", lambda c=client: c.responses.create(model="story", input="hello"))
-    call(name, "files.create(expires_after)", lambda c=client: c.files.create(
-        file=("in.jsonl", write_lines()), purpose="batch", expires_after={"anchor": "created_at", "seconds": 3600}
-    ))  # fmt: skip
+    call(
+        name,
+        "files.create(expires_after)",
+        lambda c=client: c.files.create(
+            file=("in.jsonl", write_lines()), purpose="batch", expires_after={"anchor": "created_at", "seconds": 3600}
+        ),
+    )
     call(name, "files.wait_for_processing", lambda c=client: c.files.wait_for_processing(upload(c)))
     call(name, "files.list", lambda c=client: len([each.id for each in c.files.list(limit=1)]) > 1)
     call(name, "files.content", lambda c=client: c.files.content(upload(c)).text, lambda text: text == write_lines())

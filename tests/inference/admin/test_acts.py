@@ -59,10 +59,18 @@ class ActOnAllTests(AdminCase):
         whole = make_job(parts=1)
         part = make_job(whole=whole.pk, place=0, worker=worker.pk, batch=batch)
         job = make_job(
-            status=Status.FAILED, error_code="crashed", priority=Priority.HIGH, worker=worker.pk, batch=batch,
-            bulk=bulk, request_id="req-1", owner=User.objects.get(), idempotency_key="-:order", inputs="a needle",
+            status=Status.FAILED,
+            error_code="crashed",
+            priority=Priority.HIGH,
+            worker=worker.pk,
+            batch=batch,
+            bulk=bulk,
+            request_id="req-1",
+            owner=User.objects.get(),
+            idempotency_key="-:order",
+            inputs="a needle",
             key_start=key.start,
-        )  # fmt: skip
+        )
         make_job(model="other", request_id="0" * 32)
         make_job(request_id="1" * 8)
         queries: list[dict[str, str]] = [

@@ -233,10 +233,15 @@ class WrittenTests(FleetCase):
         for evil in MARKUP:
             model = entry(name=evil, why=evil, revision=evil, model=evil)
             worker = make_worker(
-                name=evil, error=evil, devices=[evil], model_names=[evil], catalog={"models": [model], "problem": evil},
-                costs={evil: learnt()}, speeds={evil: 1.0},
+                name=evil,
+                error=evil,
+                devices=[evil],
+                model_names=[evil],
+                catalog={"models": [model], "problem": evil},
+                costs={evil: learnt()},
+                speeds={evil: 1.0},
                 replicas={"0": {"pid": 1, "device": evil, "models": {evil: evil}, "notes": {evil: evil}}},
-            )  # fmt: skip
+            )
             job = make_job(model=evil, worker=worker.pk, batch=uuid.uuid4(), status="failed", device=evil[:20])
             worker_catalogs.count_living_entries.forget()
             for page in (MODELS, WORKERS, BATCHES, worker_page(worker), model_page(evil),

@@ -71,9 +71,11 @@ class Acting(HTMLParser):
             self.found.append(f"<{tag}>")
         for name, value in attrs:
             leads = name in ("src", "href", "action", "formaction", "data-url", "data-figures", "data-now")
-            if name.startswith("on") or name in ("srcdoc", "style", "autofocus") or (
-                leads and value and not value.startswith(OWN)
-            ):  # fmt: skip
+            if (
+                name.startswith("on")
+                or name in ("srcdoc", "style", "autofocus")
+                or (leads and value and not value.startswith(OWN))
+            ):
                 self.found.append(f"<{tag} {name}={value}>")
 
 
@@ -92,23 +94,59 @@ class HostileTests(AdminCase):
         name, now = named(text), ago()
         model = entry(name=name, why=text, revision=name, model=name)
         worker = Worker.objects.create(
-            name=text[:255], pid=7, state=WorkerState.DEGRADED, error=text, devices=[name], model_names=[name],
-            catalog={"models": [model], "problem": text}, costs={name: learnt()}, speeds={name: 1.0}, connected=False,
-            generation={name: {"rows": 1, "room": 1, "tokens": 1, "tokens_per_s": 1.0,
-                               "first_token_s": {"p50": 1.0, "p95": 1.0}}},
-            replicas={"0": {"pid": 1, "device": name, "chosen": text, "models": {name: text}, "notes": {name: text},
-                            "memory": {name: 1}, "ended": 9, "withdrawn_s": 9}},
-        )  # fmt: skip
+            name=text[:255],
+            pid=7,
+            state=WorkerState.DEGRADED,
+            error=text,
+            devices=[name],
+            model_names=[name],
+            catalog={"models": [model], "problem": text},
+            costs={name: learnt()},
+            speeds={name: 1.0},
+            connected=False,
+            generation={
+                name: {
+                    "rows": 1,
+                    "room": 1,
+                    "tokens": 1,
+                    "tokens_per_s": 1.0,
+                    "first_token_s": {"p50": 1.0, "p95": 1.0},
+                }
+            },
+            replicas={
+                "0": {
+                    "pid": 1,
+                    "device": name,
+                    "chosen": text,
+                    "models": {name: text},
+                    "notes": {name: text},
+                    "memory": {name: 1},
+                    "ended": 9,
+                    "withdrawn_s": 9,
+                }
+            },
+        )
         silent = Worker.objects.create(name=text[:254] + "2", pid=8, model_names=[name], state=WorkerState.GONE)
         key = ApiKey.objects.issue_key(owner=self.owner, name=name)[0]
         bulk = Bulk.objects.create(model=name, total=1, rejected=[[0, text, text]], request_id=text[:128])
         ran = {"worker": worker.pk, "batch": uuid.uuid4(), "batch_size": 1, "device": text[:20], "started_at": now}
         job = make_job(
-            model=name, inputs=[text, {text: text}], parameters={text: text}, output=[{"label": text, "score": 0.5}],
-            status=Status.FAILED, error_code=text[:40], error_detail=text, request_id=text[:128], owner=self.owner,
-            idempotency_key=f"1:{text}"[:300], bulk=bulk, bulk_index=0, finished_at=now, key_start=key.start,
+            model=name,
+            inputs=[text, {text: text}],
+            parameters={text: text},
+            output=[{"label": text, "score": 0.5}],
+            status=Status.FAILED,
+            error_code=text[:40],
+            error_detail=text,
+            request_id=text[:128],
+            owner=self.owner,
+            idempotency_key=f"1:{text}"[:300],
+            bulk=bulk,
+            bulk_index=0,
+            finished_at=now,
+            key_start=key.start,
             **ran,
-        )  # fmt: skip
+        )
         make_job(model=name, inputs=text, key_start=text[:12])
         Webhook.objects.create(job=job, url=f"https://{text}"[:500], attempts=3, last_error=text[:300], due_at=now)
         Act.objects.create(kind=ActKind.CANCEL, newest=job.pk, counted=1, selection={"model": text}, left={text: 1})

@@ -58,12 +58,20 @@ class StoryTests(AdminCase):
         begun = ago(10)
         owner = User.objects.create_user("customer")
         job = make_job(
-            status=Status.SUCCEEDED, owner=owner, request_id="req-1", route="/v1/embeddings", created_at=begun,
-            worker=make_worker().pk, published_at=begun + datetime.timedelta(milliseconds=2), device="cuda:0",
-            batch=uuid.uuid4(), batch_size=24,
-            started_at=begun + datetime.timedelta(milliseconds=480), attempts=1,
+            status=Status.SUCCEEDED,
+            owner=owner,
+            request_id="req-1",
+            route="/v1/embeddings",
+            created_at=begun,
+            worker=make_worker().pk,
+            published_at=begun + datetime.timedelta(milliseconds=2),
+            device="cuda:0",
+            batch=uuid.uuid4(),
+            batch_size=24,
+            started_at=begun + datetime.timedelta(milliseconds=480),
+            attempts=1,
             finished_at=begun + datetime.timedelta(milliseconds=600),
-        )  # fmt: skip
+        )
         Webhook.objects.create(job=job, url="https://example.org/", state=WebhookState.DELIVERED, attempts=2)
         self.assertEqual(
             self.story(job),
@@ -83,23 +91,42 @@ class StoryTests(AdminCase):
     def test_attempts_and_recoveries_stand_in_their_order(self) -> None:
         now = ago()
         job = make_job(
-            status=Status.FAILED, attempts=4, recoveries=2, published_at=now, started_at=now, finished_at=now,
-            batch=uuid.uuid4(), error_code="crashed", error_detail="its process died",
-        )  # fmt: skip
+            status=Status.FAILED,
+            attempts=4,
+            recoveries=2,
+            published_at=now,
+            started_at=now,
+            finished_at=now,
+            batch=uuid.uuid4(),
+            error_code="crashed",
+            error_detail="its process died",
+        )
         self.assertEqual(
             self.story(job),
-            ["Accepted", "Claimed 3 times before", "Queued again: the process that ran it was lost",
-             "Message sent again", "Fetched", "Claimed", "Failed"],
-        )  # fmt: skip
+            [
+                "Accepted",
+                "Claimed 3 times before",
+                "Queued again: the process that ran it was lost",
+                "Message sent again",
+                "Fetched",
+                "Claimed",
+                "Failed",
+            ],
+        )
         page = self.text(page_of(job))
         for words in ("2 times, of at most 3; it now runs alone", "the 4th attempt", "its process died"):
             self.assertIn(words, page)
 
     def test_of_a_failure_it_has_what_was_raised_and_where_though_clients_read_neither(self) -> None:
         job = make_job(
-            status=Status.FAILED, started_at=ago(), finished_at=ago(), error_code="engine_error",
-            error_detail="It failed.", error_raised="KeyError: 'secret'", error_trace='File "mine.py", line 12',
-        )  # fmt: skip
+            status=Status.FAILED,
+            started_at=ago(),
+            finished_at=ago(),
+            error_code="engine_error",
+            error_detail="It failed.",
+            error_raised="KeyError: 'secret'",
+            error_trace='File "mine.py", line 12',
+        )
         page = self.text(page_of(job))
         for words in ("It failed. KeyError: 'secret'", 'File "mine.py", line 12'):
             self.assertIn(html.escape(words), page)

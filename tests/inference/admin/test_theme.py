@@ -44,19 +44,31 @@ class LookTests(BrowserCase):
         self.log_in()
         owner = User.objects.get()
         worker = make_worker(
-            name="celery@a-host-with-a-long-name.example.org", model_names=["embeddings"], devices=["cuda:0"],
+            name="celery@a-host-with-a-long-name.example.org",
+            model_names=["embeddings"],
+            devices=["cuda:0"],
             error="embeddings: " + "why not " * 30,
             replicas={"0": {"pid": 8, "device": "cuda:0", "models": {"embeddings": "no weights " * 20}}},
-            catalog={"models": [entry(why="no weights " * 20)]}, costs={"embeddings": learnt()},
-        )  # fmt: skip
+            catalog={"models": [entry(why="no weights " * 20)]},
+            costs={"embeddings": learnt()},
+        )
         now = ago()
         key = ApiKey.objects.issue_key(owner=owner, name="a key")[0]
         for status in Status:
             self.job = make_job(
-                status=status, inputs="a word " * 300, output=[0.25] * 384, worker=worker.pk, batch=uuid.uuid4(),
-                batch_size=3, error_code="crashed", error_detail="x" * 200, owner=owner, started_at=now,
-                finished_at=now, key_start=key.start,
-            )  # fmt: skip
+                status=status,
+                inputs="a word " * 300,
+                output=[0.25] * 384,
+                worker=worker.pk,
+                batch=uuid.uuid4(),
+                batch_size=3,
+                error_code="crashed",
+                error_detail="x" * 200,
+                owner=owner,
+                started_at=now,
+                finished_at=now,
+                key_start=key.start,
+            )
         act = Act.objects.create(kind=ActKind.CANCEL, newest=self.job.pk, counted=9, done=3, left={"x " * 50: 1})
         file = StoredFile.objects.create(
             owner=owner, name="a-long-name-" * 9, purpose="batch", state=FileState.STORED, size=2**21

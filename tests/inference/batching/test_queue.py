@@ -183,9 +183,17 @@ class BatchTests(TestCase):
         for size in (1, 2, 4, 8, 16, 32):  # 10 ms a call, 1 ms an item, and 10 ms an item beyond 256 tokens
             for _ in range(8):
                 bends.learn_call(size, 64, 0.01 + 0.001 * size + 0.01 * max(0, size - 4))
-        self.assertEqual([len(batch) for batch in batches(filled(
-            [item(str(n), length=64, arrived_at_s=float(n)) for n in range(12)], costs=bends, padded=False
-        ))], [4, 4, 4])  # fmt: skip
+        self.assertEqual(
+            [
+                len(batch)
+                for batch in batches(
+                    filled(
+                        [item(str(n), length=64, arrived_at_s=float(n)) for n in range(12)], costs=bends, padded=False
+                    )
+                )
+            ],
+            [4, 4, 4],
+        )
 
     def test_idle_lower_priorities_fill_a_batch(self) -> None:
         batch = filled([item("low", priority=3), item("high", priority=1), item("normal")]).take_batch(0.0)
@@ -229,9 +237,11 @@ def _alike(one: Item, other: Item) -> bool:
 class MemoryTests(TestCase):
     @QUICK
     @given(
-        queues_of_jobs, measured_calls, st.lists(st.tuples(st.integers(1, 64), lengths), min_size=1, max_size=3),
+        queues_of_jobs,
+        measured_calls,
+        st.lists(st.tuples(st.integers(1, 64), lengths), min_size=1, max_size=3),
         st.booleans(),
-    )  # fmt: skip
+    )
     def test_what_did_not_fit_is_halved_for_a_while(
         self, items: list[Item], calls: Calls, failed: list[tuple[int, int]], padded: bool
     ) -> None:
@@ -274,9 +284,10 @@ class MemoryTests(TestCase):
     def _weighed(self, waiting: int, padded: bool) -> int:
         costs = CountingCosts()
         queue = filled(
-            (item(str(n), length=1 + 7919 * n % 300, arrived_at_s=float(n)) for n in range(waiting)), costs=costs,
+            (item(str(n), length=1 + 7919 * n % 300, arrived_at_s=float(n)) for n in range(waiting)),
+            costs=costs,
             padded=padded,
-        )  # fmt: skip
+        )
         for _ in range(10):
             queue.take_batch(1e6)
         return costs.predicted

@@ -79,9 +79,16 @@ class PublishTests(SimpleTestCase):
         with Celery("stock", broker=stock_url(), set_as_current=False) as app:
             app.conf.broker_transport_options = address.kombu_options(stock_url())
             app.send_task(
-                messages.TASK, args=[message.job_id], kwargs=message.hints, task_id=message.job_id, queue=QUEUE,
-                priority=message.priority, ignore_result=True, reply_to="", headers={"rows": message.size},
-            )  # fmt: skip
+                messages.TASK,
+                args=[message.job_id],
+                kwargs=message.hints,
+                task_id=message.job_id,
+                queue=QUEUE,
+                priority=message.priority,
+                ignore_result=True,
+                reply_to="",
+                headers={"rows": message.size},
+            )
             publisher.publish_messages([message])
         theirs, ours = self.waiting()
         theirs["properties"] |= {"delivery_tag": ours["properties"]["delivery_tag"], "reply_to": ""}

@@ -34,9 +34,12 @@ def envelope(**changes: Any) -> dict[str, Any]:
         "body_encoding": "base64",
     }  # fmt: skip
     return {
-        "body": b64encode(b'"x"').decode(), "content-type": "application/json", "content-encoding": "utf-8",
-        "headers": {}, "properties": properties | changes.pop("properties", {}),
-    } | changes  # fmt: skip
+        "body": b64encode(b'"x"').decode(),
+        "content-type": "application/json",
+        "content-encoding": "utf-8",
+        "headers": {},
+        "properties": properties | changes.pop("properties", {}),
+    } | changes
 
 
 def without(name: str) -> dict[str, Any]:
@@ -610,9 +613,12 @@ class BroadcastTests(OnOwnBroker):
 
     def listen(self, queue: str) -> Consumer:
         listener = Consumer(
-            self.channel, [Queue(queue, self.exchange, routing_key=queue)], on_message=self.heard.receive,
-            accept=["json"], no_ack=True,
-        )  # fmt: skip
+            self.channel,
+            [Queue(queue, self.exchange, routing_key=queue)],
+            on_message=self.heard.receive,
+            accept=["json"],
+            no_ack=True,
+        )
         listener.consume()
         self.heard.turn()
         return listener

@@ -33,9 +33,14 @@ def save(folder: Path) -> None:
     tokenizer.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=ends)
     AlbertForMaskedLM.from_pretrained(source).save_pretrained(folder)
     PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]", pad_token="[PAD]",
-        mask_token="[MASK]", model_max_length=512,
-    ).save_pretrained(folder)  # fmt: skip
+        tokenizer_object=tokenizer,
+        unk_token="[UNK]",
+        cls_token="[CLS]",
+        sep_token="[SEP]",
+        pad_token="[PAD]",
+        mask_token="[MASK]",
+        model_max_length=512,
+    ).save_pretrained(folder)
 
 
 class ReactionTests(TestCase):

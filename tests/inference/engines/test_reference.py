@@ -40,9 +40,11 @@ class FolderTestCase(TestCase):
         """Save a decoder that classifies, with a byte-level tokenizer."""
         tokenizer = tokenizer or tiny_models.byte_tokenizer()
         made = getattr(transformers, f"{kind}Config")(
-            vocab_size=len(tokenizer), initializer_range=0.5, **decoders.SETTINGS[kind],
+            vocab_size=len(tokenizer),
+            initializer_range=0.5,
+            **decoders.SETTINGS[kind],
             **{"pad_token_id": None, **NLI, **config},
-        )  # fmt: skip
+        )
         with torch.random.fork_rng():
             torch.manual_seed(tiny_models.SEED)
             model = getattr(transformers, f"{kind}ForSequenceClassification")(made)

@@ -67,10 +67,14 @@ class TestOutcomes(LedgerCase):
         self.assertEqual(
             of_figures(),
             {
-                ("echo", "succeeded"): 1, ("echo", "failed engine_error"): 1, ("echo", "cancelled"): 2,
-                ("other", "cancelled"): 1, ("echo", "expired"): 1, ("echo", "failed lost"): 1,
+                ("echo", "succeeded"): 1,
+                ("echo", "failed engine_error"): 1,
+                ("echo", "cancelled"): 2,
+                ("other", "cancelled"): 1,
+                ("echo", "expired"): 1,
+                ("echo", "failed lost"): 1,
             },
-        )  # fmt: skip
+        )
 
     def test_what_changes_nothing_is_not_counted(self) -> None:
         job = make_job()

@@ -50,9 +50,13 @@ class TestSeries(TestCase):
         Job.objects.create(model="echo", inputs="x", created_at=ago(30))
         Job.objects.create(model="other", inputs="x", status=Status.RUNNING)
         Worker.objects.create(
-            name="w", pid=1, state=WorkerState.READY, replicas_ready=2, replicas_busy=1,
+            name="w",
+            pid=1,
+            state=WorkerState.READY,
+            replicas_ready=2,
+            replicas_busy=1,
             replicas={"0": {"memory": {"echo": 100}}, "1": {"memory": {"echo": 50, "other": 7}}},
-        )  # fmt: skip
+        )
         moment = tick_of(ago().timestamp())
         with patch.object(clock, "time_s", return_value=moment):
             sample.record_sample()

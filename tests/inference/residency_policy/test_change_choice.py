@@ -45,16 +45,27 @@ def states(draw: st.DrawFn) -> list[Model]:
 
 def _inside(name: str) -> st.SearchStrategy[Model]:
     return st.builds(
-        model, st.just(name), memory=st.integers(1, ROOM), load_s=st.floats(0, 100), loaded_at_s=past, worked_at_s=past,
-        is_working=st.booleans(), is_kept=st.booleans(), idle_unload_s=st.floats(1, 1000),
-    )  # fmt: skip
+        model,
+        st.just(name),
+        memory=st.integers(1, ROOM),
+        load_s=st.floats(0, 100),
+        loaded_at_s=past,
+        worked_at_s=past,
+        is_working=st.booleans(),
+        is_kept=st.booleans(),
+        idle_unload_s=st.floats(1, 1000),
+    )
 
 
 def _outside(name: str) -> st.SearchStrategy[Model]:
     return st.builds(
-        model, st.just(name), memory=st.integers(1, ROOM + 2), waits_since_s=st.none() | past,
-        priority=st.integers(1, 3), not_before_s=st.sampled_from([-math.inf, NOW_S - 1, NOW_S + 1]),
-    )  # fmt: skip
+        model,
+        st.just(name),
+        memory=st.integers(1, ROOM + 2),
+        waits_since_s=st.none() | past,
+        priority=st.integers(1, 3),
+        not_before_s=st.sampled_from([-math.inf, NOW_S - 1, NOW_S + 1]),
+    )
 
 
 class PropertyTests(TestCase):

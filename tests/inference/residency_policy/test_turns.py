@@ -19,12 +19,16 @@ NAMES = [f"m{number}" for number in range(6)]
 models = st.fixed_dictionaries(
     {
         name: st.builds(
-            LazyModel, memory=st.integers(1, ROOM), load_s=st.floats(0.1, 10.0), call_s=st.just(CALL_S),
-            batch=st.just(2), idle_unload_s=st.floats(1.0, 100.0),
+            LazyModel,
+            memory=st.integers(1, ROOM),
+            load_s=st.floats(0.1, 10.0),
+            call_s=st.just(CALL_S),
+            batch=st.just(2),
+            idle_unload_s=st.floats(1.0, 100.0),
         )
         for name in NAMES
     }
-)  # fmt: skip
+)
 arrivals = st.lists(
     st.builds(Arrival, st.floats(0, 200), st.sampled_from(NAMES), st.integers(1, 3)), min_size=1, max_size=200
 )

@@ -12,10 +12,14 @@ def loaders(model: str, *, seen_s: float, waited_s: float = 0.0, having: str = "
         for worker in WORKERS
         if worker != having
         and should_load(
-            model, worker, {other: other == having for other in WORKERS if other != worker},
-            seen_s=seen_s, waited_s=waited_s, load_s=100.0,
+            model,
+            worker,
+            {other: other == having for other in WORKERS if other != worker},
+            seen_s=seen_s,
+            waited_s=waited_s,
+            load_s=100.0,
         )
-    ]  # fmt: skip
+    ]
 
 
 class SharesTests(TestCase):

@@ -33,8 +33,9 @@ class IndexTests(TestCase):
     def setUpTestData(cls) -> None:
         cls.owner = User.objects.create_user("ada")
         soon = timezone.now() + AN_HOUR  # no job of a test expires meanwhile
-        rows = [Job(model="a", inputs="x", status=Status.SUCCEEDED, owner=cls.owner, key_start=KEY)
-                for _ in range(NUMBER)]  # fmt: skip
+        rows = [
+            Job(model="a", inputs="x", status=Status.SUCCEEDED, owner=cls.owner, key_start=KEY) for _ in range(NUMBER)
+        ]
         rows += [Job(model="a", inputs="x", expires_at=soon, owner=cls.owner) for _ in range(5)]
         Job.objects.bulk_create(rows)
 

@@ -26,11 +26,22 @@ class RowsTests(TransactionTestCase):
         owner = User.objects.create(username="owner")
         bulk = Bulk.objects.create(model="echo", total=1)
         return Job(
-            model="echo", inputs=["ä", {"b": 2**70}], parameters={"top_k": 2}, size=2, length=7, priority=Priority.LOW,
-            published_at=ANY_TIME, expires_at=ANY_TIME + datetime.timedelta(seconds=9), owner=owner,
-            key_start="inf_AbCdEfGh", idempotency_key="1:key",
-            idempotency_digest="d", request_id="r", bulk=bulk, bulk_index=0,
-        )  # fmt: skip
+            model="echo",
+            inputs=["ä", {"b": 2**70}],
+            parameters={"top_k": 2},
+            size=2,
+            length=7,
+            priority=Priority.LOW,
+            published_at=ANY_TIME,
+            expires_at=ANY_TIME + datetime.timedelta(seconds=9),
+            owner=owner,
+            key_start="inf_AbCdEfGh",
+            idempotency_key="1:key",
+            idempotency_digest="d",
+            request_id="r",
+            bulk=bulk,
+            bulk_index=0,
+        )
 
     def test_a_row_is_what_the_orm_would_have_written(self) -> None:
         for job in (self.full(), Job(model="echo", inputs="text")):

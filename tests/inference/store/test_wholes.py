@@ -42,9 +42,15 @@ def make_whole(count: int, **values: Any) -> tuple[Job, list[Job]]:
 def claim(*jobs: Job, alone: bool = False) -> UUID:
     batch = uuid4()
     transitions.claim_jobs(
-        [job.pk for job in jobs], batch, model="echo", time_limit_s=60, alone=alone, takes_over=(), worker=uuid4(),
+        [job.pk for job in jobs],
+        batch,
+        model="echo",
+        time_limit_s=60,
+        alone=alone,
+        takes_over=(),
+        worker=uuid4(),
         device="cpu",
-    )  # fmt: skip
+    )
     return batch
 
 

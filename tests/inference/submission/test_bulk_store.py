@@ -54,9 +54,10 @@ class PackTests(TransactionTestCase):
         for is_redis, most in ((True, bulk_store.PACKED), (False, bulk_store.PACKED_AMQP)):
             sent: list[Any] = []
             with (
-                self.subTest(is_redis=is_redis), patch.object(publisher, "uses_redis", return_value=is_redis),
+                self.subTest(is_redis=is_redis),
+                patch.object(publisher, "uses_redis", return_value=is_redis),
                 patch.object(publisher, "publish_messages", sent.extend),
-            ):  # fmt: skip
+            ):
                 bulk.submit(BulkSubmission(spec=spec, items=self.texts(most + 1)))
             self.assertEqual([len(message.job_ids) for message in sent], [most, 1])
 

@@ -165,8 +165,9 @@ class WriterTests(TransactionTestCase):
         self.addCleanup(client.delete, key)
         client.set(key, "no list")
         writer.send_messages(messages)
-        self.assertEqual([str(pk) for pk in Job.objects.filter(published_at=None).values_list("pk", flat=True)],
-                         [messages[1].job_id])  # fmt: skip
+        self.assertEqual(
+            [str(pk) for pk in Job.objects.filter(published_at=None).values_list("pk", flat=True)], [messages[1].job_id]
+        )
 
     def test_what_is_stored_is_accepted_though_it_can_be_neither_sent_nor_marked(self) -> None:
         job = new_job()

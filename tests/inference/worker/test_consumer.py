@@ -44,21 +44,31 @@ class ConsumerTests(TestCase):
         self.step = consumer.BatchingStep.__new__(consumer.BatchingStep)
         self.step.reported = None
         self.consumer = SimpleNamespace(
-            hostname="w", conninfo=kombu.Connection("memory://"), dispatcher=self.dispatcher,
+            hostname="w",
+            conninfo=kombu.Connection("memory://"),
+            dispatcher=self.dispatcher,
             app=SimpleNamespace(amqp=SimpleNamespace(queues=self)),
             controller=SimpleNamespace(heartbeat=SimpleNamespace(write_row_soon=lambda: None)),
-            cancel_task_queue=self.leave, add_task_queue=lambda queue: self.events.append(f"began {queue}"),
-            channel_errors=(), initial_prefetch_count=0, qos=SimpleNamespace(), task_consumer=None,
-        )  # fmt: skip
+            cancel_task_queue=self.leave,
+            add_task_queue=lambda queue: self.events.append(f"began {queue}"),
+            channel_errors=(),
+            initial_prefetch_count=0,
+            qos=SimpleNamespace(),
+            task_consumer=None,
+        )
         self.step.subscriptions = Subscriptions(self.consumer)
         self.consumed = {spec.queue for spec in CATALOG.values()}
         self.on_message = consumer.strategy(
-            run, app,
+            run,
+            app,
             SimpleNamespace(
-                dispatcher=self.dispatcher, hostname="w", event_dispatcher=None, connection_errors=(),
+                dispatcher=self.dispatcher,
+                hostname="w",
+                event_dispatcher=None,
+                connection_errors=(),
                 dispatch_soon=lambda: None,
             ),
-        )  # fmt: skip
+        )
 
     def receive(
         self, *, model: str = "a", queue: str = "", headers: dict[str, Any] | None = None, **hints: Any
@@ -69,18 +79,28 @@ class ConsumerTests(TestCase):
         message = Message(
             body=json.dumps([arguments, {**known, **hints}, embed]),
             headers=messages.make_headers(job) | (headers or {}),
-            content_type="application/json", content_encoding="utf-8", accept={"application/json"},
-            delivery_info={"routing_key": queue or job.queue}, delivery_tag=job.job_id,
-        )  # fmt: skip
+            content_type="application/json",
+            content_encoding="utf-8",
+            accept={"application/json"},
+            delivery_info={"routing_key": queue or job.queue},
+            delivery_tag=job.job_id,
+        )
         self.enterContext(patch.object(Message, "ack_log_error", lambda *_: self.events.append("acknowledged")))
         self.enterContext(patch.object(Message, "reject_log_error", lambda *_, **__: self.events.append("given back")))
         self.on_message(message, None, ack=None, reject=None, callbacks=())
 
     def job(self, model: str = "a") -> JobMessage:
         return JobMessage(
-            job_id=str(uuid4()), model=model, queue=f"inference.{model}", group="", size=1, length=1, priority=2,
-            created_at=1760000000.0, expires_at=None,
-        )  # fmt: skip
+            job_id=str(uuid4()),
+            model=model,
+            queue=f"inference.{model}",
+            group="",
+            size=1,
+            length=1,
+            priority=2,
+            created_at=1760000000.0,
+            expires_at=None,
+        )
 
     def load(self, **models: str) -> None:
         states = {CATALOG[name].digest: state for name, state in models.items()}
@@ -256,7 +276,8 @@ class LostBrokerTests(TestCase):
         worker.app, worker.first_connection_attempt, worker.broker_connection_retry_attempt = app, False, 0
         with (
             patch.object(kombu.utils.functional, "sleep", sleep),
-            self.assertLogs("celery.worker.consumer.consumer", "ERROR") as said, self.assertRaises(Enough),
-        ):  # fmt: skip
+            self.assertLogs("celery.worker.consumer.consumer", "ERROR") as said,
+            self.assertRaises(Enough),
+        ):
             worker.ensure_connected(kombu.Connection("redis://127.0.0.1:1"))
         self.assertGreater(len(said.output), 180 / LONGEST_AWAY_S - 1)

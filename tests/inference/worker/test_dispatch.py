@@ -72,9 +72,7 @@ class Pool:
     ) -> SimpleNamespace | None:
         if self.closing:
             return None
-        call = SimpleNamespace(
-            pid=pid, batch=arguments[0], done=done, failed=failed, accept=accepted, over=False
-        )  # fmt: skip
+        call = SimpleNamespace(pid=pid, batch=arguments[0], done=done, failed=failed, accept=accepted, over=False)
         self.calls.append(call)
         self.held.append(call)
         return call

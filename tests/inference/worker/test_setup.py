@@ -23,9 +23,14 @@ from tests.conditions import PATIENCE_S
 
 def worker(*options: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "celery", "-A", "project", "worker", *options], env={**os.environ, **environment},
-        cwd=settings.BASE_DIR, capture_output=True, text=True, timeout=PATIENCE_S, check=False,
-    )  # fmt: skip
+        [sys.executable, "-m", "celery", "-A", "project", "worker", *options],
+        env={**os.environ, **environment},
+        cwd=settings.BASE_DIR,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
 
 
 class LoadsTests(TestCase):

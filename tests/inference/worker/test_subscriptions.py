@@ -32,10 +32,13 @@ class SubscriptionsTests(TestCase):
         self.addCleanup(clock.stop)
         clock.start()
         self.consumer = SimpleNamespace(
-            hostname="w", conninfo=kombu.Connection("memory://"), channel_errors=(ResponseError,),
-            connection_errors=(OSError,), add_task_queue=self.add,
+            hostname="w",
+            conninfo=kombu.Connection("memory://"),
+            channel_errors=(ResponseError,),
+            connection_errors=(OSError,),
+            add_task_queue=self.add,
             app=SimpleNamespace(amqp=SimpleNamespace(queues=self)),
-        )  # fmt: skip
+        )
         self.subscriptions = Subscriptions(self.consumer)
 
     @property

@@ -40,13 +40,20 @@ class Requests:
         ends, parsed_stops = config.eos_token_id, read_stops(self.pipe.tokenizer, stops)
         before = tokens if continues_prompt(found.features["prompt_text"], parameters.postprocess) else ()
         return GeneratedRow(
-            key=key, features=found.features, after=parameters.postprocess, details=details,
-            tokens=tokens, prompt=len(tokens), longest=min(config.max_length, self.context),
+            key=key,
+            features=found.features,
+            after=parameters.postprocess,
+            details=details,
+            tokens=tokens,
+            prompt=len(tokens),
+            longest=min(config.max_length, self.context),
             ends=frozenset(ends if isinstance(ends, list) else [ends]),
-            stops=parsed_stops.tokens, processors=processors, samples=config.do_sample,
+            stops=parsed_stops.tokens,
+            processors=processors,
+            samples=config.do_sample,
             generator=torch.Generator(self.pipe.model.device).manual_seed(seed),
             text=GrowingText(self.decoder, parsed_stops.texts, self.decoder.find_context(before)),
-        )  # fmt: skip
+        )
 
     def _as_generate_would(self, features: Mapping[str, Any], run: dict[str, Any]) -> tuple[Any, Any]:
         """Return the generation config and the logits processors that `generate` makes for the request.

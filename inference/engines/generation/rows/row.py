@@ -62,7 +62,9 @@ class GeneratedRow:
         self.text.end_text()
         self.ending = Ending(
             reason=reason if self.text.stop is None else "stop_sequence",
-            prompt=self.prompt, generated=len(self.tokens) - self.prompt,
-            found=self.text.decode_alone(self.tokens[self.prompt :]), text=self.text.final_text,
+            prompt=self.prompt,
+            generated=len(self.tokens) - self.prompt,
+            found=self.text.decode_alone(self.tokens[self.prompt :]),
+            text=self.text.final_text,
             has_details=self.details,
-        )  # fmt: skip
+        )

@@ -141,11 +141,19 @@ class OpenBatch:
         answers, self.answers = self.answers, []
         engine_s = self.steps_s - before_s
         return BatchReport(
-            errors=codes, engine_s=engine_s, overhead_s=time.monotonic() - began_at - engine_s, size=self.most,
-            left=frozenset(self.jobs), put_off=frozenset(put_off), room=self._room,
-            capacity=self.stepper.capacity, cut_at=self.stepper.context,
-            tokens=tokens, firsts_s=tuple(firsts), answers=tuple(answers),
-        )  # fmt: skip
+            errors=codes,
+            engine_s=engine_s,
+            overhead_s=time.monotonic() - began_at - engine_s,
+            size=self.most,
+            left=frozenset(self.jobs),
+            put_off=frozenset(put_off),
+            room=self._room,
+            capacity=self.stepper.capacity,
+            cut_at=self.stepper.context,
+            tokens=tokens,
+            firsts_s=tuple(firsts),
+            answers=tuple(answers),
+        )
 
     @property
     def _room(self) -> Room:
@@ -166,10 +174,14 @@ class OpenBatch:
         parameters = claims.check_parameters_again(self.spec, job, is_last=is_last)
         items = lengths.list_items(self.spec, job.inputs)
         running = RunningJob(
-            job, [OPEN] * len(items), until_s=self.steps_s + self.spec.time_limit_s,
-            is_streamed=not lengths.is_list(self.spec, job.inputs), details=bool(parameters.get("details")),
-            pieces=[[] for _ in items], counts=[0] * len(items),
-        )  # fmt: skip
+            job,
+            [OPEN] * len(items),
+            until_s=self.steps_s + self.spec.time_limit_s,
+            is_streamed=not lengths.is_list(self.spec, job.inputs),
+            details=bool(parameters.get("details")),
+            pieces=[[] for _ in items],
+            counts=[0] * len(items),
+        )
         self.jobs[job.id] = running
         self.leased_until = min(self.leased_until, self._lease_end())
         return JoiningJob(running, items, parameters)

@@ -199,8 +199,10 @@ class EngineTests(TestCase):
                     texts, parameters
                 )
                 with (
-                    self.subTest(task), cuda_encoders.graphs() as captured, cuda_encoders.flash_attention() as attention
-                ):  # fmt: skip
+                    self.subTest(task),
+                    cuda_encoders.graphs() as captured,
+                    cuda_encoders.flash_attention() as attention,
+                ):
                     engine = loading.load_engine(
                         ModelSpec(name=task, task=task, model=model, max_batch_size=512), "cpu"
                     )

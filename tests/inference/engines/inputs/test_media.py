@@ -110,9 +110,15 @@ def flac_that_says(frames: int) -> bytes:
 def refused(kind: str, content: bytes) -> tuple[str, int]:
     """The sentence, and the bytes that it took."""
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(REFUSE), kind], input=encoded(content), capture_output=True, text=True,
-        check=True, timeout=PATIENCE_S, cwd=Path(__file__).parents[4], env={**os.environ, "PYTHONWARNINGS": "ignore"},
-    )  # fmt: skip
+        [sys.executable, "-c", textwrap.dedent(REFUSE), kind],
+        input=encoded(content),
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=PATIENCE_S,
+        cwd=Path(__file__).parents[4],
+        env={**os.environ, "PYTHONWARNINGS": "ignore"},
+    )
     *sentence, taken = done.stdout.splitlines()
     return " ".join(sentence), int(taken)
 

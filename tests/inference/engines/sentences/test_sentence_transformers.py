@@ -150,11 +150,17 @@ class RankingTests(TestCase):
             engine = loading.load_engine(ModelSpec(name="m", task="text-ranking", model=place), "cpu")
         most = tiny_models.POSITIONS - 4  # three special tokens, and one of a text
         query = " ".join(["dog"] * (most - 1))
-        first, same, other, bad, worse = run_with_isolation(engine, [
-            {"text": query, "text_pair": "cat red"}, {"text": query, "text_pair": "cat red paris in france"},
-            {"text": query, "text_pair": "house red"}, {"text": f"{query} dog dog", "text_pair": "cat"},
-            {"text": "dog " * 100_000, "text_pair": ""},
-        ], {}).outcomes  # fmt: skip
+        first, same, other, bad, worse = run_with_isolation(
+            engine,
+            [
+                {"text": query, "text_pair": "cat red"},
+                {"text": query, "text_pair": "cat red paris in france"},
+                {"text": query, "text_pair": "house red"},
+                {"text": f"{query} dog dog", "text_pair": "cat"},
+                {"text": "dog " * 100_000, "text_pair": ""},
+            ],
+            {},
+        ).outcomes
         self.assertAlmostEqual(first["score"], same["score"], places=6)
         self.assertNotAlmostEqual(first["score"], other["score"], places=3)
         for error in (bad, worse):

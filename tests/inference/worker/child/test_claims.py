@@ -90,8 +90,9 @@ class RecordTests(TestCase):
         with self.assertLogs(claims.logger, "INFO") as logged:
             self.record("a", "b", "c")
         self.assertIn("1 of 3 outcomes dropped", logged.output[0])
-        self.assertEqual([status for status, _ in self.stored()],
-                         [Status.SUCCEEDED, Status.CANCELLED, Status.SUCCEEDED])  # fmt: skip
+        self.assertEqual(
+            [status for status, _ in self.stored()], [Status.SUCCEEDED, Status.CANCELLED, Status.SUCCEEDED]
+        )
 
 
 class TakeBackTests(TestCase):

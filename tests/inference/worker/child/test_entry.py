@@ -52,15 +52,22 @@ class Answers(Engine):
 def run_batch(engines: dict[str, Engine], *jobs: Job, verdict: str = "", is_last: bool = False) -> BatchReport:
     rows.insert_jobs(list(map(rows.prepare_row, jobs)))
     replica = LoadedModels(
-        worker=uuid4(), device="cpu", specs={engine.spec.digest: engine.spec for engine in engines.values()},
+        worker=uuid4(),
+        device="cpu",
+        specs={engine.spec.digest: engine.spec for engine in engines.values()},
         engines={engine.spec.load_digest: engine for engine in engines.values()},
-    )  # fmt: skip
+    )
     digest = next((engine.spec.digest for engine in engines.values()), "of what is not loaded")
     ids = tuple(job.pk for job in jobs)
     call = BatchCall(
-        batch=uuid4(), model=jobs[0].model, digest=digest, job_ids=ids, time_limit_s=3600, verdict=verdict,
+        batch=uuid4(),
+        model=jobs[0].model,
+        digest=digest,
+        job_ids=ids,
+        time_limit_s=3600,
+        verdict=verdict,
         is_last=is_last,
-    )  # fmt: skip
+    )
     with patch.object(entry, "replica", replica, create=True):
         report = entry.run_batch(call)
     for job in jobs:

@@ -275,9 +275,11 @@ class SeveralStagesTests(TransactionTestCase):
     def setUp(self) -> None:
         self.engine = Counting()
         self.replica = LoadedModels(
-            worker=uuid4(), device="cpu", specs={self.engine.spec.digest: self.engine.spec},
+            worker=uuid4(),
+            device="cpu",
+            specs={self.engine.spec.digest: self.engine.spec},
             engines={self.engine.spec.load_digest: self.engine},
-        )  # fmt: skip
+        )
         self.enterContext(patch.object(entry, "replica", self.replica, create=True))
         self.enterContext(patch.object(multi_batch_run, "LONGEST_S", 3600.0))  # no call comes back for being slow
         self.publish = self.enterContext(patch.object(notices, "publish_finished"))
@@ -288,9 +290,14 @@ class SeveralStagesTests(TransactionTestCase):
             rows.insert_jobs(list(map(rows.prepare_row, stored)))
         spec = self.engine.spec
         call = BatchCall(
-            batch=uuid4(), number=1, model="m", digest=spec.digest, job_ids=tuple(job.pk for job in jobs),
-            shares=tuple(map(len, shares)), time_limit_s=3600,
-        )  # fmt: skip
+            batch=uuid4(),
+            number=1,
+            model="m",
+            digest=spec.digest,
+            job_ids=tuple(job.pk for job in jobs),
+            shares=tuple(map(len, shares)),
+            time_limit_s=3600,
+        )
         report = entry.run_batch(call)
         for job in stored:
             job.refresh_from_db()
@@ -299,9 +306,14 @@ class SeveralStagesTests(TransactionTestCase):
     def test_each_share_is_an_engine_call_and_a_batch_of_its_own_for_all_who_look(self) -> None:
         report, jobs = self.run_jobs(["a", "b"], ["c"])
         self.assertEqual(self.engine.calls, [["a", "b"], ["c"]])
-        self.assertEqual([(job.status, job.output, job.batch_size) for job in jobs], [
-            (Status.SUCCEEDED, 2, 2), (Status.SUCCEEDED, 2, 2), (Status.SUCCEEDED, 1, 1),
-        ])  # fmt: skip
+        self.assertEqual(
+            [(job.status, job.output, job.batch_size) for job in jobs],
+            [
+                (Status.SUCCEEDED, 2, 2),
+                (Status.SUCCEEDED, 2, 2),
+                (Status.SUCCEEDED, 1, 1),
+            ],
+        )
         self.assertEqual(len({job.batch for job in jobs}), 1)
         self.assertEqual([each.size for each in report.each], [2, 1])
         self.assertEqual(report.errors, {job.pk: "" for job in jobs})

@@ -21,9 +21,20 @@ SPEC = ModelSpec(name="m", engine="x:Y", max_batch_size=2)
 
 def claimed(inputs: Any, **values: Any) -> Claimed:
     return Claimed(
-        **{"id": uuid4(), "model": "m", "inputs": inputs, "parameters": {}, "size": 2, "length": 1, "whole": None,
-           "created_at": MOMENT, "started_at": MOMENT, "place": None, **values}
-    )  # fmt: skip
+        **{
+            "id": uuid4(),
+            "model": "m",
+            "inputs": inputs,
+            "parameters": {},
+            "size": 2,
+            "length": 1,
+            "whole": None,
+            "created_at": MOMENT,
+            "started_at": MOMENT,
+            "place": None,
+            **values,
+        }
+    )
 
 
 def part(*inputs: Any, place: int = 32) -> Claimed:

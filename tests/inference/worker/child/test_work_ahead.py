@@ -120,11 +120,19 @@ class LineTests(TestCase):
             raise errors.StoreUnavailable("away")
         return [
             Claimed(
-                id=job_id, model="m", inputs=text, parameters={}, size=1, length=1, created_at=now(), started_at=now(),
-                whole=None, place=None,
+                id=job_id,
+                model="m",
+                inputs=text,
+                parameters={},
+                size=1,
+                length=1,
+                created_at=now(),
+                started_at=now(),
+                whole=None,
+                place=None,
             )
             for job_id, text in zip(call.job_ids, self.inputs.get(call.number, ["text"]), strict=True)
-        ]  # fmt: skip
+        ]
 
     def record(self, batch: UUID, outcomes: list[Outcome], **_: Any) -> list[Outcome]:
         assert self.may_record.wait(PATIENCE_S)
@@ -133,9 +141,14 @@ class LineTests(TestCase):
 
     def give(self, number: int, **fields: Any) -> BatchCall:
         call = BatchCall(
-            batch=uuid4(), number=number, model="m", digest=self.engine.spec.digest, time_limit_s=3600,
-            job_ids=tuple(uuid4() for _ in self.inputs.get(number, [""])), **fields,
-        )  # fmt: skip
+            batch=uuid4(),
+            number=number,
+            model="m",
+            digest=self.engine.spec.digest,
+            time_limit_s=3600,
+            job_ids=tuple(uuid4() for _ in self.inputs.get(number, [""])),
+            **fields,
+        )
         self.connection.calls.put(ChildCall(number, entry.run_batch, (call,)))
         return call
 

@@ -442,9 +442,16 @@ class Process(SimpleNamespace):
 
     def __init__(self, pid: int) -> None:
         super().__init__(
-            pid=pid, calls={}, is_up=True, is_closed=False, is_given_up=False, is_worn=False, unsent=b"",
-            kill=Mock(), is_reaped=True,
-        )  # fmt: skip
+            pid=pid,
+            calls={},
+            is_up=True,
+            is_closed=False,
+            is_given_up=False,
+            is_worn=False,
+            unsent=b"",
+            kill=Mock(),
+            is_reaped=True,
+        )
 
 
 class PlayedCase(TestCase):

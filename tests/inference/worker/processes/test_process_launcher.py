@@ -276,9 +276,14 @@ class ImportsTests(LauncherCase):
     def printed(self, code: str, imports: str, **environment: str) -> str:
         environment = {**os.environ, "OMP_NUM_THREADS": "1", process_launcher.IMPORTS: imports, **environment}
         done = subprocess.run(
-            [sys.executable, "-c", code], env=environment, cwd=settings.BASE_DIR, capture_output=True, text=True,
-            timeout=PATIENCE_S, check=False,
-        )  # fmt: skip
+            [sys.executable, "-c", code],
+            env=environment,
+            cwd=settings.BASE_DIR,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            check=False,
+        )
         return done.stdout or done.stderr
 
     def test_a_library_that_looks_for_gpus_as_it_is_imported_begins_nothing(self) -> None:
@@ -301,9 +306,12 @@ class MainProcessTests(TestCase):
         script.write_text(STARTER)
         environment = {**os.environ, "PYTHONPATH": str(settings.BASE_DIR)}
         starter = subprocess.Popen(
-            [sys.executable, str(script), str(busy)], cwd=settings.BASE_DIR, env=environment, stdout=subprocess.PIPE,
+            [sys.executable, str(script), str(busy)],
+            cwd=settings.BASE_DIR,
+            env=environment,
+            stdout=subprocess.PIPE,
             text=True,
-        )  # fmt: skip
+        )
         self.addCleanup(starter.communicate)
         self.addCleanup(starter.kill)
         assert starter.stdout

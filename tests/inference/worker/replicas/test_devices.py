@@ -12,9 +12,10 @@ from inference.worker.replicas.gpus import FoundGpus, Gpu
 
 GB = 10**9
 TWO = FoundGpus(
-    gpus=tuple(Gpu(name=f"cuda:{n}", visible=f"GPU-{n}", memory=80 * GB) for n in (4, 7)), why="for a test",
+    gpus=tuple(Gpu(name=f"cuda:{n}", visible=f"GPU-{n}", memory=80 * GB) for n in (4, 7)),
+    why="for a test",
     is_listed=True,
-)  # fmt: skip
+)
 NONE = FoundGpus(why="there is no nvidia-smi")
 
 

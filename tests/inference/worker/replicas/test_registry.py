@@ -166,9 +166,12 @@ class ReplicasTests(TestCase):
     def test_what_loads_slowly_is_left_to_one_of_two_where_the_rest_is_not_run(self) -> None:
         self.load(FIRST)
         self.replicas.note_loaded_models(
-            LoadReport(pid=SECOND, models={spec.digest: READY for spec in CATALOG.values()},
-                   load_s={CATALOG["a"].digest: 0.1, CATALOG["b"].digest: SLOW_S + 1.0})
-        )  # fmt: skip
+            LoadReport(
+                pid=SECOND,
+                models={spec.digest: READY for spec in CATALOG.values()},
+                load_s={CATALOG["a"].digest: 0.1, CATALOG["b"].digest: SLOW_S + 1.0},
+            )
+        )
         for first, second in ((0, 1), (1, 0)):
             pids = (FIRST, SECOND)
             self.replicas.note_end(first)

@@ -41,15 +41,20 @@ class SteppingCase(TransactionTestCase):
 
     def setUp(self) -> None:
         self.spec = ModelSpec(
-            name="words", engine="tests.words:WordsEngine", parameters={"max_new_tokens": WORDS},
-            time_limit_s=self.time_limit_s, options={"capacity": 100},
-        )  # fmt: skip
+            name="words",
+            engine="tests.words:WordsEngine",
+            parameters={"max_new_tokens": WORDS},
+            time_limit_s=self.time_limit_s,
+            options={"capacity": 100},
+        )
         self.engine = words.WordsEngine(self.spec)
         self.engine.load("cpu")
         self.replica = LoadedModels(
-            worker=uuid4(), device="cpu", specs={self.spec.digest: self.spec},
+            worker=uuid4(),
+            device="cpu",
+            specs={self.spec.digest: self.spec},
             engines={self.spec.load_digest: self.engine},
-        )  # fmt: skip
+        )
         self.opened = OpenBatches()
         self.enterContext(patch.object(entry, "replica", self.replica, create=True))
         self.enterContext(patch.object(entry, "opened", self.opened))
@@ -66,9 +71,14 @@ class SteppingCase(TransactionTestCase):
         """One step, if not asked otherwise."""
         self.replica.shared.command = command
         call = BatchCall(
-            batch=self.batch, model="words", digest=self.spec.digest, job_ids=ids, time_limit_s=3600, goes_on=goes_on,
+            batch=self.batch,
+            model="words",
+            digest=self.spec.digest,
+            job_ids=ids,
+            time_limit_s=3600,
+            goes_on=goes_on,
             **fields,
-        )  # fmt: skip
+        )
         return entry.run_batch(call)
 
     def row(self, job_id: UUID) -> Job:
@@ -171,9 +181,10 @@ class EngineLimitTests(SteppingCase):
         self.call(other, goes_on=True)
         self.opened.close_all()
         calls = set(self.seen)
-        self.assertEqual({("join", one), ("join", cut), ("join", other), ("leave", cut), ("leave", other)}, {
-            (name, job) for name, job in calls if job
-        })  # fmt: skip
+        self.assertEqual(
+            {("join", one), ("join", cut), ("join", other), ("leave", cut), ("leave", other)},
+            {(name, job) for name, job in calls if job},
+        )
         self.assertEqual(
             {name for name, job in calls if not job},
             {"step", "__len__", "room", "tokens_per_row", "capacity", "context"},
@@ -295,9 +306,10 @@ class StreamTests(SteppingCase):
                 self.call(goes_on=True)
         chunks = [chunk for call in write.call_args_list for chunk in call.args[0]]
         texts = [words.expected("text", count)[0]["generated_text"] for count in range(4)]
-        self.assertEqual([(chunk.at, texts[place] + chunk.text) for place, chunk in enumerate(chunks)], [
-            (len(texts[place]), texts[place + 1]) for place in range(3)
-        ])  # fmt: skip
+        self.assertEqual(
+            [(chunk.at, texts[place] + chunk.text) for place, chunk in enumerate(chunks)],
+            [(len(texts[place]), texts[place + 1]) for place in range(3)],
+        )
 
     def test_in_a_long_call_too_text_is_published_again_a_moment_later(self) -> None:
         publisher, write = text_publisher.TextPublisher(self.batch), cast("Mock", redis_streams.write_chunks)
