@@ -143,6 +143,12 @@ class CompletionBody(Shape):
         required=False, help_text="The priority: flex (low), default or priority (high)."
     )
     stream = serializers.BooleanField(required=False, help_text="Chunks as server-sent events.")
+    response_format = serializers.DictField(
+        required=False, help_text="Of type text, json_object or json_schema: the answer follows the schema."
+    )
+    structured_outputs = serializers.DictField(
+        required=False, help_text="vLLM's: one of json, regex, choice and json_object, which the answer follows."
+    )
 
 
 class MessageShown(Shape):

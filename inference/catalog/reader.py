@@ -118,7 +118,8 @@ class _Reader:
         engine = tasks.find_built_in(values.get("engine", TRANSFORMERS_ENGINE))
         if engine.task:
             values.setdefault("task", engine.task)
-        known = {**tasks.find_task(values.get("task", "")).parameters, **engine.parameters, **own}
+        task = tasks.find_task(values.get("task", ""))
+        known = {**task.parameters, **engine.list_parameters(task.name), **own}
         spec = ModelSpec(name=name, parameters=known, stated=frozenset(ON_GPU.keys() & table.keys()), **values)
         self.check_consistency(spec, table)
         self.check_computable(spec, table)

@@ -140,10 +140,21 @@ class BuiltIn:
     task: str = ""  # of a model whose table names no task
     parameters: Mapping[str, ParameterSpec] = field(default_factory=dict)
     neutral: Neutral = field(default_factory=dict)
+    parameters_by_task: Mapping[str, Mapping[str, ParameterSpec]] = field(default_factory=dict)
+
+    def list_parameters(self, task: str) -> dict[str, ParameterSpec]:
+        """Return the parameters that requests to a model of this task may have, beside those of the task."""
+        return {**self.parameters, **self.parameters_by_task.get(task, {})}
 
 
 BUILT_IN: Mapping[str, BuiltIn] = {
-    "inference.engines.pipeline.engine:PipelineEngine": BuiltIn(neutral={"normalize": (False,)}),  # no pipeline does it
+    "inference.engines.pipeline.engine:PipelineEngine": BuiltIn(
+        neutral={"normalize": (False,)},  # no pipeline does it
+        parameters_by_task={
+            # {"type": "json", "regex" or "choice", "value": …}, which an engine of the user's own might overlook
+            "text-generation": {"grammar": ParameterSpec(type="object")},
+        },
+    ),
     "inference.engines.embeddings:SentenceEmbeddings": BuiltIn(
         task="feature-extraction",
         parameters={

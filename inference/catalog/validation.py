@@ -41,7 +41,7 @@ def validate_parameters(spec: ModelSpec, given: Mapping[str, Any]) -> dict[str, 
     """
     task, engine = tasks.find_task(spec.task), tasks.find_built_in(spec.engine)
     table = {**task.neutral, **engine.neutral}
-    shared = {**task.parameters, **engine.parameters}
+    shared = {**task.parameters, **engine.list_parameters(task.name)}
     taken: dict[str, Any] = {}
     others: dict[str, Any] = {}
     for name, value in given.items():

@@ -119,6 +119,66 @@ class ReadTests(SimpleTestCase):
         self.assertEqual(self.parameters(**asked), asked)
         self.assertEqual(self.parameters(min_tokens=3), {"min_new_tokens": 3})
 
+    def test_the_format_of_an_answer_is_a_grammar(self) -> None:
+        schema = {"type": "object", "properties": {"n": {"type": "integer"}}}
+        spec = parse_catalog('[m]\ntask = "text-generation"\nmodel = "a/b"\n')["m"]
+        named = {"name": "n", "strict": True, "schema": schema}
+        any_object = {"type": "object"}
+        for fields, kind, value in (
+            ({"response_format": {"type": "json_schema", "json_schema": named}}, "json", schema),
+            ({"response_format": {"type": "json_object"}}, "json", any_object),
+            ({"response_format": {"type": "json_object", "schema": schema}}, "json", schema),
+            ({"response_format": {"type": "json_object", "value": schema}}, "json", schema),
+            ({"response_format": {"type": "json", "value": schema}}, "json", schema),
+            ({"response_format": {"type": "regex", "value": "a+"}}, "regex", "a+"),
+            ({"structured_outputs": {"json": schema, "regex": None}}, "json", schema),
+            ({"structured_outputs": {"regex": "a+"}}, "regex", "a+"),
+            ({"structured_outputs": {"choice": ["a", "b"]}}, "choice", ["a", "b"]),
+            ({"structured_outputs": {"json_object": True}}, "json", any_object),
+        ):
+            with self.subTest(fields):
+                request = completions.read_chat({"messages": HELLO, **fields}, spec)
+                self.assertEqual(request.submission.parameters["grammar"], {"type": kind, "value": value})
+                self.assertEqual(request.translate_text("parameters.grammar: no"), f"{next(iter(fields))}: no")
+        plain = completions.read_chat({"messages": HELLO, "response_format": {"type": "text"}}, spec)
+        self.assertNotIn("grammar", plain.submission.parameters)
+
+    def test_what_is_no_format_is_refused_in_the_client_s_words(self) -> None:
+        spec = parse_catalog('[m]\ntask = "text-generation"\nmodel = "a/b"\n')["m"]
+        known = "json, regex, choice, json_object"
+        for fields, field, message in (
+            ({"response_format": "json"}, "response_format", "must be an object, not a string."),
+            ({"response_format": {"type": "xml"}}, "response_format.type", "must be one of text, json_object, "),
+            ({"response_format": {}}, "response_format.type", "must be one of text, json_object, "),
+            ({"response_format": {"type": "regex"}}, "response_format.type", "must be one of text, json_object, "),
+            ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "must be an object such as "),
+            ({"structured_outputs": {}}, "structured_outputs", f"must have one of {known}."),
+            (
+                {"structured_outputs": {"regex": "a", "choice": ["a"]}},
+                "structured_outputs",
+                f"must have one of {known}.",
+            ),
+            (
+                {"structured_outputs": {"grammar": "a"}},
+                "structured_outputs.grammar",
+                f"is not served; send one of {known}.",
+            ),
+            (
+                {"guided_json": {"type": "object"}},
+                "guided_json",
+                'is not served; send structured_outputs: {"json": …}.',
+            ),
+            (
+                {"structured_outputs": {"regex": "a"}, "response_format": {"type": "text"}},
+                "structured_outputs",
+                "send it without response_format, or response_format without it.",
+            ),
+        ):
+            with self.subTest(fields), self.assertRaises(InvalidInput) as caught:
+                completions.read_chat({"messages": HELLO, **fields}, spec)
+            self.assertEqual(caught.exception.field, field)
+            self.assertTrue(caught.exception.message.startswith(f"{field}: {message}"), caught.exception.message)
+
     def test_the_service_tier_is_the_priority(self) -> None:
         for tier, priority in (("auto", 2), ("default", 2), ("flex", 3), ("priority", 1), (None, 2)):
             with self.subTest(tier):

@@ -1,5 +1,5 @@
 """Row 48: a transformers model answers a crowd while jobs join and are cancelled, and children and workers are killed:
-each answer is the one that `generate` gives to its prompt alone.
+each answer is the one that `generate` gives to its prompt alone. Half of the prompts have a grammar.
 """
 
 from __future__ import annotations
@@ -72,7 +72,12 @@ class InCompany(Generating):
         return rng.choice(self.prompts), rng.randint(greedy.SHORTEST, greedy.LONGEST)
 
     def submit_prompt(self, trial: Trial, prompt: str, most: int, *outcomes: str) -> UUID:
-        parameters = {"max_new_tokens": most, "do_sample": False, "return_full_text": False}
+        parameters = {
+            "max_new_tokens": most,
+            "do_sample": False,
+            "return_full_text": False,
+            **greedy.find_grammar(prompt),
+        }
         job_id = trial.submit(prompt, *outcomes, model="greedy", parameters=parameters)
         self.requests[job_id] = prompt, most
         return job_id

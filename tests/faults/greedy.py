@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tests import architectures
+from tests import architectures, tiny_models
 
 CATALOG = """
 [greedy]
@@ -28,17 +28,23 @@ time_limit_s = 120
 """
 SHORTEST, LONGEST = 8, 128  # tokens of an answer
 PROMPTS = 40
-WORDS_OF_A_PROMPT = (1, 40)
+WORDS_OF_A_PROMPT = (1, 20)
 GIVEN = os.environ.get("GREEDY_MODEL", "")
+GRAMMAR = {"type": "regex", "value": "[ a-z0-9]*"}
 
 
 def prompts() -> list[str]:
-    """Of words that the small model knows, and any other too."""
+    """Return prompts of the words of the texts that compare answers."""
     from inference.engines.runtime import parity  # imports torch, which most of the faults do without
 
     rng = random.Random("prompts")
     words = " ".join(parity.TEXTS).split()
     return [" ".join(rng.choices(words, k=rng.randint(*WORDS_OF_A_PROMPT))) for _ in range(PROMPTS)]
+
+
+def find_grammar(prompt: str) -> dict[str, Any]:
+    """Return the parameters that bind the answers of half of the prompts, and nothing for the others."""
+    return {"grammar": GRAMMAR} if len(prompt) % 2 else {}
 
 
 @contextlib.contextmanager
@@ -48,8 +54,10 @@ def folder() -> Iterator[Path]:
         yield Path(GIVEN)
         return
     with tempfile.TemporaryDirectory() as made:
-        size = {"max_position_embeddings": 256, "initializer_range": 1.0}
-        for part in (architectures.build("llama", "text-generation", **size), architectures.tokenizer(ends=False)):
+        tokenizer = tiny_models.byte_tokenizer()
+        tokens = {"vocab_size": len(tokenizer), "bos_token_id": None, "eos_token_id": tokenizer.eos_token_id}
+        size = {"max_position_embeddings": 512, "initializer_range": 1.0, "pad_token_id": None}
+        for part in (architectures.build("llama", "text-generation", **tokens, **size), tokenizer):
             part.save_pretrained(made)
         yield Path(made)
 
@@ -61,9 +69,13 @@ class Reference:
         import torch
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
+        from inference.engines.generation.grammars import Grammars
+
         torch.set_num_threads(1)  # a second one waits more than it works, beside a busy service
         self.model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
         self.tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+        ends = [self.model.generation_config.eos_token_id]
+        self.grammars = Grammars(self.tokenizer, vocabulary=self.model.config.vocab_size, ends=ends)
         self.tokens = functools.cache(self._tokens)
 
     def text(self, prompt: str, most: int) -> str:
@@ -77,5 +89,7 @@ class Reference:
 
     def _tokens(self, prompt: str) -> list[int]:
         given = self.tokenizer(prompt, return_tensors="pt")
-        answer = self.model.generate(**given, max_new_tokens=LONGEST, do_sample=False)
-        return answer[0, given["input_ids"].shape[1] :].tolist()  # type: ignore[no-any-return]
+        length = given["input_ids"].shape[1]
+        bound = [self.grammars.make_processor(GRAMMAR, prompt=length)] if find_grammar(prompt) else []
+        answer = self.model.generate(**given, max_new_tokens=LONGEST, do_sample=False, logits_processor=bound)
+        return answer[0, length:].tolist()  # type: ignore[no-any-return]

@@ -18,7 +18,7 @@ from uuid import UUID
 from batch_inference_client.errors import ClientError
 from batch_inference_client.http import Http
 from benchmarks.generation.answers import text_of
-from tests.faults import holdings
+from tests.faults import greedy, holdings
 from tests.faults.clients import JSON
 from tests.faults.company import LIMIT_S, InCompany
 from tests.faults.table import say
@@ -130,6 +130,7 @@ class HourOfStreams(InCompany):
         """As clients of OpenAI ask, whose job has no id before it is stored."""
         prompt, most = self.draw(rng)
         body = {"model": "greedy", "prompt": prompt, "max_tokens": most, "temperature": 0, "stream": True}
+        body |= greedy.find_grammar(prompt)
         with closing(HTTPConnection(HOST, trial.service.port, timeout=LIMIT_S)) as connection:
             connection.request("POST", "/openai/v1/completions", json.dumps(body), JSON)
             text = text_of(connection.getresponse().read())

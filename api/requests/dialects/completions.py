@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from api.requests.dialects import answer_formats
 from api.requests.dialects.base import (
     SERVICE_TIER,
     DialectRequest,
@@ -97,16 +98,23 @@ def _completion(
     if not tasks.find_task(spec.task).generates:
         message = f"model: {spec.name!r} does not generate text: post to /v1/models/{spec.name}."
         raise InvalidInput(message, field="model")
-    own_names = (field, "model", "stream", "stream_options", SERVICE_TIER)
+    grammar, format_field = answer_formats.read_answer_format(given)
+    own_names = (field, "model", "stream", "stream_options", SERVICE_TIER, *answer_formats.FIELDS)
     rest = {name: value for name, value in given.items() if name not in own_names}
     if len(limits := [name for name in LIMITS if name in rest]) > 1:
         raise InvalidInput(f"{limits[0]}: is the same as {limits[1]}; send one of them.", field=limits[0])
     renamed = {f"parameters.{ours}": theirs for theirs, ours in RENAMED.items() if theirs in rest}
+    parameters = {**_limited(spec, _parameters(spec, rest), most_tokens), **own}
+    if grammar:
+        if "grammar" not in spec.parameters:
+            message = f"{format_field}: is not served by {spec.name!r}; leave it out."
+            raise InvalidInput(message, field=format_field)
+        parameters["grammar"], renamed["parameters.grammar"] = grammar, format_field
     return Completion(
         submission=Submission(
             spec=spec,
             inputs=inputs,
-            parameters={**_limited(spec, _parameters(spec, rest), most_tokens), **own},
+            parameters=parameters,
             priority=read_priority(given),
         ),
         words={**renamed, "parameters.": "", "inputs": field},

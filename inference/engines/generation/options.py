@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import StoppingCriteria, StoppingCriteriaList
+from transformers import LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 
+from inference.engines.generation.grammars import Grammars
 from inference.engines.generation.penalties import replace_penalties
 from inference.engines.generation.rows.ending import Ending
 from inference.engines.generation.rows.growing_text import Decoder, continues_prompt
@@ -54,13 +55,26 @@ class PipelineSteps:
     def __init__(self, pipe: Any) -> None:
         self.pipe = pipe
         self.decoder = Decoder(pipe.tokenizer)
+        self.vocabulary: int = pipe.model.config.get_text_config().vocab_size
+        self.ends = _list_ends(pipe.model.generation_config.eos_token_id)
+        self.grammars = Grammars(pipe.tokenizer, vocabulary=self.vocabulary, ends=self.ends)
         self._forward, self._postprocess = pipe.forward, pipe.postprocess
 
     def forward(
-        self, inputs: Any, *, stop: Sequence[str] = (), seed: int | None = None, details: bool = False, **run: Any
+        self,
+        inputs: Any,
+        *,
+        stop: Sequence[str] = (),
+        seed: int | None = None,
+        details: bool = False,
+        grammar: Mapping[str, Any] | None = None,
+        **run: Any,
     ) -> Any:
         width = inputs["input_ids"].shape[1]
-        run = replace_penalties(run, prompt=width, vocabulary=self.pipe.model.config.get_text_config().vocab_size)
+        run = replace_penalties(run, prompt=width, vocabulary=self.vocabulary)
+        if grammar is not None:  # after the penalties, as what it does not allow must stay forbidden
+            processors = [*run.get("logits_processor", ()), self.grammars.make_processor(grammar, prompt=width)]
+            run["logits_processor"] = LogitsProcessorList(processors)
         if "custom_generate" in run:
             return self._forward(inputs, **run)
         stops = read_stops(self.pipe.tokenizer, stop)
@@ -126,9 +140,7 @@ class PipelineSteps:
 
     def _ending(self, generated: Generated, context: Sequence[int]) -> Ending:
         tokens, stops = generated.tokens, generated.stops
-        ends = self.pipe.model.generation_config.eos_token_id
-        ends = ends if isinstance(ends, list) else [ends]
-        ended = next((count for count, token in enumerate(tokens, 1) if token in ends), None)
+        ended = next((count for count, token in enumerate(tokens, 1) if token in self.ends), None)
         count = min(generated.stopped or len(tokens), ended or len(tokens))
         text = self.decoder.decode_after(context, tokens[:count])
         stop = find_first_stop(text, stops.texts)
@@ -151,6 +163,13 @@ class PipelineSteps:
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             torch.manual_seed(seed)
             yield
+
+
+def _list_ends(token: int | list[int] | None) -> list[int]:
+    """Return the tokens that end a text, which a generation config has as a list, as a number or not at all."""
+    if token is None:
+        return []
+    return token if isinstance(token, list) else [token]
 
 
 def install_steps(pipe: Any) -> None:

@@ -199,6 +199,7 @@ class AnswerTests(StepperTestCase):
         for parameters in (
             {"repetition_penalty": 3.0}, {"no_repeat_ngram_size": 2}, {"max_length": 60},
             {"frequency_penalty": 2.0}, {"presence_penalty": 2.0, "logit_bias": {"100": 50.5}}, {"min_new_tokens": 20},
+            {"grammar": {"type": "json", "value": {"type": "array", "items": {"type": "integer"}}}},
         ):  # fmt: skip
             engine, collector = decoders.engine("GPT2"), ProgressCollector(decoders.engine("GPT2").stepper)
             requests = {key: {**GREEDY, "max_new_tokens": 20, **parameters} for key in prompts(random.Random(1), 5)}
@@ -232,7 +233,7 @@ class SamplingTests(StepperTestCase):
         {}, {"temperature": 1.5}, {"top_k": 5}, {"top_p": 0.7, "temperature": 2.0}, {"typical_p": 0.5},
         {"top_k": 30, "repetition_penalty": 1.5}, {"temperature": 2.0, "top_k": 7}, {"min_p": 0.2},
         {"frequency_penalty": 1.5, "presence_penalty": -0.5}, {"logit_bias": {"97": 9, "98": -100}},
-        {"min_new_tokens": 12, "temperature": 3.0},
+        {"min_new_tokens": 12, "temperature": 3.0}, {"grammar": {"type": "regex", "value": "[0-9a-f ]{4,40}"}},
     )  # fmt: skip
 
     def test_a_seed_gives_the_answer_that_generate_has_with_it_alone_and_in_company(self) -> None:

@@ -1,0 +1,160 @@
+"""Grammars: each answer follows its own, alone, in a call of many and by the step, and what is none is refused."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import unittest
+from collections.abc import Mapping
+from typing import Any
+from unittest.mock import patch
+
+import jsonschema_rs
+import llguidance
+import torch
+
+from inference.engines.generation.grammars import MOST_BYTES, Grammars
+from inference.errors import InvalidInput
+from tests import decoders, tiny_models
+from tests.decoders import ProgressCollector
+from tests.json_schemas import make_schema
+
+GREEDY = {"do_sample": False, "return_full_text": False, "details": True, "max_new_tokens": 120}
+COLOUR = {
+    "type": "object",
+    "properties": {"colour": {"enum": ["red", "blue"]}, "n": {"type": "integer", "maximum": 99}},
+    "required": ["colour", "n"],
+    "additionalProperties": False,
+}
+PROMPTS = ("a", "hello you", "bb")
+
+
+class AnswerTests(unittest.TestCase):
+    def test_each_answer_follows_its_grammar_alone_in_a_call_and_by_the_step(self) -> None:
+        engine = decoders.engine("Llama")
+        for grammar, follows in (
+            ({"type": "json", "value": COLOUR}, lambda text: jsonschema_rs.is_valid(COLOUR, json.loads(text))),
+            ({"type": "json", "value": json.dumps(COLOUR)}, lambda text: json.loads(text)["colour"] in ("red", "blue")),
+            ({"type": "json_schema", "value": {"name": "c", "schema": COLOUR}}, json.loads),
+            ({"type": "regex", "value": "[0-9]{3}-x"}, lambda text: re.fullmatch("[0-9]{3}-x", text)),
+            (
+                {"type": "choice", "value": ["yes \U0001f600\n", 'no "']},
+                lambda text: text in ("yes \U0001f600\n", 'no "'),
+            ),
+        ):
+            with self.subTest(grammar):
+                given = {**GREEDY, "grammar": grammar}
+                together = engine.predict(list(PROMPTS), given)
+                self.assertEqual(together, [engine.predict([each], given)[0] for each in PROMPTS])
+                stepped = ProgressCollector(engine.stepper)
+                for prompt in PROMPTS:
+                    engine.stepper.join(prompt, prompt, given, seed=0)
+                stepped.all()
+                self.assertEqual(together, [stepped.answers[prompt] for prompt in PROMPTS])
+                for [answer] in together:
+                    self.assertTrue(follows(answer["generated_text"]), answer)
+                    self.assertEqual(answer["details"]["finish_reason"], "eos_token")
+
+    def test_an_answer_of_any_schema_that_ends_by_itself_is_valid(self) -> None:
+        engine, rng = decoders.engine("Llama"), random.Random(7)
+        schemas = [make_schema(rng) for _ in range(40)]
+        collector = ProgressCollector(engine.stepper)
+        for key, schema in enumerate(schemas):
+            given = {**GREEDY, "do_sample": True, "grammar": {"type": "json", "value": schema}}
+            engine.stepper.join(key, "a", given, seed=key)
+            collector.step()
+        collector.all()
+        ended = 0
+        for key, schema in enumerate(schemas):
+            [answer] = collector.answers[key]
+            if answer["details"]["finish_reason"] == "eos_token":
+                ended += 1
+                self.assertTrue(jsonschema_rs.is_valid(schema, json.loads(answer["generated_text"])), (schema, answer))
+        self.assertGreater(ended, len(schemas) / 2)
+
+    def test_a_search_by_beams_follows_it_too(self) -> None:
+        given = {**GREEDY, "num_beams": 3, "grammar": {"type": "json", "value": COLOUR}}
+        [[answer]] = decoders.engine("Llama").predict(["a"], given)
+        self.assertTrue(jsonschema_rs.is_valid(COLOUR, json.loads(answer["generated_text"])), answer)
+
+    def test_rows_without_one_are_as_they_were(self) -> None:
+        engine = decoders.engine("Llama")
+        collector = ProgressCollector(engine.stepper)
+        engine.stepper.join("bound", "a", {**GREEDY, "grammar": {"type": "json", "value": COLOUR}}, seed=0)
+        engine.stepper.join("free", "hello", GREEDY, seed=0)
+        collector.all()
+        self.assertEqual(collector.answers["free"], engine.predict(["hello"], GREEDY)[0])
+
+
+class RefusalTests(unittest.TestCase):
+    def refuse(self, grammar: Mapping[str, Any], **given: Any) -> InvalidInput:
+        with self.assertRaises(InvalidInput) as caught:
+            decoders.engine("Llama").predict(["a"], {**GREEDY, "grammar": grammar, **given})
+        return caught.exception
+
+    def test_what_is_no_grammar_is_refused_with_the_reason(self) -> None:
+        for grammar, reason in (
+            ({"type": "json", "value": {"type": "foo"}}, "Invalid type: foo"),
+            ({"type": "json", "value": "{"}, "EOF while parsing"),
+            ({"type": "json", "value": {"$ref": "#/nothing"}}, "'/nothing' does not exist"),
+            ({"type": "json", "value": {"$ref": "https://example.com/a.json"}}, "is not present"),
+            ({"type": "json", "value": {"not": {}}}, 'Unimplemented keys: ["not"]'),
+            ({"type": "json", "value": {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}}, "no text"),
+            ({"type": "json", "value": {"type": "string", "minLength": 2, "maxLength": 1}}, "Unsatisfiable"),
+            ({"type": "regex", "value": "(("}, "unclosed group"),
+            ({"type": "regex", "value": "(a{1,1000}){1,1000}"}, "too many expressions"),
+            ({"type": "json", "value": 7}, "must be a JSON schema"),
+            ({"type": "json_schema", "value": COLOUR}, "must be a JSON schema"),
+            ({"type": "regex", "value": None}, "must be a regular expression"),
+            ({"type": "choice", "value": []}, "must be a list of texts"),
+            ({"type": "choice", "value": ["a", 1]}, "must be a list of texts"),
+            ({"type": "choice", "value": ["a" * MOST_BYTES]}, "must have at most"),
+            ({"type": "lark", "value": "start: A"}, "must be one of json, json_schema, regex, choice"),
+            ({"value": {}}, "must be one of"),
+        ):
+            with self.subTest(grammar):
+                error = self.refuse(grammar)
+                self.assertTrue(error.message.startswith("parameters.grammar"), error.message)
+                self.assertIn(reason, error.message)
+                self.assertTrue(error.field.startswith("parameters.grammar"))
+
+    def test_deeply_nested_schemas_are_refused(self) -> None:
+        nested: dict[str, Any] = {}
+        for _ in range(500):
+            nested = {"items": nested}
+        self.assertIn("recursion limit", self.refuse({"type": "json", "value": nested}).message)
+
+    def test_parameters_that_leave_no_token_are_refused(self) -> None:
+        error = self.refuse({"type": "choice", "value": ["ab"]}, min_new_tokens=5)
+        self.assertIn("leave no token", error.message)
+
+    def test_it_fails_alone_in_an_open_batch(self) -> None:
+        engine = decoders.engine("Llama")
+        collector = ProgressCollector(engine.stepper)
+        engine.stepper.join("good", "hello", {**GREEDY, "max_new_tokens": 8}, seed=0)
+        forbidden = {**GREEDY, "min_new_tokens": 5, "grammar": {"type": "choice", "value": ["ab"]}}
+        engine.stepper.join("bad", "a", forbidden, seed=0)
+        collector.all()
+        self.assertIsInstance(collector.answers["bad"], InvalidInput)
+        self.assertEqual(collector.answers["good"], engine.predict(["hello"], {**GREEDY, "max_new_tokens": 8})[0])
+
+
+class ProcessorTests(unittest.TestCase):
+    def test_a_grammar_is_compiled_once(self) -> None:
+        tokenizer = tiny_models.byte_tokenizer()
+        grammars = Grammars(tokenizer, vocabulary=len(tokenizer), ends=[tokenizer.eos_token_id])
+        with patch.object(llguidance, "LLMatcher", wraps=llguidance.LLMatcher) as compiled:
+            first, second = (grammars.make_processor({"type": "regex", "value": "ab"}, prompt=1) for _ in range(2))
+        self.assertEqual(compiled.call_count, 1)
+        scores = torch.zeros(1, len(tokenizer))
+        [a, b] = tokenizer.encode("ab", add_special_tokens=False)
+        self.assertEqual(first(torch.tensor([[0]]), scores)[0].isfinite().nonzero().tolist(), [[a]])
+        self.assertEqual(first(torch.tensor([[0, a]]), scores)[0].isfinite().nonzero().tolist(), [[b]])
+        self.assertEqual(second(torch.tensor([[0]]), scores)[0].isfinite().nonzero().tolist(), [[a]])
+
+    def test_a_model_without_an_end_of_its_texts_has_none(self) -> None:
+        tokenizer = tiny_models.byte_tokenizer()
+        with self.assertRaises(InvalidInput) as caught:
+            Grammars(tokenizer, vocabulary=300, ends=[]).make_processor({"type": "regex", "value": "a"}, prompt=1)
+        self.assertIn("is not served by this model", caught.exception.message)
