@@ -45,9 +45,9 @@ task = "text-generation"
 """
 HEAD = """# Clients
 
-Unmodified libraries of other projects against the whole service, written by `make clients`: each call, and the words
-with which a client hears that something is not served. Those of npm are tested beside them
-([embeddings](embeddings.md), [rerank](rerank.md), [chats](openai.md)).
+Unmodified libraries of other projects against the whole service, written by `make clients`: calls that work, and the
+words with which a client hears that something is not served. Those of npm are tested beside them
+([embeddings](../guide/embeddings.md), [rerank](../guide/rerank.md), [chats](../guide/openai.md)).
 
 Versions: {versions}.
 
@@ -55,6 +55,7 @@ Versions: {versions}.
 |---|---|---|
 """
 LONGEST = 200  # characters of an error on the page
+WORKS = " | works |"  # end of the row of the calls of a client that work
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +71,7 @@ class CallResult:
     def row(self) -> str:
         words = self.words.replace("|", "\\|")
         shown = words if len(words) <= LONGEST else f"{words[:LONGEST]}…"
-        return f"| {self.client} | `{self.call}` | {'works' if self.works else shown} |"
+        return f"| {self.client} | `{self.call}` | {shown} |"
 
 
 def main() -> int:
@@ -88,11 +89,17 @@ def main() -> int:
                 sys.stdout.flush()
                 results += run_calls(group, f"http://{HOST}:{stack.port}", key)
     before = PAGE.read_text() if PAGE.exists() else ""
-    lost = [each for each in results if not each.works and f"| {each.client} | `{each.call}` | works |" in before]
+    lost = [each for each in results if not each.works and worked_before(each, before)]
     PAGE.write_text(page(results))
     sys.stdout.write(f"{sum(each.works for each in results)} of {len(results)} calls work: {PAGE}\n")
     sys.stdout.writelines(f"lost: {each.row}\n" for each in lost)
     return 1 if lost else 0
+
+
+def worked_before(result: CallResult, before: str) -> bool:
+    """Return True if the page that was written before says that this call works."""
+    lines = (line for line in before.splitlines() if line.startswith(f"| {result.client} | "))
+    return any(line.endswith(WORKS) and f"`{result.call}`" in line for line in lines)
 
 
 def requirements(group: str) -> list[str]:
@@ -123,4 +130,13 @@ def install(group: str) -> Path:
 def page(results: Sequence[CallResult]) -> str:
     """Write the page of these calls."""
     versions = ", ".join(line.replace("==", " ") for group in GROUPS for line in requirements(group))
-    return HEAD.format(versions=versions) + "\n".join(each.row for each in results) + "\n"
+    clients = dict.fromkeys(each.client for each in results)
+    rows = [row for client in clients for row in list_rows(client, [each for each in results if each.client == client])]
+    return HEAD.format(versions=versions) + "\n".join(rows) + "\n"
+
+
+def list_rows(client: str, results: Sequence[CallResult]) -> list[str]:
+    """Return a row for the calls of a client that work, and one for each of the others."""
+    working = ", ".join(f"`{each.call}`" for each in results if each.works)
+    others = [each.row for each in results if not each.works]
+    return [f"| {client} | {working}{WORKS}", *others] if working else others

@@ -3,7 +3,7 @@
 import re
 from unittest import TestCase
 
-from tests.clients.command import CALLS, GROUPS, PAGE, CallResult, page, requirements
+from tests.clients.command import CALLS, GROUPS, PAGE, CallResult, page, requirements, worked_before
 
 
 class PageTests(TestCase):
@@ -30,3 +30,11 @@ class PageTests(TestCase):
         self.assertEqual(rows[0], "| a | `f` | works |")
         self.assertTrue(rows[1].startswith("| a | `g` | x\\|yx\\|y"))
         self.assertTrue(rows[1].endswith("… |"))
+
+    def test_the_calls_of_a_client_that_work_share_a_row(self) -> None:
+        works, fails = (CallResult(client="a", call=call, works=call == "f", words="") for call in "fg")
+        again = CallResult(client="a", call="h", works=True, words="")
+        shown = page([works, fails, again])
+        self.assertEqual(shown.splitlines()[-2:], ["| a | `f`, `h` | works |", "| a | `g` |  |"])
+        self.assertTrue(worked_before(again, shown))
+        self.assertFalse(worked_before(fails, shown))
