@@ -32,7 +32,7 @@ def make_value(rng: random.Random, depth: int) -> dict[str, Any]:
         {"type": "boolean"},
         {"type": "null"},
         {"type": "integer", "minimum": low, "maximum": low + rng.randint(0, 500)},
-        {"type": "number", "minimum": low, "exclusiveMaximum": low + 1},
+        {"type": "number", "minimum": low, "maximum": low + 1},
         {"type": "string", "maxLength": rng.randint(0, 6)},
         {"type": "string", "pattern": "^[a-c]{1,3}(-[0-9])?$"},
         {"type": "string", "format": rng.choice(("date", "time", "uuid", "ipv4"))},

@@ -152,7 +152,7 @@ def _labels(*names: str) -> dict[str, Any]:
     return {"id2label": dict(enumerate(names)), "label2id": {name: index for index, name in enumerate(names)}}
 
 
-def _decoder(model: str) -> list[Any]:
+def _decoder(model: str, positions: int = 128) -> list[Any]:
     import transformers
 
     tokenizer = byte_tokenizer()
@@ -163,7 +163,7 @@ def _decoder(model: str) -> list[Any]:
         n_embd=WIDTH,
         n_layer=2,
         n_head=2,
-        n_positions=128,
+        n_positions=positions,
         initializer_range=0.5,
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
@@ -292,6 +292,7 @@ BUILDERS: dict[str, Callable[[Path], list[Any]]] = {
     "feature-extraction": lambda _: _encoder("BertModel"),
     "gpt2-features": lambda _: _decoder("GPT2Model"),
     "text-generation": lambda _: _decoder("GPT2LMHeadModel"),
+    "long-text-generation": lambda _: _decoder("GPT2LMHeadModel", 2048),
     "image-classification": lambda _: _image_classification(),
     "object-detection": lambda _: _object_detection(),
     "image-segmentation": lambda _: _image_segmentation(),

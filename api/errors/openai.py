@@ -12,12 +12,13 @@ from typing import Any
 from django.http import HttpRequest, HttpResponse
 
 from api.errors import problems
-from inference.errors import ContextLengthExceeded
+from inference.errors import ContextLengthExceeded, InvalidInput
 
 ADDRESSES = re.compile(
     r"/openai/|/embeddings/|/v1/models/[^/]+/v1/embeddings/|/v1/(?:chat|completions|embeddings)/"
     r"|/v1/(?:audio|batches|files|images|moderations|responses)/"  # not served: 404 in OpenAI's form
 )
+FIELD = re.compile(r"([a-z_]+(?:[.\[][\w.\[\]]*)?): ")
 INPUTS = {"chat": "messages", "embeddings": "input"}  # field that holds the inputs, by a part of the address
 BAD_REQUEST, FORBIDDEN, TOO_MANY, UNPROCESSABLE = 400, 403, 429, 422  # OpenAI does not answer 422
 CODES = {  # the service's code: the code that programs written for OpenAI look for
@@ -59,14 +60,23 @@ def make_stream_error(message: str, code: str) -> dict[str, Any]:
 def make_error_document(problem: dict[str, Any], *, inputs: str) -> dict[str, Any]:
     """Return a problem's document in OpenAI's shape. `inputs` is the field of the request that holds its inputs."""
     code: str = problem["code"]
-    fields = problem.get("errors") or [{"field": inputs} if code == ContextLengthExceeded.code else {}]
     error = {
         "message": problem["detail"],
         "type": _type(problem["status"]),
-        "param": fields[0].get("field"),
+        "param": _find_field(problem, inputs),
         "code": CODES.get(code, code),
     }
     return {"error": error}
+
+
+def _find_field(problem: dict[str, Any], inputs: str) -> str | None:
+    """Return the field that a problem is about. The error of a job has its name only at the beginning of the text."""
+    if errors := problem.get("errors"):
+        return str(errors[0]["field"])
+    if problem["code"] == ContextLengthExceeded.code:
+        return inputs
+    named = FIELD.match(problem["detail"]) if problem["code"] == InvalidInput.code else None
+    return named[1] if named else None
 
 
 def _type(status: int) -> str:

@@ -20,7 +20,7 @@ from api.requests.dialects.completions import Completion
 from api.views import streaming
 from api.views.base import ApiView, get_visible_job, read_body, read_media_type
 from api.views.jobs import answer_output, make_job_address
-from api.views.models import read_wait_limit_s, refuse_other_wait, run_submission
+from api.views.models import read_wait_limit_s, refuse_other_wait, run_in_dialect
 from inference.catalog.lookup import spec_of
 from inference.errors import JobNotFound
 from inference.models import Job, Status
@@ -33,12 +33,11 @@ class CompletionView(ApiView):
 
     def answer_request(self, request: HttpRequest, kind: CompletionKind, completion: Completion) -> HttpResponseBase:
         refuse_other_wait(request, completion.is_streamed)
+        if not completion.is_streamed:
+            return run_in_dialect(self, request, completion, partial(write_completion, kind))
         with completion.translate_errors():
-            if completion.is_streamed:
-                submit = partial(jobs.submit, self.add_owner(request, completion.submission), needs_worker=True)
-                return answer_completion_stream(self, request, kind, submit, include_usage=completion.include_usage)
-            job = run_submission(self, request, completion.submission, default_s=bodies.MAX_WAIT_S)
-        return answer_completion(self, request, kind, job)
+            submit = partial(jobs.submit, self.add_owner(request, completion.submission), needs_worker=True)
+            return answer_completion_stream(self, request, kind, submit, include_usage=completion.include_usage)
 
 
 class ChatView(CompletionView):
@@ -99,9 +98,12 @@ class OldTextView(OldCompletionView):
 def answer_completion(view: ApiView, request: HttpRequest, kind: CompletionKind, job: Job) -> HttpResponse:
     if job.status != Status.SUCCEEDED:
         return answer_output(view, request, job)
-    return codec.make_json_response(
-        shapes.make_completion(kind, job), headers={"Content-Location": f"{make_job_address(job)}/output"}
-    )
+    headers = {"Content-Location": f"{make_job_address(job)}/output"}
+    return HttpResponse(write_completion(kind, job), headers=headers, content_type=codec.CONTENT_TYPE)
+
+
+def write_completion(kind: CompletionKind, job: Job) -> bytes:
+    return codec.write_json(shapes.make_completion(kind, job))
 
 
 def answer_completion_stream(

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import functools
 import io
+import json
 import re
 import tempfile
 import tomllib
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import openai
+import pydantic
 from django.conf import settings
 from huggingface_hub import InferenceClient
 from huggingface_hub.errors import HfHubHTTPError
@@ -185,6 +187,32 @@ class ClientTests(StackCase):
         self.assertEqual(answer.choices[0].finish_reason, "stop")
         self.assertLess(len(answer.choices[0].message.content or ""), len(whole))
 
+    def test_an_answer_follows_the_schema_also_as_it_is_generated(self) -> None:
+        schema = {"type": "array", "items": {"enum": [1, 22, 333]}, "minItems": 2, "maxItems": 2}
+        asked: Any = {"type": "json_schema", "json_schema": {"name": "numbers", "schema": schema}}
+        greedy: Any = {"model": "tiny", "messages": HELLO, "temperature": 0, "response_format": asked}
+        whole = self.client().chat.completions.create(**greedy).choices[0]
+        numbers = json.loads(whole.message.content)
+        self.assertEqual((len(numbers), set(numbers) - {1, 22, 333}, whole.finish_reason), (2, set(), "stop"))
+        stream = self.client().chat.completions.create(**greedy, stream=True)
+        self.assertEqual("".join(chunk.choices[0].delta.content or "" for chunk in stream), whole.message.content)
+        chosen = self.chat(extra_body={"structured_outputs": {"choice": ["yes", "no"]}})
+        self.assertIn(chosen.choices[0].message.content, ("yes", "no"))
+
+    def test_an_answer_that_is_cut_is_not_parsed(self) -> None:
+        class Word(pydantic.BaseModel):
+            word: str
+
+        with self.assertRaises(openai.LengthFinishReasonError):
+            self.client().chat.completions.parse(model="tiny", messages=HELLO, max_tokens=3, response_format=Word)
+
+    def test_a_schema_that_cannot_be_compiled_is_refused_in_the_client_s_words(self) -> None:
+        wrong: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "colour"}}}
+        with self.assertRaises(openai.BadRequestError) as refused:
+            self.chat(response_format=wrong)
+        self.assertEqual(refused.exception.param, "response_format")
+        self.assertIn("response_format: is refused by llguidance: Invalid type: colour.", refused.exception.message)
+
     def test_several_at_once(self) -> None:
         async def complete_all() -> list[ChatCompletion]:
             async with openai.AsyncOpenAI(base_url=f"{self.base}/openai/v1", api_key=self.key) as client:
@@ -243,7 +271,8 @@ class ClientTests(StackCase):
         names: dict[str, Any] = {}
         with contextlib.redirect_stdout(io.StringIO()) as printed:
             for code in EXAMPLES:
-                exec(code.replace("http://127.0.0.1:8000", self.base).replace("KEY", self.key), names)
+                named = code.replace("http://127.0.0.1:8000", self.base).replace("KEY", self.key)
+                exec(compile(named, "page", "exec", dont_inherit=True), names)
         self.addCleanup(names["client"].close)
         jobs = self.stack.jobs.filter(model=PAGE_S_MODEL, status=Status.SUCCEEDED).order_by("pk")
         self.assertEqual(len(jobs), len(EXAMPLES))
@@ -268,6 +297,20 @@ class ClientTests(StackCase):
 
     def test_a_chat_of_hugging_face_at_the_model_s_address(self) -> None:
         self.assert_counted(self.hugging_face("/v1/models/tiny"))
+
+    def test_a_text_and_a_chat_of_hugging_face_follow_a_grammar(self) -> None:
+        client: Any = InferenceClient(model=f"{self.base}/v1/models/tiny", token=self.key)
+        text = client.text_generation("hello", grammar={"type": "regex", "value": "[ab]{3}"}, return_full_text=False)
+        self.assertRegex(text, "^[ab]{3}$")
+        schema = {
+            "type": "object",
+            "properties": {"n": {"enum": [1]}},
+            "required": ["n"],
+            "additionalProperties": False,
+        }
+        asked = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
+        chat = client.chat_completion([{"role": "user", "content": "hello"}], temperature=0, response_format=asked)
+        self.assertEqual(json.loads(chat.choices[0].message.content), {"n": 1})
 
     def test_a_chat_of_hugging_face_at_openai_s_address(self) -> None:
         for address in ("/openai/v1", "/openai/v1/chat/completions", "/openai/v1/"):

@@ -150,8 +150,12 @@ class ErrorTests(ApiTestCase):
 
     def test_jobs_without_an_answer(self) -> None:
         bad = self.failing(InvalidInput("inputs: 200 tokens, where at most 50 fit."))
-        self.assert_error(bad, 400, "invalid_input")
+        message = self.assert_error(bad, 400, "invalid_input", param="messages")
+        self.assertEqual(message, "messages: 200 tokens, where at most 50 fit.")
         self.assertEqual(self.again(bad), "false")
+        biased = self.failing(InvalidInput("parameters.logit_bias.a: must be a number."))
+        self.assert_error(biased, 400, "invalid_input", param="logit_bias.a")
+        self.assert_error(self.failing(InvalidInput("The text is empty: send a word.")), 400, "invalid_input")
         self.assert_error(self.failing(OutOfMemory("It does not fit.")), 400, "out_of_memory")
         lost = self.failing(Lost("Its worker was lost."))
         self.assert_error(lost, 502, "lost", "server_error")

@@ -39,10 +39,15 @@ model = "{ranker}"
 task = "text-classification"
 model = "{labels}"
 
+[decoder]
+task = "text-generation"
+model = "{decoder}"
+
 [story]
 engine = "tests.words:WordsEngine"
 task = "text-generation"
 """
+BUILT = {"ranker": "text-ranking", "labels": "text-classification", "decoder": "long-text-generation"}
 HEAD = """# Clients
 
 Unmodified libraries of other projects against the whole service, written by `make clients`: calls that work, and the
@@ -79,8 +84,8 @@ def main() -> int:
     results: list[CallResult] = []
     databases.make_template()
     with tempfile.TemporaryDirectory() as name:
-        folders = {task: tiny_models.build(task, Path(name, task)) for task in ("text-ranking", "text-classification")}
-        models = MODELS.format(ranker=folders["text-ranking"], labels=folders["text-classification"])
+        folders = {model: tiny_models.build(kind, Path(name, model)) for model, kind in BUILT.items()}
+        models = MODELS.format(**folders)
         with Stack(models=models, replicas=1, environment={"API_KEY_REQUIRED": "1"}) as stack:
             stack.start(programs.make_batch_runner())
             key = stack.issue_key("clients")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Literal
 
 import agents
 import instructor
@@ -21,8 +22,8 @@ STORY = f"{BASE}/v1/models/story"
 HELLO = [{"role": "user", "content": "hello"}]
 
 
-class Name(BaseModel):
-    name: str
+class Colour(BaseModel):
+    colour: Literal["red", "blue"]
 
 
 def infinity(api, body=None):
@@ -73,7 +74,7 @@ for mode in ("TOOLS", "JSON", "JSON_SCHEMA"):
         "instructor",
         f"create by {mode}",
         lambda m=mode: instructor.from_openai(client, mode=instructor.Mode[m]).create(
-            model="story", messages=HELLO, response_model=Name, max_retries=0
+            model="decoder", messages=HELLO, response_model=Colour, max_retries=0
         ),
     )
 call(
@@ -84,21 +85,21 @@ call(
 
 writer = outlines.from_openai(client, "story")
 call("outlines", "from_openai of text", lambda: writer("hello"))
-call("outlines", "from_openai of a type", lambda: writer("hello", Name))
-call("outlines", "from_vllm of a type", lambda: outlines.from_vllm(client, "story")("hello", Name))
+for maker in (outlines.from_openai, outlines.from_vllm):
+    call("outlines", f"{maker.__name__} of a type", lambda m=maker: m(client, "decoder")("hello", Colour))
 
 agents.set_tracing_disabled(disabled=True)
 
 
-def run(kind, **options):
+def run(kind, model="story", **options):
     """Run an agent, whose client belongs to one event loop."""
     apart = openai.AsyncOpenAI(base_url=f"{BASE}/v1", api_key=KEY, max_retries=0)
-    return agents.Runner.run_sync(agents.Agent("teller", model=kind("story", apart), **options), "hello").final_output
+    return agents.Runner.run_sync(agents.Agent("teller", model=kind(model, apart), **options), "hello").final_output
 
 
 call("openai-agents", "OpenAIChatCompletionsModel", lambda: run(agents.OpenAIChatCompletionsModel))
 call("openai-agents", "OpenAIResponsesModel", lambda: run(agents.OpenAIResponsesModel))
-call("openai-agents", "output_type", lambda: run(agents.OpenAIChatCompletionsModel, output_type=Name))
+call("openai-agents", "output_type", lambda: run(agents.OpenAIChatCompletionsModel, "decoder", output_type=Colour))
 
 
 def triton():

@@ -4,23 +4,40 @@ from __future__ import annotations
 
 import json
 import time
-from typing import Any
+from typing import Any, Literal
 
 import cohere
 import huggingface_hub
 import openai
 from harness import BASE, KEY, QUERY, TEXTS, are_vectors, call
 from langchain_openai import ChatOpenAI, OpenAIEmbeddings
-from pydantic_ai import Agent
+from pydantic import BaseModel
+from pydantic_ai import Agent, NativeOutput
 from pydantic_ai.models.openai import OpenAIChatModel
 from pydantic_ai.providers.openai import OpenAIProvider
 
 HELLO = [{"role": "user", "content": "hello"}]
+COLOURS = ("red", "blue")
+SCHEMA = {
+    "type": "object",
+    "properties": {"colour": {"enum": list(COLOURS)}},
+    "required": ["colour"],
+    "additionalProperties": False,
+}
+COLOUR = {"type": "json_schema", "json_schema": {"name": "colour", "schema": SCHEMA, "strict": True}}
 EMBEDDINGS, CHATS = "/v1/embeddings", "/v1/chat/completions"
 BODIES = {
     EMBEDDINGS: {"model": "embeddings", "input": "a text"},
     CHATS: {"model": "story", "messages": HELLO, "max_tokens": 3},
 }
+
+
+class Colour(BaseModel):
+    colour: Literal["red", "blue"]
+
+
+def is_colour(text: str) -> bool:
+    return json.loads(text)["colour"] in COLOURS
 
 
 def write_lines(url: str = EMBEDDINGS) -> str:
@@ -79,9 +96,14 @@ for base in ("/v1", "/openai/v1"):
     call(
         name,
         "chat.completions.create(response_format)",
-        lambda c=client: c.chat.completions.create(
-            model="story", messages=HELLO, response_format={"type": "json_object"}
-        ),
+        lambda c=client: c.chat.completions.create(model="decoder", messages=HELLO, response_format=COLOUR),
+        lambda answer: is_colour(answer.choices[0].message.content),
+    )
+    call(
+        name,
+        "chat.completions.parse",
+        lambda c=client: c.chat.completions.parse(model="decoder", messages=HELLO, response_format=Colour),
+        lambda answer: answer.choices[0].message.parsed.colour in COLOURS,
     )
     call(name, "responses.create", lambda c=client: c.responses.create(model="story", input="hello"))
     call(
@@ -100,8 +122,9 @@ for base in ("/v1", "/openai/v1"):
     call(name, "batches.cancel", lambda c=client: c.batches.cancel(begin(c).id).status.startswith("cancel"))
     call(name, "batches.list", lambda c=client: len([each.id for each in c.batches.list(limit=1)]) > 1)
 
-embeds, story, labels = (
-    huggingface_hub.InferenceClient(f"{BASE}/v1/models/{name}", token=KEY) for name in ("embeddings", "story", "labels")
+embeds, story, labels, decoder = (
+    huggingface_hub.InferenceClient(f"{BASE}/v1/models/{name}", token=KEY)
+    for name in ("embeddings", "story", "labels", "decoder")
 )
 call(
     "huggingface_hub",
@@ -125,6 +148,18 @@ call(
 call("huggingface_hub", "text_classification", lambda: labels.text_classification(TEXTS[0]))
 call("huggingface_hub", "text_generation", lambda: story.text_generation("once", max_new_tokens=5))
 call("huggingface_hub", "chat_completion", lambda: story.chat_completion(HELLO))
+call(
+    "huggingface_hub",
+    "chat_completion(response_format)",
+    lambda: decoder.chat_completion(HELLO, response_format=COLOUR),
+    lambda answer: is_colour(answer.choices[0].message.content),
+)
+call(
+    "huggingface_hub",
+    "text_generation(grammar)",
+    lambda: decoder.text_generation("once", grammar={"type": "regex", "value": "[ab]{3}"}, return_full_text=False),
+    lambda text: len(text) == 3,
+)
 
 first, second = cohere.Client(KEY, base_url=BASE), cohere.ClientV2(KEY, base_url=BASE)
 call(
@@ -163,6 +198,16 @@ vectors = OpenAIEmbeddings(
 )
 call("langchain-openai", "ChatOpenAI.invoke", lambda: chat.invoke("hello").content)
 call("langchain-openai", "ChatOpenAI.batch", lambda: chat.batch(["hello", "once"]), lambda found: len(found) == 2)
+call(
+    "langchain-openai",
+    "ChatOpenAI.with_structured_output",
+    lambda: (
+        chat.model_copy(update={"model_name": "decoder"})
+        .with_structured_output(Colour, method="json_schema")
+        .invoke("hello")
+    ),
+    lambda answer: answer.colour in COLOURS,
+)
 call("langchain-openai", "OpenAIEmbeddings.embed_documents", lambda: vectors.embed_documents(TEXTS), are_vectors)
 call(
     "langchain-openai",
@@ -173,3 +218,10 @@ call(
 
 model = OpenAIChatModel("story", provider=OpenAIProvider(base_url=f"{BASE}/v1", api_key=KEY))
 call("pydantic-ai", "Agent.run_sync", lambda: Agent(model).run_sync("hello").output)
+shaped = OpenAIChatModel("decoder", provider=OpenAIProvider(base_url=f"{BASE}/v1", api_key=KEY))
+call(
+    "pydantic-ai",
+    "Agent.run_sync(NativeOutput)",
+    lambda: Agent(shaped, output_type=NativeOutput(Colour)).run_sync("hello").output,
+    lambda answer: answer.colour in COLOURS,
+)

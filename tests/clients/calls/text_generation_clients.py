@@ -6,6 +6,7 @@ import text_generation
 from harness import BASE, KEY, call
 
 client = text_generation.Client(f"{BASE}/v1/models/story", {"Authorization": f"Bearer {KEY}"})
+decoder = text_generation.Client(f"{BASE}/v1/models/decoder", {"Authorization": f"Bearer {KEY}"})
 HELLO = [text_generation.types.Message(role="user", content="hello")]
 call("text-generation", "generate", lambda: client.generate("once", max_new_tokens=5).generated_text)
 call(
@@ -19,7 +20,10 @@ call("text-generation", "generate(top_n_tokens)", lambda: client.generate("once"
 call(
     "text-generation",
     "generate(grammar)",
-    lambda: client.generate("once", grammar=text_generation.types.Grammar(type="json", value={"type": "object"})),
+    lambda: (
+        decoder.generate("once", grammar=text_generation.types.Grammar(type="regex", value="[ab]{3}")).generated_text
+    ),
+    lambda text: len(text) == 3,
 )
 call("text-generation", "chat", lambda: client.chat(HELLO).choices[0].message.content)
 call("text-generation", "chat(stream)", lambda: list(client.chat(HELLO, stream=True)))
