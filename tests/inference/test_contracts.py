@@ -29,9 +29,9 @@ class TestImports(unittest.TestCase):
     def test_the_worker_s_main_process_does_not_load_torch(self) -> None:
         loaded = modules_after(
             "import project.wsgi, project.celery\n"
-            "from inference.worker import consumer, dispatch, setup\n"
+            "from inference.worker import dispatch\n"
+            "from inference.worker.celery_worker import consumer, setup, task_pool\n"
             "from inference.worker.maintenance import housekeeping\n"
-            "from inference.worker.processes import pool\n"
             "project.celery.app.loader.import_default_modules()"
         )
         self.assertIn("celery", loaded)

@@ -17,7 +17,7 @@ from inference.catalog.lookup import get_catalog
 from inference.errors import BrokerUnavailable
 from inference.models import Job, Status, Worker, WorkerState
 from inference.upkeep import reconcile
-from inference.worker import setup
+from inference.worker.celery_worker import setup
 from inference.worker.maintenance import housekeeping as upkeep_module
 from inference.worker.maintenance.heartbeat import LATE_S, Heartbeat, WorkerSnapshot
 from inference.worker.maintenance.housekeeping import Housekeeping

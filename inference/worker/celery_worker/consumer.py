@@ -20,8 +20,8 @@ from inference import clock
 from inference.batching.queue import Item, check_items
 from inference.broker import address, json_types
 from inference.broker.messages import MOST_PACKED
+from inference.worker.celery_worker.subscriptions import Subscriptions
 from inference.worker.dispatch import Dispatcher
-from inference.worker.subscriptions import Subscriptions
 
 logger = logging.getLogger(__name__)
 

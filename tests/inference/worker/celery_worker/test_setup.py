@@ -15,8 +15,8 @@ from django.conf import settings
 from django.db import InterfaceError
 
 from inference.catalog import reader
-from inference.worker import setup
-from inference.worker.processes.pool import TaskPool
+from inference.worker.celery_worker import setup
+from inference.worker.celery_worker.task_pool import TaskPool
 from inference.worker.replicas import devices
 from tests.conditions import PATIENCE_S
 

@@ -8,11 +8,11 @@ from inference.broker.messages import TASK
 
 
 class BatchedTask(Task[..., None]):
-    """A task whose messages are consumed in batches by `inference.worker.consumer`."""
+    """A task whose messages are consumed in batches by `inference.worker.celery_worker.consumer`."""
 
     typing = False
-    Strategy = "inference.worker.consumer:strategy"
-    Request = "inference.worker.consumer:JobRequest"
+    Strategy = "inference.worker.celery_worker.consumer:strategy"
+    Request = "inference.worker.celery_worker.consumer:JobRequest"
 
 
 @shared_task(name=TASK, base=BatchedTask)

@@ -22,8 +22,8 @@ from inference.broker.messages import TASK
 from inference.catalog import lookup, specs, tasks
 from inference.catalog.specs import ModelSpec
 from inference.telemetry import logs
+from inference.worker.celery_worker.task_pool import TaskPool
 from inference.worker.processes import process_launcher
-from inference.worker.processes.pool import TaskPool
 from inference.worker.replicas import devices
 
 logger = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ class HangupStep(bootsteps.StartStopStep):
 
 def install_options_and_steps(app: Celery) -> None:
     app.steps["worker"].add(HangupStep)
-    app.steps["consumer"].add("inference.worker.consumer:BatchingStep")
+    app.steps["consumer"].add("inference.worker.celery_worker.consumer:BatchingStep")
     app.user_options["worker"].add(click.Option(("--models",), help=MODELS_HELP))
     app.user_options["worker"].add(click.Option(("--devices",), default="auto", show_default=True, help=DEVICES_HELP))
     signals.setup_logging.connect(configure_logging, weak=False)
@@ -81,7 +81,7 @@ def _plan(worker: Any) -> None:
     Raises `ValueError` if an option cannot be combined with models.
     """
     from inference.fields.ids import new_job_id
-    from inference.worker import control
+    from inference.worker.celery_worker import control
     from inference.worker.maintenance.heartbeat import Heartbeat
     from inference.worker.maintenance.housekeeping import Housekeeping
     from inference.worker.replicas.registry import ReplicaRegistry
@@ -97,7 +97,7 @@ def _plan(worker: Any) -> None:
         return
     if not is_ours:
         raise ValueError(
-            "models run in the pool inference.worker.processes.pool:TaskPool; leave out -P/--pool, and have"
+            "models run in the pool inference.worker.celery_worker.task_pool:TaskPool; leave out -P/--pool, and have"
             " CELERY_WORKER_POOL name it"
         )
     if len(consumed) < len(models):

@@ -17,16 +17,16 @@ from kombu.message import Message
 from inference.broker import messages
 from inference.broker.messages import MOST_PACKED, JobMessage
 from inference.catalog.specs import ModelSpec
-from inference.worker import consumer
 from inference.worker.calls import READY, LoadReport
-from inference.worker.consumer import LONGEST_AWAY_S, JobConsumer
+from inference.worker.celery_worker import consumer
+from inference.worker.celery_worker.consumer import LONGEST_AWAY_S, JobConsumer
+from inference.worker.celery_worker.subscriptions import Subscriptions
+from inference.worker.celery_worker.tasks import run
 from inference.worker.dispatch import Dispatcher
 from inference.worker.replicas.devices import Plan
 from inference.worker.replicas.registry import ReplicaRegistry
 from inference.worker.scheduling.inflight import Batch
 from inference.worker.scheduling.unfetched_jobs import UnfetchedJobs
-from inference.worker.subscriptions import Subscriptions
-from inference.worker.tasks import run
 from project.celery import app
 
 PID = 4711
