@@ -31,7 +31,7 @@ PAUSE_S = 5.0  # seconds without a look at the children, after which this proces
 
 
 class ReplicaPool:
-    """The pool of the replicas' processes, which calls `on_idle` when a replica can be given a call.
+    """The pool of the replicas' processes.
 
     A call is sent to one child and runs in no other. If the child ends before it has begun the call, the pool
     forgets the call, and its sender decides anew where it runs.
@@ -41,6 +41,7 @@ class ReplicaPool:
         self,
         replicas: ReplicaRegistry,
         *,
+        has_open_batch: Callable[[int], bool],
         load_limit_s: float,
         most_calls: int | None = None,
         most_kib: int | None = None,
@@ -48,15 +49,16 @@ class ReplicaPool:
     ) -> None:
         """Make a pool without processes.
 
-        A process ends after `load_limit_s` seconds in which it has not loaded its models. It is replaced after
-        `most_calls` calls, or when it has more than `most_kib` KiB of memory, once nothing runs in it.
+        `has_open_batch` returns True if a batch is open in the child with this pid. A process ends after
+        `load_limit_s` seconds in which it has not loaded its models. It is replaced after `most_calls` calls, or when
+        it has more than `most_kib` KiB of memory, once nothing runs in it.
         """
         self.replicas = replicas
         self.processes: dict[int, ReplicaProcess] = {}  # by index of the replica; those that have not ended
         self.awaited: int | None = None  # pid of the child that is to load something once its open batches have ended
-        self.on_idle: Callable[[], object] = bool
-        self.has_open_batch: Callable[[int], bool] = lambda pid: False  # True if a batch is open in this child
         self.is_closed = False  # it takes no more calls
+        self._has_open_batch = has_open_batch
+        self._on_idle: Callable[[], object] = bool
         self._load_limit_s, self._most_calls, self._most_kib = load_limit_s, most_calls, most_kib
         self._handle_message = self._guard(self._handle)
         self._launcher = ProcessLauncher(context)
@@ -109,9 +111,12 @@ class ReplicaPool:
                 process.kill()
         self.start_missing()
 
-    def register_with_loop(self, loop: EventLoop) -> None:
-        """Have this event loop call the pool from now on. Calls that run are not affected."""
-        self._loop = loop
+    def register_with_loop(self, loop: EventLoop, on_idle: Callable[[], object] = bool) -> None:
+        """Have this event loop call the pool from now on. Calls that run are not affected.
+
+        `on_idle` is called when a replica can be given a call.
+        """
+        self._loop, self._on_idle = loop, on_idle
         loop.add_reader(self._launcher, self._launcher.deliver_results)
         for process in self.processes.values():
             self._watch(process)
@@ -185,11 +190,11 @@ class ReplicaPool:
             self._note_wear(process)
             (call.done if kind == ReplyKind.DONE else call.failed)(value)
             self._replace_if_worn(process)
-            self.on_idle()
+            self._on_idle()
 
     def _note(self, loaded: LoadReport) -> None:
         self.replicas.note_loaded_models(loaded)
-        self.on_idle()
+        self._on_idle()
 
     def _close(self, process: ReplicaProcess) -> None:
         """Learn how a process has ended, all of whose messages have been read."""
@@ -214,7 +219,7 @@ class ReplicaPool:
         del self.processes[process.index]
         if not self.is_closed:
             self.replicas.note_end(process.index)
-            self.on_idle()
+            self._on_idle()
         self.start_missing()
 
     def start_and_end_processes(self) -> None:
@@ -237,7 +242,7 @@ class ReplicaPool:
                 self.end_process(process.pid)
         for index in self.replicas.find_children_to_restart():
             useless = self.processes.get(index)
-            if useless and not useless.calls and not self.has_open_batch(useless.pid):
+            if useless and not useless.calls and not self._has_open_batch(useless.pid):
                 self.end_process(useless.pid)
         self.start_missing()
 
@@ -260,7 +265,7 @@ class ReplicaPool:
 
     def _replace_if_worn(self, process: ReplicaProcess) -> None:
         """Have a worn process end once nothing runs in it."""
-        idle = not (process.calls or process.is_given_up or self.has_open_batch(process.pid))
+        idle = not (process.calls or process.is_given_up or self._has_open_batch(process.pid))
         if process.is_worn and idle and not self.is_closed:
             process.is_given_up = True
             self.replicas.note_end(process.index)
@@ -350,7 +355,7 @@ class ReplicaPool:
     def _takes_calls(self, process: ReplicaProcess) -> bool:
         if process.is_closed or process.is_given_up:
             return False
-        return self.has_open_batch(process.pid) or (self.replicas.may_run(process.pid) and not process.is_worn)
+        return self._has_open_batch(process.pid) or (self.replicas.may_run(process.pid) and not process.is_worn)
 
     # Models
 
@@ -364,7 +369,7 @@ class ReplicaPool:
         before, self.awaited = self.awaited, None
         if self.is_closed or self._loading_pid:
             return
-        kept = [process.pid for process in self.processes.values() if self.has_open_batch(process.pid)]
+        kept = [process.pid for process in self.processes.values() if self._has_open_batch(process.pid)]
         free = [process for process in self.processes.values() if process.pid not in kept]
         if following := self.replicas.begin_next_assignment(
             [process.pid for process in free if self._is_idle(process)]

@@ -105,6 +105,10 @@ class Backlog:
         else:
             self.queues[model].add(item)
 
+    def has_open_batch(self, pid: int) -> bool:
+        """Return True if a batch is open in the child process `pid`."""
+        return any(batch.is_open and batch.pid == pid for batch in self.batches.values())
+
     def note_start(self, batch: Batch) -> None:
         self.batches[batch.id] = batch
         self.isolation.note_sent_batch(batch)

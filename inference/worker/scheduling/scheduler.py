@@ -19,7 +19,7 @@ class Scheduler:
     Its argument `call` sends the next call of a batch to its child process, and returns True if it could.
     """
 
-    def __init__(self, backlog: Backlog, pool: Callable[[], ReplicaPool], call: Callable[[Batch], bool]) -> None:
+    def __init__(self, backlog: Backlog, pool: ReplicaPool, call: Callable[[Batch], bool]) -> None:
         self.backlog = backlog
         self.replicas = backlog.replicas
         self.may_begin = True
@@ -28,10 +28,9 @@ class Scheduler:
 
     def give_out_work(self) -> None:
         """Give work to every idle replica. Loading and unloading of models goes first."""
-        pool = self._pool()
         if self.may_begin:
-            pool.assign_models()
-        idle = sorted(pool.find_idle_pids(), key=lambda pid: len(self.list_open_batches(pid)))
+            self._pool.assign_models()
+        idle = sorted(self._pool.find_idle_pids(), key=lambda pid: len(self.list_open_batches(pid)))
         for place, pid in enumerate(idle):
             self._assign(pid, idle=len(idle) - place)
         self._give_ahead()
@@ -100,7 +99,7 @@ class Scheduler:
             and not self.list_open_batches(pid)
             and not any(batch.is_closed or self.replicas.generates_by_steps(batch.spec.name) for batch in running)
             and not self._is_kept_free()
-            and self._pool().can_take_another_call(pid)
+            and self._pool.can_take_another_call(pid)
         )
 
     def _most(self, running: Sequence[Batch]) -> int:
@@ -133,7 +132,7 @@ class Scheduler:
         return (
             self.may_begin
             and not batch.is_closed
-            and batch.pid != self._pool().awaited
+            and batch.pid != self._pool.awaited
             and batch.spec is self.backlog.specs.get(batch.spec.name)
             and batch.spec.name not in self.replicas.find_lacking_models(batch.pid)
             and not self._is_kept_free()
@@ -146,7 +145,7 @@ class Scheduler:
         they are also the models whose batches would stay open.
         """
         names = {*self.replicas.find_lacking_models(pid), *(batch.spec.name for batch in opened)}
-        if pid == self._pool().awaited:
+        if pid == self._pool.awaited:
             names.update(filter(self.replicas.generates_by_steps, self.backlog.queues))
         return names
 

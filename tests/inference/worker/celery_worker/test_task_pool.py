@@ -24,7 +24,8 @@ class TaskPoolTests(TestCase):
     def test_a_cold_shutdown_between_the_beginning_of_a_warm_one_and_its_stop_ends_what_runs(self) -> None:
         """Celery does not terminate the pool then, and the worker would wait for its children for ever."""
         pool = TaskPool(1)
-        replicas = pool.replicas = Mock()
+        replicas = Mock()
+        pool.take_replicas(replicas)
         with patch.object(state, "should_terminate", True):
             pool.stop()  # within the handler
             pool.stop()
@@ -33,7 +34,8 @@ class TaskPoolTests(TestCase):
 
     def test_it_is_stopped_once_and_not_within_the_handler_of_a_cold_shutdown(self) -> None:
         pool = TaskPool(1)
-        replicas = pool.replicas = Mock()
+        replicas = Mock()
+        pool.take_replicas(replicas)
         with patch.object(state, "should_terminate", True):
             pool.stop()
             replicas.join.assert_not_called()

@@ -69,6 +69,7 @@ class PoolCase(TestCase):
         self.enterContext(patch.object(entry, "replica", LoadedModels(worker=uuid4(), device="cpu"), create=True))
         self.hub = Hub()
         self.addCleanup(self.hub.close)
+        self.kept: set[int] = set()  # children in which a batch is open
         self.pool = self.make_pool(**self.options)
         self.pool.register_with_loop(self.hub)
         self.hub.call_repeatedly(0.02, self.pool.start_missing)
@@ -78,7 +79,9 @@ class PoolCase(TestCase):
 
     def make_pool(self, **options: Any) -> ReplicaPool:
         fork = multiprocessing.get_context("fork")
-        pool = ReplicaPool(self.replicas, load_limit_s=PATIENCE_S, context=fork, **options)
+        pool = ReplicaPool(
+            self.replicas, has_open_batch=self.kept.__contains__, load_limit_s=PATIENCE_S, context=fork, **options
+        )
         self.addCleanup(pool.terminate)
         return pool
 
@@ -351,13 +354,13 @@ class HeavyTests(PoolCase):
 
     def test_one_that_has_so_much_memory_is_replaced_once_no_batch_is_open_in_it(self) -> None:
         heavy = self.first.pid
-        self.pool.has_open_batch = lambda pid: pid == heavy
+        self.kept.add(heavy)
         for _ in range(2):
             self.send(str, "text")
             self.until(lambda: self.answers, "it answers")
             self.answers.clear()
         self.assertEqual(self.pool.find_idle_pids(), [heavy])
-        self.pool.has_open_batch = lambda pid: False
+        self.kept.clear()
         self.assertEqual(self.pool.find_idle_pids(), [])
         self.send(str, "text")
         self.until(lambda: self.answers, "it answers")
@@ -464,9 +467,8 @@ class PlayedCase(TestCase):
             self.replicas.note_loaded_models(LoadReport(pid=pid, models={models["a"].digest: READY}))
         self.models = models
         self.kept: set[int] = set()  # children in which a batch is open
-        self.pool = ReplicaPool(self.replicas, load_limit_s=60)
+        self.pool = ReplicaPool(self.replicas, has_open_batch=self.kept.__contains__, load_limit_s=60)
         self.addCleanup(self.pool.terminate)
-        self.pool.has_open_batch = self.kept.__contains__
         self.pool.processes = {index: cast("ReplicaProcess", Process(pid)) for index, pid in enumerate((11, 22))}
 
 
