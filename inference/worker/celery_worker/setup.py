@@ -112,7 +112,7 @@ def _prepare(worker: Any) -> None:
     )
     worker.service = service = make_service(models, selection, options)
     worker.concurrency = service.replicas.plan.replicas
-    signals.worker_shutting_down.connect(service.heartbeat.announce_stop)
+    signals.worker_shutting_down.connect(lambda **_: service.heartbeat.announce_stop(), weak=False)
     control.install_commands(service.housekeeping)
     service.start()
 

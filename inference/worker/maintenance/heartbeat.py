@@ -97,7 +97,7 @@ class Heartbeat(threading.Thread):
         now = time.monotonic()
         return now - self.answering_since if now - self.beaten_at < LATE_S else 0.0
 
-    def announce_stop(self, **kwargs: object) -> None:
+    def announce_stop(self) -> None:
         """Have the next heartbeat record that this worker stops. Runs in a signal handler, which may do no more."""
         self.leaving = True
 
