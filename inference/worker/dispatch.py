@@ -120,7 +120,6 @@ class Dispatcher:
             self._unfetched.request_look(self.backlog, calls=self._calls)
 
     def _call(self, batch: Batch) -> bool:
-        batch.device = self.replicas.device_of(batch.pid)  # it is not known any more once the process is gone
         self.spare_threads.choose_threads(batch)
         call = BatchCall(
             batch=batch.id,
@@ -143,9 +142,7 @@ class Dispatcher:
             trace=batch.begun[0].trace,
         )
         self.replicas.send_command(batch.pid, ChildCommand.CONTINUE)
-        batch.called_at = batch.accepted_at = time.monotonic()
-        batch.has_begun, batch.paused_s = False, 0.0
-        batch.result = self.pool.send_call(
+        result = self.pool.send_call(
             batch.pid,
             run_batch,
             (call,),
@@ -153,26 +150,26 @@ class Dispatcher:
             failed=lambda cause: self._guarded(self._failed, batch, cause),
             accepted=lambda pid: self._accepted(batch, pid),
         )
-        if batch.result is None:  # the pool is closing: the broker restores unfinished messages
-            self.scheduler.may_begin = False
-        return batch.result is not None
+        batch.note_sent_call(result)
+        if result is None:  # the pool is closing: the broker restores unfinished messages
+            self.scheduler.stop_beginning()
+        return result is not None
 
     def _accepted(self, batch: Batch, pid: int) -> None:
-        batch.pid, batch.has_begun, batch.accepted_at = pid, True, time.monotonic()
-        batch.begun_at = batch.begun_at or batch.accepted_at
+        batch.note_accepted_call(pid)
         for held in batch.called:
             for request in held.requests:
                 request.report_started(pid)
 
     def _reported(self, batch: Batch, report: BatchReport) -> None:
-        batch.is_open = bool(report.left)
+        batch.note_jobs_left(report.left)
         if batch.is_open:
             self.settlement.settle_steps(batch, report)
         else:
             self.settlement.settle_finished_batch(batch, report)
 
     def _failed(self, batch: Batch, cause: BaseException) -> None:
-        batch.is_open = False
+        batch.note_end()
         self.settlement.settle_failed_batch(batch, cause)
 
     def _guarded(self, settle: Callable[[Batch, Any], None], batch: Batch, result: Any) -> None:
@@ -187,14 +184,14 @@ class Dispatcher:
             settle(batch, result)
         except Exception as error:
             logger.exception("batch=%s not settled", batch.id)
-            batch.is_open = False
+            batch.note_end()
             self.settlement.settle_broken_batch(batch, error)
         finally:
-            batch.result = None
+            batch.note_call_end()
             if not batch.is_open:
                 self.backlog.note_end(batch)
             for other in self.scheduler.list_batches_in_hand(batch.pid):
-                other.accepted_at = time.monotonic()  # the next call begins now
+                other.note_turn()
         self.give_back_unrunnable_jobs()
         self.send_next_calls()
 
@@ -227,9 +224,7 @@ class Dispatcher:
         if now - before > TURN_S and self.scheduler.may_begin:  # the loop does not turn while the worker stops
             logger.warning("this process was stopped, or kept from running, for %.1f s", now - before)
             for batch in self.batches.values():
-                batch.paused_s += now - before
-                batch.accepted_at = min(now, batch.accepted_at + now - before)
-                batch.killed_at += now - before
+                batch.note_pause(now - before, now)
 
     def _end_if_stuck(self, batch: Batch, now: float, answering_s: float) -> None:
         """End the child process of a batch that is stuck.
@@ -248,7 +243,7 @@ class Dispatcher:
         with contextlib.suppress(ProcessLookupError):
             os.kill(batch.pid, signal.SIGKILL if batch.stuck else signal.SIGUSR2)
         for each in self.scheduler.list_batches_in_hand(batch.pid):  # they end with the process
-            each.stuck, each.killed_at = True, min(each.killed_at, now)
+            each.note_kill(now)
 
     def _give_up(self, batch: Batch) -> None:
         """Run a batch's jobs elsewhere, since its process does not end when it is killed.
@@ -258,7 +253,7 @@ class Dispatcher:
         logger.error("batch=%s pid=%d does not end when it is killed, and is given up", batch.id, batch.pid)
         self.replicas.mark_unkillable(batch.pid)
         for lost in {*self.scheduler.list_batches_in_hand(batch.pid), *self.scheduler.list_open_batches(batch.pid)}:
-            lost.is_open = False
+            lost.note_end()
             self.settlement.settle_lost_batch(lost)
             self.backlog.note_end(lost)
         self.backlog.update_queues()  # other replicas may have a newer entry
@@ -278,12 +273,12 @@ class Dispatcher:
         The child has ended, and may have claimed the jobs all the same. Or a connection was lost: the messages are
         delivered again. An open batch continues with its next call.
         """
-        batch.result = None
+        batch.note_call_end()
         forgotten = [held for held in batch.called if not (held.requests or held.takes_over or held.is_from_row)]
         for held in forgotten:
             self.backlog.held.pop(held.item.id, None)
         if batch.is_open:
-            batch.jobs = [held for held in batch.jobs if held not in batch.called]
+            batch.remove_jobs(batch.called)
             self.backlog.isolation.run_joining_jobs_again([held for held in batch.called if held not in forgotten])
         else:
             del self.batches[batch.id]
@@ -296,7 +291,7 @@ class Dispatcher:
 
         Other workers can run these at once, and not only when the running batches have ended.
         """
-        self.scheduler.may_begin = False
+        self.scheduler.stop_beginning()
         for batch in list(self.batches.values()):
             if not batch.is_open and not self.pool.is_unanswered(batch.result):
                 self.backlog.note_end(batch)

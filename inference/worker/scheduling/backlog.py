@@ -4,7 +4,7 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence, Set
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from uuid import UUID
 
 from inference import clock, errors
@@ -15,7 +15,7 @@ from inference.batching.shares import OwnerShares, PriorityShares
 from inference.catalog.specs import Catalog, ModelSpec
 from inference.models import Priority
 from inference.worker.replicas.registry import ReplicaRegistry
-from inference.worker.scheduling.inflight import Batch, Bisection, HeldJob
+from inference.worker.scheduling.inflight import Batch, Bisection, HeldJob, MessageRequest
 from inference.worker.scheduling.isolation import Isolation, RetryGroup
 
 TOGETHER_S, HURRIED_S = 0.05, 0.01  # engine time of one batch call; the second where a client waits for each job
@@ -81,13 +81,14 @@ class Backlog:
         """Return the number of jobs that wait."""
         return sum(map(len, self.queues.values())) + len(self.isolation)
 
-    def hold_job(self, item: Item, model: str, request: Any = None) -> None:
+    def hold_job(self, item: Item, model: str, request: MessageRequest | None = None) -> None:
         """Hold a job until it is finished. A duplicate of a held job only adds its message.
 
         Without `request`, the job's message has not arrived: it may be in the broker behind others.
         """
         if known := self.held.get(item.id):
-            known.requests += [request] if request else []
+            if request:
+                known.requests.append(request)
             if item.alone and self.queues[model].remove(item.id):
                 known.item = item
                 self.isolation.hold_until_alone(known)
@@ -345,8 +346,6 @@ class Backlog:
         queue = self.queues[batch.spec.name]
         turn = self._turn_of(batch.spec.name, queue)
         items = queue.take_next_items(clock.earliest_possible_s(), batch.room, priority=turn.priority) if turn else []
-        for item in items:
-            batch.room = batch.room.minus_rows(item.size, item.length)
         return self._taken(turn, items) if turn and items else []
 
     def can_any_job_join(self, batch: Batch) -> bool:

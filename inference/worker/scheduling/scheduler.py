@@ -1,6 +1,5 @@
 """The choice of what an idle replica runs next: a new batch or the next steps of an open one, by turns."""
 
-import itertools
 from collections.abc import Callable, Collection, Sequence
 from uuid import uuid4
 
@@ -8,7 +7,7 @@ from inference import clock
 from inference.worker.calls import IN_HAND, ChildCommand
 from inference.worker.processes.replica_pool import ReplicaPool
 from inference.worker.scheduling.backlog import Backlog
-from inference.worker.scheduling.inflight import Batch
+from inference.worker.scheduling.inflight import Batch, Bisection, HeldJob
 
 LONG = 2.0  # times its claim and record: of calls that take longer two in hand suffice, and the next is chosen later
 
@@ -36,6 +35,10 @@ class Scheduler:
         self._give_ahead()
         self._call_back()
 
+    def stop_beginning(self) -> None:
+        """Begin no other batch: the worker leaves."""
+        self.may_begin = False
+
     def list_open_batches(self, pid: int) -> list[Batch]:
         """Return the batches that are open in a child process, in the order of their turns."""
         found = (batch for batch in self.backlog.batches.values() if batch.is_open and batch.pid == pid)
@@ -62,19 +65,22 @@ class Scheduler:
         if following is None:
             return False
         jobs, search, is_closed = following
-        spec = self.backlog.specs[jobs[0].model]
-        batch = Batch(id=uuid4(), spec=spec, jobs=jobs, search=search, pid=pid, is_closed=is_closed)
-        if not is_closed and not self.replicas.generates_by_steps(spec.name):
+        batch = self._make_batch(pid, jobs, search, is_closed=is_closed)
+        if not is_closed and not self.replicas.generates_by_steps(batch.spec.name):
             self._bring_more(batch)
         if self._call(batch):
             self.backlog.note_start(batch)
         return True
 
+    def _make_batch(
+        self, pid: int, jobs: list[HeldJob], search: Bisection | None = None, *, is_closed: bool = False
+    ) -> Batch:
+        spec, device = self.backlog.specs[jobs[0].model], self.replicas.device_of(pid)
+        return Batch(id=uuid4(), spec=spec, jobs=jobs, pid=pid, device=device, search=search, is_closed=is_closed)
+
     def _bring_more(self, batch: Batch) -> None:
         if more := self.backlog.take_more_batches(batch.jobs, able=self.replicas.able_child_count):
-            batch.shares = (len(batch.jobs), *map(len, more))
-            batch.jobs += itertools.chain.from_iterable(more)
-            batch.begun, batch.called = list(batch.jobs), list(batch.jobs)
+            batch.add_engine_calls(more)
 
     def list_batches_in_hand(self, pid: int) -> list[Batch]:
         """Return the batches of a child process whose calls are not over, in the order in which it runs them."""
@@ -108,19 +114,18 @@ class Scheduler:
     def _begin_ahead(self, pid: int) -> bool:
         if not (jobs := self.backlog.take_batch_ahead(self.replicas.find_lacking_models(pid))):
             return False
-        batch = Batch(id=uuid4(), spec=self.backlog.specs[jobs[0].model], jobs=jobs, pid=pid)
+        batch = self._make_batch(pid, jobs)
         self._bring_more(batch)
         if not self._call(batch):
             return False
         self.backlog.note_start(batch)
         for each in self.list_batches_in_hand(pid):
-            each.has_company = True
+            each.note_company()
         return True
 
     def _go_on(self, batch: Batch) -> None:
         """Send the next call of an open batch, with the jobs that join now."""
-        batch.called = self.backlog.take_joining_jobs(batch) if self._may_be_joined(batch) else []
-        batch.jobs += batch.called
+        batch.add_joining_jobs(self.backlog.take_joining_jobs(batch) if self._may_be_joined(batch) else [])
         self.backlog.note_joined_jobs(batch)
         self._call(batch)
 
