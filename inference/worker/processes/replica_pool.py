@@ -14,8 +14,7 @@ from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from inference.engines.artifacts import memory
-from inference.worker.calls import Assignment, LoadReport, ProcessLost, ReplyKind, describe_exit
+from inference.worker.calls import Assignment, LoadReport, ReplyKind, describe_exit
 from inference.worker.child import entry
 from inference.worker.child import process as child_process
 from inference.worker.processes.event_loop import EventLoop, SelectorLoop
@@ -25,7 +24,6 @@ from inference.worker.replicas.registry import ReplicaRegistry
 
 logger = logging.getLogger(__name__)
 
-LEAVES_S = 10.0  # seconds for a child that runs nothing any more to end
 TURN_S = 0.5  # seconds of a turn of the loop while the worker leaves
 PAUSE_S = 5.0  # seconds without a look at the children, after which this process was stopped meanwhile
 
@@ -107,7 +105,7 @@ class ReplicaPool:
             self.replicas.note_start(process.index, process.pid, assignment, process.shared)
             self._watch(process)
             if self.is_closed:
-                process.is_given_up = True
+                process.give_up()
                 process.kill()
         self.start_missing()
 
@@ -157,7 +155,7 @@ class ReplicaPool:
         self._launcher.poll_exit_code(process.process, self._guard(lambda exit_code: self._looked(process, exit_code)))
 
     def _looked(self, process: ReplicaProcess, exit_code: int | None) -> None:
-        process.is_orphan = exit_code is None
+        process.note_exit_code(exit_code)
         if exit_code is not None and not process.is_reaped:
             self._read(process)
             self._close(process)
@@ -169,26 +167,22 @@ class ReplicaPool:
         except Exception:
             logger.exception("pid=%d is ended: its message cannot be read", process.pid)
             self.end_process(process.pid)
-            process.is_closed = True
+            process.note_closed()
         if process.is_closed:
             self._close(process)
 
     def _handle(self, process: ReplicaProcess, kind: ReplyKind, number: int, value: Any) -> None:
         if kind == ReplyKind.UP:
-            process.is_up = True
+            process.note_up()
             self._note(value)
         elif kind == ReplyKind.LEAVING:
-            process.leaves_by = time.monotonic() + LEAVES_S
+            process.note_leaving()
         elif kind == ReplyKind.ACCEPTED:
-            call = process.calls[number]
-            call.is_accepted = True
-            if call.accepted:
-                call.accepted(process.pid)
+            process.calls[number].note_begin()
         else:
             call = process.calls.pop(number)
-            call.is_over = True
-            self._note_wear(process)
-            (call.done if kind == ReplyKind.DONE else call.failed)(value)
+            process.note_wear(most_calls=self._most_calls, most_kib=self._most_kib)
+            (call.note_result if kind == ReplyKind.DONE else call.note_error)(value)
             self._replace_if_worn(process)
             self._on_idle()
 
@@ -200,7 +194,8 @@ class ReplicaPool:
         """Learn how a process has ended, all of whose messages have been read."""
         if process.is_reaped:
             return
-        process.is_reaped = process.is_closed = True
+        process.note_closed()
+        process.note_reaped()
         self._remove(process.connection, process.writer, process.process.sentinel)
         self._launcher.wait_for_exit(process.process, self._guard(lambda exit_code: self._ended(process, exit_code)))
 
@@ -213,9 +208,7 @@ class ReplicaPool:
         calls = list(process.calls.values())
         process.calls.clear()
         for call in calls:
-            call.is_over = True
-            if call.is_accepted:
-                call.failed(ProcessLost(exit_code))
+            call.note_end_of_child(exit_code)
         del self.processes[process.index]
         if not self.is_closed:
             self.replicas.note_end(process.index)
@@ -232,7 +225,7 @@ class ReplicaPool:
         if (paused_s := now - self._looked_at) > PAUSE_S:
             self._load_by += paused_s
             for process in self.processes.values():
-                process.started_at += paused_s
+                process.note_pause(paused_s)
         self._looked_at = now
         self._end_those_that_stay()
         if (loading := self._loading_pid) and now > self._load_by:
@@ -255,26 +248,18 @@ class ReplicaPool:
                 self._read(process)
                 self._close(process)
 
-    def _note_wear(self, process: ReplicaProcess) -> None:
-        """Note that a process has run as many calls, or takes as much memory, as it may."""
-        process.calls_made += 1
-        if (self._most_calls and process.calls_made >= self._most_calls) or (
-            self._most_kib and (memory.read_resident_bytes(process.pid) or 0) // 1024 > self._most_kib
-        ):
-            process.is_worn = True
-
     def _replace_if_worn(self, process: ReplicaProcess) -> None:
         """Have a worn process end once nothing runs in it."""
         idle = not (process.calls or process.is_given_up or self._has_open_batch(process.pid))
         if process.is_worn and idle and not self.is_closed:
-            process.is_given_up = True
+            process.give_up()
             self.replicas.note_end(process.index)
             self._send(process)
 
     def end_process(self, pid: int) -> None:
         """End a child, which must not be given another call."""
         if process := self._find(pid):
-            process.is_given_up = True
+            process.give_up()
             self.replicas.note_end(process.index)
             process.kill()
 
@@ -299,10 +284,9 @@ class ReplicaPool:
         if self.is_closed:
             return None
         process = self._find(pid)
-        call = ProcessCall(next(self._numbers), pid, done, failed, accepted)
         if process is None or process.is_closed:
-            call.is_over = True
-            return call
+            return ProcessCall(next(self._numbers), pid, done, failed, is_over=True)
+        call = ProcessCall(next(self._numbers), pid, done, failed, accepted)
         process.calls[call.number] = call
         self._send(process, call.number, function, tuple(arguments))
         return call
@@ -435,7 +419,7 @@ class ReplicaPool:
         self.register_with_loop(loop)
         for process in self.processes.values():
             if not process.is_up or process.pid == self._loading_pid:
-                process.is_given_up = True
+                process.give_up()
                 process.kill()
             else:
                 self._send(process)
@@ -451,6 +435,6 @@ class ReplicaPool:
         for process in self.processes.values():
             process.kill()
             if not process.is_reaped:
-                process.is_reaped = True
+                process.note_reaped()
                 self._launcher.wait_for_exit(process.process, lambda _: None)
         self._launcher.stop_thread()
