@@ -66,10 +66,11 @@ class TestLayers(unittest.TestCase):
                 shutil.copytree(settings.BASE_DIR / package, Path(folder, package))
             shutil.copy(settings.BASE_DIR / "pyproject.toml", folder)
             with Path(folder, "inference/store/rows.py").open("a") as rows:
-                rows.write("from inference.worker.maintenance import heartbeat\n")
+                rows.write("import kombu\nfrom inference.worker.maintenance import heartbeat\n")
             code = "from importlinter.cli import lint_imports_command as lint; lint()"
             run = subprocess.run(
                 [sys.executable, "-c", code, "--no-cache"], capture_output=True, text=True, cwd=folder, check=False
             )
         self.assertEqual(run.returncode, 1, run.stdout + run.stderr)
         self.assertIn("inference.store is not allowed to import inference.worker", run.stdout)
+        self.assertIn("inference is not allowed to import kombu", run.stdout)
