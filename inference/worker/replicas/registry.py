@@ -173,7 +173,7 @@ class ReplicaRegistry:
             if self.may_run(replica.pid):
                 replica.count_end()
         else:
-            replica.note_failed_load(self._ended_loading(replica))
+            replica.note_failed_load(self._ended_loading(replica), had)
             self.failures.update(replica.models.keys())
             self._log_failures(replica, {})
         replica.note_end(had)

@@ -75,9 +75,12 @@ class ReplicaState:
         else:
             self._set_retry_time()
 
-    def note_failed_load(self, why: Mapping[str, str]) -> None:
-        """Note why entries are not loaded, by digest: no process could be started, or it ended before its report."""
-        self.models, self.had, self.has_reported = dict(why), frozenset(), True
+    def note_failed_load(self, why: Mapping[str, str], had: frozenset[str] = frozenset()) -> None:
+        """Note why entries are not loaded, by digest: no process could be started, or it ended before its report.
+
+        `had` are the digests of those that the next process is to load again.
+        """
+        self.models, self.had, self.has_reported = dict(why), had, True
         self._set_retry_time()
 
     def note_killer(self, key: str, goal: Set[str]) -> None:
@@ -94,8 +97,8 @@ class ReplicaState:
 
     def note_end(self, had: frozenset[str]) -> None:
         """Note that its process is gone. `had` are the digests of the entries that the next one is to load again."""
-        self.pid, self.is_up, self.ready, self.is_loading = None, False, frozenset(), False
         self.had = had
+        self.pid, self.is_up, self.ready, self.is_loading = None, False, frozenset(), False
 
     def note_unkillable(self, goal: Collection[str]) -> None:
         """Note that its process cannot be ended, so that no other one is started."""
