@@ -72,6 +72,7 @@ class WorkerService:
         self.heartbeat.stop(of_an_error=of_an_error)
 
     def make_snapshot(self) -> WorkerSnapshot:
+        """Return the dispatcher's snapshot, for the heartbeat, which is made before the dispatcher."""
         return self.dispatcher.make_snapshot()
 
     def follow_changes(self) -> None:
