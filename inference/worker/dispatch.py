@@ -276,12 +276,12 @@ class Dispatcher:
         batch.note_call_end()
         forgotten = [held for held in batch.called if not (held.requests or held.takes_over or held.is_from_row)]
         for held in forgotten:
-            self.backlog.held.pop(held.item.id, None)
+            self.backlog.drop_redelivered_job(held)
         if batch.is_open:
             batch.remove_jobs(batch.called)
             self.backlog.isolation.run_joining_jobs_again([held for held in batch.called if held not in forgotten])
         else:
-            del self.batches[batch.id]
+            self.backlog.note_end(batch)
             for held in batch.jobs if not self.pool.has_process(batch.pid) else ():
                 held.note_batch_end(batch.id)
             self.backlog.isolation.run_batch_again(batch)

@@ -126,6 +126,10 @@ class Backlog:
             was_set_back = known > clock.time_s() + SET_BACK_S
             reached[key] = arrived_at_s if was_set_back else max(known, arrived_at_s)
 
+    def note_call_length(self, model: str, *, is_long: bool) -> None:
+        """Note whether an engine call of a model took much longer than the work before and after it."""
+        (self.long.add if is_long else self.long.discard)(model)
+
     def update_gone_share(self, given: int, run: int) -> None:
         """Update the share of gone jobs: `run` of a batch's `given` jobs ran, the others only took up room in it."""
         self.gone_share += (1.0 - run / given - self.gone_share) * GONE_WEIGHT
@@ -142,6 +146,14 @@ class Backlog:
         self.held.pop(held.item.id, None)
         for request in held.requests:
             request.note_job_end(error, engine_s)
+
+    def return_to_queue(self, held: HeldJob) -> None:
+        """Put a job that was in a batch back into its queue, in its place."""
+        self.queues[held.model].add(held.item)
+
+    def drop_redelivered_job(self, held: HeldJob) -> None:
+        """Drop a job whose messages are forgotten: the broker delivers them again."""
+        self.held.pop(held.item.id, None)
 
     def forget_messages(self) -> None:
         """Forget all messages, since the connection to the broker is gone.
@@ -215,7 +227,7 @@ class Backlog:
         while part := self.find_next_alone(now) or self.isolation.find_next_group(self.replicas.runnable - without):
             if part.jobs[0].model in without:  # it has to run alone, in a child that has its model
                 return None
-            self.isolation.parts.remove(part)
+            self.isolation.remove_group(part)
             if kept := [held for held in part.jobs if self.held.get(held.item.id) is held]:
                 return kept, part.search, True
         for turn in self._turns(now, without):

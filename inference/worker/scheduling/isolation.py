@@ -75,6 +75,10 @@ class Isolation:
             return None
         return None if heads and (self._owed_s or first.turn_order[1] > min(heads)) else first
 
+    def remove_group(self, part: RetryGroup) -> None:
+        """Remove a part that is run now."""
+        self.parts.remove(part)
+
     def _due(self, models: Container[str]) -> list[RetryGroup]:
         now = time.monotonic()
         return [part for part in self.parts if part.not_before <= now and part.jobs[0].model in models]

@@ -82,7 +82,7 @@ class Settlement:
             if is_one:
                 queue.costs.learn_overhead(report.overhead_s, jobs=max(1, report.jobs))
                 is_long = report.engine_s > LONG * (report.overhead_s + report.read_s)
-                (self.backlog.long.add if is_long else self.backlog.long.discard)(batch.spec.name)
+                self.backlog.note_call_length(batch.spec.name, is_long=is_long)
         if report.oom_shape:
             queue.limit_after_out_of_memory(*report.oom_shape, now_s=clock.earliest_possible_s())
 
@@ -120,7 +120,7 @@ class Settlement:
         unbegun = [held for held in batch.jobs if held.job_id in report.unbegun]
         batch.remove_jobs(unbegun)
         for held in unbegun:
-            self.backlog.queues[held.model].add(held.item)
+            self.backlog.return_to_queue(held)
 
     def _observe_steps(self, batch: Batch, report: BatchReport) -> None:
         """Learn how many jobs are answered in how much time. No batch is formed by the cost of steps."""
