@@ -32,7 +32,10 @@ class MessageRequest(Protocol):
 
 @dataclass(slots=True, eq=False)
 class HeldJob:
-    """A job that the main process holds: its item, its messages, and the failures that it had here."""
+    """A job that the main process holds: its item, its messages, and the failures that it had here.
+
+    It is a record: the isolation and the settlement write what became of its runs.
+    """
 
     item: Item
     model: str
@@ -86,7 +89,7 @@ class Batch:
     spec: ModelSpec
     jobs: list[HeldJob]  # jobs that have not ended
     pid: int  # the child that it was sent to
-    device: str = ""  # the device of that child
+    device: str = ""  # the device of that child, which is not known any more once its process is gone
     search: Bisection | None = None  # the search that this batch is a step of
     is_closed: bool = False  # no job may join: the batch is run again, or alone
     has_company: bool = False  # its child process had other batches at the same time
