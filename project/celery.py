@@ -4,7 +4,7 @@ import os
 
 from celery import Celery
 
-from inference.worker import setup
+from inference.worker.celery_worker import setup
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "project.settings")
 # Celery would run Django's checks in each process of a worker, import all views for that, and discard the results.
@@ -12,5 +12,5 @@ os.environ.setdefault("CELERY_SKIP_CHECKS", "1")
 
 app = Celery("project")
 app.config_from_object("django.conf:settings", namespace="CELERY")
-app.autodiscover_tasks(["inference.worker"])
+app.autodiscover_tasks(["inference.worker.celery_worker"])
 setup.install_options_and_steps(app)

@@ -179,8 +179,8 @@ CELERY_BROKER_CHANNEL_ERROR_RETRY = True  # a broker without room answers with e
 CELERY_ACCEPT_CONTENT = ["json"]
 CELERY_TASK_IGNORE_RESULT = True
 CELERY_TASK_ACKS_LATE = True
-CELERY_WORKER_CONSUMER = "inference.worker.consumer:JobConsumer"
-CELERY_WORKER_POOL = "inference.worker.processes.pool:TaskPool"
+CELERY_WORKER_CONSUMER = "inference.worker.celery_worker.consumer:JobConsumer"
+CELERY_WORKER_POOL = "inference.worker.celery_worker.task_pool:TaskPool"
 CELERY_WORKER_ENABLE_PREFETCH_COUNT_REDUCTION = False
 CELERY_WORKER_REDIRECT_STDOUTS = False
 

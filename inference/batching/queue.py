@@ -113,6 +113,10 @@ class BatchQueue:
             self.limits = limits
             self.max_tokens, self._lowered_until_s = limits.max_batch_tokens, math.inf
 
+    def note_rows(self, *, padded: bool, cut_at: int | None) -> None:
+        """Note how the model takes rows: padded to the longest or not, and cut at how many tokens, if it cuts them."""
+        self.padded, self.cut_at = padded, cut_at or math.inf
+
     def forget_costs(self) -> None:
         """Forget the learnt costs: another model runs the waiting items, and nothing is known of its speed."""
         self.costs = CostModel()

@@ -38,6 +38,10 @@ class ResidencyState:
         self._left_at_s: dict[str, float] = {}
         self._began_s = 0.0
 
+    def set_room(self, room: int) -> None:
+        """Set the bytes for lazy models: those that the other models leave."""
+        self.room = room
+
     def add_model(self, name: str, *, idle_unload_s: float, memory: int | None) -> None:
         """Add a model. `memory` is an estimate in bytes, or None where nothing is known.
 

@@ -47,6 +47,11 @@ class ProcessLost(Exception):
         super().__init__(f"the process that ran it ended: {describe_exit(exit_code)}")
         self.exit_code = exit_code
 
+    @property
+    def is_past_limit(self) -> bool:
+        """True if the engine ran past the model's time limit."""
+        return self.exit_code == -PAST_ITS_LIMIT
+
 
 def describe_exit(exit_code: int | None) -> str:
     if exit_code is None:

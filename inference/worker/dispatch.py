@@ -11,7 +11,6 @@ import signal
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
-from uuid import UUID
 
 from inference.broker.address import queue_of
 from inference.catalog.specs import Catalog
@@ -20,11 +19,11 @@ from inference.worker.calls import IN_HAND, BatchCall, BatchReport, ChildCommand
 from inference.worker.child.entry import run_batch
 from inference.worker.maintenance import status_row
 from inference.worker.maintenance.heartbeat import WorkerSnapshot
+from inference.worker.maintenance.housekeeping import Housekeeping
 from inference.worker.processes.replica_pool import ReplicaPool
-from inference.worker.replicas.registry import ReplicaRegistry
 from inference.worker.scheduling.backlog import Backlog
 from inference.worker.scheduling.inflight import Batch
-from inference.worker.scheduling.lazy_models import LazyStatus
+from inference.worker.scheduling.lazy_models import LazyModels
 from inference.worker.scheduling.scheduler import Scheduler
 from inference.worker.scheduling.settlement import Settlement
 from inference.worker.scheduling.spare_threads import SpareThreads
@@ -38,45 +37,38 @@ GIVE_UP_S = 30.0  # after the kill: a process that is stuck in a driver does not
 TURN_S = 2.0  # a longer turn of the event loop is a pause: a sweep comes twice a second
 
 
-def _nobody(*_: object) -> None:
-    """Do nothing. The default of the callbacks until the consumer sets them."""
-
-
 class Dispatcher:
     """The owner of a worker's jobs and of its batches in flight.
 
     It lives as long as the worker, across reconnects to the broker.
     """
 
-    def __init__(self, replicas: ReplicaRegistry, pool: Callable[[], ReplicaPool], unfetched: UnfetchedJobs) -> None:
-        self._pool = pool
-        self._unfetched = unfetched
-        self.replicas = replicas
-        self.backlog = Backlog(replicas)
-        self.batches = self.backlog.batches
-        self.scheduler = Scheduler(self.backlog, pool, self._call)
-        self.spare_threads = SpareThreads(self.backlog)
-        self.settlement = Settlement(self.backlog, self.spare_threads, end=lambda pid: self.pool.end_process(pid))  # noqa: PLW0108 - later
-        self.on_rows_left: Callable[[frozenset[UUID]], None] = _nobody
-        self.on_expired: Callable[[], None] = _nobody
-        self.lazy = LazyStatus()
+    def __init__(
+        self,
+        backlog: Backlog,
+        pool: ReplicaPool,
+        lazy: LazyModels,
+        unfetched: UnfetchedJobs,
+        housekeeping: Housekeeping,
+    ) -> None:
+        self.backlog = backlog
+        self.pool = pool
+        self.lazy = lazy
+        self.replicas = backlog.replicas
+        self.batches = backlog.batches
+        self.scheduler = Scheduler(backlog, pool, self._call)
+        self.spare_threads = SpareThreads(backlog)
+        self.settlement = Settlement(backlog, self.spare_threads, end=pool.end_process)
         self.connected = False
         self.refused: Mapping[str, str] = {}  # models whose queue cannot be consumed, and why
-        self.answering_s: Callable[[], float] = lambda: math.inf  # seconds for which the database has answered
         self.looped_at = time.monotonic()
-
-    @property
-    def pool(self) -> ReplicaPool:
-        return self._pool()
+        self._unfetched = unfetched
+        self._housekeeping = housekeeping
 
     @property
     def specs(self) -> Catalog:
         """The catalog entries by which jobs run now."""
         return self.backlog.specs
-
-    def has_open_batch(self, pid: int) -> bool:
-        """Return True if a batch is open in the child process `pid`."""
-        return bool(self.scheduler.list_open_batches(pid))
 
     @property
     def prefetch_count(self) -> int:
@@ -97,6 +89,18 @@ class Dispatcher:
         together = {name: jobs for name, jobs in self.backlog.count_jobs_per_call().items() if jobs > 1}
         return self._calls * min(together.values(), default=0), [queue_of(name) for name in together]
 
+    def note_connection(self) -> None:
+        """Note that the broker is connected.
+
+        The event loop turns from now on: the connection may break again before the first sweep.
+        """
+        self.connected = True
+        self.looped_at = time.monotonic()
+
+    def note_refused_queues(self, refused: Mapping[str, str]) -> None:
+        """Note why queues cannot be consumed, by model."""
+        self.refused = refused
+
     def forget_messages(self) -> None:
         """Forget all messages, since the connection to the broker is gone."""
         self.connected = False
@@ -106,7 +110,7 @@ class Dispatcher:
         """Give back the jobs that cannot be run here now, and report the batches whose rows go back too."""
         self.backlog.update_queues()
         if batches := self.backlog.give_back_unrunnable_jobs():
-            self.on_rows_left(batches)
+            self._housekeeping.requeue_batches_soon(batches)
 
     def send_next_calls(self) -> None:
         if self.scheduler.may_begin:
@@ -116,7 +120,6 @@ class Dispatcher:
             self._unfetched.request_look(self.backlog, calls=self._calls)
 
     def _call(self, batch: Batch) -> bool:
-        batch.device = self.replicas.device_of(batch.pid)  # it is not known any more once the process is gone
         self.spare_threads.choose_threads(batch)
         call = BatchCall(
             batch=batch.id,
@@ -139,9 +142,7 @@ class Dispatcher:
             trace=batch.begun[0].trace,
         )
         self.replicas.send_command(batch.pid, ChildCommand.CONTINUE)
-        batch.called_at = batch.accepted_at = time.monotonic()
-        batch.has_begun, batch.paused_s = False, 0.0
-        batch.result = self.pool.send_call(
+        result = self.pool.send_call(
             batch.pid,
             run_batch,
             (call,),
@@ -149,26 +150,26 @@ class Dispatcher:
             failed=lambda cause: self._guarded(self._failed, batch, cause),
             accepted=lambda pid: self._accepted(batch, pid),
         )
-        if batch.result is None:  # the pool is closing: the broker restores unfinished messages
-            self.scheduler.may_begin = False
-        return batch.result is not None
+        batch.note_sent_call(result)
+        if result is None:  # the pool is closing: the broker restores unfinished messages
+            self.scheduler.stop_beginning()
+        return result is not None
 
     def _accepted(self, batch: Batch, pid: int) -> None:
-        batch.pid, batch.has_begun, batch.accepted_at = pid, True, time.monotonic()
-        batch.begun_at = batch.begun_at or batch.accepted_at
+        batch.note_accepted_call(pid)
         for held in batch.called:
             for request in held.requests:
                 request.report_started(pid)
 
     def _reported(self, batch: Batch, report: BatchReport) -> None:
-        batch.is_open = bool(report.left)
+        batch.note_jobs_left(report.left)
         if batch.is_open:
             self.settlement.settle_steps(batch, report)
         else:
             self.settlement.settle_finished_batch(batch, report)
 
     def _failed(self, batch: Batch, cause: BaseException) -> None:
-        batch.is_open = False
+        batch.note_end()
         self.settlement.settle_failed_batch(batch, cause)
 
     def _guarded(self, settle: Callable[[Batch, Any], None], batch: Batch, result: Any) -> None:
@@ -183,19 +184,22 @@ class Dispatcher:
             settle(batch, result)
         except Exception as error:
             logger.exception("batch=%s not settled", batch.id)
-            batch.is_open = False
+            batch.note_end()
             self.settlement.settle_broken_batch(batch, error)
         finally:
-            batch.result = None
+            batch.note_call_end()
             if not batch.is_open:
                 self.backlog.note_end(batch)
             for other in self.scheduler.list_batches_in_hand(batch.pid):
-                other.accepted_at = time.monotonic()  # the next call begins now
+                other.note_turn()
         self.give_back_unrunnable_jobs()
         self.send_next_calls()
 
-    def end_stuck_and_expired(self) -> None:
-        """Kill stuck children, forget calls that the pool dropped, and drop expired jobs. Runs twice a second."""
+    def end_stuck_and_expired(self, answering_s: float = math.inf) -> None:
+        """Kill stuck children, forget calls that the pool dropped, and drop expired jobs. Runs twice a second.
+
+        `answering_s` are the seconds for which the database has answered.
+        """
         self._note_pause()
         now = self.looped_at
         for batch in list(self.batches.values()):
@@ -205,9 +209,9 @@ class Dispatcher:
             elif not batch.has_begun and not self.pool.is_unanswered(batch.result):
                 self._abandon(batch)
             elif self.scheduler.list_batches_in_hand(batch.pid)[:1] == [batch]:
-                self._end_if_stuck(batch, now)
+                self._end_if_stuck(batch, now, answering_s)
         if self.backlog.drop_expired():
-            self.on_expired()  # another thread marks the rows as expired
+            self._housekeeping.mark_expired_soon()
         self.send_next_calls()
 
     def _note_pause(self) -> None:
@@ -220,17 +224,15 @@ class Dispatcher:
         if now - before > TURN_S and self.scheduler.may_begin:  # the loop does not turn while the worker stops
             logger.warning("this process was stopped, or kept from running, for %.1f s", now - before)
             for batch in self.batches.values():
-                batch.paused_s += now - before
-                batch.accepted_at = min(now, batch.accepted_at + now - before)
-                batch.killed_at += now - before
+                batch.note_pause(now - before, now)
 
-    def _end_if_stuck(self, batch: Batch, now: float) -> None:
+    def _end_if_stuck(self, batch: Batch, now: float, answering_s: float) -> None:
         """End the child process of a batch that is stuck.
 
         Such a batch hangs outside its engine, where the time limit of the engine does not apply, or its child never
         begins it. The first call asks for the stack, a call `KILL_GRACE_S` later kills.
         """
-        stuck_s = min(now - batch.accepted_at - batch.spec.time_limit_s, self.answering_s()) - STUCK_S
+        stuck_s = min(now - batch.accepted_at - batch.spec.time_limit_s, answering_s) - STUCK_S
         if stuck_s <= 0 or (batch.stuck and stuck_s <= KILL_GRACE_S):
             return
         if not batch.stuck:
@@ -241,7 +243,7 @@ class Dispatcher:
         with contextlib.suppress(ProcessLookupError):
             os.kill(batch.pid, signal.SIGKILL if batch.stuck else signal.SIGUSR2)
         for each in self.scheduler.list_batches_in_hand(batch.pid):  # they end with the process
-            each.stuck, each.killed_at = True, min(each.killed_at, now)
+            each.note_kill(now)
 
     def _give_up(self, batch: Batch) -> None:
         """Run a batch's jobs elsewhere, since its process does not end when it is killed.
@@ -251,7 +253,7 @@ class Dispatcher:
         logger.error("batch=%s pid=%d does not end when it is killed, and is given up", batch.id, batch.pid)
         self.replicas.mark_unkillable(batch.pid)
         for lost in {*self.scheduler.list_batches_in_hand(batch.pid), *self.scheduler.list_open_batches(batch.pid)}:
-            lost.is_open = False
+            lost.note_end()
             self.settlement.settle_lost_batch(lost)
             self.backlog.note_end(lost)
         self.backlog.update_queues()  # other replicas may have a newer entry
@@ -271,15 +273,15 @@ class Dispatcher:
         The child has ended, and may have claimed the jobs all the same. Or a connection was lost: the messages are
         delivered again. An open batch continues with its next call.
         """
-        batch.result = None
+        batch.note_call_end()
         forgotten = [held for held in batch.called if not (held.requests or held.takes_over or held.is_from_row)]
         for held in forgotten:
-            self.backlog.held.pop(held.item.id, None)
+            self.backlog.drop_redelivered_job(held)
         if batch.is_open:
-            batch.jobs = [held for held in batch.jobs if held not in batch.called]
+            batch.remove_jobs(batch.called)
             self.backlog.isolation.run_joining_jobs_again([held for held in batch.called if held not in forgotten])
         else:
-            del self.batches[batch.id]
+            self.backlog.note_end(batch)
             for held in batch.jobs if not self.pool.has_process(batch.pid) else ():
                 held.note_batch_end(batch.id)
             self.backlog.isolation.run_batch_again(batch)
@@ -289,7 +291,7 @@ class Dispatcher:
 
         Other workers can run these at once, and not only when the running batches have ended.
         """
-        self.scheduler.may_begin = False
+        self.scheduler.stop_beginning()
         for batch in list(self.batches.values()):
             if not batch.is_open and not self.pool.is_unanswered(batch.result):
                 self.backlog.note_end(batch)
@@ -298,7 +300,7 @@ class Dispatcher:
         self.backlog.give_back_waiting()
 
     def make_snapshot(self) -> WorkerSnapshot:
-        pool, replicas, lazy = self._pool(), self.replicas, self.lazy
+        pool, replicas, lazy = self.pool, self.replicas, self.lazy.report
         return WorkerSnapshot(
             state=self._state(),
             model_names=[]
@@ -308,8 +310,8 @@ class Dispatcher:
             catalog=status_row.make_catalog_value(replicas, lazy),
             error="; ".join(f"{name}: {why}" for name, why in self._why_not().items()),
             connected=self.connected,
-            replicas_ready=pool.ready_count if pool else 0,
-            replicas_busy=pool.busy_count if pool else 0,
+            replicas_ready=pool.ready_count,
+            replicas_busy=pool.busy_count,
             held=len(self.backlog),
             finished=self.settlement.jobs_finished,
             speeds={name: queue.costs.items_per_s() for name, queue in self.backlog.queues.items()},
@@ -319,9 +321,7 @@ class Dispatcher:
                 if model
                 not in replicas.parked | replicas.held_back_models  # their jobs wait for their turn: none is passed
             },
-            generation=self.settlement.generated.make_row_value(
-                list(self.batches.values()), replicas=pool.ready_count if pool else 0
-            ),
+            generation=self.settlement.generated.make_row_value(list(self.batches.values()), replicas=pool.ready_count),
             costs={name: queue.costs.snapshot() for name, queue in self.backlog.queues.items()},
             looped_at=self.looped_at,
         )
@@ -329,11 +329,12 @@ class Dispatcher:
     def _state(self) -> WorkerState:
         if self.replicas.intents.is_drained:
             return WorkerState.DRAINING if self.batches or self.backlog.isolation else WorkerState.DRAINED
-        looked_into = self.lazy.able | self.lazy.why_not.keys()
+        lazy = self.lazy.report
+        looked_into = lazy.able | lazy.why_not.keys()
         if not self.replicas.have_all_reported or not self.replicas.parked <= looked_into:
             return WorkerState.STARTING
-        is_whole = self.replicas.served_models | self.lazy.able >= self.specs.keys() and not self._why_not()
+        is_whole = self.replicas.served_models | lazy.able >= self.specs.keys() and not self._why_not()
         return WorkerState.READY if is_whole else WorkerState.DEGRADED
 
     def _why_not(self) -> dict[str, str]:
-        return {**status_row.find_load_failures(self.replicas), **self.lazy.why_not, **self.refused}
+        return {**status_row.find_load_failures(self.replicas), **self.lazy.report.why_not, **self.refused}

@@ -29,9 +29,9 @@ class TestImports(unittest.TestCase):
     def test_the_worker_s_main_process_does_not_load_torch(self) -> None:
         loaded = modules_after(
             "import project.wsgi, project.celery\n"
-            "from inference.worker import consumer, dispatch, setup\n"
+            "from inference.worker import dispatch\n"
+            "from inference.worker.celery_worker import consumer, setup, task_pool\n"
             "from inference.worker.maintenance import housekeeping\n"
-            "from inference.worker.processes import pool\n"
             "project.celery.app.loader.import_default_modules()"
         )
         self.assertIn("celery", loaded)
@@ -66,10 +66,11 @@ class TestLayers(unittest.TestCase):
                 shutil.copytree(settings.BASE_DIR / package, Path(folder, package))
             shutil.copy(settings.BASE_DIR / "pyproject.toml", folder)
             with Path(folder, "inference/store/rows.py").open("a") as rows:
-                rows.write("from inference.worker.maintenance import heartbeat\n")
+                rows.write("import kombu\nfrom inference.worker.maintenance import heartbeat\n")
             code = "from importlinter.cli import lint_imports_command as lint; lint()"
             run = subprocess.run(
                 [sys.executable, "-c", code, "--no-cache"], capture_output=True, text=True, cwd=folder, check=False
             )
         self.assertEqual(run.returncode, 1, run.stdout + run.stderr)
         self.assertIn("inference.store is not allowed to import inference.worker", run.stdout)
+        self.assertIn("inference is not allowed to import kombu", run.stdout)

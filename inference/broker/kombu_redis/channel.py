@@ -1,20 +1,12 @@
-"""A channel that consumes in bulk: one step takes many messages from Redis and records them as unacknowledged.
-
-kombu takes one message at a time with BRPOP, and loses it if the process is killed at a certain moment. This channel
-uses one script call, pipelined with EXISTS on the same lists. The connection tracks keys (CLIENT TRACKING): when all
-lists are empty, the server sends one notice as soon as any of them changes, whichever client publishes. Nothing is
-popped meanwhile.
+"""The channel of the Redis transport, which consumes in bulk.
 
 It extends kombu's virtual channel by the methods that kombu documents for that. What lies in Redis is as kombu's own
 transport leaves it.
 """
 
-import enum
 import logging
 from bisect import bisect
-from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
-from time import monotonic
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import redis
@@ -28,32 +20,13 @@ from inference.broker.json_types import loads
 from inference.broker.kombu_redis import connections
 from inference.broker.kombu_redis.bindings import Bindings
 from inference.broker.kombu_redis.broadcasts import Broadcasts
+from inference.broker.kombu_redis.fetches import LONGEST_BYTES, Fetches, parse_messages
 from inference.broker.kombu_redis.qos import QoS, Unacked
 from inference.broker.kombu_redis.scripts import FETCH
 
 logger = logging.getLogger(__name__)
 
-MOST = 256  # messages a fetch, so that the event loop is not held up
-LONGEST_BYTES = 1024 * 1024  # of a message: this project's have about 1,300
-RECHECK_S = 1.0  # a fetch is due after so long without a notice; that also shows that a connection is lost
-UNKNOWN = float("-inf")  # in `_empty_since`: the lists may have messages
-MISSES = 3  # fetches in a row that found nothing though a key exists: others were faster, or it is no list
-
-
-class ListKinds(enum.IntFlag):
-    """Kinds of lists, as flags."""
-
-    HURRIED = 1  # all but the lowest priority
-    PATIENT = 2  # the lowest priority of queues whose jobs may be held beside the prefetch count
-    OTHERS = 4  # the lowest priority of the other queues
-    ALL = HURRIED | PATIENT | OTHERS
-
-
-KINDS = {  # kinds of lists to fetch from, by whether there is room for the hurried and for the patient
-    (hurried, patient): ListKinds(hurried * ListKinds.HURRIED + patient * ListKinds.PATIENT)
-    for hurried in (False, True)
-    for patient in (False, True)
-}
+Taker = tuple[Callable[[Any], None], bool]  # the callback of a consumer, and True if it acknowledges nothing
 
 
 class Channel(virtual.Channel):
@@ -88,26 +61,13 @@ class Channel(virtual.Channel):
         self.client = connections.make_client(
             self.connection.client, {name: getattr(self, name) for name in connections.OPTIONS}
         )
-        self._link: Any = self.client.connection_pool.make_connection()  # for fetches
-        self._link.register_connect_callback(self._prepare)
+        self.fetches = Fetches(self, self._hand_over)
         self.bindings = Bindings(self.client, self.prefixed, self.keyprefix_binding_deadlines)
         self.broadcasts = Broadcasts(self.client, self._hand_over_broadcast)
-        self.queues: deque[str] = deque()  # that are consumed, without those of broadcasts; they take turns
-        self._takers: dict[str, tuple[Callable[[Any], None], bool]] = {}  # by queue: callback, no_ack
+        self._takers: dict[str, Taker] = {}  # by queue
         self._queue_by_tag: dict[str, str] = {}  # by consumer tag
         self._expiries_ms: dict[str, int] = {}  # by queue
         self._auto_deleted: set[str] = set()  # queues
-        self._is_asked = False
-        self._requested_lists: list[tuple[str, str]] = []  # queues and lists of the fetch under way
-        self._arrived: deque[tuple[str, Unacked]] = deque()  # queues and messages that are not handed over yet
-        self._fetched_at: float | None = None  # when the fetch under way was sent; None without one
-        self._sent_at = 0.0  # the same, monotonic
-        self._patient: frozenset[str] = frozenset()  # queues of whose lowest priority more jobs may be held
-        self._credit: int | None = 0  # jobs that the last fetch might bring; None without a limit
-        self._kinds = ListKinds.ALL  # of the lists in the last fetch
-        self._empty_since = UNKNOWN
-        self._misses = 0
-        self._fetch_sha = ""
         try:
             self.client.ping()
         except BaseException:
@@ -204,9 +164,8 @@ class Channel(virtual.Channel):
         topics = self._topics_of(queue)
         for topic in topics:
             self.broadcasts.subscribe(topic, queue)
-        if not topics and queue not in self.queues:
-            self.queues.append(queue)
-            self._empty_since = UNKNOWN  # what is known and tracked is about the other queues
+        if not topics:
+            self.fetches.add_queue(queue)
 
     def basic_cancel(self, consumer_tag: str) -> None:
         """Cancel a consumer; with the last queue the channel stops reading, though it may be kept for long."""
@@ -215,26 +174,24 @@ class Channel(virtual.Channel):
             return
         del self._takers[queue]
         self.broadcasts.unsubscribe(queue)
-        if queue in self.queues:
-            self.queues.remove(queue)
-            self._empty_since = UNKNOWN
-        if not self.queues:
-            self._settle()
-            self.qos.put_back_soon(self.take_unread())
+        self.fetches.remove_queue(queue)
+        if not self.fetches.queues:
+            self.fetches.settle()
+            self.qos.put_back_soon(self.fetches.take_unread())
 
     def basic_get(self, queue: str, no_ack: bool = False, **kwargs: Any) -> Any:
         """Take one message of a queue that is not consumed; None if it has none."""
         messages: list[Any] = []
-        lists = list(self._lists([queue], ListKinds.ALL))
+        lists = [(queue, address.redis_key(queue, step)) for step in self.priority_steps]
         names = [*self.qos.server_keys, *(self.prefixed(key) for _, key in lists)]
         fetched: Any = self.client.eval(FETCH, len(names), *names, clock.time_s(), 1, 1, LONGEST_BYTES)
-        for arrived in self._parse(fetched, lists):
-            self._hand_over(*arrived, (messages.append, no_ack))
+        for _, arrived in parse_messages(fetched, lists):
+            self._hand_over(queue, arrived, (messages.append, no_ack))
         return messages[0] if messages else None
 
     def close(self) -> None:
         if not self.closed:
-            self._settle()
+            self.fetches.settle()
             self.qos.restore_unacked_once()
             self._close_connections()
         super().close()
@@ -247,7 +204,7 @@ class Channel(virtual.Channel):
         except (redis.RedisError, OSError) as error:
             logger.warning("the bindings of this consumer stay in the broker: %s", error)
         self.broadcasts.close()
-        self._link.disconnect()
+        self.fetches.close()
         self.client.connection_pool.disconnect()
 
     def make_room(self, tag: str) -> None:
@@ -256,46 +213,19 @@ class Channel(virtual.Channel):
 
     def allow_patient(self, jobs: int, queues: Collection[str]) -> None:
         """Allow `jobs` of the lowest priority of these queues to be held beside the prefetch count."""
-        self.qos.patient, self._patient = jobs, frozenset(queues)
-
-    def take_unread(self) -> list[Unacked]:
-        """Return the messages that were fetched and not handed over, and forget them."""
-        unread = [message for _, message in self._arrived]
-        self._arrived.clear()
-        return unread
+        self.qos.allow_patient(jobs)
+        self.fetches.allow_patient(queues)
 
     # Methods that the transport calls
 
     def begin_turn(self) -> None:
         """Send what is due, and have the connections watched, before the event loop waits."""
-        if self.is_due():
-            self._send_fetch()
+        if self.fetches.is_due():
+            self.fetches.send()
         if connection := self.broadcasts.connection:
             if not connection.is_connected:
                 connection.connect()
             self.connection.watch(connection, self.broadcasts.read)
-
-    @property
-    def is_fetching(self) -> bool:
-        """True while the answer to a fetch is on its way."""
-        return self._is_asked and bool(self._link.is_connected)
-
-    def is_due(self) -> bool:
-        """Return True if there are messages to ask the server for, or acknowledgements to send."""
-        if self.is_fetching:
-            return False
-        if self.qos.acked:
-            return True
-        if not self.queues or not (kinds := self._room()[1]):
-            return False
-        return bool(kinds & ~self._kinds) or monotonic() - self._empty_since >= RECHECK_S
-
-    def drop_overdue_fetch(self) -> None:
-        """Drop a connection whose answer is overdue; the next turn makes another one."""
-        limit_s = self.health_check_interval  # 0 is none
-        if limit_s and self.is_fetching and monotonic() - self._sent_at > limit_s:
-            logger.warning("no answer to a fetch, whose connection is made anew")
-            self._link.disconnect()
 
     def restore_visible(self) -> None:
         """Look for messages of lost workers, at times."""
@@ -327,122 +257,15 @@ class Channel(virtual.Channel):
             if self.typeof(exchange).type == "fanout"
         ]
 
-    def _room(self) -> tuple[int | None, ListKinds]:
-        """Return for how many jobs there is room (None: for any number), and the kinds of lists to fetch from."""
-        if (low := self.qos.can_consume_low()) != 0:
-            return low, ListKinds.ALL
-        hurried = self.qos.can_consume_max_estimate() or 0
-        patient = (self.qos.can_consume_patient() or 0) if self._patient else 0
-        return min(filter(None, (hurried, patient)), default=0), KINDS[bool(hurried), bool(patient)]
-
-    def _lists(self, queues: Sequence[str], kinds: ListKinds) -> Iterator[tuple[str, str]]:
-        """Yield each queue with the key of its list, the highest priority first."""
-        *hurried, lowest = self.priority_steps
-        if kinds & ListKinds.HURRIED:
-            yield from ((queue, address.redis_key(queue, step)) for step in hurried for queue in queues)
-        if kinds & ListKinds.PATIENT:
-            low = queues if kinds & ListKinds.OTHERS else [queue for queue in queues if queue in self._patient]
-            yield from ((queue, address.redis_key(queue, lowest)) for queue in low)
-
-    def _prepare(self, connection: Any) -> None:
-        """Prepare a new connection: track keys, load the script, and settle what earlier ones could not.
-
-        It waits for the answers, as connecting does.
-        """
-        try:
-            connection.set_invalidation_handler(self._on_invalidation)
-            # NOLOOP: no notices of changes by this connection, else each fetch would wake up the channel.
-            connection.send_command("CLIENT", "TRACKING", "ON", "NOLOOP")
-            connection.read_response()
-            connection.send_command("SCRIPT", "LOAD", FETCH)
-            self._fetch_sha = connection.read_response()
-            self._empty_since = UNKNOWN
-            if self._fetched_at is not None:
-                self.qos.note_lost_fetch(self._fetched_at)
-                self._fetched_at = None
-            self.qos.settle_earlier()
-        except BaseException:
-            connection.disconnect()
-            raise
-
-    def _on_invalidation(self, notice: Any) -> None:
-        self._empty_since = UNKNOWN
-
-    def _send_fetch(self) -> None:
-        """Send a fetch; `_read` is called when the answer is there."""
-        if not self._link.is_connected:
-            self._is_asked = False
-            self._link.connect()
-        self.connection.watch(self._link, self._read)
-        self._credit, self._kinds = self._room() if self.queues else (0, ListKinds.ALL)
-        queues = list(self.queues) if self._credit != 0 else []
-        self._requested_lists = list(self._lists(queues, self._kinds))
-        self.queues.rotate(-1)
-        self._fetched_at = clock.time_s()
-        commands = self._link.pack_commands(self._commands(len(queues)))
-        self._link.send_packed_command(commands, check_health=False)
-        self._is_asked, self._sent_at = True, monotonic()
-
-    def _commands(self, queues: int) -> list[tuple[Any, ...]]:
-        qos = self.qos
-        most = MOST if self._credit is None else min(self._credit, MOST)
-        names = [self.prefixed(key) for _, key in self._requested_lists]
-        keys = (*qos.server_keys, *names)
-        limits = (self._fetched_at, most if queues else 0, queues or 1, LONGEST_BYTES)
-        fetch = ("EVALSHA", self._fetch_sha, len(keys), *keys, *limits, *qos.acks_to_send())
-        return [fetch, ("EXISTS", *names)] if names else [fetch]
-
-    def _read(self) -> bool:
-        """Read an answer, or a notice, and hand over the messages; return True if there were any."""
-        self._read_answer()
-        has_arrived = bool(self._arrived)
-        while self._arrived:
-            queue, arrived = self._arrived.popleft()
-            if taker := self._takers.get(queue):
-                self._hand_over(queue, arrived, taker)
-            else:
-                self.qos.put_back_soon([arrived])
-        return has_arrived
-
-    def _read_answer(self) -> None:
-        link = self._link
-        try:
-            if self.is_fetching:
-                fetched = link.read_response()
-                existing = link.read_response() if self._requested_lists else 0
-                self._is_asked = False
-                self._note(fetched, existing)
-            else:
-                link.read_response(push_request=True)
-            while link.can_read(timeout=0):
-                link.read_response(push_request=True)
-        except (redis.RedisError, OSError):
-            link.disconnect()
-            raise
-
-    def _note(self, fetched: list[Any], existing: int) -> None:
-        self.qos.acks_sent()
-        self._fetched_at = None
-        self._arrived.extend(self._parse(fetched, self._requested_lists))
-        self._misses = 0 if fetched else self._misses + 1
-        if self._requested_lists:
-            self._empty_since = monotonic() if not existing or self._misses >= MISSES else UNKNOWN
-
-    @staticmethod
-    def _parse(fetched: Sequence[Any], lists: Sequence[tuple[str, str]]) -> Iterator[tuple[str, Unacked]]:
-        """Yield the queue and the message of each item that was fetched from these lists; log what is no message."""
-        for number, tag, text in zip(*[iter(fetched)] * 3, strict=True):
-            queue, key = lists[number]
-            if tag:
-                yield queue, Unacked(tag.decode(), key, text)
-            else:
-                logger.error("not a message, dropped from %s: %.200r", queue, text)
-
-    def _hand_over(self, queue: str, arrived: Unacked, taker: tuple[Callable[[Any], None], bool]) -> None:
-        """Hand a message to its consumer.
+    def _hand_over(self, queue: str, arrived: Unacked, taker: Taker | None = None) -> None:
+        """Hand a message to its consumer, or put it back if the queue is not consumed any more.
 
         A message at which the consumer raises an error is dropped: it would end this worker, and then the next one.
         """
+        taker = taker or self._takers.get(queue)
+        if taker is None:
+            self.qos.put_back_soon([arrived])
+            return
         tag, key, text = arrived
         try:
             raw = _checked(loads(text))
@@ -467,16 +290,6 @@ class Channel(virtual.Channel):
     def _hand_over_broadcast(self, queue: str, raw: Any) -> None:
         callback, _ = self._takers[queue]
         callback(self.Message(raw, channel=self))
-
-    def _settle(self) -> None:
-        """Read the answer that is under way, before the channel stops reading."""
-        try:
-            if self.is_fetching:
-                self._read_answer()
-        except (redis.RedisError, OSError) as error:
-            logger.warning("the last fetch is looked for when the broker answers again: %s", error)
-        self._is_asked = False
-        self.qos.lost_fetch = self._fetched_at
 
 
 def _checked(raw: Any) -> Any:

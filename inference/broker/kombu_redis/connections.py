@@ -17,11 +17,15 @@ class WatchedConnection(AbstractConnection):
     redis-py has no public name for the socket, which an event loop polls, nor for the handler of changed keys.
     """
 
-    unwatch: Callable[[], None] | None = None  # called once, while the socket is still open
+    unwatch: Callable[[], None] | None = None  # None while it is not watched
 
     def fileno(self) -> int:
         socket: Any = self._sock
         return int(socket.fileno())
+
+    def note_watch(self, unwatch: Callable[[], None]) -> None:
+        """Note what to call once, while the socket is still open, as the connection ends."""
+        self.unwatch = unwatch
 
     def set_invalidation_handler(self, handler: Callable[[Any], None]) -> None:
         self._parser.set_invalidation_push_handler(handler)

@@ -112,6 +112,10 @@ class QoS:
     def _credit(self, held: int) -> int | None:
         return max(0, self.prefetch_count - held) if self.prefetch_count else None
 
+    def allow_patient(self, jobs: int) -> None:
+        """Allow `jobs` of the lowest priority to be held beside the prefetch count."""
+        self.patient = jobs
+
     def ack(self, tag: str) -> None:
         """Acknowledge a message; broadcasts, which are not held, need none."""
         if tag in self._held:
@@ -240,7 +244,7 @@ class QoS:
         self._is_over = True
         messages = self._take_all() if self.restore_at_shutdown else []
         self.try_to_settle()
-        left = Unsettled(self.acks_to_send(), messages + self.channel.take_unread(), self.lost_fetch)
+        left = Unsettled(self.acks_to_send(), messages + self.channel.fetches.take_unread(), self.lost_fetch)
         try:
             self._settle(left)
         except (redis.RedisError, OSError) as error:
@@ -260,6 +264,10 @@ class QoS:
             self.settle_earlier()
         except (redis.RedisError, OSError) as error:
             logger.warning("messages are not put back into the broker yet: %s", error)
+
+    def note_open_fetch(self, fetched_at: float | None) -> None:
+        """Note a fetch whose answer did not arrive, if there is one. It is settled at the end of the channel."""
+        self.lost_fetch = fetched_at
 
     def note_lost_fetch(self, fetched_at: float) -> None:
         unsettled[self.channel.server].append(Unsettled([], [], fetched_at))

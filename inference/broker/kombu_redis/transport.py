@@ -13,8 +13,9 @@ from typing import Any
 import redis
 from kombu.transport import virtual
 
-from inference.broker.kombu_redis.channel import RECHECK_S, Channel
+from inference.broker.kombu_redis.channel import Channel
 from inference.broker.kombu_redis.connections import WatchedConnection
+from inference.broker.kombu_redis.fetches import RECHECK_S
 
 logger = logging.getLogger(__name__)
 
@@ -89,7 +90,7 @@ class Transport(virtual.Transport):
         if not ready:
             self.restore_messages()
             for channel in self.channels:
-                channel.drop_overdue_fetch()
+                channel.fetches.drop_overdue()
         has_arrived = [self._readers[fd]() for fd in ready if fd in self._readers]  # one may close another
         return any(has_arrived)
 
@@ -102,7 +103,7 @@ class Transport(virtual.Transport):
         if connection.unwatch:
             return
         fd = connection.fileno()
-        connection.unwatch = functools.partial(self._unwatch, fd)
+        connection.note_watch(functools.partial(self._unwatch, fd))
         self._readers[fd] = read
         if self._loop:
             self._loop.add_reader(fd, read)
@@ -116,7 +117,7 @@ class Transport(virtual.Transport):
         """Send what earlier channels could not send, even if no queue is consumed, then look for lost messages."""
         for channel in list(self.channels):
             channel.qos.try_to_settle()
-        for channel in [channel for channel in self.channels if channel.queues][:1]:
+        for channel in [channel for channel in self.channels if channel.fetches.queues][:1]:
             try:
                 channel.restore_visible()
             except (redis.RedisError, OSError) as error:
@@ -124,7 +125,7 @@ class Transport(virtual.Transport):
 
     def check_health(self) -> None:
         for channel in list(self.channels):
-            channel.drop_overdue_fetch()
+            channel.fetches.drop_overdue()
             channel.broadcasts.check_health()
 
     def keep_bindings(self) -> None:

@@ -51,11 +51,11 @@ class WorkerSnapshot:
 class Heartbeat(threading.Thread):
     """The thread of the main process that writes the worker's heartbeat. It does nothing that could take long."""
 
-    def __init__(self, plan: Plan, name: str) -> None:
+    def __init__(self, plan: Plan, name: str, make_snapshot: Callable[[], WorkerSnapshot]) -> None:
         super().__init__(name="heartbeat", daemon=True)
         self.plan = plan
         self.node = name
-        self.snapshot: Callable[[], WorkerSnapshot] | None = None
+        self.make_snapshot = make_snapshot
         self._stopping = threading.Event()
         self._changed = threading.Event()
         self.leaving = False
@@ -97,7 +97,7 @@ class Heartbeat(threading.Thread):
         now = time.monotonic()
         return now - self.answering_since if now - self.beaten_at < LATE_S else 0.0
 
-    def announce_stop(self, **kwargs: object) -> None:
+    def announce_stop(self) -> None:
         """Have the next heartbeat record that this worker stops. Runs in a signal handler, which may do no more."""
         self.leaving = True
 
@@ -115,16 +115,18 @@ class Heartbeat(threading.Thread):
         self._changed.set()
 
     def stop(self, *, of_an_error: bool = False) -> None:
-        """Stop the heartbeat, and mark the worker as stopped, or as gone if an error ended it (`of_an_error`).
+        """Stop the heartbeat, and mark the worker as stopped.
 
-        A job that ended its worker may end the next one, so the loss of a worker counts against its jobs. Jobs of a
-        worker that was stopped run again, however often that happens.
+        It is marked as gone if an error ended it (`of_an_error`) before it was asked to stop. A job that ended its
+        worker may end the next one, so the loss of a worker counts against its jobs. Jobs of a worker that was stopped
+        run again, however often that happens.
         """
         self._stopping.set()
         self._changed.set()
         if self.is_alive():
             self.join(LAST_S)
-        state, mark = (WorkerState.GONE, marks.GONE) if of_an_error else (WorkerState.STOPPED, marks.STOPPED)
+        is_gone = of_an_error and not self.leaving
+        state, mark = (WorkerState.GONE, marks.GONE) if is_gone else (WorkerState.STOPPED, marks.STOPPED)
         try:
             Worker.objects.filter(pk=self.plan.worker).update(state=state, heartbeat_at=Now())
             marks.add_mark(mark, self.node)
@@ -146,9 +148,7 @@ class Heartbeat(threading.Thread):
         )
 
     def _columns(self) -> dict[str, object]:
-        if self.snapshot is None:
-            return {}
-        snapshot = self.snapshot()
+        snapshot = self.make_snapshot()
         columns = dataclasses.asdict(snapshot) | {"jobs_per_s": self._rate.measure_rate(snapshot.finished)}
         del columns["looped_at"]
         return columns | ({"state": WorkerState.STOPPING, "model_names": []} if self.leaving else {})

@@ -9,7 +9,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from uuid import UUID
 
 from django.conf import settings
@@ -45,7 +45,7 @@ class Housekeeping(threading.Thread):
         self.replicas = replicas
         self.watchdog = Watchdog()
         self.sweeper = retention.Sweeper()
-        self.chores = [
+        self._chores: list[Callable[[], object]] = [
             self.end_broken_worker,
             self._give_back,
             self._cancel,
@@ -62,10 +62,14 @@ class Housekeeping(threading.Thread):
 
     def run(self) -> None:
         while not self._stopping.is_set():
-            for chore in self.chores:
+            for chore in self._chores:
                 run_chore(chore, self.heartbeat.node)
             self._rest()
         run_chore(ledger.flush_tallies, self.heartbeat.node)
+
+    def add_chore(self, chore: Callable[[], object]) -> None:
+        """Have something else done in each round. Its name is in the log."""
+        self._chores.append(chore)
 
     def _rest(self) -> None:
         """Wait until the next round, and meanwhile do what the event loop leaves to this thread."""
@@ -109,9 +113,7 @@ class Housekeeping(threading.Thread):
 
     def end_broken_worker(self) -> None:
         """End the worker at once if its main process no longer works: its supervisor starts another."""
-        if self.heartbeat.snapshot is None:
-            return
-        snapshot = self.heartbeat.snapshot()
+        snapshot = self.heartbeat.make_snapshot()
         # This raises while the broker is away or full, for which the event loop itself waits. The lengths of queues
         # can be read from a full broker.
         publisher.ping_broker()

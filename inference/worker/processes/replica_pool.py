@@ -14,8 +14,7 @@ from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from inference.engines.artifacts import memory
-from inference.worker.calls import Assignment, LoadReport, ProcessLost, ReplyKind, describe_exit
+from inference.worker.calls import Assignment, LoadReport, ReplyKind, describe_exit
 from inference.worker.child import entry
 from inference.worker.child import process as child_process
 from inference.worker.processes.event_loop import EventLoop, SelectorLoop
@@ -25,13 +24,12 @@ from inference.worker.replicas.registry import ReplicaRegistry
 
 logger = logging.getLogger(__name__)
 
-LEAVES_S = 10.0  # seconds for a child that runs nothing any more to end
 TURN_S = 0.5  # seconds of a turn of the loop while the worker leaves
 PAUSE_S = 5.0  # seconds without a look at the children, after which this process was stopped meanwhile
 
 
 class ReplicaPool:
-    """The pool of the replicas' processes, which calls `on_idle` when a replica can be given a call.
+    """The pool of the replicas' processes.
 
     A call is sent to one child and runs in no other. If the child ends before it has begun the call, the pool
     forgets the call, and its sender decides anew where it runs.
@@ -41,6 +39,7 @@ class ReplicaPool:
         self,
         replicas: ReplicaRegistry,
         *,
+        has_open_batch: Callable[[int], bool],
         load_limit_s: float,
         most_calls: int | None = None,
         most_kib: int | None = None,
@@ -48,15 +47,16 @@ class ReplicaPool:
     ) -> None:
         """Make a pool without processes.
 
-        A process ends after `load_limit_s` seconds in which it has not loaded its models. It is replaced after
-        `most_calls` calls, or when it has more than `most_kib` KiB of memory, once nothing runs in it.
+        `has_open_batch` returns True if a batch is open in the child with this pid. A process ends after
+        `load_limit_s` seconds in which it has not loaded its models. It is replaced after `most_calls` calls, or when
+        it has more than `most_kib` KiB of memory, once nothing runs in it.
         """
         self.replicas = replicas
         self.processes: dict[int, ReplicaProcess] = {}  # by index of the replica; those that have not ended
         self.awaited: int | None = None  # pid of the child that is to load something once its open batches have ended
-        self.on_idle: Callable[[], object] = bool
-        self.has_open_batch: Callable[[int], bool] = lambda pid: False  # True if a batch is open in this child
         self.is_closed = False  # it takes no more calls
+        self._has_open_batch = has_open_batch
+        self._on_idle: Callable[[], object] = bool
         self._load_limit_s, self._most_calls, self._most_kib = load_limit_s, most_calls, most_kib
         self._handle_message = self._guard(self._handle)
         self._launcher = ProcessLauncher(context)
@@ -105,13 +105,16 @@ class ReplicaPool:
             self.replicas.note_start(process.index, process.pid, assignment, process.shared)
             self._watch(process)
             if self.is_closed:
-                process.is_given_up = True
+                process.give_up()
                 process.kill()
         self.start_missing()
 
-    def register_with_loop(self, loop: EventLoop) -> None:
-        """Have this event loop call the pool from now on. Calls that run are not affected."""
-        self._loop = loop
+    def register_with_loop(self, loop: EventLoop, on_idle: Callable[[], object] = bool) -> None:
+        """Have this event loop call the pool from now on. Calls that run are not affected.
+
+        `on_idle` is called when a replica can be given a call.
+        """
+        self._loop, self._on_idle = loop, on_idle
         loop.add_reader(self._launcher, self._launcher.deliver_results)
         for process in self.processes.values():
             self._watch(process)
@@ -152,7 +155,7 @@ class ReplicaPool:
         self._launcher.poll_exit_code(process.process, self._guard(lambda exit_code: self._looked(process, exit_code)))
 
     def _looked(self, process: ReplicaProcess, exit_code: int | None) -> None:
-        process.is_orphan = exit_code is None
+        process.note_exit_code(exit_code)
         if exit_code is not None and not process.is_reaped:
             self._read(process)
             self._close(process)
@@ -164,38 +167,35 @@ class ReplicaPool:
         except Exception:
             logger.exception("pid=%d is ended: its message cannot be read", process.pid)
             self.end_process(process.pid)
-            process.is_closed = True
+            process.note_closed()
         if process.is_closed:
             self._close(process)
 
     def _handle(self, process: ReplicaProcess, kind: ReplyKind, number: int, value: Any) -> None:
         if kind == ReplyKind.UP:
-            process.is_up = True
+            process.note_up()
             self._note(value)
         elif kind == ReplyKind.LEAVING:
-            process.leaves_by = time.monotonic() + LEAVES_S
+            process.note_leaving()
         elif kind == ReplyKind.ACCEPTED:
-            call = process.calls[number]
-            call.is_accepted = True
-            if call.accepted:
-                call.accepted(process.pid)
+            process.calls[number].note_begin()
         else:
             call = process.calls.pop(number)
-            call.is_over = True
-            self._note_wear(process)
-            (call.done if kind == ReplyKind.DONE else call.failed)(value)
+            process.note_wear(most_calls=self._most_calls, most_kib=self._most_kib)
+            (call.note_result if kind == ReplyKind.DONE else call.note_error)(value)
             self._replace_if_worn(process)
-            self.on_idle()
+            self._on_idle()
 
     def _note(self, loaded: LoadReport) -> None:
         self.replicas.note_loaded_models(loaded)
-        self.on_idle()
+        self._on_idle()
 
     def _close(self, process: ReplicaProcess) -> None:
         """Learn how a process has ended, all of whose messages have been read."""
         if process.is_reaped:
             return
-        process.is_reaped = process.is_closed = True
+        process.note_closed()
+        process.note_reaped()
         self._remove(process.connection, process.writer, process.process.sentinel)
         self._launcher.wait_for_exit(process.process, self._guard(lambda exit_code: self._ended(process, exit_code)))
 
@@ -208,13 +208,11 @@ class ReplicaPool:
         calls = list(process.calls.values())
         process.calls.clear()
         for call in calls:
-            call.is_over = True
-            if call.is_accepted:
-                call.failed(ProcessLost(exit_code))
+            call.note_end_of_child(exit_code)
         del self.processes[process.index]
         if not self.is_closed:
             self.replicas.note_end(process.index)
-            self.on_idle()
+            self._on_idle()
         self.start_missing()
 
     def start_and_end_processes(self) -> None:
@@ -227,7 +225,7 @@ class ReplicaPool:
         if (paused_s := now - self._looked_at) > PAUSE_S:
             self._load_by += paused_s
             for process in self.processes.values():
-                process.started_at += paused_s
+                process.note_pause(paused_s)
         self._looked_at = now
         self._end_those_that_stay()
         if (loading := self._loading_pid) and now > self._load_by:
@@ -237,7 +235,7 @@ class ReplicaPool:
                 self.end_process(process.pid)
         for index in self.replicas.find_children_to_restart():
             useless = self.processes.get(index)
-            if useless and not useless.calls and not self.has_open_batch(useless.pid):
+            if useless and not useless.calls and not self._has_open_batch(useless.pid):
                 self.end_process(useless.pid)
         self.start_missing()
 
@@ -250,26 +248,18 @@ class ReplicaPool:
                 self._read(process)
                 self._close(process)
 
-    def _note_wear(self, process: ReplicaProcess) -> None:
-        """Note that a process has run as many calls, or takes as much memory, as it may."""
-        process.calls_made += 1
-        if (self._most_calls and process.calls_made >= self._most_calls) or (
-            self._most_kib and (memory.read_resident_bytes(process.pid) or 0) // 1024 > self._most_kib
-        ):
-            process.is_worn = True
-
     def _replace_if_worn(self, process: ReplicaProcess) -> None:
         """Have a worn process end once nothing runs in it."""
-        idle = not (process.calls or process.is_given_up or self.has_open_batch(process.pid))
+        idle = not (process.calls or process.is_given_up or self._has_open_batch(process.pid))
         if process.is_worn and idle and not self.is_closed:
-            process.is_given_up = True
+            process.give_up()
             self.replicas.note_end(process.index)
             self._send(process)
 
     def end_process(self, pid: int) -> None:
         """End a child, which must not be given another call."""
         if process := self._find(pid):
-            process.is_given_up = True
+            process.give_up()
             self.replicas.note_end(process.index)
             process.kill()
 
@@ -294,10 +284,9 @@ class ReplicaPool:
         if self.is_closed:
             return None
         process = self._find(pid)
-        call = ProcessCall(next(self._numbers), pid, done, failed, accepted)
         if process is None or process.is_closed:
-            call.is_over = True
-            return call
+            return ProcessCall(next(self._numbers), pid, done, failed, is_over=True)
+        call = ProcessCall(next(self._numbers), pid, done, failed, accepted)
         process.calls[call.number] = call
         self._send(process, call.number, function, tuple(arguments))
         return call
@@ -350,7 +339,7 @@ class ReplicaPool:
     def _takes_calls(self, process: ReplicaProcess) -> bool:
         if process.is_closed or process.is_given_up:
             return False
-        return self.has_open_batch(process.pid) or (self.replicas.may_run(process.pid) and not process.is_worn)
+        return self._has_open_batch(process.pid) or (self.replicas.may_run(process.pid) and not process.is_worn)
 
     # Models
 
@@ -364,7 +353,7 @@ class ReplicaPool:
         before, self.awaited = self.awaited, None
         if self.is_closed or self._loading_pid:
             return
-        kept = [process.pid for process in self.processes.values() if self.has_open_batch(process.pid)]
+        kept = [process.pid for process in self.processes.values() if self._has_open_batch(process.pid)]
         free = [process for process in self.processes.values() if process.pid not in kept]
         if following := self.replicas.begin_next_assignment(
             [process.pid for process in free if self._is_idle(process)]
@@ -430,7 +419,7 @@ class ReplicaPool:
         self.register_with_loop(loop)
         for process in self.processes.values():
             if not process.is_up or process.pid == self._loading_pid:
-                process.is_given_up = True
+                process.give_up()
                 process.kill()
             else:
                 self._send(process)
@@ -446,6 +435,6 @@ class ReplicaPool:
         for process in self.processes.values():
             process.kill()
             if not process.is_reaped:
-                process.is_reaped = True
+                process.note_reaped()
                 self._launcher.wait_for_exit(process.process, lambda _: None)
         self._launcher.stop_thread()

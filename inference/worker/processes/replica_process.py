@@ -13,10 +13,12 @@ from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from typing import Any
 
+from inference.engines.artifacts import memory
 from inference.worker import framing
-from inference.worker.calls import SharedState, map_shared_state
+from inference.worker.calls import ProcessLost, SharedState, map_shared_state
 
 CHUNK = 2**16  # bytes that are read at once
+LEAVES_S = 10.0  # seconds for a child that runs nothing any more to end
 
 
 @dataclass(slots=True, eq=False)
@@ -30,6 +32,25 @@ class ProcessCall:
     accepted: Callable[[int], object] | None = None
     is_accepted: bool = False  # the child has begun it
     is_over: bool = False  # it is answered, or lost with its child
+
+    def note_begin(self) -> None:
+        self.is_accepted = True
+        if self.accepted:
+            self.accepted(self.pid)
+
+    def note_result(self, result: Any) -> None:
+        self.is_over = True
+        self.done(result)
+
+    def note_error(self, error: BaseException) -> None:
+        self.is_over = True
+        self.failed(error)
+
+    def note_end_of_child(self, exit_code: int | None) -> None:
+        """Note that the child has ended. A call that it had not begun is forgotten."""
+        self.is_over = True
+        if self.is_accepted:
+            self.failed(ProcessLost(exit_code))
 
 
 class ReplicaProcess:
@@ -67,6 +88,42 @@ class ReplicaProcess:
     def note_start(self, process: BaseProcess) -> None:
         self.process, self.pid, self.started_at = process, process.pid or 0, time.monotonic()
         self.other_end.close()
+
+    def note_up(self) -> None:
+        """Note that it has loaded what it can."""
+        self.is_up = True
+
+    def note_leaving(self) -> None:
+        """Note that it runs nothing any more, and ends soon."""
+        self.leaves_by = time.monotonic() + LEAVES_S
+
+    def note_closed(self) -> None:
+        """Note that nothing more is read from it."""
+        self.is_closed = True
+
+    def note_reaped(self) -> None:
+        """Note that the launcher waits for its end."""
+        self.is_reaped = True
+
+    def note_exit_code(self, exit_code: int | None) -> None:
+        """Note its exit code, or None if the process that forked it has ended: nothing tells how this one will end."""
+        self.is_orphan = exit_code is None
+
+    def note_pause(self, paused_s: float) -> None:
+        """Exclude seconds in which it was stopped with the main process."""
+        self.started_at += paused_s
+
+    def note_wear(self, *, most_calls: int | None, most_kib: int | None) -> None:
+        """Note that it has run a call. It is worn once it has run as many, or takes as much memory, as it may."""
+        self.calls_made += 1
+        if (most_calls and self.calls_made >= most_calls) or (
+            most_kib and (memory.read_resident_bytes(self.pid) or 0) // 1024 > most_kib
+        ):
+            self.is_worn = True
+
+    def give_up(self) -> None:
+        """Give it no other call: it ends, or is ended."""
+        self.is_given_up = True
 
     def send_call(self, *message: Any) -> None:
         """Send a call, or without arguments the message that no more will follow."""

@@ -9,19 +9,8 @@ import time
 from collections import Counter
 from collections.abc import Collection, Mapping, Set
 
-from django.conf import settings
-
 from inference.catalog.specs import Catalog, ModelSpec
-from inference.worker.calls import (
-    ENDED_BY_IT,
-    NEVER_ENDS,
-    READY,
-    TOO_LONG,
-    Assignment,
-    ChildCommand,
-    LoadReport,
-    SharedState,
-)
+from inference.worker.calls import READY, Assignment, ChildCommand, LoadReport, SharedState
 from inference.worker.replicas.device_health import DeviceHealth
 from inference.worker.replicas.devices import Plan
 from inference.worker.replicas.operator_intents import OperatorIntents
@@ -79,6 +68,10 @@ class ReplicaRegistry:
         self.catalog = dict(catalog)
         self._try_anew()
 
+    def note_file_digest(self, digest: str) -> None:
+        """Note the digest of the models file that the catalog is from. It is noted after the catalog."""
+        self.file_digest = digest
+
     def park_models(self, names: Collection[str]) -> None:
         """Stop running these models and unload them; all others are to be loaded.
 
@@ -87,8 +80,7 @@ class ReplicaRegistry:
         self.parked = frozenset(names)
         self._try_anew()
         for replica in self.replicas:
-            replica.models = {key: why for key, why in replica.models.items() if why == READY or key in self.goal}
-            replica.killers &= self.goal.keys()
+            replica.forget_failures(self.goal.keys())
 
     def release_model(self, name: str) -> None:
         """Stop running a model that is not in the catalog any more and has no jobs left."""
@@ -132,21 +124,15 @@ class ReplicaRegistry:
 
     def note_start(self, index: int, pid: int, assignment: Assignment = (), shared: SharedState | None = None) -> None:
         self._grow(index + 1)
-        replica = self.replicas[index]
-        replica.pid, replica.is_up, replica.ready = pid, False, frozenset()
-        replica.assigned_digests, replica.assigned_at = tuple(spec.digest for spec in assignment), time.monotonic()
-        replica.shared = shared or SharedState()
+        self.replicas[index].note_start(pid, assignment, shared or SharedState())
 
     def note_failed_start(self, index: int, error: Exception) -> None:
         """Note that no process could be started for a replica, by no fault of a model."""
         self._grow(index + 1)
         replica = self.replicas[index]
-        replica.had, replica.has_reported = frozenset(), True
-        replica.models = dict.fromkeys(
-            (spec.digest for spec in self.specs.values()), f"its process could not be started: {error}"
-        )
-        self.failures.update(replica.models.keys())
-        replica.set_retry_time()
+        digests = [spec.digest for spec in self.specs.values()]
+        replica.note_failed_load(dict.fromkeys(digests, f"its process could not be started: {error}"))
+        self.failures.update(digests)
         pause_s = replica.retry_at - time.monotonic()
         logger.error(
             "worker=%s replica %d not started, tried again in %.1f s: %r", self.plan.worker, index, pause_s, error
@@ -157,25 +143,11 @@ class ReplicaRegistry:
         """Note what a child has loaded, as it reports after its start or after an assignment."""
         for replica in self.replicas:
             if replica.pid == loaded.pid:
-                is_first, had, goal = not replica.is_up, replica.ready, self.goal
-                kept = {key: why for key, why in replica.models.items() if why != READY and key in goal}
-                replica.models = {
-                    **kept,
-                    **dict.fromkeys(replica.killers & goal.keys(), replica.why_ended),
-                    **loaded.models,
-                }
-                replica.ready = frozenset(key for key, state in replica.models.items() if state == READY)
-                replica.is_up, replica.has_reported, replica.had, replica.is_loading = True, True, frozenset(), False
-                replica.notes, replica.memory, replica.total = loaded.notes, loaded.memory, loaded.total
-                replica.steps = loaded.steps
+                is_first, had = not replica.is_up, replica.ready
+                replica.note_report(loaded, self.goal.keys())
                 self._load_s.update(loaded.load_s)
-                replica.killers = replica.killers - replica.ready if replica.ready else frozenset()
-                if goal.keys() <= replica.ready:
-                    replica.pauses.reset()
-                else:
-                    replica.set_retry_time()
-                    if is_first:
-                        self.pause_tries()
+                if is_first and not self.goal.keys() <= replica.ready:
+                    self.pause_tries()
                 self.failures.update(key for key, state in loaded.models.items() if state != READY)
                 self._log_failures(replica, loaded.tracebacks)
                 if not is_first and replica.ready - had:  # the other children may now try the same, one by one
@@ -192,23 +164,19 @@ class ReplicaRegistry:
         if replica.pid is None:
             return
         had = frozenset[str]()
-        if number := replica.shared.loading:
-            killer = replica.assigned_digests[number - 1]
+        if killer := replica.loading_digest:
             had = replica.had - {killer}
-            took_s, limit_s = time.monotonic() - replica.assigned_at, settings.LOAD_LIMIT_S
-            replica.why_ended = TOO_LONG.format(limit_s=limit_s) if took_s >= limit_s else ENDED_BY_IT
-            self._blame(replica, killer)
+            self.failures[killer] += 1
+            replica.note_killer(killer, self.goal.keys())
         if replica.is_up:
+            had = replica.ready & self._runs
             if self.may_run(replica.pid):
-                replica.note_end()
-            replica.had = replica.ready & self._runs
+                replica.count_end()
         else:
-            replica.had, replica.has_reported = had, True
-            replica.models = self._ended_loading(replica)
+            replica.note_failed_load(self._ended_loading(replica), had)
             self.failures.update(replica.models.keys())
             self._log_failures(replica, {})
-            replica.set_retry_time()
-        replica.pid, replica.is_up, replica.ready, replica.is_loading = None, False, frozenset(), False
+        replica.note_end(had)
         self._choose()
 
     def mark_unkillable(self, pid: int) -> None:
@@ -216,20 +184,8 @@ class ReplicaRegistry:
         for index, replica in enumerate(self.replicas):
             if replica.pid == pid:
                 self.note_end(index)
-                replica.had = frozenset()
-                replica.models = dict.fromkeys(self.goal, NEVER_ENDS)
+                replica.note_unkillable(self.goal)
                 self._choose()
-
-    def _blame(self, replica: ReplicaState, key: str) -> None:
-        """Note that a process ended while it loaded the entry with this digest.
-
-        The killers of a replica are never all entries, so that something is always left to be loaded.
-        """
-        self.failures[key] += 1
-        killers = (replica.killers | {key}) & self.goal.keys()
-        if len(killers) == len(self.goal):
-            killers = frozenset({key} if len(killers) > 1 else ())
-        replica.killers = killers
 
     def _ended_loading(self, replica: ReplicaState) -> dict[str, str]:
         """Return, by digest, why entries are not loaded after a process ended while it loaded them.
@@ -438,8 +394,7 @@ class ReplicaRegistry:
         if not keys <= replica.ready:
             self.pause_tries()
         assignment = tuple(spec for key, spec in self.goal.items() if key in keys)
-        replica.assigned_digests, replica.assigned_at = tuple(spec.digest for spec in assignment), time.monotonic()
-        replica.is_loading = True
+        replica.note_assignment(assignment)
         return replica.pid or 0, assignment
 
     def _following(self, pids: Collection[int]) -> tuple[ReplicaState, Set[str]] | None:

@@ -1,11 +1,13 @@
 """One replica of a worker, as its main process knows it."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Set
 from dataclasses import dataclass, field
 
+from django.conf import settings
+
 from inference.failures import Pauses
-from inference.worker.calls import ENDED_BY_IT, SharedState
+from inference.worker.calls import ENDED_BY_IT, NEVER_ENDS, READY, TOO_LONG, Assignment, LoadReport, SharedState
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
 COUNTED_S = 300.0
@@ -40,11 +42,78 @@ class ReplicaState:
     ends: list[float] = field(default_factory=list)  # monotonic: ends of processes that could run what was asked
     pauses: Pauses = field(default_factory=make_pauses)
 
-    def set_retry_time(self) -> None:
+    @property
+    def loading_digest(self) -> str | None:
+        """The digest of the entry that its process loads now, if it does."""
+        number = self.shared.loading
+        return self.assigned_digests[number - 1] if number else None
+
+    def note_start(self, pid: int, assignment: Assignment, shared: SharedState) -> None:
+        self.pid, self.is_up, self.ready = pid, False, frozenset()
+        self.shared = shared
+        self._assign(assignment)
+
+    def note_assignment(self, assignment: Assignment) -> None:
+        """Note that its process is to have loaded these models, beside its work."""
+        self._assign(assignment)
+        self.is_loading = True
+
+    def _assign(self, assignment: Assignment) -> None:
+        self.assigned_digests, self.assigned_at = tuple(spec.digest for spec in assignment), time.monotonic()
+
+    def note_report(self, loaded: LoadReport, goal: Set[str]) -> None:
+        """Note what its process has loaded. `goal` are the digests of what it is to have loaded."""
+        kept = {key: why for key, why in self.models.items() if why != READY and key in goal}
+        self.models = {**kept, **dict.fromkeys(self.killers & goal, self.why_ended), **loaded.models}
+        self.ready = frozenset(key for key, state in self.models.items() if state == READY)
+        self.is_up, self.has_reported, self.had, self.is_loading = True, True, frozenset(), False
+        self.notes, self.memory, self.total = loaded.notes, loaded.memory, loaded.total
+        self.steps = loaded.steps
+        self.killers = self.killers - self.ready if self.ready else frozenset()
+        if goal <= self.ready:
+            self.pauses.reset()
+        else:
+            self._set_retry_time()
+
+    def note_failed_load(self, why: Mapping[str, str], had: frozenset[str] = frozenset()) -> None:
+        """Note why entries are not loaded, by digest: no process could be started, or it ended before its report.
+
+        `had` are the digests of those that the next process is to load again.
+        """
+        self.models, self.had, self.has_reported = dict(why), had, True
+        self._set_retry_time()
+
+    def note_killer(self, key: str, goal: Set[str]) -> None:
+        """Note that its process ended while it loaded the entry with this digest.
+
+        The killers are never all entries of `goal`, so that something is always left to be loaded.
+        """
+        took_s, limit_s = time.monotonic() - self.assigned_at, settings.LOAD_LIMIT_S
+        self.why_ended = TOO_LONG.format(limit_s=limit_s) if took_s >= limit_s else ENDED_BY_IT
+        killers = frozenset((self.killers | {key}) & goal)
+        if len(killers) == len(goal):
+            killers = frozenset({key} if len(killers) > 1 else ())
+        self.killers = killers
+
+    def note_end(self, had: frozenset[str]) -> None:
+        """Note that its process is gone. `had` are the digests of the entries that the next one is to load again."""
+        self.had = had
+        self.pid, self.is_up, self.ready, self.is_loading = None, False, frozenset(), False
+
+    def note_unkillable(self, goal: Collection[str]) -> None:
+        """Note that its process cannot be ended, so that no other one is started."""
+        self.had, self.models = frozenset(), dict.fromkeys(goal, NEVER_ENDS)
+
+    def forget_failures(self, goal: Set[str]) -> None:
+        """Forget the failures to load entries that are not in `goal` any more."""
+        self.models = {key: why for key, why in self.models.items() if why == READY or key in goal}
+        self.killers &= goal
+
+    def _set_retry_time(self) -> None:
         self.retry_at = time.monotonic() + self.pauses.next_s()
 
-    def note_end(self) -> None:
-        """Note that its process has ended, though it could run what was asked of it."""
+    def count_end(self) -> None:
+        """Count an end of its process, which could run what was asked of it."""
         self.ends = [*self._recent(), time.monotonic()]
 
     @property

@@ -53,7 +53,7 @@ class ServedModels:
         self._followed = lookup.get_catalog()
         self._left_at: dict[str, float] = {}  # monotonic: when each model left the file
         self._jobless: dict[str, float] = {}  # of each model without a job left: when it had left
-        replicas.file_digest = digest_catalog(self._followed)
+        replicas.note_file_digest(digest_catalog(self._followed))
 
     def follow_models_file(self, is_idle: Callable[[str], bool]) -> None:
         """Follow the models file, in the event loop.
@@ -64,7 +64,7 @@ class ServedModels:
         if models is not self._followed:
             self._followed = models
             replicas.set_catalog(self.selection.select_entries(models))
-            replicas.file_digest = digest_catalog(models)
+            replicas.note_file_digest(digest_catalog(models))
             now = time.monotonic()
             self._left_at = {name: self._left_at.get(name, now) for name in replicas.leaving_models}
         for name in replicas.leaving_models & self._jobless.keys():

@@ -4,7 +4,7 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence, Set
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from uuid import UUID
 
 from inference import clock, errors
@@ -15,7 +15,7 @@ from inference.batching.shares import OwnerShares, PriorityShares
 from inference.catalog.specs import Catalog, ModelSpec
 from inference.models import Priority
 from inference.worker.replicas.registry import ReplicaRegistry
-from inference.worker.scheduling.inflight import Batch, Bisection, HeldJob
+from inference.worker.scheduling.inflight import Batch, Bisection, HeldJob, MessageRequest
 from inference.worker.scheduling.isolation import Isolation, RetryGroup
 
 TOGETHER_S, HURRIED_S = 0.05, 0.01  # engine time of one batch call; the second where a client waits for each job
@@ -81,13 +81,14 @@ class Backlog:
         """Return the number of jobs that wait."""
         return sum(map(len, self.queues.values())) + len(self.isolation)
 
-    def hold_job(self, item: Item, model: str, request: Any = None) -> None:
+    def hold_job(self, item: Item, model: str, request: MessageRequest | None = None) -> None:
         """Hold a job until it is finished. A duplicate of a held job only adds its message.
 
         Without `request`, the job's message has not arrived: it may be in the broker behind others.
         """
         if known := self.held.get(item.id):
-            known.requests += [request] if request else []
+            if request:
+                known.requests.append(request)
             if item.alone and self.queues[model].remove(item.id):
                 known.item = item
                 self.isolation.hold_until_alone(known)
@@ -105,6 +106,10 @@ class Backlog:
         else:
             self.queues[model].add(item)
 
+    def has_open_batch(self, pid: int) -> bool:
+        """Return True if a batch is open in the child process `pid`."""
+        return any(batch.is_open and batch.pid == pid for batch in self.batches.values())
+
     def note_start(self, batch: Batch) -> None:
         self.batches[batch.id] = batch
         self.isolation.note_sent_batch(batch)
@@ -120,6 +125,10 @@ class Backlog:
             known, arrived_at_s = reached.get(key, 0.0), min(at_s, queue.oldest_arrival_s(priority))
             was_set_back = known > clock.time_s() + SET_BACK_S
             reached[key] = arrived_at_s if was_set_back else max(known, arrived_at_s)
+
+    def note_call_length(self, model: str, *, is_long: bool) -> None:
+        """Note whether an engine call of a model took much longer than the work before and after it."""
+        (self.long.add if is_long else self.long.discard)(model)
 
     def update_gone_share(self, given: int, run: int) -> None:
         """Update the share of gone jobs: `run` of a batch's `given` jobs ran, the others only took up room in it."""
@@ -137,6 +146,14 @@ class Backlog:
         self.held.pop(held.item.id, None)
         for request in held.requests:
             request.note_job_end(error, engine_s)
+
+    def return_to_queue(self, held: HeldJob) -> None:
+        """Put a job that was in a batch back into its queue, in its place."""
+        self.queues[held.model].add(held.item)
+
+    def drop_redelivered_job(self, held: HeldJob) -> None:
+        """Drop a job whose messages are forgotten: the broker delivers them again."""
+        self.held.pop(held.item.id, None)
 
     def forget_messages(self) -> None:
         """Forget all messages, since the connection to the broker is gone.
@@ -210,7 +227,7 @@ class Backlog:
         while part := self.find_next_alone(now) or self.isolation.find_next_group(self.replicas.runnable - without):
             if part.jobs[0].model in without:  # it has to run alone, in a child that has its model
                 return None
-            self.isolation.parts.remove(part)
+            self.isolation.remove_group(part)
             if kept := [held for held in part.jobs if self.held.get(held.item.id) is held]:
                 return kept, part.search, True
         for turn in self._turns(now, without):
@@ -341,8 +358,6 @@ class Backlog:
         queue = self.queues[batch.spec.name]
         turn = self._turn_of(batch.spec.name, queue)
         items = queue.take_next_items(clock.earliest_possible_s(), batch.room, priority=turn.priority) if turn else []
-        for item in items:
-            batch.room = batch.room.minus_rows(item.size, item.length)
         return self._taken(turn, items) if turn and items else []
 
     def can_any_job_join(self, batch: Batch) -> bool:

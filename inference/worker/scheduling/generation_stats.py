@@ -22,8 +22,15 @@ class _Model:
     firsts: deque[float] = field(default_factory=lambda: deque(maxlen=FIRSTS))  # seconds to first tokens
     answers: deque[int] = field(default_factory=lambda: deque(maxlen=ANSWERS))  # tokens of each answer
 
+    def add_report(self, report: BatchReport) -> None:
+        """Count what a call has generated. Runs only in the event loop, while other threads read."""
+        self.tokens += report.tokens
+        self.capacity = report.capacity
+        self.firsts += report.firsts_s
+        self.answers += report.answers
+        self.add_tokens(report.tokens)
+
     def add_tokens(self, tokens: int) -> None:
-        """Count generated tokens. Runs only in the event loop, while other threads read."""
         now = time.monotonic()
         self.samples.append((now, tokens))
         while self.samples[0][0] < now - WINDOW_S:
@@ -48,12 +55,7 @@ class GenerationStats:
 
     def add_report(self, batch: Batch, report: BatchReport) -> None:
         if report.capacity:
-            model = self._models.setdefault(batch.spec.name, _Model())
-            model.tokens += report.tokens
-            model.capacity = report.capacity
-            model.add_tokens(report.tokens)
-            model.firsts += report.firsts_s
-            model.answers += report.answers
+            self._models.setdefault(batch.spec.name, _Model()).add_report(report)
 
     def estimate_jobs(self, model: str, tokens: int) -> float:
         """Return how many answers of a model `tokens` tokens make; 0.0 while no answer has ended.

@@ -2,9 +2,11 @@
 
 import itertools
 import math
+import time
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
-from typing import Any
+from itertools import chain, islice
+from typing import Any, Protocol
 from uuid import UUID
 
 from inference.batching.queue import Item
@@ -16,13 +18,28 @@ from inference.worker.replicas.device_health import Incident
 MOST_OVER = 100  # batch ids that a claim names for a job; a job that fails more often has no lease any more
 
 
+class MessageRequest(Protocol):
+    """The request that stands for a message of jobs. It tells the broker what becomes of them."""
+
+    def report_started(self, pid: int) -> None: ...
+
+    def note_job_end(self, error: str, runtime: float) -> None: ...
+
+    def give_back_message(self) -> None: ...
+
+    def forget_message(self) -> None: ...
+
+
 @dataclass(slots=True, eq=False)
 class HeldJob:
-    """A job that the main process holds: its item, its messages, and the failures that it had here."""
+    """A job that the main process holds: its item, its messages, and the failures that it had here.
+
+    It is a record: the isolation and the settlement write what became of its runs.
+    """
 
     item: Item
     model: str
-    requests: list[Any]
+    requests: list[MessageRequest]
     is_from_row: bool = False  # it was found by its row, without its message
     takes_over: tuple[UUID, ...] = ()  # the ended batches of its runs; the last may not have claimed it
     crashes_alone: int = 0  # times that its process died, or its call failed, with it alone
@@ -72,7 +89,7 @@ class Batch:
     spec: ModelSpec
     jobs: list[HeldJob]  # jobs that have not ended
     pid: int  # the child that it was sent to
-    device: str = ""  # the device of that child
+    device: str = ""  # the device of that child, which is not known any more once its process is gone
     search: Bisection | None = None  # the search that this batch is a step of
     is_closed: bool = False  # no job may join: the batch is run again, or alone
     has_company: bool = False  # its child process had other batches at the same time
@@ -88,7 +105,6 @@ class Batch:
     begun_at: float = 0.0  # monotonic: when a child process accepted the first call
     is_open: bool = False  # a call came back, and jobs of the batch continue
     room: Room = field(default_factory=Room)  # for the jobs that join
-    timed_out: bool = False  # its engine ran past the model's time limit
     paused_s: float = 0.0  # seconds for which the worker itself was stopped during the last call
     stuck: bool = False  # its child process was killed as stuck outside the engine
     killed_at: float = math.inf  # monotonic: when the kill began
@@ -100,6 +116,72 @@ class Batch:
     def is_alone(self) -> bool:
         """True if nothing may run beside the batch."""
         return self.begun[0].item.alone
+
+    # Its jobs
+
+    def add_engine_calls(self, jobs: Sequence[Sequence[HeldJob]]) -> None:
+        """Add the jobs of more engine calls to a batch that was not sent yet."""
+        self.shares = (len(self.jobs), *map(len, jobs))
+        self.jobs += chain.from_iterable(jobs)
+        self.begun, self.called = list(self.jobs), list(self.jobs)
+
+    def add_joining_jobs(self, jobs: list[HeldJob]) -> None:
+        """Have these jobs, which may be none, join with the next call."""
+        self.called = jobs
+        self.jobs += jobs
+        for held in jobs:
+            self.room = self.room.minus_rows(held.item.size, held.item.length)
+
+    def remove_jobs(self, jobs: Collection[HeldJob]) -> None:
+        removed = set(jobs)
+        self.jobs = [held for held in self.jobs if held not in removed]
+
+    # Its calls
+
+    def note_threads(self, spare: int, *, is_only: bool) -> None:
+        """Note the spare threads of the next call, and whether nothing else runs or waits as it is sent."""
+        self.spare_threads, self.is_only = spare, is_only
+
+    def note_company(self) -> None:
+        """Note that its child process has another batch at the same time."""
+        self.has_company = True
+
+    def note_room(self, room: Room) -> None:
+        self.room = room
+
+    def note_sent_call(self, result: Any) -> None:
+        self.result = result
+        self.called_at = self.accepted_at = time.monotonic()
+        self.has_begun, self.paused_s = False, 0.0
+
+    def note_accepted_call(self, pid: int) -> None:
+        self.pid, self.has_begun, self.accepted_at = pid, True, time.monotonic()
+        self.begun_at = self.begun_at or self.accepted_at
+
+    def note_turn(self) -> None:
+        """Note that its child process has ended the call before, and begins the last one."""
+        self.accepted_at = time.monotonic()
+
+    def note_call_end(self) -> None:
+        self.result = None
+
+    def note_jobs_left(self, left: Collection[UUID]) -> None:
+        """Note which jobs continue with the next call of the batch, if any."""
+        self.is_open = bool(left)
+
+    def note_end(self) -> None:
+        """Note that no other call of the batch follows."""
+        self.is_open = False
+
+    def note_pause(self, paused_s: float, now: float) -> None:
+        """Exclude seconds in which the worker itself was stopped."""
+        self.paused_s += paused_s
+        self.accepted_at = min(now, self.accepted_at + paused_s)
+        self.killed_at += paused_s
+
+    def note_kill(self, now: float) -> None:
+        """Note that its child process is being killed as stuck."""
+        self.stuck, self.killed_at = True, min(self.killed_at, now)
 
     def split_by_engine_call(self) -> list[list[HeldJob]]:
         jobs = iter(self.jobs)

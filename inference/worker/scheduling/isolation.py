@@ -75,6 +75,10 @@ class Isolation:
             return None
         return None if heads and (self._owed_s or first.turn_order[1] > min(heads)) else first
 
+    def remove_group(self, part: RetryGroup) -> None:
+        """Remove a part that is run now."""
+        self.parts.remove(part)
+
     def _due(self, models: Container[str]) -> list[RetryGroup]:
         now = time.monotonic()
         return [part for part in self.parts if part.not_before <= now and part.jobs[0].model in models]
@@ -224,7 +228,7 @@ class Isolation:
     def _suspect(self, held: HeldJob, batch: Batch, cause: BaseException, after_s: float = 0.0) -> None:
         """Condemn a job that a process may have died of, or try it once more."""
         held.crashes_alone += 1
-        held.verdict = _verdict(batch, held, cause, devices=self.devices)
+        held.verdict = _verdict(held, cause, devices=self.devices)
         if isinstance(cause, RemoteError):
             held.raised, held.trace = cause.raised, cause.trace
         fate = f"fails as {held.verdict}" if held.verdict else "tried once more"
@@ -232,15 +236,13 @@ class Isolation:
         self._add([held], after_s=after_s)
 
 
-def _verdict(batch: Batch, held: HeldJob, cause: BaseException, *, devices: int) -> str:
+def _verdict(held: HeldJob, cause: BaseException, *, devices: int) -> str:
     """Return the error code of a job whose process died with it alone, or "" for one more try."""
     if held.crashes_alone < CRASHES_ALONE:
         return ""
-    if batch.timed_out:
-        return errors.TimedOut.code
     if isinstance(cause, errors.DeviceFailed):
         may_be_another = len(held.failed_on) < min(2, devices) and held.crashes_alone < MOST_ON_ONE_DEVICE
         return "" if may_be_another else errors.DeviceFailed.code
     if not isinstance(cause, ProcessLost):
         return errors.JobError.code
-    return errors.Crashed.code
+    return errors.TimedOut.code if cause.is_past_limit else errors.Crashed.code

@@ -25,7 +25,8 @@ INSIDE = ("ready", "loading")  # states of a model on a worker's row
 class LazyDemand(threading.Thread):
     """The thread that looks for the demand for lazy models.
 
-    The event loop writes `models`, `absent`, `held_back` and `residency`. The thread replaces its results as a whole.
+    The event loop calls the methods that follow its models, and writes `residency`. The thread replaces its results as
+    a whole.
     """
 
     def __init__(self, plan: Plan, residency: ResidencyState) -> None:
@@ -48,6 +49,14 @@ class LazyDemand(threading.Thread):
             if looked := run_chore(self.poll_demand, str(self.worker)):
                 pauses.reset()
             self._stopping.wait(LOOK_S if looked else pauses.next_s())
+
+    def follow_models(self, models: Catalog, *, held_back: frozenset[str]) -> None:
+        """Look for jobs of these models from now on, but of those that are held back."""
+        self.models, self.held_back = models, held_back
+
+    def follow_absent_models(self, absent: frozenset[str]) -> None:
+        """Look for jobs while one of these models, which are not in memory, might be loaded."""
+        self.absent = absent
 
     def stop(self) -> None:
         self._stopping.set()

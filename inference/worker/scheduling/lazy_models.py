@@ -51,7 +51,7 @@ class LazyModels:
         if not self.replicas.have_all_reported:
             return self.report
         now_s = time.monotonic()
-        self.residency.room = self._room()
+        self.residency.set_room(self._room())
         self._settle(now_s)
         self._see(backlog, now_s)
         if change := self.residency.begin_next_change(now_s):
@@ -70,8 +70,8 @@ class LazyModels:
 
         An entry that would be loaded in another way counts as another model, which is not in memory.
         """
-        self.demand.models = lazy = self._catalog
-        self.demand.held_back = self.replicas.held_back_models
+        lazy = self._catalog
+        self.demand.follow_models(lazy, held_back=self.replicas.held_back_models)
         for name, spec in list(self.specs.items()):
             if name not in lazy or lazy[name].load_digest != spec.load_digest:
                 del self.specs[name]
@@ -133,7 +133,7 @@ class LazyModels:
     def _park(self) -> None:
         residency = self.residency
         absent = frozenset(self._catalog.keys() - residency.models_in_memory - {residency.loading_model})
-        self.demand.absent = absent
+        self.demand.follow_absent_models(absent)
         if absent != self.replicas.parked:
             self.replicas.park_models(absent)
 

@@ -1,6 +1,5 @@
 """The choice of what an idle replica runs next: a new batch or the next steps of an open one, by turns."""
 
-import itertools
 from collections.abc import Callable, Collection, Sequence
 from uuid import uuid4
 
@@ -8,7 +7,7 @@ from inference import clock
 from inference.worker.calls import IN_HAND, ChildCommand
 from inference.worker.processes.replica_pool import ReplicaPool
 from inference.worker.scheduling.backlog import Backlog
-from inference.worker.scheduling.inflight import Batch
+from inference.worker.scheduling.inflight import Batch, Bisection, HeldJob
 
 LONG = 2.0  # times its claim and record: of calls that take longer two in hand suffice, and the next is chosen later
 
@@ -19,7 +18,7 @@ class Scheduler:
     Its argument `call` sends the next call of a batch to its child process, and returns True if it could.
     """
 
-    def __init__(self, backlog: Backlog, pool: Callable[[], ReplicaPool], call: Callable[[Batch], bool]) -> None:
+    def __init__(self, backlog: Backlog, pool: ReplicaPool, call: Callable[[Batch], bool]) -> None:
         self.backlog = backlog
         self.replicas = backlog.replicas
         self.may_begin = True
@@ -28,14 +27,17 @@ class Scheduler:
 
     def give_out_work(self) -> None:
         """Give work to every idle replica. Loading and unloading of models goes first."""
-        pool = self._pool()
         if self.may_begin:
-            pool.assign_models()
-        idle = sorted(pool.find_idle_pids(), key=lambda pid: len(self.list_open_batches(pid)))
+            self._pool.assign_models()
+        idle = sorted(self._pool.find_idle_pids(), key=lambda pid: len(self.list_open_batches(pid)))
         for place, pid in enumerate(idle):
             self._assign(pid, idle=len(idle) - place)
         self._give_ahead()
         self._call_back()
+
+    def stop_beginning(self) -> None:
+        """Begin no other batch: the worker leaves."""
+        self.may_begin = False
 
     def list_open_batches(self, pid: int) -> list[Batch]:
         """Return the batches that are open in a child process, in the order of their turns."""
@@ -63,19 +65,22 @@ class Scheduler:
         if following is None:
             return False
         jobs, search, is_closed = following
-        spec = self.backlog.specs[jobs[0].model]
-        batch = Batch(id=uuid4(), spec=spec, jobs=jobs, search=search, pid=pid, is_closed=is_closed)
-        if not is_closed and not self.replicas.generates_by_steps(spec.name):
+        batch = self._make_batch(pid, jobs, search, is_closed=is_closed)
+        if not is_closed and not self.replicas.generates_by_steps(batch.spec.name):
             self._bring_more(batch)
         if self._call(batch):
             self.backlog.note_start(batch)
         return True
 
+    def _make_batch(
+        self, pid: int, jobs: list[HeldJob], search: Bisection | None = None, *, is_closed: bool = False
+    ) -> Batch:
+        spec, device = self.backlog.specs[jobs[0].model], self.replicas.device_of(pid)
+        return Batch(id=uuid4(), spec=spec, jobs=jobs, pid=pid, device=device, search=search, is_closed=is_closed)
+
     def _bring_more(self, batch: Batch) -> None:
         if more := self.backlog.take_more_batches(batch.jobs, able=self.replicas.able_child_count):
-            batch.shares = (len(batch.jobs), *map(len, more))
-            batch.jobs += itertools.chain.from_iterable(more)
-            batch.begun, batch.called = list(batch.jobs), list(batch.jobs)
+            batch.add_engine_calls(more)
 
     def list_batches_in_hand(self, pid: int) -> list[Batch]:
         """Return the batches of a child process whose calls are not over, in the order in which it runs them."""
@@ -100,7 +105,7 @@ class Scheduler:
             and not self.list_open_batches(pid)
             and not any(batch.is_closed or self.replicas.generates_by_steps(batch.spec.name) for batch in running)
             and not self._is_kept_free()
-            and self._pool().can_take_another_call(pid)
+            and self._pool.can_take_another_call(pid)
         )
 
     def _most(self, running: Sequence[Batch]) -> int:
@@ -109,19 +114,18 @@ class Scheduler:
     def _begin_ahead(self, pid: int) -> bool:
         if not (jobs := self.backlog.take_batch_ahead(self.replicas.find_lacking_models(pid))):
             return False
-        batch = Batch(id=uuid4(), spec=self.backlog.specs[jobs[0].model], jobs=jobs, pid=pid)
+        batch = self._make_batch(pid, jobs)
         self._bring_more(batch)
         if not self._call(batch):
             return False
         self.backlog.note_start(batch)
         for each in self.list_batches_in_hand(pid):
-            each.has_company = True
+            each.note_company()
         return True
 
     def _go_on(self, batch: Batch) -> None:
         """Send the next call of an open batch, with the jobs that join now."""
-        batch.called = self.backlog.take_joining_jobs(batch) if self._may_be_joined(batch) else []
-        batch.jobs += batch.called
+        batch.add_joining_jobs(self.backlog.take_joining_jobs(batch) if self._may_be_joined(batch) else [])
         self.backlog.note_joined_jobs(batch)
         self._call(batch)
 
@@ -133,7 +137,7 @@ class Scheduler:
         return (
             self.may_begin
             and not batch.is_closed
-            and batch.pid != self._pool().awaited
+            and batch.pid != self._pool.awaited
             and batch.spec is self.backlog.specs.get(batch.spec.name)
             and batch.spec.name not in self.replicas.find_lacking_models(batch.pid)
             and not self._is_kept_free()
@@ -146,7 +150,7 @@ class Scheduler:
         they are also the models whose batches would stay open.
         """
         names = {*self.replicas.find_lacking_models(pid), *(batch.spec.name for batch in opened)}
-        if pid == self._pool().awaited:
+        if pid == self._pool.awaited:
             names.update(filter(self.replicas.generates_by_steps, self.backlog.queues))
         return names
 

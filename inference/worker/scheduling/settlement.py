@@ -1,14 +1,13 @@
 """The settlement of a batch whose call is over: its jobs are released, or run again in parts."""
 
 import logging
-import math
 from collections.abc import Callable, Sequence
 
 from inference import clock, errors, failpoints
 from inference.batching.queue import BatchQueue
 from inference.figures import ledger
 from inference.telemetry import logs
-from inference.worker.calls import NO_JOB, PAST_ITS_LIMIT, BatchReport, ProcessLost, RemoteError
+from inference.worker.calls import NO_JOB, BatchReport, ProcessLost, RemoteError
 from inference.worker.replicas.device_health import Incident
 from inference.worker.scheduling.backlog import Backlog
 from inference.worker.scheduling.generation_stats import GenerationStats
@@ -75,8 +74,7 @@ class Settlement:
         """
         is_measured = report.engine_s > 0 and report.calls == 1  # no culprit was isolated
         if is_measured:
-            queue.padded = report.padded
-            queue.cut_at = report.cut_at or math.inf
+            queue.note_rows(padded=report.padded, cut_at=report.cut_at)
         if is_measured and not batch.spare_threads:
             self._note_cost(batch, report)
             queue.learn_call(report.size, report.length, report.engine_s, jobs=report.jobs)
@@ -84,7 +82,7 @@ class Settlement:
             if is_one:
                 queue.costs.learn_overhead(report.overhead_s, jobs=max(1, report.jobs))
                 is_long = report.engine_s > LONG * (report.overhead_s + report.read_s)
-                (self.backlog.long.add if is_long else self.backlog.long.discard)(batch.spec.name)
+                self.backlog.note_call_length(batch.spec.name, is_long=is_long)
         if report.oom_shape:
             queue.limit_after_out_of_memory(*report.oom_shape, now_s=clock.earliest_possible_s())
 
@@ -96,14 +94,13 @@ class Settlement:
 
     def settle_steps(self, batch: Batch, report: BatchReport) -> None:
         """Release the jobs of an open batch that have ended. The others continue."""
-        batch.room = report.room
-        queue = self.backlog.queues[batch.spec.name]
-        queue.padded, queue.cut_at = report.room.longest > 0, report.cut_at or math.inf
+        batch.note_room(report.room)
+        self.backlog.queues[batch.spec.name].note_rows(padded=report.room.longest > 0, cut_at=report.cut_at)
         self._observe_steps(batch, report)
         self._spare_threads.learn_from_report(batch, report)
         self._put_off(batch, report)
-        left = [held for held in batch.jobs if held.job_id in report.left]
-        ended, batch.jobs = [held for held in batch.jobs if held not in left], left
+        ended = [held for held in batch.jobs if held.job_id not in report.left]
+        batch.remove_jobs(ended)
         self._release(ended, report)
 
     def _put_off(self, batch: Batch, report: BatchReport) -> None:
@@ -111,7 +108,7 @@ class Settlement:
         if not report.put_off:
             return
         put_off = [held for held in batch.jobs if held.job_id in report.put_off]
-        batch.jobs = [held for held in batch.jobs if held not in put_off]
+        batch.remove_jobs(put_off)
         for held in put_off:
             held.note_batch_end(batch.id)
         self.backlog.isolation.put_off_jobs(put_off)
@@ -121,9 +118,9 @@ class Settlement:
         if not report.unbegun:
             return
         unbegun = [held for held in batch.jobs if held.job_id in report.unbegun]
-        batch.jobs = [held for held in batch.jobs if held.job_id not in report.unbegun]
+        batch.remove_jobs(unbegun)
         for held in unbegun:
-            self.backlog.queues[held.model].add(held.item)
+            self.backlog.return_to_queue(held)
 
     def _observe_steps(self, batch: Batch, report: BatchReport) -> None:
         """Learn how many jobs are answered in how much time. No batch is formed by the cost of steps."""
@@ -170,8 +167,7 @@ class Settlement:
             logger.error("batch=%s of %d lost: its process ended, perhaps of another batch", batch.id, len(batch.jobs))
             self.backlog.isolation.run_batch_again(batch)
         elif isinstance(cause, ProcessLost):
-            batch.timed_out = cause.exit_code == -PAST_ITS_LIMIT
-            if batch.timed_out and batch.paused_s > PAUSED * batch.spec.time_limit_s:
+            if cause.is_past_limit and batch.paused_s > PAUSED * batch.spec.time_limit_s:
                 self.backlog.isolation.retry_paused_batch(batch, cause)
             elif culprit := self._at_work(batch):
                 self.backlog.isolation.suspect_job(culprit, batch, cause)

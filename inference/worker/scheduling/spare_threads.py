@@ -69,9 +69,9 @@ class SpareThreads:
 
     def choose_threads(self, batch: Batch) -> None:
         """Set the number of spare threads for a batch's next call."""
-        batch.is_only = self._is_only(batch)
-        is_given = batch.is_only and self._paces_of(batch).take_turn()
-        batch.spare_threads = self._backlog.replicas.plan.threads if is_given else 0
+        is_only = self._is_only(batch)
+        is_given = is_only and self._paces_of(batch).take_turn()
+        batch.note_threads(self._backlog.replicas.plan.threads if is_given else 0, is_only=is_only)
 
     def _is_only(self, batch: Batch) -> bool:
         """Return True if a batch is one job, a replica is idle beside it, and nothing else runs or waits."""

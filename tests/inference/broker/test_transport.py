@@ -20,7 +20,7 @@ from django.conf import settings
 from kombu import Consumer, Exchange, Producer, Queue
 
 from inference.broker import address, messages
-from inference.broker.kombu_redis import broadcasts, channel, qos
+from inference.broker.kombu_redis import broadcasts, fetches, qos
 from tests.conditions import PATIENCE_S, eventually
 from tests.inference.broker.consumers import Driven, connect
 from tests.inference.broker.servers import TcpBroker, client_of, own_broker, wait_for_its_log
@@ -69,7 +69,7 @@ NO_MESSAGES: dict[str, str | bytes] = {
     "a body that is a number": json.dumps(envelope(body=7)),
     "a body that is not base64": json.dumps(envelope(body="A")),
     "an unknown body encoding": json.dumps(envelope(properties={"body_encoding": "rot13"})),
-    "more than a megabyte": json.dumps(envelope(body="A" * channel.LONGEST_BYTES)),
+    "more than a megabyte": json.dumps(envelope(body="A" * fetches.LONGEST_BYTES)),
     "a type that kombu refuses": json.dumps(envelope(headers={"h": {"__type__": "date", "__value__": "x"}})),
 }
 
@@ -101,7 +101,7 @@ class OnOwnBroker(TestCase):
         """A consumer that knows that its queue is empty."""
         consumer = self.driven()
         consumer.turn()
-        consumer.run_until(lambda: not consumer.channel.is_fetching)
+        consumer.run_until(lambda: not consumer.channel.fetches.is_fetching)
         return consumer
 
     def send(self, *bodies: Any, queue: str = A, step: int = 2, rows: int = 1, jobs: Any = 1, **options: Any) -> None:
@@ -119,17 +119,17 @@ class OnOwnBroker(TestCase):
 
 class TransportTests(OnOwnBroker):
     def test_a_message_wakes_an_idle_consumer_without_a_poll(self) -> None:
-        with mock.patch.object(channel, "RECHECK_S", 3600):
+        with mock.patch.object(fetches, "RECHECK_S", 3600):
             consumer = self.driven(A, B)
             for step, queue in enumerate((A, B, B, A)):
                 consumer.turn()
-                self.assertFalse(consumer.channel.is_due())
+                self.assertFalse(consumer.channel.fetches.is_due())
                 self.send(step, queue=queue, step=step)
                 self.assertEqual(consumer.get(1), [step])
                 consumer.acknowledge()
 
     def test_an_idle_consumer_fetches_nothing(self) -> None:
-        with mock.patch.object(channel, "RECHECK_S", 3600):
+        with mock.patch.object(fetches, "RECHECK_S", 3600):
             consumer = self.idle()
             before = self.calls("evalsha")
             consumer.turn(20)
@@ -141,17 +141,17 @@ class TransportTests(OnOwnBroker):
         listener = Consumer(everyone, [Queue("own", Exchange("control", "fanout"))], on_message=print)
         listener.consume()
         consumer.turn()
-        self.assertFalse(everyone.is_due())
+        self.assertFalse(everyone.fetches.is_due())
 
     def test_a_missed_word_is_made_up_for(self) -> None:
         consumer = self.driven()
         consumer.turn()
-        with mock.patch.object(consumer.channel, "_on_invalidation"):
+        with mock.patch.object(consumer.channel.fetches, "_on_invalidation"):
             self.send("x")
             self.assertEqual(consumer.get(1), ["x"])
 
     def test_more_is_held_of_the_lowest_priority_and_all_others_have_the_prefetch_count_for_themselves(self) -> None:
-        with mock.patch.object(channel, "RECHECK_S", 3600):
+        with mock.patch.object(fetches, "RECHECK_S", 3600):
             consumer = self.driven(prefetch=4)
             consumer.channel.allow_patient(6, [A])
             self.send(*range(20), step=3)
@@ -173,7 +173,7 @@ class TransportTests(OnOwnBroker):
             self.assertIn("e", consumer.get(10))
 
     def test_that_is_held_of_no_other_queue_and_keeps_nobody_out_once_it_is_not_allowed_any_more(self) -> None:
-        with mock.patch.object(channel, "RECHECK_S", 3600):
+        with mock.patch.object(fetches, "RECHECK_S", 3600):
             consumer = self.driven(A, B, prefetch=4)
             self.send(*range(10), queue=B, step=3)
             consumer.get(4)
@@ -191,13 +191,13 @@ class TransportTests(OnOwnBroker):
         self.send(*range(4), step=3)
         consumer.get(4)
         consumer.channel.allow_patient(6, [A, B])
-        with mock.patch.object(channel, "RECHECK_S", 0.0):
+        with mock.patch.object(fetches, "RECHECK_S", 0.0):
             consumer.turn(5)
         self.send(*range(4, 8), queue=B, step=3)
         self.assertEqual(consumer.get(8), list(range(8)))
 
     def test_room_for_the_lowest_priority_is_used_at_once_though_no_word_came(self) -> None:
-        with mock.patch.object(channel, "RECHECK_S", 3600):
+        with mock.patch.object(fetches, "RECHECK_S", 3600):
             consumer = self.driven(prefetch=1)
             consumer.channel.allow_patient(1, [A])
             self.send(*range(5), step=3)
@@ -208,14 +208,14 @@ class TransportTests(OnOwnBroker):
 
     def test_many_messages_cost_a_few_commands_and_nothing_is_ever_popped_outside_the_script(self) -> None:
         self.send(*range(500))
-        fetches = self.calls("evalsha")
+        before = self.calls("evalsha")
         consumer = self.driven(prefetch=100)
-        self.enterContext(mock.patch.object(channel, "RECHECK_S", 3600))
+        self.enterContext(mock.patch.object(fetches, "RECHECK_S", 3600))
         for start in range(0, 500, 100):
             self.assertEqual(consumer.get(100), list(range(start, start + 100)))
             consumer.acknowledge()
         consumer.run_until(lambda: not self.leftovers())
-        self.assertLess(self.calls("evalsha") - fetches, 12)
+        self.assertLess(self.calls("evalsha") - before, 12)
         self.assertEqual(self.calls("brpop"), 0)
 
     def test_who_is_first_leaves_messages_of_many_rows_to_the_others(self) -> None:
@@ -283,21 +283,21 @@ class TransportTests(OnOwnBroker):
 
     def test_a_fetch_with_a_lost_answer_is_found_again_by_the_next_connection(self) -> None:
         consumer = self.fetching()
-        consumer.channel._link.disconnect()  # noqa: SLF001
+        consumer.channel.fetches._link.disconnect()  # noqa: SLF001
         self.assertEqual(sorted(consumer.get(3)), [0, 1, 2])
 
     def test_a_fetch_whose_answer_is_overdue_is_found_again_by_another_connection(self) -> None:
         consumer = self.fetching()
         consumer.channel.connection.check_health()
-        self.assertTrue(consumer.channel.is_fetching)
+        self.assertTrue(consumer.channel.fetches.is_fetching)
         with mock.patch.object(consumer.channel, "health_check_interval", -1):
             consumer.channel.connection.check_health()
-        self.assertFalse(consumer.channel.is_fetching)
+        self.assertFalse(consumer.channel.fetches.is_fetching)
         self.assertEqual(sorted(consumer.get(3)), [0, 1, 2])
 
     def test_a_fetch_with_a_lost_answer_is_put_back_when_the_consumer_leaves(self) -> None:
         consumer = self.fetching()
-        with mock.patch.object(consumer.channel, "_read_answer", side_effect=OSError("cut")):
+        with mock.patch.object(consumer.channel.fetches, "_read_answer", side_effect=OSError("cut")):
             consumer.connection.close()
         self.assertEqual(sorted(self.driven().get(3)), [0, 1, 2])
 

@@ -24,9 +24,10 @@ from inference.worker.dispatch import GIVE_UP_S, KILL_GRACE_S, STUCK_S, Dispatch
 from inference.worker.processes.replica_pool import ReplicaPool
 from inference.worker.replicas.devices import Plan
 from inference.worker.replicas.registry import ReplicaRegistry
-from inference.worker.scheduling.backlog import LEARNT
+from inference.worker.scheduling.backlog import LEARNT, Backlog
 from inference.worker.scheduling.inflight import MOST_OVER
 from inference.worker.scheduling.isolation import CRASHES_ALONE, LONGEST_RETRY_S, LONGEST_STUCK_S, MOST_PAUSES
+from inference.worker.scheduling.lazy_models import LazyModels
 from inference.worker.scheduling.settlement import PAUSED
 from inference.worker.scheduling.unfetched_jobs import UnfetchedJobs
 from tests.conditions import PATIENCE_S
@@ -119,6 +120,11 @@ def an_item(**values: Any) -> Item:
     return Item(**{"id": str(uuid4()), "group": "", "size": 1, "length": 10, "priority": 2, **values})
 
 
+def make_dispatcher(replicas: ReplicaRegistry, pool: Any, housekeeping: Any = None) -> Dispatcher:
+    lazy, unfetched = LazyModels(replicas), UnfetchedJobs(uuid4())
+    return Dispatcher(Backlog(replicas), cast("ReplicaPool", pool), lazy, unfetched, housekeeping or Mock())
+
+
 class DispatcherCase(TestCase):
     def setUp(self) -> None:
         stop_clock(self)
@@ -127,7 +133,9 @@ class DispatcherCase(TestCase):
         self.replicas = ReplicaRegistry(plan, CATALOG)
         self.replicas.note_start(0, PID)
         self.load(a=READY, b=READY)
-        self.dispatcher = Dispatcher(self.replicas, lambda: cast("ReplicaPool", self.pool), UnfetchedJobs(uuid4()))
+        self.rows_left: list[frozenset[UUID]] = []  # the batches whose rows go back
+        housekeeping = Mock(requeue_batches_soon=self.rows_left.append)
+        self.dispatcher = make_dispatcher(self.replicas, self.pool, housekeeping)
         self.clock = 1760000000.0
 
     def load(self, pid: int = PID, **models: str) -> None:
@@ -566,11 +574,9 @@ class DispatcherTests(DispatcherCase):
         self.dispatcher.send_next_calls()
         self.last.accept(child.pid)
         next(iter(self.dispatcher.batches.values())).accepted_at -= CATALOG["a"].time_limit_s + STUCK_S + 1
-        self.dispatcher.answering_s = lambda: STUCK_S - 1  # the child may still wait for the database
-        self.dispatcher.end_stuck_and_expired()
+        self.dispatcher.end_stuck_and_expired(STUCK_S - 1)  # the child may still wait for the database
         self.assertIsNone(child.poll())
-        self.dispatcher.answering_s = lambda: STUCK_S + 1
-        self.dispatcher.end_stuck_and_expired()
+        self.dispatcher.end_stuck_and_expired(STUCK_S + 1)
         self.assertEqual(child.wait(), -signal.SIGUSR2)  # which a child answers with its stack
         self.pool.lose(self.last)
         self.now()
@@ -789,12 +795,10 @@ class DispatcherTests(DispatcherCase):
 
     def crash(self, count: int) -> tuple[list[tuple[UUID, Request]], list[frozenset[UUID]]]:
         """A batch that has died with its only replica; and the rows that are given back."""
-        rows: list[frozenset[UUID]] = []
-        self.dispatcher.on_rows_left = rows.append
         jobs = self.fill(count)
         self.replicas.note_end(0)
         self.pool.lose(self.last)
-        return jobs, rows
+        return jobs, self.rows_left
 
     def test_a_search_waits_for_a_replica_that_starts_again(self) -> None:
         jobs, rows = self.crash(4)

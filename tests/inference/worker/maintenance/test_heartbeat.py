@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 from unittest.mock import Mock, patch
@@ -17,7 +18,7 @@ from inference.catalog.lookup import get_catalog
 from inference.errors import BrokerUnavailable
 from inference.models import Job, Status, Worker, WorkerState
 from inference.upkeep import reconcile
-from inference.worker import setup
+from inference.worker.celery_worker import setup
 from inference.worker.maintenance import housekeeping as upkeep_module
 from inference.worker.maintenance.heartbeat import LATE_S, Heartbeat, WorkerSnapshot
 from inference.worker.maintenance.housekeeping import Housekeeping
@@ -37,10 +38,9 @@ def snapshot(**values: Any) -> WorkerSnapshot:
     )  # just now
 
 
-def make_heartbeat(**values: Any) -> Heartbeat:
+def make_heartbeat(make_snapshot: Callable[[], WorkerSnapshot] = snapshot) -> Heartbeat:
     plan = Plan(worker=uuid4(), devices=("cpu",), replicas=1, threads=1)
-    heartbeat = Heartbeat(plan, "w")
-    heartbeat.snapshot = lambda: snapshot(**values)
+    heartbeat = Heartbeat(plan, "w", make_snapshot)
     heartbeat.register_worker()
     return heartbeat
 
@@ -104,7 +104,7 @@ class HeartbeatTests(TransactionTestCase):
                 Worker.objects.all().delete()
                 heartbeat = make_heartbeat()
                 heartbeat.leaving = is_leaving
-                setup.stop_threads(Mock(exitcode=exit_code, heartbeat=heartbeat))
+                setup.stop_service(Mock(exitcode=exit_code, service=heartbeat))
                 self.assertEqual(Worker.objects.get().state, expected)
                 values = {"status": Status.RUNNING, "worker": heartbeat.plan.worker, "batch": uuid4()}
                 job = Job.objects.create(model="m", inputs="x", **values)
@@ -113,25 +113,24 @@ class HeartbeatTests(TransactionTestCase):
                 self.assertEqual((job.status, job.recoveries), (Status.QUEUED, int(expected == WorkerState.GONE)))
 
     def test_a_heartbeat_on_its_way_does_not_take_back_that_the_worker_is_gone(self) -> None:
-        heartbeat = make_heartbeat()
-        begun, snapshot = threading.Event(), heartbeat.snapshot
-        assert snapshot
+        begun = threading.Event()
 
         def wait_for_the_end() -> WorkerSnapshot:
             begun.set()
             ended.wait(1.0)
             return snapshot()
 
-        heartbeat.snapshot, ended = wait_for_the_end, heartbeat._stopping  # noqa: SLF001 - it is set before the row is written
+        heartbeat = make_heartbeat(wait_for_the_end)
+        ended = heartbeat._stopping  # noqa: SLF001 - it is set before the row is written
         self.start(heartbeat)
         self.assertTrue(begun.wait(PATIENCE_S))
-        setup.stop_threads(Mock(exitcode=EX_FAILURE, heartbeat=heartbeat))
+        setup.stop_service(Mock(exitcode=EX_FAILURE, service=heartbeat))
         heartbeat.join()
         self.assertEqual(Worker.objects.get().state, WorkerState.GONE)
 
     def test_a_gpu_that_another_worker_of_the_host_has_is_said_in_the_log(self) -> None:
         first, second = (
-            Heartbeat(Plan(worker=uuid4(), devices=("cuda:0",), replicas=1, threads=1), name)
+            Heartbeat(Plan(worker=uuid4(), devices=("cuda:0",), replicas=1, threads=1), name, snapshot)
             for name in ("a@host", "b@host")
         )
         with self.assertNoLogs("inference.worker.maintenance.heartbeat", "WARNING"):
@@ -158,7 +157,7 @@ class HeartbeatTests(TransactionTestCase):
         measured.assert_called_once()
 
     def test_the_watchdog_counts_the_queues_that_are_consumed_only(self) -> None:
-        heartbeat = make_heartbeat(model_names=["embeddings", "sentiment"])
+        heartbeat = make_heartbeat(lambda: snapshot(model_names=["embeddings", "sentiment"]))
         replicas = ReplicaRegistry(heartbeat.plan, get_catalog())
         replicas.runnable = frozenset({"embeddings", "fill-mask"})  # sentiment's starts again; a queue is refused
         housekeeping = Housekeeping(heartbeat, replicas)
@@ -167,7 +166,7 @@ class HeartbeatTests(TransactionTestCase):
         counted.assert_called_once_with([get_catalog()["embeddings"].queue])
 
     def test_the_watchdog_does_not_judge_while_the_broker_counts_queues_and_takes_nothing(self) -> None:
-        heartbeat = make_heartbeat(looped_at=time.monotonic() - 10 * STALLED_S)  # it hangs
+        heartbeat = make_heartbeat(lambda: snapshot(looped_at=time.monotonic() - 10 * STALLED_S))  # it hangs
         housekeeping = Housekeeping(heartbeat, ReplicaRegistry(heartbeat.plan, get_catalog()))
         housekeeping.watchdog.looked_at = time.monotonic()  # just now
         with (

@@ -19,8 +19,6 @@ from unittest import TestCase
 from unittest.mock import Mock, patch
 from uuid import uuid4
 
-from celery.exceptions import InvalidTaskError
-from celery.worker import state
 from kombu.asynchronous import Hub
 
 from inference.catalog.specs import ModelSpec
@@ -30,7 +28,6 @@ from inference.worker.child import process as child_process
 from inference.worker.child.loaded_models import LoadedModels
 from inference.worker.child.work_ahead import WorkAhead
 from inference.worker.processes import process_launcher, replica_pool
-from inference.worker.processes.pool import TaskPool
 from inference.worker.processes.replica_pool import ReplicaPool
 from inference.worker.processes.replica_process import ReplicaProcess
 from inference.worker.replicas.devices import Plan
@@ -72,6 +69,7 @@ class PoolCase(TestCase):
         self.enterContext(patch.object(entry, "replica", LoadedModels(worker=uuid4(), device="cpu"), create=True))
         self.hub = Hub()
         self.addCleanup(self.hub.close)
+        self.kept: set[int] = set()  # children in which a batch is open
         self.pool = self.make_pool(**self.options)
         self.pool.register_with_loop(self.hub)
         self.hub.call_repeatedly(0.02, self.pool.start_missing)
@@ -81,7 +79,9 @@ class PoolCase(TestCase):
 
     def make_pool(self, **options: Any) -> ReplicaPool:
         fork = multiprocessing.get_context("fork")
-        pool = ReplicaPool(self.replicas, load_limit_s=PATIENCE_S, context=fork, **options)
+        pool = ReplicaPool(
+            self.replicas, has_open_batch=self.kept.__contains__, load_limit_s=PATIENCE_S, context=fork, **options
+        )
         self.addCleanup(pool.terminate)
         return pool
 
@@ -354,13 +354,13 @@ class HeavyTests(PoolCase):
 
     def test_one_that_has_so_much_memory_is_replaced_once_no_batch_is_open_in_it(self) -> None:
         heavy = self.first.pid
-        self.pool.has_open_batch = lambda pid: pid == heavy
+        self.kept.add(heavy)
         for _ in range(2):
             self.send(str, "text")
             self.until(lambda: self.answers, "it answers")
             self.answers.clear()
         self.assertEqual(self.pool.find_idle_pids(), [heavy])
-        self.pool.has_open_batch = lambda pid: False
+        self.kept.clear()
         self.assertEqual(self.pool.find_idle_pids(), [])
         self.send(str, "text")
         self.until(lambda: self.answers, "it answers")
@@ -467,9 +467,8 @@ class PlayedCase(TestCase):
             self.replicas.note_loaded_models(LoadReport(pid=pid, models={models["a"].digest: READY}))
         self.models = models
         self.kept: set[int] = set()  # children in which a batch is open
-        self.pool = ReplicaPool(self.replicas, load_limit_s=60)
+        self.pool = ReplicaPool(self.replicas, has_open_batch=self.kept.__contains__, load_limit_s=60)
         self.addCleanup(self.pool.terminate)
-        self.pool.has_open_batch = self.kept.__contains__
         self.pool.processes = {index: cast("ReplicaProcess", Process(pid)) for index, pid in enumerate((11, 22))}
 
 
@@ -545,36 +544,3 @@ class AssignmentTests(PlayedCase):
             self.send.call_args.kwargs["failed"](RuntimeError("it failed"))
         end.assert_called_once_with(11)
         self.assertGreater(self.replicas.try_at, now + 500)
-
-
-class TaskPoolTests(TestCase):
-    """Celery calls these methods of the pool."""
-
-    def test_a_task_that_is_no_job_is_refused_with_the_way_to_run_it(self) -> None:
-        with self.assertRaisesRegex(InvalidTaskError, "celery worker -Q QUEUES"):
-            TaskPool(1).apply_async(str, ("text",))
-
-    def test_what_it_runs_is_not_ended_for_one_job(self) -> None:
-        TaskPool(1).terminate_job(os.getpid(), signal.SIGTERM)
-
-    def test_a_cold_shutdown_between_the_beginning_of_a_warm_one_and_its_stop_ends_what_runs(self) -> None:
-        """Celery does not terminate the pool then, and the worker would wait for its children for ever."""
-        pool = TaskPool(1)
-        replicas = pool.replicas = Mock()
-        with patch.object(state, "should_terminate", True):
-            pool.stop()  # within the handler
-            pool.stop()
-        replicas.join.assert_not_called()
-        replicas.terminate.assert_called_once_with()
-
-    def test_it_is_stopped_once_and_not_within_the_handler_of_a_cold_shutdown(self) -> None:
-        pool = TaskPool(1)
-        replicas = pool.replicas = Mock()
-        with patch.object(state, "should_terminate", True):
-            pool.stop()
-            replicas.join.assert_not_called()
-            pool.terminate()
-        replicas.terminate.assert_called_once_with()
-        pool.stop()
-        pool.terminate()
-        replicas.terminate.assert_called_once_with()

@@ -1,20 +1,16 @@
 """One device's failure is that device's alone: two replicas, each on a device of its own."""
 
 import time
-from typing import cast
 from unittest.mock import patch
 from uuid import uuid4
 
 from inference import errors
 from inference.worker.calls import READY, LoadReport
-from inference.worker.dispatch import Dispatcher
-from inference.worker.processes.replica_pool import ReplicaPool
 from inference.worker.replicas import device_health
 from inference.worker.replicas.devices import Plan
 from inference.worker.replicas.registry import ReplicaRegistry
 from inference.worker.scheduling.isolation import MOST_ON_ONE_DEVICE
-from inference.worker.scheduling.unfetched_jobs import UnfetchedJobs
-from tests.inference.worker.test_dispatch import CATALOG, PID, DispatcherCase, Pool, stop_clock
+from tests.inference.worker.test_dispatch import CATALOG, PID, DispatcherCase, Pool, make_dispatcher, stop_clock
 
 BAD, GOOD = "cuda:0", "cuda:1"
 FAILED = errors.DeviceFailed("illegal memory access")
@@ -28,7 +24,7 @@ class TrustTests(DispatcherCase):
         self.replicas = ReplicaRegistry(plan, CATALOG)
         for index in (0, 1):
             self.start(index)
-        self.dispatcher = Dispatcher(self.replicas, lambda: cast("ReplicaPool", self.pool), UnfetchedJobs(uuid4()))
+        self.dispatcher = make_dispatcher(self.replicas, self.pool)
         self.clock = 0.0
 
     def start(self, index: int) -> None:

@@ -1,22 +1,19 @@
 """A job alone gets the threads of an idle replica too, while its model's calls are faster with them."""
 
 import dataclasses
-from typing import Any, cast
+from typing import Any
 from unittest.mock import patch
 from uuid import uuid4
 
 from inference.models import Priority
 from inference.worker.calls import READY, BatchReport, LoadReport
-from inference.worker.dispatch import Dispatcher
-from inference.worker.processes.replica_pool import ReplicaPool
 from inference.worker.replicas import devices
 from inference.worker.replicas.devices import Plan
 from inference.worker.replicas.registry import ReplicaRegistry
 from inference.worker.scheduling import spare_threads
 from inference.worker.scheduling.backlog import LEARNT
 from inference.worker.scheduling.spare_threads import FIRST_PAUSE, LONGEST_S, OWN_EVERY, TRUSTED_AFTER
-from inference.worker.scheduling.unfetched_jobs import UnfetchedJobs
-from tests.inference.worker.test_dispatch import CATALOG, PID, DispatcherCase, Pool
+from tests.inference.worker.test_dispatch import CATALOG, PID, DispatcherCase, Pool, make_dispatcher
 
 OWN_S, FASTER_S, SLOWER_S = 0.001, 0.0006, 0.0012
 KNOWN = 2 * LEARNT  # calls: after the first half a call's cost is known, after the others its time with own threads
@@ -35,7 +32,7 @@ class SpareThreadsTests(DispatcherCase):
         self.pool = Pool(replicas=replicas)
         plan = Plan(worker=uuid4(), devices=(device,), replicas=replicas, threads=THREADS, **options)
         self.replicas = ReplicaRegistry(plan, CATALOG)
-        self.dispatcher = Dispatcher(self.replicas, lambda: cast("ReplicaPool", self.pool), UnfetchedJobs(uuid4()))
+        self.dispatcher = make_dispatcher(self.replicas, self.pool)
         self.pool.replicas = 0
         self.grow(replicas)
 

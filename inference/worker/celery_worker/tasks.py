@@ -8,11 +8,11 @@ from inference.broker.messages import TASK
 
 
 class BatchedTask(Task[..., None]):
-    """A task whose messages are consumed in batches by `inference.worker.consumer`."""
+    """A task whose messages are consumed in batches by `inference.worker.celery_worker.strategy`."""
 
     typing = False
-    Strategy = "inference.worker.consumer:strategy"
-    Request = "inference.worker.consumer:JobRequest"
+    Strategy = "inference.worker.celery_worker.strategy:strategy"
+    Request = "inference.worker.celery_worker.strategy:JobRequest"
 
 
 @shared_task(name=TASK, base=BatchedTask)

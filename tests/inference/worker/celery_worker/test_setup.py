@@ -15,8 +15,8 @@ from django.conf import settings
 from django.db import InterfaceError
 
 from inference.catalog import reader
-from inference.worker import setup
-from inference.worker.processes.pool import TaskPool
+from inference.worker.celery_worker import setup
+from inference.worker.celery_worker.task_pool import TaskPool
 from inference.worker.replicas import devices
 from tests.conditions import PATIENCE_S
 
@@ -31,27 +31,6 @@ def worker(*options: str, **environment: str) -> subprocess.CompletedProcess[str
         timeout=PATIENCE_S,
         check=False,
     )
-
-
-class LoadsTests(TestCase):
-    """What decides how many replicas share a GPU."""
-
-    def loads(self, text: str, **sizes: int | None) -> tuple[list[int | None], int]:
-        with patch(
-            "inference.engines.artifacts.memory.estimate_weights_memory", side_effect=lambda spec: sizes[spec.name]
-        ):
-            found = setup._loads(reader.parse_catalog(text).values())  # noqa: SLF001
-        return found["sizes"], found["most"]
-
-    def test_all_eager_models_and_the_largest_lazy_one_must_fit(self) -> None:
-        eager, lazy = '[{0}]\nengine = "x:Y"\n', '[{0}]\nengine = "x:Y"\nload = "lazy"\n'
-        text = "".join((eager.format("a"), eager.format("b"), lazy.format("c"), lazy.format("d")))
-        self.assertEqual(self.loads(text, a=1, b=2, c=3, d=4), ([1, 2, 4], devices.MOST_REPLICAS))
-        self.assertEqual(self.loads(text, a=1, b=None, c=3, d=None), ([1, None, None], devices.MOST_REPLICAS))
-
-    def test_a_model_that_generates_has_its_gpu_for_one_replica(self) -> None:
-        text = '[a]\ntask = "text-generation"\nmodel = "m"\n'
-        self.assertEqual(self.loads(text, a=1), ([1], 1))
 
 
 class WorkerOptionsTests(TestCase):
@@ -98,7 +77,8 @@ class WorkerOptionsTests(TestCase):
         ):
             models = reader.load_catalog(settings.MODELS_FILE).values()
             queues = Queues({spec.queue: kombu.Queue(spec.queue) for spec in models})
-            app = SimpleNamespace(amqp=SimpleNamespace(queues=queues))
+            app = SimpleNamespace(amqp=SimpleNamespace(queues=queues), conf=SimpleNamespace(worker_concurrency=None))
+            limits = {"max_tasks_per_child": None, "max_memory_per_child": None}
             with (
                 self.subTest(error),
                 patch.dict(os.environ),
@@ -107,6 +87,6 @@ class WorkerOptionsTests(TestCase):
                 patch.object(setup.logger, "exception"),
                 self.assertRaises(SystemExit) as ended,
             ):
-                setup.prepare_worker(SimpleNamespace(app=app, options={}, pool_cls=TaskPool))
+                setup.prepare_worker(SimpleNamespace(app=app, hostname="w", options={}, pool_cls=TaskPool, **limits))
             self.assertIn(sentence, str(ended.exception))
             self.assertFalse(queues.consume_from)

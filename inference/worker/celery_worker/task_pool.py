@@ -1,6 +1,6 @@
 """The pool of a worker that serves models, as Celery knows it.
 
-Imported before Django is set up: what needs models is imported where it is used.
+It is imported before Django is set up.
 """
 
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -11,7 +11,6 @@ from celery.worker import state
 
 if TYPE_CHECKING:
     from inference.worker.processes.replica_pool import ReplicaPool
-    from inference.worker.replicas.registry import ReplicaRegistry
 
 
 class TaskPool(BasePool):
@@ -20,28 +19,20 @@ class TaskPool(BasePool):
     It runs the batches that the dispatcher sends, and no tasks.
     """
 
-    registry: "ReplicaRegistry"  # set as the worker is prepared
     replicas: "ReplicaPool | None" = None  # None once the worker has stopped it
     _loop: Any = None  # Celery's event loop
     _is_cold = False  # True once it was told to stop within the handler of a cold shutdown
 
+    def take_replicas(self, replicas: "ReplicaPool") -> None:
+        """Take the processes that Celery is to start and stop."""
+        self.replicas = replicas
+
     def on_start(self) -> None:
-        from django.conf import settings
-
-        from inference.worker.processes.replica_pool import ReplicaPool
-
-        self.replicas = ReplicaPool(
-            self.registry,
-            load_limit_s=settings.LOAD_LIMIT_S,
-            most_calls=self.options.get("maxtasksperchild"),
-            most_kib=self.options.get("max_memory_per_child"),
-        )
-        self.replicas.start_missing()
+        if self.replicas:
+            self.replicas.start_missing()
 
     def register_with_event_loop(self, loop: Any) -> None:
         self._loop = loop
-        if self.replicas:
-            self.replicas.register_with_loop(loop)
 
     def on_close(self) -> None:
         if self.replicas:

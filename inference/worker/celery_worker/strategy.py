@@ -1,33 +1,27 @@
-"""The batching consumer: a Celery strategy that handles messages, and a bootstep that drives the worker."""
+"""The Celery strategy that puts the jobs of a message into the backlog, and the request that stands for the message."""
 
-import functools
 import logging
 import re
-import time
 from collections.abc import Callable
 from typing import Any
 from uuid import UUID
 
-from celery import Celery, bootsteps, signals
+from celery import Celery, signals
 from celery.exceptions import InvalidTaskError
 from celery.worker import state
-from celery.worker.consumer import Consumer
 from celery.worker.request import Request
-from kombu.common import ignore_errors
 from kombu.exceptions import ContentDisallowed, DecodeError
 
 from inference import clock
 from inference.batching.queue import Item, check_items
-from inference.broker import address, json_types
+from inference.broker import json_types
 from inference.broker.messages import MOST_PACKED
+from inference.worker.celery_worker.consumer import JobConsumer
 from inference.worker.dispatch import Dispatcher
-from inference.worker.subscriptions import Subscriptions
 
 logger = logging.getLogger(__name__)
 
 AS_SENT = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")  # job ids; parsing one takes ten times as long
-LONGEST_AWAY_S = 4.0  # the longest pause between two tries to reach the broker again
-SWEEP_S = 0.5  # within this a dead child process is noticed and a time limit enforced
 
 
 class JobRequest(Request):
@@ -104,11 +98,11 @@ class JobRequest(Request):
             make_room(self.message.delivery_tag)
 
 
-def strategy(task: Any, app: Celery, consumer: Any) -> Callable[..., None]:
+def strategy(task: Any, app: Celery, consumer: JobConsumer) -> Callable[..., None]:
     """Return the handler of `inference.run` messages, which puts their jobs into their model's batch queue."""
-    if consumer.dispatcher is None:
+    if consumer.dispatch_loop is None:
         return _refuse
-    dispatcher: Dispatcher = consumer.dispatcher
+    dispatcher, dispatch_soon = consumer.dispatch_loop.dispatcher, consumer.dispatch_loop.dispatch_soon
     common = {
         "app": app, "task": task, "hostname": consumer.hostname, "eventer": consumer.event_dispatcher,
         "connection_errors": consumer.connection_errors,
@@ -129,7 +123,7 @@ def strategy(task: Any, app: Celery, consumer: Any) -> Callable[..., None]:
             callback(request)
         for item in items:
             dispatcher.backlog.hold_job(item, model, request)
-        consumer.dispatch_soon()
+        dispatch_soon()
 
     return on_message
 
@@ -210,123 +204,3 @@ def _is_ours(model: str, request: Request, dispatcher: Dispatcher) -> bool:
     if model in dispatcher.replicas.serving_models:
         return True
     return model in dispatcher.specs and request.delivery_info.get("routing_key") == dispatcher.specs[model].queue
-
-
-class JobConsumer(Consumer):
-    """A consumer without the 28 queues that Celery declares beside quorum queues for delayed tasks.
-
-    It finds a broker that was away again within `LONGEST_AWAY_S`.
-    """
-
-    class Blueprint(Consumer.Blueprint):
-        default_steps = [step for step in Consumer.Blueprint.default_steps if not step.endswith(":DelayedDelivery")]
-
-    def ensure_connected(self, conn: Any) -> Any:
-        """Connect to the broker, with pauses of at most `LONGEST_AWAY_S` between the tries.
-
-        Celery's own pauses grow to half a minute, for which no job would be served after the broker is back.
-        """
-        conn.ensure_connection = functools.partial(conn.ensure_connection, interval_max=LONGEST_AWAY_S)
-        return super().ensure_connected(conn)
-
-
-class BatchingStep(bootsteps.StartStopStep):
-    """The bootstep that owns the dispatcher, sizes the prefetch, and drives both from the event loop."""
-
-    requires = ("celery.worker.consumer.connection:Connection",)
-
-    def __init__(self, c: Any, **kwargs: Any) -> None:
-        super().__init__(c, **kwargs)
-        self.timer: Any = None
-        c.dispatcher = None
-        if not self.include_if(c):  # a plain worker, of other queues: it drops the messages of jobs
-            return
-        replicas = c.controller.replicas
-        c.dispatcher = Dispatcher(replicas, lambda: c.pool.replicas, c.controller.unfetched)
-        c.dispatcher.on_rows_left = c.controller.housekeeping.requeue_batches_soon
-        c.dispatcher.on_expired = c.controller.housekeeping.mark_expired_soon
-        c.dispatch_soon = lambda: self._dispatch_soon(c)
-        c.initial_prefetch_count = c.dispatcher.prefetch_count
-        c.controller.heartbeat.snapshot = c.dispatcher.make_snapshot
-        self.subscriptions = Subscriptions(c)
-        if self.subscriptions.is_amqp:
-            c.controller.housekeeping.chores.append(self.subscriptions.find_deleted_queues)
-        self.reported: Any = None  # the state that the worker's row shows
-        self._scheduled = False
-
-    def include_if(self, c: Any) -> bool:
-        return getattr(c.controller, "replicas", None) is not None
-
-    def register_with_event_loop(self, c: Any, hub: Any) -> None:
-        c.pool.replicas.on_idle, c.pool.replicas.has_open_batch = c.dispatch_soon, c.dispatcher.has_open_batch
-        c.dispatcher.connected = True
-        self._scheduled = False  # a scheduled call went with the loop of the broken connection
-        c.dispatcher.looped_at = time.monotonic()  # the connection may break again before the first sweep
-        c.dispatcher.answering_s = lambda: c.controller.heartbeat.answering_s
-        hub.call_repeatedly(SWEEP_S, self._sweep, c)
-        self.update_subscriptions(c)
-
-    def stop(self, c: Any) -> None:
-        if c.controller.heartbeat.leaving and c.task_consumer:
-            ignore_errors(c, c.task_consumer.cancel)  # else a broker might deliver again what is given back
-            ignore_errors(c, c.dispatcher.drain)
-            ignore_errors(c, self.subscriptions.remove_marks)
-        self.subscriptions.forget_queues()
-        c.dispatcher.forget_messages()
-
-    def _sweep(self, c: Any) -> None:
-        self.subscriptions.raise_if_deleted()
-        c.dispatcher.replicas.apply_intents(c.controller.heartbeat.intents)
-        c.controller.served.follow_models_file(c.dispatcher.backlog.is_idle)
-        c.dispatcher.lazy = c.controller.lazy.update_residency(c.dispatcher.backlog)
-        c.pool.replicas.start_and_end_processes()
-        self.update_subscriptions(c)
-        c.dispatcher.end_stuck_and_expired()
-
-    def update_subscriptions(self, c: Any) -> None:
-        """Consume the queues of the models that a replica can run now, and no others.
-
-        No queue is consumed while the dispatcher is not connected. Messages that came from a queue before it was left,
-        or are on their way, go back to it.
-        """
-        dispatcher = c.dispatcher
-        wanted = {address.queue_of(name) for name in dispatcher.replicas.serving_models if dispatcher.connected}
-        consumed = self.subscriptions.consumed_queues
-        for queue in consumed - wanted:
-            self.subscriptions.stop_consuming_queue(queue)
-        for queue in wanted - consumed:
-            self.subscriptions.consume_queue(queue)
-        dispatcher.refused = self.subscriptions.explain_unconsumed(dispatcher.specs)
-        dispatcher.give_back_unrunnable_jobs()
-        self._prefetch(c)
-        replicas = dispatcher.replicas
-        state = replicas.version, dispatcher.connected, dispatcher.refused, dispatcher.lazy
-        if state != self.reported:
-            self.reported = state
-            c.controller.heartbeat.write_row_soon()
-
-    def _prefetch(self, c: Any) -> None:
-        """Set the prefetch count. On RabbitMQ a queue keeps the count with which its subscription began."""
-        if c.initial_prefetch_count != c.dispatcher.prefetch_count:
-            c.initial_prefetch_count = c.qos.value = c.dispatcher.prefetch_count
-        if allow := getattr(getattr(c.task_consumer, "channel", None), "allow_patient", None):
-            allow(*c.dispatcher.low_priority_prefetch)
-
-    def _dispatch_soon(self, c: Any) -> None:
-        """Schedule a dispatch once per turn of the event loop, so that messages that arrive together share a batch."""
-        if not self._scheduled:
-            self._scheduled = True
-            c.hub.call_soon(self._dispatch, c)
-
-    def _dispatch(self, c: Any) -> None:
-        self._scheduled = False
-        if c.pool.replicas is None:  # the worker stops, and the event loop runs its last callbacks
-            return
-        self.update_subscriptions(c)
-        dispatcher = c.dispatcher
-        dispatcher.send_next_calls()
-        due_in_s = dispatcher.backlog.find_next_due_in_s()
-        if due_in_s and dispatcher.pool.find_idle_pids():
-            if self.timer is not None:
-                self.timer.cancel()
-            self.timer = c.timer.call_after(due_in_s, self._dispatch, (c,))

@@ -13,8 +13,8 @@ from redis import ResponseError
 
 from inference.broker import kombu_publisher
 from inference.catalog.specs import ModelSpec
-from inference.worker import subscriptions
-from inference.worker.subscriptions import LONGEST_PAUSE_S, Subscriptions
+from inference.worker.celery_worker import subscriptions
+from inference.worker.celery_worker.subscriptions import LONGEST_PAUSE_S, Subscriptions
 
 SPECS = {name: ModelSpec(name=name, engine="x:Y") for name in ("a", "b")}
 A, B = (spec.queue for spec in SPECS.values())

@@ -3,7 +3,7 @@
 import json
 import math
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 from unittest import TestCase
 from unittest.mock import Mock, patch
 from uuid import uuid4
@@ -17,17 +17,15 @@ from kombu.message import Message
 from inference.broker import messages
 from inference.broker.messages import MOST_PACKED, JobMessage
 from inference.catalog.specs import ModelSpec
-from inference.worker import consumer
 from inference.worker.calls import READY, LoadReport
-from inference.worker.consumer import LONGEST_AWAY_S, JobConsumer
-from inference.worker.dispatch import Dispatcher
+from inference.worker.celery_worker import strategy
+from inference.worker.celery_worker.consumer import LONGEST_AWAY_S, DispatchLoop, JobConsumer
+from inference.worker.celery_worker.tasks import run
 from inference.worker.replicas.devices import Plan
 from inference.worker.replicas.registry import ReplicaRegistry
 from inference.worker.scheduling.inflight import Batch
-from inference.worker.scheduling.unfetched_jobs import UnfetchedJobs
-from inference.worker.subscriptions import Subscriptions
-from inference.worker.tasks import run
 from project.celery import app
+from tests.inference.worker.test_dispatch import make_dispatcher
 
 PID = 4711
 CATALOG = {name: ModelSpec(name=name, engine="x:Y") for name in ("a", "b")}
@@ -38,37 +36,27 @@ class ConsumerTests(TestCase):
         self.replicas = ReplicaRegistry(Plan(worker=uuid4(), devices=("cpu",), replicas=1, threads=1), CATALOG)
         self.replicas.note_start(0, PID)
         self.load(a=READY, b=READY)
-        self.dispatcher = Dispatcher(self.replicas, Mock(return_value=None), UnfetchedJobs(uuid4()))
-        self.dispatcher.connected = True
+        self.dispatcher = make_dispatcher(self.replicas, Mock())
+        self.dispatcher.note_connection()
         self.events: list[str] = []
-        self.step = consumer.BatchingStep.__new__(consumer.BatchingStep)
-        self.step.reported = None
         self.consumer = SimpleNamespace(
             hostname="w",
             conninfo=kombu.Connection("memory://"),
-            dispatcher=self.dispatcher,
             app=SimpleNamespace(amqp=SimpleNamespace(queues=self)),
-            controller=SimpleNamespace(heartbeat=SimpleNamespace(write_row_soon=lambda: None)),
             cancel_task_queue=self.leave,
             add_task_queue=lambda queue: self.events.append(f"began {queue}"),
             channel_errors=(),
-            initial_prefetch_count=0,
-            qos=SimpleNamespace(),
+            connection_errors=(),
+            event_dispatcher=None,
+            change_prefetch_count=lambda count: None,
             task_consumer=None,
+            hub=Mock(),
         )
-        self.step.subscriptions = Subscriptions(self.consumer)
+        service = Mock(dispatcher=self.dispatcher)
+        self.loop = DispatchLoop(cast("JobConsumer", self.consumer), service)
         self.consumed = {spec.queue for spec in CATALOG.values()}
-        self.on_message = consumer.strategy(
-            run,
-            app,
-            SimpleNamespace(
-                dispatcher=self.dispatcher,
-                hostname="w",
-                event_dispatcher=None,
-                connection_errors=(),
-                dispatch_soon=lambda: None,
-            ),
-        )
+        self.consumer.dispatch_loop = self.loop
+        self.on_message = strategy.strategy(run, app, cast("JobConsumer", self.consumer))
 
     def receive(
         self, *, model: str = "a", queue: str = "", headers: dict[str, Any] | None = None, **hints: Any
@@ -127,7 +115,7 @@ class ConsumerTests(TestCase):
         (held,) = backlog.held.values()
         backlog.queues["a"].remove(held.item.id)
         backlog.note_start(Batch(id=uuid4(), spec=CATALOG["a"], jobs=[held], pid=PID))
-        with patch.object(consumer.JobRequest, "send_event"):
+        with patch.object(strategy.JobRequest, "send_event"):
             held.requests[0].report_started(PID)
         with patch.object(state, "should_stop", 0):
             held.requests[0].forget_message()
@@ -137,14 +125,12 @@ class ConsumerTests(TestCase):
 
     def test_what_was_to_be_done_soon_is_scheduled_again_by_the_next_connection(self) -> None:
         """The event loop drops all that it had to do soon, where the first of it has found the connection broken."""
-        hub = self.consumer.hub = Mock()
-        self.consumer.dispatch_soon, self.consumer.pool = Mock(), SimpleNamespace(replicas=self.replicas)
-        self.step._scheduled = False  # noqa: SLF001 - as its constructor sets it
+        hub = self.consumer.hub
         for _ in range(2):
-            with patch.object(self.step, "update_subscriptions"):
-                self.step.register_with_event_loop(self.consumer, hub)
+            with patch.object(self.loop, "update_subscriptions"):
+                self.loop.begin_connection(hub)
             hub.call_soon.reset_mock()
-            self.step._dispatch_soon(self.consumer)  # noqa: SLF001 - given to the dispatcher and to the strategy
+            self.loop.dispatch_soon()
             hub.call_soon.assert_called_once()
 
     def test_jobs_that_share_a_message_are_jobs_like_any_other(self) -> None:
@@ -233,19 +219,18 @@ class ConsumerTests(TestCase):
         self.dispatcher.forget_messages()
         self.follow()
         self.assertEqual(self.events, [])
-        self.dispatcher.connected = True
+        self.dispatcher.note_connection()
         self.follow()
         self.assertEqual(sorted(self.events), ["began inference.a", "began inference.b"])
 
     def test_a_connection_that_breaks_before_each_sweep_is_no_event_loop_that_hangs(self) -> None:
         self.dispatcher.looped_at = 0.0
-        self.consumer.pool, self.consumer.dispatch_soon = SimpleNamespace(replicas=self.replicas), Mock()
-        self.step.register_with_event_loop(self.consumer, Mock())
+        self.loop.begin_connection(self.consumer.hub)
         self.assertGreater(self.dispatcher.looped_at, 0.0)
 
     def follow(self) -> None:
         """As the event loop does after each message and twice a second."""
-        self.step.update_subscriptions(self.consumer)
+        self.loop.update_subscriptions()
 
     @property
     def consume_from(self) -> set[str]:

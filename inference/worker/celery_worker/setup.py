@@ -9,9 +9,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Collection
-from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from celery import Celery, bootsteps, concurrency, platforms, signals
@@ -19,12 +17,14 @@ from django.conf import settings
 from django.db import DatabaseError, InterfaceError
 
 from inference.broker.messages import TASK
-from inference.catalog import lookup, specs, tasks
-from inference.catalog.specs import ModelSpec
+from inference.catalog import lookup, specs
+from inference.catalog.specs import Catalog
 from inference.telemetry import logs
-from inference.worker.processes import process_launcher
-from inference.worker.processes.pool import TaskPool
-from inference.worker.replicas import devices
+from inference.worker.celery_worker.task_pool import TaskPool
+
+if TYPE_CHECKING:
+    from inference.worker.replicas.served_models import ModelSelection
+    from inference.worker.service import WorkerService
 
 logger = logging.getLogger(__name__)
 
@@ -35,11 +35,19 @@ to device i mod n; cuda:0+cuda:1 is one device, of two GPUs, for a model that fi
 replicas a GPU, by its memory and the models' sizes, or one a CPU core."""
 
 
-class HangupStep(bootsteps.StartStopStep):
-    """The bootstep that has the models file read at SIGHUP, for which Celery would restart the whole worker."""
+class ServiceStep(bootsteps.StartStopStep):
+    """The bootstep that gives the pool its processes, and has the models file read at SIGHUP.
+
+    Celery would restart the whole worker at SIGHUP.
+    """
+
+    requires = ("celery.worker.components:Pool",)
 
     def include_if(self, parent: Any) -> bool:
-        return getattr(parent, "replicas", None) is not None
+        return find_service(parent) is not None
+
+    def create(self, parent: Any) -> None:
+        parent.pool.take_replicas(parent.service.pool)
 
     def start(self, parent: Any) -> None:
         # A new thread sets the event, since the main thread may hold the event's lock when the signal arrives.
@@ -48,14 +56,14 @@ class HangupStep(bootsteps.StartStopStep):
 
 
 def install_options_and_steps(app: Celery) -> None:
-    app.steps["worker"].add(HangupStep)
-    app.steps["consumer"].add("inference.worker.consumer:BatchingStep")
+    app.steps["worker"].add(ServiceStep)
+    app.steps["consumer"].add("inference.worker.celery_worker.consumer:BatchingStep")
     app.user_options["worker"].add(click.Option(("--models",), help=MODELS_HELP))
     app.user_options["worker"].add(click.Option(("--devices",), default="auto", show_default=True, help=DEVICES_HELP))
     signals.setup_logging.connect(configure_logging, weak=False)
     signals.worker_init.connect(prepare_worker, weak=False)
     signals.worker_ready.connect(collect_less_garbage, weak=False)
-    signals.worker_shutdown.connect(stop_threads, weak=False)
+    signals.worker_shutdown.connect(stop_service, weak=False)
 
 
 def prepare_worker(sender: Any, **kwargs: Any) -> None:
@@ -65,7 +73,7 @@ def prepare_worker(sender: Any, **kwargs: Any) -> None:
     """
     os.environ.setdefault("DATABASE_ANSWER_S", "20")  # of the child processes too, which inherit it
     try:
-        _plan(sender)
+        _prepare(sender)
     except (specs.CatalogError, ValueError) as error:
         sys.exit(f"Error: {error}")
     except (DatabaseError, InterfaceError) as error:
@@ -75,31 +83,52 @@ def prepare_worker(sender: Any, **kwargs: Any) -> None:
         sys.exit(f"Error: the worker does not start: {error!r}; where it failed is logged above.")
 
 
-def _plan(worker: Any) -> None:
-    """Plan the replicas of this worker's models, register the worker, and start its threads.
+def _prepare(worker: Any) -> None:
+    """Make the service of this worker's models, and start it.
 
     Raises `ValueError` if an option cannot be combined with models.
     """
-    from inference.fields.ids import new_job_id
-    from inference.worker import control
-    from inference.worker.maintenance.heartbeat import Heartbeat
-    from inference.worker.maintenance.housekeeping import Housekeeping
-    from inference.worker.replicas.registry import ReplicaRegistry
-    from inference.worker.replicas.served_models import ServedModels, parse_selection
-    from inference.worker.scheduling.lazy_models import LazyModels
-    from inference.worker.scheduling.unfetched_jobs import UnfetchedJobs
+    from inference.worker.celery_worker import control
+    from inference.worker.service import WorkerOptions, make_service
 
-    queues, models = worker.app.amqp.queues, lookup.get_catalog()
-    consumed = [name for name, spec in models.items() if spec.queue in queues.consume_from]
+    models = lookup.get_catalog()
     is_ours = concurrency.get_implementation(worker.pool_cls) is TaskPool
-    if not consumed:  # -Q names other queues: the worker runs other tasks, in Celery's own pool
+    if not _list_consumed_models(worker, models):  # -Q names other queues: the worker runs other tasks
         worker.pool_cls = "prefork" if is_ours else worker.pool_cls
         return
     if not is_ours:
         raise ValueError(
-            "models run in the pool inference.worker.processes.pool:TaskPool; leave out -P/--pool, and have"
+            "models run in the pool inference.worker.celery_worker.task_pool:TaskPool; leave out -P/--pool, and have"
             " CELERY_WORKER_POOL name it"
         )
+    selection = _select_models(worker, models)
+    refuse_what_breaks_batching(worker)
+    options = WorkerOptions(
+        node=worker.hostname,
+        devices=worker.options.get("devices") or "auto",
+        concurrency=worker.options.get("concurrency") or worker.app.conf.worker_concurrency,
+        most_calls=worker.max_tasks_per_child,
+        most_kib=worker.max_memory_per_child,
+    )
+    worker.service = service = make_service(models, selection, options)
+    worker.concurrency = service.replicas.plan.replicas
+    signals.worker_shutting_down.connect(lambda **_: service.heartbeat.announce_stop(), weak=False)
+    control.install_commands(service.housekeeping)
+    service.start()
+
+
+def _list_consumed_models(worker: Any, models: Catalog) -> list[str]:
+    return [name for name, spec in models.items() if spec.queue in worker.app.amqp.queues.consume_from]
+
+
+def _select_models(worker: Any, models: Catalog) -> "ModelSelection":
+    """Return the models that the options select, and have no queue consumed before a replica can run its model.
+
+    Raises `ValueError` if options select queues in the place of models, or a model that there is not.
+    """
+    from inference.worker.replicas.served_models import parse_selection
+
+    queues, consumed = worker.app.amqp.queues, _list_consumed_models(worker, models)
     if len(consumed) < len(models):
         raise ValueError(f"-Q and -X do not choose models; use --models {','.join(consumed)} instead")
     selection = parse_selection(models, worker.options.get("models"))
@@ -107,36 +136,13 @@ def _plan(worker: Any) -> None:
     if others:
         names = ",".join(sorted(others))
         logger.warning("a worker with models runs jobs only: start another one with `celery worker -Q %s`", names)
-    queues.deselect(list(queues.consume_from))  # a model's queue is consumed once a replica can run the model
-    refuse_what_breaks_batching(worker)
-    choice = devices.choose_devices(worker.options.get("devices") or "auto")
-    selection = replace(selection, on_gpu=not choice.is_cpu)
-    plan = devices.make_plan(
-        worker=new_job_id(),
-        choice=choice,
-        **_loads(selection.select_entries(models).values()),
-        concurrency=worker.options.get("concurrency") or worker.app.conf.worker_concurrency,
-    )
-    plan = replace(plan, ahead=settings.WORK_AHEAD)
-    logs.bind_to_process(worker=plan.worker)
-    devices.set_up_libraries(plan.threads, is_cpu=choice.is_cpu)
-    process_launcher.start_fork_server(selection.select_entries(models).values())
-    worker.concurrency = plan.replicas
-    worker.replicas = TaskPool.registry = ReplicaRegistry(plan, selection.select_entries(models))
-    worker.served = ServedModels(worker.replicas, selection)
-    worker.lazy = LazyModels(worker.replicas)
-    worker.lazy.demand.start()
-    worker.unfetched = UnfetchedJobs(plan.worker)
-    worker.unfetched.start()
-    lookup.start_follower()
-    worker.heartbeat = Heartbeat(plan, worker.hostname)
-    worker.heartbeat.register_worker()
-    signals.worker_shutting_down.connect(worker.heartbeat.announce_stop)
-    worker.heartbeat.start()
-    worker.housekeeping = Housekeeping(worker.heartbeat, worker.replicas)
-    worker.housekeeping.chores.append(worker.served.update_jobless_models)
-    control.install_commands(worker.housekeeping)
-    worker.housekeeping.start()
+    queues.deselect(list(queues.consume_from))
+    return selection
+
+
+def find_service(worker: Any) -> "WorkerService | None":
+    """Return the service of a Celery worker, or None if the worker has no models."""
+    return getattr(worker, "service", None)
 
 
 def collect_less_garbage(**kwargs: Any) -> None:
@@ -148,21 +154,6 @@ def collect_less_garbage(**kwargs: Any) -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
-
-
-def _loads(specs: Collection[ModelSpec]) -> dict[str, Any]:
-    """Return the arguments of `make_plan` that decide how many replicas share a GPU.
-
-    At least the largest of the lazy models must fit. A model that generates fills a GPU with one batch, which several
-    replicas would only divide.
-    """
-    from inference.engines.artifacts import memory
-
-    eager = [memory.estimate_weights_memory(spec) for spec in specs if not spec.is_lazy]
-    lazy = [memory.estimate_weights_memory(spec) for spec in specs if spec.is_lazy]
-    largest = [None if None in lazy else max(size for size in lazy if size is not None)] if lazy else []
-    generates = any(tasks.find_task(spec.task).generates for spec in specs)
-    return {"sizes": [*eager, *largest], "most": 1 if generates else devices.MOST_REPLICAS}
 
 
 def refuse_what_breaks_batching(worker: Any) -> None:
@@ -197,9 +188,6 @@ def _say(text: str, file: Any = None) -> None:
     os.write(2, f"{logs.format_line(__name__, text)}\n".encode())
 
 
-def stop_threads(sender: Any, **kwargs: Any) -> None:
-    if heartbeat := getattr(sender, "heartbeat", None):
-        sender.housekeeping.stop()
-        sender.lazy.demand.stop()
-        sender.unfetched.stop()
-        heartbeat.stop(of_an_error=sender.exitcode == platforms.EX_FAILURE and not heartbeat.leaving)
+def stop_service(sender: Any, **kwargs: Any) -> None:
+    if service := find_service(sender):
+        service.stop(of_an_error=sender.exitcode == platforms.EX_FAILURE)

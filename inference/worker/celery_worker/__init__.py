@@ -1,0 +1,4 @@
+"""Celery calls these modules in a worker.
+
+Beside them, only `project` and `inference.broker` import Celery, kombu or amqp.
+"""

@@ -1,0 +1,118 @@
+"""The service of a worker with models: its parts, how they know each other, and their start and stop."""
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+
+from django.conf import settings
+
+from inference.catalog import lookup, tasks
+from inference.catalog.specs import Catalog, ModelSpec
+from inference.engines.artifacts import memory
+from inference.fields.ids import new_job_id
+from inference.telemetry import logs
+from inference.worker.dispatch import Dispatcher
+from inference.worker.maintenance.heartbeat import Heartbeat, WorkerSnapshot
+from inference.worker.maintenance.housekeeping import Housekeeping
+from inference.worker.processes import process_launcher
+from inference.worker.processes.replica_pool import ReplicaPool
+from inference.worker.replicas import devices
+from inference.worker.replicas.devices import Plan
+from inference.worker.replicas.registry import ReplicaRegistry
+from inference.worker.replicas.served_models import ModelSelection, ServedModels
+from inference.worker.scheduling.backlog import Backlog
+from inference.worker.scheduling.lazy_models import LazyModels
+from inference.worker.scheduling.unfetched_jobs import UnfetchedJobs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerOptions:
+    """The options of `celery worker` that the service takes."""
+
+    node: str
+    devices: str
+    concurrency: int | None
+    most_calls: int | None  # of a child process, after which it is replaced
+    most_kib: int | None  # of memory, likewise
+
+
+class WorkerService:
+    """The parts of a worker that serves models, of which Celery's objects know this one."""
+
+    def __init__(self, plan: Plan, catalog: Catalog, selection: ModelSelection, options: WorkerOptions) -> None:
+        self.replicas = ReplicaRegistry(plan, selection.select_entries(catalog))
+        self.served = ServedModels(self.replicas, selection)
+        self.lazy = LazyModels(self.replicas)
+        self.unfetched = UnfetchedJobs(plan.worker)
+        self.heartbeat = Heartbeat(plan, options.node, self.make_snapshot)
+        self.housekeeping = Housekeeping(self.heartbeat, self.replicas)
+        self.housekeeping.add_chore(self.served.update_jobless_models)
+        backlog = Backlog(self.replicas)
+        self.pool = ReplicaPool(
+            self.replicas,
+            has_open_batch=backlog.has_open_batch,
+            load_limit_s=settings.LOAD_LIMIT_S,
+            most_calls=options.most_calls,
+            most_kib=options.most_kib,
+        )
+        self.dispatcher = Dispatcher(backlog, self.pool, self.lazy, self.unfetched, self.housekeeping)
+
+    def start(self) -> None:
+        """Register the worker, and start the threads of its main process."""
+        self.lazy.demand.start()
+        self.unfetched.start()
+        lookup.start_follower()
+        self.heartbeat.register_worker()
+        self.heartbeat.start()
+        self.housekeeping.start()
+
+    def stop(self, *, of_an_error: bool) -> None:
+        self.housekeeping.stop()
+        self.lazy.demand.stop()
+        self.unfetched.stop()
+        self.heartbeat.stop(of_an_error=of_an_error)
+
+    def make_snapshot(self) -> WorkerSnapshot:
+        """Return the dispatcher's snapshot, for the heartbeat, which is made before the dispatcher."""
+        return self.dispatcher.make_snapshot()
+
+    def follow_changes(self) -> None:
+        """Follow what operators want, the models file, the demand for lazy models, and the child processes.
+
+        Runs twice a second in the event loop.
+        """
+        self.replicas.apply_intents(self.heartbeat.intents)
+        self.served.follow_models_file(self.dispatcher.backlog.is_idle)
+        self.lazy.update_residency(self.dispatcher.backlog)
+        self.pool.start_and_end_processes()
+
+
+def make_service(catalog: Catalog, selection: ModelSelection, options: WorkerOptions) -> WorkerService:
+    """Plan the replicas, prepare this process for them, and return their service.
+
+    Raises `ValueError` for devices that cannot be chosen.
+    """
+    choice = devices.choose_devices(options.devices)
+    selection = replace(selection, on_gpu=not choice.is_cpu)
+    specs = selection.select_entries(catalog).values()
+    sizes, most = _estimate_loads(specs)
+    plan = devices.make_plan(
+        worker=new_job_id(), choice=choice, sizes=sizes, most=most, concurrency=options.concurrency
+    )
+    plan = replace(plan, ahead=settings.WORK_AHEAD)
+    logs.bind_to_process(worker=plan.worker)
+    devices.set_up_libraries(plan.threads, is_cpu=choice.is_cpu)
+    process_launcher.start_fork_server(specs)
+    return WorkerService(plan, catalog, selection, options)
+
+
+def _estimate_loads(specs: Collection[ModelSpec]) -> tuple[list[int | None], int]:
+    """Return what decides how many replicas share a GPU: the bytes of models that each has, and the most replicas.
+
+    At least the largest of the lazy models must fit. A model that generates fills a GPU with one batch, which several
+    replicas would only divide.
+    """
+    eager = [memory.estimate_weights_memory(spec) for spec in specs if not spec.is_lazy]
+    lazy = [memory.estimate_weights_memory(spec) for spec in specs if spec.is_lazy]
+    largest = [None if None in lazy else max(size for size in lazy if size is not None)] if lazy else []
+    generates = any(tasks.find_task(spec.task).generates for spec in specs)
+    return [*eager, *largest], 1 if generates else devices.MOST_REPLICAS
