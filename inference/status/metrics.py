@@ -68,9 +68,6 @@ def _of_rows() -> list[Metric]:
     ]
 
 
-forget = _of_rows.forget
-
-
 def _by_model(figures: Mapping[str, float], **labels: str) -> Iterator[Sample]:
     for model, figure in figures.items():
         yield {"model": model, **labels}, figure

@@ -24,7 +24,6 @@ from batch_inference_client import ClientError
 from inference.broker import redis_client
 from inference.errors import BrokerUnavailable
 from inference.models import Job
-from inference.status.workers import count_living_workers_by_model
 from inference.store import transitions
 from inference.streams import disconnects, reader
 from inference.streams.hub import hub
@@ -70,9 +69,7 @@ class StreamCase(ApiTestCase):
 
     def idle_generator(self) -> Generator:
         """Have a living worker that takes no job until it is started."""
-        generator = Generator()
-        count_living_workers_by_model.forget()
-        return generator
+        return Generator()
 
     @contextlib.contextmanager
     def generator(self) -> Iterator[None]:

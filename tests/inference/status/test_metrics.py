@@ -23,9 +23,7 @@ from tests.conditions import ago
 
 class MetricsTests(TestCase):
     def setUp(self) -> None:
-        metrics.forget()
         ledger.forget_rows()
-        self.addCleanup(metrics.forget)
 
     def samples(self, family: str) -> list[tuple[str, dict[str, str], float]]:
         (found,) = (each for each in parsed(metrics.format_metrics().decode()) if each.name == f"inference_{family}")
@@ -102,7 +100,6 @@ class MetricsTests(TestCase):
         ledger.flush_tallies()
         start = Figure.objects.get(model="").start.timestamp()
         for now, waiting in ((start + counters.WRITE_DELAY_S, 7), (start + ledger.TICK_S + counters.WRITE_DELAY_S, 0)):
-            metrics.forget()
             with patch.object(clock, "time_s", return_value=now):
                 self.assertEqual(self.samples("requests_waiting"), [("inference_requests_waiting", {}, waiting)])
         (refused,) = self.samples("rejections")

@@ -14,7 +14,6 @@ from django.test import TestCase, TransactionTestCase, override_settings
 from inference import errors
 from inference.catalog.lookup import spec_of
 from inference.models import Job, Worker, WorkerState
-from inference.status.workers import count_living_workers_by_model
 from inference.submission import admission, bulk, idempotency, jobs
 from inference.submission.submissions import BulkItem, BulkSubmission, Submission
 from inference.web_process import compute_slots
@@ -39,7 +38,6 @@ def signal_wait(waits: threading.Event) -> Callable[[float], Any]:
 
 class OnceTests(TransactionTestCase):
     def setUp(self) -> None:
-        count_living_workers_by_model.forget()
         admission.forget_counts()
         patience.lend(self)
 
