@@ -19,11 +19,12 @@ from inference.status import counters, metrics
 from inference.web_process.finish_listener import listener
 from inference.web_process.request_figures import RequestFigures
 from tests.conditions import ago
+from tests.inference.figures.agreement import drop_tallies
 
 
 class MetricsTests(TestCase):
     def setUp(self) -> None:
-        ledger.forget_rows()
+        drop_tallies()
 
     def samples(self, family: str) -> list[tuple[str, dict[str, str], float]]:
         (found,) = (each for each in parsed(metrics.format_metrics().decode()) if each.name == f"inference_{family}")
@@ -106,7 +107,6 @@ class MetricsTests(TestCase):
         self.assertEqual(refused, ("inference_rejections_total", {"model": "echo", "code": "queue_full"}, 4))
 
     def test_answers_are_counted_by_address_but_for_probes(self) -> None:
-        ledger.forget_rows()
         self.client.get(f"/v1/jobs/{uuid4()}")
         self.client.get("/v1/jobs/none")
         self.client.generic("BREW", "/v1/embeddings/")
