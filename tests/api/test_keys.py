@@ -41,7 +41,6 @@ def delete_elsewhere(user: User) -> None:
 class KeyTests(ApiTestCase):
     def setUp(self) -> None:
         super().setUp()
-        keyring.forget_key()
         self.ada = get_user_model().objects.create_user("ada")
 
     def issue(self, **fields: Any) -> tuple[ApiKey, str]:
@@ -170,7 +169,6 @@ class KeyTests(ApiTestCase):
 class QuotaTests(ApiTestCase):
     def setUp(self) -> None:
         super().setUp()
-        keyring.forget_key()
         self.ada = get_user_model().objects.create_user("ada")
 
     def test_too_many_requests_are_429_with_the_time_to_come_back(self) -> None:
@@ -236,7 +234,6 @@ class KeyOfJobTests(StreamCase):
 
     def setUp(self) -> None:
         super().setUp()
-        keyring.forget_key()
         self.ada = get_user_model().objects.create_user("ada")
         self.row, self.key = ApiKey.objects.issue_key(owner=self.ada, name="nightly")
 
@@ -314,7 +311,6 @@ class CommandTests(ApiTestCase):
         return out.getvalue().strip()
 
     def test_the_command_prints_a_key_that_opens(self) -> None:
-        keyring.forget_key()
         key = self.create("ada", "--days", "1", "--rate", "100", "--max-queued", "7", "--staff", "--no-high")
         row = ApiKey.objects.get()
         self.assertEqual(row.digest, digest_key(key))

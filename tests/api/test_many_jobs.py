@@ -15,7 +15,6 @@ from django.db import connection
 from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 
-from api.auth import keyring
 from api.models import ApiKey
 from api.server.wait_slots import slots
 from inference import budget
@@ -153,7 +152,6 @@ class WaitForAnyTests(ApiTestCase):
 
     @override_settings(API_KEY_REQUIRED=True)
     def test_another_owner_s_job_is_as_if_it_were_not_there(self) -> None:
-        keyring.forget_key()
         users = get_user_model().objects
         owner = users.create_user("owner")
         job = Job.objects.create(model="echo", inputs="x", owner=owner, status=Status.SUCCEEDED, output="x")

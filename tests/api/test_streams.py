@@ -16,7 +16,6 @@ from django.db import OperationalError
 from django.test import override_settings
 from huggingface_hub.inference._common import _stream_text_generation_response
 
-from api.auth import keyring
 from api.inside import Client
 from api.models import ApiKey
 from api.server.wait_slots import slots
@@ -369,10 +368,6 @@ class InsideTests(StreamCase):
 
 @override_settings(API_KEY_REQUIRED=True)
 class WhoTests(StreamCase):
-    def setUp(self) -> None:
-        super().setUp()
-        keyring.forget_key()
-
     def key_of(self, name: str, **fields: Any) -> dict[str, str]:
         user = get_user_model().objects.create_user(name, **fields)
         return {"Authorization": f"Bearer {ApiKey.objects.issue_key(owner=user)[1]}"}

@@ -12,7 +12,7 @@ from django.urls import reverse
 from django.utils import timezone
 
 from api import usage as usage_module
-from api.auth import find_principal, keyring
+from api.auth import find_principal
 from api.models import ApiKey, KeyUse
 from api.usage import UsageCounter, usage
 from inference import clock
@@ -26,7 +26,6 @@ class UsageTests(TestCase):
         self.owner = get_user_model().objects.create_superuser("owner")
         self.key, self.secret = ApiKey.objects.issue_key(owner=self.owner, name="first")
         self.other = ApiKey.objects.issue_key(owner=self.owner, name="second")[0]
-        keyring.forget_key()
         self.usage = UsageCounter()
         self.enterContext(patch.object(usage_module, "EVERY_S", 0.0))
 
@@ -37,7 +36,6 @@ class UsageTests(TestCase):
         usage.write_if_due()
         for _ in range(3):
             find_principal(f"Bearer {self.secret}")
-        keyring.forget_key()
         usage.write_if_due()
         self.assertEqual(self.used(), {self.key.pk: 3})
 

@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 from django.contrib.auth import get_user_model
 from django.test import SimpleTestCase, override_settings
 
-from api.auth import keyring
 from api.models import ApiKey
 from api.server.wait_slots import WaitSlots, slots
 from tests import echo
@@ -45,10 +44,6 @@ class SlotTests(SimpleTestCase):
 
 @override_settings(MAX_WAITING_REQUESTS=4, API_KEY_REQUIRED=True)
 class ShareTests(ApiTestCase):
-    def setUp(self) -> None:
-        super().setUp()
-        keyring.forget_key()
-
     def key_of(self, name: str) -> dict[str, str]:
         user, _ = get_user_model().objects.get_or_create(username=name)
         return {"Authorization": f"Bearer {ApiKey.objects.issue_key(owner=user)[1]}"}
