@@ -27,10 +27,10 @@ from inference.store import rows, transitions
 from inference.store.rows import Changes
 from inference.submission import admission, idempotency, split_jobs
 from inference.submission.submissions import Submission
-from inference.submission.writer import PATIENCE_S, report_row_if_away, writer
 from inference.telemetry import logs
 from inference.web_process import finish_listener
 from inference.web_process.compute_slots import compute_slots
+from inference.web_process.writer import PATIENCE_S, report_row_if_away, writer
 from inference.webhooks import delivery
 
 logger = logging.getLogger(__name__)

@@ -21,7 +21,7 @@ from inference.store import connections as store_connections
 from inference.store import rows
 from inference.submission import admission, bulk, jobs, queue_counter
 from inference.submission.submissions import BulkItem, BulkSubmission, Submission, Terms
-from inference.submission.writer import writer
+from inference.web_process.writer import writer
 from tests.conditions import PATIENCE_S, eventually
 from tests.inference.submission import patience
 

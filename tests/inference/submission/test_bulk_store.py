@@ -86,7 +86,7 @@ class PackTests(TransactionTestCase):
 
     def test_of_a_message_that_was_not_sent_all_are_sent_again_each_in_its_own(self) -> None:
         away = patch.object(publisher, "publish_messages", side_effect=errors.BrokerUnavailable("away"))
-        with away, self.assertLogs("inference.submission.writer", "WARNING"):
+        with away, self.assertLogs("inference.store.job_messages", "WARNING"):
             ids = self.submit(*self.texts(6))
         self.assertEqual(Job.objects.filter(published_at=None, priority=Priority.LOW).count(), 6)
         Job.objects.update(created_at=timezone.now() - datetime.timedelta(minutes=1))  # long enough to be missed
