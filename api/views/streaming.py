@@ -20,10 +20,10 @@ from api.errors.problems import ApiError
 from api.requests import bodies
 from api.server.wait_slots import slots
 from api.views.base import ApiView
+from inference import process
 from inference.models import Job
 from inference.streams import disconnects, reader
 from inference.streams.events import Event
-from inference.streams.hub import hub
 from inference.streams.positions import BEGINNING, Position
 
 logger = logging.getLogger(__name__)
@@ -88,7 +88,7 @@ def answer_stream(
         if cancels:
             require_cancel_or_retry(view.principal, row)
         left = _cancelling(row.id, is_accepted=request.method == "POST") if cancels else None
-        pieces = written(row, reader.stream_events(row, after=after))
+        pieces = written(row, reader.stream_events(row, process.current.hub, after=after))
         body = StreamBody(pieces, held.pop_all(), left)
     headers = {**HEADERS, "Content-Location": f"/v1/jobs/{row.id}/stream"}
     return StreamingHttpResponse(body, content_type=events.CONTENT_TYPE, headers=headers)
@@ -125,7 +125,7 @@ def _cancelling(job_id: UUID, *, is_accepted: bool) -> Callable[[], None] | None
         return None
 
     def left() -> None:
-        if not hub.is_stopping:
+        if not process.current.hub.is_stopping:
             _leave(job_id, name)
 
     return left

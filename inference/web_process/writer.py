@@ -220,6 +220,3 @@ def _perhaps_stored(row: Job | Bulk) -> StoreUnavailable:
         retry_after_s=5,
         **{f"{kind}_id": row.id},
     )
-
-
-writer = Writer()

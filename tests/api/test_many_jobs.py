@@ -17,7 +17,7 @@ from django.test.utils import CaptureQueriesContext
 
 from api.models import ApiKey
 from api.server.wait_slots import slots
-from inference import budget
+from inference import budget, process
 from inference.errors import InvalidInput
 from inference.fields.ids import first_id_at
 from inference.models import Bulk, Job, Status
@@ -126,16 +126,16 @@ class WaitForAnyTests(ApiTestCase):
     def test_the_first_to_finish_ends_the_wait_and_nothing_is_left_behind(self) -> None:
         ids = [self.submit(str(number))["id"] for number in range(5)]
         request = WaitingRequest(lambda: self.wait(*ids, wait_s=PATIENCE_S))
-        eventually(lambda: len(finish_listener.listener.hinted) == 5)
+        eventually(lambda: len(process.current.listener.hinted) == 5)
         with self.worker():
             shown = request.result()
         self.assertGreater(len(shown["items"]), 0)
-        self.assertEqual(finish_listener.listener.hinted, {})
+        self.assertEqual(process.current.listener.hinted, {})
 
     def test_cancelled_ones_are_finished(self) -> None:
         job = self.submit()
         request = WaitingRequest(lambda: self.wait(job["id"], wait_s=PATIENCE_S))
-        eventually(lambda: finish_listener.listener.hinted)
+        eventually(lambda: process.current.listener.hinted)
         self.post(f"/v1/jobs/{job['id']}/cancel")
         self.assertEqual([each["status"] for each in request.result()["items"]], ["cancelled"])
 

@@ -20,12 +20,12 @@ from api.inside import Client
 from api.models import ApiKey
 from api.server.wait_slots import slots
 from batch_inference_client import ClientError
+from inference import process
 from inference.broker import redis_client
 from inference.errors import BrokerUnavailable
 from inference.models import Job
 from inference.store import transitions
 from inference.streams import disconnects, reader
-from inference.streams.hub import hub
 from inference.streams.positions import BEGINNING
 from inference.upkeep import retention
 from tests.api.base import ApiTestCase, Response
@@ -271,9 +271,9 @@ class WaitingTests(StreamCase):
         answer = self.stream(job)
         pieces: Iterator[bytes] = iter(answer.streaming_content)  # type: ignore[attr-defined]
         self.assertEqual([next(pieces), next(pieces)[:12]], [b"retry: 1000\n\n", b"event: delta"])
-        self.assertEqual(len(hub), 1)
+        self.assertEqual(len(process.current.hub), 1)
         answer.close()
-        self.assertEqual((len(hub), slots._held.total()), (0, 0))  # noqa: SLF001
+        self.assertEqual((len(process.current.hub), slots._held.total()), (0, 0))  # noqa: SLF001
         self.assertEqual(Job.objects.get().status, "running")
 
     def test_the_job_is_cancelled_with_its_client_where_that_was_requested(self) -> None:
@@ -287,7 +287,7 @@ class WaitingTests(StreamCase):
         self.idle_generator()
         self.post(f"{WORDS}?on_disconnect=cancel", {"inputs": "x", "stream": True}).close()
         eventually(lambda: Job.objects.get().status == "cancelled")
-        self.assertEqual((len(hub), slots._held.total()), (0, 0))  # noqa: SLF001
+        self.assertEqual((len(process.current.hub), slots._held.total()), (0, 0))  # noqa: SLF001
 
     def test_a_job_that_was_accepted_is_streamed_though_the_database_goes_away_then(self) -> None:
         """An answer that it is away would have its client post it again."""
@@ -332,7 +332,7 @@ class WaitingTests(StreamCase):
         job = self.job()
         answer = self.stream(job, "?on_disconnect=cancel")
         next(iter(answer.streaming_content))  # type: ignore[attr-defined]
-        with patch.object(hub, "is_stopping", True):
+        with patch.object(process.current.hub, "is_stopping", True):
             answer.close()
         self.assertEqual(Job.objects.get().status, "queued")
 

@@ -11,12 +11,11 @@ from django.contrib.auth.models import User
 from django.test import TestCase
 from prometheus_client.parser import text_string_to_metric_families as parsed
 
-from inference import clock
+from inference import clock, process
 from inference.figures import ledger, tallies
 from inference.figures.ledger import moment_at
 from inference.models import Figure, Grain, Job, Status, Worker, WorkerState
 from inference.status import counters, metrics
-from inference.web_process.finish_listener import listener
 from inference.web_process.request_figures import RequestFigures
 from tests.conditions import ago
 from tests.inference.figures.agreement import drop_tallies
@@ -122,7 +121,7 @@ class MetricsTests(TestCase):
         )
 
     def test_what_waits_in_this_process_counts_at_once(self) -> None:
-        with listener.expect_finish(uuid4()), listener.expect_finish(uuid4()):
+        with process.current.listener.expect_finish(uuid4()), process.current.listener.expect_finish(uuid4()):
             self.assertEqual(self.samples("requests_waiting"), [("inference_requests_waiting", {}, 2)])
 
     def test_what_is_counted_of_nothing_has_its_description(self) -> None:

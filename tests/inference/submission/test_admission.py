@@ -13,7 +13,7 @@ from django.db.models import QuerySet
 from django.test import TransactionTestCase
 from django.test.utils import CaptureQueriesContext
 
-from inference import budget, errors
+from inference import budget, errors, process
 from inference.catalog import validation
 from inference.catalog.lookup import spec_of
 from inference.models import Job, Priority, Status
@@ -21,7 +21,6 @@ from inference.store import connections as store_connections
 from inference.store import rows
 from inference.submission import admission, bulk, jobs, queue_counter
 from inference.submission.submissions import BulkItem, BulkSubmission, Submission, Terms
-from inference.web_process.writer import writer
 from tests.conditions import PATIENCE_S, eventually
 from tests.inference.submission import patience
 
@@ -77,7 +76,7 @@ class ShareTests(TransactionTestCase):
         self.assertEqual((let_in, Job.objects.count()), (3, 3))
 
     def test_what_was_not_stored_takes_no_place(self) -> None:
-        with patch.object(writer, "write_job", side_effect=errors.StoreUnavailable("away")):
+        with patch.object(process.current.writer, "write_job", side_effect=errors.StoreUnavailable("away")):
             for _ in range(5):
                 with self.assertRaises(errors.StoreUnavailable):
                     self.submit()
