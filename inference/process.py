@@ -7,9 +7,11 @@ that submits a job has the threads that it needs, and any other program has none
 from __future__ import annotations
 
 import os
+from typing import Any
 
 from inference.streams.hub import StreamHub
 from inference.web_process.finish_listener import Listener
+from inference.web_process.queue_counter import QueueCounter
 from inference.web_process.request_figures import RequestFigures
 from inference.web_process.writer import Writer
 
@@ -19,6 +21,8 @@ class WebProcess:
         self.writer = Writer()
         self.listener = Listener()
         self.hub = StreamHub(self.listener)
+        # by kind ("model" or "owner"), its key, and priority
+        self.queue_counters: dict[tuple[str, Any, int], QueueCounter] = {}
         self.figures = RequestFigures(self.listener.__len__)
 
     def close(self) -> None:

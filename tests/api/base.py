@@ -13,6 +13,7 @@ from uuid import UUID, uuid4
 from django.db import connection
 from django.test import TransactionTestCase, override_settings
 
+from inference import process
 from inference.broker import redis_client
 from inference.catalog.lookup import get_catalog, spec_of
 from inference.catalog.sizes import lengths
@@ -20,7 +21,6 @@ from inference.errors import InferenceError
 from inference.models import Job, Status, Worker, WorkerState
 from inference.store import transitions
 from inference.store.transitions import Outcome
-from inference.submission import admission
 from tests import echo
 from tests.conditions import PATIENCE_S
 
@@ -84,7 +84,7 @@ class Laborer(threading.Thread):
 class ApiTestCase(TransactionTestCase):
     def setUp(self) -> None:
         redis_client.get_client().flushdb()
-        admission.forget_counts()
+        process.current.queue_counters.clear()
 
     @contextlib.contextmanager
     def worker(self, answer: Answer = echo_answer) -> Iterator[Laborer]:

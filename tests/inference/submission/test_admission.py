@@ -19,8 +19,9 @@ from inference.catalog.lookup import spec_of
 from inference.models import Job, Priority, Status
 from inference.store import connections as store_connections
 from inference.store import rows
-from inference.submission import admission, bulk, jobs, queue_counter
+from inference.submission import admission, bulk, jobs
 from inference.submission.submissions import BulkItem, BulkSubmission, Submission, Terms
+from inference.web_process import queue_counter
 from tests.conditions import PATIENCE_S, eventually
 from tests.inference.submission import patience
 
@@ -30,7 +31,7 @@ SPEC = spec_of(MODEL)
 
 class ShareTests(TransactionTestCase):
     def setUp(self) -> None:
-        admission.forget_counts()
+        process.current.queue_counters.clear()
         patience.lend(self)
         self.owner = get_user_model().objects.create(username="ada")
 
@@ -71,7 +72,7 @@ class ShareTests(TransactionTestCase):
         processes: list[dict[Any, Any]] = [{}, {}, {}]
         let_in = 0
         for number in range(12):
-            with patch.object(admission, "_lines", processes[number % 3]):
+            with patch.object(process.current, "queue_counters", processes[number % 3]):
                 let_in += self.submit()
         self.assertEqual((let_in, Job.objects.count()), (3, 3))
 
