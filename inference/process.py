@@ -10,6 +10,7 @@ import os
 from typing import Any
 
 from inference.streams.hub import StreamHub
+from inference.web_process.compute_slots import ComputeSlots
 from inference.web_process.finish_listener import Listener
 from inference.web_process.queue_counter import QueueCounter
 from inference.web_process.request_figures import RequestFigures
@@ -18,6 +19,7 @@ from inference.web_process.writer import Writer
 
 class WebProcess:
     def __init__(self) -> None:
+        self.compute_slots = ComputeSlots()
         self.writer = Writer()
         self.listener = Listener()
         self.hub = StreamHub(self.listener)

@@ -20,6 +20,7 @@ from api.requests import bodies
 from api.requests.fields import Body
 from api.server.middleware import format_route
 from api.server.wait_slots import slots
+from inference import process
 from inference.errors import JobNotFound, UnknownOwner
 from inference.fields.uuids import parse_uuid
 from inference.models import Job
@@ -28,7 +29,6 @@ from inference.submission import jobs
 from inference.submission.submissions import Terms
 from inference.telemetry import logs
 from inference.upkeep import retention
-from inference.web_process.compute_slots import compute_slots
 
 T = TypeVar("T", bound=Terms)
 
@@ -157,7 +157,7 @@ def read_body(request: HttpRequest) -> bytes:
         raise ApiError("The body could not be read to its end.") from error
     if len(body) < int(request.META.get("CONTENT_LENGTH") or 0):
         raise ApiError(f"The body ended after {len(body)} bytes, before its Content-Length.")
-    compute_slots.take_slot()
+    process.current.compute_slots.take_slot()
     return body
 
 

@@ -28,7 +28,7 @@ from inference.store.rows import Changes
 from inference.submission import admission, idempotency, split_jobs
 from inference.submission.submissions import Submission
 from inference.telemetry import logs
-from inference.web_process.compute_slots import compute_slots
+from inference.web_process import compute_slots
 from inference.web_process.writer import PATIENCE_S, report_row_if_away
 from inference.webhooks import delivery
 

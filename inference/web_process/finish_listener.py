@@ -21,7 +21,7 @@ from django.db import DatabaseError, InterfaceError, connection
 from inference.failures import Pauses
 from inference.store import connections, notices, rows
 from inference.store.rows import Changes
-from inference.web_process.compute_slots import compute_slots
+from inference.web_process import compute_slots
 
 logger = logging.getLogger(__name__)
 
