@@ -14,12 +14,14 @@ from inference.web_process.compute_slots import ComputeSlots
 from inference.web_process.finish_listener import Listener
 from inference.web_process.queue_counter import QueueCounter
 from inference.web_process.request_figures import RequestFigures
+from inference.web_process.wait_slots import WaitSlots
 from inference.web_process.writer import Writer
 
 
 class WebProcess:
     def __init__(self) -> None:
         self.compute_slots = ComputeSlots()
+        self.wait_slots = WaitSlots()
         self.writer = Writer()
         self.listener = Listener()
         self.hub = StreamHub(self.listener)

@@ -19,7 +19,6 @@ from api.errors.problems import ApiError
 from api.requests import bodies
 from api.requests.fields import Body
 from api.server.middleware import format_route
-from api.server.wait_slots import slots
 from inference import process
 from inference.errors import JobNotFound, UnknownOwner
 from inference.fields.uuids import parse_uuid
@@ -113,7 +112,7 @@ class ApiView(APIView):
     @contextlib.contextmanager
     def take_wait_slot(self, wait_s: float) -> Iterator[float]:
         """Yield the seconds that this request may wait: 0 if too many requests of its principal wait already."""
-        with slots.take_slot(self.principal.user_id, wait_s) as granted_s:
+        with process.current.wait_slots.take_slot(self.principal.user_id, wait_s) as granted_s:
             self.kept_waiting = granted_s == wait_s
             yield granted_s
 

@@ -18,7 +18,6 @@ from api.answers import completions, events
 from api.auth import require_cancel_or_retry
 from api.errors.problems import ApiError
 from api.requests import bodies
-from api.server.wait_slots import slots
 from api.views.base import ApiView
 from inference import process
 from inference.models import Job
@@ -82,7 +81,7 @@ def answer_stream(
         job()
         return HttpResponse(content_type=events.CONTENT_TYPE, headers=HEADERS)
     with contextlib.ExitStack() as held:
-        if not held.enter_context(slots.take_slot(view.principal.user_id, reader.LONGEST_S)):
+        if not held.enter_context(process.current.wait_slots.take_slot(view.principal.user_id, reader.LONGEST_S)):
             raise ApiError(NO_ROOM, "overloaded", retry_after_s=1)
         row = job()
         if cancels:

@@ -16,7 +16,6 @@ from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 
 from api.models import ApiKey
-from api.server.wait_slots import slots
 from inference import budget, process
 from inference.errors import InvalidInput
 from inference.fields.ids import first_id_at
@@ -173,7 +172,7 @@ class WaitForAnyTests(ApiTestCase):
     @override_settings(MAX_WAITING_REQUESTS=1)
     def test_who_finds_no_room_to_wait_gets_retry_after(self) -> None:
         job = self.submit()
-        with slots.take_slot(None, 300.0):
+        with process.current.wait_slots.take_slot(None, 300.0):
             answer = self.wait(job["id"], wait_s=300)
         self.assertEqual((answer.json()["left"], answer["Retry-After"]), (1, "1"))
 
@@ -215,7 +214,7 @@ class BulkWaitTests(ApiTestCase):
     @override_settings(MAX_WAITING_REQUESTS=1)
     def test_who_finds_no_room_to_wait_gets_retry_after(self) -> None:
         bulk = self.bulk(["a"])
-        with slots.take_slot(None, 300.0):
+        with process.current.wait_slots.take_slot(None, 300.0):
             answer = self.client.get(f"/v1/jobs/bulk/{bulk['id']}?wait=300")
         self.assertEqual((answer.json()["finished"], answer["Retry-After"]), (False, "1"))
 

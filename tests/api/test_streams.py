@@ -18,7 +18,6 @@ from huggingface_hub.inference._common import _stream_text_generation_response
 
 from api.inside import Client
 from api.models import ApiKey
-from api.server.wait_slots import slots
 from batch_inference_client import ClientError
 from inference import process
 from inference.broker import redis_client
@@ -263,7 +262,7 @@ class WaitingTests(StreamCase):
             answer.close()
             transitions.cancel_job(job.pk)
             self.assertEqual(len(self.events(self.stream(job))), 1)
-        self.assertEqual(slots._held.total(), 0)  # noqa: SLF001
+        self.assertEqual(process.current.wait_slots._held.total(), 0)  # noqa: SLF001
 
     def test_nothing_is_left_of_a_stream_after_its_client_goes(self) -> None:
         job = self.job()
@@ -273,7 +272,7 @@ class WaitingTests(StreamCase):
         self.assertEqual([next(pieces), next(pieces)[:12]], [b"retry: 1000\n\n", b"event: delta"])
         self.assertEqual(len(process.current.hub), 1)
         answer.close()
-        self.assertEqual((len(process.current.hub), slots._held.total()), (0, 0))  # noqa: SLF001
+        self.assertEqual((len(process.current.hub), process.current.wait_slots._held.total()), (0, 0))  # noqa: SLF001
         self.assertEqual(Job.objects.get().status, "running")
 
     def test_the_job_is_cancelled_with_its_client_where_that_was_requested(self) -> None:
@@ -287,7 +286,7 @@ class WaitingTests(StreamCase):
         self.idle_generator()
         self.post(f"{WORDS}?on_disconnect=cancel", {"inputs": "x", "stream": True}).close()
         eventually(lambda: Job.objects.get().status == "cancelled")
-        self.assertEqual((len(process.current.hub), slots._held.total()), (0, 0))  # noqa: SLF001
+        self.assertEqual((len(process.current.hub), process.current.wait_slots._held.total()), (0, 0))  # noqa: SLF001
 
     def test_a_job_that_was_accepted_is_streamed_though_the_database_goes_away_then(self) -> None:
         """An answer that it is away would have its client post it again."""

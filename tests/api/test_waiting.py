@@ -9,7 +9,8 @@ from django.contrib.auth import get_user_model
 from django.test import SimpleTestCase, override_settings
 
 from api.models import ApiKey
-from api.server.wait_slots import WaitSlots, slots
+from inference import process
+from inference.web_process.wait_slots import WaitSlots
 from tests import echo
 from tests.api.base import ApiTestCase
 from tests.conditions import PATIENCE_S
@@ -54,7 +55,7 @@ class ShareTests(ApiTestCase):
         run, body = f"/v1/models/echo?timeout={PATIENCE_S:g}", {"inputs": "x"}
         with contextlib.ExitStack() as polls:
             for _ in range(50):
-                polls.enter_context(slots.take_slot(owner.pk, 300.0))
+                polls.enter_context(process.current.wait_slots.take_slot(owner.pk, 300.0))
             self.idle_worker()
             for headers in (noisy, again):
                 problem = self.assert_problem(self.post(run, body, headers=headers), 504, "not_finished")
