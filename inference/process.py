@@ -7,7 +7,10 @@ that submits a job has the threads that it needs, and any other program has none
 from __future__ import annotations
 
 import os
+from concurrent.futures import Future
 from typing import Any
+
+from django.db.models import Model
 
 from inference.streams.hub import StreamHub
 from inference.web_process.compute_slots import ComputeSlots
@@ -27,6 +30,7 @@ class WebProcess:
         self.hub = StreamHub(self.listener)
         # by kind ("model" or "owner"), its key, and priority
         self.queue_counters: dict[tuple[str, Any, int], QueueCounter] = {}
+        self.storing: dict[tuple[type[Model], str], Future[Any]] = {}  # rows with an idempotency key
         self.figures = RequestFigures(self.listener.__len__)
 
     def close(self) -> None:
