@@ -16,10 +16,9 @@ from django.dispatch import receiver
 from api.errors.problems import ApiError
 from api.models import PREFIX, ApiKey, FileBatch, StoredFile, digest_key
 from api.usage import UsageCounter
-from inference import clock
+from inference import clock, process
 from inference.failures import is_away
 from inference.models import Bulk, Job, Priority
-from inference.submission import rates
 
 logger = logging.getLogger(__name__)
 
@@ -97,7 +96,7 @@ def count_against_rate_limit(principal: Principal) -> None:
     """Count a request of a key that has a rate. Raises `ApiError` if the rate is used up."""
     if not principal.requests_per_minute:
         return
-    if wait_s := rates.count_against_rate(f"key:{principal.key_id}", principal.requests_per_minute):
+    if wait_s := process.current.rates.count_against_rate(f"key:{principal.key_id}", principal.requests_per_minute):
         raise ApiError(
             f"This key may send {principal.requests_per_minute} requests a minute. Try again in {wait_s:.1f} s.",
             "too_many_requests",

@@ -16,6 +16,7 @@ from inference.streams.hub import StreamHub
 from inference.web_process.compute_slots import ComputeSlots
 from inference.web_process.finish_listener import Listener
 from inference.web_process.queue_counter import QueueCounter
+from inference.web_process.rates import Rates
 from inference.web_process.request_figures import RequestFigures
 from inference.web_process.wait_slots import WaitSlots
 from inference.web_process.writer import Writer
@@ -25,6 +26,7 @@ class WebProcess:
     def __init__(self) -> None:
         self.compute_slots = ComputeSlots()
         self.wait_slots = WaitSlots()
+        self.rates = Rates()
         self.writer = Writer()
         self.listener = Listener()
         self.hub = StreamHub(self.listener)
