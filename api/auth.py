@@ -15,11 +15,10 @@ from django.dispatch import receiver
 
 from api.errors.problems import ApiError
 from api.models import PREFIX, ApiKey, FileBatch, StoredFile, digest_key
-from api.usage import usage
-from inference import clock
+from api.usage import UsageCounter
+from inference import clock, process
 from inference.failures import is_away
 from inference.models import Bulk, Job, Priority
-from inference.submission import rates
 
 logger = logging.getLogger(__name__)
 
@@ -97,7 +96,7 @@ def count_against_rate_limit(principal: Principal) -> None:
     """Count a request of a key that has a rate. Raises `ApiError` if the rate is used up."""
     if not principal.requests_per_minute:
         return
-    if wait_s := rates.count_against_rate(f"key:{principal.key_id}", principal.requests_per_minute):
+    if wait_s := process.current.rates.count_against_rate(f"key:{principal.key_id}", principal.requests_per_minute):
         raise ApiError(
             f"This key may send {principal.requests_per_minute} requests a minute. Try again in {wait_s:.1f} s.",
             "too_many_requests",
@@ -126,7 +125,8 @@ def require_priority(principal: Principal, priority: int) -> None:
 class KeyCache:
     """The keys that were looked up a moment ago: one query a key every few seconds, however many requests it sends."""
 
-    def __init__(self) -> None:
+    def __init__(self, usage: UsageCounter) -> None:
+        self._usage = usage
         self.known: dict[str, tuple[Principal, float]] = {}
 
     def find_principal(self, key: str) -> Principal:
@@ -135,7 +135,7 @@ class KeyCache:
         principal, until = self.known.get(name, (None, 0.0))
         if principal is None or time.monotonic() > until:
             principal = self._look_up(name)
-        usage.count_request(principal.key_id)
+        self._usage.count_request(principal.key_id)
         return principal
 
     def forget_key(self, name: str = "") -> None:
@@ -150,7 +150,7 @@ class KeyCache:
             self.forget_key(name)
             raise make_invalid_key_error()
         _note_use(row)
-        usage.write_if_due()
+        self._usage.write_if_due()
         principal = Principal(
             user=row.owner,
             key_id=row.pk,
@@ -192,7 +192,7 @@ def _note_use(row: ApiKey) -> None:
         logger.warning("use of the key %s not noted: %s", row.start, error)
 
 
-keyring = KeyCache()
+keyring = KeyCache(UsageCounter())
 
 
 @receiver([post_save, post_delete], sender=ApiKey)

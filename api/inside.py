@@ -44,6 +44,7 @@ from batch_inference_client import BaseClient, ClientError
 from batch_inference_client.client import PATIENCE_S
 from batch_inference_client.errors import PASSING
 from batch_inference_client.service import Document, Service, StreamEvent, dumps
+from inference import process
 from inference.catalog.lookup import get_catalog
 from inference.catalog.specs import CatalogError
 from inference.errors import InferenceError
@@ -123,7 +124,8 @@ class InProcessService(Service):
         with _service_call():
             job = get_visible_job(self._principal, job_id)
             streaming.require_single_text(job)
-            events = reader.stream_events(job, after=Position.from_event_id(after, job.id) if after else BEGINNING)
+            position = Position.from_event_id(after, job.id) if after else BEGINNING
+            events = reader.stream_events(job, process.current.hub, after=position)
         return map(_stream_event, events)
 
     def cancel(self, job_id: str) -> Document:

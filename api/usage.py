@@ -63,6 +63,3 @@ class UsageCounter:
             if hour != self._hour:
                 row_locks.delete_rows(KeyUse.objects.filter(hour__lt=hour - KEPT))
         self._hour = hour
-
-
-usage = UsageCounter()

@@ -23,20 +23,12 @@ def collect_less_garbage() -> None:
 
 def make_application() -> BodyReader:
     django.setup(set_prefix=False)
-    from inference.web_process.finish_listener import request_figures  # Django's models can be imported now
+    from inference import process  # Django's models can be imported now
     from project.handler import Handler
 
-    request_figures.start()
+    process.current.figures.start()
+    server.call_when_stopped(process.current.close)
     return BodyReader(Handler())
-
-
-def end_streams_and_write_figures() -> None:
-    """End the streams, whose clients go on at another process, and write what was counted since the last tick."""
-    from inference.streams.hub import hub
-    from inference.web_process.finish_listener import request_figures
-
-    hub.stop()
-    request_figures.record_figures()
 
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "project.settings")
@@ -50,5 +42,4 @@ application = make_application()
 lookup.start_follower()
 cores.follow_load()
 server.drop_stalled_clients()
-server.call_when_stopped(end_streams_and_write_figures)
 collect_less_garbage()

@@ -5,7 +5,7 @@ from base64 import b64decode
 
 from inference.broker import address, redis_client
 from inference.models import Job
-from inference.submission.writer import make_message
+from inference.store.job_messages import make_message
 
 
 def messages_for(job: Job) -> int:

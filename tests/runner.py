@@ -27,6 +27,7 @@ from django.db import connection
 from django.test import runner
 
 from inference.broker import address, redis_client
+from inference.status import workers
 from tests import once, processes
 from tests.conditions import PATIENCE_S
 from tests.embedded_broker import EmbeddedBroker
@@ -174,6 +175,7 @@ class Runner(runner.DiscoverRunner):
         self.broker = TestBroker()
         self.broker.start()
         use_broker(self.broker.server.url)
+        workers.REMEMBERED_S = 0.0  # a test changes rows, and asks for them at once
         gc.set_threshold(50_000, 20, 20)  # to look through all that is imported again and again is a tenth of the work
         settings.WHITENOISE_AUTOREFRESH = True  # each test's client would look up all files of the packages
 

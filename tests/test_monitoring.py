@@ -33,8 +33,6 @@ def rules() -> list[tuple[str, str, str, str]]:
 
 class TestMonitoring(TestCase):
     def setUp(self) -> None:
-        metrics.forget()
-        self.addCleanup(metrics.forget)
         tally: tallies.Tally = {"ended": {"succeeded": 1}, "real": 1, "padded": 1, "tokens": 1, "engine_s": 1.0}
         tally["cost"] = {"off_s": 0.1, "real_s": 1.0}
         for name in ("wait", "run", "first", "batch"):

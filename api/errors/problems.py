@@ -21,8 +21,8 @@ from rest_framework import exceptions
 from api import request_id
 from inference.catalog.specs import CatalogError
 from inference.errors import RETRYABLE_OUTCOMES, InferenceError, ModelsFileRefused, NoneAccepted
+from inference.figures import ledger
 from inference.models import Job
-from inference.web_process.finish_listener import request_figures
 
 logger = logging.getLogger(__name__)
 
@@ -117,7 +117,7 @@ def make_problem(
     """
     status, title = table.get(code, table["failed"])
     if status in (429, 503):
-        request_figures.count_refusal(code, model)
+        ledger.note_tally(model, {"refused": {code: 1}})
     detail = detail or f"{title}."
     body = {
         "type": TYPE_PREFIX + code, "title": title, "status": status, "detail": detail, "code": code, "error": detail,

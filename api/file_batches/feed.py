@@ -29,10 +29,12 @@ from inference.catalog.specs import digest_parameters
 from inference.errors import InferenceError, InvalidInput, UnknownModel
 from inference.models import WAITING, Bulk, Job, Priority, Status
 from inference.store import rows, transitions
+from inference.store.job_messages import make_message
 from inference.store.transitions import Outcome
-from inference.submission import admission, bulk_store, jobs, split_jobs, writer
+from inference.submission import admission, bulk_store, jobs, split_jobs
 from inference.submission.bulk_store import NewJob
 from inference.submission.submissions import Submission
+from inference.web_process import writer
 
 MOST_WAITING = 2_000  # jobs of one batch that wait or run at once
 PORTION = 200  # lines that are stored in one transaction
@@ -124,7 +126,7 @@ class BatchFeed:
             else:
                 portion.terms[job.model] = submission
                 shared = job.model, digest_parameters(job.parameters)
-                message = portion.messages.setdefault(shared, writer.make_message(job))
+                message = portion.messages.setdefault(shared, make_message(job))
                 portion.small[job.model].append(NewJob(job.id, rows.prepare_row(job), message, job.size, job.length))
         return portion
 

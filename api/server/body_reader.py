@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import io
+import threading
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from api.server.upload_limit import UPLOAD, Upload, UploadRefused, find_body_limit, is_file_upload
+from api.server.upload_limit import MOST_READ, UPLOAD, Upload, UploadRefused, find_body_limit, is_file_upload
 
 Application = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 READ = 65_536
@@ -26,10 +27,11 @@ class BodyReader:
 
     def __init__(self, application: Application) -> None:
         self.application = application
+        self._reads = threading.Semaphore(MOST_READ)
 
     def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         limit = find_body_limit(environ)
-        stream = environ[UPLOAD] = environ["wsgi.input"] = Upload(environ["wsgi.input"])
+        stream = environ[UPLOAD] = environ["wsgi.input"] = Upload(environ["wsgi.input"], self._reads)
         if environ.get("HTTP_TRANSFER_ENCODING") and not is_file_upload(environ):
             with contextlib.suppress(UploadRefused):
                 _unchunk(environ, limit + 1)

@@ -27,7 +27,7 @@ from inference.figures import ledger
 from inference.figures.sample import SERVICE
 from inference.models import Job
 from inference.store import connections
-from inference.web_process.compute_slots import compute_slots
+from inference.web_process import compute_slots
 
 logger = logging.getLogger("api.access")
 

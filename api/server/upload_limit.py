@@ -30,9 +30,6 @@ class UploadRefused(OSError):
     """The error of a read for which there is no room. Frameworks take it for a connection that is lost."""
 
 
-reads = threading.Semaphore(MOST_READ)
-
-
 def is_refused(environ: Mapping[str, Any]) -> bool:
     """Return True if the body of this request, or a part of it, was not read because there was no room."""
     upload = environ.get(UPLOAD)
@@ -42,8 +39,8 @@ def is_refused(environ: Mapping[str, Any]) -> bool:
 class Upload:
     """The body of a request, which is read while there is room for a read. `is_refused` is True once there was none."""
 
-    def __init__(self, stream: Any) -> None:
-        self._stream = stream
+    def __init__(self, stream: Any, reads: threading.Semaphore) -> None:
+        self._stream, self._reads = stream, reads
         self.is_refused = False
 
     def read(self, size: int = -1) -> bytes:
@@ -60,10 +57,10 @@ class Upload:
 
     def _wait(self, read: Callable[[int], bytes], size: int) -> bytes:
         """Call `read` with `size`. Raises `UploadRefused` if there is no room for another read, or was none before."""
-        if self.is_refused or not reads.acquire(blocking=False):
+        if self.is_refused or not self._reads.acquire(blocking=False):
             self.is_refused = True
             raise UploadRefused("too many bodies are being received")
         try:
             return read(size)
         finally:
-            reads.release()
+            self._reads.release()

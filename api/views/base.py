@@ -19,7 +19,7 @@ from api.errors.problems import ApiError
 from api.requests import bodies
 from api.requests.fields import Body
 from api.server.middleware import format_route
-from api.server.wait_slots import slots
+from inference import process
 from inference.errors import JobNotFound, UnknownOwner
 from inference.fields.uuids import parse_uuid
 from inference.models import Job
@@ -28,7 +28,6 @@ from inference.submission import jobs
 from inference.submission.submissions import Terms
 from inference.telemetry import logs
 from inference.upkeep import retention
-from inference.web_process.compute_slots import compute_slots
 
 T = TypeVar("T", bound=Terms)
 
@@ -113,7 +112,7 @@ class ApiView(APIView):
     @contextlib.contextmanager
     def take_wait_slot(self, wait_s: float) -> Iterator[float]:
         """Yield the seconds that this request may wait: 0 if too many requests of its principal wait already."""
-        with slots.take_slot(self.principal.user_id, wait_s) as granted_s:
+        with process.current.wait_slots.take_slot(self.principal.user_id, wait_s) as granted_s:
             self.kept_waiting = granted_s == wait_s
             yield granted_s
 
@@ -157,7 +156,7 @@ def read_body(request: HttpRequest) -> bytes:
         raise ApiError("The body could not be read to its end.") from error
     if len(body) < int(request.META.get("CONTENT_LENGTH") or 0):
         raise ApiError(f"The body ended after {len(body)} bytes, before its Content-Length.")
-    compute_slots.take_slot()
+    process.current.compute_slots.take_slot()
     return body
 
 

@@ -15,7 +15,7 @@ from inference.errors import BulkNotFound
 from inference.fields.uuids import parse_uuid
 from inference.models import Bulk
 from inference.submission import bulk
-from inference.web_process.compute_slots import compute_slots
+from inference.web_process import compute_slots
 
 
 class BulksView(ApiView):

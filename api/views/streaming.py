@@ -18,12 +18,11 @@ from api.answers import completions, events
 from api.auth import require_cancel_or_retry
 from api.errors.problems import ApiError
 from api.requests import bodies
-from api.server.wait_slots import slots
 from api.views.base import ApiView
+from inference import process
 from inference.models import Job
 from inference.streams import disconnects, reader
 from inference.streams.events import Event
-from inference.streams.hub import hub
 from inference.streams.positions import BEGINNING, Position
 
 logger = logging.getLogger(__name__)
@@ -82,13 +81,13 @@ def answer_stream(
         job()
         return HttpResponse(content_type=events.CONTENT_TYPE, headers=HEADERS)
     with contextlib.ExitStack() as held:
-        if not held.enter_context(slots.take_slot(view.principal.user_id, reader.LONGEST_S)):
+        if not held.enter_context(process.current.wait_slots.take_slot(view.principal.user_id, reader.LONGEST_S)):
             raise ApiError(NO_ROOM, "overloaded", retry_after_s=1)
         row = job()
         if cancels:
             require_cancel_or_retry(view.principal, row)
         left = _cancelling(row.id, is_accepted=request.method == "POST") if cancels else None
-        pieces = written(row, reader.stream_events(row, after=after))
+        pieces = written(row, reader.stream_events(row, process.current.hub, after=after))
         body = StreamBody(pieces, held.pop_all(), left)
     headers = {**HEADERS, "Content-Location": f"/v1/jobs/{row.id}/stream"}
     return StreamingHttpResponse(body, content_type=events.CONTENT_TYPE, headers=headers)
@@ -125,7 +124,7 @@ def _cancelling(job_id: UUID, *, is_accepted: bool) -> Callable[[], None] | None
         return None
 
     def left() -> None:
-        if not hub.is_stopping:
+        if not process.current.hub.is_stopping:
             _leave(job_id, name)
 
     return left

@@ -50,12 +50,6 @@ _own = _Own()
 _later = _Later()
 
 
-def forget_rows() -> None:
-    """Forget the rows of this thread, and the tallies that were not flushed yet."""
-    _own.rows.clear()
-    _later.tallies.clear()
-
-
 def tick_of(seconds: float, length_s: int = TICK_S) -> int:
     return int(seconds // length_s) * length_s
 

@@ -12,13 +12,12 @@ from typing import Any
 from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
-from inference import clock
+from inference import clock, process
 from inference.figures import series, tallies
 from inference.figures.ledger import moment_at, tick_of
 from inference.figures.sample import SERVICE
 from inference.figures.tallies import Tally
 from inference.models import Figure, Grain
-from inference.web_process.finish_listener import listener
 
 SECONDS, ITEMS = 20, 12  # doublings that have a bucket: of durations up to 1,049 s, and of batches up to 4,096 items
 WRITE_DELAY_S = 2.0  # seconds after which all web processes have written how many requests waited as a tick began
@@ -110,4 +109,4 @@ def _requests_waiting() -> int:
     start: datetime.datetime = moment_at(tick_of(clock.time_s() - WRITE_DELAY_S))
     rows = Figure.objects.filter(grain__in=(Grain.WRITTEN, Grain.TICK), start=start, model=SERVICE)
     total: int = sum(tally.get("now", {}).get("requests_waiting", 0) for tally in rows.values_list("tally", flat=True))
-    return max(total, len(listener))
+    return max(total, len(process.current.listener))

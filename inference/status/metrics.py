@@ -11,11 +11,11 @@ from django.db.models import Count
 from prometheus_client import Metric
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 
+from inference import process
 from inference.figures import sample
 from inference.models import Job, Status, Worker
 from inference.status import attention, counters, workers
 from inference.status.workers import Remembered
-from inference.streams.hub import hub
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 
@@ -27,7 +27,7 @@ class MetricsCollector:
 
     def collect(self) -> Iterator[Metric]:
         yield from _of_rows()
-        yield _family("streams_open", "Streams that this web process writes.", [({}, len(hub))])
+        yield _family("streams_open", "Streams that this web process writes.", [({}, len(process.current.hub))])
 
 
 def format_metrics() -> bytes:
@@ -66,9 +66,6 @@ def _of_rows() -> list[Metric]:
         _family("attention", "1 while this needs attention, as the admin's first page says.", _attention()),
         *counters.collect_counters(),
     ]
-
-
-forget = _of_rows.forget
 
 
 def _by_model(figures: Mapping[str, float], **labels: str) -> Iterator[Sample]:

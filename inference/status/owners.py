@@ -109,10 +109,6 @@ def _count(model: str) -> _Counted:
     return _Counted(Counter(line for line in found if line[0] < below), below)
 
 
-def forget_counts() -> None:
-    _remembered.clear()
-
-
 @contextlib.contextmanager
 def force_index() -> Iterator[None]:
     """Make the database read from the index only, whatever number of rows its statistics have."""

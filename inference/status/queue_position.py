@@ -146,8 +146,3 @@ def _read_lines(model: str) -> dict[int, _Line]:
         first, last = ids.order_by("priority", "pk").first(), ids.order_by("-priority", "-pk").first()
         lines[priority] = _Line(jobs, first or nobody, last or nobody)
     return lines
-
-
-def forget_counts() -> None:
-    _remembered.clear()
-    owners.forget_counts()

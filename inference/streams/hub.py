@@ -22,8 +22,7 @@ from inference.failures import Pauses
 from inference.store.rows import Changes
 from inference.streams import redis_streams
 from inference.streams.redis_streams import FIRST, Entry
-from inference.web_process import finish_listener
-from inference.web_process.finish_listener import Waiter
+from inference.web_process.finish_listener import Listener, Waiter
 
 logger = logging.getLogger(__name__)
 
@@ -129,7 +128,8 @@ class StreamHub:
     The thread starts with the first stream, and no error ends it. It lingers for `LINGER_S` when there is no stream.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, listener: Listener) -> None:
+        self._listener = listener
         self._lock = threading.Lock()
         self.subscribers: dict[
             bytes, list[StreamSubscriber]
@@ -147,7 +147,7 @@ class StreamHub:
             self._ensure_thread()
             self.subscribers.setdefault(key, []).append(subscriber)
         try:
-            with finish_listener.listener.expect_finish(job_id, subscriber):
+            with self._listener.expect_finish(job_id, subscriber):
                 yield subscriber
         finally:
             with self._lock:
@@ -226,6 +226,3 @@ class StreamHub:
         for job_id, entries in redis_streams.read_entries(after, PAGE).items():
             for subscriber in wanted[job_id]:
                 subscriber.push_entries(entries)
-
-
-hub = StreamHub()

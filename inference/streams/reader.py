@@ -12,7 +12,7 @@ from inference.models import Job, Status
 from inference.store import rows
 from inference.streams.cursor import StreamCursor, TextDiverged
 from inference.streams.events import Delta, End, Event, Interrupted, KeepAlive, Restart
-from inference.streams.hub import StreamSubscriber, hub
+from inference.streams.hub import StreamHub, StreamSubscriber
 from inference.streams.positions import BEGINNING, Position
 from inference.streams.texts import Prompt, extract_generated_text
 
@@ -22,7 +22,7 @@ SILENCE_S = 10.0
 LONGEST_S = 3600.0  # then the client has to come back: its API key, or the job, may have been deleted
 
 
-def stream_events(job: Job, *, after: Position = BEGINNING) -> Iterator[Event]:
+def stream_events(job: Job, hub: StreamHub, *, after: Position = BEGINNING) -> Iterator[Event]:
     """Return the events of a stored job as they come. The last one is an `End` or a `Interrupted`.
 
     A `KeepAlive` comes when there was no other event for `SILENCE_S`. The inputs of `job` are dropped from memory. No
@@ -30,10 +30,10 @@ def stream_events(job: Job, *, after: Position = BEGINNING) -> Iterator[Event]:
     """
     prompt = Prompt.from_inputs(job.inputs, job.parameters)
     vars(job).pop("inputs", None)
-    return _events(job, prompt, StreamCursor(job.id, after))
+    return _events(job, hub, prompt, StreamCursor(job.id, after))
 
 
-def _events(job: Job, prompt: Prompt, cursor: StreamCursor) -> Iterator[Event]:
+def _events(job: Job, hub: StreamHub, prompt: Prompt, cursor: StreamCursor) -> Iterator[Event]:
     give_up_at = time.monotonic() + LONGEST_S
     with hub.subscribe_to(job.id) as subscriber:
         _look(subscriber)

@@ -13,18 +13,17 @@ from uuid import UUID
 from django.conf import settings
 from django.db.models import QuerySet
 
+from inference import process
 from inference.catalog.specs import ModelSpec
 from inference.errors import InvalidInput, Overloaded, QueueFull, TooManyQueued
 from inference.failures import is_away
 from inference.models import Job, Priority, Status
 from inference.status import queue_position, workers
-from inference.submission.queue_counter import QueueCounter
 from inference.submission.submissions import Terms
+from inference.web_process.queue_counter import QueueCounter
 
 RETRY_AFTER_S = (1.0, 60.0)  # the shortest and the longest
 _AND_BELOW: dict[int, list[Priority]] = {each: [other for other in Priority if other >= each] for each in Priority}
-
-_lines: dict[tuple[str, Any, int], QueueCounter] = {}  # by kind ("model" or "owner"), its key, and priority
 
 
 @contextlib.contextmanager
@@ -89,8 +88,8 @@ def _line(kind: str, key: Any, priority: int) -> QueueCounter:
     def queued() -> QuerySet[Job]:
         return Job.objects.filter(status=Status.QUEUED, priority__lte=priority, **{kind: key})
 
-    name = (kind, key, priority)
-    return _lines.get(name) or _lines.setdefault(name, QueueCounter(queued))
+    counters, name = process.current.queue_counters, (kind, key, priority)
+    return counters.get(name) or counters.setdefault(name, QueueCounter(queued))
 
 
 def estimate_wait_s(job: Job) -> float | None:
@@ -118,10 +117,6 @@ def max_queued(spec: ModelSpec, priority: int) -> int:
     Jobs of low priority delay no others, so more of them may wait.
     """
     return max(spec.max_queued, settings.MAX_LOW_QUEUED) if priority == Priority.LOW else spec.max_queued
-
-
-def forget_counts() -> None:
-    _lines.clear()
 
 
 def _refuse_long_wait(terms: Terms, waiting: int, limit_s: float) -> None:

@@ -23,11 +23,13 @@ from inference.errors import BulkNotFound, InferenceError, InvalidInput, NoneAcc
 from inference.fields import json_field
 from inference.models import TERMINAL, WAITING, Bulk, Job, Status
 from inference.store import rows
+from inference.store.job_messages import make_message
 from inference.store.transitions import cancel_jobs_with_parts
-from inference.submission import admission, bulk_store, idempotency, jobs, writer
+from inference.submission import admission, bulk_store, idempotency, jobs
 from inference.submission.bulk_store import NewJob, SharedColumns
 from inference.submission.submissions import BulkItem, BulkSubmission
 from inference.telemetry import logs
+from inference.web_process import writer
 
 SHOWN_ERRORS = 100
 SHORT_DETAIL = 60  # characters of each further one: an answer may not be longer than the request that it repeats
@@ -201,7 +203,7 @@ class _Kinds:
 
     def __init__(self, spec: ModelSpec, common: Job) -> None:
         self._spec = spec
-        self._like, self._message = rows.make_row_factory(rows.prepare_row(common)), writer.make_message(common)
+        self._like, self._message = rows.make_row_factory(rows.prepare_row(common)), make_message(common)
         self._known: dict[str, _Kind] = {}
 
     def find_kind(self, given: dict[str, Any]) -> _Kind:

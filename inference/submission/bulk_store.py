@@ -24,8 +24,8 @@ from inference.errors import InvalidInput
 from inference.fields import json_field
 from inference.fields.ids import new_job_id
 from inference.models import Bulk, Job
-from inference.store import rows
-from inference.submission import writer
+from inference.store import job_messages, rows
+from inference.web_process import writer
 
 PACKED, PACKED_AMQP = 32, 8  # jobs of one message; RabbitMQ limits the messages that a worker holds, not their jobs
 
@@ -101,4 +101,4 @@ def send_messages(spec: ModelSpec, jobs: Sequence[NewJob]) -> None:
             first, *others = same
             entries = ((str(job.id), job.size, job.length) for job in (first, *others))
             messages += pack_jobs(first.common, entries, most=most, rows=spec.max_batch_size)
-        writer.send_messages(messages)
+        job_messages.send_messages(messages)

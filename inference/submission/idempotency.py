@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import threading
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
 from typing import Any, TypeVar
@@ -17,6 +16,7 @@ import orjson
 from django.contrib.auth import get_user_model
 from django.db import IntegrityError
 
+from inference import process
 from inference.errors import IdempotencyMismatch, StoreUnavailable, UnknownOwner
 from inference.models import Bulk, Job
 from inference.web_process.compute_slots import release_while_waiting
@@ -25,8 +25,6 @@ Row = TypeVar("Row", Job, Bulk)
 Key = tuple[type[Job | Bulk], str]
 
 PATIENCE_S = 5.0  # an answer must be given within 6 s
-_guard = threading.Lock()
-_storing: dict[Key, Future[Any]] = {}  # rows that requests of this process are storing now
 
 
 def scope_key(owner: Any, key: str | None) -> str | None:
@@ -70,12 +68,10 @@ def store_once(row: Row, store: Callable[[], Row]) -> Row:
         return store()
     key = type(row), row.idempotency_key
     while True:
-        with _guard:
-            storing: Future[Row] | None = _storing.get(key)  # read once: the request that stores it may end meanwhile
-            if mine := storing is None:
-                storing = _storing[key] = Future()
-        if mine:
-            return _settle(key, storing, lambda: find_stored(row) or store())
+        own: Future[Row] = Future()
+        storing: Future[Row] = process.current.storing.setdefault(key, own)
+        if storing is own:
+            return _settle(key, own, lambda: find_stored(row) or store())
         try:
             return _matching(row, copy.copy(_wait_for(storing)))
         except CancelledError:
@@ -90,10 +86,10 @@ def _settle(key: Key, storing: Future[Row], store: Callable[[], Row]) -> Row:
     try:
         stored = store()
     except BaseException:
-        del _storing[key]
+        del process.current.storing[key]
         storing.cancel()
         raise
-    del _storing[key]
+    del process.current.storing[key]
     storing.set_result(copy.copy(stored))  # a request that streams a job drops the inputs of its own copy
     return stored
 

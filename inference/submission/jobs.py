@@ -14,7 +14,7 @@ from uuid import UUID
 from django.db import IntegrityError
 from django.db.models import QuerySet
 
-from inference import budget
+from inference import budget, process
 from inference.catalog import validation
 from inference.catalog.lookup import spec_of
 from inference.catalog.sizes import lengths
@@ -27,10 +27,9 @@ from inference.store import rows, transitions
 from inference.store.rows import Changes
 from inference.submission import admission, idempotency, split_jobs
 from inference.submission.submissions import Submission
-from inference.submission.writer import PATIENCE_S, report_row_if_away, writer
 from inference.telemetry import logs
-from inference.web_process import finish_listener
-from inference.web_process.compute_slots import compute_slots
+from inference.web_process import compute_slots
+from inference.web_process.writer import PATIENCE_S, report_row_if_away
 from inference.webhooks import delivery
 
 logger = logging.getLogger(__name__)
@@ -73,7 +72,7 @@ def wait(job_id: UUID, *, timeout_s: float) -> Job:
 
     Holds no database connection while it waits. Raises `JobNotFound`.
     """
-    with finish_listener.listener.expect_finish(job_id) as waiter:
+    with process.current.listener.expect_finish(job_id) as waiter:
         job = fetch(job_id)
         if job.is_finished or timeout_s <= 0:
             return job
@@ -87,7 +86,7 @@ def wait_for_any(ids: Collection[UUID], among: QuerySet[Job], *, timeout_s: floa
 
     Returns as soon as one is finished, or after `timeout_s`. Waits for none if any of `ids` is not `among` the jobs.
     """
-    with finish_listener.listener.expect_any_finish(ids) as hints:
+    with process.current.listener.expect_any_finish(ids) as hints:
         statuses = dict(among.filter(pk__in=ids).order_by().values_list("pk", "status"))
         missing = [job_id for job_id in ids if job_id not in statuses]
         ended = [job_id for job_id, status in statuses.items() if status in TERMINAL]
@@ -180,7 +179,7 @@ def _store(submission: Submission, job: Job, parts: Sequence[Part], *, needs_wor
             split_jobs.store_whole(submission, job, parts)
             return job
         with admission.reserve_places(submission, [job.id]):
-            writer.write_job(job)
+            process.current.writer.write_job(job)
     except IntegrityError as error:
         return idempotency.resolve_conflict(job, error)
     return job
@@ -191,14 +190,14 @@ def _store_and_wait(submission: Submission, job: Job, timeout_s: float) -> Job:
 
     There is one wait, not one for the commit and one for the end: a finished job was committed.
     """
-    with finish_listener.listener.expect_finish(job.id) as waiter:
+    with process.current.listener.expect_finish(job.id) as waiter:
         with admission.reserve_places(submission, [job.id]):
             patience_s = min(budget.remaining_s(), PATIENCE_S)
             first_s = min(timeout_s, patience_s)
-            offered = writer.enqueue_job(job, waiter.fail)
+            written = process.current.writer.enqueue_job(job, waiter.fail)
             changes = waiter.wait(first_s)
             if not changes:
-                writer.wait_until_written(offered, patience_s - first_s)
+                process.current.writer.wait_until_written(written, patience_s - first_s)
         changes = changes or waiter.wait(timeout_s - first_s)
         if timeout_s > first_s:
             budget.renew_budget()

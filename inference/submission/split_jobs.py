@@ -15,7 +15,8 @@ from inference.catalog.sizes.lengths import Part
 from inference.catalog.specs import ModelSpec
 from inference.models import Job
 from inference.store import rows
-from inference.submission import admission, bulk_store, writer
+from inference.store.job_messages import make_message
+from inference.submission import admission, bulk_store
 from inference.submission.submissions import Terms
 from inference.telemetry import tracing
 
@@ -60,7 +61,7 @@ def store_whole(terms: Terms, whole: Job, parts: Sequence[Part]) -> None:
         bulk_index=None,
         **traced,
     )
-    common = bulk_store.SharedColumns(rows.make_row_factory(of_all), writer.make_message(whole))
+    common = bulk_store.SharedColumns(rows.make_row_factory(of_all), make_message(whole))
     new = [common.make_job(part.size, part.length, inputs=part.inputs, place=part.place) for part in parts]
     statements = list(rows.group_by_statement([row, *(job.row for job in new)]))
     with admission.reserve_places(terms, [whole.id, *(job.id for job in new)]), bulk_store.commit_block(whole):

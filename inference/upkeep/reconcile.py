@@ -33,7 +33,7 @@ from inference.figures import marks
 from inference.models import Job, Status, Worker, WorkerState
 from inference.status import workers
 from inference.store import rows, transitions
-from inference.submission.writer import make_message
+from inference.store.job_messages import make_message
 from inference.telemetry import logs
 from inference.upkeep.observer import Observer
 

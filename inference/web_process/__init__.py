@@ -1,1 +1,1 @@
-"""The things that requests of a web process share: compute slots, waits for finished jobs, and figures."""
+"""The things that requests of a web process share: the writer, slots, rates, waits for finished jobs, and figures."""

@@ -21,11 +21,14 @@ PATIENCE_S = 0.5  # for which a request waits for a slot
 
 
 class _Own(threading.local):
-    holds = False
+    slots: ComputeSlots | None = None  # those of which this thread has one
+
+
+_own = _Own()
 
 
 class ComputeSlots:
-    """The slots of this process.
+    """The slots of a process.
 
     A thread gives back the slot that it took. It may repeat either call. Each waiting thread has a lock of its own,
     which costs a fifth of a semaphore.
@@ -35,21 +38,21 @@ class ComputeSlots:
         self.free = AT_ONCE
         self._waiting: deque[threading.Lock] = deque()  # each is released by a thread that passes its slot on
         self._lock = threading.Lock()
-        self._own = _Own()
 
     def take_slot(self) -> None:
         """Take a slot for this thread, or go on without one after `PATIENCE_S`."""
-        if self._own.holds:
+        if _own.slots:
             return
         with self._lock:
             if self.free:
                 self.free -= 1
-                self._own.holds = True
+                _own.slots = self
                 return
             turn = threading.Lock()
             turn.acquire()
             self._waiting.append(turn)
-        self._own.holds = self._wait(turn)
+        if self._wait(turn):
+            _own.slots = self
 
     def _wait(self, turn: threading.Lock) -> bool:
         connections.release_connection()
@@ -61,29 +64,31 @@ class ComputeSlots:
                 self._waiting.remove(turn)
             return not is_late
 
-    def return_slot(self) -> bool:
-        """Give back the slot of this thread. Return True if it had one."""
-        held, self._own.holds = self._own.holds, False
-        if held:
-            with self._lock:
-                if self._waiting:
-                    self._waiting.popleft().release()
-                else:
-                    self.free += 1
-        return held
-
-    @contextlib.contextmanager
-    def lend_slot(self) -> Iterator[None]:
-        """Lend this thread's slot to others while the thread waits within this context."""
-        held = self.return_slot()
-        try:
-            yield
-        finally:
-            if held:
-                self.take_slot()
+    def pass_slot_on(self) -> None:
+        with self._lock:
+            if self._waiting:
+                self._waiting.popleft().release()
+            else:
+                self.free += 1
 
 
-compute_slots = ComputeSlots()
+def return_slot() -> None:
+    """Give back the slot of this thread, if it has one."""
+    slots, _own.slots = _own.slots, None
+    if slots:
+        slots.pass_slot_on()
+
+
+@contextlib.contextmanager
+def lend_slot() -> Iterator[None]:
+    """Lend this thread's slot to others while the thread waits within this context."""
+    slots = _own.slots
+    return_slot()
+    try:
+        yield
+    finally:
+        if slots:
+            slots.take_slot()
 
 
 @contextlib.contextmanager
@@ -93,5 +98,5 @@ def release_while_waiting(limit_s: float) -> Iterator[float]:
     Meanwhile other requests may have its compute slot and its connection of the pool.
     """
     connections.release_connection()
-    with compute_slots.lend_slot(), budget.counted_wait(limit_s) as left_s:
+    with lend_slot(), budget.counted_wait(limit_s) as left_s:
         yield left_s

@@ -21,8 +21,7 @@ from django.db import DatabaseError, InterfaceError, connection
 from inference.failures import Pauses
 from inference.store import connections, notices, rows
 from inference.store.rows import Changes
-from inference.web_process.compute_slots import compute_slots
-from inference.web_process.request_figures import RequestFigures
+from inference.web_process import compute_slots
 
 logger = logging.getLogger(__name__)
 
@@ -230,7 +229,3 @@ class Registered(Generic[W]):  # a class, as it costs half of what a generator c
 
     def __exit__(self, *error: object) -> None:
         self._listener.unregister(self._registered, self._ids, self._waiting)
-
-
-listener = Listener()
-request_figures = RequestFigures(lambda: len(listener))

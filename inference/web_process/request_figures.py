@@ -33,9 +33,6 @@ class RequestFigures:
     def start(self) -> None:
         threading.Thread(target=self._record_forever, name="figures", daemon=True).start()
 
-    def count_refusal(self, code: str, model: str = SERVICE) -> None:
-        ledger.note_tally(model, {"refused": {code: 1}})
-
     def _record_forever(self) -> None:
         connections.use_own_connection()
         while True:

@@ -26,6 +26,7 @@ from inference.errors import InvalidInput
 from inference.fields.json_field import escape_for_database
 from inference.models import TERMINAL, Job, Webhook, WebhookState
 from inference.webhooks import outbound_post
+from inference.webhooks.outbound_post import Resolver
 
 logger = logging.getLogger(__name__)
 
@@ -112,7 +113,7 @@ def parse_host(url: str) -> str:
         return ""
 
 
-def deliver_webhook(webhook: Webhook) -> None:
+def deliver_webhook(webhook: Webhook, resolver: Resolver) -> None:
     """Make one attempt to deliver a notice, which the caller has leased.
 
     After a failure the notice is due again later, until the schedule ends.
@@ -120,7 +121,7 @@ def deliver_webhook(webhook: Webhook) -> None:
     leased_until = webhook.due_at
     webhook.attempts += 1
     try:
-        _post(webhook)
+        _post(webhook, resolver)
     except outbound_post.NotSent as error:
         _postpone(webhook, str(error))
     else:
@@ -181,7 +182,7 @@ def read_signing_key() -> bytes:
     return key
 
 
-def _post(webhook: Webhook) -> None:
+def _post(webhook: Webhook, resolver: Resolver) -> None:
     """Send a notice. Raises `NotSent`, also if the answer is no success."""
     host = parse_host(webhook.url)
     if host not in settings.WEBHOOK_HOSTS:
@@ -194,7 +195,7 @@ def _post(webhook: Webhook) -> None:
         "webhook-signature": sign_notice(str(webhook.pk), now, body),
     }
     status = outbound_post.post_checked(
-        webhook.url, body, headers, limit_s=ATTEMPT_S, private=settings.WEBHOOK_ALLOW_PRIVATE
+        webhook.url, body, headers, resolver, limit_s=ATTEMPT_S, private=settings.WEBHOOK_ALLOW_PRIVATE
     )
     if not 200 <= status < 300:  # a redirect is a failure: it could lead anywhere
         raise outbound_post.NotSent(f"answered {status}")

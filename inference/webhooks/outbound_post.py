@@ -16,10 +16,6 @@ LONGEST_STATUS_LINE = 1024  # bytes
 INSIDE = (ipaddress.ip_network("192.0.0.0/24"), ipaddress.ip_network("fec0::/10"))  # Python 3.11 calls them public
 NAT64 = ipaddress.IPv6Network("64:ff9b::/96")  # RFC 6052: the last 32 bits are an IPv4 address
 
-_resolvers = ThreadPoolExecutor(32, thread_name_prefix="resolver")  # a look-up has no timeout of its own
-_look_ups: dict[tuple[str, int], Future[Any]] = {}  # under way: a slow name takes one thread for all its callers
-_lock = threading.Lock()
-
 
 class NotSent(Exception):
     """The POST failed. The message says why, and is for operators."""
@@ -36,7 +32,36 @@ class Deadline:
         return left_s
 
 
-def post_checked(url: str, body: bytes, headers: Mapping[str, str], *, limit_s: float, private: bool) -> int:
+class Resolver:
+    """The look-ups of names, each in a thread, as a look-up has no timeout of its own.
+
+    A slow name takes one thread for all its callers.
+    """
+
+    def __init__(self) -> None:
+        self._threads = ThreadPoolExecutor(32, thread_name_prefix="resolver")
+        self._look_ups: dict[tuple[str, int], Future[Any]] = {}
+        self._lock = threading.Lock()
+
+    def resolve(self, host: str, port: int, deadline: Deadline) -> list[str]:
+        """Return all addresses of the host, in the order in which the system would try them. Raises `NotSent`."""
+        name = (host, port)
+        with self._lock:
+            looked_up = self._look_ups.get(name)
+            if looked_up is None:
+                looked_up = self._threads.submit(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
+                self._look_ups[name] = looked_up
+                looked_up.add_done_callback(lambda _: self._look_ups.pop(name))
+        try:
+            found = looked_up.result(deadline.left_s())
+        except FutureTimeout:
+            raise NotSent(f"the name {host} is not resolved in time") from None
+        return list(dict.fromkeys(str(info[4][0]) for info in found))
+
+
+def post_checked(
+    url: str, body: bytes, headers: Mapping[str, str], resolver: Resolver, *, limit_s: float, private: bool
+) -> int:
     """Send a POST and return the status of the answer, of which no more is read.
 
     `private` also allows addresses that are not public. Raises `NotSent`, at the latest `limit_s` seconds after the
@@ -46,7 +71,7 @@ def post_checked(url: str, body: bytes, headers: Mapping[str, str], *, limit_s: 
     host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
     path = f"{parts.path or '/'}?{parts.query}" if parts.query else parts.path or "/"
     try:
-        addresses = _resolve(host, port, deadline)
+        addresses = resolver.resolve(host, port, deadline)
         if not private and (inside := [address for address in addresses if not is_public(address)]):
             raise NotSent(f"{host} resolves to {inside[0]}, which is not a public address")
         with _connect(addresses, port, deadline) as plain, _secured(plain, parts.scheme, host, deadline) as connected:
@@ -74,21 +99,6 @@ def is_public(address: str) -> bool:
         each.is_global and not (each.is_multicast or each.is_reserved or any(each in known for known in INSIDE))
         for each in judged
     )
-
-
-def _resolve(host: str, port: int, deadline: Deadline) -> list[str]:
-    """Return all addresses of the host, in the order in which the system would try them. Raises `NotSent`."""
-    name = (host, port)
-    with _lock:
-        looked_up = _look_ups.get(name)
-        if looked_up is None:
-            looked_up = _look_ups[name] = _resolvers.submit(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
-            looked_up.add_done_callback(lambda _: _look_ups.pop(name))
-    try:
-        found = looked_up.result(deadline.left_s())
-    except FutureTimeout:
-        raise NotSent(f"the name {host} is not resolved in time") from None
-    return list(dict.fromkeys(str(info[4][0]) for info in found))
 
 
 def _connect(addresses: Sequence[str], port: int, deadline: Deadline) -> socket.socket:

@@ -13,21 +13,14 @@ from uuid import UUID, uuid4
 from django.db import connection
 from django.test import TransactionTestCase, override_settings
 
+from inference import process
 from inference.broker import redis_client
 from inference.catalog.lookup import get_catalog, spec_of
 from inference.catalog.sizes import lengths
 from inference.errors import InferenceError
 from inference.models import Job, Status, Worker, WorkerState
-from inference.status import metrics, queue_position, worker_catalogs
-from inference.status.workers import (
-    count_living_workers_by_model,
-    find_models_in_memory,
-    measure_model_speeds,
-    read_model_notes,
-)
 from inference.store import transitions
 from inference.store.transitions import Outcome
-from inference.submission import admission
 from tests import echo
 from tests.conditions import PATIENCE_S
 
@@ -91,22 +84,11 @@ class Laborer(threading.Thread):
 class ApiTestCase(TransactionTestCase):
     def setUp(self) -> None:
         redis_client.get_client().flushdb()
-        figures = (
-            count_living_workers_by_model,
-            find_models_in_memory,
-            read_model_notes,
-            measure_model_speeds,
-            worker_catalogs.count_living_entries,
-        )
-        for remembered in (*figures, metrics):
-            remembered.forget()
-        admission.forget_counts()
-        queue_position.forget_counts()
+        process.current.queue_counters.clear()
 
     @contextlib.contextmanager
     def worker(self, answer: Answer = echo_answer) -> Iterator[Laborer]:
         laborer = Laborer(answer)
-        count_living_workers_by_model.forget()
         laborer.start()
         try:
             yield laborer
@@ -116,9 +98,7 @@ class ApiTestCase(TransactionTestCase):
 
     def idle_worker(self) -> Worker:
         """Have a living worker that takes no job."""
-        row = Laborer().row
-        count_living_workers_by_model.forget()
-        return row
+        return Laborer().row
 
     def post(self, path: str, body: Any = None, **options: Any) -> Response:
         content = body if isinstance(body, (bytes, str)) else json.dumps(body)

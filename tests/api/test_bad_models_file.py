@@ -31,7 +31,6 @@ class BadFile(TestCase):
         self.file = Path(self.enterContext(tempfile.TemporaryDirectory()), "models.toml")
         self.file.write_text(BAD)
         self.enterContext(override_settings(MODELS_FILE=self.file))
-        metrics.forget()
 
 
 class ApiTests(BadFile, ApiTestCase):

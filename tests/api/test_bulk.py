@@ -13,7 +13,7 @@ from inference import budget
 from inference.errors import InvalidInput
 from inference.models import Bulk, Job, Priority
 from inference.store import rows
-from inference.submission import writer
+from inference.web_process import writer
 from tests.api.base import ApiTestCase, Response, echo_answer
 from tests.conditions import PATIENCE_S, eventually
 

@@ -7,10 +7,9 @@ from django.contrib.auth import get_user_model
 from django.db import connection
 from django.test import Client
 
-from api.auth import keyring
 from api.models import ApiKey
+from inference import process
 from inference.models import Job
-from inference.submission import admission
 from tests.api.base import ApiTestCase, Response
 from tests.conditions import eventually
 
@@ -45,12 +44,11 @@ class IdempotencyTests(ApiTestCase):
     def test_a_known_key_is_answered_when_the_queue_is_full(self) -> None:
         job = self.send("k1").json()
         Job.objects.bulk_create(Job(model="echo", inputs="x") for _ in range(20))
-        admission.forget_counts()
+        process.current.queue_counters.clear()
         self.assert_problem(self.send("k2"), 503, "queue_full")
         self.assertEqual(self.send("k1").json()["id"], job["id"])
 
     def test_everybody_has_keys_of_their_own(self) -> None:
-        keyring.forget_key()
         keys = [
             ApiKey.objects.issue_key(owner=get_user_model().objects.create_user(name))[1] for name in ("ada", "bob")
         ]

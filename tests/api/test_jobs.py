@@ -11,6 +11,7 @@ from inference.status import workers
 from tests import echo
 from tests.api.base import ApiTestCase
 from tests.conditions import PATIENCE_S, eventually
+from tests.inference.figures.agreement import drop_tallies
 
 WAIT = f"wait={PATIENCE_S:g}"
 
@@ -70,7 +71,7 @@ class SubmitTests(ApiTestCase):
 
     def test_a_request_that_is_refused_is_counted_of_its_model(self) -> None:
         Job.objects.bulk_create(Job(model="echo", inputs="x") for _ in range(20))
-        ledger.forget_rows()
+        drop_tallies()
         for address, body in (("/v1/jobs", {"model": "echo", "inputs": "x"}), ("/v1/models/echo", {"inputs": "x"})):
             self.assertEqual(self.post(address, body).status_code, 503)
         ledger.flush_tallies()

@@ -19,7 +19,8 @@ from api.models import ApiKey, digest_key
 from inference.broker import redis_client
 from inference.models import Job, Priority
 from inference.store import rows
-from inference.submission import jobs, rates
+from inference.submission import jobs
+from inference.web_process import rates
 from tests.api.base import ApiTestCase, Response
 from tests.api.test_streams import WORDS, StreamCase
 from tests.clocks import database_clock
@@ -41,7 +42,6 @@ def delete_elsewhere(user: User) -> None:
 class KeyTests(ApiTestCase):
     def setUp(self) -> None:
         super().setUp()
-        keyring.forget_key()
         self.ada = get_user_model().objects.create_user("ada")
 
     def issue(self, **fields: Any) -> tuple[ApiKey, str]:
@@ -170,7 +170,6 @@ class KeyTests(ApiTestCase):
 class QuotaTests(ApiTestCase):
     def setUp(self) -> None:
         super().setUp()
-        keyring.forget_key()
         self.ada = get_user_model().objects.create_user("ada")
 
     def test_too_many_requests_are_429_with_the_time_to_come_back(self) -> None:
@@ -188,14 +187,16 @@ class QuotaTests(ApiTestCase):
 
     def test_a_tenth_of_a_minute_s_worth_is_allowed_at_once_and_then_one_in_its_time(self) -> None:
         for moment, waits in ((1000, [0.0, 0.0, 3.0]), (1003, [0.0, 3.0])):
+            own = rates.Rates()
             with patch.object(rates, "LUA", rates.LUA.replace("redis.call('TIME')", f"{{{moment}, 0}}")):
-                self.assertEqual([rates.count_against_rate("somebody", 20) for _ in waits], waits)
+                self.assertEqual([own.count_against_rate("somebody", 20) for _ in waits], waits)
 
     def test_the_rate_is_kept_without_the_broker_too(self) -> None:
+        own = rates.Rates()
         no_broker = patch.object(redis_client, "get_client", side_effect=redis.ConnectionError)
         breaker = patch.object(redis_client, "breaker", redis_client.make_breaker())
         with no_broker as get, breaker, patch.object(rates, "time", Mock(monotonic=lambda: 1000.0)):
-            waits = [rates.count_against_rate("somebody", 20) for _ in range(3)]
+            waits = [own.count_against_rate("somebody", 20) for _ in range(3)]
         self.assertEqual(waits, [0.0, 0.0, 3.0])
         self.assertEqual(get.call_count, 1, "the others do not wait for it")
 
@@ -236,7 +237,6 @@ class KeyOfJobTests(StreamCase):
 
     def setUp(self) -> None:
         super().setUp()
-        keyring.forget_key()
         self.ada = get_user_model().objects.create_user("ada")
         self.row, self.key = ApiKey.objects.issue_key(owner=self.ada, name="nightly")
 
@@ -314,7 +314,6 @@ class CommandTests(ApiTestCase):
         return out.getvalue().strip()
 
     def test_the_command_prints_a_key_that_opens(self) -> None:
-        keyring.forget_key()
         key = self.create("ada", "--days", "1", "--rate", "100", "--max-queued", "7", "--staff", "--no-high")
         row = ApiKey.objects.get()
         self.assertEqual(row.digest, digest_key(key))

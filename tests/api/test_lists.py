@@ -11,7 +11,6 @@ from api.auth import Principal
 from api.requests import job_pages
 from inference.fields.ids import first_id_at, new_job_id
 from inference.models import Bulk, Job, Priority, Status, Worker
-from inference.status.workers import measure_model_speeds
 from inference.upkeep import retention
 from tests.api.base import ApiTestCase
 from tests.conditions import ago
@@ -110,7 +109,6 @@ class PlaceTests(ApiTestCase):
     def test_a_wait_that_would_be_too_long_is_503_at_once(self) -> None:
         self.idle_worker()
         Worker.objects.update(speeds={"echo": 1.0}, replicas_ready=1)
-        measure_model_speeds.forget()
         make(15)
         answer = self.post("/v1/jobs", {"model": "echo", "inputs": "x"})
         low = self.post("/v1/jobs", {"model": "echo", "inputs": "x", "priority": "low"})

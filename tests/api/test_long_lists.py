@@ -98,7 +98,6 @@ class LongListTests(ApiTestCase):
     def test_figures_count_what_waits_in_parts_and_what_has_ended_whole(self) -> None:
         job = self.submit(TEXTS)
         self.assertIn('inference_jobs_waiting{model="echo",status="queued"} 3.0', metrics.format_metrics().decode())
-        metrics.forget()
         with self.worker():
             self.finished(job)
         self.assertIn(

@@ -5,8 +5,7 @@ from django.test import override_settings
 
 from inference.errors import BadOutput
 from inference.models import Job, PausedModel, Worker, WorkerState
-from inference.status import health, worker_catalogs
-from inference.status.workers import read_model_notes
+from inference.status import health
 from tests import echo
 from tests.api.base import ApiTestCase, echo_answer
 from tests.conditions import PATIENCE_S
@@ -120,7 +119,6 @@ class ListTests(ApiTestCase):
             self.assertIsNone(self.client.get("/v1/models/echo").json()["served"]["note"])
             replica = {"pid": 1, "device": "cpu", "models": {"echo": "ready"}, "notes": {"echo": "Each runs alone."}}
             Worker.objects.update(replicas={"0": replica})
-            read_model_notes.forget()
             self.assertEqual(self.client.get("/v1/models/echo").json()["served"]["note"], "Each runs alone.")
 
     def test_what_workers_have_of_a_model_is_shown_by_revision_and_state(self) -> None:
@@ -130,7 +128,6 @@ class ListTests(ApiTestCase):
         for models in ([old], [old, new]):
             Worker.objects.create(name="w", pid=1, state=WorkerState.READY, catalog={"digest": "z", "models": models})
         Worker.objects.create(name="of the version before", pid=1, state=WorkerState.READY, catalog=None)
-        worker_catalogs.count_living_entries.forget()
         for setting, why in (("full", "no weights"), ("redacted", health.Cause.FAILED.value)):
             with override_settings(ENGINE_ERRORS=setting):
                 shown = self.client.get("/v1/models/echo").json()

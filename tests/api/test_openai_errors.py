@@ -11,7 +11,6 @@ from django.contrib.auth import get_user_model
 from django.db import OperationalError
 from django.test import override_settings
 
-from api.auth import keyring
 from api.models import ApiKey
 from inference.catalog.lookup import spec_of
 from inference.errors import InferenceError, InvalidInput, Lost, OutOfMemory, make_context_length_error
@@ -114,7 +113,6 @@ class ErrorTests(ApiTestCase):
 
     @override_settings(API_KEY_REQUIRED=True)
     def test_keys(self) -> None:
-        keyring.forget_key()
         nobody = self.post(CHAT, BODY)
         self.assert_error(nobody, 401, "invalid_api_key")
         self.assertIn("Bearer", nobody["WWW-Authenticate"])

@@ -7,7 +7,6 @@ from types import SimpleNamespace
 from django.contrib.auth import get_user_model
 from django.test import override_settings
 
-from api.auth import keyring
 from api.errors import problems
 from api.models import ApiKey
 from inference.errors import RETRYABLE_OUTCOMES, InferenceError
@@ -98,7 +97,6 @@ class RetryTests(ApiTestCase):
 
     @override_settings(API_KEY_REQUIRED=True)
     def test_the_new_job_belongs_to_the_old_one_s_owner_and_nobody_else_may_make_it(self) -> None:
-        keyring.forget_key()
         users = get_user_model().objects
         ada = users.create_user("ada")
         old = ended("lost")

@@ -12,7 +12,8 @@ from inference.broker import publisher
 from inference.errors import BrokerUnavailable
 from inference.models import Bulk, Job
 from inference.status import workers
-from inference.submission import bulk, jobs, writer
+from inference.submission import bulk, jobs
+from inference.web_process import writer
 from inference.webhooks import delivery
 from tests.api.base import ApiTestCase
 

@@ -16,18 +16,15 @@ from django.db import OperationalError
 from django.test import override_settings
 from huggingface_hub.inference._common import _stream_text_generation_response
 
-from api.auth import keyring
 from api.inside import Client
 from api.models import ApiKey
-from api.server.wait_slots import slots
 from batch_inference_client import ClientError
+from inference import process
 from inference.broker import redis_client
 from inference.errors import BrokerUnavailable
 from inference.models import Job
-from inference.status.workers import count_living_workers_by_model
 from inference.store import transitions
 from inference.streams import disconnects, reader
-from inference.streams.hub import hub
 from inference.streams.positions import BEGINNING
 from inference.upkeep import retention
 from tests.api.base import ApiTestCase, Response
@@ -70,9 +67,7 @@ class StreamCase(ApiTestCase):
 
     def idle_generator(self) -> Generator:
         """Have a living worker that takes no job until it is started."""
-        generator = Generator()
-        count_living_workers_by_model.forget()
-        return generator
+        return Generator()
 
     @contextlib.contextmanager
     def generator(self) -> Iterator[None]:
@@ -267,7 +262,7 @@ class WaitingTests(StreamCase):
             answer.close()
             transitions.cancel_job(job.pk)
             self.assertEqual(len(self.events(self.stream(job))), 1)
-        self.assertEqual(slots._held.total(), 0)  # noqa: SLF001
+        self.assertEqual(process.current.wait_slots._held.total(), 0)  # noqa: SLF001
 
     def test_nothing_is_left_of_a_stream_after_its_client_goes(self) -> None:
         job = self.job()
@@ -275,9 +270,9 @@ class WaitingTests(StreamCase):
         answer = self.stream(job)
         pieces: Iterator[bytes] = iter(answer.streaming_content)  # type: ignore[attr-defined]
         self.assertEqual([next(pieces), next(pieces)[:12]], [b"retry: 1000\n\n", b"event: delta"])
-        self.assertEqual(len(hub), 1)
+        self.assertEqual(len(process.current.hub), 1)
         answer.close()
-        self.assertEqual((len(hub), slots._held.total()), (0, 0))  # noqa: SLF001
+        self.assertEqual((len(process.current.hub), process.current.wait_slots._held.total()), (0, 0))  # noqa: SLF001
         self.assertEqual(Job.objects.get().status, "running")
 
     def test_the_job_is_cancelled_with_its_client_where_that_was_requested(self) -> None:
@@ -291,7 +286,7 @@ class WaitingTests(StreamCase):
         self.idle_generator()
         self.post(f"{WORDS}?on_disconnect=cancel", {"inputs": "x", "stream": True}).close()
         eventually(lambda: Job.objects.get().status == "cancelled")
-        self.assertEqual((len(hub), slots._held.total()), (0, 0))  # noqa: SLF001
+        self.assertEqual((len(process.current.hub), process.current.wait_slots._held.total()), (0, 0))  # noqa: SLF001
 
     def test_a_job_that_was_accepted_is_streamed_though_the_database_goes_away_then(self) -> None:
         """An answer that it is away would have its client post it again."""
@@ -336,7 +331,7 @@ class WaitingTests(StreamCase):
         job = self.job()
         answer = self.stream(job, "?on_disconnect=cancel")
         next(iter(answer.streaming_content))  # type: ignore[attr-defined]
-        with patch.object(hub, "is_stopping", True):
+        with patch.object(process.current.hub, "is_stopping", True):
             answer.close()
         self.assertEqual(Job.objects.get().status, "queued")
 
@@ -372,10 +367,6 @@ class InsideTests(StreamCase):
 
 @override_settings(API_KEY_REQUIRED=True)
 class WhoTests(StreamCase):
-    def setUp(self) -> None:
-        super().setUp()
-        keyring.forget_key()
-
     def key_of(self, name: str, **fields: Any) -> dict[str, str]:
         user = get_user_model().objects.create_user(name, **fields)
         return {"Authorization": f"Bearer {ApiKey.objects.issue_key(owner=user)[1]}"}

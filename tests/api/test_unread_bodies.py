@@ -1,7 +1,6 @@
 """A body that nobody has read is read to its end without a connection of the pool: its client may send it slowly."""
 
 import io
-from threading import Semaphore
 from typing import Any
 from unittest.mock import Mock, patch
 
@@ -11,7 +10,7 @@ from django.db import connection
 from django.test import override_settings
 
 from api.models import ApiKey
-from api.server import upload_limit
+from api.server import body_reader
 from api.server.body_reader import BodyReader
 from inference.models import Job
 from inference.store import connections
@@ -86,7 +85,7 @@ class UnreadBodyTests(ApiTestCase):
             ("/admin/login/", "", form, "503 Service Unavailable"),
             ("/v1/jobs", "inf_wrong", {}, "401 Unauthorized"),
         ):
-            with self.subTest(path, key=key, **headers), patch.object(upload_limit, "reads", Semaphore(0)):
+            with self.subTest(path, key=key, **headers), patch.object(body_reader, "MOST_READ", 0):
                 self.send(path, key, **headers)
             self.assertEqual(self.status, status)
         self.assertNotIn("read", self.events)

@@ -12,9 +12,9 @@ from django.urls import reverse
 from django.utils import timezone
 
 from api import usage as usage_module
-from api.auth import find_principal, keyring
+from api.auth import KeyCache
 from api.models import ApiKey, KeyUse
-from api.usage import UsageCounter, usage
+from api.usage import UsageCounter
 from inference import clock
 from tests.conditions import ago
 
@@ -26,7 +26,6 @@ class UsageTests(TestCase):
         self.owner = get_user_model().objects.create_superuser("owner")
         self.key, self.secret = ApiKey.objects.issue_key(owner=self.owner, name="first")
         self.other = ApiKey.objects.issue_key(owner=self.owner, name="second")[0]
-        keyring.forget_key()
         self.usage = UsageCounter()
         self.enterContext(patch.object(usage_module, "EVERY_S", 0.0))
 
@@ -34,11 +33,10 @@ class UsageTests(TestCase):
         return dict(KeyUse.objects.values_list("key", "requests"))
 
     def test_each_request_with_a_key_counts(self) -> None:
-        usage.write_if_due()
+        keys = KeyCache(self.usage)
         for _ in range(3):
-            find_principal(f"Bearer {self.secret}")
-        keyring.forget_key()
-        usage.write_if_due()
+            keys.find_principal(self.secret)
+        self.usage.write_if_due()
         self.assertEqual(self.used(), {self.key.pk: 3})
 
     def test_processes_add_up(self) -> None:

@@ -8,9 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 from django.contrib.auth import get_user_model
 from django.test import SimpleTestCase, override_settings
 
-from api.auth import keyring
 from api.models import ApiKey
-from api.server.wait_slots import WaitSlots, slots
+from inference import process
+from inference.web_process.wait_slots import WaitSlots
 from tests import echo
 from tests.api.base import ApiTestCase
 from tests.conditions import PATIENCE_S
@@ -45,10 +45,6 @@ class SlotTests(SimpleTestCase):
 
 @override_settings(MAX_WAITING_REQUESTS=4, API_KEY_REQUIRED=True)
 class ShareTests(ApiTestCase):
-    def setUp(self) -> None:
-        super().setUp()
-        keyring.forget_key()
-
     def key_of(self, name: str) -> dict[str, str]:
         user, _ = get_user_model().objects.get_or_create(username=name)
         return {"Authorization": f"Bearer {ApiKey.objects.issue_key(owner=user)[1]}"}
@@ -59,7 +55,7 @@ class ShareTests(ApiTestCase):
         run, body = f"/v1/models/echo?timeout={PATIENCE_S:g}", {"inputs": "x"}
         with contextlib.ExitStack() as polls:
             for _ in range(50):
-                polls.enter_context(slots.take_slot(owner.pk, 300.0))
+                polls.enter_context(process.current.wait_slots.take_slot(owner.pk, 300.0))
             self.idle_worker()
             for headers in (noisy, again):
                 problem = self.assert_problem(self.post(run, body, headers=headers), 504, "not_finished")

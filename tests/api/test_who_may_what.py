@@ -7,7 +7,6 @@ from django.contrib.auth import get_user_model
 from django.contrib.auth.models import Group, Permission, User
 from django.test import override_settings
 
-from api.auth import keyring
 from api.models import ApiKey
 from inference.models import Bulk, Job
 from tests.api.base import ApiTestCase, Response
@@ -52,7 +51,6 @@ BODIES = {
 class IdentityTests(ApiTestCase):
     def setUp(self) -> None:
         super().setUp()
-        keyring.forget_key()
         users = get_user_model().objects
         self.owner = users.create_user("owner")
         operator = users.create_user("operator", is_staff=True)

@@ -11,11 +11,11 @@ from django.db import connection
 from django.test import TransactionTestCase
 from django.utils import timezone
 
-from inference import clock
+from inference import clock, process
 from inference.catalog.lookup import spec_of
 from inference.fields.ids import first_id_at, new_job_id
 from inference.models import Act, Job, Webhook, Worker
-from inference.submission import admission, jobs
+from inference.submission import jobs
 from inference.submission.submissions import Submission
 
 AHEAD_S = 3600.0  # by far more than this test takes
@@ -23,7 +23,7 @@ AHEAD_S = 3600.0  # by far more than this test takes
 
 class ClockTests(TransactionTestCase):
     def test_a_job_s_times_are_those_of_the_database(self) -> None:
-        admission.forget_counts()
+        process.current.queue_counters.clear()
         before = timezone.now()  # of which the database's clock is the other side
         with patch.object(clock, "_off_s", -AHEAD_S):  # this host's clock is ahead
             submitted = jobs.submit(Submission(spec=spec_of("embeddings"), inputs="x", expires_in_s=60))

@@ -18,8 +18,8 @@ from api.openapi import batch_operations
 from api.requests.file_batches import read_form_expiry_s, read_page
 from api.requests.file_form import read_file_form
 from api.server.upload_limit import find_body_limit
-from api.server.wait_slots import slots
 from api.views.base import ApiView
+from inference import process
 from inference.store import connections
 
 DOWNLOAD_S = 3600.0  # more than zero: a slot is held for as long as the client reads
@@ -85,7 +85,7 @@ class FileContentView(ApiView):
     def get(self, request: HttpRequest, file_id: str) -> HttpResponseBase:
         row = files.find_visible_file(self.principal, file_id)
         with contextlib.ExitStack() as held:
-            if not held.enter_context(slots.take_slot(self.principal.user_id, DOWNLOAD_S)):
+            if not held.enter_context(process.current.wait_slots.take_slot(self.principal.user_id, DOWNLOAD_S)):
                 raise ApiError(BUSY, "overloaded", retry_after_s=5)
             content = held.enter_context(files.open_content(row))
             connections.release_connection()  # a client may read slowly

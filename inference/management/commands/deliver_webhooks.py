@@ -16,6 +16,7 @@ from django.db import connection
 from inference.failures import Pauses, is_away
 from inference.models import Webhook
 from inference.webhooks import delivery
+from inference.webhooks.outbound_post import Resolver
 
 logger = logging.getLogger(__name__)
 
@@ -34,10 +35,10 @@ class Command(BaseCommand):
             signal.signal(number, lambda *_: threading.Thread(target=stopping.set).start())
         logger.info("delivering webhooks, at most %d at a time", AT_ONCE)
         with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="webhook") as pool:
-            _deliver_until(stopping, pool)
+            _deliver_until(stopping, pool, Resolver())
 
 
-def _deliver_until(stopping: threading.Event, pool: ThreadPoolExecutor) -> None:
+def _deliver_until(stopping: threading.Event, pool: ThreadPoolExecutor, resolver: Resolver) -> None:
     """Deliver notices until the event is set.
 
     No more notices are taken than there are free threads, so that a leased notice never waits.
@@ -60,16 +61,16 @@ def _deliver_until(stopping: threading.Event, pool: ThreadPoolExecutor) -> None:
             taken, pause_s = [], pauses.next_s()
             logger.warning("no webhooks are delivered, the database is away: %s", error)
             connection.close()
-        running |= {pool.submit(_deliver, webhook): delivery.parse_host(webhook.url) for webhook in taken}
+        running |= {pool.submit(_deliver, webhook, resolver): delivery.parse_host(webhook.url) for webhook in taken}
         if running:
             done = wait(running, LOOK_EVERY_S, return_when="FIRST_COMPLETED").done
             running = {future: host for future, host in running.items() if future not in done}
 
 
-def _deliver(webhook: Webhook) -> None:
+def _deliver(webhook: Webhook, resolver: Resolver) -> None:
     """Deliver one notice; if its outcome cannot be recorded, it is due again when its lease is over."""
     try:
-        delivery.deliver_webhook(webhook)
+        delivery.deliver_webhook(webhook, resolver)
     except Exception:
         logger.exception("webhook=%s failed, it is due again in %g s", webhook.pk, delivery.LEASE_S)
     finally:

@@ -22,7 +22,7 @@ from inference.batching.queue import Item
 from inference.models import TERMINAL, Job
 from inference.status import owners, workers
 from inference.status.owners import OwnerQueue
-from inference.submission.writer import make_message
+from inference.store.job_messages import make_message
 from inference.worker.chores import run_chore
 from inference.worker.scheduling.backlog import Backlog
 

@@ -17,7 +17,7 @@ from django.urls import reverse
 from inference import clock
 from inference.batching.costs import CostModel
 from inference.models import Job, PausedModel, Status, Worker, WorkerState
-from inference.status import queue_position, worker_catalogs, workers
+from inference.status import workers
 from tests.conditions import ago
 from tests.inference.test_admin import MARKUP, AdminCase, make_job, make_worker
 
@@ -48,16 +48,6 @@ def entry(**values: Any) -> dict[str, Any]:
 
 
 class FleetCase(AdminCase):
-    def setUp(self) -> None:
-        super().setUp()
-        for remembered in (
-            worker_catalogs.count_living_entries,
-            workers.count_living_workers_by_model,
-            workers.measure_model_speeds,
-        ):
-            remembered.forget()
-        queue_position.forget_counts()
-
     def steer(self, page: str, action: str, user: User | None = None) -> int:
         if user:
             self.client.force_login(user)
@@ -97,7 +87,6 @@ class ModelTests(FleetCase):
         self.assertRegex(page, r"(?s)&lt;many&gt;.*2 high, 30 normal.*3\.[0-9] s.*few.*1 low.*[0-9]+ ms")
         self.assertIn(f"owner={many.pk}", page)
         Job.objects.all().delete()
-        queue_position.forget_counts()
         self.assertNotIn("Waiting jobs by owner", self.text(model_page("embeddings")))
 
     def test_one_that_nobody_knows_is_not_found(self) -> None:
@@ -243,7 +232,6 @@ class WrittenTests(FleetCase):
                 replicas={"0": {"pid": 1, "device": evil, "models": {evil: evil}, "notes": {evil: evil}}},
             )
             job = make_job(model=evil, worker=worker.pk, batch=uuid.uuid4(), status="failed", device=evil[:20])
-            worker_catalogs.count_living_entries.forget()
             for page in (MODELS, WORKERS, BATCHES, worker_page(worker), model_page(evil),
                          reverse("admin:inference_job_batch", args=[job.batch])):  # fmt: skip
                 self.assertNotIn(evil, self.text(page), page)

@@ -37,7 +37,7 @@ from inference.models import (
     Worker,
     WorkerState,
 )
-from inference.status import attention, metrics, queue_position, worker_catalogs, workers
+from inference.status import attention, metrics
 from inference.telemetry import logs
 from tests.conditions import ago
 from tests.inference.admin.test_fleet import entry, learnt
@@ -157,15 +157,6 @@ class HostileTests(AdminCase):
         Mark.objects.create(kind="deployed", text=text[:300])
         LogEntry.objects.log_actions(str(self.owner.pk), [job], CHANGE, text)
         self.addresses = self.pages(text, job, worker, silent)
-        for remembered in (
-            worker_catalogs.count_living_entries,
-            workers.count_living_workers_by_model,
-            workers.measure_model_speeds,
-            workers.find_models_in_memory,
-            metrics,
-        ):
-            remembered.forget()
-        queue_position.forget_counts()
         return job
 
     def pages(self, text: str, job: Job, worker: Worker, silent: Worker) -> list[str]:

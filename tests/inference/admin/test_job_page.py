@@ -22,10 +22,10 @@ from django.urls import reverse
 
 from inference.admin.rendering import display, inputs_outputs, job_payload, media
 from inference.models import Bulk, Job, Status, Webhook, WebhookState
+from inference.store.job_messages import make_message
 from inference.streams import redis_streams
 from inference.streams.chunks import Chunk
 from inference.submission.split_jobs import NEVER_DUE
-from inference.submission.writer import make_message
 from inference.telemetry.control_characters import escape_text
 from tests.conditions import ago
 from tests.inference.admin.pages import BrowserCase

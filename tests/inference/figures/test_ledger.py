@@ -19,7 +19,7 @@ from inference.store import transitions
 from inference.store.transitions import Claimed, Outcome
 from inference.worker.child import claims, outcomes
 from tests.conditions import ago, at_once
-from tests.inference.figures.agreement import of_figures, of_rows
+from tests.inference.figures.agreement import drop_tallies, of_figures, of_rows
 from tests.inference.store.test_transitions import claim, make_job
 from tests.inference.store.test_wholes import answer, fail, make_whole
 from tests.inference.store.test_wholes import claim as claim_parts
@@ -32,7 +32,7 @@ def done(job: Job) -> Outcome:
 
 class LedgerCase(TransactionTestCase):
     def setUp(self) -> None:
-        ledger.forget_rows()
+        drop_tallies()
 
     def claimed(self, *jobs: Job) -> tuple[UUID, list[Claimed]]:
         batch = uuid4()

@@ -11,21 +11,19 @@ from django.contrib.auth.models import User
 from django.test import TestCase
 from prometheus_client.parser import text_string_to_metric_families as parsed
 
-from inference import clock
+from inference import clock, process
 from inference.figures import ledger, tallies
 from inference.figures.ledger import moment_at
 from inference.models import Figure, Grain, Job, Status, Worker, WorkerState
 from inference.status import counters, metrics
-from inference.web_process.finish_listener import listener
 from inference.web_process.request_figures import RequestFigures
 from tests.conditions import ago
+from tests.inference.figures.agreement import drop_tallies
 
 
 class MetricsTests(TestCase):
     def setUp(self) -> None:
-        metrics.forget()
-        ledger.forget_rows()
-        self.addCleanup(metrics.forget)
+        drop_tallies()
 
     def samples(self, family: str) -> list[tuple[str, dict[str, str], float]]:
         (found,) = (each for each in parsed(metrics.format_metrics().decode()) if each.name == f"inference_{family}")
@@ -102,14 +100,12 @@ class MetricsTests(TestCase):
         ledger.flush_tallies()
         start = Figure.objects.get(model="").start.timestamp()
         for now, waiting in ((start + counters.WRITE_DELAY_S, 7), (start + ledger.TICK_S + counters.WRITE_DELAY_S, 0)):
-            metrics.forget()
             with patch.object(clock, "time_s", return_value=now):
                 self.assertEqual(self.samples("requests_waiting"), [("inference_requests_waiting", {}, waiting)])
         (refused,) = self.samples("rejections")
         self.assertEqual(refused, ("inference_rejections_total", {"model": "echo", "code": "queue_full"}, 4))
 
     def test_answers_are_counted_by_address_but_for_probes(self) -> None:
-        ledger.forget_rows()
         self.client.get(f"/v1/jobs/{uuid4()}")
         self.client.get("/v1/jobs/none")
         self.client.generic("BREW", "/v1/embeddings/")
@@ -125,7 +121,7 @@ class MetricsTests(TestCase):
         )
 
     def test_what_waits_in_this_process_counts_at_once(self) -> None:
-        with listener.expect_finish(uuid4()), listener.expect_finish(uuid4()):
+        with process.current.listener.expect_finish(uuid4()), process.current.listener.expect_finish(uuid4()):
             self.assertEqual(self.samples("requests_waiting"), [("inference_requests_waiting", {}, 2)])
 
     def test_what_is_counted_of_nothing_has_its_description(self) -> None:

@@ -19,8 +19,6 @@ from inference.status.owners import OwnerQueue
 
 class OwnersCase(TestCase):
     def setUp(self) -> None:
-        queue_position.forget_counts()
-        self.addCleanup(queue_position.forget_counts)
         self.many, self.few = (User.objects.create_user(name) for name in ("many", "few"))
 
     def wait(self, owner: User | None, count: int = 1, **values: Any) -> list[Job]:

@@ -58,7 +58,7 @@ class LivingTests(DatabaseTestCase):
 class RememberedTests(TestCase):
     def setUp(self) -> None:
         self.clock = Mock(monotonic=Mock(return_value=0.0))
-        self.enterContext(patch.multiple(workers, time=self.clock, PATIENCE_S=PATIENCE_S))
+        self.enterContext(patch.multiple(workers, time=self.clock, PATIENCE_S=PATIENCE_S, REMEMBERED_S=1.0))
 
     def test_a_value_is_read_once_for_all_requests_within_a_second(self) -> None:
         reads = itertools.count(1)
@@ -144,9 +144,6 @@ class SecondsTests(DatabaseTestCase):
     def setUp(self) -> None:
         lazy = {"a": ModelSpec(name="a", engine="x:Y", load="lazy")}
         self.enterContext(patch("inference.status.workers.lookup.get_catalog", return_value=lazy))
-        for remembered in (workers.measure_model_speeds, workers.find_models_in_memory):
-            remembered.forget()
-            self.addCleanup(remembered.forget)
 
     def worker(self, state: str, **speeds: float) -> None:
         catalog = {"models": [{"name": "a", "state": state, "memory": 7, "load_s": 5.0}]}
@@ -173,10 +170,6 @@ class SecondsTests(DatabaseTestCase):
 
 
 class ServingTests(DatabaseTestCase):
-    def setUp(self) -> None:
-        workers.count_living_workers_by_model.forget()
-        self.addCleanup(workers.count_living_workers_by_model.forget)
-
     def test_that_there_is_no_worker_is_not_remembered(self) -> None:
         self.enterContext(patch.object(workers, "REMEMBERED_S", PATIENCE_S))
         self.assertEqual(workers.count_serving_workers("m"), 0)

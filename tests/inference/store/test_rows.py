@@ -9,7 +9,7 @@ from django.utils import timezone
 
 from inference.models import Bulk, Job, Priority, Status
 from inference.store import rows
-from inference.submission import writer
+from inference.store.job_messages import make_message
 
 ANY_TIME = timezone.now()  # is only stored and read
 CHANGED_LATER = {
@@ -92,7 +92,7 @@ class RowsTests(TransactionTestCase):
         self.assertEqual(list(found), [job.pk])
         rows.apply_changes(job, found[job.pk])
         with self.assertNumQueries(0):  # in the thread that sends it
-            writer.make_message(job)
+            make_message(job)
         stored = Job.objects.get(pk=job.pk)
         for field in Job._meta.concrete_fields:
             self.assertEqual(getattr(job, field.attname), getattr(stored, field.attname), field.name)

@@ -12,12 +12,14 @@ from django.db import connection
 from django.db.models import Q
 from django.test import TransactionTestCase
 
+from inference import process
 from inference.broker import redis_client
 from inference.errors import UnknownPosition
 from inference.models import Job
 from inference.store import transitions
 from inference.streams import hub, reader, redis_streams
 from inference.streams.events import Delta, End, Event, Interrupted, KeepAlive, Restart
+from inference.streams.hub import StreamHub
 from inference.streams.positions import BEGINNING, Position
 from tests.conditions import PATIENCE_S, eventually
 from tests.generating import Attempt, pieces
@@ -30,8 +32,11 @@ TEXT = "".join(PIECES)
 class Reader(threading.Thread):
     """One client. `step` lets it take one event after the other."""
 
-    def __init__(self, job: Job, after: str | None = None, *, steps: bool = False) -> None:
+    def __init__(
+        self, job: Job, after: str | None = None, *, steps: bool = False, hub: StreamHub | None = None
+    ) -> None:
         super().__init__(daemon=True)
+        self.hub = process.current.hub if hub is None else hub
         self.job = Job.objects.get(pk=job.pk)
         self.after = Position.from_event_id(after, job.pk) if after else BEGINNING
         self.events: list[Event] = []
@@ -40,7 +45,7 @@ class Reader(threading.Thread):
 
     def run(self) -> None:
         try:
-            for event in reader.stream_events(self.job, after=self.after):
+            for event in reader.stream_events(self.job, self.hub, after=self.after):
                 self.events.append(event)
                 self.may_go_on.acquire()
         finally:
@@ -74,6 +79,10 @@ class Reader(threading.Thread):
         return end
 
 
+def own_hub() -> StreamHub:
+    return StreamHub(process.current.listener)
+
+
 class ReaderCase(TransactionTestCase):
     def setUp(self) -> None:
         redis_client.get_client().flushdb()
@@ -97,7 +106,7 @@ class ReaderTests(ReaderCase):
         self.assertEqual(end.job.output, [{"generated_text": PROMPT + TEXT}])
         self.assertNotIn("inputs", vars(end.job))
         self.assertEqual(reading.kinds, [Delta, End])
-        self.assertEqual(len(hub.hub), 0)
+        self.assertEqual(len(process.current.hub), 0)
 
     def test_a_client_that_comes_back_at_any_event_misses_and_repeats_nothing(self) -> None:
         first = Reader(self.job)
@@ -245,7 +254,7 @@ class ReaderTests(ReaderCase):
         for number in range(3 * hub.MOST_HELD):
             attempt.write(f" {number}")
         quick.has(attempt.text)
-        (subscribers,) = hub.hub.subscribers.values()
+        (subscribers,) = process.current.hub.subscribers.values()
         self.assertLessEqual(max(len(subscriber._held) for subscriber in subscribers), hub.MOST_HELD)  # noqa: SLF001
         stalled.may_go_on.release(1000)
         stalled.has(attempt.text)
@@ -255,8 +264,8 @@ class ReaderTests(ReaderCase):
     def test_there_is_a_notice_of_each_piece(self) -> None:
         """With a clock that stands, by which nothing is polled for; the listener may not have subscribed yet."""
         stands = Mock(monotonic=lambda: 0.0, sleep=time.sleep)
-        with patch.object(reader, "hub", hub.StreamHub()), patch.object(hub, "time", stands):
-            reading, attempt = Reader(self.job), Attempt(self.job)
+        with patch.object(hub, "time", stands):
+            reading, attempt = Reader(self.job, hub=own_hub()), Attempt(self.job)
             for _ in range(3):
                 before = reading.text
 
@@ -290,7 +299,7 @@ class ReaderTests(ReaderCase):
 
     def test_a_cancelled_job_ends_its_stream(self) -> None:
         reading = Reader(self.job)
-        eventually(lambda: len(hub.hub) == 1)
+        eventually(lambda: len(process.current.hub) == 1)
         transitions.cancel_job(self.job.pk)
         self.assertEqual(reading.ends().job.status, "cancelled")
 
@@ -310,16 +319,15 @@ class ReaderTests(ReaderCase):
         self.assertEqual({type(event) for event in reading.events[:-1]}, {KeepAlive})
 
     def test_a_process_that_stops_cuts_its_streams(self) -> None:
-        own = hub.StreamHub()
-        with patch.object(reader, "hub", own):
-            reading = Reader(self.job)
-            eventually(lambda: len(own) == 1)
-            own.stop()
-            reading.has_ended()
-            self.assertEqual(reading.kinds, [Interrupted])
-            late = Reader(self.job)
-            late.has_ended()
-            self.assertEqual(late.events, [Interrupted()])
+        own = own_hub()
+        reading = Reader(self.job, hub=own)
+        eventually(lambda: len(own) == 1)
+        own.stop()
+        reading.has_ended()
+        self.assertEqual(reading.kinds, [Interrupted])
+        late = Reader(self.job, hub=own)
+        late.has_ended()
+        self.assertEqual(late.events, [Interrupted()])
 
     def test_a_stream_is_cut_after_its_longest_time(self) -> None:
         with patch.object(reader, "LONGEST_S", 0.0):
@@ -328,11 +336,11 @@ class ReaderTests(ReaderCase):
         self.assertEqual(reading.events, [Interrupted()])
 
     def test_the_thread_ends_some_time_after_the_last_stream_and_comes_back(self) -> None:
-        own = hub.StreamHub()
-        with patch.object(reader, "hub", own), patch.object(hub, "LINGER_S", 0.0), patch.object(hub, "POLL_S", 0.05):
+        own = own_hub()
+        with patch.object(hub, "LINGER_S", 0.0), patch.object(hub, "POLL_S", 0.05):
             for _ in range(2):
                 job = Job.objects.create(model="words", inputs=PROMPT)
-                reading, attempt = Reader(job), Attempt(job)
+                reading, attempt = Reader(job, hub=own), Attempt(job)
                 attempt.write(*PIECES)
                 reading.has(TEXT)
                 attempt.end()

@@ -3,7 +3,8 @@
 from unittest import TestCase
 from unittest.mock import patch
 
-from inference.submission import idempotency, jobs, queue_counter, writer
+from inference.submission import idempotency, jobs
+from inference.web_process import queue_counter, writer
 from tests.conditions import PATIENCE_S
 
 

@@ -13,15 +13,15 @@ from django.db.models import QuerySet
 from django.test import TransactionTestCase
 from django.test.utils import CaptureQueriesContext
 
-from inference import budget, errors
+from inference import budget, errors, process
 from inference.catalog import validation
 from inference.catalog.lookup import spec_of
 from inference.models import Job, Priority, Status
 from inference.store import connections as store_connections
 from inference.store import rows
-from inference.submission import admission, bulk, jobs, queue_counter
+from inference.submission import admission, bulk, jobs
 from inference.submission.submissions import BulkItem, BulkSubmission, Submission, Terms
-from inference.submission.writer import writer
+from inference.web_process import queue_counter
 from tests.conditions import PATIENCE_S, eventually
 from tests.inference.submission import patience
 
@@ -31,7 +31,7 @@ SPEC = spec_of(MODEL)
 
 class ShareTests(TransactionTestCase):
     def setUp(self) -> None:
-        admission.forget_counts()
+        process.current.queue_counters.clear()
         patience.lend(self)
         self.owner = get_user_model().objects.create(username="ada")
 
@@ -72,12 +72,12 @@ class ShareTests(TransactionTestCase):
         processes: list[dict[Any, Any]] = [{}, {}, {}]
         let_in = 0
         for number in range(12):
-            with patch.object(admission, "_lines", processes[number % 3]):
+            with patch.object(process.current, "queue_counters", processes[number % 3]):
                 let_in += self.submit()
         self.assertEqual((let_in, Job.objects.count()), (3, 3))
 
     def test_what_was_not_stored_takes_no_place(self) -> None:
-        with patch.object(writer, "write_job", side_effect=errors.StoreUnavailable("away")):
+        with patch.object(process.current.writer, "write_job", side_effect=errors.StoreUnavailable("away")):
             for _ in range(5):
                 with self.assertRaises(errors.StoreUnavailable):
                     self.submit()

@@ -10,13 +10,13 @@ from unittest.mock import patch
 from django.test import TransactionTestCase
 from django.utils import timezone
 
-from inference import errors
+from inference import errors, process
 from inference.broker import publisher, redis_client
 from inference.broker.address import queue_of
 from inference.catalog.lookup import spec_of
 from inference.catalog.reader import parse_catalog
 from inference.models import Job, Priority
-from inference.submission import admission, bulk, bulk_store
+from inference.submission import bulk, bulk_store
 from inference.submission.submissions import BulkItem, BulkSubmission
 from inference.upkeep import reconcile
 from tests.inference.submission import patience
@@ -30,7 +30,7 @@ class PackTests(TransactionTestCase):
 
     def setUp(self) -> None:
         redis_client.get_client().flushdb()
-        admission.forget_counts()
+        process.current.queue_counters.clear()
         patience.lend(self)
 
     def submit(self, *items: BulkItem) -> list[str]:
@@ -86,7 +86,7 @@ class PackTests(TransactionTestCase):
 
     def test_of_a_message_that_was_not_sent_all_are_sent_again_each_in_its_own(self) -> None:
         away = patch.object(publisher, "publish_messages", side_effect=errors.BrokerUnavailable("away"))
-        with away, self.assertLogs("inference.submission.writer", "WARNING"):
+        with away, self.assertLogs("inference.store.job_messages", "WARNING"):
             ids = self.submit(*self.texts(6))
         self.assertEqual(Job.objects.filter(published_at=None, priority=Priority.LOW).count(), 6)
         Job.objects.update(created_at=timezone.now() - datetime.timedelta(minutes=1))  # long enough to be missed

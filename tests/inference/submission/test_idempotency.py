@@ -11,11 +11,10 @@ from django.contrib.auth import get_user_model
 from django.db import IntegrityError, connections
 from django.test import TestCase, TransactionTestCase, override_settings
 
-from inference import errors
+from inference import errors, process
 from inference.catalog.lookup import spec_of
 from inference.models import Job, Worker, WorkerState
-from inference.status.workers import count_living_workers_by_model
-from inference.submission import admission, bulk, idempotency, jobs
+from inference.submission import bulk, idempotency, jobs
 from inference.submission.submissions import BulkItem, BulkSubmission, Submission
 from inference.web_process import compute_slots
 from tests.conditions import PATIENCE_S
@@ -39,8 +38,7 @@ def signal_wait(waits: threading.Event) -> Callable[[float], Any]:
 
 class OnceTests(TransactionTestCase):
     def setUp(self) -> None:
-        count_living_workers_by_model.forget()
-        admission.forget_counts()
+        process.current.queue_counters.clear()
         patience.lend(self)
 
     def at_once(self, call: Callable[[], object]) -> list[object]:

@@ -11,13 +11,12 @@ from django.utils import timezone
 
 from api.auth import Principal
 from api.views.base import get_visible_job
-from inference import errors
+from inference import errors, process
 from inference.broker import publisher
 from inference.catalog.lookup import spec_of
 from inference.catalog.specs import ModelSpec
 from inference.models import Job, Priority, Status, Webhook, Worker, WorkerState
 from inference.status import health
-from inference.status.workers import count_living_workers_by_model
 from inference.store import notices
 from inference.submission import admission, jobs
 from inference.submission.submissions import Submission, Terms
@@ -33,8 +32,7 @@ class JobsTests(TransactionTestCase):
     """The broker is the real one of the test run; there is no worker."""
 
     def setUp(self) -> None:
-        count_living_workers_by_model.forget()
-        admission.forget_counts()
+        process.current.queue_counters.clear()
         patience.lend(self)
 
     def serve(self) -> Worker:

@@ -13,7 +13,7 @@ from django.test import TransactionTestCase, override_settings
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from inference import errors
+from inference import errors, process
 from inference.broker import publisher, redis_client
 from inference.catalog.lookup import spec_of
 from inference.catalog.reader import parse_catalog
@@ -21,7 +21,7 @@ from inference.catalog.sizes import lengths
 from inference.models import Job, Priority, Status, Webhook
 from inference.status import workers
 from inference.store import rows
-from inference.submission import admission, jobs
+from inference.submission import jobs
 from inference.submission.submissions import Submission
 from inference.upkeep import reconcile
 from tests.conditions import eventually
@@ -38,7 +38,7 @@ class ListTests(TransactionTestCase):
 
     def setUp(self) -> None:
         redis_client.get_client().flushdb()
-        admission.forget_counts()
+        process.current.queue_counters.clear()
         patience.lend(self)
 
     def submit(self, inputs: Any = TEXTS, **fields: Any) -> Job:

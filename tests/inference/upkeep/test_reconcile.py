@@ -19,8 +19,7 @@ from inference.catalog.lookup import get_catalog
 from inference.fields.ids import first_id_at
 from inference.models import Job, Status, Worker, WorkerState
 from inference.store import transitions
-from inference.submission import writer
-from inference.submission.writer import make_message
+from inference.store.job_messages import make_message, send_messages
 from inference.upkeep import observer as observer_module
 from inference.upkeep import reconcile
 from inference.upkeep.observer import Observer
@@ -263,7 +262,7 @@ class ReconcileTests(TransactionTestCase):
     def test_never_more_messages_wait_than_jobs(self) -> None:
         """As when a clock was set back, by which the workers have come further than any job that waits."""
         jobs = [make_job() for _ in range(3)]
-        writer.send_messages([make_message(job) for job in jobs[1:]])
+        send_messages([make_message(job) for job in jobs[1:]])
         make_worker(held=1, reached={MODEL: {"2": ago(-OLD_S).timestamp()}})
         for _ in range(3):
             Job.objects.update(published_at=ago(OLD_S))
@@ -272,7 +271,7 @@ class ReconcileTests(TransactionTestCase):
 
     def test_a_model_with_messages_that_all_wait_keeps_no_lost_one_of_another_from_being_sent(self) -> None:
         catalog = {**get_catalog(), "other": replace(get_catalog()[MODEL], name="other")}
-        writer.send_messages([make_message(make_job(priority=1)) for _ in range(2)])
+        send_messages([make_message(make_job(priority=1)) for _ in range(2)])
         make_worker(reached={MODEL: {"1": ago(-OLD_S).timestamp()}})
         make_job(model="other")
         with patch.object(reconcile, "MOST", 2), patch.object(reconcile, "get_catalog", return_value=catalog):
@@ -296,7 +295,7 @@ class ReconcileTests(TransactionTestCase):
         high = make_job(priority=1)
         reconcile.reconcile()
         later = make_job(priority=1, created_at=ago(), published_at=ago())
-        writer.send_messages([make_message(later)])
+        send_messages([make_message(later)])
         self.assertEqual(self.waiting(0), [])
         self.assertEqual(self.waiting(1), [str(high.id), str(later.id)])
         self.assertEqual(self.waiting(3), low)
@@ -313,7 +312,7 @@ class ReconcileTests(TransactionTestCase):
     def test_a_lost_high_job_is_sent_again_though_low_ones_wait(self) -> None:
         low = [make_job(priority=3) for _ in range(2)]
         high = make_job(priority=1)
-        writer.send_messages(list(map(make_message, low)))
+        send_messages(list(map(make_message, low)))
         reconcile.reconcile()
         self.assertEqual((self.waiting(1), len(self.waiting(3))), ([str(high.id)], 2))
 

@@ -27,10 +27,13 @@ class ComputeSlotsTests(TestCase):
         self.slots.take_slot()
         self.inside.append(number)
         self.go_on.wait(PATIENCE_S)
-        self.slots.return_slot()
+        compute_slots.return_slot()
 
     def waiting(self) -> int:
         return len(self.slots._waiting)  # noqa: SLF001
+
+    def assert_taken(self, slots: int) -> None:
+        self.assertEqual(AT_ONCE - self.slots.free, slots)
 
     def leave(self) -> None:
         self.go_on.set()
@@ -47,18 +50,20 @@ class ComputeSlotsTests(TestCase):
 
     def test_a_slot_is_lent_while_its_thread_waits(self) -> None:
         self.slots.take_slot()
-        with self.slots.lend_slot():
+        with compute_slots.lend_slot():
             self.enter(AT_ONCE)
             eventually(lambda: len(self.inside) == AT_ONCE)
             self.leave()
-        self.assertTrue(self.slots.return_slot())
+        self.assert_taken(1)
+        compute_slots.return_slot()
 
     def test_who_waits_for_another_request_lends_slot_and_connection(self) -> None:
-        with patch.object(compute_slots, "compute_slots", self.slots):
-            self.slots.take_slot()
-            with patch.object(connections, "release_connection") as give_back, compute_slots.release_while_waiting(1.0):
-                self.assertEqual((give_back.call_count, self.slots.return_slot()), (1, False))
-            self.assertTrue(self.slots.return_slot())
+        self.slots.take_slot()
+        with patch.object(connections, "release_connection") as give_back, compute_slots.release_while_waiting(1.0):
+            self.assertEqual(give_back.call_count, 1)
+            self.assert_taken(0)
+        self.assert_taken(1)
+        compute_slots.return_slot()
 
     def test_who_has_waited_long_goes_on_without_a_slot(self) -> None:
         with patch.object(compute_slots, "PATIENCE_S", 0.01):
@@ -68,11 +73,12 @@ class ComputeSlotsTests(TestCase):
     def test_what_is_taken_or_given_back_twice_counts_once(self) -> None:
         for _ in range(2):
             self.slots.take_slot()
-        self.assertTrue(self.slots.return_slot())
-        self.assertFalse(self.slots.return_slot())
-        self.assertEqual(self.slots.free, AT_ONCE)
+        self.assert_taken(1)
+        for _ in range(2):
+            compute_slots.return_slot()
+        self.assert_taken(0)
 
     def test_who_has_no_slot_lends_none(self) -> None:
-        with self.slots.lend_slot():
+        with compute_slots.lend_slot():
             pass
-        self.assertFalse(self.slots.return_slot())
+        self.assert_taken(0)

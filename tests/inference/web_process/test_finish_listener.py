@@ -112,7 +112,7 @@ class ListenerTests(TransactionTestCase):
 
     def test_nothing_is_left_behind_where_no_thread_can_be_started(self) -> None:
         out_of_threads = patch.object(threading.Thread, "start", side_effect=RuntimeError("can't start new thread"))
-        live = StreamHub()
+        live = StreamHub(self.listener)
         for wait in (self.listener.expect_finish, live.subscribe_to):
             with out_of_threads, self.assertRaises(RuntimeError), wait(self.job.id):
                 pass

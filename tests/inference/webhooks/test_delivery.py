@@ -19,6 +19,7 @@ from inference import checks
 from inference.errors import InvalidInput
 from inference.models import Job, Status, Webhook, WebhookState
 from inference.webhooks import delivery
+from inference.webhooks.outbound_post import Resolver
 from tests.conditions import PATIENCE_S, ago
 
 A_SECOND = datetime.timedelta(seconds=1)
@@ -72,7 +73,7 @@ class DeliveryTests(TestCase):
         """As if it were due now."""
         Webhook.objects.filter(pk=hook.pk).update(due_at=A_SECOND_AGO)
         for taken in delivery.lease_due_webhooks(8):
-            delivery.deliver_webhook(taken)
+            delivery.deliver_webhook(taken, Resolver())
         hook.refresh_from_db()
         return hook
 
@@ -157,9 +158,9 @@ class DeliveryTests(TestCase):
             (late,) = delivery.lease_due_webhooks(8)
             Webhook.objects.update(due_at=A_SECOND_AGO)
             (timely,) = delivery.lease_due_webhooks(8)
-            delivery.deliver_webhook(late)
+            delivery.deliver_webhook(late, Resolver())
             self.assertEqual(Webhook.objects.get().attempts, 0)
-            delivery.deliver_webhook(timely)
+            delivery.deliver_webhook(timely, Resolver())
         self.assertEqual(Webhook.objects.get().attempts, 1)
 
     def test_a_host_that_is_busy_leaves_threads_to_the_others(self) -> None:

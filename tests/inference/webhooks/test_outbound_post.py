@@ -9,7 +9,7 @@ from unittest.mock import Mock, patch
 from django.test import SimpleTestCase
 
 from inference.webhooks import outbound_post
-from inference.webhooks.outbound_post import NotSent, is_public
+from inference.webhooks.outbound_post import NotSent, Resolver, is_public
 from tests.conditions import PATIENCE_S, eventually
 
 PUBLIC = ("93.184.216.34", "2606:4700::1111", "64:ff9b::808:808", "2002:808:808::1")
@@ -63,8 +63,9 @@ def answering(answer: bytes) -> Serve:
     return lambda connected, over: connected.sendall(answer)
 
 
-def post(url: str, limit_s: float = PATIENCE_S) -> int:
-    return outbound_post.post_checked(url, b"{}", {"Content-Type": "application/json"}, limit_s=limit_s, private=True)
+def post(url: str, limit_s: float = PATIENCE_S, resolver: Resolver | None = None) -> int:
+    headers = {"Content-Type": "application/json"}
+    return outbound_post.post_checked(url, b"{}", headers, resolver or Resolver(), limit_s=limit_s, private=True)
 
 
 class PostTests(SimpleTestCase):
@@ -72,7 +73,7 @@ class PostTests(SimpleTestCase):
         """By a clock that goes on a little each time that it is asked, until which all has been sent."""
         ticks = itertools.count()
         self.enterContext(patch.object(outbound_post, "time", Mock(monotonic=lambda: next(ticks) * 0.01)))
-        self.enterContext(patch.object(outbound_post, "_resolve", return_value=["127.0.0.1"]))
+        self.enterContext(patch.object(Resolver, "resolve", return_value=["127.0.0.1"]))
 
     def test_the_status_is_all_that_is_read(self) -> None:
         def endless(connected: socket.socket, over: threading.Event) -> None:
@@ -117,13 +118,13 @@ class PostTests(SimpleTestCase):
                 over.set()
 
     def test_a_slow_name_takes_one_thread_for_any_number_of_requests(self) -> None:
-        over = threading.Event()
+        over, resolver = threading.Event(), Resolver()
         # All the time is the resolver's.
         self.enterContext(patch.object(outbound_post, "time", Mock(monotonic=lambda: 0.0)))
         with patch.object(socket, "getaddrinfo", side_effect=lambda *_, **__: over.wait()) as getaddrinfo:
             for _ in range(40):
                 with self.assertRaisesRegex(NotSent, "slow.example is not resolved in time"):
-                    post("http://slow.example/", limit_s=0.01)
+                    post("http://slow.example/", 0.01, resolver)
             eventually(lambda: getaddrinfo.call_count, "the name is asked for")
             over.set()
         self.assertEqual(getaddrinfo.call_count, 1)

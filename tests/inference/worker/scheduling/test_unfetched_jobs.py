@@ -15,7 +15,7 @@ from inference.batching.costs import CostModel
 from inference.batching.queue import BatchQueue, Limits
 from inference.models import Job, Priority, Status, Worker, WorkerState
 from inference.status import owners
-from inference.submission.writer import make_message
+from inference.store.job_messages import make_message
 from inference.worker.scheduling.unfetched_jobs import MOST_GONE, MOST_JOBS, PORTION_S, UnfetchedJobs, make_item
 
 CALLS = 4

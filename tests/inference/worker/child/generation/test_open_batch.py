@@ -13,6 +13,7 @@ from uuid import UUID, uuid4
 from django.test import TransactionTestCase
 from django.utils import timezone
 
+from inference import process
 from inference.catalog.parameters import ParameterSpec
 from inference.catalog.specs import ModelSpec
 from inference.engines.stepper import Progress
@@ -336,7 +337,7 @@ class StreamTests(SteppingCase):
         with patch.object(words, "word", lambda value, place: answer.split()[place]):
             job_id = self.job(3, inputs="A")
             self.call(job_id, command=ChildCommand.DRAIN)
-        events = list(reader.stream_events(self.row(job_id)))
+        events = list(reader.stream_events(self.row(job_id), process.current.hub))
         self.assertEqual([event.text for event in events if isinstance(event, Delta)], [answer])
         self.assertEqual([event.text for event in events if isinstance(event, End)], [answer])
 

@@ -14,8 +14,9 @@ from inference import errors
 from inference.broker import address, publisher, redis_client
 from inference.broker.circuit_breaker import CircuitBreaker
 from inference.models import Job
-from inference.store import connections, rows
-from inference.submission import writer
+from inference.store import connections, job_messages, rows
+from inference.store.job_messages import make_message, send_messages
+from inference.web_process import writer
 from tests.conditions import PATIENCE_S, eventually
 from tests.inference.submission import patience
 from tests.messages import messages_for
@@ -158,13 +159,13 @@ class WriterTests(TransactionTestCase):
                 go_on.set()
 
     def test_only_what_the_broker_refused_is_marked_as_not_sent(self) -> None:
-        messages = [writer.make_message(new_job(model=model)) for model in (MODEL, "refused")]
+        messages = [make_message(new_job(model=model)) for model in (MODEL, "refused")]
         for message in messages:
             rows.insert_jobs([rows.prepare_row(new_job(id=message.job_id, model=message.model))])
         client, key = redis_client.get_client(), address.redis_key(messages[1].queue, messages[1].priority)
         self.addCleanup(client.delete, key)
         client.set(key, "no list")
-        writer.send_messages(messages)
+        send_messages(messages)
         self.assertEqual(
             [str(pk) for pk in Job.objects.filter(published_at=None).values_list("pk", flat=True)], [messages[1].job_id]
         )
@@ -188,10 +189,10 @@ class WriterTests(TransactionTestCase):
 
         with (
             patch.object(publisher, "publish_messages", fail_to_publish),
-            self.assertLogs(writer.logger, "WARNING") as said,
+            self.assertLogs(job_messages.logger, "WARNING") as said,
         ):
             for _ in range(5):
-                writer.send_messages([writer.make_message(new_job())])
+                send_messages([make_message(new_job())])
         self.assertEqual(len(said.output), 1)
 
     def test_a_group_is_bounded_in_bytes(self) -> None:

@@ -52,6 +52,3 @@ class Slot:  # a class costs half of what a generator does
     def __exit__(self, *error: object) -> None:
         if self._is_held:
             self._slots.return_slot(self._principal)
-
-
-slots = WaitSlots()

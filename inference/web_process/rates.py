@@ -29,27 +29,27 @@ def _key(name: str) -> str:
     return f"{settings.SERVICE_PREFIX}inference.rate:{name}"
 
 
-_lock = threading.Lock()
-_due: dict[str, float] = {}  # by name: when the next time is due, in monotonic seconds
+class Rates:
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._due: dict[str, float] = {}  # by name: when the next time is due, in monotonic seconds
 
+    def count_against_rate(self, name: str, per_minute: int) -> float:
+        """Return 0.0 and count this time if it is allowed; else return the seconds until the next time is allowed."""
+        step_s = 60.0 / per_minute
+        burst_s = max(6.0 - step_s, 0.0)
+        try:
+            with redis_client.borrow_client() as client:
+                return float(client.eval(LUA, 1, _key(name), step_s, burst_s))
+        except (redis.RedisError, BrokerUnavailable):
+            return self._take_alone(name, step_s, burst_s)
 
-def count_against_rate(name: str, per_minute: int) -> float:
-    """Return 0.0 and count this time if it is allowed; else return the seconds until the next time is allowed."""
-    step_s = 60.0 / per_minute
-    burst_s = max(6.0 - step_s, 0.0)
-    try:
-        with redis_client.borrow_client() as client:
-            return float(client.eval(LUA, 1, _key(name), step_s, burst_s))
-    except (redis.RedisError, BrokerUnavailable):
-        return _take_alone(name, step_s, burst_s)
-
-
-def _take_alone(name: str, step_s: float, burst_s: float) -> float:
-    """Do what `count_against_rate` does with the counts of this process alone."""
-    now = time.monotonic()
-    with _lock:
-        due = max(_due.get(name, 0.0), now)
-        if due - now > burst_s:
-            return due - now - burst_s
-        _due[name] = due + step_s
-    return 0.0
+    def _take_alone(self, name: str, step_s: float, burst_s: float) -> float:
+        """Do what `count_against_rate` does with the counts of this process alone."""
+        now = time.monotonic()
+        with self._lock:
+            due = max(self._due.get(name, 0.0), now)
+            if due - now > burst_s:
+                return due - now - burst_s
+            self._due[name] = due + step_s
+        return 0.0

@@ -11,18 +11,14 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 
-from django.conf import settings
 from django.db import connection, transaction
 
-from inference import clock, failpoints, row_locks
-from inference.broker import address, publisher
-from inference.broker.circuit_breaker import CircuitOpen
-from inference.broker.kombu_publisher import PublishRefused
-from inference.catalog import specs
-from inference.errors import BrokerUnavailable, StoreUnavailable, make_nothing_stored_error
+from inference import clock, failpoints
+from inference.errors import StoreUnavailable, make_nothing_stored_error
 from inference.failures import is_away
 from inference.models import Bulk, Job
 from inference.store import connections, rows
+from inference.store.job_messages import make_message, send_messages
 from inference.web_process.compute_slots import release_while_waiting
 
 logger = logging.getLogger(__name__)
@@ -202,53 +198,6 @@ def insert_group(group: Sequence[rows.JobRow]) -> None:
     failpoints.reach("after_insert")
 
 
-def send_messages(messages: Sequence[publisher.JobMessage]) -> None:
-    """Send the messages of committed jobs.
-
-    Messages that cannot be sent now are sent by the reconciler, whether their rows are marked for that or not.
-    """
-    if not messages:
-        return
-    failpoints.reach("before_publish")
-    try:
-        publisher.publish_messages(messages)
-    except PublishRefused as error:
-        _mark_unsent([message for message in messages if message.queue in error.queues], error)
-    except BrokerUnavailable as error:
-        _mark_unsent(messages, error)
-    failpoints.reach("after_publish")
-
-
-def _mark_unsent(messages: Sequence[publisher.JobMessage], reason: BrokerUnavailable) -> None:
-    level = logging.DEBUG if isinstance(reason, CircuitOpen) else logging.WARNING
-    ids = [job_id for message in messages for job_id in message.job_ids]
-    logger.log(level, "%d jobs accepted without a message, the reconciler sends it: %s", len(ids), reason)
-    try:
-        row_locks.update_rows(Job.objects.filter(pk__in=ids), published_at=None)
-    except Exception as error:
-        if not is_away(error):
-            raise
-        logger.warning("they are not marked, and found later: %s", error)
-
-
-def make_message(job: Job, *, recovered: bool = False) -> publisher.JobMessage:
-    """Return the message of a job: what batching needs, and no inputs."""
-    return publisher.JobMessage(
-        job_id=str(job.id),
-        model=job.model,
-        queue=address.queue_of(job.model),
-        group=specs.digest_parameters(job.parameters),
-        size=job.size,
-        length=job.length,
-        priority=job.priority,
-        created_at=job.created_at.timestamp(),
-        expires_at=job.expires_at.timestamp() if job.expires_at else None,
-        owner=None if job.owner_id is None else str(job.owner_id),
-        alone=job.recoveries >= settings.MAX_RECOVERIES - 1,
-        recovered=recovered,
-    )
-
-
 @contextlib.contextmanager
 def report_row_if_away(row: Job | Bulk) -> Iterator[None]:
     """Raise `StoreUnavailable`, which names `row`, if the database is away in the block.
@@ -271,6 +220,3 @@ def _perhaps_stored(row: Job | Bulk) -> StoreUnavailable:
         retry_after_s=5,
         **{f"{kind}_id": row.id},
     )
-
-
-writer = Writer()
