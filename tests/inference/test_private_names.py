@@ -20,7 +20,6 @@ TOUCHED = {
         "torch._inductor.utils": "_is_mkldnn_bf16_supported",
     },
     "inference/engines/accelerate/fast_tokenizer.py": {"transformers.tokenization_utils_tokenizers": "_encode_plus"},
-    "inference/row_locks.py": {"django.db.models.query": "_raw_delete"},
 }
 # By file, then by module of the library, the methods that its documentation has subclasses define.
 EXTENDED = {
