@@ -10,15 +10,10 @@ from django.conf import settings
 # By file, then by module of the library, the names that must be in that module's source.
 TOUCHED = {
     "inference/broker/kombu_redis/connections.py": {"redis.connection": "_sock"},
-    "inference/engines/inputs/steps.py": {
-        "transformers.pipelines.base": "_sanitize_parameters _preprocess_params _forward_params _postprocess_params",
-    },
-    "inference/engines/accelerate/unpadded_encoder.py": {"transformers.modeling_utils": "_attn_implementation"},
+    "inference/engines/inputs/steps.py": {"transformers.pipelines.base": "_sanitize_parameters"},
     "inference/engines/accelerate/prepacked_weights.py": {
         "torch._inductor.fx_passes.mkldnn_fusion": "_reorder_linear_weight _linear_pointwise",
-        "torch._inductor.utils": "_is_mkldnn_bf16_supported",
     },
-    "inference/engines/accelerate/fast_tokenizer.py": {"transformers.tokenization_utils_tokenizers": "_encode_plus"},
 }
 # By file, then by module of the library, the methods that its documentation has subclasses define.
 EXTENDED = {
