@@ -138,10 +138,12 @@ else:
         **DATABASES["default"].get("OPTIONS", {}),
     }  # fmt: skip
     if pool_size := env.read_integer("DATABASE_POOL_SIZE", 0):  # 0: each thread has its own connection
+        from inference.store.postgresql.driver import Connection
+
         # The pool gives up reconnecting early, and the next thread that needs a connection begins anew. Otherwise the
         # pauses between tries would grow as long as the outage.
         DATABASES["default"]["OPTIONS"]["pool"] = {
-            "min_size": 1, "max_size": pool_size, "reconnect_timeout": 1,
+            "connection_class": Connection, "min_size": 1, "max_size": pool_size, "reconnect_timeout": 1,
             "timeout": max(2.5, answer_s / 2),  # seconds that a request waits while all connections are in use
         }  # fmt: skip
         DATABASES["default"]["CONN_MAX_AGE"] = 0  # a thread gives its connection back after each request

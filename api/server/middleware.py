@@ -123,7 +123,7 @@ class Api:
         the garbage collector runs.
         """
         response = self.get_response(request)
-        for name in ("_stream", "_body", "_post", "_files"):
+        for name in ("_stream", "_body", "_post", "_files"):  # private, but Django has no way to drop a body
             vars(request).pop(name, None)
         if settings.DEBUG and response.status_code == 404 and not request.resolver_match:
             return problems.not_found(request)  # the same as with DEBUG off, in place of Django's own page

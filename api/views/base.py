@@ -3,7 +3,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from django.conf import settings
@@ -41,6 +41,16 @@ class ApiView(APIView):
     is_cancellable = False  # True if POST ADDRESS/cancel exists
     is_open = False  # True if the view answers without a key
     kept_waiting = True  # False if there was no room for this request to wait
+    head: Callable[..., HttpResponseBase]  # the `get` of a view that has one
+
+    def __init_subclass__(cls) -> None:
+        """Answer HEAD as GET.
+
+        Django would do so by an attribute of the view that refers to the view itself. Then a view would hold body and
+        answer until garbage is collected.
+        """
+        if hasattr(cls, "get"):
+            cls.head = cls.get
 
     def dispatch(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
         """Answer with Django's own request, which parses nothing by itself, and without DRF's renderers."""
@@ -53,8 +63,6 @@ class ApiView(APIView):
             return answer
         except Exception as error:
             return self.handle_exception(error)
-        finally:
-            vars(self).clear()  # a view refers to itself, and would hold body and answer until garbage is collected
 
     def initial(self, request: HttpRequest, *args: Any, **kwargs: Any) -> None:
         self.principal: Principal = ANONYMOUS

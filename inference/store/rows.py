@@ -3,6 +3,7 @@
 import datetime
 import functools
 import itertools
+import operator
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -10,7 +11,6 @@ from uuid import UUID
 
 import orjson
 from django.db import DEFAULT_DB_ALIAS, connections, models, transaction
-from django.db.models.base import ModelState
 from django.db.models.expressions import RawSQL
 from django.db.models.functions import Now
 
@@ -41,9 +41,8 @@ _OUTCOME_COLUMNS = (  # columns that a request which waits for a job receives
     "finished_at", "prompt_length",
     "recoveries",  # the thread that sends the job's message may still read it
 )  # fmt: skip
-_DEFERRED_COLUMNS = (  # they change as well
-    "batch", "worker", "device", "published_at", "lease_until", "error_trace", "reader",
-)  # fmt: skip
+# Columns that change as well.
+_DEFERRED_COLUMNS = {"batch", "worker", "device", "published_at", "lease_until", "error_trace", "reader"}
 
 
 def _is_stored_as_it_is(field: Any) -> bool:
@@ -55,6 +54,7 @@ PREPARED: dict[str, Any] = {  # by column: the field that converts its values; N
 }
 _OWN = ("id", "created_at", "parameters")  # columns without a default that all jobs share
 _DEFAULTS = {field.attname: field.get_default() for field in _FIELDS if field.attname not in _OWN}
+_in_order = operator.itemgetter(*[field.attname for field in _FIELDS])  # as `Job(...)` takes values without names
 _DOCUMENTS = [field.attname for field in _FIELDS if isinstance(field, models.JSONField)]
 
 
@@ -68,10 +68,10 @@ class JobRow(NamedTuple):
 def new_job(*, owner: Any, bulk: Bulk | None = None, **values: Any) -> Job:
     """Make an unsaved job as `Job(...)` does, with defaults that were looked up once.
 
-    `Job(...)` looks them up for each job, which takes as long as all else that is done for a new job.
+    `Job(...)` looks up those of values that it is not given, which takes as long as all else that is done for a job.
     """
-    job = Job.__new__(Job)
-    vars(job).update(_DEFAULTS, _state=ModelState(), id=new_job_id(), **{"parameters": {}, **values})
+    given = {**_DEFAULTS, "id": new_job_id(), "parameters": {}, **values}
+    job = Job(*_in_order(given))
     if owner is not None:
         job.owner = owner
     if bulk is not None:
@@ -272,10 +272,10 @@ def apply_changes(job: Job, changes: Changes) -> None:
 
     Attributes that changed as well and are not among `changes` are deferred: Django reads them on their first use.
     """
-    values = vars(job)
-    values.update(changes)
-    for name in _DEFERRED_COLUMNS:
-        values.pop(name, None)
+    for name, value in changes.items():
+        setattr(job, name, value)
+    for name in _DEFERRED_COLUMNS - job.get_deferred_fields():
+        delattr(job, name)
 
 
 def find_running(batch: UUID, ids: Collection[UUID]) -> set[UUID]:

@@ -29,7 +29,7 @@ def stream_events(job: Job, hub: StreamHub, *, after: Position = BEGINNING) -> I
     database connection is held meanwhile.
     """
     prompt = Prompt.from_inputs(job.inputs, job.parameters)
-    vars(job).pop("inputs", None)
+    del job.inputs  # deferred from now on, as Django has it
     return _events(job, hub, prompt, StreamCursor(job.id, after))
 
 

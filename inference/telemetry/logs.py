@@ -125,6 +125,7 @@ def configure(config: dict[str, Any]) -> None:
             logging.getLogger(name).handlers.clear()
             logging.getLogger(name).propagate = True
         logging.captureWarnings(True)
+        # Python documents both hooks as names to assign.
         sys.excepthook = lambda *error: logger.critical("the program ends", exc_info=error)
     if not quotes:
         threading.excepthook = _thread_ended

@@ -8,7 +8,7 @@ from unittest import TestCase
 
 from django.conf import settings
 
-CHANGES = ("update", "delete", "_raw_delete")
+CHANGES = ("update", "delete")
 ELSEWHERE = {  # by file, the rows that are changed there
     "inference/store/transitions.py": {"Job.objects.filter(pk__in=[job_id for job_id, _, _ in held])"},  # are locked
     "inference/figures/fold.py": {"Figure.objects.filter(pk__in=[figure.pk for figure in found])"},  # are locked

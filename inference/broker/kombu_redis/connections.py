@@ -14,9 +14,10 @@ OPTIONS = ("socket_timeout", "health_check_interval", "max_connections", "client
 class WatchedConnection(AbstractConnection):
     """A connection that an event loop can watch.
 
-    redis-py has no public name for the socket, which an event loop polls, nor for the handler of changed keys.
+    redis-py has no public name for the socket, which an event loop polls.
     """
 
+    parser: Any
     unwatch: Callable[[], None] | None = None  # None while it is not watched
 
     def fileno(self) -> int:
@@ -27,8 +28,15 @@ class WatchedConnection(AbstractConnection):
         """Note what to call once, while the socket is still open, as the connection ends."""
         self.unwatch = unwatch
 
+    def set_parser(self, parser_class: Callable[..., Any]) -> None:
+        def make_parser(**options: Any) -> Any:
+            self.parser = parser_class(**options)
+            return self.parser
+
+        super().set_parser(make_parser)  # type: ignore[no-untyped-call]
+
     def set_invalidation_handler(self, handler: Callable[[Any], None]) -> None:
-        self._parser.set_invalidation_push_handler(handler)
+        self.parser.set_invalidation_push_handler(handler)
 
     def disconnect(self, *args: Any, **kwargs: Any) -> None:
         unwatch, self.unwatch = self.unwatch, None

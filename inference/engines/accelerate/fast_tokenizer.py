@@ -30,7 +30,7 @@ def make_encoder(tokenizer: Any) -> Encode | None:
     if (
         not isinstance(tokenizer, TokenizersBackend)
         or kind.__call__ is not PreTrainedTokenizerBase.__call__
-        or kind._encode_plus is not TokenizersBackend._encode_plus
+        or any("encode" in name for name in _own_names(kind, TokenizersBackend))
         or not set(tokenizer.model_input_names) <= PARTS
         or tokenizer.pad_token_id is None  # the error of its own call says what to do then
     ):
@@ -59,6 +59,12 @@ def make_encoder(tokenizer: Any) -> Encode | None:
         return {name: torch.from_numpy(parts[name]) for name in names}
 
     return encode
+
+
+def _own_names(kind: type, base: type) -> set[str]:
+    """Return the names that a class and its bases define, up to the one that is `base`."""
+    kinds = kind.__mro__
+    return {name for each in kinds[: kinds.index(base)] for name in vars(each)}
 
 
 def _padded(own: npt.NDArray[np.bool_], texts: Iterator[Sequence[int]], padding: int) -> npt.NDArray[np.int64]:

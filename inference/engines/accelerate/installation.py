@@ -1,6 +1,6 @@
 """Shortcuts through a model: each is tried out when the model is loaded, and left out if an answer would change.
 
-A shortcut uses private parts of transformers, which another release may rename. Any error that it raises, when it is
+A shortcut knows how transformers computes, which may differ in another release. Any error that it raises, when it is
 installed or in a later call, turns it off with a warning: then the plain pipeline answers.
 """
 

@@ -173,10 +173,11 @@ def make_unpadded_encoder(model: Any) -> Override | None:
 def find_layers(model: Any) -> tuple[nn.Module, list[Parts]] | None:
     """Return the module that runs the layers, and the parts of the layers.
 
-    Return None for a model of another kind, or on several devices, or whose layers another library computes.
+    Return None for a model of another kind, or on several devices, or whose layers another library computes. A model
+    whose attention is not torch's makes masks of another type, which fail the trial of the shortcut.
     """
     is_spread = len(set(getattr(model, "hf_device_map", {}).values())) > 1
-    if model.config.model_type not in KINDS or model.config._attn_implementation != "sdpa" or is_spread:
+    if model.config.model_type not in KINDS or is_spread:
         return None
     runner, parts = KINDS[model.config.model_type](model.base_model)
     return (runner, parts) if all(layer.are_plain() for layer in parts) else None

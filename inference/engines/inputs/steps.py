@@ -1,7 +1,7 @@
 """A pipeline's steps, called one by one, so that a wrong input fails alone and one forward answers many inputs.
 
-This is the only module that uses private names of `transformers.Pipeline`, which another release may rename. The
-pipeline is then called as a whole.
+transformers documents the steps, and `_sanitize_parameters`, for pipelines of one's own. Another release may change
+them. The pipeline is then called as a whole.
 """
 
 from collections.abc import Sequence
@@ -35,15 +35,16 @@ class PipelineCalls:
         self.chat = Chat
         self.in_chunks = isinstance(pipe, ChunkPipeline)
         self.collate = pad_collate_fn(pipe.tokenizer, pipe.feature_extractor or pipe.image_processor)
+        self.defaults: tuple[dict[str, Any], ...] = pipe._sanitize_parameters()
 
     def split_parameters(self, given: dict[str, Any]) -> Parameters:
-        pipe = self.pipe
-        before, run, after = pipe._sanitize_parameters(**given)
+        before, run, after = self.pipe._sanitize_parameters(**given)
+        preprocess, forward, postprocess = self.defaults
         return Parameters(
-            preprocess={**pipe._preprocess_params, **self.feed.preprocess, **before},
-            forward={**pipe._forward_params, **run},
-            postprocess={**pipe._postprocess_params, **after},
-            together=self.feed.find_forward_sharing(pipe, run),
+            preprocess={**preprocess, **self.feed.preprocess, **before},
+            forward={**forward, **run},
+            postprocess={**postprocess, **after},
+            together=self.feed.find_forward_sharing(self.pipe, run),
         )
 
     def make_rows(self, index: int, value: Any, parameters: Parameters) -> list[InputRow]:

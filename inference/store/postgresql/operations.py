@@ -25,7 +25,6 @@ class _BesideWriters:
 class AddIndexBesideWriters(_BesideWriters, AddIndexConcurrently):
     def database_forwards(self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any) -> None:
         if _is_able(schema_editor):
-            self._ensure_not_in_transaction(schema_editor)
             schema_editor.execute("SET statement_timeout = 0")
             name = schema_editor.quote_name(self.index.name)  # an index left by an interrupted try is invalid
             schema_editor.execute(f"DROP INDEX CONCURRENTLY IF EXISTS {name}")

@@ -50,7 +50,7 @@ class PackedTests(TestCase):
     def test_small_layers_and_numbers_that_the_processor_has_not_are_left_alone(self) -> None:
         self.assertIsNone(prepacked_weights.pack_weights(decoders.model("Llama")))
         self.assertIsNone(prepacked_weights.pack_weights(decoders.model("Llama", hidden_size=512).half()))
-        with patch.object(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", return_value=False):
+        with patch.object(torch.cpu, "get_capabilities", return_value={"avx2": True}):
             self.assertIsNone(prepacked_weights.pack_weights(decoders.model("Llama", hidden_size=512).bfloat16()))
 
     def test_short_numbers_are_packed_where_the_processor_has_them(self) -> None:

@@ -65,11 +65,3 @@ class RenamedTests(TestCase):
         self.assertIn("_sanitize_parameters", names)
         for task, warned in self.served(names, *CASES).items():
             self.assertIn("runs without the shortcut 'step by step'", warned, task)
-
-    def test_those_of_models_and_tokenizers_leave_their_own_code(self) -> None:
-        names = private_names("accelerate/unpadded_encoder.py", "accelerate/fast_tokenizer.py")
-        self.assertEqual(names, {"_attn_implementation", "_encode_plus"})
-        warned = self.served(names, "text-classification", "fill-mask")
-        for task in warned:
-            self.assertIn("runs without the shortcut 'no padding'", warned[task])
-        self.assertIn("runs without the shortcut 'texts at once'", warned["text-classification"])
