@@ -221,5 +221,5 @@ def _reached(living: Iterable[Worker], model: str) -> dict[int, datetime.datetim
     reached: dict[int, float] = {}
     for worker in living:
         for priority, moment in worker.reached.get(model, {}).items():
-            reached[int(priority)] = max(reached.get(int(priority), 0.0), moment)
+            reached[priority] = max(reached.get(priority, 0.0), moment)
     return {key: datetime.datetime.fromtimestamp(at, datetime.UTC) for key, at in reached.items()}

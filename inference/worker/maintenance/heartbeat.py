@@ -13,6 +13,7 @@ from django.db.models.functions import Now
 
 from inference import clock
 from inference.failures import Pauses
+from inference.fields.worker_documents import CatalogSnapshot, CostSnapshot, GenerationSnapshot, ReplicaSnapshot
 from inference.figures import marks
 from inference.models import Worker, WorkerState
 from inference.status import workers
@@ -33,8 +34,8 @@ class WorkerSnapshot:
 
     state: WorkerState
     model_names: Sequence[str]  # models that are served, in the sense of `inference.status.workers`
-    replicas: Mapping[str, Mapping[str, object]]
-    catalog: Mapping[str, object]
+    replicas: Mapping[str, ReplicaSnapshot]  # by index
+    catalog: CatalogSnapshot
     error: str
     connected: bool  # to the broker
     replicas_ready: int
@@ -42,9 +43,9 @@ class WorkerSnapshot:
     held: int
     finished: int
     speeds: Mapping[str, float]
-    reached: Mapping[str, Mapping[str, float]]  # by model and priority: creation time of the newest job started
-    generation: Mapping[str, Mapping[str, object]]  # statistics by model that generates step by step
-    costs: Mapping[str, Mapping[str, object]]  # by model, as `CostModel.snapshot` returns them
+    reached: Mapping[str, Mapping[int, float]]  # by model and priority: creation time of the newest job started
+    generation: Mapping[str, GenerationSnapshot]  # by model that generates step by step
+    costs: Mapping[str, CostSnapshot]  # by model
     looped_at: float  # monotonic: the last sweep of the event loop
 
 
@@ -149,7 +150,8 @@ class Heartbeat(threading.Thread):
         if self.snapshot is None:
             return {}
         snapshot = self.snapshot()
-        columns = dataclasses.asdict(snapshot) | {"jobs_per_s": self._rate.measure_rate(snapshot.finished)}
+        columns = {each.name: getattr(snapshot, each.name) for each in dataclasses.fields(snapshot)}
+        columns["jobs_per_s"] = self._rate.measure_rate(snapshot.finished)
         del columns["looped_at"]
         return columns | ({"state": WorkerState.STOPPING, "model_names": []} if self.leaving else {})
 
