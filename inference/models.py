@@ -206,13 +206,15 @@ class Job(models.Model):
     class Meta:
         ordering = ["-id"]
         indexes = [
-            models.Index(fields=["model", "priority", "id"], name="job_queued", condition=Q(status="queued")),
+            models.Index(fields=["model", "priority", "id"], name="job_queued", condition=Q(status=Status.QUEUED)),
             models.Index(fields=["status", "expires_at"], name="job_expiring", condition=Q(expires_at__isnull=False)),
             models.Index(fields=["status", "-id"], name="job_by_status"),
             IndexWithoutParts(fields=["model", "-id"], name="job_of_model", condition=Q(whole__isnull=True)),
             models.Index(fields=["owner", "-id"], name="job_by_owner"),
             models.Index(
-                fields=["owner", "priority", "model", "id"], name="job_queued_by_owners", condition=Q(status="queued")
+                fields=["owner", "priority", "model", "id"],
+                name="job_queued_by_owners",
+                condition=Q(status=Status.QUEUED),
             ),
             models.Index(fields=["key_start", "-id"], name="job_by_key", condition=Q(key_start__isnull=False)),
             models.Index(fields=["bulk", "status"], name="job_by_bulk", condition=Q(bulk__isnull=False)),
@@ -439,7 +441,7 @@ class Webhook(models.Model):
     last_error = models.CharField(max_length=300, blank=True, default="")
 
     class Meta:
-        indexes = [models.Index(fields=["due_at"], name="webhook_pending", condition=Q(state="pending"))]
+        indexes = [models.Index(fields=["due_at"], name="webhook_pending", condition=Q(state=WebhookState.PENDING))]
 
     def __str__(self) -> str:
         return f"{self.url} for {self.job_id}"

@@ -41,7 +41,8 @@ def _of_rows() -> list[Metric]:
     living = list(workers.select_living())
     owned = _jobs_of_owners()
     queued, ages = sample.count_queued_jobs()
-    waiting = [*_by_model(queued, status="queued"), *_by_model(sample.count_running_jobs(), status="running")]
+    running = sample.count_running_jobs()
+    waiting = [*_by_model(queued, status=Status.QUEUED), *_by_model(running, status=Status.RUNNING)]
     return [
         _family("jobs_waiting", "Jobs by model and status.", waiting),
         _family("oldest_queued_seconds", "Age of the oldest queued job.", _by_model(ages)),
