@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 from uuid import UUID
 
 import orjson
+from django.conf import settings
 from django.db import DEFAULT_DB_ALIAS, connections, models, transaction
 from django.db.models.base import ModelState
 from django.db.models.expressions import RawSQL
@@ -56,6 +57,14 @@ PREPARED: dict[str, Any] = {  # by column: the field that converts its values; N
 _OWN = ("id", "created_at", "parameters")  # columns without a default that all jobs share
 _DEFAULTS = {field.attname: field.get_default() for field in _FIELDS if field.attname not in _OWN}
 _DOCUMENTS = [field.attname for field in _FIELDS if isinstance(field, models.JSONField)]
+
+
+def get_last_recovery() -> int:
+    """Return the number of losses after which a job runs alone in its worker, as its next loss is its last.
+
+    A job that an operator has run alone has so many from the start.
+    """
+    return settings.MAX_RECOVERIES - 1
 
 
 class JobRow(NamedTuple):

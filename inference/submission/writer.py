@@ -11,7 +11,6 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 
-from django.conf import settings
 from django.db import connection, transaction
 
 from inference import clock, failpoints, row_locks
@@ -244,7 +243,7 @@ def make_message(job: Job, *, recovered: bool = False) -> publisher.JobMessage:
         created_at=job.created_at.timestamp(),
         expires_at=job.expires_at.timestamp() if job.expires_at else None,
         owner=None if job.owner_id is None else str(job.owner_id),
-        alone=job.recoveries >= settings.MAX_RECOVERIES - 1,
+        alone=job.recoveries >= rows.get_last_recovery(),
         recovered=recovered,
     )
 

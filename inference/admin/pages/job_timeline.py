@@ -16,6 +16,7 @@ from django.utils.safestring import SafeString, mark_safe
 from inference.admin.rendering import display, svg
 from inference.models import Job, PausedModel, Status, Webhook, WebhookState
 from inference.status import queue_position, workers
+from inference.store import rows
 
 NOTHING = mark_safe("")
 
@@ -87,7 +88,7 @@ def _again(job: Job) -> Iterator[Event]:
         detail = "each time the process died and the batch was divided, or the batch was given back"
         yield Event(what=f"Claimed {_times(earlier)} before", detail=detail)
     if job.recoveries:
-        alone = "; it now runs alone" if job.recoveries >= settings.MAX_RECOVERIES - 1 else ""
+        alone = "; it now runs alone" if job.recoveries >= rows.get_last_recovery() else ""
         times = f"{_times(job.recoveries)}, of at most {settings.MAX_RECOVERIES}{alone}"
         yield Event(what="Queued again: the process that ran it was lost", detail=times, state=EventState.FAILED)
 
