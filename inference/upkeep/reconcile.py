@@ -106,7 +106,7 @@ def _mark_silent(observer: Observer) -> None:
         name = silent.values_list("name", flat=True).first()
         if name and silent.update(state=WorkerState.GONE, **idle):
             logger.warning("worker=%s silent for %g s, its jobs are given back", name, settings.WORKER_SILENT_S)
-            marks.add_mark(marks.GONE, name)
+            marks.add_mark(marks.MarkKind.GONE, name)
 
 
 def _of(state: WorkerState) -> QuerySet[Worker, UUID]:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from inference import clock
 from inference.catalog import lookup
-from inference.figures import marks
+from inference.figures.marks import MarkKind
 from inference.models import Mark, PausedModel, Worker, WorkerState
 from inference.status import health, workers
 from inference.status.attention.item import AttentionItem, Key
@@ -152,7 +152,7 @@ def _replicas(worker: Worker) -> Iterator[AttentionItem]:
 
 def find_stopped_retention() -> Iterator[AttentionItem]:
     """Yield an item if the last sweep found that it must not remove old jobs."""
-    for stopped in Mark.objects.filter(kind=marks.RETENTION)[:1]:
+    for stopped in Mark.objects.filter(kind=MarkKind.RETENTION)[:1]:
         yield AttentionItem(
             code="RetentionStopped",
             text=stopped.text,

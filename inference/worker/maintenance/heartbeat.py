@@ -125,7 +125,8 @@ class Heartbeat(threading.Thread):
         self._changed.set()
         if self.is_alive():
             self.join(LAST_S)
-        state, mark = (WorkerState.GONE, marks.GONE) if of_an_error else (WorkerState.STOPPED, marks.STOPPED)
+        gone, stopped = (WorkerState.GONE, marks.MarkKind.GONE), (WorkerState.STOPPED, marks.MarkKind.STOPPED)
+        state, mark = gone if of_an_error else stopped
         try:
             Worker.objects.filter(pk=self.plan.worker).update(state=state, heartbeat_at=Now())
             marks.add_mark(mark, self.node)
