@@ -212,7 +212,7 @@ class FileBatch(models.Model):
             models.Index(
                 fields=["id"],
                 name="file_batch_unfinished",
-                condition=Q(status__in=["validating", "in_progress", "finalizing", "cancelling"]),
+                condition=Q(status__in=[*UNFINISHED]),
             ),
         ]
 

@@ -19,6 +19,8 @@ from django.db.models.signals import pre_delete
 from django.dispatch import receiver
 
 from inference import clock, errors
+from inference.fields import worker_documents as documents
+from inference.fields.document_field import DocumentColumn, DocumentField
 from inference.fields.ids import new_job_id
 from inference.fields.indexes import IndexWithoutParts
 from inference.fields.json_field import JSONField
@@ -204,13 +206,15 @@ class Job(models.Model):
     class Meta:
         ordering = ["-id"]
         indexes = [
-            models.Index(fields=["model", "priority", "id"], name="job_queued", condition=Q(status="queued")),
+            models.Index(fields=["model", "priority", "id"], name="job_queued", condition=Q(status=Status.QUEUED)),
             models.Index(fields=["status", "expires_at"], name="job_expiring", condition=Q(expires_at__isnull=False)),
             models.Index(fields=["status", "-id"], name="job_by_status"),
             IndexWithoutParts(fields=["model", "-id"], name="job_of_model", condition=Q(whole__isnull=True)),
             models.Index(fields=["owner", "-id"], name="job_by_owner"),
             models.Index(
-                fields=["owner", "priority", "model", "id"], name="job_queued_by_owners", condition=Q(status="queued")
+                fields=["owner", "priority", "model", "id"],
+                name="job_queued_by_owners",
+                condition=Q(status=Status.QUEUED),
             ),
             models.Index(fields=["key_start", "-id"], name="job_by_key", condition=Q(key_start__isnull=False)),
             models.Index(fields=["bulk", "status"], name="job_by_bulk", condition=Q(bulk__isnull=False)),
@@ -293,13 +297,13 @@ class Worker(models.Model):
     name = models.CharField(max_length=255, help_text="Celery's node name.")
     pid = models.PositiveIntegerField()
     state = models.CharField(max_length=10, choices=WorkerState, default=WorkerState.STARTING)
-    model_names = models.JSONField(default=list, help_text="The models it serves.")
-    devices = models.JSONField(default=list)
-    replicas = models.JSONField(
-        default=dict, help_text='By index: {"pid", "device", "models": {name: "ready" or why not}}.'
+    model_names: models.Field[list[str], list[str]] = models.JSONField(default=list, help_text="The models it serves.")
+    devices: models.Field[list[str], list[str]] = models.JSONField(default=list)
+    replicas: DocumentColumn[dict[str, documents.ReplicaSnapshot]] = DocumentField(
+        documents.read_replicas, help_text='By index: {"pid", "device", "models": {name: "ready" or why not}}.'
     )
-    catalog = models.JSONField(
-        default=dict,
+    catalog: DocumentColumn[documents.CatalogSnapshot] = DocumentField(
+        documents.CatalogSnapshot.read,
         null=True,
         help_text="The catalog that the worker has read: its digest, its problem if it is refused, and each model.",
     )
@@ -313,17 +317,19 @@ class Worker(models.Model):
     held = models.PositiveIntegerField("backlog", default=0, help_text="Jobs that the worker holds and has not begun.")
     finished = models.PositiveBigIntegerField(default=0, help_text="Jobs finished since its start.")
     jobs_per_s = models.FloatField(default=0.0, help_text="Jobs that ended per second, over the last ten seconds.")
-    speeds = models.JSONField(default=dict, help_text="By model: measured items per second while it computes.")
-    reached = models.JSONField(
-        default=dict, help_text="By model and priority: when the newest of the started jobs was created."
+    speeds: DocumentColumn[dict[str, float]] = DocumentField(
+        help_text="By model: measured items per second while it computes."
     )
-    generation = models.JSONField(
-        default=dict,
+    reached: DocumentColumn[dict[str, dict[int, float]]] = DocumentField(
+        documents.read_reached, help_text="By model and priority: when the newest of the started jobs was created."
+    )
+    generation: DocumentColumn[dict[str, documents.GenerationSnapshot]] = DocumentField(
+        documents.read_generation,
         null=True,
         help_text="By model with a stepper: rows, room, tokens, tokens a second, seconds to the first token.",
     )
-    costs = models.JSONField(
-        default=dict,
+    costs: DocumentColumn[dict[str, documents.CostSnapshot]] = DocumentField(
+        documents.read_costs,
         null=True,
         help_text="By model: the expected time of an engine call, and the last measured calls of each batch shape.",
     )
@@ -435,7 +441,7 @@ class Webhook(models.Model):
     last_error = models.CharField(max_length=300, blank=True, default="")
 
     class Meta:
-        indexes = [models.Index(fields=["due_at"], name="webhook_pending", condition=Q(state="pending"))]
+        indexes = [models.Index(fields=["due_at"], name="webhook_pending", condition=Q(state=WebhookState.PENDING))]
 
     def __str__(self) -> str:
         return f"{self.url} for {self.job_id}"

@@ -285,7 +285,7 @@ class Stack:
     def replica_pids(self, name: str = "worker1") -> list[int]:
         """The pool children of a worker."""
         row = self.workers.get(pid=self.children[name].pid)
-        return [replica["pid"] for _, replica in sorted(row.replicas.items())]
+        return [replica.pid or 0 for _, replica in sorted(row.replicas.items())]
 
     def make_database(self) -> None:
         if url := self.environment.get("DATABASE_URL"):

@@ -28,7 +28,8 @@ def create_batch(principal: Principal, wanted: BatchRequest, *, key: str | None)
     Raises `ApiError` if the file is no input, or if the owner has too many batches, and `IdempotencyMismatch`.
     """
     owner, now = principal.user, clock.now()
-    bulk = Bulk(model="", total=0, owner=owner, request_id=request_id.current_request_id(), is_open=True)
+    request = request_id.current_request_id()
+    bulk = Bulk(model="", total=0, owner=owner, request_id=request, is_open=True)  # the file was not read yet
     bulk.idempotency_key = idempotency.scope_key(owner, key)
     bulk.idempotency_digest = idempotency.digest_body("batch", wanted.body) if key else ""
     batch = FileBatch(

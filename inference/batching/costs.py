@@ -9,11 +9,12 @@ part, and bends where its caches end. docs/explanation/batching.md has measured 
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Self
+from collections.abc import Sequence
+from typing import NamedTuple, Self
 
 from inference.batching.measured_calls import MeasuredCalls
 from inference.batching.overheads import Overheads
+from inference.fields.worker_documents import CostSnapshot
 
 BENDS = (256, 1024, 4096, 16384)  # padded tokens
 SHRINK = (1e-5, 1e-3, 1e-5, 1e-3, *[1e-3] * len(BENDS))  # by term; least for call and token, which are to explain most
@@ -129,22 +130,25 @@ class CostModel:
         """Return the measured jobs a second of the engine while it runs; 0.0 before the first call."""
         return self._ran_jobs / self._ran_s if self._ran_s else 0.0
 
-    def snapshot(self) -> dict[str, Any]:
-        """Return what was learnt and what was measured, as JSON values, so that the two can be compared elsewhere.
+    def snapshot(self) -> CostSnapshot:
+        """Return what was learnt and what was measured, so that the two can be compared elsewhere.
 
         It may be called from another thread.
         """
         calls = self._cells.typical_calls()[-MOST_SHAPES:]
-        seen = [[call.size, round(call.length, 1), round(call.seconds, 6)] for call in calls]
-        weights = [float(f"{weight:.6g}") for weight in self.weights]
-        overheads = {"overhead_s": round(self._overheads.call_s, 6), "job_s": round(self._overheads.job_s, 7)}
-        return {"weights": weights, **overheads, "calls": self.calls, "seen": seen}
+        return CostSnapshot(
+            weights=[float(f"{weight:.6g}") for weight in self.weights],
+            overhead_s=round(self._overheads.call_s, 6),
+            job_s=round(self._overheads.job_s, 7),
+            calls=self.calls,
+            seen=[(call.size, round(call.length, 1), round(call.seconds, 6)) for call in calls],
+        )
 
     @classmethod
-    def from_snapshot(cls, snapshot: Mapping[str, Any]) -> Self:
+    def from_snapshot(cls, snapshot: CostSnapshot) -> Self:
         """Make a cost model that predicts the same as the one whose `snapshot()` is given."""
-        model = cls(overhead_s=snapshot["overhead_s"])
-        model.weights, model.calls = list(snapshot["weights"]), snapshot["calls"]
+        model = cls(overhead_s=snapshot.overhead_s)
+        model.weights, model.calls = list(snapshot.weights), snapshot.calls
         return model
 
 

@@ -60,5 +60,5 @@ def _of_workers() -> Tally:
         replicas["ready"] += worker.replicas_ready
         replicas["busy"] += worker.replicas_busy
         for replica in worker.replicas.values():
-            memory.update(replica.get("memory", {}))
+            memory.update(replica.memory)
     return {"memory": dict(memory), "replicas": replicas}

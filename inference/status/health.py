@@ -14,11 +14,10 @@ from inference.broker import publisher, redis_client
 from inference.catalog import lookup
 from inference.errors import BrokerUnavailable
 from inference.failures import is_away
+from inference.fields.worker_documents import LOADING, ModelState
 from inference.models import Job, Status, Worker
 from inference.status import workers
 from inference.store import pauses_and_drains
-
-READY, LOADING = "ready", "its worker is loading it."  # states of a model in a replica; any other is a reason why not
 
 
 class Cause(enum.Enum):
@@ -104,13 +103,13 @@ def explain_worker(worker: Worker, name: str) -> Reason | None:
     """Return why the worker does not serve the model; None if it serves it, or if its row does not mention it."""
     if name in worker.model_names:
         return None if worker.connected else Reason(Cause.CUT_OFF)
-    states = [str(state) for replica in worker.replicas.values() if (state := replica.get("models", {}).get(name))]
-    if worker.is_to_rest and READY in states:
+    found = [replica.models[name] for replica in worker.replicas.values() if name in replica.models]
+    if worker.is_to_rest and any(model.state is ModelState.READY for model in found):
         return Reason(Cause.DRAINED)
-    state = next((state for state in states if state != READY), "")
-    if not state:
+    model = next((model for model in found if model.state is not ModelState.READY), None)
+    if model is None:
         return None
-    return Reason(Cause.LOADING) if state == LOADING else Reason(Cause.FAILED, state)
+    return Reason(Cause.LOADING) if model.state is ModelState.LOADING else Reason(Cause.FAILED, model.why)
 
 
 def explain_wait(job: Job) -> str:

@@ -5,13 +5,14 @@ its parts while it waits and runs, and as one job when it has ended.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 from django.db.models import Count
 from prometheus_client import Metric
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 
 from inference import process
+from inference.fields.worker_documents import GenerationSnapshot
 from inference.figures import sample
 from inference.models import Job, Status, Worker
 from inference.status import attention, counters, workers
@@ -40,7 +41,8 @@ def _of_rows() -> list[Metric]:
     living = list(workers.select_living())
     owned = _jobs_of_owners()
     queued, ages = sample.count_queued_jobs()
-    waiting = [*_by_model(queued, status="queued"), *_by_model(sample.count_running_jobs(), status="running")]
+    running = sample.count_running_jobs()
+    waiting = [*_by_model(queued, status=Status.QUEUED), *_by_model(running, status=Status.RUNNING)]
     return [
         _family("jobs_waiting", "Jobs by model and status.", waiting),
         _family("oldest_queued_seconds", "Age of the oldest queued job.", _by_model(ages)),
@@ -59,9 +61,19 @@ def _of_rows() -> list[Metric]:
         _family("replicas_busy", "Replicas that run a batch.", _each(living, "replicas_busy")),
         _family("jobs_held", "Jobs that a worker has fetched and not started.", _each(living, "held")),
         _family("jobs_finished_total", "Jobs since the worker's start.", _each(living, "finished"), "counter"),
-        _family("generating", "Rows that are generated step by step now.", _generation(living, "rows")),
-        _family("cache_room_tokens", "Free tokens of cache where rows are generated.", _generation(living, "room")),
-        _family("tokens_per_second", "Generated in the last seconds.", _generation(living, "tokens_per_s")),
+        _family(
+            "generating", "Rows that are generated step by step now.", _generation(living, lambda figures: figures.rows)
+        ),
+        _family(
+            "cache_room_tokens",
+            "Free tokens of cache where rows are generated.",
+            _generation(living, lambda figures: figures.room),
+        ),
+        _family(
+            "tokens_per_second",
+            "Generated in the last seconds.",
+            _generation(living, lambda figures: figures.tokens_per_s),
+        ),
         _family("model_memory_bytes", "What a model takes of a device.", _memory(living)),
         _family("attention", "1 while this needs attention, as the admin's first page says.", _attention()),
         *counters.collect_counters(),
@@ -92,18 +104,18 @@ def _each(living: Iterable[Worker], field: str) -> Iterator[Sample]:
         yield {"worker": worker.name, "pid": str(worker.pid)}, getattr(worker, field)
 
 
-def _generation(living: Iterable[Worker], figure: str) -> Iterator[Sample]:
+def _generation(living: Iterable[Worker], figure_of: Callable[[GenerationSnapshot], float]) -> Iterator[Sample]:
     for worker in living:
-        for model, figures in (worker.generation or {}).items():
-            yield {"worker": worker.name, "pid": str(worker.pid), "model": model}, figures[figure]
+        for model, figures in worker.generation.items():
+            yield {"worker": worker.name, "pid": str(worker.pid), "model": model}, figure_of(figures)
 
 
 def _memory(living: Iterable[Worker]) -> Iterator[Sample]:
     for worker in living:
         for index, replica in worker.replicas.items():
-            for model, taken in replica.get("memory", {}).items():
+            for model, taken in replica.memory.items():
                 labels = {"worker": worker.name, "pid": str(worker.pid), "replica": index, "model": model}
-                yield {**labels, "device": str(replica.get("device", ""))}, taken
+                yield {**labels, "device": replica.device}, taken
 
 
 def _attention() -> Iterator[Sample]:

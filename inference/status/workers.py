@@ -22,6 +22,7 @@ from django.db.models.functions import Now
 
 from inference import budget, clock
 from inference.catalog import lookup
+from inference.fields.worker_documents import ModelState
 from inference.models import ENDED, Worker, WorkerState
 from inference.web_process.compute_slots import release_while_waiting
 
@@ -163,7 +164,7 @@ def measure_model_speeds() -> dict[str, float]:
 def read_model_notes() -> dict[str, str]:
     """Return by model how it is run, if that is another way than for most."""
     rows = select_living().filter(state__in=SERVING).values_list("replicas", flat=True)
-    found = (replica.get("notes", {}) for replicas in rows for replica in replicas.values())
+    found = (replica.notes for replicas in rows for replica in replicas.values())
     return {name: note for notes in found for name, note in notes.items()}
 
 
@@ -190,12 +191,12 @@ class MemoryPresence:
 def find_models_in_memory() -> dict[str, MemoryPresence]:
     found: dict[str, MemoryPresence] = {}
     for catalog in select_living().filter(state__in=SERVING).values_list("catalog", flat=True):
-        for entry in (catalog or {}).get("models", ()):
-            before = found.get(entry["name"], MemoryPresence())
-            found[entry["name"]] = MemoryPresence(
-                workers=before.workers + (entry["state"] == "ready"),
-                bytes=entry.get("memory") or before.bytes,
-                load_s=entry.get("load_s") or before.load_s,
+        for entry in catalog.models:
+            before = found.get(entry.name, MemoryPresence())
+            found[entry.name] = MemoryPresence(
+                workers=before.workers + (entry.state is ModelState.READY),
+                bytes=entry.memory or before.bytes,
+                load_s=entry.load_s or before.load_s,
             )
     return found
 

@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Sequence
 
-from django.conf import settings
 
 from inference import failpoints, row_locks
 from inference.broker import address, publisher
@@ -13,6 +12,7 @@ from inference.catalog import specs
 from inference.errors import BrokerUnavailable
 from inference.failures import is_away
 from inference.models import Job
+from inference.store import rows
 
 logger = logging.getLogger(__name__)
 
@@ -59,6 +59,6 @@ def make_message(job: Job, *, recovered: bool = False) -> publisher.JobMessage:
         created_at=job.created_at.timestamp(),
         expires_at=job.expires_at.timestamp() if job.expires_at else None,
         owner=None if job.owner_id is None else str(job.owner_id),
-        alone=job.recoveries >= settings.MAX_RECOVERIES - 1,
+        alone=job.recoveries >= rows.get_last_recovery(),
         recovered=recovered,
     )

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 from uuid import UUID
 
 import orjson
+from django.conf import settings
 from django.db import DEFAULT_DB_ALIAS, connections, models, transaction
 from django.db.models.expressions import RawSQL
 from django.db.models.functions import Now
@@ -56,6 +57,14 @@ _OWN = ("id", "created_at", "parameters")  # columns without a default that all 
 _DEFAULTS = {field.attname: field.get_default() for field in _FIELDS if field.attname not in _OWN}
 _in_order = operator.itemgetter(*[field.attname for field in _FIELDS])  # as `Job(...)` takes values without names
 _DOCUMENTS = [field.attname for field in _FIELDS if isinstance(field, models.JSONField)]
+
+
+def get_last_recovery() -> int:
+    """Return the number of losses after which a job runs alone in its worker, as its next loss is its last.
+
+    A job that an operator has run alone has so many from the start.
+    """
+    return settings.MAX_RECOVERIES - 1
 
 
 class JobRow(NamedTuple):

@@ -128,7 +128,7 @@ def claim_jobs(
                 *lease,
                 *rows.convert_ids_to_db(ids, database),
                 model,
-                sys.maxsize if alone else settings.MAX_RECOVERIES - 1,
+                sys.maxsize if alone else rows.get_last_recovery(),
                 *rows.convert_ids_to_db(takes_over, database),
             ],
         )
@@ -440,7 +440,7 @@ def requeue_lost_jobs(which: Q) -> None:
     """
     lost = Job.objects.filter(which, status=Status.RUNNING)
     failed = _end_all(
-        lost.filter(recoveries__gte=settings.MAX_RECOVERIES - 1),
+        lost.filter(recoveries__gte=rows.get_last_recovery()),
         Status.FAILED,
         recoveries=F("recoveries") + 1,
         error_code=errors.Lost.code,

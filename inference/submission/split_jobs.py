@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,8 +18,6 @@ from inference.store.job_messages import make_message
 from inference.submission import admission, bulk_store
 from inference.submission.submissions import Terms
 from inference.telemetry import tracing
-
-NEVER_DUE = datetime.datetime(9000, 1, 1, tzinfo=datetime.UTC)  # `published_at` of a whole: it has no message to resend
 
 
 def max_inputs(spec: ModelSpec) -> int:
@@ -48,7 +45,7 @@ def store_whole(terms: Terms, whole: Job, parts: Sequence[Part]) -> None:
     The whole and each part take room in the queue. Raises `SubmissionError`, `StoreUnavailable`, and `IntegrityError`
     if the idempotency key is taken.
     """
-    sent_at, whole.published_at = whole.published_at, NEVER_DUE
+    sent_at, whole.published_at = whole.published_at, None
     row = rows.prepare_row(whole)
     traced = {"traceparent": tracing.make_part_traceparent(whole.traceparent, whole.id)} if tracing.on else {}
     of_all = rows.make_row_factory(row)(

@@ -8,8 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from django.conf import settings
-
 from inference import clock
 from inference.catalog.specs import ModelSpec
 from inference.errors import InferenceError
@@ -53,7 +51,7 @@ class Terms:
             created_at=now,
             published_at=now,
             expires_at=expires_at,
-            recoveries=settings.MAX_RECOVERIES - 1 if self.alone else 0,
+            recoveries=rows.get_last_recovery() if self.alone else 0,
             **traced,
             **values,
         )

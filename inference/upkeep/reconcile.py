@@ -106,7 +106,7 @@ def _mark_silent(observer: Observer) -> None:
         name = silent.values_list("name", flat=True).first()
         if name and silent.update(state=WorkerState.GONE, **idle):
             logger.warning("worker=%s silent for %g s, its jobs are given back", name, settings.WORKER_SILENT_S)
-            marks.add_mark(marks.GONE, name)
+            marks.add_mark(marks.MarkKind.GONE, name)
 
 
 def _of(state: WorkerState) -> QuerySet[Worker, UUID]:
@@ -221,5 +221,5 @@ def _reached(living: Iterable[Worker], model: str) -> dict[int, datetime.datetim
     reached: dict[int, float] = {}
     for worker in living:
         for priority, moment in worker.reached.get(model, {}).items():
-            reached[int(priority)] = max(reached.get(int(priority), 0.0), moment)
+            reached[priority] = max(reached.get(priority, 0.0), moment)
     return {key: datetime.datetime.fromtimestamp(at, datetime.UTC) for key, at in reached.items()}

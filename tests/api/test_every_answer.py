@@ -276,7 +276,7 @@ class HealthTests(ApiTestCase):
     def test_of_a_model_that_could_not_be_loaded_the_reason_is_public_where_the_setting_says_so(self) -> None:
         with self.worker() as laborer:
             laborer.row.model_names.remove("echo")
-            laborer.row.replicas["0"]["models"]["echo"] = "no weights at /nowhere"
+            laborer.row.replicas = {"0": {"models": {"echo": "no weights at /nowhere"}}}
             laborer.row.save()
             for setting, why in (("full", "no weights at /nowhere"), ("redacted", health.Cause.FAILED.value)):
                 with override_settings(ENGINE_ERRORS=setting):

@@ -54,7 +54,7 @@ class TestClients(StackCase):
         eventually(lambda: "/no/such/folder" in str(self.stack.get("/readyz").json["reasons"]), "the service says so")
         worker = self.stack.workers.get()
         self.assertEqual((worker.state, worker.model_names), (WorkerState.DEGRADED, ["echo"]))
-        self.assertIn("/no/such/folder", worker.replicas["0"]["models"]["missing"])
+        self.assertIn("/no/such/folder", worker.replicas["0"].models["missing"].why)
         self.log_shows("/no/such/folder", "the log says so")
         answer = self.stack.call("a", model="missing")
         self.assertEqual((answer.status, answer.headers["retry-after"] != ""), (503, True))

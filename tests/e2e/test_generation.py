@@ -13,7 +13,6 @@ from django.conf import settings
 
 from batch_inference_client import Client
 from inference.models import Job, Status, Worker, WorkerState
-from inference.status.worker_catalogs import list_worker_entries
 from tests import words
 from tests.conditions import PATIENCE_S, eventually
 from tests.e2e.case import StackCase
@@ -250,7 +249,7 @@ class GenerationTests(StackCase):
         self.addCleanup(self.stack.models_file.write_text, MODELS)
         first = self.held()
         self.stack.models_file.write_text(f"{MODELS}{ADDED}")
-        eventually(lambda: any(entry["name"] == "added" for entry in list_worker_entries(self.worker())), "it is found")
+        eventually(lambda: any(entry.name == "added" for entry in self.worker().catalog.models), "it is found")
         self.hold("held-next")
         following = self.generate("held-next")
         eventually(lambda: self.worker().held or self.is_running(following), "it waits for the load, or joins")

@@ -12,8 +12,8 @@ from typing import Any
 from uuid import UUID
 
 from benchmarks.simulator.turns import Arrival, LazyModel, Turns
+from inference.fields.worker_documents import ModelState
 from inference.models import Status, Worker, WorkerState
-from inference.status.worker_catalogs import list_worker_entries
 from tests import heavy
 from tests.conditions import eventually
 from tests.e2e.case import ShowingLog
@@ -43,8 +43,8 @@ class LazyCase(ShowingLog):
         return self.stack.workers.get(pid=self.stack.children["worker1"].pid)
 
     def state_of(self, model: str) -> str:
-        entries = {entry["name"]: entry for entry in (self.row().catalog or {})["models"]}
-        return str(entries[model]["state"])
+        entries = {entry.name: entry for entry in self.row().catalog.models}
+        return entries[model].state
 
     def loads(self, *models: str) -> list[str]:
         """Of these, or of all."""
@@ -179,7 +179,7 @@ class RoomTests(LazyCase):
 
     def test_replicas_load_it_one_after_the_other(self) -> None:
         self.assert_answered([self.stack.submit(f"text {number}", model="late") for number in range(20)])
-        eventually(lambda: all("late" in replica["memory"] for replica in self.row().replicas.values()), "all have it")
+        eventually(lambda: all("late" in replica.memory for replica in self.row().replicas.values()), "all have it")
 
 
 class SeveralWorkersTests(LazyCase):
@@ -199,8 +199,8 @@ class SeveralWorkersTests(LazyCase):
         return [
             row
             for row in self.stack.workers.all()
-            for entry in list_worker_entries(row)
-            if (entry["name"], entry["state"]) == (model, "ready")
+            for entry in row.catalog.models
+            if (entry.name, entry.state) == (model, ModelState.READY)
         ]
 
     def test_another_loads_it_when_the_one_that_had_it_is_gone(self) -> None:

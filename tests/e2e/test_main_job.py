@@ -20,7 +20,6 @@ from django.db.models import Avg
 from inference.catalog import reader
 from inference.engines.artifacts import weights
 from inference.models import PausedModel, Status
-from inference.status.worker_catalogs import list_worker_entries
 from tests import processes
 from tests.conditions import eventually
 from tests.e2e.case import StackCase
@@ -87,7 +86,7 @@ class TestMainJob(StackCase):
         self.assert_admin_shows_batches(set(served.values_list("batch_size", flat=True)))
 
     def is_held_back(self) -> bool:
-        return any(e["name"] == "embeddings" and e["held_back"] for e in list_worker_entries(self.stack.workers.get()))
+        return any(e.name == "embeddings" and e.held_back for e in self.stack.workers.get().catalog.models)
 
     def assert_admin_shows_batches(self, sizes: set[int | None]) -> None:
         User.objects.db_manager(self.stack.alias).create_superuser("operator", password="secret")

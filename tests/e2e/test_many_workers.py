@@ -94,7 +94,7 @@ class DevicesTests(StackCase):
 
     def devices_by_pid(self) -> dict[int, str]:
         """What the row says of each replica."""
-        return {replica["pid"]: replica["device"] for replica in self.row().replicas.values()}
+        return {replica.pid or 0: replica.device for replica in self.row().replicas.values()}
 
     def seen_by_pid(self) -> dict[int, str]:
         """Return what each process has seen itself: one that runs a batch waits until all do."""

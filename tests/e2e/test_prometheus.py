@@ -77,7 +77,7 @@ class TestPrometheus(StackCase):
 
     def test_it_takes_the_rules_counts_once_and_alerts_on_a_worker_that_is_gone(self) -> None:
         PausedModel.objects.using(self.stack.alias).create(model="echo")
-        eventually(lambda: (self.stack.workers.get().catalog or {})["models"][0].get("held_back"), "it is heeded")
+        eventually(lambda: self.stack.workers.get().catalog.models[0].held_back, "it is heeded")
         for number in range(WAITING):
             self.stack.submit(f"text {number}")
         eventually(lambda: self.values("up") == [1, 1], "both are asked")

@@ -101,8 +101,8 @@ class ReloadCase(ReplicaCase):
     def runs(self, name: str = "worker1") -> dict[str, list[tuple[str, str]]]:
         """By model: the revisions that the worker's row shows, and their states."""
         found: dict[str, list[tuple[str, str]]] = {}
-        for entry in (self.row(name).catalog or {}).get("models", []):
-            found.setdefault(entry["name"], []).append((entry["revision"], entry["state"]))
+        for entry in self.row(name).catalog.models:
+            found.setdefault(entry.name, []).append((entry.revision, entry.state))
         return found
 
     def wait_for(self, *, name: str = "worker1", **models: str) -> None:
@@ -261,7 +261,7 @@ class SharedTests(ReloadCase):
             done = self.command()
             self.assertEqual(done.returncode, 1)
             self.assertIn("did you mean max_batch_size?", done.stderr)
-            eventually(lambda: (self.row().catalog or {}).get("problem"), "the worker's row says so")
+            eventually(lambda: self.row().catalog.problem, "the worker's row says so")
             eventually(lambda: self.logged("Nothing changes before that is put right."), "the log says so")
             self.assertEqual(self.runs(), {"echo": [("r1", "ready")]})
             self.write(entries(echo="r2"))

@@ -150,7 +150,8 @@ class ReplicaTests(ReplicaCase):
 
     def states(self, model: str) -> list[str]:
         """Return what the replicas say of a model, the one that has it first."""
-        return sorted((replica["models"][model] for replica in self.row().replicas.values()), key="ready".__ne__)
+        models = [replica.models[model] for replica in self.row().replicas.values()]
+        return sorted((model.write() for model in models), key="ready".__ne__)
 
     def test_what_loads_slowly_keeps_nothing_else_from_being_served_where_all_replicas_start_again(self) -> None:
         self.start("slow-late", replicas=2)

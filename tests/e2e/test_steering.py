@@ -6,7 +6,6 @@ from uuid import UUID
 
 from inference.fields.ids import new_job_id
 from inference.models import Act, ActKind, ActState, Job, PausedModel, Status, Worker, WorkerState
-from inference.status.worker_catalogs import list_worker_entries
 from tests.conditions import eventually
 from tests.e2e.case import StackCase
 from tests.echo import Fail
@@ -24,13 +23,8 @@ class SteeringTests(StackCase):
     }
 
     def are_held_back(self, name: str) -> bool:
-        found = [
-            entry
-            for worker in self.stack.workers.all()
-            for entry in list_worker_entries(worker)
-            if entry["name"] == name
-        ]
-        return bool(found) and all(entry["held_back"] for entry in found)
+        found = [entry for worker in self.stack.workers.all() for entry in worker.catalog.models if entry.name == name]
+        return bool(found) and all(entry.held_back for entry in found)
 
     def queued(self, ids: list[UUID]) -> int:
         return self.stack.jobs.filter(pk__in=ids, status=Status.QUEUED).count()

@@ -188,7 +188,7 @@ class OfAService(Drill):
         """After two more jobs, of which it may have failed with one."""
         jobs = trial.submit_some(2, model="shaky")
         trial.until(lambda: not trial.service.unfinished(jobs), "the other device has run them")
-        return any(replica.get("withdrawn_s") for replica in trial.service.worker_row().replicas.values())
+        return any(replica.withdrawn_s for replica in trial.service.worker_row().replicas.values())
 
     @contextlib.contextmanager
     def failing(self, trial: Trial) -> Iterator[None]:

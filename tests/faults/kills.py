@@ -172,4 +172,5 @@ class WorkerPaused(Fault):
             stop_between_writes(trial, worker.pid)
             return
         for replica in worker.replicas.values():
-            os.kill(replica["pid"], signal.SIGSTOP)
+            if replica.pid:
+                os.kill(replica.pid, signal.SIGSTOP)

@@ -174,8 +174,8 @@ class Service(Stack):
     def replicas_alive(self, name: str = "worker1") -> bool:
         """Whether all replicas of the worker have reported, and live."""
         row = self.worker_row(name)
-        pids = [replica["pid"] for replica in row.replicas.values()]
-        return len(pids) == row.replicas_total == row.replicas_ready and all(map(_is_alive, pids))
+        pids = [replica.pid for replica in row.replicas.values()]
+        return len(pids) == row.replicas_total == row.replicas_ready and all(pid and _is_alive(pid) for pid in pids)
 
     def whole_again(self) -> None:
         """Wait until every worker has all its replicas."""

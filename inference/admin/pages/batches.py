@@ -119,5 +119,5 @@ def _batches(jobs: Iterable[Job]) -> Iterator[BatchSummary]:
 
 
 def _cost(worker: Worker | None, model: str) -> CostModel | None:
-    costs = ((worker.costs if worker else None) or {}).get(model)
-    return CostModel.from_snapshot(costs) if costs and costs.get("calls") else None
+    costs = worker.costs.get(model) if worker else None
+    return CostModel.from_snapshot(costs) if costs and costs.calls else None

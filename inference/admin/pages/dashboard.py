@@ -22,7 +22,7 @@ from inference.catalog.lookup import get_catalog_or_empty
 from inference.fields.ids import first_id_at
 from inference.figures import sample, series, tallies
 from inference.figures.tallies import Tally
-from inference.models import TERMINAL, Job, Status, Worker
+from inference.models import TERMINAL, Job, Status, WebhookState, Worker
 from inference.status import attention, worker_catalogs, workers
 
 RECENT = datetime.timedelta(minutes=15)  # time of which batch sizes and durations are shown
@@ -62,7 +62,7 @@ def _place_of(about: tuple[str, ...]) -> str:
         case ("file batches",):
             return reverse("admin:api_filebatch_changelist")
         case ("webhooks",):
-            return reverse("admin:inference_webhook_changelist") + "?state__exact=pending"
+            return f"{reverse('admin:inference_webhook_changelist')}?state__exact={WebhookState.PENDING}"
         case ("failed", model, code):
             return f"{jobs}?{urlencode({'status__exact': Status.FAILED.value, 'model': model, 'error_code': code})}"
     return ""

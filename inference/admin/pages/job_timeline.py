@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import enum
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -13,10 +14,18 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString, mark_safe
 
 from inference.admin.rendering import display, svg
-from inference.models import Job, PausedModel, Status, Webhook
+from inference.models import Job, PausedModel, Status, Webhook, WebhookState
 from inference.status import queue_position, workers
+from inference.store import rows
 
 NOTHING = mark_safe("")
+
+
+class EventState(enum.StrEnum):
+    DONE = "done"
+    FAILED = "failed"
+    NOW = "now"
+    NEXT = "next"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +34,7 @@ class Event:
     at: datetime.datetime | None = None  # None if the row has no time of it
     after: str = ""  # duration since the job was accepted
     detail: SafeString | str = NOTHING
-    state: str = "done"  # or "failed", "now", "next"
+    state: EventState = EventState.DONE
 
 
 def list_events(job: Job) -> list[Event]:
@@ -66,22 +75,22 @@ def _sent(job: Job) -> Iterator[Event]:
         what = "Message sent again" if job.recoveries or job.attempts > 1 else "Message sent"
         yield _event(job, what, job.published_at, detail="to the queue of its model")
     elif job.status == Status.QUEUED:
-        yield Event(what="Message not sent yet", detail="housekeeping sends it soon", state="now")
+        yield Event(what="Message not sent yet", detail="housekeeping sends it soon", state=EventState.NOW)
 
 
 def _again(job: Job) -> Iterator[Event]:
     earlier = 0 if job.parts else job.attempts - (job.started_at is not None)
     if job.recoveries > earlier:  # more losses than runs: a retry that is to run alone begins so
         detail = "no other job runs beside it; it fails if its process is lost"
-        yield Event(what="To run alone", detail=detail, state="next")
+        yield Event(what="To run alone", detail=detail, state=EventState.NEXT)
         return
     if earlier:
         detail = "each time the process died and the batch was divided, or the batch was given back"
         yield Event(what=f"Claimed {_times(earlier)} before", detail=detail)
     if job.recoveries:
-        alone = "; it now runs alone" if job.recoveries >= settings.MAX_RECOVERIES - 1 else ""
+        alone = "; it now runs alone" if job.recoveries >= rows.get_last_recovery() else ""
         times = f"{_times(job.recoveries)}, of at most {settings.MAX_RECOVERIES}{alone}"
-        yield Event(what="Queued again: the process that ran it was lost", detail=times, state="failed")
+        yield Event(what="Queued again: the process that ran it was lost", detail=times, state=EventState.FAILED)
 
 
 def _times(count: int) -> str:
@@ -106,7 +115,7 @@ def _claimed(job: Job) -> Iterator[Event]:
     )
     if job.status == Status.RUNNING and job.lease_until:
         detail = format_html("the lease ends {}", display.format_age(job.lease_until))
-        yield Event(what="Running", detail=detail, state="now")
+        yield Event(what="Running", detail=detail, state=EventState.NOW)
 
 
 def _ordinal(number: int) -> str:
@@ -138,10 +147,14 @@ def _waits(job: Job) -> Iterator[Event]:
     place = queue_position.find_position(job)
     soon = f", in about {display.format_duration(place.wait_s)}" if place.wait_s is not None else ""
     yield Event(
-        what=f"Number {place.position:,} in the queue", detail=_kept_by(job) or f"waits for its turn{soon}", state="now"
+        what=f"Number {place.position:,} in the queue",
+        detail=_kept_by(job) or f"waits for its turn{soon}",
+        state=EventState.NOW,
     )
     if job.expires_at:
-        yield Event(what="Expires", at=job.expires_at, detail="if no worker has started it by then", state="next")
+        yield Event(
+            what="Expires", at=job.expires_at, detail="if no worker has started it by then", state=EventState.NEXT
+        )
 
 
 def _kept_by(job: Job) -> str:
@@ -159,13 +172,13 @@ def _ended(job: Job) -> Iterator[Event]:
         yield _event(job, "Succeeded", job.finished_at, detail=ran)
     elif job.status == Status.FAILED:
         why = format_html("<strong>{}</strong> {}{}", job.error_code, ran, display.describe_failure(job))
-        yield _event(job, "Failed", job.finished_at, detail=why, state="failed")
+        yield _event(job, "Failed", job.finished_at, detail=why, state=EventState.FAILED)
     elif job.status == Status.CANCELLED:
         dropped = "during the run; the output is dropped" if job.started_at else "before the run"
-        yield _event(job, "Cancelled", job.finished_at, detail=dropped, state="failed")
+        yield _event(job, "Cancelled", job.finished_at, detail=dropped, state=EventState.FAILED)
     else:
         why = format_html("{}", display.escape_text(job.full_detail))
-        yield _event(job, job.status.capitalize(), job.finished_at, detail=why, state="failed")
+        yield _event(job, job.status.capitalize(), job.finished_at, detail=why, state=EventState.FAILED)
 
 
 def _webhook(job: Job) -> Iterator[Event]:
@@ -176,5 +189,6 @@ def _webhook(job: Job) -> Iterator[Event]:
     tried = f", tried {_times(webhook.attempts)}" if webhook.attempts else ""
     why = format_html(": {}", display.escape_text(webhook.last_error)) if webhook.last_error else NOTHING
     detail = format_html('<a href="{}">{}</a>{}{}', link, display.escape_text(webhook.url), tried, why)
-    state = {"delivered": "done", "given up": "failed"}.get(webhook.state, "next")
-    yield Event(what=f"Webhook {webhook.state}", detail=detail, state=state)
+    states = {WebhookState.DELIVERED: EventState.DONE, WebhookState.GIVEN_UP: EventState.FAILED}
+    state = WebhookState(webhook.state)
+    yield Event(what=f"Webhook {state}", detail=detail, state=states.get(state, EventState.NEXT))

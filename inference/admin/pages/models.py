@@ -91,17 +91,13 @@ def _in_words(value: Any) -> str:
 def list_places(name: str, living: list[Worker]) -> Iterator[dict[str, Any]]:
     """Yield where the model runs, or why it does not."""
     for worker in living:
-        for entry in worker_catalogs.list_worker_entries(worker):
-            if entry["name"] == name:
-                notes = {replica.get("notes", {}).get(name, "") for replica in worker.replicas.values()}
-                memory = entry.get("memory")
+        for entry in worker.catalog.models:
+            if entry.name == name:
+                notes = {replica.notes.get(name, "") for replica in worker.replicas.values()}
                 yield {
                     "worker": worker,
-                    "state": entry["state"],
-                    "revision": entry["revision"],
-                    "why": entry["why"],
-                    "held_back": entry.get("held_back"),
-                    "memory": f"{memory / MIB:,.0f} MiB" if memory else "",
+                    "entry": entry,
+                    "memory": f"{entry.memory / MIB:,.0f} MiB" if entry.memory else "",
                     "notes": sorted(filter(None, notes)),
                     "speed": worker.speeds.get(name),
                 }
@@ -140,16 +136,16 @@ def list_waiting_owners(model: str) -> list[WaitingOwner]:
 def draw_cost_plots(name: str, living: list[Worker]) -> Iterator[tuple[Worker, SafeString, str]]:
     """Yield by worker a plot of the times that calls took against the times that were learnt for them."""
     for worker in living:
-        costs = (worker.costs or {}).get(name) or {}
-        if costs.get("seen"):
-            model = CostModel.from_snapshot({**costs, "overhead_s": 0.0})
+        costs = worker.costs.get(name)
+        if costs and costs.seen:
+            model = CostModel.from_snapshot(dataclasses.replace(costs, overhead_s=0.0))
             points = [
                 (model.predict_s(size, length), took, f"{size} of {length:g} tokens: {display.format_duration(took)}")
-                for size, length, took in costs["seen"]
+                for size, length, took in costs.seen
             ]
             beside = (
-                f"{costs['calls']:,} calls. Claim, record and notice add {display.format_duration(costs['overhead_s'])}"
-                f" and {costs.get('job_s', 0.0) * 1000:.2f} ms a job."
+                f"{costs.calls:,} calls. Claim, record and notice add {display.format_duration(costs.overhead_s)}"
+                f" and {costs.job_s * 1000:.2f} ms a job."
             )
             yield worker, svg.draw_scatter_plot(points), beside
 

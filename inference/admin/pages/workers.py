@@ -16,9 +16,9 @@ from inference import clock
 from inference.admin.filters import EndedFilter
 from inference.admin.readonly import ReadOnlyAdmin
 from inference.admin.rendering import display
+from inference.fields.worker_documents import GenerationSnapshot, ReplicaSnapshot
 from inference.models import ENDED, Worker
 from inference.status import workers
-from inference.status.health import READY
 from inference.store import pauses_and_drains
 
 MIB = 2**20
@@ -35,19 +35,17 @@ def find_live_state(worker: Worker) -> str:
     return "silent" if silent else worker.state
 
 
-def _device(replica: dict[str, Any]) -> str:
-    withdrawn_s = replica.get("withdrawn_s")
-    return f"{replica['device']}, failed: no work for {withdrawn_s} s" if withdrawn_s else replica["device"]
+def _device(replica: ReplicaSnapshot) -> str:
+    left_s = replica.withdrawn_s
+    return f"{replica.device}, failed: no work for {left_s} s" if left_s else replica.device
 
 
-def _generates(entry: tuple[str, dict[str, Any]]) -> str:
+def _generates(entry: tuple[str, GenerationSnapshot]) -> str:
     name, figures = entry
-    first_s = figures["first_token_s"]
-    first = f", first token after {first_s['p50']:g} s (median), {first_s['p95']:g} s (p95)" if first_s["p50"] else ""
-    return (
-        f"{name}: {figures['rows']} rows, room for {figures['room']:,} tokens,"
-        f" {figures['tokens_per_s']:g} tokens a second{first}"
-    )
+    times = figures.first_token_s
+    first = f", first token after {times.p50:g} s (median), {times.p95:g} s (p95)" if times.p50 else ""
+    speed = f"{figures.tokens_per_s:g} tokens a second"
+    return f"{name}: {figures.rows} rows, room for {figures.room:,} tokens, {speed}{first}"
 
 
 @admin.register(Worker)
@@ -88,7 +86,7 @@ class WorkerAdmin(ReadOnlyAdmin):
     devices_chosen = display.make_column(
         "why these devices",
         "replicas",
-        lambda rows: next((row.get("chosen", "") for row in rows.values()), "") or display.NONE,
+        lambda rows: next((row.chosen for row in rows.values()), "") or display.NONE,
     )
 
     @admin.display(description="shared devices")
@@ -146,22 +144,21 @@ class WorkerAdmin(ReadOnlyAdmin):
 def list_replicas(worker: Worker) -> Iterator[dict[str, Any]]:
     """Yield each replica with its models, and for each model why the replica does not have it."""
     for index, replica in sorted(worker.replicas.items(), key=lambda entry: int(entry[0])):
-        memory, notes = replica.get("memory", {}), replica.get("notes", {})
+        memory = replica.memory
         models = [
             {
                 "name": name,
-                "state": "failed" if why else READY,
-                "why": why,
+                "state": model.state,
+                "why": model.why,
                 "memory": f"{memory[name] / MIB:,.0f} MiB" if name in memory else "",
-                "note": notes.get(name, ""),
+                "note": replica.notes.get(name, ""),
             }
-            for name, state in sorted(replica.get("models", {}).items())
-            for why in ["" if state == READY else state]
+            for name, model in sorted(replica.models.items())
         ]
         total = sum(memory.values())
         yield {
             "index": index,
-            "pid": replica.get("pid"),
+            "pid": replica.pid,
             "device": _device(replica),
             "models": models,
             "memory": f"{total / MIB:,.0f} MiB" if total else display.NONE,

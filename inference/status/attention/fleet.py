@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from inference import clock
 from inference.catalog import lookup
-from inference.figures import marks
+from inference.figures.marks import MarkKind
 from inference.models import Mark, PausedModel, Worker, WorkerState
 from inference.status import health, workers
 from inference.status.attention.item import AttentionItem, Key
@@ -21,7 +21,7 @@ OFTEN = 5  # ends of a replica's process within the minutes that its worker coun
 
 
 def find_refused_models_file(living: Iterable[Worker]) -> Iterator[AttentionItem]:
-    problems = {lookup.find_file_problem(), *((worker.catalog or {}).get("problem", "") for worker in living)}
+    problems = {lookup.find_file_problem(), *(worker.catalog.problem for worker in living)}
     known = lookup.get_catalog_or_empty()
     for problem in sorted(filter(None, problems)):
         text = f"{problem} {'The models do not change' if known else 'No model is served here'} until you correct it."
@@ -129,22 +129,18 @@ def find_degraded_workers(living: Iterable[Worker]) -> Iterator[AttentionItem]:
 
 
 def _replicas(worker: Worker) -> Iterator[AttentionItem]:
-    """Yield items for replicas that end often, and for devices that are given no work.
-
-    A worker of an earlier version does not count the ends of its replicas.
-    """
+    """Yield items for replicas that end often, and for devices that are given no work."""
     about = ("worker", str(worker.pk))
     for index, replica in sorted(worker.replicas.items()):
-        if (ended := replica.get("ended", 0)) >= OFTEN:
+        if replica.ended >= OFTEN:
             yield AttentionItem(
                 code="ReplicaCrashes",
                 about=about,
-                text=f"Replica {index} of {worker.name}, on {replica['device']}, ended {ended} times within minutes.",
+                text=f"Replica {index} of {worker.name}, on {replica.device},"
+                f" ended {replica.ended} times within minutes.",
                 todo="Read its journal. The cause may be the kernel's OOM killer, a time limit, or jobs that crash it.",
             )
-    withdrawn = {
-        replica["device"]: left_s for replica in worker.replicas.values() if (left_s := replica.get("withdrawn_s"))
-    }
+    withdrawn = {replica.device: replica.withdrawn_s for replica in worker.replicas.values() if replica.withdrawn_s}
     for device, left_s in withdrawn.items():
         yield AttentionItem(
             code="DeviceWithdrawn",
@@ -156,7 +152,7 @@ def _replicas(worker: Worker) -> Iterator[AttentionItem]:
 
 def find_stopped_retention() -> Iterator[AttentionItem]:
     """Yield an item if the last sweep found that it must not remove old jobs."""
-    for stopped in Mark.objects.filter(kind=marks.RETENTION)[:1]:
+    for stopped in Mark.objects.filter(kind=MarkKind.RETENTION)[:1]:
         yield AttentionItem(
             code="RetentionStopped",
             text=stopped.text,

@@ -13,6 +13,7 @@ from django.db.models.functions import Now
 
 from inference import clock
 from inference.failures import Pauses
+from inference.fields.worker_documents import CatalogSnapshot, CostSnapshot, GenerationSnapshot, ReplicaSnapshot
 from inference.figures import marks
 from inference.models import Worker, WorkerState
 from inference.status import workers
@@ -33,8 +34,8 @@ class WorkerSnapshot:
 
     state: WorkerState
     model_names: Sequence[str]  # models that are served, in the sense of `inference.status.workers`
-    replicas: Mapping[str, Mapping[str, object]]
-    catalog: Mapping[str, object]
+    replicas: Mapping[str, ReplicaSnapshot]  # by index
+    catalog: CatalogSnapshot
     error: str
     connected: bool  # to the broker
     replicas_ready: int
@@ -42,9 +43,9 @@ class WorkerSnapshot:
     held: int
     finished: int
     speeds: Mapping[str, float]
-    reached: Mapping[str, Mapping[str, float]]  # by model and priority: creation time of the newest job started
-    generation: Mapping[str, Mapping[str, object]]  # statistics by model that generates step by step
-    costs: Mapping[str, Mapping[str, object]]  # by model, as `CostModel.snapshot` returns them
+    reached: Mapping[str, Mapping[int, float]]  # by model and priority: creation time of the newest job started
+    generation: Mapping[str, GenerationSnapshot]  # by model that generates step by step
+    costs: Mapping[str, CostSnapshot]  # by model
     looped_at: float  # monotonic: the last sweep of the event loop
 
 
@@ -126,7 +127,8 @@ class Heartbeat(threading.Thread):
         if self.is_alive():
             self.join(LAST_S)
         is_gone = of_an_error and not self.leaving
-        state, mark = (WorkerState.GONE, marks.GONE) if is_gone else (WorkerState.STOPPED, marks.STOPPED)
+        gone, stopped = (WorkerState.GONE, marks.MarkKind.GONE), (WorkerState.STOPPED, marks.MarkKind.STOPPED)
+        state, mark = gone if is_gone else stopped
         try:
             Worker.objects.filter(pk=self.plan.worker).update(state=state, heartbeat_at=Now())
             marks.add_mark(mark, self.node)
@@ -149,7 +151,8 @@ class Heartbeat(threading.Thread):
 
     def _columns(self) -> dict[str, object]:
         snapshot = self.make_snapshot()
-        columns = dataclasses.asdict(snapshot) | {"jobs_per_s": self._rate.measure_rate(snapshot.finished)}
+        columns = {each.name: getattr(snapshot, each.name) for each in dataclasses.fields(snapshot)}
+        columns["jobs_per_s"] = self._rate.measure_rate(snapshot.finished)
         del columns["looped_at"]
         return columns | ({"state": WorkerState.STOPPING, "model_names": []} if self.leaving else {})
 

@@ -1,11 +1,16 @@
 """The parts of a worker's row about its replicas and models. The heartbeat's thread calls these functions, too."""
 
 from collections.abc import Mapping
-from typing import Any
 
 from inference.catalog import lookup
 from inference.catalog.specs import ModelSpec
-from inference.status.health import LOADING
+from inference.fields.worker_documents import (
+    CatalogSnapshot,
+    EntrySnapshot,
+    ModelState,
+    ReplicaModel,
+    ReplicaSnapshot,
+)
 from inference.worker.calls import READY
 from inference.worker.replicas.registry import ReplicaRegistry
 from inference.worker.replicas.replica import ReplicaState
@@ -14,31 +19,34 @@ from inference.worker.scheduling.lazy_models import LazyStatus
 OLD_GOES_ON = "its new entry is not taken over, the one before goes on: "
 
 
-def make_replica_values(replicas: ReplicaRegistry, refused: Mapping[str, str]) -> dict[str, dict[str, object]]:
+def make_replica_values(replicas: ReplicaRegistry, refused: Mapping[str, str]) -> dict[str, ReplicaSnapshot]:
     """Return the replicas by their index, as the worker's row has them.
 
     `refused` is, by model, the reason why this worker cannot run it though replicas may have it.
     """
     specs = [spec for spec in replicas.specs.values() if spec.name not in replicas.parked]
+    unable = {name: ReplicaModel(ModelState.FAILED, why) for name, why in refused.items()}
     return {
-        str(index): {
-            "pid": replica.pid,
-            "device": replica.device,
-            "chosen": replicas.plan.why,
-            "ended": replica.recent_end_count,
-            "withdrawn_s": round(replicas.trust.withdrawn_s(replica.device)),
-            "models": {**{spec.name: _state(replica, spec) for spec in specs}, **refused},
-            "notes": dict(replica.notes),
-            "memory": {spec.name: taken for spec in specs if (taken := replica.memory.get(spec.digest))},
-        }
+        str(index): ReplicaSnapshot(
+            pid=replica.pid,
+            device=replica.device,
+            chosen=replicas.plan.why,
+            ended=replica.recent_end_count,
+            withdrawn_s=round(replicas.trust.withdrawn_s(replica.device)),
+            models={**{spec.name: _model(replica, spec) for spec in specs}, **unable},
+            notes=dict(replica.notes),
+            memory={spec.name: taken for spec in specs if (taken := replica.memory.get(spec.digest))},
+        )
         for index, replica in enumerate(replicas.replicas)
     }
 
 
-def _state(replica: ReplicaState, spec: ModelSpec) -> str:
+def _model(replica: ReplicaState, spec: ModelSpec) -> ReplicaModel:
     """Return the state of a model in the replica's present process, whatever the process before had."""
-    state = replica.models.get(spec.digest, LOADING)
-    return LOADING if state == READY and spec.digest not in replica.ready else state
+    why = replica.models.get(spec.digest, READY)
+    if why != READY:
+        return ReplicaModel(ModelState.FAILED, why)
+    return ReplicaModel(ModelState.READY if spec.digest in replica.ready else ModelState.LOADING)
 
 
 def find_load_failures(replicas: ReplicaRegistry) -> dict[str, str]:
@@ -50,7 +58,7 @@ def find_load_failures(replicas: ReplicaRegistry) -> dict[str, str]:
     }
 
 
-def make_catalog_value(replicas: ReplicaRegistry, lazy: LazyStatus) -> dict[str, Any]:
+def make_catalog_value(replicas: ReplicaRegistry, lazy: LazyStatus) -> CatalogSnapshot:
     """Return the models file as this process has it, with the entries that are run or still run.
 
     A model has two entries while the next one is being loaded.
@@ -58,25 +66,37 @@ def make_catalog_value(replicas: ReplicaRegistry, lazy: LazyStatus) -> dict[str,
     digest = replicas.file_digest  # it is read before the entries, which are then never older
     found = {spec.digest: spec for spec in (*replicas.specs.values(), *replicas.catalog.values())}
     models = [_entry(replicas, spec, lazy) for spec in found.values()]
-    return {"digest": digest, "problem": lookup.find_file_problem(), "models": models}
+    return CatalogSnapshot(digest=digest, problem=lookup.find_file_problem(), models=models)
 
 
-def _entry(replicas: ReplicaRegistry, spec: ModelSpec, lazy: LazyStatus) -> dict[str, Any]:
+def _entry(replicas: ReplicaRegistry, spec: ModelSpec, lazy: LazyStatus) -> EntrySnapshot:
     why = replicas.find_load_failure(spec) or lazy.why_not.get(spec.name, "")
-    runs = spec.name in replicas.runnable and _is_current(replicas, spec)
+    lazy_model = lazy.models.get(spec.name)
+    return EntrySnapshot(
+        name=spec.name,
+        model=spec.model or spec.engine,
+        revision=spec.revision,
+        digest=spec.digest,
+        state=_find_state(replicas, spec, lazy, why),
+        why=why,
+        memory=lazy_model.memory if lazy_model else _memory(replicas, spec),
+        held_back=spec.name in replicas.held_back_models,
+        failures=None if spec.name in replicas.parked else replicas.failures[spec.digest],
+        load_s=round(lazy_model.load_s, 1) if lazy_model else None,
+    )
+
+
+def _find_state(replicas: ReplicaRegistry, spec: ModelSpec, lazy: LazyStatus, why: str) -> ModelState:
+    """Return the state of an entry. `why` is why it could not be loaded."""
     if spec.name in replicas.parked:
-        is_known = spec.name in lazy.figures
-        state = "loading" if not is_known else "not loaded" if spec.name in lazy.able else "failed"
-    elif spec.name in replicas.leaving_models:
-        state = "draining"
-    else:
-        state = READY if runs else "failed" if why else "loading"
-    tries = {} if spec.name in replicas.parked else {"failures": replicas.failures[spec.digest]}
-    return {
-        "name": spec.name, "model": spec.model or spec.engine, "revision": spec.revision, "digest": spec.digest,
-        "state": state, "why": why, "memory": _memory(replicas, spec),
-        "held_back": spec.name in replicas.held_back_models, **tries, **lazy.figures.get(spec.name, {}),
-    }  # fmt: skip
+        if spec.name not in lazy.models:
+            return ModelState.LOADING
+        return ModelState.NOT_LOADED if spec.name in lazy.able else ModelState.FAILED
+    if spec.name in replicas.leaving_models:
+        return ModelState.DRAINING
+    if spec.name in replicas.runnable and _is_current(replicas, spec):
+        return ModelState.READY
+    return ModelState.FAILED if why else ModelState.LOADING
 
 
 def _memory(replicas: ReplicaRegistry, spec: ModelSpec) -> int | None:

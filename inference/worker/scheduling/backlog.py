@@ -55,7 +55,7 @@ class Backlog:
         self.gone_share = 0.0  # share of jobs in recent batches that had been run or cancelled before
         # The progress of the queues, by model and priority: the creation time of the newest job that was
         # started, but no later than that of the oldest job that waits here: jobs are taken in their turn.
-        self.reached: dict[str, dict[str, float]] = defaultdict(dict)
+        self.reached: dict[str, dict[int, float]] = defaultdict(dict)
 
     def update_queues(self) -> None:
         """Keep a queue, with the present limits, for each model that is run now.
@@ -121,10 +121,9 @@ class Backlog:
         queue = self.queues[batch.spec.name]
         arrivals = {(held.item.priority, held.item.arrived_at_s) for held in batch.called if held.requests}
         for priority, at_s in arrivals:
-            key = str(priority)
-            known, arrived_at_s = reached.get(key, 0.0), min(at_s, queue.oldest_arrival_s(priority))
+            known, arrived_at_s = reached.get(priority, 0.0), min(at_s, queue.oldest_arrival_s(priority))
             was_set_back = known > clock.time_s() + SET_BACK_S
-            reached[key] = arrived_at_s if was_set_back else max(known, arrived_at_s)
+            reached[priority] = arrived_at_s if was_set_back else max(known, arrived_at_s)
 
     def note_call_length(self, model: str, *, is_long: bool) -> None:
         """Note whether an engine call of a model took much longer than the work before and after it."""

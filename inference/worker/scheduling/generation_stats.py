@@ -6,6 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from statistics import fmean
 
+from inference.fields.worker_documents import FirstTokenTimes, GenerationSnapshot
 from inference.worker.calls import BatchReport
 from inference.worker.scheduling.inflight import Batch
 
@@ -66,25 +67,21 @@ class GenerationStats:
         found = self._models.get(model)
         return tokens / fmean(found.answers) if found and found.answers else 0.0
 
-    def make_row_value(self, batches: Collection[Batch], *, replicas: int) -> dict[str, dict[str, object]]:
-        """Return the statistics by model, as the worker's row has them.
-
-        They are the rows that are being answered, the free tokens of KV cache in all `replicas`, the tokens in all and
-        a second, and the seconds to the first token.
-        """
+    def make_row_value(self, batches: Collection[Batch], *, replicas: int) -> dict[str, GenerationSnapshot]:
+        """Return the statistics by model, as the worker's row has them."""
         now = time.monotonic()
         return {
-            name: {
-                "rows": sum(held.item.size for batch in batches if batch.spec.name == name for held in batch.jobs),
-                "room": replicas * model.capacity
+            name: GenerationSnapshot(
+                rows=sum(held.item.size for batch in batches if batch.spec.name == name for held in batch.jobs),
+                room=replicas * model.capacity
                 - sum(
                     model.capacity - int(batch.room.tokens)
                     for batch in batches
                     if batch.spec.name == name and batch.is_open
                 ),
-                "tokens": model.tokens,
-                "tokens_per_s": round(model.tokens_per_s(now), 1),
-                "first_token_s": {"p50": model.find_first_token_s(0.5), "p95": model.find_first_token_s(0.95)},
-            }
+                tokens=model.tokens,
+                tokens_per_s=round(model.tokens_per_s(now), 1),
+                first_token_s=FirstTokenTimes(p50=model.find_first_token_s(0.5), p95=model.find_first_token_s(0.95)),
+            )
             for name, model in list(self._models.items())
         }

@@ -12,14 +12,15 @@ from inference import clock
 from inference.catalog.specs import Catalog
 from inference.engines.artifacts import memory
 from inference.failures import Pauses
+from inference.fields.worker_documents import ModelState
 from inference.residency_policy.state import ResidencyState, Waiting
 from inference.residency_policy.worker_choice import should_load
-from inference.status import queue_position, worker_catalogs, workers
+from inference.status import queue_position, workers
 from inference.worker.chores import run_chore
 from inference.worker.replicas.devices import Plan
 
 LOOK_S, LONGEST_PAUSE_S = 0.5, 10.0  # pauses between two looks; the second while the database is away
-INSIDE = ("ready", "loading")  # states of a model on a worker's row
+INSIDE = (ModelState.READY, ModelState.LOADING)  # states of a model that is in memory, or soon will be
 
 
 class LazyDemand(threading.Thread):
@@ -102,9 +103,7 @@ class LazyDemand(threading.Thread):
         """Return, by worker and model, whether the worker has the model in memory or loads it."""
         others = workers.select_living().filter(connected=True, state__in=workers.SERVING).exclude(pk=self.worker)
         return {
-            str(worker.pk): {
-                entry["name"]: entry["state"] in INSIDE for entry in worker_catalogs.list_worker_entries(worker)
-            }
+            str(worker.pk): {entry.name: entry.state in INSIDE for entry in worker.catalog.models}
             for worker in others.only("catalog")
         }
 

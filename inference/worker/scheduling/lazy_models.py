@@ -9,12 +9,12 @@ import sys
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from django.conf import settings
 
 from inference.catalog.specs import Catalog, ModelSpec
 from inference.engines.artifacts.memory import CPU
+from inference.residency_policy.change_choice import Model
 from inference.residency_policy.state import MIB, ResidencyState
 from inference.worker.replicas.registry import ReplicaRegistry
 from inference.worker.replicas.replica import ReplicaState
@@ -32,7 +32,7 @@ class LazyStatus:
 
     able: frozenset[str] = frozenset()  # models that are served: in memory, or loaded as soon as a job comes
     why_not: Mapping[str, str] = field(default_factory=dict)
-    figures: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    models: Mapping[str, Model] = field(default_factory=dict)  # those whose size is known, as far as it can be
 
 
 class LazyModels:
@@ -144,13 +144,9 @@ class LazyModels:
         """
         why_not = self.residency.find_load_obstacles()
         blocked = {name for name in why_not if not self.residency.can_load(name, now_s)}
-        figures = {
-            name: {"memory": model.memory, "load_s": round(model.load_s, 1)}
-            for name, model in self.residency.models.items()
-        }
         unknown = self._catalog.keys() - self.specs.keys()
         able = frozenset(self.specs.keys() - blocked | unknown & served)
-        return LazyStatus(able=able, why_not=why_not, figures=figures)
+        return LazyStatus(able=able, why_not=why_not, models=dict(self.residency.models))
 
 
 def _share(replica: ReplicaState) -> int:

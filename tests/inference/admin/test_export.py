@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import datetime
 import io
 import json
 from typing import Any
@@ -41,6 +42,11 @@ class ExportTests(AdminCase):
         self.assertEqual(set(lines[0]), set(export.COLUMNS))
         self.assertNotIn("secret", self.read("csv") + self.read("jsonl"))
         self.assertEqual([row["key_start"] for row in self.rows(key_start="inf_AbCdEfGh")], ["inf_AbCdEfGh"])
+
+    def test_a_list_in_parts_has_no_message_whatever_the_version_before_wrote(self) -> None:
+        for published_at in (None, datetime.datetime(9000, 1, 1, tzinfo=datetime.UTC)):
+            make_job(inputs=[], parts=2, published_at=published_at)
+        self.assertEqual([row["published_at"] for row in self.rows()], ["", ""])
 
     def test_no_cell_is_a_formula(self) -> None:
         evil = [

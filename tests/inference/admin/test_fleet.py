@@ -16,6 +16,7 @@ from django.urls import reverse
 
 from inference import clock
 from inference.batching.costs import CostModel
+from inference.fields.worker_documents import LOADING, CostSnapshot
 from inference.models import Job, PausedModel, Status, Worker, WorkerState
 from inference.status import workers
 from tests.conditions import ago
@@ -34,7 +35,7 @@ def worker_page(worker: Worker) -> str:
     return reverse("admin:inference_worker_change", args=[worker.pk])
 
 
-def learnt() -> dict[str, Any]:
+def learnt() -> CostSnapshot:
     model = CostModel()
     for size in (1, 4, 16):
         for length in (8, 64):
@@ -131,9 +132,9 @@ class WorkerTests(FleetCase):
 
     def test_its_replicas_have_device_memory_models_and_why_not(self) -> None:
         replica = {"pid": 8, "device": "cuda:1", "memory": {"embeddings": 91 * 2**20},
-                   "models": {"embeddings": "ready", "fill": "no <package>"}}  # fmt: skip
+                   "models": {"embeddings": "ready", "fill": "no <package>", "late": LOADING}}  # fmt: skip
         page = self.text(worker_page(make_worker(replicas={"0": replica, "10": replica, "2": replica})))
-        for shown in ("cuda:1", "91 MiB", "no &lt;package&gt;", "badge-failed"):
+        for shown in ("cuda:1", "91 MiB", "no &lt;package&gt;", "badge-failed", "badge-loading"):
             self.assertIn(shown, page)
         self.assertLess(page.index("<th>2</th>"), page.index("<th>10</th>"))
 

@@ -25,7 +25,6 @@ from inference.models import Bulk, Job, Status, Webhook, WebhookState
 from inference.store.job_messages import make_message
 from inference.streams import redis_streams
 from inference.streams.chunks import Chunk
-from inference.submission.split_jobs import NEVER_DUE
 from inference.telemetry.control_characters import escape_text
 from tests.conditions import ago
 from tests.inference.admin.pages import BrowserCase
@@ -149,8 +148,7 @@ class StoryTests(AdminCase):
             self.assertEqual(self.story(make_job(status=status, finished_at=now))[-1], event)
 
     def test_a_list_in_parts_and_one_of_a_bulk(self) -> None:
-        sent = {"published_at": NEVER_DUE, "started_at": ago()}
-        whole = make_job(inputs=[], parts=2, status=Status.RUNNING, attempts=1, **sent)
+        whole = make_job(inputs=[], parts=2, status=Status.RUNNING, attempts=1, started_at=ago())
         self.assertEqual(self.story(whole), ["Accepted", "First part started"])
         bulk = Bulk.objects.create(model="embeddings", total=1)
         self.assertIn("number 0 of", self.text(page_of(make_job(bulk=bulk, bulk_index=0))))

@@ -116,7 +116,7 @@ class PredictionTests(TestCase):
             costs.learn_overhead(0.004 + 0.0002 * jobs, jobs=jobs)
         self.assertAlmostEqual(costs.overhead_s, 0.004, places=4)
         self.assertAlmostEqual(costs.predict_overhead_s(100), 0.024, places=4)
-        self.assertAlmostEqual(costs.snapshot()["job_s"], 0.0002, places=5)
+        self.assertAlmostEqual(costs.snapshot().job_s, 0.0002, places=5)
         self.assertAlmostEqual(costs.predict_s(1, 1), costs.overhead_s + costs.weights[0], places=3)
 
     def test_the_measured_speed_is_items_over_seconds_of_late(self) -> None:
@@ -151,8 +151,8 @@ class SnapshotTests(TestCase):
         other = CostModel.from_snapshot(snapshot)
         for size, length in SHAPES:
             self.assertAlmostEqual(other.predict_s(size, length), model.predict_s(size, length), places=4)
-        self.assertEqual(len(snapshot["seen"]), len(SHAPES))
-        self.assertIn([32, 300, round(cpu(32, 300), 6)], snapshot["seen"])
+        self.assertEqual(len(snapshot.seen), len(SHAPES))
+        self.assertIn((32, 300, round(cpu(32, 300), 6)), snapshot.seen)
         for length in range(1, 200):
             model.learn_call(2 ** (length % 11), 2.0 ** (length % 19), 0.1)
-        self.assertLessEqual(len(model.snapshot()["seen"]), MOST_SHAPES)
+        self.assertLessEqual(len(model.snapshot().seen), MOST_SHAPES)

@@ -93,7 +93,7 @@ class TestSeries(TestCase):
             marks.mark_worker_start("b")
         with self.settings(RELEASE="two"):
             marks.mark_worker_start("a")
-        marks.add_mark(marks.GONE, "b")
+        marks.add_mark(marks.MarkKind.GONE, "b")
         entries = [(mark["kind"], mark["text"]) for mark in series.read_series("15m")["marks"]]
         started = [("deployed", "one"), ("started", "a"), ("started", "b"), ("deployed", "two"), ("started", "a")]
         self.assertEqual(entries, [*started, ("gone", "b")])

@@ -19,6 +19,7 @@ from inference.broker import publisher
 from inference.catalog import lookup
 from inference.errors import BrokerUnavailable
 from inference.fields.ids import first_id_at
+from inference.fields.worker_documents import LOADING
 from inference.figures.ledger import moment_at, tick_of
 from inference.models import (
     Bulk,
@@ -33,7 +34,7 @@ from inference.models import (
     Worker,
     WorkerState,
 )
-from inference.status import attention, health, workers
+from inference.status import attention, workers
 from inference.status.attention import servers
 from inference.status.attention.item import AttentionItem
 from inference.store import locks
@@ -169,7 +170,7 @@ class TestItems(AttentionCase):
     def test_the_cure_is_that_of_the_reason_for_which_nobody_serves_a_model(self) -> None:
         cases: tuple[tuple[dict[str, Any], str], ...] = (
             (
-                {"replicas": {"0": {"device": "cpu", "models": {"embeddings": health.LOADING}}}},
+                {"replicas": {"0": {"device": "cpu", "models": {"embeddings": LOADING}}}},
                 "until it is loaded",
             ),
             ({"replicas": {"0": {"device": "cpu", "models": {"embeddings": "no weights"}}}}, "Correct what"),

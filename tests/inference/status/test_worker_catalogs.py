@@ -4,6 +4,7 @@ from typing import Any
 from unittest import TestCase
 
 from inference.catalog import reader, specs
+from inference.fields.worker_documents import CatalogSnapshot
 from inference.models import Worker
 from inference.status import worker_catalogs
 
@@ -17,14 +18,16 @@ def entry(name: str, *, state: str = "ready", why: str = "", **values: str) -> d
 
 
 def worker(*models: dict[str, Any], digest: str = specs.digest_catalog(WANTED), problem: str = "") -> Worker:
-    return Worker(name="w", pid=1, catalog={"digest": digest, "problem": problem, "models": list(models)})
+    return Worker(
+        name="w", pid=1, catalog=CatalogSnapshot.read({"digest": digest, "problem": problem, "models": models})
+    )
 
 
 BEFORE = worker(entry("a", digest="1", revision="1"), entry("gone"), digest="of before")
 LOADING = worker(entry("a", digest="1", revision="1"), entry("a", state="loading"), entry("b", state="loading"))
 FAILED = worker(entry("a", digest="1", revision="1"), entry("a", state="failed", why="no weights"), entry("b"))
 THERE = worker(entry("a"), entry("b"), entry("gone", state="draining"))
-OLD_VERSION = Worker(name="w", pid=1, catalog=None)
+NEW_WORKER = Worker(name="w", pid=1)
 
 
 class CatalogTests(TestCase):
@@ -38,14 +41,14 @@ class CatalogTests(TestCase):
 
     def test_what_is_still_to_happen_is_described(self) -> None:
         for row, expected in (
-            (BEFORE, "w has not taken over the file"), (OLD_VERSION, "w has not taken over the file"),
+            (BEFORE, "w has not taken over the file"), (NEW_WORKER, "w has not taken over the file"),
             (LOADING, "w loads a (2), b"), (FAILED, "w tries again to load a (2)"), (THERE, ""),
         ):  # fmt: skip
             self.assertEqual(worker_catalogs.describe_delay(row, WANTED), expected)
 
     def test_what_will_not_happen_is_listed_with_the_reason(self) -> None:
         for row, expected in (
-            (BEFORE, []), (OLD_VERSION, []), (LOADING, []), (THERE, []),
+            (BEFORE, []), (NEW_WORKER, []), (LOADING, []), (THERE, []),
             (FAILED, ["w could not load a (2): no weights"]),
             (worker(problem="line 3: no."), ["w takes nothing over: line 3: no."]),
         ):  # fmt: skip
@@ -64,6 +67,6 @@ class CatalogTests(TestCase):
         self.assertEqual(worker_catalogs.find_unassigned_models([worker(entry("a"))], WANTED), ["b"])
 
     def test_workers_with_the_same_entry_in_the_same_state_are_counted_together(self) -> None:
-        found = worker_catalogs.count_entries([THERE, LOADING, FAILED, OLD_VERSION])
+        found = worker_catalogs.count_entries([THERE, LOADING, FAILED, NEW_WORKER])
         shown = {(run.revision, run.state): count for run, count in found["a"].items()}
         self.assertEqual(shown, {("2", "ready"): 1, ("1", "ready"): 2, ("2", "loading"): 1, ("2", "failed"): 1})

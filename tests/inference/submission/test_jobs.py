@@ -15,8 +15,8 @@ from inference import errors, process
 from inference.broker import publisher
 from inference.catalog.lookup import spec_of
 from inference.catalog.specs import ModelSpec
+from inference.fields.worker_documents import LOADING
 from inference.models import Job, Priority, Status, Webhook, Worker, WorkerState
-from inference.status import health
 from inference.store import notices
 from inference.submission import admission, jobs
 from inference.submission.submissions import Submission, Terms
@@ -92,7 +92,7 @@ class JobsTests(TransactionTestCase):
 
     def test_who_is_refused_reads_why_nobody_serves_the_model_and_nothing_that_an_engine_said(self) -> None:
         cases: tuple[tuple[dict[str, Any], str], ...] = (
-            ({"replicas": {"0": {"models": {MODEL: health.LOADING}}}}, "Its worker is loading it."),
+            ({"replicas": {"0": {"models": {MODEL: LOADING}}}}, "Its worker is loading it."),
             ({"replicas": {"0": {"models": {MODEL: "no secret.bin"}}}}, "Its worker cannot run it."),
             ({"replicas": {"0": {"models": {MODEL: "ready"}}}, "is_to_rest": True}, "Its worker is drained."),
             ({"state": WorkerState.GONE}, "No living worker has it."),

@@ -51,6 +51,7 @@ class ListTests(TransactionTestCase):
         whole = self.submit(priority=Priority.HIGH, request_id="r1")
         whole.refresh_from_db()
         self.assertEqual((whole.status, whole.size, whole.parts, whole.inputs), (Status.QUEUED, 10, 3, []))
+        self.assertIsNone(whole.published_at)
         parts = self.parts(whole)
         self.assertEqual([part.inputs for part in parts], [TEXTS[:4], TEXTS[4:8], TEXTS[8:]])
         self.assertEqual([(part.place, part.size) for part in parts], [(0, 4), (4, 4), (8, 2)])

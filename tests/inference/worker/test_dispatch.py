@@ -900,7 +900,7 @@ class DispatcherTests(DispatcherCase):
         self.add()
         snapshot = self.dispatcher.make_snapshot()
         self.assertEqual((snapshot.held, snapshot.finished), (1, 1))
-        self.assertLessEqual(snapshot.reached["a"]["2"], self.clock)
+        self.assertLessEqual(snapshot.reached["a"][2], self.clock)
 
     def test_what_waits_for_its_turn_here_is_not_passed(self) -> None:
         self.add(owner="many", size=32)
@@ -911,12 +911,12 @@ class DispatcherTests(DispatcherCase):
             self.add(owner="many", size=32)
         self.add(owner="few", arrived_at_s=self.clock + 60.0)
         self.pool.finish(self.last)
-        self.assertEqual(self.dispatcher.make_snapshot().reached["a"]["2"], oldest)
+        self.assertEqual(self.dispatcher.make_snapshot().reached["a"][2], oldest)
 
     def test_what_runs_without_its_message_shows_nothing_of_how_far_the_queue_has_come(self) -> None:
         self.dispatcher.backlog.hold_job(an_item(arrived_at_s=self.clock + 60.0), "a")
         self.dispatcher.send_next_calls()
-        self.assertNotIn("2", self.dispatcher.make_snapshot().reached.get("a", {}))
+        self.assertNotIn(2, self.dispatcher.make_snapshot().reached.get("a", {}))
 
     def test_after_a_clock_was_set_back_a_model_has_come_as_far_as_its_newest_job(self) -> None:
         self.add(arrived_at_s=clock.time_s())
@@ -925,7 +925,7 @@ class DispatcherTests(DispatcherCase):
         with patch.object(clock, "_off_s", -3600.0):
             self.add(arrived_at_s=clock.time_s())
             self.dispatcher.send_next_calls()
-            self.assertLessEqual(self.dispatcher.make_snapshot().reached["a"]["2"], clock.time_s())
+            self.assertLessEqual(self.dispatcher.make_snapshot().reached["a"][2], clock.time_s())
 
     def test_what_runs_is_not_counted_as_held_while_its_messages_are_acknowledged(self) -> None:
         held = []

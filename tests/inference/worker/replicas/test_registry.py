@@ -78,7 +78,7 @@ class ReplicasTests(TestCase):
 
     def test_how_often_one_ended_is_shown_but_not_of_one_that_was_to_try_again(self) -> None:
         def ended_counts() -> list[object]:
-            return [row["ended"] for _, row in sorted(status_row.make_replica_values(self.replicas, {}).items())]
+            return [row.ended for _, row in sorted(status_row.make_replica_values(self.replicas, {}).items())]
 
         self.load(FIRST)
         self.load(SECOND, a=BROKEN, b=BROKEN)
@@ -428,8 +428,7 @@ class ChangeTests(TestCase):
 
     def states(self) -> list[tuple[str, str, str]]:
         return [
-            (e["name"], e["revision"], e["state"])
-            for e in status_row.make_catalog_value(self.replicas, LazyStatus())["models"]
+            (e.name, e.revision, e.state) for e in status_row.make_catalog_value(self.replicas, LazyStatus()).models
         ]
 
     @property

@@ -2,13 +2,13 @@
 
 import tempfile
 from pathlib import Path
-from typing import Any
 from unittest.mock import Mock, patch
 from uuid import uuid4
 
 from django.test import TestCase
 
 from inference.catalog import lookup, reader, specs
+from inference.fields.worker_documents import CatalogSnapshot
 from inference.models import Job, Status
 from inference.worker.calls import READY, LoadReport
 from inference.worker.maintenance import status_row
@@ -89,11 +89,11 @@ class ServedModelsTests(TestCase):
     def test_what_the_row_says_is_of_the_file_that_is_followed(self) -> None:
         before, after = reader.load_catalog(self.path), reader.parse_catalog(ONE)
         with patch.object(lookup, "get_catalog", lambda: after):
-            self.assertEqual(self.row()["digest"], specs.digest_catalog(before))
+            self.assertEqual(self.row().digest, specs.digest_catalog(before))
             self.follow()
-            self.assertEqual(self.row()["digest"], specs.digest_catalog(after))
+            self.assertEqual(self.row().digest, specs.digest_catalog(after))
 
-    def row(self) -> dict[str, Any]:
+    def row(self) -> CatalogSnapshot:
         return status_row.make_catalog_value(self.replicas, LazyStatus())
 
     def test_one_that_is_there_again_stays(self) -> None:

@@ -75,7 +75,7 @@ class LazyModelsTests(SimpleTestCase):
         self.load("eager", "a")
         report = self.follow()
         self.assertEqual(self.lazy.residency.models_in_memory, {"a"})
-        self.assertEqual(report.figures["a"], {"memory": 60 * MIB, "load_s": 3.0})
+        self.assertEqual((report.models["a"].memory, round(report.models["a"].load_s, 1)), (60 * MIB, 3.0))
 
     def test_it_gives_way_to_the_next_and_leaves_before_that_is_loaded(self) -> None:
         self.test_one_is_loaded_for_its_job_within_what_eager_ones_leave()
@@ -212,8 +212,8 @@ class LazyModelsTests(SimpleTestCase):
         self.assertEqual(self.follow().able, set(LAZY))
 
     def state_of(self, name: str) -> str:
-        entries = status_row.make_catalog_value(self.replicas, self.lazy.report)["models"]
-        return str(next(entry["state"] for entry in reversed(entries) if entry["name"] == name))
+        entries = status_row.make_catalog_value(self.replicas, self.lazy.report).models
+        return next(entry.state for entry in reversed(entries) if entry.name == name)
 
 
 class LazyDemandTests(TestCase):

@@ -9,6 +9,7 @@ from uuid import UUID
 
 from inference.batching.room import Room
 from inference.errors import NotYet
+from inference.fields.worker_documents import FirstTokenTimes
 from inference.worker.calls import READY, BatchReport, ChildCommand, LoadReport
 from tests.inference.worker.test_dispatch import CATALOG, PAST_LIMIT, PID, DispatcherCase
 
@@ -189,12 +190,12 @@ class FactsTests(OpenCase):
         self.step(one, room=900, capacity=1000, tokens=5, firsts_s=(0.1, 0.3))
         generation = self.dispatcher.make_snapshot().generation["a"]
         self.assertEqual(
-            (generation["rows"], generation["room"], generation["tokens"], generation["tokens_per_s"]),
+            (generation.rows, generation.room, generation.tokens, generation.tokens_per_s),
             (1, 1900, 5, 0.5),
         )
-        self.assertEqual(generation["first_token_s"], {"p50": 0.1, "p95": 0.1})
+        self.assertEqual(generation.first_token_s, FirstTokenTimes(p50=0.1, p95=0.1))
         self.step(errors={one: ""}, room=1000, capacity=1000)
-        self.assertEqual(self.dispatcher.make_snapshot().generation["a"]["room"], 2000)
+        self.assertEqual(self.dispatcher.make_snapshot().generation["a"].room, 2000)
 
     def test_speed_counts_what_is_generated_for_those_that_go_on(self) -> None:
         ids = [self.add()[0] for _ in range(4)]
