@@ -11,7 +11,7 @@ import hashlib
 import threading
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import orjson
 from django.contrib.auth import get_user_model
@@ -21,6 +21,9 @@ from inference.errors import IdempotencyMismatch, StoreUnavailable, UnknownOwner
 from inference.models import Bulk, Job
 from inference.web_process.compute_slots import release_while_waiting
 
+if TYPE_CHECKING:
+    from django.contrib.auth.models import AbstractBaseUser
+
 Row = TypeVar("Row", Job, Bulk)
 Key = tuple[type[Job | Bulk], str]
 
@@ -29,7 +32,7 @@ _guard = threading.Lock()
 _storing: dict[Key, Future[Any]] = {}  # rows that requests of this process are storing now
 
 
-def scope_key(owner: Any, key: str | None) -> str | None:
+def scope_key(owner: AbstractBaseUser | None, key: str | None) -> str | None:
     """Return the key as it is stored, with its owner: each owner has keys of its own."""
     return None if key is None else f"{owner.pk if owner else '-'}:{key}"
 
