@@ -63,22 +63,22 @@ def _why(body: bytes, error: orjson.JSONDecodeError) -> str:
     return f"The body is not valid JSON: {error}."
 
 
-def write_json(value: Any) -> bytes:
+def write_json(value: object) -> bytes:
     return orjson.dumps(value, option=_OPTIONS)
 
 
-def make_json_response(value: Any, *, status: int = 200, headers: dict[str, str] | None = None) -> HttpResponse:
+def make_json_response(value: object, *, status: int = 200, headers: dict[str, str] | None = None) -> HttpResponse:
     return HttpResponse(write_json(value), status=status, headers=headers, content_type=CONTENT_TYPE)
 
 
-def _is_deeper_than(value: Any, limit: int) -> bool:
+def _is_deeper_than(value: object, limit: int) -> bool:
     if not isinstance(value, list | dict):
         return False
     children = value if isinstance(value, list) else value.values()
     return not limit or any(_is_deeper_than(child, limit - 1) for child in children)
 
 
-def _holds_nul(value: Any) -> bool:
+def _holds_nul(value: object) -> bool:
     if isinstance(value, str):
         return "\0" in value
     if isinstance(value, dict):

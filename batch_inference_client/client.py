@@ -59,7 +59,7 @@ class BaseClient(Retrieval, FileBatches):
         self.service.reconnect()
         self._start()
 
-    def run(self, model: str, inputs: Any, *, timeout: float | None = None, **options: Any) -> Any:
+    def run(self, model: str, inputs: object, *, timeout: float | None = None, **options: Any) -> Any:
         """Run a model on one input, or on a list of several, and return the output.
 
         The output of a list is a list. `options` are those of `submit`.
@@ -79,7 +79,7 @@ class BaseClient(Retrieval, FileBatches):
         except CancelledError:
             raise JobError.of(future.job) from None
 
-    def submit(self, model: str, inputs: Any, **options: Any) -> JobFuture:
+    def submit(self, model: str, inputs: object, **options: Any) -> JobFuture:
         """Submit a job, and return its future once the job is stored.
 
         `options` are `parameters`, `priority` ("high", "normal", "low"), `expires_in` (seconds), `webhook`, and `key`,
@@ -87,7 +87,7 @@ class BaseClient(Retrieval, FileBatches):
         """
         return self._future(self._submit(model, inputs, **options))
 
-    def stream(self, model: str, inputs: Any, **options: Any) -> Iterator[StreamEvent]:
+    def stream(self, model: str, inputs: object, **options: Any) -> Iterator[StreamEvent]:
         """Submit a job, and return an iterator over events with its text as it is generated.
 
         The last event is "end", whose `job` has the output. If the connection breaks off, the client reads on by
@@ -185,7 +185,7 @@ class BaseClient(Retrieval, FileBatches):
 
     # The same for asyncio
 
-    async def arun(self, model: str, inputs: Any, *, timeout: float | None = None, **options: Any) -> Any:
+    async def arun(self, model: str, inputs: object, *, timeout: float | None = None, **options: Any) -> Any:
         """Do as `run` does, for asyncio."""
         future: JobFuture | None = None
         try:
@@ -201,7 +201,7 @@ class BaseClient(Retrieval, FileBatches):
                 raise
             raise JobError.of(future.job) from None
 
-    async def asubmit(self, model: str, inputs: Any, **options: Any) -> JobFuture:
+    async def asubmit(self, model: str, inputs: object, **options: Any) -> JobFuture:
         """Do as `submit` does, for asyncio."""
         return await self._in_thread(functools.partial(self.submit, model, inputs, **options))
 
@@ -219,7 +219,7 @@ class BaseClient(Retrieval, FileBatches):
         async for answer in _in_own_thread(self.map(model, source, **options)):
             yield answer
 
-    async def astream(self, model: str, inputs: Any, **options: Any) -> AsyncIterator[StreamEvent]:
+    async def astream(self, model: str, inputs: object, **options: Any) -> AsyncIterator[StreamEvent]:
         """Do as `stream` does, for asyncio."""
         async for event in _in_own_thread(await self._in_thread(lambda: self.stream(model, inputs, **options))):
             yield event
@@ -248,7 +248,7 @@ class BaseClient(Retrieval, FileBatches):
     def _submit(
         self,
         model: str,
-        inputs: Any,
+        inputs: object,
         *,
         wait_s: float = 0.0,
         timeout: float | None = None,
@@ -368,5 +368,5 @@ def _pulled(inputs: AsyncIterable[Any], loop: asyncio.AbstractEventLoop) -> Iter
         yield value
 
 
-async def _next(iterator: AsyncIterator[Any], end: Any) -> Any:
+async def _next(iterator: AsyncIterator[Any], end: object) -> Any:
     return await anext(iterator, end)

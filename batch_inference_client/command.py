@@ -138,7 +138,7 @@ def run_model(client: Client, options: argparse.Namespace) -> int:
     return 0
 
 
-def print_stream(client: Client, options: argparse.Namespace, inputs: Any) -> int:
+def print_stream(client: Client, options: argparse.Namespace, inputs: object) -> int:
     for event in client.stream(options.model, inputs, parameters=options.parameters):
         if event.kind == "restart":
             print_message("\nThe text begins again: another attempt generates another one.")
@@ -236,7 +236,7 @@ def add_parameters(document: dict[str, Any], parameters: Mapping[str, Any]) -> b
     return dumps({**document, "parameters": {**parameters, **own}} if isinstance(own, dict) else document)
 
 
-def encode_answer(answer: Any) -> bytes:
+def encode_answer(answer: object) -> bytes:
     if isinstance(answer, JobError):
         error = {"code": answer.code, "detail": answer.detail, "retryable": answer.retryable, "job": answer.job_id}
         return dumps({"error": error}) + b"\n"
@@ -319,7 +319,7 @@ def cancel_jobs(client: Client, options: argparse.Namespace) -> int:
     return 0
 
 
-def print_line(value: Any, indent: int | None = None) -> None:
+def print_line(value: object, indent: int | None = None) -> None:
     sys.stdout.buffer.write(json.dumps(value, ensure_ascii=False, indent=indent).encode() + b"\n")
 
 

@@ -298,7 +298,7 @@ def _read_problem(answer: urllib3.BaseHTTPResponse, document: Any) -> dict[str, 
     return None
 
 
-def _error(url: str, answer: urllib3.BaseHTTPResponse, document: Any) -> ClientError:
+def _error(url: str, answer: urllib3.BaseHTTPResponse, document: object) -> ClientError:
     status = answer.status
     retry_after_s = _retry_after_s(answer)
     if 300 <= status < 400:

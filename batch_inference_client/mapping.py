@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,7 +38,7 @@ class Lines:
         return Lines(self.start, self.encoded[:middle]), Lines(self.start + middle, self.encoded[middle:])
 
 
-def encode_inputs(inputs: Any, parameters: Mapping[str, Any] | None) -> bytes | JobError:
+def encode_inputs(inputs: object, parameters: Mapping[str, Any] | None) -> bytes | JobError:
     try:
         return dumps({"inputs": inputs, **({"parameters": parameters} if parameters else {})})
     except ClientError as error:
@@ -191,7 +191,7 @@ class Map:
             self._pending.update({job_id: self._pending.pop(job_id) for job_id in ids})  # try other jobs the next time
         return found
 
-    def _try(self, call: Any) -> bool:
+    def _try(self, call: Callable[[], object]) -> bool:
         """Make a call to the service. Return True if it succeeded, and False if it is to be tried again later.
 
         Raises `ClientError` if the call can never succeed, or if calls have failed for `patience_s`. That time begins

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import math
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -26,9 +26,9 @@ class Ranked:
 class Runs(Protocol):
     """An object that runs one job and returns its output, as the client does. `arun` is for asyncio."""
 
-    def run(self, model: str, inputs: Any, **options: Any) -> Any: ...
+    def run(self, model: str, inputs: object, **options: Any) -> Any: ...
 
-    async def arun(self, model: str, inputs: Any, **options: Any) -> Any: ...
+    async def arun(self, model: str, inputs: object, **options: Any) -> Any: ...
 
 
 class Retrieval:
@@ -37,7 +37,14 @@ class Retrieval:
     Each takes the options of `run`, but a ranking takes no `parameters`, and raises the same errors as `run`.
     """
 
-    def embed(self: Runs, model: str, texts: str | Sequence[str], *, parameters: Any = None, **options: Any) -> Any:
+    def embed(
+        self: Runs,
+        model: str,
+        texts: str | Sequence[str],
+        *,
+        parameters: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> Any:
         """Return the vector of a text as a list of numbers, or a list of such vectors for a list of texts.
 
         `parameters` may be `input_type`, `prompt_name`, `dimensions`, `normalize` and `truncate`.
@@ -46,7 +53,12 @@ class Retrieval:
         return _vectors(given, self.run(model, given, parameters={**(parameters or {}), **IN_BASE64}, **options))
 
     async def aembed(
-        self: Runs, model: str, texts: str | Sequence[str], *, parameters: Any = None, **options: Any
+        self: Runs,
+        model: str,
+        texts: str | Sequence[str],
+        *,
+        parameters: Mapping[str, Any] | None = None,
+        **options: Any,
     ) -> Any:
         """Do as `embed` does, for asyncio."""
         given = _texts(texts)
@@ -88,7 +100,7 @@ def _pairs(query: str, texts: Sequence[str]) -> list[dict[str, str]]:
     return [{"text": query, "text_pair": text} for text in texts]
 
 
-def _ranked(output: Any, top_n: int | None) -> list[Ranked]:
+def _ranked(output: list[dict[str, Any]], top_n: int | None) -> list[Ranked]:
     if top_n is not None and top_n < 1:
         raise ClientError("top_n: must be 1 or more.", code="bad_request")
     found = [Ranked(index=index, score=_sigmoid(answer["score"])) for index, answer in enumerate(output)]

@@ -27,7 +27,7 @@ MOST_IDS = 500  # ids of jobs in one call of `Service.wait`
 FIRST_S, LONGEST_S = 0.2, 10.0  # bounds of the pauses between tries
 
 
-def dumps(value: Any) -> bytes:
+def dumps(value: object) -> bytes:
     """Return a value as JSON. Raises `ClientError` if no JSON can be made of it."""
     try:
         return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()

@@ -1,11 +1,13 @@
 """The checks of `manage.py check`: they refuse a bad models.toml by line, and warn of what the workers would miss."""
 
+from __future__ import annotations
+
 import difflib
 import importlib.util
 import symtable
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from django.conf import settings
 from django.core.checks import CheckMessage, Error, Warning, register
@@ -17,9 +19,12 @@ from inference.engines.runtime.faults import describe_exception
 from inference.errors import ModelUnavailable
 from inference.webhooks import delivery
 
+if TYPE_CHECKING:
+    from django.apps import AppConfig
+
 
 @register()
-def check_models_file(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
+def check_models_file(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
     try:
         models = lookup.get_catalog()
     except specs.CatalogError as error:
@@ -28,7 +33,7 @@ def check_models_file(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
 
 
 @register()
-def check_webhook_secret(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
+def check_webhook_secret(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
     if not settings.WEBHOOK_HOSTS:
         return []
     try:

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import datetime
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from django.db import connection
+
+if TYPE_CHECKING:
+    from django.db.backends.base.base import BaseDatabaseWrapper
 
 MEASURED_EVERY_S = 60.0
 AGREED_S = 0.1  # clocks that differ by less are taken to agree
@@ -67,7 +70,7 @@ def read_database_clock() -> datetime.datetime:
     return datetime.datetime.fromtimestamp(_query_clock(connection), datetime.UTC)
 
 
-def measure_offset(connection: Any, **_: Any) -> None:
+def measure_offset(connection: BaseDatabaseWrapper, **_: Any) -> None:
     """Measure how far the host's clock is off.
 
     Django calls this for every new connection. It does nothing if the last measurement is less than a minute old and
@@ -95,7 +98,7 @@ def _was_set() -> bool:
     return abs(_begins_s() - _begun_s) >= AGREED_S
 
 
-def _query_clock(connection: Any) -> float:
+def _query_clock(connection: BaseDatabaseWrapper) -> float:
     with connection.cursor() as cursor:
         cursor.execute(_SQL[connection.vendor])
         (found,) = cursor.fetchone()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from django.conf import settings
 from django.contrib import admin, messages
@@ -22,6 +22,11 @@ from inference.admin import api_keys
 from inference.admin.rendering import svg
 from inference.telemetry.plurals import count_of
 
+if TYPE_CHECKING:
+    from django.contrib.auth.models import AnonymousUser, PermissionsMixin
+    from django.db.models import ForeignKey
+    from django.forms import BaseForm
+
 MINUTE, HOUR, DAY = datetime.timedelta(minutes=1), datetime.timedelta(hours=1), datetime.timedelta(days=1)
 
 
@@ -35,7 +40,7 @@ def _used_since(moment: datetime.datetime) -> Coalesce:
     return Coalesce(Subquery(uses.annotate(all=Sum("requests")).values("all")), 0)
 
 
-def list_manageable_users(user: Any) -> QuerySet[Any]:
+def list_manageable_users(user: PermissionsMixin | AnonymousUser) -> QuerySet[Any]:
     """Return the users whose keys `user` may make and change. Users that may do more than `user` are not among them.
 
     Keys of staff read every job, so `user` is among them only with the right to view jobs.
@@ -47,7 +52,7 @@ def list_manageable_users(user: Any) -> QuerySet[Any]:
     return users.filter(below | Q(pk=user.pk) if user.has_perm("inference.view_job") else below)
 
 
-def list_visible_keys(user: Any) -> QuerySet[ApiKey]:
+def list_visible_keys(user: PermissionsMixin | AnonymousUser) -> QuerySet[ApiKey]:
     """Return the keys that `user` may look at: all, or none without the right to view or change keys."""
     may = user.has_perm("api.view_apikey") or user.has_perm("api.change_apikey")
     return ApiKey.objects.all() if may else ApiKey.objects.none()
@@ -56,7 +61,7 @@ def list_visible_keys(user: Any) -> QuerySet[ApiKey]:
 api_keys.issued = list_visible_keys
 
 
-def is_below(user: Any, key: ApiKey | None) -> bool:
+def is_below(user: PermissionsMixin | AnonymousUser, key: ApiKey | None) -> bool:
     return key is None or list_manageable_users(user).filter(pk=key.owner_id).exists()
 
 
@@ -121,7 +126,7 @@ class ApiKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not generic at
             return "revoked"
         return "expired" if key.expires_at and key.expires_at <= clock.now() else "valid"
 
-    def formfield_for_foreignkey(self, db_field: Any, request: HttpRequest, **options: Any) -> Any:
+    def formfield_for_foreignkey(self, db_field: ForeignKey[Any, Any], request: HttpRequest, **options: Any) -> Any:
         if db_field.name == "owner":
             options["queryset"] = list_manageable_users(request.user)
         return super().formfield_for_foreignkey(db_field, request, **options)
@@ -147,7 +152,7 @@ class ApiKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not generic at
                 messages.ERROR,
             )
 
-    def save_model(self, request: HttpRequest, obj: ApiKey, form: Any, change: bool) -> None:
+    def save_model(self, request: HttpRequest, obj: ApiKey, form: BaseForm, change: bool) -> None:
         if change:
             super().save_model(request, obj, form, change)
             return

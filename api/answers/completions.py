@@ -92,7 +92,7 @@ def _generated(job: Job) -> tuple[str, Mapping[str, Any]]:
     return text, read_details(job.output)
 
 
-def read_details(output: Any) -> Mapping[str, Any]:
+def read_details(output: object) -> Mapping[str, Any]:
     """Return how the generation ended, and how many tokens it took.
 
     The result is empty if a custom engine gives no details. It may also give other ones.

@@ -12,7 +12,6 @@ import math
 import operator
 import struct
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from api import codec
 from api.errors.problems import ApiError
@@ -122,7 +121,7 @@ def read_vectors(job: Job) -> list[tuple[str, int]]:
     return list(map(_parts, outputs))
 
 
-def _parts(output: Any) -> tuple[str, int]:
+def _parts(output: object) -> tuple[str, int]:
     match output:
         case {"embedding": str(vector), "tokens": int(count)} if count >= 0 and type(count) is int:
             return vector, count

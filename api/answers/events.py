@@ -23,7 +23,7 @@ BEGINS_AGAIN = "The text begins again: another attempt generates another one."
 GOES_ON = "This server is stopping and the job goes on: connect again with the id of the last event."
 
 
-def write_event(name: str, data: Any, event_id: str = "") -> bytes:
+def write_event(name: str, data: object, event_id: str = "") -> bytes:
     named = f"event: {name}\nid: {event_id}\n" if event_id else f"event: {name}\n"
     return named.encode() + b"data: " + codec.write_json(data) + b"\n\n"
 

@@ -43,7 +43,7 @@ def read_request(spec: ModelSpec, body: bytes, media_type: str) -> tuple[Submiss
     return submission, fields.get("stream", False)
 
 
-def _refuse_what_is_not_streamed(spec: ModelSpec, inputs: Any) -> None:
+def _refuse_what_is_not_streamed(spec: ModelSpec, inputs: object) -> None:
     why = f"{spec.name!r} does not generate text" if not tasks.find_task(spec.task).generates else ""
     if lengths.is_list(spec, inputs):
         why = "the answer to one input is, and these are several"
@@ -62,7 +62,7 @@ def _gather(document: dict[str, Any]) -> dict[str, Any]:
     return {**rest, "parameters": {**at_root, **given}}
 
 
-def shape_output(task: str, output: Any, *, size: int, user_agent: str = "") -> Any:
+def shape_output(task: str, output: object, *, size: int, user_agent: str = "") -> Any:
     """Return the output of a job of `size` items in the shape that the clients expect.
 
     Each of several items is shaped alike.
@@ -84,7 +84,7 @@ def _nested(output: Any, size: int) -> Any:
     return [item if isinstance(item, list) else [item] for item in output]
 
 
-def _scored(output: Any) -> Any:
+def _scored(output: object) -> Any:
     """Return segments with a score of 1 where the model gives none, as Hugging Face's own service does."""
     if isinstance(output, list):
         return [_scored(item) for item in output]
@@ -93,7 +93,7 @@ def _scored(output: Any) -> Any:
     return output
 
 
-def _pairs(output: Any) -> Any:
+def _pairs(output: object) -> Any:
     """Turn `{"labels", "scores"}` into `[{"label", "score"}]`."""
     if isinstance(output, list):
         return [_pairs(item) for item in output]

@@ -53,7 +53,7 @@ def _usage(outputs: Sequence[Any]) -> dict[str, Any]:
     return {"usage": {"prompt_tokens": sum(counts), "total_tokens": sum(counts)}}
 
 
-def _score(output: Any, *, is_raw: bool) -> float:
+def _score(output: object, *, is_raw: bool) -> float:
     """Return the logit, or its sigmoid. Raises `ApiError` if the output holds no score."""
     match output:
         case {"score": float() | int() as logit} if not isinstance(logit, bool):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import wave
 from array import array
-from typing import Any
 
 from inference.catalog import tasks
 from inference.catalog.specs import ModelSpec
@@ -23,7 +22,7 @@ def is_sound_wanted(spec: ModelSpec, accept: str) -> bool:
     return tasks.find_task(spec.task).shape is AnswerShape.SOUND and (JSON not in accept or CONTENT_TYPE in accept)
 
 
-def encode_wav(output: Any) -> bytes | None:
+def encode_wav(output: object) -> bytes | None:
     """Encode `{"audio": samples from -1 to 1, "sampling_rate": samples a second}` as a WAV file with 16 bits.
 
     The samples are a list, or a list for each channel. Returns None for an output of another shape.

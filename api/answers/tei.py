@@ -28,7 +28,7 @@ def write_predictions(job: Job, *, is_batch: bool) -> bytes:
     return codec.write_json(found if is_batch else found[0])
 
 
-def _label(given: Any) -> dict[str, Any]:
+def _label(given: object) -> dict[str, Any]:
     match given:
         case {"label": str(label), "score": float(score)}:
             return {"score": score, "label": label}

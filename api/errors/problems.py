@@ -170,7 +170,7 @@ def describe_validation_error(error: exceptions.ValidationError) -> str:
     return "; ".join(f"{found['field']}: {found['message']}" for found in _flatten(error.detail))
 
 
-def _flatten(detail: Any, path: str = "") -> Iterator[dict[str, str]]:
+def _flatten(detail: object, path: str = "") -> Iterator[dict[str, str]]:
     """Yield the field paths and messages of a validation error's tree."""
     if isinstance(detail, dict):
         for key, value in detail.items():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 from typing import Any
+from uuid import UUID
 
 from django.db import IntegrityError, transaction
 from django.db.models.functions import Now
@@ -81,7 +82,7 @@ def cancel_batch(batch: FileBatch) -> bool:
     return bool(running.update(status=BatchStatus.CANCELLING, cancelling_at=clock.now()))
 
 
-def find_batch(batch_id: Any) -> FileBatch | None:
+def find_batch(batch_id: UUID) -> FileBatch | None:
     return FileBatch.objects.filter(pk=batch_id).first()
 
 

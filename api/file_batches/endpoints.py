@@ -46,11 +46,11 @@ def _count_read(job: Job) -> tuple[int, int]:
     return sum(count for count in counts if isinstance(count, int)), 0
 
 
-def _write_embeddings(job: Job, body: Any) -> bytes:
+def _write_embeddings(job: Job, body: Mapping[str, Any]) -> bytes:
     return write_openai_embeddings(job, is_base64=body.get("encoding_format") == "base64")
 
 
-def _write_ranking(job: Job, body: Any) -> bytes:
+def _write_ranking(job: Job, body: Mapping[str, Any]) -> bytes:
     return write_ranking(job, read_rerank(body, last_spec_of(job.model)))
 
 

@@ -130,7 +130,7 @@ class BatchFeed:
                 portion.small[job.model].append(NewJob(job.id, rows.prepare_row(job), message, job.size, job.length))
         return portion
 
-    def _read_job(self, batch: FileBatch, body: Any) -> tuple[Submission, Job, list[Part]]:
+    def _read_job(self, batch: FileBatch, body: dict[str, Any]) -> tuple[Submission, Job, list[Part]]:
         """Return a line's submission, with its job and the parts of it. Raises `InferenceError`."""
         request = self._endpoint.read(body)
         submission = dataclasses.replace(

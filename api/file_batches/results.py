@@ -154,7 +154,7 @@ def _find_reason(batch: FileBatch, line: Line) -> Status:
     return Status.CANCELLED if batch.status == BatchStatus.CANCELLING else Status.EXPIRED
 
 
-def _describe_failure(job: Job, endpoint: Endpoint, body: Any, error: Exception) -> tuple[int, bytes]:
+def _describe_failure(job: Job, endpoint: Endpoint, body: dict[str, Any], error: Exception) -> tuple[int, bytes]:
     """Return the status and the body with which the endpoint would have answered."""
     if isinstance(error, _JobFailed):
         with contextlib.suppress(InferenceError):  # a body that was refused was so in the client's words
@@ -167,7 +167,7 @@ def _describe_failure(job: Job, endpoint: Endpoint, body: Any, error: Exception)
     return openai.map_status(problem["status"]), codec.write_json(document)
 
 
-def _line(job: Job | None, custom_id: str, answer: tuple[int, bytes] | None, error: Any = None) -> bytes:
+def _line(job: Job | None, custom_id: str, answer: tuple[int, bytes] | None, error: object = None) -> bytes:
     line_id = (job.id if job else new_job_id()).hex
     response = b"null"
     if job and answer:

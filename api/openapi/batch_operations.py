@@ -12,6 +12,7 @@ from api import codec
 from api.openapi import batch_shapes as shapes
 from api.openapi.operations import IDEMPOTENCY_KEY, WITH_BODY, make_query_parameter, make_request_example
 from api.openapi.schema import OPENAI, describe_operation
+from api.openapi.shapes import Shape
 from api.requests.file_batches import MOST_LIMIT
 
 _FILE = OpenApiParameter("file_id", {"type": "string"}, OpenApiParameter.PATH)
@@ -20,7 +21,7 @@ _LIMIT = make_query_parameter("limit", {"type": "integer", "minimum": 1, "maximu
 _AFTER = make_query_parameter("after", {"type": "string"}, "The `last_id` of the page before.")
 
 
-def _describe(name: str, summary: str, address: str, answer: Any, **described: Any) -> Callable[..., Any]:
+def _describe(name: str, summary: str, address: str, answer: type[Shape], **described: Any) -> Callable[..., Any]:
     return describe_operation(
         name, summary, answers={200: answer}, form=OPENAI, also_at=[f"/openai{address}"], **described
     )

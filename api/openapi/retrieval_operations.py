@@ -11,6 +11,7 @@ from api import codec
 from api.openapi import retrieval_shapes as shapes
 from api.openapi.operations import IDEMPOTENCY_KEY, make_request_example, make_wait_parameter, waiting
 from api.openapi.schema import COHERE, OPENAI, TEI, describe_operation
+from api.openapi.shapes import Shape
 from api.requests import bodies
 
 _TEXTS = ["A cat sleeps.", "Stocks fell."]
@@ -76,7 +77,12 @@ cohere_embed_v2 = describe_operation(
 
 
 def describe_tei_operation(
-    name: str, summary: str, request: Any, answer: Any, *more: str, inputs: Any = _TEXTS
+    name: str,
+    summary: str,
+    request: type[Shape],
+    answer: type[Shape] | dict[str, Any],
+    *more: str,
+    inputs: object = _TEXTS,
 ) -> Callable[..., Any]:
     """Describe an operation of Text Embeddings Inference at the root. It also exists below a model, and at `more`."""
     return describe_operation(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from drf_spectacular.utils import OpenApiExample, OpenApiParameter, OpenApiResponse, extend_schema
 
@@ -13,6 +13,9 @@ from api.errors import cohere_tei, openai
 from api.errors.problems import CONTENT_TYPE, TABLE
 from api.openapi.shapes import OpenAIProblemShown, ProblemShown, RetrievalProblemShown, Shape
 from inference.catalog.lookup import get_catalog_or_empty
+
+if TYPE_CHECKING:
+    from rest_framework.serializers import BaseSerializer
 
 BODIES = (
     "JobBody", "BulkBody", "LineBody", "RunBody", "ChatBody", "TextBody", "RerankBody", "EmbeddingsBody", "CohereBody",
@@ -60,7 +63,7 @@ def describe_operation(
     summary: str,
     *,
     answers: Mapping[Any, Any],
-    request: Any = None,
+    request: type[BaseSerializer[Any]] | Mapping[str, Any] | None = None,
     problems: Iterable[str] = (),
     parameters: Iterable[OpenApiParameter] = (),
     examples: Iterable[OpenApiExample] = (),

@@ -26,7 +26,7 @@ class Strict(serializers.Field[Any, Any, Any, Any]):
     types: tuple[type, ...] = ()
     what = ""
 
-    def to_internal_value(self, data: Any) -> Any:
+    def to_internal_value(self, data: object) -> Any:
         if type(data) not in self.types:
             raise serializers.ValidationError(f"must be {self.what}, not {wording.json_type_of(data)}.")
         return data
@@ -84,7 +84,7 @@ class Choice(serializers.Field[Any, Any, Any, Any]):
         super().__init__(**options)
         set_override(self, "field", {"type": "string", "enum": list(words)})
 
-    def to_internal_value(self, data: Any) -> Any:
+    def to_internal_value(self, data: object) -> Any:
         if not isinstance(data, str) or data not in self.words:
             raise serializers.ValidationError(f"must be one of {', '.join(self.words)}.")
         return self.words[data]
@@ -99,11 +99,11 @@ class Body(serializers.Serializer[None]):
 
     elsewhere: Mapping[str, str] = {}  # where a field that is not taken here belongs, by its name
 
-    def run_validation(self, data: Any = empty) -> Any:
+    def run_validation(self, data: object = empty) -> Any:
         """Validate the fields only: a body has no validators beside theirs."""
         return self.to_internal_value(data)
 
-    def to_internal_value(self, data: Any) -> dict[str, Any]:
+    def to_internal_value(self, data: object) -> dict[str, Any]:
         if not isinstance(data, dict):
             raise serializers.ValidationError(f"The body must be a JSON object, not {wording.json_type_of(data)}.")
         unknown = (name for name, value in data.items() if name not in self.fields_by_name and value is not None)

@@ -82,7 +82,7 @@ class BatchRequest:
     body: Mapping[str, Any]
 
 
-def read_batch(document: Any, endpoints: Collection[str]) -> BatchRequest:
+def read_batch(document: object, endpoints: Collection[str]) -> BatchRequest:
     """Read the body of a new batch. Raises `InvalidInput`."""
     fields = read_fields(document)
     refuse_unknown_fields(fields, FIELDS)
@@ -105,7 +105,7 @@ def read_batch(document: Any, endpoints: Collection[str]) -> BatchRequest:
     )
 
 
-def _read_window_s(window: Any) -> int:
+def _read_window_s(window: object) -> int:
     match = WINDOW.fullmatch(window) if isinstance(window, str) else None
     seconds = int(match[1]) * (3600 if match[2] == "h" else 60) if match else 0
     if not 0 < seconds <= LONGEST_WINDOW_H * 3600:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, cast
+from wsgiref.types import InputStream
 
 from django.conf import settings
 from django.core.exceptions import SuspiciousOperation
@@ -67,7 +68,7 @@ class TemporaryFileHandler(FileUploadHandler):
 class BoundedBody:
     """The body of a request, which ends after `length` bytes, and of which `limit` may be read. It keeps its end."""
 
-    def __init__(self, stream: Any, length: int, limit: int) -> None:
+    def __init__(self, stream: InputStream, length: int, limit: int) -> None:
         self._stream = stream
         self._length = length
         self._limit = limit

@@ -7,6 +7,7 @@ import io
 import threading
 from collections.abc import Callable, Iterable
 from typing import Any
+from wsgiref.types import InputStream
 
 from api.server.upload_limit import MOST_READ, UPLOAD, Upload, UploadRefused, find_body_limit, is_file_upload
 
@@ -57,7 +58,7 @@ def _unchunk(environ: dict[str, Any], limit: int) -> None:
     environ.update({"wsgi.input": io.BytesIO(body), "CONTENT_LENGTH": str(len(body))})
 
 
-def _parts(stream: Any, limit: int) -> Iterable[bytes]:
+def _parts(stream: InputStream, limit: int) -> Iterable[bytes]:
     """Yield the rest of a body in parts, up to `limit` bytes."""
     while limit > 0 and (part := stream.read(min(READ, limit))):
         limit -= len(part)

@@ -104,7 +104,7 @@ class JobFilter(admin.SimpleListFilter):
 class StatusFilter(JobFilter):
     title, parameter_name = "status", "status__exact"
 
-    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+    def lookups(self, request: HttpRequest, model_admin: admin.ModelAdmin[Any]) -> list[tuple[str, str]]:
         return [(status.value, str(status.label)) for status in Status]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Job]) -> QuerySet[Job]:
@@ -121,14 +121,14 @@ class StatusFilter(JobFilter):
 class ModelFilter(JobFilter):
     title = parameter_name = "model"
 
-    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+    def lookups(self, request: HttpRequest, model_admin: admin.ModelAdmin[Any]) -> list[tuple[str, str]]:
         return [(name, name) for name in get_catalog_or_empty()]
 
 
 class WorkerFilter(JobFilter):
     title = parameter_name = "worker"
 
-    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+    def lookups(self, request: HttpRequest, model_admin: admin.ModelAdmin[Any]) -> list[tuple[str, str]]:
         return self.list_first_and_chosen(Worker.objects.all(), 10)
 
 
@@ -137,7 +137,7 @@ class OwnerFilter(JobFilter):
 
     title = parameter_name = "owner"
 
-    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+    def lookups(self, request: HttpRequest, model_admin: admin.ModelAdmin[Any]) -> list[tuple[str, str]]:
         users = get_user_model()
         return self.list_first_and_chosen(users.objects.order_by(users.USERNAME_FIELD), 20)
 
@@ -150,7 +150,7 @@ class KeyFilter(JobFilter):
 
     title, parameter_name = "API key", "key_start"
 
-    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+    def lookups(self, request: HttpRequest, model_admin: admin.ModelAdmin[Any]) -> list[tuple[str, str]]:
         issued, chosen = api_keys.issued(request.user).only("start", "name"), self.value()
         listed = {key.start: str(key) for key in issued[:20]}
         if chosen and chosen not in listed:
@@ -161,7 +161,7 @@ class KeyFilter(JobFilter):
 class PriorityFilter(JobFilter):
     title, parameter_name = "priority", "priority__exact"
 
-    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+    def lookups(self, request: HttpRequest, model_admin: admin.ModelAdmin[Any]) -> list[tuple[str, str]]:
         return [(str(priority.value), str(priority.label)) for priority in Priority]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Job]) -> QuerySet[Job]:
@@ -182,10 +182,10 @@ class EndedFilter(admin.SimpleListFilter):
 
     title, parameter_name = "ended workers", "ended"
 
-    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+    def lookups(self, request: HttpRequest, model_admin: admin.ModelAdmin[Any]) -> list[tuple[str, str]]:
         return [("all", "of the last week")]
 
-    def choices(self, changelist: Any) -> Iterator[Any]:
+    def choices(self, changelist: ChangeList) -> Iterator[Any]:
         first, *others = super().choices(changelist)
         yield {**first, "display": "of the last hour"}
         yield from others
@@ -199,7 +199,7 @@ class EndedFilter(admin.SimpleListFilter):
 class ErrorFilter(JobFilter):
     title, parameter_name = "error", "error_code"
 
-    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+    def lookups(self, request: HttpRequest, model_admin: admin.ModelAdmin[Any]) -> list[tuple[str, str]]:
         return [(error.code, error.code) for error in errors.JobError.__subclasses__()]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Job]) -> QuerySet[Job]:
@@ -210,7 +210,7 @@ class ErrorFilter(JobFilter):
 class AcceptedFilter(admin.SimpleListFilter):
     title, parameter_name = "accepted", "accepted"
 
-    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+    def lookups(self, request: HttpRequest, model_admin: admin.ModelAdmin[Any]) -> list[tuple[str, str]]:
         return [("10m", "last 10 minutes"), ("1h", "last hour"), ("1d", "last day"), ("7d", "last 7 days")]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Job]) -> QuerySet[Job]:

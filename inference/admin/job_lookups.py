@@ -7,7 +7,7 @@ import re
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from django.contrib.auth import get_user_model
 from django.db.models import (
@@ -31,6 +31,11 @@ from inference.fields.ids import first_id_at
 from inference.fields.json_field import dumps, escape_for_database
 from inference.fields.uuids import parse_uuid
 from inference.models import Job
+
+if TYPE_CHECKING:
+    from django.contrib.auth.models import AbstractBaseUser, AnonymousUser
+    from django.db.backends.base.base import BaseDatabaseWrapper
+    from django.db.models.sql.compiler import SQLCompiler
 
 END_OF_ID = re.compile(r"…?([0-9A-Fa-f]{8,12})")
 MINUTES = {"10m": 10, "1h": 60, "1d": 1440, "7d": 10_080}  # minutes by value of the filter by time
@@ -63,11 +68,11 @@ class StoredSize(Func):
     function = "pg_column_size"
     output_field = IntegerField()
 
-    def as_sqlite(self, compiler: Any, connection: Any, **context: Any) -> Any:
+    def as_sqlite(self, compiler: SQLCompiler, connection: BaseDatabaseWrapper, **context: Any) -> Any:
         return super().as_sql(compiler, connection, function="length", **context)
 
 
-def search_jobs(term: str, keys: set[str], jobs: QuerySet[Job], user: Any) -> Search:
+def search_jobs(term: str, keys: set[str], jobs: QuerySet[Job], user: AbstractBaseUser | AnonymousUser) -> Search:
     """Find jobs by a term.
 
     Parts are found by their whole, by what they ran in, and by their own ids. A request's id and an Idempotency-Key are
@@ -104,7 +109,7 @@ def _by_id(term: str) -> Lookups:
     return {"id": str(job)} if (job := parse_uuid(term)) and jobs.filter(pk=job).exists() else {}
 
 
-def _by_index(term: str, user: Any) -> Lookups:
+def _by_index(term: str, user: AbstractBaseUser | AnonymousUser) -> Lookups:
     """Return the lookups for a term that an index has in full, or nothing if no job has it."""
     if any(error.code == term for error in errors.JobError.__subclasses__()):
         return {"error_code": term, "whole__isnull": True}
@@ -117,7 +122,7 @@ def _by_index(term: str, user: Any) -> Lookups:
     return {"id__in": found} if (found := [str(pk) for pk in keyed]) else {}
 
 
-def _indexed(term: str, user: Any) -> Iterator[Lookups]:
+def _indexed(term: str, user: AbstractBaseUser | AnonymousUser) -> Iterator[Lookups]:
     if belongs_to := parse_uuid(term):
         yield {"bulk": str(belongs_to)}
         yield {"batch": str(belongs_to)}
@@ -157,7 +162,7 @@ def _by_text(term: str, jobs: QuerySet[Job]) -> Search:
         chunk = list(newest.filter(pk__lt=chunk[-1][0])[:CHUNK])
 
 
-def make_lookups(query: QueryDict, user: Any) -> Lookups | None:
+def make_lookups(query: QueryDict, user: AbstractBaseUser | AnonymousUser) -> Lookups | None:
     """Return the lookups of a list's query, or None if it has a filter that an act on all jobs does not know.
 
     Without that filter the act would concern more jobs than are listed.

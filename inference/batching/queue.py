@@ -3,7 +3,7 @@
 import functools
 import math
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count, islice
 from typing import Any, NamedTuple
@@ -453,7 +453,7 @@ def _length_key(item: Item, number: int) -> Key:
     return item.length, item.turn, item.arrived_at_s, number, item
 
 
-def _discard(lines: dict[Any, Line], name: Any, key: Key) -> None:
+def _discard(lines: dict[Any, Line], name: Hashable, key: Key) -> None:
     lines[name].remove(key)
     if not lines[name]:
         del lines[name]

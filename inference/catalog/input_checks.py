@@ -18,16 +18,16 @@ Check = Callable[[str, Any], None]
 MAX_SENTENCES = 1000
 
 
-def accept_anything(where: str, value: Any) -> None:
+def accept_anything(where: str, value: object) -> None:
     """Accept any input: the engine reports what is wrong with it."""
 
 
-def check_text(where: str, value: Any) -> None:
+def check_text(where: str, value: object) -> None:
     if not isinstance(value, str):
         raise make_wrong_input(where, "a string", value)
 
 
-def check_text_or_pair(where: str, value: Any) -> None:
+def check_text_or_pair(where: str, value: object) -> None:
     if isinstance(value, dict):
         _fields(where, value, "text", "text_pair")
         for name, part in value.items():
@@ -36,7 +36,7 @@ def check_text_or_pair(where: str, value: Any) -> None:
         check_text(where, value)
 
 
-def check_pair(where: str, value: Any) -> None:
+def check_pair(where: str, value: object) -> None:
     """Require a query, and a text that may answer it."""
     if not isinstance(value, dict):
         raise make_wrong_input(where, '{"text": "the query", "text_pair": "a text"}', value)
@@ -45,7 +45,7 @@ def check_pair(where: str, value: Any) -> None:
         check_text(f"{where}.{name}", value.get(name))
 
 
-def check_prompt(where: str, value: Any) -> None:
+def check_prompt(where: str, value: object) -> None:
     """Require a text, or a list of chat messages."""
     if not isinstance(value, list):
         check_text(where, value)
@@ -57,7 +57,7 @@ def check_prompt(where: str, value: Any) -> None:
             raise make_wrong_input(f"{where}[{index}]", 'a message such as {"role": "user", "content": "…"}', message)
 
 
-def check_sentences(where: str, value: Any) -> None:
+def check_sentences(where: str, value: object) -> None:
     if not isinstance(value, dict):
         raise make_wrong_input(where, '{"source_sentence": "…", "sentences": ["…"]}', value)
     _fields(where, value, "source_sentence", "sentences")
@@ -69,7 +69,7 @@ def check_sentences(where: str, value: Any) -> None:
         check_text(f"{where}.sentences[{index}]", sentence)
 
 
-def check_file(where: str, value: Any) -> None:
+def check_file(where: str, value: object) -> None:
     """Require the bytes of an image or a sound, in base64."""
     if not isinstance(value, str):
         raise make_wrong_input(where, "a base64 string of the file's bytes", value)
@@ -86,7 +86,7 @@ def check_file(where: str, value: Any) -> None:
         )
 
 
-def make_wrong_input(where: str, right: str, value: Any) -> InvalidInput:
+def make_wrong_input(where: str, right: str, value: object) -> InvalidInput:
     return InvalidInput(f"{where}: must be {right}, not {wording.json_type_of(value)}.", field=where)
 
 

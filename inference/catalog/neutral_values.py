@@ -45,7 +45,7 @@ OPENAI_IGNORED = frozenset({
 })  # fmt: skip
 
 
-def is_neutral(table: Neutral, name: str, value: Any) -> bool:
+def is_neutral(table: Neutral, name: str, value: object) -> bool:
     """Return True if the field `name` with this value asks for nothing; true is not 1, and false is not 0."""
     if value is None:
         return True

@@ -39,12 +39,12 @@ class ParameterSpec:
     required: bool = False
 
 
-def is_of_type(value: Any, kind: str) -> bool:
+def is_of_type(value: object, kind: str) -> bool:
     """Return True if a JSON value has the type that a `ParameterSpec` names; a boolean is not a number."""
     return isinstance(value, TYPES[kind][1]) and isinstance(value, bool) == (kind == "boolean")
 
 
-def parse_parameter(name: str, table: Any) -> ParameterSpec:
+def parse_parameter(name: str, table: object) -> ParameterSpec:
     """Return the spec of a parameter from its table in models.toml.
 
     Raises `ValueError`, whose message has what would be right.
@@ -72,7 +72,7 @@ def _default(name: str, spec: ParameterSpec) -> Any:
         raise ValueError(f"the default is not allowed: {error.message.rstrip('.')}") from error
 
 
-def _is_number_bound(table: dict[str, Any], value: Any) -> bool:
+def _is_number_bound(table: dict[str, Any], value: object) -> bool:
     return table["type"] in ("integer", "number") and is_of_type(value, "number")
 
 
@@ -116,7 +116,7 @@ def _hint(name: str, specs: Mapping[str, ParameterSpec]) -> str:
     return wording.suggest_name(name, specs) if specs else "this model takes none."
 
 
-def is_allowed(spec: ParameterSpec, value: Any) -> bool:
+def is_allowed(spec: ParameterSpec, value: object) -> bool:
     """Return True if `spec` allows `value`."""
     try:
         check_parameter("", spec, value)

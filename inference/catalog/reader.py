@@ -105,7 +105,7 @@ class _Reader:
         self.lines = text.splitlines()
         self.file = file
 
-    def read_model(self, name: str, table: Any) -> ModelSpec:
+    def read_model(self, name: str, table: object) -> ModelSpec:
         if not isinstance(table, dict):
             self.raise_error(f"{name} is not in a table; put it below one such as [sentiment]", "", name)
         if not NAME.fullmatch(name):
@@ -212,14 +212,14 @@ class _Reader:
                 problem = f'backend = "{spec.backend}" computes {", ".join(known)}: leave it out for {spec.task}'
                 self.raise_error(problem, spec.name, "backend")
 
-    def read_parameters(self, name: str, table: Any) -> dict[str, ParameterSpec]:
+    def read_parameters(self, name: str, table: object) -> dict[str, ParameterSpec]:
         if not isinstance(table, dict):
             self.raise_error(
                 'parameters must be a table of tables, such as top_k = { type = "integer" }', name, "parameters"
             )
         return {key: self.read_parameter(name, key, value) for key, value in table.items()}
 
-    def read_input(self, name: str, table: Any) -> ParameterSpec:
+    def read_input(self, name: str, table: object) -> ParameterSpec:
         try:
             spec = parameters.parse_parameter("input", table)
         except ValueError as error:
@@ -228,7 +228,7 @@ class _Reader:
             self.raise_error("an input is always required and has no default", name, "input")
         return spec
 
-    def read_parameter(self, name: str, key: str, table: Any) -> ParameterSpec:
+    def read_parameter(self, name: str, key: str, table: object) -> ParameterSpec:
         try:
             return parameters.parse_parameter(key, table)
         except ValueError as error:

@@ -124,11 +124,11 @@ def digest_catalog(catalog: Catalog) -> str:
     return _digest(sorted(spec.digest for spec in catalog.values()))
 
 
-def _digest(value: Any) -> str:
+def _digest(value: object) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True, default=_plain).encode()).hexdigest()[:16]
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Any:
     return asdict(value) if isinstance(value, ParameterSpec) else str(value)  # such as TOML's dates
 
 

@@ -34,16 +34,16 @@ class AnswerShape(enum.Enum):
     PAIRS = enum.auto()  # [{"label", "score"}], where the pipeline answers {"labels", "scores"}
 
 
-def count_one_row(item: Any, parameters: Mapping[str, Any]) -> tuple[list[Any], int]:
+def count_one_row(item: object, parameters: Mapping[str, Any]) -> tuple[list[Any], int]:
     return [item], 1
 
 
-def count_row_per_label(item: Any, parameters: Mapping[str, Any]) -> tuple[list[Any], int]:
+def count_row_per_label(item: object, parameters: Mapping[str, Any]) -> tuple[list[Any], int]:
     labels = parameters.get("candidate_labels")
     return [item], len(labels) if isinstance(labels, list) and labels else 1
 
 
-def count_row_per_sentence(item: Any, parameters: Mapping[str, Any]) -> tuple[list[Any], int]:
+def count_row_per_sentence(item: object, parameters: Mapping[str, Any]) -> tuple[list[Any], int]:
     if not isinstance(item, dict):
         return [item], 1
     return [text for value in item.values() for text in (value if isinstance(value, list) else [value])], 1
@@ -79,7 +79,7 @@ def translate_sampling(given: Mapping[str, Any]) -> dict[str, Any]:
     return named
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 

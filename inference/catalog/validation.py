@@ -20,7 +20,7 @@ MAX_ROWS = 1024  # of one claim: an input times its labels, or with its sentence
 
 
 def validate_request(
-    spec: ModelSpec, inputs: Any, given: Mapping[str, Any], *, most: int | None = None
+    spec: ModelSpec, inputs: object, given: Mapping[str, Any], *, most: int | None = None
 ) -> dict[str, Any]:
     """Return the parameters with their defaults; raise `InvalidInput`, which names the field."""
     validate_inputs(spec, inputs, most=most)
@@ -57,7 +57,7 @@ def validate_parameters(spec: ModelSpec, given: Mapping[str, Any]) -> dict[str, 
     return parameters.fill_in_defaults(spec.parameters, requested)
 
 
-def validate_inputs(spec: ModelSpec, inputs: Any, *, most: int | None = None) -> None:
+def validate_inputs(spec: ModelSpec, inputs: object, *, most: int | None = None) -> None:
     """Raise `InvalidInput` if the model does not take the inputs.
 
     A list may have `most` inputs; if that is not given, as many as a batch.
@@ -81,7 +81,7 @@ def validate_inputs(spec: ModelSpec, inputs: Any, *, most: int | None = None) ->
             parameters.check_parameter(where, spec.input, item)
 
 
-def _check_room(spec: ModelSpec, where: str, prompt: Any) -> None:
+def _check_room(spec: ModelSpec, where: str, prompt: object) -> None:
     tokens = lengths.estimate_length(spec, prompt)
     if spec.max_length and tokens > SURELY_TOO_LONG * spec.max_length:
         error = make_context_length_error(spec.max_length, tokens)

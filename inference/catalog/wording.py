@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Collection
-from typing import Any
 
 LONGEST_NAME = 100
 LONGEST_VALUE = 50
@@ -15,12 +14,12 @@ TYPES = {
 }  # fmt: skip
 
 
-def json_type_of(describe_value: Any) -> str:
+def json_type_of(describe_value: object) -> str:
     """Return the name of a JSON value's type."""
     return TYPES.get(type(describe_value), type(describe_value).__name__)
 
 
-def describe_value(given: Any) -> str:
+def describe_value(given: object) -> str:
     """Return a value as JSON; for an array or an object, only the name of its type."""
     if isinstance(given, list | dict):
         return json_type_of(given)

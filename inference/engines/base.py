@@ -96,5 +96,5 @@ class Engine(ABC):
         raise NotImplementedError
 
 
-def _is_code(value: Any) -> bool:
+def _is_code(value: object) -> bool:
     return callable(value) or isinstance(value, property | staticmethod | classmethod)

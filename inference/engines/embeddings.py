@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch.nn import functional
-from transformers import AutoModel, AutoModelForTextEncoding, AutoTokenizer
+from transformers import AutoModel, AutoModelForTextEncoding, AutoTokenizer, PreTrainedConfig
 from transformers.utils import logging
 
 from inference.catalog.specs import ModelSpec
@@ -117,7 +117,7 @@ class SentenceEmbeddings(Engine):
     def prepare(self, inputs: list[Any], parameters: dict[str, Any]) -> Any:
         return self._tokens(inputs, parameters) if all(isinstance(text, str) for text in inputs) else None
 
-    def predict_prepared(self, prepared: Any, parameters: dict[str, Any]) -> list[Any] | None:
+    def predict_prepared(self, prepared: Mapping[str, torch.Tensor], parameters: dict[str, Any]) -> list[Any] | None:
         return self._answer_tokens(prepared, parameters)
 
     def _answers(self, inputs: list[Any], parameters: dict[str, Any]) -> list[Any]:
@@ -130,7 +130,7 @@ class SentenceEmbeddings(Engine):
         embedded = iter(self._answer_tokens(tokens, parameters) if texts else ())
         return [problem or next(embedded) for problem in problems]
 
-    def _answer_tokens(self, tokens: Any, parameters: dict[str, Any]) -> list[Any]:
+    def _answer_tokens(self, tokens: Mapping[str, torch.Tensor], parameters: dict[str, Any]) -> list[Any]:
         """Embed texts that were read, and return answers in the form that `parameters` ask for."""
         counts = tokens["attention_mask"].sum(1).tolist()
         if CUT not in tokens:
@@ -146,7 +146,9 @@ class SentenceEmbeddings(Engine):
                 answers[row] = answer
         return answers
 
-    def _make_answers(self, tokens: Any, counts: Sequence[int], parameters: dict[str, Any]) -> list[Any]:
+    def _make_answers(
+        self, tokens: Mapping[str, torch.Tensor], counts: Sequence[int], parameters: dict[str, Any]
+    ) -> list[Any]:
         if parameters.get("pooling") == "none":
             return self._make_token_answers(tokens, counts, parameters)
         normalize = parameters.get("normalize") is not False
@@ -162,7 +164,9 @@ class SentenceEmbeddings(Engine):
         embeddings = _base64(vectors) if parameters.get("encoding_format") == "base64" else list(vectors.tolist())
         return _with_details(embeddings, counts, parameters)
 
-    def _make_token_answers(self, tokens: Any, counts: Sequence[int], parameters: dict[str, Any]) -> list[Any]:
+    def _make_token_answers(
+        self, tokens: Mapping[str, torch.Tensor], counts: Sequence[int], parameters: dict[str, Any]
+    ) -> list[Any]:
         if {"dimensions", "normalize"} & parameters.keys():
             wrong = InvalidInput('parameters.pooling: "none" goes with neither dimensions nor normalize.')
             return [wrong] * len(counts)
@@ -239,7 +243,7 @@ class SentenceEmbeddings(Engine):
         return len(ids) - int(ids[-1] in self.tokenizer.all_special_ids)
 
     def _states_of(
-        self, tokens: Any, together: ForwardSharing
+        self, tokens: Mapping[str, torch.Tensor], together: ForwardSharing
     ) -> Iterator[tuple[list[int], torch.Tensor, torch.Tensor]]:
         lengths = tokens["attention_mask"].sum(1).tolist()
         if 0 in lengths:
@@ -251,7 +255,7 @@ class SentenceEmbeddings(Engine):
                 states = self.model(**part).last_hidden_state
             yield rows, states, part["attention_mask"]
 
-    def _token_states(self, tokens: Any, together: ForwardSharing) -> list[torch.Tensor]:
+    def _token_states(self, tokens: Mapping[str, torch.Tensor], together: ForwardSharing) -> list[torch.Tensor]:
         """Return the states of each text's tokens: [tokens, numbers], float32, on the CPU."""
         found: dict[int, torch.Tensor] = {}
         for rows, states, mask in self._states_of(tokens, together):
@@ -313,7 +317,7 @@ def _groups(lengths: Sequence[int], together: ForwardSharing) -> list[list[int]]
     return list(groups.values())
 
 
-def _dimensions(spec: ModelSpec, config: Any) -> frozenset[int]:
+def _dimensions(spec: ModelSpec, config: PreTrainedConfig) -> frozenset[int]:
     """Return the sizes to which vectors may be cut.
 
     They are those of `matryoshka_dimensions` in the model's table, or else in its config.json, where vLLM reads them.
@@ -355,11 +359,11 @@ def _base64(vectors: torch.Tensor) -> list[Any]:
     ]
 
 
-def _not_a_text(value: Any) -> InferenceError:
+def _not_a_text(value: object) -> InferenceError:
     return InvalidInput(f"An input must be a text, not {type(value).__name__}.")
 
 
-def _sentence_problem(value: Any) -> InferenceError | None:
+def _sentence_problem(value: object) -> InferenceError | None:
     if not isinstance(value, dict) or not isinstance(value.get("source_sentence"), str):
         return InvalidInput('An input must be {"source_sentence": "a text", "sentences": ["another", …]}.')
     sentences = value.get("sentences")

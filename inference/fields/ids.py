@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import string
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import uuid_utils.compat
@@ -12,6 +12,10 @@ from django.db.models import UUIDField
 from django.db.models.lookups import UUIDEndsWith
 
 from inference import clock
+
+if TYPE_CHECKING:
+    from django.db.backends.base.base import BaseDatabaseWrapper
+    from django.db.models.sql.compiler import SQLCompiler
 
 
 def new_job_id() -> UUID:
@@ -39,19 +43,20 @@ class EndsWith(UUIDEndsWith):
     would search every place of them for the digits.
     """
 
-    def as_sqlite(self, compiler: Any, connection: Any) -> tuple[str, list[Any]]:
+    def as_sqlite(self, compiler: SQLCompiler, connection: BaseDatabaseWrapper) -> tuple[str, list[Any]]:
         digits = str(self.rhs).replace("-", "")
         column, given = compiler.compile(self.lhs)
         return f"substr({column}, {-len(digits)}) = %s", [*given, digits]
 
-    def as_postgresql(self, compiler: Any, connection: Any) -> tuple[str, list[Any]]:
+    def as_postgresql(self, compiler: SQLCompiler, connection: BaseDatabaseWrapper) -> tuple[str, list[Any]]:
         digits = str(self.rhs)
         if not set(digits) <= set(string.hexdigits):
             return self.as_sql(compiler, connection)  # type: ignore[return-value]
         column, given = compiler.compile(self.lhs)
         half, end = digits[: len(digits) % 2], bytes.fromhex(digits[len(digits) % 2 :])
-        sql, given = f"substring(uuid_send({column}) from {17 - len(end)}) = %s", [*given, end]
+        sql = f"substring(uuid_send({column}) from {17 - len(end)}) = %s"
+        values: list[Any] = [*given, end]
         if half:
             sql += f" AND get_byte(uuid_send({column}), {15 - len(end)}) & 15 = %s"
-            given = [*given, int(half, 16)]
-        return f"({sql})", given
+            values.append(int(half, 16))
+        return f"({sql})", values

@@ -8,10 +8,10 @@ from typing import Any
 import orjson
 from django.db import models
 from django.db.backends.base.base import BaseDatabaseWrapper
-from django.db.models.expressions import BaseExpression, Col
+from django.db.models.expressions import BaseExpression, Col, Expression
 
 
-def dumps(value: Any) -> str:
+def dumps(value: object) -> str:
     """Return a value as JSON.
 
     Raises `UnicodeEncodeError` for a lone surrogate, which could be stored as an escape and then not be read.
@@ -32,7 +32,7 @@ def escape_for_database(text: str) -> str:
 class JSONField(models.JSONField):
     """A field that stores what `django.db.models.JSONField` stores, in a column of the same type."""
 
-    def get_db_prep_value(self, value: Any, connection: BaseDatabaseWrapper, prepared: bool = False) -> Any:
+    def get_db_prep_value(self, value: object, connection: BaseDatabaseWrapper, prepared: bool = False) -> Any:
         if value is None or isinstance(value, BaseExpression):
             return super().get_db_prep_value(value, connection, prepared)
         if connection.vendor == "postgresql":
@@ -41,7 +41,7 @@ class JSONField(models.JSONField):
             return Jsonb(dumps(value), dumps=str)  # the text is made here, once; psycopg only passes it on
         return dumps(value)
 
-    def from_db_value(self, value: Any, expression: Any, connection: BaseDatabaseWrapper) -> Any:
+    def from_db_value(self, value: str | None, expression: Expression, connection: BaseDatabaseWrapper) -> Any:
         if type(expression) is not Col:  # it may be a part of a document, which may be no JSON
             return super().from_db_value(value, expression, connection)
         return None if value is None else orjson.loads(value)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -104,7 +104,7 @@ def _compute_point(tally: Tally, service: Tally, model: str, lasted_s: float) ->
     }
 
 
-def _of(values: Mapping[str, float], model: str, together: Any) -> float:
+def _of(values: Mapping[str, float], model: str, together: Callable[[list[float]], float]) -> float:
     found = [value for name, value in values.items() if model in ("", name)]
     return float(together(found)) if found else 0.0
 

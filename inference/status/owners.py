@@ -9,7 +9,7 @@ import contextlib
 import functools
 import math
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from django.db import connection, transaction
@@ -75,7 +75,7 @@ class OwnerQueue(NamedTuple):
     owner: Any  # the user's primary key as the database returns it; None for jobs without an owner
 
 
-def format_owner(owner: Any) -> str | None:
+def format_owner(owner: Hashable) -> str | None:
     """Return the name of an owner in messages, from the primary key as the database returned it.
 
     The key may be a number or a UUID.

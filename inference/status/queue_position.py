@@ -6,7 +6,7 @@ Both are cheap to find, also with a hundred thousand jobs before it.
 import functools
 import math
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -57,7 +57,7 @@ def find_position(job: Job) -> QueuePosition:
     return QueuePosition(position=count + 1, wait_s=workers.predict_seconds(job.model, count + 1))
 
 
-def count_jobs_ahead(model: str, priority: int, owner: Any) -> int:
+def count_jobs_ahead(model: str, priority: int, owner: Hashable) -> int:
     """Return about how many jobs go before the next one of this owner.
 
     It is `sys.maxsize` if too many jobs wait to count them.
@@ -66,7 +66,7 @@ def count_jobs_ahead(model: str, priority: int, owner: Any) -> int:
     return sys.maxsize if counts is None else _in_turn(model, counts, priority, owner, counts.get((priority, owner), 0))
 
 
-def _in_turn(model: str, counts: Mapping[tuple[int, Any], int], priority: int, owner: Any, own: int) -> int:
+def _in_turn(model: str, counts: Mapping[tuple[int, Any], int], priority: int, owner: Hashable, own: int) -> int:
     """Return how many jobs go before one that has `own` jobs of its owner before it.
 
     Up to `own` + 1 jobs of each other owner go first. Jobs of higher priorities leave it one batch in `ONE_IN`.

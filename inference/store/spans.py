@@ -112,7 +112,7 @@ def _common(model: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _usage(output: Any) -> dict[str, int]:
+def _usage(output: object) -> dict[str, int]:
     match output:
         case [{"details": {"prompt_tokens": int(prompt), "generated_tokens": int(generated)}}]:
             return {"gen_ai.usage.input_tokens": prompt, "gen_ai.usage.output_tokens": generated}

@@ -8,13 +8,15 @@ its parts have succeeded. If a part does not succeed, it ends with the outcome o
 soon as all parts before that one have succeeded.
 """
 
+from __future__ import annotations
+
 import datetime
 import functools
 import logging
 import sys
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
 
 from django.conf import settings
@@ -32,6 +34,9 @@ from inference.models import WAITING, Job, Status
 from inference.store import notices, rows
 from inference.store.rows import now_sql, placeholders, sql_after_seconds
 from inference.telemetry import logs, tracing
+
+if TYPE_CHECKING:
+    from django.db.backends.base.base import BaseDatabaseWrapper
 
 if tracing.on:
     from inference.store import spans
@@ -276,7 +281,7 @@ def _end_of(status: str, code: str) -> str:
     return f"{status} {code}" if status == Status.FAILED else str(status)
 
 
-def _record_row(job_id: Any, outcome: Outcome, batch_size: Sizes, database: Any) -> rows.JobRow:
+def _record_row(job_id: UUID | str, outcome: Outcome, batch_size: Sizes, database: BaseDatabaseWrapper) -> rows.JobRow:
     return rows.make_row(
         {
             "id": job_id,

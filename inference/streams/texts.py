@@ -27,7 +27,7 @@ class Prompt:
     digest: bytes
 
     @classmethod
-    def from_inputs(cls, inputs: Any, parameters: Mapping[str, Any]) -> Self:
+    def from_inputs(cls, inputs: object, parameters: Mapping[str, Any]) -> Self:
         """Return the prompt that an answer to these inputs begins with; it may be empty.
 
         In a chat it is the text of the assistant's message at its end, if the model continues that message.
@@ -53,7 +53,7 @@ def extract_generated_text(job: Job, prompt: Prompt) -> str | None:
     return text[job.prompt_length :]
 
 
-def extract_text(output: Any) -> str | None:
+def extract_text(output: object) -> str | None:
     """Return the text in an output, perhaps with its prompt. It is None if there is none."""
     text = extract_single_answer(output).get("generated_text")
     if isinstance(text, list) and text and isinstance(text[-1], dict):  # a chat with its answer
@@ -61,7 +61,7 @@ def extract_text(output: Any) -> str | None:
     return text if isinstance(text, str) else None
 
 
-def extract_single_answer(output: Any) -> Mapping[str, Any]:
+def extract_single_answer(output: object) -> Mapping[str, Any]:
     """Return the answer to the one input of a job. It is empty if the output has another shape."""
     answer = output[0] if isinstance(output, list) and len(output) == 1 else output
     return answer if isinstance(answer, dict) else {}

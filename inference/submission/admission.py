@@ -6,7 +6,7 @@ admits at the same moment.
 """
 
 import contextlib
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Hashable, Iterator
 from typing import Any
 from uuid import UUID
 
@@ -47,7 +47,7 @@ def reserve_places(terms: Terms, ids: Collection[UUID]) -> Iterator[None]:
 
 
 def _enter(
-    rooms: contextlib.ExitStack, kind: str, key: Any, priority: int, ids: Collection[UUID], limit: int
+    rooms: contextlib.ExitStack, kind: str, key: Hashable, priority: int, ids: Collection[UUID], limit: int
 ) -> QueueCounter:
     """Let the jobs into the line of their priority and those of lower ones, until `rooms` end.
 
@@ -84,7 +84,7 @@ def _full(kind: str, key: Any, waiting: int, jobs: int, limit: int) -> TooManyQu
     )
 
 
-def _line(kind: str, key: Any, priority: int) -> QueueCounter:
+def _line(kind: str, key: Hashable, priority: int) -> QueueCounter:
     def queued() -> QuerySet[Job]:
         return Job.objects.filter(status=Status.QUEUED, priority__lte=priority, **{kind: key})
 
@@ -106,7 +106,7 @@ def estimate_wait_s(job: Job) -> float | None:
         return None
 
 
-def _ahead(model: str, priority: int, owner: Any, waiting: int) -> int:
+def _ahead(model: str, priority: int, owner: Hashable, waiting: int) -> int:
     """Return how many of the waiting jobs go before the next job of this owner, since owners take turns."""
     return min(waiting, queue_position.count_jobs_ahead(model, priority, owner)) if waiting > 1 else waiting
 

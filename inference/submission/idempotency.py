@@ -10,7 +10,7 @@ import copy
 import hashlib
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import orjson
 from django.contrib.auth import get_user_model
@@ -21,13 +21,16 @@ from inference.errors import IdempotencyMismatch, StoreUnavailable, UnknownOwner
 from inference.models import Bulk, Job
 from inference.web_process.compute_slots import release_while_waiting
 
+if TYPE_CHECKING:
+    from django.contrib.auth.models import AbstractBaseUser
+
 Row = TypeVar("Row", Job, Bulk)
 Key = tuple[type[Job | Bulk], str]
 
 PATIENCE_S = 5.0  # an answer must be given within 6 s
 
 
-def scope_key(owner: Any, key: str | None) -> str | None:
+def scope_key(owner: AbstractBaseUser | None, key: str | None) -> str | None:
     """Return the key as it is stored, with its owner: each owner has keys of its own."""
     return None if key is None else f"{owner.pk if owner else '-'}:{key}"
 

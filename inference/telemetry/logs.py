@@ -174,5 +174,5 @@ def _names(text: str) -> list[str]:
     return [name for name, kind in _CONVERSION.findall(text) if kind != "%"]
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Any:
     return value if isinstance(value, int) or (isinstance(value, float) and math.isfinite(value)) else str(value)

@@ -1,5 +1,6 @@
 """Template tags of the operator's pages."""
 
+import datetime
 from collections.abc import Iterable
 from typing import Any
 
@@ -22,7 +23,7 @@ register.simple_tag(navigation.list_pages, name="places")
 
 
 @register.filter
-def age(moment: Any) -> str:
+def age(moment: datetime.datetime | None) -> str:
     return display.format_duration(clock.now() - moment if moment else None)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from collections.abc import Hashable
 from typing import Any
 
 from django.conf import settings
@@ -19,14 +20,14 @@ class WaitSlots:
         self._lock = threading.Lock()
         self._held: Counter[Any] = Counter()  # by principal
 
-    def take_slot(self, principal: Any, timeout_s: float) -> Slot:
+    def take_slot(self, principal: Hashable, timeout_s: float) -> Slot:
         """Return a context manager that yields the seconds that this request may wait.
 
         These are `timeout_s`, or 0 if too many requests wait already.
         """
         return Slot(self, principal, timeout_s)
 
-    def grant_slot(self, principal: Any) -> bool:
+    def grant_slot(self, principal: Hashable) -> bool:
         with self._lock:
             free = settings.MAX_WAITING_REQUESTS - self._held.total()
             granted = free > 0 and (not settings.API_KEY_REQUIRED or self._held[principal] < free)
@@ -34,7 +35,7 @@ class WaitSlots:
                 self._held[principal] += 1
             return granted
 
-    def return_slot(self, principal: Any) -> None:
+    def return_slot(self, principal: Hashable) -> None:
         with self._lock:
             self._held[principal] -= 1
             if not self._held[principal]:
@@ -42,7 +43,7 @@ class WaitSlots:
 
 
 class Slot:  # a class costs half of what a generator does
-    def __init__(self, slots: WaitSlots, principal: Any, timeout_s: float) -> None:
+    def __init__(self, slots: WaitSlots, principal: Hashable, timeout_s: float) -> None:
         self._slots, self._principal, self._timeout_s = slots, principal, timeout_s
 
     def __enter__(self) -> float:

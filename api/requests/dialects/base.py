@@ -54,7 +54,7 @@ class DialectRequest:
         return self.words[ours] + text[len(ours) :] if ours else text
 
 
-def read_fields(document: Any) -> dict[str, Any]:
+def read_fields(document: object) -> dict[str, Any]:
     """Return the fields of a body that are not null: some clients send all the fields they know.
 
     Raises `InvalidInput` if the body is not a JSON object.

@@ -23,7 +23,7 @@ class EmbedRequest(DialectRequest):
     forms: tuple[str, ...]  # values of FORMS that were asked for; empty if the client leaves the form to the server
 
 
-def read_embed(document: Any) -> EmbedRequest:
+def read_embed(document: object) -> EmbedRequest:
     """Read a body. Raises `InvalidInput`, `UnknownModel`."""
     fields = read_fields(document)
     spec = find_model(fields)
@@ -45,13 +45,13 @@ def read_embed(document: Any) -> EmbedRequest:
     )
 
 
-def _cut(value: Any) -> dict[str, Any]:
+def _cut(value: object) -> dict[str, Any]:
     if value not in (CUT, WHOLE):
         raise InvalidInput(f"truncate: must be {CUT} or {WHOLE}, as texts are cut at their end.", field="truncate")
     return {"truncate": False} if value == WHOLE else {}
 
 
-def _forms(value: Any) -> tuple[str, ...]:
+def _forms(value: object) -> tuple[str, ...]:
     if not isinstance(value, list) or any(form not in FORMS for form in value):
         message = f"embedding_types: must be a list of {' or '.join(FORMS)}."
         raise InvalidInput(message, field="embedding_types")

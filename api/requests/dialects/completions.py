@@ -44,7 +44,7 @@ class Completion(DialectRequest):
     include_usage: bool  # the counts of tokens, at the end of the stream
 
 
-def read_chat(document: Any, spec: ModelSpec | None = None) -> Completion:
+def read_chat(document: object, spec: ModelSpec | None = None) -> Completion:
     """Read a request to answer a chat.
 
     `spec` is the model that the address names. Without it the body names the model. Raises `InvalidInput`,
@@ -57,7 +57,7 @@ def read_chat(document: Any, spec: ModelSpec | None = None) -> Completion:
     return _completion(rest, spec, "messages", inputs, own=turn, most_tokens=CHAT_TOKENS)
 
 
-def read_text_completion(document: Any, spec: ModelSpec | None = None) -> Completion:
+def read_text_completion(document: object, spec: ModelSpec | None = None) -> Completion:
     """Read a request to continue a text. `spec` and the errors are those of `read_chat`."""
     given = read_fields(document)
     return _completion(given, spec, "prompt", _prompt(given))
@@ -84,7 +84,7 @@ def _completion(
     given: dict[str, Any],
     spec: ModelSpec | None,
     field: str,
-    inputs: Any,
+    inputs: object,
     *,
     own: Mapping[str, Any] = NOTHING,
     most_tokens: int | None = None,
@@ -123,7 +123,7 @@ def _completion(
     )
 
 
-def _includes_usage(options: Any) -> bool:
+def _includes_usage(options: object) -> bool:
     if not isinstance(options, dict):
         raise InvalidInput("stream_options: must be an object.", field="stream_options")
     _refuse_others("stream_options", options, STREAM_OPTIONS)
@@ -187,7 +187,7 @@ def _messages(given: dict[str, Any]) -> list[Any]:
     return messages
 
 
-def _message(index: int, message: Any) -> dict[str, str]:
+def _message(index: int, message: object) -> dict[str, str]:
     where = f"messages[{index}]"
     if not isinstance(message, dict):
         raise InvalidInput(f"{where}: must be an object, not {wording.json_type_of(message)}.", field=where)
@@ -201,7 +201,7 @@ def _message(index: int, message: Any) -> dict[str, str]:
     return {"role": ROLES[role], "content": _content(f"{where}.content", content)}
 
 
-def _content(where: str, content: Any) -> str:
+def _content(where: str, content: object) -> str:
     """Return the text of a message's content, which is a string or a list of parts of the type text."""
     if isinstance(content, str):
         return content
@@ -210,7 +210,7 @@ def _content(where: str, content: Any) -> str:
     return "\n".join(_part(f"{where}[{index}]", part) for index, part in enumerate(content))
 
 
-def _part(where: str, part: Any) -> str:
+def _part(where: str, part: object) -> str:
     if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
         raise InvalidInput(f'{where}: must be a part such as {{"type": "text", "text": "…"}}.', field=where)
     text: str = part["text"]

@@ -36,7 +36,7 @@ class EmbeddingRequest(DialectRequest):
     is_base64: bool
 
 
-def read_embeddings(document: Any, spec: ModelSpec | None = None) -> EmbeddingRequest:
+def read_embeddings(document: object, spec: ModelSpec | None = None) -> EmbeddingRequest:
     """Read a body.
 
     `spec` is the model that the address names. Without it the body names the model. Raises `InvalidInput`,
@@ -87,12 +87,12 @@ def require_texts(where: str, texts: list[Any]) -> None:
         raise InvalidInput(f"{where}: {reason}", field=where)
 
 
-def translate_input_type(given: Any) -> Any:
+def translate_input_type(given: object) -> Any:
     """Return this service's name of an input type. A value that is no other server's name is returned as it is."""
     return INPUT_TYPES.get(given, given) if isinstance(given, str) else given
 
 
-def _are_tokens(value: Any) -> bool:
+def _are_tokens(value: object) -> bool:
     """Return True if a value is a token's number, or a list of such numbers."""
     values = value if isinstance(value, list) else [value]
     return bool(values) and all(type(each) is int for each in values)

@@ -50,7 +50,7 @@ class RerankRequest(DialectRequest):
     is_raw: bool  # True if the client asks for logits, False if for scores from 0 to 1
 
 
-def read_rerank(document: Any, spec: ModelSpec | None = None) -> RerankRequest:
+def read_rerank(document: object, spec: ModelSpec | None = None) -> RerankRequest:
     """Read a body.
 
     `spec` is the model that the address names. Without it the body names the model, or the default model that ranks
@@ -97,7 +97,7 @@ def _model(fields: Mapping[str, Any]) -> ModelSpec:
     return find_default_model("rerank") if fields.get("model", ANY_MODEL) == ANY_MODEL else find_model(fields)
 
 
-def _list(name: str, texts: Any) -> list[Any]:
+def _list(name: str, texts: object) -> list[Any]:
     if not isinstance(texts, list) or not texts:
         raise InvalidInput(f"{name}: must be a list of one text or more.", field=name)
     return texts
@@ -110,13 +110,13 @@ def _text(where: str, text: Any) -> str:
     raise InvalidInput(f'{where}: must be a text, or {{"text": "…"}}.', field=where)
 
 
-def _count(value: Any) -> int | None:
+def _count(value: object) -> int | None:
     if value is None or (type(value) is int and value > 0):
         return value
     raise InvalidInput("top_n: must be a whole number from 1.", field="top_n")
 
 
-def _priority(value: Any) -> Priority:
+def _priority(value: object) -> Priority:
     if type(value) is not int or not 0 <= value <= LOWEST:
         raise InvalidInput(f"priority: must be a whole number from 0, which is first, to {LOWEST}.", field="priority")
     return Priority.LOW if value >= LOW_FROM else Priority.NORMAL

@@ -35,18 +35,18 @@ class PredictRequest(DialectRequest):
     is_batch: bool
 
 
-def read_embed(document: Any, spec: ModelSpec | None = None) -> DialectRequest:
+def read_embed(document: object, spec: ModelSpec | None = None) -> DialectRequest:
     """Read a request for vectors. Raises `InvalidInput`, `UnknownModel`."""
     return _read_texts(document, spec, EMBED_SETTINGS, {})
 
 
-def read_embed_all(document: Any, spec: ModelSpec | None = None) -> DialectRequest:
+def read_embed_all(document: object, spec: ModelSpec | None = None) -> DialectRequest:
     """Read a request for a vector of each token. Raises the same errors as `read_embed`."""
     return _read_texts(document, spec, TOKENIZER_SETTINGS, {"pooling": "none"})
 
 
 def _read_texts(
-    document: Any, spec: ModelSpec | None, settings: tuple[str, ...], more: Mapping[str, Any]
+    document: object, spec: ModelSpec | None, settings: tuple[str, ...], more: Mapping[str, Any]
 ) -> DialectRequest:
     fields, spec = _begin(document, spec, "embed", ("inputs", *settings))
     texts = fields.get("inputs")
@@ -57,7 +57,7 @@ def _read_texts(
     return DialectRequest(submission=Submission(spec=spec, inputs=texts, parameters=parameters), words=WORDS)
 
 
-def read_similarity(document: Any, spec: ModelSpec | None = None) -> DialectRequest:
+def read_similarity(document: object, spec: ModelSpec | None = None) -> DialectRequest:
     """Read a request to compare one text with others. Their vectors are one job.
 
     Raises the same errors as `read_embed`.
@@ -83,7 +83,7 @@ def make_similarity_request(spec: ModelSpec, inputs: Any, parameters: Mapping[st
     raise InvalidInput(f"inputs: must be {right}.", field="inputs")
 
 
-def read_predict(document: Any, spec: ModelSpec | None = None) -> PredictRequest:
+def read_predict(document: object, spec: ModelSpec | None = None) -> PredictRequest:
     """Read a request for the labels of a text, of a pair of texts, or of a list of lists of one or two texts.
 
     Raises the same errors as `read_embed`.
@@ -104,7 +104,7 @@ def read_predict(document: Any, spec: ModelSpec | None = None) -> PredictRequest
 
 
 def _begin(
-    document: Any, spec: ModelSpec | None, kind: str, known: tuple[str, ...]
+    document: object, spec: ModelSpec | None, kind: str, known: tuple[str, ...]
 ) -> tuple[dict[str, Any], ModelSpec]:
     fields = read_fields(document)
     spec = spec or (find_model(fields) if "model" in fields else find_default_model(kind))
@@ -129,7 +129,7 @@ def _require_room(spec: ModelSpec, inputs: list[Any]) -> None:
         raise ApiError(f"inputs: at most {most} texts are answered at once, not {len(inputs)}.", "body_too_large")
 
 
-def _sequence(where: str, given: Any) -> Any:
+def _sequence(where: str, given: object) -> Any:
     match given:
         case str(text) | [str(text)]:
             return text

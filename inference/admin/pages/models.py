@@ -80,7 +80,7 @@ def list_entry_facts(spec: ModelSpec) -> Iterator[tuple[str, Any]]:
                 yield f"{name}.{key}".rstrip("."), _in_words(one)
 
 
-def _in_words(value: Any) -> str:
+def _in_words(value: object) -> str:
     """Return a value as it is written in the models file."""
     if not isinstance(value, ParameterSpec):
         return str(value)

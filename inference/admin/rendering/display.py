@@ -25,7 +25,7 @@ T = TypeVar("T")
 def make_column(description: str, attribute: str, show: Callable[[Any], Any] = str) -> Any:
     """Return a column of a list or a line of a page: a row's attribute as `show` displays it, or `NONE`."""
 
-    def shown(_: admin.ModelAdmin[Any], row: Any) -> Any:
+    def shown(_: admin.ModelAdmin[Any], row: object) -> Any:
         value = getattr(row, attribute)
         return NONE if value is None else show(value) or NONE
 
@@ -75,7 +75,7 @@ def _relative(moment: datetime.datetime) -> str:
     return f"{format_duration(age_s)} ago" if age_s >= 0 else f"in {format_duration(-age_s)}"
 
 
-def format_json(value: Any) -> SafeString:
+def format_json(value: object) -> SafeString:
     """Return a value as indented JSON, as much of it as a page shows.
 
     The rest is not even looked at, and may be megabytes.
@@ -104,7 +104,7 @@ class _Budget:
     def __init__(self, characters: int) -> None:
         self.left = characters
 
-    def take(self, value: Any) -> Any:
+    def take(self, value: object) -> Any:
         """Return what fits of a value, with a long list of numbers as one line of its first numbers.
 
         An embedding is not read number by number.

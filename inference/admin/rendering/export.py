@@ -109,7 +109,7 @@ def _csv(values: Iterable[Any]) -> str:
     return str(_writer.writerow([_cell(value) for value in values]))
 
 
-def _cell(value: Any) -> str:
+def _cell(value: object) -> str:
     """Return the text of a cell, which is never a formula, as clients write some of these texts."""
     if isinstance(value, datetime.datetime):
         return value.isoformat()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
-from typing import Any
+from typing import Any, TypeGuard
 
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString, mark_safe
@@ -26,7 +26,9 @@ NAMES = ("label", "token_str", "answer", "entity_group", "entity")  # the keys t
 Link = Callable[[media.Path], str]  # returns the address of the medium at a path
 
 
-def render_pairs(inputs: Any, output: Any, link: Link) -> Iterator[tuple[int | None, SafeString, SafeString | None]]:
+def render_pairs(
+    inputs: object, output: object, link: Link
+) -> Iterator[tuple[int | None, SafeString, SafeString | None]]:
     """Yield pairs of an input and its output: the number of the item, the input, and the output if there is one.
 
     A list of inputs makes a pair of each item. If the output is no list of as many items, it follows as one pair
@@ -44,12 +46,12 @@ def render_pairs(inputs: Any, output: Any, link: Link) -> Iterator[tuple[int | N
         yield None, render_value(inputs, link, ("inputs",)), answer
 
 
-def count_left_out(inputs: Any) -> int:
+def count_left_out(inputs: object) -> int:
     """Return how many inputs `render_pairs` leaves out."""
     return max(0, len(inputs) - MOST_ITEMS) if isinstance(inputs, list) and not _is_chat(inputs) else 0
 
 
-def render_value(value: Any, link: Link, path: media.Path, of: Any = None) -> SafeString:
+def render_value(value: object, link: Link, path: media.Path, of: object = None) -> SafeString:
     """Return a value as HTML; `of` is the input that it is the answer to."""
     if isinstance(value, str):
         return _medium(value, link, path) or render_text(value)
@@ -88,7 +90,7 @@ def _medium(value: str, link: Link, path: media.Path) -> SafeString | None:
     return None
 
 
-def _list(value: list[Any], link: Link, path: media.Path, of: Any) -> SafeString:
+def _list(value: list[Any], link: Link, path: media.Path, of: object) -> SafeString:
     if _is_chat(value):
         return _chat(value)
     if isinstance(of, str) and all(_is_span(entry, of) for entry in value[:MOST_SPANS]):
@@ -128,11 +130,11 @@ def _dict(value: Mapping[str, Any], link: Link, path: media.Path) -> SafeString:
     )
 
 
-def _is_vector(value: Any) -> bool:
+def _is_vector(value: object) -> TypeGuard[list[float]]:
     return isinstance(value, list) and len(value) >= SHORTEST_VECTOR and all(map(_is_number, value))
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> bool:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     return abs(value) < 1e300  # False for NaN, too
@@ -163,7 +165,7 @@ def _chat(messages: list[Any]) -> SafeString:
     return format_html('{}<dl class="parts chat">{}</dl>', before, format_html_join("", "<dt>{}</dt><dd>{}</dd>", rows))
 
 
-def _named(entry: Any) -> str | None:
+def _named(entry: object) -> str | None:
     """Return the name of an entry that has a score, or None for other entries."""
     if not isinstance(entry, dict) or not _is_number(entry.get("score")):
         return None
@@ -184,7 +186,7 @@ def _bars(entries: list[Any]) -> SafeString:
     return format_html('<table class="scores"><tbody>{}</tbody></table>', format_html_join("", row, rows))
 
 
-def _is_span(entry: Any, of: str) -> bool:
+def _is_span(entry: object, of: str) -> bool:
     if not isinstance(entry, dict):
         return False
     start, end = entry.get("start"), entry.get("end")

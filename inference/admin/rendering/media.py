@@ -30,7 +30,7 @@ KINDS = (  # first bytes, bytes at offset 8, content type
 Path = Sequence[str | int]
 
 
-def detect_media_type(value: Any) -> str:
+def detect_media_type(value: object) -> str:
     """Return the content type of what this text is in base64; an empty string if it is nothing that is shown."""
     if not isinstance(value, str) or not SHORTEST <= len(value) <= MOST_BYTES * 4 // 3:
         return ""

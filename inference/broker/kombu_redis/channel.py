@@ -98,7 +98,7 @@ class Channel(virtual.Channel):
 
     # Methods that kombu documents for virtual channels to implement
 
-    def _put(self, queue: str, message: Any, **kwargs: Any) -> None:
+    def _put(self, queue: str, message: dict[str, Any], **kwargs: Any) -> None:
         key, text = self.prefixed(self.key_for(queue, message)), dumps(message)
         if queue not in self._expiries_ms:
             self.client.lpush(key, text)
@@ -109,7 +109,7 @@ class Channel(virtual.Channel):
                 pipe.pexpire(name, self._expiries_ms[queue])
             pipe.execute()
 
-    def _put_fanout(self, exchange: str, message: Any, routing_key: str, **kwargs: Any) -> None:
+    def _put_fanout(self, exchange: str, message: dict[str, Any], routing_key: str, **kwargs: Any) -> None:
         self.client.publish(self._topic(exchange, routing_key), dumps(message))
 
     def _size(self, queue: str) -> int:
@@ -151,7 +151,7 @@ class Channel(virtual.Channel):
     def get_table(self, exchange: str) -> list[tuple[str, ...]]:
         return self.bindings.read(exchange)
 
-    def prepare_queue_arguments(self, arguments: Any, **kwargs: Any) -> Any:
+    def prepare_queue_arguments(self, arguments: dict[str, Any], **kwargs: Any) -> Any:
         return to_rabbitmq_queue_arguments(arguments, **kwargs)
 
     # Methods that a consumer calls
@@ -287,7 +287,7 @@ class Channel(virtual.Channel):
             logger.exception("message dropped from %s, its consumer failed: %.200r", queue, message.headers)
             self.qos.ack(tag)
 
-    def _hand_over_broadcast(self, queue: str, raw: Any) -> None:
+    def _hand_over_broadcast(self, queue: str, raw: object) -> None:
         callback, _ = self._takers[queue]
         callback(self.Message(raw, channel=self))
 

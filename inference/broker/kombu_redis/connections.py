@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import redis
+from kombu import Connection
 from kombu.utils.url import url_to_parts
 from redis.connection import AbstractConnection
 
@@ -57,20 +58,21 @@ class SocketConnection(WatchedConnection, redis.UnixDomainSocketConnection):
     pass
 
 
-def make_client(connection: Any, options: Mapping[str, Any]) -> redis.Redis:
+def make_client(connection: Connection, options: Mapping[str, Any]) -> redis.Redis:
     """Return a client for the address of a `kombu.Connection`, with those of the `OPTIONS` that are set.
 
     A connection has protocol 3: only that one has the server's notices of changed keys.
     """
     parameters = {name: options[name] for name in OPTIONS if options.get(name) is not None}
     database, user, password = connection.virtual_host, connection.userid, connection.password
-    if "://" in (connection.hostname or ""):  # socket://PATH, for redis+socket://PATH
-        parts = url_to_parts(connection.hostname)
+    host = connection.hostname or ""
+    if "://" in host:  # socket://PATH, for redis+socket://PATH
+        parts = url_to_parts(host)
         database, user, password = parts.query.get("virtual_host", database), parts.username, parts.password
         parameters = {name: value for name, value in parameters.items() if name not in TCP_OPTIONS}
         parameters |= {"connection_class": SocketConnection, "path": f"/{parts.path}"}
     else:
-        parameters |= {"host": connection.hostname or "127.0.0.1", "port": connection.port or 6379}
+        parameters |= {"host": host or "127.0.0.1", "port": connection.port or 6379}
         if connection.ssl or connection.transport_cls.endswith("rediss"):  # kombu knows only its own name for that
             options_of_tls = connection.ssl if isinstance(connection.ssl, Mapping) else {}
             parameters |= {"connection_class": TlsConnection, **options_of_tls}

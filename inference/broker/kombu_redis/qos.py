@@ -1,12 +1,14 @@
 """The messages that a channel has handed over and the consumer has not acknowledged yet."""
 
+from __future__ import annotations
+
 import atexit
 import contextlib
 import logging
 import os
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO, cast
 
 import redis
 from kombu.utils.json import dumps, loads
@@ -15,6 +17,9 @@ from inference import clock
 from inference.broker.kombu_redis.scripts import PUT_BACK
 from inference.broker.messages import MOST_PACKED
 from inference.failures import is_away
+
+if TYPE_CHECKING:
+    from inference.broker.kombu_redis.channel import Channel
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +59,7 @@ class QoS:
 
     restore_at_shutdown = True
 
-    def __init__(self, channel: Any) -> None:
+    def __init__(self, channel: Channel) -> None:
         self.channel = channel
         self.prefetch_count = 0
         self.patient = 0  # jobs of the lowest priority that may be held beside the prefetch count
@@ -68,7 +73,7 @@ class QoS:
         self._pid = os.getpid()
         atexit.register(self._restore_at_exit)
 
-    def keep(self, raw: Any, tag: str, key: str, *, is_low: bool) -> None:
+    def keep(self, raw: dict[str, Any], tag: str, key: str, *, is_low: bool) -> None:
         """Add a message; the fetch has recorded it in the server already."""
         self._drop(tag)  # the tag is known if the message was held for too long, and has come again
         jobs = max(1, min(raw["headers"].get("jobs", 1), MOST_PACKED))
@@ -236,7 +241,7 @@ class QoS:
         if os.getpid() == self._pid:  # not in a copy of the process that holds the messages
             self.restore_unacked_once()
 
-    def restore_unacked_once(self, stderr: Any = None) -> None:
+    def restore_unacked_once(self, stderr: TextIO | None = None) -> None:
         """Put back all messages at the end of the channel or of the process."""
         atexit.unregister(self._restore_at_exit)
         if self._is_over:
@@ -291,7 +296,7 @@ class QoS:
 
     @property
     def _client(self) -> redis.Redis:
-        return cast("redis.Redis", self.channel.client)
+        return self.channel.client
 
     def _take_all(self) -> list[Unacked]:
         messages = [self._unacked(tag) for tag in self._held]
@@ -305,7 +310,7 @@ class QoS:
         return Unacked(tag, key, dumps(raw))
 
 
-def _note_redelivery(raw: Any) -> None:
+def _note_redelivery(raw: dict[str, Any]) -> None:
     raw["headers"]["redelivered"] = raw["properties"]["delivery_info"]["redelivered"] = True
 
 

@@ -11,6 +11,7 @@ from time import monotonic
 from typing import Any
 
 import redis
+from kombu import Connection
 from kombu.transport import virtual
 
 from inference.broker.kombu_redis.channel import Channel
@@ -36,7 +37,7 @@ class Transport(virtual.Transport):
     connection_errors = (*virtual.Transport.connection_errors, OSError, redis.ConnectionError, redis.TimeoutError)
     channel_errors = (*virtual.Transport.channel_errors, redis.DataError, redis.InvalidResponse, redis.ResponseError)
 
-    def __init__(self, client: Any, **kwargs: Any) -> None:
+    def __init__(self, client: Connection, **kwargs: Any) -> None:
         super().__init__(client, **kwargs)
         self._loop: Any = None  # the event loop, if there is one
         self._timers: list[Any] = []
@@ -50,7 +51,7 @@ class Transport(virtual.Transport):
     def driver_version(self) -> str:
         return redis.__version__
 
-    def register_with_event_loop(self, connection: Any, loop: Any) -> None:
+    def register_with_event_loop(self, connection: virtual.Transport, loop: Any) -> None:
         self._loop = loop
         for channel in self.channels[:1]:  # they have the same server
             channel.restore_visible()
@@ -62,14 +63,14 @@ class Transport(virtual.Transport):
             loop.call_repeatedly(KEEP_S, self.keep_bindings),
         ]
 
-    def close_connection(self, connection: Any) -> None:
+    def close_connection(self, connection: virtual.Transport) -> None:
         for timer in self._timers:
             timer.cancel()
         if self._loop:
             self._loop.on_tick.discard(self.begin_turn)
         super().close_connection(connection)
 
-    def drain_events(self, connection: Any, timeout: float | None = None) -> None:
+    def drain_events(self, connection: virtual.Transport, timeout: float | None = None) -> None:
         """Wait until a channel has read something; without an event loop.
 
         Raises `TimeoutError` after `timeout` seconds.

@@ -18,7 +18,7 @@ CHAT_TOKENS = 1024  # of an answer to a chat of OpenAI's interface if neither th
 NONE: Mapping[str, Any] = MappingProxyType({})
 
 
-def is_list(spec: ModelSpec, inputs: Any) -> bool:
+def is_list(spec: ModelSpec, inputs: object) -> bool:
     """Return True if `inputs` is a list of items; a list of chat messages is one item, and so is an empty list."""
     return (
         isinstance(inputs, list) and bool(inputs) and not (tasks.find_task(spec.task).takes_chats and _is_chat(inputs))
@@ -29,7 +29,7 @@ def list_items(spec: ModelSpec, inputs: Any) -> list[Any]:
     return list(inputs) if is_list(spec, inputs) else [inputs]
 
 
-def measure_inputs(spec: ModelSpec, inputs: Any, parameters: Mapping[str, Any] = NONE) -> tuple[int, int]:
+def measure_inputs(spec: ModelSpec, inputs: object, parameters: Mapping[str, Any] = NONE) -> tuple[int, int]:
     """Return the number of rows and the tokens of a row, each at least 1.
 
     A text is a row, and so is each of its labels, or of the sentences that it is compared with. The tokens are those of
@@ -66,12 +66,12 @@ def split_list(spec: ModelSpec, inputs: list[Any], parameters: Mapping[str, Any]
     return parts
 
 
-def estimate_length(spec: ModelSpec, item: Any) -> int:
+def estimate_length(spec: ModelSpec, item: object) -> int:
     """Return the tokens of one input, with those that the model would cut off."""
     return _length(tasks.find_task(spec.task).unit, item)
 
 
-def _length(unit: Unit, item: Any) -> int:
+def _length(unit: Unit, item: object) -> int:
     if isinstance(item, str):
         return unit(item)
     if isinstance(item, dict):
@@ -82,7 +82,7 @@ def _length(unit: Unit, item: Any) -> int:
     return total if len(item) <= SAMPLE else total * len(item) // SAMPLE
 
 
-def _shape(spec: ModelSpec, task: Task, item: Any, parameters: Mapping[str, Any]) -> tuple[int, int]:
+def _shape(spec: ModelSpec, task: Task, item: object, parameters: Mapping[str, Any]) -> tuple[int, int]:
     texts, times = task.rows(item, parameters)
     limit = spec.max_length if spec.max_length and not task.takes_chats else sys.maxsize
     each = [min(limit, _length(task.unit, text)) for text in texts]

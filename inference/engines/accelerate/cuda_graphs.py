@@ -7,18 +7,24 @@ input and answer. Heads run after the graphs: the head of fill-mask would keep s
 graph.
 """
 
+from __future__ import annotations
+
 import functools
 import logging
 import math
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from inference.engines.accelerate import unpadded_encoder
 from inference.engines.accelerate.shortcut import Override
 from inference.engines.artifacts import pipeline_loader
+
+if TYPE_CHECKING:
+    from torch import nn
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +56,7 @@ class EncoderGraphs:
     `padding` has by the name of each input the number that it holds where there is no text.
     """
 
-    def __init__(self, encoder: Any, padding: dict[str, int]) -> None:
+    def __init__(self, encoder: nn.Module, padding: dict[str, int]) -> None:
         self.plain = encoder.forward
         self.padding = padding
         self.pool, self.stream = torch.cuda.graph_pool_handle(), _stream()
@@ -86,7 +92,7 @@ class EncoderGraphs:
         return self._replayed(graph, inputs) if graph and inputs else self.plain(*arguments, **options)
 
     def _inputs(
-        self, input_ids: Any = None, *rest: Any, return_dict: Any = True, **options: Any
+        self, input_ids: torch.Tensor | None = None, *rest: Any, return_dict: bool | None = True, **options: Any
     ) -> dict[str, torch.Tensor] | None:
         """Return the inputs of a call that has those that graphs read and no others; None for another call."""
         given = {"input_ids": input_ids, **options}
@@ -113,7 +119,9 @@ def _rounded(texts: int, tokens: int) -> tuple[int, int]:
     return size, length
 
 
-def make_graphs(model: Any, tokenizer: Any, unpadded: Override | None = None) -> Override | None:
+def make_graphs(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, unpadded: Override | None = None
+) -> Override | None:
     """Capture graphs of a model's encoder, and return the shortcut that uses them.
 
     Return None for a model that is on no GPU, or whose layers are not known. Graphs compute padding: so `unpadded`, by

@@ -4,13 +4,18 @@ The code of transformers around the core takes longer than the core, and for tex
 each token of padding is a Python integer there. 512 texts of 2 to 128 tokens take 117 ms there, and 21 ms here.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Sequence
 from itertools import chain
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 PARTS = {"input_ids", "token_type_ids", "attention_mask"}
 
@@ -20,7 +25,7 @@ class Encode(Protocol):
         """Encode texts as the tokenizer does, cut at `limit` tokens, as tensors of shape (texts, longest)."""
 
 
-def make_encoder(tokenizer: Any) -> Encode | None:
+def make_encoder(tokenizer: PreTrainedTokenizerBase) -> Encode | None:
     """Make a function that encodes texts as this tokenizer does; None for a tokenizer with steps of its own."""
     from transformers import PreTrainedTokenizerBase
     from transformers.tokenization_utils_base import PaddingStrategy, TruncationStrategy

@@ -5,8 +5,10 @@ of all the work, and 13 of the 14 results are thrown away. The scores that are l
 best leave it: for BERT-base and 32 texts of 14 tokens that is 55 MB less.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -14,7 +16,13 @@ from torch import nn
 from inference.engines.accelerate import fast_tokenizer
 from inference.engines.accelerate.shortcut import Override
 from inference.engines.accelerate.text_batches import BatchAnswers
+from inference.engines.base import Engine
 from inference.engines.inputs.task_inputs import MAX_MASKS
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+    from transformers import Pipeline, PreTrainedModel
 
 CUT = {"tokenizer_kwargs": {"truncation": True}}
 
@@ -25,7 +33,7 @@ class Scorer:
     The places are found in what the model reads.
     """
 
-    def __init__(self, model: Any, mask_token_id: int) -> None:
+    def __init__(self, model: PreTrainedModel, mask_token_id: int) -> None:
         self.model = model
         self.mask_token_id = mask_token_id
         self.masked = torch.empty(0)  # True at masks, of shape (texts, tokens)
@@ -41,19 +49,19 @@ class Scorer:
         while self.hooks:
             self.hooks.pop().remove()
 
-    def _read(self, model: nn.Module, arguments: Any, options: dict[str, Any]) -> None:
+    def _read(self, model: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
         self.masked = options["input_ids"] == self.mask_token_id
 
     def _choose(self, last: nn.Module, arguments: tuple[torch.Tensor]) -> torch.Tensor:
         return arguments[0][self.masked]
 
-    def _place(self, last: nn.Module, arguments: Any, scores: torch.Tensor) -> torch.Tensor:
+    def _place(self, last: nn.Module, arguments: tuple[torch.Tensor, ...], scores: torch.Tensor) -> torch.Tensor:
         placed = scores.new_zeros(*self.masked.shape, scores.shape[-1])
         placed[self.masked] = scores
         return placed
 
 
-def make_scorer(model: Any, mask_token_id: int) -> Scorer | None:
+def make_scorer(model: PreTrainedModel, mask_token_id: int) -> Scorer | None:
     """Return the shortcut for a model whose last layer is a plain product; None for other models."""
     return Scorer(model, mask_token_id) if isinstance(model.get_output_embeddings(), nn.Linear) else None
 
@@ -61,7 +69,7 @@ def make_scorer(model: Any, mask_token_id: int) -> Scorer | None:
 class FillMaskAnswers(BatchAnswers):
     """The answers of one fill-mask pipeline: those of `FillMaskPipeline.postprocess`, for a whole batch."""
 
-    def __init__(self, pipe: Any) -> None:
+    def __init__(self, pipe: Pipeline) -> None:
         self.pipe = pipe
         self.encode = fast_tokenizer.make_encoder(pipe.tokenizer)
 
@@ -71,7 +79,9 @@ class FillMaskAnswers(BatchAnswers):
             return None
         return super().encode_texts(texts, CUT["tokenizer_kwargs"])
 
-    def answer_texts(self, batch: Mapping[str, torch.Tensor], run: Any, after: dict[str, Any]) -> list[Any] | None:
+    def answer_texts(
+        self, batch: Mapping[str, torch.Tensor], run: dict[str, Any], after: dict[str, Any]
+    ) -> list[Any] | None:
         masked = batch["input_ids"] == self.pipe.tokenizer.mask_token_id
         if not masked.any(1).all():
             return None
@@ -89,7 +99,11 @@ class FillMaskAnswers(BatchAnswers):
         return [rows[0] if len(rows) == 1 else rows for rows in answers]
 
     def _best(
-        self, batch: Any, masked: torch.Tensor, top_k: int = 5, target_ids: Any = None
+        self,
+        batch: Mapping[str, torch.Tensor],
+        masked: torch.Tensor,
+        top_k: int = 5,
+        target_ids: npt.NDArray[np.int64] | None = None,
     ) -> tuple[list[list[float]], list[list[int]]]:
         """Return by mask the best scores and their tokens."""
         with torch.inference_mode():
@@ -114,5 +128,5 @@ class FillMaskAnswers(BatchAnswers):
         return {"score": score, "token": token, "token_str": decode([token]), "sequence": sequence}
 
 
-def make_batch_shortcut(engine: Any, pipe: Any) -> Override:
+def make_batch_shortcut(engine: Engine, pipe: Pipeline) -> Override:
     return Override(engine, "at_once", FillMaskAnswers(pipe))

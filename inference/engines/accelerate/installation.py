@@ -4,16 +4,22 @@ A shortcut knows how transformers computes, which may differ in another release.
 installed or in a later call, turns it off with a warning: then the plain pipeline answers.
 """
 
+from __future__ import annotations
+
 import logging
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from inference.engines.accelerate.shortcut import Override, Shortcut
+from inference.engines.base import Engine
 from inference.engines.runtime.faults import describe_exception, is_device_failure, is_out_of_memory
 from inference.engines.runtime.parity import SharingVerdict, Trial
 from inference.engines.runtime.row_groups import ForwardSharing
 from inference.errors import InferenceError
 from inference.telemetry import logs
+
+if TYPE_CHECKING:
+    from transformers import Pipeline, PreTrainedModel, PreTrainedTokenizerBase
 
 logger = logging.getLogger(__name__)
 S = TypeVar("S", bound=Shortcut)
@@ -95,7 +101,7 @@ class Shortcuts:
             shortcut.turn_on() if on else shortcut.turn_off()
 
 
-def install_shortcuts(model: Any, tokenizer: Any, task: str, trial: Trial) -> Shortcuts:
+def install_shortcuts(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, task: str, trial: Trial) -> Shortcuts:
     """Turn on the shortcuts by which `model` gives the same answers in a cheaper way. `trial` runs the model."""
     shortcuts = Shortcuts(model.config.model_type, trial.find_sharing_verdict())
 
@@ -119,7 +125,7 @@ def install_shortcuts(model: Any, tokenizer: Any, task: str, trial: Trial) -> Sh
 # Modules are imported while a shortcut is made: if one cannot be imported, the plain pipeline answers.
 
 
-def make_batch_shortcut(engine: Any, pipe: Any, task: str) -> Override | None:
+def make_batch_shortcut(engine: Engine, pipe: Pipeline, task: str) -> Override | None:
     from inference.engines.accelerate import fill_mask, text_batches
 
     if task == "fill-mask":
@@ -127,7 +133,7 @@ def make_batch_shortcut(engine: Any, pipe: Any, task: str) -> Override | None:
     return text_batches.make_batch_shortcut(engine, pipe, task)
 
 
-def make_encode_shortcut(engine: Any, tokenizer: Any) -> Override | None:
+def make_encode_shortcut(engine: Engine, tokenizer: PreTrainedTokenizerBase) -> Override | None:
     """Make the shortcut by which `engine.encode` encodes a list of texts, cut at a limit, as `tokenizer` does."""
     from inference.engines.accelerate import fast_tokenizer
 
@@ -135,25 +141,25 @@ def make_encode_shortcut(engine: Any, tokenizer: Any) -> Override | None:
     return Override(engine, "encode", encode) if encode else None
 
 
-def _no_padding(model: Any) -> Override | None:
+def _no_padding(model: PreTrainedModel) -> Override | None:
     from inference.engines.accelerate import unpadded_encoder
 
     return unpadded_encoder.make_unpadded_encoder(model)
 
 
-def _graphs(model: Any, tokenizer: Any, unpadded: Override | None) -> Override | None:
+def _graphs(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, unpadded: Override | None) -> Override | None:
     from inference.engines.accelerate import cuda_graphs
 
     return cuda_graphs.make_graphs(model, tokenizer, unpadded)
 
 
-def _packed(model: Any) -> Shortcut | None:
+def _packed(model: PreTrainedModel) -> Shortcut | None:
     from inference.engines.accelerate import prepacked_weights
 
     return prepacked_weights.pack_weights(model)
 
 
-def _masks(model: Any, tokenizer: Any) -> Any:
+def _masks(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Any:
     from inference.engines.accelerate import fill_mask
 
     return fill_mask.make_scorer(model, tokenizer.mask_token_id)

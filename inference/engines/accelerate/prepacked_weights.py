@@ -11,15 +11,20 @@ A product of few rows takes as long as reading its weights. If 16 bits hold the 
 do for a checkpoint in float16 or bfloat16, FBGEMM reads them in 16 bits, and sums in float32.
 """
 
+from __future__ import annotations
+
 import functools
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from inference.engines.artifacts import mapped_pages
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 ROWS = 16  # rows that the order is best for; it is as good for thousands
 FEW = 16  # rows, up to which weights of 16 bits are read
@@ -126,7 +131,7 @@ class PackedWeights:
                 layer.turn_off()
 
 
-def pack_weights(model: Any) -> PackedWeights | None:
+def pack_weights(model: PreTrainedModel) -> PackedWeights | None:
     """Return the shortcut that packs the weights of a model's layers.
 
     Return None for a model on another device than the CPU, of numbers for which oneDNN is of no use here, or without

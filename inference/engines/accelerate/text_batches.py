@@ -9,10 +9,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from transformers import Pipeline, PreTrainedConfig
 from transformers.pipelines.text_classification import ClassificationFunction, sigmoid, softmax
+from transformers.utils import ModelOutput
 
 from inference.engines.accelerate import fast_tokenizer
 from inference.engines.accelerate.shortcut import Override
+from inference.engines.base import Engine
 from inference.engines.inputs.truncation import cut_to_tokens
 
 _FUNCTIONS: dict[Any, Callable[[Any], Any]] = {
@@ -23,7 +26,12 @@ _FUNCTIONS: dict[Any, Callable[[Any], Any]] = {
 
 
 def answer_classifications(
-    pipe: Any, output: Any, lengths: Sequence[int], function_to_apply: Any = None, top_k: Any = 1, _legacy: bool = True
+    pipe: Pipeline,
+    output: ModelOutput,
+    lengths: Sequence[int],
+    function_to_apply: object = None,
+    top_k: int | None = 1,
+    _legacy: bool = True,
 ) -> list[Any]:
     """Return the answer of `TextClassificationPipeline.postprocess` to each text, with its parameters.
 
@@ -48,7 +56,7 @@ def answer_classifications(
     ]
 
 
-def _function(config: Any) -> ClassificationFunction:
+def _function(config: PreTrainedConfig) -> ClassificationFunction:
     if config.problem_type == "regression":
         return ClassificationFunction.NONE
     if config.problem_type == "multi_label_classification" or config.num_labels == 1:
@@ -56,7 +64,7 @@ def _function(config: Any) -> ClassificationFunction:
     return ClassificationFunction.SOFTMAX
 
 
-def answer_states(pipe: Any, output: Any, lengths: Sequence[int], **parameters: Any) -> list[Any]:
+def answer_states(pipe: Pipeline, output: ModelOutput, lengths: Sequence[int], **parameters: Any) -> list[Any]:
     """Return the answers of feature extraction: the states of each text's own tokens and none of the padding."""
     hidden = output[0]
     return [pipe.postprocess((hidden[text : text + 1, :tokens],), **parameters) for text, tokens in enumerate(lengths)]
@@ -71,7 +79,7 @@ READS: dict[str, Callable[..., list[Any]]] = {
 class BatchAnswers:
     """The answers of one pipeline to many texts at once."""
 
-    def __init__(self, pipe: Any, task: str) -> None:
+    def __init__(self, pipe: Pipeline, task: str) -> None:
         self.pipe = pipe
         self.read = READS[task]
         self.encode = fast_tokenizer.make_encoder(pipe.tokenizer)
@@ -83,7 +91,9 @@ class BatchAnswers:
         """
         return self._tokens([cut_to_tokens(self.pipe.tokenizer, text) for text in texts], before)
 
-    def answer_texts(self, batch: Mapping[str, torch.Tensor], run: Any, after: dict[str, Any]) -> list[Any] | None:
+    def answer_texts(
+        self, batch: Mapping[str, torch.Tensor], run: dict[str, Any], after: dict[str, Any]
+    ) -> list[Any] | None:
         """Answer texts by their tokens. Return None if the texts are to be read item by item to find what is wrong."""
         if "attention_mask" not in batch:
             return None
@@ -101,7 +111,7 @@ class BatchAnswers:
         return found
 
 
-def make_batch_shortcut(engine: Any, pipe: Any, task: str) -> Override | None:
+def make_batch_shortcut(engine: Engine, pipe: Pipeline, task: str) -> Override | None:
     """Return the shortcut for tasks whose preprocessing is one call of the tokenizer, with one row a text.
 
     Return None for other tasks.

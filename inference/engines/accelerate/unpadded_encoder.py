@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 from torch.nn import functional
+from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 
 from inference.engines.accelerate.ragged_attention import Attention, PackedTexts
@@ -43,8 +44,8 @@ class Parts(NamedTuple):
         )
 
 
-def _like_bert(model: Any) -> tuple[nn.Module, list[Parts]]:
-    def parts(layer: Any) -> Parts:
+def _like_bert(model: PreTrainedModel) -> tuple[nn.Module, list[Parts]]:
+    def parts(layer: nn.Module) -> Parts:
         attention, attended = layer.attention.self, layer.attention.output
         return Parts(
             attention=attention,
@@ -62,8 +63,8 @@ def _like_bert(model: Any) -> tuple[nn.Module, list[Parts]]:
     return model.encoder, [parts(layer) for layer in model.encoder.layer]
 
 
-def _like_distilbert(model: Any) -> tuple[nn.Module, list[Parts]]:
-    def parts(layer: Any) -> Parts:
+def _like_distilbert(model: PreTrainedModel) -> tuple[nn.Module, list[Parts]]:
+    def parts(layer: nn.Module) -> Parts:
         attention, ffn = layer.attention, layer.ffn
         return Parts(
             attention=attention,
@@ -83,7 +84,7 @@ def _like_distilbert(model: Any) -> tuple[nn.Module, list[Parts]]:
 
 # The types of models whose layers do not depend on positions. Each function returns the module that runs the layers,
 # and the parts of the layers.
-KINDS: dict[str, Callable[[Any], tuple[nn.Module, list[Parts]]]] = {
+KINDS: dict[str, Callable[[PreTrainedModel], tuple[nn.Module, list[Parts]]]] = {
     "bert": _like_bert,
     "camembert": _like_bert,
     "distilbert": _like_distilbert,
@@ -121,12 +122,12 @@ class EncoderLayer:
         return _normal(parts.norm, _product(parts.narrow, wide).add_(mixed))
 
 
-def _product(linear: Any, rows: torch.Tensor) -> torch.Tensor:
+def _product(linear: nn.Linear, rows: torch.Tensor) -> torch.Tensor:
     """Compute what the module does, packed or not, without the work of torch around a module's call."""
     return linear.forward(rows)
 
 
-def _normal(norm: Any, rows: torch.Tensor) -> torch.Tensor:
+def _normal(norm: nn.LayerNorm, rows: torch.Tensor) -> torch.Tensor:
     return functional.layer_norm(rows, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
 
 
@@ -157,7 +158,7 @@ class UnpaddedForward:
         return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=states)
 
 
-def make_unpadded_encoder(model: Any) -> Override | None:
+def make_unpadded_encoder(model: PreTrainedModel) -> Override | None:
     """Return the shortcut that computes the layers of a model here; None for a model whose layers are not known."""
     known = find_layers(model)
     if known is None:
@@ -170,7 +171,7 @@ def make_unpadded_encoder(model: Any) -> Override | None:
     return Override(runner, "forward", UnpaddedForward([EncoderLayer(layer, kind) for layer in parts], texts))
 
 
-def find_layers(model: Any) -> tuple[nn.Module, list[Parts]] | None:
+def find_layers(model: PreTrainedModel) -> tuple[nn.Module, list[Parts]] | None:
     """Return the module that runs the layers, and the parts of the layers.
 
     Return None for a model of another kind, or on several devices, or whose layers another library computes. A model
@@ -183,12 +184,12 @@ def find_layers(model: Any) -> tuple[nn.Module, list[Parts]] | None:
     return (runner, parts) if all(layer.are_plain() for layer in parts) else None
 
 
-def is_on_gpu(model: Any) -> bool:
+def is_on_gpu(model: PreTrainedModel) -> bool:
     """Return True if `model`, which is on one device, computes on a GPU."""
     return bool(model.device.type != "cpu")
 
 
-def _attention(model: Any, size: int) -> type[Attention]:
+def _attention(model: PreTrainedModel, size: int) -> type[Attention]:
     from inference.engines.accelerate import varlen_attention  # it needs what another torch may not have
 
     return (

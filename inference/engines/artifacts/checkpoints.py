@@ -3,8 +3,10 @@
 transformers makes such weights up at random, at each load.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Collection, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -14,10 +16,15 @@ from inference.engines.artifacts import weights
 from inference.engines.runtime.faults import is_device_failure, is_out_of_memory
 from inference.errors import ModelUnavailable
 
+if TYPE_CHECKING:
+    from torch import nn
+    from transformers import PreTrainedModel
+    from transformers.utils import ModelOutput
+
 MOST_NAMED = 4
 
 
-def find_missing_weights(model: Any, report: dict[str, Any]) -> frozenset[str]:
+def find_missing_weights(model: PreTrainedModel, report: dict[str, Any]) -> frozenset[str]:
     """Return the names of the model's parameters that its files do not have.
 
     `report` is that of `from_pretrained(output_loading_info=True)`. Tied weights are no parameters of their own, and
@@ -27,7 +34,12 @@ def find_missing_weights(model: Any, report: dict[str, Any]) -> frozenset[str]:
 
 
 def refuse_random_answers(
-    spec: ModelSpec, model: Any, missing: Collection[str], call: Callable[[], Any] | None, *, first_only: bool
+    spec: ModelSpec,
+    model: PreTrainedModel,
+    missing: Collection[str],
+    call: Callable[[], Any] | None,
+    *,
+    first_only: bool,
 ) -> None:
     """Raise `ModelUnavailable` if answers depend on `missing` weights.
 
@@ -46,7 +58,7 @@ def refuse_random_answers(
     )
 
 
-def require_one_label(spec: ModelSpec, model: Any) -> None:
+def require_one_label(spec: ModelSpec, model: PreTrainedModel) -> None:
     """Raise `ModelUnavailable` for a model that cannot rank, as it does not have exactly one score."""
     if (count := model.config.num_labels) != 1:
         raise ModelUnavailable(
@@ -55,14 +67,14 @@ def require_one_label(spec: ModelSpec, model: Any) -> None:
         )
 
 
-def _are_read(model: Any, names: Collection[str], call: Callable[[], Any], *, first_only: bool) -> bool:
+def _are_read(model: PreTrainedModel, names: Collection[str], call: Callable[[], Any], *, first_only: bool) -> bool:
     """Return True if an answer depends on these parameters, or if that cannot be found out.
 
     The parameters are NaN during a call: then numbers that are computed from them are NaN, too.
     """
     found: list[bool] = []
 
-    def look(module: Any, arguments: Any, output: Any) -> None:
+    def look(module: nn.Module, arguments: tuple[Any, ...], output: ModelOutput) -> None:
         found.append(any(bool(part.isnan().any()) for part in _numbers(output[0] if first_only else output)))
 
     parameters = [parameter for name, parameter in model.named_parameters() if name in names]
@@ -83,7 +95,7 @@ def _are_read(model: Any, names: Collection[str], call: Callable[[], Any], *, fi
     return any(found) or not found
 
 
-def _numbers(output: Any) -> Iterator[torch.Tensor]:
+def _numbers(output: object) -> Iterator[torch.Tensor]:
     """Yield the tensors of floating-point numbers in a model's output."""
     if isinstance(output, torch.Tensor):
         if output.is_floating_point():

@@ -5,7 +5,7 @@ from typing import Any
 
 from django.utils.module_loading import import_string
 from torch import nn
-from transformers import pipeline
+from transformers import Pipeline, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase, pipeline
 from transformers.pipelines import check_task
 from transformers.utils import logging
 
@@ -62,7 +62,7 @@ def _reporting(task: str, add_missing: Callable[[frozenset[str]], None]) -> type
     kind = import_string(kind) if isinstance(kind, str) else kind
 
     class Reporting(kind):  # type: ignore[valid-type, misc]
-        def __init__(self, model: Any, **parts: Any) -> None:
+        def __init__(self, model: tuple[PreTrainedModel, dict[str, Any]], **parts: Any) -> None:
             loaded, report = model
             add_missing(checkpoints.find_missing_weights(loaded, report))
             super().__init__(model=loaded, **parts)
@@ -70,7 +70,7 @@ def _reporting(task: str, add_missing: Callable[[frozenset[str]], None]) -> type
     return Reporting
 
 
-def prepare_batches(spec: ModelSpec, pipe: Any, *, padding_side: str, scores_texts: bool) -> None:
+def prepare_batches(spec: ModelSpec, pipe: Pipeline, *, padding_side: str, scores_texts: bool) -> None:
     """Give the tokenizer a padding token and a limit to cut at: batches need both, and many checkpoints lack one.
 
     Nothing that a head reads of a single text is changed. `scores_texts` is True if a text has one answer, for which a
@@ -90,7 +90,7 @@ def prepare_batches(spec: ModelSpec, pipe: Any, *, padding_side: str, scores_tex
     tokenizer.model_max_length = find_max_tokens(spec, pipe.model, tokenizer)
 
 
-def _padding_token(tokenizer: Any, config: Any) -> str | None:
+def _padding_token(tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig) -> str | None:
     """Return the token that the model takes for padding, if it is a special one; else the end or unknown token."""
     known = tokenizer.added_tokens_decoder.get(getattr(config.get_text_config(), "pad_token_id", None))
     if known is not None and known.special:
@@ -99,7 +99,7 @@ def _padding_token(tokenizer: Any, config: Any) -> str | None:
     return other
 
 
-def find_max_tokens(spec: ModelSpec, model: nn.Module, tokenizer: Any) -> int:
+def find_max_tokens(spec: ModelSpec, model: nn.Module, tokenizer: PreTrainedTokenizerBase) -> int:
     """Return the tokens at which a text is cut: the least limit of model, tokenizer and catalog.
 
     A limit that is not positive is none. Without any limit it is `max_batch_tokens`.

@@ -68,7 +68,7 @@ def find_local_folder(spec: ModelSpec) -> Path | None:
     return None
 
 
-def read_json(file: Path, missing: Any = None) -> Any:
+def read_json(file: Path, missing: object = None) -> Any:
     """Return the content of a JSON file of a model's folder; `missing` if there is no such file.
 
     Raises `ModelUnavailable` if it cannot be read.

@@ -4,6 +4,8 @@ It is used if its answers are those of torch in float32, up to the difference th
 or if the backend fails on the way, torch computes the model in float32, and a warning says what to do.
 """
 
+from __future__ import annotations
+
 import functools
 import hashlib
 import logging
@@ -11,7 +13,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from django.conf import settings
@@ -26,6 +28,9 @@ from inference.engines.runtime import parity, placement
 from inference.engines.runtime.faults import describe_exception
 from inference.engines.runtime.row_groups import ForwardSharing
 from inference.errors import ModelUnavailable
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 logger = logging.getLogger(__name__)
 
@@ -100,7 +105,9 @@ def require_backend(spec: ModelSpec) -> None:
         raise ModelUnavailable(problem)
 
 
-def install_backend(spec: ModelSpec, model: Any, answers: parity.Answers, inputs: Sequence[Any]) -> Installed:
+def install_backend(
+    spec: ModelSpec, model: PreTrainedModel, answers: parity.Answers, inputs: Sequence[Any]
+) -> Installed:
     """Install the backend that the catalog asks for, if its answers are near enough.
 
     `answers` runs `model`; `inputs` are of several lengths.
@@ -124,7 +131,7 @@ def _refused(spec: ModelSpec, reason: str) -> Installed:
     return Installed(shortcuts=None, note=note)
 
 
-def _is_compared(spec: ModelSpec, model: Any) -> bool:
+def _is_compared(spec: ModelSpec, model: PreTrainedModel) -> bool:
     """Return True if torch is to compute the model in bfloat16 by its `precision`, and its answers can be compared.
 
     They are scores or states then.
@@ -134,7 +141,7 @@ def _is_compared(spec: ModelSpec, model: Any) -> bool:
     return spec.precision == "bfloat16" and is_ours and model.device.type == "cpu" and not is_quantized
 
 
-def _by_torch(spec: ModelSpec, model: Any, answers: parity.Answers, inputs: Sequence[Any]) -> Installed:
+def _by_torch(spec: ModelSpec, model: PreTrainedModel, answers: parity.Answers, inputs: Sequence[Any]) -> Installed:
     """Let torch compute the model in bfloat16 if its answers are near enough to those in float32, else in float32."""
     own, whole = ([part.data for part in _parts(one)] for one in (model, _load(spec, model, dtype="float32")))
     labels = "logits" in _recorded(model, answers, inputs[:1]).output
@@ -151,17 +158,22 @@ def _by_torch(spec: ModelSpec, model: Any, answers: parity.Answers, inputs: Sequ
     return Installed(shortcuts=None, note=note)
 
 
-def _parts(model: Any) -> list[torch.Tensor]:
+def _parts(model: PreTrainedModel) -> list[torch.Tensor]:
     return [*model.parameters(), *model.buffers()]
 
 
-def _exchange(model: Any, data: Sequence[torch.Tensor]) -> None:
+def _exchange(model: PreTrainedModel, data: Sequence[torch.Tensor]) -> None:
     for part, other in zip(_parts(model), data, strict=True):
         part.data = other
 
 
 def _computed(
-    spec: ModelSpec, model: Any, precision: str, answers: parity.Answers, inputs: Sequence[Any], shortcuts: Shortcuts
+    spec: ModelSpec,
+    model: PreTrainedModel,
+    precision: str,
+    answers: parity.Answers,
+    inputs: Sequence[Any],
+    shortcuts: Shortcuts,
 ) -> str:
     """Let the backend compute the model, and return a text on the precision and on how near the answers are.
 
@@ -190,7 +202,7 @@ def _computed(
     return f"in {forward.precision}{lacking}: {found}"
 
 
-def _load(spec: ModelSpec, model: Any, **otherwise: Any) -> Any:
+def _load(spec: ModelSpec, model: PreTrainedModel, **otherwise: Any) -> Any:
     return type(model).from_pretrained(
         model.name_or_path,
         config=model.config,
@@ -212,7 +224,9 @@ def _holds(answers: parity.Answers, inputs: Sequence[Any], alone: Sequence[parit
     return agreement.compare_answers(answers(inputs, ForwardSharing.PADDED), alone).difference <= OF_A_BATCH[precision]
 
 
-def _forward(spec: ModelSpec, model: Any, precision: str, answers: parity.Answers, inputs: Sequence[Any]) -> Any:
+def _forward(
+    spec: ModelSpec, model: PreTrainedModel, precision: str, answers: parity.Answers, inputs: Sequence[Any]
+) -> Any:
     from inference.engines.backends import openvino_forward, openvino_graph
 
     recorded = _recorded(model, answers, inputs[:2])
@@ -256,7 +270,7 @@ def _forward(spec: ModelSpec, model: Any, precision: str, answers: parity.Answer
     return computes
 
 
-def _recorded(model: Any, answers: parity.Answers, inputs: Sequence[Any]) -> Recorder:
+def _recorded(model: PreTrainedModel, answers: parity.Answers, inputs: Sequence[Any]) -> Recorder:
     recorder = Recorder(model.forward)
     recording = Override(model, "forward", recorder)
     recording.turn_on()

@@ -24,7 +24,7 @@ class OpenVINOForward:
     Its answer has `output` alone, in the kind of output that the model has.
     """
 
-    def __init__(self, graph: Any, precision: str, output: str, kind: type[ModelOutput]) -> None:
+    def __init__(self, graph: openvino.Model, precision: str, output: str, kind: type[ModelOutput]) -> None:
         settings: dict[str, Any] = {
             "INFERENCE_PRECISION_HINT": HINTS[precision],
             "DYNAMIC_QUANTIZATION_GROUP_SIZE": GROUP if precision == "int8" else 0,

@@ -8,7 +8,6 @@ import re
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import openvino
@@ -36,7 +35,7 @@ class _Plain(nn.Module):
         return answer
 
 
-def export_graph(model: nn.Module, features: Mapping[str, torch.Tensor], output: str, *, short: bool) -> Any:
+def export_graph(model: nn.Module, features: Mapping[str, torch.Tensor], output: str, *, short: bool) -> openvino.Model:
     """Return the graph that computes `output` of inputs named and shaped like `features`.
 
     If `short`, its weights are int8.
@@ -47,7 +46,7 @@ def export_graph(model: nn.Module, features: Mapping[str, torch.Tensor], output:
     return graph
 
 
-def save_graph(graph: Any, folder: Path) -> None:
+def save_graph(graph: openvino.Model, folder: Path) -> None:
     """Save a graph. Raises `OSError` if it was not written whole, as OpenVINO itself does not report a full disk."""
     try:
         openvino.save_model(graph, folder / FILE, compress_to_fp16=False)
@@ -56,11 +55,11 @@ def save_graph(graph: Any, folder: Path) -> None:
         raise OSError(f"{FILE} cannot be written: {error}") from error
 
 
-def read_graph(folder: Path) -> Any:
+def read_graph(folder: Path) -> openvino.Model:
     return openvino.Core().read_model(folder / FILE)
 
 
-def _traced(model: nn.Module, features: Mapping[str, torch.Tensor], output: str) -> Any:
+def _traced(model: nn.Module, features: Mapping[str, torch.Tensor], output: str) -> openvino.Model:
     plain = _Plain(model, list(features), output).eval()
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()
@@ -78,7 +77,7 @@ def _traced(model: nn.Module, features: Mapping[str, torch.Tensor], output: str)
     return graph
 
 
-def _shorten(graph: Any) -> None:
+def _shorten(graph: openvino.Model) -> None:
     """Turn the weights of products into int8, with a scale for each number that they compute.
 
     The weights of heads stay as they are: they are few, and what they lose would show in every score.

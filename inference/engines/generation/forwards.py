@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from transformers import Cache, DynamicCache
+from transformers import Cache, DynamicCache, PreTrainedModel
 
 from inference.engines.generation.kv_cache import KVCache
 from inference.engines.generation.rows.row import GeneratedRow
@@ -19,7 +19,7 @@ KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBacken
 class Forwards:
     """The forwards of one model. Each returns scores as `generate` reads them: [rows, vocabulary], float32."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
         taken = inspect.signature(model.forward).parameters
         self._positions = "position_ids" in taken

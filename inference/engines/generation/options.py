@@ -3,20 +3,25 @@
 They are for models that do not generate step by step, and for calls of many prompts at once.
 """
 
+from __future__ import annotations
+
 import contextlib
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
+from transformers import LogitsProcessorList, Pipeline, StoppingCriteria, StoppingCriteriaList
 
 from inference.engines.generation.grammars import Grammars
 from inference.engines.generation.penalties import replace_penalties
 from inference.engines.generation.rows.ending import Ending
 from inference.engines.generation.rows.growing_text import Decoder, continues_prompt
 from inference.engines.inputs.stops import Stops, find_first_stop, read_stops
+
+if TYPE_CHECKING:
+    from transformers.utils.chat_template_utils import Chat
 
 
 class StopStringCriteria(StoppingCriteria):
@@ -26,7 +31,7 @@ class StopStringCriteria(StoppingCriteria):
         self.decoder, self.stops, self.contexts, self.prompt = decoder, stops, contexts, prompt
         self.lengths: dict[int, int] = {}
 
-    def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
+    def __call__(self, input_ids: torch.Tensor, scores: tuple[torch.Tensor, ...] | None, **_: Any) -> torch.Tensor:
         each = len(input_ids) // len(self.contexts)  # number of sequences that one prompt has
         for row, tokens in enumerate(input_ids[:, self.prompt :].tolist()):
             if row not in self.lengths and self._ends(self.contexts[row // each], tokens):
@@ -52,7 +57,7 @@ class Generated:
 class PipelineSteps:
     """The steps `forward` and `postprocess` that replace those of one pipeline."""
 
-    def __init__(self, pipe: Any) -> None:
+    def __init__(self, pipe: Pipeline) -> None:
         self.pipe = pipe
         self.decoder = Decoder(pipe.tokenizer)
         self.vocabulary: int = pipe.model.config.get_text_config().vocab_size
@@ -62,7 +67,7 @@ class PipelineSteps:
 
     def forward(
         self,
-        inputs: Any,
+        inputs: Mapping[str, Any],
         *,
         stop: Sequence[str] = (),
         seed: int | None = None,
@@ -103,7 +108,7 @@ class PipelineSteps:
         ]
         return output
 
-    def postprocess(self, output: Any, **after: Any) -> Any:
+    def postprocess(self, output: dict[str, Any], **after: Any) -> Any:
         ends = output.pop("ends", ())
         generated = ends[0] if isinstance(ends, list) else ends  # a tuple once a batch was taken apart
         prompt = output.get("prompt_text")
@@ -135,7 +140,7 @@ class PipelineSteps:
         pad = self.pipe.tokenizer.pad_token_id
         return [list(itertools.dropwhile(lambda token: token == pad, row)) for row in rows]
 
-    def _context(self, prompt: Sequence[int], text: Any, after: Mapping[str, Any]) -> list[int]:
+    def _context(self, prompt: Sequence[int], text: str | Chat, after: Mapping[str, Any]) -> list[int]:
         return self.decoder.find_context(prompt) if continues_prompt(text, after) else []
 
     def _ending(self, generated: Generated, context: Sequence[int]) -> Ending:
@@ -172,7 +177,7 @@ def _list_ends(token: int | list[int] | None) -> list[int]:
     return token if isinstance(token, list) else [token]
 
 
-def install_steps(pipe: Any) -> None:
+def install_steps(pipe: Pipeline) -> None:
     pipe.tokenizer.response_template = None  # with one, answers keep special tokens, which the stream does not have
     static = PipelineSteps(pipe)
     pipe.forward, pipe.postprocess = static.forward, static.postprocess

@@ -52,7 +52,7 @@ class PipelineStepper(Stepper):
             TemporaryLimit(),
         )
 
-    def join(self, key: Hashable, value: Any, parameters: Mapping[str, Any], *, seed: int) -> None:
+    def join(self, key: Hashable, value: object, parameters: Mapping[str, Any], *, seed: int) -> None:
         try:
             row = self._requests.make_row(key, value, parameters, seed=seed)
         except Exception as error:
@@ -310,5 +310,5 @@ def _unread(row: GeneratedRow) -> int:
     return len(row.tokens) - row.tokens_read
 
 
-def _is_short(outcome: Any) -> bool:
+def _is_short(outcome: object) -> bool:
     return isinstance(outcome, OutOfMemory)

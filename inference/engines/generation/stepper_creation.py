@@ -4,18 +4,27 @@ The modules that it needs are imported when it is made. If one of them needs som
 release lacks, the model has no stepper.
 """
 
+from __future__ import annotations
+
 import logging
-from typing import Any
+from typing import TYPE_CHECKING
 
 from inference.catalog.specs import ModelSpec
+from inference.engines.inputs.feeds import Feed
+from inference.engines.inputs.steps import PipelineCalls
 from inference.engines.runtime.faults import describe_exception, is_device_failure
 from inference.engines.runtime.parity import Trial
 from inference.engines.stepper import Stepper
 
+if TYPE_CHECKING:
+    from transformers import Pipeline
+
 logger = logging.getLogger(__name__)
 
 
-def make_stepper(spec: ModelSpec, pipe: Any, feed: Any, steps: Any, trial: Trial) -> tuple[Stepper | None, str]:
+def make_stepper(
+    spec: ModelSpec, pipe: Pipeline, feed: Feed, steps: PipelineCalls, trial: Trial
+) -> tuple[Stepper | None, str]:
     """Return a stepper whose answers are right, and an empty string; or None, and why there is no stepper."""
     try:
         from inference.engines.generation import trial as tried

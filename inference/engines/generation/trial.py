@@ -3,9 +3,11 @@
 Prompts of several lengths join one after the other, and each must get the scores that `generate` has for it alone.
 """
 
+from __future__ import annotations
+
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -17,6 +19,9 @@ from inference.engines.generation.rows.requests import NotStepwise, Requests
 from inference.engines.generation.rows.row import GeneratedRow
 from inference.engines.runtime.parity import Answer, Trial
 from inference.engines.stepper import OPEN
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 MANY_STEPS = 100
 ROOM = 1_000_000
@@ -35,7 +40,7 @@ def find_problem(spec: ModelSpec, requests: Requests, trial: Trial) -> str:
     return _excluded(spec, requests.pipe.model) or _difference(spec, requests, trial)
 
 
-def _excluded(spec: ModelSpec, model: Any) -> str:
+def _excluded(spec: ModelSpec, model: PreTrainedModel) -> str:
     config = model.config.get_text_config()
     if model.config.is_encoder_decoder:
         return "an encoder reads its prompts"

@@ -1,9 +1,11 @@
 """The feed of each task's pipeline. Everything else about a task is in `inference.catalog.tasks`."""
 
+from __future__ import annotations
+
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from inference.catalog.sizes.lengths import NEW_TOKENS
 from inference.engines.inputs import media, task_inputs
@@ -11,6 +13,10 @@ from inference.engines.inputs.stops import read_stops
 from inference.engines.runtime import parity
 from inference.engines.runtime.row_groups import ForwardSharing, InputRow
 from inference.errors import InvalidInput, make_context_length_error
+
+if TYPE_CHECKING:
+    from transformers import Pipeline
+    from transformers.utils import ModelOutput
 
 # Parameters of a trial: the scores of a few steps show whether a prompt's neighbours change its answer.
 TRIAL = {
@@ -35,42 +41,42 @@ class Feed:
     padding_side: ClassVar[str] = "right"
     is_cut: ClassVar[bool] = False  # True if a text is cut at the tokenizer's limit
 
-    def fit_to_pipeline(self, pipe: Any) -> "Feed":
+    def fit_to_pipeline(self, pipe: Pipeline) -> Feed:
         """Return the feed of this pipeline, which may differ from that of others with the same task."""
         return self
 
-    def make_input(self, text: Any, pipe: Any) -> Any:
+    def make_input(self, text: object, pipe: Pipeline) -> Any:
         """Return an input that holds `text`."""
         return text
 
-    def make_examples(self, pipe: Any) -> list[Any]:
+    def make_examples(self, pipe: Pipeline) -> list[Any]:
         return [self.make_input(self.example(), pipe)] if self.example else []
 
-    def describe_limits(self, pipe: Any) -> str:
+    def describe_limits(self, pipe: Pipeline) -> str:
         """Return what an operator should know of this model's answers, or an empty string."""
         return ""
 
-    def make_trial(self, pipe: Any) -> tuple[list[Any], dict[str, Any]]:
+    def make_trial(self, pipe: Pipeline) -> tuple[list[Any], dict[str, Any]]:
         """Return inputs of several lengths, which are tried together at load, and the parameters for them."""
         return [], {}
 
-    def complete_parameters(self, pipe: Any, parameters: dict[str, Any]) -> dict[str, Any]:
+    def complete_parameters(self, pipe: Pipeline, parameters: dict[str, Any]) -> dict[str, Any]:
         """Return a request's parameters, checked, and with those that the model must always have."""
         return parameters
 
-    def read_input(self, value: Any, pipe: Any, parameters: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    def read_input(self, value: object, pipe: Pipeline, parameters: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         """Return what the pipeline takes, and the parameters with those that the input brings."""
         return self.prepare(value, pipe), parameters
 
-    def find_forward_sharing(self, pipe: Any, run: dict[str, Any]) -> ForwardSharing:
+    def find_forward_sharing(self, pipe: Pipeline, run: dict[str, Any]) -> ForwardSharing:
         """Return which rows may share a forward that has the parameters `run`."""
         return ForwardSharing.PADDED
 
-    def count_numbers_per_token(self, pipe: Any) -> int:
+    def count_numbers_per_token(self, pipe: Pipeline) -> int:
         """Return how many numbers an answer has for each token that is read; 0 if it is not made by token."""
         return 0
 
-    def bound_parameters(self, row: InputRow, pipe: Any, run: dict[str, Any]) -> dict[str, Any]:
+    def bound_parameters(self, row: InputRow, pipe: Pipeline, run: dict[str, Any]) -> dict[str, Any]:
         """Return the row's own parameters of the forward, which replace those of its call.
 
         They limit the answer to what the row's tokens leave room for. Raises `InvalidInput` for a row that the model
@@ -78,11 +84,11 @@ class Feed:
         """
         return {}
 
-    def remove_padding(self, output: Any, row: InputRow) -> Any:
+    def remove_padding(self, output: ModelOutput | dict[str, Any], row: InputRow) -> Any:
         """Return the part of a row's output that does not belong to its padding."""
         return output
 
-    def make_answer(self, answer: Any, row: InputRow, parameters: dict[str, Any]) -> Any:
+    def make_answer(self, answer: object, row: InputRow, parameters: dict[str, Any]) -> Any:
         """Return the answer to a row, made of the pipeline's answer. `parameters` are those of its preprocess."""
         return answer
 
@@ -92,7 +98,7 @@ class TextFeed(Feed):
 
     is_cut = True
 
-    def make_trial(self, pipe: Any) -> tuple[list[Any], dict[str, Any]]:
+    def make_trial(self, pipe: Pipeline) -> tuple[list[Any], dict[str, Any]]:
         return [self.make_input(text, pipe) for text in parity.make_trial_texts(pipe.tokenizer)], self.parameters
 
 
@@ -102,10 +108,10 @@ class Pairs(TextFeed):
     With `details` the answer has the number of tokens that were read.
     """
 
-    def make_input(self, text: Any, pipe: Any) -> Any:
+    def make_input(self, text: object, pipe: Pipeline) -> Any:
         return {"text": parity.TEXTS[1], "text_pair": text}
 
-    def read_input(self, value: Any, pipe: Any, parameters: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    def read_input(self, value: object, pipe: Pipeline, parameters: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         known = {name: setting for name, setting in parameters.items() if name != "details"}
         return self.prepare(value, pipe), known  # The library passes others to the tokenizer.
 
@@ -116,22 +122,22 @@ class Pairs(TextFeed):
 class States(TextFeed):
     """The feed of texts whose answers are the states of their own tokens."""
 
-    def count_numbers_per_token(self, pipe: Any) -> int:
+    def count_numbers_per_token(self, pipe: Pipeline) -> int:
         return getattr(pipe.model.config.get_text_config(), "hidden_size", 0)
 
-    def remove_padding(self, output: Any, row: InputRow) -> Any:
+    def remove_padding(self, output: ModelOutput, row: InputRow) -> Any:
         return (output[0][:, : row.token_count],)
 
 
 class Masked(TextFeed):
-    def make_input(self, text: Any, pipe: Any) -> Any:
+    def make_input(self, text: object, pipe: Pipeline) -> Any:
         return f"{pipe.tokenizer.mask_token} {text}"
 
 
 class ZeroShotTextFeed(TextFeed):
     """The feed of a text, or of {"sequences", "candidate_labels"}: a text with labels of its own."""
 
-    def describe_limits(self, pipe: Any) -> str:
+    def describe_limits(self, pipe: Pipeline) -> str:
         if pipe.entailment_id != UNKNOWN_LABEL:
             return ""
         names = ", ".join(list(pipe.model.config.label2id)[:MOST_NAMED])
@@ -140,12 +146,12 @@ class ZeroShotTextFeed(TextFeed):
             " Name them in id2label and label2id of config.json."
         )
 
-    def complete_parameters(self, pipe: Any, parameters: dict[str, Any]) -> dict[str, Any]:
+    def complete_parameters(self, pipe: Pipeline, parameters: dict[str, Any]) -> dict[str, Any]:
         if "hypothesis_template" in parameters:
             task_inputs.read_template(parameters["hypothesis_template"])
         return parameters
 
-    def read_input(self, value: Any, pipe: Any, parameters: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    def read_input(self, value: object, pipe: Pipeline, parameters: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         own = value if isinstance(value, dict) else {"sequences": value}
         own = task_inputs.read_fields(
             own,
@@ -165,17 +171,17 @@ class Prompts(TextFeed):
     padding_side = "left"
     is_cut = False
 
-    def make_trial(self, pipe: Any) -> tuple[list[Any], dict[str, Any]]:
+    def make_trial(self, pipe: Pipeline) -> tuple[list[Any], dict[str, Any]]:
         return parity.make_trial_texts(pipe.tokenizer), TRIAL
 
-    def complete_parameters(self, pipe: Any, parameters: dict[str, Any]) -> dict[str, Any]:
+    def complete_parameters(self, pipe: Pipeline, parameters: dict[str, Any]) -> dict[str, Any]:
         """Add a number of new tokens, unless the request has one, or it or the model asks for a total length."""
         own = pipe.model.generation_config
         if parameters.keys() & {"max_new_tokens", "max_length"} or (own.max_length and not own.max_new_tokens):
             return parameters
         return {"max_new_tokens": own.max_new_tokens or NEW_TOKENS, **parameters}
 
-    def find_forward_sharing(self, pipe: Any, run: dict[str, Any]) -> ForwardSharing:
+    def find_forward_sharing(self, pipe: Pipeline, run: dict[str, Any]) -> ForwardSharing:
         """Return `ALONE` if there is a seed, `EQUAL` if answers would depend on padding, and else `PADDED`.
 
         A total length counts the padding, so that an answer would depend on how far its prompt is padded. A penalty on
@@ -192,7 +198,7 @@ class Prompts(TextFeed):
         penalized = active.get("repetition_penalty", 1.0) != 1.0 or active.get("no_repeat_ngram_size", 0) > 0
         return ForwardSharing.EQUAL if penalized else ForwardSharing.PADDED
 
-    def bound_parameters(self, row: InputRow, pipe: Any, run: dict[str, Any]) -> dict[str, Any]:
+    def bound_parameters(self, row: InputRow, pipe: Pipeline, run: dict[str, Any]) -> dict[str, Any]:
         """Limit the answer to what the prompt leaves of the model's context, or of a total length."""
         read_stops(pipe.tokenizer, run.get("stop", ()))
         longest = pipe.tokenizer.model_max_length
@@ -211,14 +217,14 @@ class Speech(Feed):
     text without timestamps is made from what it writes.
     """
 
-    def fit_to_pipeline(self, pipe: Any) -> Feed:
+    def fit_to_pipeline(self, pipe: Pipeline) -> Feed:
         """Limit the example's answer if the model writes token by token.
 
         Such a model finds hundreds of tokens in the silence of the example, and is asked for a few.
         """
         return replace(self, parameters={"max_new_tokens": 8}) if pipe.type in ("seq2seq", "seq2seq_whisper") else self
 
-    def bound_parameters(self, row: InputRow, pipe: Any, run: dict[str, Any]) -> dict[str, Any]:
+    def bound_parameters(self, row: InputRow, pipe: Pipeline, run: dict[str, Any]) -> dict[str, Any]:
         if pipe.type != "seq2seq_whisper" or run.get("return_timestamps"):
             return {}
         is_long = row.features["input_features"].shape[-1] > pipe.feature_extractor.nb_max_frames

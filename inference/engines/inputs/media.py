@@ -3,17 +3,23 @@
 Pipelines also take addresses and file names: a client's string must never reach them undecoded.
 """
 
+from __future__ import annotations
+
 import base64
 import binascii
 import io
 import wave
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from inference.errors import InvalidInput
+
+if TYPE_CHECKING:
+    import soundfile
+    from PIL import Image
 
 IMAGE_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 MAX_PIXELS = 50_000_000  # of all images of one input: a file of some KB can decode to a thousand times as many bytes
@@ -28,7 +34,7 @@ BLOCK_S, OVERLAP_S = 30, 2  # seconds that are decoded and resampled at a time, 
 MAX_BLOCK = BLOCK_S * 48_000  # samples; an FFT of a number of them that is nearly prime takes many times their memory
 
 
-def decode_base64(value: Any, what: str) -> bytes:
+def decode_base64(value: object, what: str) -> bytes:
     """Return the bytes of base64, or of a data: URL."""
     if not isinstance(value, str):
         raise InvalidInput(f"{what} must be a base64 string, not {type(value).__name__}.")
@@ -45,7 +51,7 @@ class Images:
     def __init__(self) -> None:
         self.pixels = 0
 
-    def open_image(self, value: Any) -> Any:
+    def open_image(self, value: object) -> Image.Image:
         """Return a PIL image, RGB, the right way up.
 
         Its size is read from its header, and checked, before it is decoded.
@@ -65,7 +71,7 @@ class Images:
         except Exception as error:  # Pillow's decoders raise many kinds of exceptions
             raise InvalidInput(f"The image cannot be read; it must be one of {', '.join(IMAGE_FORMATS)}.") from error
 
-    def _check(self, opened: Any) -> None:
+    def _check(self, opened: Image.Image) -> None:
         width, length = opened.size
         if max(width, length) > MAX_RATIO * min(width, length):
             raise InvalidInput(f"The image has {width} x {length} pixels; no side may be {MAX_RATIO} times the other.")
@@ -79,12 +85,12 @@ def _too_large(pixels: str) -> InvalidInput:
     return InvalidInput(f"The images of an input must have at most {MAX_PIXELS} pixels together, not {pixels}.")
 
 
-def decode_image(value: Any) -> Any:
+def decode_image(value: object) -> Image.Image:
     """Return the only image of an input."""
     return Images().open_image(value)
 
 
-def decode_audio(value: Any, rate: int) -> npt.NDArray[np.float32]:
+def decode_audio(value: object, rate: int) -> npt.NDArray[np.float32]:
     """Return one channel of sound, with `rate` samples a second."""
     import soundfile
 
@@ -100,7 +106,7 @@ def decode_audio(value: Any, rate: int) -> npt.NDArray[np.float32]:
     return samples
 
 
-def _check_sound(opened: Any) -> None:
+def _check_sound(opened: soundfile.SoundFile) -> None:
     """Check a sound by its header: a few KB can claim to be hours long, or to have one sample a second."""
     low, high = RATES
     if not low <= opened.samplerate <= high:
@@ -115,7 +121,7 @@ def _check_sound(opened: Any) -> None:
         )
 
 
-def resample_pieces(opened: Any, wanted: int) -> Iterator[npt.NDArray[np.float32]]:
+def resample_pieces(opened: soundfile.SoundFile, wanted: int) -> Iterator[npt.NDArray[np.float32]]:
     """Yield the whole sound piece by piece, mixed to one channel and resampled.
 
     All its channels at once may be ten times as much.
@@ -129,7 +135,7 @@ def resample_pieces(opened: Any, wanted: int) -> Iterator[npt.NDArray[np.float32
         yield piece[edge if number else 0 : None if is_last else -edge]
 
 
-def encode_png(picture: Any) -> str:
+def encode_png(picture: Image.Image) -> str:
     """Return a PIL image as base64 of a PNG."""
     buffer = io.BytesIO()
     picture.save(buffer, format="PNG")

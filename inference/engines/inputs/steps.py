@@ -4,14 +4,19 @@ transformers documents the steps, and `_sanitize_parameters`, for pipelines of o
 them. The pipeline is then called as a whole.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from inference.engines.inputs.feeds import Feed
 from inference.engines.runtime import row_groups
 from inference.engines.runtime.row_groups import ForwardSharing, InputRow
 from inference.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from transformers import Pipeline
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +32,7 @@ class Parameters:
 class PipelineCalls:
     """The steps of one pipeline."""
 
-    def __init__(self, pipe: Any, feed: Feed) -> None:
+    def __init__(self, pipe: Pipeline, feed: Feed) -> None:
         from transformers.pipelines.base import ChunkPipeline, pad_collate_fn
         from transformers.utils.chat_template_utils import Chat
 
@@ -47,7 +52,7 @@ class PipelineCalls:
             together=self.feed.find_forward_sharing(self.pipe, run),
         )
 
-    def make_rows(self, index: int, value: Any, parameters: Parameters) -> list[InputRow]:
+    def make_rows(self, index: int, value: object, parameters: Parameters) -> list[InputRow]:
         prepared, before = self.feed.read_input(value, self.pipe, parameters.preprocess)
         features = self.pipe.preprocess(self.chat(prepared) if isinstance(prepared, list) else prepared, **before)
         rows = [InputRow(item=index, features=found) for found in (features if self.in_chunks else [features])]

@@ -1,10 +1,15 @@
 """The stops of a request: the strings and tokens at which a generated text ends."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 from inference.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,7 +20,7 @@ class Stops:
     tokens: frozenset[int]  # special tokens, which no text shows
 
 
-def read_stops(tokenizer: Any, stops: Sequence[str]) -> Stops:
+def read_stops(tokenizer: PreTrainedTokenizerBase, stops: Sequence[str]) -> Stops:
     """Find the special tokens among the stops. Raises `InvalidInput` for a stop that is in part a special token."""
     special = read_special_tokens(tokenizer) if stops else {}
     tokens = set()
@@ -31,7 +36,7 @@ def read_stops(tokenizer: Any, stops: Sequence[str]) -> Stops:
     return Stops(texts=tuple(stops), tokens=frozenset(tokens))
 
 
-def read_special_tokens(tokenizer: Any) -> dict[str, int]:
+def read_special_tokens(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
     """Return the number of each special token by its string. These tokens are left out of texts."""
     return {str(token): number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
 

@@ -1,12 +1,17 @@
 """An input as Hugging Face clients send it, checked, bounded and turned into what a pipeline takes."""
 
+from __future__ import annotations
+
 import re
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from inference.engines.inputs import media
 from inference.engines.inputs.truncation import cut_to_tokens
 from inference.errors import InvalidInput, make_context_length_error
+
+if TYPE_CHECKING:
+    from transformers import Pipeline, PreTrainedTokenizerBase
 
 MAX_STRIDES = 64
 MAX_MASKS = 32  # each is answered with top_k texts
@@ -15,26 +20,26 @@ MAX_LABEL = 1000  # characters of a label
 MOST_TOKENS = 16  # of one character: a tokenizer may read it as several, and each of those as its bytes
 MAX_TABLE = 100_000  # characters of a table and its query
 
-Prepare = Callable[[Any, Any], Any]  # (input, pipeline) -> what the pipeline takes
+Prepare = Callable[[object, "Pipeline"], Any]  # (input, pipeline) -> what the pipeline takes
 
 
-def read_string(value: Any) -> str:
+def read_string(value: object) -> str:
     if not isinstance(value, str):
         raise InvalidInput(f"An input must be a text, not {type(value).__name__}.")
     return value
 
 
-def read_text(value: Any, pipe: Any) -> str:
+def read_text(value: object, pipe: Pipeline) -> str:
     """Return as much of a text as the model can read."""
     return cut_to_tokens(pipe.tokenizer, read_string(value))
 
 
-def read_long_text(value: Any, pipe: Any) -> str:
+def read_long_text(value: object, pipe: Pipeline) -> str:
     """Return as much of a text that may be read in strides as `MAX_STRIDES` strides may hold."""
     return cut_to_tokens(pipe.tokenizer, read_string(value), MAX_STRIDES * pipe.tokenizer.model_max_length)
 
 
-def read_whole_text(value: Any, pipe: Any) -> str:
+def read_whole_text(value: object, pipe: Pipeline) -> str:
     """Return a text that must not be cut, as an answer to a part of it would answer something else.
 
     Raises `ContextLengthExceeded` if it is longer than the model reads.
@@ -46,13 +51,13 @@ def read_whole_text(value: Any, pipe: Any) -> str:
     return whole
 
 
-def read_text_or_pair(value: Any, pipe: Any) -> Any:
+def read_text_or_pair(value: object, pipe: Pipeline) -> Any:
     if isinstance(value, dict):
         return read_fields(value, pipe, text=read_text, text_pair=read_text)
     return read_text(value, pipe)
 
 
-def read_pair(value: Any, pipe: Any) -> Any:
+def read_pair(value: object, pipe: Pipeline) -> Any:
     if not isinstance(value, dict) or value.keys() != {"text", "text_pair"}:
         raise InvalidInput('An input must be {"text": "the query", "text_pair": "a text"}.')
     found = read_fields(value, pipe, text=read_text, text_pair=read_text)
@@ -60,7 +65,7 @@ def read_pair(value: Any, pipe: Any) -> Any:
     return {name: [part] for name, part in found.items()}  # In lists, since a lone empty text is taken for no text.
 
 
-def _require_room_beside(query: str, tokenizer: Any, *, whole: str) -> None:
+def _require_room_beside(query: str, tokenizer: PreTrainedTokenizerBase, *, whole: str) -> None:
     """Raise `InvalidInput` for a query that leaves no token to its text, as no query is cut.
 
     `query` is the beginning of `whole`, the query of the client.
@@ -73,14 +78,14 @@ def _require_room_beside(query: str, tokenizer: Any, *, whole: str) -> None:
         raise make_context_length_error(most, tokens, at_least=len(query) < len(whole))
 
 
-def read_masked_text(value: Any, pipe: Any) -> str:
+def read_masked_text(value: object, pipe: Pipeline) -> str:
     mask, found = pipe.tokenizer.mask_token, read_text(value, pipe)
     if not 1 <= found.count(mask) <= MAX_MASKS:
         raise InvalidInput(f"The text must contain {mask}, the place to fill, from 1 to {MAX_MASKS} times.")
     return found
 
 
-def read_prompt(value: Any, pipe: Any) -> Any:
+def read_prompt(value: object, pipe: Pipeline) -> Any:
     """Return a prompt, which is a text or a list of chat messages."""
     if isinstance(value, list):
         if not pipe.tokenizer.chat_template:
@@ -91,15 +96,15 @@ def read_prompt(value: Any, pipe: Any) -> Any:
     return value
 
 
-def read_image(value: Any, pipe: Any) -> Any:
+def read_image(value: object, pipe: Pipeline) -> Any:
     return media.decode_image(value)
 
 
-def read_audio(value: Any, pipe: Any) -> Any:
+def read_audio(value: object, pipe: Pipeline) -> Any:
     return media.decode_audio(value, pipe.feature_extractor.sampling_rate)
 
 
-def read_labels(value: Any, pipe: Any = None) -> Any:
+def read_labels(value: object, pipe: Pipeline | None = None) -> Any:
     if isinstance(value, str):
         value = [label.strip() for label in value.split(",")]
     if (
@@ -114,7 +119,7 @@ def read_labels(value: Any, pipe: Any = None) -> Any:
     return value
 
 
-def read_template(value: Any, pipe: Any = None) -> str:
+def read_template(value: object, pipe: Pipeline | None = None) -> str:
     """Return a hypothesis template, which has one {}.
 
     The pipeline formats with it, so that anything else that a format can do (reach attributes, pad to a gigabyte) is
@@ -125,7 +130,7 @@ def read_template(value: Any, pipe: Any = None) -> str:
     return value
 
 
-def read_image_fields(value: Any, pipe: Any) -> Any:
+def read_image_fields(value: object, pipe: Pipeline) -> Any:
     """Read an image, or {"image": …} with the pipeline's other arguments beside it."""
     if not isinstance(value, dict):
         return media.decode_image(value)
@@ -134,7 +139,7 @@ def read_image_fields(value: Any, pipe: Any) -> Any:
     }
 
 
-def read_image_and_text(value: Any, pipe: Any) -> Any:
+def read_image_and_text(value: object, pipe: Pipeline) -> Any:
     """Read chat messages with images in them, or {"images": [base64, …], "text": …}."""
     opened = media.Images()
     if isinstance(value, list):
@@ -145,7 +150,7 @@ def read_image_and_text(value: Any, pipe: Any) -> Any:
     return {"images": [opened.open_image(item) for item in images], "text": read_whole_text(value.get("text"), pipe)}
 
 
-def read_table(value: Any, pipe: Any) -> Any:
+def read_table(value: object, pipe: Pipeline) -> Any:
     if not isinstance(value, dict) or not isinstance(value.get("table"), dict):
         raise InvalidInput('An input must be {"table": {"column": ["cell", …]}, "query": "…"}.')
     content = {"table": value["table"], "query": read_string(value.get("query"))}
@@ -170,12 +175,12 @@ def _content(message: dict[str, Any], images: media.Images | None) -> Any:
     return read_string(content)
 
 
-def _whole(chat: list[dict[str, Any]], pipe: Any) -> list[dict[str, Any]]:
+def _whole(chat: list[dict[str, Any]], pipe: Pipeline) -> list[dict[str, Any]]:
     read_whole_text("\n".join(_strings(chat)), pipe)
     return chat
 
 
-def _strings(value: Any) -> Iterator[str]:
+def _strings(value: object) -> Iterator[str]:
     """Yield everything in a value that a template or a tokenizer may read, each as a string."""
     if isinstance(value, dict):
         value = list(value.values())
@@ -198,14 +203,14 @@ def _part(part: Any, images: media.Images | None) -> dict[str, Any]:
     )
 
 
-def read_fields(value: dict[str, Any], pipe: Any, **known: Prepare) -> dict[str, Any]:
+def read_fields(value: dict[str, Any], pipe: Pipeline, **known: Prepare) -> dict[str, Any]:
     first = next(iter(known))
     if first not in value or not value.keys() <= known.keys():
         raise InvalidInput(f"An input must be a text or have {first}, and besides only {', '.join(known)}.")
     return {key: known[key](item, pipe) for key, item in value.items()}
 
 
-def _harmless(key: str, value: Any, pipe: Any) -> Any:
+def _harmless(key: str, value: object, pipe: Pipeline) -> Any:
     if key == "candidate_labels":
         return read_labels(value)
     if key in ("question", "hypothesis_template"):

@@ -3,14 +3,19 @@
 What follows it would cost the tokenizer as much, and is cut off.
 """
 
-from typing import Any
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 CHARACTERS = 8  # of a token; most tokens have fewer
 MOST_CHARACTERS = 200  # of a token on average: blanks and characters of no vocabulary give no tokens, and cost as much
 MARGIN = 128  # tokens that a cut within a word may change
 
 
-def cut_to_tokens(tokenizer: Any, text: str, limit: int | None = None) -> str:
+def cut_to_tokens(tokenizer: PreTrainedTokenizerBase, text: str, limit: int | None = None) -> str:
     """Return a part of `text` whose first `limit` tokens are those of the whole text.
 
     The limit is by default the tokenizer's own. To tokenize the whole text, and cut it then, takes a second a megabyte.
@@ -27,5 +32,5 @@ def cut_to_tokens(tokenizer: Any, text: str, limit: int | None = None) -> str:
     return _part(tokenizer, text, most)
 
 
-def _part(tokenizer: Any, text: str, size: int) -> str:
+def _part(tokenizer: PreTrainedTokenizerBase, text: str, size: int) -> str:
     return text[-size:] if tokenizer.truncation_side == "left" else text[:size]

@@ -211,20 +211,19 @@ class PipelineEngine(Engine):
             return Prepared(ready, tokens=tokens)
         return Prepared(ready, read=_read(steps, inputs, ready))
 
-    def predict_prepared(self, prepared: Any, parameters: dict[str, Any]) -> list[Any] | None:
+    def predict_prepared(self, prepared: Prepared, parameters: dict[str, Any]) -> list[Any] | None:
         """Answer inputs that `prepare` has read. A shortcut that fails is found out by `predict`."""
-        ready: Prepared = prepared
-        if ready.tokens is None:
-            return self._answers(self.steps, ready.read, ready.parameters) if self.steps else None
+        if prepared.tokens is None:
+            return self._answers(self.steps, prepared.read, prepared.parameters) if self.steps else None
         if self.at_once is None:
             return None
-        found = self.at_once.answer_texts(ready.tokens, ready.parameters.forward, ready.parameters.postprocess)
+        found = self.at_once.answer_texts(prepared.tokens, prepared.parameters.forward, prepared.parameters.postprocess)
         return list(found) if found else None
 
     def _whole(self, inputs: list[Any], parameters: dict[str, Any]) -> list[Any]:
         return [_in_place(self._alone, value, parameters) for value in inputs]
 
-    def _alone(self, value: Any, parameters: dict[str, Any]) -> Any:
+    def _alone(self, value: object, parameters: dict[str, Any]) -> Any:
         """Answer one input with the pipeline as a whole."""
         parameters = {**self.feed.preprocess, **parameters}
         prepared, parameters = step_errors.run_input_step(self.feed.read_input, value, self.pipe, parameters)

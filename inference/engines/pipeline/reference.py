@@ -25,7 +25,7 @@ class Reference:
     For a text that is cut only the tokens are compared, as answering it would take long.
     """
 
-    def __init__(self, pipe: Any, feed: Feed) -> None:
+    def __init__(self, pipe: Pipeline, feed: Feed) -> None:
         self.parameters = {**feed.parameters, **feed.compared}
         self.inputs: list[Any] = []  # inputs that the pipeline answers
         self.answers: list[Any] = []
@@ -69,7 +69,7 @@ class Reference:
         return list(self.pipe.tokenizer(text, truncation=True)["input_ids"]) if text else []
 
 
-def _call_pipeline(pipe: Any, feed: Feed, value: Any) -> Any:
+def _call_pipeline(pipe: Pipeline, feed: Feed, value: object) -> Any:
     """Call the pipeline as a whole, without the changes that a task's own `__call__` makes to one answer."""
     parameters = {**feed.preprocess, **feed.parameters, **feed.compared}
     if not isinstance(feed, TextFeed):
@@ -77,7 +77,7 @@ def _call_pipeline(pipe: Any, feed: Feed, value: Any) -> Any:
     return Pipeline.__call__(pipe, value, **parameters)
 
 
-def _inputs(pipe: Any, feed: Feed) -> Iterator[Any]:
+def _inputs(pipe: Pipeline, feed: Feed) -> Iterator[Any]:
     if not isinstance(feed, TextFeed):
         yield from feed.make_examples(pipe)
         return
@@ -85,7 +85,7 @@ def _inputs(pipe: Any, feed: Feed) -> Iterator[Any]:
         yield feed.make_input(text, pipe)
 
 
-def _long_text(pipe: Any, feed: Feed) -> str:
+def _long_text(pipe: Pipeline, feed: Feed) -> str:
     """Return a text that the library cuts.
 
     It is empty if texts are not cut, or if the library's limit is more than the model can read.
@@ -94,5 +94,5 @@ def _long_text(pipe: Any, feed: Feed) -> str:
     return "cat " * (limit + 1) if 0 < limit <= find_max_positions(pipe.model) < NO_LIMIT else ""
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     return f"the text {value[:60]!r}" if isinstance(value, str) else "its example"

@@ -51,7 +51,7 @@ class RunReport:
 
 
 def run_with_isolation(
-    engine: Engine, items: Sequence[Any], parameters: dict[str, Any], prepared: Any = None
+    engine: Engine, items: Sequence[Any], parameters: dict[str, Any], prepared: object = None
 ) -> RunReport:
     """Answer every item, in order.
 
@@ -76,7 +76,7 @@ def run_with_isolation(
 class _Batch:
     """The outcomes of a batch while they come in; `indexes` are places in it."""
 
-    def __init__(self, engine: Engine, items: Sequence[Any], parameters: dict[str, Any], prepared: Any) -> None:
+    def __init__(self, engine: Engine, items: Sequence[Any], parameters: dict[str, Any], prepared: object) -> None:
         self.engine = engine
         self.prepared = prepared  # None after the first call
         self.items = items
@@ -221,7 +221,7 @@ def _halves(items: Sequence[T]) -> tuple[list[T], list[T]]:
     return list(items[:middle]), list(items[middle:])
 
 
-def _shape_problem(answers: Any, expected: int) -> BadOutput | None:
+def _shape_problem(answers: object, expected: int) -> BadOutput | None:
     if not isinstance(answers, (list, tuple)):
         return BadOutput(f"The engine must answer a list, one answer an input, not {type(answers).__name__}.")
     if len(answers) != expected:
@@ -231,7 +231,7 @@ def _shape_problem(answers: Any, expected: int) -> BadOutput | None:
     return None
 
 
-def read_answer(answer: Any) -> Any:
+def read_answer(answer: object) -> Any:
     """Return an engine's answer as plain JSON values, or as an `InferenceError` if it is an error or is unusable."""
     if isinstance(answer, BaseException):
         return make_job_error(answer)

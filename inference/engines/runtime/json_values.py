@@ -38,7 +38,7 @@ def convert_to_finite_json(value: Any, room: int = MAX_DEPTH) -> Any:
     raise BadOutput(f"The engine's answer holds a {kind.__name__}; an answer is made of JSON values.")
 
 
-def pair_leaves(first: Any, second: Any) -> Iterator[tuple[Any, Any]]:
+def pair_leaves(first: object, second: object) -> Iterator[tuple[Any, Any]]:
     """Yield the leaves of two JSON values side by side; where their shapes differ, both parts as a whole."""
     if isinstance(first, dict) and isinstance(second, dict) and first.keys() == second.keys():
         for key in first:
@@ -50,7 +50,7 @@ def pair_leaves(first: Any, second: Any) -> Iterator[tuple[Any, Any]]:
         yield first, second
 
 
-def estimate_size(value: Any) -> int:
+def estimate_size(value: object) -> int:
     """Estimate how many numbers are as large as the JSON `value`: sixteen characters of a text count as one."""
     if isinstance(value, str):
         return 1 + len(value) // 16

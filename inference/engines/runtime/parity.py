@@ -4,11 +4,13 @@ The answers of some architectures depend on padding (FNet, Nyströmformer, Perce
 texts of the batch.
 """
 
+from __future__ import annotations
+
 import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -16,6 +18,9 @@ from inference.engines.runtime.faults import describe_exception, is_device_failu
 from inference.engines.runtime.json_values import pair_leaves
 from inference.engines.runtime.row_groups import ForwardSharing, InputRow
 from inference.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from transformers import Pipeline, PreTrainedTokenizerBase
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +46,7 @@ SHORT_TYPES = 0.05
 HUGE = 1e30  # scores at least so large mark what may not be chosen
 
 
-def make_special_token_texts(tokenizer: Any) -> list[str]:
+def make_special_token_texts(tokenizer: PreTrainedTokenizerBase) -> list[str]:
     """Make texts that hold the tokenizer's special tokens, as users may write them.
 
     Each token that may be chosen for padding is the end of one text, as decoders that classify score a text's end.
@@ -52,7 +57,7 @@ def make_special_token_texts(tokenizer: Any) -> list[str]:
     return [f"the cat {''.join(others)}", *(f"the cat{token}" for token in dict.fromkeys(last) if token)]
 
 
-def make_trial_texts(tokenizer: Any) -> list[str]:
+def make_trial_texts(tokenizer: PreTrainedTokenizerBase) -> list[str]:
     """Make texts of several lengths, one of which ends in the token that others are padded with."""
     return [f"the cat{tokenizer.pad_token}", *TEXTS] if tokenizer.pad_token else list(TEXTS)
 
@@ -79,7 +84,7 @@ class Trial:
         for value in inputs:
             self._add_input(value, is_last=value is inputs[-1])
 
-    def _add_input(self, value: Any, *, is_last: bool) -> None:
+    def _add_input(self, value: object, *, is_last: bool) -> None:
         """Keep an input and its answer, or leave out an input that the model cannot read.
 
         Some models cannot read a text of one token. A model that can read no input is broken, and its error is raised.
@@ -131,7 +136,7 @@ class Trial:
         )
 
 
-def are_alike(answers: Any, expected: Any) -> bool:
+def are_alike(answers: object, expected: object) -> bool:
     """Return True if both are the same JSON, with numbers equal up to the last digits of a float32."""
     return all(
         math.isclose(found, wanted, rel_tol=1e-4, abs_tol=1e-4)
@@ -141,7 +146,7 @@ def are_alike(answers: Any, expected: Any) -> bool:
     )
 
 
-def read_output(output: Any, row: InputRow, pipe: Any) -> Answer:
+def read_output(output: Any, row: InputRow, pipe: Pipeline) -> Answer:
     """Return what the model computed for a row.
 
     That is the states or scores of its own tokens, of its masks, of its text, or of each step that it generated.

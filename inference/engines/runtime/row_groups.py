@@ -43,7 +43,7 @@ def group_rows(rows: Sequence[InputRow], *, limit: int, together: ForwardSharing
             yield stack[start : start + limit]
 
 
-def _shape(features: Any, together: ForwardSharing) -> tuple[Any, ...]:
+def _shape(features: Mapping[str, Any], together: ForwardSharing) -> tuple[Any, ...]:
     """Return a key that is equal for rows that stack.
 
     Only tokens under a mask may differ in length. Padding of sound changes the answer, as convolutions and group norms
@@ -71,7 +71,7 @@ def run_forward(
     return [_part(output, place, len(rows)) for place in range(len(rows))]
 
 
-def _part(output: Any, place: int, count: int) -> Any:
+def _part(output: dict[str, Any], place: int, count: int) -> Any:
     """Return the part of a batch's output that belongs to one row.
 
     What is not by row, such as caches and the states of each layer, is left out.

@@ -74,7 +74,7 @@ def load_dense(folder: Path, saved: Mapping[str, Any]) -> Dense:
     return module
 
 
-def _activation(file: str, name: Any) -> nn.Module:
+def _activation(file: str, name: object) -> nn.Module:
     package, _, kind = str(name).rpartition(".")
     if kind not in ACTIVATIONS or not f"{package}.".startswith("torch.nn."):
         known = ", ".join(f"torch.nn.{kind}" for kind in ACTIVATIONS)

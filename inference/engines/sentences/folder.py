@@ -204,7 +204,7 @@ def _refuse_others(
         raise _not_understood(file, field, value)
 
 
-def _not_understood(file: str, field: str, value: Any) -> ModelUnavailable:
+def _not_understood(file: str, field: str, value: object) -> ModelUnavailable:
     return ModelUnavailable(
         f"{file}: {field} = {str(value)[:100]!r} is not understood, and vectors might be others than the model's."
         " Write an engine class, see docs/guide/models.md."

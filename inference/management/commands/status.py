@@ -145,5 +145,5 @@ def _table(rows: list[Facts]) -> list[str]:
     return ["  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip() for cells in lines]
 
 
-def _cell(value: Any) -> str:
+def _cell(value: object) -> str:
     return "-" if value is None else escape_line(value)

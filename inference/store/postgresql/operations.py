@@ -1,8 +1,14 @@
 """Migration operations on tables that a running service goes on writing to."""
 
-from typing import Any
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
 
 from django.contrib.postgres.operations import AddIndexConcurrently, NotInTransactionMixin, RemoveIndexConcurrently
+
+if TYPE_CHECKING:
+    from django.db.backends.base.schema import BaseDatabaseSchemaEditor
+    from django.db.migrations.state import ProjectState
 
 
 class _BesideWriters:
@@ -11,19 +17,25 @@ class _BesideWriters:
     Its migration has `atomic = False`.
     """
 
-    def database_forwards(self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any) -> None:
+    def database_forwards(
+        self, app_label: str, schema_editor: BaseDatabaseSchemaEditor, from_state: ProjectState, to_state: ProjectState
+    ) -> None:
         self._operation(schema_editor).database_forwards(app_label, schema_editor, from_state, to_state)
 
-    def database_backwards(self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any) -> None:
+    def database_backwards(
+        self, app_label: str, schema_editor: BaseDatabaseSchemaEditor, from_state: ProjectState, to_state: ProjectState
+    ) -> None:
         self._operation(schema_editor).database_backwards(app_label, schema_editor, from_state, to_state)
 
-    def _operation(self, schema_editor: Any) -> Any:
+    def _operation(self, schema_editor: BaseDatabaseSchemaEditor) -> Any:
         """Return PostgreSQL's concurrent operation, or the plain one that it is derived from."""
         return super(_BesideWriters if _is_able(schema_editor) else NotInTransactionMixin, self)
 
 
 class AddIndexBesideWriters(_BesideWriters, AddIndexConcurrently):
-    def database_forwards(self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any) -> None:
+    def database_forwards(
+        self, app_label: str, schema_editor: BaseDatabaseSchemaEditor, from_state: ProjectState, to_state: ProjectState
+    ) -> None:
         if _is_able(schema_editor):
             schema_editor.execute("SET statement_timeout = 0")
             name = schema_editor.quote_name(self.index.name)  # an index left by an interrupted try is invalid
@@ -38,5 +50,5 @@ class RemoveIndexBesideWriters(_BesideWriters, RemoveIndexConcurrently):
     """
 
 
-def _is_able(schema_editor: Any) -> bool:
+def _is_able(schema_editor: BaseDatabaseSchemaEditor) -> bool:
     return bool(schema_editor.connection.vendor == "postgresql")

@@ -5,6 +5,7 @@ All waits of a request together take no longer than one may.
 
 import functools
 import sqlite3
+from collections.abc import Iterable
 from typing import Any
 
 from django.db.backends.sqlite3 import base
@@ -22,7 +23,7 @@ def _converted(query: str) -> str:
 
 
 class Cursor(base.SQLiteCursorWrapper):
-    def convert_query(self, query: str, *, param_names: Any = None) -> str:
+    def convert_query(self, query: str, *, param_names: Iterable[str] | None = None) -> str:
         return _converted(query) if param_names is None else str(super().convert_query(query, param_names=param_names))
 
     def execute(self, *statement: Any) -> Any:

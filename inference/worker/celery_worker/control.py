@@ -4,7 +4,7 @@
 an error that names the alternative.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from celery.worker.control import Panel
@@ -36,7 +36,7 @@ def _refusing(instead: str) -> Command:
 
 
 def _cancelling(command: Command, housekeeping: Housekeeping) -> Command:
-    def cancel(state: Any, task_id: Any, **arguments: Any) -> dict[str, Any]:
+    def cancel(state: object, task_id: str | Iterable[str] | None, **arguments: Any) -> dict[str, Any]:
         ids = [task_id] if isinstance(task_id, str) else list(task_id or ())[:MOST_IDS]
         housekeeping.cancel_jobs_soon(filter(None, map(parse_uuid, ids)))
         return command(state, task_id=ids, **arguments)

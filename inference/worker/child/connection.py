@@ -38,12 +38,12 @@ class MainConnection:
             raise SystemExit(os.EX_OK)
         return ChildCall(*message)
 
-    def send(self, kind: ReplyKind, number: int = 0, value: Any = None) -> None:
+    def send(self, kind: ReplyKind, number: int = 0, value: object = None) -> None:
         data = framing.pack_message((kind, number, value))
         with self._sending:
             self._socket.sendall(data)
 
-    def send_result(self, number: int, result: Any, error: BaseException | None = None) -> None:
+    def send_result(self, number: int, result: object, error: BaseException | None = None) -> None:
         """Send the result of a call, or the error that it raised."""
         try:
             self.send(ReplyKind.FAILED if error else ReplyKind.DONE, number, error or result)

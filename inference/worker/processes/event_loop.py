@@ -5,14 +5,23 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 
+class HasFileno(Protocol):
+    """An object with a file descriptor, such as a socket."""
+
+    def fileno(self) -> int: ...
+
+
+FileObject = int | HasFileno  # as `selectors` takes it
+
+
 class EventLoop(Protocol):
     """The methods of kombu's event loop that the pool calls."""
 
-    def add_reader(self, fds: Any, callback: Callable[..., object], *args: Any) -> object: ...
+    def add_reader(self, fds: FileObject, callback: Callable[..., object], *args: Any) -> object: ...
 
-    def add_writer(self, fds: Any, callback: Callable[..., object], *args: Any) -> object: ...
+    def add_writer(self, fds: FileObject, callback: Callable[..., object], *args: Any) -> object: ...
 
-    def remove(self, fd: Any) -> object: ...
+    def remove(self, fd: FileObject) -> object: ...
 
 
 class SelectorLoop:
@@ -21,15 +30,15 @@ class SelectorLoop:
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
 
-    def add_reader(self, fds: Any, callback: Callable[..., object], *args: Any) -> None:
+    def add_reader(self, fds: FileObject, callback: Callable[..., object], *args: Any) -> None:
         self.remove(fds)
         self._selector.register(fds, selectors.EVENT_READ, (callback, args))
 
-    def add_writer(self, fds: Any, callback: Callable[..., object], *args: Any) -> None:
+    def add_writer(self, fds: FileObject, callback: Callable[..., object], *args: Any) -> None:
         self.remove(fds)
         self._selector.register(fds, selectors.EVENT_WRITE, (callback, args))
 
-    def remove(self, fd: Any) -> None:
+    def remove(self, fd: FileObject) -> None:
         try:
             self._selector.unregister(fd)
         except KeyError:

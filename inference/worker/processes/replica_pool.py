@@ -17,7 +17,7 @@ from typing import Any
 from inference.worker.calls import Assignment, LoadReport, ReplyKind, describe_exit
 from inference.worker.child import entry
 from inference.worker.child import process as child_process
-from inference.worker.processes.event_loop import EventLoop, SelectorLoop
+from inference.worker.processes.event_loop import EventLoop, FileObject, SelectorLoop
 from inference.worker.processes.process_launcher import ProcessLauncher
 from inference.worker.processes.replica_process import ProcessCall, ReplicaProcess
 from inference.worker.replicas.registry import ReplicaRegistry
@@ -141,7 +141,7 @@ class ReplicaPool:
 
         return guarded
 
-    def _remove(self, *descriptors: Any) -> None:
+    def _remove(self, *descriptors: FileObject) -> None:
         for descriptor in descriptors if self._loop else ():
             self._loop.remove(descriptor)  # type: ignore[union-attr]
 

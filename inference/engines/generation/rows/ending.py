@@ -20,7 +20,7 @@ class Ending:
         texts = {"generated_text": self._replaced(answer["generated_text"])} if "generated_text" in answer else {}
         return {**answer, **texts, **more}
 
-    def _replaced(self, text: Any) -> Any:
+    def _replaced(self, text: object) -> Any:
         if isinstance(text, str):
             return text.removesuffix(self.found) + self.text if text.endswith(self.found) else text
         if isinstance(text, list):  # a chat: the last message is the answer

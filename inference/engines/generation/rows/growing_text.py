@@ -1,10 +1,16 @@
 """The text that a row generates, as it grows: it takes tokens, and returns the part of their text that is final."""
 
+from __future__ import annotations
+
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from inference.engines.inputs.stops import find_first_stop, read_special_tokens
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+    from transformers.utils.chat_template_utils import Chat
 
 UNFINISHED = "\ufffd"  # what the first bytes of a character decode to while its last are still to come
 BYTE = re.compile(r"<0x[0-9A-F]{2}>")
@@ -16,7 +22,7 @@ CONTEXT = 16  # tokens at the end of a prompt, on which blanks and characters be
 class Decoder:
     """A tokenizer as `pipeline` uses it for answers. One decoder serves all rows."""
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
         known = tokenizer.get_vocab()
         self.bytes = frozenset(token for name, token in known.items() if BYTE.fullmatch(name))
@@ -127,7 +133,7 @@ class GrowingText:
         )
 
 
-def continues_prompt(prompt: Any, after: Mapping[str, Any]) -> bool:
+def continues_prompt(prompt: str | Chat, after: Mapping[str, Any]) -> bool:
     """Return True if an answer continues its prompt, as `pipeline` decides. Else it is a message of its own.
 
     `prompt` is a text or a chat of transformers, and `after` has the parameters of the pipeline's postprocess.

@@ -1,7 +1,9 @@
 """Rows made of requests: the prompt in tokens, and the settings that `generate` would run the request with alone."""
 
+from __future__ import annotations
+
 from collections.abc import Hashable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -11,6 +13,9 @@ from inference.engines.inputs import step_errors
 from inference.engines.inputs.feeds import Feed
 from inference.engines.inputs.steps import PipelineCalls
 from inference.engines.inputs.stops import read_stops
+
+if TYPE_CHECKING:
+    from transformers import GenerationConfig, LogitsProcessorList, Pipeline, PreTrainedModel
 
 MODES = ("greedy_search", "sample")
 
@@ -22,16 +27,16 @@ class NotStepwise(Exception):
 class Requests:
     """The requests to one pipeline."""
 
-    def __init__(self, pipe: Any, feed: Feed, steps: PipelineCalls) -> None:
+    def __init__(self, pipe: Pipeline, feed: Feed, steps: PipelineCalls) -> None:
         self.pipe, self.feed, self.steps = pipe, feed, steps
         self.decoder = Decoder(pipe.tokenizer)
         self.context: int = pipe.tokenizer.model_max_length  # tokens that a prompt and its answer may have
 
-    def make_row(self, key: Hashable, value: Any, parameters: Mapping[str, Any], *, seed: int) -> GeneratedRow:
+    def make_row(self, key: Hashable, value: object, parameters: Mapping[str, Any], *, seed: int) -> GeneratedRow:
         """Return the row of a request. Raises `InvalidInput` if reading the request fails."""
         return step_errors.run_input_step(self._row, key, value, dict(parameters), seed)  # type: ignore[no-any-return]
 
-    def _row(self, key: Hashable, value: Any, given: dict[str, Any], seed: int) -> GeneratedRow:
+    def _row(self, key: Hashable, value: object, given: dict[str, Any], seed: int) -> GeneratedRow:
         seed, stops, details = given.pop("seed", seed), given.pop("stop", ()), given.pop("details", False)
         parameters = self.steps.split_parameters(self.feed.complete_parameters(self.pipe, given))
         [found] = self.steps.make_rows(0, value, parameters)
@@ -62,7 +67,13 @@ class Requests:
         """
         made: dict[str, Any] = {}
 
-        def keep(model: Any, input_ids: Any, logits_processor: Any, generation_config: Any, **_: Any) -> Any:
+        def keep(
+            model: PreTrainedModel,
+            input_ids: torch.Tensor,
+            logits_processor: LogitsProcessorList,
+            generation_config: GenerationConfig,
+            **_: Any,
+        ) -> Any:
             made.update(config=generation_config, processors=logits_processor, rows=len(input_ids))
             return input_ids
 

@@ -33,7 +33,7 @@ class TimeLimitedStepper:
         finally:
             self._shared.job[:] = NO_JOB
 
-    def join(self, key: Key, value: Any, parameters: Mapping[str, Any], *, seed: int) -> None:
+    def join(self, key: Key, value: object, parameters: Mapping[str, Any], *, seed: int) -> None:
         with self._limited(key[0]):
             self._stepper.join(key, value, parameters, seed=seed)
 
@@ -49,7 +49,7 @@ class TimeLimitedStepper:
         with self._limited():
             return self._stepper.step()
 
-    def read_answer(self, key: Key, answer: Any) -> Any:
+    def read_answer(self, key: Key, answer: object) -> Any:
         """Return an answer as it is stored, or the error if it is one."""
         with self._limited(key[0]):
             return engine_calls.read_answer(answer)
