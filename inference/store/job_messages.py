@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Sequence
 
-
 from inference import failpoints, row_locks
 from inference.broker import address, publisher
 from inference.broker.circuit_breaker import CircuitOpen
