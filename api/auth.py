@@ -155,21 +155,21 @@ class KeyCache:
             user=row.owner,
             key_id=row.pk,
             key_start=row.start,
-            requests_per_minute=limit_or_default(row.requests_per_minute, settings.API_KEY_RATE),
-            max_queued=limit_or_default(row.max_queued, settings.API_KEY_MAX_QUEUED),
+            requests_per_minute=choose_limit(row.requests_per_minute, settings.API_KEY_RATE),
+            max_queued=choose_limit(row.max_queued, settings.API_KEY_MAX_QUEUED),
             may_use_high=row.may_use_high,
         )
         if len(self.known) >= REMEMBERED_KEYS:
             self.known.clear()
-        self.known[name] = (principal, time.monotonic() + _remembered_s(row))
+        self.known[name] = (principal, time.monotonic() + _compute_remembered_s(row))
         return principal
 
 
-def limit_or_default(own: int | None, default: int) -> int:
+def choose_limit(own: int | None, default: int) -> int:
     return default if own is None else own
 
 
-def _remembered_s(row: ApiKey) -> float:
+def _compute_remembered_s(row: ApiKey) -> float:
     if row.expires_at is None:
         return REMEMBERED_S
     return min(REMEMBERED_S, (row.expires_at - clock.now()).total_seconds())

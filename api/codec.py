@@ -28,7 +28,7 @@ def parse_json(body: bytes) -> Any:
     try:
         value = orjson.loads(body)
     except orjson.JSONDecodeError as error:
-        raise ApiError(_why(body, error), "invalid_json") from error
+        raise ApiError(_describe_syntax_error(body, error), "invalid_json") from error
     if body.count(b"[") + body.count(b"{") > MAX_DEPTH and _is_deeper_than(value, MAX_DEPTH):
         raise ApiError(
             f"The body is nested too deeply: at most {MAX_DEPTH} levels of lists and objects.", "invalid_json"
@@ -40,22 +40,22 @@ def parse_json(body: bytes) -> Any:
 
 def refuse_too_many_values(body: bytes) -> None:
     """Raise `ApiError` for too many values, before any are parsed: ten megabytes of `{},` are a gigabyte as objects."""
-    if _most_values(body) <= MAX_VALUES:
+    if _count_possible_values(body) <= MAX_VALUES:
         return
     plain = body.replace(b"\\\\", b"").replace(b'\\"', b"")
-    if plain.count(b'"') > 4 * MAX_VALUES or _most_values(_STRING.sub(b"", plain)) > MAX_VALUES:
+    if plain.count(b'"') > 4 * MAX_VALUES or _count_possible_values(_STRING.sub(b"", plain)) > MAX_VALUES:
         raise ApiError(
             f"The body holds more than {MAX_VALUES:,} values. Send fewer at once, or numbers as base64 in a string.",
             TOO_MANY_VALUES,
         )
 
 
-def _most_values(body: bytes) -> int:
+def _count_possible_values(body: bytes) -> int:
     """Return the most values that the JSON can hold: each but the first follows a comma or an opening bracket."""
     return sum(map(body.count, (b",", b"[", b"{")))
 
 
-def _why(body: bytes, error: orjson.JSONDecodeError) -> str:
+def _describe_syntax_error(body: bytes, error: orjson.JSONDecodeError) -> str:
     try:
         body.decode()
     except UnicodeDecodeError as wrong:

@@ -72,13 +72,13 @@ def run_in_own_thread(call: Callable[P, Document]) -> Callable[P, Document]:
     """
 
     @functools.wraps(call)
-    def called(*arguments: P.args, **named: P.kwargs) -> Document:
+    def call_in_own_thread(*arguments: P.args, **named: P.kwargs) -> Document:
         if connection.connection is None or connection.in_atomic_block:
             return call(*arguments, **named)
         with ThreadPoolExecutor(1, thread_name_prefix="inference-client-inside") as thread:
             return thread.submit(call, *arguments, **named).result()
 
-    return called
+    return call_in_own_thread
 
 
 class Client(BaseClient):
@@ -97,103 +97,103 @@ class InProcessService(Service):
 
     @run_in_own_thread
     def submit(self, job: Mapping[str, Any], *, key: str, wait_s: float = 0.0, answer_s: float = math.inf) -> Document:
-        with _service_call(committed=wait_s > 0):
+        with _guard_call(committed=wait_s > 0):
             submission = bodies.read_submission(JOB_BODY.run_validation(codec.parse_json(dumps(job))))
-            return _document(resources.make_job_document(jobs.submit(self._own(submission, key)), plain=True))
+            return _to_document(resources.make_job_document(jobs.submit(self._add_owner(submission, key)), plain=True))
 
     @run_in_own_thread
     def wait(self, ids: Sequence[str], *, wait_s: float) -> Document:
-        with _service_call(committed=True):
-            return _document(
+        with _guard_call(committed=True):
+            return _to_document(
                 wait_for_finished_jobs(self._principal, bodies.read_ids(list(ids)), wait_s=wait_s, plain=True)
             )
 
     def job(self, job_id: str) -> Document:
-        with _service_call():
-            return _document(resources.make_job_document(get_visible_job(self._principal, job_id), plain=True))
+        with _guard_call():
+            return _to_document(resources.make_job_document(get_visible_job(self._principal, job_id), plain=True))
 
     def stream(self, job_id: str, *, after: str) -> Iterator[StreamEvent | None]:
         """Yield the events of a job, which are read in a thread of its own. It needs the database for moments only."""
         end: Any = object()
         with ThreadPoolExecutor(1, thread_name_prefix="inference-client-inside") as thread:
-            events = thread.submit(self._events, job_id, after).result()
+            events = thread.submit(self._open_events, job_id, after).result()
             while (event := thread.submit(next, events, end).result()) is not end:
                 yield event
 
-    def _events(self, job_id: str, after: str) -> Iterator[StreamEvent | None]:
-        with _service_call():
+    def _open_events(self, job_id: str, after: str) -> Iterator[StreamEvent | None]:
+        with _guard_call():
             job = get_visible_job(self._principal, job_id)
             streaming.require_single_text(job)
             position = Position.from_event_id(after, job.id) if after else BEGINNING
             events = reader.stream_events(job, process.current.hub, after=position)
-        return map(_stream_event, events)
+        return map(_make_stream_event, events)
 
     def cancel(self, job_id: str) -> Document:
-        with _service_call():
+        with _guard_call():
             job = jobs.cancel(get_own_job(self._principal, job_id).id)
             was_running = job.status == Status.CANCELLED and job.started_at is not None
-            return _document({**resources.make_job_document(job, plain=True), "was_running": was_running})
+            return _to_document({**resources.make_job_document(job, plain=True), "was_running": was_running})
 
     @run_in_own_thread
     def submit_bulk(self, lines: Sequence[bytes], *, terms: Mapping[str, Any], key: str) -> Document:
         query = {name: str(value) for name, value in terms.items()}
-        with _service_call(committed=True):
+        with _guard_call(committed=True):
             submission = bulk_body.read_lines(b"\n".join(lines), query)
-            return _document(resources.make_accepted_bulk_document(bulk.submit(self._own(submission, key))))
+            return _to_document(resources.make_accepted_bulk_document(bulk.submit(self._add_owner(submission, key))))
 
     def bulk(self, bulk_id: str) -> Document:
-        with _service_call():
-            return _document(resources.make_bulk_document(get_visible_bulk(self._principal, bulk_id)))
+        with _guard_call():
+            return _to_document(resources.make_bulk_document(get_visible_bulk(self._principal, bulk_id)))
 
     def cancel_bulk(self, bulk_id: str) -> Document:
-        with _service_call():
+        with _guard_call():
             found = get_own_bulk(self._principal, bulk_id)
             bulk.cancel(found)
-            return _document(resources.make_bulk_document(found))
+            return _to_document(resources.make_bulk_document(found))
 
     def upload_file(self, path: Path) -> Document:
         if connection.in_atomic_block:
             raise ClientError(UNDONE, code="bad_request")
-        with _service_call(), path.open("rb") as opened:
+        with _guard_call(), path.open("rb") as opened:
             content = File(opened)
             row = files.store_file(
                 content, owner=self._principal.user, name=path.name, size=content.size, purpose=FilePurpose.BATCH
             )
-            return _document(make_file_document(row))
+            return _to_document(make_file_document(row))
 
     def create_batch(self, batch: Mapping[str, Any], *, key: str) -> Document:
-        with _service_call():
+        with _guard_call():
             wanted = read_batch(codec.parse_json(dumps(batch)), ENDPOINTS)
-            return _document(make_batch_document(batches.create_batch(self._principal, wanted, key=key)))
+            return _to_document(make_batch_document(batches.create_batch(self._principal, wanted, key=key)))
 
     def batch(self, batch_id: str) -> Document:
-        with _service_call():
-            return _document(make_batch_document(get_visible_batch(self._principal, batch_id)))
+        with _guard_call():
+            return _to_document(make_batch_document(get_visible_batch(self._principal, batch_id)))
 
     def cancel_batch(self, batch_id: str) -> Document:
-        with _service_call():
+        with _guard_call():
             row = get_visible_batch(self._principal, batch_id)
             require_cancel_or_retry(self._principal, row)
             batches.cancel_batch(row)
             row.refresh_from_db()
-            return _document(make_batch_document(row))
+            return _to_document(make_batch_document(row))
 
     def file_content(self, file_id: str) -> Iterator[bytes]:
-        with _service_call():
-            row = files.find_visible_file(self._principal, file_id)
+        with _guard_call():
+            row = files.get_visible_file(self._principal, file_id)
             try:
-                content = StoredFile.storage().open(row.stored_as)
+                content = StoredFile.get_storage().open(row.stored_as)
             except FileNotFoundError:
                 raise ApiError(f"The content of {file_id} is not in the storage any more.", "file_not_found") from None
         with content:
             yield from content.chunks()
 
     def models(self) -> list[Document]:
-        with _service_call():
-            return [_document(resources.make_model_document(spec)) for spec in get_catalog().values()]
+        with _guard_call():
+            return [_to_document(resources.make_model_document(spec)) for spec in get_catalog().values()]
 
     def ready(self) -> Document:
-        with _service_call():
+        with _guard_call():
             reasons = health.find_problems()
             return {"ready": not reasons, "reasons": reasons}
 
@@ -204,13 +204,13 @@ class InProcessService(Service):
         a finalizer of such a function calls `otherwise`.
         """
 
-        def committed() -> None:
+        def call_after_commit() -> None:
             undone.detach()
             then()
 
-        undone = weakref.finalize(committed, otherwise)
+        undone = weakref.finalize(call_after_commit, otherwise)
         undone.atexit = False
-        transaction.on_commit(committed)
+        transaction.on_commit(call_after_commit)
 
     def check_wait(self) -> None:
         if connection.in_atomic_block:
@@ -222,12 +222,12 @@ class InProcessService(Service):
     def close(self) -> None:
         pass
 
-    def _own(self, submission: T, key: str) -> T:
+    def _add_owner(self, submission: T, key: str) -> T:
         return replace(submission, owner=self._principal.user, idempotency_key=bodies.read_idempotency_key(key))
 
 
 @contextlib.contextmanager
-def _service_call(*, committed: bool = False) -> Iterator[None]:
+def _guard_call(*, committed: bool = False) -> Iterator[None]:
     """Run the block with its errors raised as `ClientError`, and leave the connection as it was found.
 
     The client's threads thus keep no connection. With `committed`, raises `ClientError` within a transaction.
@@ -252,7 +252,7 @@ def _service_call(*, committed: bool = False) -> Iterator[None]:
             connection.close()
 
 
-def _stream_event(event: Event) -> StreamEvent | None:
+def _make_stream_event(event: Event) -> StreamEvent | None:
     match event:
         case Delta():
             return StreamEvent(kind="delta", text=event.text, id=event.id)
@@ -260,12 +260,12 @@ def _stream_event(event: Event) -> StreamEvent | None:
             return StreamEvent(kind="restart", id=event.id)
         case End():
             return StreamEvent(
-                kind="end", id=event.id, job=_document(resources.make_job_document(event.job, plain=True))
+                kind="end", id=event.id, job=_to_document(resources.make_job_document(event.job, plain=True))
             )
     return None
 
 
-def _document(shown: dict[str, Any]) -> Document:
+def _to_document(shown: dict[str, Any]) -> Document:
     """Return the document with strings for ids and times, as over HTTP."""
     document: Document = orjson.loads(codec.write_json(shown))
     return document

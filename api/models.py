@@ -16,9 +16,9 @@ from django.db.models import Q
 from django.db.models.functions import Now
 
 from inference import clock
-from inference.fields.ids import new_job_id
+from inference.fields.ids import make_row_id
 from inference.fields.json_field import JSONField
-from inference.models import former_user
+from inference.models import ensure_former_user
 
 PREFIX = "inf_"
 SHOWN = 12  # characters of the key that are stored to tell keys apart
@@ -41,7 +41,7 @@ class ApiKey(models.Model):
     name = models.CharField(max_length=100, blank=True, help_text="The purpose of the key.")
     start = models.CharField(max_length=SHOWN, editable=False, help_text="The first characters of the key.")
     digest = models.CharField(max_length=64, unique=True, editable=False)
-    created_at = models.DateTimeField(default=clock.moment, editable=False)
+    created_at = models.DateTimeField(default=clock.estimate_now, editable=False)
     expires_at = models.DateTimeField(
         null=True, blank=True, default=None, help_text="If empty, the key does not expire."
     )
@@ -110,16 +110,16 @@ class FileState(models.TextChoices):
 class StoredFile(models.Model):
     """A file of a client, or the file of the answers of a batch. Its content is in the storage `files`."""
 
-    id = models.UUIDField(primary_key=True, default=new_job_id, editable=False)
+    id = models.UUIDField(primary_key=True, default=make_row_id, editable=False)
     owner = models.ForeignKey(  # file_by_owner is its index
-        settings.AUTH_USER_MODEL, null=True, default=None, on_delete=models.SET(former_user), db_index=False
+        settings.AUTH_USER_MODEL, null=True, default=None, on_delete=models.SET(ensure_former_user), db_index=False
     )
     purpose = models.CharField(max_length=20, choices=FilePurpose)
     state = models.CharField(max_length=10, choices=FileState, default=FileState.RECEIVING)
     name = models.CharField(max_length=255, help_text="The name that the client gave the file.")
     stored_as = models.CharField(max_length=200, help_text="The name of its content in the storage.")
     size = models.PositiveBigIntegerField("bytes", default=0)
-    created_at = models.DateTimeField(default=clock.moment)
+    created_at = models.DateTimeField(default=clock.estimate_now)
     expires_at = models.DateTimeField(null=True, default=None, help_text="The file is removed then.")
 
     class Meta:
@@ -139,7 +139,7 @@ class StoredFile(models.Model):
         return f"file-{self.id.hex}"
 
     @staticmethod
-    def storage() -> Storage:
+    def get_storage() -> Storage:
         return storages["files"]
 
 
@@ -171,9 +171,9 @@ class FileBatch(models.Model):
     that each line is one job whatever ends the process.
     """
 
-    id = models.UUIDField(primary_key=True, default=new_job_id, editable=False)
+    id = models.UUIDField(primary_key=True, default=make_row_id, editable=False)
     owner = models.ForeignKey(  # file_batch_by_owner is its index
-        settings.AUTH_USER_MODEL, null=True, default=None, on_delete=models.SET(former_user), db_index=False
+        settings.AUTH_USER_MODEL, null=True, default=None, on_delete=models.SET(ensure_former_user), db_index=False
     )
     key_start = models.CharField(max_length=12, null=True, default=None, editable=False)
     request_id = models.CharField(max_length=128, blank=True, default="")
@@ -193,7 +193,7 @@ class FileBatch(models.Model):
     completed = models.PositiveIntegerField(default=0, help_text="Lines with an answer, once the batch has ended.")
     failed = models.PositiveIntegerField(default=0, help_text="Lines that failed, once the batch has ended.")
     usage = JSONField(null=True, default=None)
-    created_at = models.DateTimeField(default=clock.moment)
+    created_at = models.DateTimeField(default=clock.estimate_now)
     expires_at = models.DateTimeField()
     in_progress_at = models.DateTimeField(null=True, default=None)
     finalizing_at = models.DateTimeField(null=True, default=None)

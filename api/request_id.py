@@ -27,12 +27,12 @@ def end_request() -> None:
     logs.bind_only()
 
 
-def current_request_id() -> str:
+def get_request_id() -> str:
     return logs.get_bound_id("request_id")
 
 
 def add_to_log_record(record: logging.LogRecord) -> bool:
     """Add the id to a line that is logged while a request is served. Returns True, so that no line is filtered."""
-    current_id = current_request_id()
+    current_id = get_request_id()
     record.request_id = f" request_id={current_id}" if current_id else ""
     return True

@@ -37,14 +37,14 @@ class UsageCounter:
             self._requests[key_id] += 1
 
     def write_if_due(self) -> None:
-        if not (counted := self._take(time.monotonic())):
+        if not (counted := self._take_counts(time.monotonic())):
             return
         try:
             self.write_counts(counted)
         except (DatabaseError, InterfaceError) as error:
             logger.warning("the use of %d keys was not noted: %s", len(counted), error)
 
-    def _take(self, now: float) -> dict[int, int]:
+    def _take_counts(self, now: float) -> dict[int, int]:
         with self._lock:
             if now < self._due_at:
                 return {}

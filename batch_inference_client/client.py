@@ -69,13 +69,13 @@ class BaseClient(Retrieval, FileBatches):
         """
         began_at = time.monotonic()
         wait_s = LONGEST_WAIT_S if timeout is None else min(timeout, LONGEST_WAIT_S)
-        future = self._future(self._submit(model, inputs, wait_s=wait_s, timeout=timeout, **options))
+        future = self._make_future(self._submit(model, inputs, wait_s=wait_s, timeout=timeout, **options))
         try:
             return future.result(None if timeout is None else max(0.0, began_at + timeout - time.monotonic()))
         except TimeoutError:
             if future.done():
                 raise
-            raise _goes_on(future, timeout) from None
+            raise _make_timeout_error(future, timeout) from None
         except CancelledError:
             raise JobError.of(future.job) from None
 
@@ -85,7 +85,7 @@ class BaseClient(Retrieval, FileBatches):
         `options` are `parameters`, `priority` ("high", "normal", "low"), `expires_in` (seconds), `webhook`, and `key`,
         an idempotency key of yours. Raises `ClientError`.
         """
-        return self._future(self._submit(model, inputs, **options))
+        return self._make_future(self._submit(model, inputs, **options))
 
     def stream(self, model: str, inputs: object, **options: Any) -> Iterator[StreamEvent]:
         """Submit a job, and return an iterator over events with its text as it is generated.
@@ -93,11 +93,11 @@ class BaseClient(Retrieval, FileBatches):
         The last event is "end", whose `job` has the output. If the connection breaks off, the client reads on by
         itself. `options` are those of `submit`. Raises `JobError` if the job has no output, and `ClientError`.
         """
-        return self._events(self._submit(model, inputs, **options)["id"])
+        return self._follow_events(self._submit(model, inputs, **options)["id"])
 
     def job(self, job_id: str) -> JobFuture:
         """Return the future of a job that was submitted before, also by another program. Raises `ClientError`."""
-        return self._future(self._patiently(lambda: self.service.job(job_id)))
+        return self._make_future(self._retry_call(lambda: self.service.job(job_id)))
 
     def map(
         self,
@@ -164,24 +164,24 @@ class BaseClient(Retrieval, FileBatches):
         """Cancel a job, a batch, or all jobs of a bulk that are not finished, and return it. Raises `ClientError`."""
         if BATCH_ID.fullmatch(id):
             return self.cancel_batch(id)
-        return self._job_or_bulk(id, self.service.cancel, self.service.cancel_bulk)
+        return self._try_job_or_bulk(id, self.service.cancel, self.service.cancel_bulk)
 
     def look(self, id: str) -> Document:
         """Return a job, or the progress of a bulk or a batch, as docs describe them. Raises `ClientError`."""
         if BATCH_ID.fullmatch(id):
             return self.batch(id)
-        return self._job_or_bulk(id, self.service.job, self.service.bulk)
+        return self._try_job_or_bulk(id, self.service.job, self.service.bulk)
 
     def models(self) -> list[Document]:
         """Return the models that are served, as docs/reference/api.md describes them. Raises `ClientError`."""
-        return self._patiently(self.service.models)
+        return self._retry_call(self.service.models)
 
     def ready(self) -> Document:
         """Return a document whose `ready` is true if all models are served, and whose `reasons` say why if not.
 
         Raises `ClientError`.
         """
-        return self._patiently(self.service.ready)
+        return self._retry_call(self.service.ready)
 
     # The same for asyncio
 
@@ -195,7 +195,7 @@ class BaseClient(Retrieval, FileBatches):
         except TimeoutError:
             if future is None or future.done():
                 raise
-            raise _goes_on(future, timeout) from None
+            raise _make_timeout_error(future, timeout) from None
         except CancelledError:
             if future is None:
                 raise
@@ -203,11 +203,11 @@ class BaseClient(Retrieval, FileBatches):
 
     async def asubmit(self, model: str, inputs: object, **options: Any) -> JobFuture:
         """Do as `submit` does, for asyncio."""
-        return await self._in_thread(functools.partial(self.submit, model, inputs, **options))
+        return await self._run_in_thread(functools.partial(self.submit, model, inputs, **options))
 
     async def ajob(self, job_id: str) -> JobFuture:
         """Do as `job` does, for asyncio."""
-        return await self._in_thread(functools.partial(self.job, job_id))
+        return await self._run_in_thread(functools.partial(self.job, job_id))
 
     async def amap(self, model: str, inputs: Iterable[Any] | AsyncIterable[Any], **options: Any) -> AsyncIterator[Any]:
         """Do as `map` does, for asyncio.
@@ -215,20 +215,20 @@ class BaseClient(Retrieval, FileBatches):
         The iterator of `map` runs in a thread. `inputs` may be an asynchronous iterable.
         """
         loop = asyncio.get_running_loop()
-        source = _pulled(inputs, loop) if isinstance(inputs, AsyncIterable) else inputs
-        async for answer in _in_own_thread(self.map(model, source, **options)):
+        source = _pull_items(inputs, loop) if isinstance(inputs, AsyncIterable) else inputs
+        async for answer in _iterate_in_thread(self.map(model, source, **options)):
             yield answer
 
     async def astream(self, model: str, inputs: object, **options: Any) -> AsyncIterator[StreamEvent]:
         """Do as `stream` does, for asyncio."""
-        async for event in _in_own_thread(await self._in_thread(lambda: self.stream(model, inputs, **options))):
+        async for event in _iterate_in_thread(await self._run_in_thread(lambda: self.stream(model, inputs, **options))):
             yield event
 
     async def acancel(self, id: str) -> Document:
         """Do as `cancel` does, for asyncio."""
-        return await self._in_thread(functools.partial(self.cancel, id))
+        return await self._run_in_thread(functools.partial(self.cancel, id))
 
-    async def _in_thread(self, call: Callable[[], T]) -> T:
+    async def _run_in_thread(self, call: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, call)
 
     # The end of a client
@@ -269,32 +269,37 @@ class BaseClient(Retrieval, FileBatches):
 
         return retry_while_passing(send, limit_s=self.patience_s, until=until)
 
-    def _events(self, job_id: str, after: str = "") -> Iterator[StreamEvent]:
+    def _follow_events(self, job_id: str, after: str = "") -> Iterator[StreamEvent]:
         return stream.follow_events(self.service, job_id, after=after, patience_s=self.patience_s)
 
-    def _future(self, job: Document) -> JobFuture:
+    def _make_future(self, job: Document) -> JobFuture:
         service = self.service
         future = JobFuture(
-            job, lambda job_id: self._patiently(lambda: service.cancel(job_id)), self._events, service.check_wait
+            job,
+            lambda job_id: self._retry_call(lambda: service.cancel(job_id)),
+            self._follow_events,
+            service.check_wait,
         )
         future.settle(job)
         if not future.done():
-            service.once_stored(lambda: self._watch.add(future), otherwise=lambda: future.fail(_undone(future.id)))
+            service.once_stored(
+                lambda: self._watch.add(future), otherwise=lambda: future.fail(_make_undone_error(future.id))
+            )
         return future
 
-    def _job_or_bulk(self, id: str, job: Callable[[str], Document], bulk: Callable[[str], Document]) -> Document:
+    def _try_job_or_bulk(self, id: str, job: Callable[[str], Document], bulk: Callable[[str], Document]) -> Document:
         try:
-            return self._patiently(lambda: job(id))
+            return self._retry_call(lambda: job(id))
         except ClientError as error:
             if error.code != "job_not_found":
                 raise
             not_a_job = error
         try:
-            return self._patiently(lambda: bulk(id))
+            return self._retry_call(lambda: bulk(id))
         except ClientError as error:
             raise not_a_job if error.code == "bulk_not_found" else error from None
 
-    def _patiently(self, call: Callable[[], T]) -> T:
+    def _retry_call(self, call: Callable[[], T]) -> T:
         return retry_while_passing(call, limit_s=self.patience_s)
 
 
@@ -311,27 +316,27 @@ class Client(BaseClient):
 clients: weakref.WeakSet[BaseClient] = weakref.WeakSet()
 
 
-def _after_fork() -> None:
+def _start_clients_anew() -> None:
     for client in list(clients):
         client.start_anew()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+    os.register_at_fork(after_in_child=_start_clients_anew)
 
 
-def _undone(job_id: str) -> JobError:
+def _make_undone_error(job_id: str) -> JobError:
     return JobError(
         f"There is no job {job_id}: the transaction that submitted it was undone.", code="job_not_found", job_id=job_id
     )
 
 
-def _goes_on(future: JobFuture, timeout: float | None) -> TimeoutError:
+def _make_timeout_error(future: JobFuture, timeout: float | None) -> TimeoutError:
     message = f"The job {future.id} is not finished after {timeout:g} s."
     return TimeoutError(f"{message} It goes on: client.job({future.id!r}).result().")
 
 
-async def _in_own_thread(items: Iterator[T]) -> AsyncIterator[T]:
+async def _iterate_in_thread(items: Iterator[T]) -> AsyncIterator[T]:
     """Yield the items of an iterator that runs in a thread of its own.
 
     A caller that is cancelled leaves the thread in the middle of an item, which may never come. Nothing waits for the
@@ -360,13 +365,13 @@ async def _in_own_thread(items: Iterator[T]) -> AsyncIterator[T]:
         futures.put(None)
 
 
-def _pulled(inputs: AsyncIterable[Any], loop: asyncio.AbstractEventLoop) -> Iterator[Any]:
+def _pull_items(inputs: AsyncIterable[Any], loop: asyncio.AbstractEventLoop) -> Iterator[Any]:
     """Yield the items of an asynchronous iterable in a thread beside its loop."""
     iterator = aiter(inputs)
     end = object()
-    while (value := asyncio.run_coroutine_threadsafe(_next(iterator, end), loop).result()) is not end:
+    while (value := asyncio.run_coroutine_threadsafe(_get_next(iterator, end), loop).result()) is not end:
         yield value
 
 
-async def _next(iterator: AsyncIterator[Any], end: object) -> Any:
+async def _get_next(iterator: AsyncIterator[Any], end: object) -> Any:
     return await anext(iterator, end)

@@ -71,7 +71,7 @@ class JobFuture(Future[Any]):
         """Set the outcome of the job, if it is finished. Two threads may do so at the same time."""
         if job["status"] not in FINISHED:
             return
-        if not self._is_first():
+        if not self._begin_settlement():
             wait([self])
             return
         self.job = job
@@ -85,10 +85,10 @@ class JobFuture(Future[Any]):
 
     def fail(self, error: BaseException) -> None:
         """End the future with an error, as the outcome of the job will not become known."""
-        if self._is_first():
+        if self._begin_settlement():
             self.set_exception(error)
 
-    def _is_first(self) -> bool:
+    def _begin_settlement(self) -> bool:
         with self._settling:
             first, self._is_settled = not self._is_settled, True
             return first

@@ -44,7 +44,7 @@ RETRIED = (408, 425, 429, 502, 503, 504)  # statuses of a proxy in between, with
 
 class Http(Service):
     def __init__(self, url: str, key: str = "", *, connections: int = 16) -> None:
-        self.url = _checked(url)
+        self.url = _check_url(url)
         if key and not HEADER.fullmatch(key):
             raise ClientError("The API key has characters that no key has.", code="unauthorized")
         self._headers = {"User-Agent": "inference-client", **({"Authorization": f"Bearer {key}"} if key else {})}
@@ -72,23 +72,23 @@ class Http(Service):
         )
 
     def job(self, job_id: str) -> Document:
-        return self._request("GET", f"/v1/jobs/{_id(job_id)}", members=JOB)
+        return self._request("GET", f"/v1/jobs/{_check_id(job_id)}", members=JOB)
 
     def stream(self, job_id: str, *, after: str) -> Iterator[StreamEvent | None]:
-        address = f"{self.url}/v1/jobs/{_id(job_id)}/stream"
+        address = f"{self.url}/v1/jobs/{_check_id(job_id)}/stream"
         with self._translate_errors():
             answer = self._send("GET", address, headers={"Last-Event-ID": after} if after else {}, read_s=SILENT_S)
             try:
                 if answer.status != STREAMED:
-                    raise _error(self.url, answer, _loads(answer.read()))
+                    raise _make_error(self.url, answer, _parse_json(answer.read()))
                 yield from sse.parse_events(answer.stream(sse.MOST_READ))
             except (ValueError, KeyError, TypeError):
-                raise _error(self.url, answer, None) from None
+                raise _make_error(self.url, answer, None) from None
             finally:
                 answer.close()  # the rest of the answer is not read
 
     def cancel(self, job_id: str) -> Document:
-        return self._request("POST", f"/v1/jobs/{_id(job_id)}/cancel", members=(*JOB, "was_running"))
+        return self._request("POST", f"/v1/jobs/{_check_id(job_id)}/cancel", members=(*JOB, "was_running"))
 
     def submit_bulk(self, lines: Sequence[bytes], *, terms: Mapping[str, Any], key: str) -> Document:
         headers = {"Idempotency-Key": key, "Content-Type": "application/x-ndjson"}
@@ -96,14 +96,14 @@ class Http(Service):
         return self._request("POST", "/v1/jobs/bulk", b"\n".join(lines), query=terms, headers=headers, members=members)
 
     def bulk(self, bulk_id: str) -> Document:
-        return self._request("GET", f"/v1/jobs/bulk/{_id(bulk_id)}", members=("id", "counts"))
+        return self._request("GET", f"/v1/jobs/bulk/{_check_id(bulk_id)}", members=("id", "counts"))
 
     def cancel_bulk(self, bulk_id: str) -> Document:
-        return self._request("POST", f"/v1/jobs/bulk/{_id(bulk_id)}/cancel", members=("id", "counts"))
+        return self._request("POST", f"/v1/jobs/bulk/{_check_id(bulk_id)}/cancel", members=("id", "counts"))
 
     def upload_file(self, path: Path) -> Document:
         boundary = uuid.uuid4().hex
-        head, tail = _form_around_file(path.name, boundary)
+        head, tail = _make_form_head_and_tail(path.name, boundary)
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
             headers = {
@@ -113,7 +113,7 @@ class Http(Service):
             return self._request(
                 "POST",
                 "/v1/files",
-                _form_pieces(head, file, size, tail),
+                _iterate_form(head, file, size, tail),
                 headers=headers,
                 members=("id", "bytes"),
                 connect_s=STALLED_S,
@@ -124,18 +124,18 @@ class Http(Service):
         return self._request("POST", "/v1/batches", dumps(batch), headers={"Idempotency-Key": key}, members=BATCH)
 
     def batch(self, batch_id: str) -> Document:
-        return self._request("GET", f"/v1/batches/{_id(batch_id, 'batch')}", members=BATCH)
+        return self._request("GET", f"/v1/batches/{_check_id(batch_id, 'batch')}", members=BATCH)
 
     def cancel_batch(self, batch_id: str) -> Document:
-        return self._request("POST", f"/v1/batches/{_id(batch_id, 'batch')}/cancel", members=BATCH)
+        return self._request("POST", f"/v1/batches/{_check_id(batch_id, 'batch')}/cancel", members=BATCH)
 
     def file_content(self, file_id: str) -> Iterator[bytes]:
-        address = f"{self.url}/v1/files/{_id(file_id, 'file')}/content"
+        address = f"{self.url}/v1/files/{_check_id(file_id, 'file')}/content"
         with self._translate_errors():
             answer = self._send("GET", address, headers={}, read_s=ANSWER_S)
             try:
                 if answer.status != STREAMED:
-                    raise _error(self.url, answer, _loads(answer.read()))
+                    raise _make_error(self.url, answer, _parse_json(answer.read()))
                 yield from answer.stream(PIECE)
             finally:
                 answer.close()  # the rest of the answer is not read
@@ -180,11 +180,11 @@ class Http(Service):
                 read_s=min(wait_s + ANSWER_S, answer_s),
                 connect_s=connect_s,
             )
-            document = _loads(answer.read())
+            document = _parse_json(answer.read())
         if answer.status in taken and isinstance(document, dict) and document.keys() >= set(members):
-            pause_s = _retry_after_s(answer) if path == "/v1/jobs/wait" else None
+            pause_s = _read_retry_after_s(answer) if path == "/v1/jobs/wait" else None
             return {**document, "pause_s": min(pause_s, LONGEST_S)} if pause_s else document
-        raise _error(self.url, answer, document)
+        raise _make_error(self.url, answer, document)
 
     def _send(
         self,
@@ -217,20 +217,20 @@ class Http(Service):
             ) from None
         except HTTPError as error:
             raise ClientError(
-                f"{self.url} cannot be reached: {_words(error)}. Is the address right, and does the service run?",
+                f"{self.url} cannot be reached: {_get_reason(error)}. Is the address right, and does the service run?",
                 code="unreachable",
                 passing=True,
             ) from None
 
 
-def _loads(data: bytes) -> Any:
+def _parse_json(data: bytes) -> Any:
     try:
         return json.loads(data)
     except (ValueError, RecursionError):
         return None
 
 
-def _checked(url: str) -> str:
+def _check_url(url: str) -> str:
     """Return the address without a slash at its end. Raises `ClientError` if it is not that of a service."""
     try:
         parsed = parse_url(url)
@@ -244,14 +244,14 @@ def _checked(url: str) -> str:
     return url.rstrip("/")
 
 
-def _id(text: str, kind: str = "job") -> str:
+def _check_id(text: str, kind: str = "job") -> str:
     """Return an id that can be a part of an address. Raises `ClientError` for a text that is no id."""
     if not ID.fullmatch(text):
         raise ClientError(f"{text[:100]!r} is no id of a {kind}.", code=f"{kind}_not_found")
     return text
 
 
-def _form_around_file(name: str, boundary: str) -> tuple[bytes, bytes]:
+def _make_form_head_and_tail(name: str, boundary: str) -> tuple[bytes, bytes]:
     """Return what stands before and after the content of a file in the form that uploads it."""
     shown = re.sub(r'[\x00-\x1f"\\]', "_", name)
     head = (
@@ -262,7 +262,7 @@ def _form_around_file(name: str, boundary: str) -> tuple[bytes, bytes]:
     return head.encode(errors="replace"), f"\r\n--{boundary}--\r\n".encode()
 
 
-def _form_pieces(head: bytes, file: IO[bytes], size: int, tail: bytes) -> Iterator[bytes]:
+def _iterate_form(head: bytes, file: IO[bytes], size: int, tail: bytes) -> Iterator[bytes]:
     """Yield a form with the first `size` bytes of a file, to which others may append meanwhile."""
     yield head
     while size > 0 and (piece := file.read(min(PIECE, size))):
@@ -271,11 +271,11 @@ def _form_pieces(head: bytes, file: IO[bytes], size: int, tail: bytes) -> Iterat
     yield tail
 
 
-def _words(error: HTTPError) -> str:
+def _get_reason(error: HTTPError) -> str:
     return str(error).rpartition(": ")[2] or type(error).__name__
 
 
-def _retry_after_s(answer: urllib3.BaseHTTPResponse) -> float | None:
+def _read_retry_after_s(answer: urllib3.BaseHTTPResponse) -> float | None:
     """Return the seconds of the header Retry-After.
 
     It is None if there is no such header, or if it has a date. The client's pauses grow then.
@@ -298,9 +298,9 @@ def _read_problem(answer: urllib3.BaseHTTPResponse, document: Any) -> dict[str, 
     return None
 
 
-def _error(url: str, answer: urllib3.BaseHTTPResponse, document: object) -> ClientError:
+def _make_error(url: str, answer: urllib3.BaseHTTPResponse, document: object) -> ClientError:
     status = answer.status
-    retry_after_s = _retry_after_s(answer)
+    retry_after_s = _read_retry_after_s(answer)
     if 300 <= status < 400:
         to = answer.headers.get("Location", "another address")
         return ClientError(f"{url} redirects to {to}. Use the address that it leads to.", code="redirected")

@@ -93,23 +93,23 @@ class Map:
         source = group_into_bulks(self.encoded, max(1, min(BULK, self.in_flight // 4)))
         self._sources = [source]
         while True:
-            is_all_read = self._fill()
-            if batch := self._take():
+            is_all_read = self._submit_more()
+            if batch := self._take_answers():
                 yield batch
             elif self._pending:
-                if self._look() < MOST_IDS // 4 and self._pending:
+                if self._collect_answers() < MOST_IDS // 4 and self._pending:
                     time.sleep(min(LONGEST_GATHERING_S, (time.monotonic() - began_at) / 20))
             elif is_all_read:
                 if self._read < self.skip:
-                    raise _not_answered(self.name, self._read)
+                    raise _make_not_answered_error(self.name, self._read)
                 return
             else:
                 time.sleep(max(0.0, self._try_at - time.monotonic()))
 
-    def _fill(self) -> bool:
+    def _submit_more(self) -> bool:
         """Submit as many inputs as may be in flight. Return True if no inputs are left."""
         while time.monotonic() >= self._try_at:
-            lines = self._waiting = self._waiting or self._next()
+            lines = self._waiting = self._waiting or self._take_next_lines()
             if lines is None:
                 return True
             if self._read + len(lines.encoded) - self._given > self.in_flight:
@@ -118,7 +118,7 @@ class Map:
                 break
         return False
 
-    def _next(self) -> Lines | None:
+    def _take_next_lines(self) -> Lines | None:
         while self._sources:
             if lines := next(self._sources[0], None):
                 return lines
@@ -128,7 +128,7 @@ class Map:
     def _submit(self, lines: Lines) -> None:
         sent = [(place, line) for place, line in enumerate(lines.encoded, lines.start) if isinstance(line, bytes)]
         try:
-            bulk = self._accepted([line for _, line in sent], lines.start) if sent else {}
+            bulk = self._submit_bulk([line for _, line in sent], lines.start) if sent else {}
         except ClientError as error:
             if error.code not in TOO_LARGE:
                 raise
@@ -140,16 +140,16 @@ class Map:
         self._waiting = None
         self._read = lines.start + len(lines.encoded)
         if sum(bulk.get("counts", {}).get(status, 0) for status in WAITING) > max(0, self._read - self.skip):
-            raise _not_answered(self.name, lines.start)
+            raise _make_not_answered_error(self.name, lines.start)
         self._note(lines, [place for place, _ in sent], bulk)
 
-    def _accepted(self, lines: list[bytes], start: int) -> Document:
+    def _submit_bulk(self, lines: list[bytes], start: int) -> Document:
         key = f"map:{self.name}:{start}"
         try:
             return self.service.submit_bulk(lines, terms=self.terms, key=key)
         except ClientError as error:
             if error.code == "idempotency_mismatch":
-                raise _others(self.name, start, len(lines)) from None
+                raise _make_other_inputs_error(self.name, start, len(lines)) from None
             if refused := error.problem.get("refused"):
                 return {"refused": refused}
             raise
@@ -172,7 +172,7 @@ class Map:
         self._found.update((place, answer) for place, answer in found.items() if place >= self.skip)
         self._given += sum(lines.start <= place < self.skip for place in range(lines.start, self._read))
 
-    def _look(self) -> int:
+    def _collect_answers(self) -> int:
         """Wait for the jobs that were submitted first, and return how many of them have finished."""
         answers: list[Document] = []
         ids = list(itertools.islice(self._pending, MOST_IDS))
@@ -208,7 +208,7 @@ class Map:
         self._failing_since = None
         return True
 
-    def _take(self) -> list[tuple[int, Answer]]:
+    def _take_answers(self) -> list[tuple[int, Answer]]:
         """Return the answers that can be yielded now."""
         taken: list[tuple[int, Answer]] = []
         if self.ordered:
@@ -221,7 +221,7 @@ class Map:
         return taken
 
 
-def _others(name: str, start: int, count: int) -> ClientError:
+def _make_other_inputs_error(name: str, start: int, count: int) -> ClientError:
     return ClientError(
         f"The inputs from number {start} on ({count} of them), their parameters or terms, are not those of the earlier"
         f" run named {name!r}: its answers would be mixed with theirs. Give the same inputs, or this run another name.",
@@ -229,7 +229,7 @@ def _others(name: str, start: int, count: int) -> ClientError:
     )
 
 
-def _not_answered(name: str, start: int) -> ClientError:
+def _make_not_answered_error(name: str, start: int) -> ClientError:
     return ClientError(
         f"The answers that are there are not of the run named {name!r}: it did not answer the inputs from number"
         f" {start} on. Give the inputs and the name of the run that wrote them, or another file.",

@@ -37,7 +37,7 @@ class Bar:
         if self._total:
             share = min(1.0, self._done / self._total)
             filled = int(share * WIDTH)
-            left = _clock((self._total - self._done) / rate) if rate else "?"
+            left = _format_duration((self._total - self._done) / rate) if rate else "?"
             parts = [
                 f"[{'#' * filled}{'.' * (WIDTH - filled)}] {self._done:,}/{self._total:,}",
                 parts[1],
@@ -60,7 +60,7 @@ class Bar:
             self._draw("\n")
 
 
-def _clock(seconds: float) -> str:
+def _format_duration(seconds: float) -> str:
     minutes, left = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{left:02}" if hours else f"{minutes}:{left:02}"

@@ -49,8 +49,8 @@ class Retrieval:
 
         `parameters` may be `input_type`, `prompt_name`, `dimensions`, `normalize` and `truncate`.
         """
-        given = _texts(texts)
-        return _vectors(given, self.run(model, given, parameters={**(parameters or {}), **IN_BASE64}, **options))
+        given = _convert_texts(texts)
+        return _decode_vectors(given, self.run(model, given, parameters={**(parameters or {}), **IN_BASE64}, **options))
 
     async def aembed(
         self: Runs,
@@ -61,8 +61,10 @@ class Retrieval:
         **options: Any,
     ) -> Any:
         """Do as `embed` does, for asyncio."""
-        given = _texts(texts)
-        return _vectors(given, await self.arun(model, given, parameters={**(parameters or {}), **IN_BASE64}, **options))
+        given = _convert_texts(texts)
+        return _decode_vectors(
+            given, await self.arun(model, given, parameters={**(parameters or {}), **IN_BASE64}, **options)
+        )
 
     def rerank(
         self: Runs, model: str, query: str, texts: Sequence[str], *, top_n: int | None = None, **options: Any
@@ -71,43 +73,43 @@ class Retrieval:
 
         They are all texts, or the best `top_n` of them, which is 1 or more. Each has its place in `texts` as `index`.
         """
-        return _ranked(self.run(model, _pairs(query, texts), parameters=LOGITS, **options), top_n)
+        return _rank_texts(self.run(model, _make_pairs(query, texts), parameters=LOGITS, **options), top_n)
 
     async def arerank(
         self: Runs, model: str, query: str, texts: Sequence[str], *, top_n: int | None = None, **options: Any
     ) -> list[Ranked]:
         """Do as `rerank` does, for asyncio."""
-        return _ranked(await self.arun(model, _pairs(query, texts), parameters=LOGITS, **options), top_n)
+        return _rank_texts(await self.arun(model, _make_pairs(query, texts), parameters=LOGITS, **options), top_n)
 
 
-def _texts(given: str | Sequence[str]) -> str | list[str]:
+def _convert_texts(given: str | Sequence[str]) -> str | list[str]:
     return given if isinstance(given, str) else list(given)
 
 
-def _vectors(texts: str | list[str], output: Any) -> Any:
-    return _numbers(output) if isinstance(texts, str) else list(map(_numbers, output))
+def _decode_vectors(texts: str | list[str], output: Any) -> Any:
+    return _decode_numbers(output) if isinstance(texts, str) else list(map(_decode_numbers, output))
 
 
-def _numbers(vector: str) -> list[float]:
+def _decode_numbers(vector: str) -> list[float]:
     """Decode numbers of float32, the lowest byte first."""
     written = base64.b64decode(vector)
     return list(struct.unpack(f"<{len(written) // 4}f", written))
 
 
-def _pairs(query: str, texts: Sequence[str]) -> list[dict[str, str]]:
+def _make_pairs(query: str, texts: Sequence[str]) -> list[dict[str, str]]:
     if isinstance(texts, str):
         raise ClientError("texts: must be several texts, not one.", code="bad_request")
     return [{"text": query, "text_pair": text} for text in texts]
 
 
-def _ranked(output: list[dict[str, Any]], top_n: int | None) -> list[Ranked]:
+def _rank_texts(output: list[dict[str, Any]], top_n: int | None) -> list[Ranked]:
     if top_n is not None and top_n < 1:
         raise ClientError("top_n: must be 1 or more.", code="bad_request")
-    found = [Ranked(index=index, score=_sigmoid(answer["score"])) for index, answer in enumerate(output)]
+    found = [Ranked(index=index, score=_compute_sigmoid(answer["score"])) for index, answer in enumerate(output)]
     return sorted(found, key=lambda each: -each.score)[:top_n]
 
 
-def _sigmoid(logit: float) -> float:
+def _compute_sigmoid(logit: float) -> float:
     """Compute 1 / (1 + e^-logit), in the form that overflows for no number."""
     small = math.exp(-abs(logit))
     return (1 if logit >= 0 else small) / (1 + small)

@@ -19,10 +19,10 @@ def parse_events(pieces: Iterable[bytes]) -> Iterator[StreamEvent | None]:
     rest = b""
     for piece in pieces:
         *blocks, rest = (rest + piece).split(b"\n\n")
-        yield from map(_event, blocks)
+        yield from map(_parse_event, blocks)
 
 
-def _event(block: bytes) -> StreamEvent | None:
+def _parse_event(block: bytes) -> StreamEvent | None:
     fields = dict(line.split(": ", 1) for line in block.decode().split("\n") if ": " in line)
     if fields.get("event") not in KINDS:
         return None

@@ -49,7 +49,7 @@ class Watch:
                 self._ensure_thread()
                 self._changed.notify_all()
                 return
-        future.fail(_closed(future.id))
+        future.fail(_make_closed_error(future.id))
 
     def close(self) -> None:
         """End all futures with an error. Their jobs go on."""
@@ -58,7 +58,7 @@ class Watch:
             left = [*self._backlog.values(), *self._in_flight.values()]
             self._changed.notify_all()
         for future in itertools.chain.from_iterable(left):
-            future.fail(_closed(future.id))
+            future.fail(_make_closed_error(future.id))
 
     def _ensure_thread(self) -> None:
         if not self._idle and len(self._places) < len(WAITS_S):
@@ -67,7 +67,7 @@ class Watch:
             self._places.add(place)  # after the start, which may raise if there can be no more threads
 
     def _run(self, place: int) -> None:
-        while taken := self._take(place):
+        while taken := self._take_ids(place):
             try:
                 answer = retry_while_passing(lambda: self._wait_for(taken, place), limit_s=self._patience_s)
                 self._settle(taken, answer)
@@ -79,7 +79,7 @@ class Watch:
     def _wait_for(self, taken: Sequence[str], place: int) -> Document:
         return self._service.wait(taken, wait_s=WAITS_S[place])
 
-    def _take(self, place: int) -> list[str]:
+    def _take_ids(self, place: int) -> list[str]:
         """Return the ids of the jobs that this connection waits for next. The list is empty when its thread is to end.
 
         Of idle connections, the one with the longest wait is the first to take jobs.
@@ -102,7 +102,7 @@ class Watch:
         """
         jobs = {job["id"]: job for job in answer["items"]}
         missing = {each["id"]: each["code"] for each in answer["missing"]}
-        ended = self._ended([*jobs, *missing])
+        ended = self._take_futures([*jobs, *missing])
         with self._changed:
             self._move(taken, self._in_flight, self._backlog)
             if self._backlog:
@@ -114,10 +114,10 @@ class Watch:
                 _call(future.fail, JobError.missing(future.id, missing[future.id]))
 
     def _fail(self, taken: Sequence[str], error: Exception) -> None:
-        for future in self._ended(taken):
+        for future in self._take_futures(taken):
             _call(future.fail, error)
 
-    def _ended(self, ids: Iterable[str]) -> list[JobFuture]:
+    def _take_futures(self, ids: Iterable[str]) -> list[JobFuture]:
         with self._changed:
             return [future for job_id in ids for future in self._in_flight.pop(job_id, ())]
 
@@ -139,5 +139,5 @@ def _call(method: Callable[[T], None], value: T) -> None:
         logger.exception("A callback ended what it must not.")
 
 
-def _closed(job_id: str) -> ClientError:
+def _make_closed_error(job_id: str) -> ClientError:
     return ClientError(f"The client was closed. The job {job_id} goes on: Client(…).job({job_id!r}).", code="closed")

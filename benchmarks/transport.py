@@ -74,9 +74,9 @@ class Bench:
         return spent[0] * 1000 / self.messages, spent[1] * 1000 / self.messages
 
     def send_with_celery(self) -> None:
-        url = address.stock_kombu_url(self.url)
+        url = address.make_stock_kombu_url(self.url)
         with Celery("benchmark", broker=url, set_as_current=False) as app:
-            app.conf.broker_transport_options = address.kombu_options(url)
+            app.conf.broker_transport_options = address.make_kombu_options(url)
             for _ in range(self.messages):
                 message = job_message()
                 app.send_task(
@@ -97,7 +97,7 @@ class Bench:
 
     def consume(self, url: str) -> None:
         """As a worker does: in an event loop, prefetched, acknowledged batch by batch."""
-        connection = kombu.Connection(url, transport_options=address.kombu_options(url))
+        connection = kombu.Connection(url, transport_options=address.make_kombu_options(url))
         hub = Hub()
         connection.transport.register_with_event_loop(connection.connection, hub)
         waiting: list[kombu.Message] = []
@@ -126,11 +126,11 @@ class Bench:
         """In this order: each consumer finds what was just sent."""
         return {
             "send, Celery": self.send_with_celery,
-            "receive and acknowledge, kombu": lambda: self.consume(address.stock_kombu_url(self.url)),
+            "receive and acknowledge, kombu": lambda: self.consume(address.make_stock_kombu_url(self.url)),
             "send, ours, one at a time": lambda: self.send(1),
-            "receive and acknowledge, ours": lambda: self.consume(address.kombu_url(self.url)),
+            "receive and acknowledge, ours": lambda: self.consume(address.make_kombu_url(self.url)),
             "send, ours, 50 at a time": lambda: self.send(50),
-            "(the same again)": lambda: self.consume(address.kombu_url(self.url)),
+            "(the same again)": lambda: self.consume(address.make_kombu_url(self.url)),
         }
 
 

@@ -25,7 +25,7 @@ class _Own(threading.local):
 _own = _Own()
 
 
-def statement_limit_s() -> float:
+def read_statement_limit_s() -> float:
     """Return how many seconds a statement of this process may take. 0 means as long as it takes."""
     return float(os.environ.get("DATABASE_ANSWER_S", "0"))
 
@@ -34,7 +34,7 @@ class request_budget:  # a class, for the same reason as `counted_wait`
     """The context of one request: all its waits together may take as long as a single statement may, and `GRACE_S`."""
 
     def __enter__(self) -> None:
-        limit_s = statement_limit_s()
+        limit_s = read_statement_limit_s()
         _own.left_s = limit_s + GRACE_S if limit_s else math.inf
 
     def __exit__(self, *error: object) -> None:
@@ -47,10 +47,10 @@ def renew_budget() -> None:
     A request may then query again, however often it has done so before.
     """
     if _own.left_s < math.inf:
-        _own.left_s = statement_limit_s() + GRACE_S
+        _own.left_s = read_statement_limit_s() + GRACE_S
 
 
-def remaining_s() -> float:
+def get_remaining_s() -> float:
     """Return the seconds that are left of the budget; they are never negative."""
     return max(0.0, _own.left_s)
 
@@ -66,7 +66,7 @@ class counted_wait:  # a class, as it costs half of what a generator costs
 
     def __enter__(self) -> float:
         self.began_at = time.monotonic()
-        return min(self.limit_s, remaining_s())
+        return min(self.limit_s, get_remaining_s())
 
     def __exit__(self, *error: object) -> None:
         _own.left_s -= time.monotonic() - self.began_at

@@ -29,7 +29,7 @@ def check_models_file(app_configs: Sequence[AppConfig] | None, **kwargs: Any) ->
         models = lookup.get_catalog()
     except specs.CatalogError as error:
         return [Error(str(error), id="inference.E001")]
-    return [warning for spec in models.values() for warning in _missing(spec)]
+    return [warning for spec in models.values() for warning in _find_warnings(spec)]
 
 
 @register()
@@ -43,13 +43,13 @@ def check_webhook_secret(app_configs: Sequence[AppConfig] | None, **kwargs: Any)
     return []
 
 
-def _missing(spec: specs.ModelSpec) -> Iterator[CheckMessage]:
+def _find_warnings(spec: specs.ModelSpec) -> Iterator[CheckMessage]:
     """Yield a warning for each thing that a worker would miss to serve this model.
 
     They are warnings and no errors: the process that runs the check may be on a host without models, and the other
     models are to be served beside one that is broken in whatever way.
     """
-    for check in (find_task_problem, _engine_problem, _weights_problem, packages.find_problem):
+    for check in (find_task_problem, _find_engine_problem, _find_weights_problem, packages.find_problem):
         try:
             problem = check(spec)
         except Exception as error:  # a package runs its own code, a module may be no Python, a file may be unreadable
@@ -68,26 +68,26 @@ def find_task_problem(spec: specs.ModelSpec) -> str:
     )
 
 
-def _engine_problem(spec: specs.ModelSpec) -> str:
+def _find_engine_problem(spec: specs.ModelSpec) -> str:
     """Return why the engine's class or function cannot be found, or an empty text.
 
     The module is not run, as it may import torch. Only the packages that it lies in are imported.
     """
     module, _, attribute = spec.engine.partition(":")
-    source = _source(module)
+    source = _read_source(module)
     if source is None:
         return (
             f"engine: there is no module {module!r} here. It must be importable from the project's folder on every host"
             " with a worker."
         )
-    names = _names_in(source)
+    names = _list_defined_names(source)
     if not names or attribute in names:
         return ""
     close = difflib.get_close_matches(attribute, names, 1)
     return f"engine: {module} has no {attribute!r}" + (f"; did you mean {close[0]!r}?" if close else ".")
 
 
-def _source(module: str) -> str | None:
+def _read_source(module: str) -> str | None:
     """Return the source of a module. It is None if there is no such module, and empty if the module has no source."""
     try:
         found = importlib.util.find_spec(module)
@@ -98,7 +98,7 @@ def _source(module: str) -> str | None:
     return Path(found.origin).read_text() if found.origin and found.origin.endswith(".py") else ""
 
 
-def _names_in(source: str) -> set[str]:
+def _list_defined_names(source: str) -> set[str]:
     """Return the names that a module defines or imports on its first level.
 
     The set is empty if only running the module would show its names.
@@ -108,7 +108,7 @@ def _names_in(source: str) -> set[str]:
     return set() if "__getattr__" in names or "import *" in source else names
 
 
-def _weights_problem(spec: specs.ModelSpec) -> str:
+def _find_weights_problem(spec: specs.ModelSpec) -> str:
     """Return why the weights of the model cannot be used, or an empty text.
 
     The `model` of a custom engine is not checked, as it may be anything.

@@ -33,22 +33,22 @@ def time_s() -> float:
     return time.time() + _off_s
 
 
-def earliest_possible_s() -> float:
+def estimate_earliest_s() -> float:
     """Return `time_s()`, or the earlier of two possible times if the host's clock was set since the last measurement.
 
     A deadline that has passed by this time has passed for certain.
     """
-    if _measured_at == float("-inf") or not _was_set():
+    if _measured_at == float("-inf") or not _was_host_clock_set():
         return time_s()
     return min(time_s(), time.monotonic() + _begun_s + _off_s)
 
 
-def offset_s() -> float:
+def get_offset_s() -> float:
     """Return the seconds by which the host's clock is behind the database's, as last measured."""
     return _off_s
 
 
-def moment() -> datetime.datetime:
+def estimate_now() -> datetime.datetime:
     """Return `time_s()` as a datetime in UTC. It is the host's time in a process that has not connected yet."""
     return datetime.datetime.fromtimestamp(time_s(), datetime.UTC)
 
@@ -59,10 +59,10 @@ def now() -> datetime.datetime:
     The database is asked if it never was before, or if the host's clock was set since the last measurement. Raises
     `OperationalError` if it cannot be asked.
     """
-    if _measured_at == float("-inf") or _was_set():
+    if _measured_at == float("-inf") or _was_host_clock_set():
         connection.ensure_connection()
         measure_offset(connection)
-    return moment()
+    return estimate_now()
 
 
 def read_database_clock() -> datetime.datetime:
@@ -77,9 +77,9 @@ def measure_offset(connection: BaseDatabaseWrapper, **_: Any) -> None:
     the host's clock was not set since. SQLite has the host's clock, so that the difference is zero.
     """
     global _off_s, _measured_at, _begun_s  # noqa: PLW0603 - of this process
-    if time.monotonic() < _measured_at + MEASURED_EVERY_S and not _was_set():
+    if time.monotonic() < _measured_at + MEASURED_EVERY_S and not _was_host_clock_set():
         return
-    begun_s = _begins_s()
+    begun_s = _compute_monotonic_start_s()
     if connection.vendor == "postgresql":
         queried_at = time.time()
         found = _query_clock(connection)
@@ -89,13 +89,13 @@ def measure_offset(connection: BaseDatabaseWrapper, **_: Any) -> None:
     _measured_at, _begun_s = time.monotonic(), begun_s
 
 
-def _begins_s() -> float:
+def _compute_monotonic_start_s() -> float:
     return time.time() - time.monotonic()
 
 
-def _was_set() -> bool:
+def _was_host_clock_set() -> bool:
     """Return True if the host's clock was set, or the host slept, since the last measurement."""
-    return abs(_begins_s() - _begun_s) >= AGREED_S
+    return abs(_compute_monotonic_start_s() - _begun_s) >= AGREED_S
 
 
 def _query_clock(connection: BaseDatabaseWrapper) -> float:

@@ -11,11 +11,11 @@ _folder = os.environ.get("FAILPOINTS", "")
 
 
 def reach(step: str) -> None:
-    if _folder and _taken(Path(_folder) / step):
+    if _folder and _try_to_delete(Path(_folder) / step):
         os._exit(137)
 
 
-def _taken(file: Path) -> bool:
+def _try_to_delete(file: Path) -> bool:
     try:
         file.unlink()
     except FileNotFoundError:

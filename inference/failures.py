@@ -50,12 +50,12 @@ _SQLITE_AWAY = frozenset(
 _REDIS_AWAY = (redis.ConnectionError, redis.TimeoutError, redis.OutOfMemoryError, redis.ReadOnlyError)
 
 
-def kind_of(error: BaseException) -> FailureKind:
+def classify_error(error: BaseException) -> FailureKind:
     """Return the kind of an error of the database or the broker, or of a value that cannot be encoded for them."""
     if isinstance(error, DatabaseError | InterfaceError):
-        return _of_database(error)
+        return _classify_database_error(error)
     if isinstance(error, redis.RedisError):
-        return _of_redis(error)
+        return _classify_redis_error(error)
     if isinstance(error, ConnectionError | TimeoutError):
         return FailureKind.CONNECTION
     return FailureKind.DATA if isinstance(error, UnicodeError) else FailureKind.BUG
@@ -63,10 +63,10 @@ def kind_of(error: BaseException) -> FailureKind:
 
 def is_away(error: BaseException) -> bool:
     """Return True if trying again later can help."""
-    return kind_of(error) is FailureKind.CONNECTION
+    return classify_error(error) is FailureKind.CONNECTION
 
 
-def _of_database(error: DatabaseError | InterfaceError) -> FailureKind:
+def _classify_database_error(error: DatabaseError | InterfaceError) -> FailureKind:
     cause = error.__cause__
     if state := getattr(cause, "sqlstate", None):
         if state.startswith(_AWAY):
@@ -81,13 +81,13 @@ def _of_database(error: DatabaseError | InterfaceError) -> FailureKind:
     return FailureKind.CONNECTION if isinstance(error, OperationalError | InterfaceError) else FailureKind.STATEMENT
 
 
-def _of_redis(error: redis.RedisError) -> FailureKind:
+def _classify_redis_error(error: redis.RedisError) -> FailureKind:
     if isinstance(error, _REDIS_AWAY) or str(error).startswith(("MISCONF", "LOADING", "CLUSTERDOWN", "TRYAGAIN")):
         return FailureKind.CONNECTION
     return FailureKind.DATA if isinstance(error, redis.DataError) else FailureKind.STATEMENT
 
 
-class Pauses:
+class Backoff:
     """The pauses between tries: `first_s`, then twice as long each time up to `longest_s`.
 
     Each pause is up to a fifth longer or shorter at random.
@@ -97,7 +97,7 @@ class Pauses:
         self.first_s, self.longest_s = first_s, longest_s
         self.pause_s = first_s
 
-    def next_s(self) -> float:
+    def take_next_pause_s(self) -> float:
         pause_s, self.pause_s = self.pause_s, min(self.pause_s * 2, self.longest_s)
         return pause_s * random.uniform(0.8, 1.2)
 
@@ -111,7 +111,7 @@ def retry_while_away(call: Callable[[], T], *, limit_s: float, reconnect: Callab
 
     `reconnect` is called before each new try. Raises the error of the last try, and any other error at once.
     """
-    pauses = Pauses(first_s=0.1, longest_s=1.0)
+    backoff = Backoff(first_s=0.1, longest_s=1.0)
     give_up_at = time.monotonic() + limit_s
     while True:
         try:
@@ -121,4 +121,4 @@ def retry_while_away(call: Callable[[], T], *, limit_s: float, reconnect: Callab
                 raise
             logger.warning("connection lost, trying again: %s", error)
         reconnect()
-        time.sleep(pauses.next_s())
+        time.sleep(backoff.take_next_pause_s())

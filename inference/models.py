@@ -21,7 +21,7 @@ from django.dispatch import receiver
 from inference import clock, errors
 from inference.fields import worker_documents as documents
 from inference.fields.document_field import DocumentColumn, DocumentField
-from inference.fields.ids import new_job_id
+from inference.fields.ids import make_row_id
 from inference.fields.indexes import IndexWithoutParts
 from inference.fields.json_field import JSONField
 from inference.telemetry.plurals import count_of
@@ -30,7 +30,7 @@ FORMER_USER = "former-user"
 NO_TIME = datetime.timedelta()  # shown for negative times, which come of a clock that was set back
 
 
-def former_user() -> Any:
+def ensure_former_user() -> Any:
     """Return the user that owns the rows of deleted users, and create it if need be.
 
     Without an owner these rows could be read without an API key where no key is needed.
@@ -46,7 +46,7 @@ def former_user() -> Any:
 
 
 @receiver(pre_delete, sender=settings.AUTH_USER_MODEL)
-def _keep_former_user(instance: Any, **kwargs: Any) -> None:
+def _refuse_former_user_deletion(instance: Any, **kwargs: Any) -> None:
     if instance.get_username() == FORMER_USER:
         raise PermissionDenied(f"{FORMER_USER} owns the rows of deleted users, and cannot be deleted.")
 
@@ -84,12 +84,14 @@ class Bulk(models.Model):
     `rejected` holds the inputs that were refused, as (index, code, detail).
     """
 
-    id = models.UUIDField(primary_key=True, default=new_job_id, editable=False)
+    id = models.UUIDField(primary_key=True, default=make_row_id, editable=False)
     model = models.CharField(max_length=100)
     total = models.PositiveIntegerField(help_text="Inputs that were posted, those that were refused included.")
     rejected = JSONField(default=list)
-    created_at = models.DateTimeField(default=clock.moment)
-    owner = models.ForeignKey(settings.AUTH_USER_MODEL, null=True, default=None, on_delete=models.SET(former_user))
+    created_at = models.DateTimeField(default=clock.estimate_now)
+    owner = models.ForeignKey(
+        settings.AUTH_USER_MODEL, null=True, default=None, on_delete=models.SET(ensure_former_user)
+    )
     idempotency_key = models.CharField(max_length=300, null=True, default=None, unique=True)
     idempotency_digest = models.CharField(max_length=64, blank=True, default="")
     request_id = models.CharField(max_length=128, blank=True, default="")
@@ -118,7 +120,7 @@ _MIXED = {  # by error code: the public sentence in a detail of the version befo
 
 
 class Job(models.Model):
-    id = models.UUIDField(primary_key=True, default=new_job_id, editable=False)
+    id = models.UUIDField(primary_key=True, default=make_row_id, editable=False)
     model = models.CharField(max_length=100)
     inputs = JSONField(help_text="One input, or a list of several, as the client sent it.")
     parameters = JSONField(default=dict)
@@ -146,7 +148,7 @@ class Job(models.Model):
     worker = models.UUIDField(null=True, default=None)
     device = models.CharField(max_length=20, blank=True, default="")
 
-    created_at = models.DateTimeField(default=clock.moment)
+    created_at = models.DateTimeField(default=clock.estimate_now)
     published_at = models.DateTimeField(null=True, default=None, help_text="When its message was last sent.")
     started_at = models.DateTimeField(null=True, default=None)
     lease_until = models.DateTimeField(
@@ -156,7 +158,7 @@ class Job(models.Model):
     expires_at = models.DateTimeField(null=True, default=None)
 
     owner = models.ForeignKey(  # job_by_owner is its index
-        settings.AUTH_USER_MODEL, null=True, default=None, on_delete=models.SET(former_user), db_index=False
+        settings.AUTH_USER_MODEL, null=True, default=None, on_delete=models.SET(ensure_former_user), db_index=False
     )
     key_start = models.CharField(
         max_length=12,
@@ -293,7 +295,7 @@ class Worker(models.Model):
     `heartbeat_at` is written anew every `WORKER_HEARTBEAT_S` seconds.
     """
 
-    id = models.UUIDField(primary_key=True, default=new_job_id, editable=False)
+    id = models.UUIDField(primary_key=True, default=make_row_id, editable=False)
     name = models.CharField(max_length=255, help_text="Celery's node name.")
     pid = models.PositiveIntegerField()
     state = models.CharField(max_length=10, choices=WorkerState, default=WorkerState.STARTING)
@@ -336,8 +338,8 @@ class Worker(models.Model):
     is_to_rest = models.BooleanField(
         default=False, db_default=False, help_text="True if an operator has drained the worker."
     )
-    started_at = models.DateTimeField(default=clock.moment)
-    heartbeat_at = models.DateTimeField(default=clock.moment)
+    started_at = models.DateTimeField(default=clock.estimate_now)
+    heartbeat_at = models.DateTimeField(default=clock.estimate_now)
 
     class Meta:
         ordering = ["-started_at"]
@@ -351,7 +353,7 @@ class PausedModel(models.Model):
     """A model that an operator has paused: no worker begins its jobs, which are accepted and wait."""
 
     model = models.CharField(max_length=100, primary_key=True)
-    paused_at = models.DateTimeField(default=clock.moment)
+    paused_at = models.DateTimeField(default=clock.estimate_now)
     paused_by = models.ForeignKey(settings.AUTH_USER_MODEL, null=True, default=None, on_delete=models.SET_NULL)
 
     class Meta:
@@ -385,7 +387,7 @@ class Act(models.Model):
     after `cursor`.
     """
 
-    id = models.UUIDField(primary_key=True, default=new_job_id, editable=False)
+    id = models.UUIDField(primary_key=True, default=make_row_id, editable=False)
     kind = models.CharField(max_length=12, choices=ActKind)
     state = models.CharField(max_length=10, choices=ActState, default=ActState.WAITING)
     selection = models.JSONField(
@@ -399,7 +401,7 @@ class Act(models.Model):
     done = models.PositiveIntegerField(default=0)
     left = models.JSONField(default=dict, help_text="By reason: how many jobs were not changed.")
     by = models.ForeignKey(settings.AUTH_USER_MODEL, null=True, default=None, on_delete=models.SET_NULL)
-    created_at = models.DateTimeField(default=clock.moment)
+    created_at = models.DateTimeField(default=clock.estimate_now)
     finished_at = models.DateTimeField(null=True, default=None)
     lease_until = models.DateTimeField(
         null=True, default=None, help_text="The end of the lease of the worker that handles the action."
@@ -430,13 +432,14 @@ class WebhookState(models.TextChoices):
 class Webhook(models.Model):
     """A notice to a client's address that its job is finished."""
 
-    id = models.UUIDField(primary_key=True, default=new_job_id, editable=False)
+    id = models.UUIDField(primary_key=True, default=make_row_id, editable=False)
     job = models.OneToOneField(Job, on_delete=models.CASCADE)
     url = models.URLField(max_length=500)
     state = models.CharField(max_length=10, choices=WebhookState, default=WebhookState.PENDING)
     attempts = models.PositiveIntegerField(default=0)
     due_at = models.DateTimeField(
-        default=clock.moment, help_text="The earliest time of the next try, which also waits for the end of the job."
+        default=clock.estimate_now,
+        help_text="The earliest time of the next try, which also waits for the end of the job.",
     )
     last_error = models.CharField(max_length=300, blank=True, default="")
 
@@ -463,7 +466,7 @@ class Grain(models.IntegerChoices):
 class Figure(models.Model):
     """Counts of what happened from `start` on, with one model, or with the whole service if `model` is empty."""
 
-    id = models.UUIDField(primary_key=True, default=new_job_id, editable=False)
+    id = models.UUIDField(primary_key=True, default=make_row_id, editable=False)
     grain = models.PositiveSmallIntegerField(choices=Grain)
     start = models.DateTimeField()
     model = models.CharField(max_length=100)
@@ -484,8 +487,8 @@ class Figure(models.Model):
 class Mark(models.Model):
     """An event that may explain a change of the figures, which operators see on the axis of time."""
 
-    id = models.UUIDField(primary_key=True, default=new_job_id, editable=False)
-    at = models.DateTimeField(default=clock.moment)
+    id = models.UUIDField(primary_key=True, default=make_row_id, editable=False)
+    at = models.DateTimeField(default=clock.estimate_now)
     kind = models.CharField(max_length=10, help_text="deployed, started, stopped, gone or retention")
     text = models.CharField(max_length=300)
 

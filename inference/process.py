@@ -37,7 +37,7 @@ class WebProcess:
 
     def close(self) -> None:
         """End the streams, whose clients go on at another process, and write what was counted since the last tick."""
-        self.hub.stop()
+        self.hub.end_streams()
         self.figures.record_figures()
 
 

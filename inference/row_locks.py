@@ -20,7 +20,7 @@ def update_rows(rows: QuerySet[M], **values: Any) -> int:
     if not connections[rows.db].features.has_select_for_update:
         return rows.update(**values)
     with transaction.atomic(using=rows.db):
-        return _locked(rows).update(**values)
+        return _select_locked_rows(rows).update(**values)
 
 
 def delete_rows(rows: QuerySet[M]) -> int:
@@ -35,5 +35,5 @@ def delete_rows(rows: QuerySet[M]) -> int:
         return int(cursor.rowcount)
 
 
-def _locked(rows: QuerySet[M]) -> QuerySet[M]:
+def _select_locked_rows(rows: QuerySet[M]) -> QuerySet[M]:
     return rows.model._default_manager.using(rows.db).filter(pk__in=lock_rows(rows).values("pk"))

@@ -30,11 +30,11 @@ def drop_stalled_clients() -> None:
 def _limit_once_it_listens() -> None:
     """Set the limit once the server listens, which is some time after the application is loaded."""
     give_up_at = time.monotonic() + LISTENS_S
-    while not _limited() and time.monotonic() < give_up_at:
+    while not _limit_listening_sockets() and time.monotonic() < give_up_at:
         time.sleep(LOOK_S)
 
 
-def _limited() -> bool:
+def _limit_listening_sockets() -> bool:
     """Set the limit of each socket that listens, which its connections inherit. Return True if there is one."""
     found = False
     for descriptor in os.listdir("/proc/self/fd"):
@@ -61,10 +61,10 @@ def call_when_stopped(then: Callable[[], None]) -> None:
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-    threading.Thread(target=_call, args=(reader, then), name="stop", daemon=True).start()
+    threading.Thread(target=_call_after_stop_signal, args=(reader, then), name="stop", daemon=True).start()
 
 
-def _call(reader: int, then: Callable[[], None]) -> None:
+def _call_after_stop_signal(reader: int, then: Callable[[], None]) -> None:
     while os.read(reader, 1)[0] not in STOPS:
         pass
     then()

@@ -153,7 +153,7 @@ else:
 
 # The models, the broker and the worker.
 MODELS_FILE = Path(os.environ.get("MODELS_FILE", BASE_DIR / "models.toml"))
-REDIS_URL = env.read_url("REDIS_URL", ("redis", "rediss", "unix")) or address.embedded_url(DATA_DIR)
+REDIS_URL = env.read_url("REDIS_URL", ("redis", "rediss", "unix")) or address.make_embedded_url(DATA_DIR)
 SERVICE_PREFIX = env.read_prefix("SERVICE_PREFIX")  # before all names in the broker
 WORKER_HEARTBEAT_S = env.read_number("WORKER_HEARTBEAT_S", 2)
 WORKER_SILENT_S = env.read_number("WORKER_SILENT_S", 15)  # a worker silent for longer is gone
@@ -171,8 +171,8 @@ LOAD_LIMIT_S = env.read_number(
 )  # for a replica to load its models, after which its process is ended
 MAX_ESTIMATED_WAIT_S = env.read_number("MAX_ESTIMATED_WAIT_S", 600)  # 503 above it, but at low priority; 0: no limit
 
-CELERY_BROKER_URL = env.read_url("BROKER_URL") or address.kombu_url(REDIS_URL)
-CELERY_BROKER_TRANSPORT_OPTIONS = address.kombu_options(CELERY_BROKER_URL, SERVICE_PREFIX)
+CELERY_BROKER_URL = env.read_url("BROKER_URL") or address.make_kombu_url(REDIS_URL)
+CELERY_BROKER_TRANSPORT_OPTIONS = address.make_kombu_options(CELERY_BROKER_URL, SERVICE_PREFIX)
 CELERY_CONTROL_EXCHANGE = f"{SERVICE_PREFIX}celery"
 CELERY_EVENT_EXCHANGE = CELERY_EVENT_QUEUE_PREFIX = f"{SERVICE_PREFIX}celeryev"
 CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
@@ -196,7 +196,7 @@ try:
 except specs.CatalogError:
     _models = []  # `manage.py check` reports what is wrong with the file
 CELERY_TASK_QUEUES = [
-    queue_declaration.make_queue(address.queue_name(SERVICE_PREFIX, model), SERVICE_PREFIX, CELERY_BROKER_URL)
+    queue_declaration.make_queue(address.make_queue_name(SERVICE_PREFIX, model), SERVICE_PREFIX, CELERY_BROKER_URL)
     for model in _models
 ]
 
@@ -250,7 +250,7 @@ LOGGING = {
         # Django's own line for each answer of 400 and above says less than the access line.
         "exceptions": {"()": "django.utils.log.CallbackFilter", "callback": lambda record: bool(record.exc_info)},
     },
-    "formatters": {"line": {"()": "inference.telemetry.logs.formatter"}},
+    "formatters": {"line": {"()": "inference.telemetry.logs.make_formatter"}},
     "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "line", "filters": ["request_id"]}},
     "loggers": {"django.request": {"filters": ["exceptions"]}},
     "root": {

@@ -7,7 +7,7 @@ import signal
 import subprocess
 from pathlib import Path
 
-from inference.broker.embedded import is_answering, prepare_folders, server_command
+from inference.broker.embedded import is_answering, make_server_command, prepare_folders
 from inference.broker.embedded_folder import EmbeddedBrokerError
 from tests.conditions import PATIENCE_S, wait_for
 
@@ -29,7 +29,7 @@ class EmbeddedBroker:
         try:
             with open(self.log, "ab") as log:
                 self.process = subprocess.Popen(
-                    server_command(self.data, self.path),
+                    make_server_command(self.data, self.path),
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,

@@ -44,7 +44,7 @@ def use_broker(url: str) -> None:
     os.environ["REDIS_URL"] = url
     os.environ.pop("BROKER_URL", None)
     settings.REDIS_URL = url
-    settings.CELERY_BROKER_URL = address.kombu_url(url)
+    settings.CELERY_BROKER_URL = address.make_kombu_url(url)
     app.conf.update(broker_url=settings.CELERY_BROKER_URL)
     redis_client.TIMEOUT_S = PATIENCE_S  # a server that other tests keep from its core is not away
 

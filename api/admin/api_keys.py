@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 MINUTE, HOUR, DAY = datetime.timedelta(minutes=1), datetime.timedelta(hours=1), datetime.timedelta(days=1)
 
 
-def _hour(moment: datetime.datetime) -> datetime.datetime:
+def _floor_to_hour(moment: datetime.datetime) -> datetime.datetime:
     return moment.replace(minute=0, second=0, microsecond=0)
 
 
-def _used_since(moment: datetime.datetime) -> Coalesce:
+def _make_usage_expression(moment: datetime.datetime) -> Coalesce:
     """Return the expression for the number of requests with each key since `moment`."""
     uses = KeyUse.objects.filter(key=OuterRef("pk"), hour__gte=moment).order_by().values("key")
     return Coalesce(Subquery(uses.annotate(all=Sum("requests")).values("all")), 0)
@@ -61,7 +61,7 @@ def list_visible_keys(user: PermissionsMixin | AnonymousUser) -> QuerySet[ApiKey
 api_keys.issued = list_visible_keys
 
 
-def is_below(user: PermissionsMixin | AnonymousUser, key: ApiKey | None) -> bool:
+def may_manage_key(user: PermissionsMixin | AnonymousUser, key: ApiKey | None) -> bool:
     return key is None or list_manageable_users(user).filter(pk=key.owner_id).exists()
 
 
@@ -83,10 +83,12 @@ class ApiKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not generic at
     def get_queryset(self, request: HttpRequest) -> QuerySet[ApiKey]:
         """Return the keys, with the number of requests of each key and of all keys together."""
         now = clock.now()
-        day, hour = now - DAY, _hour(now) - HOUR
+        day, hour = now - DAY, _floor_to_hour(now) - HOUR
         of_all = KeyUse.objects.filter(hour__gte=day).aggregate(all=Sum("requests"))["all"] or 0
         keys: QuerySet[ApiKey] = super().get_queryset(request)
-        return keys.annotate(used_day=_used_since(day), used_hour=_used_since(hour), of_all=Value(of_all))
+        return keys.annotate(
+            used_day=_make_usage_expression(day), used_hour=_make_usage_expression(hour), of_all=Value(of_all)
+        )
 
     @admin.display(description="requests, 24 h", ordering="used_day")
     def requests(self, key: Any) -> str:
@@ -100,8 +102,8 @@ class ApiKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not generic at
     def a_minute(self, key: Any) -> str:
         """Return the requests a minute over the current hour and the one before it, and the most that are allowed."""
         now = clock.now()
-        most = auth.limit_or_default(key.requests_per_minute, settings.API_KEY_RATE)
-        return f"{key.used_hour / ((now - _hour(now) + HOUR) / MINUTE):.1f} of {most or 'any'}"
+        most = auth.choose_limit(key.requests_per_minute, settings.API_KEY_RATE)
+        return f"{key.used_hour / ((now - _floor_to_hour(now) + HOUR) / MINUTE):.1f} of {most or 'any'}"
 
     @admin.display(description="jobs")
     def jobs(self, key: ApiKey) -> SafeString:
@@ -114,7 +116,7 @@ class ApiKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not generic at
         """Return a drawing of the requests of each of the last 24 hours."""
         if key.pk is None:
             return "-"
-        now = _hour(clock.now())
+        now = _floor_to_hour(clock.now())
         used = dict(KeyUse.objects.filter(key=key, hour__gt=now - DAY).values_list("hour", "requests"))
         hours = [used.get(now - HOUR * ago, 0) for ago in reversed(range(24))]
         drawn, requests = svg.draw_lengths(hours), f"{sum(hours):,}"
@@ -132,10 +134,10 @@ class ApiKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not generic at
         return super().formfield_for_foreignkey(db_field, request, **options)
 
     def has_change_permission(self, request: HttpRequest, obj: ApiKey | None = None) -> bool:
-        return super().has_change_permission(request, obj) and is_below(request.user, obj)
+        return super().has_change_permission(request, obj) and may_manage_key(request.user, obj)
 
     def has_delete_permission(self, request: HttpRequest, obj: ApiKey | None = None) -> bool:
-        return super().has_delete_permission(request, obj) and is_below(request.user, obj)
+        return super().has_delete_permission(request, obj) and may_manage_key(request.user, obj)
 
     @admin.action(description="Revoke the selected keys", permissions=["change"])
     def revoke(self, request: HttpRequest, chosen: QuerySet[ApiKey]) -> None:

@@ -93,7 +93,7 @@ class StoredFileAdmin(ReadOnlyAdmin):
             raise PermissionDenied
         file = get_object_or_404(self.get_queryset(request), pk=pk)
         try:
-            content = StoredFile.storage().open(file.stored_as, "rb")
+            content = StoredFile.get_storage().open(file.stored_as, "rb")
         except FileNotFoundError:
             raise Http404(f"The content of {file.public_id} is not in the storage any more.") from None
         logger.info("user=%s downloads %s", request.user.pk, file.public_id)

@@ -40,29 +40,29 @@ class ChunkWriter:
     ) -> bytes:
         choice = {"index": 0, **part, "finish_reason": ended, "logprobs": None}
         token = {"token": {"text": text}, "generated_text": None, "details": None, **whole}
-        return self._chunk(event_id, [choice], **self.usage, **(token if self.kind.has_tokens else {}))
+        return self._write_chunk(event_id, [choice], **self.usage, **(token if self.kind.has_tokens else {}))
 
     def write_end(self, end: End) -> Iterator[bytes]:
         if end.job.status != Status.SUCCEEDED:
-            yield _data(
+            yield _write_data_block(
                 openai.make_error_document(
                     orjson.loads(problems.make_job_problem(end.job).content), inputs=self.kind.inputs
                 )
             )
             return
         if end.text is None:
-            yield _data(openai.make_stream_error(NO_TEXT, "bad_output"))
+            yield _write_data_block(openai.make_stream_error(NO_TEXT, "bad_output"))
             return
         details = read_details(end.job.output)
         yield self.write_choice(
             self.kind.last, end.id, ended=read_finish_reason(details), generated_text=end.text, details=details or None
         )
         if self.usage:
-            yield self._chunk(end.id, [], usage=make_usage(details))
+            yield self._write_chunk(end.id, [], usage=make_usage(details))
         yield DONE
 
-    def _chunk(self, event_id: str, choices: list[Any], **more: Any) -> bytes:
-        return _data({**self.common, "choices": choices, "event_id": event_id, **more})
+    def _write_chunk(self, event_id: str, choices: list[Any], **more: Any) -> bytes:
+        return _write_data_block({**self.common, "choices": choices, "event_id": event_id, **more})
 
 
 def write_completion_chunks(
@@ -77,13 +77,13 @@ def write_completion_chunks(
             case End():
                 yield from chunks.write_end(event)
             case Restart():  # text that was sent cannot be taken back
-                yield _data(openai.make_stream_error(BEGINS_AGAIN, "restart"))
+                yield _write_data_block(openai.make_stream_error(BEGINS_AGAIN, "restart"))
                 return
             case Interrupted():
-                yield _data(openai.make_stream_error(GOES_ON, "cut"))
+                yield _write_data_block(openai.make_stream_error(GOES_ON, "cut"))
             case KeepAlive():
                 yield KEEP_ALIVE
 
 
-def _data(document: dict[str, Any]) -> bytes:
+def _write_data_block(document: dict[str, Any]) -> bytes:
     return b"data: %b\n\n" % codec.write_json(document)

@@ -60,7 +60,7 @@ MODEL_TEXT = replace(TEXT, has_tokens=True)
 
 def make_completion(kind: CompletionKind, job: Job) -> dict[str, Any]:
     """Return the completion of a job that has succeeded. Raises `ApiError` if the output holds no text."""
-    text, details = _generated(job)
+    text, details = _read_generated_text(job)
     choice = {"index": 0, **kind.whole(text), "finish_reason": read_finish_reason(details), "logprobs": None}
     return {**make_completion_head(kind, job), "object": kind.name, "choices": [choice], "usage": make_usage(details)}
 
@@ -84,7 +84,7 @@ def make_completion_head(kind: CompletionKind, job: Job) -> dict[str, Any]:
     }
 
 
-def _generated(job: Job) -> tuple[str, Mapping[str, Any]]:
+def _read_generated_text(job: Job) -> tuple[str, Mapping[str, Any]]:
     """Return the text, as a stream sends it, and its details. Raises `ApiError` if the output holds no text."""
     text = extract_generated_text(job, Prompt.from_inputs(job.inputs, job.parameters))
     if text is None:
@@ -107,28 +107,31 @@ def read_finish_reason(details: Mapping[str, Any]) -> str:
 
 def make_usage(details: Mapping[str, Any]) -> dict[str, int] | None:
     match details:
-        case {"prompt_tokens": int(prompt), "generated_tokens": int(generated_text)}:
+        case {"prompt_tokens": int(prompt), "generated_tokens": int(generated)}:
             return {
                 "prompt_tokens": prompt,
-                "completion_tokens": generated_text,
-                "total_tokens": prompt + generated_text,
+                "completion_tokens": generated,
+                "total_tokens": prompt + generated,
             }
     return None
 
 
 def list_models() -> dict[str, Any]:
     """Return the list of the models that generate text or give vectors."""
-    return {"object": "list", "data": [make_openai_model(spec) for spec in get_catalog().values() if _is_called(spec)]}
+    return {
+        "object": "list",
+        "data": [make_openai_model(spec) for spec in get_catalog().values() if _is_openai_model(spec)],
+    }
 
 
-def _is_called(spec: ModelSpec) -> bool:
+def _is_openai_model(spec: ModelSpec) -> bool:
     return tasks.find_task(spec.task).generates or spec.embeds
 
 
-def find_openai_model(name: str) -> dict[str, Any]:
+def get_openai_model(name: str) -> dict[str, Any]:
     """Return a model in OpenAI's form. Raises `UnknownModel` if it neither generates text nor gives vectors."""
     spec = spec_of(name)
-    if not _is_called(spec):
+    if not _is_openai_model(spec):
         message = f"{spec.name!r} neither generates text nor gives vectors: GET /v1/models/{spec.name} shows it."
         raise UnknownModel(message)
     return make_openai_model(spec)

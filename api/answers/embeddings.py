@@ -44,11 +44,12 @@ def write_tei_embeddings(job: Job) -> bytes:
 def write_token_embeddings(job: Job) -> bytes:
     """Write for each text a list of its tokens' vectors, as Text Embeddings Inference does. Raises `ApiError`."""
     return write_json_list(
-        write_json_list(map(codec.write_json, _rows(decode_vector(found), count))) for found, count in read_vectors(job)
+        write_json_list(map(codec.write_json, _split_into_vectors(decode_vector(found), count)))
+        for found, count in read_vectors(job)
     )
 
 
-def _rows(found: Sequence[float], count: int) -> list[Sequence[float]]:
+def _split_into_vectors(found: Sequence[float], count: int) -> list[Sequence[float]]:
     """Divide numbers into `count` vectors. Raises `ApiError`."""
     width, rest = divmod(len(found), count or 1)
     if rest or not width:
@@ -91,10 +92,10 @@ def write_similarities(job: Job) -> bytes:
     """Write the cosine of the first text's vector with each of the others, all of length one. Raises `ApiError`."""
     first, *others = read_vectors(job)
     source = decode_vector(first[0])
-    return codec.write_json([_cosine(source, decode_vector(vector)) for vector, _ in others])
+    return codec.write_json([_compute_cosine(source, decode_vector(vector)) for vector, _ in others])
 
 
-def _cosine(source: Sequence[float], other: Sequence[float]) -> float:
+def _compute_cosine(source: Sequence[float], other: Sequence[float]) -> float:
     """Return the product of two vectors of length one, cut to -1 to 1 because of rounding.
 
     Raises `ApiError` if the vectors differ in length.
@@ -118,10 +119,10 @@ def read_vectors(job: Job) -> list[tuple[str, int]]:
     outputs = job.output if isinstance(job.output, list) else [job.output]
     if len(outputs) != job.size:
         raise ApiError(NO_VECTOR, "bad_output")
-    return list(map(_parts, outputs))
+    return list(map(_read_vector, outputs))
 
 
-def _parts(output: object) -> tuple[str, int]:
+def _read_vector(output: object) -> tuple[str, int]:
     match output:
         case {"embedding": str(vector), "tokens": int(count)} if count >= 0 and type(count) is int:
             return vector, count

@@ -31,7 +31,7 @@ def write_event(name: str, data: object, event_id: str = "") -> bytes:
 def write_events_with_address(job: Job, events: Iterator[Event], *, plain: bool) -> Generator[bytes, None, None]:
     """Yield the events of `write_events`, after a first event with the address where the stream can be read on."""
     shown = {"id": job.id, "stream": f"/v1/jobs/{job.id}/stream"}
-    yield write_event("job", {"job": shown, **_text("")}, BEGINNING.make_event_id(job.id))
+    yield write_event("job", {"job": shown, **_make_token_field("")}, BEGINNING.make_event_id(job.id))
     yield from write_events(job, events, plain=plain)
 
 
@@ -41,33 +41,36 @@ def write_events(job: Job, events: Iterator[Event], *, plain: bool) -> Generator
         match each:
             case Delta():
                 tokens = {} if each.tokens is None else {"tokens": each.tokens}
-                yield write_event("delta", {**_text(each.text), **tokens}, each.id)
+                yield write_event("delta", {**_make_token_field(each.text), **tokens}, each.id)
             case Restart():
                 yield write_event(
                     "restart",
-                    _error(BEGINS_AGAIN, "restart"),
+                    _make_error_fields(BEGINS_AGAIN, "restart"),
                     each.id,
                 )
             case End():
-                yield write_event("end", _end(each, plain=plain), each.id)
+                yield write_event("end", _make_end_document(each, plain=plain), each.id)
             case Interrupted():
-                yield write_event("cut", _error(GOES_ON, "cut"))
+                yield write_event("cut", _make_error_fields(GOES_ON, "cut"))
             case KeepAlive():
                 yield KEEP_ALIVE
 
 
-def _end(end: End, *, plain: bool) -> dict[str, Any]:
+def _make_end_document(end: End, *, plain: bool) -> dict[str, Any]:
     job = end.job
     shown = {"job": resources.make_job_document(job, plain=plain)}
     if job.status != Status.SUCCEEDED:
-        return {**shown, **_error(job.public_detail or f"The job is {job.status}.", job.error_code or job.status)}
+        return {
+            **shown,
+            **_make_error_fields(job.public_detail or f"The job is {job.status}.", job.error_code or job.status),
+        }
     details = {"details": found} if (found := extract_single_answer(job.output).get("details")) else {}
-    return {**shown, **_text(""), "generated_text": end.text, **details}
+    return {**shown, **_make_token_field(""), "generated_text": end.text, **details}
 
 
-def _text(text: str) -> dict[str, Any]:
+def _make_token_field(text: str) -> dict[str, Any]:
     return {"token": {"text": text}}
 
 
-def _error(detail: str, code: str) -> dict[str, Any]:
+def _make_error_fields(detail: str, code: str) -> dict[str, Any]:
     return {"error": detail, "error_type": code}

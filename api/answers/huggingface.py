@@ -35,7 +35,7 @@ def read_request(spec: ModelSpec, body: bytes, media_type: str) -> tuple[Submiss
     bodies.require_json(media_type)
     document = codec.parse_json(body)
     if tasks.find_task(spec.task).parameters_at_root and isinstance(document, dict):
-        document = _gather(document)
+        document = _gather_parameters(document)
     fields = RUN_BODY.run_validation(document)
     if fields.get("stream"):
         _refuse_what_is_not_streamed(spec, fields["inputs"])
@@ -51,7 +51,7 @@ def _refuse_what_is_not_streamed(spec: ModelSpec, inputs: object) -> None:
         raise InvalidInput(f"stream: this is not streamed, {why}: leave stream out, or send false.", field="stream")
 
 
-def _gather(document: dict[str, Any]) -> dict[str, Any]:
+def _gather_parameters(document: dict[str, Any]) -> dict[str, Any]:
     """Return the body with the parameters at its root moved into `parameters`."""
     own = {*RUN_BODY.accepted_names, *RUN_BODY.elsewhere}
     at_root = {name: value for name, value in document.items() if name not in own}
@@ -69,34 +69,34 @@ def shape_output(task: str, output: object, *, size: int, user_agent: str = "") 
     """
     wanted = tasks.find_task(task).shape
     if wanted is AnswerShape.LISTS:
-        return _nested(output, size)
+        return _nest_labels(output, size)
     if wanted is AnswerShape.SEGMENTS:
-        return _scored(output)
+        return _add_missing_scores(output)
     if wanted is AnswerShape.PAIRS and not _LEGACY_CLIENT.search(user_agent):
-        return _pairs(output)
+        return _pair_labels_with_scores(output)
     return output
 
 
-def _nested(output: Any, size: int) -> Any:
+def _nest_labels(output: Any, size: int) -> Any:
     """Return a list of `{"label", "score"}` for every text, in a list also for one text."""
     if size == 1 and not (isinstance(output, list) and output and isinstance(output[0], list)):
         output = [output]
     return [item if isinstance(item, list) else [item] for item in output]
 
 
-def _scored(output: object) -> Any:
+def _add_missing_scores(output: object) -> Any:
     """Return segments with a score of 1 where the model gives none, as Hugging Face's own service does."""
     if isinstance(output, list):
-        return [_scored(item) for item in output]
+        return [_add_missing_scores(item) for item in output]
     if isinstance(output, dict) and output.get("score", 1.0) is None:
         return {**output, "score": 1.0}
     return output
 
 
-def _pairs(output: object) -> Any:
+def _pair_labels_with_scores(output: object) -> Any:
     """Turn `{"labels", "scores"}` into `[{"label", "score"}]`."""
     if isinstance(output, list):
-        return [_pairs(item) for item in output]
+        return [_pair_labels_with_scores(item) for item in output]
     if not isinstance(output, dict) or not output.keys() >= {"labels", "scores"}:
         return output
     return [{"label": label, "score": score} for label, score in zip(output["labels"], output["scores"], strict=True)]

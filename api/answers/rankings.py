@@ -21,7 +21,7 @@ def write_ranking(job: Job, request: RerankRequest) -> bytes:
     """
     if not isinstance(job.output, list) or len(job.output) != len(request.texts):
         raise ApiError(NO_SCORE, "bad_output")
-    scores = [_score(output, is_raw=request.is_raw) for output in job.output]
+    scores = [_read_score(output, is_raw=request.is_raw) for output in job.output]
     order = sorted(range(len(scores)), key=lambda index: -scores[index])[: request.top_n]
     if request.names_texts:
         entries = [
@@ -42,10 +42,10 @@ def write_ranking(job: Job, request: RerankRequest) -> bytes:
         for index in order
     ]
     ranked = {"id": str(job.id), "object": "rerank", "model": job.model, "results": results}
-    return codec.write_json({**ranked, **_usage(job.output)})
+    return codec.write_json({**ranked, **_make_usage_field(job.output)})
 
 
-def _usage(outputs: Sequence[Any]) -> dict[str, Any]:
+def _make_usage_field(outputs: Sequence[Any]) -> dict[str, Any]:
     """Return the field of the tokens that were read, or no field if the engine, a custom one, does not count them."""
     counts = [output.get("tokens") for output in outputs]
     if any(type(count) is not int for count in counts):
@@ -53,15 +53,15 @@ def _usage(outputs: Sequence[Any]) -> dict[str, Any]:
     return {"usage": {"prompt_tokens": sum(counts), "total_tokens": sum(counts)}}
 
 
-def _score(output: object, *, is_raw: bool) -> float:
+def _read_score(output: object, *, is_raw: bool) -> float:
     """Return the logit, or its sigmoid. Raises `ApiError` if the output holds no score."""
     match output:
         case {"score": float() | int() as logit} if not isinstance(logit, bool):
-            return float(logit) if is_raw else _sigmoid(logit)
+            return float(logit) if is_raw else _compute_sigmoid(logit)
     raise ApiError(NO_SCORE, "bad_output")
 
 
-def _sigmoid(logit: float) -> float:
+def _compute_sigmoid(logit: float) -> float:
     """Return 1 / (1 + e^-logit), computed in the form that overflows for no number."""
     if logit >= 0:
         return 1 / (1 + math.exp(-logit))

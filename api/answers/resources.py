@@ -32,14 +32,14 @@ def make_job_document(row: Job, *, with_output: bool = True, plain: bool = False
         "request_id": row.request_id,
         "bulk": row.bulk_id,
         "bulk_index": row.bulk_index,
-        "error": _error(row) if row.error_code else None,
+        "error": _make_error_document(row) if row.error_code else None,
     }
     if with_output:
         shown["output"] = make_output(row, plain=plain)
     return shown
 
 
-def _error(row: Job) -> dict[str, Any]:
+def _make_error_document(row: Job) -> dict[str, Any]:
     retryable = row.error_code in RETRYABLE_OUTCOMES
     return {"code": row.error_code, "detail": row.public_detail, "retryable": retryable}
 
@@ -97,7 +97,7 @@ def make_model_document(spec: ModelSpec) -> dict[str, Any]:
             "time_limit_s": spec.time_limit_s,
             "max_queued": spec.max_queued,
         },
-        "parameters": {name: _parameter(parameter) for name, parameter in spec.parameters.items()},
+        "parameters": {name: _make_parameter_document(parameter) for name, parameter in spec.parameters.items()},
         "served": {
             "workers": workers.count_serving_workers(spec.name),
             "memory_bytes": workers.find_models_in_memory().get(spec.name, workers.MemoryPresence()).bytes,
@@ -105,20 +105,20 @@ def make_model_document(spec: ModelSpec) -> dict[str, Any]:
             "items_per_s": workers.measure_model_speeds().get(spec.name),
             "note": workers.read_model_notes().get(spec.name),
             "entries": [
-                _run(run, count)
+                _make_entry_document(run, count)
                 for run, count in sorted(worker_catalogs.count_living_entries().get(spec.name, {}).items())
             ],
         },
     }
 
 
-def _run(run: worker_catalogs.CatalogEntry, count: int) -> dict[str, Any]:
+def _make_entry_document(run: worker_catalogs.CatalogEntry, count: int) -> dict[str, Any]:
     why = run.why if settings.ENGINE_ERRORS == "full" or not run.why else health.Cause.FAILED.value
     return {
         "model": run.model, "revision": run.revision or None, "state": run.state, "why": why or None, "workers": count,
     }  # fmt: skip
 
 
-def _parameter(parameter: ParameterSpec) -> dict[str, Any]:
+def _make_parameter_document(parameter: ParameterSpec) -> dict[str, Any]:
     shown = {field.name: getattr(parameter, field.name) for field in fields(parameter)}
     return {name: value for name, value in shown.items() if value is not None}

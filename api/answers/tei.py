@@ -24,11 +24,11 @@ def write_predictions(job: Job, *, is_batch: bool) -> bytes:
     outputs = job.output if isinstance(job.output, list) else [job.output]
     if len(outputs) != job.size:
         raise ApiError(NO_LABELS, "bad_output")
-    found = [[_label(each) for each in (output if isinstance(output, list) else [output])] for output in outputs]
+    found = [[_read_label(each) for each in (output if isinstance(output, list) else [output])] for output in outputs]
     return codec.write_json(found if is_batch else found[0])
 
 
-def _label(given: object) -> dict[str, Any]:
+def _read_label(given: object) -> dict[str, Any]:
     match given:
         case {"label": str(label), "score": float(score)}:
             return {"score": score, "label": label}
@@ -46,7 +46,7 @@ def make_model_info(spec: ModelSpec) -> dict[str, Any]:
         "max_input_length": spec.max_length or None,
         "max_batch_tokens": spec.max_batch_tokens,
         "max_batch_requests": spec.max_batch_size,
-        "max_client_batch_size": split_jobs.max_inputs(spec),
+        "max_client_batch_size": split_jobs.compute_max_inputs(spec),
         "auto_truncate": True,
         "tokenization_workers": None,
         "version": None,

@@ -62,7 +62,7 @@ def make_error_document(problem: dict[str, Any], *, inputs: str) -> dict[str, An
     code: str = problem["code"]
     error = {
         "message": problem["detail"],
-        "type": _type(problem["status"]),
+        "type": _choose_error_type(problem["status"]),
         "param": _find_field(problem, inputs),
         "code": CODES.get(code, code),
     }
@@ -79,7 +79,7 @@ def _find_field(problem: dict[str, Any], inputs: str) -> str | None:
     return named[1] if named else None
 
 
-def _type(status: int) -> str:
+def _choose_error_type(status: int) -> str:
     if status == TOO_MANY:
         return "rate_limit_error"
     if status == FORBIDDEN:

@@ -121,7 +121,7 @@ def make_problem(
     detail = detail or f"{title}."
     body = {
         "type": TYPE_PREFIX + code, "title": title, "status": status, "detail": detail, "code": code, "error": detail,
-        "request_id": request_id.current_request_id(), **members,
+        "request_id": request_id.get_request_id(), **members,
     }  # fmt: skip
     response = HttpResponse(orjson.dumps(body), status=status, headers=headers, content_type=CONTENT_TYPE)
     if retry_after_s is not None or status == 503:

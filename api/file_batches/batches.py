@@ -12,7 +12,7 @@ from django.db.models.functions import Now
 from api import request_id
 from api.auth import Principal
 from api.errors.problems import ApiError
-from api.file_batches.files import find_visible_file, lock_file
+from api.file_batches.files import get_visible_file, lock_file
 from api.models import UNFINISHED, BatchStatus, FileBatch, FilePurpose
 from api.requests.file_batches import BatchRequest
 from inference import clock, row_locks
@@ -29,7 +29,7 @@ def create_batch(principal: Principal, wanted: BatchRequest, *, key: str | None)
     Raises `ApiError` if the file is no input, or if the owner has too many batches, and `IdempotencyMismatch`.
     """
     owner, now = principal.user, clock.now()
-    request = request_id.current_request_id()
+    request = request_id.get_request_id()
     bulk = Bulk(model="", total=0, owner=owner, request_id=request, is_open=True)  # the file was not read yet
     bulk.idempotency_key = idempotency.scope_key(owner, key)
     bulk.idempotency_digest = idempotency.digest_body("batch", wanted.body) if key else ""
@@ -47,7 +47,7 @@ def create_batch(principal: Principal, wanted: BatchRequest, *, key: str | None)
     )
 
     def store() -> Bulk:
-        batch.input_file = find_visible_file(principal, wanted.input_file_id)
+        batch.input_file = get_visible_file(principal, wanted.input_file_id)
         if batch.input_file.purpose != FilePurpose.BATCH:
             name, purpose = batch.input_file.public_id, batch.input_file.purpose
             raise ApiError(f"input_file_id: {name} has the purpose {purpose}, not batch.")

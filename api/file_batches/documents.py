@@ -16,8 +16,8 @@ def make_file_document(row: StoredFile) -> dict[str, Any]:
         "id": row.public_id,
         "object": "file",
         "bytes": row.size,
-        "created_at": _seconds(row.created_at),
-        "expires_at": _seconds(row.expires_at),
+        "created_at": _to_timestamp(row.created_at),
+        "expires_at": _to_timestamp(row.expires_at),
         "filename": row.name,
         "purpose": row.purpose,
         "status": "processed",
@@ -43,22 +43,22 @@ def _make_batch_document(row: FileBatch, progress: Progress) -> dict[str, Any]:
         "endpoint": row.endpoint,
         "model": row.model or None,
         "errors": {"object": "list", "data": row.errors} if row.errors else None,
-        "input_file_id": _file_id(row.input_file_id),
+        "input_file_id": _make_file_id(row.input_file_id),
         "completion_window": row.completion_window,
         "status": row.status,
-        "output_file_id": _file_id(row.output_file_id),
-        "error_file_id": _file_id(row.error_file_id),
-        "created_at": _seconds(row.created_at),
-        "in_progress_at": _seconds(row.in_progress_at),
-        "expires_at": _seconds(row.expires_at),
-        "finalizing_at": _seconds(row.finalizing_at),
-        "completed_at": _ended_at(row, BatchStatus.COMPLETED),
-        "failed_at": _ended_at(row, BatchStatus.FAILED),
-        "expired_at": _ended_at(row, BatchStatus.EXPIRED),
-        "cancelling_at": _seconds(row.cancelling_at),
-        "cancelled_at": _ended_at(row, BatchStatus.CANCELLED),
+        "output_file_id": _make_file_id(row.output_file_id),
+        "error_file_id": _make_file_id(row.error_file_id),
+        "created_at": _to_timestamp(row.created_at),
+        "in_progress_at": _to_timestamp(row.in_progress_at),
+        "expires_at": _to_timestamp(row.expires_at),
+        "finalizing_at": _to_timestamp(row.finalizing_at),
+        "completed_at": _find_end_timestamp(row, BatchStatus.COMPLETED),
+        "failed_at": _find_end_timestamp(row, BatchStatus.FAILED),
+        "expired_at": _find_end_timestamp(row, BatchStatus.EXPIRED),
+        "cancelling_at": _to_timestamp(row.cancelling_at),
+        "cancelled_at": _find_end_timestamp(row, BatchStatus.CANCELLED),
         "request_counts": {"total": row.total, "completed": progress.answered, "failed": progress.failed},
-        "usage": _usage(row),
+        "usage": _make_usage_document(row),
         "metadata": row.metadata,
     }
 
@@ -69,7 +69,7 @@ def make_page(key: str, items: list[dict[str, Any]], *, has_more: bool) -> dict[
     return {"object": "list", key: items, "first_id": first, "last_id": last, "has_more": has_more}
 
 
-def _usage(row: FileBatch) -> dict[str, Any]:
+def _make_usage_document(row: FileBatch) -> dict[str, Any]:
     read, made = (row.usage or {}).get("input_tokens", 0), (row.usage or {}).get("output_tokens", 0)
     return {
         "input_tokens": read,
@@ -80,13 +80,13 @@ def _usage(row: FileBatch) -> dict[str, Any]:
     }
 
 
-def _ended_at(row: FileBatch, status: BatchStatus) -> int | None:
-    return _seconds(row.ended_at) if row.status == status else None
+def _find_end_timestamp(row: FileBatch, status: BatchStatus) -> int | None:
+    return _to_timestamp(row.ended_at) if row.status == status else None
 
 
-def _seconds(moment: datetime.datetime | None) -> int | None:
+def _to_timestamp(moment: datetime.datetime | None) -> int | None:
     return None if moment is None else int(moment.timestamp())
 
 
-def _file_id(pk: UUID | None) -> str | None:
+def _make_file_id(pk: UUID | None) -> str | None:
     return None if pk is None else f"file-{pk.hex}"

@@ -26,21 +26,21 @@ class Endpoint:
     inputs: str  # the field of a body that holds the inputs
 
 
-def _completion_endpoint(kind: CompletionKind, read: Callable[[Any], DialectRequest]) -> Endpoint:
+def _make_completion_endpoint(kind: CompletionKind, read: Callable[[Any], DialectRequest]) -> Endpoint:
     return Endpoint(
         read=read,
         write=lambda job, _: codec.write_json(make_completion(kind, job)),
-        count_tokens=_count_generated,
+        count_tokens=_count_generated_tokens,
         inputs=kind.inputs,
     )
 
 
-def _count_generated(job: Job) -> tuple[int, int]:
+def _count_generated_tokens(job: Job) -> tuple[int, int]:
     usage = make_usage(read_details(job.output)) or {}
     return usage.get("prompt_tokens", 0), usage.get("completion_tokens", 0)
 
 
-def _count_read(job: Job) -> tuple[int, int]:
+def _count_read_tokens(job: Job) -> tuple[int, int]:
     outputs = job.output if isinstance(job.output, list) else [job.output]
     counts = (output.get("tokens") for output in outputs if isinstance(output, dict))
     return sum(count for count in counts if isinstance(count, int)), 0
@@ -55,8 +55,10 @@ def _write_ranking(job: Job, body: Mapping[str, Any]) -> bytes:
 
 
 ENDPOINTS: Mapping[str, Endpoint] = {
-    "/v1/chat/completions": _completion_endpoint(CHAT, read_chat),
-    "/v1/completions": _completion_endpoint(TEXT, read_text_completion),
-    "/v1/embeddings": Endpoint(read=read_embeddings, write=_write_embeddings, count_tokens=_count_read, inputs="input"),
-    "/v1/rerank": Endpoint(read=read_rerank, write=_write_ranking, count_tokens=_count_read, inputs="documents"),
+    "/v1/chat/completions": _make_completion_endpoint(CHAT, read_chat),
+    "/v1/completions": _make_completion_endpoint(TEXT, read_text_completion),
+    "/v1/embeddings": Endpoint(
+        read=read_embeddings, write=_write_embeddings, count_tokens=_count_read_tokens, inputs="input"
+    ),
+    "/v1/rerank": Endpoint(read=read_rerank, write=_write_ranking, count_tokens=_count_read_tokens, inputs="documents"),
 }

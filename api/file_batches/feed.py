@@ -81,13 +81,13 @@ class BatchFeed:
         if not lines:
             return False
         try:
-            self._store(batch, self._prepare(batch, lines))
+            self._store(batch, self._make_portion(batch, lines))
         except InvalidInput as error:  # there can never be room for so many jobs at once
             if len(lines) > 1:
                 self._most = len(lines) // 2
                 return True
             portion = Portion(lines)
-            self._refuse(batch, lines[0], error, portion)
+            self._add_refused_job(batch, lines[0], error, portion)
             self._store(batch, portion)
         return len(lines) == self._most
 
@@ -95,7 +95,7 @@ class BatchFeed:
         with contextlib.ExitStack() as places:
             for model, new in portion.small.items():
                 places.enter_context(admission.reserve_places(portion.terms[model], [job.id for job in new]))
-            _insert(batch, portion)
+            _insert_portion(batch, portion)
         for model, new in portion.small.items():
             bulk_store.send_messages(portion.terms[model].spec, new)
 
@@ -109,7 +109,7 @@ class BatchFeed:
             lines.append(line)
         return lines
 
-    def _prepare(self, batch: FileBatch, lines: Sequence[Line]) -> Portion:
+    def _make_portion(self, batch: FileBatch, lines: Sequence[Line]) -> Portion:
         portion = Portion(lines)
         for line in lines:
             body = RequestLine.from_text(line.text).body
@@ -118,7 +118,7 @@ class BatchFeed:
             except InferenceError as error:
                 if error.retryable or isinstance(error, UnknownModel):  # the model may come back
                     raise
-                self._refuse(batch, line, error, portion)
+                self._add_refused_job(batch, line, error, portion)
                 continue
             self._bind(batch, line, job)
             if parts:
@@ -146,10 +146,10 @@ class BatchFeed:
         with request.translate_errors():
             return submission, *jobs.make_job_and_parts(submission)
 
-    def _refuse(self, batch: FileBatch, line: Line, error: InferenceError, portion: Portion) -> None:
+    def _add_refused_job(self, batch: FileBatch, line: Line, error: InferenceError, portion: Portion) -> None:
         """Make the job of a line whose body no model takes. It ends in the transaction that stores it."""
         body, now = RequestLine.from_text(line.text).body, clock.now()
-        job = rows.new_job(
+        job = rows.make_unsaved_job(
             model=str(body.get("model", ""))[:100],
             owner=batch.owner,
             key_start=batch.key_start,
@@ -169,7 +169,7 @@ class BatchFeed:
         job.bulk, job.bulk_index, job.expires_at = self._bulk, line.index, batch.expires_at
 
 
-def _insert(batch: FileBatch, portion: Portion) -> None:
+def _insert_portion(batch: FileBatch, portion: Portion) -> None:
     last = portion.lines[-1]
     here = FileBatch.objects.filter(pk=batch.pk, status=BatchStatus.IN_PROGRESS, lines_read=batch.lines_read)
     with transaction.atomic():

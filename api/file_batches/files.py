@@ -24,7 +24,7 @@ from api.requests.file_batches import read_public_id
 from api.requests.file_form import NO_ROOM
 from inference import clock, row_locks
 from inference.errors import StoreUnavailable
-from inference.fields.ids import first_id_at
+from inference.fields.ids import make_first_id
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ def write_content(row: StoredFile, content: File[bytes], size: int) -> None:
     Raises `StoreUnavailable` if the storage does not take it. Then nothing of the file is left.
     """
     try:
-        stored_as = StoredFile.storage().save(row.stored_as, content)
+        stored_as = StoredFile.get_storage().save(row.stored_as, content)
     except Exception as error:  # storages of other packages have errors of their own
         logger.exception("file=%s is not stored", row.public_id)
         remove_file(row)
@@ -114,7 +114,7 @@ def remove_file(row: StoredFile) -> bool:
     """Remove the content of a file, then its row; return False if the storage fails, and the row stays."""
     StoredFile.objects.filter(pk=row.pk).update(state=FileState.DELETED)
     try:
-        StoredFile.storage().delete(row.stored_as)
+        StoredFile.get_storage().delete(row.stored_as)
     except Exception:  # storages of other packages have errors of their own
         logger.exception("file=%s is not removed yet", row.public_id)
         return False
@@ -124,7 +124,7 @@ def remove_file(row: StoredFile) -> bool:
 
 def remove_old_files() -> int:
     """Remove files that have expired, were deleted, or were never complete. Returns their number."""
-    removed = sum(map(remove_file, _removable().order_by("pk")[:REMOVED_AT_ONCE]))
+    removed = sum(map(remove_file, _select_removable_files().order_by("pk")[:REMOVED_AT_ONCE]))
     if removed:
         logger.info("%d files removed, which had expired or were deleted", removed)
     return removed
@@ -133,7 +133,7 @@ def remove_old_files() -> int:
 def open_content(row: StoredFile) -> IO[bytes]:
     """Open the content of a file. Raises `ApiError` if it is gone, and `StoreUnavailable` if it cannot be read."""
     try:
-        opened: IO[bytes] = StoredFile.storage().open(row.stored_as, "rb")
+        opened: IO[bytes] = StoredFile.get_storage().open(row.stored_as, "rb")
     except FileNotFoundError:
         raise ApiError(f"The content of {row.public_id} is not in the storage any more.", "file_not_found") from None
     except Exception as error:  # storages of other packages have errors of their own
@@ -142,8 +142,8 @@ def open_content(row: StoredFile) -> IO[bytes]:
     return opened
 
 
-def _removable() -> QuerySet[StoredFile]:
-    left = Q(state=FileState.RECEIVING, pk__lt=first_id_at(clock.now() - UPLOAD))
+def _select_removable_files() -> QuerySet[StoredFile]:
+    left = Q(state=FileState.RECEIVING, pk__lt=make_first_id(clock.now() - UPLOAD))
     expired = Q(state=FileState.STORED, expires_at__lt=Now())
     read = FileBatch.objects.filter(status__in=UNFINISHED, input_file__isnull=False).values("input_file")
     return StoredFile.objects.filter(Q(state=FileState.DELETED) | left | expired).exclude(pk__in=read)
@@ -153,7 +153,7 @@ def find_file(file_id: UUID) -> StoredFile | None:
     return StoredFile.objects.filter(pk=file_id, state=FileState.STORED).first()
 
 
-def find_visible_file(principal: Principal, file_id: str) -> StoredFile:
+def get_visible_file(principal: Principal, file_id: str) -> StoredFile:
     """Return the file with this id, if the principal may see it.
 
     Raises `ApiError`, the same for a file of another owner as for none.

@@ -94,7 +94,7 @@ def check_line(line: Line, endpoint: str) -> CheckedLine:
         raise LineRefused("stream_not_supported", "body.stream: a batch has no streams; leave it out.", "body.stream")
     inputs = body.get("input")
     count = len(inputs) if isinstance(inputs, list) else 1
-    return CheckedLine(custom_id=custom_id, model=_find_model(body, endpoint), inputs=count)
+    return CheckedLine(custom_id=custom_id, model=_read_model(body, endpoint), inputs=count)
 
 
 def _parse_line(line: Line) -> dict[str, Any]:
@@ -110,7 +110,7 @@ def _parse_line(line: Line) -> dict[str, Any]:
     return document
 
 
-def _find_model(body: dict[str, Any], endpoint: str) -> str:
+def _read_model(body: dict[str, Any], endpoint: str) -> str:
     name = body.get("model")
     if name is None and endpoint == "/v1/rerank":
         return ""  # the default model that ranks

@@ -21,7 +21,7 @@ from api.file_batches.lines import Line, RequestLine, read_lines
 from api.models import BatchStatus, FileBatch, FilePurpose, StoredFile
 from api.requests.file_form import open_temporary_file
 from inference.errors import InferenceError
-from inference.fields.ids import new_job_id
+from inference.fields.ids import make_row_id
 from inference.models import Job, Status
 from inference.store import outputs
 
@@ -126,7 +126,7 @@ def _write_line(batch: FileBatch, line: Line, job: Job | None, results: Results)
         results.expired += status == Status.EXPIRED
         results.failed += status != Status.EXPIRED and batch.status != BatchStatus.CANCELLING
         error = {"code": code, "message": message}
-        results.errors.write(_line(job, request.custom_id, None, error=error))
+        results.errors.write(_encode_line(job, request.custom_id, None, error=error))
         return
     try:
         if job.status != Status.SUCCEEDED:
@@ -135,12 +135,12 @@ def _write_line(batch: FileBatch, line: Line, job: Job | None, results: Results)
     except (_JobFailed, InferenceError) as error:
         status_code, body = _describe_failure(job, endpoint, request.body, error)
         results.failed += 1
-        results.errors.write(_line(job, request.custom_id, (status_code, body)))
+        results.errors.write(_encode_line(job, request.custom_id, (status_code, body)))
         return
     read, made = endpoint.count_tokens(job)
     results.completed, results.input_tokens = results.completed + 1, results.input_tokens + read
     results.output_tokens += made
-    results.answers.write(_line(job, request.custom_id, (200, answer)))
+    results.answers.write(_encode_line(job, request.custom_id, (200, answer)))
 
 
 class _JobFailed(Exception):
@@ -167,8 +167,8 @@ def _describe_failure(job: Job, endpoint: Endpoint, body: dict[str, Any], error:
     return openai.map_status(problem["status"]), codec.write_json(document)
 
 
-def _line(job: Job | None, custom_id: str, answer: tuple[int, bytes] | None, error: object = None) -> bytes:
-    line_id = (job.id if job else new_job_id()).hex
+def _encode_line(job: Job | None, custom_id: str, answer: tuple[int, bytes] | None, error: object = None) -> bytes:
+    line_id = (job.id if job else make_row_id()).hex
     response = b"null"
     if job and answer:
         response = b'{"status_code":%d,"request_id":"%s","body":%s}' % (answer[0], str(job.id).encode(), answer[1])

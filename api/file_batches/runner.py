@@ -146,8 +146,8 @@ class BatchRunner:
     def _validate(self, batch: FileBatch) -> bool:
         """Check the file. The batch is then in progress, or has failed."""
         try:
-            with _open(batch) as file:
-                found = check_file(file, batch.endpoint, self._keep_on(batch))
+            with _open_input_file(batch) as file:
+                found = check_file(file, batch.endpoint, self._make_keep_on(batch))
         except FileNotFoundError:
             return self._fail(batch, "input_file_missing", MISSING)
         if found.errors:
@@ -201,8 +201,8 @@ class BatchRunner:
     def _finish(self, batch: FileBatch) -> bool:
         """Write the files of the answers, and end the batch."""
         try:
-            with _open(batch) as file:
-                results = write_results(batch, file, self._keep_on(batch))
+            with _open_input_file(batch) as file:
+                results = write_results(batch, file, self._make_keep_on(batch))
         except FileNotFoundError:
             return self._fail(batch, "input_file_missing", MISSING)
         try:
@@ -240,7 +240,7 @@ class BatchRunner:
         if FileBatch.objects.filter(pk=batch.pk, expires_at__lte=Now() - GIVEN_UP).exists():
             self._fail(batch, "internal", "The service failed on this batch. Its operator finds the reason in the log.")
 
-    def _keep_on(self, batch: FileBatch) -> Callable[[], None]:
+    def _make_keep_on(self, batch: FileBatch) -> Callable[[], None]:
         """Return the function that long work calls: it renews the lease, and raises once the work is not needed."""
         renewed_at = time.monotonic()
         status = batch.status
@@ -259,7 +259,7 @@ class BatchRunner:
         return keep_on
 
     def _open_feed(self, batch: FileBatch) -> tuple[BatchFeed, IO[bytes]]:
-        file = _open(batch)
+        file = _open_input_file(batch)
         self._feeds[batch.pk] = BatchFeed(batch, file), file
         return self._feeds[batch.pk]
 
@@ -278,7 +278,7 @@ def _find_end(batch: FileBatch, results: Results) -> BatchStatus:
     return BatchStatus.EXPIRED if results.expired else BatchStatus.COMPLETED
 
 
-def _open(batch: FileBatch) -> IO[bytes]:
+def _open_input_file(batch: FileBatch) -> IO[bytes]:
     """Open the input file. Raises `FileNotFoundError`."""
     stored = batch.input_file_id and find_file(batch.input_file_id)
     if not stored:

@@ -31,7 +31,9 @@ def check_file(file: IO[bytes], endpoint: str, keep_on: Callable[[], None]) -> F
     ids: set[bytes] = set()  # digests: fifty thousand ids of 512 characters would be 25 MB
     for line in read_lines(file):
         if line.index == MOST_LINES:
-            found.errors.append(_error("too_many_tasks", f"The file has more than {MOST_LINES:,} lines.", None, None))
+            found.errors.append(
+                _make_error("too_many_tasks", f"The file has more than {MOST_LINES:,} lines.", None, None)
+            )
             break
         if line.index % LOOKED_EVERY == 0:
             keep_on()
@@ -45,17 +47,17 @@ def check_file(file: IO[bytes], endpoint: str, keep_on: Callable[[], None]) -> F
             found.model = found.model or checked.model
             inputs += checked.inputs
         except LineRefused as refused:
-            found.errors.append(_error(refused.code, refused.message, refused.param, line.number))
+            found.errors.append(_make_error(refused.code, refused.message, refused.param, line.number))
             if len(found.errors) == SHOWN_ERRORS:
                 break
         found.total = line.index + 1
     if inputs > MOST_INPUTS:
         message = f"The lines have {inputs:,} inputs together, and may have {MOST_INPUTS:,}."
-        found.errors.append(_error("too_many_tasks", message, None, None))
+        found.errors.append(_make_error("too_many_tasks", message, None, None))
     if not found.total and not found.errors:
-        found.errors.append(_error("empty_file", "The file has no line.", None, None))
+        found.errors.append(_make_error("empty_file", "The file has no line.", None, None))
     return found
 
 
-def _error(code: str, message: str, param: str | None, line: int | None) -> dict[str, Any]:
+def _make_error(code: str, message: str, param: str | None, line: int | None) -> dict[str, Any]:
     return {"code": code, "message": message, "param": param, "line": line}

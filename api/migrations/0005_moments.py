@@ -13,7 +13,7 @@ class Migration(migrations.Migration):
             migrations.AlterField(
                 model_name='apikey',
                 name='created_at',
-                field=models.DateTimeField(default=inference.clock.moment, editable=False),
+                field=models.DateTimeField(default=inference.clock.estimate_now, editable=False),
             ),
         ]),
     ]

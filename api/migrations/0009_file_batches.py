@@ -19,15 +19,15 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name='StoredFile',
             fields=[
-                ('id', models.UUIDField(default=inference.fields.ids.new_job_id, editable=False, primary_key=True, serialize=False)),
+                ('id', models.UUIDField(default=inference.fields.ids.make_row_id, editable=False, primary_key=True, serialize=False)),
                 ('purpose', models.CharField(choices=[('batch', 'Batch'), ('batch_output', 'Batch Output')], max_length=20)),
                 ('state', models.CharField(choices=[('receiving', 'Receiving'), ('stored', 'Stored'), ('deleted', 'Deleted')], default='receiving', max_length=10)),
                 ('name', models.CharField(help_text='The name that the client gave the file.', max_length=255)),
                 ('stored_as', models.CharField(help_text='The name of its content in the storage.', max_length=200)),
                 ('size', models.PositiveBigIntegerField(default=0, verbose_name='bytes')),
-                ('created_at', models.DateTimeField(default=inference.clock.moment)),
+                ('created_at', models.DateTimeField(default=inference.clock.estimate_now)),
                 ('expires_at', models.DateTimeField(default=None, help_text='The file is removed then.', null=True)),
-                ('owner', models.ForeignKey(db_index=False, default=None, null=True, on_delete=models.SET(inference.models.former_user), to=settings.AUTH_USER_MODEL)),
+                ('owner', models.ForeignKey(db_index=False, default=None, null=True, on_delete=models.SET(inference.models.ensure_former_user), to=settings.AUTH_USER_MODEL)),
             ],
             options={
                 'verbose_name': 'file',
@@ -42,7 +42,7 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name='FileBatch',
             fields=[
-                ('id', models.UUIDField(default=inference.fields.ids.new_job_id, editable=False, primary_key=True, serialize=False)),
+                ('id', models.UUIDField(default=inference.fields.ids.make_row_id, editable=False, primary_key=True, serialize=False)),
                 ('key_start', models.CharField(default=None, editable=False, max_length=12, null=True)),
                 ('request_id', models.CharField(blank=True, default='', max_length=128)),
                 ('endpoint', models.CharField(max_length=60)),
@@ -58,7 +58,7 @@ class Migration(migrations.Migration):
                 ('completed', models.PositiveIntegerField(default=0, help_text='Lines with an answer, once the batch has ended.')),
                 ('failed', models.PositiveIntegerField(default=0, help_text='Lines that failed, once the batch has ended.')),
                 ('usage', models.JSONField(default=None, null=True)),
-                ('created_at', models.DateTimeField(default=inference.clock.moment)),
+                ('created_at', models.DateTimeField(default=inference.clock.estimate_now)),
                 ('expires_at', models.DateTimeField()),
                 ('in_progress_at', models.DateTimeField(default=None, null=True)),
                 ('finalizing_at', models.DateTimeField(default=None, null=True)),
@@ -66,7 +66,7 @@ class Migration(migrations.Migration):
                 ('ended_at', models.DateTimeField(default=None, null=True)),
                 ('lease_until', models.DateTimeField(default=None, help_text='The end of the lease of the process that handles the batch.', null=True)),
                 ('lease_by', models.UUIDField(default=None, help_text='The process that has the lease.', null=True)),
-                ('owner', models.ForeignKey(db_index=False, default=None, null=True, on_delete=models.SET(inference.models.former_user), to=settings.AUTH_USER_MODEL)),
+                ('owner', models.ForeignKey(db_index=False, default=None, null=True, on_delete=models.SET(inference.models.ensure_former_user), to=settings.AUTH_USER_MODEL)),
                 ('error_file', models.ForeignKey(db_index=False, null=True, on_delete=django.db.models.deletion.SET_NULL, related_name='+', to='api.storedfile')),
                 ('input_file', models.ForeignKey(db_index=False, null=True, on_delete=django.db.models.deletion.SET_NULL, related_name='+', to='api.storedfile')),
                 ('output_file', models.ForeignKey(db_index=False, null=True, on_delete=django.db.models.deletion.SET_NULL, related_name='+', to='api.storedfile')),

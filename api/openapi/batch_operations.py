@@ -21,13 +21,15 @@ _LIMIT = make_query_parameter("limit", {"type": "integer", "minimum": 1, "maximu
 _AFTER = make_query_parameter("after", {"type": "string"}, "The `last_id` of the page before.")
 
 
-def _describe(name: str, summary: str, address: str, answer: type[Shape], **described: Any) -> Callable[..., Any]:
+def _describe_openai_operation(
+    name: str, summary: str, address: str, answer: type[Shape], **described: Any
+) -> Callable[..., Any]:
     return describe_operation(
         name, summary, answers={200: answer}, form=OPENAI, also_at=[f"/openai{address}"], **described
     )
 
 
-upload_file = _describe(
+upload_file = _describe_openai_operation(
     "files_upload",
     "Upload a file of requests",
     "/v1/files",
@@ -35,7 +37,7 @@ upload_file = _describe(
     request={"multipart/form-data": shapes.FileBody},
     problems=("body_too_large", "unsupported_media_type", "invalid_input", "too_many_files"),
 )
-list_files = _describe(
+list_files = _describe_openai_operation(
     "files_list",
     "Files, the newest first, in pages",
     "/v1/files",
@@ -47,10 +49,10 @@ list_files = _describe(
         make_query_parameter("order", {"type": "string", "enum": ["asc", "desc"]}, "By the time of their creation."),
     ],
 )
-get_file = _describe(
+get_file = _describe_openai_operation(
     "files_get", "One file", "/v1/files/{file_id}", shapes.FileShown, parameters=[_FILE], problems=["file_not_found"]
 )
-delete_file = _describe(
+delete_file = _describe_openai_operation(
     "files_delete",
     "Delete a file that no batch reads any more",
     "/v1/files/{file_id}",
@@ -67,7 +69,7 @@ get_file_content = describe_operation(
     parameters=[_FILE],
     problems=["file_not_found"],
 )
-create_batch = _describe(
+create_batch = _describe_openai_operation(
     "batches_create",
     "Have the lines of a file answered, which may take hours",
     "/v1/batches",
@@ -83,14 +85,14 @@ create_batch = _describe(
     ],
     headers={"Retry-After": [429, 503]},
 )
-list_batches = _describe(
+list_batches = _describe_openai_operation(
     "batches_list",
     "Batches, the newest first, in pages",
     "/v1/batches",
     shapes.BatchPageShown,
     parameters=[_LIMIT, _AFTER],
 )
-get_batch = _describe(
+get_batch = _describe_openai_operation(
     "batches_get",
     "Progress of a batch, and the files of its answers",
     "/v1/batches/{batch_id}",
@@ -99,7 +101,7 @@ get_batch = _describe(
     problems=["batch_not_found"],
     headers={"Retry-After": [200]},
 )
-cancel_batch = _describe(
+cancel_batch = _describe_openai_operation(
     "batches_cancel",
     "Cancel a batch; its answers so far are kept",
     "/v1/batches/{batch_id}/cancel",

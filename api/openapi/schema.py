@@ -79,7 +79,7 @@ def describe_operation(
     several addresses, one is described, and its description names the others, `also_at`.
     """
     codes = (*problems, *ALWAYS, *(() if open_to_all else WITH_KEY))
-    responses = {**answers, **_problems(codes, form)}
+    responses = {**answers, **_make_problem_responses(codes, form)}
     statuses = sorted({key[0] if isinstance(key, tuple) else key for key in responses})
     others = ", ".join(f"`{address}`" for address in also_at)
     carried = [
@@ -110,7 +110,7 @@ HEADERS = {
 }
 
 
-def _problems(codes: Iterable[str], form: ProblemForm) -> dict[Any, Any]:
+def _make_problem_responses(codes: Iterable[str], form: ProblemForm) -> dict[Any, Any]:
     by_status: dict[int, list[str]] = {}
     for code in dict.fromkeys(codes):
         status, title = TABLE[code]

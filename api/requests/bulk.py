@@ -54,13 +54,13 @@ def read_lines(body: bytes, query: Mapping[str, str]) -> BulkSubmission:
         raise ApiError(f"priority must be one of {', '.join(PRIORITIES)}.")
     return BulkSubmission(
         spec=spec_of(query["model"]),
-        items=[_item(line) for line in _lines(body)],
+        items=[_read_item(line) for line in _split_lines(body)],
         priority=PRIORITIES[priority],
         expires_in_s=read_seconds(query, "expires_in", EXPIRES_IN_S),
     )
 
 
-def _lines(body: bytes) -> list[bytes]:
+def _split_lines(body: bytes) -> list[bytes]:
     """Return the lines that are not blank, counted before any of them is parsed. Raises `InvalidInput`, `ApiError`."""
     codec.refuse_too_many_values(body)
     lines = [found[0] for found in islice(_LINE.finditer(body), settings.MAX_BULK_INPUTS + 1)]
@@ -68,10 +68,10 @@ def _lines(body: bytes) -> list[bytes]:
     return lines
 
 
-def _item(line: bytes) -> BulkItem:
+def _read_item(line: bytes) -> BulkItem:
     try:
         document = codec.parse_json(line)
-        if not _is_sound(document):
+        if not _is_valid_line(document):
             _LINE_BODY.run_validation(document)
     except ValidationError as error:
         return BulkItem(error=InvalidInput(problems.describe_validation_error(error)))
@@ -80,7 +80,7 @@ def _item(line: bytes) -> BulkItem:
     return BulkItem(inputs=document["inputs"], parameters=document.get("parameters"))
 
 
-def _is_sound(document: object) -> bool:
+def _is_valid_line(document: object) -> bool:
     """Return True if `LineBody` would accept this document, at a tenth of its cost, as there may be thousands of lines.
 
     `LineBody` says what is wrong with any other document.

@@ -107,7 +107,9 @@ class Body(serializers.Serializer[None]):
         if not isinstance(data, dict):
             raise serializers.ValidationError(f"The body must be a JSON object, not {wording.json_type_of(data)}.")
         unknown = (name for name, value in data.items() if name not in self.fields_by_name and value is not None)
-        if errors := {wording.quote_name(name): self._unknown(name) for name in islice(unknown, MAX_UNKNOWN_SHOWN)}:
+        if errors := {
+            wording.quote_name(name): self._describe_unknown_field(name) for name in islice(unknown, MAX_UNKNOWN_SHOWN)
+        }:
             raise serializers.ValidationError(errors)
         values: dict[str, Any] = {}
         wrong: dict[str, Any] = {}
@@ -132,5 +134,5 @@ class Body(serializers.Serializer[None]):
     def accepted_names(self) -> list[str]:
         return list(self.fields_by_name)
 
-    def _unknown(self, name: str) -> str:
+    def _describe_unknown_field(self, name: str) -> str:
         return f"unknown field; {self.elsewhere.get(name) or wording.suggest_name(name, self.accepted_names)}"

@@ -15,7 +15,7 @@ from django.utils.dateparse import parse_datetime
 from api.auth import Principal
 from api.errors.problems import ApiError
 from inference.catalog.specs import NAME
-from inference.fields.ids import first_id_at
+from inference.fields.ids import make_first_id
 from inference.fields.uuids import parse_uuid
 from inference.models import Bulk, Job, Status
 from inference.store import outputs
@@ -27,8 +27,8 @@ _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
 def read_page(principal: Principal, query: Mapping[str, str]) -> tuple[list[Job], str | None]:
     """Return the jobs of a page, and the address of the next page or None. Raises `ApiError`."""
-    limit = _limit(query.get("limit", str(PAGE)))
-    jobs = _visible(principal, query)
+    limit = _read_limit(query.get("limit", str(PAGE)))
+    jobs = _select_visible_jobs(principal, query)
     for name, (condition, read) in FILTERS.items():
         if name in query and (value := read(name, query[name])):
             jobs = jobs.filter(**{condition: value})
@@ -43,7 +43,7 @@ def read_page(principal: Principal, query: Mapping[str, str]) -> tuple[list[Job]
     return found, f"/v1/jobs?{urlencode(following)}"
 
 
-def _visible(principal: Principal, query: Mapping[str, str]) -> QuerySet[Job]:
+def _select_visible_jobs(principal: Principal, query: Mapping[str, str]) -> QuerySet[Job]:
     """Return the jobs that the principal may see, the newest first.
 
     A bulk's jobs are those of the bulk's owner, so their owner is not a condition of the query. The order is one of a
@@ -52,7 +52,7 @@ def _visible(principal: Principal, query: Mapping[str, str]) -> QuerySet[Job]:
     """
     if "bulk" not in query:
         return principal.visible_jobs.order_by("-pk")
-    bulk = Bulk.objects.only("owner").filter(pk=_uuid("bulk", query["bulk"])).first()
+    bulk = Bulk.objects.only("owner").filter(pk=_read_uuid("bulk", query["bulk"])).first()
     if bulk is None or not principal.may_see(bulk):
         return Job.objects.none()
     return Job.objects.filter(whole=None).order_by(Cast("pk", TextField()).desc())
@@ -66,45 +66,45 @@ def wants_outputs(query: Mapping[str, str]) -> bool:
     return text == "1"
 
 
-def _limit(text: str) -> int:
+def _read_limit(text: str) -> int:
     if not _LIMIT.fullmatch(text) or int(text) > LONGEST_PAGE:
         raise ApiError(f"limit must be a whole number from 1 to {LONGEST_PAGE}.")
     return int(text)
 
 
-def _uuid(name: str, text: str) -> UUID:
+def _read_uuid(name: str, text: str) -> UUID:
     if (found := parse_uuid(text)) is None:
         raise ApiError(f"{name} must be an id, as an answer of this service gave it.")
     return found
 
 
-def _model(name: str, text: str) -> str:
+def _read_model(name: str, text: str) -> str:
     if text and not NAME.fullmatch(text):
         raise ApiError("model must be a name of GET /v1/models.")
     return text
 
 
-def _status(name: str, text: str) -> str:
+def _read_status(name: str, text: str) -> str:
     if text and text not in Status.values:
         raise ApiError(f"status must be one of {', '.join(Status.values)}.")
     return text
 
 
-def _first_id(name: str, text: str) -> UUID:
+def _read_first_id(name: str, text: str) -> UUID:
     try:
         moment = parse_datetime(text.replace(" ", "+"))
     except ValueError:
         moment = None
     if moment is None or moment.tzinfo is None or moment < _EPOCH:
         raise ApiError(f"{name} must be a time with its zone, such as 2026-01-31T12:00:00Z.")
-    return first_id_at(moment)
+    return make_first_id(moment)
 
 
 FILTERS = {  # ids begin with their time, so that the index of ids serves times too
-    "cursor": ("pk__lt", _uuid),
-    "model": ("model", _model),
-    "status": ("status", _status),
-    "bulk": ("bulk", _uuid),
-    "created_after": ("pk__gte", _first_id),
-    "created_before": ("pk__lt", _first_id),
+    "cursor": ("pk__lt", _read_uuid),
+    "model": ("model", _read_model),
+    "status": ("status", _read_status),
+    "bulk": ("bulk", _read_uuid),
+    "created_after": ("pk__gte", _read_first_id),
+    "created_before": ("pk__lt", _read_first_id),
 }

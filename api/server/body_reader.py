@@ -44,7 +44,7 @@ class BodyReader:
         if 0 < length <= 2 * limit and "HTTP_EXPECT" not in environ:
             try:
                 with contextlib.suppress(UploadRefused):
-                    for _ in _parts(stream, 2 * limit):
+                    for _ in _read_parts(stream, 2 * limit):
                         pass
             except BaseException:
                 if close := getattr(answer, "close", None):
@@ -54,11 +54,11 @@ class BodyReader:
 
 
 def _unchunk(environ: dict[str, Any], limit: int) -> None:
-    body = b"".join(_parts(environ["wsgi.input"], limit))
+    body = b"".join(_read_parts(environ["wsgi.input"], limit))
     environ.update({"wsgi.input": io.BytesIO(body), "CONTENT_LENGTH": str(len(body))})
 
 
-def _parts(stream: InputStream, limit: int) -> Iterable[bytes]:
+def _read_parts(stream: InputStream, limit: int) -> Iterable[bytes]:
     """Yield the rest of a body in parts, up to `limit` bytes."""
     while limit > 0 and (part := stream.read(min(READ, limit))):
         limit -= len(part)

@@ -93,7 +93,7 @@ class Api:
             if match and match.func is not problems.not_found and request.path_info not in UNCOUNTED:
                 method = request.method if request.method in METHODS else "other"
                 ledger.note_tally(SERVICE, {"requests": {f"{method} {format_route(match)} {answer.status_code}": 1}})
-            return self._secured(request, answer)
+            return self._add_security_headers(request, answer)
         finally:
             compute_slots.return_slot()
             connections.release_connection()  # before the rest of the body is read, which a client may send slowly
@@ -105,18 +105,18 @@ class Api:
         """
         if not is_refused(request.META):
             answer = find_refusal(request, is_page=not match) or (
-                _view(request, match) if match else self._page(request)
+                _call_view(request, match) if match else self._answer_page(request)
             )
             if not is_refused(request.META):
                 return answer
         return problems.make_problem("overloaded", TOO_MANY_BODIES)
 
-    def _secured(self, request: HttpRequest, answer: HttpResponse) -> HttpResponse:
+    def _add_security_headers(self, request: HttpRequest, answer: HttpResponse) -> HttpResponse:
         for name, value in self.secured[request.scheme or "http"].items():
             answer.headers.setdefault(name, value)
         return answer
 
-    def _page(self, request: HttpRequest) -> HttpResponse:
+    def _answer_page(self, request: HttpRequest) -> HttpResponse:
         """Answer an address that is not the API's, then drop the request's body.
 
         The user, session and messages of a page refer to the request. Without this, the body would stay in memory until
@@ -130,7 +130,7 @@ class Api:
         return response
 
 
-def _view(request: HttpRequest, match: ResolverMatch) -> HttpResponse:
+def _call_view(request: HttpRequest, match: ResolverMatch) -> HttpResponse:
     request.resolver_match = match
     response: HttpResponse = match.func(request, *match.args, **match.kwargs)
     return response
@@ -138,7 +138,7 @@ def _view(request: HttpRequest, match: ResolverMatch) -> HttpResponse:
 
 def match_api_path(path: str) -> ResolverMatch | None:
     """Return the API's view at an address, or None where project/urls.py has another view there, or none."""
-    find = find_match if len(path) <= KEPT else find_match.__wrapped__
+    find = resolve_api_path if len(path) <= KEPT else resolve_api_path.__wrapped__
     try:
         return find(path.rstrip("/") or "/", settings.ROOT_URLCONF)
     except Resolver404:
@@ -146,7 +146,7 @@ def match_api_path(path: str) -> ResolverMatch | None:
 
 
 @functools.lru_cache(maxsize=1024)
-def find_match(path: str, urlconf: str) -> ResolverMatch:
+def resolve_api_path(path: str, urlconf: str) -> ResolverMatch:
     """Return the API's view at an address. It is cached, as the same few addresses are asked for again and again.
 
     Raises `Resolver404` for any other address. That result is not cached.
@@ -162,11 +162,11 @@ def format_route(match: ResolverMatch) -> str:
 
     The text is cut to the length of a job's `route` field, as the API may be mounted below a long address.
     """
-    return _route(match.route)
+    return _format_route_pattern(match.route)
 
 
 @functools.cache
-def _route(pattern: str) -> str:
+def _format_route_pattern(pattern: str) -> str:
     written = "/" + re.sub(r"<\w+:(\w+)>", lambda part: part[1].upper(), pattern)
     return written[: Job._meta.get_field("route").max_length]
 

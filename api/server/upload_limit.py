@@ -44,10 +44,10 @@ class Upload:
         self.is_refused = False
 
     def read(self, size: int = -1) -> bytes:
-        return self._wait(self._stream.read, size)
+        return self._read_if_room(self._stream.read, size)
 
     def readline(self, size: int = -1) -> bytes:
-        return self._wait(self._stream.readline, size)
+        return self._read_if_room(self._stream.readline, size)
 
     def readlines(self, hint: int = -1) -> list[bytes]:
         return list(self)
@@ -55,7 +55,7 @@ class Upload:
     def __iter__(self) -> Iterator[bytes]:
         return iter(self.readline, b"")
 
-    def _wait(self, read: Callable[[int], bytes], size: int) -> bytes:
+    def _read_if_room(self, read: Callable[[int], bytes], size: int) -> bytes:
         """Call `read` with `size`. Raises `UploadRefused` if there is no room for another read, or was none before."""
         if self.is_refused or not self._reads.acquire(blocking=False):
             self.is_refused = True

@@ -19,11 +19,11 @@ from inference.status import health, metrics
 
 def make_openapi_document() -> bytes:
     """Return the OpenAPI document, which lists the names of the models."""
-    return _document(tuple(get_catalog_or_empty()))
+    return _make_document(tuple(get_catalog_or_empty()))
 
 
 @functools.lru_cache(maxsize=1)
-def _document(names: tuple[str, ...]) -> bytes:
+def _make_document(names: tuple[str, ...]) -> bytes:
     from drf_spectacular.generators import SchemaGenerator  # it imports Django's tests, and is seldom needed
 
     return codec.write_json(SchemaGenerator().get_schema(request=None, public=True))

@@ -100,7 +100,7 @@ class ApiView(APIView):
             max_owned=self.principal.find_max_waiting_jobs(submission.priority),
             key_start=self.principal.key_start,
             idempotency_key=bodies.read_idempotency_key(request.META.get("HTTP_IDEMPOTENCY_KEY")),
-            request_id=request_id.current_request_id(),
+            request_id=request_id.get_request_id(),
             route=format_route(request.resolver_match) if request.resolver_match else None,
         )
 
@@ -137,7 +137,7 @@ def get_visible_job(principal: Principal, job_id: str) -> Job:
         job = jobs.fetch(key)
         if principal.may_see(job):
             return job
-    if retention.may_be_removed(key):
+    if retention.may_have_been_removed(key):
         kept = f"finished jobs are kept for {settings.JOB_RETENTION_DAYS:g} days"
         raise ApiError(f"The job {key} was removed: {kept}.", "job_gone")
     raise JobNotFound(f"There is no job {key}.")

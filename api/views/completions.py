@@ -128,7 +128,7 @@ class OpenAIModelsView(ApiView):
 class OpenAIModelView(ApiView):
     @operations.not_described
     def get(self, request: HttpRequest, name: str) -> HttpResponse:
-        return codec.make_json_response(shapes.find_openai_model(name))
+        return codec.make_json_response(shapes.get_openai_model(name))
 
 
 def read_json(request: HttpRequest) -> Any:

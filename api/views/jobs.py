@@ -140,7 +140,7 @@ def wait_for_finished_jobs(principal: Principal, ids: list[UUID], *, wait_s: flo
 
 
 def find_missing_code(job_id: UUID) -> str:
-    return "job_gone" if retention.may_be_removed(job_id) else "job_not_found"
+    return "job_gone" if retention.may_have_been_removed(job_id) else "job_not_found"
 
 
 def make_job_address(job: Job) -> str:

@@ -86,7 +86,7 @@ def answer_stream(
         row = job()
         if cancels:
             require_cancel_or_retry(view.principal, row)
-        left = _cancelling(row.id, is_accepted=request.method == "POST") if cancels else None
+        left = _make_cancel_callback(row.id, is_accepted=request.method == "POST") if cancels else None
         pieces = written(row, reader.stream_events(row, process.current.hub, after=after))
         body = StreamBody(pieces, held.pop_all(), left)
     headers = {**HEADERS, "Content-Location": f"/v1/jobs/{row.id}/stream"}
@@ -108,7 +108,7 @@ def require_single_text(job: Job) -> None:
         )
 
 
-def _cancelling(job_id: UUID, *, is_accepted: bool) -> Callable[[], None] | None:
+def _make_cancel_callback(job_id: UUID, *, is_accepted: bool) -> Callable[[], None] | None:
     """Return the function to call if the client of a new stream goes, which cancels the job.
 
     For a job that the same request has posted (`is_accepted`), a database error is logged, and None is returned: a
@@ -123,14 +123,14 @@ def _cancelling(job_id: UUID, *, is_accepted: bool) -> Callable[[], None] | None
         logger.warning("job=%s goes on also when its client has gone: %s", job_id, error)
         return None
 
-    def left() -> None:
+    def cancel_unless_stopping() -> None:
         if not process.current.hub.is_stopping:
-            _leave(job_id, name)
+            _cancel_left_job(job_id, name)
 
-    return left
+    return cancel_unless_stopping
 
 
-def _leave(job_id: UUID, name: UUID) -> None:
+def _cancel_left_job(job_id: UUID, name: UUID) -> None:
     """Cancel the job of a client that has gone. It stays as it is if it has ended, or if its client has come back."""
     try:
         if disconnects.cancel_if_last_reader(job_id, name):

@@ -15,7 +15,7 @@ from django.utils import timezone
 from tqdm import tqdm
 
 from api.models import ApiKey, KeyUse
-from inference.fields.ids import first_id_at, new_job_id
+from inference.fields.ids import make_first_id, make_row_id
 from inference.figures import fold, tallies
 from inference.figures.sample import SERVICE
 from inference.models import (
@@ -61,7 +61,7 @@ class Month:
         self.bulk = Bulk(total=OF_BULK)
 
     def id_at(self, moment: datetime.datetime) -> UUID:
-        return UUID(int=first_id_at(moment).int | self.dice.getrandbits(62) | self.dice.getrandbits(12) << 64)
+        return UUID(int=make_first_id(moment).int | self.dice.getrandbits(62) | self.dice.getrandbits(12) << 64)
 
     def fill(self) -> None:
         self.owners = User.objects.bulk_create(User(username=f"owner{number}") for number in range(OWNERS))
@@ -145,7 +145,7 @@ class Month:
             at = self.now - (self.waiting - number) * SECOND / 10
             yield self.job(self.dice.choice(list(MODELS)), at, owner_id=self.owner())
         for worker in self.workers[0]:
-            ran = {"batch": new_job_id(), "worker": worker, "device": "cuda:0", "attempts": 1, "started_at": self.now,
+            ran = {"batch": make_row_id(), "worker": worker, "device": "cuda:0", "attempts": 1, "started_at": self.now,
                    "lease_until": self.now + DAY}  # fmt: skip
             for _ in range(LONGEST_BATCH):
                 yield self.job("sentiment", self.now - SECOND, status=Status.RUNNING, **ran)
@@ -156,7 +156,7 @@ class Month:
             "inputs": "some words of a text " * self.dice.randint(1, 12),
             "request_id": f"{self.dice.getrandbits(128):032x}",
         }  # fmt: skip
-        job = rows.new_job(owner=None, model=model, **{**own, **values})
+        job = rows.make_unsaved_job(owner=None, model=model, **{**own, **values})
         job.id = self.id_at(at)
         return job
 
@@ -237,7 +237,7 @@ class Month:
                 KeyUse(key=key, hour=self.now - DAY * hour / 24, requests=99) for hour in range(24 * DAYS)
             )
         Act.objects.bulk_create(
-            Act(kind=ActKind.RETRY, state=ActState.DONE, newest=new_job_id(), counted=9) for _ in range(200)
+            Act(kind=ActKind.RETRY, state=ActState.DONE, newest=make_row_id(), counted=9) for _ in range(200)
         )
         Mark.objects.bulk_create(
             Mark(at=self.now - DAYS * DAY * share / 500, kind="started", text="a worker") for share in range(500)

@@ -22,7 +22,7 @@ from inference import clock, errors
 from inference.admin import api_keys
 from inference.admin.job_lookups import MINUTES
 from inference.catalog.lookup import get_catalog_or_empty
-from inference.fields.ids import first_id_at
+from inference.fields.ids import make_first_id
 from inference.fields.json_field import escape_for_database
 from inference.models import Job, Priority, Status, Worker
 from inference.status import workers
@@ -217,4 +217,4 @@ class AcceptedFilter(admin.SimpleListFilter):
         minutes = MINUTES.get(self.value() or "")
         if minutes is None:
             return queryset
-        return queryset.filter(id__gte=first_id_at(clock.now() - datetime.timedelta(minutes=minutes)))
+        return queryset.filter(id__gte=make_first_id(clock.now() - datetime.timedelta(minutes=minutes)))

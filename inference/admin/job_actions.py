@@ -24,10 +24,12 @@ Line = tuple[int, str]  # for the operator: a level of `django.contrib.messages`
 
 def cancel_jobs(ids: Sequence[UUID]) -> Iterator[Line]:
     cancelled, left = acts.cancel_selected(ids)
-    yield from _counted(messages.SUCCESS, cancelled[Status.QUEUED], "cancelled before the run")
-    yield from _counted(messages.SUCCESS, cancelled[Status.RUNNING], "cancelled during the run; the output is dropped")
+    yield from _report_count(messages.SUCCESS, cancelled[Status.QUEUED], "cancelled before the run")
+    yield from _report_count(
+        messages.SUCCESS, cancelled[Status.RUNNING], "cancelled during the run; the output is dropped"
+    )
     for reason, count in left.items():
-        yield from _counted(messages.WARNING, count, f"not changed: {reason}")
+        yield from _report_count(messages.WARNING, count, f"not changed: {reason}")
 
 
 def retry_jobs(ids: Iterable[UUID], *, alone: bool = False) -> Iterator[Line]:
@@ -38,19 +40,19 @@ def retry_jobs(ids: Iterable[UUID], *, alone: bool = False) -> Iterator[Line]:
         except errors.InferenceError as error:
             refused[error.message] += 1
     what = f"retried as new jobs{' that run alone' if alone else ''}"
-    for level, text in _counted(messages.SUCCESS, len(accepted), what):
-        yield level, format_html("{}: {}", text, _links(accepted))
+    for level, text in _report_count(messages.SUCCESS, len(accepted), what):
+        yield level, format_html("{}: {}", text, _render_links(accepted))
     for reason, count in refused.items():
-        yield from _counted(messages.ERROR, count, f"not retried: {display.escape_text(reason)}")
+        yield from _report_count(messages.ERROR, count, f"not retried: {display.escape_text(reason)}")
 
 
-def _links(made: Sequence[Job]) -> SafeString:
+def _render_links(made: Sequence[Job]) -> SafeString:
     """Return links to the first of these jobs."""
     pages = [(reverse("admin:inference_job_change", args=[job.pk]), job.pk.hex[-8:]) for job in made[:LINKED]]
     links = format_html_join(", ", '<a href="{}">…{}</a>', pages)
     return format_html("{} and more", links) if len(made) > LINKED else links
 
 
-def _counted(level: int, count: int, what: str) -> Iterator[Line]:
+def _report_count(level: int, count: int, what: str) -> Iterator[Line]:
     if count:
         yield level, f"{count_of(count, 'job')} {what}"

@@ -27,7 +27,7 @@ from django.http import QueryDict
 
 from inference import clock, errors
 from inference.admin import api_keys
-from inference.fields.ids import first_id_at
+from inference.fields.ids import make_first_id
 from inference.fields.json_field import dumps, escape_for_database
 from inference.fields.uuids import parse_uuid
 from inference.models import Job
@@ -88,14 +88,14 @@ def search_jobs(term: str, keys: set[str], jobs: QuerySet[Job], user: AbstractBa
     whole: Lookups = {} if keys & OF_PARTS else {"whole__isnull": True}
     if not term:
         return Search(whole)
-    if found := _by_id(term):
+    if found := _find_by_id(term):
         return Search(found)
-    if found := _by_index(term, user):
+    if found := _find_by_index(term, user):
         return Search(found)
-    return _by_text(term, jobs.filter(**whole))
+    return _search_texts(term, jobs.filter(**whole))
 
 
-def _by_id(term: str) -> Lookups:
+def _find_by_id(term: str) -> Lookups:
     """Return the lookup for an id or the end of one, or nothing if no job has it.
 
     The end of an id is looked for in all ids. If one job has it, the lookup is its whole id, so that there is no second
@@ -109,12 +109,12 @@ def _by_id(term: str) -> Lookups:
     return {"id": str(job)} if (job := parse_uuid(term)) and jobs.filter(pk=job).exists() else {}
 
 
-def _by_index(term: str, user: AbstractBaseUser | AnonymousUser) -> Lookups:
+def _find_by_index(term: str, user: AbstractBaseUser | AnonymousUser) -> Lookups:
     """Return the lookups for a term that an index has in full, or nothing if no job has it."""
     if any(error.code == term for error in errors.JobError.__subclasses__()):
         return {"error_code": term, "whole__isnull": True}
     jobs = Job.objects.order_by()
-    for lookups in _indexed(term, user):
+    for lookups in _list_index_lookups(term, user):
         if jobs.filter(**lookups).exists():
             return lookups
     names = [f"{pk}:{term}" for pk in get_user_model().objects.order_by("pk").values_list("pk", flat=True)[:OWNERS]]
@@ -122,7 +122,7 @@ def _by_index(term: str, user: AbstractBaseUser | AnonymousUser) -> Lookups:
     return {"id__in": found} if (found := [str(pk) for pk in keyed]) else {}
 
 
-def _indexed(term: str, user: AbstractBaseUser | AnonymousUser) -> Iterator[Lookups]:
+def _list_index_lookups(term: str, user: AbstractBaseUser | AnonymousUser) -> Iterator[Lookups]:
     if belongs_to := parse_uuid(term):
         yield {"bulk": str(belongs_to)}
         yield {"batch": str(belongs_to)}
@@ -135,7 +135,7 @@ def _indexed(term: str, user: AbstractBaseUser | AnonymousUser) -> Iterator[Look
     yield {"request_id": term, "whole__isnull": True}
 
 
-def _by_text(term: str, jobs: QuerySet[Job]) -> Search:
+def _search_texts(term: str, jobs: QuerySet[Job]) -> Search:
     """Find jobs by the texts of errors and the beginnings of inputs, among the newest jobs."""
     in_error = Q(error_detail__icontains=term) | Q(error_raised__icontains=term)
     in_input = Q(beginning__icontains=dumps(term)[1:-1])
@@ -173,12 +173,12 @@ def make_lookups(query: QueryDict, user: AbstractBaseUser | AnonymousUser) -> Lo
             found |= {LOOKUPS.get(key, key): value} if value else {}  # an empty filter lets all through
         elif key == "accepted" and value in MINUTES:
             since = clock.now() - datetime.timedelta(minutes=MINUTES[value])
-            found["id__gte"] = str(first_id_at(since))
+            found["id__gte"] = str(make_first_id(since))
         elif key not in PASSED_OVER | {"q"}:
             return None
-    return _both(found, search_jobs(query.get("q", ""), set(query), Job.objects.filter(**found), user).lookups)
+    return _merge_lookups(found, search_jobs(query.get("q", ""), set(query), Job.objects.filter(**found), user).lookups)
 
 
-def _both(chosen: Lookups, found: Lookups) -> Lookups | None:
+def _merge_lookups(chosen: Lookups, found: Lookups) -> Lookups | None:
     """Return the lookups of both, or None if they ask for two values of one column, which no job has."""
     return None if any(key in chosen and chosen[key] != found[key] for key in found) else chosen | found

@@ -38,7 +38,7 @@ class Call(NamedTuple):
     length: float
     seconds: float
 
-    def cost_terms(self) -> list[float]:
+    def compute_cost_terms(self) -> list[float]:
         tokens = float(self.size * self.length)
         return [1.0, float(self.size), tokens, tokens * self.length, *(max(0.0, tokens - bend) for bend in BENDS)]
 
@@ -53,7 +53,7 @@ class CostModel:
     def __init__(self, *, overhead_s: float = 0.001) -> None:
         self._overheads = Overheads(overhead_s)
         self.calls = 0
-        self.weights = _guess(GUESS_TOKEN_S)
+        self.weights = _guess_weights(GUESS_TOKEN_S)
         self._cells = MeasuredCalls[Call](size=CELL_CALLS, half_life=HALF_LIFE)
         self._fit_at = 1
         self._ran_jobs = self._ran_s = self._read_s = 0.0  # sums over about the last fifty calls
@@ -94,12 +94,14 @@ class CostModel:
         self._ran_jobs = self._ran_jobs * RATE_MEMORY + (size if jobs is None else jobs)
         self._ran_s = self._ran_s * RATE_MEMORY + seconds
         self._cells.add_call(
-            (_half_octave(size), _half_octave(length)),
+            (_compute_half_octave(size), _compute_half_octave(length)),
             Call(size, length, max(seconds, SHORTEST_S)),
             lambda call: self.predict_s(call.size, call.length),
         )
         if self.calls >= self._fit_at:
-            self.weights = self._cells.fit_weights(Call.cost_terms, guess=_guess(1.0), trust=GUESS_CALLS, shrink=SHRINK)
+            self.weights = self._cells.fit_weights(
+                Call.compute_cost_terms, guess=_guess_weights(1.0), trust=GUESS_CALLS, shrink=SHRINK
+            )
             self._fit_at = self.calls + min(REFIT_EVERY, 1 + self.calls // 8)
 
     def learn_overhead(self, seconds: float, *, jobs: int = 1) -> None:
@@ -135,7 +137,7 @@ class CostModel:
 
         It may be called from another thread.
         """
-        calls = self._cells.typical_calls()[-MOST_SHAPES:]
+        calls = self._cells.list_typical_calls()[-MOST_SHAPES:]
         return CostSnapshot(
             weights=[float(f"{weight:.6g}") for weight in self.weights],
             overhead_s=round(self._overheads.call_s, 6),
@@ -152,9 +154,9 @@ class CostModel:
         return model
 
 
-def _half_octave(value: float) -> int:
+def _compute_half_octave(value: float) -> int:
     return round(2 * math.log2(value))
 
 
-def _guess(token_s: float) -> list[float]:
+def _guess_weights(token_s: float) -> list[float]:
     return [GUESS_CALL_TOKENS * token_s, 0.0, token_s, 0.0, *[0.0] * len(BENDS)]

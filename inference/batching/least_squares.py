@@ -24,10 +24,10 @@ def solve_non_negative(
     gram = [[sum(weight * row[i] * row[j] for weight, row in rows) for j in range(count)] for i in range(count)]
     for i in range(count):
         gram[i][i] += shrink[i] + pull
-    return [factor / norm for factor, norm in zip(_active_set(gram, wanted), norms, strict=True)]
+    return [factor / norm for factor, norm in zip(_solve_by_active_set(gram, wanted), norms, strict=True)]
 
 
-def _active_set(gram: list[list[float]], wanted: list[float]) -> list[float]:
+def _solve_by_active_set(gram: list[list[float]], wanted: list[float]) -> list[float]:
     """Solve for the factors by freeing them one after the other.
 
     Each round frees the most promising factor, solves for the free ones, and binds those again that would become
@@ -42,24 +42,26 @@ def _active_set(gram: list[list[float]], wanted: list[float]) -> list[float]:
         if steepest <= TOLERANCE * max(wanted):
             break
         free.add(bound[slopes.index(steepest)])
-        factors = _settle(gram, wanted, factors, free)
+        factors = _bind_negative_factors(gram, wanted, factors, free)
     return factors
 
 
-def _settle(gram: list[list[float]], wanted: list[float], factors: list[float], free: set[int]) -> list[float]:
+def _bind_negative_factors(
+    gram: list[list[float]], wanted: list[float], factors: list[float], free: set[int]
+) -> list[float]:
     """Return the solution over the `free` factors, and take those out of `free` that it would make negative."""
-    solution = _solve(gram, wanted, sorted(free))
+    solution = _solve_free_factors(gram, wanted, sorted(free))
     while negative := [i for i in free if solution[i] <= 0.0]:
         steps = {i: factors[i] / (factors[i] - solution[i]) if factors[i] > 0.0 else 0.0 for i in negative}
         first = min(steps, key=steps.__getitem__)
         factors = [old + steps[first] * (new - old) for old, new in zip(factors, solution, strict=True)]
         factors[first] = 0.0
         free.remove(first)
-        solution = _solve(gram, wanted, sorted(free))
+        solution = _solve_free_factors(gram, wanted, sorted(free))
     return solution
 
 
-def _solve(gram: list[list[float]], wanted: list[float], free: list[int]) -> list[float]:
+def _solve_free_factors(gram: list[list[float]], wanted: list[float], free: list[int]) -> list[float]:
     """Solve for the free factors by Gaussian elimination.
 
     The matrix is positive definite, so no pivot is sought.

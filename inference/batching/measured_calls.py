@@ -51,7 +51,7 @@ class MeasuredCalls(Generic[T]):
         ranked = sorted(cell.calls, key=lambda call: call.seconds / expected_s(call))
         cell.typical = ranked[(len(ranked) - 1) // 3]
 
-    def typical_calls(self) -> list[T]:
+    def list_typical_calls(self) -> list[T]:
         """Return a call of each shape, the last that was measured at the end."""
         return [cell.typical for cell in sorted(self._cells.values(), key=lambda cell: cell.last)]
 
@@ -65,14 +65,14 @@ class MeasuredCalls(Generic[T]):
         `solve_non_negative`.
         """
         rows = [
-            (self._weight(cell), [term / cell.typical.seconds for term in terms(cell.typical)])
+            (self._weigh_cell(cell), [term / cell.typical.seconds for term in terms(cell.typical)])
             for cell in self._cells.values()
         ]
         shares = [(weight, math.fsum(map(math.prod, zip(guess, row, strict=True)))) for weight, row in rows]
         scale = sum(weight * share for weight, share in shares) / sum(weight * share**2 for weight, share in shares)
         return solve_non_negative(rows, shrink, [scale * each for each in guess], trust)
 
-    def _weight(self, cell: CallsOfShape[Any]) -> float:
+    def _weigh_cell(self, cell: CallsOfShape[Any]) -> float:
         count = len(cell.calls)
         fading: float = 0.5 ** ((self.number - cell.last) / (self.half_life * count))
         return count * fading

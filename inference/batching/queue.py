@@ -130,10 +130,10 @@ class BatchQueue:
             item = item._replace(length=int(self.cut_at))
         number = next(self._number)
         self._numbers[item.id] = item, number
-        self._by_turn[item.priority].add(_turn_key(item, number))
-        self._by_age[item.priority].add(_age_key(item, number))
+        self._by_turn[item.priority].add(_make_turn_key(item, number))
+        self._by_age[item.priority].add(_make_age_key(item, number))
         self.owners[item.priority, item.owner] += 1
-        self._by_length[item.group, item.priority].add(_length_key(item, number))
+        self._by_length[item.group, item.priority].add(_make_length_key(item, number))
         if item.expires_at_s is not None:
             self._by_deadline.add((item.expires_at_s, number, item))
         return True
@@ -143,15 +143,15 @@ class BatchQueue:
         if id not in self._numbers:
             return self._expired.pop(id, None)
         item, number = self._numbers.pop(id)
-        _discard(self._by_turn, item.priority, _turn_key(item, number))
-        _discard(self._by_age, item.priority, _age_key(item, number))
-        self._leave(item)
-        _discard(self._by_length, (item.group, item.priority), _length_key(item, number))
+        _discard_key(self._by_turn, item.priority, _make_turn_key(item, number))
+        _discard_key(self._by_age, item.priority, _make_age_key(item, number))
+        self._decrement_owner(item)
+        _discard_key(self._by_length, (item.group, item.priority), _make_length_key(item, number))
         if item.expires_at_s is not None:
             self._by_deadline.remove((item.expires_at_s, number, item))
         return item
 
-    def _leave(self, item: Item) -> None:
+    def _decrement_owner(self, item: Item) -> None:
         line = item.priority, item.owner
         self.owners[line] -= 1
         if not self.owners[line]:
@@ -170,7 +170,7 @@ class BatchQueue:
         """
         if not self._numbers:
             return None
-        if self.limits.max_wait_s <= 0.0 or self._is_full(self._head()):
+        if self.limits.max_wait_s <= 0.0 or self._has_full_batch(self._get_head()):
             return AT_ONCE
         oldest_s: float = min(line[0][0] for line in self._by_age.values())
         return oldest_s + self.limits.max_wait_s
@@ -180,16 +180,16 @@ class BatchQueue:
         """The priorities of which items wait."""
         return self._by_turn.keys()
 
-    def first_item(self, priority: int | None = None) -> Item | None:
+    def find_first_item(self, priority: int | None = None) -> Item | None:
         """Return the item that must be in the next batch: models are served in the order of these items.
 
         With `priority` it is the first item of that priority. None if no such item waits.
         """
         if not self._numbers or priority not in (None, *self._by_turn):
             return None
-        return self._head(priority)
+        return self._get_head(priority)
 
-    def oldest_arrival_s(self, priority: int) -> float:
+    def find_oldest_arrival_s(self, priority: int) -> float:
         """Return the time at which the oldest item of this priority arrived; infinity if none waits."""
         line = self._by_age.get(priority)
         return float(line[0][0]) if line else math.inf
@@ -227,17 +227,17 @@ class BatchQueue:
             self.max_tokens, self._lowered_until_s = self.limits.max_batch_tokens, math.inf
         if not self._numbers:
             return []
-        head = self.first_item(priority) or self._head()
-        batch = sorted(self._form(head, now_s), key=self._rank)
+        head = self.find_first_item(priority) or self._get_head()
+        batch = sorted(self._form_batch(head, now_s), key=self._rank_item)
         if short:
-            batch = self._shorten(batch, head, short)
+            batch = self._shorten_batch(batch, head, short)
         if most_s < math.inf and self.predict_following_s(batch) > most_s:
             return []
         for item in batch:
             self.remove(item.id)
         return batch
 
-    def _shorten(self, batch: list[Item], head: Item, short: ShortCalls) -> list[Item]:
+    def _shorten_batch(self, batch: list[Item], head: Item, short: ShortCalls) -> list[Item]:
         """Return the head and the items that cannot wait, with as many others as leave the call short.
 
         Where it is longer without others already, they join only if they make it no longer.
@@ -252,7 +252,7 @@ class BatchQueue:
                 low = middle
             else:
                 high = middle - 1
-        return sorted(taken + others[:low], key=self._rank)
+        return sorted(taken + others[:low], key=self._rank_item)
 
     def take_next_items(
         self, now_s: float, room: Room, *, priority: int | None = None, most: int | None = None
@@ -264,8 +264,8 @@ class BatchQueue:
         """
         self._move_expired(now_s)
         found: list[Item] = []
-        for item in self._line_from(self.first_item(priority) if priority is not None else None):
-            room = room.minus_rows(item.size, item.length)
+        for item in self._list_in_turn(self.find_first_item(priority) if priority is not None else None):
+            room = room.subtract_rows(item.size, item.length)
             is_forced = most is not None and not found
             if len(found) == most or (room.is_overdrawn and not is_forced):
                 break
@@ -274,7 +274,7 @@ class BatchQueue:
             self.remove(item.id)
         return found
 
-    def _line_from(self, first: Item | None) -> Iterator[Item]:
+    def _list_in_turn(self, first: Item | None) -> Iterator[Item]:
         """Yield all items in their turn, beginning with `first` and then the others of its priority."""
         if first:
             yield first
@@ -284,10 +284,10 @@ class BatchQueue:
 
     def can_take_next_item(self, room: Room, priority: int | None = None) -> bool:
         """Return True if `take_next_items` would take an item."""
-        head = self.first_item(priority) or self.first_item()
+        head = self.find_first_item(priority) or self.find_first_item()
         if head is None:
             return False
-        return not room.minus_rows(head.size, head.length).is_overdrawn
+        return not room.subtract_rows(head.size, head.length).is_overdrawn
 
     def learn_call(self, size: int, length: float, seconds: float, *, jobs: int) -> None:
         """Learn that the engine took `seconds` for `jobs` jobs of `size` rows in all.
@@ -312,11 +312,11 @@ class BatchQueue:
             self.remove(item.id)
             self._expired[item.id] = item
 
-    def _head(self, priority: int | None = None) -> Item:
+    def _get_head(self, priority: int | None = None) -> Item:
         item: Item = self._by_turn[min(self._by_turn) if priority is None else priority][0][-1]
         return item
 
-    def _is_full(self, head: Item) -> bool:
+    def _has_full_batch(self, head: Item) -> bool:
         """Return True if enough items wait to reach a limit: waiting longer brings no larger batch."""
         size, tokens = 0, 0  # tokens without padding
         for line in (line for (group, _), line in self._by_length.items() if group == head.group):
@@ -326,10 +326,10 @@ class BatchQueue:
                     return True
         return False
 
-    def _rank(self, item: Item) -> tuple[tuple[int, float, float], int]:
+    def _rank_item(self, item: Item) -> tuple[tuple[int, float, float], int]:
         return item.order, self._numbers[item.id][1]
 
-    def _form(self, head: Item, now_s: float) -> list[Item]:
+    def _form_batch(self, head: Item, now_s: float) -> list[Item]:
         """Form a batch around the head.
 
         Items of other priorities join it only if no item of the head's priority is left behind; higher priorities
@@ -337,12 +337,14 @@ class BatchQueue:
         """
         batch = [head]
         for priority in sorted(self._by_turn, key=lambda each: (each != head.priority, each)):
-            batch = self._widen(batch, head, priority, now_s) if self.padded else self._fill(batch, priority)
+            batch = (
+                self._widen_batch(batch, head, priority, now_s) if self.padded else self._fill_batch(batch, priority)
+            )
             if sum(item.priority == priority for item in batch) < len(self._by_turn[priority]):
                 break
         return batch
 
-    def _fill(self, batch: list[Item], priority: int) -> list[Item]:
+    def _fill_batch(self, batch: list[Item], priority: int) -> list[Item]:
         """Return the batch with the next items of `priority` in their turn.
 
         It takes as many as give most tokens a second, and is never slower than its items one at a time.
@@ -365,16 +367,16 @@ class BatchQueue:
                 most, best = tokens / seconds, last
         return found[:best]
 
-    def _widen(self, batch: list[Item], head: Item, priority: int, now_s: float) -> list[Item]:
+    def _widen_batch(self, batch: list[Item], head: Item, priority: int, now_s: float) -> list[Item]:
         """Return the batch with its neighbours of `priority` in the best window."""
-        shorter, longer = self._neighbours(batch, head, priority)
+        shorter, longer = self._list_neighbours(batch, head, priority)
         if not shorter and not longer:
             return batch
         blocks = [*reversed(shorter), batch, *longer]
         shapes = {(item.size, item.length) for block in blocks for item in block}
         singly_s = {shape: self.costs.predict_s(*shape) for shape in shapes}  # many short texts have few shapes
         search = WindowSearch(
-            [_node(block, singly_s, head.arrived_at_s, now_s) for block in blocks],
+            [_make_node(block, singly_s, head.arrived_at_s, now_s) for block in blocks],
             len(shorter),
             self.costs,
             max_size=self.limits.max_batch_size,
@@ -382,29 +384,31 @@ class BatchQueue:
         )
         return [item for place in search.find_best_window() for item in blocks[place]]
 
-    def _neighbours(self, batch: list[Item], head: Item, priority: int) -> tuple[list[list[Item]], list[list[Item]]]:
+    def _list_neighbours(
+        self, batch: list[Item], head: Item, priority: int
+    ) -> tuple[list[list[Item]], list[list[Item]]]:
         """Return the items of `priority` that are next in length, downwards and upwards, each in blocks."""
         line = self._by_length.get((head.group, priority))
         if line is None:
             return [], []
         length = max(item.length for item in batch)
         longer = (key[-1] for key in line.irange((length + 1,)))
-        return self._blocks(head, _downwards(line, length)), self._blocks(head, longer)
+        return self._split_into_blocks(head, _list_shorter_items(line, length)), self._split_into_blocks(head, longer)
 
-    def _blocks(self, head: Item, line: Iterable[Item]) -> list[list[Item]]:
+    def _split_into_blocks(self, head: Item, line: Iterable[Item]) -> list[list[Item]]:
         """Return the first items of `line` that may join, as many as a batch holds, in blocks.
 
         A block is one item, or several where there are more than `NEIGHBOURS` items, or `ALIKE` of one length.
         """
         most = self.limits.max_batch_size
-        looked_at, last_turn = islice(line, LOOK_AHEAD * most), self._last_turn(head.priority)
+        looked_at, last_turn = islice(line, LOOK_AHEAD * most), self._compute_last_turn(head.priority)
         fitting = (item for item in looked_at if item.turn <= last_turn and self._fits_beside(head, item))
         items = list(islice(fitting, most))
         most = NEIGHBOURS if items and items[0].length != items[-1].length else ALIKE
         step = math.ceil(len(items) / most) or 1
         return [items[at : at + step] for at in range(0, len(items), step)]
 
-    def _last_turn(self, priority: int) -> float:
+    def _compute_last_turn(self, priority: int) -> float:
         """Return the last turn that may join a batch.
 
         It is infinity unless several owners wait, with more items than `FAIR` batches hold. With the bound, the owner
@@ -422,7 +426,7 @@ class BatchQueue:
         return item is not head and head.size + item.size <= self.limits.max_batch_size
 
 
-def _node(block: list[Item], singly_s: Mapping[tuple[int, int], float], oldest_at_s: float, now_s: float) -> Node:
+def _make_node(block: list[Item], singly_s: Mapping[tuple[int, int], float], oldest_at_s: float, now_s: float) -> Node:
     """Make the node of a block. `singly_s` has the seconds that an item of a size and length takes by itself."""
     size, length, alone_s, aged_s = 0, 0, 0.0, 0.0
     oldest_s = now_s - oldest_at_s
@@ -433,7 +437,7 @@ def _node(block: list[Item], singly_s: Mapping[tuple[int, int], float], oldest_a
     return Node(size, length, alone_s, aged_s)
 
 
-def _downwards(line: Line, length: int) -> Iterator[Item]:
+def _list_shorter_items(line: Line, length: int) -> Iterator[Item]:
     """Yield items of `length` and less, the longest first, those of one length in the order of their turn."""
     while key := next(line.irange(maximum=(length + 1,), reverse=True), None):
         run = key[0]
@@ -441,19 +445,19 @@ def _downwards(line: Line, length: int) -> Iterator[Item]:
         length = run - 1
 
 
-def _turn_key(item: Item, number: int) -> Key:
+def _make_turn_key(item: Item, number: int) -> Key:
     return item.turn, item.arrived_at_s, number, item
 
 
-def _age_key(item: Item, number: int) -> Key:
+def _make_age_key(item: Item, number: int) -> Key:
     return item.arrived_at_s, number, item
 
 
-def _length_key(item: Item, number: int) -> Key:
+def _make_length_key(item: Item, number: int) -> Key:
     return item.length, item.turn, item.arrived_at_s, number, item
 
 
-def _discard(lines: dict[Any, Line], name: Hashable, key: Key) -> None:
+def _discard_key(lines: dict[Any, Line], name: Hashable, key: Key) -> None:
     lines[name].remove(key)
     if not lines[name]:
         del lines[name]

@@ -14,7 +14,7 @@ class Room:
     longest: int = 0  # tokens that each row takes, where all take as many as the longest; 0 where each takes its own
     others: int = 0  # rows that have their tokens already
 
-    def minus_rows(self, size: int, length: int) -> Room:
+    def subtract_rows(self, size: int, length: int) -> Room:
         """Return the room that `size` more rows of `length` tokens leave; it is overdrawn where they do not fit."""
         longest = max(self.longest, length) if self.longest else 0
         grown = self.others * (longest - self.longest)  # tokens that the others take more beside a longer row

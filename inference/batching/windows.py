@@ -47,8 +47,8 @@ class WindowSearch:
         self.max_size = max_size
         self.max_tokens = max_tokens
         self.sizes = list(accumulate((node.size for node in nodes), initial=0))
-        self.singly = _sums(node.singly_s for node in nodes)
-        self.aged = _sums(AGE * node.aged_s for node in nodes)
+        self.singly = _accumulate_sums(node.singly_s for node in nodes)
+        self.aged = _accumulate_sums(AGE * node.aged_s for node in nodes)
 
     def find_best_window(self) -> range:
         """Return the nodes of the window with the highest score.
@@ -56,20 +56,20 @@ class WindowSearch:
         A window holds `must`, fits into a call, and is not predicted to take longer than its jobs one at a time. `must`
         alone always is such a window.
         """
-        before, after = self._cheapest_before(), self._cheapest_after()
-        ends = {high: self._calls(high, 0, self.must) for high in range(self.must, len(self.nodes))}
+        before, after = self._compute_cheapest_before(), self._compute_cheapest_after()
+        ends = {high: self._predict_calls(high, 0, self.must) for high in range(self.must, len(self.nodes))}
         ends = {high: calls for high, calls in ends.items() if calls.seconds}
         total = min(min(map(add, before[calls.low :], calls.seconds)) + after[high] for high, calls in ends.items())
         unsaved = list(map(add, before, self.aged))
         most, window = 0.0, range(self.must, self.must + 1)
         for high, calls in ends.items():
-            scores = self._scores(high, calls, total - after[high] + self.aged[high + 1], unsaved)
+            scores = self._score_calls(high, calls, total - after[high] + self.aged[high + 1], unsaved)
             if max(scores) > most:
                 most = max(scores)
                 window = range(calls.low + scores.index(most), high + 1)
         return window
 
-    def _scores(self, high: int, calls: _Calls, gain: float, unsaved: Sequence[float]) -> list[float]:
+    def _score_calls(self, high: int, calls: _Calls, gain: float, unsaved: Sequence[float]) -> list[float]:
         """Return the score of each call: what it saves plus what its age counts for, divided by its cost.
 
         The score of a call that is slower than its jobs one at a time is 0.
@@ -78,7 +78,7 @@ class WindowSearch:
         starts = zip(unsaved[calls.low : last], self.singly[calls.low : last], calls.seconds, strict=True)
         return [(gain - less) / seconds if seconds <= singly - before else 0.0 for less, before, seconds in starts]
 
-    def _calls(self, high: int, first: int, last: int) -> _Calls:
+    def _predict_calls(self, high: int, first: int, last: int) -> _Calls:
         """Return the calls that end with node `high` and begin with one of the nodes `first` to `last`.
 
         They are within the limits, but for a call of the node `high` alone, which may exceed them.
@@ -88,24 +88,24 @@ class WindowSearch:
         low = max(first, min(lowest, high))
         return _Calls(low, self.costs.predict_each_s([end - start for start in self.sizes[low : last + 1]], length))
 
-    def _cheapest_before(self) -> list[float]:
+    def _compute_cheapest_before(self) -> list[float]:
         """Return the seconds of the cheapest cut of the first 0, 1, 2 ... nodes, up to `must`."""
         cheapest = [0.0]
         for high in range(self.must):
-            calls = self._calls(high, 0, high)
+            calls = self._predict_calls(high, 0, high)
             cheapest.append(min(map(add, cheapest[calls.low :], calls.seconds)))
         return cheapest
 
-    def _cheapest_after(self) -> list[float]:
+    def _compute_cheapest_after(self) -> list[float]:
         """Return by node, from `must` on, the seconds of the cheapest cut of all nodes that follow it."""
         last = len(self.nodes) - 1
         cheapest = [float("inf")] * last + [0.0]
         for high in range(last, self.must, -1):
-            calls = self._calls(high, self.must + 1, high)
+            calls = self._predict_calls(high, self.must + 1, high)
             for node, seconds in enumerate(calls.seconds, calls.low - 1):
                 cheapest[node] = min(cheapest[node], seconds + cheapest[high])
         return cheapest
 
 
-def _sums(values: Iterable[float]) -> list[float]:
+def _accumulate_sums(values: Iterable[float]) -> list[float]:
     return list(accumulate(values, initial=0.0))

@@ -32,22 +32,22 @@ def find_temporary_folder() -> Path:
     return Path(next(root for root in roots if len(os.fsencode(root)) <= LONGEST_ROOT and os.path.isdir(root)))
 
 
-def embedded_socket(data: Path) -> Path:
+def make_embedded_socket_path(data: Path) -> Path:
     """Return the path of the socket, in a short folder for this user and `data`, however long the path of `data` is."""
     digest = hashlib.sha256(str(data.resolve()).encode()).hexdigest()
     return find_temporary_folder() / f"inference-{os.getuid()}-{digest[:12]}" / "broker.sock"
 
 
-def embedded_url(data: Path) -> str:
-    return f"unix://{embedded_socket(data)}"
+def make_embedded_url(data: Path) -> str:
+    return f"unix://{make_embedded_socket_path(data)}"
 
 
-def kombu_url(redis_url: str) -> str:
+def make_kombu_url(redis_url: str) -> str:
     """Return the broker URL for the transport of this package."""
-    return f"inference-{stock_kombu_url(redis_url)}"
+    return f"inference-{make_stock_kombu_url(redis_url)}"
 
 
-def stock_kombu_url(redis_url: str) -> str:
+def make_stock_kombu_url(redis_url: str) -> str:
     """Return the broker URL for kombu's own transport.
 
     The unix://PATH?db=N of redis-py is redis+socket://PATH?virtual_host=N in kombu.
@@ -57,14 +57,14 @@ def stock_kombu_url(redis_url: str) -> str:
     return redis_url
 
 
-def queue_name(prefix: str, model: str) -> str:
+def make_queue_name(prefix: str, model: str) -> str:
     """Return the queue of a model's messages, in the service whose names begin with `prefix`."""
     return f"{prefix}inference.{model}"
 
 
 def queue_of(model: str) -> str:
     """Return the queue of a model's messages in this service."""
-    return queue_name(settings.SERVICE_PREFIX, model)
+    return make_queue_name(settings.SERVICE_PREFIX, model)
 
 
 def is_of_model(queue: str) -> bool:
@@ -72,7 +72,7 @@ def is_of_model(queue: str) -> bool:
     return queue.startswith(queue_of(""))
 
 
-def redis_key(queue: str, step: int) -> str:
+def make_redis_key(queue: str, step: int) -> str:
     """Return the key of the list in which kombu's Redis transport keeps a queue's messages of one priority."""
     return f"{queue}\x06\x16{step}" if step else queue
 
@@ -85,7 +85,7 @@ def queue_arguments(broker_url: str) -> dict[str, str]:
     return {"x-queue-type": "quorum"} if broker_url.startswith(("amqp", "pyamqp")) else {}
 
 
-def kombu_options(broker_url: str, prefix: str = "") -> dict[str, object]:
+def make_kombu_options(broker_url: str, prefix: str = "") -> dict[str, object]:
     """Return Celery's `broker_transport_options`, which are empty for other brokers than Redis.
 
     The names of the transport's own keys begin with `prefix`.

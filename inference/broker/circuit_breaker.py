@@ -38,9 +38,9 @@ class CircuitBreaker:
         """
         if self.is_open():
             self._refuse()
-        if not budget.remaining_s():
+        if not budget.get_remaining_s():
             raise BrokerUnavailable(f"The broker was not called: {budget.SPENT}.")
-        with budget.counted_wait(), self._slot():
+        with budget.counted_wait(), self._take_slot():
             self._enter()
             try:
                 yield
@@ -49,8 +49,8 @@ class CircuitBreaker:
             self._probe_at = None
 
     @contextlib.contextmanager
-    def _slot(self) -> Iterator[None]:
-        if not self._slots.acquire(timeout=min(self.wait_s, budget.remaining_s())):
+    def _take_slot(self) -> Iterator[None]:
+        if not self._slots.acquire(timeout=min(self.wait_s, budget.get_remaining_s())):
             raise BrokerUnavailable("The broker is too slow for the calls that wait for it.", retry_after_s=self.rest_s)
         try:
             yield

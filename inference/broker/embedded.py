@@ -55,7 +55,7 @@ def is_answering(path: Path) -> bool:
         return False
 
 
-def server_command(data: Path, path: Path) -> tuple[str, ...]:
+def make_server_command(data: Path, path: Path) -> tuple[str, ...]:
     """Return the command that starts the server.
 
     The server listens on no port, and appends every write to a file that is flushed once a second. Full memory is an
@@ -87,20 +87,20 @@ def prepare_folders(data: Path, path: Path) -> int:
             f"The socket's path {path} is longer than {address.LONGEST_SOCKET_PATH} bytes, the limit of the system."
             " Choose a shorter one."
         )
-    _make_private(path.parent)
-    lock = _lock(path)
+    _make_private_folder(path.parent)
+    lock = _lock_folder(path)
     try:
-        embedded_folder.make_folder_usable(data, lambda folder: _try(folder, path.with_suffix(".trial")))
+        embedded_folder.make_folder_usable(data, lambda folder: _try_to_start(folder, path.with_suffix(".trial")))
     except BaseException:
         os.close(lock)
         raise
     return lock
 
 
-def _try(data: Path, path: Path) -> str:
+def _try_to_start(data: Path, path: Path) -> str:
     """Start a server and stop it again; return why it did not start, or an empty string."""
     process = subprocess.Popen(
-        server_command(data, path), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        make_server_command(data, path), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
     deadline = time.monotonic() + LOADING_LIMIT_S
     while not is_answering(path) and time.monotonic() < deadline:
@@ -108,13 +108,13 @@ def _try(data: Path, path: Path) -> str:
             words, _ = process.communicate(timeout=POLL_S)
             if process.returncode == -signal.SIGKILL:
                 raise EmbeddedBrokerError(f"The server was killed while it read {data}. Is there enough memory?")
-            return _last_word(words.decode(errors="replace")) or f"it ended with {process.returncode}"
+            return _find_last_message(words.decode(errors="replace")) or f"it ended with {process.returncode}"
     process.terminate()
     process.communicate()
     return ""
 
 
-def _last_word(words: str) -> str:
+def _find_last_message(words: str) -> str:
     """Return the last message of the server's log.
 
     Its lines look like `123:M 22 Nov 2026 13:38:52.530 # Bad file format`.
@@ -122,7 +122,7 @@ def _last_word(words: str) -> str:
     return next((line.partition(" # ")[2].strip() for line in reversed(words.splitlines()) if " # " in line), "")
 
 
-def _make_private(folder: Path) -> None:
+def _make_private_folder(folder: Path) -> None:
     """Make the socket's folder, and check that only this user owns and may enter it.
 
     A user who can reach the socket can read and forge messages.
@@ -135,7 +135,7 @@ def _make_private(folder: Path) -> None:
         raise EmbeddedBrokerError(f"{folder} is open to other users. Run `chmod 700 {folder}`.")
 
 
-def _lock(path: Path) -> int:
+def _lock_folder(path: Path) -> int:
     """Lock the socket's folder, and return the descriptor that holds the lock.
 
     The folder itself is locked, because systemd-tmpfiles removes nothing that is locked, however old it is. The server
@@ -159,7 +159,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--socket", type=Path, required=True)
     options = parser.parse_args(arguments)
     try:
-        command = server_command(options.data, options.socket)
+        command = make_server_command(options.data, options.socket)
         os.set_inheritable(prepare_folders(options.data, options.socket), True)
     except (EmbeddedBrokerError, OSError) as error:
         sys.exit(f"Error: {error}")

@@ -32,15 +32,15 @@ def make_folder_usable(folder: Path, start: Callable[[Path], str]) -> None:
 
     Raises `EmbeddedBrokerError`, and leaves the files as they are, if the server does not start for another reason.
     """
-    with _explained(folder):
+    with _translate_os_errors(folder):
         make_folder_writable(folder)
     if any((folder / name).exists() for name in FILES) and (reason := start(folder)):
-        with _explained(folder):
-            _blame_the_files(folder, start, reason)
+        with _translate_os_errors(folder):
+            _set_aside_if_broken(folder, start, reason)
 
 
 @contextlib.contextmanager
-def _explained(folder: Path) -> Iterator[None]:
+def _translate_os_errors(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
@@ -59,18 +59,18 @@ def make_folder_writable(folder: Path) -> None:
         os.fsync(probe.fileno())
 
 
-def _blame_the_files(folder: Path, start: Callable[[Path], str], reason: str) -> None:
+def _set_aside_if_broken(folder: Path, start: Callable[[Path], str], reason: str) -> None:
     """Set the files aside if the server starts without them; else raise `EmbeddedBrokerError`."""
     with tempfile.TemporaryDirectory(dir=folder, prefix="empty-") as empty:
         if start(Path(empty)):
             raise EmbeddedBrokerError(f"The broker's server does not start: {reason}")
-    kept = _set_aside(folder)
+    kept = _set_files_aside(folder)
     logger.warning(
         "The broker's data cannot be read (%s). It is set aside in %s; accepted jobs are sent again.", reason, kept
     )
 
 
-def _set_aside(folder: Path) -> Path:
+def _set_files_aside(folder: Path) -> Path:
     now = datetime.datetime.now(datetime.UTC)  # noqa: TID251 - a name for people; no database is asked yet
     kept = folder / f"unreadable-{now:%Y-%m-%dT%H-%M-%SZ}"
     kept.mkdir(mode=0o700)

@@ -49,7 +49,9 @@ class KombuPublisher:
     """
 
     def __init__(self, url: str) -> None:
-        self.connect = functools.partial(kombu.Connection, url, connect_timeout=TIMEOUT_S, transport_options=_options())
+        self.connect = functools.partial(
+            kombu.Connection, url, connect_timeout=TIMEOUT_S, transport_options=_make_transport_options()
+        )
         transport = self.connect().transport
         self.is_redis = transport.driver_type == "redis"
         self.refusals = transport.channel_errors
@@ -67,12 +69,12 @@ class KombuPublisher:
                 refused[queue] = error.message
         raise_if_refused(refused)
 
-    def queue_lengths(self, names: Sequence[str]) -> dict[str, int]:
-        return self._call(lambda connection: {name: _length(connection, name) for name in names})
+    def read_queue_lengths(self, names: Sequence[str]) -> dict[str, int]:
+        return self._call(lambda connection: {name: _read_queue_length(connection, name) for name in names})
 
-    def missing_exchanges(self, names: Iterable[str]) -> frozenset[str]:
+    def find_missing_exchanges(self, names: Iterable[str]) -> frozenset[str]:
         """Return those of the exchanges that do not exist."""
-        return self._call(lambda connection: frozenset(name for name in names if not _is_there(connection, name)))
+        return self._call(lambda connection: frozenset(name for name in names if not _has_exchange(connection, name)))
 
     def ping(self) -> None:
         self._call(lambda connection: connection.channel().close())
@@ -105,25 +107,25 @@ class KombuPublisher:
     def _call(self, action: Callable[[kombu.Connection], T]) -> T:
         with self.breaker.guard_call():
             try:
-                return self._on_any(action)
+                return self._call_on_idle_connection(action)
             except self.refusals as error:
                 refusal = error
         raise PublishRefused(f"The broker refuses: {refusal}") from refusal
 
-    def _on_any(self, action: Callable[[kombu.Connection], T]) -> T:
+    def _call_on_idle_connection(self, action: Callable[[kombu.Connection], T]) -> T:
         """Run a call on an idle connection.
 
         If that connection is lost, all idle ones are taken to be lost, and the call is repeated once on a new one.
         """
         try:
-            return self._on(self.idle.pop(), action)
+            return self._call_on_connection(self.idle.pop(), action)
         except (TimeoutError, Blocked, *self.refusals):
             raise
         except Exception:  # py-amqp raises many types if a connection is lost; an empty deque raises IndexError
             self._close_idle()
-        return self._on(self.connect(), action)
+        return self._call_on_connection(self.connect(), action)
 
-    def _on(self, connection: kombu.Connection, action: Callable[[kombu.Connection], T]) -> T:
+    def _call_on_connection(self, connection: kombu.Connection, action: Callable[[kombu.Connection], T]) -> T:
         try:
             result = action(connection)
         except BaseException:
@@ -138,15 +140,15 @@ class KombuPublisher:
                 self.idle.pop().collect()
 
 
-def _options() -> dict[str, Any]:
+def _make_transport_options() -> dict[str, Any]:
     """Return the transport options of the workers with shorter timeouts and a single retry."""
     once_more = {"max_retries": 1, "interval_start": 0, "interval_step": 0, "interval_max": 0}
     timeouts = ("socket_timeout", "connect_retries_timeout", "read_timeout", "write_timeout")
     options = {**settings.CELERY_BROKER_TRANSPORT_OPTIONS, **once_more, **dict.fromkeys(timeouts, TIMEOUT_S)}
-    return {**options, "on_blocked": _refuse}
+    return {**options, "on_blocked": _raise_blocked}
 
 
-def _refuse(reason: str) -> NoReturn:
+def _raise_blocked(reason: str) -> NoReturn:
     raise Blocked("RabbitMQ takes no messages: its memory or disk is full.")
 
 
@@ -161,7 +163,7 @@ def get_publisher() -> KombuPublisher:
 
 
 @contextlib.contextmanager
-def _if_there(connection: kombu.Connection) -> Iterator[Any]:
+def _open_probe_channel(connection: kombu.Connection) -> Iterator[Any]:
     """Open a channel to ask about a queue or an exchange that may not be declared yet.
 
     If it is not declared, the broker closes the channel, and the block ends without an error.
@@ -174,14 +176,14 @@ def _if_there(connection: kombu.Connection) -> Iterator[Any]:
                 raise
 
 
-def _length(connection: kombu.Connection, queue: str) -> int:
-    with _if_there(connection) as channel:
+def _read_queue_length(connection: kombu.Connection, queue: str) -> int:
+    with _open_probe_channel(connection) as channel:
         return int(channel.queue_declare(queue, passive=True).message_count)
     return 0
 
 
-def _is_there(connection: kombu.Connection, exchange: str) -> bool:
-    with _if_there(connection) as channel:
+def _has_exchange(connection: kombu.Connection, exchange: str) -> bool:
+    with _open_probe_channel(connection) as channel:
         kombu.Exchange(exchange).bind(channel).declare(passive=True)
         return True
     return False

@@ -65,7 +65,7 @@ class JobMessage:
 
 
 @functools.cache
-def _task() -> Any:
+def _make_task_template() -> Any:
     """Return a message of Celery's for the task, of which the parts that all messages share are used.
 
     Each message has its own id, arguments, and texts of the arguments.
@@ -99,7 +99,7 @@ def _pack(common: JobMessage, jobs: list[tuple[str, int, int]]) -> JobMessage:
 
 def make_body(message: JobMessage) -> list[Any]:
     others = {"others": message.others} if message.others else {}
-    return [[message.job_id], {**message.hints, **others}, _task().body[2]]
+    return [[message.job_id], {**message.hints, **others}, _make_task_template().body[2]]
 
 
 def make_headers(message: JobMessage) -> dict[str, Any]:
@@ -108,7 +108,7 @@ def make_headers(message: JobMessage) -> dict[str, Any]:
     Celery's `expires` is left out: a worker must not drop a message that its row still waits for.
     """
     return {
-        **_task().headers,
+        **_make_task_template().headers,
         "id": message.job_id,
         "root_id": message.job_id,
         "rows": message.rows,

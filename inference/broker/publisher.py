@@ -34,7 +34,7 @@ def publish_messages(messages: Sequence[JobMessage]) -> None:
         kombu_publisher.get_publisher().publish(messages)
         return
     refused: dict[str, object] = {}
-    for queue, command, key, texts in _pushes(messages):
+    for queue, command, key, texts in _group_into_pushes(messages):
         try:
             with redis_client.borrow_client() as client:
                 client.execute_command(command, key, *texts)
@@ -46,8 +46,8 @@ def publish_messages(messages: Sequence[JobMessage]) -> None:
 def count_messages(queues: Sequence[str]) -> dict[str, int]:
     """Return how many messages wait in each queue, over all priorities; raise `BrokerUnavailable` if it fails."""
     if not uses_redis():
-        return kombu_publisher.get_publisher().queue_lengths(queues)
-    found = _lengths(queues)
+        return kombu_publisher.get_publisher().read_queue_lengths(queues)
+    found = _read_list_lengths(queues)
     kombu_publisher.raise_if_refused(
         {queue: error for queue, lengths in found.items() for error in lengths if isinstance(error, Exception)}
     )
@@ -60,15 +60,15 @@ def list_waiting_priorities(queues: Sequence[str]) -> dict[str, set[int]]:
     If the broker does not report lengths by priority, they are all priorities. Raises `BrokerUnavailable`.
     """
     if not uses_redis():
-        lengths = kombu_publisher.get_publisher().queue_lengths(queues)
+        lengths = kombu_publisher.get_publisher().read_queue_lengths(queues)
         return {queue: set(address.PRIORITIES if length else ()) for queue, length in lengths.items()}
     return {
         queue: {priority for priority, length in zip(address.PRIORITIES, lengths, strict=True) if length or of_any}
-        for queue, (of_any, *lengths) in _lengths(queues).items()
+        for queue, (of_any, *lengths) in _read_list_lengths(queues).items()
     }
 
 
-def _lengths(queues: Sequence[str]) -> dict[str, list[Any]]:
+def _read_list_lengths(queues: Sequence[str]) -> dict[str, list[Any]]:
     """Return the lengths of each queue's lists, in the order of `PRIORITY_STEPS`.
 
     A list that Redis refused to measure has an error in place of its length.
@@ -76,7 +76,7 @@ def _lengths(queues: Sequence[str]) -> dict[str, list[Any]]:
     steps = address.PRIORITY_STEPS
     with redis_client.breaker.guard_call(), redis_client.get_client().pipeline(transaction=False) as pipe:
         for queue, step in itertools.product(queues, steps):
-            pipe.llen(address.redis_key(queue, step))
+            pipe.llen(address.make_redis_key(queue, step))
         found = pipe.execute(raise_on_error=False)
         for error in found:
             if isinstance(error, Exception) and is_away(error):
@@ -97,10 +97,10 @@ def ping_broker() -> None:
 def uses_redis() -> bool:
     """Return True if the messages go to REDIS_URL, as the notices do."""
     url = settings.REDIS_URL
-    return settings.CELERY_BROKER_URL in (address.kombu_url(url), address.stock_kombu_url(url))
+    return settings.CELERY_BROKER_URL in (address.make_kombu_url(url), address.make_stock_kombu_url(url))
 
 
-def _pushes(messages: Sequence[JobMessage]) -> Iterator[tuple[str, str, str, list[bytes]]]:
+def _group_into_pushes(messages: Sequence[JobMessage]) -> Iterator[tuple[str, str, str, list[bytes]]]:
     """Group messages into pushes: a queue, a command, a key, and the texts that one command pushes.
 
     LPUSH puts each text behind those that wait. RPUSH puts each before them; its texts are in reverse order.
@@ -108,7 +108,7 @@ def _pushes(messages: Sequence[JobMessage]) -> Iterator[tuple[str, str, str, lis
     texts: dict[tuple[str, str, str], list[bytes]] = {}
     for message in messages:
         command = "RPUSH" if message.recovered else "LPUSH"
-        key = address.redis_key(message.queue, message.priority)
+        key = address.make_redis_key(message.queue, message.priority)
         texts.setdefault((message.queue, command, key), []).append(make_redis_envelope(message))
     for (queue, command, key), waiting in texts.items():
         ordered = waiting[::-1] if command == "RPUSH" else waiting

@@ -29,7 +29,7 @@ breaker = make_breaker()
 
 def get_client() -> redis.Redis:
     """Return the client; its calls take a second at most, so it is not for blocking commands."""
-    return _client(settings.REDIS_URL)
+    return _make_client(settings.REDIS_URL)
 
 
 @contextlib.contextmanager
@@ -51,7 +51,7 @@ def borrow_client() -> Iterator[redis.Redis]:
 
 
 @functools.lru_cache(maxsize=2)
-def _client(url: str) -> redis.Redis:
+def _make_client(url: str) -> redis.Redis:
     once_more = Retry(NoBackoff(), 1, supported_errors=(redis.ConnectionError,))  # an idle connection may be closed
     return redis.Redis.from_pool(
         redis.BlockingConnectionPool.from_url(

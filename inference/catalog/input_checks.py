@@ -24,12 +24,12 @@ def accept_anything(where: str, value: object) -> None:
 
 def check_text(where: str, value: object) -> None:
     if not isinstance(value, str):
-        raise make_wrong_input(where, "a string", value)
+        raise make_input_error(where, "a string", value)
 
 
 def check_text_or_pair(where: str, value: object) -> None:
     if isinstance(value, dict):
-        _fields(where, value, "text", "text_pair")
+        _check_fields(where, value, "text", "text_pair")
         for name, part in value.items():
             check_text(f"{where}.{name}", part)
     else:
@@ -39,8 +39,8 @@ def check_text_or_pair(where: str, value: object) -> None:
 def check_pair(where: str, value: object) -> None:
     """Require a query, and a text that may answer it."""
     if not isinstance(value, dict):
-        raise make_wrong_input(where, '{"text": "the query", "text_pair": "a text"}', value)
-    _fields(where, value, "text", "text_pair")
+        raise make_input_error(where, '{"text": "the query", "text_pair": "a text"}', value)
+    _check_fields(where, value, "text", "text_pair")
     for name in ("text", "text_pair"):
         check_text(f"{where}.{name}", value.get(name))
 
@@ -54,17 +54,17 @@ def check_prompt(where: str, value: object) -> None:
         raise InvalidInput(f"{where}: must be a text, or a list of at least one message.", field=where)
     for index, message in enumerate(value):
         if not isinstance(message, dict) or not isinstance(message.get("role"), str) or "content" not in message:
-            raise make_wrong_input(f"{where}[{index}]", 'a message such as {"role": "user", "content": "…"}', message)
+            raise make_input_error(f"{where}[{index}]", 'a message such as {"role": "user", "content": "…"}', message)
 
 
 def check_sentences(where: str, value: object) -> None:
     if not isinstance(value, dict):
-        raise make_wrong_input(where, '{"source_sentence": "…", "sentences": ["…"]}', value)
-    _fields(where, value, "source_sentence", "sentences")
+        raise make_input_error(where, '{"source_sentence": "…", "sentences": ["…"]}', value)
+    _check_fields(where, value, "source_sentence", "sentences")
     check_text(f"{where}.source_sentence", value.get("source_sentence"))
     others = value.get("sentences")
     if not isinstance(others, list) or not 1 <= len(others) <= MAX_SENTENCES:
-        raise make_wrong_input(f"{where}.sentences", f"a list of 1 to {MAX_SENTENCES} strings", others)
+        raise make_input_error(f"{where}.sentences", f"a list of 1 to {MAX_SENTENCES} strings", others)
     for index, sentence in enumerate(others):
         check_text(f"{where}.sentences[{index}]", sentence)
 
@@ -72,7 +72,7 @@ def check_sentences(where: str, value: object) -> None:
 def check_file(where: str, value: object) -> None:
     """Require the bytes of an image or a sound, in base64."""
     if not isinstance(value, str):
-        raise make_wrong_input(where, "a base64 string of the file's bytes", value)
+        raise make_input_error(where, "a base64 string of the file's bytes", value)
     content = value.partition(",")[2] if value.startswith("data:") else value
     try:
         empty = not base64.b64decode(content, validate=True)
@@ -86,11 +86,11 @@ def check_file(where: str, value: object) -> None:
         )
 
 
-def make_wrong_input(where: str, right: str, value: object) -> InvalidInput:
+def make_input_error(where: str, right: str, value: object) -> InvalidInput:
     return InvalidInput(f"{where}: must be {right}, not {wording.json_type_of(value)}.", field=where)
 
 
-def _fields(where: str, value: Mapping[str, Any], *known: str) -> None:
+def _check_fields(where: str, value: Mapping[str, Any], *known: str) -> None:
     for name in value:
         if name not in known:
             raise InvalidInput(

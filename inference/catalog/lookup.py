@@ -27,8 +27,8 @@ def get_catalog() -> Catalog:
 
     Raises `CatalogError` if this process has never read a good file.
     """
-    file = _file_at(settings.MODELS_FILE)
-    return file.read_first() if file.catalog is None else file.catalog
+    file = _get_models_file(settings.MODELS_FILE)
+    return file.read_first_catalog() if file.catalog is None else file.catalog
 
 
 def get_catalog_or_empty() -> Catalog:
@@ -44,7 +44,7 @@ def get_catalog_or_empty() -> Catalog:
 
 def find_file_problem() -> str:
     """Return why this process does not use the file as it is now; an empty string if it does."""
-    return _file_at(settings.MODELS_FILE).problem
+    return _get_models_file(settings.MODELS_FILE).problem
 
 
 def last_spec_of(model: str) -> ModelSpec | None:
@@ -53,7 +53,7 @@ def last_spec_of(model: str) -> ModelSpec | None:
     The model may be gone from the file since this process began to follow it: clients still ask for its jobs.
     """
     get_catalog_or_empty()
-    return _file_at(settings.MODELS_FILE).known.get(model)
+    return _get_models_file(settings.MODELS_FILE).known.get(model)
 
 
 def spec_of(model: str) -> ModelSpec:
@@ -78,12 +78,12 @@ class ModelsFile:
         self.catalog: Catalog | None = None
         self.known: Catalog = {}  # by name: the last entry of each
         self.problem = ""
-        self._lock = threading.Lock()  # `read_first` and `reread_if_changed` take over one text after the other
+        self._lock = threading.Lock()  # `read_first_catalog` and `reread_if_changed` take over one text after the other
         self._seen: str | None = None  # the text at the last look
         self._taken: str | None = None  # the text that was taken over or refused last
-        self._refused: str | None = None  # the text that `read_first` refused: it is not parsed again
+        self._refused: str | None = None  # the text that `read_first_catalog` refused: it is not parsed again
 
-    def read_first(self) -> Catalog:
+    def read_first_catalog(self) -> Catalog:
         with self._lock:
             if self.catalog is not None:
                 return self.catalog
@@ -97,9 +97,9 @@ class ModelsFile:
                 self._refused, self.problem = text, str(error)
                 raise
             self._seen, self._taken, self.problem = text, text, ""
-            return self._use(catalog)
+            return self._use_catalog(catalog)
 
-    def _use(self, catalog: Catalog) -> Catalog:
+    def _use_catalog(self, catalog: Catalog) -> Catalog:
         self.catalog, self.known = catalog, {**self.known, **catalog}
         return catalog
 
@@ -109,9 +109,9 @@ class ModelsFile:
         Editors write in steps, and half a file may be a good one, with fewer models.
         """
         with self._lock:
-            return self._look()
+            return self._look_at_file()
 
-    def _look(self) -> bool:
+    def _look_at_file(self) -> bool:
         try:
             text, problem = reader.read_text(self.path), ""
         except CatalogError as error:
@@ -119,10 +119,10 @@ class ModelsFile:
         seen, self._seen = self._seen, text + problem
         if self._seen == seen != self._taken:
             self._taken = seen
-            self._take(text, problem)
+            self._take_over_text(text, problem)
         return self._seen == seen
 
-    def _take(self, text: str, problem: str) -> None:
+    def _take_over_text(self, text: str, problem: str) -> None:
         try:
             if problem:
                 raise CatalogError(problem)
@@ -133,10 +133,10 @@ class ModelsFile:
             return
         self.problem = ""
         if self.catalog is None:
-            self._use(after)
+            self._use_catalog(after)
         elif found := changes.compare_catalogs(self.catalog, after):
             logger.info("%s: %s", self.path, found)
-            self._use(after)
+            self._use_catalog(after)
 
 
 class Follower(threading.Thread):
@@ -149,13 +149,13 @@ class Follower(threading.Thread):
 
     def run(self) -> None:
         while not self._stopping:
-            self._wakeup.wait(LOOK_S if self._look() else SETTLE_S)
+            self._wakeup.wait(LOOK_S if self._look_at_file() else SETTLE_S)
             self._wakeup.clear()
 
-    def _look(self) -> bool:
+    def _look_at_file(self) -> bool:
         """Look at the file; if a bug of the reader raises an error, log it, as the next text may be read."""
         try:
-            return _file_at(settings.MODELS_FILE).reread_if_changed()
+            return _get_models_file(settings.MODELS_FILE).reread_if_changed()
         except Exception:
             logger.exception("the models file is not understood, it is looked at again")
             return True
@@ -170,7 +170,7 @@ class Follower(threading.Thread):
 
 
 @functools.lru_cache(maxsize=8)
-def _file_at(path: Path) -> ModelsFile:
+def _get_models_file(path: Path) -> ModelsFile:
     return ModelsFile(path)
 
 

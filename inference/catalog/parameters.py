@@ -60,10 +60,10 @@ def parse_parameter(name: str, table: object) -> ParameterSpec:
     if table.get("min", 0) > table.get("max", math.inf):
         raise ValueError(f"parameter {name}: min is above max")
     spec = ParameterSpec(**table | {"choices": tuple(table["choices"]) if "choices" in table else None})
-    return spec if spec.default is None else replace(spec, default=_default(name, spec))
+    return spec if spec.default is None else replace(spec, default=_check_default(name, spec))
 
 
-def _default(name: str, spec: ParameterSpec) -> Any:
+def _check_default(name: str, spec: ParameterSpec) -> Any:
     if not is_of_type(spec.default, spec.type):
         raise ValueError(f"parameter {name}: default {spec.default!r} is not of type {spec.type}")
     try:
@@ -100,19 +100,21 @@ def fill_in_defaults(specs: Mapping[str, ParameterSpec], parameters: Mapping[str
     """
     parameters = {name: value for name, value in parameters.items() if value is not None}
     if unknown := next((name for name in parameters if name not in specs), None):
-        raise _invalid(f"parameters.{wording.quote_name(unknown)}", f"unknown parameter; {_hint(unknown, specs)}")
+        raise _make_parameter_error(
+            f"parameters.{wording.quote_name(unknown)}", f"unknown parameter; {_suggest_parameter(unknown, specs)}"
+        )
     values = {}
     for name, spec in specs.items():
         if name in parameters:
             values[name] = check_parameter(f"parameters.{name}", spec, parameters[name])
         elif spec.required:
-            raise _invalid(f"parameters.{name}", "is required.")
+            raise _make_parameter_error(f"parameters.{name}", "is required.")
         elif spec.default is not None:
             values[name] = spec.default
     return values
 
 
-def _hint(name: str, specs: Mapping[str, ParameterSpec]) -> str:
+def _suggest_parameter(name: str, specs: Mapping[str, ParameterSpec]) -> str:
     return wording.suggest_name(name, specs) if specs else "this model takes none."
 
 
@@ -131,11 +133,11 @@ def check_parameter(path: str, spec: ParameterSpec, value: Any) -> Any:
     A number is returned as a float, since models refuse a temperature of 2, but not of 2.0.
     """
     if not is_of_type(value, spec.type):
-        raise _invalid(path, f"must be {TYPES[spec.type][0]}, not {wording.describe_value(value)}.")
+        raise _make_parameter_error(path, f"must be {TYPES[spec.type][0]}, not {wording.describe_value(value)}.")
     if spec.choices is not None and value not in spec.choices:
         one_of = "one of " if len(spec.choices) > 1 else ""
         allowed = ", ".join(map(wording.describe_value, spec.choices))
-        raise _invalid(path, f"must be {one_of}{allowed}, not {wording.describe_value(value)}.")
+        raise _make_parameter_error(path, f"must be {one_of}{allowed}, not {wording.describe_value(value)}.")
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         _check_number(path, spec, value)
     elif isinstance(value, str):
@@ -150,22 +152,24 @@ def _check_number(path: str, spec: ParameterSpec, value: float) -> None:
     high = math.inf if spec.max is None else spec.max
     if not math.isfinite(value) or not low <= value <= high:
         up_to = "upwards" if high == math.inf else f"to {high:g}"
-        raise _invalid(path, f"must be from {low:g} {up_to}, not {value!r}.")
+        raise _make_parameter_error(path, f"must be from {low:g} {up_to}, not {value!r}.")
 
 
 def _check_array(path: str, spec: ParameterSpec, value: list[Any]) -> None:
     _check_size(path, "items", len(value), spec.min_items or 0, spec.max_items or MAX_ITEMS)
     for index, item in enumerate(value):
         if spec.items and not is_of_type(item, spec.items):
-            raise _invalid(f"{path}[{index}]", f"must be {TYPES[spec.items][0]}, not {wording.describe_value(item)}.")
+            raise _make_parameter_error(
+                f"{path}[{index}]", f"must be {TYPES[spec.items][0]}, not {wording.describe_value(item)}."
+            )
         if isinstance(item, str):
             _check_size(f"{path}[{index}]", "characters", len(item), spec.min_length or 0, spec.max_length or MAX_TEXT)
 
 
 def _check_size(path: str, what: str, size: int, low: int, high: int) -> None:
     if not low <= size <= high:
-        raise _invalid(path, f"must have from {low} to {high} {what}, not {size}.")
+        raise _make_parameter_error(path, f"must have from {low} to {high} {what}, not {size}.")
 
 
-def _invalid(path: str, message: str) -> InvalidInput:
+def _make_parameter_error(path: str, message: str) -> InvalidInput:
     return InvalidInput(f"{path}: {message}", field=path)

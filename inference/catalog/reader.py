@@ -244,7 +244,7 @@ class _Reader:
         here: tuple[str, ...] = ("",)
         start = 1
         for number, line in enumerate(self.lines, 1):
-            if header := _header(line):
+            if header := _parse_header(line):
                 here = header
                 if here in (section, section[:1]):
                     start = number
@@ -255,7 +255,7 @@ class _Reader:
         return start
 
 
-def _header(line: str) -> tuple[str, ...]:
+def _parse_header(line: str) -> tuple[str, ...]:
     """Return the names in the header of a table, as TOML reads them; an empty tuple if the line is no header."""
     if not re.match(r"\s*\[(?!\[)", line):
         return ()

@@ -65,9 +65,9 @@ class ModelSpec:
     def __post_init__(self) -> None:
         values = {key: getattr(self, key) for key in list_table_keys()} | {"name": self.name}
         stated = sorted(self.stated)
-        object.__setattr__(self, "digest", _digest(values | {"stated": stated}))
+        object.__setattr__(self, "digest", _digest_value(values | {"stated": stated}))
         loaded = {key: values[key] for key in LOADED_BY} | {"stated": [key for key in stated if key in LOADED_BY]}
-        object.__setattr__(self, "load_digest", _digest(loaded))
+        object.__setattr__(self, "load_digest", _digest_value(loaded))
 
     @property
     def is_built_in(self) -> bool:
@@ -121,14 +121,14 @@ def list_table_keys() -> list[str]:
 
 def digest_catalog(catalog: Catalog) -> str:
     """Return a digest that is equal for catalogs with the same entries, in whichever spelling and order."""
-    return _digest(sorted(spec.digest for spec in catalog.values()))
+    return _digest_value(sorted(spec.digest for spec in catalog.values()))
 
 
-def _digest(value: object) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True, default=_plain).encode()).hexdigest()[:16]
+def _digest_value(value: object) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=_convert_to_plain).encode()).hexdigest()[:16]
 
 
-def _plain(value: object) -> Any:
+def _convert_to_plain(value: object) -> Any:
     return asdict(value) if isinstance(value, ParameterSpec) else str(value)  # such as TOML's dates
 
 

@@ -34,16 +34,16 @@ class AnswerShape(enum.Enum):
     PAIRS = enum.auto()  # [{"label", "score"}], where the pipeline answers {"labels", "scores"}
 
 
-def count_one_row(item: object, parameters: Mapping[str, Any]) -> tuple[list[Any], int]:
+def list_whole_input(item: object, parameters: Mapping[str, Any]) -> tuple[list[Any], int]:
     return [item], 1
 
 
-def count_row_per_label(item: object, parameters: Mapping[str, Any]) -> tuple[list[Any], int]:
+def repeat_input_per_label(item: object, parameters: Mapping[str, Any]) -> tuple[list[Any], int]:
     labels = parameters.get("candidate_labels")
     return [item], len(labels) if isinstance(labels, list) and labels else 1
 
 
-def count_row_per_sentence(item: object, parameters: Mapping[str, Any]) -> tuple[list[Any], int]:
+def list_sentences(item: object, parameters: Mapping[str, Any]) -> tuple[list[Any], int]:
     if not isinstance(item, dict):
         return [item], 1
     return [text for value in item.values() for text in (value if isinstance(value, list) else [value])], 1
@@ -53,7 +53,7 @@ def copy_parameters(given: Mapping[str, Any]) -> dict[str, Any]:
     return dict(given)
 
 
-def list_labels(given: Mapping[str, Any]) -> dict[str, Any]:
+def split_labels(given: Mapping[str, Any]) -> dict[str, Any]:
     """Split labels that are one string at its commas, as the pipelines do."""
     labels = given.get("candidate_labels")
     if not isinstance(labels, str):
@@ -96,7 +96,7 @@ class Task:
     check: input_checks.Check = input_checks.accept_anything
     # The unit measures strings of an input; with any other unit they are files in base64.
     unit: units.Unit = units.estimate_tokens
-    rows: Rows = count_one_row
+    rows: Rows = list_whole_input
     takes_chats: bool = False  # a list of messages is one input, and no input is cut
     compiles: bool = False  # one call of the model answers a batch, so that another backend than torch may compute it
     generates: bool = False  # text from a prompt, which must leave room: generated tokens count
@@ -126,11 +126,11 @@ _EMPTY_SETTINGS: Neutral = {"generation_parameters": ({},), "generate_kwargs": (
 _ZERO_SHOT = {"candidate_labels": _LABELS, "hypothesis_template": _HYPOTHESIS}
 
 
-def _top_k(limit: int, default: int | None = None) -> ParameterSpec:
+def _make_top_k(limit: int, default: int | None = None) -> ParameterSpec:
     return ParameterSpec(type="integer", min=1, max=limit, default=default)
 
 
-_CLASSIFICATION = {"top_k": _top_k(1000, 5), "function_to_apply": _SCORING}
+_CLASSIFICATION = {"top_k": _make_top_k(1000, 5), "function_to_apply": _SCORING}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,7 +209,7 @@ TASKS = index_tasks((
         name="fill-mask",
         compiles=True,
         parameters={
-            "top_k": _top_k(100),
+            "top_k": _make_top_k(100),
             "targets": ParameterSpec(type="array", items="string", min_items=1, max_items=100),
         },
         example={"inputs": "Paris is the [MASK] of France."},
@@ -229,9 +229,9 @@ TASKS = index_tasks((
     _text(
         name="zero-shot-classification",
         compiles=True,
-        rows=count_row_per_label,
+        rows=repeat_input_per_label,
         parameters={**_ZERO_SHOT, "multi_label": _FLAG},
-        translate=list_labels,
+        translate=split_labels,
         shape=AnswerShape.PAIRS,
         example={"inputs": _TEXT, "parameters": {"candidate_labels": ["software", "cooking"]}},
         measured_with={"candidate_labels": ["politics", "sports"]},
@@ -282,13 +282,13 @@ TASKS = index_tasks((
     _image(
         name="zero-shot-image-classification",
         parameters=_ZERO_SHOT,
-        translate=list_labels,
+        translate=split_labels,
         measured_with={"candidate_labels": ["a town", "a river"]},
     ),
     _sound(
         name="zero-shot-audio-classification",
         parameters=_ZERO_SHOT,
-        translate=list_labels,
+        translate=split_labels,
         measured_with={"candidate_labels": ["speech", "music"]},
     ),
     Task(name="zero-shot-object-detection"),
@@ -306,7 +306,7 @@ TASKS = index_tasks((
         name="sentence-similarity",
         is_pipeline=False,
         check=input_checks.check_sentences,
-        rows=count_row_per_sentence,
+        rows=list_sentences,
         neutral=neutral_values.CUT,
         example={"inputs": {"source_sentence": _TEXT, "sentences": ["A queue of jobs.", "I like tea."]}},
     ),

@@ -73,15 +73,15 @@ def validate_inputs(spec: ModelSpec, inputs: object, *, most: int | None = None)
     for index, item in enumerate(items):
         where = f"inputs[{index}]" if several else "inputs"
         if item is None:
-            raise checks.make_wrong_input(where, "an input", item)
+            raise checks.make_input_error(where, "an input", item)
         task.check(where, item)
         if task.generates:
-            _check_room(spec, where, item)
+            _check_prompt_length(spec, where, item)
         if spec.input:
             parameters.check_parameter(where, spec.input, item)
 
 
-def _check_room(spec: ModelSpec, where: str, prompt: object) -> None:
+def _check_prompt_length(spec: ModelSpec, where: str, prompt: object) -> None:
     tokens = lengths.estimate_length(spec, prompt)
     if spec.max_length and tokens > SURELY_TOO_LONG * spec.max_length:
         error = make_context_length_error(spec.max_length, tokens)

@@ -14,9 +14,9 @@ TYPES = {
 }  # fmt: skip
 
 
-def json_type_of(describe_value: object) -> str:
+def json_type_of(value: object) -> str:
     """Return the name of a JSON value's type."""
-    return TYPES.get(type(describe_value), type(describe_value).__name__)
+    return TYPES.get(type(value), type(value).__name__)
 
 
 def describe_value(given: object) -> str:

@@ -58,7 +58,7 @@ class SentenceEmbeddings(Engine):
         if self.settings.max_tokens:  # replaces the tokenizer's own limit, which may be that of an older save
             self.tokenizer.model_max_length = self.settings.max_tokens
         placed = placement.make_loading_arguments(self.spec, device)
-        self.model, report = _kind(folder).from_pretrained(
+        self.model, report = _choose_model_class(folder).from_pretrained(
             folder,
             **placed,
             use_safetensors=True,
@@ -70,36 +70,36 @@ class SentenceEmbeddings(Engine):
             self.model.to(self.device)
         placement.configure_tf32(self.spec, self.model)
         self.max_tokens = pipeline_loader.find_max_tokens(self.spec, self.model, self.tokenizer)
-        self.dimensions = _dimensions(self.spec, self.model.config)
+        self.dimensions = _read_dimensions(self.spec, self.model.config)
         self.dense = [each.to(self.device) for each in self.settings.dense]
         checkpoints.refuse_random_answers(
             self.spec,
             self.model,
             checkpoints.find_missing_weights(self.model, report),
-            lambda: list(self._states(parity.TEXTS[1:2], ForwardSharing.PADDED)),
+            lambda: list(self._compute_text_states(parity.TEXTS[1:2], ForwardSharing.PADDED)),
             first_only=True,
         )
-        compiled = backend.install_backend(self.spec, self.model, self._own_states, agreement.TEXTS)
+        compiled = backend.install_backend(self.spec, self.model, self._compute_trial_states, agreement.TEXTS)
         self.backend = compiled.backend
         self.shortcuts = compiled.shortcuts or accelerate.install_shortcuts(
-            self.model, self.tokenizer, "", self._trial()
+            self.model, self.tokenizer, "", self._make_trial()
         )
         self.shortcuts.add_if_equal(
-            "texts at once", lambda: accelerate.make_encode_shortcut(self, self.tokenizer), self._same_tokens
+            "texts at once", lambda: accelerate.make_encode_shortcut(self, self.tokenizer), self._has_same_tokens
         )
         prompt = f'"{self.settings.default_prompt}" stands before each text, as {sentence_folder.MODEL_FILE} says.'
         notes = (prompt if self.settings.default_prompt else "", compiled.note, self.shortcuts.sharing_verdict.note)
         self.padded, self.note = self.shortcuts.is_padded, " ".join(filter(None, notes))
 
-    def _trial(self) -> parity.Trial:
+    def _make_trial(self) -> parity.Trial:
         texts = parity.make_trial_texts(self.tokenizer)
-        return parity.Trial(self._own_states, texts, placement.find_tolerance(self.spec, self.model))
+        return parity.Trial(self._compute_trial_states, texts, placement.find_tolerance(self.spec, self.model))
 
-    def _same_tokens(self) -> bool:
+    def _has_same_tokens(self) -> bool:
         """Return True if texts give the tokens of the tokenizer's own call, also if the texts are cut."""
         texts = ["", *parity.make_trial_texts(self.tokenizer)]
         for limit in (CUT_AT, self.max_tokens):
-            found, expected = self._encoded(texts, limit), self._encoded_plainly(texts, limit)
+            found, expected = self._encode_texts(texts, limit), self._encode_plainly(texts, limit)
             if found.keys() != expected.keys():
                 return False
             if not all(torch.equal(found[name], values) for name, values in expected.items()):
@@ -110,21 +110,21 @@ class SentenceEmbeddings(Engine):
         self.embed(["warm up"])
 
     def predict(self, inputs: list[Any], parameters: dict[str, Any]) -> list[Any]:
-        answers = self.shortcuts.guard_call(lambda: self._answers(inputs, parameters))
+        answers = self.shortcuts.guard_call(lambda: self._answer_inputs(inputs, parameters))
         self.padded = self.shortcuts.is_padded
         return answers
 
     def prepare(self, inputs: list[Any], parameters: dict[str, Any]) -> Any:
-        return self._tokens(inputs, parameters) if all(isinstance(text, str) for text in inputs) else None
+        return self._tokenize_texts(inputs, parameters) if all(isinstance(text, str) for text in inputs) else None
 
     def predict_prepared(self, prepared: Mapping[str, torch.Tensor], parameters: dict[str, Any]) -> list[Any] | None:
         return self._answer_tokens(prepared, parameters)
 
-    def _answers(self, inputs: list[Any], parameters: dict[str, Any]) -> list[Any]:
-        problems = [None if isinstance(text, str) else _not_a_text(text) for text in inputs]
+    def _answer_inputs(self, inputs: list[Any], parameters: dict[str, Any]) -> list[Any]:
+        problems = [None if isinstance(text, str) else _make_text_error(text) for text in inputs]
         texts = [text for text in inputs if isinstance(text, str)]
         try:
-            tokens = self._tokens(texts, parameters) if texts else {}
+            tokens = self._tokenize_texts(texts, parameters) if texts else {}
         except InvalidInput as error:
             return [error] * len(inputs)
         embedded = iter(self._answer_tokens(tokens, parameters) if texts else ())
@@ -152,17 +152,19 @@ class SentenceEmbeddings(Engine):
         if parameters.get("pooling") == "none":
             return self._make_token_answers(tokens, counts, parameters)
         normalize = parameters.get("normalize") is not False
-        left_out = 0 if self.settings.pools_prompt else self._prompt_tokens(self._prompt(parameters))
-        states = self._states_of(tokens, self.shortcuts.sharing_verdict.together)
-        vectors = self._pooled(states, normalize=normalize, left_out=left_out)
+        left_out = 0 if self.settings.pools_prompt else self._count_prompt_tokens(self._find_prompt(parameters))
+        states = self._compute_group_states(tokens, self.shortcuts.sharing_verdict.together)
+        vectors = self._pool_states(states, normalize=normalize, left_out=left_out)
         if (count := parameters.get("dimensions") or vectors.shape[1]) != vectors.shape[1]:
             served = {each for each in self.dimensions if each < vectors.shape[1]}
             if count not in served:
-                return [_not_cut(vectors.shape[1], served)] * len(vectors)
+                return [_make_dimensions_error(vectors.shape[1], served)] * len(vectors)
             vectors = vectors[:, :count]
             vectors = functional.normalize(vectors, dim=1) if normalize else vectors
-        embeddings = _base64(vectors) if parameters.get("encoding_format") == "base64" else list(vectors.tolist())
-        return _with_details(embeddings, counts, parameters)
+        embeddings = (
+            _encode_base64(vectors) if parameters.get("encoding_format") == "base64" else list(vectors.tolist())
+        )
+        return _add_details(embeddings, counts, parameters)
 
     def _make_token_answers(
         self, tokens: Mapping[str, torch.Tensor], counts: Sequence[int], parameters: dict[str, Any]
@@ -170,21 +172,21 @@ class SentenceEmbeddings(Engine):
         if {"dimensions", "normalize"} & parameters.keys():
             wrong = InvalidInput('parameters.pooling: "none" goes with neither dimensions nor normalize.')
             return [wrong] * len(counts)
-        states = self._token_states(tokens, self.shortcuts.sharing_verdict.together)
+        states = self._compute_token_states(tokens, self.shortcuts.sharing_verdict.together)
         is_base64 = parameters.get("encoding_format") == "base64"
-        embeddings = [_base64(own.reshape(1, -1))[0] if is_base64 else own.tolist() for own in states]
-        return _with_details(embeddings, counts, parameters)
+        embeddings = [_encode_base64(own.reshape(1, -1))[0] if is_base64 else own.tolist() for own in states]
+        return _add_details(embeddings, counts, parameters)
 
     def embed(self, texts: list[str]) -> torch.Tensor:
         """Return a tensor with one row for each text, float32, on the CPU. Each row has length one.
 
         Texts are cut at `max_tokens`.
         """
-        left_out = 0 if self.settings.pools_prompt else self._prompt_tokens(self.settings.default_prompt)
-        states = self._states(texts, self.shortcuts.sharing_verdict.together)
-        return self._pooled(states, normalize=True, left_out=left_out)
+        left_out = 0 if self.settings.pools_prompt else self._count_prompt_tokens(self.settings.default_prompt)
+        states = self._compute_text_states(texts, self.shortcuts.sharing_verdict.together)
+        return self._pool_states(states, normalize=True, left_out=left_out)
 
-    def _pooled(
+    def _pool_states(
         self, groups: Iterable[tuple[list[int], torch.Tensor, torch.Tensor]], *, normalize: bool, left_out: int
     ) -> torch.Tensor:
         """Return the vectors of texts, from their token states. The first `left_out` tokens of each are not pooled."""
@@ -201,70 +203,70 @@ class SentenceEmbeddings(Engine):
             order += rows
         return torch.cat(parts)[torch.tensor(order).argsort()]
 
-    def _states(
+    def _compute_text_states(
         self, texts: Sequence[str], together: ForwardSharing
     ) -> Iterator[tuple[list[int], torch.Tensor, torch.Tensor]]:
         """Yield, for texts that run together, their places, their token states, and the mask of what is no padding."""
-        return self._states_of(self._tokens(texts), together)
+        return self._compute_group_states(self._tokenize_texts(texts), together)
 
-    def _prompt(self, parameters: Mapping[str, Any]) -> str:
+    def _find_prompt(self, parameters: Mapping[str, Any]) -> str:
         return self.settings.find_prompt(parameters.get("prompt_name"), parameters.get("input_type"))
 
-    def _tokens(self, texts: Sequence[str], parameters: Mapping[str, Any] = NONE) -> Any:
+    def _tokenize_texts(self, texts: Sequence[str], parameters: Mapping[str, Any] = NONE) -> Any:
         """Return the tokens of texts with their prompt.
 
         If texts must not be cut, one token more than the model reads is read, and `CUT` marks the texts whose end was
         not looked at.
         """
-        prompt, limit, cuts = self._prompt(parameters), self.max_tokens, parameters.get("truncate") is not False
+        prompt, limit, cuts = self._find_prompt(parameters), self.max_tokens, parameters.get("truncate") is not False
         limit = limit if cuts or not limit else limit + 1
         wholes = [self.settings.prepare_text(text, prompt) for text in texts]
         parts = [cut_to_tokens(self.tokenizer, whole, limit) for whole in wholes]
-        tokens = self._encoded(parts, limit)
+        tokens = self._encode_texts(parts, limit)
         if not cuts:
             tokens[CUT] = torch.tensor([len(part) < len(whole) for part, whole in zip(parts, wholes, strict=True)])
         return tokens
 
-    def _encoded(self, texts: list[str], limit: int | None) -> Any:
+    def _encode_texts(self, texts: list[str], limit: int | None) -> Any:
         encode = self.encode  # another thread may turn the shortcut off
-        return encode(texts, limit) if encode else self._encoded_plainly(texts, limit)
+        return encode(texts, limit) if encode else self._encode_plainly(texts, limit)
 
-    def _encoded_plainly(self, texts: list[str], limit: int | None) -> Any:
+    def _encode_plainly(self, texts: list[str], limit: int | None) -> Any:
         return self.tokenizer(texts, padding=True, truncation=True, max_length=limit, return_tensors="pt")
 
-    def _prompt_tokens(self, prompt: str) -> int:
+    def _count_prompt_tokens(self, prompt: str) -> int:
         """Return the number of tokens of a prompt, as `encode` of sentence-transformers counts them since release 5.
 
         The prompt is read alone, and a special token at its end is not counted.
         """
         if not prompt:
             return 0
-        ids = self._encoded_plainly([self.settings.prepare_text("", prompt)], self.max_tokens)["input_ids"][0].tolist()
+        ids = self._encode_plainly([self.settings.prepare_text("", prompt)], self.max_tokens)["input_ids"][0].tolist()
         return len(ids) - int(ids[-1] in self.tokenizer.all_special_ids)
 
-    def _states_of(
+    def _compute_group_states(
         self, tokens: Mapping[str, torch.Tensor], together: ForwardSharing
     ) -> Iterator[tuple[list[int], torch.Tensor, torch.Tensor]]:
         lengths = tokens["attention_mask"].sum(1).tolist()
         if 0 in lengths:
             raise InvalidInput("The text is empty for this model's tokenizer: send at least one word.")
-        for rows in _groups(lengths, together):
+        for rows in _group_texts(lengths, together):
             longest = max(lengths[row] for row in rows)
             part = {name: values[rows, :longest].to(self.device) for name, values in tokens.items()}
             with torch.inference_mode():
                 states = self.model(**part).last_hidden_state
             yield rows, states, part["attention_mask"]
 
-    def _token_states(self, tokens: Mapping[str, torch.Tensor], together: ForwardSharing) -> list[torch.Tensor]:
+    def _compute_token_states(self, tokens: Mapping[str, torch.Tensor], together: ForwardSharing) -> list[torch.Tensor]:
         """Return the states of each text's tokens: [tokens, numbers], float32, on the CPU."""
         found: dict[int, torch.Tensor] = {}
-        for rows, states, mask in self._states_of(tokens, together):
+        for rows, states, mask in self._compute_group_states(tokens, together):
             own = [values[kept.bool()].float().cpu() for values, kept in zip(states, mask, strict=True)]
             found |= dict(zip(rows, own, strict=True))
         return [found[row] for row in sorted(found)]
 
-    def _own_states(self, texts: Sequence[str], together: ForwardSharing) -> list[parity.Answer]:
-        return [[states] for states in self._token_states(self._tokens(texts), together)]
+    def _compute_trial_states(self, texts: Sequence[str], together: ForwardSharing) -> list[parity.Answer]:
+        return [[states] for states in self._compute_token_states(self._tokenize_texts(texts), together)]
 
 
 class SentenceSimilarity(SentenceEmbeddings):
@@ -275,8 +277,8 @@ class SentenceSimilarity(SentenceEmbeddings):
     def sample(self, text: str) -> Any:
         return {"source_sentence": text, "sentences": [text]}
 
-    def _answers(self, inputs: list[Any], parameters: dict[str, Any]) -> list[Any]:
-        problems = [_sentence_problem(value) for value in inputs]
+    def _answer_inputs(self, inputs: list[Any], parameters: dict[str, Any]) -> list[Any]:
+        problems = [_find_sentence_problem(value) for value in inputs]
         texts = [
             [value["source_sentence"], *value["sentences"]]
             for value, bad in zip(inputs, problems, strict=True)
@@ -301,13 +303,13 @@ class SentenceSimilarity(SentenceEmbeddings):
         return torch.cat(parts)[torch.tensor(order).argsort()]
 
 
-def _kind(folder: Path) -> Any:
+def _choose_model_class(folder: Path) -> Any:
     """Return the class that loads the model; for `ENCODERS` it loads no decoder."""
     kind = weights.read_json(folder / "config.json").get("model_type")
     return AutoModelForTextEncoding if kind in ENCODERS else AutoModel
 
 
-def _groups(lengths: Sequence[int], together: ForwardSharing) -> list[list[int]]:
+def _group_texts(lengths: Sequence[int], together: ForwardSharing) -> list[list[int]]:
     """Return the places of the texts, in groups that run together."""
     if together is ForwardSharing.PADDED:
         return [list(range(len(lengths)))]
@@ -317,7 +319,7 @@ def _groups(lengths: Sequence[int], together: ForwardSharing) -> list[list[int]]
     return list(groups.values())
 
 
-def _dimensions(spec: ModelSpec, config: PreTrainedConfig) -> frozenset[int]:
+def _read_dimensions(spec: ModelSpec, config: PreTrainedConfig) -> frozenset[int]:
     """Return the sizes to which vectors may be cut.
 
     They are those of `matryoshka_dimensions` in the model's table, or else in its config.json, where vLLM reads them.
@@ -332,7 +334,7 @@ def _dimensions(spec: ModelSpec, config: PreTrainedConfig) -> frozenset[int]:
     return frozenset()
 
 
-def _not_cut(size: int, dimensions: set[int]) -> InferenceError:
+def _make_dimensions_error(size: int, dimensions: set[int]) -> InferenceError:
     if dimensions:
         right = f"send {', '.join(map(str, sorted(dimensions)))}, or leave it out"
     else:
@@ -341,13 +343,13 @@ def _not_cut(size: int, dimensions: set[int]) -> InferenceError:
     return InvalidInput(message, field="parameters.dimensions")
 
 
-def _with_details(embeddings: list[Any], counts: Sequence[int], parameters: dict[str, Any]) -> list[Any]:
+def _add_details(embeddings: list[Any], counts: Sequence[int], parameters: dict[str, Any]) -> list[Any]:
     if not parameters.get("details"):
         return embeddings
     return [{"embedding": vector, "tokens": count} for vector, count in zip(embeddings, counts, strict=True)]
 
 
-def _base64(vectors: torch.Tensor) -> list[Any]:
+def _encode_base64(vectors: torch.Tensor) -> list[Any]:
     """Return the numbers of each vector as float32, lowest byte first, in base64.
 
     A vector that is not finite stays a list of numbers, and fails as an answer.
@@ -359,11 +361,11 @@ def _base64(vectors: torch.Tensor) -> list[Any]:
     ]
 
 
-def _not_a_text(value: object) -> InferenceError:
+def _make_text_error(value: object) -> InferenceError:
     return InvalidInput(f"An input must be a text, not {type(value).__name__}.")
 
 
-def _sentence_problem(value: object) -> InferenceError | None:
+def _find_sentence_problem(value: object) -> InferenceError | None:
     if not isinstance(value, dict) or not isinstance(value.get("source_sentence"), str):
         return InvalidInput('An input must be {"source_sentence": "a text", "sentences": ["another", …]}.')
     sentences = value.get("sentences")

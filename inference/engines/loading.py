@@ -50,7 +50,7 @@ def make_engine(spec: ModelSpec) -> Engine:
 
     Raises `ModelUnavailable` if the module or its engine is missing or wrong.
     """
-    target = _resolve(spec)
+    target = _import_engine(spec)
     if isinstance(target, type) and issubclass(target, Engine):
         return target(spec)
     if callable(target) and not isinstance(target, type):
@@ -73,7 +73,7 @@ def load_engine(spec: ModelSpec, device: str) -> Engine:
         if device == CPU:
             memory.keep_freed_memory()
         else:
-            _warm_up_at_its_largest(engine)
+            _warm_up_largest_batch(engine)
         if spec.backend != engine.backend and not engine.note:
             engine.note = f'backend = "{spec.backend}" is nothing to {spec.engine}, which computes in its own way.'
     except (ModelUnavailable, SystemExit, KeyboardInterrupt):
@@ -83,7 +83,7 @@ def load_engine(spec: ModelSpec, device: str) -> Engine:
     return engine
 
 
-def _warm_up_at_its_largest(engine: Engine) -> None:
+def _warm_up_largest_batch(engine: Engine) -> None:
     """Run the largest batch of a built-in model that reads texts.
 
     Then the device's libraries are ready for such a batch, or the log reports at once that it does not fit into memory.
@@ -121,12 +121,12 @@ def format_own_trace(failure: ModelUnavailable) -> str:
     return ""
 
 
-def _resolve(spec: ModelSpec) -> Any:
+def _import_engine(spec: ModelSpec) -> Any:
     module_name, _, attribute = spec.engine.partition(":")
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
-        raise ModelUnavailable(_missing_module(spec, module_name, error.name or "")) from error
+        raise ModelUnavailable(_describe_missing_module(spec, module_name, error.name or "")) from error
     except Exception as error:
         raise ModelUnavailable(f"importing {module_name} raised {describe_exception(error)}") from error
     try:
@@ -137,7 +137,7 @@ def _resolve(spec: ModelSpec) -> Any:
         raise ModelUnavailable(f"module {module_name} has no {attribute!r}{hint}") from error
 
 
-def _missing_module(spec: ModelSpec, module_name: str, missing: str) -> str:
+def _describe_missing_module(spec: ModelSpec, module_name: str, missing: str) -> str:
     if module_name == missing or module_name.startswith(f"{missing}."):
         return (
             f"engine {spec.engine!r} names a module that is not there: no {missing!r}."

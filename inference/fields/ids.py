@@ -18,19 +18,19 @@ if TYPE_CHECKING:
     from django.db.models.sql.compiler import SQLCompiler
 
 
-def new_job_id() -> UUID:
+def make_row_id() -> UUID:
     """Return a UUIDv7 whose time is that of the database's clock.
 
     This holds after the host's clock was set back, too, when `uuid7` alone returns ids whose time is ahead.
     """
     made = uuid_utils.compat.uuid7()
-    off_ms, now_ms = int(clock.offset_s() * 1000), int(clock.time_s() * 1000)
+    off_ms, now_ms = int(clock.get_offset_s() * 1000), int(clock.time_s() * 1000)
     if (made.int >> 80) + off_ms - now_ms > clock.AGREED_S * 1000:  # ahead; it is behind only if this thread paused
         off_ms = now_ms - (made.int >> 80)
     return UUID(int=made.int + (off_ms << 80)) if off_ms else made
 
 
-def first_id_at(moment: datetime.datetime) -> UUID:
+def make_first_id(moment: datetime.datetime) -> UUID:
     """Return the smallest id that can be made at `moment`. Every index ends with the id."""
     return UUID(int=(int(moment.timestamp() * 1000) << 80) | (7 << 76) | (2 << 62))
 

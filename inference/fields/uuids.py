@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from uuid import UUID
 
 
-def uuid_of_hex(digits: str | bytes) -> UUID:
+def make_uuid_from_hex(digits: str | bytes) -> UUID:
     """Return the UUID of 32 hexadecimal digits. Raises `ValueError` for anything else."""
     number = int(digits, 16)
     if len(digits) != 32 or number < 0:

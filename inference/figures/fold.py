@@ -13,7 +13,7 @@ from django.db.models.functions import Now
 
 from inference import row_locks
 from inference.figures import tallies
-from inference.figures.ledger import TICK_S, moment_at, tick_of
+from inference.figures.ledger import TICK_S, floor_to_tick, make_datetime
 from inference.figures.tallies import Tally
 from inference.models import Figure, Grain, Mark
 
@@ -35,12 +35,12 @@ STEPS = (
     Step(Grain.TEN_MINUTES, Grain.THREE_HOURS, datetime.timedelta(days=2)),
 )
 Key = tuple[Grain, datetime.datetime, str]  # grain, start and model of a row that others are added to
-SINCE_EVER = moment_at(0)
+SINCE_EVER = make_datetime(0)
 
 
 def fold_rows() -> None:
     for step in STEPS:
-        while _some(step) == MOST:
+        while _fold_some_rows(step) == MOST:
             pass
 
 
@@ -51,7 +51,7 @@ def remove_old_figures() -> None:
     row_locks.delete_rows(Mark.objects.filter(at__lt=old))
 
 
-def _some(step: Step) -> int:
+def _fold_some_rows(step: Step) -> int:
     """Fold some rows of a step, and return how many these were.
 
     It returns 0 and folds none if another process folded their target first: the next round finds the rows again.
@@ -62,22 +62,22 @@ def _some(step: Step) -> int:
         if found:
             sums: dict[Key, Tally] = {}
             for figure in found:
-                for key in _targets(step, figure):
+                for key in _list_target_keys(step, figure):
                     tallies.add_tally(sums.setdefault(key, {}), figure.tally)
-            if not _add(sums):
+            if not _add_sums(sums):
                 transaction.set_rollback(True)
                 return 0
             Figure.objects.filter(pk__in=[figure.pk for figure in found]).delete()
     return len(found)
 
 
-def _targets(step: Step, figure: Figure) -> list[Key]:
+def _list_target_keys(step: Step, figure: Figure) -> list[Key]:
     length_s = LENGTH_S[step.target]
-    targets = [(step.target, moment_at(tick_of(figure.start.timestamp(), length_s)), figure.model)]
+    targets = [(step.target, make_datetime(floor_to_tick(figure.start.timestamp(), length_s)), figure.model)]
     return [*targets, (Grain.EVER, SINCE_EVER, figure.model)] if step.source == Grain.WRITTEN else targets
 
 
-def _add(sums: dict[Key, Tally]) -> bool:
+def _add_sums(sums: dict[Key, Tally]) -> bool:
     """Add the sums to the rows of their keys, which are made where they are missing.
 
     Each process adds to the row that is there, whichever process made it. The result is False if such a row was there

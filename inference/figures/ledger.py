@@ -50,27 +50,29 @@ _own = _Own()
 _later = _Later()
 
 
-def tick_of(seconds: float, length_s: int = TICK_S) -> int:
+def floor_to_tick(seconds: float, length_s: int = TICK_S) -> int:
     return int(seconds // length_s) * length_s
 
 
-def moment_at(seconds: float) -> datetime.datetime:
+def make_datetime(seconds: float) -> datetime.datetime:
     return datetime.datetime.fromtimestamp(seconds, datetime.UTC)
 
 
 def write_tally(model: str, tally: Tally) -> None:
     """Write a tally as a row of its own."""
     if tally:
-        Figure.objects.create(grain=Grain.WRITTEN, start=moment_at(tick_of(clock.time_s())), model=model, tally=tally)
+        Figure.objects.create(
+            grain=Grain.WRITTEN, start=make_datetime(floor_to_tick(clock.time_s())), model=model, tally=tally
+        )
 
 
 def add_to_own_row(model: str, tally: Tally) -> None:
     """Add a tally to this thread's row of the model, which is given up if this transaction fails."""
-    before, start_s = _own.rows.pop(model, None), tick_of(clock.time_s())
+    before, start_s = _own.rows.pop(model, None), floor_to_tick(clock.time_s())
     if before and before.start_s == start_s and _rewrite(before, tally):
         row = before
     else:
-        made = Figure.objects.create(grain=Grain.WRITTEN, start=moment_at(start_s), model=model, tally=tally)
+        made = Figure.objects.create(grain=Grain.WRITTEN, start=make_datetime(start_s), model=model, tally=tally)
         row = _Row(made.pk, start_s, tally)
     transaction.on_commit(lambda: _own.rows.update({model: row}))
 

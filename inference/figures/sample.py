@@ -7,7 +7,7 @@ from collections import Counter
 from django.db.models import Count, Min
 
 from inference import clock
-from inference.figures.ledger import moment_at, tick_of
+from inference.figures.ledger import floor_to_tick, make_datetime
 from inference.figures.tallies import Tally
 from inference.models import ENDED, Figure, Grain, Job, Status, Worker
 
@@ -15,7 +15,7 @@ SERVICE = ""  # the model name of figures of the whole service
 
 
 def record_sample() -> None:
-    tick = {"grain": Grain.TICK, "start": moment_at(tick_of(clock.time_s())), "model": SERVICE}
+    tick = {"grain": Grain.TICK, "start": make_datetime(floor_to_tick(clock.time_s())), "model": SERVICE}
     if not Figure.objects.filter(**tick).exists():
         Figure.objects.get_or_create(**tick, defaults={"tally": take_sample()})
 
@@ -26,7 +26,7 @@ def take_sample() -> Tally:
     `now` is summed over samples and divided by their number. Of `most` the largest value is kept.
     """
     queued, ages = count_queued_jobs()
-    now = {"samples": 1, "queued": queued, "running": count_running_jobs(), "oldest_s": ages, **_of_workers()}
+    now = {"samples": 1, "queued": queued, "running": count_running_jobs(), "oldest_s": ages, **_sample_workers()}
     return {"now": now, "most": {"queued": queued, "oldest_s": ages}}
 
 
@@ -51,7 +51,7 @@ def count_running_jobs() -> dict[str, int]:
     return dict(jobs.annotate(Count("pk")))
 
 
-def _of_workers() -> Tally:
+def _sample_workers() -> Tally:
     """Return the bytes on devices by model, and the number of replicas that are ready and busy."""
     memory: Counter[str] = Counter()
     replicas = {"ready": 0, "busy": 0}

@@ -12,7 +12,7 @@ from django.db import DEFAULT_DB_ALIAS
 
 from inference import clock
 from inference.figures import tallies
-from inference.figures.ledger import TICK_S, moment_at, tick_of
+from inference.figures.ledger import TICK_S, floor_to_tick, make_datetime
 from inference.figures.sample import SERVICE
 from inference.figures.tallies import Tally
 from inference.models import Figure, Grain, Mark, Status
@@ -42,36 +42,40 @@ def read_series(name: str, model: str = "") -> dict[str, Any]:
     what writers have not written yet: a tick at most.
     """
     span = RANGES[name]
-    end_s = tick_of(clock.time_s(), span.step_s) + span.step_s
+    end_s = floor_to_tick(clock.time_s(), span.step_s) + span.step_s
     starts = range(end_s - span.length_s, end_s, span.step_s)
     points: dict[int, Tally] = {start: {} for start in starts}
     service: dict[int, Tally] = {start: {} for start in starts}
-    for start, of, tally in _rows(moment_at(starts[0])):
-        point = tick_of(start.timestamp(), span.step_s)
+    for start, of, tally in _read_rows(make_datetime(starts[0])):
+        point = floor_to_tick(start.timestamp(), span.step_s)
         if point in points and of == SERVICE:
             tallies.add_tally(service[point], tally)
         elif point in points and model in ("", of):
             tallies.add_tally(points[point], tally)
-    lasted = {start: _lasted_s(start, span.step_s) for start in starts}
+    lasted = {start: _compute_lasted_s(start, span.step_s) for start in starts}
     found = [_compute_point(points[start], service[start], model, lasted[start]) for start in starts]
-    ended = _by_end(points.values())
+    ended = _sum_outcomes(points.values())
+    errors = {
+        code: [_compute_error_rate(points[at_s], code, lasted[at_s]) for at_s in starts]
+        for code in _list_frequent_codes(ended)
+    }
     return {
         "range": name, "model": model, "step_s": span.step_s, "times": list(starts),
         "series": {key: [point[key] for point in found] for key in found[0]},
-        "errors": {code: [_a_minute(points[at_s], code, lasted[at_s]) for at_s in starts] for code in _frequent(ended)},
+        "errors": errors,
         "ended": ended,
-        "marks": _marks(moment_at(starts[0])),
+        "marks": _read_marks(make_datetime(starts[0])),
     }  # fmt: skip
 
 
-def _rows(since: datetime.datetime) -> Iterable[tuple[datetime.datetime, str, Tally]]:
+def _read_rows(since: datetime.datetime) -> Iterable[tuple[datetime.datetime, str, Tally]]:
     """Return the rows since then, without those of the future, which were written before the clock was set back."""
     grains = (Grain.WRITTEN, Grain.TICK, Grain.TEN_MINUTES, Grain.THREE_HOURS)
-    rows = Figure.objects.filter(grain__in=grains, start__range=(since, moment_at(clock.time_s() + TICK_S)))
+    rows = Figure.objects.filter(grain__in=grains, start__range=(since, make_datetime(clock.time_s() + TICK_S)))
     return rows.values_list("start", "model", "tally").iterator()
 
 
-def _lasted_s(start: int, step_s: int) -> float:
+def _compute_lasted_s(start: int, step_s: int) -> float:
     """Return the seconds that a point has lasted, as the current one is not as long as the others yet."""
     return min(float(step_s), max(1.0, clock.time_s() - start))
 
@@ -86,45 +90,45 @@ def _compute_point(tally: Tally, service: Tally, model: str, lasted_s: float) ->
         "succeeded": ended.get(Status.SUCCEEDED, 0) / lasted_s,
         "failed": failed / lasted_s,
         "others": (sum(ended.values()) - failed - ended.get(Status.SUCCEEDED, 0)) / lasted_s,
-        "wait_p50": tallies.quantile(tally.get("wait"), 0.5),
-        "wait_p95": tallies.quantile(tally.get("wait"), 0.95),
-        "run_p50": tallies.quantile(tally.get("run"), 0.5),
-        "run_p95": tallies.quantile(tally.get("run"), 0.95),
-        "first_p50": tallies.quantile(tally.get("first"), 0.5),
-        "first_p95": tallies.quantile(tally.get("first"), 0.95),
-        "batch": tallies.mean(tally.get("batch")),
+        "wait_p50": tallies.compute_quantile(tally.get("wait"), 0.5),
+        "wait_p95": tallies.compute_quantile(tally.get("wait"), 0.95),
+        "run_p50": tallies.compute_quantile(tally.get("run"), 0.5),
+        "run_p95": tallies.compute_quantile(tally.get("run"), 0.95),
+        "first_p50": tallies.compute_quantile(tally.get("first"), 0.5),
+        "first_p95": tallies.compute_quantile(tally.get("first"), 0.95),
+        "batch": tallies.compute_mean(tally.get("batch")),
         "padding": 1 - tally["real"] / padded if padded else None,
         "tokens": tally.get("tokens", 0) / lasted_s,
-        "queued": _of(now.get("queued", {}), model, sum) / samples if samples else None,
-        "running": _of(now.get("running", {}), model, sum) / samples if samples else None,
-        "oldest_s": _of(most.get("oldest_s", {}), model, max) if samples else None,
-        "memory": _of(now.get("memory", {}), model, sum) / samples if samples else None,
+        "queued": _aggregate_values(now.get("queued", {}), model, sum) / samples if samples else None,
+        "running": _aggregate_values(now.get("running", {}), model, sum) / samples if samples else None,
+        "oldest_s": _aggregate_values(most.get("oldest_s", {}), model, max) if samples else None,
+        "memory": _aggregate_values(now.get("memory", {}), model, sum) / samples if samples else None,
         "busy": now["replicas"]["busy"] / samples if samples else None,
         "ready": now["replicas"]["ready"] / samples if samples else None,
     }
 
 
-def _of(values: Mapping[str, float], model: str, together: Callable[[list[float]], float]) -> float:
+def _aggregate_values(values: Mapping[str, float], model: str, together: Callable[[list[float]], float]) -> float:
     found = [value for name, value in values.items() if model in ("", name)]
     return float(together(found)) if found else 0.0
 
 
-def _by_end(points: Iterable[Tally]) -> dict[str, int]:
+def _sum_outcomes(points: Iterable[Tally]) -> dict[str, int]:
     """Return the number of jobs by outcome in the whole range."""
     return dict(tallies.sum_tallies({"ended": point.get("ended", {})} for point in points)["ended"])
 
 
-def _frequent(ended: Mapping[str, int]) -> list[str]:
+def _list_frequent_codes(ended: Mapping[str, int]) -> list[str]:
     """Return the error codes of most failures."""
     failed = Counter({end: count for end, count in ended.items() if end.startswith(FAILED)})
     return [end.removeprefix(FAILED) for end, _ in failed.most_common(CODES)]
 
 
-def _a_minute(tally: Tally, code: str, lasted_s: float) -> float:
+def _compute_error_rate(tally: Tally, code: str, lasted_s: float) -> float:
     return float(60 * tally.get("ended", {}).get(FAILED + code, 0) / lasted_s)
 
 
-def _marks(since: datetime.datetime) -> list[dict[str, Any]]:
+def _read_marks(since: datetime.datetime) -> list[dict[str, Any]]:
     found = Mark.objects.filter(at__gte=since).order_by("-at")[:MARKS]
     return [{"at": mark.at.timestamp(), "kind": mark.kind, "text": mark.text} for mark in reversed(found)]
 
@@ -132,7 +136,7 @@ def _marks(since: datetime.datetime) -> list[dict[str, Any]]:
 def count_outcomes_since(moment: datetime.datetime) -> dict[str, Counter[str]]:
     """Return the outcomes since a moment by model, as `sum_figures_since` does, with a tenth of its work for a day."""
     found: dict[str, Counter[str]] = {}
-    for _, model, tally in _rows(moment):
+    for _, model, tally in _read_rows(moment):
         found.setdefault(model, Counter()).update(tally.get("ended", {}))
     return found
 
@@ -160,7 +164,7 @@ def list_failures(ended: Mapping[str, Counter[str]]) -> list[tuple[str, str, int
 def list_outcomes_since(moment: datetime.datetime) -> dict[str, list[tuple[datetime.datetime, Counter[str]]]]:
     """Return by model the start of each row since a moment and the outcomes that it counts, the newest first."""
     found: dict[str, list[tuple[datetime.datetime, Counter[str]]]] = {}
-    for start, model, tally in _rows(moment):
+    for start, model, tally in _read_rows(moment):
         if ended := tally.get("ended"):
             found.setdefault(model, []).append((start, Counter(ended)))
     for ends in found.values():
@@ -171,7 +175,7 @@ def list_outcomes_since(moment: datetime.datetime) -> dict[str, list[tuple[datet
 def sum_figures_since(moment: datetime.datetime) -> dict[str, Tally]:
     """Return by model the sum of all rows since a moment, which is as exact as these rows are short."""
     found: dict[str, Tally] = {}
-    for _, model, tally in _rows(moment):
+    for _, model, tally in _read_rows(moment):
         tallies.add_tally(found.setdefault(model, {}), tally)
     return found
 

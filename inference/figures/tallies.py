@@ -52,22 +52,22 @@ def sum_tallies(tallies: Iterable[Mapping[str, Any]]) -> Tally:
 def add_value(tally: Tally, name: str, value: float, *, unit: float = 1.0, count: int = 1) -> None:
     """Add a value, or `count` times the same value, to a distribution.
 
-    Its bucket ends at `end_of(bucket) * unit`.
+    Its bucket ends at `compute_bucket_end(bucket) * unit`.
     """
     found = tally.setdefault(name, {"sum": 0.0, "in": {}})
-    key = str(bucket_of(value / unit))
+    key = str(find_bucket(value / unit))
     found["sum"] += value * count
     found["in"][key] = found["in"].get(key, 0) + count
 
 
-def bucket_of(value: float) -> int:
+def find_bucket(value: float) -> int:
     """Return the first bucket whose end is not below the value."""
     if value <= 1:
         return _SMALLEST
     return min(_LARGEST, math.ceil(STEPS * math.log2(value) - 1e-9))
 
 
-def bucket_end(bucket: int) -> float:
+def compute_bucket_end(bucket: int) -> float:
     return float(2 ** (bucket / STEPS))
 
 
@@ -75,12 +75,12 @@ def count_values(distribution: Mapping[str, Any] | None) -> int:
     return sum(distribution["in"].values()) if distribution else 0
 
 
-def mean(distribution: Mapping[str, Any] | None) -> float | None:
+def compute_mean(distribution: Mapping[str, Any] | None) -> float | None:
     count = count_values(distribution)
     return distribution["sum"] / count if distribution and count else None
 
 
-def quantile(distribution: Mapping[str, Any] | None, share: float) -> float | None:
+def compute_quantile(distribution: Mapping[str, Any] | None, share: float) -> float | None:
     """Return a quantile in seconds, exact within a bucket's width of 19 %, or None if there are no values."""
     if not (count := count_values(distribution)) or distribution is None:
         return None
@@ -89,4 +89,4 @@ def quantile(distribution: Mapping[str, Any] | None, share: float) -> float | No
         seen += distribution["in"][str(bucket)]
         if seen >= rank:
             break
-    return bucket_end(bucket) * UNIT_S
+    return compute_bucket_end(bucket) * UNIT_S

@@ -19,7 +19,7 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name='Worker',
             fields=[
-                ('id', models.UUIDField(default=inference.fields.ids.new_job_id, editable=False, primary_key=True, serialize=False)),
+                ('id', models.UUIDField(default=inference.fields.ids.make_row_id, editable=False, primary_key=True, serialize=False)),
                 ('name', models.CharField(help_text="Celery's node name.", max_length=255)),
                 ('pid', models.PositiveIntegerField()),
                 ('state', models.CharField(choices=[('starting', 'Starting'), ('ready', 'Ready'), ('degraded', 'Degraded'), ('stopped', 'Stopped'), ('gone', 'Gone')], default='starting', max_length=10)),
@@ -46,7 +46,7 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name='Job',
             fields=[
-                ('id', models.UUIDField(default=inference.fields.ids.new_job_id, editable=False, primary_key=True, serialize=False)),
+                ('id', models.UUIDField(default=inference.fields.ids.make_row_id, editable=False, primary_key=True, serialize=False)),
                 ('model', models.CharField(max_length=100)),
                 ('inputs', models.JSONField(help_text='One input, or a list of several, as the client sent it.')),
                 ('parameters', models.JSONField(default=dict)),

@@ -18,7 +18,7 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name='Webhook',
             fields=[
-                ('id', models.UUIDField(default=inference.fields.ids.new_job_id, editable=False, primary_key=True, serialize=False)),
+                ('id', models.UUIDField(default=inference.fields.ids.make_row_id, editable=False, primary_key=True, serialize=False)),
                 ('url', models.URLField(max_length=500)),
                 ('state', models.CharField(choices=[('pending', 'Pending'), ('delivered', 'Delivered'), ('given up', 'Given Up')], default='pending', max_length=10)),
                 ('attempts', models.PositiveIntegerField(default=0)),
@@ -39,7 +39,7 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name='Bulk',
             fields=[
-                ('id', models.UUIDField(default=inference.fields.ids.new_job_id, editable=False, primary_key=True, serialize=False)),
+                ('id', models.UUIDField(default=inference.fields.ids.make_row_id, editable=False, primary_key=True, serialize=False)),
                 ('model', models.CharField(max_length=100)),
                 ('total', models.PositiveIntegerField(help_text='Inputs posted, accepted or refused.')),
                 ('rejected', models.JSONField(default=list)),

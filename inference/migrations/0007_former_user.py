@@ -16,11 +16,11 @@ class Migration(migrations.Migration):
         migrations.AlterField(
             model_name='bulk',
             name='owner',
-            field=models.ForeignKey(default=None, null=True, on_delete=models.SET(inference.models.former_user), to=settings.AUTH_USER_MODEL),
+            field=models.ForeignKey(default=None, null=True, on_delete=models.SET(inference.models.ensure_former_user), to=settings.AUTH_USER_MODEL),
         ),
         migrations.AlterField(
             model_name='job',
             name='owner',
-            field=models.ForeignKey(db_index=False, default=None, null=True, on_delete=models.SET(inference.models.former_user), to=settings.AUTH_USER_MODEL),
+            field=models.ForeignKey(db_index=False, default=None, null=True, on_delete=models.SET(inference.models.ensure_former_user), to=settings.AUTH_USER_MODEL),
         ),
     ]

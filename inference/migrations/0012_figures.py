@@ -15,7 +15,7 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name='Figure',
             fields=[
-                ('id', models.UUIDField(default=inference.fields.ids.new_job_id, editable=False, primary_key=True, serialize=False)),
+                ('id', models.UUIDField(default=inference.fields.ids.make_row_id, editable=False, primary_key=True, serialize=False)),
                 ('grain', models.PositiveSmallIntegerField(choices=[(0, 'Written'), (1, 'Tick'), (2, 'Ten Minutes'), (3, 'Three Hours'), (4, 'Ever')])),
                 ('start', models.DateTimeField()),
                 ('model', models.CharField(max_length=100)),
@@ -29,7 +29,7 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name='Mark',
             fields=[
-                ('id', models.UUIDField(default=inference.fields.ids.new_job_id, editable=False, primary_key=True, serialize=False)),
+                ('id', models.UUIDField(default=inference.fields.ids.make_row_id, editable=False, primary_key=True, serialize=False)),
                 ('at', models.DateTimeField(default=django.utils.timezone.now)),
                 ('kind', models.CharField(help_text='deployed, started, stopped or gone', max_length=10)),
                 ('text', models.CharField(max_length=300)),

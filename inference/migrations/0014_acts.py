@@ -18,7 +18,7 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name='Act',
             fields=[
-                ('id', models.UUIDField(default=inference.fields.ids.new_job_id, editable=False, primary_key=True, serialize=False)),
+                ('id', models.UUIDField(default=inference.fields.ids.make_row_id, editable=False, primary_key=True, serialize=False)),
                 ('kind', models.CharField(choices=[('cancel', 'Cancel'), ('retry', 'Retry'), ('retry alone', 'Retry Alone')], max_length=12)),
                 ('state', models.CharField(choices=[('waiting', 'Waiting'), ('running', 'Running'), ('done', 'Done'), ('stopped', 'Stopped')], default='waiting', max_length=10)),
                 ('selection', models.JSONField(default=dict, help_text='Values by lookup, as `inference.upkeep.acts` takes them.')),

@@ -13,22 +13,22 @@ class Migration(migrations.Migration):
             migrations.AlterField(
                 model_name='act',
                 name='created_at',
-                field=models.DateTimeField(default=inference.clock.moment),
+                field=models.DateTimeField(default=inference.clock.estimate_now),
             ),
             migrations.AlterField(
                 model_name='bulk',
                 name='created_at',
-                field=models.DateTimeField(default=inference.clock.moment),
+                field=models.DateTimeField(default=inference.clock.estimate_now),
             ),
             migrations.AlterField(
                 model_name='job',
                 name='created_at',
-                field=models.DateTimeField(default=inference.clock.moment),
+                field=models.DateTimeField(default=inference.clock.estimate_now),
             ),
             migrations.AlterField(
                 model_name='mark',
                 name='at',
-                field=models.DateTimeField(default=inference.clock.moment),
+                field=models.DateTimeField(default=inference.clock.estimate_now),
             ),
             migrations.AlterField(
                 model_name='mark',
@@ -38,22 +38,22 @@ class Migration(migrations.Migration):
             migrations.AlterField(
                 model_name='pausedmodel',
                 name='paused_at',
-                field=models.DateTimeField(default=inference.clock.moment),
+                field=models.DateTimeField(default=inference.clock.estimate_now),
             ),
             migrations.AlterField(
                 model_name='webhook',
                 name='due_at',
-                field=models.DateTimeField(default=inference.clock.moment, help_text='Not before, nor before the job is finished.'),
+                field=models.DateTimeField(default=inference.clock.estimate_now, help_text='Not before, nor before the job is finished.'),
             ),
             migrations.AlterField(
                 model_name='worker',
                 name='heartbeat_at',
-                field=models.DateTimeField(default=inference.clock.moment),
+                field=models.DateTimeField(default=inference.clock.estimate_now),
             ),
             migrations.AlterField(
                 model_name='worker',
                 name='started_at',
-                field=models.DateTimeField(default=inference.clock.moment),
+                field=models.DateTimeField(default=inference.clock.estimate_now),
             ),
         ]),
     ]

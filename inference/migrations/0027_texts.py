@@ -152,7 +152,7 @@ class Migration(migrations.Migration):
         migrations.AlterField(
             model_name='webhook',
             name='due_at',
-            field=models.DateTimeField(default=inference.clock.moment, help_text='The earliest time of the next try, which also waits for the end of the job.'),
+            field=models.DateTimeField(default=inference.clock.estimate_now, help_text='The earliest time of the next try, which also waits for the end of the job.'),
         ),
         migrations.AlterField(
             model_name='webhook',

@@ -35,7 +35,7 @@ class Model:
     def turn_at(self) -> tuple[float, str]:
         return (self.waits_since_s or 0.0) + STEP_S * self.priority, self.name
 
-    def unloadable_from_s(self) -> float:
+    def compute_earliest_unload_s(self) -> float:
         """Return the time from which it may be unloaded for models that wait."""
         load_s, loaded_at_s = max(self.load_s, SHORTEST_LOAD_S), self.loaded_at_s or 0.0
         if self.is_kept:
@@ -61,61 +61,63 @@ def choose_change(models: Iterable[Model], *, room: int, now_s: float) -> Change
     The caller asks again and again, but not while a change is being made.
     """
     models = sorted(models, key=lambda model: model.turn_at)
-    inside = sorted((m for m in models if m.loaded_at_s is not None), key=lambda model: _leaves(model, now_s))
+    inside = sorted((m for m in models if m.loaded_at_s is not None), key=lambda model: _make_leaving_key(model, now_s))
     unload = [m for m in inside if m.is_idle(now_s) or (m.memory > room and not m.is_kept)]
     inside = [m for m in inside if m not in unload]
-    over = _to_free([m for m in inside if not m.is_kept], _memory(inside) - room)  # they take more than was estimated
+    over = _select_to_free(
+        [m for m in inside if not m.is_kept], _sum_memory(inside) - room
+    )  # they take more than was estimated
     inside = [m for m in inside if m not in over]
-    load, leaving = _next(_line(models, room, now_s), inside, room - _memory(inside), now_s)
+    load, leaving = _choose_load(_list_loadable_models(models, room, now_s), inside, room - _sum_memory(inside), now_s)
     if load:
-        over = _without(over, room - _memory(inside) + _memory(leaving) - load.memory)
+        over = _drop_needless_unloads(over, room - _sum_memory(inside) + _sum_memory(leaving) - load.memory)
     return Change(unload=tuple(m.name for m in (*unload, *over, *leaving)), load=load.name if load else None)
 
 
-def _line(models: Iterable[Model], room: int, now_s: float) -> list[Model]:
+def _list_loadable_models(models: Iterable[Model], room: int, now_s: float) -> list[Model]:
     """Return the models that wait for their turn and can have it, in the given order."""
     waiting = (m for m in models if m.loaded_at_s is None and m.waits_since_s is not None)
     return [m for m in waiting if m.memory <= room and m.not_before_s <= now_s]
 
 
-def _next(
+def _choose_load(
     line: Sequence[Model], inside: Sequence[Model], free: int, now_s: float
 ) -> tuple[Model | None, Sequence[Model]]:
     """Return the model to load, or None, and the models to unload for it."""
     if not line:
         return None, ()
     first, *others = line
-    leaving = _to_free(inside, first.memory - free)
-    if all(m.unloadable_from_s() <= now_s for m in leaving):
+    leaving = _select_to_free(inside, first.memory - free)
+    if all(m.compute_earliest_unload_s() <= now_s for m in leaving):
         return first, leaving
-    spare = min(free, free + _memory(leaving) - first.memory)
+    spare = min(free, free + _sum_memory(leaving) - first.memory)
     return next((m for m in others if m.memory <= spare), None), ()
 
 
-def _leaves(model: Model, now_s: float) -> tuple[float, bool, float]:
+def _make_leaving_key(model: Model, now_s: float) -> tuple[float, bool, float]:
     """Return the sort key of the order in which models are unloaded.
 
     Models that may leave now come first. Of these, models without work come before those with work: the ones that had
     none for longest first, then the ones that were loaded first.
     """
     since_s = model.loaded_at_s if model.is_working else model.worked_at_s
-    return max(0.0, model.unloadable_from_s() - now_s), model.is_working, since_s or 0.0
+    return max(0.0, model.compute_earliest_unload_s() - now_s), model.is_working, since_s or 0.0
 
 
-def _to_free(models: Iterable[Model], needed: int) -> list[Model]:
+def _select_to_free(models: Iterable[Model], needed: int) -> list[Model]:
     """Return the first of the models that free `needed` bytes together, without those that are not needed for it."""
     found: list[Model] = []
     for model in models:
-        if _memory(found) >= needed:
+        if _sum_memory(found) >= needed:
             break
         found.append(model)
     for model in reversed(found):
-        if _memory(found) - model.memory >= needed:
+        if _sum_memory(found) - model.memory >= needed:
             found.remove(model)
     return found
 
 
-def _without(models: Iterable[Model], free: int) -> list[Model]:
+def _drop_needless_unloads(models: Iterable[Model], free: int) -> list[Model]:
     """Return the models that must still be unloaded where `free` bytes are left: those that fit into them stay."""
     left = list(models)
     for model in reversed(list(left)):
@@ -125,5 +127,5 @@ def _without(models: Iterable[Model], free: int) -> list[Model]:
     return left
 
 
-def _memory(models: Iterable[Model]) -> int:
+def _sum_memory(models: Iterable[Model]) -> int:
     return sum(model.memory for model in models)

@@ -48,7 +48,7 @@ class ResidencyState:
         A model that is here already keeps its state, and only its `idle_unload_s` changes.
         """
         if name in self.models:
-            self._set(name, idle_unload_s=idle_unload_s)
+            self._update_model(name, idle_unload_s=idle_unload_s)
             return
         if memory is None:
             self._guessed.add(name)
@@ -81,23 +81,23 @@ class ResidencyState:
         """
         for name, model in self.models.items():
             if model.loaded_at_s is not None:
-                self._seen_inside(model, name in working, name in kept, now_s)
+                self._update_loaded_model(model, name in working, name in kept, now_s)
             elif found := waiting.get(name):
                 since_s = max(found.since_s, self._left_at_s.get(name, -math.inf))
                 known_s = model.waits_since_s
-                self._set(name, waits_since_s=since_s if known_s is None else known_s, priority=found.priority)
+                self._update_model(name, waits_since_s=since_s if known_s is None else known_s, priority=found.priority)
             else:
-                self._set(name, waits_since_s=None)
+                self._update_model(name, waits_since_s=None)
 
-    def _seen_inside(self, model: Model, is_working: bool, is_kept: bool, now_s: float) -> None:
+    def _update_loaded_model(self, model: Model, is_working: bool, is_kept: bool, now_s: float) -> None:
         worked_at_s = now_s if is_working else model.worked_at_s
-        self._set(model.name, is_working=is_working, is_kept=is_kept, worked_at_s=worked_at_s)
+        self._update_model(model.name, is_working=is_working, is_kept=is_kept, worked_at_s=worked_at_s)
 
     def begin_next_change(self, now_s: float) -> Change | None:
         """Return the change to make now, which counts as begun; None if there is none, or one is being made."""
         if self.change:
             return None
-        change = choose_change(map(self._bounded, self.models.values()), room=self.room, now_s=now_s)
+        change = choose_change(map(self._bound_guess, self.models.values()), room=self.room, now_s=now_s)
         if not change.unload and not change.load:
             return None
         self.change, self._began_s = change, now_s
@@ -111,12 +111,12 @@ class ResidencyState:
         change, self.change = self.change, None
         if change and (name := change.load) in self.models and name:
             load_s = now_s - self._began_s
-            self._set(name, loaded_at_s=now_s, worked_at_s=now_s, load_s=load_s, waits_since_s=None)
+            self._update_model(name, loaded_at_s=now_s, worked_at_s=now_s, load_s=load_s, waits_since_s=None)
             self.failures.pop(name, None)
             self._pauses.pop(name, None)
             if memory:
                 self._guessed.discard(name)
-                self._set(name, memory=memory)
+                self._update_model(name, memory=memory)
 
     def record_failed_load(self, name: str, now_s: float, why: str) -> None:
         """Record that a model could not be loaded, now or when its process had to start again.
@@ -129,38 +129,40 @@ class ResidencyState:
         self.failures[name] = why
         self._left_at_s[name] = now_s
         self.record_unload(name)
-        self._set(name, waits_since_s=None, not_before_s=now_s + pause_s)
+        self._update_model(name, waits_since_s=None, not_before_s=now_s + pause_s)
 
     def record_unload(self, name: str) -> None:
         """Record that a model is no longer in memory."""
-        self._set(name, loaded_at_s=None, is_working=False, is_kept=False)
+        self._update_model(name, loaded_at_s=None, is_working=False, is_kept=False)
 
-    def expected_load_s(self, name: str) -> float:
+    def estimate_load_s(self, name: str) -> float:
         """Return the seconds that loading a model takes, as far as is known."""
         model = self.models.get(name)
         return model.load_s if model else FIRST_LOAD_S
 
     def can_load(self, name: str, now_s: float) -> bool:
-        model = self._bounded(self.models[name])
+        model = self._bound_guess(self.models[name])
         return model.memory <= self.room and model.not_before_s <= now_s
 
     def find_load_obstacles(self) -> dict[str, str]:
         """Return the reasons by model for those that cannot be loaded."""
-        bounded = map(self._bounded, self.models.values())
-        return self.failures | {model.name: self._too_large(model) for model in bounded if model.memory > self.room}
+        bounded = map(self._bound_guess, self.models.values())
+        return self.failures | {
+            model.name: self._describe_too_large(model) for model in bounded if model.memory > self.room
+        }
 
-    def _too_large(self, model: Model) -> str:
+    def _describe_too_large(self, model: Model) -> str:
         return (
             f"it needs {math.ceil(model.memory / MIB)} MiB, and lazy models have {self.room // MIB} MiB in a replica:"
             " set REPLICA_MEMORY_MB higher, or load fewer models eagerly."
         )
 
-    def _bounded(self, model: Model) -> Model:
+    def _bound_guess(self, model: Model) -> Model:
         """Return the model with no more memory than there is room, if its memory is only guessed.
 
         A guess keeps no model from its first load.
         """
         return replace(model, memory=min(model.memory, self.room)) if model.name in self._guessed else model
 
-    def _set(self, name: str, **values: object) -> None:
+    def _update_model(self, name: str, **values: object) -> None:
         self.models[name] = replace(self.models[name], **values)  # type: ignore[arg-type]

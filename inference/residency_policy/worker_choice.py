@@ -19,10 +19,10 @@ def should_load(
     """
     if any(others.values()):
         return waited_s >= max(HELP_S, HELP_LOADS * load_s)
-    before = sum(_place(model, other) < _place(model, worker) for other in others)
+    before = sum(_make_order_key(model, other) < _make_order_key(model, worker) for other in others)
     return seen_s >= before * NEXT_S
 
 
-def _place(model: str, worker: str) -> bytes:
+def _make_order_key(model: str, worker: str) -> bytes:
     """Return the sort key of a worker in an order that is another one for each model."""
     return hashlib.sha256(f"{model} {worker}".encode()).digest()

@@ -14,7 +14,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 
 from inference import clock, process
 from inference.figures import series, tallies
-from inference.figures.ledger import moment_at, tick_of
+from inference.figures.ledger import floor_to_tick, make_datetime
 from inference.figures.sample import SERVICE
 from inference.figures.tallies import Tally
 from inference.models import Figure, Grain
@@ -41,13 +41,13 @@ def collect_counters() -> Iterator[Metric]:
     totals = series.sum_all_figures()
     refused = {model: tally.get("refused", {}) for model, tally in totals.items()}
     answered = totals.pop(SERVICE, {}).get("requests", {})
-    yield _outcomes(totals)
+    yield _make_outcomes_counter(totals)
     for key, name, description, unit, doublings in HISTOGRAMS:
-        yield _histogram(totals, key, name, description, unit, doublings)
+        yield _make_histogram(totals, key, name, description, unit, doublings)
     for path, name, description in SUMS:
         family = CounterMetricFamily(f"inference_{name}", description, labels=["model"])
         for model, tally in totals.items():
-            if value := _at(tally, path):
+            if value := _get_nested_value(tally, path):
                 family.add_metric([model], value)
         yield family
     rejections = CounterMetricFamily(
@@ -66,17 +66,17 @@ def collect_counters() -> Iterator[Metric]:
         requests.add_metric([method, route, status], count)
     yield requests
     waiting = "Requests of all web processes that wait, or waited seconds ago."
-    yield GaugeMetricFamily("inference_requests_waiting", waiting, value=_requests_waiting())
+    yield GaugeMetricFamily("inference_requests_waiting", waiting, value=_count_waiting_requests())
 
 
-def _at(tally: Mapping[str, Any], path: tuple[str, ...]) -> float:
+def _get_nested_value(tally: Mapping[str, Any], path: tuple[str, ...]) -> float:
     found: Any = tally
     for key in path:
         found = found.get(key, {})
     return float(found or 0.0)
 
 
-def _outcomes(totals: Mapping[str, Tally]) -> Metric:
+def _make_outcomes_counter(totals: Mapping[str, Tally]) -> Metric:
     family = CounterMetricFamily("inference_jobs", "Jobs that ended.", labels=["model", "status", "code"])
     for model, tally in totals.items():
         for end, count in tally.get("ended", {}).items():
@@ -85,7 +85,7 @@ def _outcomes(totals: Mapping[str, Tally]) -> Metric:
     return family
 
 
-def _histogram(
+def _make_histogram(
     totals: Mapping[str, Tally], key: str, name: str, description: str, unit: float, doublings: int
 ) -> Metric:
     family = HistogramMetricFamily(f"inference_{name}", description, labels=["model"])
@@ -100,13 +100,13 @@ def _histogram(
     return family
 
 
-def _requests_waiting() -> int:
+def _count_waiting_requests() -> int:
     """Return the number of requests that wait.
 
     It is the number that all web processes wrote at the beginning of a tick. The number of this process, which is
     current, counts instead if it is larger.
     """
-    start: datetime.datetime = moment_at(tick_of(clock.time_s() - WRITE_DELAY_S))
+    start: datetime.datetime = make_datetime(floor_to_tick(clock.time_s() - WRITE_DELAY_S))
     rows = Figure.objects.filter(grain__in=(Grain.WRITTEN, Grain.TICK), start=start, model=SERVICE)
     total: int = sum(tally.get("now", {}).get("requests_waiting", 0) for tally in rows.values_list("tally", flat=True))
     return max(total, len(process.current.listener))

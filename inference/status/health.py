@@ -63,7 +63,7 @@ def find_problems() -> list[str]:
         living = list(workers.select_living())
     except (DatabaseError, InterfaceError):
         return [*found, "The database does not answer."]
-    return [*found, *_models(living)]
+    return [*found, *_find_model_problems(living)]
 
 
 def find_broker_problems() -> Iterator[str]:
@@ -79,7 +79,7 @@ def find_broker_problems() -> Iterator[str]:
         yield "The Redis of the notices does not answer; requests that wait find their answers later."
 
 
-def _models(living: Sequence[Worker]) -> Iterator[str]:
+def _find_model_problems(living: Sequence[Worker]) -> Iterator[str]:
     is_full = settings.ENGINE_ERRORS == "full"
     if not lookup.get_catalog_or_empty():
         yield f"The models file is refused{f': {lookup.find_file_problem()}' if is_full else '.'}"
@@ -90,10 +90,10 @@ def _models(living: Sequence[Worker]) -> Iterator[str]:
 def find_unserved_models(living: Sequence[Worker]) -> dict[str, Reason]:
     """Return the models of the models file that none of these workers serves, and why."""
     served = workers.count_workers_by_model(worker for worker in living if worker.connected)
-    return {name: _why(living, name) for name in lookup.get_catalog_or_empty() if not served[name]}
+    return {name: _find_reason(living, name) for name in lookup.get_catalog_or_empty() if not served[name]}
 
 
-def _why(living: Iterable[Worker], name: str) -> Reason:
+def _find_reason(living: Iterable[Worker], name: str) -> Reason:
     """Return the reason why no worker serves the model; of several, the one that needs the least action."""
     reasons = (reason for worker in living if (reason := explain_worker(worker, name)))
     return min(reasons, key=lambda reason: list(Cause).index(reason.cause), default=Reason(Cause.ABSENT))
@@ -131,5 +131,5 @@ def explain_wait(job: Job) -> str:
 
 def explain_unserved(name: str) -> tuple[str, str]:
     """Return two texts on why no worker serves the model: one for clients, and the detail for its operator."""
-    reason = _why(list(workers.select_living()), name)
+    reason = _find_reason(list(workers.select_living()), name)
     return f"No worker serves {name!r} now. {reason.cause.sentence}", reason.detail

@@ -97,11 +97,11 @@ def count_waiting_jobs(model: str, priority: int) -> Mapping[tuple[int, Any], in
     It is None if more than `MOST_COUNTED` of them wait, as counting these would take long. Jobs of lower priorities may
     be among them.
     """
-    counted = _remembered.setdefault(model, Remembered(functools.partial(_count, model)))()
+    counted = _remembered.setdefault(model, Remembered(functools.partial(_count_first_jobs, model)))()
     return counted.jobs if priority < counted.below else None
 
 
-def _count(model: str) -> _Counted:
+def _count_first_jobs(model: str) -> _Counted:
     """Count the first jobs that wait, up to `MOST_COUNTED`, the highest priority first."""
     queued = Job.objects.filter(model=model, status=Status.QUEUED).order_by("priority", "pk")
     found = list(queued.values_list("priority", "owner")[: MOST_COUNTED + 1])
@@ -130,14 +130,14 @@ def read_owner_queues(models: Collection[str], *, after: Any = None) -> tuple[li
         after: The last owner that the call before returned: the owners after it are looked at. None to begin.
     """
     sql = _LINES.format(
-        index=_index(),
+        index=_get_index_hint(),
         order=_ORDER,
         after="IS NOT NULL" if after is None else "> %s",
         most=MOST_OWNERS,
-        priorities=_values(Priority.values),
-        models=_values(models),
-        is_in_line=_is_one({"owner_id": "owner", "priority": "p.column1", "model": "m.column1"}),
-        is_in_nobodys=_is_one({"priority": "p.column1", "model": "m.column1"}),
+        priorities=_make_value_placeholders(Priority.values),
+        models=_make_value_placeholders(models),
+        is_in_line=_make_equality_sql({"owner_id": "owner", "priority": "p.column1", "model": "m.column1"}),
+        is_in_nobodys=_make_equality_sql({"priority": "p.column1", "model": "m.column1"}),
     )
     both: list[Any] = [*Priority.values, *models]
     with connection.cursor() as cursor:
@@ -154,27 +154,27 @@ def read_first_jobs(of: Sequence[OwnerQueue], *, most: int) -> list[Job]:
     sql: list[str] = []
     given: list[Any] = []
     for line in of:
-        is_in_line = _is_one({"priority": "%s", "model": "%s"})
+        is_in_line = _make_equality_sql({"priority": "%s", "model": "%s"})
         key: list[Any] = [line.priority, line.model]
         if line.owner is None:
             is_in_line = f"owner_id IS NULL AND {is_in_line}"
         else:
-            is_in_line = _is_one({"owner_id": "%s", "priority": "%s", "model": "%s"})
+            is_in_line = _make_equality_sql({"owner_id": "%s", "priority": "%s", "model": "%s"})
             key.insert(0, line.owner)
-        sql.append(_FIRST.format(index=_index(), order=_ORDER, is_in_line=is_in_line))
+        sql.append(_FIRST.format(index=_get_index_hint(), order=_ORDER, is_in_line=is_in_line))
         given += [*key * (is_in_line.count("%s") // len(key)), most]
     return list(Job.objects.raw(" UNION ALL ".join(sql), given))
 
 
-def _is_one(of: Mapping[str, str]) -> str:
+def _make_equality_sql(of: Mapping[str, str]) -> str:
     """Return the SQL condition that these columns have these values."""
     columns, values = ", ".join(of), ", ".join(of.values())
     return _IS_ONE.get(connection.vendor, "({0}) = ({1})").format(columns, values)
 
 
-def _index() -> str:
+def _get_index_hint() -> str:
     return _INDEX.get(connection.vendor, "")
 
 
-def _values(of: Collection[Any]) -> str:
+def _make_value_placeholders(of: Collection[Any]) -> str:
     return ", ".join(["(%s)"] * len(of))

@@ -45,15 +45,15 @@ class _Line(NamedTuple):
 def find_position(job: Job) -> QueuePosition:
     """Return where a queued job stands, by order of arrival or by the turns of owners, whichever is sooner."""
     queued = Job.objects.filter(model=job.model, status=Status.QUEUED)
-    count = _bounded(queued.filter(priority__lt=job.priority))
+    count = _count_up_to_limit(queued.filter(priority__lt=job.priority))
     if count < EXACT_UP_TO:
-        count += _bounded(queued.filter(priority=job.priority, pk__lt=job.pk))
+        count += _count_up_to_limit(queued.filter(priority=job.priority, pk__lt=job.pk))
     if count >= EXACT_UP_TO:
-        count = max(count, _estimate(job))
+        count = max(count, _estimate_jobs_ahead(job))
     if count > 1 and (counts := owners.count_waiting_jobs(job.model, job.priority)):
-        own = _bounded(queued.filter(priority=job.priority, owner=job.owner_id, pk__lt=job.pk))
+        own = _count_up_to_limit(queued.filter(priority=job.priority, owner=job.owner_id, pk__lt=job.pk))
         if own < EXACT_UP_TO:
-            count = min(count, _in_turn(job.model, counts, job.priority, job.owner_id, own))
+            count = min(count, _count_ahead_in_turn(job.model, counts, job.priority, job.owner_id, own))
     return QueuePosition(position=count + 1, wait_s=workers.predict_seconds(job.model, count + 1))
 
 
@@ -63,10 +63,16 @@ def count_jobs_ahead(model: str, priority: int, owner: Hashable) -> int:
     It is `sys.maxsize` if too many jobs wait to count them.
     """
     counts = owners.count_waiting_jobs(model, priority)
-    return sys.maxsize if counts is None else _in_turn(model, counts, priority, owner, counts.get((priority, owner), 0))
+    return (
+        sys.maxsize
+        if counts is None
+        else _count_ahead_in_turn(model, counts, priority, owner, counts.get((priority, owner), 0))
+    )
 
 
-def _in_turn(model: str, counts: Mapping[tuple[int, Any], int], priority: int, owner: Hashable, own: int) -> int:
+def _count_ahead_in_turn(
+    model: str, counts: Mapping[tuple[int, Any], int], priority: int, owner: Hashable, own: int
+) -> int:
     """Return how many jobs go before one that has `own` jobs of its owner before it.
 
     Up to `own` + 1 jobs of each other owner go first. Jobs of higher priorities leave it one batch in `ONE_IN`.
@@ -83,7 +89,7 @@ def _in_turn(model: str, counts: Mapping[tuple[int, Any], int], priority: int, o
     return own + others + min(higher, (ONE_IN - 1) * batches * most)
 
 
-def _bounded(jobs: QuerySet[Job]) -> int:
+def _count_up_to_limit(jobs: QuerySet[Job]) -> int:
     return jobs.order_by().values("pk")[:EXACT_UP_TO].count()
 
 
@@ -108,20 +114,20 @@ def find_first_queued(models: Iterable[str]) -> dict[str, tuple[int, UUID]]:
         return {model: (priority, UUID(str(job_id))) for model, priority, job_id in cursor.fetchall()}
 
 
-def read_creation_ms(job_id: UUID) -> int:
+def extract_creation_ms(job_id: UUID) -> int:
     """Return when a job was made, in milliseconds since 1970, from its UUIDv7."""
     return job_id.int >> 80
 
 
-def _estimate(job: Job) -> int:
+def _estimate_jobs_ahead(job: Job) -> int:
     """Estimate the number of jobs ahead.
 
     Those of the same priority count as if they had come evenly between the first and the last of them.
     """
-    lines = _lines_of(job.model)
+    lines = _get_lines(job.model)
     ahead = sum(line.jobs for priority, line in lines.items() if priority < job.priority)
     if own := lines.get(job.priority):
-        first, last, here = map(read_creation_ms, (own.first, own.last, job.pk))
+        first, last, here = map(extract_creation_ms, (own.first, own.last, job.pk))
         share = (here - first) / (last - first) if last > first else 1.0
         ahead += int(own.jobs * min(max(share, 0.0), 1.0))
     return ahead
@@ -130,7 +136,7 @@ def _estimate(job: Job) -> int:
 _remembered: dict[str, Remembered[dict[int, _Line]]] = {}
 
 
-def _lines_of(model: str) -> dict[int, _Line]:
+def _get_lines(model: str) -> dict[int, _Line]:
     return _remembered.setdefault(model, Remembered(functools.partial(_read_lines, model)))()
 
 

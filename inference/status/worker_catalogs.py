@@ -74,8 +74,8 @@ def explain_lasting_delay(worker: Worker, wanted: Catalog, known: Mapping[str, i
         yield f"{worker.name} takes nothing over: {has.problem}"
     elif has.digest == specs.digest_catalog(wanted):
         for entry in has.models:
-            if entry.state is ModelState.FAILED and not _is_tried_again(entry, known):
-                yield f"{worker.name} could not load {_named(entry)}: {entry.why}"
+            if entry.state is ModelState.FAILED and not _has_old_failure(entry, known):
+                yield f"{worker.name} could not load {_format_entry_name(entry)}: {entry.why}"
 
 
 def describe_delay(worker: Worker, wanted: Catalog) -> str:
@@ -83,13 +83,13 @@ def describe_delay(worker: Worker, wanted: Catalog) -> str:
     if worker.catalog.digest != specs.digest_catalog(wanted):
         return f"{worker.name} has not taken over the file"
     found = worker.catalog.models
-    failed = [_named(entry) for entry in found if entry.state is ModelState.FAILED]
-    loading = [_named(entry) for entry in found if entry.state is ModelState.LOADING]
+    failed = [_format_entry_name(entry) for entry in found if entry.state is ModelState.FAILED]
+    loading = [_format_entry_name(entry) for entry in found if entry.state is ModelState.LOADING]
     again = f"{worker.name} tries again to load {', '.join(failed)}" if failed else ""
     return ", ".join(filter(None, (f"{worker.name} loads {', '.join(loading)}" if loading else "", again)))
 
 
-def _is_tried_again(entry: EntrySnapshot, known: Mapping[str, int]) -> bool:
+def _has_old_failure(entry: EntrySnapshot, known: Mapping[str, int]) -> bool:
     """Return True if the entry's failure is an old one, after which the worker has not tried again."""
     return entry.failures is not None and entry.failures <= known.get(entry.digest, 0)
 
@@ -99,5 +99,5 @@ def find_unassigned_models(living: Iterable[Worker], wanted: Catalog) -> list[st
     return sorted(wanted.keys() - {entry.name for worker in living for entry in worker.catalog.models})
 
 
-def _named(entry: EntrySnapshot) -> str:
+def _format_entry_name(entry: EntrySnapshot) -> str:
     return f"{entry.name} ({entry.revision})" if entry.revision else entry.name

@@ -42,12 +42,12 @@ def select_living() -> QuerySet[Worker]:
     A heartbeat in the future was written before the clock was set back. If it is further away than `WORKER_SILENT_S`,
     the worker does not count as living before its next heartbeat.
     """
-    return Worker.objects.filter(state__in=PRESENT, heartbeat_at__range=_lately())
+    return Worker.objects.filter(state__in=PRESENT, heartbeat_at__range=_make_recent_range())
 
 
 def select_silent() -> QuerySet[Worker]:
     """Return the workers that are present by their rows and were not heard lately."""
-    return Worker.objects.filter(state__in=PRESENT).exclude(heartbeat_at__range=_lately())
+    return Worker.objects.filter(state__in=PRESENT).exclude(heartbeat_at__range=_make_recent_range())
 
 
 def make_late_heartbeat_condition() -> Q:
@@ -60,16 +60,16 @@ def find_gpu_conflicts(worker: Worker) -> dict[str, list[str]]:
 
     Workers of one host are recognized by their names. They do not divide the memory of these GPUs between them.
     """
-    host, own = worker.name.partition("@")[2], _gpus(worker)
+    host, own = worker.name.partition("@")[2], _list_gpus(worker)
     others = select_living().filter(name__endswith=f"@{host}").exclude(name=worker.name)  # nor its own earlier starts
-    return {other.name: sorted(both) for other in others.order_by("name") if (both := own & _gpus(other))}
+    return {other.name: sorted(both) for other in others.order_by("name") if (both := own & _list_gpus(other))}
 
 
-def _gpus(worker: Worker) -> set[str]:
+def _list_gpus(worker: Worker) -> set[str]:
     return {part for device in worker.devices for part in device.split("+")} - {"cpu"}
 
 
-def _lately() -> tuple[Any, Any]:
+def _make_recent_range() -> tuple[Any, Any]:
     silent = datetime.timedelta(seconds=settings.WORKER_SILENT_S)
     return Now() - silent, Now() + silent
 
@@ -95,7 +95,7 @@ class Remembered(Generic[T]):
         self._read_at = float("-inf")
 
     def __call__(self) -> T:
-        while (value := self._fresh()) is None:
+        while (value := self._get_fresh_value()) is None:
             try:
                 return self._read_together()
             except CancelledError:
@@ -108,7 +108,7 @@ class Remembered(Generic[T]):
             if mine := reading is None:
                 reading = self._reading = Future()
         if mine:
-            return self._lead(reading)
+            return self._read_and_share(reading)
         return self._wait_for(reading)
 
     def _wait_for(self, reading: Future[T]) -> T:
@@ -118,12 +118,12 @@ class Remembered(Generic[T]):
         except TimeoutError as error:
             raise OperationalError("the database has not answered another request yet that asks the same") from error
 
-    def _lead(self, reading: Future[T]) -> T:
+    def _read_and_share(self, reading: Future[T]) -> T:
         try:
             value = self._read()
         except BaseException as error:
             self._reading = None
-            if budget.remaining_s():
+            if budget.get_remaining_s():
                 reading.set_exception(error)
             else:
                 reading.cancel()
@@ -133,7 +133,7 @@ class Remembered(Generic[T]):
         reading.set_result(value)
         return value
 
-    def _fresh(self) -> T | None:
+    def _get_fresh_value(self) -> T | None:
         return self._value if time.monotonic() < self._read_at + REMEMBERED_S else None
 
     def forget(self) -> None:
@@ -206,11 +206,11 @@ def predict_seconds(model: str, jobs: int) -> float | None:
 
     The load of a lazy model that no worker has in memory is added. The result is None while neither was measured.
     """
-    speed, load_s = measure_model_speeds().get(model), _load_s(model)
+    speed, load_s = measure_model_speeds().get(model), _find_load_time_s(model)
     return jobs / speed + load_s if speed else load_s or None
 
 
-def _load_s(model: str) -> float:
+def _find_load_time_s(model: str) -> float:
     spec = lookup.get_catalog_or_empty().get(model)
     if spec is None or not spec.is_lazy:
         return 0.0

@@ -23,10 +23,10 @@ def find_lock_problem() -> str:
     """
     if connection.in_atomic_block:
         return ""
-    return _of_file() if connection.vendor == "sqlite" else _of_server()
+    return _find_file_lock_problem() if connection.vendor == "sqlite" else _find_server_lock_problem()
 
 
-def _of_file() -> str:
+def _find_file_lock_problem() -> str:
     """Return the problem of an SQLite file, which has one lock for all writers."""
     connection.ensure_connection()
     file = connection.connection
@@ -43,7 +43,7 @@ def _of_file() -> str:
     return ""
 
 
-def _of_server() -> str:
+def _find_server_lock_problem() -> str:
     with connection.cursor() as cursor:
         cursor.execute(_WAITING)
         waited_s, holders = cursor.fetchone() or (0, [])

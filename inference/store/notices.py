@@ -9,13 +9,13 @@ from django.conf import settings
 
 from inference.broker import redis_client
 from inference.errors import BrokerUnavailable
-from inference.fields.uuids import uuid_of_hex
+from inference.fields.uuids import make_uuid_from_hex
 from inference.store import connections
 
 logger = logging.getLogger(__name__)
 
 
-def finished_channel() -> str:
+def get_channel_name() -> str:
     return f"{settings.SERVICE_PREFIX}inference.finished"
 
 
@@ -27,7 +27,7 @@ def publish_finished(ids: Collection[UUID]) -> None:
     connections.release_connection()
     try:
         with redis_client.borrow_client() as client:
-            client.publish(finished_channel(), ",".join(job_id.hex for job_id in ids))
+            client.publish(get_channel_name(), ",".join(job_id.hex for job_id in ids))
     except (redis.RedisError, BrokerUnavailable) as error:
         logger.warning("notice of %d finished jobs not sent, waiters will poll: %s", len(ids), error)
 
@@ -35,7 +35,7 @@ def publish_finished(ids: Collection[UUID]) -> None:
 def parse_ids(data: bytes) -> list[UUID]:
     """Return the job ids in a notice; an empty list if `data` is no notice."""
     try:
-        return [uuid_of_hex(part) for part in data.split(b",")]
+        return [make_uuid_from_hex(part) for part in data.split(b",")]
     except ValueError:
         logger.warning("not a notice, dropped: %.80r", data)
         return []

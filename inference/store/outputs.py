@@ -22,15 +22,15 @@ def load_with_outputs(
     """
     taken: list[UUID] = []
     characters = 0
-    for pk, size in _sizes(list(jobs.values_list("pk", flat=True)[: most + 1])):
+    for pk, size in _measure_outputs(list(jobs.values_list("pk", flat=True)[: most + 1])):
         characters += size
         if taken and (len(taken) == most or characters > MOST):
-            return _in_order(taken, without), True
+            return _load_in_order(taken, without), True
         taken.append(pk)
-    return _in_order(taken, without), False
+    return _load_in_order(taken, without), False
 
 
-def _sizes(ids: Sequence[UUID]) -> Iterator[tuple[UUID, int]]:
+def _measure_outputs(ids: Sequence[UUID]) -> Iterator[tuple[UUID, int]]:
     size = Coalesce(Length(Cast("output", TextField())), 0)
     start, count = 0, MEASURED
     while chunk := ids[start : start + count]:
@@ -39,6 +39,6 @@ def _sizes(ids: Sequence[UUID]) -> Iterator[tuple[UUID, int]]:
         start, count = start + count, 4 * count
 
 
-def _in_order(ids: list[UUID], without: Sequence[str]) -> list[Job]:
+def _load_in_order(ids: list[UUID], without: Sequence[str]) -> list[Job]:
     found = Job.objects.defer(*without).in_bulk(ids)
     return [found[pk] for pk in ids if pk in found]

@@ -17,9 +17,9 @@ from django.db import DEFAULT_DB_ALIAS, connections, models, transaction
 from django.db.models.expressions import RawSQL
 from django.db.models.functions import Now
 
-from inference.fields.ids import new_job_id
+from inference.fields.ids import make_row_id
 from inference.fields.json_field import JSONField
-from inference.fields.uuids import uuid_of_hex
+from inference.fields.uuids import make_uuid_from_hex
 from inference.models import TERMINAL, Bulk, Job, Status
 from inference.telemetry import tracing
 
@@ -80,12 +80,12 @@ class JobRow(NamedTuple):
     size: int  # bytes of its JSON documents
 
 
-def new_job(*, owner: Any, bulk: Bulk | None = None, **values: Any) -> Job:
+def make_unsaved_job(*, owner: Any, bulk: Bulk | None = None, **values: Any) -> Job:
     """Make an unsaved job as `Job(...)` does, with defaults that were looked up once.
 
     `Job(...)` looks up those of values that it is not given, which takes as long as all else that is done for a job.
     """
-    given = {**_DEFAULTS, "id": new_job_id(), "parameters": {}, **values}
+    given = {**_DEFAULTS, "id": make_row_id(), "parameters": {}, **values}
     job = Job(*_in_order(given))
     if owner is not None:
         job.owner = owner
@@ -100,13 +100,13 @@ def prepare_row(job: Job) -> JobRow:
     return make_row(
         {
             name: stored if values[name] is default else convert_to_db(name, values[name], database)
-            for name, default, stored in _defaults(database.alias)
+            for name, default, stored in _list_defaults(database.alias)
         }
     )
 
 
 @functools.cache
-def _defaults(alias: str) -> list[tuple[str, Any, Any]]:
+def _list_defaults(alias: str) -> list[tuple[str, Any, Any]]:
     """Return each column's name, its default in Python, and its default as stored.
 
     Most columns of a new job have their defaults, which are thus converted once. A column without a default has an
@@ -124,21 +124,21 @@ def make_row_factory(other: JobRow) -> Callable[..., JobRow]:
     """
     database: Any = connections[DEFAULT_DB_ALIAS]
 
-    def like(**own: Any) -> JobRow:
+    def make_equal_row(**own: Any) -> JobRow:
         return make_row({**other.values, **{name: convert_to_db(name, value, database) for name, value in own.items()}})
 
-    return like
+    return make_equal_row
 
 
 def make_row(values: Mapping[str, Any]) -> JobRow:
     size = 0
     for name in _DOCUMENTS:
         if (document := values.get(name)) is not None:
-            size += _bytes(document)
+            size += _count_bytes(document)
     return JobRow(values, size)
 
 
-def _bytes(value: object) -> int:
+def _count_bytes(value: object) -> int:
     text = getattr(value, "obj", value)  # a document for PostgreSQL is a `Jsonb`, with its text in `obj`
     if not isinstance(text, str):
         return 0
@@ -187,14 +187,14 @@ def insert_jobs(rows: Sequence[JobRow]) -> None:
     never wait for each other.
     """
     database: Any = connections[DEFAULT_DB_ALIAS]
-    own, common = _columns(sorted(rows, key=lambda make_row: make_row.values["idempotency_key"] or ""))
-    query = _insert_sql(tuple(own), tuple(common), len(rows))
+    own, common = _split_columns(sorted(rows, key=lambda row: row.values["idempotency_key"] or ""))
+    query = _make_insert_sql(tuple(own), tuple(common), len(rows))
     with transaction.atomic() if database.in_atomic_block else nullcontext(), database.cursor() as cursor:
         cursor.execute(query, [*common.values(), *itertools.chain.from_iterable(zip(*own.values(), strict=True))])
 
 
 @functools.lru_cache(maxsize=SHAPES)
-def _insert_sql(own: Sequence[str], common: Sequence[str], count: int) -> str:
+def _make_insert_sql(own: Sequence[str], common: Sequence[str], count: int) -> str:
     names = ", ".join(map(connections[DEFAULT_DB_ALIAS].ops.quote_name, (*own, *common)))
     selected = ", ".join(["own.*", *["%s"] * len(common)])
     values = ", ".join([f"({placeholders(len(own))})"] * count)
@@ -214,8 +214,8 @@ def update_jobs(rows: Sequence[JobRow], also: str, where: str, values: Sequence[
     for each other.
     """
     database: Any = connections[DEFAULT_DB_ALIAS]
-    own, common = _columns(rows)
-    query = _update_sql(tuple(own), tuple(common), len(rows), also, where)
+    own, common = _split_columns(rows)
+    query = _make_update_sql(tuple(own), tuple(common), len(rows), also, where)
     of_where = values if database.features.has_select_for_update else ()
     given = itertools.chain.from_iterable(zip(*own.values(), strict=True))
     with database.cursor() as cursor:
@@ -224,7 +224,7 @@ def update_jobs(rows: Sequence[JobRow], also: str, where: str, values: Sequence[
 
 
 @functools.lru_cache(maxsize=SHAPES)
-def _update_sql(own: Sequence[str], common: Sequence[str], count: int, also: str, where: str) -> str:
+def _make_update_sql(own: Sequence[str], common: Sequence[str], count: int, also: str, where: str) -> str:
     assigned = [f"{name} = %s" for name in common]
     assigned += [f"{name} = own.column{number}" for number, name in enumerate(own, 1) if name != "id"]
     of_own = f"(VALUES {', '.join([f'({placeholders(len(own))})'] * count)}) AS own"
@@ -235,12 +235,12 @@ def _update_sql(own: Sequence[str], common: Sequence[str], count: int, also: str
     return f"UPDATE {table} AS job SET {', '.join([*assigned, also])} FROM {of_own} WHERE {is_own}"  # noqa: S608 - own names
 
 
-def _columns(rows: Sequence[JobRow]) -> tuple[dict[str, tuple[Any, ...]], dict[str, Any]]:
+def _split_columns(rows: Sequence[JobRow]) -> tuple[dict[str, tuple[Any, ...]], dict[str, Any]]:
     """Return the columns in which rows differ, and the common value of each other column.
 
     The id counts as a column that differs, also in a single row.
     """
-    columns = dict(zip(rows[0].values, zip(*(make_row.values.values() for make_row in rows), strict=True), strict=True))
+    columns = dict(zip(rows[0].values, zip(*(row.values.values() for row in rows), strict=True), strict=True))
     own = {name: column for name, column in columns.items() if name == "id" or column.count(column[0]) < len(rows)}
     return own, {name: column[0] for name, column in columns.items() if name not in own}
 
@@ -262,7 +262,7 @@ def read_finished(ids: Collection[UUID]) -> dict[UUID, Changes]:
     """Return the changes of those of these jobs that are finished, by id."""
     database: Any = connections[DEFAULT_DB_ALIAS]
     with database.cursor() as cursor:
-        cursor.execute(_finished_sql(len(ids)), [*convert_ids_to_db(ids, database), *TERMINAL])
+        cursor.execute(_make_finished_sql(len(ids)), [*convert_ids_to_db(ids, database), *TERMINAL])
         rows = cursor.fetchall()
     return {
         row[0]: dict(zip(_OUTCOME_COLUMNS, row, strict=True))
@@ -277,7 +277,7 @@ def find_finished(ids: Iterable[UUID]) -> set[UUID]:
 
 
 @functools.lru_cache(maxsize=SHAPES)
-def _finished_sql(count: int) -> str:
+def _make_finished_sql(count: int) -> str:
     where = f"id IN ({placeholders(count)}) AND status IN ({placeholders(len(TERMINAL))})"
     return f"SELECT {', '.join(_OUTCOME_COLUMNS)} FROM {Job._meta.db_table} WHERE {where}"  # noqa: S608 - own names
 
@@ -329,7 +329,7 @@ def convert_from_db(
     row.
     """
     columns: list[Sequence[Any]] = list(zip(*rows, strict=True))
-    for place, convert in _converters(database.alias, names) if columns else ():
+    for place, convert in _list_converters(database.alias, names) if columns else ():
         columns[place] = convert(columns[place], database)
     return zip(*columns, strict=True)
 
@@ -338,7 +338,7 @@ Convert = Callable[[Sequence[Any], Any], Sequence[Any]]  # takes the values of a
 
 
 @functools.cache
-def _converters(alias: str, names: tuple[str, ...]) -> list[tuple[int, Convert]]:
+def _list_converters(alias: str, names: tuple[str, ...]) -> list[tuple[int, Convert]]:
     """Return the converters of the columns whose stored values differ from those read, with each column's place.
 
     NULL is read as None.
@@ -346,19 +346,19 @@ def _converters(alias: str, names: tuple[str, ...]) -> list[tuple[int, Convert]]
     database = connections[alias]
     fields: Sequence[Any] = [Job._meta.get_field(name) for name in names]
     columns = [field.get_col(Job._meta.db_table) for field in fields]
-    return [(place, convert) for place, column in enumerate(columns) for convert in _convert(column, database)]
+    return [(place, convert) for place, column in enumerate(columns) for convert in _find_converters(column, database)]
 
 
-def _convert(column: Col, database: BaseDatabaseWrapper) -> list[Convert]:
+def _find_converters(column: Col, database: BaseDatabaseWrapper) -> list[Convert]:
     if isinstance(column.target, models.UUIDField) and not database.features.has_native_uuid_field:
-        return [lambda values, _: [None if value is None else uuid_of_hex(value) for value in values]]
+        return [lambda values, _: [None if value is None else make_uuid_from_hex(value) for value in values]]
     if isinstance(column.target, JSONField):
         return [lambda values, _: [None if value is None else orjson.loads(value) for value in values]]
     converters = [*database.ops.get_db_converters(column), *column.get_db_converters(database)]
-    return [functools.partial(_by_value, column, converter) for converter in converters]
+    return [functools.partial(_convert_distinct, column, converter) for converter in converters]
 
 
-def _by_value(
+def _convert_distinct(
     column: Col, convert: Callable[..., Any], values: Sequence[Any], database: BaseDatabaseWrapper
 ) -> Sequence[Any]:
     """Convert each distinct value of a column once.
@@ -374,16 +374,16 @@ def placeholders(count: int) -> str:
     return ", ".join(["%s"] * count)
 
 
-def now_sql() -> str:
+def make_now_sql() -> str:
     """Return SQL for the current time of the database, so that no two hosts' clocks are ever compared.
 
     Its percent signs are doubled, for a statement that is executed with values.
     """
-    return sql_after_seconds(0.0, connections[DEFAULT_DB_ALIAS].vendor)[0]
+    return make_moment_sql(0.0, connections[DEFAULT_DB_ALIAS].vendor)[0]
 
 
 @functools.cache
-def sql_after_seconds(seconds: float, vendor: str) -> tuple[str, Sequence[Any]]:
+def make_moment_sql(seconds: float, vendor: str) -> tuple[str, Sequence[Any]]:
     """Return the moment `seconds` from now, as SQL and its values.
 
     The result is cached, since compiling it takes a millisecond.

@@ -35,11 +35,11 @@ def record_batch_span(batch: UUID, outcomes: Sequence[Any], batch_size: int | Ma
     The batch has a trace of its own, with a link to the span of each job.
     """
     size = batch_size if isinstance(batch_size, int) else max(batch_size.values())
-    common = {**_common(outcomes[0].model), "inference.batch.id": str(batch), "inference.batch.size": size}
-    end_ns = _ns(clock.now())
+    common = {**_describe_model(outcomes[0].model), "inference.batch.id": str(batch), "inference.batch.size": size}
+    end_ns = _to_ns(clock.now())
     spans = [
-        _job(
-            {**common, **_usage(each.output)},
+        _start_job_span(
+            {**common, **_describe_usage(each.output)},
             each.whole or each.job_id,
             each.traceparent,
             each.created_at,
@@ -51,7 +51,7 @@ def record_batch_span(batch: UUID, outcomes: Sequence[Any], batch_size: int | Ma
         for each in outcomes
     ]
     if links := [Link(span.get_span_context()) for span in spans if span.is_recording()]:
-        began_ns = min((_ns(each.started_at) for each in outcomes if each.started_at), default=end_ns)
+        began_ns = min((_to_ns(each.started_at) for each in outcomes if each.started_at), default=end_ns)
         name = f"batch {outcomes[0].model}"
         batch_span = tracing.get_tracer().start_span(
             name, Context(), attributes=common, links=links, start_time=began_ns
@@ -67,14 +67,16 @@ def record_end_span(ids: Iterable[UUID], status: Status, code: str) -> None:
     The span of a list in parts is the one that the spans of its parts are within.
     """
     columns = "model", "pk", "traceparent", "created_at", "started_at", "parts"
-    end_ns = _ns(clock.now())
+    end_ns = _to_ns(clock.now())
     held = Job.objects.filter(pk__in=list(ids), whole=None).values_list(*columns)
     for model, job, traceparent, created_at, started_at, parts in held:
         with tracing.use_span_id_of_whole(job) if parts else nullcontext():
-            _job(_common(model), job, traceparent, created_at, started_at, status, code, end_ns).end(end_ns)
+            _start_job_span(_describe_model(model), job, traceparent, created_at, started_at, status, code, end_ns).end(
+                end_ns
+            )
 
 
-def _job(
+def _start_job_span(
     attributes: dict[str, Any],
     job: UUID,
     traceparent: str | None,
@@ -87,12 +89,12 @@ def _job(
     """Start the span of a job at the time of its submission; the caller ends it."""
     own: dict[str, Any] = {"inference.job.id": str(job), "inference.job.status": str(status)}
     if started_at:
-        began_ns = _ns(started_at)
-        own["inference.job.queue_s"] = max(0, began_ns - _ns(created_at)) / 1e9
+        began_ns = _to_ns(started_at)
+        own["inference.job.queue_s"] = max(0, began_ns - _to_ns(created_at)) / 1e9
         own["inference.job.run_s"] = max(0, end_ns - began_ns) / 1e9
     name = f"{attributes['gen_ai.operation.name']} {attributes['gen_ai.request.model']}"
     span = tracing.get_tracer().start_span(
-        name, tracing.parse_context(traceparent), attributes={**attributes, **own}, start_time=_ns(created_at)
+        name, tracing.parse_context(traceparent), attributes={**attributes, **own}, start_time=_to_ns(created_at)
     )
     if code:
         span.set_attribute("error.type", code)
@@ -100,7 +102,7 @@ def _job(
     return span
 
 
-def _common(model: str) -> dict[str, Any]:
+def _describe_model(model: str) -> dict[str, Any]:
     spec = lookup.get_catalog_or_empty().get(model)
     task = spec.task if spec else ""
     operation = (
@@ -112,12 +114,12 @@ def _common(model: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _usage(output: object) -> dict[str, int]:
+def _describe_usage(output: object) -> dict[str, int]:
     match output:
         case [{"details": {"prompt_tokens": int(prompt), "generated_tokens": int(generated)}}]:
             return {"gen_ai.usage.input_tokens": prompt, "gen_ai.usage.output_tokens": generated}
     return {}
 
 
-def _ns(moment: datetime) -> int:
+def _to_ns(moment: datetime) -> int:
     return int(moment.timestamp() * 1e9)

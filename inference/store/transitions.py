@@ -26,13 +26,13 @@ from django.db.models.functions import Now
 from django.db.models.lookups import IsNull
 
 from inference import budget, clock, errors, failpoints, row_locks
-from inference.failures import FailureKind, kind_of
+from inference.failures import FailureKind, classify_error
 from inference.fields.json_field import escape_for_database
 from inference.figures import ledger, tallies
 from inference.figures.tallies import Tally
 from inference.models import WAITING, Job, Status
 from inference.store import notices, rows
-from inference.store.rows import now_sql, placeholders, sql_after_seconds
+from inference.store.rows import make_moment_sql, make_now_sql, placeholders
 from inference.telemetry import logs, tracing
 
 if TYPE_CHECKING:
@@ -68,10 +68,10 @@ class Outcome(NamedTuple):  # not a frozen dataclass, which takes five times as 
 
     @property
     def status(self) -> Status:
-        return _status(self.error_code)
+        return _choose_status(self.error_code)
 
 
-def _status(error_code: str) -> Status:
+def _choose_status(error_code: str) -> Status:
     return Status.FAILED if error_code else Status.SUCCEEDED
 
 
@@ -123,10 +123,10 @@ def claim_jobs(
     """
     takes_over = (*takes_over, batch)
     database: Any = connections[DEFAULT_DB_ALIAS]
-    lease_sql, lease = sql_after_seconds(time_limit_s + LEASE_MARGIN_S, database.vendor)
+    lease_sql, lease = make_moment_sql(time_limit_s + LEASE_MARGIN_S, database.vendor)
     with database.cursor() as cursor:
         cursor.execute(
-            _claim_sql(len(ids), len(takes_over), lease_sql),
+            _make_claim_sql(len(ids), len(takes_over), lease_sql),
             [
                 *rows.convert_ids_to_db((batch, worker), database),
                 device,
@@ -145,9 +145,9 @@ def claim_jobs(
 
 
 @functools.lru_cache(maxsize=rows.SHAPES)
-def _claim_sql(ids: int, takes_over: int, lease: str) -> str:
+def _make_claim_sql(ids: int, takes_over: int, lease: str) -> str:
     """Return one statement that locks the rows in order, changes and returns them, so that nothing comes in between."""
-    now = now_sql()
+    now = make_now_sql()
     free = f"status = 'queued' AND (expires_at IS NULL OR expires_at > {now}) AND recoveries < %s"
     free += f" OR status = 'running' AND batch IN ({placeholders(takes_over)})"
     table = Job._meta.db_table
@@ -213,11 +213,11 @@ def _record_held(
     batch: UUID, outcomes: Sequence[Outcome], batch_size: Sizes, beside: Mapping[str, Any]
 ) -> tuple[int, list[UUID]]:
     with transaction.atomic():
-        locked = _lock(_wholes(outcomes))
+        locked = _lock_wholes(_collect_wholes(outcomes))
         held = Job.objects.filter(pk__in=[each.job_id for each in outcomes], batch=batch, status=Status.RUNNING)
         ids = set(row_locks.lock_rows(held).values_list("pk", flat=True))
         held_outcomes = [outcome for outcome in outcomes if outcome.job_id in ids]
-        wholes = _wholes(held_outcomes)
+        wholes = _collect_wholes(held_outcomes)
         of_held = {whole: parts for whole, parts in locked.items() if whole in wholes}
         return _record_locked(batch, held_outcomes, batch_size, beside, of_held)
 
@@ -230,10 +230,10 @@ def _record(
     Raises `_NotAll` if `batch` does not own all the jobs any more.
     """
     with transaction.atomic():
-        return _record_locked(batch, outcomes, batch_size, beside, _lock(_wholes(outcomes)))
+        return _record_locked(batch, outcomes, batch_size, beside, _lock_wholes(_collect_wholes(outcomes)))
 
 
-def _wholes(outcomes: Iterable[Outcome]) -> set[UUID]:
+def _collect_wholes(outcomes: Iterable[Outcome]) -> set[UUID]:
     return {outcome.whole for outcome in outcomes if outcome.whole}
 
 
@@ -250,23 +250,23 @@ def _record_locked(
     database = connections[DEFAULT_DB_ALIAS]
     is_held = "job.batch = %s AND job.status = 'running'", rows.convert_ids_to_db([batch], database)
     ids = rows.convert_ids_to_db([outcome.job_id for outcome in outcomes], database)
-    recorded = [_record_row(*each, batch_size, database) for each in zip(ids, outcomes, strict=True)]
+    recorded = [_make_outcome_row(*each, batch_size, database) for each in zip(ids, outcomes, strict=True)]
     for statement in rows.group_by_statement(recorded):
-        if rows.update_jobs(statement, f"finished_at = {now_sql()}", *is_held) < len(statement):
+        if rows.update_jobs(statement, f"finished_at = {make_now_sql()}", *is_held) < len(statement):
             raise _NotAll
-    ends = {whole: end for whole, parts in wholes.items() if (end := _settle(whole, parts))}
-    ledger.add_to_own_row(outcomes[0].model, tallies.add_tally(_counted(outcomes, ends.values()), beside))
+    ends = {whole: end for whole, parts in wholes.items() if (end := _settle_whole(whole, parts))}
+    ledger.add_to_own_row(outcomes[0].model, tallies.add_tally(_tally_outcomes(outcomes, ends.values()), beside))
     if tracing.on:
         transaction.on_commit(lambda: spans.try_to_record(spans.record_batch_span, batch, outcomes, batch_size))
     return len(outcomes), list(ends)
 
 
-def _counted(outcomes: Sequence[Outcome], ends: Iterable[str]) -> Tally:
+def _tally_outcomes(outcomes: Sequence[Outcome], ends: Iterable[str]) -> Tally:
     """Return the tally of these outcomes and of `ends`, the ends of wholes."""
     tally: Tally = {}
     ended = Counter(ends)
     for code, count in Counter(each.error_code for each in outcomes if not each.whole).items():
-        ended[_end_of(_status(code), code)] += count
+        ended[_make_end_name(_choose_status(code), code)] += count
     now_s = clock.time_s()
     for (created_at, started_at), count in Counter((each.created_at, each.started_at) for each in outcomes).items():
         if created_at and started_at:
@@ -276,12 +276,14 @@ def _counted(outcomes: Sequence[Outcome], ends: Iterable[str]) -> Tally:
     return tallies.add_tally(tally, {"ended": ended})
 
 
-def _end_of(status: str, code: str) -> str:
+def _make_end_name(status: str, code: str) -> str:
     """Return the name by which figures count an end."""
     return f"{status} {code}" if status == Status.FAILED else str(status)
 
 
-def _record_row(job_id: UUID | str, outcome: Outcome, batch_size: Sizes, database: BaseDatabaseWrapper) -> rows.JobRow:
+def _make_outcome_row(
+    job_id: UUID | str, outcome: Outcome, batch_size: Sizes, database: BaseDatabaseWrapper
+) -> rows.JobRow:
     return rows.make_row(
         {
             "id": job_id,
@@ -298,7 +300,7 @@ def _record_row(job_id: UUID | str, outcome: Outcome, batch_size: Sizes, databas
     )
 
 
-def _lock(ids: Collection[UUID]) -> dict[UUID, int | None]:
+def _lock_wholes(ids: Collection[UUID]) -> dict[UUID, int | None]:
     """Lock these wholes, and return the number of parts of each.
 
     Of two transactions that record parts of one whole, the second then sees what the first did: else neither would be
@@ -310,7 +312,7 @@ def _lock(ids: Collection[UUID]) -> dict[UUID, int | None]:
     return dict(row_locks.lock_rows(Job.objects.filter(pk__in=ids)).values_list("pk", "parts"))
 
 
-def _settle(whole: UUID, count: int | None) -> str:
+def _settle_whole(whole: UUID, count: int | None) -> str:
     """End a whole if its parts allow it, and return its end as figures count it; an empty string if it goes on.
 
     The caller has locked the whole. `count` is the number of its parts.
@@ -319,7 +321,7 @@ def _settle(whole: UUID, count: int | None) -> str:
     waiting = parts.filter(status__in=WAITING)
     broken = parts.filter(status__in=_BROKEN).order_by("place").defer("inputs", "output").first()
     if broken:
-        _drop(waiting.filter(place__gt=broken.place))
+        _cancel_parts(waiting.filter(place__gt=broken.place))
         waiting = waiting.filter(place__lt=broken.place)
     if waiting.exists():
         return ""
@@ -330,15 +332,15 @@ def _settle(whole: UUID, count: int | None) -> str:
         held = parts.aggregate(outputs=Count("output"), numbers=Sum("output_size"))
         if held["outputs"] != count:  # rows were deleted: the other outputs would be taken for those of other inputs
             gone = f"Of the {count} parts of this list {held['outputs']} are left: send it again."
-            end = _failure(errors.Lost.code, gone)
+            end = _make_failure(errors.Lost.code, gone)
         elif (held["numbers"] or 0) > MOST_ANSWERED:
-            end = _failure(errors.InvalidInput.code, describe_overflow(held["numbers"]))
+            end = _make_failure(errors.InvalidInput.code, describe_overflow(held["numbers"]))
     ended = _end_whole(whole, end)
     row_locks.update_rows(parts.filter(output__isnull=False), output=None)  # an output is stored once, with the whole
     return ended
 
 
-def _failure(code: str, detail: str) -> dict[str, Any]:
+def _make_failure(code: str, detail: str) -> dict[str, Any]:
     return {"status": Status.FAILED, "error_code": code, "error_detail": detail, "error_raised": "", "error_trace": ""}
 
 
@@ -347,7 +349,7 @@ def _end_whole(whole: UUID, end: dict[str, Any]) -> str:
         code = end.get("error_code", "")
         if tracing.on:
             transaction.on_commit(lambda: spans.try_to_record(spans.record_end_span, [whole], end["status"], code))
-        return _end_of(end["status"], code)
+        return _make_end_name(end["status"], code)
     return ""
 
 
@@ -355,7 +357,7 @@ def describe_overflow(numbers: int) -> str:
     return f"The answer holds about {numbers} numbers, at most {MOST_ANSWERED} are kept: send less in one job."
 
 
-def _drop(parts: QuerySet[Job]) -> None:
+def _cancel_parts(parts: QuerySet[Job]) -> None:
     """Cancel parts whose outputs are no longer needed.
 
     A part that another transaction is changing is skipped, and runs in vain: this transaction has locked the whole, and
@@ -376,20 +378,22 @@ def finish_wholes() -> None:
     for whole, model in list(wholes.values_list("pk", "model")):
         try:
             with transaction.atomic():
-                end = next((_settle(*locked) for locked in _lock([whole]).items()), "")
-                _count(model, end)
+                end = next((_settle_whole(*locked) for locked in _lock_wholes([whole]).items()), "")
+                _count_ends(model, end)
         except DatabaseError as error:
-            if kind_of(error) is not FailureKind.DATA:
+            if classify_error(error) is not FailureKind.DATA:
                 raise
             logger.error("job=%s not put together, the database refuses it: %s", whole, logs.describe_error(error))
             with transaction.atomic():
-                end = _end_whole(whole, _failure(errors.BadOutput.code, "The database refused to store the answer."))
-                _count(model, end)
+                end = _end_whole(
+                    whole, _make_failure(errors.BadOutput.code, "The database refused to store the answer.")
+                )
+                _count_ends(model, end)
         if end:
             notices.publish_finished([whole])
 
 
-def _count(model: str, *ends: str) -> None:
+def _count_ends(model: str, *ends: str) -> None:
     if found := Counter(filter(None, ends)):
         ledger.write_tally(model, {"ended": dict(found)})
 
@@ -400,16 +404,16 @@ def cancel_job(job_id: UUID, *, reader: UUID | None = None) -> bool:
     The outcome of a running job is dropped. With a `reader`, the job is cancelled only while that is its last reader.
     """
     jobs = Job.objects.filter(status__in=WAITING)
-    return bool(_end(jobs.filter(reader=reader) if reader else jobs, [job_id], Status.CANCELLED))
+    return bool(_end_jobs(jobs.filter(reader=reader) if reader else jobs, [job_id], Status.CANCELLED))
 
 
 def cancel_jobs_with_parts(ids: Collection[UUID]) -> Counter[str]:
     """Cancel at most `rows.MOST` jobs, with their parts, and return how many were cancelled by earlier status."""
     with transaction.atomic():
         jobs = Job.objects.filter(pk__in=ids, status__in=WAITING)
-        held = list(_locked(jobs).values_list("status", "pk", "model", "whole"))
+        held = list(_lock_jobs(jobs).values_list("status", "pk", "model", "whole"))
         _end_locked([row[1:] for row in held], Status.CANCELLED)
-        _drop(Job.objects.filter(whole__in=ids, status__in=WAITING))
+        _cancel_parts(Job.objects.filter(whole__in=ids, status__in=WAITING))
     if held:
         notices.publish_finished(ids)
     return Counter(status for status, *_ in held)
@@ -467,23 +471,23 @@ def requeue_jobs_of_stopped(which: Q) -> None:
 
 def _end_all(jobs: QuerySet[Job], status: Status, **values: Any) -> int:
     found = jobs.order_by().values_list("pk", flat=True)
-    return sum(_end(jobs, ids, status, **values) for ids in rows.split_into_chunks(found))
+    return sum(_end_jobs(jobs, ids, status, **values) for ids in rows.split_into_chunks(found))
 
 
-def _end(jobs: QuerySet[Job], ids: Collection[UUID], status: Status, **values: Any) -> int:
+def _end_jobs(jobs: QuerySet[Job], ids: Collection[UUID], status: Status, **values: Any) -> int:
     """End those of `ids` that are among `jobs` now, and return how many they are.
 
     The notice names all `ids`: requests that wait for the others read their rows once more.
     """
     with transaction.atomic():
-        held = list(_locked(jobs.filter(pk__in=ids)).values_list("pk", "model", "whole"))
+        held = list(_lock_jobs(jobs.filter(pk__in=ids)).values_list("pk", "model", "whole"))
         _end_locked(held, status, **values)
     if held:
         notices.publish_finished(ids)
     return len(held)
 
 
-def _locked(jobs: QuerySet[Job]) -> QuerySet[Job]:
+def _lock_jobs(jobs: QuerySet[Job]) -> QuerySet[Job]:
     """Return the query that locks these jobs, wholes first.
 
     A transaction that records a part has locked its whole before any part.
@@ -502,6 +506,6 @@ def _end_locked(held: Sequence[tuple[UUID, str, UUID | None]], status: Status, *
         transaction.on_commit(
             lambda: spans.try_to_record(spans.record_end_span, [job_id for job_id, _, _ in held], status, code)
         )
-    end = _end_of(status, code)
+    end = _make_end_name(status, code)
     for model, count in Counter(model for _, model, whole in held if not whole).items():
         ledger.write_tally(model, {"ended": {end: count}})

@@ -21,7 +21,7 @@ class StreamCursor:
     def __init__(self, job_id: UUID, delivered: Position) -> None:
         self.job_id = job_id
         self._delivered = delivered
-        self._forget(FIRST)
+        self._reset_attempt(FIRST)
 
     @property
     def last_event_id(self) -> str:
@@ -44,14 +44,14 @@ class StreamCursor:
         if newest:
             self._last = entries[newest - 1][0]
         for entry in entries[newest:]:
-            text += self._new(entry)
+            text += self._take_entry_text(entry)
             tokens = entry[1].tokens
         return Delta(text=text, id=self.last_event_id, tokens=tokens) if text else None
 
     def take_rest_of_text(self, text: str) -> Delta | None:
         """Return what the client lacks of the whole text, which was read from the row. Raises `TextDiverged`."""
         self._seen = DeliveredText()
-        new = self._go_on(text)
+        new = self._skip_sent_text(text)
         if self._seen.at < self._delivered.at:
             raise TextDiverged
         return Delta(text=new, id=self.last_event_id) if new else None
@@ -59,15 +59,15 @@ class StreamCursor:
     def restart_attempt(self) -> Restart:
         """Begin anew: no text counts as sent, and the first entry of the attempt comes next."""
         self._delivered = BEGINNING
-        self._forget(self._before)
+        self._reset_attempt(self._before)
         return Restart(id=self.last_event_id)
 
-    def _forget(self, last: bytes) -> None:
+    def _reset_attempt(self, last: bytes) -> None:
         self._attempt: UUID | None = None
         self._seen = DeliveredText()
         self._before = self._last = last
 
-    def _new(self, entry: Entry) -> str:
+    def _take_entry_text(self, entry: Entry) -> str:
         before = self._last
         self._last, chunk = entry
         if chunk.attempt != self._attempt:
@@ -75,9 +75,9 @@ class StreamCursor:
                 return ""
             self._attempt, self._seen, self._before = chunk.attempt, DeliveredText(), before
         known = self._seen.at - chunk.at
-        return self._go_on(chunk.text[known:]) if known >= 0 else ""
+        return self._skip_sent_text(chunk.text[known:]) if known >= 0 else ""
 
-    def _go_on(self, text: str) -> str:
+    def _skip_sent_text(self, text: str) -> str:
         """Return the new part of `text`, which follows the text that was seen. Raises `TextDiverged`."""
         again = self._delivered.at - self._seen.at
         self._seen.add_text(text[:again])

@@ -18,7 +18,7 @@ import redis
 from django.conf import settings
 
 from inference.errors import BrokerUnavailable
-from inference.failures import Pauses
+from inference.failures import Backoff
 from inference.store.rows import Changes
 from inference.streams import redis_streams
 from inference.streams.redis_streams import FIRST, Entry
@@ -49,7 +49,7 @@ class StreamSubscriber(Waiter):
         self._taken = FIRST  # the id of the last entry that the reader took
         self._held: deque[Entry] = deque()
         self._changed = threading.Condition()
-        self._pauses = Pauses(first_s=FIRST_PAUSE_S, longest_s=LONGEST_PAUSE_S)
+        self._backoff = Backoff(first_s=FIRST_PAUSE_S, longest_s=LONGEST_PAUSE_S)
 
     @property
     def is_over(self) -> bool:
@@ -62,7 +62,7 @@ class StreamSubscriber(Waiter):
         """
         give_up_at = time.monotonic() + timeout_s
         while not self.is_over and (left_s := give_up_at - time.monotonic()) > 0:
-            if entries := self._catch_up(left_s) if self.is_behind else self._wait(left_s):
+            if entries := self._read_missed_entries(left_s) if self.is_behind else self._take_held_entries(left_s):
                 self._taken = entries[-1][0]
                 return entries
         return []
@@ -73,7 +73,7 @@ class StreamSubscriber(Waiter):
             self._taken = to
             self._fall_behind()
 
-    def _catch_up(self, left_s: float) -> list[Entry]:
+    def _read_missed_entries(self, left_s: float) -> list[Entry]:
         with self._changed:  # before the read: entries that come too late for this page are handed over by the thread
             self.is_behind, self.offered = False, self._taken
         try:
@@ -81,15 +81,15 @@ class StreamSubscriber(Waiter):
         except (BrokerUnavailable, redis.RedisError):  # the thread of the streams logs the reason
             with self._changed:
                 self._fall_behind()
-                self._changed.wait_for(lambda: self.is_over, min(left_s, self._pauses.next_s()))
+                self._changed.wait_for(lambda: self.is_over, min(left_s, self._backoff.take_next_pause_s()))
             return []
-        self._pauses.reset()
+        self._backoff.reset()
         if len(entries) == PAGE:
             with self._changed:
                 self._fall_behind()
         return entries
 
-    def _wait(self, left_s: float) -> list[Entry]:
+    def _take_held_entries(self, left_s: float) -> list[Entry]:
         with self._changed:
             self._changed.wait_for(lambda: self._held or self.is_behind or self.is_over, left_s)
             held, self._held = self._held, deque()
@@ -116,7 +116,7 @@ class StreamSubscriber(Waiter):
             self.changes = changes
             self._changed.notify()
 
-    def stop(self) -> None:
+    def end_stream(self) -> None:
         with self._changed:
             self.is_stopped = True
             self._changed.notify()
@@ -140,7 +140,7 @@ class StreamHub:
 
     @contextlib.contextmanager
     def subscribe_to(self, job_id: UUID) -> Iterator[StreamSubscriber]:
-        """Yield a new ear for this job, which is also woken when the job has finished."""
+        """Yield a new subscriber to this job, which is also woken when the job has finished."""
         subscriber, key = StreamSubscriber(job_id), redis_streams.make_notice([job_id])
         with self._lock:
             subscriber.is_stopped = self.is_stopping
@@ -160,13 +160,13 @@ class StreamHub:
         """Return the number of streams that are open now."""
         return sum(map(len, list(self.subscribers.values())))
 
-    def stop(self) -> None:
+    def end_streams(self) -> None:
         """End all streams as this process ends. Their clients go on in another process."""
         with self._lock:
             self.is_stopping = True
             for subscribers in self.subscribers.values():
                 for subscriber in subscribers:
-                    subscriber.stop()
+                    subscriber.end_stream()
 
     def _ensure_thread(self) -> None:
         if self._thread is None or not self._thread.is_alive():
@@ -174,18 +174,18 @@ class StreamHub:
             self._thread.start()
 
     def _listen_forever(self) -> None:
-        pauses = Pauses(first_s=FIRST_PAUSE_S, longest_s=LONGEST_PAUSE_S)
-        while not self._is_done():
+        backoff = Backoff(first_s=FIRST_PAUSE_S, longest_s=LONGEST_PAUSE_S)
+        while not self._may_end_thread():
             try:
-                self._listen(pauses)
+                self._listen(backoff)
             except (redis.RedisError, BrokerUnavailable) as error:
                 logger.warning("streams are silent, Redis cannot be read: %s", error)
-                time.sleep(pauses.next_s())
+                time.sleep(backoff.take_next_pause_s())
             except Exception:
                 logger.exception("streams failed, starting again")
-                time.sleep(pauses.next_s())
+                time.sleep(backoff.take_next_pause_s())
 
-    def _is_done(self) -> bool:
+    def _may_end_thread(self) -> bool:
         """Return True if the thread may end.
 
         The lock is held meanwhile, so that a stream that begins next finds no thread and starts one.
@@ -196,21 +196,21 @@ class StreamHub:
                 self._thread = None
         return done
 
-    def _listen(self, pauses: Pauses) -> None:
+    def _listen(self, backoff: Backoff) -> None:
         client = redis.Redis.from_url(settings.REDIS_URL, socket_timeout=10.0, socket_connect_timeout=1.0)
         with client, client.pubsub(ignore_subscribe_messages=True) as subscription:
-            subscription.subscribe(redis_streams.notice_channel())
+            subscription.subscribe(redis_streams.make_notice_channel())
             polled_at = 0.0
             while self.subscribers or time.monotonic() - self._left_at <= LINGER_S:
                 message = subscription.get_message(timeout=POLL_S)
                 if message:
-                    self._hand_out(message["data"].split(b","))
+                    self._hand_out_entries(message["data"].split(b","))
                 if time.monotonic() - polled_at > POLL_S:
-                    self._hand_out(list(self.subscribers))
+                    self._hand_out_entries(list(self.subscribers))
                     polled_at = time.monotonic()
-                pauses.reset()
+                backoff.reset()
 
-    def _hand_out(self, keys: Collection[bytes]) -> None:
+    def _hand_out_entries(self, keys: Collection[bytes]) -> None:
         with self._lock:
             following = [list(self.subscribers[key]) for key in keys if key in self.subscribers]
         wanted: dict[UUID, list[StreamSubscriber]] = {}

@@ -34,7 +34,7 @@ class Position:
         """
         number, _, encoded = text.partition("-")
         if number.isascii() and number.isdigit() and len(number) <= MOST_DIGITS:
-            digest = _decoded(encoded)[:BYTES]
+            digest = _decode_base64(encoded)[:BYTES]
             if hmac.compare_digest(cls(int(number), digest).make_event_id(job_id).encode(), text.encode()):
                 return cls(int(number), digest)
         raise UnknownPosition(
@@ -43,7 +43,10 @@ class Position:
 
     def make_event_id(self, job_id: UUID) -> str:
         signed = hashlib.blake2b(
-            b"%d-%b" % (self.at, self.digest), key=_key(settings.SECRET_KEY), salt=job_id.bytes, digest_size=BYTES
+            b"%d-%b" % (self.at, self.digest),
+            key=_derive_key(settings.SECRET_KEY),
+            salt=job_id.bytes,
+            digest_size=BYTES,
         ).digest()
         return f"{self.at}-{base64.urlsafe_b64encode(self.digest + signed).decode().rstrip('=')}"
 
@@ -67,11 +70,11 @@ class DeliveredText:
 BEGINNING = DeliveredText().position
 
 
-def _key(secret: str) -> bytes:
+def _derive_key(secret: str) -> bytes:
     return hashlib.blake2b(secret.encode(), person=b"stream-position", digest_size=32).digest()
 
 
-def _decoded(text: str) -> bytes:
+def _decode_base64(text: str) -> bytes:
     try:
         return base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
     except ValueError:

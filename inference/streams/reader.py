@@ -30,15 +30,15 @@ def stream_events(job: Job, hub: StreamHub, *, after: Position = BEGINNING) -> I
     """
     prompt = Prompt.from_inputs(job.inputs, job.parameters)
     del job.inputs  # deferred from now on, as Django has it
-    return _events(job, hub, prompt, StreamCursor(job.id, after))
+    return _follow_events(job, hub, prompt, StreamCursor(job.id, after))
 
 
-def _events(job: Job, hub: StreamHub, prompt: Prompt, cursor: StreamCursor) -> Iterator[Event]:
+def _follow_events(job: Job, hub: StreamHub, prompt: Prompt, cursor: StreamCursor) -> Iterator[Event]:
     give_up_at = time.monotonic() + LONGEST_S
     with hub.subscribe_to(job.id) as subscriber:
-        _look(subscriber)
+        _wake_if_finished(subscriber)
         while not subscriber.is_over and time.monotonic() < give_up_at:
-            event = _next(subscriber, cursor)
+            event = _wait_for_event(subscriber, cursor)
             if event or not subscriber.is_over:
                 yield event or KeepAlive()
         changes = subscriber.changes
@@ -46,11 +46,13 @@ def _events(job: Job, hub: StreamHub, prompt: Prompt, cursor: StreamCursor) -> I
         yield Interrupted()
         return
     rows.apply_changes(job, changes)
-    yield from _end(job, extract_generated_text(job, prompt) if job.status == Status.SUCCEEDED else None, cursor)
+    yield from _make_last_events(
+        job, extract_generated_text(job, prompt) if job.status == Status.SUCCEEDED else None, cursor
+    )
 
 
-def _look(subscriber: StreamSubscriber) -> None:
-    """Read the row once, as the job may have finished before the ear was registered."""
+def _wake_if_finished(subscriber: StreamSubscriber) -> None:
+    """Read the row once, as the job may have finished before the subscriber was registered."""
     try:
         if finished := rows.read_finished([subscriber.job_id]):
             subscriber.wake(finished[subscriber.job_id])
@@ -60,7 +62,7 @@ def _look(subscriber: StreamSubscriber) -> None:
         connection.close()
 
 
-def _next(subscriber: StreamSubscriber, cursor: StreamCursor) -> Delta | Restart | None:
+def _wait_for_event(subscriber: StreamSubscriber, cursor: StreamCursor) -> Delta | Restart | None:
     try:
         return cursor.take_new_text(subscriber.wait_for_entries(SILENCE_S))
     except TextDiverged:
@@ -68,7 +70,7 @@ def _next(subscriber: StreamSubscriber, cursor: StreamCursor) -> Delta | Restart
         return cursor.restart_attempt()
 
 
-def _end(job: Job, text: str | None, cursor: StreamCursor) -> Iterator[Event]:
+def _make_last_events(job: Job, text: str | None, cursor: StreamCursor) -> Iterator[Event]:
     """Yield the part of the text that was not sent yet, and the end."""
     if text is not None:
         try:

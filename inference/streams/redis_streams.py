@@ -28,11 +28,11 @@ KEPT_S = 60  # after the last chunk: the text of a job that has ended is read fr
 _FIELD = b"c"
 
 
-def notice_channel() -> str:
+def make_notice_channel() -> str:
     return f"{settings.SERVICE_PREFIX}inference.told"
 
 
-def stream_key(job_id: UUID) -> bytes:
+def make_stream_key(job_id: UUID) -> bytes:
     return f"{settings.SERVICE_PREFIX}inference.stream.{job_id.hex}".encode()
 
 
@@ -46,11 +46,11 @@ def write_chunks(chunks: Sequence[Chunk]) -> None:
     try:
         with redis_client.borrow_client() as client, client.pipeline(transaction=False) as round_trip:
             for chunk in chunks:
-                key = stream_key(chunk.job_id)
+                key = make_stream_key(chunk.job_id)
                 most = MOST_CHUNKS if chunk.at else 1
                 round_trip.xadd(key, {_FIELD: chunk.to_bytes()}, maxlen=most, approximate=bool(chunk.at))
                 round_trip.expire(key, KEPT_S)
-            round_trip.publish(notice_channel(), make_notice({chunk.job_id for chunk in chunks}))
+            round_trip.publish(make_notice_channel(), make_notice({chunk.job_id for chunk in chunks}))
             refused = [answer for answer in round_trip.execute(raise_on_error=False) if isinstance(answer, Exception)]
     except CircuitOpen:
         return  # a warning was logged when Redis became unavailable
@@ -65,13 +65,13 @@ def read_entries(after: Mapping[UUID, bytes], most: int) -> dict[UUID, list[Entr
 
     A job without such entries is missing in the result. Raises `BrokerUnavailable` and `RedisError`.
     """
-    by_key = {stream_key(job_id): job_id for job_id in after}
+    by_key = {make_stream_key(job_id): job_id for job_id in after}
     with redis_client.borrow_client() as client:
-        found: Any = client.xread({stream_key(job_id): last for job_id, last in after.items()}, count=most)
-    return {by_key[key]: list(_entries(by_key[key], entries)) for key, entries in found}
+        found: Any = client.xread({make_stream_key(job_id): last for job_id, last in after.items()}, count=most)
+    return {by_key[key]: list(_parse_entries(by_key[key], entries)) for key, entries in found}
 
 
-def _entries(job_id: UUID, entries: Sequence[tuple[bytes, Mapping[bytes, bytes]]]) -> Iterator[Entry]:
+def _parse_entries(job_id: UUID, entries: Sequence[tuple[bytes, Mapping[bytes, bytes]]]) -> Iterator[Entry]:
     for entry_id, fields in entries:
         try:
             yield entry_id, Chunk.from_bytes(job_id, fields[_FIELD])

@@ -39,10 +39,10 @@ class Prompt:
             text = "" if parameters.get("continue_final_message") is False else text
         if not isinstance(text, str) or parameters.get("return_full_text") is False:
             text = ""
-        return cls(len(text), _digest(text))
+        return cls(len(text), _digest_text(text))
 
     def remove_from(self, text: str) -> str:
-        return text[self.length :] if _digest(text[: self.length]) == self.digest else text
+        return text[self.length :] if _digest_text(text[: self.length]) == self.digest else text
 
 
 def extract_generated_text(job: Job, prompt: Prompt) -> str | None:
@@ -67,5 +67,5 @@ def extract_single_answer(output: object) -> Mapping[str, Any]:
     return answer if isinstance(answer, dict) else {}
 
 
-def _digest(text: str) -> bytes:
+def _digest_text(text: str) -> bytes:
     return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=_DIGEST).digest()

@@ -56,9 +56,9 @@ def _enter(
     if len(ids) > limit:
         what = f"the queue of {key!r}" if kind == "model" else "your share of the queue"
         raise InvalidInput(f"inputs: at most {limit} jobs fit in {what} at this priority; send {len(ids)} in parts.")
-    own, *others = lines = [_line(kind, key, each) for each in _AND_BELOW[priority]]
+    own, *others = lines = [_get_line(kind, key, each) for each in _AND_BELOW[priority]]
     if not own.admit_jobs(ids, limit):
-        raise _full(kind, key, own.waiting, len(ids), limit)
+        raise _make_full_error(kind, key, own.waiting, len(ids), limit)
     for line in others:
         line.add_jobs(ids)
 
@@ -70,7 +70,7 @@ def _enter(
     return own
 
 
-def _full(kind: str, key: Any, waiting: int, jobs: int, limit: int) -> TooManyQueued | QueueFull:
+def _make_full_error(kind: str, key: Any, waiting: int, jobs: int, limit: int) -> TooManyQueued | QueueFull:
     low_s, high_s = RETRY_AFTER_S
     if kind == "owner":
         return TooManyQueued(
@@ -84,12 +84,12 @@ def _full(kind: str, key: Any, waiting: int, jobs: int, limit: int) -> TooManyQu
     )
 
 
-def _line(kind: str, key: Hashable, priority: int) -> QueueCounter:
-    def queued() -> QuerySet[Job]:
+def _get_line(kind: str, key: Hashable, priority: int) -> QueueCounter:
+    def select_queued() -> QuerySet[Job]:
         return Job.objects.filter(status=Status.QUEUED, priority__lte=priority, **{kind: key})
 
     counters, name = process.current.queue_counters, (kind, key, priority)
-    return counters.get(name) or counters.setdefault(name, QueueCounter(queued))
+    return counters.get(name) or counters.setdefault(name, QueueCounter(select_queued))
 
 
 def estimate_wait_s(job: Job) -> float | None:
@@ -98,15 +98,15 @@ def estimate_wait_s(job: Job) -> float | None:
     It is not known, for example, while the database is away.
     """
     try:
-        waiting = _line("model", job.model, job.priority).waiting
-        return workers.predict_seconds(job.model, _ahead(job.model, job.priority, job.owner_id, waiting))
+        waiting = _get_line("model", job.model, job.priority).waiting
+        return workers.predict_seconds(job.model, _count_ahead(job.model, job.priority, job.owner_id, waiting))
     except Exception as error:
         if not is_away(error):
             raise
         return None
 
 
-def _ahead(model: str, priority: int, owner: Hashable, waiting: int) -> int:
+def _count_ahead(model: str, priority: int, owner: Hashable, waiting: int) -> int:
     """Return how many of the waiting jobs go before the next job of this owner, since owners take turns."""
     return min(waiting, queue_position.count_jobs_ahead(model, priority, owner)) if waiting > 1 else waiting
 
@@ -125,7 +125,7 @@ def _refuse_long_wait(terms: Terms, waiting: int, limit_s: float) -> None:
     wait_s = workers.predict_seconds(model, waiting)
     if limit_s and wait_s and wait_s > limit_s:
         owner = terms.owner and terms.owner.pk
-        wait_s = workers.predict_seconds(model, _ahead(model, terms.priority, owner, waiting))
+        wait_s = workers.predict_seconds(model, _count_ahead(model, terms.priority, owner, waiting))
     if limit_s and wait_s and wait_s > limit_s:
         raise Overloaded(
             f"A new job of {model!r} would wait about {wait_s:.0f} s, more than {limit_s:g} s. Try again later.",

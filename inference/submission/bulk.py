@@ -57,11 +57,11 @@ def submit(submission: BulkSubmission) -> Accepted:
 
     Raises `SubmissionError` when nothing can be accepted, or `StoreUnavailable`.
     """
-    bulk = _new_bulk(submission)
+    bulk = _make_bulk(submission)
     new: list[NewJob] = []
 
     def store() -> Bulk:
-        new.extend(_jobs(submission, bulk))
+        new.extend(_make_jobs(submission, bulk))
         try:
             with admission.reserve_places(submission, [job.id for job in new]):
                 _store(bulk, new)
@@ -71,9 +71,9 @@ def submit(submission: BulkSubmission) -> Accepted:
 
     stored = idempotency.store_once(bulk, store)
     if stored is not bulk:
-        return _accepted_before(stored)
+        return _read_accepted(stored)
     bulk_store.send_messages(submission.spec, new)
-    return _accepted_now(bulk, new)
+    return _make_accepted(bulk, new)
 
 
 def fetch(bulk_id: UUID) -> Bulk:
@@ -101,15 +101,15 @@ def read_progress(bulk: Bulk) -> BulkProgress:
         {"index": job.bulk_index, "job": job.pk, "code": job.error_code, "detail": job.public_detail}
         for job in failed.only("bulk_index", "error_code", "error_detail", "error_raised")
     ]
-    return _progress(counts, errors)
+    return _make_progress(counts, errors)
 
 
-def _progress(counts: dict[str, int], errors: list[dict[str, Any]]) -> BulkProgress:
+def _make_progress(counts: dict[str, int], errors: list[dict[str, Any]]) -> BulkProgress:
     counts = dict.fromkeys(Status.values, 0) | counts
     return BulkProgress(counts=counts, errors=sorted(errors, key=lambda error: error["index"])[:SHOWN_ERRORS])
 
 
-def _accepted_before(known: Bulk) -> Accepted:
+def _read_accepted(known: Bulk) -> Accepted:
     """Return the answer for a bulk that an earlier request stored, as it is now.
 
     Raises `StoreUnavailable` if the database is away.
@@ -119,13 +119,13 @@ def _accepted_before(known: Bulk) -> Accepted:
         return Accepted(bulk=known, progress=read_progress(known), jobs=found)
 
 
-def _accepted_now(bulk: Bulk, new: Sequence[NewJob]) -> Accepted:
+def _make_accepted(bulk: Bulk, new: Sequence[NewJob]) -> Accepted:
     """Return the answer for a bulk as it was stored.
 
     Nothing is read for it: the client is to have this answer even if the database is away by now.
     """
     accepted = [(job.row.values["bulk_index"], job.id) for job in new]
-    return Accepted(bulk=bulk, progress=_progress({Status.QUEUED: len(new)}, bulk.rejected), jobs=accepted)
+    return Accepted(bulk=bulk, progress=_make_progress({Status.QUEUED: len(new)}, bulk.rejected), jobs=accepted)
 
 
 def cancel(bulk: Bulk) -> None:
@@ -151,7 +151,7 @@ def _check_parameters(items: Sequence[BulkItem]) -> None:
         bulk_store.check_parameters(given, len(items))
 
 
-def _new_bulk(submission: BulkSubmission) -> Bulk:
+def _make_bulk(submission: BulkSubmission) -> Bulk:
     """Make the bulk of a submission, which is not stored yet; raise `InvalidInput` if its size is not allowed."""
     items, model, owner = submission.items, submission.spec.name, submission.owner
     check_size(len(items))
@@ -165,7 +165,7 @@ def _new_bulk(submission: BulkSubmission) -> Bulk:
     return bulk
 
 
-def _jobs(submission: BulkSubmission, bulk: Bulk) -> Iterator[NewJob]:
+def _make_jobs(submission: BulkSubmission, bulk: Bulk) -> Iterator[NewJob]:
     """Make a job for each input that the model takes, and list the others in `bulk.rejected`.
 
     Raises `InvalidInput` if no input can be accepted.
@@ -210,10 +210,10 @@ class _Kinds:
         """Return the kind of jobs with these parameters; raise `InvalidInput` if the model does not take them."""
         spelt = json_field.dumps(given)
         if spelt not in self._known:
-            self._known[spelt] = self._new(validation.validate_parameters(self._spec, given))
+            self._known[spelt] = self._make_kind(validation.validate_parameters(self._spec, given))
         return self._known[spelt]
 
-    def _new(self, parameters: dict[str, Any]) -> _Kind:
+    def _make_kind(self, parameters: dict[str, Any]) -> _Kind:
         like = rows.make_row_factory(self._like(parameters=parameters))
         return _Kind(parameters, SharedColumns(like, replace(self._message, group=digest_parameters(parameters))))
 
@@ -226,4 +226,4 @@ def _store(bulk: Bulk, new: Sequence[NewJob]) -> None:
     statements = list(rows.group_by_statement(job.row for job in new))
     with bulk_store.commit_block(bulk):
         bulk.save(force_insert=True)
-        bulk_store.insert_rows(statements)
+        bulk_store.insert_grouped_rows(statements)

@@ -22,7 +22,7 @@ from inference.broker.messages import JobMessage, pack_jobs
 from inference.catalog.specs import ModelSpec
 from inference.errors import InvalidInput
 from inference.fields import json_field
-from inference.fields.ids import new_job_id
+from inference.fields.ids import make_row_id
 from inference.models import Bulk, Job
 from inference.store import job_messages, rows
 from inference.web_process import writer
@@ -54,7 +54,7 @@ class SharedColumns:
 
     def make_job(self, size: int, length: int, **own: Any) -> NewJob:
         """Make one of the jobs, with its `own` columns."""
-        job_id = new_job_id()
+        job_id = make_row_id()
         row = self.like(id=job_id, size=size, length=length, **own)
         return NewJob(job_id, row, self.message, size, length)
 
@@ -80,7 +80,7 @@ def commit_block(row: Job | Bulk) -> Iterator[None]:
         committed.enter_context(writer.report_row_if_away(row))
 
 
-def insert_rows(statements: Sequence[Sequence[rows.JobRow]]) -> None:
+def insert_grouped_rows(statements: Sequence[Sequence[rows.JobRow]]) -> None:
     """Insert rows within a transaction; only the first statement counts against the time of the request."""
     first, *others = statements
     writer.insert_group(first)

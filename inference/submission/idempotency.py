@@ -48,10 +48,10 @@ def find_stored(row: Row) -> Row | None:
     if row.idempotency_key is None:
         return None
     stored = type(row)._default_manager.filter(idempotency_key=row.idempotency_key).first()
-    return stored and _matching(row, stored)
+    return stored and _require_same_body(row, stored)
 
 
-def _matching(row: Row, stored: Row) -> Row:
+def _require_same_body(row: Row, stored: Row) -> Row:
     if stored.idempotency_digest != row.idempotency_digest:
         raise IdempotencyMismatch(
             "This Idempotency-Key was used with another body. Use a new key for every new request.",
@@ -74,14 +74,14 @@ def store_once(row: Row, store: Callable[[], Row]) -> Row:
         own: Future[Row] = Future()
         storing: Future[Row] = process.current.storing.setdefault(key, own)
         if storing is own:
-            return _settle(key, own, lambda: find_stored(row) or store())
+            return _store_and_share(key, own, lambda: find_stored(row) or store())
         try:
-            return _matching(row, copy.copy(_wait_for(storing)))
+            return _require_same_body(row, copy.copy(_wait_for(storing)))
         except CancelledError:
             continue
 
 
-def _settle(key: Key, storing: Future[Row], store: Callable[[], Row]) -> Row:
+def _store_and_share(key: Key, storing: Future[Row], store: Callable[[], Row]) -> Row:
     """Return the row that `store` returns, and give a copy to the requests that wait for it.
 
     An error is raised in this request only: one of the waiting requests tries next.

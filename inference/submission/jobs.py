@@ -78,7 +78,7 @@ def wait(job_id: UUID, *, timeout_s: float) -> Job:
             return job
         changes = waiter.wait(timeout_s)
         budget.renew_budget()
-    return _changed(job, changes) if changes else fetch(job_id)
+    return _apply_changes(job, changes) if changes else fetch(job_id)
 
 
 def wait_for_any(ids: Collection[UUID], among: QuerySet[Job], *, timeout_s: float) -> tuple[list[UUID], list[UUID]]:
@@ -147,7 +147,9 @@ def make_job_and_parts(submission: Submission) -> tuple[Job, list[Part]]:
         delivery.check_url(submission.webhook)
     if isinstance(inputs, list) and len(inputs) > spec.max_batch_size:
         compute_slots.return_slot()  # other requests should not wait while thousands of inputs are checked
-    parameters = validation.validate_request(spec, inputs, submission.parameters, most=split_jobs.max_inputs(spec))
+    parameters = validation.validate_request(
+        spec, inputs, submission.parameters, most=split_jobs.compute_max_inputs(spec)
+    )
     size, length = lengths.measure_inputs(spec, inputs, parameters)
     parts = split_jobs.split_into_parts(spec, inputs, parameters, size)
     job = submission.make_job(
@@ -192,7 +194,7 @@ def _store_and_wait(submission: Submission, job: Job, timeout_s: float) -> Job:
     """
     with process.current.listener.expect_finish(job.id) as waiter:
         with admission.reserve_places(submission, [job.id]):
-            patience_s = min(budget.remaining_s(), PATIENCE_S)
+            patience_s = min(budget.get_remaining_s(), PATIENCE_S)
             first_s = min(timeout_s, patience_s)
             written = process.current.writer.enqueue_job(job, waiter.fail)
             changes = waiter.wait(first_s)
@@ -201,10 +203,10 @@ def _store_and_wait(submission: Submission, job: Job, timeout_s: float) -> Job:
         changes = changes or waiter.wait(timeout_s - first_s)
         if timeout_s > first_s:
             budget.renew_budget()
-    return _changed(job, changes) if changes else wait_for_stored_job(job, timeout_s=0.0)
+    return _apply_changes(job, changes) if changes else wait_for_stored_job(job, timeout_s=0.0)
 
 
-def _changed(job: Job, changes: Changes) -> Job:
+def _apply_changes(job: Job, changes: Changes) -> Job:
     rows.apply_changes(job, changes)
     return job
 

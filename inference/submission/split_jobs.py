@@ -20,7 +20,7 @@ from inference.submission.submissions import Terms
 from inference.telemetry import tracing
 
 
-def max_inputs(spec: ModelSpec) -> int:
+def compute_max_inputs(spec: ModelSpec) -> int:
     """Return how many inputs one job may have."""
     return max(settings.MAX_BULK_INPUTS, spec.max_batch_size)
 
@@ -62,7 +62,7 @@ def store_whole(terms: Terms, whole: Job, parts: Sequence[Part]) -> None:
     new = [common.make_job(part.size, part.length, inputs=part.inputs, place=part.place) for part in parts]
     statements = list(rows.group_by_statement([row, *(job.row for job in new)]))
     with admission.reserve_places(terms, [whole.id, *(job.id for job in new)]), bulk_store.commit_block(whole):
-        bulk_store.insert_rows(statements)
+        bulk_store.insert_grouped_rows(statements)
     whole._state.adding = False
     transaction.on_commit(
         lambda: bulk_store.send_messages(terms.spec, new)

@@ -41,7 +41,7 @@ class Terms:
         now = clock.now()
         expires_at = None if self.expires_in_s is None else now + datetime.timedelta(seconds=self.expires_in_s)
         traced: dict[str, Any] = {"traceparent": tracing.get_traceparent()} if tracing.on else {}
-        return rows.new_job(
+        return rows.make_unsaved_job(
             model=self.spec.name,
             priority=self.priority,
             owner=self.owner,

@@ -23,13 +23,13 @@ OURS = ("inference.", "api.", "project.")
 def describe_exception(error: BaseException) -> str:
     kind = type(error)
     name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-    return f"{name}: {_words(error)}".removesuffix(": ")
+    return f"{name}: {_get_safe_words(error)}".removesuffix(": ")
 
 
 def format_exception(error: BaseException | None, trace: TracebackType | None) -> str:
     """Return the traceback of an exception without values, behind those of the exceptions that it came of."""
     blocks = []
-    for each in _chain(error):
+    for each in _walk_causes(error):
         blocks.append(
             "".join(traceback.format_tb(trace if each is error else each.__traceback__)) + describe_exception(each)
         )
@@ -45,7 +45,7 @@ def format_places(
     of come last. The text is empty for an exception that was never raised.
     """
     blocks = [HEADING]
-    for each in _chain(error):
+    for each in _walk_causes(error):
         frames = traceback.extract_tb(each.__traceback__)
         own = [frame for frame in frames if not frame.filename.startswith(_NOT_OWN)]
         others = [frame for frame in frames if frame.filename.startswith(_NOT_OWN)]
@@ -56,11 +56,11 @@ def format_places(
 
 def has_own_code(error: BaseException) -> bool:
     """Return True if code of the model's author was called on the way to where the exception was raised."""
-    frames = (frame for each in _chain(error) for frame, _ in traceback.walk_tb(each.__traceback__))
+    frames = (frame for each in _walk_causes(error) for frame, _ in traceback.walk_tb(each.__traceback__))
     return any(not frame.f_code.co_filename.startswith(_NOT_OWN) for frame in frames)
 
 
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
+def _walk_causes(error: BaseException | None) -> Iterator[BaseException]:
     """Yield the exception, then the exceptions that it came of."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
@@ -69,17 +69,17 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
 
 
-def _folders() -> Sequence[str]:
+def _list_code_folders() -> Sequence[str]:
     """Return the folders with the code of libraries, of Python and of this service."""
     paths = sysconfig.get_paths()
     found = {paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")}
     return [f"{folder}/" for folder in (*found, str(Path(__file__).parents[1]))]
 
 
-_NOT_OWN = ("<", *_folders())
+_NOT_OWN = ("<", *_list_code_folders())
 
 
-def _words(error: BaseException) -> str:
+def _get_safe_words(error: BaseException) -> str:
     if isinstance(error, InferenceError):
         quotes_nothing = error.retryable  # errors that may pass are about servers and devices
     else:

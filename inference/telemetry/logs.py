@@ -91,14 +91,16 @@ class _Formatter(logging.Formatter):
 
 class JsonFormatter(_Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        fields = {**_bound.get(), **_named(record), **_of_process}
+        fields = {**_bound.get(), **_read_named_arguments(record), **_of_process}
         line = {
-            "time": _moment(record.created), "level": record.levelname, "logger": record.name,
+            "time": _format_time(record.created), "level": record.levelname, "logger": record.name,
             "message": record.getMessage(),
         }  # fmt: skip
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
-        return json.dumps({**line, **{name: _plain(value) for name, value in fields.items() if name not in line}})
+        return json.dumps(
+            {**line, **{name: _to_json_value(value) for name, value in fields.items() if name not in line}}
+        )
 
 
 class ReadableFormatter(_Formatter):
@@ -111,7 +113,7 @@ class ReadableFormatter(_Formatter):
         return escape_text(super().format(record)).replace("\n", GOES_ON)
 
 
-def formatter() -> logging.Formatter:
+def make_formatter() -> logging.Formatter:
     """Return the formatter that LOG_FORMAT names, also for the web server's own lines (project/granian.json)."""
     return JsonFormatter() if IS_JSON else ReadableFormatter(READABLE, defaults={"request_id": ""})
 
@@ -128,22 +130,22 @@ def configure(config: dict[str, Any]) -> None:
         # Python documents both hooks as names to assign.
         sys.excepthook = lambda *error: logger.critical("the program ends", exc_info=error)
     if not quotes:
-        threading.excepthook = _thread_ended
+        threading.excepthook = _log_thread_end
 
 
 def format_line(logger: str, text: str) -> str:
-    written_at = _moment(time.time())  # noqa: TID251 - its host's clock, as logging has it for all other lines
+    written_at = _format_time(time.time())  # noqa: TID251 - its host's clock, as logging has it for all other lines
     return json.dumps({"time": written_at, "level": "INFO", "logger": logger, "message": text})
 
 
 def wrap_line(program: str, text: str) -> str:
     """Return a line of one of several programs as JSON with the program's name, also if the line is no JSON."""
-    if not _is_object(text):
+    if not _is_own_json_line(text):
         text = format_line(program or "up", text)
     return f'{text[:-1]}, "program": {json.dumps(program or "up")}}}'
 
 
-def _is_object(text: str) -> bool:
+def _is_own_json_line(text: str) -> bool:
     """Return True if the text is one of our JSON lines. The text that a model prints may only look like one."""
     try:
         return text.startswith(START) and text.endswith("}") and bool(json.loads(text))
@@ -151,28 +153,28 @@ def _is_object(text: str) -> bool:
         return False
 
 
-def _thread_ended(args: threading.ExceptHookArgs) -> None:
+def _log_thread_end(args: threading.ExceptHookArgs) -> None:
     if args.exc_value and not isinstance(args.exc_value, SystemExit):
         error = (args.exc_type, args.exc_value, args.exc_traceback)
         logger.critical("thread=%s ends", args.thread and args.thread.name, exc_info=error)
 
 
-def _moment(seconds: float) -> str:
+def _format_time(seconds: float) -> str:
     return datetime.datetime.fromtimestamp(seconds, datetime.UTC).isoformat(timespec="milliseconds")
 
 
-def _named(record: logging.LogRecord) -> dict[str, Any]:
+def _read_named_arguments(record: logging.LogRecord) -> dict[str, Any]:
     if not isinstance(record.args, tuple):
         return {}
-    names = _names(str(record.msg))
+    names = _list_argument_names(str(record.msg))
     return {name: value for name, value in zip(names, record.args, strict=False) if name}
 
 
 @functools.lru_cache(maxsize=1024)
-def _names(text: str) -> list[str]:
+def _list_argument_names(text: str) -> list[str]:
     """Return the name of each argument of a line's text, in order. It is empty for an argument without a name."""
     return [name for name, kind in _CONVERSION.findall(text) if kind != "%"]
 
 
-def _plain(value: object) -> Any:
+def _to_json_value(value: object) -> Any:
     return value if isinstance(value, int) or (isinstance(value, float) and math.isfinite(value)) else str(value)

@@ -60,30 +60,30 @@ def get_tracer() -> "Tracer":
     """
     global _provider  # noqa: PLW0603 - of this process
     with _lock:
-        _provider = _provider or _new_provider()
+        _provider = _provider or _make_provider()
     return _provider.get_tracer("inference")
 
 
 def make_part_traceparent(header: str | None, whole: UUID) -> str | None:
     """Return the traceparent of the parts of a list: it names the list's own span, which is made when the list ends."""
-    return header and f"{header[:36]}{_span_id(whole):016x}{header[52:]}"
+    return header and f"{header[:36]}{_make_span_id(whole):016x}{header[52:]}"
 
 
 @contextlib.contextmanager
 def use_span_id_of_whole(whole: UUID) -> Iterator[None]:
     """Give the span that begins within this context the id of this list's span."""
-    token = _next_id.set(_span_id(whole))
+    token = _next_id.set(_make_span_id(whole))
     try:
         yield
     finally:
         _next_id.reset(token)
 
 
-def _span_id(whole: UUID) -> int:
+def _make_span_id(whole: UUID) -> int:
     return whole.int & 2**64 - 1
 
 
-def _new_provider() -> "TracerProvider":
+def _make_provider() -> "TracerProvider":
     global _flush  # noqa: PLW0603 - of this process
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.resources import OTELResourceDetector, Resource

@@ -61,7 +61,7 @@ def continue_oldest_act() -> None:
     if act is None or not _lease(act, free):
         return
     give_up_at = time.monotonic() + ROUND_S
-    while (goes_on := _step(act)) and time.monotonic() < give_up_at:
+    while (goes_on := _do_chunk(act)) and time.monotonic() < give_up_at:
         pass
     mine = Act.objects.filter(pk=act.pk, cursor=act.cursor, state=ActState.RUNNING)
     mine.update(lease_until=None if goes_on else Now() + REFUSED)
@@ -76,7 +76,7 @@ def _lease(act: Act, free: Q) -> bool:
     return bool(Act.objects.filter(free, pk=act.pk, state__in=ACTING).update(**taken))
 
 
-def _step(act: Act) -> bool:
+def _do_chunk(act: Act) -> bool:
     """Do one chunk of an act; return True if there is more to do now."""
     most = CANCELLED_AT_ONCE if act.kind == ActKind.CANCEL else RETRIED_AT_ONCE
     jobs_left = select_jobs(act.selection, act.newest)
@@ -89,9 +89,9 @@ def _step(act: Act) -> bool:
         return False
     if act.kind == ActKind.CANCEL:
         cancelled, left = cancel_selected(ids)
-        return _note(act, ids[-1], cancelled.total(), left)
+        return _record_progress(act, ids[-1], cancelled.total(), left)
     cursor, done, left = _retry(act, ids)
-    return cursor is not None and _note(act, cursor, done, left) and cursor == ids[-1]
+    return cursor is not None and _record_progress(act, cursor, done, left) and cursor == ids[-1]
 
 
 def cancel_selected(ids: Sequence[UUID]) -> tuple[Counter[str], Left]:
@@ -125,7 +125,7 @@ def _retry(act: Act, ids: list[UUID]) -> tuple[UUID | None, int, Left]:
     return last, done, left
 
 
-def _note(act: Act, cursor: UUID, done: int, left: Left) -> bool:
+def _record_progress(act: Act, cursor: UUID, done: int, left: Left) -> bool:
     """Record the progress of an act; return True if this worker goes on with it.
 
     It does not if another worker has taken the act, or if an operator has stopped it.

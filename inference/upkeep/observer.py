@@ -39,9 +39,9 @@ class Observer:
             self._steady_since = seen_at
         self._looked = now.timestamp(), seen_at
         present = Worker.objects.filter(state__in=workers.PRESENT).values_list("pk", "heartbeat_at")
-        self._heartbeats = {worker: self._last(worker, beat, now, seen_at) for worker, beat in present}
+        self._heartbeats = {worker: self._find_last_heartbeat(worker, beat, now, seen_at) for worker, beat in present}
 
-    def _last(
+    def _find_last_heartbeat(
         self, worker: UUID, beat: datetime.datetime, now: datetime.datetime, seen_at: float
     ) -> tuple[datetime.datetime, float]:
         """Return the last heartbeat of a worker, and since when it is the last one by this process's clock.

@@ -28,7 +28,7 @@ from inference.broker.address import queue_of
 from inference.broker.kombu_publisher import PublishRefused
 from inference.broker.messages import JobMessage
 from inference.catalog.lookup import get_catalog
-from inference.fields.ids import first_id_at
+from inference.fields.ids import make_first_id
 from inference.figures import marks
 from inference.models import Job, Status, Worker, WorkerState
 from inference.status import workers
@@ -59,13 +59,13 @@ def reconcile(*, answering_s: float = math.inf, observer: Observer | None = None
     Raises what the first step that failed has raised.
     """
     give_back_lost = functools.partial(_give_back_lost, observer or Observer(), answering_s)
-    steps = (give_back_lost, _give_back_stopped, transitions.expire_jobs, _send_again, transitions.finish_wholes)
-    failures = [failure for step in steps if (failure := _failure_of(step))]
+    steps = (give_back_lost, _give_back_stopped, transitions.expire_jobs, _resend_messages, transitions.finish_wholes)
+    failures = [failure for step in steps if (failure := _run_step(step))]
     if failures:
         raise failures[0]
 
 
-def _failure_of(step: Callable[[], None]) -> Exception | None:
+def _run_step(step: Callable[[], None]) -> Exception | None:
     """Run a step, and return what it raised; that the broker is away is only logged."""
     try:
         step()
@@ -83,15 +83,17 @@ def _give_back_lost(observer: Observer, answering_s: float) -> None:
     transitions.renew_future_leases()
     if answering_s >= settings.WORKER_SILENT_S:
         _mark_silent(observer)
-        lost = Q(worker__in=_of(WorkerState.GONE)) | observer.make_expired_lease_condition(answering_s=answering_s)
+        lost = Q(worker__in=_select_worker_ids(WorkerState.GONE)) | observer.make_expired_lease_condition(
+            answering_s=answering_s
+        )
         transitions.requeue_lost_jobs(lost)
 
 
 def _give_back_stopped() -> None:
-    transitions.requeue_jobs_of_stopped(Q(worker__in=_of(WorkerState.STOPPED)))
+    transitions.requeue_jobs_of_stopped(Q(worker__in=_select_worker_ids(WorkerState.STOPPED)))
 
 
-def _ago(seconds: float) -> Now:
+def _make_past_moment(seconds: float) -> Now:
     return Now() - datetime.timedelta(seconds=seconds)  # type: ignore[return-value]
 
 
@@ -109,16 +111,18 @@ def _mark_silent(observer: Observer) -> None:
             marks.add_mark(marks.MarkKind.GONE, name)
 
 
-def _of(state: WorkerState) -> QuerySet[Worker, UUID]:
+def _select_worker_ids(state: WorkerState) -> QuerySet[Worker, UUID]:
     return Worker.objects.filter(state=state).values_list("pk", flat=True)
 
 
-def _before(column: str, seconds: float) -> Q:
+def _make_age_condition(column: str, seconds: float) -> Q:
     """Return the condition that `column` is longer ago than this, or was written before the clock was set back."""
-    return Q(**{f"{column}__lt": _ago(seconds)}) | Q(**{f"{column}__gt": _ago(-transitions.SET_BACK_S)})
+    return Q(**{f"{column}__lt": _make_past_moment(seconds)}) | Q(
+        **{f"{column}__gt": _make_past_moment(-transitions.SET_BACK_S)}
+    )
 
 
-def _send_again() -> None:
+def _resend_messages() -> None:
     """Send the messages of lost jobs again.
 
     Those that were sent are marked in their rows before more are sent, so that a failure in between makes none be sent
@@ -126,7 +130,7 @@ def _send_again() -> None:
     """
     sent = 0
     failure: errors.BrokerUnavailable | None = None
-    for messages in _at_once([make_message(job, recovered=True) for job in _lost()]):
+    for messages in _chunk_messages([make_message(job, recovered=True) for job in _find_lost_jobs()]):
         try:
             publisher.publish_messages(messages)
         except errors.BrokerUnavailable as error:  # of this queue, or of all queues: then the others fail at once
@@ -140,34 +144,38 @@ def _send_again() -> None:
         raise failure
 
 
-def _lost() -> list[Job]:
+def _find_lost_jobs() -> list[Job]:
     """Return the queued jobs whose messages are to be sent again, high priorities first, as a round is bounded.
 
     A message that was sent before is sent again only while fewer messages of its model wait than jobs. So, whatever is
     wrong with a clock, messages that are in the broker are not sent again and again.
     """
-    lost = (Q(published_at=None) & _before("created_at", 1.0)) | (_before("published_at", RESEND_S) & _missing())
-    jobs = Job.objects.filter(lost, status=Status.QUEUED, parts=None, model__in=_run_here()).defer("inputs", "output")
+    lost = (Q(published_at=None) & _make_age_condition("created_at", 1.0)) | (
+        _make_age_condition("published_at", RESEND_S) & _make_missing_condition()
+    )
+    jobs = Job.objects.filter(lost, status=Status.QUEUED, parts=None, model__in=_list_models_run_here()).defer(
+        "inputs", "output"
+    )
     jobs = jobs.order_by("priority", "pk")
     full: set[str] = set()
     while found := list(jobs.exclude(model__in=full)[:MOST]):
         of_model = {name: list(each) for name, each in itertools.groupby(sorted(found, key=_model), _model)}
-        fitting = {job.pk for name, each in of_model.items() for job in _fitting(name, each)}
+        fitting = {job.pk for name, each in of_model.items() for job in _choose_fitting_jobs(name, each)}
         if fitting:
             return [job for job in found if job.pk in fitting]
         full |= of_model.keys()
     return []
 
 
-def _fitting(model: str, jobs: Sequence[Job]) -> list[Job]:
+def _choose_fitting_jobs(model: str, jobs: Sequence[Job]) -> list[Job]:
     """Return the jobs that were never sent, and as many of the others as leave no more messages than jobs that wait."""
     unsent = [job for job in jobs if job.published_at is None]
     sent = [job for job in jobs if job.published_at is not None]
-    room = _room(model, len(jobs)) - len(unsent) if sent else 0
+    room = _count_room(model, len(jobs)) - len(unsent) if sent else 0
     return unsent + sent[: max(0, room)]
 
 
-def _room(model: str, most: int) -> int:
+def _count_room(model: str, most: int) -> int:
     """Return how many more messages of this model may wait, at most `most`."""
     queue = queue_of(model)
     try:
@@ -178,7 +186,7 @@ def _room(model: str, most: int) -> int:
     return max(0, queued[: messages + most].count() - messages)
 
 
-def _at_once(messages: Iterable[JobMessage]) -> Iterator[list[JobMessage]]:
+def _chunk_messages(messages: Iterable[JobMessage]) -> Iterator[list[JobMessage]]:
     """Yield the messages in chunks of one queue and priority each.
 
     In Redis each chunk goes before those that were sent earlier, so the chunk with the oldest messages is sent last.
@@ -189,17 +197,17 @@ def _at_once(messages: Iterable[JobMessage]) -> Iterator[list[JobMessage]]:
         yield from reversed(chunks) if publisher.uses_redis() else chunks
 
 
-def _run_here() -> set[str]:
+def _list_models_run_here() -> set[str]:
     """Return the models of the models file, and those gone from it whose last jobs workers still run."""
     return {*get_catalog(), *workers.count_workers_by_model(workers.select_living().only("model_names"))}
 
 
-def _missing() -> Q:
+def _make_missing_condition() -> Q:
     """Return the condition for queued jobs without a message.
 
     No message of their model and priority is in the broker or held by a worker, or younger jobs have passed them.
     """
-    waiting = _run_here().intersection(
+    waiting = _list_models_run_here().intersection(
         Job.objects.filter(status=Status.QUEUED).order_by().values_list("model", flat=True).distinct()
     )
     priorities = publisher.list_waiting_priorities([queue_of(name) for name in waiting])
@@ -207,16 +215,16 @@ def _missing() -> Q:
     held = any(worker.held or worker.replicas_busy for worker in living)
     missing = Q(pk__in=[])
     for name in waiting:
-        of_lost = Q(model=name) & _before("published_at", HELD_S if held else RESEND_S)
+        of_lost = Q(model=name) & _make_age_condition("published_at", HELD_S if held else RESEND_S)
         missing |= of_lost & ~Q(priority__in=priorities[queue_of(name)])
-        for priority, reached in _reached(living, name).items():
+        for priority, reached in _find_reached_moments(living, name).items():
             missing |= Q(
-                model=name, priority=priority, pk__lt=first_id_at(reached - datetime.timedelta(seconds=PASSED_S))
+                model=name, priority=priority, pk__lt=make_first_id(reached - datetime.timedelta(seconds=PASSED_S))
             )
     return missing
 
 
-def _reached(living: Iterable[Worker], model: str) -> dict[int, datetime.datetime]:
+def _find_reached_moments(living: Iterable[Worker], model: str) -> dict[int, datetime.datetime]:
     """Return by priority the creation time of the newest job of this model that the living workers have started."""
     reached: dict[int, float] = {}
     for worker in living:

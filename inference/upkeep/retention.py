@@ -21,10 +21,10 @@ from django.db.models import Exists, OuterRef, Q, QuerySet
 from django.db.models.functions import Now
 
 from inference import clock, row_locks
-from inference.fields.ids import first_id_at
+from inference.fields.ids import make_first_id
 from inference.figures import fold, marks
 from inference.models import ENDED, TERMINAL, WAITING, Bulk, Job, Webhook, Worker
-from inference.status.queue_position import read_creation_ms
+from inference.status.queue_position import extract_creation_ms
 from inference.upkeep import acts
 
 logger = logging.getLogger(__name__)
@@ -40,11 +40,11 @@ SAID_S = 3 * 86_400.0  # seconds for which a worker warns of overdue jobs before
 OVERDUE = datetime.timedelta(hours=1)  # time past the retention time, in which many sweeps should have removed a job
 
 
-def may_be_removed(job_id: UUID) -> bool:
+def may_have_been_removed(job_id: UUID) -> bool:
     """Return True if a job of this id, made by this service and no longer there, may have been removed by now."""
     if not settings.JOB_RETENTION_DAYS or job_id.version != 7:
         return False
-    return read_creation_ms(job_id) / 1000 < clock.time_s() - settings.JOB_RETENTION_DAYS * 86_400
+    return extract_creation_ms(job_id) / 1000 < clock.time_s() - settings.JOB_RETENTION_DAYS * 86_400
 
 
 class Sweep:
@@ -59,7 +59,7 @@ class Sweep:
     @functools.cached_property
     def problem(self) -> str:
         """A warning if an unusual share of all finished jobs is overdue, as if a clock was set forward; else empty."""
-        overdue = _ended_before(self.limit - OVERDUE).order_by().values("pk")
+        overdue = _select_ended_before(self.limit - OVERDUE).order_by().values("pk")
         if not overdue.exists():
             return ""
         ended = Job.objects.filter(status__in=TERMINAL).order_by().count()  # from an index; overdue jobs are read
@@ -78,25 +78,25 @@ class Sweep:
         kept = Q(status__in=WAITING) | Q(finished_at__gte=self.limit)
         needed = Exists(Job.objects.filter(kept, pk=OuterRef("whole")))  # by its whole, if it is a part
         is_open = Exists(Bulk.objects.filter(pk=OuterRef("bulk"), is_open=True))
-        old = _ended_before(self.limit).filter(~needed, ~is_open, pk__gt=self._reached)
+        old = _select_ended_before(self.limit).filter(~needed, ~is_open, pk__gt=self._reached)
         ids = list(old.order_by("pk").values_list("pk", flat=True)[:CHUNK])
         for start in range(0, len(ids), STATEMENT):
             _remove_jobs(ids[start : start + STATEMENT])
         without_jobs = ~Exists(Job.objects.filter(bulk=OuterRef("pk")))
-        row_locks.delete_rows(Bulk.objects.filter(without_jobs, is_open=False, pk__lt=first_id_at(self.limit)))
+        row_locks.delete_rows(Bulk.objects.filter(without_jobs, is_open=False, pk__lt=make_first_id(self.limit)))
         if ids:
             self._reached = ids[-1]
             logger.info("%d jobs that ended more than %g days ago removed", len(ids), settings.JOB_RETENTION_DAYS)
         return len(ids)
 
 
-def _ended_before(moment: datetime.datetime) -> QuerySet[Job]:
+def _select_ended_before(moment: datetime.datetime) -> QuerySet[Job]:
     """Return the jobs that ended before a moment, found by their ids, as a job is made before it ends.
 
     Jobs that waited for long, so that they were made before the moment and ended after it, are read in vain.
     """
     ended = Q(finished_at__lt=moment) | Q(finished_at=None)
-    return Job.objects.filter(ended, status__in=TERMINAL, pk__lt=first_id_at(moment))
+    return Job.objects.filter(ended, status__in=TERMINAL, pk__lt=make_first_id(moment))
 
 
 def _remove_jobs(ids: list[UUID]) -> None:
@@ -125,12 +125,12 @@ class Sweeper:
         self._said_since_s: float | None = None  # monotonic; it warns since then, and removes nothing
 
     def sweep(self) -> None:
-        if time.monotonic() < self.next_at_s or self._goes_on():
+        if time.monotonic() < self.next_at_s or self._remove_some():
             return
         self._sweep = None
         self.next_at_s = time.monotonic() + PAUSE_S
 
-    def _goes_on(self) -> bool:
+    def _remove_some(self) -> bool:
         """Remove a chunk, and return True if there is more to remove now."""
         if settings.JOB_RETENTION_DAYS:
             sweep = self._sweep = self._sweep or Sweep()

@@ -51,10 +51,10 @@ class ComputeSlots:
             turn = threading.Lock()
             turn.acquire()
             self._waiting.append(turn)
-        if self._wait(turn):
+        if self._wait_for_turn(turn):
             _own.slots = self
 
-    def _wait(self, turn: threading.Lock) -> bool:
+    def _wait_for_turn(self, turn: threading.Lock) -> bool:
         connections.release_connection()
         with budget.counted_wait(PATIENCE_S) as patience_s:
             if turn.acquire(timeout=patience_s):

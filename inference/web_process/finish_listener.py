@@ -18,7 +18,7 @@ import redis
 from django.conf import settings
 from django.db import DatabaseError, InterfaceError, connection
 
-from inference.failures import Pauses
+from inference.failures import Backoff
 from inference.store import connections, notices, rows
 from inference.store.rows import Changes
 from inference.web_process import compute_slots
@@ -61,14 +61,14 @@ class Waiter:
 
     def wake(self, changes: Changes) -> None:
         self._changes = changes
-        self._open()
+        self._end_wait()
 
     def fail(self, error: Exception) -> None:
         """End the wait with an error, as the job was not accepted."""
         self._error = error
-        self._open()
+        self._end_wait()
 
-    def _open(self) -> None:
+    def _end_wait(self) -> None:
         with contextlib.suppress(RuntimeError):  # already open: the writer and the listener may both end the wait
             self._closed.release()
 
@@ -142,25 +142,25 @@ class Listener:
 
     def _listen_forever(self) -> None:
         connections.use_own_connection()
-        pauses = Pauses(first_s=POLL_DEAF_S, longest_s=LONGEST_DEAF_S)
+        backoff = Backoff(first_s=POLL_DEAF_S, longest_s=LONGEST_DEAF_S)
         while True:
             try:
-                self._listen_or_poll(pauses)
+                self._listen_or_poll(backoff)
             except Exception:
                 logger.exception("listener failed, starting again")
-                time.sleep(pauses.next_s())
+                time.sleep(backoff.take_next_pause_s())
 
-    def _listen_or_poll(self, pauses: Pauses) -> None:
+    def _listen_or_poll(self, backoff: Backoff) -> None:
         try:
-            self._listen(pauses)
+            self._listen(backoff)
         except redis.RedisError as error:
             logger.warning("no finished notices, polling every %g s: %s", POLL_DEAF_S, error)
-            self._poll_until(time.monotonic() + pauses.next_s())
+            self._poll_until(time.monotonic() + backoff.take_next_pause_s())
 
-    def _listen(self, pauses: Pauses) -> None:
+    def _listen(self, backoff: Backoff) -> None:
         client = redis.Redis.from_url(settings.REDIS_URL, socket_timeout=10.0, socket_connect_timeout=1.0)
         with client, client.pubsub(ignore_subscribe_messages=True) as subscription:
-            subscription.subscribe(notices.finished_channel())
+            subscription.subscribe(notices.get_channel_name())
             polled_at = 0.0
             while True:
                 message = subscription.get_message(timeout=POLL_S)
@@ -169,7 +169,7 @@ class Listener:
                 if time.monotonic() - polled_at > POLL_S:
                     self._wake_all()
                     polled_at = time.monotonic()
-                pauses.reset()
+                backoff.reset()
 
     def _poll_until(self, deadline: float) -> None:
         while time.monotonic() < deadline:
@@ -182,11 +182,11 @@ class Listener:
         The rows are read for all requests at once, so that no request is woken in vain.
         """
         self._wake_waiters(list(self.waiters))
-        self._hint(self._read(rows.find_finished, list(self.hinted)) or ())
+        self._add_hints(self._read(rows.find_finished, list(self.hinted)) or ())
 
     def _wake(self, ids: Collection[UUID]) -> None:
         """Wake the requests that wait for the jobs of a notice."""
-        self._hint(ids)
+        self._add_hints(ids)
         self._wake_waiters([job_id for job_id in ids if job_id in self.waiters])
 
     def _wake_waiters(self, ids: Collection[UUID]) -> None:
@@ -208,7 +208,7 @@ class Listener:
             connection.close()
             return None
 
-    def _hint(self, ids: Collection[UUID]) -> None:
+    def _add_hints(self, ids: Collection[UUID]) -> None:
         with self._lock:
             for job_id in ids:
                 for hints in self.hinted.get(job_id, ()):

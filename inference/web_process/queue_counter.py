@@ -49,8 +49,8 @@ class QueueCounter:
         Raises `StoreUnavailable` if the line cannot be counted in time.
         """
         came_at = time.monotonic()
-        if not self._is_known(came_at, len(ids), limit):
-            with self._alone(came_at):
+        if not self._is_count_usable(came_at, len(ids), limit):
+            with self._hold_count_lock(came_at):
                 if self._begun_at < came_at or self._counted_to <= limit:
                     self._count(limit)
         with self._lock:
@@ -76,7 +76,7 @@ class QueueCounter:
         self._entering.update(ids)
         self.waiting += len(ids)
 
-    def _is_known(self, now: float, jobs: int, limit: int) -> bool:
+    def _is_count_usable(self, now: float, jobs: int, limit: int) -> bool:
         if self._counted_to <= limit:
             return False
         is_fresh = now < self._fresh_until
@@ -87,7 +87,7 @@ class QueueCounter:
         return is_fresh and self.waiting > EXACT
 
     @contextlib.contextmanager
-    def _alone(self, came_at: float) -> Iterator[None]:
+    def _hold_count_lock(self, came_at: float) -> Iterator[None]:
         if not self._counting.acquire(blocking=False):
             with release_while_waiting(PATIENCE_S) as patience_s:
                 is_alone = self._counting.acquire(timeout=patience_s)
@@ -108,7 +108,7 @@ class QueueCounter:
             waiting = self._jobs().order_by().values_list("pk", flat=True)[:counted_to]
             found = waiting.count() if limit > EXACT else set(waiting)
         except Exception:
-            if budget.remaining_s():  # with no time left the request failed, and not the database
+            if budget.get_remaining_s():  # with no time left the request failed, and not the database
                 self._failed_at = time.monotonic()
             raise
         took_s = time.monotonic() - begun_at

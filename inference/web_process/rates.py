@@ -25,7 +25,7 @@ return '0'
 """
 
 
-def _key(name: str) -> str:
+def _make_key(name: str) -> str:
     return f"{settings.SERVICE_PREFIX}inference.rate:{name}"
 
 
@@ -40,7 +40,7 @@ class Rates:
         burst_s = max(6.0 - step_s, 0.0)
         try:
             with redis_client.borrow_client() as client:
-                return float(client.eval(LUA, 1, _key(name), step_s, burst_s))
+                return float(client.eval(LUA, 1, _make_key(name), step_s, burst_s))
         except (redis.RedisError, BrokerUnavailable):
             return self._take_alone(name, step_s, burst_s)
 

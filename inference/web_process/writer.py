@@ -104,7 +104,7 @@ class Writer:
         if not pending.is_settled and self._withdraw(pending):
             raise make_nothing_stored_error()
         if not pending.is_settled:
-            raise _perhaps_stored(pending.job)
+            raise _make_perhaps_stored_error(pending.job)
         if pending.error:
             raise pending.error
 
@@ -123,7 +123,7 @@ class Writer:
     def _write_forever(self) -> None:
         connections.use_own_connection()
         while True:
-            group = self._next_group()
+            group = self._wait_for_group()
             try:
                 send_messages([make_message(job) for job in self._write(group)])
             except Exception as error:
@@ -131,7 +131,7 @@ class Writer:
                 for pending in group:
                     pending.settle(error)
 
-    def _next_group(self) -> list[PendingWrite]:
+    def _wait_for_group(self) -> list[PendingWrite]:
         with self._arrived:
             while not self.pending:
                 self._arrived.wait()
@@ -147,16 +147,16 @@ class Writer:
         try:
             _connect()
         except Exception as error:
-            return self._refuse(group, error, is_certain=True)
+            return self._refuse_or_split(group, error, is_certain=True)
         try:
             insert_group([pending.row for pending in group])
         except Exception as error:
-            return self._refuse(group, error, is_certain=_is_refusal(error))
+            return self._refuse_or_split(group, error, is_certain=_is_refusal(error))
         for pending in group:
             pending.settle(None)
         return [pending.job for pending in group]
 
-    def _refuse(self, group: list[PendingWrite], error: Exception, *, is_certain: bool) -> list[Job]:
+    def _refuse_or_split(self, group: list[PendingWrite], error: Exception, *, is_certain: bool) -> list[Job]:
         if is_away(error):
             self._refuse_all(group, error, is_certain=is_certain)
         elif len(group) == 1:
@@ -173,7 +173,7 @@ class Writer:
             waiting, self.pending = self.pending, []
         logger.warning("%d jobs refused, the database is away: %s", len(group) + len(waiting), error)
         for pending in group:
-            pending.settle(make_nothing_stored_error() if is_certain else _perhaps_stored(pending.job))
+            pending.settle(make_nothing_stored_error() if is_certain else _make_perhaps_stored_error(pending.job))
         for pending in waiting:
             pending.settle(make_nothing_stored_error())
 
@@ -208,11 +208,11 @@ def report_row_if_away(row: Job | Bulk) -> Iterator[None]:
         yield
     except Exception as error:
         if is_away(error):
-            raise _perhaps_stored(row) from error
+            raise _make_perhaps_stored_error(row) from error
         raise
 
 
-def _perhaps_stored(row: Job | Bulk) -> StoreUnavailable:
+def _make_perhaps_stored_error(row: Job | Bulk) -> StoreUnavailable:
     kind = row._meta.model_name
     return StoreUnavailable(
         f"The database did not answer in time, and may have stored the {kind} {row.id}. Look for it before you send it"

@@ -44,26 +44,26 @@ RENEWED = 500  # rows that one statement changes
 def check_url(url: str) -> None:
     """Check the address of a webhook. Raises `InvalidInput` for an address that may not be called."""
     if not settings.WEBHOOK_HOSTS:
-        raise _invalid("webhooks are not configured here; leave it out and poll the job")
+        raise _make_invalid_webhook_error("webhooks are not configured here; leave it out and poll the job")
     try:
         parts = urlsplit(url if VISIBLE.fullmatch(url) else "")
         _ = parts.port
     except ValueError:
-        raise _invalid("must be an address such as https://example.com/hook") from None
-    if parts.scheme not in _schemes() or not parts.hostname or "@" in parts.netloc:
-        schemes = " or ".join(f"{scheme}://" for scheme in _schemes())
-        raise _invalid(
+        raise _make_invalid_webhook_error("must be an address such as https://example.com/hook") from None
+    if parts.scheme not in _list_schemes() or not parts.hostname or "@" in parts.netloc:
+        schemes = " or ".join(f"{scheme}://" for scheme in _list_schemes())
+        raise _make_invalid_webhook_error(
             f"must be an address of at most 500 characters that begins with {schemes}, without user:password@"
         )
     if parts.hostname not in settings.WEBHOOK_HOSTS:
-        raise _invalid(f"the host {parts.hostname:.100} is not among those that may be called")
+        raise _make_invalid_webhook_error(f"the host {parts.hostname:.100} is not among those that may be called")
 
 
-def _schemes() -> tuple[str, ...]:
+def _list_schemes() -> tuple[str, ...]:
     return ("http", "https") if settings.WEBHOOK_ALLOW_PRIVATE else ("https",)
 
 
-def _invalid(message: str) -> InvalidInput:
+def _make_invalid_webhook_error(message: str) -> InvalidInput:
     return InvalidInput(f"webhook: {message}.", field="webhook")
 
 

@@ -25,7 +25,7 @@ class Deadline:
     def __init__(self, limit_s: float) -> None:
         self._at_s = time.monotonic() + limit_s
 
-    def left_s(self) -> float:
+    def require_left_s(self) -> float:
         """Return the seconds that are left. Raises `TimeoutError` if none are."""
         if (left_s := self._at_s - time.monotonic()) <= 0:
             raise TimeoutError("timed out")
@@ -53,7 +53,7 @@ class Resolver:
                 self._look_ups[name] = looked_up
                 looked_up.add_done_callback(lambda _: self._look_ups.pop(name))
         try:
-            found = looked_up.result(deadline.left_s())
+            found = looked_up.result(deadline.require_left_s())
         except FutureTimeout:
             raise NotSent(f"the name {host} is not resolved in time") from None
         return list(dict.fromkeys(str(info[4][0]) for info in found))
@@ -74,12 +74,12 @@ def post_checked(
         addresses = resolver.resolve(host, port, deadline)
         if not private and (inside := [address for address in addresses if not is_public(address)]):
             raise NotSent(f"{host} resolves to {inside[0]}, which is not a public address")
-        with _connect(addresses, port, deadline) as plain, _secured(plain, parts.scheme, host, deadline) as connected:
+        with _connect(addresses, port, deadline) as plain, _add_tls(plain, parts.scheme, host, deadline) as connected:
             request = http.client.HTTPConnection(host, port)
             request.sock = connected
-            connected.settimeout(deadline.left_s())
+            connected.settimeout(deadline.require_left_s())
             request.request("POST", path, body, dict(headers))
-            return _status(connected, deadline)
+            return _read_status(connected, deadline)
     except (OSError, http.client.HTTPException) as error:
         raise NotSent(f"{type(error).__name__}: {error}") from error
 
@@ -108,25 +108,25 @@ def _connect(addresses: Sequence[str], port: int, deadline: Deadline) -> socket.
     """
     for tries_left, address in zip(range(len(addresses), 0, -1), addresses, strict=True):
         try:
-            return socket.create_connection((address, port), timeout=deadline.left_s() / tries_left)
+            return socket.create_connection((address, port), timeout=deadline.require_left_s() / tries_left)
         except OSError:
             if tries_left == 1:
                 raise
     raise OSError("the name has no address")
 
 
-def _secured(connected: socket.socket, scheme: str, host: str, deadline: Deadline) -> socket.socket:
+def _add_tls(connected: socket.socket, scheme: str, host: str, deadline: Deadline) -> socket.socket:
     if scheme != "https":
         return connected
-    connected.settimeout(deadline.left_s())
+    connected.settimeout(deadline.require_left_s())
     return ssl.create_default_context().wrap_socket(connected, server_hostname=host)
 
 
-def _status(connected: socket.socket, deadline: Deadline) -> int:
+def _read_status(connected: socket.socket, deadline: Deadline) -> int:
     """Read the status line, however slowly it comes within the deadline, and return its status."""
     line = b""
     while b"\n" not in line:
-        connected.settimeout(deadline.left_s())
+        connected.settimeout(deadline.require_left_s())
         part = connected.recv(LONGEST_STATUS_LINE)
         if not part or len(line) > LONGEST_STATUS_LINE:
             raise http.client.BadStatusLine(repr(line[:100]))

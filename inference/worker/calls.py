@@ -138,7 +138,7 @@ class BatchCall:
     trace: str = ""  # where `raised` was raised
 
     def __reduce__(self) -> Any:
-        return _call, (pack_uuids(self.job_ids), *(getattr(self, name) for name in _OF_CALL))
+        return _unpickle_call, (pack_uuids(self.job_ids), *(getattr(self, name) for name in _OF_CALL))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,7 +168,7 @@ class BatchReport:
 
     def __reduce__(self) -> Any:
         errors = self.errors
-        return _report, (pack_uuids(errors), [*errors.values()], *(getattr(self, name) for name in _OF_REPORT))
+        return _unpickle_report, (pack_uuids(errors), [*errors.values()], *(getattr(self, name) for name in _OF_REPORT))
 
 
 # The arguments by which calls and reports are pickled: the ids, which are most of it, are packed.
@@ -177,10 +177,10 @@ _OF_CALL = [field.name for field in fields(BatchCall) if field.name != "job_ids"
 _OF_REPORT = [field.name for field in fields(BatchReport) if field.name != "errors"]
 
 
-def _call(job_ids: bytes, *others: Any) -> BatchCall:
+def _unpickle_call(job_ids: bytes, *others: Any) -> BatchCall:
     return BatchCall(job_ids=tuple(unpack_uuids(job_ids)), **dict(zip(_OF_CALL, others, strict=True)))
 
 
-def _report(job_ids: bytes, codes: list[str], *others: Any) -> BatchReport:
+def _unpickle_report(job_ids: bytes, codes: list[str], *others: Any) -> BatchReport:
     errors = dict(zip(unpack_uuids(job_ids), codes, strict=True))
     return BatchReport(errors=errors, **dict(zip(_OF_REPORT, others, strict=True)))

@@ -56,7 +56,7 @@ class Dispatcher:
         self.lazy = lazy
         self.replicas = backlog.replicas
         self.batches = backlog.batches
-        self.scheduler = Scheduler(backlog, pool, self._call)
+        self.scheduler = Scheduler(backlog, pool, self._send_call)
         self.spare_threads = SpareThreads(backlog)
         self.settlement = Settlement(backlog, self.spare_threads, end=pool.end_process)
         self.connected = False
@@ -119,7 +119,7 @@ class Dispatcher:
         if len(self.backlog.held) >= self.prefetch_count and len(self.backlog):
             self._unfetched.request_look(self.backlog, calls=self._calls)
 
-    def _call(self, batch: Batch) -> bool:
+    def _send_call(self, batch: Batch) -> bool:
         self.spare_threads.choose_threads(batch)
         call = BatchCall(
             batch=batch.id,
@@ -146,40 +146,40 @@ class Dispatcher:
             batch.pid,
             run_batch,
             (call,),
-            done=lambda report: self._guarded(self._reported, batch, report),
-            failed=lambda cause: self._guarded(self._failed, batch, cause),
-            accepted=lambda pid: self._accepted(batch, pid),
+            done=lambda report: self._settle_call(self._settle_report, batch, report),
+            failed=lambda cause: self._settle_call(self._settle_failure, batch, cause),
+            accepted=lambda pid: self._note_accepted_call(batch, pid),
         )
         batch.note_sent_call(result)
         if result is None:  # the pool is closing: the broker restores unfinished messages
             self.scheduler.stop_beginning()
         return result is not None
 
-    def _accepted(self, batch: Batch, pid: int) -> None:
+    def _note_accepted_call(self, batch: Batch, pid: int) -> None:
         batch.note_accepted_call(pid)
         for held in batch.called:
             for request in held.requests:
                 request.report_started(pid)
 
-    def _reported(self, batch: Batch, report: BatchReport) -> None:
+    def _settle_report(self, batch: Batch, report: BatchReport) -> None:
         batch.note_jobs_left(report.left)
         if batch.is_open:
             self.settlement.settle_steps(batch, report)
         else:
             self.settlement.settle_finished_batch(batch, report)
 
-    def _failed(self, batch: Batch, cause: BaseException) -> None:
+    def _settle_failure(self, batch: Batch, cause: BaseException) -> None:
         batch.note_end()
         self.settlement.settle_failed_batch(batch, cause)
 
-    def _guarded(self, settle: Callable[[Batch, Any], None], batch: Batch, result: Any) -> None:
+    def _settle_call(self, settle: Callable[[Batch, Any], None], batch: Batch, result: Any) -> None:
         """Settle a batch. Log an error, and settle the batch as broken then.
 
         A batch that is not open is removed in any case.
         """
         if batch.id not in self.batches:  # it was given up before
             return
-        self._note_pause()
+        self._note_suspension()
         try:
             settle(batch, result)
         except Exception as error:
@@ -200,21 +200,21 @@ class Dispatcher:
 
         `answering_s` are the seconds for which the database has answered.
         """
-        self._note_pause()
+        self._note_suspension()
         now = self.looped_at
         for batch in list(self.batches.values()):
             if batch.result is None:  # it is open, and waits for its turn
                 if not self.pool.has_process(batch.pid):
-                    self._lost_open(batch)
+                    self._run_lost_batch_again(batch)
             elif not batch.has_begun and not self.pool.is_unanswered(batch.result):
-                self._abandon(batch)
+                self._abandon_call(batch)
             elif self.scheduler.list_batches_in_hand(batch.pid)[:1] == [batch]:
                 self._end_if_stuck(batch, now, answering_s)
         if self.backlog.drop_expired():
             self._housekeeping.mark_expired_soon()
         self.send_next_calls()
 
-    def _note_pause(self) -> None:
+    def _note_suspension(self) -> None:
         """Exclude the time in which this process was stopped from the times of its batches.
 
         Its children were stopped too, or nothing supervised them.
@@ -224,7 +224,7 @@ class Dispatcher:
         if now - before > TURN_S and self.scheduler.may_begin:  # the loop does not turn while the worker stops
             logger.warning("this process was stopped, or kept from running, for %.1f s", now - before)
             for batch in self.batches.values():
-                batch.note_pause(now - before, now)
+                batch.note_suspension(now - before, now)
 
     def _end_if_stuck(self, batch: Batch, now: float, answering_s: float) -> None:
         """End the child process of a batch that is stuck.
@@ -238,14 +238,14 @@ class Dispatcher:
         if not batch.stuck:
             logger.error("batch=%s pid=%d is stuck, its stack follows, then it is killed", batch.id, batch.pid)
         elif now - batch.killed_at > GIVE_UP_S:
-            self._give_up(batch)
+            self._give_up_process(batch)
             return
         with contextlib.suppress(ProcessLookupError):
             os.kill(batch.pid, signal.SIGKILL if batch.stuck else signal.SIGUSR2)
         for each in self.scheduler.list_batches_in_hand(batch.pid):  # they end with the process
             each.note_kill(now)
 
-    def _give_up(self, batch: Batch) -> None:
+    def _give_up_process(self, batch: Batch) -> None:
         """Run a batch's jobs elsewhere, since its process does not end when it is killed.
 
         Outcomes that the process may still record are dropped.
@@ -258,7 +258,7 @@ class Dispatcher:
             self.backlog.note_end(lost)
         self.backlog.update_queues()  # other replicas may have a newer entry
 
-    def _lost_open(self, batch: Batch) -> None:
+    def _run_lost_batch_again(self, batch: Batch) -> None:
         """Run an open batch again whose child process ended between two of its calls.
 
         None of its jobs is to blame.
@@ -267,7 +267,7 @@ class Dispatcher:
         self.settlement.settle_lost_batch(batch)
         self.backlog.note_end(batch)
 
-    def _abandon(self, batch: Batch) -> None:
+    def _abandon_call(self, batch: Batch) -> None:
         """Drop a call that the pool forgot before the child process reported that it had begun it.
 
         The child has ended, and may have claimed the jobs all the same. Or a connection was lost: the messages are
@@ -302,13 +302,13 @@ class Dispatcher:
     def make_snapshot(self) -> WorkerSnapshot:
         pool, replicas, lazy = self.pool, self.replicas, self.lazy.report
         return WorkerSnapshot(
-            state=self._state(),
+            state=self._choose_state(),
             model_names=[]
             if replicas.intents.is_drained
             else sorted((replicas.runnable | lazy.able) - self.refused.keys()),
             replicas=status_row.make_replica_values(replicas, {**lazy.why_not, **self.refused}),
             catalog=status_row.make_catalog_value(replicas, lazy),
-            error="; ".join(f"{name}: {why}" for name, why in self._why_not().items()),
+            error="; ".join(f"{name}: {why}" for name, why in self._list_problems().items()),
             connected=self.connected,
             replicas_ready=pool.ready_count,
             replicas_busy=pool.busy_count,
@@ -326,15 +326,15 @@ class Dispatcher:
             looped_at=self.looped_at,
         )
 
-    def _state(self) -> WorkerState:
+    def _choose_state(self) -> WorkerState:
         if self.replicas.intents.is_drained:
             return WorkerState.DRAINING if self.batches or self.backlog.isolation else WorkerState.DRAINED
         lazy = self.lazy.report
         looked_into = lazy.able | lazy.why_not.keys()
         if not self.replicas.have_all_reported or not self.replicas.parked <= looked_into:
             return WorkerState.STARTING
-        is_whole = self.replicas.served_models | lazy.able >= self.specs.keys() and not self._why_not()
+        is_whole = self.replicas.served_models | lazy.able >= self.specs.keys() and not self._list_problems()
         return WorkerState.READY if is_whole else WorkerState.DEGRADED
 
-    def _why_not(self) -> dict[str, str]:
+    def _list_problems(self) -> dict[str, str]:
         return {**status_row.find_load_failures(self.replicas), **self.lazy.report.why_not, **self.refused}

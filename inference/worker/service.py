@@ -8,7 +8,7 @@ from django.conf import settings
 from inference.catalog import lookup, tasks
 from inference.catalog.specs import Catalog, ModelSpec
 from inference.engines.artifacts import memory
-from inference.fields.ids import new_job_id
+from inference.fields.ids import make_row_id
 from inference.telemetry import logs
 from inference.worker.dispatch import Dispatcher
 from inference.worker.maintenance.heartbeat import Heartbeat, WorkerSnapshot
@@ -96,7 +96,7 @@ def make_service(catalog: Catalog, selection: ModelSelection, options: WorkerOpt
     specs = selection.select_entries(catalog).values()
     sizes, most = _estimate_loads(specs)
     plan = devices.make_plan(
-        worker=new_job_id(), choice=choice, sizes=sizes, most=most, concurrency=options.concurrency
+        worker=make_row_id(), choice=choice, sizes=sizes, most=most, concurrency=options.concurrency
     )
     plan = replace(plan, ahead=settings.WORK_AHEAD)
     logs.bind_to_process(worker=plan.worker)

@@ -134,7 +134,7 @@ class BulkTests(ApiTestCase):
         insert = writer.insert_group
 
         def noted(group: Sequence[rows.JobRow]) -> None:
-            left_s.append(budget.remaining_s())
+            left_s.append(budget.get_remaining_s())
             insert(group)
 
         with patch.dict(os.environ, DATABASE_ANSWER_S=f"{PATIENCE_S:g}"), patch.object(writer, "insert_group", noted):

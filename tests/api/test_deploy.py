@@ -182,4 +182,4 @@ class RememberedTests(TestCase):
         stored.assert_not_called()
 
     def kept(self) -> list[int]:
-        return [cached.cache_info().currsize for cached in (middleware.find_match, middleware.require_name)]
+        return [cached.cache_info().currsize for cached in (middleware.resolve_api_path, middleware.require_name)]

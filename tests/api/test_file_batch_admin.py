@@ -19,7 +19,7 @@ from api.file_batches import files
 from api.models import BatchStatus, FileBatch, FilePurpose, FileState, StoredFile
 from inference import clock
 from inference.admin.pages import dashboard
-from inference.fields.ids import first_id_at
+from inference.fields.ids import make_first_id
 from inference.models import Bulk, Job, Status
 from tests.conditions import ago
 
@@ -204,7 +204,7 @@ class FileTests(FileBatchAdminCase):
 
     def test_content_that_is_gone_is_not_found(self) -> None:
         stored = self.store()
-        StoredFile.storage().delete(stored.stored_as)
+        StoredFile.get_storage().delete(stored.stored_as)
         self.assertEqual(self.download(stored).status_code, 404)
 
     def test_who_may_not_look_at_files_downloads_none(self) -> None:
@@ -217,7 +217,7 @@ class FileTests(FileBatchAdminCase):
 
 class AttentionTests(FileBatchAdminCase):
     def test_batches_that_nobody_works_on_are_linked_from_the_overview(self) -> None:
-        Bulk.objects.create(pk=first_id_at(ago(90)), model="", total=1, is_open=True)
+        Bulk.objects.create(pk=make_first_id(ago(90)), model="", total=1, is_open=True)
         rows = dashboard.list_attention_rows()
         self.assertIn(("FileBatchesWait", BATCHES), [(row["item"].code, row["place"]) for row in rows])
 

@@ -403,7 +403,7 @@ class BatchTests(FileBatchCase):
         self.turn(batch_id)
         batch = FileBatch.objects.get()
         self.runner.run_round()
-        with StoredFile.storage().open(batch.input_file.stored_as) as file, self.assertRaises(feed.Overtaken):  # type: ignore[union-attr]
+        with StoredFile.get_storage().open(batch.input_file.stored_as) as file, self.assertRaises(feed.Overtaken):  # type: ignore[union-attr]
             feed.BatchFeed(batch, file).store_portion(batch)
         self.assertEqual(Job.objects.count(), 2)
 
@@ -483,7 +483,7 @@ class BatchTests(FileBatchCase):
         self.turn(batch_id), self.turn(batch_id)
         sweep = retention.Sweep()
         sweep.limit = ago(-60)
-        with patch.object(retention, "first_id_at", lambda _: UUID(int=2**128 - 1)):
+        with patch.object(retention, "make_first_id", lambda _: UUID(int=2**128 - 1)):
             self.assertEqual(sweep.remove_chunk(), 0)
             shown = self.run_to_end(batch_id)
             sweep = retention.Sweep()

@@ -119,7 +119,7 @@ class InsideFileBatchTests(FileBatchCase):
         self.assertEqual([answer["custom_id"] for answer in answers], ["a", "b"])
         self.assertEqual([answer["response"]["status_code"] for answer in answers], [200, 400])
         for row in StoredFile.objects.exclude(purpose=FilePurpose.BATCH):
-            StoredFile.storage().delete(row.stored_as)
+            StoredFile.get_storage().delete(row.stored_as)
         with self.assertRaises(ClientError) as lost:
             list(self.inside.read_answers(batch_id))
         self.assertEqual(lost.exception.code, "file_not_found")

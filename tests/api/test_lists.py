@@ -9,7 +9,7 @@ from django.test.utils import CaptureQueriesContext
 
 from api.auth import Principal
 from api.requests import job_pages
-from inference.fields.ids import first_id_at, new_job_id
+from inference.fields.ids import make_first_id, make_row_id
 from inference.models import Bulk, Job, Priority, Status, Worker
 from inference.upkeep import retention
 from tests.api.base import ApiTestCase
@@ -44,7 +44,7 @@ class PageTests(ApiTestCase):
 
     def test_a_time_range_is_a_range_of_ids(self) -> None:
         yesterday = ago(days=1)
-        old = Job.objects.create(id=UUID(int=first_id_at(yesterday).int + 1), model="echo", inputs="x")
+        old = Job.objects.create(id=UUID(int=make_first_id(yesterday).int + 1), model="echo", inputs="x")
         new = make()[0]
         middle = (ago(hours=1)).isoformat()
         for name, wanted in (("created_before", old), ("created_after", new)):
@@ -57,7 +57,7 @@ class PageTests(ApiTestCase):
         bulk = Bulk.objects.create(model="echo", total=2, owner=ada.user)
         wanted = make(2, bulk=bulk, owner=ada.user)
         make(3, owner=ada.user)
-        for query in ({}, {"cursor": str(new_job_id())}, {"status": "queued"}):
+        for query in ({}, {"cursor": str(make_row_id())}, {"status": "queued"}):
             parameters = {"bulk": str(bulk.id), **query}
             with CaptureQueriesContext(connection) as queries:
                 self.assertEqual(job_pages.read_page(ada, parameters)[0], wanted[::-1])
@@ -100,7 +100,7 @@ class PlaceTests(ApiTestCase):
 
     def test_far_behind_the_place_is_estimated_from_the_time_of_arrival(self) -> None:
         now = ago()
-        ids = [first_id_at(now - datetime.timedelta(seconds=5000 - number)).int + 1 for number in range(5000)]
+        ids = [make_first_id(now - datetime.timedelta(seconds=5000 - number)).int + 1 for number in range(5000)]
         Job.objects.bulk_create([Job(id=UUID(int=key), model="echo", inputs="x") for key in ids], batch_size=500)
         position = self.position(Job.objects.get(pk=UUID(int=ids[4000])))
         self.assertAlmostEqual(position, 4000, delta=50)
@@ -122,11 +122,11 @@ class PlaceTests(ApiTestCase):
 @override_settings(JOB_RETENTION_DAYS=30)
 class RetentionTests(ApiTestCase):
     def old_id(self) -> UUID:
-        return UUID(int=first_id_at(ago(days=31)).int + 5)
+        return UUID(int=make_first_id(ago(days=31)).int + 5)
 
     def test_an_id_from_before_the_retention_time_is_410(self) -> None:
         self.assert_problem(self.client.get(f"/v1/jobs/{self.old_id()}"), 410, "job_gone")
-        self.assert_problem(self.client.get(f"/v1/jobs/{new_job_id()}"), 404, "job_not_found")
+        self.assert_problem(self.client.get(f"/v1/jobs/{make_row_id()}"), 404, "job_not_found")
 
     def test_old_finished_jobs_are_removed_and_nothing_else(self) -> None:
         old = Job.objects.create(id=self.old_id(), model="echo", inputs="x", status=Status.SUCCEEDED)
@@ -141,4 +141,4 @@ class RetentionTests(ApiTestCase):
         kept = Job.objects.create(id=self.old_id(), model="echo", inputs="x", status=Status.SUCCEEDED)
         retention.Sweeper().sweep()
         self.assertEqual(list(Job.objects.all()), [kept])
-        self.assert_problem(self.client.get(f"/v1/jobs/{new_job_id()}"), 404, "job_not_found")
+        self.assert_problem(self.client.get(f"/v1/jobs/{make_row_id()}"), 404, "job_not_found")

@@ -18,7 +18,7 @@ from django.test.utils import CaptureQueriesContext
 from api.models import ApiKey
 from inference import budget, process
 from inference.errors import InvalidInput
-from inference.fields.ids import first_id_at
+from inference.fields.ids import make_first_id
 from inference.models import Bulk, Job, Status
 from inference.store import outputs
 from inference.web_process import finish_listener
@@ -139,7 +139,7 @@ class WaitForAnyTests(ApiTestCase):
         self.assertEqual([each["status"] for each in request.result()["items"]], ["cancelled"])
 
     def test_what_is_not_there_ends_the_wait(self) -> None:
-        old = UUID(int=first_id_at(ago()).int - (31 * 86_400_000 << 80))
+        old = UUID(int=make_first_id(ago()).int - (31 * 86_400_000 << 80))
         job, none = self.submit(), uuid4()
         with patch.object(finish_listener.FinishHints, "wait", return_value=set()) as waits:
             shown = self.wait(job["id"], none, old, wait_s=300.0).json()

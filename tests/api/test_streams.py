@@ -244,7 +244,7 @@ class GetTests(StreamCase):
         self.assertEqual(self.client.head("/v1/jobs/nope/stream").status_code, 404)
 
     def test_a_removed_job_is_gone(self) -> None:
-        with patch.object(retention, "may_be_removed", return_value=True):
+        with patch.object(retention, "may_have_been_removed", return_value=True):
             self.assert_problem(self.client.get(f"/v1/jobs/{uuid4()}/stream"), 410, "job_gone")
 
 

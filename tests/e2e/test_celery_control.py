@@ -14,7 +14,7 @@ from uuid import UUID
 from celery import Celery
 from django.conf import settings
 
-from inference.broker.address import kombu_url
+from inference.broker.address import make_kombu_url
 from inference.models import Status, Worker, WorkerState
 from tests.conditions import PATIENCE_S, eventually
 from tests.e2e.case import StackCase
@@ -48,7 +48,7 @@ class CeleryTests(StackCase):
 
     def broadcast(self, command: str, **arguments: Any) -> Any:
         """Return the answer of the one worker to what the command line sends."""
-        broker = Celery(broker=kombu_url(self.stack.environment["REDIS_URL"]))
+        broker = Celery(broker=make_kombu_url(self.stack.environment["REDIS_URL"]))
         broker.conf.broker_transport_options = settings.CELERY_BROKER_TRANSPORT_OPTIONS
         self.addCleanup(broker.close)
         name = self.worker().name

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from uuid import UUID
 
-from inference.fields.ids import new_job_id
+from inference.fields.ids import make_row_id
 from inference.models import Act, ActKind, ActState, Job, PausedModel, Status, Worker, WorkerState
 from tests.conditions import eventually
 from tests.e2e.case import StackCase
@@ -77,7 +77,7 @@ class SteeringTests(StackCase):
     def test_an_act_on_many_jobs_is_done_by_the_workers(self) -> None:
         ids = self.stack.jobs.bulk_create(Job(model="other", inputs="a", status=Status.CANCELLED) for _ in range(30))
         act = Act.objects.using(self.stack.alias).create(
-            kind=ActKind.RETRY, selection={"status": "cancelled", "model": "other"}, newest=new_job_id(), counted=30
+            kind=ActKind.RETRY, selection={"status": "cancelled", "model": "other"}, newest=make_row_id(), counted=30
         )
         rows = Act.objects.using(self.stack.alias).filter(pk=act.pk)
         eventually(lambda: rows.get().state == ActState.DONE, "the act is over")

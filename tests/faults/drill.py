@@ -23,7 +23,7 @@ from django.db.models.functions import Now
 
 from inference import clock
 from inference.broker.address import find_temporary_folder
-from inference.fields.ids import first_id_at
+from inference.fields.ids import make_first_id
 from inference.models import Bulk, Figure, Grain, PausedModel, Webhook, WebhookState
 from tests.conditions import eventually
 from tests.faults import database
@@ -259,7 +259,7 @@ class OfAService(Drill):
     @contextlib.contextmanager
     def not_worked_on(self, trial: Trial) -> Iterator[None]:
         """An open bulk, as each file batch has one."""
-        posted = first_id_at(clock.now() - 2 * AGED)
+        posted = make_first_id(clock.now() - 2 * AGED)
         Bulk.objects.using(trial.service.alias).create(pk=posted, model="", total=1, is_open=True)
         yield
         trial.service.start(programs.make_batch_runner())

@@ -21,7 +21,7 @@ MIXED = 256
 CALLS = 10
 DTYPES = ("float32", "bfloat16")
 # By the name of a column, the shortcuts that are left out.
-WAYS = {"as served": (), "graphs": ("_no_padding",), "no padding": ("_graphs",)}
+WAYS = {"as served": (), "graphs": ("_make_unpadded_encoder",), "no padding": ("_make_graphs",)}
 
 
 def graphs(machine: Machine) -> str:
@@ -39,7 +39,7 @@ def _table(machine: Machine, values: dict[str, Any], dtype: str) -> list[str]:
     batches = {name: texts for name, texts in batches.items() if not machine.is_stand_in or len(texts) < 64}
     mixed = mixed_texts(8 if machine.is_stand_in else MIXED)
     batches[f"{len(mixed)} mixed"] = mixed
-    with left_out("_graphs", "_no_padding"):
+    with left_out("_make_graphs", "_make_unpadded_encoder"):
         plain = engine(machine, **values, dtype=dtype)
     expected = {name: plain.embed(texts) for name, texts in batches.items()}
     columns = {"plain": {name: _ms(machine, plain, texts) for name, texts in batches.items()}}

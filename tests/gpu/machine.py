@@ -124,7 +124,7 @@ class StandIn(Machine):
                 Path(folder, "nvidia0").touch()
             stack.enter_context(patch.object(gpus, "DEVICE_FILES", f"{folder}/nvidia[0-9]*"))
             stack.enter_context(patch.object(gpus, "LISTING_S", 0.5 if tool == "hanging" else PATIENCE_S))
-            stack.enter_context(patch.object(gpus, "_torch_version", return_value="2.13.0"))
+            stack.enter_context(patch.object(gpus, "_read_torch_version", return_value="2.13.0"))
             yield
 
     def described(self) -> str:

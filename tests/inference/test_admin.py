@@ -17,7 +17,7 @@ from api import request_id
 from api.models import ApiKey
 from inference.admin import filters, job_lookups
 from inference.admin.rendering import display
-from inference.fields.ids import first_id_at
+from inference.fields.ids import make_first_id
 from inference.models import Bulk, Figure, Grain, Job, Priority, Status, Webhook, WebhookState, Worker, WorkerState
 from tests.conditions import ago
 
@@ -274,7 +274,7 @@ class TestJobPages(AdminCase):
     def test_filters_narrow_the_list(self) -> None:
         worker = make_worker()
         job = make_job(status=Status.FAILED, error_code="crashed", priority=Priority.HIGH, worker=worker.pk)
-        old = make_job(id=first_id_at(ago(days=2)), model="gone")
+        old = make_job(id=make_first_id(ago(days=2)), model="gone")
         for query in (
             {"status__exact": "failed"},
             {"priority__exact": "1"},
@@ -569,7 +569,7 @@ class TestDashboard(AdminCase):
         Figure.objects.create(grain=Grain.TICK, start=start, model="embeddings", tally=tally)
 
     def test_failures_older_than_an_hour_are_not_shown(self) -> None:
-        old = first_id_at(ago(hours=2))
+        old = make_first_id(ago(hours=2))
         make_job(id=old, status=Status.FAILED, error_code="crashed", error_detail="long ago")
         self.count({"ended": {"failed crashed": 1}}, hours=2)
         self.assertNotIn("long ago", self.text(self.url))
@@ -631,5 +631,5 @@ class TestDisplay(TestCase):
     def test_an_id_of_a_moment_sorts_before_every_job_of_it(self) -> None:
         job = make_job()
         moment = job.created_at
-        self.assertLess(first_id_at(moment - datetime.timedelta(seconds=1)), job.pk)
-        self.assertGreater(first_id_at(moment + datetime.timedelta(seconds=1)), job.pk)
+        self.assertLess(make_first_id(moment - datetime.timedelta(seconds=1)), job.pk)
+        self.assertGreater(make_first_id(moment + datetime.timedelta(seconds=1)), job.pk)

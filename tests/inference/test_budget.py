@@ -28,7 +28,7 @@ class BudgetTests(TestCase):
             self.assertEqual(self.wait(3.0), 4.0 + budget.GRACE_S)
             self.assertEqual(self.wait(1.0, limit_s=2.5), 1.5)
             self.assertEqual(self.wait(9.0, limit_s=0.1), 0.1)
-            self.assertEqual((self.wait(1.0), budget.remaining_s()), (0.0, 0.0))
+            self.assertEqual((self.wait(1.0), budget.get_remaining_s()), (0.0, 0.0))
 
     def test_the_next_request_of_a_thread_begins_anew(self) -> None:
         for _ in range(2):
@@ -39,23 +39,23 @@ class BudgetTests(TestCase):
         with budget.request_budget():
             with budget.lift_budget():
                 self.assertEqual(self.wait(9.0), math.inf)
-            self.assertEqual(budget.remaining_s(), 4.5)
+            self.assertEqual(budget.get_remaining_s(), 4.5)
 
     def test_it_begins_anew_after_the_wait_that_the_client_requested(self) -> None:
         with budget.request_budget():
             self.wait(9.0)
             budget.renew_budget()
-            self.assertEqual(budget.remaining_s(), 4.5)
+            self.assertEqual(budget.get_remaining_s(), 4.5)
             with budget.lift_budget():
                 budget.renew_budget()
-                self.assertEqual(budget.remaining_s(), math.inf)
+                self.assertEqual(budget.get_remaining_s(), math.inf)
         budget.renew_budget()
-        self.assertEqual(budget.remaining_s(), math.inf)
+        self.assertEqual(budget.get_remaining_s(), math.inf)
 
     def test_who_serves_no_request_has_no_budget(self) -> None:
         found: list[float] = []
         with budget.request_budget():
-            thread = threading.Thread(target=lambda: found.append(budget.remaining_s()))
+            thread = threading.Thread(target=lambda: found.append(budget.get_remaining_s()))
             thread.start()
             thread.join()
         self.assertEqual([*found, self.wait(9.0), self.wait(1.0, limit_s=2.5)], [math.inf, math.inf, 2.5])

@@ -13,7 +13,7 @@ from django.utils import timezone
 
 from inference import clock, process
 from inference.catalog.lookup import spec_of
-from inference.fields.ids import first_id_at, new_job_id
+from inference.fields.ids import make_first_id, make_row_id
 from inference.models import Act, Job, Webhook, Worker
 from inference.submission import jobs
 from inference.submission.submissions import Submission
@@ -33,7 +33,7 @@ class ClockTests(TransactionTestCase):
         assert job.expires_at
         for moment in (job.created_at, job.published_at, job.expires_at - datetime.timedelta(seconds=60)):
             self.assertLess(moment, late)
-        self.assertLess(job.pk, first_id_at(late))
+        self.assertLess(job.pk, make_first_id(late))
 
     def test_rows_begin_with_the_database_s_time(self) -> None:
         """A notice of a host that is ahead would be due as much later, and a worker of one seem to live for longer."""
@@ -49,7 +49,7 @@ class ClockTests(TransactionTestCase):
         with patch.multiple(clock, _off_s=0.0, _measured_at=float("-inf"), _begun_s=0.0):
             with patch.object(time, "time", lambda: real() + AHEAD_S):
                 clock.measure_offset(connection)
-            self.assertAlmostEqual(clock.offset_s(), -AHEAD_S, delta=AHEAD_S / 2)
+            self.assertAlmostEqual(clock.get_offset_s(), -AHEAD_S, delta=AHEAD_S / 2)
 
     @skipUnless(connection.vendor == "postgresql", "the clock of a file is the host's")
     def test_a_clock_that_is_set_while_its_host_runs_is_measured_at_once(self) -> None:
@@ -58,7 +58,7 @@ class ClockTests(TransactionTestCase):
             clock.measure_offset(connection)
             with patch.object(time, "time", lambda: real() + AHEAD_S):
                 clock.measure_offset(connection)
-            self.assertAlmostEqual(clock.offset_s(), -AHEAD_S, delta=AHEAD_S / 2)
+            self.assertAlmostEqual(clock.get_offset_s(), -AHEAD_S, delta=AHEAD_S / 2)
 
     @skipUnless(connection.vendor == "postgresql", "the clock of a file is the host's")
     def test_the_first_job_after_the_host_s_clock_was_set_has_the_database_s_time(self) -> None:
@@ -74,10 +74,10 @@ class ClockTests(TransactionTestCase):
         now_ms, ahead_ms = int(clock.time_s() * 1000), int(AHEAD_S * 1000)
         stuck = [UUID(int=(now_ms + ahead_ms << 80) | (7 << 76) | (2 << 62) | count) for count in range(3)]
         with patch.object(uuid_utils.compat, "uuid7", side_effect=stuck):
-            made = [new_job_id() for _ in stuck]
+            made = [make_row_id() for _ in stuck]
         self.assertEqual((made, len({*made})), (sorted(made), 3))
         late = datetime.datetime.fromtimestamp(now_ms / 1000 + AHEAD_S / 2, datetime.UTC)
-        self.assertLess(made[-1], first_id_at(late))
+        self.assertLess(made[-1], make_first_id(late))
 
     def test_ids_keep_their_order_where_a_thread_pauses_as_it_makes_one(self) -> None:
         now_ms = int(clock.time_s() * 1000)
@@ -87,9 +87,9 @@ class ClockTests(TransactionTestCase):
             patch.object(clock, "time_s", return_value=(now_ms + 200) / 1000),
             patch.object(uuid_utils.compat, "uuid7", side_effect=given),
         ):
-            self.assertEqual([new_job_id() for _ in given], given)
+            self.assertEqual([make_row_id() for _ in given], given)
 
     def test_clocks_that_agree_are_left_alone(self) -> None:
         with patch.multiple(clock, _off_s=0.0, _measured_at=float("-inf"), _begun_s=0.0):
             clock.measure_offset(connection)
-            self.assertEqual(clock.offset_s(), 0.0)
+            self.assertEqual(clock.get_offset_s(), 0.0)

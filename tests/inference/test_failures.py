@@ -6,7 +6,7 @@ from django.db import DatabaseError, DataError, IntegrityError, InterfaceError, 
 from django.test import SimpleTestCase
 
 from inference import failures
-from inference.failures import FailureKind, Pauses, kind_of, retry_while_away
+from inference.failures import Backoff, FailureKind, classify_error, retry_while_away
 
 
 def caused(error: Exception, **attributes: object) -> Exception:
@@ -46,7 +46,7 @@ class KindTests(SimpleTestCase):
         ]
         for error, kind in cases:
             with self.subTest(error=error):
-                self.assertIs(kind_of(_raised(error)), kind)
+                self.assertIs(classify_error(_raised(error)), kind)
 
 
 def _raised(error: object) -> BaseException:
@@ -86,9 +86,9 @@ class PatienceTests(SimpleTestCase):
         self.assertEqual(len(tries), 1)
 
     def test_pauses_grow_to_their_bound(self) -> None:
-        pauses = Pauses(first_s=1, longest_s=8)
-        found = [pauses.next_s() for _ in range(6)]
+        backoff = Backoff(first_s=1, longest_s=8)
+        found = [backoff.take_next_pause_s() for _ in range(6)]
         for pause, expected in zip(found, [1, 2, 4, 8, 8, 8], strict=True):
             self.assertTrue(0.8 * expected <= pause <= 1.2 * expected)
-        pauses.reset()
-        self.assertLessEqual(pauses.next_s(), 1.2)
+        backoff.reset()
+        self.assertLessEqual(backoff.take_next_pause_s(), 1.2)

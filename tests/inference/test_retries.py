@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from django.conf import settings
 
 FOLDERS = ("inference", "api", "tools", "project", "batch_inference_client")
-PAUSES = {"sleep", "wait", "next_s"}
+PAUSES = {"sleep", "wait", "take_next_pause_s"}
 OPTIONS = {"retry", "max_retries", "retry_policy", "autoretry_for", "retry_on_timeout", "connection_max_retries"}
 
 LISTED = {
-    "inference/broker/kombu_publisher.py _options": "once more, at once",
-    "inference/broker/redis_client.py _client": "once more, at once",
+    "inference/broker/kombu_publisher.py _make_transport_options": "once more, at once",
+    "inference/broker/redis_client.py _make_client": "once more, at once",
     "api/management/commands/run_batches.py run_until": "growing pauses; else a look every LOOK_EVERY_S",
     "api/management/commands/run_batches.py show_life": "every SEEN_EVERY_S, whatever happens",
     "batch_inference_client/client.py answer": "nothing is tried again: whoever asked gets the error",
@@ -25,8 +25,8 @@ LISTED = {
     "batch_inference_client/mapping.py Map.batches": "growing pauses, patience_s without progress",
     "batch_inference_client/watch.py Watch._run": "each round waits for what is left; patiently",
     "inference/catalog/lookup.py Follower.run": "a look every LOOK_S, which concerns nobody else",
-    "inference/engines/artifacts/file_cache.py _locked": "a look every LOOK_S, for WAIT_S",
-    "inference/engines/generation/pipeline_stepper.py PipelineStepper._grow": "each round has fewer rows",
+    "inference/engines/artifacts/file_cache.py _hold_lock": "a look every LOOK_S, for WAIT_S",
+    "inference/engines/generation/pipeline_stepper.py PipelineStepper._grow_cells": "each round has fewer rows",
     "inference/failures.py retry_while_away": "growing pauses, limit_s",
     "tools/launcher/reaper.py end_group": "waits for an end: grace_s, then it is killed",
     "inference/status/workers.py Remembered.__call__": "each round ends another request, whose time was spent",
@@ -34,25 +34,25 @@ LISTED = {
     "inference/submission/bulk.py wait": "each round waits for another job; timeout_s",
     "inference/submission/jobs.py wait_for_any": "timeout_s",
     "inference/submission/idempotency.py store_once": "each round ends another request, which stored nothing",
-    "inference/web_process/writer.py Writer._next_group": "waits for submissions",
+    "inference/web_process/writer.py Writer._wait_for_group": "waits for submissions",
     "inference/web_process/writer.py Writer._write_forever": "what failed is refused, not tried again",
     "inference/management/commands/deliver_webhooks.py _deliver_until": "growing pauses; a notice has its schedule",
     "inference/management/commands/status.py Command.handle": "looks again until Ctrl-C",
-    "inference/management/commands/reload.py Command._wait": "looks at rows until --timeout",
+    "inference/management/commands/reload.py Command._wait_for_workers": "looks at rows until --timeout",
     "inference/web_process/finish_listener.py Listener._listen_forever": "growing pauses",
     "inference/web_process/finish_listener.py Listener._poll_until": "the deadline of its caller",
     "tools/launcher/supervisor.py Child.stop": "waits for an end: grace_s, then it is killed",
     "tools/launcher/supervisor.py Supervisor.run": "looks after programs, whose restarts have growing pauses",
     "tools/launcher/startup_report.py StartupReport.wait_until": "growing pauses, until the operator stops it",
     "inference/worker/child/process.py run_calls": "each round has another call",
-    "inference/worker/processes/process_launcher.py ProcessLauncher._run": "each round has another task",
-    "inference/worker/processes/process_launcher.py ProcessLauncher._start": "once more, at once; then growing pauses",
+    "inference/worker/processes/process_launcher.py ProcessLauncher._run_tasks": "each round has another task",
+    "inference/worker/processes/process_launcher.py ProcessLauncher._start_process": "once more; then growing pauses",
     "inference/worker/processes/replica_process.py ReplicaProcess.read_messages": "each round has other bytes",
-    "inference/worker/child/work_ahead.py WorkAhead._settle_all": "each round has another call",
+    "inference/worker/child/work_ahead.py WorkAhead._answer_calls": "each round has another call",
     "inference/web_process/request_figures.py RequestFigures._record_forever": "once a tick",
     "inference/worker/child/batch_run.py BatchRun.compute_answers": "waits for what reads, within the batch's limit",
     "inference/worker/maintenance/heartbeat.py Heartbeat.run": "growing pauses up to the heartbeat's own",
-    "inference/worker/maintenance/housekeeping.py Housekeeping._rest": "a round every ROUND_S",
+    "inference/worker/maintenance/housekeeping.py Housekeeping._wait_for_round": "a round every ROUND_S",
     "inference/worker/scheduling/lazy_demand.py LazyDemand.run": "growing pauses while the database is away",
     "inference/worker/scheduling/unfetched_jobs.py UnfetchedJobs.run": "LONGEST_PAUSE_S after a failure",
     "project/cores.py Cores.follow_load": "every 5 s, whatever it finds",

@@ -13,8 +13,8 @@ class UuidsTests(TestCase):
     def test_an_id_is_the_one_that_was_passed_on(self) -> None:
         for known in (uuid4(), UUID(int=0), UUID(int=2**128 - 1)):
             for made in (
-                uuids.uuid_of_hex(known.hex),
-                uuids.uuid_of_hex(known.hex.encode()),
+                uuids.make_uuid_from_hex(known.hex),
+                uuids.make_uuid_from_hex(known.hex.encode()),
             ):
                 self.assertEqual((made, str(made), hash(made)), (known, str(known), hash(known)))
                 self.assertEqual(pickle.loads(pickle.dumps(made)), known)
@@ -22,7 +22,7 @@ class UuidsTests(TestCase):
     def test_what_has_not_32_digits_is_refused(self) -> None:
         for digits in ("", "x" * 32, "a" * 31, "a" * 33, "-" + "a" * 31):
             with self.assertRaises(ValueError):
-                uuids.uuid_of_hex(digits)
+                uuids.make_uuid_from_hex(digits)
 
     def test_calls_and_reports_cross_the_pipe_whole(self) -> None:
         ids = tuple(uuid4() for _ in range(3))

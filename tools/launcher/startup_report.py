@@ -72,7 +72,7 @@ class StartupReport(threading.Thread):
         reachable = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - compared, not bound
         self.url = f"http://[{reachable}]:{port}" if ":" in reachable else f"http://{reachable}:{port}"
         self.log, self.stopping = log, stopping
-        self.begun_at: datetime = clock.moment()
+        self.begun_at: datetime = clock.estimate_now()
 
     def run(self) -> None:
         try:
@@ -95,7 +95,7 @@ class StartupReport(threading.Thread):
         """
         begun_s = reported_s = time.monotonic()
         pauses = Pauses(first_s=0.1, longest_s=0.5)
-        while not self.stopping.wait(pauses.next_s()):
+        while not self.stopping.wait(pauses.take_next_pause_s()):
             if result := condition():
                 return result
             if time.monotonic() - reported_s > REPORT_EVERY_S:

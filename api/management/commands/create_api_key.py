@@ -36,7 +36,7 @@ class Command(BaseCommand):
                 raise CommandError(f"--{option} must be above 0 and at most {most:,}, not {options[name]}.")
         days = options["days"]
         row, key = ApiKey.objects.issue_key(
-            owner=self.owner(options["owner"], options["staff"]),
+            owner=self.get_or_create_owner(options["owner"], options["staff"]),
             name=options["name"][:100],
             expires_at=clock.now() + datetime.timedelta(days=days) if days else None,
             requests_per_minute=options["rate"],
@@ -46,7 +46,7 @@ class Command(BaseCommand):
         self.stderr.write(f"A key of {row.owner}; it is not shown again. Send it as Authorization: Bearer KEY.")
         self.stdout.write(key)
 
-    def owner(self, name: str, staff: bool) -> Any:
+    def get_or_create_owner(self, name: str, staff: bool) -> Any:
         users = get_user_model()
         longest = getattr(users._meta.get_field(users.USERNAME_FIELD), "max_length", None) or MOST
         if not name.strip() or len(name) > longest or escape_for_database(name) != name:

@@ -51,7 +51,7 @@ def run_until(stopping: threading.Event) -> None:
         except Exception as error:
             if not is_away(error):
                 raise
-            pause_s = pauses.next_s()
+            pause_s = pauses.take_next_pause_s()
             logger.warning("batches wait, the database is away: %s", error)
             connection.close()
     runner.close()

@@ -46,10 +46,10 @@ class DialectRequest:
         """
         place, separator, rest = text.partition(": ")
         if separator and PLACE.fullmatch(place):
-            return f"{self._named(place)}: {self._named(rest)}"
-        return self._named(text)
+            return f"{self._translate_beginning(place)}: {self._translate_beginning(rest)}"
+        return self._translate_beginning(text)
 
-    def _named(self, text: str) -> str:
+    def _translate_beginning(self, text: str) -> str:
         ours = next((ours for ours in self.words if text.startswith(ours)), "")
         return self.words[ours] + text[len(ours) :] if ours else text
 

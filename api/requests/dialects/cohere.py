@@ -32,7 +32,7 @@ def read_embed(document: object) -> EmbedRequest:
     texts = fields.get("texts")
     if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):
         raise InvalidInput("texts: must be a list of one text or more.", field="texts")
-    parameters = {**OWN, **_cut(fields.get("truncate", CUT))}
+    parameters = {**OWN, **_read_truncate(fields.get("truncate", CUT))}
     if (kind := fields.get("input_type")) is not None:
         parameters["input_type"] = translate_input_type(kind)
     if (count := fields.get("output_dimension")) is not None:
@@ -41,17 +41,17 @@ def read_embed(document: object) -> EmbedRequest:
         submission=Submission(spec=spec, inputs=texts, parameters=parameters),
         words={"parameters.dimensions": "output_dimension", "parameters.": "", "inputs": "texts"},
         texts=texts,
-        forms=_forms(fields.get("embedding_types", [])),
+        forms=_read_forms(fields.get("embedding_types", [])),
     )
 
 
-def _cut(value: object) -> dict[str, Any]:
+def _read_truncate(value: object) -> dict[str, Any]:
     if value not in (CUT, WHOLE):
         raise InvalidInput(f"truncate: must be {CUT} or {WHOLE}, as texts are cut at their end.", field="truncate")
     return {"truncate": False} if value == WHOLE else {}
 
 
-def _forms(value: object) -> tuple[str, ...]:
+def _read_forms(value: object) -> tuple[str, ...]:
     if not isinstance(value, list) or any(form not in FORMS for form in value):
         message = f"embedding_types: must be a list of {' or '.join(FORMS)}."
         raise InvalidInput(message, field="embedding_types")

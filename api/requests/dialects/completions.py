@@ -51,19 +51,19 @@ def read_chat(document: object, spec: ModelSpec | None = None) -> Completion:
     `UnknownModel`.
     """
     given = read_fields(document)
-    inputs = [_message(*numbered) for numbered in enumerate(_messages(given))]
-    turn = _turn(given, inputs[-1]["role"])
+    inputs = [_read_message(*numbered) for numbered in enumerate(_read_messages(given))]
+    turn = _read_turn(given, inputs[-1]["role"])
     rest = {name: value for name, value in given.items() if name not in TURN}
-    return _completion(rest, spec, "messages", inputs, own=turn, most_tokens=CHAT_TOKENS)
+    return _make_completion(rest, spec, "messages", inputs, own=turn, most_tokens=CHAT_TOKENS)
 
 
 def read_text_completion(document: object, spec: ModelSpec | None = None) -> Completion:
     """Read a request to continue a text. `spec` and the errors are those of `read_chat`."""
     given = read_fields(document)
-    return _completion(given, spec, "prompt", _prompt(given))
+    return _make_completion(given, spec, "prompt", _read_prompt(given))
 
 
-def _turn(given: dict[str, Any], last_role: str) -> dict[str, bool]:
+def _read_turn(given: dict[str, Any], last_role: str) -> dict[str, bool]:
     """Return the parameter that decides if the model continues the last message, from two fields of vLLM.
 
     The model's own pipeline would always continue a last message of the assistant.
@@ -80,7 +80,7 @@ def _turn(given: dict[str, Any], last_role: str) -> dict[str, bool]:
     return {"continue_final_message": goes_on} if goes_on or last_role == "assistant" else {}
 
 
-def _completion(
+def _make_completion(
     given: dict[str, Any],
     spec: ModelSpec | None,
     field: str,
@@ -104,7 +104,7 @@ def _completion(
     if len(limits := [name for name in LIMITS if name in rest]) > 1:
         raise InvalidInput(f"{limits[0]}: is the same as {limits[1]}; send one of them.", field=limits[0])
     renamed = {f"parameters.{ours}": theirs for theirs, ours in RENAMED.items() if theirs in rest}
-    parameters = {**_limited(spec, _parameters(spec, rest), most_tokens), **own}
+    parameters = {**_add_token_limit(spec, _read_parameters(spec, rest), most_tokens), **own}
     if grammar:
         if "grammar" not in spec.parameters:
             message = f"{format_field}: is not served by {spec.name!r}; leave it out."
@@ -119,18 +119,18 @@ def _completion(
         ),
         words={**renamed, "parameters.": "", "inputs": field},
         is_streamed=read_flag(given, "stream"),
-        include_usage=_includes_usage(given.get("stream_options", {})),
+        include_usage=_read_include_usage(given.get("stream_options", {})),
     )
 
 
-def _includes_usage(options: object) -> bool:
+def _read_include_usage(options: object) -> bool:
     if not isinstance(options, dict):
         raise InvalidInput("stream_options: must be an object.", field="stream_options")
     _refuse_others("stream_options", options, STREAM_OPTIONS)
     return read_flag(options, "include_usage", "stream_options.")
 
 
-def _parameters(spec: ModelSpec, rest: dict[str, Any]) -> dict[str, Any]:
+def _read_parameters(spec: ModelSpec, rest: dict[str, Any]) -> dict[str, Any]:
     """Return the parameters that the body gives: the model's own may stand beside OpenAI's."""
     known = {**RENAMED, **{name: name for name in spec.parameters if name not in OWN and name not in TURN}}
     refuse_unknown_fields(rest, known)
@@ -141,10 +141,10 @@ def _parameters(spec: ModelSpec, rest: dict[str, Any]) -> dict[str, Any]:
         if name in known
         and not (is_neutral(OPENAI, name, value) and spec.parameters[known[name]] == shared.get(known[name]))
     }
-    return {**OWN, **_sampled(spec, _stopped(parameters))}
+    return {**OWN, **_enable_sampling(spec, _normalize_stop(parameters))}
 
 
-def _limited(spec: ModelSpec, parameters: dict[str, Any], most_tokens: int | None) -> dict[str, Any]:
+def _add_token_limit(spec: ModelSpec, parameters: dict[str, Any], most_tokens: int | None) -> dict[str, Any]:
     described = spec.parameters["max_new_tokens"]
     if most_tokens is None or described.default is not None or parameters.keys() & {"max_new_tokens", "max_length"}:
         return parameters
@@ -158,20 +158,20 @@ def _refuse_others(where: str, given: dict[str, Any], known: Collection[str]) ->
         raise InvalidInput(f"{path}: is not served here; leave it out.", field=path)
 
 
-def _stopped(parameters: dict[str, Any]) -> dict[str, Any]:
+def _normalize_stop(parameters: dict[str, Any]) -> dict[str, Any]:
     stop = parameters.pop("stop", None)
     if is_neutral(OPENAI, "stop", stop):
         return parameters
     return {**parameters, "stop": [stop] if isinstance(stop, str) else stop}
 
 
-def _sampled(spec: ModelSpec, parameters: dict[str, Any]) -> dict[str, Any]:
+def _enable_sampling(spec: ModelSpec, parameters: dict[str, Any]) -> dict[str, Any]:
     """Return the parameters, with sampling on where a temperature or a top_p is given that is not greedy."""
     named = tasks.find_task(spec.task).translate(parameters)
     return {"do_sample": True, **named} if parameters.keys() & {"temperature", "top_p"} else named
 
 
-def _prompt(given: dict[str, Any]) -> str:
+def _read_prompt(given: dict[str, Any]) -> str:
     prompt = given.get("prompt")
     if isinstance(prompt, list) and len(prompt) == 1:
         [prompt] = prompt
@@ -180,14 +180,14 @@ def _prompt(given: dict[str, Any]) -> str:
     return prompt
 
 
-def _messages(given: dict[str, Any]) -> list[Any]:
+def _read_messages(given: dict[str, Any]) -> list[Any]:
     messages = given.get("messages")
     if not isinstance(messages, list) or not messages:
         raise InvalidInput('messages: must be a list such as [{"role": "user", "content": "…"}].', field="messages")
     return messages
 
 
-def _message(index: int, message: object) -> dict[str, str]:
+def _read_message(index: int, message: object) -> dict[str, str]:
     where = f"messages[{index}]"
     if not isinstance(message, dict):
         raise InvalidInput(f"{where}: must be an object, not {wording.json_type_of(message)}.", field=where)
@@ -198,19 +198,19 @@ def _message(index: int, message: object) -> dict[str, str]:
     content = message.get("content")
     if content is None and role == "assistant":  # a message with a tool call, or an empty one
         content = ""
-    return {"role": ROLES[role], "content": _content(f"{where}.content", content)}
+    return {"role": ROLES[role], "content": _read_content(f"{where}.content", content)}
 
 
-def _content(where: str, content: object) -> str:
+def _read_content(where: str, content: object) -> str:
     """Return the text of a message's content, which is a string or a list of parts of the type text."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list) or not content:
         raise InvalidInput(f"{where}: must be a string, or a list of parts of the type text.", field=where)
-    return "\n".join(_part(f"{where}[{index}]", part) for index, part in enumerate(content))
+    return "\n".join(_read_part(f"{where}[{index}]", part) for index, part in enumerate(content))
 
 
-def _part(where: str, part: object) -> str:
+def _read_part(where: str, part: object) -> str:
     if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
         raise InvalidInput(f'{where}: must be a part such as {{"type": "text", "text": "…"}}.', field=where)
     text: str = part["text"]

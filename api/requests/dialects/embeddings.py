@@ -59,7 +59,7 @@ def read_embeddings(document: object, spec: ModelSpec | None = None) -> Embeddin
     return EmbeddingRequest(
         submission=Submission(
             spec=spec,
-            inputs=_texts(fields.get("input")),
+            inputs=_read_texts(fields.get("input")),
             parameters=parameters,
             priority=read_priority(fields),
         ),
@@ -75,7 +75,7 @@ def require_embedding_model(spec: ModelSpec) -> None:
         raise InvalidInput(message, field="model")
 
 
-def _texts(given: Any) -> str | list[str]:
+def _read_texts(given: Any) -> str | list[str]:
     require_texts("input", given if isinstance(given, list) else [given])
     return given  # type: ignore[no-any-return]  # a text, or a list of texts
 

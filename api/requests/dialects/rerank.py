@@ -56,14 +56,14 @@ def read_rerank(document: object, spec: ModelSpec | None = None) -> RerankReques
     `spec` is the model that the address names. Without it the body names the model, or the default model that ranks
     is taken. Raises `InvalidInput`, `UnknownModel`.
     """
-    fields = _renamed(read_fields(document))
-    spec = spec or _model(fields)
+    fields = _rename_fields(read_fields(document))
+    spec = spec or _find_model(fields)
     if not tasks.find_task(spec.task).ranks:
         message = f'model: {spec.name!r} does not rank texts, which a model with task = "{tasks.RANKING}" does.'
         raise InvalidInput(message, field="model")
     refuse_unknown_fields(fields, FIELDS, NEUTRAL, ignored=())
     name = TEXTS if TEXTS in fields else DOCUMENTS
-    texts = [_text(f"{name}[{index}]", text) for index, text in enumerate(_list(name, fields.get(name)))]
+    texts = [_read_text(f"{name}[{index}]", text) for index, text in enumerate(_read_list(name, fields.get(name)))]
     query = fields.get("query")
     if not isinstance(query, str):
         raise InvalidInput("query: must be a text.", field="query")
@@ -75,48 +75,48 @@ def read_rerank(document: object, spec: ModelSpec | None = None) -> RerankReques
             spec=spec,
             inputs=[{"text": query, "text_pair": text} for text in texts],
             parameters=LOGITS,
-            priority=_priority(fields.get("priority", 0)),
+            priority=_read_priority(fields.get("priority", 0)),
         ),
         words={"parameters.": "", "inputs": name},
         texts=texts,
         names_texts=name == TEXTS,
-        top_n=_count(fields.get("top_n")),
+        top_n=_read_count(fields.get("top_n")),
         returns_texts=read_flag(fields, "return_text") | read_flag(fields, "return_documents"),
         is_raw=read_flag(fields, "raw_scores"),
     )
 
 
-def _renamed(given: Mapping[str, Any]) -> dict[str, Any]:
+def _rename_fields(given: Mapping[str, Any]) -> dict[str, Any]:
     for name, other in (*RENAMED.items(), (TEXTS, DOCUMENTS)):
         if name in given and other in given:
             raise InvalidInput(f"{name}: is the same as {other}; send one of them.", field=name)
     return {RENAMED.get(name, name): value for name, value in given.items()}
 
 
-def _model(fields: Mapping[str, Any]) -> ModelSpec:
+def _find_model(fields: Mapping[str, Any]) -> ModelSpec:
     return find_default_model("rerank") if fields.get("model", ANY_MODEL) == ANY_MODEL else find_model(fields)
 
 
-def _list(name: str, texts: object) -> list[Any]:
+def _read_list(name: str, texts: object) -> list[Any]:
     if not isinstance(texts, list) or not texts:
         raise InvalidInput(f"{name}: must be a list of one text or more.", field=name)
     return texts
 
 
-def _text(where: str, text: Any) -> str:
+def _read_text(where: str, text: Any) -> str:
     match text:
         case str() | {"text": str()}:
             return text if isinstance(text, str) else str(text["text"])
     raise InvalidInput(f'{where}: must be a text, or {{"text": "…"}}.', field=where)
 
 
-def _count(value: object) -> int | None:
+def _read_count(value: object) -> int | None:
     if value is None or (type(value) is int and value > 0):
         return value
     raise InvalidInput("top_n: must be a whole number from 1.", field="top_n")
 
 
-def _priority(value: object) -> Priority:
+def _read_priority(value: object) -> Priority:
     if type(value) is not int or not 0 <= value <= LOWEST:
         raise InvalidInput(f"priority: must be a whole number from 0, which is first, to {LOWEST}.", field="priority")
     return Priority.LOW if value >= LOW_FROM else Priority.NORMAL

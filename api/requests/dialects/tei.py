@@ -48,12 +48,12 @@ def read_embed_all(document: object, spec: ModelSpec | None = None) -> DialectRe
 def _read_texts(
     document: object, spec: ModelSpec | None, settings: tuple[str, ...], more: Mapping[str, Any]
 ) -> DialectRequest:
-    fields, spec = _begin(document, spec, "embed", ("inputs", *settings))
+    fields, spec = _read_fields_and_model(document, spec, "embed", ("inputs", *settings))
     texts = fields.get("inputs")
     texts = texts if isinstance(texts, list) else [texts]
     require_texts("inputs", texts)
     _require_room(spec, texts)
-    parameters = {**OWN, **more, **_settings(fields, settings)}
+    parameters = {**OWN, **more, **_read_settings(fields, settings)}
     return DialectRequest(submission=Submission(spec=spec, inputs=texts, parameters=parameters), words=WORDS)
 
 
@@ -62,12 +62,12 @@ def read_similarity(document: object, spec: ModelSpec | None = None) -> DialectR
 
     Raises the same errors as `read_embed`.
     """
-    fields, spec = _begin(document, spec, "embed", ("inputs", "parameters"))
+    fields, spec = _read_fields_and_model(document, spec, "embed", ("inputs", "parameters"))
     given = fields.get("parameters", {})
     if not isinstance(given, dict):
         raise InvalidInput("parameters: must be an object.", field="parameters")
     refuse_unknown_fields(given, TOKENIZER_SETTINGS, CUT, ignored=(), where="parameters.")
-    return make_similarity_request(spec, fields.get("inputs"), _settings(given, TOKENIZER_SETTINGS))
+    return make_similarity_request(spec, fields.get("inputs"), _read_settings(given, TOKENIZER_SETTINGS))
 
 
 def make_similarity_request(spec: ModelSpec, inputs: Any, parameters: Mapping[str, Any]) -> DialectRequest:
@@ -88,7 +88,7 @@ def read_predict(document: object, spec: ModelSpec | None = None) -> PredictRequ
 
     Raises the same errors as `read_embed`.
     """
-    fields, spec = _begin(document, spec, "predict", ("inputs", "raw_scores"))
+    fields, spec = _read_fields_and_model(document, spec, "predict", ("inputs", "raw_scores"))
     given: Any = fields.get("inputs")
     is_batch = isinstance(given, list) and any(isinstance(each, list) for each in given)
     parts = {f"inputs[{place}]": each for place, each in enumerate(given)} if is_batch else {"inputs": given}
@@ -97,13 +97,15 @@ def read_predict(document: object, spec: ModelSpec | None = None) -> PredictRequ
     most = spec.parameters["top_k"].max if "top_k" in spec.parameters else None
     parameters = {**scores, **({"top_k": int(most)} if most else {})}  # as many labels as the model allows
     return PredictRequest(
-        submission=Submission(spec=spec, inputs=[_sequence(*part) for part in parts.items()], parameters=parameters),
+        submission=Submission(
+            spec=spec, inputs=[_read_sequence(*part) for part in parts.items()], parameters=parameters
+        ),
         words=WORDS,
         is_batch=is_batch,
     )
 
 
-def _begin(
+def _read_fields_and_model(
     document: object, spec: ModelSpec | None, kind: str, known: tuple[str, ...]
 ) -> tuple[dict[str, Any], ModelSpec]:
     fields = read_fields(document)
@@ -115,7 +117,7 @@ def _begin(
     return fields, spec
 
 
-def _settings(fields: Mapping[str, Any], known: tuple[str, ...]) -> dict[str, Any]:
+def _read_settings(fields: Mapping[str, Any], known: tuple[str, ...]) -> dict[str, Any]:
     """Return the known fields as parameters of the model, without those whose value asks for nothing.
 
     These are left to the model, which may not have such a parameter.
@@ -125,11 +127,11 @@ def _settings(fields: Mapping[str, Any], known: tuple[str, ...]) -> dict[str, An
 
 def _require_room(spec: ModelSpec, inputs: list[Any]) -> None:
     """Raise `ApiError` for more texts than a job takes: these clients then send fewer at once."""
-    if len(inputs) > (most := split_jobs.max_inputs(spec)):
+    if len(inputs) > (most := split_jobs.compute_max_inputs(spec)):
         raise ApiError(f"inputs: at most {most} texts are answered at once, not {len(inputs)}.", "body_too_large")
 
 
-def _sequence(where: str, given: object) -> Any:
+def _read_sequence(where: str, given: object) -> Any:
     match given:
         case str(text) | [str(text)]:
             return text

@@ -68,11 +68,11 @@ class FileView(ApiView):
 
     @batch_operations.get_file
     def get(self, request: HttpRequest, file_id: str) -> HttpResponse:
-        return codec.make_json_response(make_file_document(files.find_visible_file(self.principal, file_id)))
+        return codec.make_json_response(make_file_document(files.get_visible_file(self.principal, file_id)))
 
     @batch_operations.delete_file
     def delete(self, request: HttpRequest, file_id: str) -> HttpResponse:
-        row = files.find_visible_file(self.principal, file_id)
+        row = files.get_visible_file(self.principal, file_id)
         if not self.principal.may_cancel_or_retry(row):
             raise ApiError("This key sees the files of others, and may not delete them.", "forbidden")
         shown = row.public_id
@@ -83,7 +83,7 @@ class FileView(ApiView):
 class FileContentView(ApiView):
     @batch_operations.get_file_content
     def get(self, request: HttpRequest, file_id: str) -> HttpResponseBase:
-        row = files.find_visible_file(self.principal, file_id)
+        row = files.get_visible_file(self.principal, file_id)
         with contextlib.ExitStack() as held:
             if not held.enter_context(process.current.wait_slots.take_slot(self.principal.user_id, DOWNLOAD_S)):
                 raise ApiError(BUSY, "overloaded", retry_after_s=5)

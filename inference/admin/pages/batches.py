@@ -95,16 +95,16 @@ def list_recent_batches() -> list[BatchSummary]:
     jobs = [
         job for status in RAN for job in Job.objects.filter(status=status, batch__isnull=False).only(*COLUMNS)[:RECENT]
     ]
-    found = sorted(_batches(jobs), key=lambda batch: str(batch.started_at), reverse=True)
+    found = sorted(_group_into_batches(jobs), key=lambda batch: str(batch.started_at), reverse=True)
     return found[:RECENT]
 
 
 def find_batch(batch: UUID) -> BatchSummary | None:
-    found = _batches(Job.objects.filter(batch=batch).only(*COLUMNS, "created_at")[:MOST])
+    found = _group_into_batches(Job.objects.filter(batch=batch).only(*COLUMNS, "created_at")[:MOST])
     return next(iter(found), None)
 
 
-def _batches(jobs: Iterable[Job]) -> Iterator[BatchSummary]:
+def _group_into_batches(jobs: Iterable[Job]) -> Iterator[BatchSummary]:
     by_batch: dict[UUID, list[Job]] = {}
     for job in jobs:
         if job.batch:
@@ -114,10 +114,13 @@ def _batches(jobs: Iterable[Job]) -> Iterator[BatchSummary]:
     for batch, ran in by_batch.items():
         worker = workers.get(ran[0].worker) if ran[0].worker else None
         yield BatchSummary(
-            id=batch, jobs=sorted(ran, key=lambda job: job.length), worker=worker, cost=_cost(worker, ran[0].model)
+            id=batch,
+            jobs=sorted(ran, key=lambda job: job.length),
+            worker=worker,
+            cost=_find_cost_model(worker, ran[0].model),
         )
 
 
-def _cost(worker: Worker | None, model: str) -> CostModel | None:
+def _find_cost_model(worker: Worker | None, model: str) -> CostModel | None:
     costs = worker.costs.get(model) if worker else None
     return CostModel.from_snapshot(costs) if costs and costs.calls else None

@@ -19,7 +19,7 @@ from django.urls import reverse
 from inference import clock
 from inference.admin.rendering import display
 from inference.catalog.lookup import get_catalog_or_empty
-from inference.fields.ids import first_id_at
+from inference.fields.ids import make_first_id
 from inference.figures import sample, series, tallies
 from inference.figures.tallies import Tally
 from inference.models import TERMINAL, Job, Status, WebhookState, Worker
@@ -44,12 +44,12 @@ def list_attention_rows() -> list[dict[str, Any]]:
     """Return what needs attention, each item with the address of a page about it, and with what follows from it."""
     rows: list[dict[str, Any]] = []
     for item in attention.find_items():
-        row = {"item": item, "place": _place_of(item.about), "consequences": []}
+        row = {"item": item, "place": _find_page_address(item.about), "consequences": []}
         (rows[-1]["consequences"] if item.follows else rows).append(row)
     return rows
 
 
-def _place_of(about: tuple[str, ...]) -> str:
+def _find_page_address(about: tuple[str, ...]) -> str:
     """Return the address of the page where to look, or an empty string if there is none."""
     jobs = reverse("admin:inference_job_changelist")
     match about:
@@ -83,24 +83,24 @@ def list_model_rows() -> list[dict[str, Any]]:
             "running": running.get(name, 0),
             "workers": serving[name],
             "runs": sorted(runs.get(name, {}).items()),
-            **_summarize(recent.get(name, {})),
+            **_summarize_tally(recent.get(name, {})),
         }
         for name in (*specs, *gone)
     ]
 
 
-def _summarize(tally: Tally) -> dict[str, Any]:
+def _summarize_tally(tally: Tally) -> dict[str, Any]:
     """Return the medians of a model's times, and the batches that it ran."""
     batches = tally.get("batch")
     return {
-        "wait": display.format_duration(tallies.quantile(tally.get("wait"), 0.5)),
-        "run": display.format_duration(tallies.quantile(tally.get("run"), 0.5)),
-        "mean_batch": tallies.mean(batches),
-        "bars": _bars({int(bucket): count for bucket, count in batches["in"].items()}) if batches else [],
+        "wait": display.format_duration(tallies.compute_quantile(tally.get("wait"), 0.5)),
+        "run": display.format_duration(tallies.compute_quantile(tally.get("run"), 0.5)),
+        "mean_batch": tallies.compute_mean(batches),
+        "bars": _count_batch_sizes({int(bucket): count for bucket, count in batches["in"].items()}) if batches else [],
     }
 
 
-def _bars(batches: Mapping[int, int]) -> list[dict[str, Any]]:
+def _count_batch_sizes(batches: Mapping[int, int]) -> list[dict[str, Any]]:
     """Return the number of batches by how many items they had; `percent` is relative to the tallest bar."""
     ends = [*(tallies.STEPS * power for power in range(len(SIZES) - 1)), math.inf]
     counts, before = [], -1.0
@@ -122,17 +122,17 @@ def list_failure_rows(ended: Mapping[str, Counter[str]]) -> list[dict[str, Any]]
     return [
         {"model": model, "error_code": code, "jobs": count, "latest": latest}
         for model, code, count in series.list_failures(ended)
-        if (latest := failed.filter(model=model, error_code=code, pk__gte=_day_ago()).first())
+        if (latest := failed.filter(model=model, error_code=code, pk__gte=_make_first_id_of_day()).first())
     ]
 
 
-def _day_ago() -> UUID:
+def _make_first_id_of_day() -> UUID:
     """Return the first id of the last day.
 
     Jobs that failed within the last hour were mostly made within the last day, and the search for them has to be
     bounded.
     """
-    return first_id_at(clock.now() - datetime.timedelta(days=1))
+    return make_first_id(clock.now() - datetime.timedelta(days=1))
 
 
 def format_counts_by_status(ended: Mapping[str, Counter[str]]) -> dict[str, str]:

@@ -12,8 +12,8 @@ from inference.figures import series
 LONGEST_NAME = 100  # characters of the name of a model
 
 
-def figures_view(request: HttpRequest) -> HttpResponse:
-    _see_that_they_may(request)
+def serve_figures(request: HttpRequest) -> HttpResponse:
+    _require_view_permission(request)
     name, model = request.GET.get("range", "15m"), request.GET.get("model", "")
     if name not in series.RANGES or len(model) > LONGEST_NAME:
         return JsonResponse({"error": f"range is one of {', '.join(series.RANGES)}"}, status=400)
@@ -22,20 +22,20 @@ def figures_view(request: HttpRequest) -> HttpResponse:
     return answer
 
 
-def tables_view(request: HttpRequest) -> HttpResponse:
+def serve_tables(request: HttpRequest) -> HttpResponse:
     """Return the tables of the first page."""
-    _see_that_they_may(request)
+    _require_view_permission(request)
     answer = render(request, "inference/now.html", dashboard.collect_dashboard())
     answer["Cache-Control"] = "no-store"
     return answer
 
 
-def _see_that_they_may(request: HttpRequest) -> None:
+def _require_view_permission(request: HttpRequest) -> None:
     if not request.user.has_perm("inference.view_job"):
         raise PermissionDenied
 
 
 urls = [
-    path("figures", admin.site.admin_view(figures_view), name="figures"),
-    path("now", admin.site.admin_view(tables_view), name="now"),
+    path("figures", admin.site.admin_view(serve_figures), name="figures"),
+    path("now", admin.site.admin_view(serve_tables), name="now"),
 ]

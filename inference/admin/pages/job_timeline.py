@@ -39,8 +39,15 @@ class Event:
 
 def list_events(job: Job) -> list[Event]:
     """Return the events of a job in the order in which they happened."""
-    found = [*_again(job), *_sent(job), *_claimed(job), *_waits(job), *_ended(job), *_webhook(job)]
-    return [_accepted(job), *found]
+    found = [
+        *_list_recovery_events(job),
+        *_list_message_events(job),
+        *_list_claim_events(job),
+        *_list_queue_events(job),
+        *_list_end_events(job),
+        *_list_webhook_events(job),
+    ]
+    return [_make_accepted_event(job), *found]
 
 
 def draw_timeline(job: Job) -> SafeString:
@@ -50,35 +57,35 @@ def draw_timeline(job: Job) -> SafeString:
     return svg.draw_shares(known) if known else NOTHING
 
 
-def _event(job: Job, what: str, at: datetime.datetime | None, **more: Any) -> Event:
+def _make_event(job: Job, what: str, at: datetime.datetime | None, **more: Any) -> Event:
     after = display.format_duration(at - job.created_at) if at and at > job.created_at else ""
     return Event(what=what, at=at, after=after, **more)
 
 
-def _accepted(job: Job) -> Event:
+def _make_accepted_event(job: Job) -> Event:
     by = format_html("by {}", display.escape_text(str(job.owner))) if job.owner_id else "without a key"
     route = format_html(" at {}", display.escape_text(job.route)) if job.route else NOTHING
-    request = format_html(", request {}", _requests(job.request_id)) if job.request_id else NOTHING
+    request = format_html(", request {}", _render_request_link(job.request_id)) if job.request_id else NOTHING
     parts = format_html(", in {} parts", job.parts) if job.parts else NOTHING
-    return _event(job, "Accepted", job.created_at, detail=format_html("{}{}{}{}", by, route, request, parts))
+    return _make_event(job, "Accepted", job.created_at, detail=format_html("{}{}{}{}", by, route, request, parts))
 
 
-def _requests(request_id: str) -> SafeString:
+def _render_request_link(request_id: str) -> SafeString:
     url = reverse("admin:inference_job_changelist", query={"q": request_id})
     return format_html('<a href="{}"><code>{}</code></a>', url, display.escape_text(request_id))
 
 
-def _sent(job: Job) -> Iterator[Event]:
+def _list_message_events(job: Job) -> Iterator[Event]:
     if job.parts:
         return  # only its parts have messages
     if job.published_at:
         what = "Message sent again" if job.recoveries or job.attempts > 1 else "Message sent"
-        yield _event(job, what, job.published_at, detail="to the queue of its model")
+        yield _make_event(job, what, job.published_at, detail="to the queue of its model")
     elif job.status == Status.QUEUED:
         yield Event(what="Message not sent yet", detail="housekeeping sends it soon", state=EventState.NOW)
 
 
-def _again(job: Job) -> Iterator[Event]:
+def _list_recovery_events(job: Job) -> Iterator[Event]:
     earlier = 0 if job.parts else job.attempts - (job.started_at is not None)
     if job.recoveries > earlier:  # more losses than runs: a retry that is to run alone begins so
         detail = "no other job runs beside it; it fails if its process is lost"
@@ -86,28 +93,28 @@ def _again(job: Job) -> Iterator[Event]:
         return
     if earlier:
         detail = "each time the process died and the batch was divided, or the batch was given back"
-        yield Event(what=f"Claimed {_times(earlier)} before", detail=detail)
+        yield Event(what=f"Claimed {_format_times(earlier)} before", detail=detail)
     if job.recoveries:
         alone = "; it now runs alone" if job.recoveries >= rows.get_last_recovery() else ""
-        times = f"{_times(job.recoveries)}, of at most {settings.MAX_RECOVERIES}{alone}"
+        times = f"{_format_times(job.recoveries)}, of at most {settings.MAX_RECOVERIES}{alone}"
         yield Event(what="Queued again: the process that ran it was lost", detail=times, state=EventState.FAILED)
 
 
-def _times(count: int) -> str:
+def _format_times(count: int) -> str:
     return "once" if count == 1 else f"{count} times"
 
 
-def _claimed(job: Job) -> Iterator[Event]:
+def _list_claim_events(job: Job) -> Iterator[Event]:
     if job.started_at is None:
         return
     if job.parts:
-        yield _event(job, "First part started", job.started_at)
+        yield _make_event(job, "First part started", job.started_at)
         return
     if job.published_at:  # a worker that claims a job has fetched its message; no row has the time
         yield Event(what="Fetched", detail=format_html("by {}, which adds it to a batch", render_worker_link(job)))
     where = format_html(" on {}", job.device) if job.device else NOTHING
-    attempt = f", the {_ordinal(job.attempts)} attempt" if job.attempts > 1 else ""
-    yield _event(
+    attempt = f", the {_format_ordinal(job.attempts)} attempt" if job.attempts > 1 else ""
+    yield _make_event(
         job,
         "Claimed",
         job.started_at,
@@ -118,7 +125,7 @@ def _claimed(job: Job) -> Iterator[Event]:
         yield Event(what="Running", detail=detail, state=EventState.NOW)
 
 
-def _ordinal(number: int) -> str:
+def _format_ordinal(number: int) -> str:
     ending = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
     return f"{number}{ending}"
 
@@ -141,14 +148,14 @@ def render_batch_link(job: Job) -> SafeString | str:
     return format_html('<a href="{}">{}</a>', url, size)
 
 
-def _waits(job: Job) -> Iterator[Event]:
+def _list_queue_events(job: Job) -> Iterator[Event]:
     if job.status != Status.QUEUED or job.parts:
         return
     place = queue_position.find_position(job)
     soon = f", in about {display.format_duration(place.wait_s)}" if place.wait_s is not None else ""
     yield Event(
         what=f"Number {place.position:,} in the queue",
-        detail=_kept_by(job) or f"waits for its turn{soon}",
+        detail=_explain_wait(job) or f"waits for its turn{soon}",
         state=EventState.NOW,
     )
     if job.expires_at:
@@ -157,36 +164,36 @@ def _waits(job: Job) -> Iterator[Event]:
         )
 
 
-def _kept_by(job: Job) -> str:
+def _explain_wait(job: Job) -> str:
     """Return why the turn of a job does not come, or an empty string if it comes."""
     if pause := PausedModel.objects.filter(pk=job.model).first():
         return f"its model has been paused since {display.format_moment(pause.paused_at)}"
     return "" if workers.count_serving_workers(job.model) else "no living worker serves its model"
 
 
-def _ended(job: Job) -> Iterator[Event]:
+def _list_end_events(job: Job) -> Iterator[Event]:
     if job.finished_at is None:
         return
     ran = f"after a run of {display.format_duration(job.run_time)}" if job.run_time is not None else ""
     if job.status == Status.SUCCEEDED:
-        yield _event(job, "Succeeded", job.finished_at, detail=ran)
+        yield _make_event(job, "Succeeded", job.finished_at, detail=ran)
     elif job.status == Status.FAILED:
         why = format_html("<strong>{}</strong> {}{}", job.error_code, ran, display.describe_failure(job))
-        yield _event(job, "Failed", job.finished_at, detail=why, state=EventState.FAILED)
+        yield _make_event(job, "Failed", job.finished_at, detail=why, state=EventState.FAILED)
     elif job.status == Status.CANCELLED:
         dropped = "during the run; the output is dropped" if job.started_at else "before the run"
-        yield _event(job, "Cancelled", job.finished_at, detail=dropped, state=EventState.FAILED)
+        yield _make_event(job, "Cancelled", job.finished_at, detail=dropped, state=EventState.FAILED)
     else:
         why = format_html("{}", display.escape_text(job.full_detail))
-        yield _event(job, job.status.capitalize(), job.finished_at, detail=why, state=EventState.FAILED)
+        yield _make_event(job, job.status.capitalize(), job.finished_at, detail=why, state=EventState.FAILED)
 
 
-def _webhook(job: Job) -> Iterator[Event]:
+def _list_webhook_events(job: Job) -> Iterator[Event]:
     webhook = Webhook.objects.filter(job=job).first()
     if webhook is None:
         return
     link = reverse("admin:inference_webhook_change", args=[webhook.pk])
-    tried = f", tried {_times(webhook.attempts)}" if webhook.attempts else ""
+    tried = f", tried {_format_times(webhook.attempts)}" if webhook.attempts else ""
     why = format_html(": {}", display.escape_text(webhook.last_error)) if webhook.last_error else NOTHING
     detail = format_html('<a href="{}">{}</a>{}{}', link, display.escape_text(webhook.url), tried, why)
     states = {WebhookState.DELIVERED: EventState.DONE, WebhookState.GIVEN_UP: EventState.FAILED}

@@ -34,7 +34,7 @@ from inference.admin.pages import batches, job_timeline
 from inference.admin.pages.acts import list_selection_facts as act_facts
 from inference.admin.readonly import ReadOnlyAdmin
 from inference.admin.rendering import display, export, job_payload, media
-from inference.fields.ids import new_job_id
+from inference.fields.ids import make_row_id
 from inference.models import Act, ActKind, Job, Status, Webhook, Worker
 from inference.telemetry.plurals import count_of
 from inference.upkeep import acts
@@ -209,8 +209,8 @@ class JobAdmin(ReadOnlyAdmin):
         count = queryset.order_by().values("pk")[: acts.MOST + 1].count()
         counted = min(count, acts.MOST)
         plan = {
-            "id": str(new_job_id()), "by_id": request.user.pk, "kind": kind, "selection": lookups,
-            "newest": str(new_job_id()), "counted": counted,
+            "id": str(make_row_id()), "by_id": request.user.pk, "kind": kind, "selection": lookups,
+            "newest": str(make_row_id()), "counted": counted,
         }  # fmt: skip
         return self.render_page(
             request,
@@ -300,7 +300,7 @@ class JobAdmin(ReadOnlyAdmin):
         """Return an image or a sound of the job's inputs or output."""
         found, _ = job_payload.read_payload(self.get_visible_job(request, pk))
         try:
-            answer = media.serve_media(media.find_value(found, request.GET.get("at", "")))
+            answer = media.serve_media(media.look_up_value(found, request.GET.get("at", "")))
         except LookupError:
             answer = None
         if answer is None:

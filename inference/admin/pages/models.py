@@ -77,10 +77,10 @@ def list_entry_facts(spec: ModelSpec) -> Iterator[tuple[str, Any]]:
         several = value.items() if isinstance(value, Mapping) else [("", value)]
         for key, one in several:
             if one not in NOTHING:
-                yield f"{name}.{key}".rstrip("."), _in_words(one)
+                yield f"{name}.{key}".rstrip("."), _format_value(one)
 
 
-def _in_words(value: object) -> str:
+def _format_value(value: object) -> str:
     """Return a value as it is written in the models file."""
     if not isinstance(value, ParameterSpec):
         return str(value)
@@ -152,10 +152,10 @@ def draw_cost_plots(name: str, living: list[Worker]) -> Iterator[tuple[Worker, S
 
 def list_last_acts(name: str) -> QuerySet[LogEntry]:
     """Return the last acts on a model, paused or not: Django's own history page exists for a paused one only."""
-    return LogEntry.objects.filter(content_type=_kind(), object_id=name).select_related("user")[:ACTS]
+    return LogEntry.objects.filter(content_type=_get_content_type(), object_id=name).select_related("user")[:ACTS]
 
 
-def _kind() -> ContentType:
+def _get_content_type() -> ContentType:
     return ContentType.objects.get_for_model(PausedModel)
 
 
@@ -213,7 +213,7 @@ class ModelsAdmin(ReadOnlyAdmin):
         if happened:
             LogEntry.objects.create(
                 user_id=request.user.pk or 0,
-                content_type=_kind(),
+                content_type=_get_content_type(),
                 object_id=name,
                 object_repr=name[:200],
                 action_flag=CHANGE,

@@ -35,12 +35,12 @@ def find_live_state(worker: Worker) -> str:
     return "silent" if silent else worker.state
 
 
-def _device(replica: ReplicaSnapshot) -> str:
+def _format_device(replica: ReplicaSnapshot) -> str:
     left_s = replica.withdrawn_s
     return f"{replica.device}, failed: no work for {left_s} s" if left_s else replica.device
 
 
-def _generates(entry: tuple[str, GenerationSnapshot]) -> str:
+def _format_generation(entry: tuple[str, GenerationSnapshot]) -> str:
     name, figures = entry
     times = figures.first_token_s
     first = f", first token after {times.p50:g} s (median), {times.p95:g} s (p95)" if times.p50 else ""
@@ -99,7 +99,7 @@ class WorkerAdmin(ReadOnlyAdmin):
     started = display.make_column("started", "started_at", display.format_age)
     error_shown = display.make_column("error", "error", display.render_block)
     generation_shown = display.make_column(
-        "generation", "generation", lambda models: "; ".join(map(_generates, models.items()))
+        "generation", "generation", lambda models: "; ".join(map(_format_generation, models.items()))
     )
     speeds_shown = display.make_column(
         "items a second", "speeds", lambda speeds: ", ".join(f"{name}: {speed:.1f}" for name, speed in speeds.items())
@@ -159,7 +159,7 @@ def list_replicas(worker: Worker) -> Iterator[dict[str, Any]]:
         yield {
             "index": index,
             "pid": replica.pid,
-            "device": _device(replica),
+            "device": _format_device(replica),
             "models": models,
             "memory": f"{total / MIB:,.0f} MiB" if total else display.NONE,
         }

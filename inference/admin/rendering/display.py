@@ -25,11 +25,11 @@ T = TypeVar("T")
 def make_column(description: str, attribute: str, show: Callable[[Any], Any] = str) -> Any:
     """Return a column of a list or a line of a page: a row's attribute as `show` displays it, or `NONE`."""
 
-    def shown(_: admin.ModelAdmin[Any], row: object) -> Any:
+    def show_attribute(_: admin.ModelAdmin[Any], row: object) -> Any:
         value = getattr(row, attribute)
         return NONE if value is None else show(value) or NONE
 
-    return admin.display(shown, description=description)
+    return admin.display(show_attribute, description=description)
 
 
 def render_badge(state: str) -> SafeString:
@@ -62,15 +62,17 @@ def format_duration(value: datetime.timedelta | float | None) -> str:
 
 def format_age(moment: datetime.datetime) -> SafeString:
     return format_html(
-        '<span class="nowrap" title="{}">{}</span>', moment.isoformat(" ", "milliseconds"), _relative(moment)
+        '<span class="nowrap" title="{}">{}</span>',
+        moment.isoformat(" ", "milliseconds"),
+        _format_relative_time(moment),
     )
 
 
 def format_moment(moment: datetime.datetime) -> str:
-    return f"{moment:%Y-%m-%d %H:%M:%S}.{moment.microsecond // 1000:03d} UTC, {_relative(moment)}"
+    return f"{moment:%Y-%m-%d %H:%M:%S}.{moment.microsecond // 1000:03d} UTC, {_format_relative_time(moment)}"
 
 
-def _relative(moment: datetime.datetime) -> str:
+def _format_relative_time(moment: datetime.datetime) -> str:
     age_s = (clock.now() - moment).total_seconds()
     return f"{format_duration(age_s)} ago" if age_s >= 0 else f"in {format_duration(-age_s)}"
 
@@ -110,14 +112,14 @@ class _Budget:
         An embedding is not read number by number.
         """
         if isinstance(value, list) and len(value) > LONGEST_NUMBERS and all(isinstance(n, int | float) for n in value):
-            value = _head(value)
+            value = _format_first_numbers(value)
         if isinstance(value, dict):
-            return {self._cut(key): self.take(item) for key, item in self._while_any(value.items())}
+            return {self._cut(key): self.take(item) for key, item in self._take_items(value.items())}
         if isinstance(value, list):
-            return [self.take(item) for item in self._while_any(value)]
+            return [self.take(item) for item in self._take_items(value)]
         return self._cut(value) if isinstance(value, str) else value
 
-    def _while_any(self, items: Iterable[T]) -> Iterator[T]:
+    def _take_items(self, items: Iterable[T]) -> Iterator[T]:
         for item in items:
             self.left -= 1  # the line of the item
             if self.left < 0:
@@ -129,6 +131,6 @@ class _Budget:
         return text[:most]
 
 
-def _head(numbers: list[Any]) -> str:
+def _format_first_numbers(numbers: list[Any]) -> str:
     head = ", ".join(f"{item:.6g}" if abs(item) < LARGEST else f"{item!s:.20}" for item in numbers[:LONGEST_NUMBERS])
     return f"[{head}, ... {len(numbers)} numbers]"

@@ -52,10 +52,10 @@ def stream_export(jobs: QuerySet[Job], name: str) -> StreamingHttpResponse:
     form = FORMS[name]
     file = f"jobs-{clock.now():%Y%m%dT%H%M%SZ}.{name}"
     headers = {"Content-Disposition": f'attachment; filename="{file}"', "X-Content-Type-Options": "nosniff"}
-    return StreamingHttpResponse(_lines(jobs, form), content_type=form.content_type, headers=headers)
+    return StreamingHttpResponse(_stream_lines(jobs, form), content_type=form.content_type, headers=headers)
 
 
-def _lines(jobs: QuerySet[Job], form: ExportFormat) -> Iterator[str | bytes]:
+def _stream_lines(jobs: QuerySet[Job], form: ExportFormat) -> Iterator[str | bytes]:
     """Yield the lines of an export.
 
     The status was sent long before the end, so the last line states if the export is incomplete.
@@ -105,11 +105,11 @@ class _Line:
 _writer = csv.writer(_Line())
 
 
-def _csv(values: Iterable[Any]) -> str:
-    return str(_writer.writerow([_cell(value) for value in values]))
+def _format_csv(values: Iterable[Any]) -> str:
+    return str(_writer.writerow([_format_cell(value) for value in values]))
 
 
-def _cell(value: object) -> str:
+def _format_cell(value: object) -> str:
     """Return the text of a cell, which is never a formula, as clients write some of these texts."""
     if isinstance(value, datetime.datetime):
         return value.isoformat()
@@ -118,16 +118,18 @@ def _cell(value: object) -> str:
     return f"'{text}" if is_formula and isinstance(value, str) else text
 
 
-def _json(value: dict[str, Any]) -> bytes:
+def _format_json(value: dict[str, Any]) -> bytes:
     return orjson.dumps(value, option=orjson.OPT_APPEND_NEWLINE)
 
 
 FORMS = {
     "csv": ExportFormat(
         "text/csv; charset=utf-8",
-        line=lambda record: _csv(record.values()),
-        end=lambda reason: _csv([f"INCOMPLETE: {reason}"]),
-        heading=_csv(COLUMNS),
+        line=lambda record: _format_csv(record.values()),
+        end=lambda reason: _format_csv([f"INCOMPLETE: {reason}"]),
+        heading=_format_csv(COLUMNS),
     ),
-    "jsonl": ExportFormat("application/x-ndjson", line=_json, end=lambda reason: _json({"incomplete": str(reason)})),
+    "jsonl": ExportFormat(
+        "application/x-ndjson", line=_format_json, end=lambda reason: _format_json({"incomplete": str(reason)})
+    ),
 }

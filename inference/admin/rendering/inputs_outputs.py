@@ -54,13 +54,13 @@ def count_left_out(inputs: object) -> int:
 def render_value(value: object, link: Link, path: media.Path, of: object = None) -> SafeString:
     """Return a value as HTML; `of` is the input that it is the answer to."""
     if isinstance(value, str):
-        return _medium(value, link, path) or render_text(value)
+        return _render_medium(value, link, path) or render_text(value)
     if _is_vector(value):
-        return _vector(value)
+        return _render_vector(value)
     if isinstance(value, list) and value:
-        return _list(value, link, path, of)
+        return _render_list(value, link, path, of)
     if isinstance(value, dict):
-        return _dict(value, link, path)
+        return _render_dict(value, link, path)
     return format_json(value)
 
 
@@ -73,15 +73,15 @@ def render_text(value: str) -> SafeString:
         escape_text(value[:FOLDED]),
         f"{len(value):,}",
         render_block(value),
-        _more(len(value) - LONGEST_TEXT, "characters"),
+        _render_more(len(value) - LONGEST_TEXT, "characters"),
     )
 
 
-def _more(count: int, what: str) -> SafeString | str:
+def _render_more(count: int, what: str) -> SafeString | str:
     return format_html('<p class="help">{} more {}</p>', f"{count:,}", what) if count > 0 else ""
 
 
-def _medium(value: str, link: Link, path: media.Path) -> SafeString | None:
+def _render_medium(value: str, link: Link, path: media.Path) -> SafeString | None:
     kind = media.detect_media_type(value)
     if kind.startswith("image/"):
         return format_html('<img class="shown" src="{}" alt="the image" loading="lazy">', link(path))
@@ -90,25 +90,27 @@ def _medium(value: str, link: Link, path: media.Path) -> SafeString | None:
     return None
 
 
-def _list(value: list[Any], link: Link, path: media.Path, of: object) -> SafeString:
+def _render_list(value: list[Any], link: Link, path: media.Path, of: object) -> SafeString:
     if _is_chat(value):
-        return _chat(value)
+        return _render_chat(value)
     if isinstance(of, str) and all(_is_span(entry, of) for entry in value[:MOST_SPANS]):
-        return _marked(of, value[:MOST_SPANS])
-    if all(_named(entry) is not None for entry in value[:MOST_BARS]):
-        return format_html("{}{}", _bars(value[:MOST_BARS]), _more(len(value) - MOST_BARS, "entries"))
+        return _render_marked_text(of, value[:MOST_SPANS])
+    if all(_find_scored_name(entry) is not None for entry in value[:MOST_BARS]):
+        return format_html(
+            "{}{}", _render_score_bars(value[:MOST_BARS]), _render_more(len(value) - MOST_BARS, "entries")
+        )
     if len(value) == 1 and isinstance(value[0], list | dict):
         return render_value(value[0], link, (*path, 0), of)
     if all(_is_vector(entry) for entry in value[:MOST_ITEMS]):
-        drawn = format_html_join("", "<li>{}</li>", ((_vector(entry),) for entry in value[:MOST_ITEMS]))
-        return format_html('<ol class="rows" start="0">{}</ol>{}', drawn, _more(len(value) - MOST_ITEMS, "rows"))
+        drawn = format_html_join("", "<li>{}</li>", ((_render_vector(entry),) for entry in value[:MOST_ITEMS]))
+        return format_html('<ol class="rows" start="0">{}</ol>{}', drawn, _render_more(len(value) - MOST_ITEMS, "rows"))
     if any(media.detect_media_type(entry) for entry in value[:MOST_ITEMS]):
         items = ((render_value(entry, link, (*path, place)),) for place, entry in enumerate(value[:MOST_ITEMS]))
         return format_html('<ol class="rows" start="0">{}</ol>', format_html_join("", "<li>{}</li>", items))
     return format_json(value)
 
 
-def _dict(value: Mapping[str, Any], link: Link, path: media.Path) -> SafeString:
+def _render_dict(value: Mapping[str, Any], link: Link, path: media.Path) -> SafeString:
     """Return long texts, vectors, chats and media each by itself, and the rest as JSON."""
     apart = {
         name: entry
@@ -140,7 +142,7 @@ def _is_number(value: object) -> bool:
     return abs(value) < 1e300  # False for NaN, too
 
 
-def _vector(value: list[float]) -> SafeString:
+def _render_vector(value: list[float]) -> SafeString:
     head = ", ".join(f"{number:.6g}" for number in value[:SHORTEST_VECTOR])
     low, high, norm = (f"{number:.4g}" for number in (min(value), max(value), math.hypot(*value)))
     what = f"{len(value):,} numbers from {low} to {high}, norm {norm}: {head}, …"
@@ -153,7 +155,7 @@ def _is_chat(value: list[Any]) -> bool:
     )
 
 
-def _chat(messages: list[Any]) -> SafeString:
+def _render_chat(messages: list[Any]) -> SafeString:
     rows = (
         (
             escape_text(str(message["role"])[:40]),
@@ -161,21 +163,21 @@ def _chat(messages: list[Any]) -> SafeString:
         )
         for message in messages[-MOST_ITEMS:]
     )
-    before = _more(len(messages) - MOST_ITEMS, "messages before these")
+    before = _render_more(len(messages) - MOST_ITEMS, "messages before these")
     return format_html('{}<dl class="parts chat">{}</dl>', before, format_html_join("", "<dt>{}</dt><dd>{}</dd>", rows))
 
 
-def _named(entry: object) -> str | None:
+def _find_scored_name(entry: object) -> str | None:
     """Return the name of an entry that has a score, or None for other entries."""
     if not isinstance(entry, dict) or not _is_number(entry.get("score")):
         return None
     return next((entry[name] for name in NAMES if isinstance(entry.get(name), str)), None)
 
 
-def _bars(entries: list[Any]) -> SafeString:
+def _render_score_bars(entries: list[Any]) -> SafeString:
     rows = (
         (
-            escape_text(str(_named(entry))[:200]),
+            escape_text(str(_find_scored_name(entry))[:200]),
             min(max(entry["score"], 0.0), 1.0),
             f"{entry['score']:.4g}",
             format_html("<code>{}</code>", escape_text(str(entry["box"])[:200])) if "box" in entry else "",
@@ -190,20 +192,20 @@ def _is_span(entry: object, of: str) -> bool:
     if not isinstance(entry, dict):
         return False
     start, end = entry.get("start"), entry.get("end")
-    return type(start) is int and type(end) is int and 0 <= start < end <= len(of) and _kind_of_span(entry) != ""
+    return type(start) is int and type(end) is int and 0 <= start < end <= len(of) and _find_span_kind(entry) != ""
 
 
-def _kind_of_span(entry: Mapping[str, Any]) -> str:
+def _find_span_kind(entry: Mapping[str, Any]) -> str:
     return next((str(entry[name]) for name in ("entity_group", "entity", "label", "answer") if entry.get(name)), "")
 
 
-def _marked(of: str, spans: list[Any]) -> SafeString:
+def _render_marked_text(of: str, spans: list[Any]) -> SafeString:
     """Return the text with what was found in it marked; of spans that overlap the first is marked."""
     pieces, at = [], 0
     for span in sorted(spans, key=lambda span: (span["start"], -span["end"])):
         if span["start"] >= at and span["end"] <= LONGEST_TEXT:
             score = f" {span['score']:.4g}" if _is_number(span.get("score")) else ""
-            name = escape_text(_kind_of_span(span)[:100])
+            name = escape_text(_find_span_kind(span)[:100])
             pieces.append(
                 (
                     escape_text(of[at : span["start"]]),
@@ -216,5 +218,5 @@ def _marked(of: str, spans: list[Any]) -> SafeString:
     marked = format_html_join("", '{}<mark title="{}">{}<small>{}</small></mark>', pieces)
     rest = of[at:LONGEST_TEXT]
     return format_html(
-        '<p class="marked">{}{}</p>{}', marked, escape_text(rest), _more(len(of) - LONGEST_TEXT, "characters")
+        '<p class="marked">{}{}</p>{}', marked, escape_text(rest), _render_more(len(of) - LONGEST_TEXT, "characters")
     )

@@ -58,7 +58,7 @@ def read_payload(job: Job) -> tuple[dict[str, Any], list[str]]:
     names = [side for side in SIDES if (known.get(f"characters_of_{side}") or 0) <= MOST]
     found: dict[str, Any] = dict(Job.objects.filter(pk=job.pk).order_by().values(*names).first() or {}) if names else {}
     if job.parts and "inputs" in found:
-        found["inputs"] = _first_inputs(job.pk)
+        found["inputs"] = _read_first_inputs(job.pk)
     problems = [
         f"Too large to show: {side}, {known[f'characters_of_{side}']:,} characters. The API returns all of it."
         for side in SIDES
@@ -67,7 +67,7 @@ def read_payload(job: Job) -> tuple[dict[str, Any], list[str]]:
     return found, problems
 
 
-def _first_inputs(whole: UUID) -> list[Any]:
+def _read_first_inputs(whole: UUID) -> list[Any]:
     """Return the first inputs of a whole, from as many parts as inputs are shown: each part has one at least."""
     parts = Job.objects.filter(whole=whole).order_by("place").values_list("inputs", flat=True)
     most = inputs_outputs.MOST_ITEMS

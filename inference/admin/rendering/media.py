@@ -35,19 +35,19 @@ def detect_media_type(value: object) -> str:
     if not isinstance(value, str) or not SHORTEST <= len(value) <= MOST_BYTES * 4 // 3:
         return ""
     try:
-        head = base64.b64decode(_content(value, HEAD), validate=True)
+        head = base64.b64decode(_extract_base64(value, HEAD), validate=True)
     except (binascii.Error, ValueError):
         return ""
     found = next((name for first, at_8, name in KINDS if head.startswith(first) and head[8:].startswith(at_8)), "")
-    return "" if found.startswith("image/") and _pixels(head) > MOST_PIXELS else found
+    return "" if found.startswith("image/") and _count_pixels(head) > MOST_PIXELS else found
 
 
-def _content(value: str, most: int | None = None) -> str:
+def _extract_base64(value: str, most: int | None = None) -> str:
     start = value.find(",", 0, 100) + 1 if value.startswith("data:") else 0
     return value[start : None if most is None else start + most]
 
 
-def _pixels(head: bytes) -> int:
+def _count_pixels(head: bytes) -> int:
     """Return the pixels by the header of PNG and GIF; other formats are bounded by what browsers decode."""
     if head.startswith(b"\x89PNG"):
         return int.from_bytes(head[16:20], "big") * int.from_bytes(head[20:24], "big")
@@ -61,7 +61,7 @@ def make_address(side: str, path: Path) -> str:
     return json.dumps([side, *path])
 
 
-def find_value(values: dict[str, Any], address: str) -> Any:
+def look_up_value(values: dict[str, Any], address: str) -> Any:
     """Return the value at an address.
 
     Raises `LookupError` if there is none.
@@ -85,7 +85,7 @@ def serve_media(value: Any) -> HttpResponse | None:
     """Return the bytes under a policy that lets them do nothing, or None if they are not what is shown."""
     content_type = detect_media_type(value)
     try:
-        content = base64.b64decode(_content(value), validate=True) if content_type else b""
+        content = base64.b64decode(_extract_base64(value), validate=True) if content_type else b""
     except (binascii.Error, ValueError):
         content = b""
     if not content:

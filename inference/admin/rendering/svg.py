@@ -25,7 +25,7 @@ def draw_vector(numbers: Sequence[float]) -> SafeString:
         f"M{place * wide:.1f} {middle:g}h{wide * 0.8:.2f}v{-number / tallest * middle:.1f}h{-wide * 0.8:.2f}z"
         for place, number in enumerate(columns)
     )
-    return _svg("vector", f"chart of {len(numbers)} numbers", mark_safe(f'<path d="{strokes}"/>'))  # noqa: S308 - numbers
+    return _render_svg("vector", f"chart of {len(numbers)} numbers", mark_safe(f'<path d="{strokes}"/>'))  # noqa: S308 - numbers
 
 
 def draw_shares(parts: Sequence[tuple[str, float]]) -> SafeString:
@@ -43,7 +43,7 @@ def draw_shares(parts: Sequence[tuple[str, float]]) -> SafeString:
             )
         )
         before += size
-    return _svg("shares", ", ".join(name for name, _ in parts), mark_safe("".join(drawn)))  # noqa: S308 - escaped above
+    return _render_svg("shares", ", ".join(name for name, _ in parts), mark_safe("".join(drawn)))  # noqa: S308 - escaped above
 
 
 def draw_lengths(values: Sequence[int], *, to: int | None = None) -> SafeString:
@@ -57,7 +57,7 @@ def draw_lengths(values: Sequence[int], *, to: int | None = None) -> SafeString:
     padded = (
         f'<rect class="padding" y="{HEIGHT - to / longest * HEIGHT:.1f}" width="{WIDTH}" height="48"/>' if to else ""
     )
-    return _svg("lengths", "lengths", mark_safe(f'{padded}<path d="{strokes}"/>'))  # noqa: S308 - numbers
+    return _render_svg("lengths", "lengths", mark_safe(f'{padded}<path d="{strokes}"/>'))  # noqa: S308 - numbers
 
 
 def draw_scatter_plot(points: Sequence[tuple[float, float, str]]) -> SafeString:
@@ -69,13 +69,16 @@ def draw_scatter_plot(points: Sequence[tuple[float, float, str]]) -> SafeString:
     low, high = math.log10(min(values)) - 0.1, math.log10(max(values)) + 0.1
     side = 300
 
-    def at(value: float) -> str:
+    def format_coordinate(value: float) -> str:
         return f"{(math.log10(max(value, 1e-9)) - low) / (high - low) * side:.1f}"
 
     circles = format_html_join(
         "",
         '<circle cx="{}" cy="{}" r="4"><title>{}</title></circle>',
-        ((at(learnt), f"{side - float(at(took)):.1f}", title) for learnt, took, title in points),
+        (
+            (format_coordinate(learnt), f"{side - float(format_coordinate(took)):.1f}", title)
+            for learnt, took, title in points
+        ),
     )
     return format_html(
         '<svg class="against" viewBox="0 0 {} {}" role="img" aria-label="measured against expected time">'
@@ -88,7 +91,7 @@ def draw_scatter_plot(points: Sequence[tuple[float, float, str]]) -> SafeString:
     )
 
 
-def _svg(name: str, label: str, inside: SafeString) -> SafeString:
+def _render_svg(name: str, label: str, inside: SafeString) -> SafeString:
     return format_html(
         '<svg class="drawing {}" viewBox="0 0 {} {}" preserveAspectRatio="none" role="img" aria-label="{}">{}</svg>',
         name,

@@ -22,10 +22,10 @@ Binding = tuple[str, str, str]  # routing key, pattern, queue
 
 
 class Bindings:
-    def __init__(self, client: redis.Redis, prefixed: Callable[[str], str], deadlines: str) -> None:
+    def __init__(self, client: redis.Redis, add_prefix: Callable[[str], str], deadlines: str) -> None:
         self._client = client
-        self._bound, self._permanent = prefixed("_kombu.binding."), prefixed("_kombu.binding_permanent.")
-        self._deadlines = prefixed(deadlines)
+        self._bound, self._permanent = add_prefix("_kombu.binding."), add_prefix("_kombu.binding_permanent.")
+        self._deadlines = add_prefix(deadlines)
         self._refresh = client.register_script(REFRESH_BINDING)
         self._sweep = client.register_script(SWEEP_BINDINGS)
         self._refreshed_at = self._swept_at = float("-inf")
@@ -34,18 +34,18 @@ class Bindings:
         """Add a binding that stays until it is removed."""
         with self._client.pipeline() as pipe:
             for key in self._bound, self._permanent:
-                pipe.sadd(key + exchange, _member(binding))
+                pipe.sadd(key + exchange, _make_member(binding))
             pipe.execute()
 
     def refresh(self, exchange: str, binding: Binding, expiry_ms: int) -> None:
         """Add the binding of a queue that expires, or make it live longer."""
         keys = [self._bound + exchange, self._deadlines]
-        self._refresh(keys=keys, args=[_member(binding), exchange, _life_ms(expiry_ms)])
+        self._refresh(keys=keys, args=[_make_member(binding), exchange, _compute_life_ms(expiry_ms)])
 
     def remove(self, exchange: str, binding: Binding) -> None:
         with self._client.pipeline() as pipe:
             for key in self._bound, self._permanent:
-                pipe.srem(key + exchange, _member(binding))
+                pipe.srem(key + exchange, _make_member(binding))
             pipe.execute()
 
     def read(self, exchange: str) -> list[tuple[str, ...]]:
@@ -57,7 +57,7 @@ class Bindings:
         if not bindings:
             return
         now = monotonic()
-        if now - self._refreshed_at >= min(_life_ms(expiry_ms) for *_, expiry_ms in bindings) / 3000:
+        if now - self._refreshed_at >= min(_compute_life_ms(expiry_ms) for *_, expiry_ms in bindings) / 3000:
             for binding in bindings:
                 self.refresh(*binding)
             self._refreshed_at = now
@@ -66,9 +66,9 @@ class Bindings:
             self._swept_at = now
 
 
-def _member(binding: Binding) -> str:
+def _make_member(binding: Binding) -> str:
     return SEPARATOR.join(part or "" for part in binding)
 
 
-def _life_ms(expiry_ms: int) -> int:
+def _compute_life_ms(expiry_ms: int) -> int:
     return max(expiry_ms * EXPIRIES, SHORTEST_LIFE_MS)

@@ -62,7 +62,7 @@ class Channel(virtual.Channel):
             self.connection.client, {name: getattr(self, name) for name in connections.OPTIONS}
         )
         self.fetches = Fetches(self, self._hand_over)
-        self.bindings = Bindings(self.client, self.prefixed, self.keyprefix_binding_deadlines)
+        self.bindings = Bindings(self.client, self.add_prefix, self.keyprefix_binding_deadlines)
         self.broadcasts = Broadcasts(self.client, self._hand_over_broadcast)
         self._takers: dict[str, Taker] = {}  # by queue
         self._queue_by_tag: dict[str, str] = {}  # by consumer tag
@@ -79,18 +79,18 @@ class Channel(virtual.Channel):
         """True if a next fetch will come, or if the channel is closed and has put its messages back."""
         return self.connection is None or self.connection.is_driven
 
-    def prefixed(self, key: str) -> str:
+    def add_prefix(self, key: str) -> str:
         return f"{self.global_keyprefix}{key}"
 
-    def key_for(self, queue: str, raw: Any) -> str:
+    def make_list_key(self, queue: str, raw: Any) -> str:
         """Return the key of the list of a queue in which a message belongs by its priority."""
         try:
             priority = max(self.min_priority, min(int(raw["properties"]["priority"]), self.max_priority))
         except (LookupError, TypeError, ValueError):
             priority = self.default_priority
-        return address.redis_key(queue, self.priority_steps[bisect(self.priority_steps, priority) - 1])
+        return address.make_redis_key(queue, self.priority_steps[bisect(self.priority_steps, priority) - 1])
 
-    def queues_of(self, exchange: str, routing_key: str) -> Collection[str]:
+    def find_queues(self, exchange: str, routing_key: str) -> Collection[str]:
         """Return the queues that get messages to this exchange with this routing key."""
         if not exchange:
             return [routing_key]
@@ -99,39 +99,39 @@ class Channel(virtual.Channel):
     # Methods that kombu documents for virtual channels to implement
 
     def _put(self, queue: str, message: dict[str, Any], **kwargs: Any) -> None:
-        key, text = self.prefixed(self.key_for(queue, message)), dumps(message)
+        key, text = self.add_prefix(self.make_list_key(queue, message)), dumps(message)
         if queue not in self._expiries_ms:
             self.client.lpush(key, text)
             return
         with self.client.pipeline() as pipe:
             pipe.lpush(key, text)
-            for name in self._keys_of(queue):
+            for name in self._list_keys(queue):
                 pipe.pexpire(name, self._expiries_ms[queue])
             pipe.execute()
 
     def _put_fanout(self, exchange: str, message: dict[str, Any], routing_key: str, **kwargs: Any) -> None:
-        self.client.publish(self._topic(exchange, routing_key), dumps(message))
+        self.client.publish(self._make_topic(exchange, routing_key), dumps(message))
 
     def _size(self, queue: str) -> int:
         with self.client.pipeline() as pipe:
-            for key in self._keys_of(queue):
+            for key in self._list_keys(queue):
                 pipe.llen(key)
             return sum(pipe.execute())
 
     def _has_queue(self, queue: str, **kwargs: Any) -> bool:
-        return bool(self.client.exists(*self._keys_of(queue)))
+        return bool(self.client.exists(*self._list_keys(queue)))
 
     def _purge(self, queue: str) -> int:
         with self.client.pipeline() as pipe:
-            for key in self._keys_of(queue):
+            for key in self._list_keys(queue):
                 pipe.llen(key)
-            pipe.delete(*self._keys_of(queue))
+            pipe.delete(*self._list_keys(queue))
             return sum(pipe.execute()[:-1])
 
     def _delete(self, queue: str, exchange: str, routing_key: str, pattern: str, *args: Any, **kwargs: Any) -> None:
         self._auto_deleted.discard(queue)
         self.bindings.remove(exchange, (routing_key, pattern, queue))
-        self.client.delete(*self._keys_of(queue))
+        self.client.delete(*self._list_keys(queue))
 
     def _new_queue(self, queue: str, **kwargs: Any) -> None:
         if kwargs.get("auto_delete"):
@@ -161,7 +161,7 @@ class Channel(virtual.Channel):
     ) -> None:
         self._takers[queue] = callback, no_ack
         self._queue_by_tag[consumer_tag] = queue
-        topics = self._topics_of(queue)
+        topics = self._list_topic_patterns(queue)
         for topic in topics:
             self.broadcasts.subscribe(topic, queue)
         if not topics:
@@ -182,8 +182,8 @@ class Channel(virtual.Channel):
     def basic_get(self, queue: str, no_ack: bool = False, **kwargs: Any) -> Any:
         """Take one message of a queue that is not consumed; None if it has none."""
         messages: list[Any] = []
-        lists = [(queue, address.redis_key(queue, step)) for step in self.priority_steps]
-        names = [*self.qos.server_keys, *(self.prefixed(key) for _, key in lists)]
+        lists = [(queue, address.make_redis_key(queue, step)) for step in self.priority_steps]
+        names = [*self.qos.server_keys, *(self.add_prefix(key) for _, key in lists)]
         fetched: Any = self.client.eval(FETCH, len(names), *names, clock.time_s(), 1, 1, LONGEST_BYTES)
         for _, arrived in parse_messages(fetched, lists):
             self._hand_over(queue, arrived, (messages.append, no_ack))
@@ -199,7 +199,7 @@ class Channel(virtual.Channel):
     def _close_connections(self) -> None:
         """Delete what is of no use without this consumer, as far as the server answers, and disconnect."""
         try:
-            for queue in filter(self._topics_of, list(self._auto_deleted)):
+            for queue in filter(self._list_topic_patterns, list(self._auto_deleted)):
                 self.queue_delete(queue)
         except (redis.RedisError, OSError) as error:
             logger.warning("the bindings of this consumer stay in the broker: %s", error)
@@ -242,17 +242,17 @@ class Channel(virtual.Channel):
             ]
         )
 
-    def _keys_of(self, queue: str) -> list[str]:
-        return [self.prefixed(address.redis_key(queue, step)) for step in self.priority_steps]
+    def _list_keys(self, queue: str) -> list[str]:
+        return [self.add_prefix(address.make_redis_key(queue, step)) for step in self.priority_steps]
 
-    def _topic(self, exchange: str, routing_key: str) -> str:
+    def _make_topic(self, exchange: str, routing_key: str) -> str:
         database = self.client.get_connection_kwargs()["db"]
-        return self.prefixed(f"/{database}.{exchange}" + (f"/{routing_key}" if routing_key else ""))
+        return self.add_prefix(f"/{database}.{exchange}" + (f"/{routing_key}" if routing_key else ""))
 
-    def _topics_of(self, queue: str) -> list[str]:
+    def _list_topic_patterns(self, queue: str) -> list[str]:
         """Return the patterns of the topics that reach a queue as broadcasts."""
         return [
-            self._topic(exchange, routing_key.replace("#", "*"))
+            self._make_topic(exchange, routing_key.replace("#", "*"))
             for exchange, routing_key, _ in self.state.queue_bindings(queue)
             if self.typeof(exchange).type == "fanout"
         ]
@@ -268,7 +268,7 @@ class Channel(virtual.Channel):
             return
         tag, key, text = arrived
         try:
-            raw = _checked(loads(text))
+            raw = _check_message(loads(text))
             message = self.Message(raw, channel=self)
         except Exception as error:
             logger.error("not a message, dropped from %s: %r: %.200r", queue, error, text)
@@ -278,7 +278,7 @@ class Channel(virtual.Channel):
         if no_ack:
             self.qos.forget(tag)
         else:
-            self.qos.keep(raw, tag, key, is_low=key == address.redis_key(queue, self.priority_steps[-1]))
+            self.qos.keep(raw, tag, key, is_low=key == address.make_redis_key(queue, self.priority_steps[-1]))
         try:
             callback(message)
         except redis.RedisError:
@@ -292,7 +292,7 @@ class Channel(virtual.Channel):
         callback(self.Message(raw, channel=self))
 
 
-def _checked(raw: Any) -> Any:
+def _check_message(raw: Any) -> Any:
     """Return the message if it has what Celery relies on without a check; else raise an error."""
     headers = raw["headers"]
     if not isinstance(raw["body"], str) or not isinstance(headers, dict):

@@ -56,7 +56,7 @@ class Fetches:
         self._channel = channel
         self._hand_over = hand_over
         self._link: Any = channel.client.connection_pool.make_connection()
-        self._link.register_connect_callback(self._prepare)
+        self._link.register_connect_callback(self._prepare_connection)
         self._is_asked = False
         self._requested_lists: list[tuple[str, str]] = []  # queues and lists of the fetch under way
         self._arrived: deque[tuple[str, Unacked]] = deque()  # queues and messages that are not handed over yet
@@ -137,18 +137,18 @@ class Fetches:
         """Yield each queue with the key of its list, the highest priority first."""
         *hurried, lowest = self._channel.priority_steps
         if kinds & ListKinds.HURRIED:
-            yield from ((queue, address.redis_key(queue, step)) for step in hurried for queue in queues)
+            yield from ((queue, address.make_redis_key(queue, step)) for step in hurried for queue in queues)
         if kinds & ListKinds.PATIENT:
             low = queues if kinds & ListKinds.OTHERS else [queue for queue in queues if queue in self._patient]
-            yield from ((queue, address.redis_key(queue, lowest)) for queue in low)
+            yield from ((queue, address.make_redis_key(queue, lowest)) for queue in low)
 
-    def _prepare(self, connection: Any) -> None:
+    def _prepare_connection(self, connection: Any) -> None:
         """Prepare a new connection: track keys, load the script, and settle what earlier ones could not.
 
         It waits for the answers, as connecting does.
         """
         try:
-            connection.set_invalidation_handler(self._on_invalidation)
+            connection.set_invalidation_handler(self._handle_invalidation)
             # NOLOOP: no notices of changes by this connection, else each fetch would wake up the channel.
             connection.send_command("CLIENT", "TRACKING", "ON", "NOLOOP")
             connection.read_response()
@@ -163,34 +163,34 @@ class Fetches:
             connection.disconnect()
             raise
 
-    def _on_invalidation(self, notice: Any) -> None:
+    def _handle_invalidation(self, notice: Any) -> None:
         self._empty_since = UNKNOWN
 
     def send(self) -> None:
-        """Send a fetch; `_read` is called when the answer is there."""
+        """Send a fetch; `_read_and_hand_over` is called when the answer is there."""
         if not self._link.is_connected:
             self._is_asked = False
             self._link.connect()
-        self._channel.connection.watch(self._link, self._read)
+        self._channel.connection.watch(self._link, self._read_and_hand_over)
         self._credit, self._kinds = self._find_room() if self.queues else (0, ListKinds.ALL)
         queues = list(self.queues) if self._credit != 0 else []
         self._requested_lists = list(self._list_keys(queues, self._kinds))
         self.queues.rotate(-1)
         self._fetched_at = clock.time_s()
-        commands = self._link.pack_commands(self._commands(len(queues)))
+        commands = self._link.pack_commands(self._make_fetch_commands(len(queues)))
         self._link.send_packed_command(commands, check_health=False)
         self._is_asked, self._sent_at = True, monotonic()
 
-    def _commands(self, queues: int) -> list[tuple[Any, ...]]:
+    def _make_fetch_commands(self, queues: int) -> list[tuple[Any, ...]]:
         channel, qos = self._channel, self._channel.qos
         most = MOST if self._credit is None else min(self._credit, MOST)
-        names = [channel.prefixed(key) for _, key in self._requested_lists]
+        names = [channel.add_prefix(key) for _, key in self._requested_lists]
         keys = (*qos.server_keys, *names)
         limits = (self._fetched_at, most if queues else 0, queues or 1, LONGEST_BYTES)
-        fetch = ("EVALSHA", self._fetch_sha, len(keys), *keys, *limits, *qos.acks_to_send())
+        fetch = ("EVALSHA", self._fetch_sha, len(keys), *keys, *limits, *qos.take_acks_to_send())
         return [fetch, ("EXISTS", *names)] if names else [fetch]
 
-    def _read(self) -> bool:
+    def _read_and_hand_over(self) -> bool:
         """Read an answer, or a notice, and hand over the messages; return True if there were any."""
         self._read_answer()
         has_arrived = bool(self._arrived)
@@ -206,7 +206,7 @@ class Fetches:
                 fetched = link.read_response()
                 existing = link.read_response() if self._requested_lists else 0
                 self._is_asked = False
-                self._note(fetched, existing)
+                self._note_answer(fetched, existing)
             else:
                 link.read_response(push_request=True)
             while link.can_read(timeout=0):
@@ -215,8 +215,8 @@ class Fetches:
             link.disconnect()
             raise
 
-    def _note(self, fetched: list[Any], existing: int) -> None:
-        self._channel.qos.acks_sent()
+    def _note_answer(self, fetched: list[Any], existing: int) -> None:
+        self._channel.qos.forget_sent_acks()
         self._fetched_at = None
         self._arrived.extend(parse_messages(fetched, self._requested_lists))
         self._misses = 0 if fetched else self._misses + 1

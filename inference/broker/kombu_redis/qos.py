@@ -101,20 +101,20 @@ class QoS:
 
         They have the prefetch count for themselves, however many jobs of the lowest priority are held.
         """
-        return self._credit(self._jobs - self._low_jobs)
+        return self._compute_credit(self._jobs - self._low_jobs)
 
     def can_consume_low(self) -> int | None:
         """Return how many jobs of any priority, the lowest one too, may be fetched; None without a limit."""
-        return self._credit(self._jobs)
+        return self._compute_credit(self._jobs)
 
     def can_consume_patient(self) -> int | None:
         """Return how many jobs of the lowest priority may be fetched where no other job waits longer because of them.
 
         The result is None without a limit.
         """
-        return self._credit(self._jobs - self.patient)
+        return self._compute_credit(self._jobs - self.patient)
 
-    def _credit(self, held: int) -> int | None:
+    def _compute_credit(self, held: int) -> int | None:
         return max(0, self.prefetch_count - held) if self.prefetch_count else None
 
     def allow_patient(self, jobs: int) -> None:
@@ -131,28 +131,30 @@ class QoS:
         self._drop(tag)
         self.acked.append(tag)
         if not self.channel.is_driven:
-            self._acknowledge(self.acks_to_send())
-            self.acks_sent()
+            self._acknowledge(self.take_acks_to_send())
+            self.forget_sent_acks()
 
     def reject(self, tag: str, requeue: bool = False) -> None:
         if requeue and tag in self._held:
-            self.put_back_soon([self._unacked(tag)])
+            self.put_back_soon([self._make_unacked(tag)])
             self._drop(tag)
         else:
             self.ack(tag)
 
-    def acks_to_send(self) -> list[str]:
+    def take_acks_to_send(self) -> list[str]:
         self.sending += self.acked
         self.acked = []
         return self.sending
 
-    def acks_sent(self) -> None:
+    def forget_sent_acks(self) -> None:
         self.sending = []
 
     @property
     def server_keys(self) -> tuple[str, str]:
         """The keys of the messages by tag and of the tags by time."""
-        return self.channel.prefixed(self.channel.unacked_key), self.channel.prefixed(self.channel.unacked_index_key)
+        return self.channel.add_prefix(self.channel.unacked_key), self.channel.add_prefix(
+            self.channel.unacked_index_key
+        )
 
     def put_back(self, messages: Sequence[Unacked]) -> None:
         """Put messages back to the front of their lists, in this order.
@@ -165,7 +167,7 @@ class QoS:
         arguments = [
             part for message in reversed(messages) for part in (message.tag, lists.index(message.key), message.text)
         ]
-        names = [*self.server_keys, *map(self.channel.prefixed, lists)]
+        names = [*self.server_keys, *map(self.channel.add_prefix, lists)]
         self._client.eval(PUT_BACK, len(names), *names, *arguments)
 
     def put_back_soon(self, messages: Sequence[Unacked]) -> None:
@@ -192,7 +194,7 @@ class QoS:
         self._looks += 1
         if (self._looks - 1) % (interval or 1):
             return
-        name, expire_s = self.channel.prefixed(self.channel.unacked_mutex_key), self.channel.unacked_mutex_expire
+        name, expire_s = self.channel.add_prefix(self.channel.unacked_mutex_key), self.channel.unacked_mutex_expire
         lock = self._client.lock(name, timeout=expire_s)
         try:
             if not lock.acquire(blocking=False):
@@ -214,19 +216,19 @@ class QoS:
         for start in range(0, len(tags), CHUNK):
             some = [tag.decode() for tag in tags[start : start + CHUNK]]
             texts = cast("list[bytes | None]", self._client.hmget(messages, some))
-            found = {tag: self._lists_of(tag, text) for tag, text in zip(some, texts, strict=True)}
+            found = {tag: self._route_recorded_message(tag, text) for tag, text in zip(some, texts, strict=True)}
             self.put_back([message for tag in reversed(some) for message in found[tag]])
             self._acknowledge([tag for tag in some if not found[tag]])
 
-    def _lists_of(self, tag: str, text: bytes | None) -> list[Unacked]:
+    def _route_recorded_message(self, tag: str, text: bytes | None) -> list[Unacked]:
         """Return a recorded message once for each list in which it belongs, which may be none."""
         if text is None:
             return []
         try:
             raw, exchange, routing_key = loads(text)
             _note_redelivery(raw)
-            queues = self.channel.queues_of(exchange, routing_key)
-            return [Unacked(tag, self.channel.key_for(queue, raw), dumps(raw)) for queue in queues]
+            queues = self.channel.find_queues(exchange, routing_key)
+            return [Unacked(tag, self.channel.make_list_key(queue, raw), dumps(raw)) for queue in queues]
         except redis.RedisError:
             raise
         except Exception as error:
@@ -249,9 +251,9 @@ class QoS:
         self._is_over = True
         messages = self._take_all() if self.restore_at_shutdown else []
         self.try_to_settle()
-        left = Unsettled(self.acks_to_send(), messages + self.channel.fetches.take_unread(), self.lost_fetch)
+        left = Unsettled(self.take_acks_to_send(), messages + self.channel.fetches.take_unread(), self.lost_fetch)
         try:
-            self._settle(left)
+            self._finish_fetch(left)
         except (redis.RedisError, OSError) as error:
             logger.warning("%d messages are put back when the broker answers again: %s", len(left.messages), error)
             unsettled[self.channel.server].append(left)
@@ -260,7 +262,7 @@ class QoS:
         """Send the server what earlier channels could not send it."""
         earlier = unsettled[self.channel.server]
         while earlier:
-            self._settle(earlier[0])
+            self._finish_fetch(earlier[0])
             earlier.pop(0)
 
     def try_to_settle(self) -> None:
@@ -277,7 +279,7 @@ class QoS:
     def note_lost_fetch(self, fetched_at: float) -> None:
         unsettled[self.channel.server].append(Unsettled([], [], fetched_at))
 
-    def _settle(self, left: Unsettled) -> None:
+    def _finish_fetch(self, left: Unsettled) -> None:
         self._acknowledge(left.acked)
         self.put_back(left.messages)
         if left.lost_fetch:
@@ -299,12 +301,12 @@ class QoS:
         return self.channel.client
 
     def _take_all(self) -> list[Unacked]:
-        messages = [self._unacked(tag) for tag in self._held]
+        messages = [self._make_unacked(tag) for tag in self._held]
         self._held.clear()
         self._jobs = self._low_jobs = 0
         return messages
 
-    def _unacked(self, tag: str) -> Unacked:
+    def _make_unacked(self, tag: str) -> Unacked:
         raw, key, *_ = self._held[tag]
         _note_redelivery(raw)
         return Unacked(tag, key, dumps(raw))

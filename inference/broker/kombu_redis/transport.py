@@ -76,11 +76,11 @@ class Transport(virtual.Transport):
         Raises `TimeoutError` after `timeout` seconds.
         """
         give_up_at = monotonic() + timeout if timeout is not None else float("inf")
-        while not self._turn(min(RECHECK_S, max(0.0, give_up_at - monotonic()))):
+        while not self._run_turn(min(RECHECK_S, max(0.0, give_up_at - monotonic()))):
             if monotonic() >= give_up_at:
                 raise TimeoutError
 
-    def _turn(self, limit_s: float) -> bool:
+    def _run_turn(self, limit_s: float) -> bool:
         """Send what is due, and read answers for which it waits `limit_s` at most; return True if there were any."""
         self.begin_turn()
         self.keep_bindings()

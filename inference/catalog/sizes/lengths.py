@@ -37,7 +37,7 @@ def measure_inputs(spec: ModelSpec, inputs: object, parameters: Mapping[str, Any
     they are the average of its texts.
     """
     task = tasks.find_task(spec.task)
-    shapes = [_shape(spec, task, item, parameters) for item in list_items(spec, inputs)]
+    shapes = [_measure_item(spec, task, item, parameters) for item in list_items(spec, inputs)]
     return sum(rows for rows, _ in shapes), max(1, *(tokens for _, tokens in shapes))
 
 
@@ -56,7 +56,7 @@ def split_list(spec: ModelSpec, inputs: list[Any], parameters: Mapping[str, Any]
     task = tasks.find_task(spec.task)
     parts: list[Part] = []
     for place, item in enumerate(inputs):
-        rows, tokens = _shape(spec, task, item, parameters)
+        rows, tokens = _measure_item(spec, task, item, parameters)
         if parts and (last := parts[-1]).size + rows <= spec.max_batch_size:
             last.inputs.append(item)
             last.size += rows
@@ -68,24 +68,24 @@ def split_list(spec: ModelSpec, inputs: list[Any], parameters: Mapping[str, Any]
 
 def estimate_length(spec: ModelSpec, item: object) -> int:
     """Return the tokens of one input, with those that the model would cut off."""
-    return _length(tasks.find_task(spec.task).unit, item)
+    return _estimate_item_length(tasks.find_task(spec.task).unit, item)
 
 
-def _length(unit: Unit, item: object) -> int:
+def _estimate_item_length(unit: Unit, item: object) -> int:
     if isinstance(item, str):
         return unit(item)
     if isinstance(item, dict):
         item = list(item.values())
     if not isinstance(item, list):
         return 1
-    total = sum(_length(unit, part) for part in item[:SAMPLE])
+    total = sum(_estimate_item_length(unit, part) for part in item[:SAMPLE])
     return total if len(item) <= SAMPLE else total * len(item) // SAMPLE
 
 
-def _shape(spec: ModelSpec, task: Task, item: object, parameters: Mapping[str, Any]) -> tuple[int, int]:
+def _measure_item(spec: ModelSpec, task: Task, item: object, parameters: Mapping[str, Any]) -> tuple[int, int]:
     texts, times = task.rows(item, parameters)
     limit = spec.max_length if spec.max_length and not task.takes_chats else sys.maxsize
-    each = [min(limit, _length(task.unit, text)) for text in texts]
+    each = [min(limit, _estimate_item_length(task.unit, text)) for text in texts]
     count = max(1, len(each))
     tokens = -(-sum(each) // count)
     if task.generates:

@@ -40,20 +40,20 @@ def estimate_tokens(text: str) -> int:
 
 def estimate_patches(image: str) -> int:
     """Return an estimate of the patches of an image in base64."""
-    return min(MAX_PATCHES, _bytes(image) // IMAGE_BYTES_PER_PATCH)
+    return min(MAX_PATCHES, _count_bytes(image) // IMAGE_BYTES_PER_PATCH)
 
 
 def estimate_frames(sound: str) -> int:
     """Return an estimate of the frames of a sound in base64."""
-    return int(FRAMES_PER_S * _bytes(sound) / (_wav_bytes_per_s(sound) or SOUND_BYTES_PER_S))
+    return int(FRAMES_PER_S * _count_bytes(sound) / (_read_wav_bytes_per_s(sound) or SOUND_BYTES_PER_S))
 
 
-def _bytes(encoded: str) -> int:
+def _count_bytes(encoded: str) -> int:
     """Return the number of bytes in a base64 string."""
     return len(encoded) * 3 // 4
 
 
-def _wav_bytes_per_s(encoded: str) -> int:
+def _read_wav_bytes_per_s(encoded: str) -> int:
     """Return the bytes per second in the header of a WAV file; 0 for other formats."""
     try:
         header = base64.b64decode(encoded[:WAV_HEADER])

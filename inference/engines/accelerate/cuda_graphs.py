@@ -45,7 +45,7 @@ class Graph(NamedTuple):
 
 
 @functools.cache
-def _stream() -> Any:
+def _get_stream() -> Any:
     """Return the stream of all captures of this process: CUDA's libraries keep memory for each stream, for good."""
     return torch.cuda.Stream()
 
@@ -59,7 +59,7 @@ class EncoderGraphs:
     def __init__(self, encoder: nn.Module, padding: dict[str, int]) -> None:
         self.plain = encoder.forward
         self.padding = padding
-        self.pool, self.stream = torch.cuda.graph_pool_handle(), _stream()
+        self.pool, self.stream = torch.cuda.graph_pool_handle(), _get_stream()
         self.graphs: dict[tuple[int, int], Graph] = {}
 
     def capture_graph(self, *arguments: Any, **options: Any) -> Any:
@@ -67,7 +67,7 @@ class EncoderGraphs:
 
         Raises `ValueError` if the inputs are others than those of the tokenizer.
         """
-        inputs = self._inputs(*arguments, **options)
+        inputs = self._find_inputs(*arguments, **options)
         if inputs is None:
             raise ValueError("its layers are given other inputs than its tokenizer makes")
         current = torch.cuda.current_stream()
@@ -87,11 +87,11 @@ class EncoderGraphs:
 
         No graph is used if the batch is larger than all of them, or if the call asks for more than a graph computes.
         """
-        inputs = self._inputs(*arguments, **options)
-        graph = self.graphs.get(_rounded(*inputs["input_ids"].shape)) if inputs else None
-        return self._replayed(graph, inputs) if graph and inputs else self.plain(*arguments, **options)
+        inputs = self._find_inputs(*arguments, **options)
+        graph = self.graphs.get(_round_up_shape(*inputs["input_ids"].shape)) if inputs else None
+        return self._replay_graph(graph, inputs) if graph and inputs else self.plain(*arguments, **options)
 
-    def _inputs(
+    def _find_inputs(
         self, input_ids: torch.Tensor | None = None, *rest: Any, return_dict: bool | None = True, **options: Any
     ) -> dict[str, torch.Tensor] | None:
         """Return the inputs of a call that has those that graphs read and no others; None for another call."""
@@ -99,7 +99,7 @@ class EncoderGraphs:
         given = {name: value for name, value in given.items() if value is not None and value is not False}
         return given if return_dict and not rest and given.keys() == self.padding.keys() else None
 
-    def _replayed(self, graph: Graph, inputs: dict[str, torch.Tensor]) -> Any:
+    def _replay_graph(self, graph: Graph, inputs: dict[str, torch.Tensor]) -> Any:
         texts, longest = inputs["input_ids"].shape
         for name, own in inputs.items():
             graph.inputs[name].fill_(self.padding[name])[:texts, :longest].copy_(own)
@@ -112,7 +112,7 @@ class EncoderGraphs:
         )
 
 
-def _rounded(texts: int, tokens: int) -> tuple[int, int]:
+def _round_up_shape(texts: int, tokens: int) -> tuple[int, int]:
     """Return the shape of the graph for such a batch, with 0 for a size or length beyond all graphs."""
     size = next((size for size in SIZES if size >= texts), 0)
     length = next((length for length in LENGTHS if length >= tokens), 0)

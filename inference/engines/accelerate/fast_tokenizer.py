@@ -57,8 +57,8 @@ def make_encoder(tokenizer: PreTrainedTokenizerBase) -> Encode | None:
         places = np.arange(lengths.max())
         own = places < lengths if tokenizer.padding_side == "right" else places >= lengths.max() - lengths
         parts = {
-            "input_ids": _padded(own, (text.ids for text in found), tokenizer.pad_token_id),
-            "token_type_ids": _padded(own, (text.type_ids for text in found), tokenizer.pad_token_type_id),
+            "input_ids": _pad_texts(own, (text.ids for text in found), tokenizer.pad_token_id),
+            "token_type_ids": _pad_texts(own, (text.type_ids for text in found), tokenizer.pad_token_type_id),
             "attention_mask": own.astype(np.int64),
         }
         return {name: torch.from_numpy(parts[name]) for name in names}
@@ -72,7 +72,7 @@ def _own_names(kind: type, base: type) -> set[str]:
     return {name for each in kinds[: kinds.index(base)] for name in vars(each)}
 
 
-def _padded(own: npt.NDArray[np.bool_], texts: Iterator[Sequence[int]], padding: int) -> npt.NDArray[np.int64]:
+def _pad_texts(own: npt.NDArray[np.bool_], texts: Iterator[Sequence[int]], padding: int) -> npt.NDArray[np.int64]:
     """Put the numbers of each text where `own`, of shape (texts, longest), is true."""
     values = np.full(own.shape, padding, dtype=np.int64)
     values[own] = np.fromiter(chain.from_iterable(texts), dtype=np.int64)

@@ -41,21 +41,21 @@ class Scorer:
 
     def turn_on(self) -> None:
         last = self.model.get_output_embeddings()
-        self.hooks.append(self.model.register_forward_pre_hook(self._read, with_kwargs=True))
-        self.hooks.append(last.register_forward_pre_hook(self._choose))
-        self.hooks.append(last.register_forward_hook(self._place))
+        self.hooks.append(self.model.register_forward_pre_hook(self._mark_masks, with_kwargs=True))
+        self.hooks.append(last.register_forward_pre_hook(self._choose_states))
+        self.hooks.append(last.register_forward_hook(self._place_scores))
 
     def turn_off(self) -> None:
         while self.hooks:
             self.hooks.pop().remove()
 
-    def _read(self, model: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+    def _mark_masks(self, model: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
         self.masked = options["input_ids"] == self.mask_token_id
 
-    def _choose(self, last: nn.Module, arguments: tuple[torch.Tensor]) -> torch.Tensor:
+    def _choose_states(self, last: nn.Module, arguments: tuple[torch.Tensor]) -> torch.Tensor:
         return arguments[0][self.masked]
 
-    def _place(self, last: nn.Module, arguments: tuple[torch.Tensor, ...], scores: torch.Tensor) -> torch.Tensor:
+    def _place_scores(self, last: nn.Module, arguments: tuple[torch.Tensor, ...], scores: torch.Tensor) -> torch.Tensor:
         placed = scores.new_zeros(*self.masked.shape, scores.shape[-1])
         placed[self.masked] = scores
         return placed
@@ -85,20 +85,22 @@ class FillMaskAnswers(BatchAnswers):
         masked = batch["input_ids"] == self.pipe.tokenizer.mask_token_id
         if not masked.any(1).all():
             return None
-        values, best = self._best(batch, masked, **after)
+        values, best = self._choose_best_tokens(batch, masked, **after)
         texts, counts = batch["input_ids"].tolist(), masked.sum(1).tolist()
         answers: list[list[Any]] = [[] for _ in texts]
         for (text, place), scores, found in zip(masked.nonzero().tolist(), values, best, strict=True):
-            before, behind = self._own(texts[text][:place]), self._own(texts[text][place + 1 :])
+            before, behind = self._remove_padding(texts[text][:place]), self._remove_padding(texts[text][place + 1 :])
             answers[text].append(
                 [
-                    self._answer(score, token, [*before, *self._own([token]), *behind], is_single=counts[text] == 1)
+                    self._make_answer(
+                        score, token, [*before, *self._remove_padding([token]), *behind], is_single=counts[text] == 1
+                    )
                     for score, token in zip(scores, found, strict=True)
                 ]
             )
         return [rows[0] if len(rows) == 1 else rows for rows in answers]
 
-    def _best(
+    def _choose_best_tokens(
         self,
         batch: Mapping[str, torch.Tensor],
         masked: torch.Tensor,
@@ -118,11 +120,11 @@ class FillMaskAnswers(BatchAnswers):
             best = best if target_ids is None else targets[best]
         return values.tolist(), best.tolist()
 
-    def _own(self, ids: list[int]) -> list[int]:
+    def _remove_padding(self, ids: list[int]) -> list[int]:
         """Return the ids without those of padding."""
         return [token for token in ids if token != self.pipe.tokenizer.pad_token_id]
 
-    def _answer(self, score: float, token: int, filled: list[int], *, is_single: bool) -> dict[str, Any]:
+    def _make_answer(self, score: float, token: int, filled: list[int], *, is_single: bool) -> dict[str, Any]:
         decode = self.pipe.tokenizer.decode
         sequence = decode(filled, skip_special_tokens=is_single)
         return {"score": score, "token": token, "token_str": decode([token]), "sequence": sequence}

@@ -82,11 +82,11 @@ class Shortcuts:
             problem = logs.describe_error(error)
         answers: list[Any] = []
         try:
-            self._turn(on=False)
+            self._turn_shortcuts(on=False)
             answers = call()
         finally:
             if not answers or any(isinstance(answer, BaseException) for answer in answers):
-                self._turn(on=True)
+                self._turn_shortcuts(on=True)
         if not self._are_on:
             logger.warning("%s runs without its shortcuts from now on: one raised %s", self.kind, problem)
         return answers
@@ -95,7 +95,7 @@ class Shortcuts:
         of_the_device = is_out_of_memory(error) or is_device_failure(error)
         return bool(self._installed) and self._are_on and not of_the_device and not isinstance(error, InferenceError)
 
-    def _turn(self, *, on: bool) -> None:
+    def _turn_shortcuts(self, *, on: bool) -> None:
         self._are_on = on
         for shortcut in self._installed if on else reversed(self._installed):
             shortcut.turn_on() if on else shortcut.turn_off()
@@ -108,17 +108,17 @@ def install_shortcuts(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
     def holds() -> bool:
         return trial.has_parity(ForwardSharing.ALONE) and trial.has_parity(shortcuts.sharing_verdict.together)
 
-    shortcuts.add_if_equal("packed weights", lambda: _packed(model), holds)
+    shortcuts.add_if_equal("packed weights", lambda: _make_packed_weights(model), holds)
     unpadded = shortcuts.add_if_equal(
-        "no padding", lambda: _no_padding(model), lambda: holds() and trial.has_parity(ForwardSharing.PADDED)
+        "no padding", lambda: _make_unpadded_encoder(model), lambda: holds() and trial.has_parity(ForwardSharing.PADDED)
     )
     shortcuts.unpadded = unpadded is not None
     if unpadded and task in ("text-classification", "text-ranking", "zero-shot-classification"):
         shortcuts.add_if_equal("first tokens only", lambda: Override(unpadded.value, "first_only", value=True), holds)
     if task == "fill-mask":
-        shortcuts.add_if_equal("masks only", lambda: _masks(model, tokenizer), holds)
+        shortcuts.add_if_equal("masks only", lambda: _make_scorer(model, tokenizer), holds)
     # Graphs come last, as they compute what others would: each shortcut is tried with batches that it computes itself.
-    shortcuts.add_if_equal("CUDA graphs", lambda: _graphs(model, tokenizer, unpadded), holds)
+    shortcuts.add_if_equal("CUDA graphs", lambda: _make_graphs(model, tokenizer, unpadded), holds)
     return shortcuts
 
 
@@ -141,25 +141,27 @@ def make_encode_shortcut(engine: Engine, tokenizer: PreTrainedTokenizerBase) -> 
     return Override(engine, "encode", encode) if encode else None
 
 
-def _no_padding(model: PreTrainedModel) -> Override | None:
+def _make_unpadded_encoder(model: PreTrainedModel) -> Override | None:
     from inference.engines.accelerate import unpadded_encoder
 
     return unpadded_encoder.make_unpadded_encoder(model)
 
 
-def _graphs(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, unpadded: Override | None) -> Override | None:
+def _make_graphs(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, unpadded: Override | None
+) -> Override | None:
     from inference.engines.accelerate import cuda_graphs
 
     return cuda_graphs.make_graphs(model, tokenizer, unpadded)
 
 
-def _packed(model: PreTrainedModel) -> Shortcut | None:
+def _make_packed_weights(model: PreTrainedModel) -> Shortcut | None:
     from inference.engines.accelerate import prepacked_weights
 
     return prepacked_weights.pack_weights(model)
 
 
-def _masks(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Any:
+def _make_scorer(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Any:
     from inference.engines.accelerate import fill_mask
 
     return fill_mask.make_scorer(model, tokenizer.mask_token_id)

@@ -53,14 +53,16 @@ class PackedLinear:
         own, bias = self.layer.weight, self.layer.bias
         # Private, but torch's own compiler calls them. What torch documents, `torch.utils.mkldnn.to_mkldnn`, takes 1.5
         # times as long for 16 rows.
-        pack_weights = torch.ops.mkldnn._reorder_linear_weight(own.detach(), ROWS)
+        packed = torch.ops.mkldnn._reorder_linear_weight(own.detach(), ROWS)
 
         def product(states: torch.Tensor) -> Any:
-            return torch.ops.mkldnn._linear_pointwise(states, pack_weights, bias, "none", [], "")
+            return torch.ops.mkldnn._linear_pointwise(states, packed, bias, "none", [], "")
 
         forward = functools.partial(multiply_in_steps, product)
-        self.layer.forward = _by_rows(_of_halves(own.detach(), bias), forward) if _are_halves(own) else forward
-        self.weights = pack_weights
+        self.layer.forward = (
+            _choose_by_rows(_make_half_product(own.detach(), bias), forward) if _are_halves(own) else forward
+        )
+        self.weights = packed
         if not self.is_shared:
             own.data = own.new_empty(0)
 
@@ -74,7 +76,7 @@ class PackedLinear:
         self.weights = None
 
 
-def _by_rows(few: Product, many: Product) -> Product:
+def _choose_by_rows(few: Product, many: Product) -> Product:
     def product(states: torch.Tensor) -> Any:
         is_few = states.dim() > 1 and 0 < states.numel() <= FEW * states.shape[-1]
         return few(states) if is_few else many(states)
@@ -82,9 +84,9 @@ def _by_rows(few: Product, many: Product) -> Product:
     return product
 
 
-def _of_halves(weights: torch.Tensor, bias: torch.Tensor | None) -> Product:
-    pack_weights = torch.ops.quantized.linear_prepack_fp16(weights, bias)
-    return lambda states: torch.ops.quantized.linear_dynamic_fp16(states, pack_weights)
+def _make_half_product(weights: torch.Tensor, bias: torch.Tensor | None) -> Product:
+    packed = torch.ops.quantized.linear_prepack_fp16(weights, bias)
+    return lambda states: torch.ops.quantized.linear_dynamic_fp16(states, packed)
 
 
 def _are_halves(weights: torch.Tensor) -> bool:
@@ -119,7 +121,7 @@ class PackedWeights:
         self.layers = layers
 
     def turn_on(self) -> None:
-        own = [_place(layer.layer.weight) for layer in self.layers if not layer.is_shared]
+        own = [_compute_place(layer.layer.weight) for layer in self.layers if not layer.is_shared]
         with torch.inference_mode(mode=False):
             for layer in self.layers:
                 layer.turn_on()
@@ -137,7 +139,7 @@ def pack_weights(model: PreTrainedModel) -> PackedWeights | None:
     Return None for a model on another device than the CPU, of numbers for which oneDNN is of no use here, or without
     layers to pack.
     """
-    if model.device.type != "cpu" or not _is_served(model.dtype):
+    if model.device.type != "cpu" or not _is_supported_dtype(model.dtype):
         return None
     uses = Counter(id(weights) for _, weights in model.named_parameters(remove_duplicate=False))
     layers = [
@@ -155,14 +157,14 @@ def _is_plain(layer: nn.Linear) -> bool:
     """
     own = layer.weight
     is_here = own.device.type == "cpu" and own.numel() >= LEAST
-    return type(own) is nn.Parameter and is_here and _is_served(own.dtype) and "forward" not in vars(layer)
+    return type(own) is nn.Parameter and is_here and _is_supported_dtype(own.dtype) and "forward" not in vars(layer)
 
 
-def _place(weights: torch.Tensor) -> mapped_pages.Place:
+def _compute_place(weights: torch.Tensor) -> mapped_pages.Place:
     return weights.data_ptr(), weights.data_ptr() + weights.numel() * weights.element_size()
 
 
-def _is_served(dtype: torch.dtype) -> bool:
+def _is_supported_dtype(dtype: torch.dtype) -> bool:
     if dtype == torch.bfloat16:
         return any(torch.cpu.get_capabilities().get(name) for name in WITH_BFLOAT16)
     return dtype == torch.float32 and bool(torch.backends.mkldnn.is_available())

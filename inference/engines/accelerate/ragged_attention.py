@@ -69,12 +69,12 @@ class PackedTexts:
         if has_groups:
             cost = CALL_COST if device is None else CALL_COST_ON_GPU
             self.groups = [
-                self._group(lengths, first, last) for first, last in group_near_lengths(lengths, self.hidden, cost)
+                self._make_group(lengths, first, last) for first, last in group_near_lengths(lengths, self.hidden, cost)
             ]
         if device is not None:
-            self._move(device)
+            self._move_to_device(device)
 
-    def _group(self, lengths: list[int], first: int, last: int) -> Group:
+    def _make_group(self, lengths: list[int], first: int, last: int) -> Group:
         longest = max(NARROWEST, lengths[last - 1])
         start, end = self.starts[first], self.starts[last]
         if lengths[first] == longest:
@@ -84,7 +84,7 @@ class PackedTexts:
         padded = self.firsts[first:last].unsqueeze(1) + places * own
         return Group(start, end, first, last, longest, own, own.flatten().nonzero().squeeze(1), padded.flatten())
 
-    def _move(self, device: torch.device) -> None:
+    def _move_to_device(self, device: torch.device) -> None:
         self.firsts = self.firsts.to(device)
         if self.order is not None and self.index is not None:
             self.order, self.index = self.order.to(device), self.index.to(device)
@@ -126,8 +126,8 @@ class Attention:
         self, texts: PackedTexts, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> torch.Tensor:
         """Compute attention for all tokens: (tokens, hidden) in and out."""
-        parts = [self._within(group, query, key, value) for group in texts.groups]
-        return _joined([*parts, query[texts.tokens :]] if len(query) > texts.tokens else parts)
+        parts = [self._attend_within_texts(group, query, key, value) for group in texts.groups]
+        return _join_parts([*parts, query[texts.tokens :]] if len(query) > texts.tokens else parts)
 
     def attend_first_tokens(
         self, texts: PackedTexts, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
@@ -139,15 +139,21 @@ class Attention:
         parts = []
         for group in texts.groups:
             first = query[group.first : group.last].unflatten(1, (-1, 1, self.size))
-            parts.append(self._attended(group, first, self._spread(group, key), self._spread(group, value)).flatten(1))
-        return _joined(parts)
+            parts.append(
+                self._compute_attention(
+                    group, first, self._pad_group(group, key), self._pad_group(group, value)
+                ).flatten(1)
+            )
+        return _join_parts(parts)
 
-    def _within(self, group: Group, *parts: torch.Tensor) -> torch.Tensor:
-        attended = self._attended(group, *(self._spread(group, part) for part in parts))
+    def _attend_within_texts(self, group: Group, *parts: torch.Tensor) -> torch.Tensor:
+        attended = self._compute_attention(group, *(self._pad_group(group, part) for part in parts))
         rows = attended.transpose(1, 2).flatten(0, 1).flatten(1)
         return rows if group.places is None else rows.index_select(0, group.places)
 
-    def _attended(self, group: Group, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    def _compute_attention(
+        self, group: Group, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+    ) -> torch.Tensor:
         """Compute attention for tensors of shape (texts, heads, tokens, size).
 
         It is computed in float32: in bfloat16 torch takes twice as long.
@@ -156,7 +162,7 @@ class Attention:
         parts = (query.float(), key.float(), value.float())
         return functional.scaled_dot_product_attention(*parts, mask, scale=self.scale).to(query.dtype)
 
-    def _spread(self, group: Group, rows: torch.Tensor) -> torch.Tensor:
+    def _pad_group(self, group: Group, rows: torch.Tensor) -> torch.Tensor:
         """Return the tokens of a group, padded: (tokens, hidden) to (texts, heads, longest, size)."""
         part = rows[group.start : group.end] if group.padded is None else rows.index_select(0, group.padded)
         return part.view(group.last - group.first, group.longest, -1, self.size).transpose(1, 2)
@@ -183,5 +189,5 @@ def group_near_lengths(lengths: Sequence[int], hidden: int, cost: int) -> list[t
     return groups[::-1]
 
 
-def _joined(parts: list[torch.Tensor]) -> torch.Tensor:
+def _join_parts(parts: list[torch.Tensor]) -> torch.Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts)

@@ -38,7 +38,7 @@ def answer_classifications(
     Raises `ValueError` if `function_to_apply` is unknown.
     """
     config = pipe.model.config
-    function = _function(config) if function_to_apply is None else function_to_apply
+    function = _choose_function(config) if function_to_apply is None else function_to_apply
     if function not in _FUNCTIONS:
         raise ValueError(f"function_to_apply must be sigmoid, softmax or none, not {function!r}.")
     scores = _FUNCTIONS[function](output["logits"].float().numpy())
@@ -56,7 +56,7 @@ def answer_classifications(
     ]
 
 
-def _function(config: PreTrainedConfig) -> ClassificationFunction:
+def _choose_function(config: PreTrainedConfig) -> ClassificationFunction:
     if config.problem_type == "regression":
         return ClassificationFunction.NONE
     if config.problem_type == "multi_label_classification" or config.num_labels == 1:
@@ -89,7 +89,7 @@ class BatchAnswers:
 
         If it returns None, the texts are to be answered item by item, with these parameters.
         """
-        return self._tokens([cut_to_tokens(self.pipe.tokenizer, text) for text in texts], before)
+        return self._tokenize_texts([cut_to_tokens(self.pipe.tokenizer, text) for text in texts], before)
 
     def answer_texts(
         self, batch: Mapping[str, torch.Tensor], run: dict[str, Any], after: dict[str, Any]
@@ -102,7 +102,7 @@ class BatchAnswers:
             return None
         return self.read(self.pipe, self.pipe.forward(batch, **run), lengths, **after)
 
-    def _tokens(self, texts: list[str], parameters: dict[str, Any]) -> Mapping[str, torch.Tensor]:
+    def _tokenize_texts(self, texts: list[str], parameters: dict[str, Any]) -> Mapping[str, torch.Tensor]:
         if self.encode and parameters == {"truncation": True}:
             return self.encode(texts)
         found: Mapping[str, torch.Tensor] = self.pipe.tokenizer(

@@ -44,8 +44,8 @@ class Parts(NamedTuple):
         )
 
 
-def _like_bert(model: PreTrainedModel) -> tuple[nn.Module, list[Parts]]:
-    def parts(layer: nn.Module) -> Parts:
+def _find_bert_layers(model: PreTrainedModel) -> tuple[nn.Module, list[Parts]]:
+    def read_parts(layer: nn.Module) -> Parts:
         attention, attended = layer.attention.self, layer.attention.output
         return Parts(
             attention=attention,
@@ -60,11 +60,11 @@ def _like_bert(model: PreTrainedModel) -> tuple[nn.Module, list[Parts]]:
             norm=layer.output.LayerNorm,
         )
 
-    return model.encoder, [parts(layer) for layer in model.encoder.layer]
+    return model.encoder, [read_parts(layer) for layer in model.encoder.layer]
 
 
-def _like_distilbert(model: PreTrainedModel) -> tuple[nn.Module, list[Parts]]:
-    def parts(layer: nn.Module) -> Parts:
+def _find_distilbert_layers(model: PreTrainedModel) -> tuple[nn.Module, list[Parts]]:
+    def read_parts(layer: nn.Module) -> Parts:
         attention, ffn = layer.attention, layer.ffn
         return Parts(
             attention=attention,
@@ -79,18 +79,18 @@ def _like_distilbert(model: PreTrainedModel) -> tuple[nn.Module, list[Parts]]:
             norm=layer.output_layer_norm,
         )
 
-    return model.transformer, [parts(layer) for layer in model.transformer.layer]
+    return model.transformer, [read_parts(layer) for layer in model.transformer.layer]
 
 
 # The types of models whose layers do not depend on positions. Each function returns the module that runs the layers,
 # and the parts of the layers.
 KINDS: dict[str, Callable[[PreTrainedModel], tuple[nn.Module, list[Parts]]]] = {
-    "bert": _like_bert,
-    "camembert": _like_bert,
-    "distilbert": _like_distilbert,
-    "electra": _like_bert,
-    "roberta": _like_bert,
-    "xlm-roberta": _like_bert,
+    "bert": _find_bert_layers,
+    "camembert": _find_bert_layers,
+    "distilbert": _find_distilbert_layers,
+    "electra": _find_bert_layers,
+    "roberta": _find_bert_layers,
+    "xlm-roberta": _find_bert_layers,
 }
 
 
@@ -104,30 +104,30 @@ class EncoderLayer:
     def compute_all_tokens(self, rows: torch.Tensor, texts: PackedTexts) -> torch.Tensor:
         """Compute all tokens: (tokens, hidden) in and out."""
         parts = self.parts
-        query, key, value = (_product(part, rows) for part in (parts.query, parts.key, parts.value))
+        query, key, value = (_multiply(part, rows) for part in (parts.query, parts.key, parts.value))
         return self.compute_after_attention(self.attention.attend_all_tokens(texts, query, key, value), rows)
 
     def compute_first_tokens(self, rows: torch.Tensor, texts: PackedTexts) -> torch.Tensor:
         """Compute the first token of each text: (tokens, hidden) in, (texts, hidden) out."""
         parts, first = self.parts, rows[texts.firsts]
-        key, value = _product(parts.key, rows), _product(parts.value, rows)
+        key, value = _multiply(parts.key, rows), _multiply(parts.value, rows)
         return self.compute_after_attention(
-            self.attention.attend_first_tokens(texts, _product(parts.query, first), key, value), first
+            self.attention.attend_first_tokens(texts, _multiply(parts.query, first), key, value), first
         )
 
     def compute_after_attention(self, attended: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         parts = self.parts
-        mixed = _normal(parts.mix_norm, _product(parts.mix, attended).add_(rows))
-        wide = parts.activation(_product(parts.widen, mixed))
-        return _normal(parts.norm, _product(parts.narrow, wide).add_(mixed))
+        mixed = _normalize(parts.mix_norm, _multiply(parts.mix, attended).add_(rows))
+        wide = parts.activation(_multiply(parts.widen, mixed))
+        return _normalize(parts.norm, _multiply(parts.narrow, wide).add_(mixed))
 
 
-def _product(linear: nn.Linear, rows: torch.Tensor) -> torch.Tensor:
+def _multiply(linear: nn.Linear, rows: torch.Tensor) -> torch.Tensor:
     """Compute what the module does, packed or not, without the work of torch around a module's call."""
     return linear.forward(rows)
 
 
-def _normal(norm: nn.LayerNorm, rows: torch.Tensor) -> torch.Tensor:
+def _normalize(norm: nn.LayerNorm, rows: torch.Tensor) -> torch.Tensor:
     return functional.layer_norm(rows, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
 
 
@@ -166,7 +166,7 @@ def make_unpadded_encoder(model: PreTrainedModel) -> Override | None:
     runner, parts = known
     if not is_on_gpu(model):
         return Override(runner, "forward", UnpaddedForward([EncoderLayer(layer) for layer in parts]))
-    kind = _attention(model, parts[0].attention.attention_head_size)
+    kind = _choose_attention(model, parts[0].attention.attention_head_size)
     texts = functools.partial(PackedTexts, device=model.device, has_groups=kind is Attention)
     return Override(runner, "forward", UnpaddedForward([EncoderLayer(layer, kind) for layer in parts], texts))
 
@@ -189,7 +189,7 @@ def is_on_gpu(model: PreTrainedModel) -> bool:
     return bool(model.device.type != "cpu")
 
 
-def _attention(model: PreTrainedModel, size: int) -> type[Attention]:
+def _choose_attention(model: PreTrainedModel, size: int) -> type[Attention]:
     from inference.engines.accelerate import varlen_attention  # it needs what another torch may not have
 
     return (

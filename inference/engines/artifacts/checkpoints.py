@@ -75,7 +75,7 @@ def _are_read(model: PreTrainedModel, names: Collection[str], call: Callable[[],
     found: list[bool] = []
 
     def look(module: nn.Module, arguments: tuple[Any, ...], output: ModelOutput) -> None:
-        found.append(any(bool(part.isnan().any()) for part in _numbers(output[0] if first_only else output)))
+        found.append(any(bool(part.isnan().any()) for part in _list_float_tensors(output[0] if first_only else output)))
 
     parameters = [parameter for name, parameter in model.named_parameters() if name in names]
     kept = [parameter.data for parameter in parameters]
@@ -95,14 +95,14 @@ def _are_read(model: PreTrainedModel, names: Collection[str], call: Callable[[],
     return any(found) or not found
 
 
-def _numbers(output: object) -> Iterator[torch.Tensor]:
+def _list_float_tensors(output: object) -> Iterator[torch.Tensor]:
     """Yield the tensors of floating-point numbers in a model's output."""
     if isinstance(output, torch.Tensor):
         if output.is_floating_point():
             yield output
     elif isinstance(output, dict):
         for value in output.values():
-            yield from _numbers(value)
+            yield from _list_float_tensors(value)
     elif isinstance(output, list | tuple):
         for value in output:
-            yield from _numbers(value)
+            yield from _list_float_tensors(value)

@@ -42,28 +42,28 @@ def open_cached_folder(homes: Sequence[Path], name: str, make: Make) -> CachedFo
     a full disk for example.
     """
     for home in homes:
-        if found := _whole(home / name):
+        if found := _find_whole_folder(home / name):
             return found
-    home = _first_writable(homes)
-    with _locked(home / f"{name}.lock", WAIT_S):
-        if found := _whole(home / name):  # another process has made it meanwhile
+    home = _choose_home(homes)
+    with _hold_lock(home / f"{name}.lock", WAIT_S):
+        if found := _find_whole_folder(home / name):  # another process has made it meanwhile
             return found
-        _remove_parts(home, name)
-        _remove_idle(home)
-        _fill(home, name, make)
-        if found := _whole(home / name):
+        _remove_broken_folders(home, name)
+        _remove_idle_folders(home)
+        _fill_folder(home, name, make)
+        if found := _find_whole_folder(home / name):
             return found
     raise OSError(f"{home / name} was damaged as soon as it was made")
 
 
-def _whole(path: Path) -> CachedFolder | None:
+def _find_whole_folder(path: Path) -> CachedFolder | None:
     """Return the folder, marked as used; None if it is missing, damaged, or about to be removed."""
     with contextlib.ExitStack() as stack:
         try:
             file = stack.enter_context((path / SUMS).open("rb"))
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             sums = json.load(file)
-            if not all(_sum(path / name) == value for name, value in sums.items()):
+            if not all(_checksum_file(path / name) == value for name, value in sums.items()):
                 return None
         except (OSError, ValueError, AttributeError):
             return None
@@ -73,12 +73,12 @@ def _whole(path: Path) -> CachedFolder | None:
         return CachedFolder(path, file)
 
 
-def _sum(path: Path) -> str:
+def _checksum_file(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _first_writable(homes: Sequence[Path]) -> Path:
+def _choose_home(homes: Sequence[Path]) -> Path:
     for home in homes[:-1]:
         with contextlib.suppress(OSError):
             home.mkdir(exist_ok=True)
@@ -89,7 +89,7 @@ def _first_writable(homes: Sequence[Path]) -> Path:
 
 
 @contextlib.contextmanager
-def _locked(path: Path, wait_s: float) -> Iterator[None]:
+def _hold_lock(path: Path, wait_s: float) -> Iterator[None]:
     """Hold the lock of the file at `path`. Raises `TimeoutError` if it is not free within `wait_s` seconds.
 
     The lock ends with its process, however that ends. Its file stays, for other processes that wait for it.
@@ -107,29 +107,29 @@ def _locked(path: Path, wait_s: float) -> Iterator[None]:
         yield
 
 
-def _remove_parts(home: Path, name: str) -> None:
+def _remove_broken_folders(home: Path, name: str) -> None:
     """Remove the damaged folder, and the unfinished ones that processes left when they were killed."""
     for path in (home / name, *home.glob(f"{name}.part-*")):
         shutil.rmtree(path, ignore_errors=True)
 
 
-def _remove_idle(home: Path) -> None:
+def _remove_idle_folders(home: Path) -> None:
     """Remove folders, finished or not, that no process uses and none has loaded for long."""
     for path in home.iterdir():
         with contextlib.suppress(OSError):  # it is used, or being made, or may not be removed
-            if path.is_dir() and time.time() - _loaded_at_s(path) > IDLE_S:  # noqa: TID251 - the clock that files have
-                with _locked(home / f"{path.name.partition('.part-')[0]}.lock", 0.0), _unused(path):
+            if path.is_dir() and time.time() - _read_loaded_at_s(path) > IDLE_S:  # noqa: TID251 - the clock that files have
+                with _hold_lock(home / f"{path.name.partition('.part-')[0]}.lock", 0.0), _reserve_folder(path):
                     shutil.rmtree(path)
 
 
-def _loaded_at_s(path: Path) -> float:
+def _read_loaded_at_s(path: Path) -> float:
     with contextlib.suppress(FileNotFoundError):
         return (path / SUMS).stat().st_mtime
     return path.stat().st_mtime
 
 
 @contextlib.contextmanager
-def _unused(path: Path) -> Iterator[None]:
+def _reserve_folder(path: Path) -> Iterator[None]:
     """Keep other processes from beginning to use the folder. Raises `OSError` if a process uses it."""
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(FileNotFoundError):
@@ -137,22 +137,22 @@ def _unused(path: Path) -> Iterator[None]:
         yield
 
 
-def _fill(home: Path, name: str, make: Make) -> None:
+def _fill_folder(home: Path, name: str, make: Make) -> None:
     part = Path(tempfile.mkdtemp(prefix=f"{name}.part-", dir=home))
     try:
         make(part)
-        (part / SUMS).write_text(json.dumps({file.name: _sum(file) for file in part.iterdir()}))
+        (part / SUMS).write_text(json.dumps({file.name: _checksum_file(file) for file in part.iterdir()}))
         for file in part.iterdir():
-            _sync(file)
+            _sync_path(file)
         part.chmod(0o755)
         part.rename(home / name)
     except BaseException:
         shutil.rmtree(part, ignore_errors=True)
         raise
-    _sync(home)
+    _sync_path(home)
 
 
-def _sync(path: Path) -> None:
+def _sync_path(path: Path) -> None:
     opened = os.open(path, os.O_RDONLY)
     try:
         os.fsync(opened)

@@ -24,24 +24,24 @@ def release_pages(places: Iterable[Place]) -> None:
     """
     if sys.platform != "linux":
         return
-    files = list(_unwritten())
+    files = list(_find_unwritten_places())
     for place in places:
         begin, end = -(-place[0] // mmap.PAGESIZE) * mmap.PAGESIZE, place[1] // mmap.PAGESIZE * mmap.PAGESIZE
         if begin < end and any(start <= begin and end <= stop for start, stop in files):
             ctypes.CDLL(None).madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), DONT_NEED)
 
 
-def _unwritten() -> Iterator[Place]:
+def _find_unwritten_places() -> Iterator[Place]:
     """Yield the places where files of weights are mapped, if no page there is this process's own."""
     place = None
     for line in SMAPS.read_text().splitlines():
         name, *values = line.split()
         if not name.endswith(":"):
-            place = _place(name) if line.endswith(SUFFIX) else None
+            place = _parse_place(name) if line.endswith(SUFFIX) else None
         elif name == "Anonymous:" and values[0] == "0" and place:
             yield place
 
 
-def _place(name: str) -> Place:
+def _parse_place(name: str) -> Place:
     begin, end = name.split("-")
     return int(begin, 16), int(end, 16)

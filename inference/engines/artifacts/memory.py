@@ -44,9 +44,9 @@ def estimate_weights_memory(spec: ModelSpec) -> int | None:
     Return None if nothing is known: the files are not here yet, or the engine is a custom one without files.
     """
     try:
-        folder = _folder(spec)
+        folder = _find_folder(spec)
         return (
-            sum(_weights(file, spec.weights_dtype) for file in weights.list_weight_files(folder)) or None
+            sum(_count_weights_bytes(file, spec.weights_dtype) for file in weights.list_weight_files(folder)) or None
             if folder
             else None
         )
@@ -55,7 +55,7 @@ def estimate_weights_memory(spec: ModelSpec) -> int | None:
         return None
 
 
-def _folder(spec: ModelSpec) -> Path | None:
+def _find_folder(spec: ModelSpec) -> Path | None:
     """Return the folder of the model's files, which may be in the hub's cache; None if the model has none."""
     found = weights.find_local_folder(spec) if spec.model else None
     if found or not spec.revision:
@@ -65,14 +65,14 @@ def _folder(spec: ModelSpec) -> Path | None:
     return Path(snapshot_download(spec.model, revision=spec.revision, local_files_only=True))
 
 
-def _weights(file: Path, dtype: str) -> int:
+def _count_weights_bytes(file: Path, dtype: str) -> int:
     with file.open("rb") as content:
         size = int.from_bytes(content.read(8), "little")
         header = json.loads(content.read(min(size, weights.MAX_HEADER)))
-    return sum(_tensor(tensor, dtype) for name, tensor in header.items() if name != "__metadata__")
+    return sum(_count_tensor_bytes(tensor, dtype) for name, tensor in header.items() if name != "__metadata__")
 
 
-def _tensor(tensor: dict[str, Any], dtype: str) -> int:
+def _count_tensor_bytes(tensor: dict[str, Any], dtype: str) -> int:
     if tensor["dtype"] in FLOATS and dtype in BYTES:
         return int(math.prod(tensor["shape"])) * BYTES[dtype]
     begin, end = tensor["data_offsets"]
@@ -102,13 +102,13 @@ def measure_memory_taken(spec: ModelSpec, device: str) -> Iterator[MemoryTaken]:
         gc.freeze()
         gc.enable()
     free_unused_memory()
-    before, taken = _used(device), MemoryTaken()
+    before, taken = _read_used_bytes(device), MemoryTaken()
     yield taken
     free_unused_memory()
-    taken.bytes = max(_used(device) - before, (estimate_weights_memory(spec) or 0) if device == CPU else 0)
+    taken.bytes = max(_read_used_bytes(device) - before, (estimate_weights_memory(spec) or 0) if device == CPU else 0)
 
 
-def _used(device: str) -> int:
+def _read_used_bytes(device: str) -> int:
     """Return the bytes that this process uses, on all its GPUs or of the machine's memory."""
     if device != CPU:
         torch = sys.modules.get("torch")
@@ -156,12 +156,12 @@ def read_total_memory(device: str) -> int:
     For a CPU it is the part of the machine's memory that this process may use.
     """
     if device != CPU:
-        return sum(_gpus())
+        return sum(_read_gpu_memory())
     machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return min([machine, *_limits()])
+    return min([machine, *_read_cgroup_limits()])
 
 
-def _gpus() -> list[int]:
+def _read_gpu_memory() -> list[int]:
     """Return the bytes of each GPU that this process has; an empty list if torch finds none, or cannot read them."""
     import torch
 
@@ -181,12 +181,12 @@ def limit_memory_to_share(device: str, sharing: int) -> None:
         return
     import torch
 
-    for index, size in enumerate(_gpus()):
+    for index, size in enumerate(_read_gpu_memory()):
         with contextlib.suppress(RuntimeError):  # the device is in an error state, which loading will report
             torch.cuda.set_per_process_memory_fraction(max(0.0, 1 / sharing - CONTEXT / size), index)
 
 
-def _limits() -> Iterator[int]:
+def _read_cgroup_limits() -> Iterator[int]:
     """Yield the limits in bytes of the control groups that this process is in."""
     lines = OWN_CGROUPS.read_text().splitlines() if OWN_CGROUPS.exists() else []
     for _, controllers, path in (line.split(":", 2) for line in lines):

@@ -38,7 +38,7 @@ def load_pipeline(spec: ModelSpec, task: str, device: str) -> tuple[Any, frozens
             **placed,
             trust_remote_code=False,
             model_kwargs={"use_safetensors": True, "output_loading_info": True, **quantized},
-            pipeline_class=_reporting(task, missing.update),
+            pipeline_class=_make_reporting_class(task, missing.update),
         )
     except Exception as error:
         raise ModelUnavailable(f"{spec.model} could not be loaded for {task}: {describe_exception(error)}") from error
@@ -52,7 +52,7 @@ def load_pipeline(spec: ModelSpec, task: str, device: str) -> tuple[Any, frozens
     return pipe, frozenset(missing)
 
 
-def _reporting(task: str, add_missing: Callable[[frozenset[str]], None]) -> type:
+def _make_reporting_class(task: str, add_missing: Callable[[frozenset[str]], None]) -> type:
     """Return a subclass of the task's own pipeline that takes a model together with its loading report.
 
     `from_pretrained` returns these two as a pair. `add_missing` is called with the names of the weights that the
@@ -79,7 +79,7 @@ def prepare_batches(spec: ModelSpec, pipe: Pipeline, *, padding_side: str, score
     tokenizer, config = pipe.tokenizer, pipe.model.config
     tokenizer.padding_side = padding_side
     if tokenizer.pad_token is None:
-        tokenizer.pad_token = _padding_token(tokenizer, config)
+        tokenizer.pad_token = _choose_padding_token(tokenizer, config)
     parts = [part for part in (config, config.get_text_config()) if hasattr(part, "pad_token_id")]
     if scores_texts and parts and parts[-1].pad_token_id is None:
         # Without a padding token a decoder's head scores the last token of a text, and refuses batches. With the id of
@@ -90,7 +90,7 @@ def prepare_batches(spec: ModelSpec, pipe: Pipeline, *, padding_side: str, score
     tokenizer.model_max_length = find_max_tokens(spec, pipe.model, tokenizer)
 
 
-def _padding_token(tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig) -> str | None:
+def _choose_padding_token(tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig) -> str | None:
     """Return the token that the model takes for padding, if it is a special one; else the end or unknown token."""
     known = tokenizer.added_tokens_decoder.get(getattr(config.get_text_config(), "pad_token_id", None))
     if known is not None and known.special:

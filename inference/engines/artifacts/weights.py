@@ -33,7 +33,7 @@ def fetch_folder(spec: ModelSpec) -> Path:
 
     Raises `ModelUnavailable` if it cannot be fetched or may not be loaded.
     """
-    path = find_local_folder(spec) or _from_hub(spec)
+    path = find_local_folder(spec) or _fetch_from_hub(spec)
     _check_folder(path, spec)
     return path
 
@@ -55,10 +55,10 @@ def find_local_folder(spec: ModelSpec) -> Path | None:
     Raises `ModelUnavailable` if the folder or the package is missing.
     """
     if spec.model.startswith(PACKAGE):
-        return _in_package(spec.model)
-    fetch_folder = _folder(spec.model)
-    if fetch_folder.is_dir():
-        return fetch_folder.resolve()
+        return _find_package_folder(spec.model)
+    folder = _make_folder_path(spec.model)
+    if folder.is_dir():
+        return folder.resolve()
     looks_like_path = spec.model.startswith(("/", ".", "~")) or spec.model.endswith("/")
     if looks_like_path or not HUB_ID.fullmatch(spec.model):
         raise ModelUnavailable(
@@ -83,11 +83,11 @@ def read_json(file: Path, missing: object = None) -> Any:
         raise ModelUnavailable(f"{file.name[:100]} cannot be read: {error.strerror}.") from error
 
 
-def _folder(model: str) -> Path:
+def _make_folder_path(model: str) -> Path:
     return Path(settings.MODELS_FILE).parent / Path(model).expanduser()
 
 
-def _in_package(model: str) -> Path:
+def _find_package_folder(model: str) -> Path:
     name, _, inside = model.removeprefix(PACKAGE).partition("/")
     if not name.isidentifier() or ".." in Path(inside).parts:
         raise ModelUnavailable(f'model = "{model}" must look like "package:NAME/FOLDER", with an importable NAME.')
@@ -102,7 +102,7 @@ def _in_package(model: str) -> Path:
     return path.resolve()
 
 
-def _from_hub(spec: ModelSpec) -> Path:
+def _fetch_from_hub(spec: ModelSpec) -> Path:
     _require_revision(spec)
     from huggingface_hub import snapshot_download
     from huggingface_hub.utils.tqdm import disable_progress_bars
@@ -114,19 +114,19 @@ def _from_hub(spec: ModelSpec) -> Path:
             spec.model, revision=spec.revision, allow_patterns=HUB_FILES, ignore_patterns=HUB_FOLDERS_LEFT
         )
     except Exception as error:
-        raise ModelUnavailable(f"{_hub_problem(spec, error)}.") from error
+        raise ModelUnavailable(f"{_describe_hub_problem(spec, error)}.") from error
     return Path(path)
 
 
 def _require_revision(spec: ModelSpec) -> None:
     if not spec.revision:
         raise ModelUnavailable(
-            f"there is no folder {_folder(spec.model)} (relative to {Path(settings.MODELS_FILE).name}); for a hub id,"
-            ' add revision = "…", the commit that you tested.'
+            f"there is no folder {_make_folder_path(spec.model)} (relative to {Path(settings.MODELS_FILE).name});"
+            ' for a hub id, add revision = "…", the commit that you tested.'
         )
 
 
-def _hub_problem(spec: ModelSpec, error: Exception) -> str:
+def _describe_hub_problem(spec: ModelSpec, error: Exception) -> str:
     kind, where = type(error).__name__, f"{spec.model} at revision {spec.revision}"
     if kind in ("RepositoryNotFoundError", "GatedRepoError"):
         return f"the hub shows no {spec.model}: check the id, or set HF_TOKEN if it is private or gated"
@@ -147,13 +147,13 @@ def _check_folder(path: Path, spec: ModelSpec) -> None:
     """Refuse a folder that could run code or read files elsewhere when it is loaded, before anything loads it."""
     _check_links(path)
     if not (path / "config.json").is_file():
-        raise ModelUnavailable(f"its folder has no config.json: {_first_step(path)}.")
+        raise ModelUnavailable(f"its folder has no config.json: {_describe_cure(path)}.")
     for file in path.glob("*config.json"):
         _check_config(file)
     _check_weights(path, spec)
 
 
-def _first_step(path: Path) -> str:
+def _describe_cure(path: Path) -> str:
     """Return a sentence on what to do about a folder without a model.
 
     sentence-transformers saves such a folder if its first step is no Transformer.
@@ -195,7 +195,7 @@ def _check_config(file: Path) -> None:
 def _check_weights(path: Path, spec: ModelSpec) -> None:
     found = list_weight_files(path)
     if not found:
-        raise ModelUnavailable(_no_weights(path, spec))
+        raise ModelUnavailable(_describe_missing_weights(path, spec))
     for file in found:
         _check_header(file)
 
@@ -207,11 +207,11 @@ def list_weight_files(path: Path) -> list[Path]:
     folder.
     """
     index = path / "model.safetensors.index.json"
-    names = _indexed(index) if index.is_file() else sorted(file.name for file in path.glob("*.safetensors"))
+    names = _read_index(index) if index.is_file() else sorted(file.name for file in path.glob("*.safetensors"))
     return [path / name for name in names]
 
 
-def _indexed(index: Path) -> list[str]:
+def _read_index(index: Path) -> list[str]:
     content = read_json(index)
     weight_map = content.get("weight_map") if isinstance(content, dict) else None
     files = sorted({str(name) for name in weight_map.values()}) if isinstance(weight_map, dict) else []
@@ -223,7 +223,7 @@ def _indexed(index: Path) -> list[str]:
     return files
 
 
-def _no_weights(path: Path, spec: ModelSpec) -> str:
+def _describe_missing_weights(path: Path, spec: ModelSpec) -> str:
     pickles = sorted(file.name for file in path.iterdir() if file.suffix in PICKLES)
     if not pickles:
         return "the weight file model.safetensors is missing: fetch the whole folder again."

@@ -113,19 +113,19 @@ def install_backend(
     `answers` runs `model`; `inputs` are of several lengths.
     """
     if spec.backend == TORCH:
-        return _by_torch(spec, model, answers, inputs) if _is_compared(spec, model) else Installed(shortcuts=None)
+        return _try_bfloat16(spec, model, answers, inputs) if _is_compared(spec, model) else Installed(shortcuts=None)
     shortcuts = Shortcuts(model.config.model_type, parity.SharingVerdict(together=ForwardSharing.PADDED))
     try:
-        found = _computed(spec, model, spec.precision or "float32", answers, inputs, shortcuts)
+        found = _try_backend(spec, model, spec.precision or "float32", answers, inputs, shortcuts)
     except Exception as error:
         if isinstance(error, BackendUnfit):
-            return _refused(spec, str(error))
+            return _refuse_backend(spec, str(error))
         logger.warning("model=%s %s raised %s", spec.name, spec.backend, describe_exception(error))
-        return _refused(spec, "it raises an exception, which the worker's log has")
+        return _refuse_backend(spec, "it raises an exception, which the worker's log has")
     return Installed(shortcuts=shortcuts, backend=spec.backend, note=f"{spec.backend} computes it {found}.")
 
 
-def _refused(spec: ModelSpec, reason: str) -> Installed:
+def _refuse_backend(spec: ModelSpec, reason: str) -> Installed:
     note = f"{packages.REFUSED} {spec.backend} in {spec.precision or 'float32'}: {reason.rstrip('.')}."
     logger.warning("model=%s %s", spec.name, note)
     return Installed(shortcuts=None, note=note)
@@ -141,33 +141,35 @@ def _is_compared(spec: ModelSpec, model: PreTrainedModel) -> bool:
     return spec.precision == "bfloat16" and is_ours and model.device.type == "cpu" and not is_quantized
 
 
-def _by_torch(spec: ModelSpec, model: PreTrainedModel, answers: parity.Answers, inputs: Sequence[Any]) -> Installed:
+def _try_bfloat16(spec: ModelSpec, model: PreTrainedModel, answers: parity.Answers, inputs: Sequence[Any]) -> Installed:
     """Let torch compute the model in bfloat16 if its answers are near enough to those in float32, else in float32."""
-    own, whole = ([part.data for part in _parts(one)] for one in (model, _load(spec, model, dtype="float32")))
-    labels = "logits" in _recorded(model, answers, inputs[:1]).output
+    own, whole = (
+        [part.data for part in _list_tensors(one)] for one in (model, _load_model(spec, model, dtype="float32"))
+    )
+    labels = "logits" in _record_call(model, answers, inputs[:1]).output
     alone = answers(inputs, ForwardSharing.ALONE)
-    _exchange(model, whole)
+    _replace_data(model, whole)
     found = agreement.compare_answers(alone, answers(inputs, ForwardSharing.ALONE), labels=labels)
     try:
-        _check(found, spec.tolerance or TOLERANCES[spec.precision])
+        _check_agreement(found, spec.tolerance or TOLERANCES[spec.precision])
     except BackendUnfit as error:
-        return _refused(spec, str(error))
-    _exchange(model, own)
+        return _refuse_backend(spec, str(error))
+    _replace_data(model, own)
     note = f"torch computes it in {spec.precision}: {found}."
     logger.info("model=%s %s", spec.name, note)
     return Installed(shortcuts=None, note=note)
 
 
-def _parts(model: PreTrainedModel) -> list[torch.Tensor]:
+def _list_tensors(model: PreTrainedModel) -> list[torch.Tensor]:
     return [*model.parameters(), *model.buffers()]
 
 
-def _exchange(model: PreTrainedModel, data: Sequence[torch.Tensor]) -> None:
-    for part, other in zip(_parts(model), data, strict=True):
+def _replace_data(model: PreTrainedModel, data: Sequence[torch.Tensor]) -> None:
+    for part, other in zip(_list_tensors(model), data, strict=True):
         part.data = other
 
 
-def _computed(
+def _try_backend(
     spec: ModelSpec,
     model: PreTrainedModel,
     precision: str,
@@ -182,16 +184,16 @@ def _computed(
     if model.device.type != "cpu":
         raise BackendUnfit(f"that computes on a CPU, and the replica's device is {model.device}")
     expected = answers(inputs, ForwardSharing.ALONE)
-    forward = _forward(spec, model, precision, answers, inputs)
-    substitute = Substitute(model, forward, functools.partial(_load, spec, model))
+    forward = _make_forward(spec, model, precision, answers, inputs)
+    substitute = Substitute(model, forward, functools.partial(_load_model, spec, model))
     substitute.turn_on()
     try:
         alone = answers(inputs, ForwardSharing.ALONE)
         found = agreement.compare_answers(alone, expected, labels=forward.output == "logits")
-        _check(found, spec.tolerance or TOLERANCES[precision])
-        if not _holds(answers, inputs, alone, precision):
+        _check_agreement(found, spec.tolerance or TOLERANCES[precision])
+        if not _has_batch_parity(answers, inputs, alone, precision):
             forward.alone = True
-            if not _holds(answers, inputs, alone, precision):
+            if not _has_batch_parity(answers, inputs, alone, precision):
                 raise BackendUnfit("it answers a batch otherwise than each text alone")
     finally:
         substitute.turn_off()
@@ -202,7 +204,7 @@ def _computed(
     return f"in {forward.precision}{lacking}: {found}"
 
 
-def _load(spec: ModelSpec, model: PreTrainedModel, **otherwise: Any) -> Any:
+def _load_model(spec: ModelSpec, model: PreTrainedModel, **otherwise: Any) -> Any:
     return type(model).from_pretrained(
         model.name_or_path,
         config=model.config,
@@ -213,32 +215,34 @@ def _load(spec: ModelSpec, model: PreTrainedModel, **otherwise: Any) -> Any:
     )
 
 
-def _check(found: agreement.Agreement, tolerance: float) -> None:
+def _check_agreement(found: agreement.Agreement, tolerance: float) -> None:
     if found.difference > tolerance:
         raise BackendUnfit(f"{found}, where {tolerance:g} is allowed: a higher tolerance, or another precision, may do")
     if found.share < LEAST_LABELS:
         raise BackendUnfit(f"{found}: another precision may do")
 
 
-def _holds(answers: parity.Answers, inputs: Sequence[Any], alone: Sequence[parity.Answer], precision: str) -> bool:
+def _has_batch_parity(
+    answers: parity.Answers, inputs: Sequence[Any], alone: Sequence[parity.Answer], precision: str
+) -> bool:
     return agreement.compare_answers(answers(inputs, ForwardSharing.PADDED), alone).difference <= OF_A_BATCH[precision]
 
 
-def _forward(
+def _make_forward(
     spec: ModelSpec, model: PreTrainedModel, precision: str, answers: parity.Answers, inputs: Sequence[Any]
 ) -> Any:
     from inference.engines.backends import openvino_forward, openvino_graph
 
-    recorded = _recorded(model, answers, inputs[:2])
+    recorded = _record_call(model, answers, inputs[:2])
     features, output = recorded.features or {}, recorded.output
     name = "logits" if "logits" in output else next(iter(output))
 
     @functools.cache
-    def exported() -> Any:
+    def export_once() -> Any:
         return openvino_graph.export_graph(model, features, name, short=precision == "int8")
 
     folder = Path(model.name_or_path)
-    digest = _digest(
+    digest = _digest_folder(
         folder,
         [
             VERSION,
@@ -253,7 +257,9 @@ def _forward(
     homes = (folder / HOME, settings.DATA_DIR / HOME)
     found = None
     try:
-        found = file_cache.open_cached_folder(homes, digest, lambda place: openvino_graph.save_graph(exported(), place))
+        found = file_cache.open_cached_folder(
+            homes, digest, lambda place: openvino_graph.save_graph(export_once(), place)
+        )
         whole = openvino_graph.read_graph(found.path)
     except OSError as error:
         logger.warning(
@@ -263,14 +269,14 @@ def _forward(
             describe_exception(error),
             *homes,
         )
-        whole = exported()
+        whole = export_once()
     computes = openvino_forward.OpenVINOForward(whole, precision, name, type(output))
     if found:
         weakref.finalize(computes, found.sums.close)
     return computes
 
 
-def _recorded(model: PreTrainedModel, answers: parity.Answers, inputs: Sequence[Any]) -> Recorder:
+def _record_call(model: PreTrainedModel, answers: parity.Answers, inputs: Sequence[Any]) -> Recorder:
     recorder = Recorder(model.forward)
     recording = Override(model, "forward", recorder)
     recording.turn_on()
@@ -281,7 +287,7 @@ def _recorded(model: PreTrainedModel, answers: parity.Answers, inputs: Sequence[
     return recorder
 
 
-def _digest(folder: Path, more: Sequence[object]) -> str:
+def _digest_folder(folder: Path, more: Sequence[object]) -> str:
     """Return a digest of a model's weights and configuration, and of `more`."""
     digest = hashlib.sha256(repr(more).encode())
     for path in [*weights.list_weight_files(folder), folder / "config.json"]:

@@ -46,18 +46,18 @@ class OpenVINOForward:
         rows = {name: features[name] for name in self.names}
         mask = features.get("attention_mask")
         lengths = mask.sum(1).tolist() if mask is not None and "input_ids" in rows else None
-        return self.kind(**{self.output: self._batch(rows, lengths)})
+        return self.kind(**{self.output: self._run_batch(rows, lengths)})
 
-    def _batch(self, rows: dict[str, torch.Tensor], lengths: list[int] | None) -> torch.Tensor:
+    def _run_batch(self, rows: dict[str, torch.Tensor], lengths: list[int] | None) -> torch.Tensor:
         count = len(next(iter(rows.values())))
         if count == 1 or (lengths is None and not self.alone):
-            return self._run(rows)
+            return self._run_rows(rows)
         groups = [[row] for row in range(count)] if self.alone or lengths is None else group_near_lengths(lengths)
         if len(groups) == 1:
-            return self._run(rows)
-        return _joined(groups, [self._run(_part(rows, group, lengths)) for group in groups], rows)
+            return self._run_rows(rows)
+        return _join_rows(groups, [self._run_rows(_select_rows(rows, group, lengths)) for group in groups], rows)
 
-    def _run(self, rows: dict[str, torch.Tensor]) -> torch.Tensor:
+    def _run_rows(self, rows: dict[str, torch.Tensor]) -> torch.Tensor:
         answer = self.request.infer([values.numpy() for values in rows.values()], share_inputs=True)
         return torch.from_numpy(answer[0])
 
@@ -75,12 +75,14 @@ def group_near_lengths(lengths: Sequence[int]) -> list[list[int]]:
     return groups
 
 
-def _part(rows: dict[str, torch.Tensor], places: list[int], lengths: list[int] | None) -> dict[str, torch.Tensor]:
+def _select_rows(
+    rows: dict[str, torch.Tensor], places: list[int], lengths: list[int] | None
+) -> dict[str, torch.Tensor]:
     longest = None if lengths is None else max(lengths[place] for place in places)
     return {name: values[places] if longest is None else values[places, :longest] for name, values in rows.items()}
 
 
-def _joined(groups: list[list[int]], parts: list[torch.Tensor], rows: dict[str, torch.Tensor]) -> torch.Tensor:
+def _join_rows(groups: list[list[int]], parts: list[torch.Tensor], rows: dict[str, torch.Tensor]) -> torch.Tensor:
     """Return one tensor with a row for each of `rows`, in their order; states of tokens have zeros for padding."""
     shape = [sum(map(len, groups)), *parts[0].shape[1:]]
     if parts[0].dim() > 2 and "input_ids" in rows:

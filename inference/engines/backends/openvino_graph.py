@@ -40,9 +40,9 @@ def export_graph(model: nn.Module, features: Mapping[str, torch.Tensor], output:
 
     If `short`, its weights are int8.
     """
-    graph = _traced(model, features, output)
+    graph = _trace_model(model, features, output)
     if short:
-        _shorten(graph)
+        _quantize_weights(graph)
     return graph
 
 
@@ -59,7 +59,7 @@ def read_graph(folder: Path) -> openvino.Model:
     return openvino.Core().read_model(folder / FILE)
 
 
-def _traced(model: nn.Module, features: Mapping[str, torch.Tensor], output: str) -> openvino.Model:
+def _trace_model(model: nn.Module, features: Mapping[str, torch.Tensor], output: str) -> openvino.Model:
     plain = _Plain(model, list(features), output).eval()
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()
@@ -77,7 +77,7 @@ def _traced(model: nn.Module, features: Mapping[str, torch.Tensor], output: str)
     return graph
 
 
-def _shorten(graph: openvino.Model) -> None:
+def _quantize_weights(graph: openvino.Model) -> None:
     """Turn the weights of products into int8, with a scale for each number that they compute.
 
     The weights of heads stay as they are: they are few, and what they lose would show in every score.

@@ -31,21 +31,21 @@ class Forwards:
         longest = int(lengths.max())
         tokens = torch.tensor([[0] * (longest - len(row.tokens)) + row.tokens for row in rows])
         cache = DynamicCache()
-        return self._run(tokens, lengths, cache), cache
+        return self._run_forward(tokens, lengths, cache), cache
 
     def prefill_piece(self, row: GeneratedRow, size: int) -> torch.Tensor:
         """Compute the next `size` tokens of a long prompt, beside what is in the row's own cache."""
         row.cache = row.cache or DynamicCache()
         tokens = torch.tensor([row.tokens[row.tokens_read : row.tokens_read + size]])
-        return self._run(tokens, torch.tensor([row.tokens_read + tokens.shape[1]]), row.cache)
+        return self._run_forward(tokens, torch.tensor([row.tokens_read + tokens.shape[1]]), row.cache)
 
     def decode_rows(self, rows: Sequence[GeneratedRow], cells: KVCache, first: int) -> torch.Tensor:
         """Compute the last tokens of rows that lie beside each other in `cells`, from the place `first` on."""
         tokens = torch.tensor([row.tokens[-1:] for row in rows])
         lengths = torch.tensor([len(row.tokens) for row in rows])
-        return self._run(tokens, lengths, cells.view_of_rows(first, first + len(rows)))
+        return self._run_forward(tokens, lengths, cells.select_rows(first, first + len(rows)))
 
-    def _run(self, tokens: torch.Tensor, lengths: torch.Tensor, cache: Cache) -> torch.Tensor:
+    def _run_forward(self, tokens: torch.Tensor, lengths: torch.Tensor, cache: Cache) -> torch.Tensor:
         """Compute `tokens`, which come behind those in `cache`.
 
         `lengths` has each row's number of tokens, those in the cache and the new ones. All rows end in the last column.

@@ -84,9 +84,9 @@ class KVCache(Cache):
             return
         slots = 1 << max(0, rows - 1).bit_length()
         width = columns + max(SLACK, columns // 4)
-        self.move_rows(slots, width, columns, like)
+        self.reallocate_cells(slots, width, columns, like)
 
-    def move_rows(self, slots: int, width: int, end: int, like: Sequence[CacheLayerMixin]) -> None:
+    def reallocate_cells(self, slots: int, width: int, end: int, like: Sequence[CacheLayerMixin]) -> None:
         used = self.columns
         old = slice(self.window.start, self.window.end)
         moved = []
@@ -135,7 +135,7 @@ class KVCache(Cache):
         """Drop the columns before the last `columns`, which belong to no row any more."""
         self.window.start = self.window.end - columns
 
-    def view_of_rows(self, first: int, last: int) -> "KVCache":
+    def select_rows(self, first: int, last: int) -> "KVCache":
         """Return the cache for a forward of the rows from `first` up to `last`: these cells with another window."""
         self.window.first, self.window.last = first, last
         return self

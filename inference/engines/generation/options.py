@@ -34,11 +34,11 @@ class StopStringCriteria(StoppingCriteria):
     def __call__(self, input_ids: torch.Tensor, scores: tuple[torch.Tensor, ...] | None, **_: Any) -> torch.Tensor:
         each = len(input_ids) // len(self.contexts)  # number of sequences that one prompt has
         for row, tokens in enumerate(input_ids[:, self.prompt :].tolist()):
-            if row not in self.lengths and self._ends(self.contexts[row // each], tokens):
+            if row not in self.lengths and self._ends_with_stop(self.contexts[row // each], tokens):
                 self.lengths[row] = len(tokens)
         return torch.tensor([row in self.lengths for row in range(len(input_ids))], device=input_ids.device)
 
-    def _ends(self, context: Sequence[int], tokens: Sequence[int]) -> bool:
+    def _ends_with_stop(self, context: Sequence[int], tokens: Sequence[int]) -> bool:
         text = self.decoder.decode_after(context, tokens)
         return tokens[-1] in self.stops.tokens or find_first_stop(text, self.stops.texts) is not None
 
@@ -83,13 +83,13 @@ class PipelineSteps:
         if "custom_generate" in run:
             return self._forward(inputs, **run)
         stops = read_stops(self.pipe.tokenizer, stop)
-        run = self._bounded(run, width)
-        prompts = self._prompts(inputs)
+        run = self._bound_new_tokens(run, width)
+        prompts = self._list_prompt_tokens(inputs)
         texts = inputs.get("prompt_text")
         texts = texts if isinstance(texts, list) else [texts] * len(prompts)
-        contexts = [self._context(prompt, text, {}) for prompt, text in zip(prompts, texts, strict=True)]
+        contexts = [self._find_context(prompt, text, {}) for prompt, text in zip(prompts, texts, strict=True)]
         criteria = StopStringCriteria(self.decoder, stops, contexts, width)
-        with self._seeded(seed):
+        with self._use_seed(seed):
             output = self._forward(
                 inputs, **run, **({"stopping_criteria": StoppingCriteriaList([criteria])} if stop else {})
             )
@@ -115,10 +115,10 @@ class PipelineSteps:
         answers = self._postprocess(output, **after)
         if not generated:
             return answers
-        endings = [self._ending(one, self._context(one.prompt, prompt, after)) for one in generated]
+        endings = [self._make_ending(one, self._find_context(one.prompt, prompt, after)) for one in generated]
         return [ending.apply_to_answer(answer) for ending, answer in zip(endings, answers, strict=True)]
 
-    def _bounded(self, run: dict[str, Any], width: int) -> dict[str, Any]:
+    def _bound_new_tokens(self, run: dict[str, Any], width: int) -> dict[str, Any]:
         """Limit the answer to what its prompt leaves of the context.
 
         This also holds where the pipeline is called as a whole.
@@ -126,7 +126,7 @@ class PipelineSteps:
         left = self.pipe.tokenizer.model_max_length - width
         return {**run, "max_new_tokens": left} if 0 < left < (run.get("max_new_tokens") or 0) else run
 
-    def _prompts(self, inputs: Mapping[str, Any]) -> list[list[int]]:
+    def _list_prompt_tokens(self, inputs: Mapping[str, Any]) -> list[list[int]]:
         """Return the tokens of each prompt without its padding, also if the tokenizer makes no mask.
 
         Padding is on the left, and a prompt that is alone has none.
@@ -140,10 +140,10 @@ class PipelineSteps:
         pad = self.pipe.tokenizer.pad_token_id
         return [list(itertools.dropwhile(lambda token: token == pad, row)) for row in rows]
 
-    def _context(self, prompt: Sequence[int], text: str | Chat, after: Mapping[str, Any]) -> list[int]:
+    def _find_context(self, prompt: Sequence[int], text: str | Chat, after: Mapping[str, Any]) -> list[int]:
         return self.decoder.find_context(prompt) if continues_prompt(text, after) else []
 
-    def _ending(self, generated: Generated, context: Sequence[int]) -> Ending:
+    def _make_ending(self, generated: Generated, context: Sequence[int]) -> Ending:
         tokens, stops = generated.tokens, generated.stops
         ended = next((count for count, token in enumerate(tokens, 1) if token in self.ends), None)
         count = min(generated.stopped or len(tokens), ended or len(tokens))
@@ -160,7 +160,7 @@ class PipelineSteps:
         )
 
     @contextlib.contextmanager
-    def _seeded(self, seed: int | None) -> Iterator[None]:
+    def _use_seed(self, seed: int | None) -> Iterator[None]:
         device = self.pipe.model.device
         if seed is None:
             yield

@@ -67,7 +67,7 @@ class PipelineStepper(Stepper):
             for row in [row for row in queue if row.key == key]:
                 queue.remove(row)
         with torch.inference_mode():
-            self._drop([row for row in self.rows if row.key == key])
+            self._drop_rows([row for row in self.rows if row.key == key])
 
     def finish(self, key: Hashable) -> Progress:
         found = next((row for row in [*self.rows, *self._new, *self._waiting] if row.key == key), None)
@@ -81,9 +81,9 @@ class PipelineStepper(Stepper):
     def step(self) -> list[Progress]:
         for ceiling in (self._rows_at_most, self._rows_a_forward, self._piece_at_most):
             ceiling.count_step()
-        self._admit()
+        self._admit_rows()
         with torch.inference_mode():
-            return [*self._next_tokens(), *self._first_tokens()]
+            return [*self._compute_next_tokens(), *self._compute_first_tokens()]
 
     def __len__(self) -> int:
         return len(self._waiting) + len(self._new) + len(self.rows)
@@ -104,7 +104,7 @@ class PipelineStepper(Stepper):
 
     # Joining and leaving the cells
 
-    def _admit(self) -> None:
+    def _admit_rows(self) -> None:
         while self._waiting:
             rows = [*self.rows, *self._new, self._waiting[0]]
             longest = max(row.longest for row in rows)
@@ -112,7 +112,7 @@ class PipelineStepper(Stepper):
                 break
             self._new.append(self._waiting.popleft())
 
-    def _drop(self, rows: Sequence[GeneratedRow]) -> None:
+    def _drop_rows(self, rows: Sequence[GeneratedRow]) -> None:
         """Remove rows from the cells: the last row takes the place of each."""
         for row in rows:
             place = self.rows.index(row)
@@ -122,7 +122,7 @@ class PipelineStepper(Stepper):
         if rows and self.rows:
             self.cells.drop_columns(max(row.column_count for row in self.rows))
 
-    def _put_aside(self, rows: Sequence[GeneratedRow]) -> None:
+    def _put_rows_aside(self, rows: Sequence[GeneratedRow]) -> None:
         """Let rows wait at the head of the queue until others have ended.
 
         Their tokens so far are read again then, as a prompt.
@@ -135,26 +135,26 @@ class PipelineStepper(Stepper):
 
     # The tokens of one step
 
-    def _next_tokens(self) -> list[Progress]:
+    def _compute_next_tokens(self) -> list[Progress]:
         """Compute the next token of each row in the cells, and return their progress."""
-        failed = self._grow()
+        failed = self._grow_cells()
         rows = list(self.rows)
         if not rows:
             return failed
         chosen: list[Any] = []
         size = min(len(rows), self._rows_a_forward.value)
         for first in range(0, len(rows), size):
-            chosen += run_in_halves(self._next, range(first, min(first + size, len(rows))))
+            chosen += run_in_halves(self._choose_next_tokens, range(first, min(first + size, len(rows))))
         self.cells.add_column()
         found = list(zip(rows, chosen, strict=True))
-        short = [row for row, token in found if _is_short(token) and _may_wait(row, is_alone=len(rows) == 1)]
-        progress = [self._taken(row, token) for row, token in found if row not in short]
+        short = [row for row, token in found if _is_memory_short(token) and _may_wait(row, is_alone=len(rows) == 1)]
+        progress = [self._take_token(row, token) for row, token in found if row not in short]
         ended = {row_progress.key for row_progress in progress if row_progress.answer is not OPEN}
-        self._drop([row for row in rows if row.key in ended or row in short])
-        self._put_aside(short)
+        self._drop_rows([row for row in rows if row.key in ended or row in short])
+        self._put_rows_aside(short)
         return failed + progress
 
-    def _next(self, places: Sequence[int]) -> list[Any]:
+    def _choose_next_tokens(self, places: Sequence[int]) -> list[Any]:
         """Return the next token, or the error, of each row; the rows lie beside each other in the cells."""
         rows = [self.rows[place] for place in places]
         try:
@@ -164,24 +164,24 @@ class PipelineStepper(Stepper):
                 self._rows_a_forward.lower_to(len(rows) // 2)
             raise
 
-    def _first_tokens(self) -> list[Progress]:
+    def _compute_first_tokens(self) -> list[Progress]:
         """Read on in new prompts, and return the progress of rows whose prompts have been read to their end."""
         if not self._new:
             return []
-        if self._new[0].cache is None and (self._is_cpu or 2 * _unread(self._new[0]) > self._piece):
+        if self._new[0].cache is None and (self._is_cpu or 2 * _count_unread_tokens(self._new[0]) > self._piece):
             # Such a row is read alone, not beside others.
             self._new[0].cache = self.prefixes.find_prefix(self._new[0].tokens)
-        if _unread(self._new[0]) > self._piece:
+        if _count_unread_tokens(self._new[0]) > self._piece:
             group = [self._new[0]]
-            found = run_in_halves(self._read_on, group)
+            found = run_in_halves(self._read_next_piece, group)
         else:
-            group = self._side_by_side()
-            found = run_in_halves(self._first, group)
+            group = self._select_alike_rows()
+            found = run_in_halves(self._choose_first_tokens, group)
         for row in group:
             self._new.remove(row)
-        return self._begun(group, found)
+        return self._begin_rows(group, found)
 
-    def _side_by_side(self) -> list[GeneratedRow]:
+    def _select_alike_rows(self) -> list[GeneratedRow]:
         """Return the oldest new row, with others of nearly its length.
 
         A row that was begun in pieces is read to its end alone.
@@ -199,13 +199,13 @@ class PipelineStepper(Stepper):
             group.append(row)
         return group
 
-    def _read_on(self, rows: Sequence[GeneratedRow]) -> list[Any]:
+    def _read_next_piece(self, rows: Sequence[GeneratedRow]) -> list[Any]:
         [row] = rows
         self._forwards.prefill_piece(row, self._piece)
         self.prefixes.keep_prefix(row.tokens[: row.tokens_read], row.cache.layers, 0)
         return [None]
 
-    def _first(self, rows: Sequence[GeneratedRow]) -> list[Any]:
+    def _choose_first_tokens(self, rows: Sequence[GeneratedRow]) -> list[Any]:
         """Return for each row its first token, and the cache and the place in it of its prompt's keys and values.
 
         A row that fails has its error instead.
@@ -220,7 +220,7 @@ class PipelineStepper(Stepper):
             token if isinstance(token, InferenceError) else (token, cache, place) for place, token in enumerate(chosen)
         ]
 
-    def _begun(self, group: Sequence[GeneratedRow], found: Sequence[Any]) -> list[Progress]:
+    def _begin_rows(self, group: Sequence[GeneratedRow], found: Sequence[Any]) -> list[Progress]:
         progress, short, staying = [], [], []
         for row, what in zip(group, found, strict=True):
             if what is None:
@@ -228,23 +228,23 @@ class PipelineStepper(Stepper):
             elif isinstance(what, InferenceError):
                 self.prefixes.drop_all()  # the row may have begun with a prefix that is wrong
                 row.cache = None
-                if _is_short(what):
+                if _is_memory_short(what):
                     self._piece_at_most.lower_to(PIECE)
-                if _is_short(what) and _may_wait(row, is_alone=not self.rows and len(group) == 1):
+                if _is_memory_short(what) and _may_wait(row, is_alone=not self.rows and len(group) == 1):
                     short.append(row)
                 else:
-                    progress.append(self._taken(row, what))
+                    progress.append(self._take_token(row, what))
             else:
                 token, row.cache, place = what
                 self.prefixes.keep_prefix(row.tokens[:], row.cache.layers, place)
-                row_progress = self._taken(row, token)
+                row_progress = self._take_token(row, token)
                 progress.append(row_progress)
                 if row_progress.answer is OPEN:
                     staying.append((row, place))
-        self._put_aside([*short, *self._kept(staying)])
+        self._put_rows_aside([*short, *self._move_into_cells(staying)])
         return progress
 
-    def _kept(self, staying: Sequence[tuple[GeneratedRow, int]]) -> list[GeneratedRow]:
+    def _move_into_cells(self, staying: Sequence[tuple[GeneratedRow, int]]) -> list[GeneratedRow]:
         """Move new rows into the cells. Return the rows that do not fit, which are all of them or none."""
         rows = [row for row, _ in staying]
         try:
@@ -252,7 +252,7 @@ class PipelineStepper(Stepper):
                 columns = max(self.cells.columns, *(row.column_count for row in rows))
                 self.cells.make_room(len(self.rows) + len(rows), columns, like=rows[0].cache.layers)
         except Exception as error:
-            if not _is_short(engine_calls.make_job_error(error)):
+            if not _is_memory_short(engine_calls.make_job_error(error)):
                 raise
             for row in rows:
                 row.cache = None
@@ -263,7 +263,7 @@ class PipelineStepper(Stepper):
             row.cache = None
         return []
 
-    def _grow(self) -> list[Progress]:
+    def _grow_cells(self) -> list[Progress]:
         """Make room for one more column of the cells.
 
         Where memory is short, the half of the rows that has generated least, as it came last, waits for the others. A
@@ -274,19 +274,19 @@ class PipelineStepper(Stepper):
                 self.cells.make_room(len(self.rows), self.cells.columns)
             except Exception as error:
                 failure = engine_calls.make_job_error(error)
-                if not _is_short(failure):
+                if not _is_memory_short(failure):
                     raise
             else:
                 break
             rows = sorted(self.rows, key=lambda row: len(row.tokens) - row.prompt, reverse=True)
             last = rows[len(rows) // 2 :]
-            self._drop(last)
+            self._drop_rows(last)
             if not _may_wait(last[0], is_alone=len(rows) == 1):
-                return [self._taken(last[0], failure)]
-            self._put_aside(last)
+                return [self._take_token(last[0], failure)]
+            self._put_rows_aside(last)
         return []
 
-    def _taken(self, row: GeneratedRow, token: int | InferenceError) -> Progress:
+    def _take_token(self, row: GeneratedRow, token: int | InferenceError) -> Progress:
         if isinstance(token, InferenceError):
             return Progress(key=row.key, answer=token)
         try:
@@ -306,9 +306,9 @@ def _may_wait(row: GeneratedRow, *, is_alone: bool) -> bool:
     return not (is_alone and is_again)
 
 
-def _unread(row: GeneratedRow) -> int:
+def _count_unread_tokens(row: GeneratedRow) -> int:
     return len(row.tokens) - row.tokens_read
 
 
-def _is_short(outcome: object) -> bool:
+def _is_memory_short(outcome: object) -> bool:
     return isinstance(outcome, OutOfMemory)

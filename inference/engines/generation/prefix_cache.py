@@ -37,13 +37,13 @@ class PrefixCache:
 
         The last token is never part of it, as its scores are wanted.
         """
-        shared = [_shared(prefix.tokens, tokens[:-1]) for prefix in self.kept]
+        shared = [_count_shared_tokens(prefix.tokens, tokens[:-1]) for prefix in self.kept]
         length = max(shared, default=0)
         if length < LEAST:
             return None
         found = self.kept.pop(shared.index(length))
         self.kept.append(found)
-        with self._if_it_fits():
+        with self._handle_out_of_memory():
             cache = DynamicCache()
             for number, (keys, values) in enumerate(found.layers):
                 cache.update(keys[:, :, :length], values[:, :, :length], number)
@@ -53,13 +53,15 @@ class PrefixCache:
     def keep_prefix(self, tokens: list[int], layers: Sequence[CacheLayerMixin], place: int) -> None:
         """Keep the keys and values of row `place` of `layers`, whose last columns belong to `tokens`."""
         length = len(tokens)
-        if not LEAST <= length <= self.most or any(_shared(prefix.tokens, tokens) == length for prefix in self.kept):
+        if not LEAST <= length <= self.most or any(
+            _count_shared_tokens(prefix.tokens, tokens) == length for prefix in self.kept
+        ):
             return
-        self.kept = [prefix for prefix in self.kept if _shared(prefix.tokens, tokens) < len(prefix.tokens)]
+        self.kept = [prefix for prefix in self.kept if _count_shared_tokens(prefix.tokens, tokens) < len(prefix.tokens)]
         while sum(len(prefix.tokens) for prefix in self.kept) + length > self.most:
             del self.kept[0]
         row, columns = slice(place, place + 1), slice(-length, None)
-        with self._if_it_fits():
+        with self._handle_out_of_memory():
             copies = [(layer.keys[row, :, columns].clone(), layer.values[row, :, columns].clone()) for layer in layers]
             self.kept.append(Prefix(tokens, copies))
 
@@ -67,7 +69,7 @@ class PrefixCache:
         self.kept = []
 
     @contextlib.contextmanager
-    def _if_it_fits(self) -> Iterator[None]:
+    def _handle_out_of_memory(self) -> Iterator[None]:
         try:
             yield
         except Exception as error:
@@ -76,6 +78,6 @@ class PrefixCache:
             self.drop_all()
 
 
-def _shared(one: list[int], other: list[int]) -> int:
+def _count_shared_tokens(one: list[int], other: list[int]) -> int:
     """Return how many tokens at the beginning of both are the same."""
     return next((place for place, (a, b) in enumerate(zip(one, other)) if a != b), min(len(one), len(other)))  # noqa: B905

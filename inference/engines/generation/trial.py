@@ -37,10 +37,10 @@ CHANGING_ROPE = ("dynamic", "longrope")  # kinds of RoPE by which a row's positi
 
 def find_problem(spec: ModelSpec, requests: Requests, trial: Trial) -> str:
     """Return why answers cannot be generated step by step, or an empty string if they can."""
-    return _excluded(spec, requests.pipe.model) or _difference(spec, requests, trial)
+    return _find_exclusion(spec, requests.pipe.model) or _find_difference(spec, requests, trial)
 
 
-def _excluded(spec: ModelSpec, model: PreTrainedModel) -> str:
+def _find_exclusion(spec: ModelSpec, model: PreTrainedModel) -> str:
     config = model.config.get_text_config()
     if model.config.is_encoder_decoder:
         return "an encoder reads its prompts"
@@ -51,29 +51,29 @@ def _excluded(spec: ModelSpec, model: PreTrainedModel) -> str:
     return ""
 
 
-def _difference(spec: ModelSpec, requests: Requests, trial: Trial) -> str:
+def _find_difference(spec: ModelSpec, requests: Requests, trial: Trial) -> str:
     defaults = {name: found.default for name, found in spec.parameters.items() if found.default is not None}
     try:
         requests.make_row("defaults", trial.inputs[0], {**defaults, "max_new_tokens": 1}, seed=0)
     except NotStepwise as error:
         return str(error)
-    scores = _scores(requests, trial.inputs)
+    scores = _record_scores(requests, trial.inputs)
     return "" if all(scores) and trial.measure_answers_difference(scores) <= 1.0 else "its answers would change"
 
 
-def _scores(requests: Requests, inputs: Sequence[Any]) -> list[Answer]:
+def _record_scores(requests: Requests, inputs: Sequence[Any]) -> list[Answer]:
     """Return the scores of each step of each input.
 
     The inputs join one step after the other, the longest last.
     """
     seen: dict[Hashable, list[torch.Tensor]] = defaultdict(list)
 
-    def watched(rows: Sequence[GeneratedRow], scores: torch.Tensor) -> list[Any]:
+    def choose_and_record(rows: Sequence[GeneratedRow], scores: torch.Tensor) -> list[Any]:
         for row, own in zip(rows, scores, strict=True):
             seen[row.key].append(own.to("cpu", copy=True))  # as the scores that it is compared with
         return sampling.choose_tokens(rows, scores)
 
-    batch = PipelineStepper(ROOM, requests, choose=watched)
+    batch = PipelineStepper(ROOM, requests, choose=choose_and_record)
     left = list(enumerate(inputs))
     for _ in range(MANY_STEPS):
         if left:

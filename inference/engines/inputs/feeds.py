@@ -261,7 +261,7 @@ FEEDS: dict[str, Feed] = {
         parameters={"candidate_labels": ["one", "other"]},
     ),
     "text-generation": Prompts(
-        prepare=task_inputs.read_prompt,
+        prepare=task_inputs.read_text_or_chat,
         batched=True,
         parameters={"max_new_tokens": 1, "do_sample": False},
         compared={"return_tensors": True},  # the library removes the blank before the first word of its text

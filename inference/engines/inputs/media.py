@@ -61,27 +61,27 @@ class Images:
         content = decode_base64(value, "An image")
         try:
             opened = Image.open(io.BytesIO(content), formats=IMAGE_FORMATS)
-            self._check(opened)
+            self._check_image(opened)
             ImageOps.exif_transpose(opened, in_place=True)
             return opened if opened.mode == "RGB" else opened.convert("RGB")
         except InvalidInput:
             raise
         except Image.DecompressionBombError as error:
-            raise _too_large("more") from error
+            raise _make_pixels_error("more") from error
         except Exception as error:  # Pillow's decoders raise many kinds of exceptions
             raise InvalidInput(f"The image cannot be read; it must be one of {', '.join(IMAGE_FORMATS)}.") from error
 
-    def _check(self, opened: Image.Image) -> None:
+    def _check_image(self, opened: Image.Image) -> None:
         width, length = opened.size
         if max(width, length) > MAX_RATIO * min(width, length):
             raise InvalidInput(f"The image has {width} x {length} pixels; no side may be {MAX_RATIO} times the other.")
         tile_width, tile_length = (getattr(opened, "tag_v2", {}).get(tag, 0) for tag in TIFF_TILE)
         self.pixels += max(width * length, tile_width * tile_length)
         if self.pixels > MAX_PIXELS:
-            raise _too_large(str(self.pixels))
+            raise _make_pixels_error(str(self.pixels))
 
 
-def _too_large(pixels: str) -> InvalidInput:
+def _make_pixels_error(pixels: str) -> InvalidInput:
     return InvalidInput(f"The images of an input must have at most {MAX_PIXELS} pixels together, not {pixels}.")
 
 
@@ -131,7 +131,7 @@ def resample_pieces(opened: soundfile.SoundFile, wanted: int) -> Iterator[npt.ND
     blocks = opened.blocks(block_s * rate, OVERLAP_S * rate, dtype="float32", always_2d=True)
     for number, block in enumerate(blocks):
         is_last = number * (block_s - OVERLAP_S) * rate + len(block) >= opened.frames
-        piece = _resampled(block.mean(axis=1), rate, wanted)
+        piece = _resample_block(block.mean(axis=1), rate, wanted)
         yield piece[edge if number else 0 : None if is_last else -edge]
 
 
@@ -157,7 +157,7 @@ def make_example_audio(seconds: float = 1.0) -> str:
     return base64.b64encode(buffer.getvalue()).decode("ascii")
 
 
-def _resampled(samples: npt.NDArray[np.float32], rate: int, wanted: int) -> npt.NDArray[np.float32]:
+def _resample_block(samples: npt.NDArray[np.float32], rate: int, wanted: int) -> npt.NDArray[np.float32]:
     """Resample by cutting or extending the spectrum.
 
     This keeps what is below both Nyquist limits, and adds nothing above.

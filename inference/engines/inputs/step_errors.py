@@ -26,12 +26,12 @@ def run_input_step(step: Callable[..., Any], *arguments: Any) -> Any:
     try:
         return step(*arguments)
     except _WRONG_INPUT as error:
-        if _speaks_of_the_input(error):
+        if _is_about_input(error):
             raise InvalidInput(f"{UNREADABLE} {clean_message(error)}") from None
         raise InvalidInput(UNREADABLE, raised=describe_exception(error), trace=format_places(error)) from None
 
 
-def _speaks_of_the_input(error: Exception) -> bool:
+def _is_about_input(error: Exception) -> bool:
     """Return True if the message is for the client: the chat template's, the tokenizer's or the pipeline's own."""
     if isinstance(error, jinja2.TemplateError | PipelineException):
         return True

@@ -85,12 +85,12 @@ def read_masked_text(value: object, pipe: Pipeline) -> str:
     return found
 
 
-def read_prompt(value: object, pipe: Pipeline) -> Any:
+def read_text_or_chat(value: object, pipe: Pipeline) -> Any:
     """Return a prompt, which is a text or a list of chat messages."""
     if isinstance(value, list):
         if not pipe.tokenizer.chat_template:
             raise InvalidInput("This model has no template for chats: send one text, in place of messages.")
-        return _whole(read_messages(value, images=None), pipe)
+        return _require_whole_chat(read_messages(value, images=None), pipe)
     if not read_whole_text(value, pipe):
         raise InvalidInput("The prompt is empty: send at least one character.")
     return value
@@ -135,7 +135,8 @@ def read_image_fields(value: object, pipe: Pipeline) -> Any:
     if not isinstance(value, dict):
         return media.decode_image(value)
     return {
-        key: media.decode_image(item) if key == "image" else _harmless(key, item, pipe) for key, item in value.items()
+        key: media.decode_image(item) if key == "image" else _read_argument(key, item, pipe)
+        for key, item in value.items()
     }
 
 
@@ -143,7 +144,7 @@ def read_image_and_text(value: object, pipe: Pipeline) -> Any:
     """Read chat messages with images in them, or {"images": [base64, …], "text": …}."""
     opened = media.Images()
     if isinstance(value, list):
-        return {"text": _whole(read_messages(value, images=opened), pipe)}
+        return {"text": _require_whole_chat(read_messages(value, images=opened), pipe)}
     if not isinstance(value, dict) or "images" not in value:
         raise InvalidInput('An input must be {"images": [base64, …], "text": "…"} or a list of chat messages.')
     images = value["images"] if isinstance(value["images"], list) else [value["images"]]
@@ -154,7 +155,7 @@ def read_table(value: object, pipe: Pipeline) -> Any:
     if not isinstance(value, dict) or not isinstance(value.get("table"), dict):
         raise InvalidInput('An input must be {"table": {"column": ["cell", …]}, "query": "…"}.')
     content = {"table": value["table"], "query": read_string(value.get("query"))}
-    if sum(len(part) + 1 for part in _strings(content)) > MAX_TABLE:
+    if sum(len(part) + 1 for part in _list_strings(content)) > MAX_TABLE:
         raise InvalidInput(f"A table and its query must have at most {MAX_TABLE} characters, a cell one more.")
     return content
 
@@ -163,35 +164,35 @@ def read_messages(value: list[Any], *, images: media.Images | None) -> list[dict
     for message in value:
         if not isinstance(message, dict) or not isinstance(message.get("role"), str) or "content" not in message:
             raise InvalidInput('A chat must be a list of {"role": "user", "content": "…"}.')
-    return [{**message, "content": _content(message, images)} for message in value]
+    return [{**message, "content": _read_content(message, images)} for message in value]
 
 
-def _content(message: dict[str, Any], images: media.Images | None) -> Any:
+def _read_content(message: dict[str, Any], images: media.Images | None) -> Any:
     content = message["content"]
     if content is None and message["role"] == "assistant":
         return ""
     if isinstance(content, list):
-        return [_part(part, images) for part in content]
+        return [_read_part(part, images) for part in content]
     return read_string(content)
 
 
-def _whole(chat: list[dict[str, Any]], pipe: Pipeline) -> list[dict[str, Any]]:
-    read_whole_text("\n".join(_strings(chat)), pipe)
+def _require_whole_chat(chat: list[dict[str, Any]], pipe: Pipeline) -> list[dict[str, Any]]:
+    read_whole_text("\n".join(_list_strings(chat)), pipe)
     return chat
 
 
-def _strings(value: object) -> Iterator[str]:
+def _list_strings(value: object) -> Iterator[str]:
     """Yield everything in a value that a template or a tokenizer may read, each as a string."""
     if isinstance(value, dict):
         value = list(value.values())
     if isinstance(value, list):
         for item in value:
-            yield from _strings(item)
+            yield from _list_strings(item)
     elif not hasattr(value, "getbands"):
         yield str(value)
 
 
-def _part(part: Any, images: media.Images | None) -> dict[str, Any]:
+def _read_part(part: Any, images: media.Images | None) -> dict[str, Any]:
     kind = part.get("type") if isinstance(part, dict) else None
     if kind == "text":
         return {"type": "text", "text": read_string(part.get("text"))}
@@ -210,7 +211,7 @@ def read_fields(value: dict[str, Any], pipe: Pipeline, **known: Prepare) -> dict
     return {key: known[key](item, pipe) for key, item in value.items()}
 
 
-def _harmless(key: str, value: object, pipe: Pipeline) -> Any:
+def _read_argument(key: str, value: object, pipe: Pipeline) -> Any:
     if key == "candidate_labels":
         return read_labels(value)
     if key in ("question", "hypothesis_template"):

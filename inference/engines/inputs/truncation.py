@@ -25,12 +25,12 @@ def cut_to_tokens(tokenizer: PreTrainedTokenizerBase, text: str, limit: int | No
     wanted = MARGIN + (limit or tokenizer.model_max_length)
     size, most = CHARACTERS * wanted, MOST_CHARACTERS * wanted
     while size < min(len(text), most):
-        part = _part(tokenizer, text, size)
+        part = _cut_text(tokenizer, text, size)
         if len(tokenizer(part, add_special_tokens=False, verbose=False)["input_ids"]) >= wanted:
             return part
         size *= 4
-    return _part(tokenizer, text, most)
+    return _cut_text(tokenizer, text, most)
 
 
-def _part(tokenizer: PreTrainedTokenizerBase, text: str, size: int) -> str:
+def _cut_text(tokenizer: PreTrainedTokenizerBase, text: str, size: int) -> str:
     return text[-size:] if tokenizer.truncation_side == "left" else text[:size]

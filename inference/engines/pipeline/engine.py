@@ -58,7 +58,7 @@ class PipelineEngine(Engine):
                 " For another, write an engine class: see docs/guide/models.md."
             )
         self.feed = FEEDS[self.task]
-        _require(tasks.find_task(self.task))
+        _require_package(tasks.find_task(self.task))
         self.pipe, missing = pipeline_loader.load_pipeline(
             self.spec, tasks.find_task(self.task).pipeline or self.task, device
         )
@@ -83,13 +83,13 @@ class PipelineEngine(Engine):
         )
         self.shortcuts = accelerate.Shortcuts(self.task, parity.SharingVerdict(together=ForwardSharing.PADDED))
         if reference:
-            self._install(reference)
+            self._install_shortcuts(reference)
         self.note = f"{self.note} {self.feed.describe_limits(self.pipe)}".strip()
         if self.steps is None:  # the pipeline calls these steps by itself
             for step in ("forward", "postprocess"):
                 setattr(self.pipe, step, step_errors.wrap_model_step(getattr(self.pipe, step)))
 
-    def _install(self, reference: Reference) -> None:
+    def _install_shortcuts(self, reference: Reference) -> None:
         """Find out how inputs may run together, and which shortcuts may be used."""
         accelerate.Shortcuts(self.task, self.shortcuts.plain).add_if_equal(
             "step by step",
@@ -97,7 +97,7 @@ class PipelineEngine(Engine):
             lambda: not reference.describe_difference(self.predict),
         )
         if self.steps is None:
-            if difference := reference.describe_difference(self._whole):
+            if difference := reference.describe_difference(self._answer_by_pipeline):
                 raise ModelUnavailable(
                     f"it cannot be served with the answers that transformers' own pipeline gives: {difference}."
                     " Report it with the name of the model; an engine class of your own can serve it, see"
@@ -107,15 +107,15 @@ class PipelineEngine(Engine):
             return
         self.prepares = True
         self.numbers_a_token = self.feed.count_numbers_per_token(self.pipe)
-        values = functools.partial(self._values, self.steps, self.feed.parameters)
-        compiled = backend.install_backend(self.spec, self.pipe.model, values, self._compared())
+        values = functools.partial(self._compute_values, self.steps, self.feed.parameters)
+        compiled = backend.install_backend(self.spec, self.pipe.model, values, self._make_comparison_inputs())
         self.shortcuts = compiled.shortcuts or self.shortcuts
         self.backend, self.note = compiled.backend, compiled.note
         inputs, parameters = self.feed.make_trial(self.pipe)
         if not inputs:
             return
         trial = parity.Trial(
-            functools.partial(self._values, self.steps, parameters),
+            functools.partial(self._compute_values, self.steps, parameters),
             inputs,
             placement.find_tolerance(self.spec, self.pipe.model),
         )
@@ -124,27 +124,27 @@ class PipelineEngine(Engine):
         self.shortcuts.add_if_equal(
             "texts at once",
             lambda: accelerate.make_batch_shortcut(self, self.pipe, self.task),
-            lambda: self._same_at_once(inputs[:1]) and self._same_at_once([*inputs, *reference.inputs]),
+            lambda: self._has_same_answers(inputs[:1]) and self._has_same_answers([*inputs, *reference.inputs]),
         )
         self.padded, self.note = (
             self.shortcuts.is_padded,
             f"{self.shortcuts.sharing_verdict.note} {compiled.note}".strip(),
         )
         if tasks.find_task(self.task).generates:
-            self._generate_by_the_step(self.steps, trial)
+            self._install_stepper(self.steps, trial)
 
-    def _generate_by_the_step(self, steps: PipelineCalls, trial: parity.Trial) -> None:
+    def _install_stepper(self, steps: PipelineCalls, trial: parity.Trial) -> None:
         self.stepper, problem = stepper_creation.make_stepper(self.spec, self.pipe, self.feed, steps, trial)
         if problem:
             self.note = f"{self.note} Answers wait for the longest of their batch: {problem}.".lstrip()
 
-    def _compared(self) -> list[Any]:
+    def _make_comparison_inputs(self) -> list[Any]:
         """Return inputs that show how far the answers of another backend are from those of torch."""
         if self.feed.is_cut:
             return [self.feed.make_input(text, self.pipe) for text in agreement.TEXTS]
         return 2 * self.feed.make_examples(self.pipe)
 
-    def _values(
+    def _compute_values(
         self, steps: PipelineCalls, given: dict[str, Any], inputs: Sequence[Any], together: ForwardSharing
     ) -> list[parity.Answer]:
         """Return what the model computes for inputs, before the pipeline makes answers of it."""
@@ -155,12 +155,13 @@ class PipelineEngine(Engine):
             for row, output in steps.compute_outputs(ready, parameters, limit=len(ready))
         ]
 
-    def _same_at_once(self, inputs: list[Any]) -> bool:
+    def _has_same_answers(self, inputs: list[Any]) -> bool:
         if self.steps is None:
             return False
         parameters = self.steps.split_parameters(self.feed.parameters)
         return parity.are_alike(
-            self._together(self.steps, inputs, parameters), self._item_by_item(self.steps, inputs, parameters)
+            self._answer_together(self.steps, inputs, parameters),
+            self._answer_item_by_item(self.steps, inputs, parameters),
         )
 
     def warm_up(self) -> None:
@@ -184,21 +185,23 @@ class PipelineEngine(Engine):
     def count_tokens(self, inputs: list[Any], parameters: dict[str, Any]) -> list[int]:
         if self.steps is None:
             return [0] * len(inputs)
-        read = _read(
+        read = _read_inputs(
             self.steps, inputs, self.steps.split_parameters(self.feed.complete_parameters(self.pipe, parameters))
         )
         return [sum(row.token_count for row in rows) if isinstance(rows, list) else 0 for rows in read]
 
     def predict(self, inputs: list[Any], parameters: dict[str, Any]) -> list[Any]:
-        full_parameters = _in_place(step_errors.run_input_step, self.feed.complete_parameters, self.pipe, parameters)
+        full_parameters = _run_or_return_error(
+            step_errors.run_input_step, self.feed.complete_parameters, self.pipe, parameters
+        )
         if isinstance(full_parameters, BaseException):
             return [full_parameters] * len(inputs)
         if (steps := self.steps) is None:
-            return self._whole(inputs, full_parameters)
-        prepared = _in_place(step_errors.run_input_step, steps.split_parameters, full_parameters)
+            return self._answer_by_pipeline(inputs, full_parameters)
+        prepared = _run_or_return_error(step_errors.run_input_step, steps.split_parameters, full_parameters)
         if isinstance(prepared, BaseException):
             return [prepared] * len(inputs)
-        answers = self.shortcuts.guard_call(lambda: self._together(steps, inputs, prepared))
+        answers = self.shortcuts.guard_call(lambda: self._answer_together(steps, inputs, prepared))
         self.padded = self.shortcuts.is_padded
         return answers
 
@@ -206,24 +209,24 @@ class PipelineEngine(Engine):
         if (steps := self.steps) is None:
             return None
         ready = steps.split_parameters(self.feed.complete_parameters(self.pipe, parameters))
-        tokens = self.at_once.encode_texts(inputs, ready.preprocess) if self._fit_at_once(inputs, ready) else None
+        tokens = self.at_once.encode_texts(inputs, ready.preprocess) if self._can_run_at_once(inputs, ready) else None
         if tokens:
             return Prepared(ready, tokens=tokens)
-        return Prepared(ready, read=_read(steps, inputs, ready))
+        return Prepared(ready, read=_read_inputs(steps, inputs, ready))
 
     def predict_prepared(self, prepared: Prepared, parameters: dict[str, Any]) -> list[Any] | None:
         """Answer inputs that `prepare` has read. A shortcut that fails is found out by `predict`."""
         if prepared.tokens is None:
-            return self._answers(self.steps, prepared.read, prepared.parameters) if self.steps else None
+            return self._answer_rows(self.steps, prepared.read, prepared.parameters) if self.steps else None
         if self.at_once is None:
             return None
         found = self.at_once.answer_texts(prepared.tokens, prepared.parameters.forward, prepared.parameters.postprocess)
         return list(found) if found else None
 
-    def _whole(self, inputs: list[Any], parameters: dict[str, Any]) -> list[Any]:
-        return [_in_place(self._alone, value, parameters) for value in inputs]
+    def _answer_by_pipeline(self, inputs: list[Any], parameters: dict[str, Any]) -> list[Any]:
+        return [_run_or_return_error(self._call_pipeline, value, parameters) for value in inputs]
 
-    def _alone(self, value: object, parameters: dict[str, Any]) -> Any:
+    def _call_pipeline(self, value: object, parameters: dict[str, Any]) -> Any:
         """Answer one input with the pipeline as a whole."""
         parameters = {**self.feed.preprocess, **parameters}
         prepared, parameters = step_errors.run_input_step(self.feed.read_input, value, self.pipe, parameters)
@@ -233,27 +236,27 @@ class PipelineEngine(Engine):
             call = functools.partial(self.pipe, **prepared)
         else:
             call = functools.partial(self.pipe, prepared)
-        return _without_pictures(step_errors.run_input_step(functools.partial(call, **parameters)))
+        return _encode_pictures(step_errors.run_input_step(functools.partial(call, **parameters)))
 
-    def _together(self, steps: PipelineCalls, inputs: list[Any], parameters: Parameters) -> list[Any]:
-        if self._fit_at_once(inputs, parameters):
+    def _answer_together(self, steps: PipelineCalls, inputs: list[Any], parameters: Parameters) -> list[Any]:
+        if self._can_run_at_once(inputs, parameters):
             tokens = self.at_once.encode_texts(inputs, parameters.preprocess)
             found = tokens and self.at_once.answer_texts(tokens, parameters.forward, parameters.postprocess)
             if found:
                 return list(found)
-        return self._item_by_item(steps, inputs, parameters)
+        return self._answer_item_by_item(steps, inputs, parameters)
 
-    def _fit_at_once(self, inputs: list[Any], parameters: Parameters) -> bool:
+    def _can_run_at_once(self, inputs: list[Any], parameters: Parameters) -> bool:
         padded = (
             len(inputs) == 1
             or max(parameters.together, self.shortcuts.sharing_verdict.together) is ForwardSharing.PADDED
         )
         return self.at_once is not None and padded and all(isinstance(value, str) for value in inputs)
 
-    def _item_by_item(self, steps: PipelineCalls, inputs: list[Any], parameters: Parameters) -> list[Any]:
-        return self._answers(steps, _read(steps, inputs, parameters), parameters)
+    def _answer_item_by_item(self, steps: PipelineCalls, inputs: list[Any], parameters: Parameters) -> list[Any]:
+        return self._answer_rows(steps, _read_inputs(steps, inputs, parameters), parameters)
 
-    def _answers(self, steps: PipelineCalls, answers: list[Any], parameters: Parameters) -> list[Any]:
+    def _answer_rows(self, steps: PipelineCalls, answers: list[Any], parameters: Parameters) -> list[Any]:
         """Answer inputs, each of which is given as its rows or as the error that reading it raised.
 
         The answers replace the rows in the list that is given, which is returned.
@@ -264,11 +267,11 @@ class PipelineEngine(Engine):
         for row, output in steps.compute_outputs(ready, parameters, limit=max(len(answers), self.spec.max_batch_size)):
             outputs_of[row.item].append((row, output))
         for index, outputs in outputs_of.items():
-            answers[index] = _in_place(steps.make_answer, outputs, parameters)
+            answers[index] = _run_or_return_error(steps.make_answer, outputs, parameters)
         return answers
 
 
-def _require(task: Task) -> None:
+def _require_package(task: Task) -> None:
     """Raise `ModelUnavailable` if a package that the task needs is missing."""
     if task.package and importlib.util.find_spec(task.package) is None:
         raise ModelUnavailable(
@@ -277,14 +280,14 @@ def _require(task: Task) -> None:
         )
 
 
-def _read(steps: PipelineCalls, inputs: Sequence[Any], parameters: Parameters) -> list[Any]:
+def _read_inputs(steps: PipelineCalls, inputs: Sequence[Any], parameters: Parameters) -> list[Any]:
     return [
-        _in_place(step_errors.run_input_step, steps.make_rows, index, value, parameters)
+        _run_or_return_error(step_errors.run_input_step, steps.make_rows, index, value, parameters)
         for index, value in enumerate(inputs)
     ]
 
 
-def _in_place(step: Callable[..., Any], *arguments: Any) -> Any:
+def _run_or_return_error(step: Callable[..., Any], *arguments: Any) -> Any:
     """Return what the step returns, or the exception that it raises."""
     try:
         return step(*arguments)
@@ -292,13 +295,13 @@ def _in_place(step: Callable[..., Any], *arguments: Any) -> Any:
         return error
 
 
-def _without_pictures(value: Any) -> Any:
+def _encode_pictures(value: Any) -> Any:
     """Replace PIL images in an answer by base64 of a PNG, which Hugging Face's clients read.
 
     Masks and depths come as PIL images.
     """
     if isinstance(value, dict):
-        return {key: _without_pictures(item) for key, item in value.items()}
+        return {key: _encode_pictures(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_without_pictures(item) for item in value]
+        return [_encode_pictures(item) for item in value]
     return media.encode_png(value) if hasattr(value, "getbands") else value

@@ -30,11 +30,11 @@ class Reference:
         self.inputs: list[Any] = []  # inputs that the pipeline answers
         self.answers: list[Any] = []
         self.pipe = pipe
-        self.long = _long_text(pipe, feed)
-        self.cut = self._tokens(self.long)
+        self.long = _make_long_text(pipe, feed)
+        self.cut = self._tokenize_text(self.long)
         self.repeats = True  # False for a model that answers the same input differently from call to call
         call = functools.partial(_call_pipeline, pipe, feed)
-        for value in _inputs(pipe, feed):
+        for value in _make_inputs(pipe, feed):
             try:
                 answer = convert_to_finite_json(call(value))
             except Exception as error:
@@ -51,7 +51,7 @@ class Reference:
 
         `answers` is called with each input alone.
         """
-        if self.long and self._tokens(cut_to_tokens(self.pipe.tokenizer, self.long)) != self.cut:
+        if self.long and self._tokenize_text(cut_to_tokens(self.pipe.tokenizer, self.long)) != self.cut:
             return "a long text is cut otherwise"
         if not self.repeats:
             return ""
@@ -60,12 +60,12 @@ class Reference:
             if isinstance(found, ContextLengthExceeded):
                 continue  # the model's table has a limit that the library does not know
             if isinstance(found, BaseException):
-                return f"{_shown(value)} raises {describe_exception(found)}"
+                return f"{_describe_input(value)} raises {describe_exception(found)}"
             if not parity.are_alike(convert_to_finite_json(found), expected):
-                return f"{_shown(value)} is answered otherwise"
+                return f"{_describe_input(value)} is answered otherwise"
         return ""
 
-    def _tokens(self, text: str) -> list[int]:
+    def _tokenize_text(self, text: str) -> list[int]:
         return list(self.pipe.tokenizer(text, truncation=True)["input_ids"]) if text else []
 
 
@@ -77,7 +77,7 @@ def _call_pipeline(pipe: Pipeline, feed: Feed, value: object) -> Any:
     return Pipeline.__call__(pipe, value, **parameters)
 
 
-def _inputs(pipe: Pipeline, feed: Feed) -> Iterator[Any]:
+def _make_inputs(pipe: Pipeline, feed: Feed) -> Iterator[Any]:
     if not isinstance(feed, TextFeed):
         yield from feed.make_examples(pipe)
         return
@@ -85,7 +85,7 @@ def _inputs(pipe: Pipeline, feed: Feed) -> Iterator[Any]:
         yield feed.make_input(text, pipe)
 
 
-def _long_text(pipe: Pipeline, feed: Feed) -> str:
+def _make_long_text(pipe: Pipeline, feed: Feed) -> str:
     """Return a text that the library cuts.
 
     It is empty if texts are not cut, or if the library's limit is more than the model can read.
@@ -94,5 +94,5 @@ def _long_text(pipe: Pipeline, feed: Feed) -> str:
     return "cat " * (limit + 1) if 0 < limit <= find_max_positions(pipe.model) < NO_LIMIT else ""
 
 
-def _shown(value: object) -> str:
+def _describe_input(value: object) -> str:
     return f"the text {value[:60]!r}" if isinstance(value, str) else "its example"

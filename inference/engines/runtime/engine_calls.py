@@ -136,7 +136,7 @@ class _Batch:
         """Halve the `suspects`, among which a culprit is, until it is alone; then run the items that were set aside."""
         aside: list[int] = []
         while len(suspects) > 1:
-            first, second = _halves(suspects)
+            first, second = _split_in_halves(suspects)
             if self.call_engine(first) is None:
                 suspects = second
             else:
@@ -147,7 +147,7 @@ class _Batch:
             self.run_items(sorted(aside))
 
     def run_halves(self, indexes: list[int]) -> None:
-        for half in _halves(indexes):
+        for half in _split_in_halves(indexes):
             self.run_items(half)
         if not any(isinstance(self.outcomes[index], OutOfMemory) for index in indexes) and self.oom_shape is None:
             self.oom_shape = self.measure_shape(indexes)
@@ -163,31 +163,31 @@ class _Batch:
 
         The outcomes of the items are set if it succeeded. An item that fails alone has the error as its outcome.
         """
-        problem = self._attempt(indexes)
+        problem = self._try_engine(indexes)
         if isinstance(problem, OutOfMemory) and len(indexes) == 1:
-            problem = self._attempt(indexes)  # the memory that was held for larger calls has been given back
+            problem = self._try_engine(indexes)  # the memory that was held for larger calls has been given back
         if problem is not None and len(indexes) == 1:
             self.outcomes[indexes[0]] = problem
         return problem
 
-    def _attempt(self, indexes: list[int]) -> InferenceError | None:
+    def _try_engine(self, indexes: list[int]) -> InferenceError | None:
         self.calls += 1
         started = time.perf_counter()
         try:
-            answers = self._predict(indexes)
+            answers = self._predict_answers(indexes)
         except (SystemExit, KeyboardInterrupt):
             raise
         except BaseException as error:  # not `Exception`, as a panic of Rust is none
             return make_job_error(error)
         finally:
             self.engine_s += time.perf_counter() - started
-        if problem := _shape_problem(answers, len(indexes)):
+        if problem := _find_shape_problem(answers, len(indexes)):
             return problem
         for index, answer in zip(indexes, answers, strict=True):
             self.outcomes[index] = read_answer(answer)
         return None
 
-    def _predict(self, indexes: list[int]) -> Any:
+    def _predict_answers(self, indexes: list[int]) -> Any:
         prepared, self.prepared = self.prepared, None
         if prepared is not None and len(indexes) == len(self.items):
             # The search finds the one of several items that is at fault. A single item is left to `predict`, which
@@ -212,16 +212,16 @@ def run_in_halves(call: Callable[[Sequence[T]], Sequence[Any]], items: Sequence[
         found = make_job_error(error)
     if len(items) == 1:
         return [found]
-    first, second = _halves(items)
+    first, second = _split_in_halves(items)
     return run_in_halves(call, first) + run_in_halves(call, second)
 
 
-def _halves(items: Sequence[T]) -> tuple[list[T], list[T]]:
+def _split_in_halves(items: Sequence[T]) -> tuple[list[T], list[T]]:
     middle = len(items) // 2
     return list(items[:middle]), list(items[middle:])
 
 
-def _shape_problem(answers: object, expected: int) -> BadOutput | None:
+def _find_shape_problem(answers: object, expected: int) -> BadOutput | None:
     if not isinstance(answers, (list, tuple)):
         return BadOutput(f"The engine must answer a list, one answer an input, not {type(answers).__name__}.")
     if len(answers) != expected:

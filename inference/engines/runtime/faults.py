@@ -40,7 +40,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     """
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
-    text = _text(error).lower()
+    text = _read_message(error).lower()
     return isinstance(error, RuntimeError) and any(sign in text for sign in _OUT_OF_MEMORY)
 
 
@@ -54,7 +54,7 @@ def is_device_failure(error: BaseException) -> bool:
         return find_device_error() is not None
     if is_out_of_memory(error) or not isinstance(error, RuntimeError):
         return False
-    text = _text(error).lower()
+    text = _read_message(error).lower()
     return type(error).__name__ == "AcceleratorError" or any(sign in text for sign in _DEVICE_FAILURES)
 
 
@@ -92,7 +92,7 @@ def describe_exception(error: BaseException) -> str:
 
 def clean_message(error: BaseException) -> str:
     """Return the message of an exception, without paths and secrets."""
-    message = _text(error).strip()
+    message = _read_message(error).strip()
     if "Traceback (most recent call last)" in message:  # transformers quotes tracebacks: the last line has the error
         message = message.splitlines()[-1].strip()
     for pattern, shown in _SECRETS:
@@ -100,7 +100,7 @@ def clean_message(error: BaseException) -> str:
     return shorten_text(_PATH.sub("", message))
 
 
-def _text(error: BaseException) -> str:
+def _read_message(error: BaseException) -> str:
     """Return the message of an exception; empty where the engine's own code that makes it raises an error."""
     try:
         return str(error)

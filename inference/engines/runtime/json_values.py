@@ -18,23 +18,23 @@ def convert_to_finite_json(value: Any, room: int = MAX_DEPTH) -> Any:
     """
     kind = type(value)
     if kind is list and value and room and set(map(type, value)) == {float}:
-        return _finite_list(value)
+        return _check_finite_list(value)
     if kind in _PLAIN:
         return value
     if isinstance(value, str):
-        return _text(value)
+        return _check_text(value)
     if isinstance(value, float):
-        return _finite(float(value))
+        return _check_finite(float(value))
     if isinstance(value, dict):
-        room = _less(room)
-        return {_text(str(key)): convert_to_finite_json(item, room) for key, item in value.items()}
+        room = _reduce_room(room)
+        return {_check_text(str(key)): convert_to_finite_json(item, room) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        room = _less(room)
+        room = _reduce_room(room)
         return [convert_to_finite_json(item, room) for item in value]
     if callable(getattr(value, "tolist", None)):  # numpy and torch, without importing either
         return convert_to_finite_json(value.tolist(), room)
     if isinstance(value, int):
-        return _integer(value)
+        return _check_integer(value)
     raise BadOutput(f"The engine's answer holds a {kind.__name__}; an answer is made of JSON values.")
 
 
@@ -61,37 +61,37 @@ def estimate_size(value: object) -> int:
     return 1
 
 
-def _finite_list(values: list[float]) -> list[float]:
+def _check_finite_list(values: list[float]) -> list[float]:
     """Return the numbers if all are finite. Raises `BadOutput` if one is not.
 
     A sum is not finite if one of its numbers is not. It can also overflow, so each number is checked then.
     """
     if not math.isfinite(sum(values)):
         for value in values:
-            _finite(value)
+            _check_finite(value)
     return values
 
 
-def _finite(value: float) -> float:
+def _check_finite(value: float) -> float:
     if not math.isfinite(value):
         raise BadOutput(f"The engine's answer holds {value}, where a finite number must be.")
     return value
 
 
-def _less(room: int) -> int:
+def _reduce_room(room: int) -> int:
     if not room:
         raise BadOutput(f"The engine's answer is nested too deeply: at most {MAX_DEPTH} levels of lists and objects.")
     return room - 1
 
 
-def _integer(value: int) -> int:
+def _check_integer(value: int) -> int:
     """Return the integer. Raises `BadOutput` beyond 64 bits, as the database would return it rounded."""
     if not -(2**63) <= value < 2**64:
         raise BadOutput("The engine's answer holds an integer beyond 64 bits: give it as a text.")
     return value
 
 
-def _text(value: str) -> str:
+def _check_text(value: str) -> str:
     if "\0" in value:
         raise BadOutput("The engine's answer holds the character U+0000, which cannot be stored.")
     if not value.isascii():

@@ -104,26 +104,26 @@ class Trial:
     def measure_answers_difference(self, found: Sequence[Answer]) -> float:
         """Return how far answers to `inputs` that were found in another way are from those alone, in tolerances."""
         pairs = zip(found, self._alone, strict=True)
-        return max((_difference(*pair, self._tolerance) for pair in pairs), default=0.0)
+        return max((_compare_answer(*pair, self._tolerance) for pair in pairs), default=0.0)
 
     def has_parity(self, together: ForwardSharing) -> bool:
         return self.measure_difference(together) <= 1.0
 
     def find_sharing_verdict(self) -> SharingVerdict:
         """Return how inputs are to run: padded if that changes no answer, else in batches of one length, else alone."""
-        padded = self._problem(ForwardSharing.PADDED)
+        padded = self._find_problem(ForwardSharing.PADDED)
         if not padded:
             return SharingVerdict(together=ForwardSharing.PADDED)
-        if not self._problem(ForwardSharing.EQUAL):
+        if not self._find_problem(ForwardSharing.EQUAL):
             note = f"Padding {padded}: only inputs of one length share a batch."
             return SharingVerdict(together=ForwardSharing.EQUAL, note=note)
-        if self._problem(ForwardSharing.ALONE):
+        if self._find_problem(ForwardSharing.ALONE):
             note = "It answers the same input differently from call to call: each input runs alone."
         else:
             note = f"What else is in a batch {padded}: each input runs alone."
         return SharingVerdict(together=ForwardSharing.ALONE, note=note)
 
-    def _problem(self, together: ForwardSharing) -> str:
+    def _find_problem(self, together: ForwardSharing) -> str:
         try:
             difference = self.measure_difference(together)
         except Exception as error:
@@ -161,7 +161,7 @@ def read_output(output: Any, row: InputRow, pipe: Pipeline) -> Answer:
     return [own[row.features["input_ids"] == pipe.tokenizer.mask_token_id] if pipe.task == "fill-mask" else own]
 
 
-def _difference(values: Answer, expected: Answer, tolerance: float) -> float:
+def _compare_answer(values: Answer, expected: Answer, tolerance: float) -> float:
     """Return the largest difference in tolerances, up to the first step at which another token is chosen.
 
     From that step on it is another text.

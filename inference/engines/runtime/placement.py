@@ -23,19 +23,19 @@ def make_loading_arguments(spec: ModelSpec, device: str) -> dict[str, Any]:
     spread = spec.options.get("device_map", "auto" if device != "cpu" and torch.cuda.device_count() > 1 else None)
     found: dict[str, Any] = {"dtype": spec.weights_dtype}
     if spread is not None:
-        _require("accelerate")
+        _require_packages("accelerate")
         found["device_map"] = spread
     if "quantization" in spec.options:
-        found["quantization_config"] = _quantization(spec.options["quantization"])
+        found["quantization_config"] = _make_quantization(spec.options["quantization"])
         found.setdefault("device_map", {"": device})
     return found
 
 
-def _quantization(name: Any) -> Any:
+def _make_quantization(name: Any) -> Any:
     if name not in QUANTIZATIONS:
         raise ModelUnavailable(f"options.quantization must be one of {', '.join(QUANTIZATIONS)}, not {name!r}.")
     library, _, kind = name.partition("-")
-    _require("accelerate", library)
+    _require_packages("accelerate", library)
     if library == "bitsandbytes":
         from transformers import BitsAndBytesConfig
 
@@ -46,7 +46,7 @@ def _quantization(name: Any) -> Any:
     return TorchAoConfig({"int8": Int8WeightOnlyConfig, "int4": Int4WeightOnlyConfig}[kind]())
 
 
-def _require(*packages: str) -> None:
+def _require_packages(*packages: str) -> None:
     from importlib.util import find_spec
 
     if missing := [name for name in packages if find_spec(name) is None]:
@@ -58,14 +58,14 @@ def configure_tf32(spec: ModelSpec, model: nn.Module) -> None:
 
     Without that nothing is computed in TF32, convolutions included, for which torch would use it by default.
     """
-    _allow(is_allowed=False)
+    _set_tf32(is_allowed=False)
     if spec.dtype != TF32:
         return
-    model.register_forward_pre_hook(lambda *_: _allow(is_allowed=True))
-    model.register_forward_hook(lambda *_: _allow(is_allowed=False), always_call=True)
+    model.register_forward_pre_hook(lambda *_: _set_tf32(is_allowed=True))
+    model.register_forward_hook(lambda *_: _set_tf32(is_allowed=False), always_call=True)
 
 
-def _allow(*, is_allowed: bool) -> None:
+def _set_tf32(*, is_allowed: bool) -> None:
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = is_allowed
 
 

@@ -37,13 +37,13 @@ def group_rows(rows: Sequence[InputRow], *, limit: int, together: ForwardSharing
     limit = 1 if together is ForwardSharing.ALONE else limit
     stacks: dict[Any, list[InputRow]] = {}
     for row in rows:
-        stacks.setdefault((_shape(row.features, together), *sorted(row.own.items())), []).append(row)
+        stacks.setdefault((_make_stack_key(row.features, together), *sorted(row.own.items())), []).append(row)
     for stack in stacks.values():
         for start in range(0, len(stack), limit):
             yield stack[start : start + limit]
 
 
-def _shape(features: Mapping[str, Any], together: ForwardSharing) -> tuple[Any, ...]:
+def _make_stack_key(features: Mapping[str, Any], together: ForwardSharing) -> tuple[Any, ...]:
     """Return a key that is equal for rows that stack.
 
     Only tokens under a mask may differ in length. Padding of sound changes the answer, as convolutions and group norms
@@ -68,10 +68,10 @@ def run_forward(
     if len(rows) == 1:
         return [run(dict(rows[0].features), **parameters)]
     output = run(collate([row.features for row in rows]), **parameters)
-    return [_part(output, place, len(rows)) for place in range(len(rows))]
+    return [_slice_output(output, place, len(rows)) for place in range(len(rows))]
 
 
-def _part(output: dict[str, Any], place: int, count: int) -> Any:
+def _slice_output(output: dict[str, Any], place: int, count: int) -> Any:
     """Return the part of a batch's output that belongs to one row.
 
     What is not by row, such as caches and the states of each layer, is left out.

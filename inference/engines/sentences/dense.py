@@ -56,10 +56,10 @@ def load_dense(folder: Path, saved: Mapping[str, Any]) -> Dense:
     if wrong:
         problem = f"{wrong[0]} = {repr(saved[wrong[0]])[:100]} is not understood. Write an engine class"
         raise ModelUnavailable(f"{file}: {problem}, see docs/guide/models.md.")
-    activation = _activation(file, saved.get("activation_function", "torch.nn.Tanh"))
+    activation = _make_activation(file, saved.get("activation_function", "torch.nn.Tanh"))
     with torch.device("meta"):  # No weights take memory before those read from the file.
         linear = nn.Linear(read, written, bias=flags["bias"])
-        module = Dense(linear, activation, _residual(read, written) if flags["use_residual"] else None)
+        module = Dense(linear, activation, _make_residual(read, written) if flags["use_residual"] else None)
     try:
         weights = {name: part.float() for name, part in load_file(folder / WEIGHTS).items()}
         module.load_state_dict(weights, assign=True)
@@ -74,7 +74,7 @@ def load_dense(folder: Path, saved: Mapping[str, Any]) -> Dense:
     return module
 
 
-def _activation(file: str, name: object) -> nn.Module:
+def _make_activation(file: str, name: object) -> nn.Module:
     package, _, kind = str(name).rpartition(".")
     if kind not in ACTIVATIONS or not f"{package}.".startswith("torch.nn."):
         known = ", ".join(f"torch.nn.{kind}" for kind in ACTIVATIONS)
@@ -82,5 +82,5 @@ def _activation(file: str, name: object) -> nn.Module:
     return ACTIVATIONS[kind]()
 
 
-def _residual(read: int, written: int) -> nn.Module:
+def _make_residual(read: int, written: int) -> nn.Module:
     return nn.Identity() if read == written else nn.Linear(read, written, bias=False)

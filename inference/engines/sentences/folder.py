@@ -103,10 +103,10 @@ def read_folder(folder: Path) -> SentenceFolder:
             f"{ADAPTER_FILE} asks for weights of an adapter, which are not read. Merge them into the model's, with"
             " merge_and_unload() of peft, and save that."
         )
-    place, others = _places(folder)
-    modes, pools_prompt = _pooling(folder, place)
-    settings = _object(folder, MODEL_FILE)
-    prompts, default_prompt = _prompts(settings)
+    place, others = _read_module_places(folder)
+    modes, pools_prompt = _read_pooling(folder, place)
+    settings = _read_object(folder, MODEL_FILE)
+    prompts, default_prompt = _read_prompts(settings)
     _refuse_others(MODEL_FILE, settings, {"prompts", "default_prompt_name"})
     if "cls" in modes and not pools_prompt and any(prompts.values()):
         raise ModelUnavailable(
@@ -115,21 +115,21 @@ def read_folder(folder: Path) -> SentenceFolder:
             " prompt."
         )
     file = next((name for name in TRANSFORMER_FILES if (folder / name).exists()), TRANSFORMER_FILES[0])
-    transformer = _object(folder, file)
+    transformer = _read_object(folder, file)
     _refuse_others(file, transformer, {"max_seq_length", "do_lower_case"}, HARMLESS[TRANSFORMER_FILES[0]])
     return SentenceFolder(
         modes=modes,
         pools_prompt=pools_prompt,
         prompts=prompts,
         default_prompt=default_prompt,
-        dense=tuple(load_dense(folder / other, _object(folder, f"{other}/config.json")) for other in others),
+        dense=tuple(load_dense(folder / other, _read_object(folder, f"{other}/config.json")) for other in others),
         strips="transformer_task" not in transformer,  # Releases since 5.4 write it, and strip no text.
-        lowers_case=bool(_typed(file, transformer, "do_lower_case", bool)),
-        max_tokens=_typed(file, transformer, "max_seq_length", int),
+        lowers_case=bool(_read_field(file, transformer, "do_lower_case", bool)),
+        max_tokens=_read_field(file, transformer, "max_seq_length", int),
     )
 
 
-def _places(folder: Path) -> tuple[str, list[str]]:
+def _read_module_places(folder: Path) -> tuple[str, list[str]]:
     """Return the folder of the pooling module, and those of the Dense modules.
 
     The first is empty if no modules are listed.
@@ -149,7 +149,7 @@ def _places(folder: Path) -> tuple[str, list[str]]:
     for step in steps:
         _refuse_others(MODULES_FILE, step, {"type", "path"})
     if steps[0].get("path", ""):
-        raise _not_understood(MODULES_FILE, "path", steps[0]["path"])
+        raise _make_field_error(MODULES_FILE, "path", steps[0]["path"])
     places = [str(step.get("path", "")) for step in steps[1 : 2 + len(others)]]
     for place in places:
         if Path(place).name != place or place in ("", ".."):
@@ -157,21 +157,21 @@ def _places(folder: Path) -> tuple[str, list[str]]:
     return places[0], places[1:]
 
 
-def _pooling(folder: Path, place: str) -> tuple[tuple[str, ...], bool]:
+def _read_pooling(folder: Path, place: str) -> tuple[tuple[str, ...], bool]:
     """Return the kinds of pooling, and True if the prompt's tokens are pooled too."""
     file = f"{place or '1_Pooling'}/config.json"
-    saved = _object(folder, file)
+    saved = _read_object(folder, file)
     return pooling.read_modes(file, saved) if saved or place else (pooling.MEAN, True)
 
 
-def _prompts(settings: Mapping[str, Any]) -> tuple[dict[str, str], str]:
+def _read_prompts(settings: Mapping[str, Any]) -> tuple[dict[str, str], str]:
     """Return the prompts by name, and the default prompt, which is empty if there is none.
 
     The default prompt is that of a call that names none.
     """
     name, prompts = settings.get("default_prompt_name"), settings.get("prompts") or {}
     if not isinstance(prompts, dict) or not all(isinstance(text, str) for text in prompts.values()):
-        raise _not_understood(MODEL_FILE, "prompts", prompts)
+        raise _make_field_error(MODEL_FILE, "prompts", prompts)
     if name is None:
         return prompts, ""
     if not isinstance(name, str) or name not in prompts:  # SentenceTransformer raises an exception for it
@@ -179,17 +179,17 @@ def _prompts(settings: Mapping[str, Any]) -> tuple[dict[str, str], str]:
     return prompts, str(prompts[name])
 
 
-def _object(folder: Path, file: str) -> dict[str, Any]:
+def _read_object(folder: Path, file: str) -> dict[str, Any]:
     found = weights.read_json(folder / file, missing={})
     if not isinstance(found, dict):
         raise ModelUnavailable(f"{file} must be an object of JSON.")
     return found
 
 
-def _typed(file: str, saved: Mapping[str, Any], field: str, kind: type) -> Any:
+def _read_field(file: str, saved: Mapping[str, Any], field: str, kind: type) -> Any:
     value = saved.get(field)
     if value is not None and type(value) is not kind:
-        raise _not_understood(file, field, value)
+        raise _make_field_error(file, field, value)
     return value
 
 
@@ -201,10 +201,10 @@ def _refuse_others(
         allowed = harmless.get(field)
         if field in known or (allowed is not None and (not allowed or value in allowed)):
             continue
-        raise _not_understood(file, field, value)
+        raise _make_field_error(file, field, value)
 
 
-def _not_understood(file: str, field: str, value: object) -> ModelUnavailable:
+def _make_field_error(file: str, field: str, value: object) -> ModelUnavailable:
     return ModelUnavailable(
         f"{file}: {field} = {str(value)[:100]!r} is not understood, and vectors might be others than the model's."
         " Write an engine class, see docs/guide/models.md."

@@ -17,27 +17,27 @@ HIDDEN = -1e9  # state of tokens that do not count, where "max" finds no other, 
 Pool = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # (texts, tokens, hidden), (texts, tokens, 1) -> (texts, …)
 
 
-def _mean(states: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+def _pool_mean(states: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     return (states * mask).sum(1) / mask.sum(1).clamp(min=LEAST)
 
 
-def _places(mask: torch.Tensor) -> torch.Tensor:
+def _number_tokens(mask: torch.Tensor) -> torch.Tensor:
     """Return each token's place, counted from 1 with the prompt's tokens. It is 0 where the mask is 0."""
     return mask * torch.arange(1, mask.shape[1] + 1, dtype=mask.dtype, device=mask.device).unsqueeze(1)
 
 
-def _last(states: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    return states[torch.arange(len(states), device=states.device), _places(mask).argmax(1).squeeze(1)]
+def _pool_last_token(states: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    return states[torch.arange(len(states), device=states.device), _number_tokens(mask).argmax(1).squeeze(1)]
 
 
 # Kinds by name. If flags ask for several, their vectors follow each other in this order. A list has its own order.
 POOLS: dict[str, Pool] = {
     "cls": lambda states, mask: states[:, 0],
     "max": lambda states, mask: states.masked_fill(mask == 0, HIDDEN).amax(1),
-    "mean": _mean,
+    "mean": _pool_mean,
     "mean_sqrt_len_tokens": lambda states, mask: (states * mask).sum(1) / mask.sum(1).clamp(min=LEAST).sqrt(),
-    "weightedmean": lambda states, mask: _mean(states, _places(mask)),
-    "lasttoken": _last,
+    "weightedmean": lambda states, mask: _pool_mean(states, _number_tokens(mask)),
+    "lasttoken": _pool_last_token,
 }
 _FLAGS = (
     {f"pooling_mode_{name}": name for name in POOLS}

@@ -13,7 +13,7 @@ from typing import Any
 from django.core.management.base import BaseCommand
 from django.db import connection
 
-from inference.failures import Pauses, is_away
+from inference.failures import Backoff, is_away
 from inference.models import Webhook
 from inference.webhooks import delivery
 from inference.webhooks.outbound_post import Resolver
@@ -44,7 +44,7 @@ def _deliver_until(stopping: threading.Event, pool: ThreadPoolExecutor, resolver
     No more notices are taken than there are free threads, so that a leased notice never waits.
     """
     running: dict[Future[None], str] = {}  # the deliveries that run, with the host that each calls
-    pauses = Pauses(first_s=LOOK_EVERY_S, longest_s=30.0)
+    backoff = Backoff(first_s=LOOK_EVERY_S, longest_s=30.0)
     pause_s, renewed_at = LOOK_EVERY_S, float("-inf")
     while not stopping.wait(0.0 if running else pause_s):
         pause_s = LOOK_EVERY_S
@@ -54,11 +54,11 @@ def _deliver_until(stopping: threading.Event, pool: ThreadPoolExecutor, resolver
             taken = delivery.lease_due_webhooks(
                 AT_ONCE - len(running), Counter(running.values()), of_one_host=AT_ONCE // 2
             )
-            pauses.reset()
+            backoff.reset()
         except Exception as error:
             if not is_away(error):
                 raise
-            taken, pause_s = [], pauses.next_s()
+            taken, pause_s = [], backoff.take_next_pause_s()
             logger.warning("no webhooks are delivered, the database is away: %s", error)
             connection.close()
         running |= {pool.submit(_deliver, webhook, resolver): delivery.parse_host(webhook.url) for webhook in taken}

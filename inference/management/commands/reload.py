@@ -40,7 +40,7 @@ class Command(BaseCommand):
         found = worker_catalogs.compare_with_wanted(living, wanted)
         self.stdout.write(f"{found}." if found else FOLLOWED)
         self.known = {worker.pk: worker_catalogs.count_failed_loads(worker) for worker in living}
-        self._wait(wanted, timeout)
+        self._wait_for_workers(wanted, timeout)
         if found:
             time.sleep(max(0.0, known_at - time.monotonic()))
         if missing := worker_catalogs.find_unassigned_models(workers.select_living(), wanted):
@@ -49,13 +49,13 @@ class Command(BaseCommand):
             f"{', '.join(wanted)}: run as the file says, by {count_of(workers.select_living().count(), 'worker')}."
         )
 
-    def _wait(self, wanted: Catalog, timeout_s: float) -> None:
+    def _wait_for_workers(self, wanted: Catalog, timeout_s: float) -> None:
         """Wait for the workers, which look at the file by themselves and write on their rows how far they are.
 
         Raises `CommandError` after `timeout_s`.
         """
         begun_s, said = time.monotonic(), ""
-        while waited_for := self._look(wanted, time.monotonic() - begun_s):
+        while waited_for := self._check_progress(wanted, time.monotonic() - begun_s):
             if (now := "; ".join(waited_for)) != said:
                 said = now
                 self.stdout.write(f"{now} …")
@@ -63,19 +63,19 @@ class Command(BaseCommand):
                 raise CommandError(f"Not within {timeout_s:g} s: {now}. What ran before goes on.")
             time.sleep(LOOK_EVERY_S)
 
-    def _look(self, wanted: Catalog, waited_s: float) -> list[str]:
+    def _check_progress(self, wanted: Catalog, waited_s: float) -> list[str]:
         """Return what is still to happen.
 
         Raises `CommandError` when it will not happen.
         """
         living: list[Worker] = list(workers.select_living())
         waited_for = [what for worker in living if (what := worker_catalogs.describe_delay(worker, wanted))]
-        problems = [problem for worker in living for problem in self._problems(worker, wanted)]
+        problems = [problem for worker in living for problem in self._explain_delay(worker, wanted)]
         if problems and waited_s > GRACE_S:
             raise CommandError("\n".join([*problems, "What ran before goes on."]))
         return waited_for
 
-    def _problems(self, worker: Worker, wanted: Catalog) -> Iterator[str]:
+    def _explain_delay(self, worker: Worker, wanted: Catalog) -> Iterator[str]:
         """Yield the problems of a worker.
 
         A cause may have been removed: what failed before this command began has another try.

@@ -70,7 +70,7 @@ class Command(BaseCommand):
             (found["models"], ""), (found["workers"], "No worker runs." if ended else ""),
             ([{"jobs in the last hour": ended}] if ended else [], ""), (found["failures"], ""),
         ):  # fmt: skip
-            lines += ["", *(_table(rows) or [nothing])] if rows or nothing else []
+            lines += ["", *(_format_table(rows) or [nothing])] if rows or nothing else []
         self.stdout.write(before + "\n".join(lines))
 
 
@@ -100,7 +100,7 @@ def collect_facts() -> Facts:
             "oldest_s": round(ages.get(name, 0.0), 1),
             "running": running.get(name, 0),
             "workers": serving[name],
-            **_medians(recent.get(name, {})),
+            **_compute_medians(recent.get(name, {})),
         }
         for name in (*get_catalog_or_empty(), *sorted(queued.keys() - get_catalog_or_empty().keys()))
     ]
@@ -131,19 +131,19 @@ def _format_item(item: Facts) -> str:
     return f"  - {escape_line(item['text'])}" if item["follows"] else f"! {escape_line(item['text'])}\n  {item['todo']}"
 
 
-def _medians(tally: Tally) -> Facts:
-    times = {f"{name}_s": tallies.quantile(tally.get(name), 0.5) for name in ("wait", "run")}
-    known = {**times, "batch": tallies.mean(tally.get("batch"))}
+def _compute_medians(tally: Tally) -> Facts:
+    times = {f"{name}_s": tallies.compute_quantile(tally.get(name), 0.5) for name in ("wait", "run")}
+    known = {**times, "batch": tallies.compute_mean(tally.get("batch"))}
     return {name: None if value is None else round(value, 3) for name, value in known.items()}
 
 
-def _table(rows: list[Facts]) -> list[str]:
+def _format_table(rows: list[Facts]) -> list[str]:
     if not rows:
         return []
-    lines = [list(rows[0]), *([_cell(value) for value in row.values()] for row in rows)]
+    lines = [list(rows[0]), *([_format_cell(value) for value in row.values()] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip() for cells in lines]
 
 
-def _cell(value: object) -> str:
+def _format_cell(value: object) -> str:
     return "-" if value is None else escape_line(value)

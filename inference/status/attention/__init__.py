@@ -31,19 +31,19 @@ def find_items() -> list[AttentionItem]:
     try:
         slow, locked = list(servers.find_slow_database()), list(servers.find_locked_database())
         # While the database is locked, its rows are out of date.
-        return arrange_items([*slow, *locked, *found, *(() if locked else _of_rows())])
+        return arrange_items([*slow, *locked, *found, *(() if locked else _find_row_items())])
     except (DatabaseError, InterfaceError) as error:
         text = f"The database does not answer: {error}".strip()
-        return [AttentionItem(code="DatabaseAway", text=text, todo=_todo_of(error)), *found]
+        return [AttentionItem(code="DatabaseAway", text=text, todo=_choose_todo(error)), *found]
 
 
-def _todo_of(error: Exception) -> str:
+def _choose_todo(error: Exception) -> str:
     if isinstance(error, ProgrammingError) or str(error).startswith("no such "):
         return "Run manage.py migrate: the tables are not those of this version."
     return "Start it, or check the network to it. Everything resumes by itself."
 
 
-def _of_rows() -> Iterator[AttentionItem]:
+def _find_row_items() -> Iterator[AttentionItem]:
     living = list(workers.select_living())
     paused = pauses_and_drains.list_paused_models()
     unserved = {name: why for name, why in health.find_unserved_models(living).items() if name not in paused}

@@ -30,18 +30,18 @@ def find_refused_models_file(living: Iterable[Worker]) -> Iterator[AttentionItem
 
 
 def find_unserved_models(reasons: Mapping[str, Reason], living: Sequence[Worker]) -> Iterator[AttentionItem]:
-    missed = list(_missed(living))
+    missed = list(_find_missed_workers(living))
     for name, why in reasons.items():
         yield AttentionItem(
             code="ModelUnserved",
             text=f"No worker serves {name}: {why.text}",
             about=("model", name),
-            todo=_todo_of(name, why.cause, living, missed),
-            causes=tuple(_causes(name, why.cause, living, missed)),
+            todo=_choose_todo(name, why.cause, living, missed),
+            causes=tuple(_find_causes(name, why.cause, living, missed)),
         )
 
 
-def _causes(name: str, cause: Cause, living: Iterable[Worker], missed: Iterable[Worker]) -> Iterator[Key]:
+def _find_causes(name: str, cause: Cause, living: Iterable[Worker], missed: Iterable[Worker]) -> Iterator[Key]:
     """Yield the keys of the items that explain why no worker serves the model.
 
     A drained worker whose row lists no replica may have had the model.
@@ -66,7 +66,7 @@ TODO_OF = {
 }
 
 
-def _todo_of(name: str, cause: Cause, living: Sequence[Worker], missed: Iterable[Worker]) -> str:
+def _choose_todo(name: str, cause: Cause, living: Sequence[Worker], missed: Iterable[Worker]) -> str:
     if todo := TODO_OF.get(cause):
         return todo
     if any(name in worker.model_names for worker in missed):
@@ -90,7 +90,7 @@ def find_paused_models() -> Iterator[AttentionItem]:
 
 def find_gone_workers(living: Sequence[Worker]) -> Iterator[AttentionItem]:
     """Yield an item for each worker that is gone or silent, until one of the same name is back, or for an hour."""
-    for worker in _missed(living):
+    for worker in _find_missed_workers(living):
         served = ", ".join(worker.model_names) or "nothing"
         yield AttentionItem(
             code="WorkerGone",
@@ -100,7 +100,7 @@ def find_gone_workers(living: Sequence[Worker]) -> Iterator[AttentionItem]:
         )
 
 
-def _missed(living: Sequence[Worker]) -> Iterable[Worker]:
+def _find_missed_workers(living: Sequence[Worker]) -> Iterable[Worker]:
     there = {worker.name for worker in living}
     lost = workers.select_silent() | Worker.objects.filter(state=WorkerState.GONE)
     now, shown = clock.now(), workers.ENDED_SHOWN  # a heartbeat after `now` is from before the clock was set back
@@ -125,10 +125,10 @@ def find_degraded_workers(living: Iterable[Worker]) -> Iterator[AttentionItem]:
         if worker.is_to_rest:
             text = f"{worker.name} is drained and takes no jobs."
             yield AttentionItem(code="WorkerDrained", text=text, about=about, todo="Resume it on its page, or stop it.")
-        yield from _replicas(worker)
+        yield from _find_replica_items(worker)
 
 
-def _replicas(worker: Worker) -> Iterator[AttentionItem]:
+def _find_replica_items(worker: Worker) -> Iterator[AttentionItem]:
     """Yield items for replicas that end often, and for devices that are given no work."""
     about = ("worker", str(worker.pk))
     for index, replica in sorted(worker.replicas.items()):

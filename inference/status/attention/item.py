@@ -35,7 +35,7 @@ def arrange_items(items: Sequence[AttentionItem]) -> list[AttentionItem]:
     first_of: dict[tuple[str, tuple[Key, ...]], AttentionItem] = {}
     below: dict[AttentionItem, list[AttentionItem]] = {}
     for item in items:
-        below.setdefault(_root(item, said, first_of), []).append(item)
+        below.setdefault(_find_root(item, said, first_of), []).append(item)
     return [
         replace(item, follows=item is not root)
         for root, members in below.items()
@@ -43,7 +43,7 @@ def arrange_items(items: Sequence[AttentionItem]) -> list[AttentionItem]:
     ]
 
 
-def _root(
+def _find_root(
     item: AttentionItem, said: Mapping[Key, AttentionItem], first_of: dict[tuple[str, tuple[Key, ...]], AttentionItem]
 ) -> AttentionItem:
     while causes := tuple(key for key in item.causes if key in said):

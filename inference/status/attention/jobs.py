@@ -12,7 +12,7 @@ from django.db.models import Exists, OuterRef
 from inference import clock
 from inference.catalog import lookup
 from inference.errors import ContextLengthExceeded, InvalidInput, Overloaded, QueueFull
-from inference.fields.ids import first_id_at
+from inference.fields.ids import make_first_id
 from inference.figures import sample, series
 from inference.models import TERMINAL, Bulk, Figure, Grain, Job, Webhook, WebhookState, Worker
 from inference.status import queue_position, workers
@@ -41,7 +41,7 @@ def find_long_queues(living: Sequence[Worker], *, quiet: Collection[str]) -> Ite
     `quiet` are the models for which it is known why nothing runs.
     """
     queued, ages = sample.count_queued_jobs()
-    refused, past = _refusals(), _past_queues()
+    refused, past = _count_refusals(), _read_past_queues()
     late = set(workers.select_living().filter(workers.make_late_heartbeat_condition()).values_list("pk", flat=True))
     known = lookup.get_catalog_or_empty()
     removed = queued.keys() - known.keys() - {name for worker in living for name in worker.model_names} if known else ()
@@ -56,7 +56,7 @@ def find_long_queues(living: Sequence[Worker], *, quiet: Collection[str]) -> Ite
             AttentionItem,
             about=("model", model),
             causes=reasons if model in quiet else (BROKER,),
-            todo=_todo_of_growth(model, heard_of, unheard),
+            todo=_choose_growth_todo(model, heard_of, unheard),
         )
         waits = f"{count_of(count, 'job')} of {model} {'waits' if count == 1 else 'wait'}, the oldest for {age_s:.0f} s"
         if model in removed:
@@ -64,9 +64,9 @@ def find_long_queues(living: Sequence[Worker], *, quiet: Collection[str]) -> Ite
                 todo = "Add the model to models.toml again, or cancel the jobs in the admin."
                 text = f"{waits}, and the models file no longer lists it."
                 yield AttentionItem(code="ModelUnserved", text=text, todo=todo, about=("model", model))
-        elif full := _full(model, count, refused.get(model, 0)):
+        elif full := _describe_full_queue(model, count, refused.get(model, 0)):
             yield item(code="QueueFull", text=full)
-        elif lowest := _grown_since(count, age_s, [(at, queues.get(model, 0)) for at, queues in past]):
+        elif lowest := _find_growth(count, age_s, [(at, queues.get(model, 0)) for at, queues in past]):
             at, before = lowest
             yield item(code="QueueGrows", text=f"{waits}; at {at:%H:%M:%S} UTC there were {before:,.0f}.")
         elif age_s > STUCK_S and not busy and model not in quiet and not unheard:
@@ -74,7 +74,7 @@ def find_long_queues(living: Sequence[Worker], *, quiet: Collection[str]) -> Ite
             yield item(code="QueueStuck", text=f"{waits}, and no replica is busy.", todo=todo)
 
 
-def _todo_of_growth(model: str, heard_of: Iterable[Worker], unheard: Collection[Worker]) -> str:
+def _choose_growth_todo(model: str, heard_of: Iterable[Worker], unheard: Collection[Worker]) -> str:
     """Return what an operator should do when more jobs of a model wait.
 
     `heard_of` are its workers that were heard lately. `unheard` are all its workers if none of them was, and else
@@ -88,7 +88,7 @@ def _todo_of_growth(model: str, heard_of: Iterable[Worker], unheard: Collection[
     return "Find out why no replica runs them: see the items of this list on the workers, the models and the broker."
 
 
-def _refusals() -> dict[str, int]:
+def _count_refusals() -> dict[str, int]:
     """Return by model how many requests of the last minutes were refused because too many jobs waited.
 
     Models with fewer than `FEW` of them are left out.
@@ -100,7 +100,7 @@ def _refusals() -> dict[str, int]:
     return {model: count for model, count in refused.items() if count >= FEW}
 
 
-def _full(model: str, count: int, refused: int) -> str:
+def _describe_full_queue(model: str, count: int, refused: int) -> str:
     """Return text on a queue that takes no more jobs, or refused requests in the last minutes; else an empty string."""
     spec, found = lookup.get_catalog_or_empty().get(model), []
     if spec and count >= spec.max_queued and (waiting := queue_position.count_limiting_jobs(model)) >= spec.max_queued:
@@ -112,7 +112,7 @@ def _full(model: str, count: int, refused: int) -> str:
     return " ".join(found)
 
 
-def _past_queues() -> list[tuple[datetime.datetime, Mapping[str, float]]]:
+def _read_past_queues() -> list[tuple[datetime.datetime, Mapping[str, float]]]:
     """Return the mean lengths of the queues in each stretch of the last day that was sampled, the oldest first."""
     grains, now = (Grain.TICK, Grain.TEN_MINUTES), clock.now()
     rows = Figure.objects.filter(grain__in=grains, model=sample.SERVICE, start__range=(now - DAY, now))
@@ -124,7 +124,7 @@ def _past_queues() -> list[tuple[datetime.datetime, Mapping[str, float]]]:
     ]
 
 
-def _grown_since(
+def _find_growth(
     count: int, age_s: float, past: Sequence[tuple[datetime.datetime, float]]
 ) -> tuple[datetime.datetime, float] | None:
     """Return the last moment at which the queue was shortest, and its length then, or None if it has not grown.
@@ -148,31 +148,31 @@ def find_unusual_failures() -> Iterator[AttentionItem]:
     """
     now = clock.now()
     for model, ends in series.list_outcomes_since(now - DAY).items():
-        last = _last_of_hour(ends, now)
-        high = _high(last)
-        recent = last if high else _sum(counts for start, counts in ends if start >= now - RECENT)
+        last = _collect_last_ends(ends, now)
+        high = _find_high_failures(last)
+        recent = last if high else _sum_ends(counts for start, counts in ends if start >= now - RECENT)
         for end, count in recent.items():
             code = end.removeprefix(series.FAILED)
-            share, usual = count / recent.total(), _usual_share(end, ends, now)
+            share, usual = count / recent.total(), _compute_usual_share(end, ends, now)
             is_unusual = count >= FEW and share > ODD_TIMES * usual
             if code != end and share > ODD_SHARE and (end in high or is_unusual):
                 yield AttentionItem(
                     code="FailuresUnusual",
                     about=("failed", model, code),
-                    todo=_todo_of(code),
+                    todo=_choose_failure_todo(code),
                     text=f"{count_of(count, 'job')} of {model} failed with {code} in the last minutes:"
                     f" {share:.0%} of the jobs that ended, and {usual:.0%} before.",
                 )
 
 
-def _sum(counts: Iterable[Ends]) -> Ends:
+def _sum_ends(counts: Iterable[Ends]) -> Ends:
     total = Counter[str]()
     for each in counts:
         total.update(each)
     return total
 
 
-def _last_of_hour(ends: TimedEnds, now: datetime.datetime) -> Ends:
+def _collect_last_ends(ends: TimedEnds, now: datetime.datetime) -> Ends:
     """Return the outcomes of the last minutes, or of the last jobs of the hour if too few ended in these minutes.
 
     `ends` begins with the newest.
@@ -185,7 +185,7 @@ def _last_of_hour(ends: TimedEnds, now: datetime.datetime) -> Ends:
     return last
 
 
-def _high(ends: Ends) -> Ends:
+def _find_high_failures(ends: Ends) -> Ends:
     """Return the failures that are so large a share together that they are reported whatever is usual.
 
     Inputs that a model cannot read are the concern of the clients that send them. They count only if more than `MOST`
@@ -199,21 +199,21 @@ def _high(ends: Ends) -> Ends:
     return Counter()
 
 
-def _usual_share(end: str, ends: TimedEnds, now: datetime.datetime) -> float:
+def _compute_usual_share(end: str, ends: TimedEnds, now: datetime.datetime) -> float:
     """Return the share of this outcome before it became more frequent, whenever in the day that was.
 
     It is the least share among all jobs that ended more than 5, 10, 20, 40, … minutes ago.
     """
     shares, ago = [], RECENT
     while ago < DAY:
-        before = _sum(counts for start, counts in ends if start < now - ago)
+        before = _sum_ends(counts for start, counts in ends if start < now - ago)
         if before.total() >= ENOUGH:
             shares.append(before[end] / before.total())
         ago *= 2
     return min(shares, default=0.0)
 
 
-def _todo_of(code: str) -> str:
+def _choose_failure_todo(code: str) -> str:
     known = {
         "out_of_memory": "Lower max_length or max_batch_tokens of the model in models.toml.",
         "timed_out": "Inputs take longer than time_limit_s, or a device hangs. The worker's log has the stack.",
@@ -260,7 +260,7 @@ def find_waiting_file_batches() -> Iterator[AttentionItem]:
     """Yield an item if no process works on file batches: each has an open bulk, in which that process is noted."""
     now = clock.now()
     since = now - MINUTE
-    left = Bulk.objects.filter(is_open=True, pk__lt=first_id_at(since)).order_by()
+    left = Bulk.objects.filter(is_open=True, pk__lt=make_first_id(since)).order_by()
     left = left.exclude(worked_at__range=(since, now + MINUTE))  # later ones are from before the clock was set back
     if count := left.values("pk")[:LOOKED_AT].count():
         yield AttentionItem(

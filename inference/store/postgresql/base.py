@@ -32,7 +32,7 @@ class DatabaseWrapper(base.DatabaseWrapper):
 
     def get_connection_params(self) -> dict[str, Any]:
         params = super().get_connection_params()
-        if limit_s := budget.statement_limit_s():
+        if limit_s := budget.read_statement_limit_s():
             params["options"] = f"-c statement_timeout={limit_s * 1000:.0f} {params.get('options', '')}".strip()
         return params
 
@@ -46,7 +46,7 @@ class DatabaseWrapper(base.DatabaseWrapper):
         return connection
 
     def create_cursor(self, name: str | None = None) -> Any:
-        if not budget.remaining_s():
+        if not budget.get_remaining_s():
             raise driver.OperationalError(budget.SPENT)
         return super().create_cursor(name)
 

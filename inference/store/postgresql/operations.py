@@ -20,23 +20,23 @@ class _BesideWriters:
     def database_forwards(
         self, app_label: str, schema_editor: BaseDatabaseSchemaEditor, from_state: ProjectState, to_state: ProjectState
     ) -> None:
-        self._operation(schema_editor).database_forwards(app_label, schema_editor, from_state, to_state)
+        self._choose_operation(schema_editor).database_forwards(app_label, schema_editor, from_state, to_state)
 
     def database_backwards(
         self, app_label: str, schema_editor: BaseDatabaseSchemaEditor, from_state: ProjectState, to_state: ProjectState
     ) -> None:
-        self._operation(schema_editor).database_backwards(app_label, schema_editor, from_state, to_state)
+        self._choose_operation(schema_editor).database_backwards(app_label, schema_editor, from_state, to_state)
 
-    def _operation(self, schema_editor: BaseDatabaseSchemaEditor) -> Any:
+    def _choose_operation(self, schema_editor: BaseDatabaseSchemaEditor) -> Any:
         """Return PostgreSQL's concurrent operation, or the plain one that it is derived from."""
-        return super(_BesideWriters if _is_able(schema_editor) else NotInTransactionMixin, self)
+        return super(_BesideWriters if _supports_concurrent_index(schema_editor) else NotInTransactionMixin, self)
 
 
 class AddIndexBesideWriters(_BesideWriters, AddIndexConcurrently):
     def database_forwards(
         self, app_label: str, schema_editor: BaseDatabaseSchemaEditor, from_state: ProjectState, to_state: ProjectState
     ) -> None:
-        if _is_able(schema_editor):
+        if _supports_concurrent_index(schema_editor):
             schema_editor.execute("SET statement_timeout = 0")
             name = schema_editor.quote_name(self.index.name)  # an index left by an interrupted try is invalid
             schema_editor.execute(f"DROP INDEX CONCURRENTLY IF EXISTS {name}")
@@ -50,5 +50,5 @@ class RemoveIndexBesideWriters(_BesideWriters, RemoveIndexConcurrently):
     """
 
 
-def _is_able(schema_editor: BaseDatabaseSchemaEditor) -> bool:
+def _supports_concurrent_index(schema_editor: BaseDatabaseSchemaEditor) -> bool:
     return bool(schema_editor.connection.vendor == "postgresql")

@@ -14,7 +14,7 @@ from inference import budget
 
 
 @functools.lru_cache(maxsize=256)
-def _converted(query: str) -> str:
+def _convert_sql(query: str) -> str:
     """Convert a query as Django does, and cache the result.
 
     Django converts it each time, which takes a tenth of the run of a long statement.
@@ -24,7 +24,9 @@ def _converted(query: str) -> str:
 
 class Cursor(base.SQLiteCursorWrapper):
     def convert_query(self, query: str, *, param_names: Iterable[str] | None = None) -> str:
-        return _converted(query) if param_names is None else str(super().convert_query(query, param_names=param_names))
+        return (
+            _convert_sql(query) if param_names is None else str(super().convert_query(query, param_names=param_names))
+        )
 
     def execute(self, *statement: Any) -> Any:
         with budget.counted_wait():
@@ -39,7 +41,7 @@ class DatabaseWrapper(base.DatabaseWrapper):
         return super().get_new_connection(conn_params)
 
     def create_cursor(self, name: str | None = None) -> Any:
-        if not (left_s := budget.remaining_s()):
+        if not (left_s := budget.get_remaining_s()):
             raise sqlite3.OperationalError(budget.SPENT)
         patience_ms = int(1000 * min(self.settings_dict["OPTIONS"]["timeout"], max(left_s, budget.GRACE_S)))
         if patience_ms != self._patience_ms:

@@ -26,16 +26,16 @@ Command = Callable[..., dict[str, Any]]
 
 def install_commands(housekeeping: Housekeeping) -> None:
     for name, instead in INSTEAD.items():
-        Panel.data[name] = _refusing(instead)
+        Panel.data[name] = _make_refusing_command(instead)
     for name in ("revoke", "terminate"):
-        Panel.data[name] = _cancelling(Panel.data[name], housekeeping)
+        Panel.data[name] = _make_cancelling_command(Panel.data[name], housekeeping)
 
 
-def _refusing(instead: str) -> Command:
+def _make_refusing_command(instead: str) -> Command:
     return lambda state, **arguments: {"error": instead}
 
 
-def _cancelling(command: Command, housekeeping: Housekeeping) -> Command:
+def _make_cancelling_command(command: Command, housekeeping: Housekeeping) -> Command:
     def cancel(state: object, task_id: str | Iterable[str] | None, **arguments: Any) -> dict[str, Any]:
         ids = [task_id] if isinstance(task_id, str) else list(task_id or ())[:MOST_IDS]
         housekeeping.cancel_jobs_soon(filter(None, map(parse_uuid, ids)))

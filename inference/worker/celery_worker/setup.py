@@ -175,12 +175,12 @@ def configure_logging(loglevel: int | None = None, **kwargs: Any) -> None:
     if logs.IS_JSON:
         from celery.apps import worker
 
-        worker.safe_say = _say  # type: ignore[attr-defined]
+        worker.safe_say = _write_json_line  # type: ignore[attr-defined]
     if loglevel is not None:
         logging.getLogger().setLevel(loglevel)
 
 
-def _say(text: str, file: Any = None) -> None:
+def _write_json_line(text: str, file: Any = None) -> None:
     """Write Celery's messages about a stop as JSON lines.
 
     They come from a signal handler: the logging, which takes locks, is bypassed.

@@ -70,7 +70,7 @@ class JobRequest(Request):
         self.jobs_left -= 1
         self.error = error = error or self.error
         if self.jobs_left:
-            self._make_room()
+            self._free_prefetch_place()
             return
         state.task_ready(self)
         self.acknowledge()
@@ -92,7 +92,7 @@ class JobRequest(Request):
         if state.should_stop is None and state.should_terminate is None:
             state.task_ready(self)
 
-    def _make_room(self) -> None:
+    def _free_prefetch_place(self) -> None:
         """Free the prefetch place of one job, if the transport counts jobs and not messages."""
         if make_room := getattr(self.message.channel, "make_room", None):
             make_room(self.message.delivery_tag)
@@ -181,7 +181,7 @@ def make_items(request: Request, dispatcher: Dispatcher) -> tuple[list[Item], st
         )
         jobs = [(request.args[0], hints.get("size", 1), hints.get("length", 1)), *others]
         items = [
-            Item(_canonical(job_id), group, max(1, int(size)), max(1, int(length)), *common)
+            Item(_normalize_job_id(job_id), group, max(1, int(size)), max(1, int(length)), *common)
             for job_id, size, length in jobs
         ]
         check_items(items)
@@ -190,7 +190,7 @@ def make_items(request: Request, dispatcher: Dispatcher) -> tuple[list[Item], st
         raise InvalidTaskError(f"not a job message: {error!r}") from error
 
 
-def _canonical(job_id: str) -> str:
+def _normalize_job_id(job_id: str) -> str:
     """Return a job's id in canonical form. Raises errors that `make_items` handles."""
     return job_id if AS_SENT.fullmatch(job_id) else str(UUID(job_id))
 

@@ -17,7 +17,7 @@ from kombu import Exchange
 
 from inference.broker import address, kombu_publisher, queue_declaration
 from inference.catalog.specs import Catalog
-from inference.failures import Pauses
+from inference.failures import Backoff
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ class Refusal:
     why: str = ""
     retry_at: float = 0.0  # monotonic
     breaks: int = 0  # times that the connection broke when the queue was declared
-    pauses: Pauses = field(default_factory=lambda: Pauses(first_s=FIRST_PAUSE_S, longest_s=LONGEST_PAUSE_S))
+    backoff: Backoff = field(default_factory=lambda: Backoff(first_s=FIRST_PAUSE_S, longest_s=LONGEST_PAUSE_S))
 
 
 class Subscriptions:
@@ -67,16 +67,18 @@ class Subscriptions:
             return
         try:
             is_broken = refusal.breaks >= BREAKS
-            with self._in_time(DELETED_S if is_broken else ANSWER_S):
+            with self._limit_wait(DELETED_S if is_broken else ANSWER_S):
                 if self.is_amqp:
-                    self._declare(queue, anew=is_broken)
+                    self._declare_queue(queue, anew=is_broken)
                 self.c.add_task_queue(queue)
         except self.c.channel_errors as error:
-            self._refuse(queue, _describe_refusal(queue, error))
-            self._undo(queue)
+            self._note_refusal(queue, _describe_refusal(queue, error))
+            self._undo_consume(queue)
         except self.c.connection_errors:
             if self.is_amqp:
-                self._refuse(queue, "its queue breaks the connection: it is deleted and declared again.").breaks += 1
+                self._note_refusal(
+                    queue, "its queue breaks the connection: it is deleted and declared again."
+                ).breaks += 1
             raise
         else:
             self._refused.pop(queue, None)
@@ -100,7 +102,7 @@ class Subscriptions:
         if self.is_amqp and self.c.connection:
             with self.c.connection.channel() as channel:
                 for queue in self.consumed_queues:
-                    channel.exchange_delete(self._mark(queue))
+                    channel.exchange_delete(self._make_mark_name(queue))
 
     def explain_unconsumed(self, specs: Catalog) -> dict[str, str]:
         """Return, by model, the reason why its queue is not consumed."""
@@ -112,7 +114,7 @@ class Subscriptions:
         It runs in another thread than the event loop, over a connection of its own.
         """
         marks = self._marks
-        missing = kombu_publisher.get_publisher().missing_exchanges(list(marks.values()))
+        missing = kombu_publisher.get_publisher().find_missing_exchanges(list(marks.values()))
         self._deleted = marks, frozenset(queue for queue, mark in marks.items() if mark in missing)
 
     def raise_if_deleted(self) -> None:
@@ -124,33 +126,33 @@ class Subscriptions:
         if deleted and marks is self._marks:  # else the queues have changed since
             raise ConnectionError(f"deleted without notice: {', '.join(sorted(deleted))}")
 
-    def _in_time(self, limit_s: float) -> AbstractContextManager[object]:
+    def _limit_wait(self, limit_s: float) -> AbstractContextManager[object]:
         """Limit the wait for an answer to `limit_s` seconds, since py-amqp sets no limit."""
         return self.c.connection.connection.transport.having_timeout(limit_s) if self.is_amqp else nullcontext()
 
-    def _declare(self, name: str, *, anew: bool) -> None:
+    def _declare_queue(self, name: str, *, anew: bool) -> None:
         """Declare a queue and its mark on a channel of their own, since a refusal closes the channel."""
         with self.c.connection.channel() as channel:
             queue = self.c.app.amqp.queues[name].bind(channel)
             if anew:
                 queue.delete()
             queue.declare()
-            mark = Exchange(self._mark(name), type="fanout", durable=False, auto_delete=True).bind(channel)
+            mark = Exchange(self._make_mark_name(name), type="fanout", durable=False, auto_delete=True).bind(channel)
             mark.declare()
             queue.bind_to(mark)
         self._marks = {**self._marks, name: mark.name}
 
-    def _mark(self, queue: str) -> str:
+    def _make_mark_name(self, queue: str) -> str:
         return f"{queue}.{self.c.hostname}"
 
-    def _refuse(self, queue: str, why: str) -> Refusal:
+    def _note_refusal(self, queue: str, why: str) -> Refusal:
         refusal = self._refused.setdefault(queue, Refusal())
         if why != refusal.why:
             logger.error("queue=%s is not consumed, tried again and again: %s", queue, why)
-        refusal.why, refusal.retry_at = why, time.monotonic() + refusal.pauses.next_s()
+        refusal.why, refusal.retry_at = why, time.monotonic() + refusal.backoff.take_next_pause_s()
         return refusal
 
-    def _undo(self, queue: str) -> None:
+    def _undo_consume(self, queue: str) -> None:
         queues = self.c.app.amqp.queues
         if queue in queues.consume_from:
             queues.deselect([queue])

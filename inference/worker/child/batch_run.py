@@ -102,7 +102,7 @@ class BatchRun:
 
         Raises `NotYet` for jobs that were accepted by a newer entry of the model.
         """
-        with self._timed():
+        with self._measure_time():
             self.group_into_calls(claim_jobs(self.call, self.replica))
 
     def group_into_calls(self, jobs: list[Claimed]) -> None:
@@ -113,7 +113,7 @@ class BatchRun:
                 make_condemned_outcome(job, self.call.verdict, self.call.raised, self.call.trace) for job in jobs
             ]
             return
-        for same in _by_parameters(jobs):
+        for same in _group_by_parameters(jobs):
             try:
                 parameters = claims.check_parameters_again(self.spec, same[0], is_last=self.call.is_last)
             except errors.InvalidInput as error:
@@ -128,11 +128,11 @@ class BatchRun:
         If they cannot be read, the engine call itself finds out what is wrong.
         """
         if self.spec and not self.call.again and (engine := self.replica.get_engine(self.spec)).can_prepare_ahead:
-            self._read(engine)
+            self._read_inputs(engine)
         self.is_read.set()
 
-    def _read(self, engine: Engine) -> None:
-        with engine.reading, self._timed():
+    def _read_inputs(self, engine: Engine) -> None:
+        with engine.reading, self._measure_time():
             began = time.monotonic()
             self.replica.shared.reading = self.call.number
             for call in self.calls:
@@ -159,11 +159,11 @@ class BatchRun:
             with time_limit(self.spec.time_limit_s):
                 if is_prepared:
                     self.is_read.wait()
-                with self._timed():
+                with self._measure_time():
                     self.refused += call.refuse_too_large(engine)
                 if not call.jobs:
                     continue
-                with self._timed():
+                with self._measure_time():
                     call.report = run_engine(engine, call.all_items, call.parameters, call.prepared)
         shared.computing = 0
         failpoints.reach("after_run")
@@ -171,7 +171,7 @@ class BatchRun:
     def record_outcomes(self) -> BatchReport:
         if not self.jobs:
             return BatchReport(errors={})
-        with self._timed():
+        with self._measure_time():
             outcomes = claims.record_outcomes(
                 self.call.batch, self.make_outcomes(), batch_size=self.row_count, beside=self.make_tally()
             )
@@ -181,7 +181,7 @@ class BatchRun:
         return [*self.refused, *(outcome for call in self.calls for outcome in call.make_outcomes())]
 
     @contextlib.contextmanager
-    def _timed(self) -> Iterator[None]:
+    def _measure_time(self) -> Iterator[None]:
         began = time.monotonic()
         with logs.bind_ids(batch=self.call.batch, model=self.call.model):
             yield
@@ -212,7 +212,7 @@ class BatchRun:
     def _cut_at(self) -> int | None:
         return next((report.cut_at for report in self._reports), None)
 
-    def _tokens(self) -> tuple[int, int]:
+    def _count_tokens(self) -> tuple[int, int]:
         """Return the tokens of the longest item and of all items together, as far as the model reads them."""
         cut_at, jobs = self._cut_at, self._computed
         tokens = [min(job.length, cut_at or job.length) for job in jobs]
@@ -222,14 +222,14 @@ class BatchRun:
         """Return what the figures count of the batch; nothing if no engine call ran."""
         tally: Tally = {}
         if self._reports:
-            size, (longest, real) = self.row_count, self._tokens()
+            size, (longest, real) = self.row_count, self._count_tokens()
             tallies.add_value(tally, "batch", size)
             padded = size * longest if self._is_padded else real
             tally |= {"real": real, "padded": padded, "engine_s": self._engine_s}
         return tally
 
     def make_report(self, outcomes: Sequence[Outcome]) -> BatchReport:
-        size, (longest, real) = self.row_count, self._tokens()
+        size, (longest, real) = self.row_count, self._count_tokens()
         return BatchReport(
             errors={outcome.job_id: outcome.error_code for outcome in outcomes},
             engine_s=self._engine_s,
@@ -253,9 +253,9 @@ def claim_jobs(call: BatchCall, replica: LoadedModels) -> list[Claimed]:
     return jobs
 
 
-def _by_parameters(jobs: Sequence[Claimed]) -> Iterator[list[Claimed]]:
-    def digest(job: Claimed) -> str:
+def _group_by_parameters(jobs: Sequence[Claimed]) -> Iterator[list[Claimed]]:
+    def digest_job(job: Claimed) -> str:
         return digest_parameters(job.parameters)
 
-    for _, same in groupby(sorted(jobs, key=digest), key=digest):
+    for _, same in groupby(sorted(jobs, key=digest_job), key=digest_job):
         yield list(same)

@@ -30,7 +30,7 @@ def claim_jobs(call: BatchCall, *, worker: UUID, device: str) -> list[Claimed]:
     Raises `StoreUnavailable` while the database is away. No job of the call has begun then.
     """
 
-    def statement() -> list[Claimed]:
+    def claim_rows() -> list[Claimed]:
         return transitions.claim_jobs(
             call.job_ids,
             call.batch,
@@ -43,7 +43,7 @@ def claim_jobs(call: BatchCall, *, worker: UUID, device: str) -> list[Claimed]:
         )
 
     try:
-        return retry_while_away(statement, limit_s=CLAIM_PATIENCE_S, reconnect=connection.close)
+        return retry_while_away(claim_rows, limit_s=CLAIM_PATIENCE_S, reconnect=connection.close)
     except Exception as error:
         if is_away(error):
             raise errors.StoreUnavailable(f"no claim, the database is away: {error}") from None

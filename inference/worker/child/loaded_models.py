@@ -45,15 +45,17 @@ class LoadedModels:
         """
         importlib.invalidate_caches()
         memory.limit_memory_to_share(self.device, self.sharing)
-        self._unload(assignment)
-        failures = {spec.digest: why for place, spec in enumerate(assignment, 1) if (why := self._load(place, spec))}
+        self._unload_models(assignment)
+        failures = {
+            spec.digest: why for place, spec in enumerate(assignment, 1) if (why := self._load_model(place, spec))
+        }
         if broken := loading.find_device_failure(self.device):
             self.specs.clear()
             self.engines.clear()
             failures = {spec.digest: broken for spec in assignment}
         return LoadReport(
             pid=os.getpid(),
-            models={spec.digest: _state(failures.get(spec.digest)) for spec in assignment},
+            models={spec.digest: _describe_state(failures.get(spec.digest)) for spec in assignment},
             notes={spec.name: note for spec in self.specs.values() if (note := self.get_engine(spec).note)},
             tracebacks={
                 digest: trace for digest, failure in failures.items() if (trace := loading.format_own_trace(failure))
@@ -64,7 +66,7 @@ class LoadedModels:
             steps=frozenset(digest for digest, spec in self.specs.items() if self.get_engine(spec).stepper is not None),
         )
 
-    def _unload(self, assignment: Assignment) -> None:
+    def _unload_models(self, assignment: Assignment) -> None:
         stay = {spec.digest for spec in assignment}
         self.specs = {digest: spec for digest, spec in self.specs.items() if digest in stay}
         used = {spec.load_digest for spec in self.specs.values()}
@@ -73,7 +75,7 @@ class LoadedModels:
                 logger.info("model=%s unloaded from %s", self.engines.pop(load_digest).spec.name, self.host_device)
             memory.free_unused_memory()
 
-    def _load(self, place: int, spec: ModelSpec) -> errors.ModelUnavailable | None:
+    def _load_model(self, place: int, spec: ModelSpec) -> errors.ModelUnavailable | None:
         """Load a model if its engine is not here yet, and return why that failed, or None."""
         if spec.load_digest not in self.engines:
             self.shared.loading = place
@@ -99,5 +101,5 @@ class LoadedModels:
             logger.warning("model=%s %s", spec.name, engine.note)
 
 
-def _state(failure: errors.ModelUnavailable | None) -> str:
+def _describe_state(failure: errors.ModelUnavailable | None) -> str:
     return escape_for_database(failure.message) if failure else READY

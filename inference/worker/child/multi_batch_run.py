@@ -34,13 +34,13 @@ class MultiBatchRun:
     unbegun: list[Claimed] = field(default_factory=list)
 
     def claim_jobs(self) -> None:
-        with self._about():
-            self._begin({job.id: job for job in claim_jobs(self.call, self.replica)})
+        with self._bind_log_ids():
+            self._group_into_runs({job.id: job for job in claim_jobs(self.call, self.replica)})
 
-    def _about(self) -> AbstractContextManager[None]:
+    def _bind_log_ids(self) -> AbstractContextManager[None]:
         return logs.bind_ids(batch=self.call.batch, model=self.call.model)
 
-    def _begin(self, jobs: Mapping[UUID, Claimed]) -> None:
+    def _group_into_runs(self, jobs: Mapping[UUID, Claimed]) -> None:
         ends = list(accumulate(self.call.shares))
         for begin, end in zip([0, *ends], ends, strict=False):
             if share := list(filter(None, map(jobs.get, self.call.job_ids[begin:end]))):
@@ -72,7 +72,7 @@ class MultiBatchRun:
         for stages, of in zip(self.each, outcomes, strict=True):
             sizes |= dict.fromkeys((outcome.job_id for outcome in of), stages.row_count)
         counted = tallies.sum_tallies(stages.make_tally() for stages in self.each)
-        with self._about():
+        with self._bind_log_ids():
             recorded = claims.record_outcomes(self.call.batch, list(chain(*outcomes)), batch_size=sizes, beside=counted)
             claims.take_back_claim(
                 self.call.batch,

@@ -56,11 +56,11 @@ def make_outcome(
         error = errors.InvalidInput if is_list or spec.is_built_in else errors.BadOutput
         return make_failure(job, error(transitions.describe_overflow(held)))
     output = list(answers) if is_list else answers[0]
-    before = None if is_list else _prompt_length(spec, job, output, full_text=full_text, generated=generated)
-    return _of(job, output=output, output_size=held if job.whole else None, prompt_length=before)
+    before = None if is_list else _measure_prompt_length(spec, job, output, full_text=full_text, generated=generated)
+    return _make_job_outcome(job, output=output, output_size=held if job.whole else None, prompt_length=before)
 
 
-def _prompt_length(
+def _measure_prompt_length(
     spec: ModelSpec, job: Claimed, output: object, *, full_text: bool, generated: int | None
 ) -> int | None:
     """Return how many characters of the prompt stand before the generated text, or None if there is no such text."""
@@ -97,7 +97,7 @@ def make_failure(job: Claimed, error: errors.InferenceError, where: str = "") ->
 
     The texts are bounded, as they may quote the input or be an engine's own.
     """
-    return _of(
+    return _make_job_outcome(
         job,
         error_code=error.code,
         error_detail=shorten_text(escape_for_database(f"{where}{error.message}")),
@@ -118,7 +118,7 @@ def make_unstorable_outcome(refused: Outcome) -> Outcome:
     )
 
 
-def _of(job: Claimed, **values: Any) -> Outcome:
+def _make_job_outcome(job: Claimed, **values: Any) -> Outcome:
     return Outcome(
         job_id=job.id,
         model=job.model,

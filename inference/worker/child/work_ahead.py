@@ -49,11 +49,11 @@ class WorkAhead:
     def run(self) -> NoReturn:
         """Run calls until the main process wants no more, then raise `SystemExit`."""
         sys.setswitchinterval(SWITCH_S)
-        threading.Thread(target=_or_end, args=(self._take_all,), name="claims", daemon=True).start()
-        recorder = threading.Thread(target=_or_end, args=(self._settle_all,), name="records", daemon=True)
+        threading.Thread(target=_run_or_end, args=(self._take_calls,), name="claims", daemon=True).start()
+        recorder = threading.Thread(target=_run_or_end, args=(self._answer_calls,), name="records", daemon=True)
         recorder.start()
         while not isinstance(taken := self._taken.get(), SystemExit):
-            self._compute(taken)
+            self._compute_call(taken)
             self._computed.put(taken)
             if isinstance(taken.failure, (SystemExit, KeyboardInterrupt)):
                 break
@@ -63,17 +63,17 @@ class WorkAhead:
         recorder.join()
         raise taken if isinstance(taken, SystemExit) else SystemExit(os.EX_SOFTWARE)
 
-    def _take_all(self) -> None:
+    def _take_calls(self) -> None:
         try:
             while True:
-                taken = self._take(self._connection.receive_call())
+                taken = self._take_call(self._connection.receive_call())
                 self._taken.put(taken)
                 if taken.stages and not taken.failure:
                     taken.stages.prepare_inputs()
         except SystemExit as end:
             self._taken.put(end)
 
-    def _take(self, call: ChildCall) -> AcceptedCall:
+    def _take_call(self, call: ChildCall) -> AcceptedCall:
         """Acknowledge a call and claim its batch."""
         self._connection.send(ReplyKind.ACCEPTED, call.number)
         taken = AcceptedCall(call)
@@ -87,7 +87,7 @@ class WorkAhead:
                 taken.failure = error
         return taken
 
-    def _compute(self, taken: AcceptedCall) -> None:
+    def _compute_call(self, taken: AcceptedCall) -> None:
         _, function, arguments = taken.call
         try:
             if function is not entry.run_batch:
@@ -106,7 +106,7 @@ class WorkAhead:
             self._device_failed |= isinstance(error, errors.DeviceFailed)
             taken.failure = error
 
-    def _settle_all(self) -> None:
+    def _answer_calls(self) -> None:
         while taken := self._computed.get():
             if taken.stages and not taken.failure:
                 try:
@@ -117,7 +117,7 @@ class WorkAhead:
             self._connection.send_result(taken.call.number, taken.result, taken.failure)
 
 
-def _or_end(work: Callable[[], None]) -> None:
+def _run_or_end(work: Callable[[], None]) -> None:
     """Run `work`, and end this process if it raises.
 
     No other thread would replace the one that has ended, and this process would take calls and answer none.

@@ -12,7 +12,7 @@ from django.db import DatabaseError, InterfaceError, connection
 from django.db.models.functions import Now
 
 from inference import clock
-from inference.failures import Pauses
+from inference.failures import Backoff
 from inference.fields.worker_documents import CatalogSnapshot, CostSnapshot, GenerationSnapshot, ReplicaSnapshot
 from inference.figures import marks
 from inference.models import Worker, WorkerState
@@ -85,11 +85,11 @@ class Heartbeat(threading.Thread):
         self._read_intents()
 
     def run(self) -> None:
-        pauses = Pauses(first_s=0.2, longest_s=settings.WORKER_HEARTBEAT_S)
+        backoff = Backoff(first_s=0.2, longest_s=settings.WORKER_HEARTBEAT_S)
         while not self._stopping.is_set():
             if beaten := self.try_to_beat():
-                pauses.reset()
-            self._changed.wait(settings.WORKER_HEARTBEAT_S if beaten else pauses.next_s())
+                backoff.reset()
+            self._changed.wait(settings.WORKER_HEARTBEAT_S if beaten else backoff.take_next_pause_s())
             self._changed.clear()
 
     @property
@@ -137,7 +137,7 @@ class Heartbeat(threading.Thread):
 
     def _write_heartbeat(self) -> None:
         row = Worker.objects.filter(pk=self.plan.worker).exclude(state=WorkerState.STOPPED)
-        if not row.update(heartbeat_at=Now(), **self._columns()) and not (self.leaving or self._stopping.is_set()):
+        if not row.update(heartbeat_at=Now(), **self._make_columns()) and not (self.leaving or self._stopping.is_set()):
             logger.warning("worker=%s its row is gone, as after a restore: it registers again", self.plan.worker)
             self.register_worker()
             self.write_row_soon()
@@ -149,7 +149,7 @@ class Heartbeat(threading.Thread):
             is_drained=pauses_and_drains.is_drained(self.plan.worker), paused=pauses_and_drains.list_paused_models()
         )
 
-    def _columns(self) -> dict[str, object]:
+    def _make_columns(self) -> dict[str, object]:
         snapshot = self.make_snapshot()
         columns = {each.name: getattr(snapshot, each.name) for each in dataclasses.fields(snapshot)}
         columns["jobs_per_s"] = self._rate.measure_rate(snapshot.finished)

@@ -47,8 +47,8 @@ class Housekeeping(threading.Thread):
         self.sweeper = retention.Sweeper()
         self._chores: list[Callable[[], object]] = [
             self.end_broken_worker,
-            self._give_back,
-            self._cancel,
+            self._requeue_given_up_jobs,
+            self._cancel_revoked_jobs,
             self._reconcile,
             self.sweeper.sweep,
             acts.continue_oldest_act,
@@ -64,20 +64,20 @@ class Housekeeping(threading.Thread):
         while not self._stopping.is_set():
             for chore in self._chores:
                 run_chore(chore, self.heartbeat.node)
-            self._rest()
+            self._wait_for_round()
         run_chore(ledger.flush_tallies, self.heartbeat.node)
 
     def add_chore(self, chore: Callable[[], object]) -> None:
         """Have something else done in each round. Its name is in the log."""
         self._chores.append(chore)
 
-    def _rest(self) -> None:
+    def _wait_for_round(self) -> None:
         """Wait until the next round, and meanwhile do what the event loop leaves to this thread."""
         until = time.monotonic() + ROUND_S
         while self._woken.wait(max(0.0, until - time.monotonic())) and not self._stopping.is_set():
             self._woken.clear()
-            run_chore(self._give_back, self.heartbeat.node)
-            run_chore(self._cancel, self.heartbeat.node)
+            run_chore(self._requeue_given_up_jobs, self.heartbeat.node)
+            run_chore(self._cancel_revoked_jobs, self.heartbeat.node)
             run_chore(transitions.expire_jobs, self.heartbeat.node)
 
     def stop(self) -> None:
@@ -98,12 +98,12 @@ class Housekeeping(threading.Thread):
         self._revoked.extend(jobs)
         self._woken.set()
 
-    def _cancel(self) -> None:
+    def _cancel_revoked_jobs(self) -> None:
         while self._revoked:
             transitions.cancel_jobs_with_parts([self._revoked[0]])
             self._revoked.popleft()
 
-    def _give_back(self) -> None:
+    def _requeue_given_up_jobs(self) -> None:
         while self._given_up:
             transitions.requeue_lost_jobs(Q(batch=self._given_up[0]))
             self._given_up.popleft()

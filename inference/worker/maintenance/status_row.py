@@ -65,11 +65,11 @@ def make_catalog_value(replicas: ReplicaRegistry, lazy: LazyStatus) -> CatalogSn
     """
     digest = replicas.file_digest  # it is read before the entries, which are then never older
     found = {spec.digest: spec for spec in (*replicas.specs.values(), *replicas.catalog.values())}
-    models = [_entry(replicas, spec, lazy) for spec in found.values()]
+    models = [_make_entry(replicas, spec, lazy) for spec in found.values()]
     return CatalogSnapshot(digest=digest, problem=lookup.find_file_problem(), models=models)
 
 
-def _entry(replicas: ReplicaRegistry, spec: ModelSpec, lazy: LazyStatus) -> EntrySnapshot:
+def _make_entry(replicas: ReplicaRegistry, spec: ModelSpec, lazy: LazyStatus) -> EntrySnapshot:
     why = replicas.find_load_failure(spec) or lazy.why_not.get(spec.name, "")
     lazy_model = lazy.models.get(spec.name)
     return EntrySnapshot(
@@ -79,7 +79,7 @@ def _entry(replicas: ReplicaRegistry, spec: ModelSpec, lazy: LazyStatus) -> Entr
         digest=spec.digest,
         state=_find_state(replicas, spec, lazy, why),
         why=why,
-        memory=lazy_model.memory if lazy_model else _memory(replicas, spec),
+        memory=lazy_model.memory if lazy_model else _find_memory(replicas, spec),
         held_back=spec.name in replicas.held_back_models,
         failures=None if spec.name in replicas.parked else replicas.failures[spec.digest],
         load_s=round(lazy_model.load_s, 1) if lazy_model else None,
@@ -99,7 +99,7 @@ def _find_state(replicas: ReplicaRegistry, spec: ModelSpec, lazy: LazyStatus, wh
     return ModelState.FAILED if why else ModelState.LOADING
 
 
-def _memory(replicas: ReplicaRegistry, spec: ModelSpec) -> int | None:
+def _find_memory(replicas: ReplicaRegistry, spec: ModelSpec) -> int | None:
     """Return the measured bytes of a model, or None if no replica has it."""
     return max((replica.memory.get(spec.digest, 0) for replica in replicas.replicas), default=0) or None
 

@@ -60,7 +60,7 @@ class ProcessLauncher:
         self._news, self._write_news = os.pipe()
         os.set_blocking(self._news, False)
         self._is_stopped = False
-        self._thread = threading.Thread(target=self._run, name="launcher", daemon=True)
+        self._thread = threading.Thread(target=self._run_tasks, name="launcher", daemon=True)
         self._thread.start()
 
     def fileno(self) -> int:
@@ -73,21 +73,21 @@ class ProcessLauncher:
         then: Callable[[BaseProcess | Exception], object],
     ) -> None:
         """Start a process that calls `function`, and pass it, or the error, to `then`."""
-        self._submit(lambda: self._start(function, arguments), then)
+        self._submit_task(lambda: self._start_process(function, arguments), then)
 
     def wait_for_exit(self, process: BaseProcess, then: Callable[[int | None], object]) -> None:
         """Wait until a process has ended, and pass its exit code to `then`; None if the code is not known.
 
         A process that does not end soon is killed.
         """
-        self._submit(lambda: _reap(process), then)
+        self._submit_task(lambda: _reap_process(process), then)
 
     def poll_exit_code(self, process: BaseProcess, then: Callable[[int | None], object]) -> None:
         """Pass the exit code of a process to `then`; None if it has not ended, or if the code is not known.
 
         If the process that forks has ended, another one begins its imports now.
         """
-        self._submit(lambda: _look(process), then)
+        self._submit_task(lambda: _poll_process(process), then)
 
     def deliver_results(self) -> None:
         """Call what waits for results, in the thread of the event loop."""
@@ -113,14 +113,14 @@ class ProcessLauncher:
         os.close(self._news)
         os.close(self._write_news)
 
-    def _submit(self, task: Callable[[], Result], then: Callable[[Result], object]) -> None:
+    def _submit_task(self, task: Callable[[], Result], then: Callable[[Result], object]) -> None:
         def run() -> None:
             result = task()
             self._results.put(lambda: then(result))
 
         self._tasks.put(run)
 
-    def _run(self) -> None:
+    def _run_tasks(self) -> None:
         while task := self._tasks.get():
             try:
                 task()
@@ -128,11 +128,11 @@ class ProcessLauncher:
                 logger.exception("the launcher failed")
             os.write(self._write_news, b"\0")
 
-    def _start(self, function: Callable[..., object], arguments: tuple[Any, ...]) -> BaseProcess | Exception:
+    def _start_process(self, function: Callable[..., object], arguments: tuple[Any, ...]) -> BaseProcess | Exception:
         error: Exception = RuntimeError("not started")
         for _ in range(2):
             try:
-                self._find_spare_descriptors()
+                self._require_spare_descriptors()
                 process: BaseProcess = self._context.Process(target=function, args=arguments)  # type: ignore[attr-defined]
                 process.start()
             except (ConnectionError, EOFError) as ended:  # the process that forks has ended: try again by another one
@@ -145,7 +145,7 @@ class ProcessLauncher:
                 return process
         return error
 
-    def _find_spare_descriptors(self) -> None:
+    def _require_spare_descriptors(self) -> None:
         """Raise `OSError` if this process may open too few file descriptors for a start."""
         spare: list[int] = []
         try:
@@ -156,7 +156,7 @@ class ProcessLauncher:
                 os.close(descriptor)
 
 
-def _reap(process: BaseProcess) -> int | None:
+def _reap_process(process: BaseProcess) -> int | None:
     process.join(LEAVES_S)
     if process.exitcode is None and process.pid:
         with contextlib.suppress(ProcessLookupError):
@@ -165,17 +165,17 @@ def _reap(process: BaseProcess) -> int | None:
     exit_code = process.exitcode
     if exit_code is not None:
         process.close()
-    return _known(exit_code)
+    return _drop_unknown_code(exit_code)
 
 
-def _look(process: BaseProcess) -> int | None:
+def _poll_process(process: BaseProcess) -> int | None:
     process.join(ENDS_S)  # its pipes are closed a moment before its exit code is known
     if (exit_code := process.exitcode) == UNKNOWN:
         time.sleep(ENDS_S)  # it is still there for a moment after its pipes are closed
         with contextlib.suppress(Exception):  # else the next start makes one
             forkserver.ensure_running()
-    return _known(exit_code)
+    return _drop_unknown_code(exit_code)
 
 
-def _known(exit_code: int | None) -> int | None:
+def _drop_unknown_code(exit_code: int | None) -> int | None:
     return None if exit_code == UNKNOWN else exit_code

@@ -25,7 +25,7 @@ from inference.worker.replicas.registry import ReplicaRegistry
 logger = logging.getLogger(__name__)
 
 TURN_S = 0.5  # seconds of a turn of the loop while the worker leaves
-PAUSE_S = 5.0  # seconds without a look at the children, after which this process was stopped meanwhile
+SUSPENDED_S = 5.0  # seconds without a look at the children, after which this process was stopped meanwhile
 
 
 class ReplicaPool:
@@ -58,7 +58,7 @@ class ReplicaPool:
         self._has_open_batch = has_open_batch
         self._on_idle: Callable[[], object] = bool
         self._load_limit_s, self._most_calls, self._most_kib = load_limit_s, most_calls, most_kib
-        self._handle_message = self._guard(self._handle)
+        self._handle_message = self._guard_callback(self._handle_reply)
         self._launcher = ProcessLauncher(context)
         self._loop: EventLoop | None = None
         self._numbers = itertools.count(1)
@@ -76,10 +76,10 @@ class ReplicaPool:
             return
         for index in range(self.replicas.plan.replicas):
             if index not in self.processes and self.replicas.may_start(index):
-                self._start(index)
+                self._start_process(index)
                 return
 
-    def _start(self, index: int) -> None:
+    def _start_process(self, index: int) -> None:
         try:
             process = ReplicaProcess(index)
         except OSError as error:  # memory or file descriptors are used up
@@ -91,10 +91,12 @@ class ReplicaPool:
         self._launcher.start_process(
             child_process.run_replica,
             (process.other_end, index, plan, assignment, dict(os.environ), level),
-            self._guard(lambda started: self._started(process, assignment, started)),
+            self._guard_callback(lambda started: self._note_start_result(process, assignment, started)),
         )
 
-    def _started(self, process: ReplicaProcess, assignment: Assignment, started: BaseProcess | Exception) -> None:
+    def _note_start_result(
+        self, process: ReplicaProcess, assignment: Assignment, started: BaseProcess | Exception
+    ) -> None:
         self._is_starting = False
         if isinstance(started, Exception):  # memory, processes or file descriptors are used up
             process.close()
@@ -103,7 +105,7 @@ class ReplicaPool:
             process.note_start(started)
             self.processes[process.index] = process
             self.replicas.note_start(process.index, process.pid, assignment, process.shared)
-            self._watch(process)
+            self._watch_process(process)
             if self.is_closed:
                 process.give_up()
                 process.kill()
@@ -117,50 +119,52 @@ class ReplicaPool:
         self._loop, self._on_idle = loop, on_idle
         loop.add_reader(self._launcher, self._launcher.deliver_results)
         for process in self.processes.values():
-            self._watch(process)
+            self._watch_process(process)
 
-    def _watch(self, process: ReplicaProcess) -> None:
+    def _watch_process(self, process: ReplicaProcess) -> None:
         if self._loop and not process.is_closed:
-            self._loop.add_reader(process.connection, self._guard(self._read), process)
-            self._loop.add_reader(process.process.sentinel, self._guard(self._look), process)
+            self._loop.add_reader(process.connection, self._guard_callback(self._read_replies), process)
+            self._loop.add_reader(process.process.sentinel, self._guard_callback(self._poll_exit_code), process)
             self._watch_unsent(process)
 
     def _watch_unsent(self, process: ReplicaProcess) -> None:
         if process.unsent and self._loop:
-            self._loop.add_writer(process.writer, self._guard(self._write), process)
+            self._loop.add_writer(process.writer, self._guard_callback(self._write_unsent), process)
 
-    def _guard(self, callback: Callable[..., object]) -> Callable[..., None]:
+    def _guard_callback(self, callback: Callable[..., object]) -> Callable[..., None]:
         """Return a callback that raises nothing, as the event loop would end the worker with an exception of it."""
 
         @functools.wraps(callback)
-        def guarded(*arguments: Any) -> None:
+        def call_guarded(*arguments: Any) -> None:
             try:
                 callback(*arguments)
             except Exception:
                 logger.exception("the pool of replicas failed")
 
-        return guarded
+        return call_guarded
 
-    def _remove(self, *descriptors: FileObject) -> None:
+    def _stop_watching(self, *descriptors: FileObject) -> None:
         for descriptor in descriptors if self._loop else ():
             self._loop.remove(descriptor)  # type: ignore[union-attr]
 
-    def _look(self, process: ReplicaProcess) -> None:
+    def _poll_exit_code(self, process: ReplicaProcess) -> None:
         """Learn whether a process has ended whose connection is still open, as a process that it forked has it.
 
         The sentinel becomes readable also if the process that forks has ended. Its children are orphans then, and
         `start_and_end_processes` looks whether they exist.
         """
-        self._remove(process.process.sentinel)
-        self._launcher.poll_exit_code(process.process, self._guard(lambda exit_code: self._looked(process, exit_code)))
+        self._stop_watching(process.process.sentinel)
+        self._launcher.poll_exit_code(
+            process.process, self._guard_callback(lambda exit_code: self._note_exit_code(process, exit_code))
+        )
 
-    def _looked(self, process: ReplicaProcess, exit_code: int | None) -> None:
+    def _note_exit_code(self, process: ReplicaProcess, exit_code: int | None) -> None:
         process.note_exit_code(exit_code)
         if exit_code is not None and not process.is_reaped:
-            self._read(process)
-            self._close(process)
+            self._read_replies(process)
+            self._reap_process(process)
 
-    def _read(self, process: ReplicaProcess) -> None:
+    def _read_replies(self, process: ReplicaProcess) -> None:
         try:
             for message in process.read_messages():
                 self._handle_message(process, *message)
@@ -169,12 +173,12 @@ class ReplicaPool:
             self.end_process(process.pid)
             process.note_closed()
         if process.is_closed:
-            self._close(process)
+            self._reap_process(process)
 
-    def _handle(self, process: ReplicaProcess, kind: ReplyKind, number: int, value: Any) -> None:
+    def _handle_reply(self, process: ReplicaProcess, kind: ReplyKind, number: int, value: Any) -> None:
         if kind == ReplyKind.UP:
             process.note_up()
-            self._note(value)
+            self._note_loaded_models(value)
         elif kind == ReplyKind.LEAVING:
             process.note_leaving()
         elif kind == ReplyKind.ACCEPTED:
@@ -186,20 +190,22 @@ class ReplicaPool:
             self._replace_if_worn(process)
             self._on_idle()
 
-    def _note(self, loaded: LoadReport) -> None:
+    def _note_loaded_models(self, loaded: LoadReport) -> None:
         self.replicas.note_loaded_models(loaded)
         self._on_idle()
 
-    def _close(self, process: ReplicaProcess) -> None:
+    def _reap_process(self, process: ReplicaProcess) -> None:
         """Learn how a process has ended, all of whose messages have been read."""
         if process.is_reaped:
             return
         process.note_closed()
         process.note_reaped()
-        self._remove(process.connection, process.writer, process.process.sentinel)
-        self._launcher.wait_for_exit(process.process, self._guard(lambda exit_code: self._ended(process, exit_code)))
+        self._stop_watching(process.connection, process.writer, process.process.sentinel)
+        self._launcher.wait_for_exit(
+            process.process, self._guard_callback(lambda exit_code: self._note_process_end(process, exit_code))
+        )
 
-    def _ended(self, process: ReplicaProcess, exit_code: int | None) -> None:
+    def _note_process_end(self, process: ReplicaProcess, exit_code: int | None) -> None:
         """Fail the calls that a process has begun, and forget those that it has not."""
         process.close()
         has_left = exit_code == os.EX_OK or (exit_code is None and process.leaves_by is not None)
@@ -222,12 +228,12 @@ class ReplicaPool:
         not even begin what it is to load: no other child is sent an assignment before that one is over.
         """
         now = time.monotonic()
-        if (paused_s := now - self._looked_at) > PAUSE_S:
-            self._load_by += paused_s
+        if (suspended_s := now - self._looked_at) > SUSPENDED_S:
+            self._load_by += suspended_s
             for process in self.processes.values():
-                process.note_pause(paused_s)
+                process.note_suspension(suspended_s)
         self._looked_at = now
-        self._end_those_that_stay()
+        self._end_overdue_processes()
         if (loading := self._loading_pid) and now > self._load_by:
             self.end_process(loading)
         for process in list(self.processes.values()):
@@ -239,14 +245,14 @@ class ReplicaPool:
                 self.end_process(useless.pid)
         self.start_missing()
 
-    def _end_those_that_stay(self) -> None:
+    def _end_overdue_processes(self) -> None:
         """End children that should have ended, and notice the end of children of which nothing else tells."""
         for process in list(self.processes.values()):
             if process.leaves_by is not None and time.monotonic() > process.leaves_by:
                 process.kill()
             if process.is_orphan and not process.is_reaped and not process.exists:
-                self._read(process)
-                self._close(process)
+                self._read_replies(process)
+                self._reap_process(process)
 
     def _replace_if_worn(self, process: ReplicaProcess) -> None:
         """Have a worn process end once nothing runs in it."""
@@ -254,11 +260,11 @@ class ReplicaPool:
         if process.is_worn and idle and not self.is_closed:
             process.give_up()
             self.replicas.note_end(process.index)
-            self._send(process)
+            self._send_message(process)
 
     def end_process(self, pid: int) -> None:
         """End a child, which must not be given another call."""
-        if process := self._find(pid):
+        if process := self._find_process(pid):
             process.give_up()
             self.replicas.note_end(process.index)
             process.kill()
@@ -283,22 +289,22 @@ class ReplicaPool:
         """
         if self.is_closed:
             return None
-        process = self._find(pid)
+        process = self._find_process(pid)
         if process is None or process.is_closed:
             return ProcessCall(next(self._numbers), pid, done, failed, is_over=True)
         call = ProcessCall(next(self._numbers), pid, done, failed, accepted)
         process.calls[call.number] = call
-        self._send(process, call.number, function, tuple(arguments))
+        self._send_message(process, call.number, function, tuple(arguments))
         return call
 
-    def _send(self, process: ReplicaProcess, *message: Any) -> None:
+    def _send_message(self, process: ReplicaProcess, *message: Any) -> None:
         process.send_call(*message)
         self._watch_unsent(process)
 
-    def _write(self, process: ReplicaProcess) -> None:
+    def _write_unsent(self, process: ReplicaProcess) -> None:
         process.write_unsent()
         if not process.unsent:
-            self._remove(process.writer)
+            self._stop_watching(process.writer)
 
     def is_unanswered(self, call: ProcessCall | None) -> bool:
         """Return True if a call is still to be answered."""
@@ -306,7 +312,7 @@ class ReplicaPool:
 
     def can_take_another_call(self, pid: int) -> bool:
         """Return True if this child has nothing to load or unload, and its last call has been written to it."""
-        process = self._find(pid)
+        process = self._find_process(pid)
         return (
             process is not None
             and self._takes_calls(process)
@@ -319,7 +325,7 @@ class ReplicaPool:
         return [each.pid for each in self.processes.values() if self._is_idle(each) and self._takes_calls(each)]
 
     def has_process(self, pid: int) -> bool:
-        return self._find(pid) is not None
+        return self._find_process(pid) is not None
 
     @property
     def ready_count(self) -> int:
@@ -330,7 +336,7 @@ class ReplicaPool:
     def busy_count(self) -> int:
         return sum(bool(process.calls) for process in list(self.processes.values()))
 
-    def _find(self, pid: int) -> ReplicaProcess | None:
+    def _find_process(self, pid: int) -> ReplicaProcess | None:
         return next((process for process in self.processes.values() if process.pid == pid), None)
 
     def _is_idle(self, process: ReplicaProcess) -> bool:
@@ -375,9 +381,9 @@ class ReplicaPool:
             pid,
             entry.apply_assignment,
             (assignment,),
-            done=lambda loaded: self._loaded(loaded, time.monotonic() - since),
-            failed=lambda error: self._not_loaded(pid, time.monotonic() - since),
-            accepted=self._load_begins,
+            done=lambda loaded: self._note_finished_load(loaded, time.monotonic() - since),
+            failed=lambda error: self._end_after_failed_load(pid, time.monotonic() - since),
+            accepted=self._note_load_begin,
         )
 
     @property
@@ -385,15 +391,15 @@ class ReplicaPool:
         """The pid of the child that was sent what it is to have loaded, until it has answered."""
         return self._load_call.pid if self._load_call and self.is_unanswered(self._load_call) else None
 
-    def _load_begins(self, pid: int) -> None:
+    def _note_load_begin(self, pid: int) -> None:
         self._load_by = time.monotonic() + self._load_limit_s
 
-    def _loaded(self, loaded: LoadReport, took_s: float) -> None:
+    def _note_finished_load(self, loaded: LoadReport, took_s: float) -> None:
         self._load_call = None
         self.replicas.pause_tries(took_s)
-        self._note(loaded)
+        self._note_loaded_models(loaded)
 
-    def _not_loaded(self, pid: int, took_s: float) -> None:
+    def _end_after_failed_load(self, pid: int, took_s: float) -> None:
         """End a child whose assignment raised.
 
         It is not known what it has loaded, and it would be sent the same assignment again and again.
@@ -422,11 +428,11 @@ class ReplicaPool:
                 process.give_up()
                 process.kill()
             else:
-                self._send(process)
+                self._send_message(process)
         while self.processes and not is_aborted():
             loop.run_one_turn(TURN_S)
             run_timers()
-            self._end_those_that_stay()
+            self._end_overdue_processes()
         self.terminate()
 
     def terminate(self) -> None:

@@ -109,9 +109,9 @@ class ReplicaProcess:
         """Note its exit code, or None if the process that forked it has ended: nothing tells how this one will end."""
         self.is_orphan = exit_code is None
 
-    def note_pause(self, paused_s: float) -> None:
+    def note_suspension(self, suspended_s: float) -> None:
         """Exclude seconds in which it was stopped with the main process."""
-        self.started_at += paused_s
+        self.started_at += suspended_s
 
     def note_wear(self, *, most_calls: int | None, most_kib: int | None) -> None:
         """Note that it has run a call. It is worn once it has run as many, or takes as much memory, as it may."""

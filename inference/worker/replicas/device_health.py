@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from inference.failures import Pauses
+from inference.failures import Backoff
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ class _Record:
     faults: int = 0
     computed: int = 0
     until: float = 0.0  # monotonic: when the device may be given calls again
-    pauses: Pauses = field(default_factory=lambda: Pauses(first_s=FIRST_PAUSE_S, longest_s=LONGEST_PAUSE_S))
+    backoff: Backoff = field(default_factory=lambda: Backoff(first_s=FIRST_PAUSE_S, longest_s=LONGEST_PAUSE_S))
 
 
 class DeviceHealth:
@@ -54,20 +54,20 @@ class DeviceHealth:
         record.computed += 1
         if record.computed >= TRUSTED_AFTER:
             record.faults = 0
-            record.pauses.reset()
+            record.backoff.reset()
 
     def note_success_elsewhere(self, incident: Incident) -> None:
         """Note that a job of an incident was computed in another process, be it to an error of its own."""
         incident.jobs -= 1
         if incident.jobs == 0:
-            self._fault(incident.device)
+            self._note_fault(incident.device)
 
-    def _fault(self, device: str) -> None:
+    def _note_fault(self, device: str) -> None:
         record = self._records[device]
         record.faults += 1
         record.computed = 0
         if record.faults >= FAULTS and self._others_compute(device):
-            pause_s = record.pauses.next_s()
+            pause_s = record.backoff.take_next_pause_s()
             record.until = time.monotonic() + pause_s
             logger.error(
                 "%s is given no work for %.0f s: %d batches failed there that other processes computed",
@@ -78,12 +78,12 @@ class DeviceHealth:
 
     def withdrawn_s(self, device: str) -> float:
         """Return for how many more seconds a device is withdrawn; 0 if it is not."""
-        left_s = self._left_s(device)
+        left_s = self._compute_left_s(device)
         return left_s if left_s and self._others_compute(device) else 0.0
 
-    def _left_s(self, device: str) -> float:
+    def _compute_left_s(self, device: str) -> float:
         return max(0.0, self._records[device].until - time.monotonic()) if device in self._records else 0.0
 
     def _others_compute(self, device: str) -> bool:
-        others = (other for other in self._records if other != device and not self._left_s(other))
+        others = (other for other in self._records if other != device and not self._compute_left_s(other))
         return any(self._computes(other, device) for other in others)

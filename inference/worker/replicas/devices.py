@@ -136,16 +136,16 @@ def choose_devices(option: str) -> DeviceSelection:
     if set(names) == {CPU}:
         choice = DeviceSelection(devices=(Device(name=CPU),) * len(names), why="it was asked for")
     else:
-        choice = _with_gpus(option, names, gpus.find_gpus())
+        choice = _choose_gpus(option, names, gpus.find_gpus())
     logger.info("devices: %s; %s", ", ".join(device.name for device in choice.devices), choice.why)
     return choice
 
 
-def _with_gpus(option: str, names: Sequence[str], found: FoundGpus) -> DeviceSelection:
+def _choose_gpus(option: str, names: Sequence[str], found: FoundGpus) -> DeviceSelection:
     if option == "auto":
         if found.problem:
             logger.error("no GPU is used, though there should be one: %s. --devices cpu asks for the CPU", found.why)
-        every = tuple(_device([gpu]) for gpu in found.gpus)
+        every = tuple(_make_device([gpu]) for gpu in found.gpus)
         return DeviceSelection(devices=every or (Device(name=CPU),), why=found.why)
     return DeviceSelection(
         devices=tuple(_parse_device(option, name, found) for name in names), why=f"it was asked for; {found.why}"
@@ -170,10 +170,10 @@ def _parse_device(option: str, name: str, found: FoundGpus) -> Device:
     parts = [found.gpus[number] for number in numbers]
     if len(parts) > 1 and any(part.is_slice for part in parts):
         raise ValueError(f"--devices {option}: {name} has a slice of a GPU (MIG), and CUDA sees one of those at a time")
-    return _device(parts)
+    return _make_device(parts)
 
 
-def _device(parts: Sequence[Gpu]) -> Device:
+def _make_device(parts: Sequence[Gpu]) -> Device:
     name = "+".join(part.name for part in parts)
     memory = sum(part.memory for part in parts) if all(part.memory for part in parts) else 0
     return Device(name=name, visible=",".join(part.visible for part in parts), memory=memory)
@@ -199,13 +199,15 @@ def make_plan(
     threads.
     """
     names = tuple(device.name for device in choice.devices)
-    replicas = concurrency or (count_cores() if names == (CPU,) else len(names) * _replicas_each(choice, sizes, most))
-    threads = max(1, min(count_cores() // replicas, _allowed_threads()))
+    replicas = concurrency or (
+        count_cores() if names == (CPU,) else len(names) * _count_replicas_each(choice, sizes, most)
+    )
+    threads = max(1, min(count_cores() // replicas, _read_allowed_threads()))
     visible = tuple(device.visible for device in choice.devices)
     return Plan(worker=worker, devices=names, replicas=replicas, threads=threads, visible=visible, why=choice.why)
 
 
-def _replicas_each(choice: DeviceSelection, sizes: Iterable[int | None], most: int) -> int:
+def _count_replicas_each(choice: DeviceSelection, sizes: Iterable[int | None], most: int) -> int:
     """Return how many replicas each device has: as many as the device that has room for fewest.
 
     All devices have the same number, as child i is on device i mod n.
@@ -229,7 +231,7 @@ def count_replicas_that_fit(memory: int, sizes: Sequence[int | None]) -> int:
     return max(1, min(MOST_REPLICAS, memory // 2 // (CONTEXT + sum(known))))
 
 
-def _allowed_threads() -> int:
+def _read_allowed_threads() -> int:
     """Return the threads that OMP_NUM_THREADS allows, of which the first number counts; else all cores."""
     most = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
     return int(most) if most.isdecimal() else count_cores()

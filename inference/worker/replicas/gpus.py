@@ -55,19 +55,19 @@ def find_gpus() -> FoundGpus:
 
     Raises `ValueError` if the environment names GPUs that are not there.
     """
-    if (value := os.environ.get(VARIABLE)) is not None and not _named():
+    if (value := os.environ.get(VARIABLE)) is not None and not _parse_visible_devices():
         if value.strip().lower() in HIDE_ALL or value.strip().startswith("-"):
             return FoundGpus(why=f"{VARIABLE} hides every GPU", is_listed=True)
-        return _none_named()
-    if "+cpu" in _torch_version():
+        return _report_none_named()
+    if "+cpu" in _read_torch_version():
         is_there = bool(glob.glob(DEVICE_FILES))
         why = "this torch is a build for CPUs" + (", though there is a GPU: install one for CUDA" if is_there else "")
         return FoundGpus(why=why, problem=is_there, is_listed=True)
-    found = _listed()
-    return found if os.environ.get(VARIABLE) is None else _chosen(found)
+    found = _find_listed_gpus()
+    return found if os.environ.get(VARIABLE) is None else _select_named_gpus(found)
 
 
-def _torch_version() -> str:
+def _read_torch_version() -> str:
     try:
         return metadata.version("torch")
     except metadata.PackageNotFoundError:
@@ -77,14 +77,14 @@ def _torch_version() -> str:
 # What there is
 
 
-def _listed() -> FoundGpus:
+def _find_listed_gpus() -> FoundGpus:
     try:
         listing = _run_nvidia_smi("-L")
     except (OSError, subprocess.SubprocessError) as error:
-        return _counted(error)
+        return _find_gpus_by_files(error)
     memory, in_mig_mode = _query_gpus()
-    every = _read(listing, memory)
-    if not every and (files := _counted(None)).gpus:
+    every = _parse_listing(listing, memory)
+    if not every and (files := _find_gpus_by_files(None)).gpus:
         return files
     gpus = tuple(gpu for gpu in every if gpu.visible not in in_mig_mode)
     why = "nvidia-smi lists them" if gpus else "nvidia-smi lists no GPU"
@@ -117,7 +117,7 @@ def _run_nvidia_smi(*options: str) -> str:
     return output
 
 
-def _read(listing: str, memory: dict[str, int]) -> list[Gpu]:
+def _parse_listing(listing: str, memory: dict[str, int]) -> list[Gpu]:
     """Return the GPUs that `nvidia-smi -L` lists.
 
     A GPU that is cut into slices can be used in slices only.
@@ -147,7 +147,7 @@ def _query_gpus() -> tuple[dict[str, int], set[str]]:
     return memory, {uuid for uuid, _, mode, *_ in rows if mode == "Enabled"}
 
 
-def _counted(why: Exception | None) -> FoundGpus:
+def _find_gpus_by_files(why: Exception | None) -> FoundGpus:
     """Count the GPUs by their device files: containers may have GPUs without nvidia-smi."""
     numbers = sorted(int(re.sub(r"\D", "", path.rpartition("/")[2])) for path in glob.glob(DEVICE_FILES))
     gpus = tuple(Gpu(name=f"cuda:{place}", visible=str(place)) for place in range(len(numbers)))
@@ -164,15 +164,15 @@ def _counted(why: Exception | None) -> FoundGpus:
 # Which of them may be used
 
 
-def _named() -> list[str]:
+def _parse_visible_devices() -> list[str]:
     """Return the entries of CUDA_VISIBLE_DEVICES before the first that is no device; none if one is there twice."""
     entries = [part.strip() for part in os.environ.get(VARIABLE, "").split(",")]
-    end = next((place for place, entry in enumerate(entries) if not _may_be(entry, entries[0])), len(entries))
+    end = next((place for place, entry in enumerate(entries) if not _may_be_device(entry, entries[0])), len(entries))
     numbers = {int(entry) if entry.isdecimal() else entry for entry in entries[:end]}
     return entries[:end] if len(numbers) == end else []
 
 
-def _may_be(entry: str, first: str) -> bool:
+def _may_be_device(entry: str, first: str) -> bool:
     """Return True if an entry may be a device, as CUDA reads it.
 
     CUDA reads numbers or the beginnings of UUIDs, whichever the first entry is.
@@ -182,20 +182,20 @@ def _may_be(entry: str, first: str) -> bool:
     return entry.startswith(kind) if kind else entry.isascii() and entry.isdecimal()
 
 
-def _none_named() -> FoundGpus:
+def _report_none_named() -> FoundGpus:
     why = f"{VARIABLE}={os.environ[VARIABLE]} names none, as CUDA reads it"
     return FoundGpus(why=why, problem=True, is_listed=True)
 
 
-def _chosen(found: FoundGpus) -> FoundGpus:
+def _select_named_gpus(found: FoundGpus) -> FoundGpus:
     """Return the GPUs that CUDA_VISIBLE_DEVICES names: CUDA ends at the first that is not there."""
     gpus: list[Gpu] = []
-    entries = _named()
+    entries = _parse_visible_devices()
     for entry in entries:
-        if (gpu := _meant(entry, found)) is None:
+        if (gpu := _find_named_gpu(entry, found)) is None:
             break
         if gpu in gpus:  # both entries are beginnings of one UUID
-            return _none_named()
+            return _report_none_named()
         gpus.append(gpu)
     if not gpus:
         raise ValueError(f"{VARIABLE}={os.environ[VARIABLE]} names no GPU of this host ({found.why})")
@@ -208,7 +208,7 @@ def _chosen(found: FoundGpus) -> FoundGpus:
     return FoundGpus(gpus=tuple(gpus), why=why, is_listed=True)
 
 
-def _meant(entry: str, found: FoundGpus) -> Gpu | None:
+def _find_named_gpu(entry: str, found: FoundGpus) -> Gpu | None:
     """Return the GPU that an entry means by its number or by the beginning of its UUID; None if there is none.
 
     The number of a GPU that is cut into slices means the first slice.

@@ -14,7 +14,7 @@ from inference.worker.calls import READY, Assignment, ChildCommand, LoadReport, 
 from inference.worker.replicas.device_health import DeviceHealth
 from inference.worker.replicas.devices import Plan
 from inference.worker.replicas.operator_intents import OperatorIntents
-from inference.worker.replicas.replica import ReplicaState, make_pauses
+from inference.worker.replicas.replica import ReplicaState, make_backoff
 
 logger = logging.getLogger(__name__)
 
@@ -39,12 +39,12 @@ class ReplicaRegistry:
         # By digest: the entries that each child is to have loaded. Those that run come first.
         self.goal: dict[str, ModelSpec] = {spec.digest: spec for spec in catalog.values()}
         self.replicas: list[ReplicaState] = []
-        self._grow(plan.replicas)
+        self._add_replicas(plan.replicas)
         self._runs: frozenset[str] = frozenset()  # digests of the entries that some child can run now
         self._load_s: dict[str, float] = {}  # by digest: seconds that the last load of the entry took
         self.runnable: frozenset[str] = frozenset()  # the names of the models that some child can run now
         self.intents = OperatorIntents()  # for this worker
-        self.tries = make_pauses()
+        self.tries = make_backoff()
         self.try_at = 0.0  # monotonic: when a child may try again to load what it lacks
         self.is_closed = False  # The worker leaves, and no child is given another call.
         self.version = 0  # grows with every change
@@ -53,7 +53,7 @@ class ReplicaRegistry:
         self.failures: Counter[str] = Counter()  # by digest: tries to load the entry that failed
         self.trust = DeviceHealth(plan.devices, self._computes)
 
-    def _grow(self, count: int) -> None:
+    def _add_replicas(self, count: int) -> None:
         """Add replicas up to `count`: `celery control pool_grow` makes more than were planned."""
         for index in range(len(self.replicas), count):
             self.replicas.append(ReplicaState(self.plan.device_of(index)))
@@ -86,7 +86,7 @@ class ReplicaRegistry:
         """Stop running a model that is not in the catalog any more and has no jobs left."""
         self.specs = {other: spec for other, spec in self.specs.items() if other != name}
         logger.info("worker=%s model=%s is gone from the models file, and no job of it is left", self.plan.worker, name)
-        self._choose()
+        self._choose_entries()
 
     @property
     def leaving_models(self) -> frozenset[str]:
@@ -96,7 +96,7 @@ class ReplicaRegistry:
     def _try_anew(self) -> None:
         self.tries.reset()
         self.try_at = time.monotonic()
-        self._choose()
+        self._choose_entries()
 
     def apply_intents(self, intents: OperatorIntents) -> None:
         """Apply the intents of operators.
@@ -123,12 +123,12 @@ class ReplicaRegistry:
     # What happens to the children
 
     def note_start(self, index: int, pid: int, assignment: Assignment = (), shared: SharedState | None = None) -> None:
-        self._grow(index + 1)
+        self._add_replicas(index + 1)
         self.replicas[index].note_start(pid, assignment, shared or SharedState())
 
     def note_failed_start(self, index: int, error: Exception) -> None:
         """Note that no process could be started for a replica, by no fault of a model."""
-        self._grow(index + 1)
+        self._add_replicas(index + 1)
         replica = self.replicas[index]
         digests = [spec.digest for spec in self.specs.values()]
         replica.note_failed_load(dict.fromkeys(digests, f"its process could not be started: {error}"))
@@ -137,7 +137,7 @@ class ReplicaRegistry:
         logger.error(
             "worker=%s replica %d not started, tried again in %.1f s: %r", self.plan.worker, index, pause_s, error
         )
-        self._choose()
+        self._choose_entries()
 
     def note_loaded_models(self, loaded: LoadReport) -> None:
         """Note what a child has loaded, as it reports after its start or after an assignment."""
@@ -153,7 +153,7 @@ class ReplicaRegistry:
                 if not is_first and replica.ready - had:  # the other children may now try the same, one by one
                     self.tries.reset()
                     self.try_at = time.monotonic()
-        self._choose()
+        self._choose_entries()
 
     def note_end(self, index: int) -> None:
         """Note that the process of a replica is gone, or must not be given another call.
@@ -173,11 +173,11 @@ class ReplicaRegistry:
             if self.may_run(replica.pid):
                 replica.count_end()
         else:
-            replica.note_failed_load(self._ended_loading(replica), had)
+            replica.note_failed_load(self._explain_failed_load(replica), had)
             self.failures.update(replica.models.keys())
             self._log_failures(replica, {})
         replica.note_end(had)
-        self._choose()
+        self._choose_entries()
 
     def mark_unkillable(self, pid: int) -> None:
         """Note that a process cannot be ended, so that no other one takes its place."""
@@ -185,9 +185,9 @@ class ReplicaRegistry:
             if replica.pid == pid:
                 self.note_end(index)
                 replica.note_unkillable(self.goal)
-                self._choose()
+                self._choose_entries()
 
-    def _ended_loading(self, replica: ReplicaState) -> dict[str, str]:
+    def _explain_failed_load(self, replica: ReplicaState) -> dict[str, str]:
         """Return, by digest, why entries are not loaded after a process ended while it loaded them.
 
         These are the entries that ended it, if they are known, or else all that it was to load.
@@ -196,16 +196,16 @@ class ReplicaRegistry:
             return dict.fromkeys(replica.killers, replica.why_ended)
         return dict.fromkeys(replica.assigned_digests, "its process ended while it loaded its models.")
 
-    def _choose(self) -> None:
+    def _choose_entries(self) -> None:
         """Find which entries are run now, and which ones each child is to have."""
         self.version += 1
         served = self.served_models
-        self._switch()
+        self._switch_entries()
         wanted = (*self.specs.values(), *self.catalog.values())
         self.goal = {spec.digest: spec for spec in wanted if spec.name not in self.parked}
         current = frozenset(spec.digest for spec in self.specs.values() if spec.name not in self.parked)
         self._runs = current.intersection(itertools.chain.from_iterable(replica.ready for replica in self.replicas))
-        names = self._names_of(self._runs)
+        names = self._list_models(self._runs)
         new, self.runnable = names - self.runnable, names
         if all(self.goal.keys() <= replica.ready for replica in self.replicas):
             self.tries.reset()
@@ -215,7 +215,7 @@ class ReplicaRegistry:
         if gone := (served - self.served_models) & self.catalog.keys() - self.parked:
             logger.error("worker=%s no longer serves: %s", self.plan.worker, ", ".join(sorted(gone)))
 
-    def _switch(self) -> None:
+    def _switch_entries(self) -> None:
         """Switch each model to its entry in the catalog, if nothing is lost by that.
 
         Nothing is lost if all replicas that run the entry before have the new one, or if none has or had that entry.
@@ -256,9 +256,9 @@ class ReplicaRegistry:
     def served_models(self) -> frozenset[str]:
         """The models that can be run now, or as soon as a child that ended has started again."""
         runs = self._runs.union(*(replica.had for replica in self.replicas))
-        return self._names_of(runs) - self.parked
+        return self._list_models(runs) - self.parked
 
-    def _names_of(self, digests: Set[str]) -> frozenset[str]:
+    def _list_models(self, digests: Set[str]) -> frozenset[str]:
         """Return the models whose jobs run by one of these entries."""
         return frozenset(spec.name for spec in self.specs.values() if spec.digest in digests)
 
@@ -274,13 +274,13 @@ class ReplicaRegistry:
 
     def may_run(self, pid: int) -> bool:
         """Return True if this child can be given a call."""
-        return bool(self._run_by(pid))
+        return bool(self._list_runnable_entries(pid))
 
     def find_lacking_models(self, pid: int) -> frozenset[str]:
         """Return the models that are run and that this child cannot be given a call of."""
-        return self._names_of(self._runs - self._run_by(pid))
+        return self._list_models(self._runs - self._list_runnable_entries(pid))
 
-    def _run_by(self, pid: int) -> frozenset[str]:
+    def _list_runnable_entries(self, pid: int) -> frozenset[str]:
         """Return the digests of the entries that this child can be given calls of."""
         able = (replica for replica in self.replicas if replica.pid == pid and not self._is_withdrawn(replica))
         return next((replica.ready & self._runs for replica in able), frozenset())
@@ -294,7 +294,7 @@ class ReplicaRegistry:
         able = (
             replica.ready for replica in self.replicas if not replica.is_loading and not self._is_withdrawn(replica)
         )
-        return self._names_of(self._runs.intersection(itertools.chain.from_iterable(able)))
+        return self._list_models(self._runs.intersection(itertools.chain.from_iterable(able)))
 
     def _is_withdrawn(self, replica: ReplicaState) -> bool:
         return self.trust.withdrawn_s(replica.device) > 0.0
@@ -380,7 +380,7 @@ class ReplicaRegistry:
 
     def find_child_to_assign(self, pids: Collection[int]) -> int | None:
         """Return the pid of the first of these children that is to unload or load something; None if there is none."""
-        following = self._following(pids)
+        following = self._find_next_assignment(pids)
         return following[0].pid if following else None
 
     def begin_next_assignment(self, pids: Collection[int]) -> tuple[int, Assignment] | None:
@@ -388,7 +388,7 @@ class ReplicaRegistry:
 
         These children run nothing now.
         """
-        if (following := self._following(pids)) is None:
+        if (following := self._find_next_assignment(pids)) is None:
             return None
         replica, keys = following
         if not keys <= replica.ready:
@@ -397,7 +397,7 @@ class ReplicaRegistry:
         replica.note_assignment(assignment)
         return replica.pid or 0, assignment
 
-    def _following(self, pids: Collection[int]) -> tuple[ReplicaState, Set[str]] | None:
+    def _find_next_assignment(self, pids: Collection[int]) -> tuple[ReplicaState, Set[str]] | None:
         if self._is_settled:
             return None
         up = [replica for replica in self.replicas if replica.is_up and replica.pid in pids]
@@ -408,15 +408,15 @@ class ReplicaRegistry:
         # A child whose last load failed comes last, so that another one tries a lazy model the next time.
         free = sorted(filter(self._can_be_spared, up), key=lambda replica: replica.retry_at)
         for replica in free:
-            if untried := self._untried(replica):
+            if untried := self._list_untried_entries(replica):
                 return replica, replica.ready | untried
         lacking = [replica for replica in free if self.may_run(replica.pid or 0) and not goal.keys() <= replica.ready]
         if lacking and self.try_at <= time.monotonic():
             replica = min(lacking, key=lambda replica: replica.retry_at)
-            return replica, replica.ready | self._to_try(replica)
+            return replica, replica.ready | self._select_entries_to_try(replica)
         return None
 
-    def _to_try(self, replica: ReplicaState) -> frozenset[str]:
+    def _select_entries_to_try(self, replica: ReplicaState) -> frozenset[str]:
         """Return the digests of the entries that this child is to try again.
 
         Entries that ended a process come after all others, and each alone.
@@ -427,7 +427,7 @@ class ReplicaRegistry:
             return frozenset({min(killers, key=lambda key: (self.failures[key], key))})
         return frozenset(others)
 
-    def _untried(self, replica: ReplicaState) -> frozenset[str]:
+    def _list_untried_entries(self, replica: ReplicaState) -> frozenset[str]:
         """Return the digests of the entries that this child was never assigned.
 
         Entries that another child could not load are not among them. They are tried in turn, with pauses.
@@ -457,7 +457,7 @@ class ReplicaRegistry:
             and replica.pid
             and not self.may_run(replica.pid)
             and self.goal
-            and not self._untried(replica)
+            and not self._list_untried_entries(replica)
         ]
 
     def pause_tries(self, took_s: float = 0.0) -> None:
@@ -465,7 +465,7 @@ class ReplicaRegistry:
 
         The child can run nothing during a try, so tries that take long are seldom made.
         """
-        self.try_at = time.monotonic() + max(self.tries.next_s(), took_s * TIMES_AS_LONG)
+        self.try_at = time.monotonic() + max(self.tries.take_next_pause_s(), took_s * TIMES_AS_LONG)
 
     @property
     def have_all_reported(self) -> bool:

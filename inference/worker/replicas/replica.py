@@ -6,15 +6,15 @@ from dataclasses import dataclass, field
 
 from django.conf import settings
 
-from inference.failures import Pauses
+from inference.failures import Backoff
 from inference.worker.calls import ENDED_BY_IT, NEVER_ENDS, READY, TOO_LONG, Assignment, LoadReport, SharedState
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
 COUNTED_S = 300.0
 
 
-def make_pauses() -> Pauses:
-    return Pauses(first_s=FIRST_PAUSE_S, longest_s=LONGEST_PAUSE_S)
+def make_backoff() -> Backoff:
+    return Backoff(first_s=FIRST_PAUSE_S, longest_s=LONGEST_PAUSE_S)
 
 
 @dataclass(slots=True)
@@ -40,7 +40,7 @@ class ReplicaState:
     has_reported: bool = False  # some process of it has reported its models, or has died of loading
     retry_at: float = 0.0  # monotonic: when it may try again to load what it lacks
     ends: list[float] = field(default_factory=list)  # monotonic: ends of processes that could run what was asked
-    pauses: Pauses = field(default_factory=make_pauses)
+    backoff: Backoff = field(default_factory=make_backoff)
 
     @property
     def loading_digest(self) -> str | None:
@@ -71,7 +71,7 @@ class ReplicaState:
         self.steps = loaded.steps
         self.killers = self.killers - self.ready if self.ready else frozenset()
         if goal <= self.ready:
-            self.pauses.reset()
+            self.backoff.reset()
         else:
             self._set_retry_time()
 
@@ -110,17 +110,17 @@ class ReplicaState:
         self.killers &= goal
 
     def _set_retry_time(self) -> None:
-        self.retry_at = time.monotonic() + self.pauses.next_s()
+        self.retry_at = time.monotonic() + self.backoff.take_next_pause_s()
 
     def count_end(self) -> None:
         """Count an end of its process, which could run what was asked of it."""
-        self.ends = [*self._recent(), time.monotonic()]
+        self.ends = [*self._list_recent_ends(), time.monotonic()]
 
     @property
     def recent_end_count(self) -> int:
         """The number of such ends in the last minutes."""
-        return len(self._recent())
+        return len(self._list_recent_ends())
 
-    def _recent(self) -> list[float]:
+    def _list_recent_ends(self) -> list[float]:
         since = time.monotonic() - COUNTED_S
         return [end for end in self.ends if end > since]

@@ -67,8 +67,8 @@ class Backlog:
             return
         queues = dict(self.queues)
         for name, spec in after.items():
-            queue = queues.setdefault(name, BatchQueue(_limits(spec), CostModel()))
-            queue.set_limits(_limits(spec))
+            queue = queues.setdefault(name, BatchQueue(_make_limits(spec), CostModel()))
+            queue.set_limits(_make_limits(spec))
             if name in before and before[name].load_digest != spec.load_digest:
                 queue.forget_costs()
         self.specs, self.queues = after, queues
@@ -121,7 +121,7 @@ class Backlog:
         queue = self.queues[batch.spec.name]
         arrivals = {(held.item.priority, held.item.arrived_at_s) for held in batch.called if held.requests}
         for priority, at_s in arrivals:
-            known, arrived_at_s = reached.get(priority, 0.0), min(at_s, queue.oldest_arrival_s(priority))
+            known, arrived_at_s = reached.get(priority, 0.0), min(at_s, queue.find_oldest_arrival_s(priority))
             was_set_back = known > clock.time_s() + SET_BACK_S
             reached[priority] = arrived_at_s if was_set_back else max(known, arrived_at_s)
 
@@ -160,17 +160,17 @@ class Backlog:
         Waiting jobs are dropped: the broker delivers them again. Jobs that run, or that have run and are being
         isolated, continue without their messages.
         """
-        waiting = self._waiting()
+        waiting = self._list_waiting_jobs()
         for held in self.held.values():
             for request in held.requests:
                 request.forget_message()
             held.requests.clear()
         for held in waiting:
-            self._forget(held)
+            self._forget_job(held)
 
     def give_back_waiting(self) -> None:
         """Give back the waiting jobs, the newest first, since a returned job goes before all others of its queue."""
-        self._give_back(reversed(self._waiting()))
+        self._give_back_jobs(reversed(self._list_waiting_jobs()))
 
     def give_back_unrunnable_jobs(self) -> frozenset[UUID]:
         """Give back the jobs that cannot be run here now, and return the batches whose rows are to be queued again.
@@ -180,14 +180,14 @@ class Backlog:
         """
         if self.replicas.serving_models >= self.queues.keys():
             return frozenset()
-        running = self._running()
+        running = self._list_running_ids()
         leaving = [
             held
             for held in self.held.values()
             if held.model not in (self.replicas.served_models if held.takes_over else self.replicas.serving_models)
             and held.item.id not in running
         ]
-        self._give_back(leaving)
+        self._give_back_jobs(leaving)
         if gone := self.queues.keys() - self.specs.keys() - {held.model for held in self.held.values()}:
             self.queues = {name: queue for name, queue in self.queues.items() if name not in gone}
         return frozenset(over for held in leaving for over in held.takes_over)
@@ -197,7 +197,7 @@ class Backlog:
 
         Return True if there were any: their rows are still to be marked.
         """
-        expired = [item for queue in self.queues.values() for item in queue.remove_expired(clock.earliest_possible_s())]
+        expired = [item for queue in self.queues.values() for item in queue.remove_expired(clock.estimate_earliest_s())]
         for item in expired:
             self.return_cost_to_owner(self.held[item.id])
             self.release_job(self.held[item.id], errors.Expired.code, 0.0)
@@ -222,16 +222,16 @@ class Backlog:
         The search is the bisection that the batch is a step of, if any. No job may join a closed batch. `idle` child
         processes share the jobs of a model that generates step by step. Return None if nothing may go.
         """
-        now = clock.earliest_possible_s()
+        now = clock.estimate_earliest_s()
         while part := self.find_next_alone(now) or self.isolation.find_next_group(self.replicas.runnable - without):
             if part.jobs[0].model in without:  # it has to run alone, in a child that has its model
                 return None
             self.isolation.remove_group(part)
             if kept := [held for held in part.jobs if self.held.get(held.item.id) is held]:
                 return kept, part.search, True
-        for turn in self._turns(now, without):
-            if items := self._take(turn, now, idle):
-                return self._taken(turn, items), None, False
+        for turn in self._list_turns(now, without):
+            if items := self._take_items(turn, now, idle):
+                return self._collect_jobs(turn, items), None, False
         return None
 
     def take_more_batches(self, first: Sequence[HeldJob], *, able: int) -> list[list[HeldJob]]:
@@ -241,42 +241,42 @@ class Backlog:
         waiting jobs.
         """
         queue, last = self.queues[first[0].model], list(first)
-        limit_s, each_s = self._together_s(queue, first)
+        limit_s, each_s = self._choose_call_limits(queue, first)
         most = min(MOST_TOGETHER, (len(first) + len(queue)) // max(1, able))
         jobs, took_s, more = 0, 0.0, []
-        while self._may_go_on(queue, last):
+        while self._may_add_next_batch(queue, last):
             jobs, last_s = jobs + len(last), queue.predict_following_s([held.item for held in last])
             took_s += last_s
             if jobs + min(len(last), len(queue)) > most or took_s + last_s > limit_s:
                 break
             most_s = min(each_s, limit_s - took_s)
-            items = queue.take_batch(clock.earliest_possible_s(), most_s=most_s, short=self._short_calls())
+            items = queue.take_batch(clock.estimate_earliest_s(), most_s=most_s, short=self._find_short_calls())
             if not items:
                 break
-            last = self._taken(items[0], items)
+            last = self._collect_jobs(items[0], items)
             more.append(last)
         return more
 
-    def _together_s(self, queue: BatchQueue, first: Sequence[HeldJob]) -> tuple[float, float]:
+    def _choose_call_limits(self, queue: BatchQueue, first: Sequence[HeldJob]) -> tuple[float, float]:
         """Return the seconds that all engine calls of a batch call may take, and those that each following may take.
 
         Where a client waits for each job, only engine calls that are shorter than the work before and after them go
         together: then all of them but the first are answered sooner.
         """
         if all(held.item.priority >= PATIENT for held in first):
-            short = self._short_calls()
+            short = self._find_short_calls()
             return (short.most_s, short.most_s) if short else (TOGETHER_S, TOGETHER_S)
         each_s = queue.costs.predict_overhead_s(len(first))
         return HURRIED_S if queue.predict_following_s([held.item for held in first]) <= each_s else 0.0, each_s
 
-    def _may_go_on(self, queue: BatchQueue, batch: Sequence[HeldJob]) -> bool:
+    def _may_add_next_batch(self, queue: BatchQueue, batch: Sequence[HeldJob]) -> bool:
         """Return True if the queue's next batch may go with one that was taken from it."""
         if self.isolation.parts or queue.has_deadlines or queue.costs.calls < LEARNT:
             return False
         if any(held.item.expires_at_s for held in batch):
             return False
-        due = self._due_in_turn(clock.earliest_possible_s())
-        if not due or due[0].queue is not queue or self._owed(due) is not None:
+        due = self._list_due_turns(clock.estimate_earliest_s())
+        if not due or due[0].queue is not queue or self._find_owed_priority(due) is not None:
             return False
         return due[0].priority >= batch[0].item.priority  # else a lower priority was owed one batch, and no more
 
@@ -285,7 +285,7 @@ class Backlog:
         return {
             name: min(MOST_TOGETHER, int(queue.costs.items_per_s() / queue.costs.following_factor * TOGETHER_S))
             for name, queue in self.queues.items()
-            if queue.costs.calls >= LEARNT and (head := queue.first_item()) and head.priority >= PATIENT
+            if queue.costs.calls >= LEARNT and (head := queue.find_first_item()) and head.priority >= PATIENT
         }
 
     def is_overtaken(self, batch: Batch) -> bool:
@@ -299,7 +299,7 @@ class Backlog:
             return True
         order = batch.called[-batch.shares[-1]].item.order
         lacking = self.replicas.find_lacking_models(batch.pid)
-        due = (turn for turn in self._due_in_turn(clock.earliest_possible_s()) if turn.model not in lacking)
+        due = (turn for turn in self._list_due_turns(clock.estimate_earliest_s()) if turn.model not in lacking)
         orders = [(turn.model, turn.order) for turn in due]
         behind = (other for other in self.batches.values() if other.pid == batch.pid and other.number > batch.number)
         orders += ((other.spec.name, other.called[0].item.order) for other in behind)
@@ -311,53 +311,53 @@ class Backlog:
         Return None if no batch may go, or if the next one needs an idle child: it is run again, or its model generates
         step by step.
         """
-        now = clock.earliest_possible_s()
+        now = clock.estimate_earliest_s()
         if self.isolation.parts and self.isolation.find_next_group(self.replicas.models_runnable_soon):
             return None
-        for turn in self._turns(now, without):
+        for turn in self._list_turns(now, without):
             if self.replicas.generates_by_steps(turn.model):
                 return None
-            if items := turn.queue.take_batch(now, priority=turn.priority, short=self._short_calls()):
-                return self._taken(turn, items)
+            if items := turn.queue.take_batch(now, priority=turn.priority, short=self._find_short_calls()):
+                return self._collect_jobs(turn, items)
         return None
 
-    def _take(self, turn: Turn, now: float, idle: int) -> list[Item]:
+    def _take_items(self, turn: Turn, now: float, idle: int) -> list[Item]:
         """Take the items of a turn's batch out of its queue. The list is empty if all that was due has expired."""
         queue = turn.queue
         if not self.replicas.generates_by_steps(turn.model):
-            return queue.take_batch(now, priority=turn.priority, short=self._short_calls())
+            return queue.take_batch(now, priority=turn.priority, short=self._find_short_calls())
         limits = queue.limits
         share = math.ceil(len(queue) / max(1, idle))
         room = Room(rows=limits.max_batch_size, tokens=limits.max_batch_tokens, longest=int(queue.padded))
         return queue.take_next_items(now, room, priority=turn.priority, most=share)
 
-    def _short_calls(self) -> ShortCalls | None:
+    def _find_short_calls(self) -> ShortCalls | None:
         """Return the limit on calls of jobs that can wait, or None while no client waits for other jobs."""
         is_hurried = time.monotonic() < self._hurried_at + ARRIVED_S
         return ShortCalls(PATIENT, SHORT_S) if is_hurried else None
 
-    def _taken(self, turn: Turn | Item, items: Sequence[Item]) -> list[HeldJob]:
+    def _collect_jobs(self, turn: Turn | Item, items: Sequence[Item]) -> list[HeldJob]:
         """Return the jobs of a batch that goes now, and note that its owner and its priority had their turn."""
-        waiting = {priority for queue in self._able_queues() for priority in queue.priorities}
+        waiting = {priority for queue in self._list_able_queues() for priority in queue.priorities}
         self._priorities.count_batch(turn.priority, {turn.priority, *waiting})
         self._owners[turn.priority].advance_to_turn(turn.order[1])
         return [self.held[item.id] for item in items]
 
     def has_next_batch(self, without: Set[str]) -> bool:
         """Return True if there is a next batch, of models not in `without`."""
-        now = clock.earliest_possible_s()
+        now = clock.estimate_earliest_s()
         if self.isolation.find_next_group(self.replicas.runnable - without):
             return True
-        return any(turn.model not in without for turn in self._due_in_turn(now))
+        return any(turn.model not in without for turn in self._list_due_turns(now))
 
     def take_joining_jobs(self, batch: Batch) -> list[HeldJob]:
         """Take the jobs that join an open batch now out of their queue, and return them."""
         if not self.can_any_job_join(batch):
             return []
         queue = self.queues[batch.spec.name]
-        turn = self._turn_of(batch.spec.name, queue)
-        items = queue.take_next_items(clock.earliest_possible_s(), batch.room, priority=turn.priority) if turn else []
-        return self._taken(turn, items) if turn and items else []
+        turn = self._find_turn(batch.spec.name, queue)
+        items = queue.take_next_items(clock.estimate_earliest_s(), batch.room, priority=turn.priority) if turn else []
+        return self._collect_jobs(turn, items) if turn and items else []
 
     def can_any_job_join(self, batch: Batch) -> bool:
         """Return True if a waiting job would join the batch and fits.
@@ -367,7 +367,7 @@ class Backlog:
         name = batch.spec.name
         if not (queue := self.queues.get(name)) or self.isolation.find_next_group({name}):
             return False
-        turn = self._turn_of(name, queue)
+        turn = self._find_turn(name, queue)
         return turn is not None and queue.can_take_next_item(batch.room, turn.priority)
 
     def find_next_alone(self, now: float) -> RetryGroup | None:
@@ -375,71 +375,71 @@ class Backlog:
         if not self.isolation.parts:
             return None
         return self.isolation.find_next_alone(
-            self.replicas.models_runnable_soon, [turn.order for turn in self._due_in_turn(now)]
+            self.replicas.models_runnable_soon, [turn.order for turn in self._list_due_turns(now)]
         )
 
     def find_next_due_in_s(self) -> float | None:
         """Return the seconds until the next batch may go, or None if none waits for time to pass."""
-        now = clock.earliest_possible_s()
-        due = [wait_s for queue in self._able_queues() if (wait_s := _waits_s(queue, now)) is not None]
+        now = clock.estimate_earliest_s()
+        due = [wait_s for queue in self._list_able_queues() if (wait_s := _find_wait_s(queue, now)) is not None]
         if (again := self.isolation.find_next_due_in_s(self.replicas.runnable)) is not None:
             due.append(again)
         return max(0.0, min(due)) if due else None
 
-    def _due_in_turn(self, now: float) -> list[Turn]:
+    def _list_due_turns(self, now: float) -> list[Turn]:
         """Return the queues whose next batch may go, in the order of the first job of each."""
         able = {name: queue for name, queue in self.queues.items() if name in self.replicas.serving_models}
         due = [
             Turn(name, queue, head.priority, head.order)
             for name, queue in able.items()
-            if (wait_s := _waits_s(queue, now)) is not None and wait_s <= 0.0 and (head := queue.first_item())
+            if (wait_s := _find_wait_s(queue, now)) is not None and wait_s <= 0.0 and (head := queue.find_first_item())
         ]
         return sorted(due, key=lambda turn: turn.order)
 
-    def _turns(self, now: float, without: Set[str]) -> list[Turn]:
-        """Return `_due_in_turn` for models not in `without`, preceded by turns of a priority that is owed a batch."""
-        due = [turn for turn in self._due_in_turn(now) if turn.model not in without]
-        if (owed := self._owed(due)) is None:
+    def _list_turns(self, now: float, without: Set[str]) -> list[Turn]:
+        """Return the due turns of models not in `without`, preceded by turns of a priority that is owed a batch."""
+        due = [turn for turn in self._list_due_turns(now) if turn.model not in without]
+        if (owed := self._find_owed_priority(due)) is None:
             return due
         first = [
-            Turn(turn.model, turn.queue, owed, head.order) for turn in due if (head := turn.queue.first_item(owed))
+            Turn(turn.model, turn.queue, owed, head.order) for turn in due if (head := turn.queue.find_first_item(owed))
         ]
         return [*sorted(first, key=lambda turn: turn.order), *due]
 
-    def _owed(self, due: Iterable[Turn]) -> int | None:
+    def _find_owed_priority(self, due: Iterable[Turn]) -> int | None:
         """Return the lower priority of these queues that is owed a batch, if any."""
         return self._priorities.find_owed_priority({priority for turn in due for priority in turn.queue.priorities})
 
-    def _turn_of(self, model: str, queue: BatchQueue) -> Turn | None:
+    def _find_turn(self, model: str, queue: BatchQueue) -> Turn | None:
         """Return the turn of the job that goes first in one queue, whatever waits in others."""
-        head = queue.first_item(self._priorities.find_owed_priority(queue.priorities)) or queue.first_item()
+        head = queue.find_first_item(self._priorities.find_owed_priority(queue.priorities)) or queue.find_first_item()
         return Turn(model, queue, head.priority, head.order) if head else None
 
-    def _able_queues(self) -> list[BatchQueue]:
+    def _list_able_queues(self) -> list[BatchQueue]:
         return [queue for name, queue in self.queues.items() if name in self.replicas.serving_models]
 
-    def _running(self) -> set[str]:
+    def _list_running_ids(self) -> set[str]:
         return {held.item.id for batch in self.batches.values() for held in batch.jobs}
 
-    def _waiting(self) -> list[HeldJob]:
+    def _list_waiting_jobs(self) -> list[HeldJob]:
         """Return the jobs that are in no running batch, and that are not being isolated after one that ended."""
-        running = self._running()
+        running = self._list_running_ids()
         return [held for held in self.held.values() if held.item.id not in running and not held.takes_over]
 
-    def _give_back(self, leaving: Iterable[HeldJob]) -> None:
+    def _give_back_jobs(self, leaving: Iterable[HeldJob]) -> None:
         for held in leaving:
-            self._forget(held)
+            self._forget_job(held)
             for request in held.requests:
                 request.give_back_message()
 
-    def _forget(self, held: HeldJob) -> None:
+    def _forget_job(self, held: HeldJob) -> None:
         del self.held[held.item.id]
         self.return_cost_to_owner(held)
         self.isolation.forget_job(held)
         self.queues[held.model].remove(held.item.id)
 
 
-def _waits_s(queue: BatchQueue, now: float) -> float | None:
+def _find_wait_s(queue: BatchQueue, now: float) -> float | None:
     """Return the seconds until the queue's next batch may go, or None if it is empty.
 
     No batch waits longer than the limit: one that seems to has times of a clock that was set back, and goes now.
@@ -449,7 +449,7 @@ def _waits_s(queue: BatchQueue, now: float) -> float | None:
     return at - now if at - now < queue.limits.max_wait_s + SET_BACK_S else 0.0
 
 
-def _limits(spec: ModelSpec) -> Limits:
+def _make_limits(spec: ModelSpec) -> Limits:
     return Limits(
         max_batch_size=spec.max_batch_size, max_batch_tokens=spec.max_batch_tokens, max_wait_s=spec.max_wait_ms / 1000
     )

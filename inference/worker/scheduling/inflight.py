@@ -12,7 +12,7 @@ from uuid import UUID
 from inference.batching.queue import Item
 from inference.batching.room import Room
 from inference.catalog.specs import ModelSpec
-from inference.fields.uuids import uuid_of_hex
+from inference.fields.uuids import make_uuid_from_hex
 from inference.worker.replicas.device_health import Incident
 
 MOST_OVER = 100  # batch ids that a claim names for a job; a job that fails more often has no lease any more
@@ -44,7 +44,7 @@ class HeldJob:
     takes_over: tuple[UUID, ...] = ()  # the ended batches of its runs; the last may not have claimed it
     crashes_alone: int = 0  # times that its process died, or its call failed, with it alone
     times_stuck: int = 0  # times that its process was killed as stuck outside an engine
-    times_paused: int = 0  # times that its time limit ended while the worker was stopped
+    times_suspended: int = 0  # times that its time limit ended while the worker was stopped
     verdict: str = ""  # the error code it fails with, instead of being run
     raised: str = ""  # what its last call raised, for operators
     trace: str = ""  # where `raised` was raised
@@ -53,7 +53,7 @@ class HeldJob:
     job_id: UUID = field(init=False)
 
     def __post_init__(self) -> None:
-        self.job_id = uuid_of_hex(self.item.id.replace("-", ""))
+        self.job_id = make_uuid_from_hex(self.item.id.replace("-", ""))
 
     def note_batch_end(self, batch: UUID) -> None:
         self.takes_over = (*(over for over in self.takes_over if over != batch), batch)[-MOST_OVER:]
@@ -105,7 +105,7 @@ class Batch:
     begun_at: float = 0.0  # monotonic: when a child process accepted the first call
     is_open: bool = False  # a call came back, and jobs of the batch continue
     room: Room = field(default_factory=Room)  # for the jobs that join
-    paused_s: float = 0.0  # seconds for which the worker itself was stopped during the last call
+    suspended_s: float = 0.0  # seconds for which the worker itself was stopped during the last call
     stuck: bool = False  # its child process was killed as stuck outside the engine
     killed_at: float = math.inf  # monotonic: when the kill began
 
@@ -130,7 +130,7 @@ class Batch:
         self.called = jobs
         self.jobs += jobs
         for held in jobs:
-            self.room = self.room.minus_rows(held.item.size, held.item.length)
+            self.room = self.room.subtract_rows(held.item.size, held.item.length)
 
     def remove_jobs(self, jobs: Collection[HeldJob]) -> None:
         removed = set(jobs)
@@ -152,7 +152,7 @@ class Batch:
     def note_sent_call(self, result: Any) -> None:
         self.result = result
         self.called_at = self.accepted_at = time.monotonic()
-        self.has_begun, self.paused_s = False, 0.0
+        self.has_begun, self.suspended_s = False, 0.0
 
     def note_accepted_call(self, pid: int) -> None:
         self.pid, self.has_begun, self.accepted_at = pid, True, time.monotonic()
@@ -173,11 +173,11 @@ class Batch:
         """Note that no other call of the batch follows."""
         self.is_open = False
 
-    def note_pause(self, paused_s: float, now: float) -> None:
+    def note_suspension(self, suspended_s: float, now: float) -> None:
         """Exclude seconds in which the worker itself was stopped."""
-        self.paused_s += paused_s
-        self.accepted_at = min(now, self.accepted_at + paused_s)
-        self.killed_at += paused_s
+        self.suspended_s += suspended_s
+        self.accepted_at = min(now, self.accepted_at + suspended_s)
+        self.killed_at += suspended_s
 
     def note_kill(self, now: float) -> None:
         """Note that its child process is being killed as stuck."""

@@ -9,7 +9,7 @@ from collections.abc import Collection, Container, Sequence
 from dataclasses import dataclass
 
 from inference import errors
-from inference.failures import Pauses
+from inference.failures import Backoff
 from inference.telemetry import logs
 from inference.worker.calls import ProcessLost, RemoteError
 from inference.worker.scheduling.inflight import Batch, Bisection, HeldJob
@@ -17,7 +17,7 @@ from inference.worker.scheduling.inflight import Batch, Bisection, HeldJob
 logger = logging.getLogger(__name__)
 
 CRASHES_ALONE = 2  # failures of a lone job: its first process may have been killed from outside, or stopped
-MOST_PAUSES = 5  # tries of a job that do not count, since the worker was stopped meanwhile
+MOST_SUSPENSIONS = 5  # tries of a job that do not count, since the worker was stopped meanwhile
 MOST_ON_ONE_DEVICE = 6  # tries of a lone job whose device failed, before it fails without a try on another device
 RETRY_S, LONGEST_RETRY_S = 1.0, 5.0  # pauses after a failure that may pass, such as a database that is away
 STUCK_S, LONGEST_STUCK_S = 5.0, 60.0  # pauses after a wait that ended with the process; each longer by the first
@@ -49,7 +49,7 @@ class Isolation:
     def __init__(self, *, devices: int = 1) -> None:
         self.parts: list[RetryGroup] = []
         self.devices = devices  # number of this worker's devices
-        self.pauses = Pauses(first_s=RETRY_S, longest_s=LONGEST_RETRY_S)
+        self.backoff = Backoff(first_s=RETRY_S, longest_s=LONGEST_RETRY_S)
         self._owed_s = 0.0  # the time that others are owed: as long as the last job that ran alone took
         self.others_until = 0.0  # monotonic: until when the others have their turn
 
@@ -59,7 +59,7 @@ class Isolation:
 
     def find_next_group(self, models: Container[str]) -> RetryGroup | None:
         """Return the first part of these models that may run now beside others, if any."""
-        return next((part for part in self._due(models) if not part.is_alone), None)
+        return next((part for part in self._list_due_parts(models) if not part.is_alone), None)
 
     def find_next_alone(self, models: Container[str], heads: Collection[tuple[int, float, float]]) -> RetryGroup | None:
         """Return the part that must run alone and whose turn it is, if any.
@@ -67,7 +67,7 @@ class Isolation:
         A part whose job this worker has claimed goes first. Any other must precede `heads`, the orders of the first job
         of each queue, and waits while the other jobs have their turn.
         """
-        due = [part for part in self._due(models) if part.is_alone]
+        due = [part for part in self._list_due_parts(models) if part.is_alone]
         first = min(due, key=lambda part: part.turn_order, default=None)
         if first is None or first.jobs[0].takes_over:
             return first
@@ -79,7 +79,7 @@ class Isolation:
         """Remove a part that is run now."""
         self.parts.remove(part)
 
-    def _due(self, models: Container[str]) -> list[RetryGroup]:
+    def _list_due_parts(self, models: Container[str]) -> list[RetryGroup]:
         now = time.monotonic()
         return [part for part in self.parts if part.not_before <= now and part.jobs[0].model in models]
 
@@ -107,26 +107,26 @@ class Isolation:
     def run_batch_again(self, batch: Batch, after_s: float = 0.0) -> None:
         """Run a batch again, in as many parts as it had engine calls."""
         for jobs in batch.split_by_engine_call():
-            self._add(jobs, batch.search, after_s)
+            self._add_group(jobs, batch.search, after_s)
 
     def run_joining_jobs_again(self, jobs: Sequence[HeldJob]) -> None:
         """Run jobs again that were to join an open batch in a call that was forgotten."""
-        self._add(list(jobs))
+        self._add_group(list(jobs))
 
     def put_off_jobs(self, jobs: Sequence[HeldJob]) -> None:
         """Run jobs later that were to join an open batch and cannot yet."""
         if jobs:
-            self._add(list(jobs), after_s=self.pauses.next_s())
+            self._add_group(list(jobs), after_s=self.backoff.take_next_pause_s())
 
     def note_success(self, batch: Batch) -> None:
-        self.pauses.reset()
+        self.backoff.reset()
         if batch.search:
             batch.search.narrow_suspects(batch.begun, died=False)
-            self._go_on(batch.search)
+            self._continue_search(batch.search)
 
     def retry_unbegun_batch(self, batch: Batch, cause: BaseException) -> None:
         """Run a batch again later that could not begin."""
-        after_s = self.pauses.next_s()
+        after_s = self.backoff.take_next_pause_s()
         logger.error("batch=%s not begun, tried again in %.1f s: %s", batch.id, after_s, logs.describe_error(cause))
         self.run_batch_again(batch, after_s)
 
@@ -141,18 +141,18 @@ class Isolation:
         logger.error("batch=%s killed, tried again in %.0f s: %s", batch.id, after_s, logs.describe_error(cause))
         self.run_batch_again(batch, after_s)
 
-    def retry_paused_batch(self, batch: Batch, cause: BaseException) -> None:
+    def retry_suspended_batch(self, batch: Batch, cause: BaseException) -> None:
         """Run a batch again whose time limit ended while the worker itself was stopped.
 
-        No job is blamed for the first `MOST_PAUSES` times.
+        No job is blamed for the first `MOST_SUSPENSIONS` times.
         """
-        if any(held.times_paused >= MOST_PAUSES for held in batch.jobs):
+        if any(held.times_suspended >= MOST_SUSPENSIONS for held in batch.jobs):
             self.search_culprit(batch, cause)
             return
         for held in batch.jobs:
-            held.times_paused += 1
+            held.times_suspended += 1
         why = logs.describe_error(cause)
-        logger.error("batch=%s lost, the worker was stopped for %.1f s meanwhile: %s", batch.id, batch.paused_s, why)
+        logger.error("batch=%s lost, the worker was stopped for %.1f s meanwhile: %s", batch.id, batch.suspended_s, why)
         self.run_batch_again(batch)
 
     def run_halves(self, batch: Batch, cause: BaseException, after_s: float = 0.0) -> None:
@@ -161,32 +161,32 @@ class Isolation:
         Perhaps only one of its jobs is at fault.
         """
         if batch.shares:
-            self._apart(batch, cause, after_s)
+            self._run_calls_apart(batch, cause, after_s)
             return
         if batch.search:
-            self._add([held for held in batch.search.suspects if held not in batch.jobs])
-            self._add(batch.search.aside)
-        if not self._died_alone(batch, cause, after_s):
+            self._add_group([held for held in batch.search.suspects if held not in batch.jobs])
+            self._add_group(batch.search.aside)
+        if not self._suspect_if_alone(batch, cause, after_s):
             why = logs.describe_error(cause)
             logger.error("batch=%s of %d lost, running its halves apart: %s", batch.id, len(batch.jobs), why)
             middle = len(batch.jobs) // 2
-            self._add(batch.jobs[:middle], after_s=after_s)
-            self._add(batch.jobs[middle:], after_s=after_s)
+            self._add_group(batch.jobs[:middle], after_s=after_s)
+            self._add_group(batch.jobs[middle:], after_s=after_s)
 
     def search_culprit(self, batch: Batch, cause: BaseException) -> None:
         """Search for the job of a batch that ended the batch's process."""
         if batch.shares:
-            self._apart(batch, cause)
+            self._run_calls_apart(batch, cause)
             return
         if search := batch.search:
             search.narrow_suspects(batch.jobs, died=True)
-        alone = self._died_alone(batch, cause)
+        alone = self._suspect_if_alone(batch, cause)
         if not alone:
             why = logs.describe_error(cause)
             logger.error("batch=%s of %d lost, looking for the culprit: %s", batch.id, len(batch.jobs), why)
-            self._go_on(search or Bisection(suspects=batch.jobs))
+            self._continue_search(search or Bisection(suspects=batch.jobs))
         elif search:
-            self._add(search.aside)
+            self._add_group(search.aside)
 
     def suspect_job(self, culprit: HeldJob, batch: Batch, cause: BaseException) -> None:
         """Suspect the job that the engine was busy with alone when the batch's process died.
@@ -195,10 +195,10 @@ class Isolation:
         """
         search = batch.search
         others = [*search.suspects, *search.aside] if search else batch.jobs
-        self._add([held for held in others if held is not culprit])
-        self._suspect(culprit, batch, cause)
+        self._add_group([held for held in others if held is not culprit])
+        self._condemn_or_retry(culprit, batch, cause)
 
-    def _apart(self, batch: Batch, cause: BaseException, after_s: float = 0.0) -> None:
+    def _run_calls_apart(self, batch: Batch, cause: BaseException, after_s: float = 0.0) -> None:
         """Run the engine calls of a batch call again as separate calls.
 
         A culprit is then searched for among the jobs that the engine had at once.
@@ -207,36 +207,36 @@ class Isolation:
         logger.error("batch=%s of %d lost, running its engine calls apart: %s", batch.id, len(batch.jobs), why)
         self.run_batch_again(batch, after_s)
 
-    def _go_on(self, search: Bisection) -> None:
+    def _continue_search(self, search: Bisection) -> None:
         if len(search.suspects) > 1:
-            self._add(search.select_next_half(), search)
+            self._add_group(search.select_next_half(), search)
         else:
-            self._add(search.suspects)
-            self._add(search.aside)
+            self._add_group(search.suspects)
+            self._add_group(search.aside)
 
-    def _add(self, jobs: list[HeldJob], search: Bisection | None = None, after_s: float = 0.0) -> None:
+    def _add_group(self, jobs: list[HeldJob], search: Bisection | None = None, after_s: float = 0.0) -> None:
         if jobs:
             self.parts.append(RetryGroup(jobs=jobs, not_before=time.monotonic() + after_s, search=search))
 
-    def _died_alone(self, batch: Batch, cause: BaseException, after_s: float = 0.0) -> bool:
+    def _suspect_if_alone(self, batch: Batch, cause: BaseException, after_s: float = 0.0) -> bool:
         """Return True if the batch was a single job, which is then condemned or tried once more."""
         if len(batch.jobs) > 1:
             return False
-        self._suspect(batch.jobs[0], batch, cause, after_s)
+        self._condemn_or_retry(batch.jobs[0], batch, cause, after_s)
         return True
 
-    def _suspect(self, held: HeldJob, batch: Batch, cause: BaseException, after_s: float = 0.0) -> None:
+    def _condemn_or_retry(self, held: HeldJob, batch: Batch, cause: BaseException, after_s: float = 0.0) -> None:
         """Condemn a job that a process may have died of, or try it once more."""
         held.crashes_alone += 1
-        held.verdict = _verdict(held, cause, devices=self.devices)
+        held.verdict = _find_verdict(held, cause, devices=self.devices)
         if isinstance(cause, RemoteError):
             held.raised, held.trace = cause.raised, cause.trace
         fate = f"fails as {held.verdict}" if held.verdict else "tried once more"
         logger.error("batch=%s job=%s lost alone, %s: %s", batch.id, held.item.id, fate, logs.describe_error(cause))
-        self._add([held], after_s=after_s)
+        self._add_group([held], after_s=after_s)
 
 
-def _verdict(held: HeldJob, cause: BaseException, *, devices: int) -> str:
+def _find_verdict(held: HeldJob, cause: BaseException, *, devices: int) -> str:
     """Return the error code of a job whose process died with it alone, or "" for one more try."""
     if held.crashes_alone < CRASHES_ALONE:
         return ""

@@ -11,7 +11,7 @@ from uuid import UUID
 from inference import clock
 from inference.catalog.specs import Catalog
 from inference.engines.artifacts import memory
-from inference.failures import Pauses
+from inference.failures import Backoff
 from inference.fields.worker_documents import ModelState
 from inference.residency_policy.state import ResidencyState, Waiting
 from inference.residency_policy.worker_choice import should_load
@@ -45,11 +45,11 @@ class LazyDemand(threading.Thread):
         self._stopping = threading.Event()
 
     def run(self) -> None:
-        pauses = Pauses(first_s=LOOK_S, longest_s=LONGEST_PAUSE_S)
+        backoff = Backoff(first_s=LOOK_S, longest_s=LONGEST_PAUSE_S)
         while not self._stopping.is_set():
             if looked := run_chore(self.poll_demand, str(self.worker)):
-                pauses.reset()
-            self._stopping.wait(LOOK_S if looked else pauses.next_s())
+                backoff.reset()
+            self._stopping.wait(LOOK_S if looked else backoff.take_next_pause_s())
 
     def follow_models(self, models: Catalog, *, held_back: frozenset[str]) -> None:
         """Look for jobs of these models from now on, but of those that are held back."""
@@ -77,15 +77,17 @@ class LazyDemand(threading.Thread):
         }
         now = time.monotonic()
         self._seen_at = {name: self._seen_at.get(name, now) for name in found if name in absent}
-        self._made_at = {job_id: self._made_at.get(job_id, now - _age_s(job_id)) for _, job_id in found.values()}
+        self._made_at = {
+            job_id: self._made_at.get(job_id, now - _compute_age_s(job_id)) for _, job_id in found.values()
+        }
         self.waiting = {
             name: Waiting(since_s=self._made_at[job_id], priority=priority)
             for name, (priority, job_id) in found.items()
         }
-        self.ours = frozenset(self._ours(now)) if self._seen_at else frozenset()
+        self.ours = frozenset(self._choose_models(now)) if self._seen_at else frozenset()
 
-    def _ours(self, now: float) -> list[str]:
-        others = self._others()
+    def _choose_models(self, now: float) -> list[str]:
+        others = self._read_other_workers()
         return [
             name
             for name, seen_at in self._seen_at.items()
@@ -95,11 +97,11 @@ class LazyDemand(threading.Thread):
                 {other: states[name] for other, states in others.items() if name in states},
                 seen_s=now - seen_at,
                 waited_s=now - self.waiting[name].since_s,
-                load_s=self.residency.expected_load_s(name),
+                load_s=self.residency.estimate_load_s(name),
             )
         ]
 
-    def _others(self) -> dict[str, dict[str, bool]]:
+    def _read_other_workers(self) -> dict[str, dict[str, bool]]:
         """Return, by worker and model, whether the worker has the model in memory or loads it."""
         others = workers.select_living().filter(connected=True, state__in=workers.SERVING).exclude(pk=self.worker)
         return {
@@ -108,5 +110,5 @@ class LazyDemand(threading.Thread):
         }
 
 
-def _age_s(job_id: UUID) -> float:
-    return max(0.0, clock.time_s() - queue_position.read_creation_ms(job_id) / 1000)
+def _compute_age_s(job_id: UUID) -> float:
+    return max(0.0, clock.time_s() - queue_position.extract_creation_ms(job_id) / 1000)

@@ -42,7 +42,7 @@ class LazyModels:
         self.demand = LazyDemand(replicas.plan, self.residency)
         self.specs: dict[str, ModelSpec] = {}  # entries whose size is known, as far as it can be
         self.report = LazyStatus()
-        self._park()
+        self._park_absent_models()
 
     def update_residency(self, backlog: Backlog) -> LazyStatus:
         """Take one step of loading and unloading, and return the new status. Runs twice a second."""
@@ -51,14 +51,14 @@ class LazyModels:
         if not self.replicas.have_all_reported:
             return self.report
         now_s = time.monotonic()
-        self.residency.set_room(self._room())
-        self._settle(now_s)
-        self._see(backlog, now_s)
+        self.residency.set_room(self._compute_room())
+        self._note_change_end(now_s)
+        self._update_demand(backlog, now_s)
         if change := self.residency.begin_next_change(now_s):
             unload, load = ", ".join(change.unload) or "none", change.load or "none"
             logger.info("lazy models to be unloaded: %s; to be loaded: %s", unload, load)
-        self._park()
-        self.report = self._report(now_s, served)
+        self._park_absent_models()
+        self.report = self._make_status(now_s, served)
         return self.report
 
     @property
@@ -82,30 +82,30 @@ class LazyModels:
                 estimate = self.demand.estimates[spec.load_digest]
                 self.residency.add_model(name, idle_unload_s=spec.idle_unload_s, memory=estimate)
 
-    def _room(self) -> int:
+    def _compute_room(self) -> int:
         """Return the bytes for lazy models in each replica: the least that the other models leave in one of them."""
         plan, lazy = self.replicas.plan, self._catalog.keys()
         others = [spec for spec in self.replicas.goal.values() if spec.name not in lazy]
         rooms = [
-            (settings.REPLICA_MEMORY_MB * MIB or _share(replica) // plan.most_replicas_per_device)
-            - _taken(replica, others)
+            (settings.REPLICA_MEMORY_MB * MIB or _compute_share(replica) // plan.most_replicas_per_device)
+            - _sum_memory(replica, others)
             for replica in self.replicas.replicas
             if replica.is_up
         ]
         return max(0, min(rooms, default=self.residency.room))
 
-    def _settle(self, now_s: float) -> None:
+    def _note_change_end(self, now_s: float) -> None:
         """Note models that the replicas have lost, and whether the begun change is made or has failed."""
         residency, loading = self.residency, self.residency.loading_model
         for name in residency.models_in_memory - self.replicas.served_models:
             why = self.replicas.find_load_failure(self.specs[name]) or "its process ended, and has not loaded it again."
             residency.record_failed_load(name, now_s, why)
-        if residency.change and self._is_made(loading):
-            residency.finish_change(now_s, memory=self._memory(loading))
+        if residency.change and self._is_change_made(loading):
+            residency.finish_change(now_s, memory=self._find_memory(loading))
         elif loading in self.specs and (why := self.replicas.find_load_failure(self.specs[loading])):
             residency.record_failed_load(loading, now_s, why)
 
-    def _is_made(self, loading: str | None) -> bool:
+    def _is_change_made(self, loading: str | None) -> bool:
         """Return True if the begun change is made.
 
         The model to be loaded can be run; or, if none is loaded, no replica has the unloaded ones any more. Unloading
@@ -115,12 +115,12 @@ class LazyModels:
             return loading in self.replicas.runnable
         return all(replica.ready <= self.replicas.goal.keys() for replica in self.replicas.replicas)
 
-    def _memory(self, loaded: str | None) -> int | None:
+    def _find_memory(self, loaded: str | None) -> int | None:
         if loaded not in self.specs:
             return None
         return max(replica.memory.get(self.specs[loaded].digest, 0) for replica in self.replicas.replicas)
 
-    def _see(self, backlog: Backlog, now_s: float) -> None:
+    def _update_demand(self, backlog: Backlog, now_s: float) -> None:
         held = list(backlog.held.values())
         waiting, ours = self.demand.waiting, self.demand.ours
         self.residency.update_demand(
@@ -130,14 +130,14 @@ class LazyModels:
             now_s=now_s,
         )
 
-    def _park(self) -> None:
+    def _park_absent_models(self) -> None:
         residency = self.residency
         absent = frozenset(self._catalog.keys() - residency.models_in_memory - {residency.loading_model})
         self.demand.follow_absent_models(absent)
         if absent != self.replicas.parked:
             self.replicas.park_models(absent)
 
-    def _report(self, now_s: float, served: frozenset[str]) -> LazyStatus:
+    def _make_status(self, now_s: float, served: frozenset[str]) -> LazyStatus:
         """Return the status. `served` are the models that were served until now.
 
         A served model is still served while the size of its new entry is being found.
@@ -149,7 +149,7 @@ class LazyModels:
         return LazyStatus(able=able, why_not=why_not, models=dict(self.residency.models))
 
 
-def _share(replica: ReplicaState) -> int:
+def _compute_share(replica: ReplicaState) -> int:
     """Return the bytes of the replica's device for models.
 
     A device that does not report its memory has no limit here: loading will show what fits.
@@ -157,7 +157,7 @@ def _share(replica: ReplicaState) -> int:
     return int(replica.total * (CPU_SHARE if replica.device == CPU else GPU_SHARE)) or sys.maxsize
 
 
-def _taken(replica: ReplicaState, specs: Iterable[ModelSpec]) -> int:
+def _sum_memory(replica: ReplicaState, specs: Iterable[ModelSpec]) -> int:
     """Return the bytes that these models take in the replica. Entries that share what is loaded count once."""
     memory = replica.memory
     return sum({spec.load_digest: memory[spec.digest] for spec in specs if spec.digest in memory}.values())

@@ -31,9 +31,9 @@ class Scheduler:
             self._pool.assign_models()
         idle = sorted(self._pool.find_idle_pids(), key=lambda pid: len(self.list_open_batches(pid)))
         for place, pid in enumerate(idle):
-            self._assign(pid, idle=len(idle) - place)
-        self._give_ahead()
-        self._call_back()
+            self._give_work(pid, idle=len(idle) - place)
+        self._give_work_ahead()
+        self._call_back_batches()
 
     def stop_beginning(self) -> None:
         """Begin no other batch: the worker leaves."""
@@ -44,30 +44,30 @@ class Scheduler:
         found = (batch for batch in self.backlog.batches.values() if batch.is_open and batch.pid == pid)
         return sorted(found, key=lambda batch: batch.called_at)
 
-    def _assign(self, pid: int, *, idle: int) -> None:
+    def _give_work(self, pid: int, *, idle: int) -> None:
         opened = self.list_open_batches(pid)
         if opened and pid not in self._others_turn:
             self._others_turn.add(pid)
-            self._go_on(opened[0])
+            self._continue_batch(opened[0])
             return
         self._others_turn.discard(pid)
-        if not self._begin(pid, opened, idle) and opened:
-            self._go_on(opened[0])
+        if not self._begin_batch(pid, opened, idle) and opened:
+            self._continue_batch(opened[0])
 
-    def _begin(self, pid: int, opened: Collection[Batch], idle: int) -> bool:
+    def _begin_batch(self, pid: int, opened: Collection[Batch], idle: int) -> bool:
         """Begin a new batch in a child process, of no model that has a batch open there.
 
         Return True if there was one.
         """
         if not self.may_begin or self._is_kept_free():
             return False
-        following = self.backlog.take_next_batch(self._not_now(pid, opened), idle=idle)
+        following = self.backlog.take_next_batch(self._list_excluded_models(pid, opened), idle=idle)
         if following is None:
             return False
         jobs, search, is_closed = following
         batch = self._make_batch(pid, jobs, search, is_closed=is_closed)
         if not is_closed and not self.replicas.generates_by_steps(batch.spec.name):
-            self._bring_more(batch)
+            self._add_more_batches(batch)
         if self._call(batch):
             self.backlog.note_start(batch)
         return True
@@ -78,7 +78,7 @@ class Scheduler:
         spec, device = self.backlog.specs[jobs[0].model], self.replicas.device_of(pid)
         return Batch(id=uuid4(), spec=spec, jobs=jobs, pid=pid, device=device, search=search, is_closed=is_closed)
 
-    def _bring_more(self, batch: Batch) -> None:
+    def _add_more_batches(self, batch: Batch) -> None:
         if more := self.backlog.take_more_batches(batch.jobs, able=self.replicas.able_child_count):
             batch.add_engine_calls(more)
 
@@ -86,11 +86,11 @@ class Scheduler:
         """Return the batches of a child process whose calls are not over, in the order in which it runs them."""
         return [batch for batch in self.backlog.batches.values() if batch.result and batch.pid == pid]
 
-    def _give_ahead(self) -> None:
+    def _give_work_ahead(self) -> None:
         """Give more calls to busy child processes that work ahead, first to the one that has the fewest."""
         pids = {batch.pid for batch in self.backlog.batches.values() if self.replicas.works_ahead(batch.pid)}
         while able := [pid for pid in pids if self._may_have_more(pid)]:
-            if not any(map(self._begin_ahead, sorted(able, key=lambda pid: len(self.list_batches_in_hand(pid))))):
+            if not any(map(self._begin_batch_ahead, sorted(able, key=lambda pid: len(self.list_batches_in_hand(pid))))):
                 return
 
     def _may_have_more(self, pid: int) -> bool:
@@ -101,21 +101,21 @@ class Scheduler:
         running = self.list_batches_in_hand(pid)
         return (
             self.may_begin
-            and 0 < len(running) < self._most(running)
+            and 0 < len(running) < self._choose_call_limit(running)
             and not self.list_open_batches(pid)
             and not any(batch.is_closed or self.replicas.generates_by_steps(batch.spec.name) for batch in running)
             and not self._is_kept_free()
             and self._pool.can_take_another_call(pid)
         )
 
-    def _most(self, running: Sequence[Batch]) -> int:
+    def _choose_call_limit(self, running: Sequence[Batch]) -> int:
         return IN_HAND - 1 if all(batch.spec.name in self.backlog.long for batch in running) else IN_HAND
 
-    def _begin_ahead(self, pid: int) -> bool:
+    def _begin_batch_ahead(self, pid: int) -> bool:
         if not (jobs := self.backlog.take_batch_ahead(self.replicas.find_lacking_models(pid))):
             return False
         batch = self._make_batch(pid, jobs)
-        self._bring_more(batch)
+        self._add_more_batches(batch)
         if not self._call(batch):
             return False
         self.backlog.note_start(batch)
@@ -123,7 +123,7 @@ class Scheduler:
             each.note_company()
         return True
 
-    def _go_on(self, batch: Batch) -> None:
+    def _continue_batch(self, batch: Batch) -> None:
         """Send the next call of an open batch, with the jobs that join now."""
         batch.add_joining_jobs(self.backlog.take_joining_jobs(batch) if self._may_be_joined(batch) else [])
         self.backlog.note_joined_jobs(batch)
@@ -143,7 +143,7 @@ class Scheduler:
             and not self._is_kept_free()
         )
 
-    def _not_now(self, pid: int, opened: Collection[Batch]) -> set[str]:
+    def _list_excluded_models(self, pid: int, opened: Collection[Batch]) -> set[str]:
         """Return the models of which no batch is begun in a child process.
 
         They are the models that it lacks and those with a batch open in it. If it is to load a model once none is open,
@@ -154,7 +154,7 @@ class Scheduler:
             names.update(filter(self.replicas.generates_by_steps, self.backlog.queues))
         return names
 
-    def _call_back(self) -> None:
+    def _call_back_batches(self) -> None:
         """Call batches back after their present step or engine call, where other work waits."""
         for batch in self.backlog.batches.values():
             if batch.result and self._is_wanted_back(batch):
@@ -166,9 +166,9 @@ class Scheduler:
     def _is_wanted_back(self, batch: Batch) -> bool:
         if batch.shares:
             return self.may_begin and self.backlog.is_overtaken(batch)
-        return batch.is_open and (self._has_others(batch) or self._may_grow(batch))
+        return batch.is_open and (self._has_other_work(batch) or self._may_grow(batch))
 
-    def _has_others(self, batch: Batch) -> bool:
+    def _has_other_work(self, batch: Batch) -> bool:
         """Return True if other work waits for the child process of `batch`."""
         opened = self.list_open_batches(batch.pid)
         if len(opened) > 1:
@@ -176,7 +176,7 @@ class Scheduler:
         return (
             self.may_begin
             and not self._is_kept_free()
-            and self.backlog.has_next_batch(self._not_now(batch.pid, opened))
+            and self.backlog.has_next_batch(self._list_excluded_models(batch.pid, opened))
         )
 
     def _may_grow(self, batch: Batch) -> bool:
@@ -186,4 +186,4 @@ class Scheduler:
         """Return True if a job that nothing may run beside runs, or waits until all running batches have ended."""
         if any(batch.is_alone for batch in self.backlog.batches.values()):
             return True
-        return bool(self.backlog.batches) and self.backlog.find_next_alone(clock.earliest_possible_s()) is not None
+        return bool(self.backlog.batches) and self.backlog.find_next_alone(clock.estimate_earliest_s()) is not None

@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 COMPUTED = {
     "", errors.EngineError.code, errors.BadOutput.code, errors.InvalidInput.code, errors.ContextLengthExceeded.code
 }  # fmt: skip
-PAUSED = 0.25  # share of a time limit: no job is blamed if the worker itself was stopped for longer within it
+SUSPENDED = 0.25  # share of a time limit: no job is blamed if the worker itself was stopped for longer within it
 
 
 class Settlement:
@@ -43,16 +43,16 @@ class Settlement:
         now = self.backlog.specs.get(batch.spec.name)
         is_current = now is not None and now.load_digest == batch.spec.load_digest
         if report.capacity:
-            self._observe_steps(batch, report)
+            self._learn_step_costs(batch, report)
         self._spare_threads.learn_from_report(batch, report)
         for each in (report.each or (report,)) if is_current else ():
-            self._learn(batch, queue, each, is_one=not report.each)
+            self._learn_costs(batch, queue, each, is_one=not report.each)
         failpoints.reach("before_ack")
-        self._put_off(batch, report)
-        self._wait_again(batch, report)
+        self._put_off_jobs(batch, report)
+        self._requeue_unbegun_jobs(batch, report)
         if report.engine_s and batch.jobs:
             self.backlog.update_gone_share(len(batch.jobs), len(report.errors))
-        self._release(batch.jobs, report)
+        self._release_jobs(batch.jobs, report)
         failpoints.reach("after_ack")
         failed = sum(map(bool, report.errors.values()))
         logger.log(
@@ -66,7 +66,7 @@ class Settlement:
             report.engine_s * 1000,
         )
 
-    def _learn(self, batch: Batch, queue: BatchQueue, report: BatchReport, *, is_one: bool) -> None:
+    def _learn_costs(self, batch: Batch, queue: BatchQueue, report: BatchReport, *, is_one: bool) -> None:
         """Learn the costs of one engine call, which are those of a call without spare threads.
 
         The overhead is learnt from a call that was sent by itself only (`is_one`): several engine calls of one batch
@@ -84,7 +84,7 @@ class Settlement:
                 is_long = report.engine_s > LONG * (report.overhead_s + report.read_s)
                 self.backlog.note_call_length(batch.spec.name, is_long=is_long)
         if report.oom_shape:
-            queue.limit_after_out_of_memory(*report.oom_shape, now_s=clock.earliest_possible_s())
+            queue.limit_after_out_of_memory(*report.oom_shape, now_s=clock.estimate_earliest_s())
 
     def _note_cost(self, batch: Batch, report: BatchReport) -> None:
         """Record how far off the expected cost of an engine call was, before it is learnt from the call."""
@@ -96,14 +96,14 @@ class Settlement:
         """Release the jobs of an open batch that have ended. The others continue."""
         batch.note_room(report.room)
         self.backlog.queues[batch.spec.name].note_rows(padded=report.room.longest > 0, cut_at=report.cut_at)
-        self._observe_steps(batch, report)
+        self._learn_step_costs(batch, report)
         self._spare_threads.learn_from_report(batch, report)
-        self._put_off(batch, report)
+        self._put_off_jobs(batch, report)
         ended = [held for held in batch.jobs if held.job_id not in report.left]
         batch.remove_jobs(ended)
-        self._release(ended, report)
+        self._release_jobs(ended, report)
 
-    def _put_off(self, batch: Batch, report: BatchReport) -> None:
+    def _put_off_jobs(self, batch: Batch, report: BatchReport) -> None:
         """Take the jobs that could not join out of the batch, to be tried again later by themselves."""
         if not report.put_off:
             return
@@ -113,7 +113,7 @@ class Settlement:
             held.note_batch_end(batch.id)
         self.backlog.isolation.put_off_jobs(put_off)
 
-    def _wait_again(self, batch: Batch, report: BatchReport) -> None:
+    def _requeue_unbegun_jobs(self, batch: Batch, report: BatchReport) -> None:
         """Put the jobs that other jobs went before back into the queue, each in its place."""
         if not report.unbegun:
             return
@@ -122,7 +122,7 @@ class Settlement:
         for held in unbegun:
             self.backlog.return_to_queue(held)
 
-    def _observe_steps(self, batch: Batch, report: BatchReport) -> None:
+    def _learn_step_costs(self, batch: Batch, report: BatchReport) -> None:
         """Learn how many jobs are answered in how much time. No batch is formed by the cost of steps."""
         self.generated.add_report(batch, report)
         jobs = self.generated.estimate_jobs(batch.spec.name, report.tokens)
@@ -135,17 +135,17 @@ class Settlement:
             held.note_batch_end(batch.id)
         self.backlog.isolation.run_batch_again(batch)
 
-    def _release(self, jobs: Sequence[HeldJob], report: BatchReport) -> None:
+    def _release_jobs(self, jobs: Sequence[HeldJob], report: BatchReport) -> None:
         for held in jobs:
             self.jobs_finished += 1
             error = report.errors.get(held.job_id, "")
             if held.job_id in report.errors:
-                self._judge(held, error)
+                self._note_fault(held, error)
             else:  # its row could not be claimed any more
                 self.backlog.return_cost_to_owner(held)
             self.backlog.release_job(held, error, report.engine_s)
 
-    def _judge(self, held: HeldJob, error: str) -> None:
+    def _note_fault(self, held: HeldJob, error: str) -> None:
         """Note whether the device or the job was at fault, if a device failed with the job before."""
         if held.incident and error == errors.DeviceFailed.code:
             held.incident.note_faulty_job()
@@ -160,16 +160,16 @@ class Settlement:
         for held in batch.jobs:
             held.note_batch_end(batch.id)
         if isinstance(cause, errors.DeviceFailed):
-            self._device_failed(batch, cause)
+            self._settle_device_failure(batch, cause)
         elif batch.stuck:
             self.backlog.isolation.retry_stuck_batch(batch, cause)
         elif isinstance(cause, ProcessLost) and self._is_innocent(batch):
             logger.error("batch=%s of %d lost: its process ended, perhaps of another batch", batch.id, len(batch.jobs))
             self.backlog.isolation.run_batch_again(batch)
         elif isinstance(cause, ProcessLost):
-            if cause.is_past_limit and batch.paused_s > PAUSED * batch.spec.time_limit_s:
-                self.backlog.isolation.retry_paused_batch(batch, cause)
-            elif culprit := self._at_work(batch):
+            if cause.is_past_limit and batch.suspended_s > SUSPENDED * batch.spec.time_limit_s:
+                self.backlog.isolation.retry_suspended_batch(batch, cause)
+            elif culprit := self._find_job_at_work(batch):
                 self.backlog.isolation.suspect_job(culprit, batch, cause)
             else:
                 self.backlog.isolation.search_culprit(batch, cause)
@@ -180,7 +180,7 @@ class Settlement:
             logger.error("batch=%s its call raised %s%s", batch.id, logs.describe_error(cause), trace)
             self.settle_broken_batch(batch, cause)
 
-    def _at_work(self, batch: Batch) -> HeldJob | None:
+    def _find_job_at_work(self, batch: Batch) -> HeldJob | None:
         """Return the one job that the engine of an open batch was busy with as its process ended, if any."""
         shared = self.backlog.replicas.get_shared_state(batch.pid)
         job = bytes(shared.job) if shared else NO_JOB
@@ -205,9 +205,9 @@ class Settlement:
             return
         why = logs.describe_error(cause)
         logger.error("batch=%s its verdict was not recorded, its row is left to the reconciler: %s", batch.id, why)
-        self._release(batch.jobs, BatchReport(errors={}))
+        self._release_jobs(batch.jobs, BatchReport(errors={}))
 
-    def _device_failed(self, batch: Batch, cause: BaseException) -> None:
+    def _settle_device_failure(self, batch: Batch, cause: BaseException) -> None:
         """End the process whose device failed, and run the halves of its batch again.
 
         One bad input can put a device into a sticky error state, which ends with the process. Whether the device itself

@@ -70,7 +70,7 @@ class SpareThreads:
     def choose_threads(self, batch: Batch) -> None:
         """Set the number of spare threads for a batch's next call."""
         is_only = self._is_only(batch)
-        is_given = is_only and self._paces_of(batch).take_turn()
+        is_given = is_only and self._get_paces(batch).take_turn()
         batch.note_threads(self._backlog.replicas.plan.threads if is_given else 0, is_only=is_only)
 
     def _is_only(self, batch: Batch) -> bool:
@@ -87,39 +87,39 @@ class SpareThreads:
             and batch.device == devices.CPU
             and 2 * plan.threads <= devices.count_cores()
             and sys.platform == LINUX
-            and (replicas.generates_by_steps(batch.spec.name) or self._expected_s(batch) <= LONGEST_S)
+            and (replicas.generates_by_steps(batch.spec.name) or self._predict_batch_s(batch) <= LONGEST_S)
         )
 
-    def _expected_s(self, batch: Batch) -> float:
+    def _predict_batch_s(self, batch: Batch) -> float:
         item = batch.jobs[0].item
-        return self._costs_of(batch).predict_s(item.size, item.length)
+        return self._get_costs(batch).predict_s(item.size, item.length)
 
     def learn_from_report(self, batch: Batch, report: BatchReport) -> None:
         """Learn from the report of a call that was the only one as it was sent."""
-        work = self._work(batch, report) if batch.is_only else 0.0
+        work = self._measure_work(batch, report) if batch.is_only else 0.0
         if work and report.engine_s:
-            paces = self._paces_of(batch)
+            paces = self._get_paces(batch)
             (paces.observe_spare if batch.spare_threads else paces.observe_own)(report.engine_s / work)
 
     def give_up_threads(self, batch: Batch) -> None:
         """Give the threads up for a while, since a call with them ended its process or ran past its time limit."""
         if batch.spare_threads:
-            self._paces_of(batch).give_up()
+            self._get_paces(batch).give_up()
 
-    def _work(self, batch: Batch, report: BatchReport) -> float:
+    def _measure_work(self, batch: Batch, report: BatchReport) -> float:
         """Return the seconds that the model's cost predicts, or the steps of a model that generates step by step.
 
         Steps are counted for one row, and in calls that read no prompt.
         """
         if report.capacity:
             return 0.0 if batch.called or report.size > 1 else float(report.tokens)
-        costs = self._costs_of(batch)
+        costs = self._get_costs(batch)
         if report.calls != 1 or costs.calls < LEARNT:
             return 0.0
         return costs.predict_engine_s(report.size, report.length)
 
-    def _costs_of(self, batch: Batch) -> CostModel:
+    def _get_costs(self, batch: Batch) -> CostModel:
         return self._backlog.queues[batch.spec.name].costs
 
-    def _paces_of(self, batch: Batch) -> _Paces:
-        return self._paces.setdefault(self._costs_of(batch), _Paces())
+    def _get_paces(self, batch: Batch) -> _Paces:
+        return self._paces.setdefault(self._get_costs(batch), _Paces())

@@ -102,14 +102,16 @@ class UnfetchedJobs(threading.Thread):
         self._look_for_peers()
         with owners.force_index():
             lines, self._after = owners.read_owner_queues(question.rows, after=self._after)
-            missed = [line for line in lines if self._is_mine(line) and _key(line) not in question.lines][:MOST_JOBS]
+            missed = [line for line in lines if self._is_mine(line) and _make_line_key(line) not in question.lines][
+                :MOST_JOBS
+            ]
             jobs = owners.read_first_jobs(missed, most=MOST_JOBS // max(1, len(missed)))
         several = Counter(line.model for line in missed)
         for (model, *_), line in itertools.groupby(jobs, key=lambda job: (job.model, job.priority, job.owner_id)):
             rows, most = (figures[model] // several[model] for figures in (question.rows, question.jobs))
             found = list(line)
             if not question.is_for_few or sum(job.size for job in found) <= question.batch[model]:
-                self._found.extend((model, make_item(job)) for job in _portion(found, rows, most))
+                self._found.extend((model, make_item(job)) for job in _take_portion(found, rows, most))
         ended = Job.objects.filter(pk__in=question.waiting, status__in=TERMINAL).order_by()
         self._ended.extend(map(str, ended.values_list("pk", flat=True)))
 
@@ -153,11 +155,11 @@ def _question(backlog: Backlog, calls: int) -> LookQuestion:
     )
 
 
-def _key(line: OwnerQueue) -> tuple[str, int, str | None]:
+def _make_line_key(line: OwnerQueue) -> tuple[str, int, str | None]:
     return line.model, line.priority, owners.format_owner(line.owner)
 
 
-def _portion(jobs: Iterable[Job], rows: int, most: int) -> Iterator[Job]:
+def _take_portion(jobs: Iterable[Job], rows: int, most: int) -> Iterator[Job]:
     """Yield the first jobs of a line: as many as have `rows` rows, or `most` jobs if that is more; at least one."""
     for taken, job in enumerate(jobs):
         if taken and rows <= 0 and taken >= most:

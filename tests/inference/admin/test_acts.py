@@ -15,7 +15,7 @@ from django.urls import reverse
 
 from api.models import ApiKey
 from inference.admin import job_lookups
-from inference.fields.ids import new_job_id
+from inference.fields.ids import make_row_id
 from inference.models import Act, ActKind, ActState, Bulk, Job, Priority, Status
 from inference.upkeep import acts
 from tests.inference.test_admin import JOBS, MARKUP, AdminCase, make_job, make_worker
@@ -91,7 +91,7 @@ class ActOnAllTests(AdminCase):
                 parameters.update(query)
                 lookups = job_lookups.make_lookups(parameters, User.objects.get())
                 assert lookups is not None
-                self.assertEqual(set(acts.select_jobs(lookups, new_job_id())), set(self.listed(**query)))
+                self.assertEqual(set(acts.select_jobs(lookups, make_row_id())), set(self.listed(**query)))
 
     def test_a_search_that_contradicts_a_filter_acts_on_nothing(self) -> None:
         make_job(status=Status.FAILED, error_code="lost")
@@ -133,7 +133,7 @@ class ActOnAllTests(AdminCase):
         self.assertEqual(LogEntry.objects.count(), 1)
 
     def test_one_can_be_stopped(self) -> None:
-        act = Act.objects.create(kind=ActKind.CANCEL, newest=new_job_id(), counted=9)
+        act = Act.objects.create(kind=ActKind.CANCEL, newest=make_row_id(), counted=9)
         url = reverse("admin:inference_act_stop", args=[act.pk])
         self.assertEqual(self.client.get(url).status_code, 405)
         for _ in range(2):
@@ -144,7 +144,7 @@ class ActOnAllTests(AdminCase):
     def test_who_may_only_look_neither_begins_nor_stops(self) -> None:
         make_job()
         plan = self.plan(self.request_act("cancel_jobs"))
-        act = Act.objects.create(kind=ActKind.CANCEL, newest=new_job_id(), counted=9)
+        act = Act.objects.create(kind=ActKind.CANCEL, newest=make_row_id(), counted=9)
         viewer = User.objects.create_user("viewer", is_staff=True)
         viewer.user_permissions.set(Permission.objects.filter(codename__startswith="view_"))
         self.client.force_login(viewer)
@@ -157,7 +157,7 @@ class ActOnAllTests(AdminCase):
         make_job()
         for evil in MARKUP:
             Act.objects.create(
-                kind=ActKind.CANCEL, newest=new_job_id(), counted=1, selection={"request_id": evil}, left={evil: 1}
+                kind=ActKind.CANCEL, newest=make_row_id(), counted=1, selection={"request_id": evil}, left={evil: 1}
             )
             for page in (
                 self.request_act("cancel_jobs", model=evil),

@@ -8,7 +8,7 @@ from django.test import TestCase
 from django.urls import reverse
 
 from inference import clock
-from inference.figures.ledger import moment_at, tick_of
+from inference.figures.ledger import floor_to_tick, make_datetime
 from inference.models import Figure, Grain
 from tests.browser import WIDE
 from tests.conditions import ago
@@ -25,7 +25,7 @@ class TestFigures(TestCase):
         self.client.force_login(self.user)
 
     def test_they_are_of_the_requested_range_and_model(self) -> None:
-        start = moment_at(tick_of(ago().timestamp()))
+        start = make_datetime(floor_to_tick(ago().timestamp()))
         for model, count in (("echo", 2), ("other", 3)):
             Figure.objects.create(grain=Grain.TICK, start=start, model=model, tally={"ended": {"succeeded": count}})
         for name in ("15m", "day", "month"):
@@ -51,12 +51,12 @@ class TestPage(BrowserCase):
         super().setUp()
         self.log_in()
         self.browser.show(WIDE)
-        self.tick = tick_of(ago().timestamp())
+        self.tick = floor_to_tick(ago().timestamp())
         self.enterContext(patch.object(clock, "time_s", return_value=self.tick + 1.0))  # however long a page takes
 
     def ended(self, ago_s: int = 15, **counts: int) -> None:
         ends = {end.replace("_", " ", 1): count for end, count in counts.items()}
-        start = moment_at(self.tick - ago_s)
+        start = make_datetime(self.tick - ago_s)
         Figure.objects.create(grain=Grain.WRITTEN, start=start, model="embeddings", tally={"ended": ends})
 
     def drawn(self, at_least: int = 1) -> None:
@@ -86,7 +86,7 @@ class TestPage(BrowserCase):
 
     def test_when_which_error_began_is_seen_and_a_moment_of_one_run_too(self) -> None:
         self.ended(ago_s=300, failed_out_of_memory=7, failed_crashed=2)
-        start = moment_at(self.tick - 600)
+        start = make_datetime(self.tick - 600)
         Figure.objects.create(
             grain=Grain.WRITTEN, start=start, model="embeddings", tally={"run": {"sum": 1.0, "in": {"40": 1}}}
         )
@@ -101,7 +101,7 @@ class TestPage(BrowserCase):
 
     def test_each_number_at_an_axis_is_read_in_full(self) -> None:
         now = {"samples": 1, "memory": {"embeddings": 200 * 2**20}, "replicas": {"ready": 12_345, "busy": 0}}
-        Figure.objects.create(grain=Grain.TICK, start=moment_at(self.tick), model="", tally={"now": now})
+        Figure.objects.create(grain=Grain.TICK, start=make_datetime(self.tick), model="", tally={"now": now})
         self.open("/admin/")
         self.drawn()
         texts = "Array.from(document.querySelectorAll('#charts svg text'))"
@@ -116,7 +116,7 @@ class TestPage(BrowserCase):
         self.drawn()
         self.value("document.querySelector('#charts svg').dispatchEvent(new PointerEvent('pointermove'))")
         text = self.value("document.getElementById('charts-told').textContent")
-        hours = {f"{moment_at(self.tick) - timedelta(minutes=ago):%-m/%-d/%Y, %-I:}" for ago in (0, 16)}
+        hours = {f"{make_datetime(self.tick) - timedelta(minutes=ago):%-m/%-d/%Y, %-I:}" for ago in (0, 16)}
         self.assertTrue(text.startswith(tuple(hours)) and text.endswith(" UTC"), text)
 
     def test_a_range_and_a_model_are_chosen_and_kept_in_the_address(self) -> None:

@@ -22,7 +22,7 @@ from django.urls import reverse
 
 from api.models import ApiKey
 from inference.admin.rendering.export import FORMULA
-from inference.fields.ids import new_job_id
+from inference.fields.ids import make_row_id
 from inference.models import (
     Act,
     ActKind,
@@ -285,7 +285,7 @@ class HostileTests(AdminCase):
             except ValueError:
                 raised = sys.exc_info()
             for info in (None, raised):
-                record = logging.LogRecord("a", logging.ERROR, "", 1, "job=%s failed: %s", (new_job_id(), text), info)
+                record = logging.LogRecord("a", logging.ERROR, "", 1, "job=%s failed: %s", (make_row_id(), text), info)
                 first, *others = form.format(record).splitlines()
                 self.assertIn("job=", first)
                 self.assertEqual([line for line in others if not line.startswith("    ")], [])

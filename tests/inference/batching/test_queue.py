@@ -114,7 +114,7 @@ class BatchTests(TestCase):
         self, items: list[Item], limits: Limits, calls: Calls, padded: bool
     ) -> None:
         queue = filled(items, limits, learnt(calls), padded)
-        while (head := queue.first_item()) is not None:
+        while (head := queue.find_first_item()) is not None:
             first = min(items, key=lambda job: (job.priority, job.arrived_at_s))
             batch = queue.take_batch(20.0)
             self.assertEqual((head.priority, head.arrived_at_s), (first.priority, first.arrived_at_s))
@@ -160,7 +160,7 @@ class BatchTests(TestCase):
         self, items: list[Item], calls: Calls, padded: bool, most_s: float, priority: int | None
     ) -> None:
         queue, other = (filled(items, costs=learnt(calls), padded=padded) for _ in range(2))
-        head = queue.first_item(priority) or queue.first_item()
+        head = queue.find_first_item(priority) or queue.find_first_item()
         batch = queue.take_batch(20.0, priority=priority, short=ShortCalls(LOW, most_s))
         full = other.take_batch(20.0, priority=priority)
         self.assertEqual([job for job in full if job in batch], batch)
@@ -307,7 +307,7 @@ class WaitTests(TestCase):
 
     def test_an_empty_queue_is_never_due(self) -> None:
         self.assertIsNone(self.queue().due_at_s())
-        self.assertIsNone(self.queue().first_item())
+        self.assertIsNone(self.queue().find_first_item())
         self.assertEqual(self.queue().take_batch(0.0), [])
 
     def test_no_wait_means_at_once(self) -> None:

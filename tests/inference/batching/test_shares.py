@@ -37,7 +37,7 @@ class Line:
         return item.id
 
     def take(self) -> list[Item]:
-        if head := self.queue.first_item():
+        if head := self.queue.find_first_item():
             self.owners.advance_to_turn(head.turn)
         return self.queue.take_batch(0.0)
 

@@ -13,7 +13,7 @@ from tests.conditions import PATIENCE_S
 
 
 def connect(test: TestCase, url: str, **options: Any) -> kombu.Connection:
-    connection = kombu.Connection(url, transport_options={**address.kombu_options(url), **options})
+    connection = kombu.Connection(url, transport_options={**address.make_kombu_options(url), **options})
     test.addCleanup(connection.close)
     return connection
 

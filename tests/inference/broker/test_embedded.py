@@ -151,7 +151,7 @@ class EmbeddedBrokerTests(TestCase):
 
 class AddressTests(TestCase):
     def test_the_socket_path_is_short_however_deep_the_checkout_is(self) -> None:
-        path = address.embedded_socket(Path("/" + "deep/" * 60))
+        path = address.make_embedded_socket_path(Path("/" + "deep/" * 60))
         self.assertLessEqual(len(os.fsencode(path)), address.LONGEST_SOCKET_PATH)
 
     def test_a_deep_temporary_folder_is_passed_over(self) -> None:
@@ -163,7 +163,9 @@ class AddressTests(TestCase):
 
     def test_the_folder_that_is_removed_when_its_user_logs_out_is_none_for_the_socket(self) -> None:
         with tempfile.TemporaryDirectory() as folder, mock.patch.dict(os.environ, XDG_RUNTIME_DIR=folder):
-            self.assertFalse(address.embedded_socket(Path("/a")).is_relative_to(folder))
+            self.assertFalse(address.make_embedded_socket_path(Path("/a")).is_relative_to(folder))
 
     def test_two_data_folders_have_two_sockets(self) -> None:
-        self.assertNotEqual(address.embedded_socket(Path("/a")), address.embedded_socket(Path("/b")))
+        self.assertNotEqual(
+            address.make_embedded_socket_path(Path("/a")), address.make_embedded_socket_path(Path("/b"))
+        )

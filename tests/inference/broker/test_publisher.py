@@ -35,20 +35,20 @@ def job_message(**values: Any) -> JobMessage:
 
 def settings_for(url: str) -> dict[str, object]:
     """The settings that follow from REDIS_URL."""
-    broker_url = address.kombu_url(url)
+    broker_url = address.make_kombu_url(url)
     return {
         "REDIS_URL": url,
         "CELERY_BROKER_URL": broker_url,
-        "CELERY_BROKER_TRANSPORT_OPTIONS": address.kombu_options(broker_url),
+        "CELERY_BROKER_TRANSPORT_OPTIONS": address.make_kombu_options(broker_url),
     }
 
 
 def stock_url() -> str:
-    return address.stock_kombu_url(settings.REDIS_URL)
+    return address.make_stock_kombu_url(settings.REDIS_URL)
 
 
 def stock_connection() -> kombu.Connection:
-    return kombu.Connection(stock_url(), transport_options=address.kombu_options(stock_url()))
+    return kombu.Connection(stock_url(), transport_options=address.make_kombu_options(stock_url()))
 
 
 def received(connection: kombu.Connection, count: int) -> list[kombu.Message]:
@@ -72,12 +72,12 @@ class PublishTests(SimpleTestCase):
 
     def waiting(self, step: int = 2) -> list[dict[str, Any]]:
         """Oldest first."""
-        return [json.loads(text) for text in self.redis.lrange(address.redis_key(QUEUE, step), 0, -1)[::-1]]
+        return [json.loads(text) for text in self.redis.lrange(address.make_redis_key(QUEUE, step), 0, -1)[::-1]]
 
     def test_a_message_is_what_celery_and_kombu_write_for_the_same_task(self) -> None:
         message = job_message()
         with Celery("stock", broker=stock_url(), set_as_current=False) as app:
-            app.conf.broker_transport_options = address.kombu_options(stock_url())
+            app.conf.broker_transport_options = address.make_kombu_options(stock_url())
             app.send_task(
                 messages.TASK,
                 args=[message.job_id],
@@ -130,13 +130,13 @@ class PublishTests(SimpleTestCase):
         self.assertEqual(len(self.waiting()), 1)
 
     def test_what_an_earlier_version_sent_again_is_still_consumed(self) -> None:
-        self.redis.lpush(address.redis_key(QUEUE, 0), messages.make_redis_envelope(job_message()))
+        self.redis.lpush(address.make_redis_key(QUEUE, 0), messages.make_redis_envelope(job_message()))
         with stock_connection() as connection:
             self.assertEqual(len(received(connection, 1)), 1)
 
     def test_a_queue_that_is_refused_keeps_no_message_from_the_others_and_no_caller_from_the_broker(self) -> None:
         bad = "inference.another-type"
-        self.redis.set(address.redis_key(bad, 2), "no list")
+        self.redis.set(address.make_redis_key(bad, 2), "no list")
         with self.assertRaisesRegex(PublishRefused, f"{bad}: .*WRONGTYPE") as caught:
             publisher.publish_messages([job_message(queue=bad), job_message(), job_message(queue=bad, priority=1)])
         self.assertEqual(caught.exception.queues, {bad})
@@ -234,11 +234,11 @@ class AnyBrokerTests(SimpleTestCase):
     def test_another_redis_than_that_of_the_notices_gets_them_in_the_order_of_priorities(self) -> None:
         other = own_broker(self).url
         sent = [job_message(priority=3), job_message(priority=1), job_message(priority=3, recovered=True)]
-        with override_settings(CELERY_BROKER_URL=address.stock_kombu_url(other)):
+        with override_settings(CELERY_BROKER_URL=address.make_stock_kombu_url(other)):
             publisher.publish_messages(sent)
             self.assertEqual(publisher.count_messages([QUEUE]), {QUEUE: 3})
-        url = address.stock_kombu_url(other)
-        with kombu.Connection(url, transport_options=address.kombu_options(url)) as connection:
+        url = address.make_stock_kombu_url(other)
+        with kombu.Connection(url, transport_options=address.make_kombu_options(url)) as connection:
             arrived = [got.headers["id"] for got in received(connection, 3)]
         self.assertEqual(arrived, [sent[1].job_id, sent[0].job_id, sent[2].job_id])
 

@@ -78,7 +78,7 @@ LEAVING = """
 import os, sys, kombu
 from inference.broker import address
 
-connection = kombu.Connection(sys.argv[1], transport_options=address.kombu_options(sys.argv[1]))
+connection = kombu.Connection(sys.argv[1], transport_options=address.make_kombu_options(sys.argv[1]))
 kombu.Consumer(connection, [kombu.Queue(sys.argv[2])], on_message=lambda message: None).consume()
 connection.drain_events()
 if os.fork():
@@ -92,7 +92,7 @@ class OnOwnBroker(TestCase):
     def setUp(self) -> None:
         self.broker = own_broker(self)
         self.client = client_of(self, self.broker.url)
-        self.url = address.kombu_url(self.broker.url)
+        self.url = address.make_kombu_url(self.broker.url)
 
     def driven(self, *queues: str, **options: Any) -> Driven:
         return Driven(self, self.url, queues or [A], **options)
@@ -105,7 +105,7 @@ class OnOwnBroker(TestCase):
         return consumer
 
     def send(self, *bodies: Any, queue: str = A, step: int = 2, rows: int = 1, jobs: Any = 1, **options: Any) -> None:
-        with connect(self, address.stock_kombu_url(self.broker.url), **options) as connection:
+        with connect(self, address.make_stock_kombu_url(self.broker.url), **options) as connection:
             producer = Producer(connection, serializer="json")
             for body in bodies:
                 producer.publish(body, routing_key=queue, priority=step, headers={"rows": rows, "jobs": jobs})
@@ -146,7 +146,7 @@ class TransportTests(OnOwnBroker):
     def test_a_missed_word_is_made_up_for(self) -> None:
         consumer = self.driven()
         consumer.turn()
-        with mock.patch.object(consumer.channel.fetches, "_on_invalidation"):
+        with mock.patch.object(consumer.channel.fetches, "_handle_invalidation"):
             self.send("x")
             self.assertEqual(consumer.get(1), ["x"])
 
@@ -349,7 +349,7 @@ class TransportTests(OnOwnBroker):
             for message in consumer.messages:
                 message.reject_log_error(logging.getLogger(__name__), errors, requeue=True)
         consumer.connection.close()
-        self.assertEqual(self.client.llen(address.redis_key(A, 2)), 2)
+        self.assertEqual(self.client.llen(address.make_redis_key(A, 2)), 2)
 
     def test_so_it_is_with_what_arrives_as_its_queue_is_left(self) -> None:
         self.send("x", "y")
@@ -363,7 +363,7 @@ class TransportTests(OnOwnBroker):
         with self.refusing():
             consumer.run_until(lambda: qos.unsettled[consumer.channel.server])
         consumer.channel.connection.restore_messages()
-        self.assertEqual(self.client.llen(address.redis_key(A, 2)), 1)
+        self.assertEqual(self.client.llen(address.make_redis_key(A, 2)), 1)
 
     def test_a_message_that_comes_again_takes_the_room_of_one(self) -> None:
         consumer = self.driven(prefetch=4)
@@ -424,7 +424,7 @@ class TransportTests(OnOwnBroker):
         self.assertEqual(consumer.get(1), ["x"])
         self.assertEqual(self.client.hlen("p:unacked"), 1)
         consumer.connection.close()
-        self.assertEqual(self.client.llen(f"p:{address.redis_key(A, 2)}"), 1)
+        self.assertEqual(self.client.llen(f"p:{address.make_redis_key(A, 2)}"), 1)
 
     def test_passwords_and_numbers_of_databases_are_those_of_the_address(self) -> None:
         broker = own_broker(self, TcpBroker)
@@ -433,7 +433,7 @@ class TransportTests(OnOwnBroker):
         password = quote("a:b/c", safe="")
         for url in (f"redis://:{password}@127.0.0.1:{broker.port}/3", f"unix://:{password}@{broker.path}?db=3"):
             client = client_of(self, url)
-            for kombu_url in (address.kombu_url(url), address.stock_kombu_url(url)):
+            for kombu_url in (address.make_kombu_url(url), address.make_stock_kombu_url(url)):
                 with connect(self, kombu_url) as connection:
                     Producer(connection).publish("x", routing_key=A)
             self.assertEqual(client.llen(A), 2)
@@ -449,7 +449,7 @@ class TransportTests(OnOwnBroker):
 
             thread = threading.Thread(target=answer)
             thread.start()
-            url = address.kombu_url(f"rediss://:secret@127.0.0.1:{server.getsockname()[1]}/0")
+            url = address.make_kombu_url(f"rediss://:secret@127.0.0.1:{server.getsockname()[1]}/0")
             with self.assertRaises(redis.ConnectionError):
                 connect(self, url).transport.establish_connection()
             thread.join()
@@ -496,14 +496,14 @@ class TransportTests(OnOwnBroker):
         with connect(self, self.url, visibility_timeout=-10) as other:
             other.default_channel.qos.restore_visible()
         consumer.connection.close()
-        self.assertEqual(self.client.llen(address.redis_key(A, 2)), 1)
+        self.assertEqual(self.client.llen(address.make_redis_key(A, 2)), 1)
 
     def test_the_stock_transport_consumes_what_ours_publishes_and_puts_back(self) -> None:
         self.send(*range(3))
         first = self.driven(prefetch=2)
         first.get(2)
         first.connection.close()
-        stock = Driven(self, address.stock_kombu_url(self.broker.url), [A])
+        stock = Driven(self, address.make_stock_kombu_url(self.broker.url), [A])
         self.assertEqual(stock.get(3), [0, 1, 2])
 
 
@@ -512,7 +512,7 @@ class StoredTests(OnOwnBroker):
 
     def setUp(self) -> None:
         super().setUp()
-        self.urls = address.stock_kombu_url(self.broker.url), self.url
+        self.urls = address.make_stock_kombu_url(self.broker.url), self.url
 
     def stored(self) -> dict[Any, Any]:
         """Return the values of all keys, and of sorted sets the members without the times."""

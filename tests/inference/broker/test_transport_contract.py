@@ -39,7 +39,7 @@ class Contract(TestCase):
                 producer.publish(body, routing_key=queue, priority=step)
 
     def waiting(self, queue: str = A) -> int:
-        return sum(self.client.llen(address.redis_key(queue, step)) for step in address.PRIORITY_STEPS)
+        return sum(self.client.llen(address.make_redis_key(queue, step)) for step in address.PRIORITY_STEPS)
 
     def unacked(self) -> tuple[int, int]:
         return self.client.hlen("unacked"), self.client.zcard("unacked_index")
@@ -142,7 +142,9 @@ class Contract(TestCase):
         killed.channel.qos.restore_at_shutdown = False  # as SIGKILL: no farewell
         killed.connection.close()
         self.assertEqual((self.waiting(), self.unacked()), (0, (3, 3)))
-        for number, url in enumerate((address.stock_kombu_url(self.broker.url), address.kombu_url(self.broker.url))):
+        for number, url in enumerate(
+            (address.make_stock_kombu_url(self.broker.url), address.make_kombu_url(self.broker.url))
+        ):
             connection = connect(self, url, visibility_timeout=-10, unacked_restore_limit=1 + number * 2)
             connection.default_channel.qos.restore_visible(num=1 + number * 2)
             self.assertEqual(self.waiting(), 1 + number * 2)
@@ -192,7 +194,7 @@ class Contract(TestCase):
 
 class StockOnSocketTests(Contract):
     def kombu_url(self, redis_url: str) -> str:
-        return address.stock_kombu_url(redis_url)
+        return address.make_stock_kombu_url(redis_url)
 
 
 class StockOnTcpTests(StockOnSocketTests):
@@ -201,7 +203,7 @@ class StockOnTcpTests(StockOnSocketTests):
 
 class OursOnSocketTests(Contract):
     def kombu_url(self, redis_url: str) -> str:
-        return address.kombu_url(redis_url)
+        return address.make_kombu_url(redis_url)
 
 
 class OursOnTcpTests(OursOnSocketTests):

@@ -32,7 +32,7 @@ COMMAND = (
 class OnOwnBroker(TestCase):
     @staticmethod
     def kombu_url(redis_url: str) -> str:
-        return address.kombu_url(redis_url)
+        return address.make_kombu_url(redis_url)
 
     def setUp(self) -> None:
         self.broker = own_broker(self)
@@ -62,7 +62,7 @@ class OnOwnBroker(TestCase):
 
     def send(self, *numbers: int) -> None:
         with Celery("sender", broker=self.url, set_as_current=False) as app:
-            app.conf.broker_transport_options = address.kombu_options(self.url)
+            app.conf.broker_transport_options = address.make_kombu_options(self.url)
             for number in numbers:
                 app.send_task("tiny.note", [number], task_id=str(number), queue=QUEUE, priority=2, ignore_result=True)
 
@@ -73,7 +73,7 @@ class OnOwnBroker(TestCase):
         return sorted(int(path.name.partition("-")[2]) for path in self.folder.glob(f"{what}-*"))
 
     def back_in_line(self) -> list[int]:
-        texts = self.client.lrange(address.redis_key(QUEUE, 2), 0, -1)
+        texts = self.client.lrange(address.make_redis_key(QUEUE, 2), 0, -1)
         return [int(json.loads(text)["headers"]["id"]) for text in reversed(texts)]
 
     def prefetched(self) -> int:
@@ -85,7 +85,7 @@ class StockWorkerTests(OnOwnBroker):
 
     @staticmethod
     def kombu_url(redis_url: str) -> str:
-        return address.stock_kombu_url(redis_url)
+        return address.make_stock_kombu_url(redis_url)
 
     def assert_order(self, numbers: list[int], wanted: list[int]) -> None:
         """kombu's own transport puts them back in reverse."""
@@ -117,7 +117,7 @@ class WorkerTests(StockWorkerTests):
 
     @staticmethod
     def kombu_url(redis_url: str) -> str:
-        return address.kombu_url(redis_url)
+        return address.make_kombu_url(redis_url)
 
     def assert_order(self, numbers: list[int], wanted: list[int]) -> None:
         self.assertEqual(numbers, wanted)
@@ -139,7 +139,7 @@ class WorkerTests(StockWorkerTests):
     def test_it_answers_remote_control(self) -> None:
         self.start()
         with Celery("sender", broker=self.url, set_as_current=False) as app:
-            app.conf.broker_transport_options = address.kombu_options(self.url)
+            app.conf.broker_transport_options = address.make_kombu_options(self.url)
             [answer] = app.control.ping(timeout=PATIENCE_S, limit=1) or []
         self.assertEqual(list(answer.values()), [{"ok": "pong"}])
         eventually(lambda: self.prefetched() == 0, "nothing is left")

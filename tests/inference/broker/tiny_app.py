@@ -21,7 +21,7 @@ FOLDER = Path(os.environ.get("TINY_FOLDER", "."))
 
 app = Celery("tiny", broker=URL, set_as_current=False)
 app.conf.update(
-    broker_transport_options=address.kombu_options(URL),
+    broker_transport_options=address.make_kombu_options(URL),
     broker_connection_retry_on_startup=True,
     task_acks_late=True,
     task_ignore_result=True,

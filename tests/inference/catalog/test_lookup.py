@@ -21,7 +21,7 @@ class FileCase(SimpleTestCase):
         self.path = Path(self.enterContext(tempfile.TemporaryDirectory())) / "models.toml"
         self.path.write_text(A)
         self.file = ModelsFile(self.path)
-        self.first = self.file.read_first()
+        self.first = self.file.read_first_catalog()
         self.file.reread_if_changed()
 
     def look(self, times: int = 2) -> None:
@@ -109,7 +109,7 @@ class FollowTests(FileCase):
 
     def test_what_is_put_right_is_no_problem_though_a_request_reads_it_first(self) -> None:
         file = self.put_right()
-        file.read_first()
+        file.read_first_catalog()
         file.reread_if_changed()
         self.assertEqual(file.problem, "")
 

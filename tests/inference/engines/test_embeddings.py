@@ -153,7 +153,7 @@ class SentenceEmbeddingsTests(TestCase):
         broken = torch.tensor([[1.0, math.nan], [1.0, 0.0]])
         whole = base64.b64encode(struct.pack("<2f", 1, 0)).decode()
         for parameters, expected in (({}, whole), ({"details": True}, {"embedding": whole, "tokens": 3})):
-            with patch.object(self.engine, "_pooled", return_value=broken):
+            with patch.object(self.engine, "_pool_states", return_value=broken):
                 bad, good = run_with_isolation(
                     self.engine, ["a", "b"], {"encoding_format": "base64", **parameters}
                 ).outcomes

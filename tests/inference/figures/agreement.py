@@ -6,7 +6,7 @@ from django.db import DEFAULT_DB_ALIAS
 from django.db.models import QuerySet
 
 from inference.figures import ledger, series
-from inference.figures.ledger import TICK_S, tick_of
+from inference.figures.ledger import TICK_S, floor_to_tick
 from inference.models import TERMINAL, Figure, Grain, Job, Status
 
 
@@ -38,7 +38,7 @@ def misplaced(database: str = DEFAULT_DB_ALIAS) -> dict[int, tuple[int, int, int
         counted[int(start.timestamp())] += sum(tally.get("ended", {}).values())
     jobs = Job.objects.using(database).filter(whole=None, status__in=TERMINAL).order_by()
     for finished_at in jobs.values_list("finished_at", flat=True):
-        ended[tick_of(finished_at.timestamp()) if finished_at else 0] += 1
+        ended[floor_to_tick(finished_at.timestamp()) if finished_at else 0] += 1
     found = {}
     for tick in sorted(counted | ended):
         total, before, after = until(counted, tick), until(ended, tick - TICK_S), until(ended, tick + TICK_S)

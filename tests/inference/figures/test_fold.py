@@ -11,7 +11,7 @@ from django.db.models import QuerySet
 from django.test import TransactionTestCase
 
 from inference.figures import fold, series
-from inference.figures.ledger import moment_at, tick_of
+from inference.figures.ledger import floor_to_tick, make_datetime
 from inference.models import Figure, Grain, Mark
 from tests.conditions import ago, at_once
 
@@ -19,7 +19,7 @@ MODELS = ("folded", "folded too")  # a thread that a test before has left may wr
 
 
 def make_row(moment: datetime.datetime, model: str = "folded", count: int = 1, grain: Grain = Grain.WRITTEN) -> None:
-    start = moment_at(tick_of(moment.timestamp()))
+    start = make_datetime(floor_to_tick(moment.timestamp()))
     Figure.objects.create(grain=grain, start=start, model=model, tally={"ended": {"succeeded": count}})
 
 

@@ -9,7 +9,7 @@ from django.test import TestCase
 
 from inference import clock
 from inference.figures import marks, sample, series
-from inference.figures.ledger import TICK_S, moment_at, tick_of
+from inference.figures.ledger import TICK_S, floor_to_tick, make_datetime
 from inference.models import Figure, Grain, Job, Status, Worker, WorkerState
 from tests.conditions import ago
 
@@ -27,11 +27,11 @@ class TestSeries(TestCase):
                 self.assertEqual(len(values), len(figures["times"]))
 
     def test_rows_of_every_grain_come_to_the_point_that_they_began_in(self) -> None:
-        now_s = tick_of(ago().timestamp(), 10_800)
-        make_row(moment_at(now_s), ended={"succeeded": 1})
-        make_row(moment_at(now_s), grain=Grain.WRITTEN, ended={"succeeded": 2, "failed lost": 1})
-        make_row(moment_at(now_s - 10_800), grain=Grain.THREE_HOURS, ended={"succeeded": 10_800}, model="other")
-        make_row(moment_at(0), grain=Grain.EVER, ended={"succeeded": 999})
+        now_s = floor_to_tick(ago().timestamp(), 10_800)
+        make_row(make_datetime(now_s), ended={"succeeded": 1})
+        make_row(make_datetime(now_s), grain=Grain.WRITTEN, ended={"succeeded": 2, "failed lost": 1})
+        make_row(make_datetime(now_s - 10_800), grain=Grain.THREE_HOURS, ended={"succeeded": 10_800}, model="other")
+        make_row(make_datetime(0), grain=Grain.EVER, ended={"succeeded": 999})
         with patch.object(clock, "time_s", return_value=now_s + 1.0):
             figures, other = series.read_series("month"), series.read_series("month", "other")
         self.assertEqual(figures["ended"], {"succeeded": 10_803, "failed lost": 1})
@@ -57,7 +57,7 @@ class TestSeries(TestCase):
             replicas_busy=1,
             replicas={"0": {"memory": {"echo": 100}}, "1": {"memory": {"echo": 50, "other": 7}}},
         )
-        moment = tick_of(ago().timestamp())
+        moment = floor_to_tick(ago().timestamp())
         with patch.object(clock, "time_s", return_value=moment):
             sample.record_sample()
             sample.record_sample()
@@ -71,16 +71,16 @@ class TestSeries(TestCase):
         self.assertIsNone(values_by_name["queued"][0])
 
     def test_a_point_that_is_not_over_counts_by_what_has_passed_of_it(self) -> None:
-        moment = tick_of(ago().timestamp(), 600)
-        make_row(moment_at(moment), ended={"succeeded": 60})
+        moment = floor_to_tick(ago().timestamp(), 600)
+        make_row(make_datetime(moment), ended={"succeeded": 60})
         with patch.object(clock, "time_s", return_value=moment + 30.0):
             self.assertEqual(series.read_series("day")["series"]["succeeded"][-1], 2.0)
 
     def test_the_most_frequent_error_codes_are_listed_over_time(self) -> None:
-        moment = tick_of(ago().timestamp())
+        moment = floor_to_tick(ago().timestamp())
         failed = {f"failed code{number}": 10 * number + 1 for number in range(series.CODES + 1)}
-        make_row(moment_at(moment - 150), ended={**failed, "succeeded": 99, "expired": 99})
-        make_row(moment_at(moment - 150), model="other", ended={"failed odd one": 30})
+        make_row(make_datetime(moment - 150), ended={**failed, "succeeded": 99, "expired": 99})
+        make_row(make_datetime(moment - 150), model="other", ended={"failed odd one": 30})
         with patch.object(clock, "time_s", return_value=moment + 1.0):
             figures, other = series.read_series("15m"), series.read_series("15m", "other")
         self.assertEqual(list(figures["errors"]), ["code5", "code4", "code3", "odd one", "code2"])

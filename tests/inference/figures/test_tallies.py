@@ -30,19 +30,19 @@ class TestTallies(unittest.TestCase):
         merged = tallies.sum_tallies(tally_of(values[start::5]) for start in range(5))["wait"]
         exact = statistics.quantiles(values, n=100)
         for percent in (50, 95):
-            found = tallies.quantile(merged, percent / 100)
+            found = tallies.compute_quantile(merged, percent / 100)
             assert found
             self.assertLess(abs(found / exact[percent - 1] - 1), 0.2)
         self.assertAlmostEqual(merged["sum"], sum(values), places=6)
 
     def test_small_counts_have_buckets_of_their_own(self) -> None:
-        ends = [tallies.bucket_end(tallies.bucket_of(size)) for size in (1, 2, 4, 8, 16, 32)]
+        ends = [tallies.compute_bucket_end(tallies.find_bucket(size)) for size in (1, 2, 4, 8, 16, 32)]
         self.assertEqual(ends, [1, 2, 4, 8, 16, 32])
 
     def test_any_value_has_a_bucket(self) -> None:
         for value in (0.0, 1e-9, 1e12):
-            self.assertIn(tallies.bucket_of(value), range(121))
+            self.assertIn(tallies.find_bucket(value), range(121))
 
     def test_of_nothing_nothing_is_known(self) -> None:
-        self.assertIsNone(tallies.quantile(None, 0.5))
-        self.assertIsNone(tallies.mean({"sum": 0.0, "in": {}}))
+        self.assertIsNone(tallies.compute_quantile(None, 0.5))
+        self.assertIsNone(tallies.compute_mean({"sum": 0.0, "in": {}}))

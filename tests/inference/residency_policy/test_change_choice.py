@@ -86,7 +86,7 @@ class PropertyTests(TestCase):
         if sum(m.memory for m in inside) <= ROOM:
             for leaving in (m for m in inside if m.name in made.unload and not m.is_idle(NOW_S)):
                 self.assertIsNotNone(made.load)
-                self.assertLessEqual(leaving.unloadable_from_s(), NOW_S)
+                self.assertLessEqual(leaving.compute_earliest_unload_s(), NOW_S)
 
     @QUICK
     @given(states())

@@ -18,9 +18,9 @@ from inference import clock
 from inference.broker import publisher
 from inference.catalog import lookup
 from inference.errors import BrokerUnavailable
-from inference.fields.ids import first_id_at
+from inference.fields.ids import make_first_id
 from inference.fields.worker_documents import LOADING
-from inference.figures.ledger import moment_at, tick_of
+from inference.figures.ledger import floor_to_tick, make_datetime
 from inference.models import (
     Bulk,
     Figure,
@@ -43,7 +43,7 @@ from tests.conditions import PATIENCE_S, ago, eventually
 
 def figure(age_s: float, model: str = "embeddings", **tally: object) -> datetime.datetime:
     """Make one of a tick so long ago. Return its start."""
-    start = moment_at(tick_of(ago(age_s).timestamp()))
+    start = make_datetime(floor_to_tick(ago(age_s).timestamp()))
     Figure.objects.create(grain=Grain.TICK, start=start, model=model, tally=tally)
     return start
 
@@ -365,7 +365,7 @@ class TestItems(AttentionCase):
 
     def test_file_batches_that_no_process_works_on(self) -> None:
         """Each has an open bulk, from before a minute at least."""
-        bulk = Bulk.objects.create(pk=first_id_at(ago(90)), model="", total=1, is_open=True)
+        bulk = Bulk.objects.create(pk=make_first_id(ago(90)), model="", total=1, is_open=True)
         Bulk.objects.create(model="", total=1, is_open=True)
         self.only("FileBatchesWait", "1 wait", "start inference-batches")
         for worked_at, found in ((ago(90), 1), (ago(5), 0), (ago(-3600), 1)):

@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families as parsed
 
 from inference import clock, process
 from inference.figures import ledger, tallies
-from inference.figures.ledger import moment_at
+from inference.figures.ledger import make_datetime
 from inference.models import Figure, Grain, Job, Status, Worker, WorkerState
 from inference.status import counters, metrics
 from inference.web_process.request_figures import RequestFigures
@@ -57,7 +57,7 @@ class MetricsTests(TestCase):
         self.assertEqual(self.samples("largest_owner_waiting"), [("inference_largest_owner_waiting", labels, 3)])
 
     def figure(self, model: str = "echo", *, grain: Grain = Grain.EVER, start_s: float = 0.0, **tally: Any) -> None:
-        Figure.objects.create(grain=grain, start=moment_at(start_s), model=model, tally=tally)
+        Figure.objects.create(grain=grain, start=make_datetime(start_s), model=model, tally=tally)
 
     def test_outcomes_are_those_of_all_rows_and_never_fewer(self) -> None:
         self.figure(ended={"succeeded": 1_234_567, "failed lost": 2})

@@ -15,7 +15,7 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from inference import row_locks
-from inference.fields.ids import new_job_id
+from inference.fields.ids import make_row_id
 from inference.models import Job, Status
 from inference.store import notices, rows, transitions
 from inference.store.transitions import Outcome
@@ -205,7 +205,7 @@ class LockTests(TransactionTestCase):
 
     def pair(self, **values: Any) -> tuple[Job, Job]:
         """Return an older and a younger job, which lie in the table the other way round."""
-        first, second = new_job_id(), new_job_id()
+        first, second = make_row_id(), make_row_id()
         younger, older = (make_job(id=job_id, **values) for job_id in (second, first))
         return older, younger
 

@@ -212,7 +212,7 @@ class ReaderTests(ReaderCase):
         attempt.rewrite(*PIECES[7:9])
         for each in (reading, late):
             each.has(attempt.text)
-        self.assertEqual(redis_client.get_client().xlen(redis_streams.stream_key(self.job.pk)), 1)
+        self.assertEqual(redis_client.get_client().xlen(redis_streams.make_stream_key(self.job.pk)), 1)
         attempt.write(*PIECES[9:])
         attempt.end()
         for each in (reading, late):
@@ -220,7 +220,7 @@ class ReaderTests(ReaderCase):
             self.assertEqual((each.kinds, each.text), ([Delta, End], TEXT))
 
     def test_what_is_no_chunk_is_passed_over(self) -> None:
-        key = redis_streams.stream_key(self.job.pk)
+        key = redis_streams.make_stream_key(self.job.pk)
         for value in (b"", b"x" * 24 + b"\xff"):
             redis_client.get_client().xadd(key, {b"c": value})
         redis_client.get_client().xadd(key, {b"other": b"1"})
@@ -280,7 +280,7 @@ class ReaderTests(ReaderCase):
 
     def test_a_missed_notice_is_made_good_by_the_slow_poll(self) -> None:
         reading = Reader(self.job)
-        with patch.object(hub, "POLL_S", 0.1), patch.object(redis_streams, "notice_channel", lambda: "nowhere"):
+        with patch.object(hub, "POLL_S", 0.1), patch.object(redis_streams, "make_notice_channel", lambda: "nowhere"):
             attempt = Attempt(self.job)
             attempt.write(" heard late")
             reading.has(" heard late")
@@ -322,7 +322,7 @@ class ReaderTests(ReaderCase):
         own = own_hub()
         reading = Reader(self.job, hub=own)
         eventually(lambda: len(own) == 1)
-        own.stop()
+        own.end_streams()
         reading.has_ended()
         self.assertEqual(reading.kinds, [Interrupted])
         late = Reader(self.job, hub=own)

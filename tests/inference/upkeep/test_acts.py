@@ -11,7 +11,7 @@ from django.test import TransactionTestCase
 
 from inference import errors
 from inference.catalog.lookup import spec_of
-from inference.fields.ids import new_job_id
+from inference.fields.ids import make_row_id
 from inference.models import Act, ActKind, ActState, Job, Status
 from inference.store import transitions
 from inference.submission import jobs
@@ -28,7 +28,7 @@ def make_jobs(count: int, **values: Any) -> list[Job]:
 
 
 def make_act(kind: ActKind, selection: dict[str, Any], **values: Any) -> Act:
-    newest = new_job_id()
+    newest = make_row_id()
     counted = acts.select_jobs(selection, newest).count()
     return Act.objects.create(kind=kind, selection=selection, **{"newest": newest, "counted": counted, **values})
 
@@ -85,7 +85,10 @@ class CancelTests(ActsCase):
     def test_one_that_dies_in_the_middle_is_gone_on_with_once_its_lease_is_over(self) -> None:
         make_jobs(6)
         act = make_act(ActKind.CANCEL, QUEUED)
-        with patch.object(acts, "CANCELLED_AT_ONCE", 2), patch.object(acts, "_note", side_effect=KeyboardInterrupt):
+        with (
+            patch.object(acts, "CANCELLED_AT_ONCE", 2),
+            patch.object(acts, "_record_progress", side_effect=KeyboardInterrupt),
+        ):
             self.assertRaises(KeyboardInterrupt, acts.continue_oldest_act)
         self.assertEqual(after(act).done, 0)  # leased
         Act.objects.update(lease_until=ago() - acts.LEASE)
@@ -115,7 +118,7 @@ class CancelTests(ActsCase):
         self.assertEqual((act.done, calls.call_count), (4, 1))
 
     def test_a_selection_that_rows_do_not_know_is_refused(self) -> None:
-        self.assertRaises(ValueError, acts.select_jobs, {"inputs__contains": "x"}, new_job_id())
+        self.assertRaises(ValueError, acts.select_jobs, {"inputs__contains": "x"}, make_row_id())
 
 
 class RetryTests(ActsCase):
@@ -123,7 +126,7 @@ class RetryTests(ActsCase):
         make_jobs(5, status=Status.FAILED)
         act = make_act(ActKind.RETRY, FAILED)
         with patch.object(acts, "RETRIED_AT_ONCE", 2):
-            with patch.object(acts, "_note", side_effect=KeyboardInterrupt):
+            with patch.object(acts, "_record_progress", side_effect=KeyboardInterrupt):
                 self.assertRaises(KeyboardInterrupt, acts.continue_oldest_act)
             Act.objects.update(lease_until=None)
             act = after(act)

@@ -16,7 +16,7 @@ from inference import errors
 from inference.broker import address, publisher, redis_client
 from inference.broker.messages import JobMessage
 from inference.catalog.lookup import get_catalog
-from inference.fields.ids import first_id_at
+from inference.fields.ids import make_first_id
 from inference.models import Job, Status, Worker, WorkerState
 from inference.store import transitions
 from inference.store.job_messages import make_message, send_messages
@@ -33,7 +33,7 @@ _number = itertools.count()
 
 def make_job(**values: Any) -> Job:
     values = {"model": MODEL, "inputs": "text", "created_at": ago(OLD_S), "published_at": ago(OLD_S), **values}
-    return Job.objects.create(id=UUID(int=first_id_at(values["created_at"]).int + next(_number)), **values)
+    return Job.objects.create(id=UUID(int=make_first_id(values["created_at"]).int + next(_number)), **values)
 
 
 def make_worker(**values: Any) -> Worker:
@@ -80,7 +80,7 @@ class ReconcileTests(TransactionTestCase):
 
     def test_a_queue_that_the_broker_refuses_keeps_no_job_of_the_others_from_being_sent_once(self) -> None:
         catalog = {**get_catalog(), "refused": replace(get_catalog()[MODEL], name="refused")}
-        redis_client.get_client().set(address.redis_key("inference.refused", 2), "no list")
+        redis_client.get_client().set(address.make_redis_key("inference.refused", 2), "no list")
         make_job(model="refused", published_at=None)
         sent = make_job(published_at=None)
         with patch.object(reconcile, "get_catalog", return_value=catalog):
@@ -287,7 +287,7 @@ class ReconcileTests(TransactionTestCase):
 
     def waiting(self, step: int) -> list[str]:
         """The ids of the messages of a priority, the next one first."""
-        texts = redis_client.get_client().lrange(address.redis_key(self.queue, step), 0, -1)
+        texts = redis_client.get_client().lrange(address.make_redis_key(self.queue, step), 0, -1)
         return [json.loads(text)["headers"]["id"] for text in reversed(texts)]
 
     def test_after_a_loss_a_high_job_goes_before_all_low_ones_and_the_oldest_of_these_first(self) -> None:
@@ -347,7 +347,7 @@ class ReconcileTests(TransactionTestCase):
         made = [make_job(published_at=None, created_at=ago(20 - number)) for number in range(5)]
         with patch.object(reconcile, "CHUNK", 2):
             reconcile.reconcile()
-        texts = redis_client.get_client().lrange(address.redis_key(self.queue, made[0].priority), 0, -1)
+        texts = redis_client.get_client().lrange(address.make_redis_key(self.queue, made[0].priority), 0, -1)
         ids = [json.loads(text)["headers"]["id"] for text in reversed(texts)]
         self.assertEqual(ids, [str(job.pk) for job in made])
 

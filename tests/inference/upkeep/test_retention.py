@@ -17,7 +17,7 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from inference import clock
-from inference.fields.ids import first_id_at
+from inference.fields.ids import make_first_id
 from inference.models import Bulk, Job, Mark, Status, Webhook, Worker, WorkerState
 from inference.status import attention
 from inference.upkeep import retention
@@ -29,7 +29,7 @@ def days_ago(days: float) -> datetime.datetime:
 
 
 def id_of(days: float, number: int = 0) -> UUID:
-    return UUID(int=first_id_at(days_ago(days)).int + number)
+    return UUID(int=make_first_id(days_ago(days)).int + number)
 
 
 OLD = settings.JOB_RETENTION_DAYS + 1
@@ -129,7 +129,7 @@ class StoppedSweepTests(TestCase):
     def make(self, number: int, days: float) -> Job:
         moment = days_ago(days)
         values = {"model": "m", "inputs": "x", "status": Status.SUCCEEDED, "finished_at": moment}
-        return Job.objects.create(id=UUID(int=first_id_at(moment).int + number), **values)
+        return Job.objects.create(id=UUID(int=make_first_id(moment).int + number), **values)
 
     def sweep(self) -> None:
         self.sweeper.next_at_s = 0.0

@@ -137,7 +137,7 @@ class ListenerTests(TransactionTestCase):
     def test_a_malformed_notice_is_dropped(self) -> None:
         self.without_polls()
         thread, answers = self.wait_in_thread()
-        redis_client.get_client().publish(notices.finished_channel(), b"\xff not ids")
+        redis_client.get_client().publish(notices.get_channel_name(), b"\xff not ids")
         self.finish()
         self.notify([uuid4(), self.job.id], answers)
         thread.join()

@@ -11,12 +11,12 @@ NAME, PER_MINUTE = "test:clock", 60
 class RateTests(SimpleTestCase):
     def setUp(self) -> None:
         self.redis = redis_client.get_client()
-        self.redis.delete(rates._key(NAME))  # noqa: SLF001 - what it stores
-        self.addCleanup(self.redis.delete, rates._key(NAME))  # noqa: SLF001
+        self.redis.delete(rates._make_key(NAME))  # noqa: SLF001 - what it stores
+        self.addCleanup(self.redis.delete, rates._make_key(NAME))  # noqa: SLF001
 
     def test_a_clock_that_was_set_back_keeps_nobody_out(self) -> None:
         seconds, _ = self.redis.time()
-        self.redis.set(rates._key(NAME), f"{seconds + 3600}.0")  # noqa: SLF001 - written an hour ahead
+        self.redis.set(rates._make_key(NAME), f"{seconds + 3600}.0")  # noqa: SLF001 - written an hour ahead
         self.assertEqual(rates.Rates().count_against_rate(NAME, PER_MINUTE), 0.0)
         self.assertEqual(rates.Rates().count_against_rate(NAME, PER_MINUTE), 0.0)
 

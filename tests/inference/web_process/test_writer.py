@@ -162,7 +162,7 @@ class WriterTests(TransactionTestCase):
         messages = [make_message(new_job(model=model)) for model in (MODEL, "refused")]
         for message in messages:
             rows.insert_jobs([rows.prepare_row(new_job(id=message.job_id, model=message.model))])
-        client, key = redis_client.get_client(), address.redis_key(messages[1].queue, messages[1].priority)
+        client, key = redis_client.get_client(), address.make_redis_key(messages[1].queue, messages[1].priority)
         self.addCleanup(client.delete, key)
         client.set(key, "no list")
         send_messages(messages)

@@ -26,9 +26,9 @@ from inference.worker.replicas.devices import Plan
 from inference.worker.replicas.registry import ReplicaRegistry
 from inference.worker.scheduling.backlog import LEARNT, Backlog
 from inference.worker.scheduling.inflight import MOST_OVER
-from inference.worker.scheduling.isolation import CRASHES_ALONE, LONGEST_RETRY_S, LONGEST_STUCK_S, MOST_PAUSES
+from inference.worker.scheduling.isolation import CRASHES_ALONE, LONGEST_RETRY_S, LONGEST_STUCK_S, MOST_SUSPENSIONS
 from inference.worker.scheduling.lazy_models import LazyModels
-from inference.worker.scheduling.settlement import PAUSED
+from inference.worker.scheduling.settlement import SUSPENDED
 from inference.worker.scheduling.unfetched_jobs import UnfetchedJobs
 from tests.conditions import PATIENCE_S
 
@@ -525,7 +525,7 @@ class DispatcherTests(DispatcherCase):
     def test_nobody_is_blamed_for_the_time_in_which_the_worker_was_stopped(self) -> None:
         self.fill(4)
         jobs = self.last.batch.job_ids
-        for _ in range(MOST_PAUSES):
+        for _ in range(MOST_SUSPENSIONS):
             with self.assertLogs("inference.worker", "WARNING"):
                 self.lose_after_pause(CATALOG["a"].time_limit_s, self.last)
             self.assertEqual((self.last.batch.job_ids, self.last.batch.verdict), (jobs, ""))
@@ -539,13 +539,13 @@ class DispatcherTests(DispatcherCase):
         while not self.last.batch.verdict:
             self.lose_after_pause(CATALOG["a"].time_limit_s, self.last)
             tries += 1
-        self.assertEqual((self.last.batch.verdict, tries), (errors.TimedOut.code, MOST_PAUSES + CRASHES_ALONE))
+        self.assertEqual((self.last.batch.verdict, tries), (errors.TimedOut.code, MOST_SUSPENSIONS + CRASHES_ALONE))
 
     def test_a_short_pause_excuses_no_job(self) -> None:
         self.add()
         self.dispatcher.send_next_calls()
         for _ in range(CRASHES_ALONE):
-            self.lose_after_pause(PAUSED * CATALOG["a"].time_limit_s / 2, self.last)
+            self.lose_after_pause(SUSPENDED * CATALOG["a"].time_limit_s / 2, self.last)
         self.assertEqual(self.last.batch.verdict, errors.TimedOut.code)
 
     def test_a_worker_that_leaves_and_turns_its_event_loop_no_more_reports_no_pause(self) -> None:

@@ -111,7 +111,7 @@ def list_programs(host: str, port: int) -> list[Program]:
 
 
 def prepare_embedded_broker() -> Program:
-    socket_path = address.embedded_socket(settings.DATA_DIR)
+    socket_path = address.make_embedded_socket_path(settings.DATA_DIR)
     if embedded.is_answering(socket_path):
         raise CommandError(
             f"A service with the data of {settings.DATA_DIR} runs already: its broker answers on {socket_path}. Stop it"

@@ -17,12 +17,12 @@ class Ending:
         """Return the pipeline's answer with this ending."""
         details = {"finish_reason": self.reason, "prompt_tokens": self.prompt, "generated_tokens": self.generated}
         more = {"details": details} if self.has_details else {}
-        texts = {"generated_text": self._replaced(answer["generated_text"])} if "generated_text" in answer else {}
+        texts = {"generated_text": self._replace_text(answer["generated_text"])} if "generated_text" in answer else {}
         return {**answer, **texts, **more}
 
-    def _replaced(self, text: object) -> Any:
+    def _replace_text(self, text: object) -> Any:
         if isinstance(text, str):
             return text.removesuffix(self.found) + self.text if text.endswith(self.found) else text
         if isinstance(text, list):  # a chat: the last message is the answer
-            return [*text[:-1], {**text[-1], "content": self._replaced(text[-1].get("content"))}]
+            return [*text[:-1], {**text[-1], "content": self._replace_text(text[-1].get("content"))}]
         return text

@@ -84,14 +84,14 @@ class GrowingText:
         self._window.append(token)
         found, self._found = self._found, self._decoder(self._window)
         if found != self._found and not self._decoder.may_change(token, self._found):
-            self._take()
+            self._extend_value()
             self._window = self._window[self._read :]
             self._read = len(self._window)
             self._before = self._found = self._decoder(self._window)
 
     def end_text(self) -> None:
         """End the text, as no token follows: what was held back as unfinished stays as it is."""
-        self._take()
+        self._extend_value()
         self._before = self._found
 
     def take_new_text(self, *, last: bool = False) -> str:
@@ -101,7 +101,7 @@ class GrowingText:
         """
         until = self.stop
         if until is None:
-            until = len(self.value) if last else len(self.value) - self._begun()
+            until = len(self.value) if last else len(self.value) - self._count_held_back()
         start, self._returned_length = self._returned_length, max(self._returned_length, until)
         return self.value[start : self._returned_length]
 
@@ -114,13 +114,13 @@ class GrowingText:
         """Return the text of the row's tokens by themselves, as the pipeline decodes them."""
         return self._decoder(tokens)
 
-    def _take(self) -> None:
+    def _extend_value(self) -> None:
         start = len(self.value)
         self.value += self._found[len(self._before) :]
         if self.stop is None and self._stops:
             self.stop = find_first_stop(self.value, self._stops, start)
 
-    def _begun(self) -> int:
+    def _count_held_back(self) -> int:
         """Return how many characters at the end of the value may be the beginning of a stop string."""
         longest = max(map(len, self._stops), default=1) - 1
         return next(

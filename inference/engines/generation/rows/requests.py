@@ -34,14 +34,14 @@ class Requests:
 
     def make_row(self, key: Hashable, value: object, parameters: Mapping[str, Any], *, seed: int) -> GeneratedRow:
         """Return the row of a request. Raises `InvalidInput` if reading the request fails."""
-        return step_errors.run_input_step(self._row, key, value, dict(parameters), seed)  # type: ignore[no-any-return]
+        return step_errors.run_input_step(self._read_row, key, value, dict(parameters), seed)  # type: ignore[no-any-return]
 
-    def _row(self, key: Hashable, value: object, given: dict[str, Any], seed: int) -> GeneratedRow:
+    def _read_row(self, key: Hashable, value: object, given: dict[str, Any], seed: int) -> GeneratedRow:
         seed, stops, details = given.pop("seed", seed), given.pop("stop", ()), given.pop("details", False)
         parameters = self.steps.split_parameters(self.feed.complete_parameters(self.pipe, given))
         [found] = self.steps.make_rows(0, value, parameters)
         tokens = found.features["input_ids"][0].tolist()
-        config, processors = self._as_generate_would(found.features, {**parameters.forward, **found.own})
+        config, processors = self._capture_settings(found.features, {**parameters.forward, **found.own})
         ends, parsed_stops = config.eos_token_id, read_stops(self.pipe.tokenizer, stops)
         before = tokens if continues_prompt(found.features["prompt_text"], parameters.postprocess) else ()
         return GeneratedRow(
@@ -60,7 +60,7 @@ class Requests:
             text=GrowingText(self.decoder, parsed_stops.texts, self.decoder.find_context(before)),
         )
 
-    def _as_generate_would(self, features: Mapping[str, Any], run: dict[str, Any]) -> tuple[Any, Any]:
+    def _capture_settings(self, features: Mapping[str, Any], run: dict[str, Any]) -> tuple[Any, Any]:
         """Return the generation config and the logits processors that `generate` makes for the request.
 
         `generate` makes them ready, and then calls the function that it is given as `custom_generate`.

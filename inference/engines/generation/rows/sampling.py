@@ -31,24 +31,26 @@ def choose_tokens(rows: Sequence[GeneratedRow], scores: torch.Tensor) -> list[in
         if bad:
             chosen[place] = BadOutput("The model's scores for the next token are not numbers.")
         elif row.samples or row.processors:
-            groups[_settings(row)].append(place)
+            groups[_make_group_key(row)].append(place)
     for places in groups.values():
-        made = run_in_halves(lambda part: _processed([rows[place] for place in part], scores[part]), places)
+        made = run_in_halves(lambda part: _process_scores([rows[place] for place in part], scores[part]), places)
         for place, values in zip(places, made, strict=True):
             chosen[place] = (
-                values if isinstance(values, InferenceError) else run_in_halves(_one, [(rows[place], values)])[0]
+                values
+                if isinstance(values, InferenceError)
+                else run_in_halves(_choose_token, [(rows[place], values)])[0]
             )
     return chosen
 
 
-def _settings(row: GeneratedRow) -> Hashable:
+def _make_group_key(row: GeneratedRow) -> Hashable:
     """Return a key that is equal for rows whose scores can be processed together."""
     if not all(type(processor) in WARPERS for processor in row.processors):
         return row
     return row.samples, *((type(processor), *sorted(vars(processor).items())) for processor in row.processors)
 
 
-def _processed(rows: Sequence[GeneratedRow], scores: torch.Tensor) -> Any:
+def _process_scores(rows: Sequence[GeneratedRow], scores: torch.Tensor) -> Any:
     """Return the processed scores, or for rows that sample the probability of each token."""
     if rows[0].processors:
         tokens = torch.tensor([rows[0].tokens], device=scores.device)  # only a lone row's processors read them
@@ -56,7 +58,7 @@ def _processed(rows: Sequence[GeneratedRow], scores: torch.Tensor) -> Any:
     return scores.softmax(-1) if rows[0].samples else scores
 
 
-def _one(given: Sequence[tuple[GeneratedRow, torch.Tensor]]) -> list[int]:
+def _choose_token(given: Sequence[tuple[GeneratedRow, torch.Tensor]]) -> list[int]:
     [(row, values)] = given
     if row.samples:
         return [int(torch.multinomial(values[None], 1, generator=row.generator))]

@@ -116,26 +116,26 @@ class OpenBatch:
         joining: list[JoiningJob] = []
         for job in claimed:
             try:
-                joining.append(self._let_in(job, is_last=is_last))
+                joining.append(self._let_in_job(job, is_last=is_last))
             except errors.NotYet:
                 put_off.append(job.id)
             except errors.InvalidInput as error:
                 outcomes.append(make_failure(job, error))
         for each in joining:
             self._drop_cancelled()  # and renew all leases, as each join may take as long as the time limit
-            self._join(each)
-        outcomes += self._ended()
+            self._join_items(each)
+        outcomes += self._end_answered_jobs()
         while True:
-            codes |= self._record(outcomes)
+            codes |= self._record_outcomes(outcomes)
             self._drop_cancelled()
-            if not self.jobs or (steps and self._is_over(began_at, has_news=bool(codes or put_off))):
+            if not self.jobs or (steps and self._is_call_over(began_at, has_news=bool(codes or put_off))):
                 break
             self.most = max(self.most, sum(running.answers.count(OPEN) for running in self.jobs.values()))
             step_at = time.monotonic()
             progress = self.stepper.step()
-            self._count(time.monotonic() - step_at)
+            self._count_step(time.monotonic() - step_at)
             steps += 1
-            outcomes = self._settle(progress)
+            outcomes = self._take_progress(progress)
         self.publisher.publish_texts()
         tokens, self.tokens, firsts, self.firsts = self.tokens, 0, self.firsts, []
         answers, self.answers = self.answers, []
@@ -160,13 +160,13 @@ class OpenBatch:
         rows, most = len(self.stepper), self.spec.max_batch_size
         return Room(rows=most - rows, tokens=self.stepper.room, longest=self.stepper.tokens_per_row, others=rows)
 
-    def _is_over(self, began_at: float, *, has_news: bool) -> bool:
+    def _is_call_over(self, began_at: float, *, has_news: bool) -> bool:
         command = self.shared.command
         if command == ChildCommand.DRAIN:
             return False
         return has_news or command == ChildCommand.YIELD or time.monotonic() - began_at > SLICE_S
 
-    def _let_in(self, job: Claimed, *, is_last: bool) -> JoiningJob:
+    def _let_in_job(self, job: Claimed, *, is_last: bool) -> JoiningJob:
         """Make a job one of the batch, which renews its lease from now on.
 
         Raises `InvalidInput` and `NotYet`, as `claims.check_parameters_again` does.
@@ -183,10 +183,10 @@ class OpenBatch:
             counts=[0] * len(items),
         )
         self.jobs[job.id] = running
-        self.leased_until = min(self.leased_until, self._lease_end())
+        self.leased_until = min(self.leased_until, self._compute_lease_end())
         return JoiningJob(running, items, parameters)
 
-    def _join(self, joining: JoiningJob) -> None:
+    def _join_items(self, joining: JoiningJob) -> None:
         """Have the stepper read the items of a job. An item that it refuses has its error as the answer."""
         running = joining.running
         for index, item in enumerate(joining.items):
@@ -198,7 +198,7 @@ class OpenBatch:
             except Exception as error:
                 running.answers[index] = engine_calls.make_job_error(error)
 
-    def _count(self, step_s: float) -> None:
+    def _count_step(self, step_s: float) -> None:
         """Count the time of a step.
 
         A job that has no token yet while others have some waits for their room, as far as is known. The step does not
@@ -211,7 +211,7 @@ class OpenBatch:
             for running in self.jobs.values():
                 running.until_s += 0.0 if running.token_count else step_s
 
-    def _settle(self, progress: Sequence[Progress]) -> list[Outcome]:
+    def _take_progress(self, progress: Sequence[Progress]) -> list[Outcome]:
         """Take in the progress of a step, and return the outcomes of jobs that have ended."""
         for row in progress:
             job_id, index = cast("Key", row.key)
@@ -226,7 +226,7 @@ class OpenBatch:
                 self._stream_text(running, row.text)
                 if row.answer is not OPEN:
                     running.answers[index] = self.stepper.read_answer((job_id, index), row.answer)
-        ended = self._ended() + self._overdue()  # a job that has ended in this step is not overdue
+        ended = self._end_answered_jobs() + self._end_overdue_jobs()  # a job that has ended in this step is not overdue
         (self.publisher.publish_texts if ended else self.publisher.publish_if_due)()  # before the job's outcome
         return ended
 
@@ -234,14 +234,14 @@ class OpenBatch:
         if text and running.is_streamed:
             self.publisher.add_text(running.job.id, text, tokens=running.token_count)
 
-    def _ended(self) -> list[Outcome]:
+    def _end_answered_jobs(self) -> list[Outcome]:
         ended = [running for running in self.jobs.values() if running.has_ended]
         self.answers += [running.token_count for running in ended if running.token_count]
         for running in ended:
-            self._forget(running)
+            self._forget_job(running)
         return [make_outcome(self.spec, each.job, each.answers, generated=each.character_count) for each in ended]
 
-    def _overdue(self) -> list[Outcome]:
+    def _end_overdue_jobs(self) -> list[Outcome]:
         """End the jobs that are past the time limit, and return their outcomes.
 
         Their text ends there. The time that the child process spent between the steps, and waits for the database, do
@@ -250,24 +250,24 @@ class OpenBatch:
         overdue = [running for running in self.jobs.values() if running.until_s <= self.steps_s]
         begun = [running for running in overdue if running.token_count]
         for running in begun:
-            self._finish(running)
-        outcomes = self._ended()
+            self._finish_job(running)
+        outcomes = self._end_answered_jobs()
         for running in overdue:
             if running not in begun:
-                self._leave(running)
+                self._drop_job(running)
                 limit = f"the model's time_limit_s of {self.spec.time_limit_s:g}"
                 outcomes.append(
                     make_failure(running.job, errors.TimedOut(f"It ran past {limit} before its first token."))
                 )
         return outcomes
 
-    def _finish(self, running: RunningJob) -> None:
+    def _finish_job(self, running: RunningJob) -> None:
         """End a job with what it has generated."""
         for index, answer in enumerate(running.answers):
             if answer is OPEN:
-                running.answers[index] = self._finished(running, index)
+                running.answers[index] = self._finish_item(running, index)
 
-    def _finished(self, running: RunningJob, index: int) -> Any:
+    def _finish_item(self, running: RunningJob, index: int) -> Any:
         try:
             last = self.stepper.finish((running.job.id, index))
         except Exception as error:
@@ -280,16 +280,16 @@ class OpenBatch:
             else self.stepper.read_answer((running.job.id, index), last.answer)
         )
 
-    def _forget(self, running: RunningJob) -> None:
+    def _forget_job(self, running: RunningJob) -> None:
         del self.jobs[running.job.id]
         self.publisher.forget_job(running.job.id)
 
-    def _leave(self, running: RunningJob) -> None:
-        self._forget(running)
+    def _drop_job(self, running: RunningJob) -> None:
+        self._forget_job(running)
         for index in range(len(running.answers)):
             self.stepper.leave((running.job.id, index))
 
-    def _record(self, outcomes: Sequence[Outcome]) -> dict[UUID, str]:
+    def _record_outcomes(self, outcomes: Sequence[Outcome]) -> dict[UUID, str]:
         if not outcomes:
             return {}
         tallies.add_value(self.tally, "batch", max(1, self.most))
@@ -303,7 +303,7 @@ class OpenBatch:
             return
         self.looked_at = now
         try:
-            self._keep()
+            self._renew_leases()
             held = rows.find_running(self.id, self.jobs)
         except Exception as error:
             if not is_away(error):
@@ -312,31 +312,31 @@ class OpenBatch:
             return
         for running in [running for job_id, running in self.jobs.items() if job_id not in held]:
             logger.info("batch=%s job=%s left: cancelled or given back", self.id, running.job.id)
-            self._leave(running)
+            self._drop_job(running)
 
     def renew_leases_for(self, limit_s: float) -> None:
         """Keep its jobs while the child process runs something else first, for `limit_s` at most."""
         try:
-            self._keep(limit_s)
+            self._renew_leases(limit_s)
         except Exception as error:  # a batch that waits holds up no other
             logger.warning(
                 "batch=%s its jobs may be given back while it waits: %s", self.id, logs.describe_error(error)
             )
 
-    def _keep(self, beside_s: float = 0.0) -> None:
+    def _renew_leases(self, beside_s: float = 0.0) -> None:
         """Renew the leases of its jobs, so that they are not given back.
 
         The leases also cover `beside_s`, for which the child process does something else.
         """
-        lease_end = self._lease_end(beside_s)
+        lease_end = self._compute_lease_end(beside_s)
         if self.leased_until < lease_end - KEEP_S:
             transitions.extend_lease(self.id, self.jobs, time_limit_s=self.spec.time_limit_s + beside_s)
             self.leased_until = lease_end
 
-    def _lease_end(self, beside_s: float = 0.0) -> float:
+    def _compute_lease_end(self, beside_s: float = 0.0) -> float:
         return time.monotonic() + beside_s + self.spec.time_limit_s + transitions.LEASE_MARGIN_S
 
     def give_up_jobs(self) -> None:
         """Give up all jobs that have not ended, and keep nothing of them."""
         for running in list(self.jobs.values()):
-            self._leave(running)
+            self._drop_job(running)

@@ -62,13 +62,13 @@ class OpenBatches:
             if batch.id in waiting:
                 batch.renew_leases_for(call.time_limit_s)
             elif batch.id != call.batch:
-                self._close(batch)
+                self._close_batch(batch)
 
     def close_all(self) -> None:
         for batch in list(self.batches.values()):
-            self._close(batch)
+            self._close_batch(batch)
 
-    def _close(self, batch: OpenBatch) -> None:
+    def _close_batch(self, batch: OpenBatch) -> None:
         logger.warning("batch=%s closed with %d jobs: the main process does not continue it", batch.id, len(batch.jobs))
         del self.batches[batch.id]
         batch.give_up_jobs()

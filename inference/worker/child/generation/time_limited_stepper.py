@@ -25,7 +25,7 @@ class TimeLimitedStepper:
         self._stepper, self._limit_s, self._shared = stepper, limit_s, shared
 
     @contextlib.contextmanager
-    def _limited(self, job: UUID | None = None) -> Iterator[None]:
+    def _limit_call(self, job: UUID | None = None) -> Iterator[None]:
         self._shared.job[:] = job.bytes if job else NO_JOB
         try:
             with time_limit(self._limit_s):
@@ -34,46 +34,46 @@ class TimeLimitedStepper:
             self._shared.job[:] = NO_JOB
 
     def join(self, key: Key, value: object, parameters: Mapping[str, Any], *, seed: int) -> None:
-        with self._limited(key[0]):
+        with self._limit_call(key[0]):
             self._stepper.join(key, value, parameters, seed=seed)
 
     def leave(self, key: Key) -> None:
-        with self._limited(key[0]):
+        with self._limit_call(key[0]):
             self._stepper.leave(key)
 
     def finish(self, key: Key) -> Progress:
-        with self._limited(key[0]):
+        with self._limit_call(key[0]):
             return self._stepper.finish(key)
 
     def step(self) -> list[Progress]:
-        with self._limited():
+        with self._limit_call():
             return self._stepper.step()
 
     def read_answer(self, key: Key, answer: object) -> Any:
         """Return an answer as it is stored, or the error if it is one."""
-        with self._limited(key[0]):
+        with self._limit_call(key[0]):
             return engine_calls.read_answer(answer)
 
     def __len__(self) -> int:
-        with self._limited():
+        with self._limit_call():
             return len(self._stepper)
 
     @property
     def room(self) -> int:
-        with self._limited():
+        with self._limit_call():
             return self._stepper.room
 
     @property
     def tokens_per_row(self) -> int:
-        with self._limited():
+        with self._limit_call():
             return self._stepper.tokens_per_row
 
     @property
     def capacity(self) -> int:
-        with self._limited():
+        with self._limit_call():
             return self._stepper.capacity
 
     @property
     def context(self) -> int | None:
-        with self._limited():
+        with self._limit_call():
             return self._stepper.context

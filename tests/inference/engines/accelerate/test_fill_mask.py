@@ -82,7 +82,9 @@ class EngineTests(TestCase):
         self.assertEqual((good, type(bad)), (engine.predict(TEXTS[:1], {})[0], InvalidInput))
 
     def test_a_model_that_would_answer_differently_scores_everything(self) -> None:
-        wrong = patch.object(fill_mask.Scorer, "_choose", lambda self, last, arguments: 2 * arguments[0][self.masked])
+        wrong = patch.object(
+            fill_mask.Scorer, "_choose_states", lambda self, last, arguments: 2 * arguments[0][self.masked]
+        )
         with wrong, self.assertLogs(installation.logger, "WARNING"):
             engine = loading.load_engine(self.spec, "cpu")
         with patch.object(fill_mask, "make_scorer", return_value=None):

@@ -87,8 +87,12 @@ class EngineTests(EqualTestCase):
     def test_what_fails_at_load_leaves_the_plain_pipeline(self) -> None:
         expected = self.loaded().predict(TEXTS, {})
         gone: list[contextlib.AbstractContextManager[Any]] = [
-            patch.object(installation, "_packed", side_effect=AttributeError("no attribute '_linear_pointwise'")),
-            patch.object(installation, "_no_padding", side_effect=ImportError("cannot import name 'BaseModelOutput'")),
+            patch.object(
+                installation, "_make_packed_weights", side_effect=AttributeError("no attribute '_linear_pointwise'")
+            ),
+            patch.object(
+                installation, "_make_unpadded_encoder", side_effect=ImportError("cannot import name 'BaseModelOutput'")
+            ),
             patch.object(
                 installation, "make_batch_shortcut", side_effect=ImportError("cannot import name 'TokenizersBackend'")
             ),

@@ -137,7 +137,7 @@ class AnswersTests(CompiledCase):
             self.assertAlmostEqual(one["score"], other["score"], delta=0.02)
 
     def test_where_neighbours_change_an_answer_each_row_runs_alone(self) -> None:
-        with patch.object(installation, "_holds", side_effect=[False, True]):
+        with patch.object(installation, "_has_batch_parity", side_effect=[False, True]):
             engine = self.loaded()
         with patch.object(engine.pipe.model.forward, "request", wraps=engine.pipe.model.forward.request) as request:
             self.assert_equal(self.predict(engine), self.torch_answers())

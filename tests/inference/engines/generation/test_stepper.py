@@ -33,7 +33,7 @@ def alone(engine: Any, prompt: Any, **parameters: Any) -> Any:
     return answer
 
 
-run_alone = forwards.Forwards._run  # noqa: SLF001 - as it is, under a count of its calls
+run_alone = forwards.Forwards._run_forward  # noqa: SLF001 - as it is, under a count of its calls
 
 
 def text(answer: Any) -> str:
@@ -117,7 +117,7 @@ class AnswerTests(StepperTestCase):
         for kind in STEPPED:
             engine = decoders.over(decoders.model(kind))
             collector = ProgressCollector(engine.stepper)
-            with self.subTest(kind), patch.object(forwards.Forwards, "_run", autospec=True) as run:
+            with self.subTest(kind), patch.object(forwards.Forwards, "_run_forward", autospec=True) as run:
                 run.side_effect = run_alone
                 for prompt in texts:
                     engine.stepper.join(prompt, prompt, {**GREEDY, "max_new_tokens": 3}, seed=0)
@@ -136,7 +136,7 @@ class AnswerTests(StepperTestCase):
         collector = ProgressCollector(engine.stepper)
         with (
             patch.object(engine.stepper, "_is_cpu", new=False),
-            patch.object(forwards.Forwards, "_run", autospec=True, side_effect=run_alone) as run,
+            patch.object(forwards.Forwards, "_run_forward", autospec=True, side_effect=run_alone) as run,
         ):
             for prompt in texts:
                 engine.stepper.join(prompt, prompt, {**GREEDY, "max_new_tokens": 2}, seed=0)
@@ -455,7 +455,7 @@ class RoomTests(StepperTestCase):
         self.assertEqual(stepper.room, 60)
         room = Room(rows=8, tokens=stepper.room, longest=stepper.tokens_per_row, others=len(stepper))
         stepper.join("c", "abcd", {**GREEDY, "max_new_tokens": 26}, seed=0)
-        self.assertEqual((stepper.room, room.minus_rows(1, 30).tokens), (10, 10))
+        self.assertEqual((stepper.room, room.subtract_rows(1, 30).tokens), (10, 10))
         for key in ("c", "b", "a", "nobody"):
             stepper.leave(key)
         self.assertEqual((stepper.room, stepper.step()), (100, []))

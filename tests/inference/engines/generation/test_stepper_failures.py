@@ -147,14 +147,14 @@ class FailureTests(StepperTestCase):
 
     def test_where_no_cells_can_be_made_the_last_rows_wait_for_the_others(self) -> None:
         cells = self.engine.stepper.cells
-        move, most = cells.move_rows, {"cells": 2 * 128}
+        move, most = cells.reallocate_cells, {"cells": 2 * 128}
 
         def tight(slots: int, width: int, *rest: Any) -> Any:
             if slots * width > most["cells"]:
                 raise NO_MEMORY
             return move(slots, width, *rest)
 
-        with patch.object(cells, "move_rows", tight), patch.object(memory_limit, "CALM", 4):
+        with patch.object(cells, "reallocate_cells", tight), patch.object(memory_limit, "CALM", 4):
             self.assert_others_are_right(self.answers(before=1))
 
     def test_a_lone_row_that_fits_once_what_is_kept_of_prompts_is_let_go_succeeds(self) -> None:

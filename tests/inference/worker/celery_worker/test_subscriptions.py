@@ -89,7 +89,7 @@ class SubscriptionsTests(TestCase):
         self.consumer.connection = SimpleNamespace(connection=SimpleNamespace(transport=transport))
         self.consumer.add_task_queue = lambda queue: ours.recv(1)
         silent = Subscriptions(self.consumer)
-        with patch.object(subscriptions, "ANSWER_S", 0.01), patch.object(silent, "_declare"):
+        with patch.object(subscriptions, "ANSWER_S", 0.01), patch.object(silent, "_declare_queue"):
             self.assertRaises(TimeoutError, silent.consume_queue, A)
         self.assertIsNone(ours.gettimeout())
 
@@ -106,7 +106,7 @@ class SubscriptionsTests(TestCase):
             elif queue == A and not made_anew:
                 raise TimeoutError
 
-        with patch.object(silent, "_declare", declare), patch.object(silent, "_in_time", nullcontext):
+        with patch.object(silent, "_declare_queue", declare), patch.object(silent, "_limit_wait", nullcontext):
             for _ in range(60):
                 try:
                     self.turn_for(0.5)
@@ -122,7 +122,7 @@ class SubscriptionsTests(TestCase):
                 self.subscriptions.forget_queues()
                 return True
 
-        broker = Mock(missing_exchanges=Missing)
+        broker = Mock(find_missing_exchanges=Missing)
         self.subscriptions._marks = {A: "mark"}  # noqa: SLF001 - it has consumed A
         with patch.object(kombu_publisher, "get_publisher", lambda: broker):
             self.subscriptions.find_deleted_queues()

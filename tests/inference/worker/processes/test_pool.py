@@ -161,7 +161,7 @@ class EndedChildTests(PoolCase):
             self.pool.start_and_end_processes()
             kill.assert_not_called()
         later = time.monotonic() + 2 * PATIENCE_S
-        with patch.object(replica_pool, "PAUSE_S", math.inf), patch("time.monotonic", return_value=later):
+        with patch.object(replica_pool, "SUSPENDED_S", math.inf), patch("time.monotonic", return_value=later):
             self.pool.start_and_end_processes()
         self.assert_the_next_one_works(stopped)
         self.assertIn("b", self.replicas.served_models)
@@ -223,7 +223,7 @@ class EndedChildTests(PoolCase):
         self.send(hold_connection, "3600")
         self.until(lambda: self.answers, "it has started one")
         self.addCleanup(os.kill, self.answers.pop(), signal.SIGKILL)
-        with patch.object(process_launcher, "_look", return_value=None):
+        with patch.object(process_launcher, "_poll_process", return_value=None):
             self.kill()
             self.until(lambda: self.first.is_orphan, "nothing tells")
         os.waitpid(killed, 0)  # as init does

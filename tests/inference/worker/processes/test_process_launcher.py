@@ -19,7 +19,7 @@ from django.conf import settings
 
 from inference.catalog import specs
 from inference.catalog.specs import ModelSpec
-from inference.fields.ids import new_job_id
+from inference.fields.ids import make_row_id
 from inference.worker.child import process as child_process
 from inference.worker.processes import process_launcher
 from inference.worker.processes.process_launcher import ProcessLauncher
@@ -70,7 +70,7 @@ def send_process_ids(pipe: Any) -> None:
 def send_random_numbers(pipe: Any) -> None:
     import torch
 
-    pipe.send((os.getppid(), {new_job_id().int % 2**32, numpy.random.random(), float(torch.rand(1))}))
+    pipe.send((os.getppid(), {make_row_id().int % 2**32, numpy.random.random(), float(torch.rand(1))}))
 
 
 def read_in_threads(pipe: Any) -> None:
@@ -237,7 +237,7 @@ class EndsTests(LauncherCase):
         self.addCleanup(go_on.set)
         slow = ProcessLauncher()
         self.enterContext(patch.object(process_launcher, "STOPS_S", 0.1))
-        self.enterContext(patch.object(ProcessLauncher, "_start", lambda *_: go_on.wait()))
+        self.enterContext(patch.object(ProcessLauncher, "_start_process", lambda *_: go_on.wait()))
         slow.start_process(stay, (), lambda _: None)
         slow.stop_thread()
         self.assertFalse(go_on.is_set())

@@ -32,7 +32,7 @@ class GpusTests(TestCase):
         self.enterContext(patch.dict(os.environ, PATH=str(self.folder)))
         self.enterContext(patch.object(gpus, "DEVICE_FILES", f"{self.folder}/nvidia[0-9]*"))
         self.enterContext(patch.object(gpus, "LISTING_S", PATIENCE_S))
-        self.enterContext(patch.object(gpus, "_torch_version", return_value="2.13.0"))
+        self.enterContext(patch.object(gpus, "_read_torch_version", return_value="2.13.0"))
         for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"):
             os.environ.pop(name, None)
 
@@ -157,7 +157,7 @@ class GpusTests(TestCase):
 
     def test_no_gpu_is_used_by_a_torch_that_is_built_for_cpus(self) -> None:
         self.tool(TWO)
-        with patch.object(gpus, "_torch_version", return_value="2.13.0+cpu"):
+        with patch.object(gpus, "_read_torch_version", return_value="2.13.0+cpu"):
             self.assertEqual((self.find().gpus, self.find().problem), ((), False))
             self.files("nvidia0")
             self.assertEqual((self.find().gpus, self.find().problem), ((), True))
