@@ -22,7 +22,7 @@ from inference.broker import publisher, redis_client
 from inference.catalog import lookup, tasks
 from inference.catalog.specs import ModelSpec
 from inference.errors import BrokerUnavailable
-from inference.failures import Pauses
+from inference.failures import Backoff
 from inference.models import Worker
 from inference.status import health
 from inference.status.workers import SERVING
@@ -94,8 +94,8 @@ class StartupReport(threading.Thread):
         Meanwhile a line every `REPORT_EVERY_S` says what is waited for, and what `obstacle` says is in the way.
         """
         begun_s = reported_s = time.monotonic()
-        pauses = Pauses(first_s=0.1, longest_s=0.5)
-        while not self.stopping.wait(pauses.take_next_pause_s()):
+        backoff = Backoff(first_s=0.1, longest_s=0.5)
+        while not self.stopping.wait(backoff.take_next_pause_s()):
             if result := condition():
                 return result
             if time.monotonic() - reported_s > REPORT_EVERY_S:

@@ -14,7 +14,7 @@ from django.db.models.functions import Now
 from api.file_batches.runner import BatchRunner
 from inference import row_locks
 from inference.catalog import lookup
-from inference.failures import Pauses, is_away
+from inference.failures import Backoff, is_away
 from inference.models import Bulk
 
 logger = logging.getLogger(__name__)
@@ -42,16 +42,16 @@ class Command(BaseCommand):
 def run_until(stopping: threading.Event) -> None:
     """Work on batches until the event is set."""
     runner = BatchRunner(stopping)
-    pauses = Pauses(first_s=LOOK_EVERY_S, longest_s=30.0)
+    backoff = Backoff(first_s=LOOK_EVERY_S, longest_s=30.0)
     pause_s = 0.0
     while not stopping.wait(pause_s):
         try:
             pause_s = LOOK_SOON_S if runner.run_round() else LOOK_EVERY_S
-            pauses.reset()
+            backoff.reset()
         except Exception as error:
             if not is_away(error):
                 raise
-            pause_s = pauses.take_next_pause_s()
+            pause_s = backoff.take_next_pause_s()
             logger.warning("batches wait, the database is away: %s", error)
             connection.close()
     runner.close()

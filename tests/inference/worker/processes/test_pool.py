@@ -397,7 +397,7 @@ class NotStartedTests(PoolCase):
             os.kill(killed or 0, signal.SIGKILL)
             for tries in range(1, 11):
                 self.until(lambda: len(logs.records) == tries, f"try {tries}")  # noqa: B023 - called before the next
-                pauses.append(first.pauses.pause_s)
+                pauses.append(first.backoff.pause_s)
                 opened.append(len(os.listdir("/proc/self/fd")))
                 first.retry_at = 0.0 if tries < 10 else math.inf
             for _ in range(5):

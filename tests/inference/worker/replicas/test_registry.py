@@ -309,12 +309,12 @@ class ReplicasTests(TestCase):
         for _ in range(9):
             self.replicas.note_end(0)
             self.assertFalse(self.replicas.may_start(0))
-            pauses.append(self.replicas.replicas[0].pauses.pause_s)
+            pauses.append(self.replicas.replicas[0].backoff.pause_s)
             self.start(0, FIRST)
         self.assertEqual(pauses[:3], [2.0, 4.0, 8.0])
         self.assertEqual(pauses[-1], LONGEST_PAUSE_S)
         self.load(FIRST)
-        self.assertEqual(self.replicas.replicas[0].pauses.pause_s, 1.0)
+        self.assertEqual(self.replicas.replicas[0].backoff.pause_s, 1.0)
 
     def test_one_that_dies_of_loading_a_model_starts_without_it_until_it_has_loaded_it(self) -> None:
         self.assertEqual(self.without(0), set())
