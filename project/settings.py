@@ -236,7 +236,10 @@ SPECTACULAR_SETTINGS = {
         "StatusEnum": "inference.models.Status",
         "BatchStatusEnum": "api.models.BatchStatus",
     },
-    "POSTPROCESSING_HOOKS": ["drf_spectacular.hooks.postprocess_schema_enums", "api.openapi.schema.complete_document"],
+    "POSTPROCESSING_HOOKS": [
+        "drf_spectacular.hooks.postprocess_schema_enums",
+        "api.openapi.operation_descriptions.complete_document",
+    ],
 }
 
 LOG_LEVEL = env.read_choice("LOG_LEVEL", ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"), "INFO")

@@ -7,7 +7,7 @@ import django  # noqa: E402
 
 from api.server.body_reader import BodyReader  # noqa: E402
 from inference.catalog import lookup  # noqa: E402
-from project import cores, server  # noqa: E402
+from project import cores, web_server_hooks  # noqa: E402
 
 
 def collect_less_garbage() -> None:
@@ -27,7 +27,7 @@ def make_application() -> BodyReader:
     from project.handler import Handler
 
     process.current.figures.start()
-    server.call_when_stopped(process.current.close)
+    web_server_hooks.call_when_stopped(process.current.close)
     return BodyReader(Handler())
 
 
@@ -41,5 +41,5 @@ os.environ.setdefault(
 application = make_application()
 lookup.start_follower()
 cores.follow_load()
-server.drop_stalled_clients()
+web_server_hooks.drop_stalled_clients()
 collect_less_garbage()

@@ -23,7 +23,7 @@ from api.requests.file_form import open_temporary_file
 from inference.errors import InferenceError
 from inference.fields.ids import make_row_id
 from inference.models import Job, Status
-from inference.store import outputs
+from inference.store import output_pages
 
 PAGE = 64  # jobs that are read at once
 PAGE_BYTES = 4 * 1024 * 1024  # of their lines, which are about as long as their inputs
@@ -111,7 +111,7 @@ def _pair_with_jobs(lines: Sequence[Line], ids: Mapping[int | None, UUID]) -> It
     page: dict[int | None, Job] = {}
     for line in lines:
         if line.index in ids and line.index not in page:
-            jobs, _ = outputs.load_with_outputs(Job.objects.filter(pk__in=left).order_by("pk"), PAGE, without=())
+            jobs, _ = output_pages.load_with_outputs(Job.objects.filter(pk__in=left).order_by("pk"), PAGE, without=())
             page = {job.bulk_index: job for job in jobs}
             read = {job.pk for job in jobs}
             left = [job_id for job_id in left if job_id not in read]

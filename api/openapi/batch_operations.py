@@ -10,8 +10,8 @@ from drf_spectacular.utils import OpenApiParameter
 
 from api import codec
 from api.openapi import batch_shapes as shapes
+from api.openapi.operation_descriptions import OPENAI, describe_operation
 from api.openapi.operations import IDEMPOTENCY_KEY, WITH_BODY, make_query_parameter, make_request_example
-from api.openapi.schema import OPENAI, describe_operation
 from api.openapi.shapes import Shape
 from api.requests.file_batches import MOST_LIMIT
 

@@ -16,7 +16,7 @@ from drf_spectacular.utils import (
 from api import codec
 from api.errors.problems import OUTCOMES
 from api.openapi import shapes
-from api.openapi.schema import COMPLETING, describe_operation
+from api.openapi.operation_descriptions import COMPLETING, describe_operation
 from api.requests import bodies, job_pages
 from inference.catalog.specs import NAME
 from inference.models import Status

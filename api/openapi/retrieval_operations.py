@@ -9,8 +9,8 @@ from drf_spectacular.utils import PolymorphicProxySerializer
 
 from api import codec
 from api.openapi import retrieval_shapes as shapes
+from api.openapi.operation_descriptions import COHERE, OPENAI, TEI, describe_operation
 from api.openapi.operations import IDEMPOTENCY_KEY, make_request_example, make_wait_parameter, waiting
-from api.openapi.schema import COHERE, OPENAI, TEI, describe_operation
 from api.openapi.shapes import Shape
 from api.requests import bodies
 

@@ -18,7 +18,7 @@ from inference.catalog.specs import NAME
 from inference.fields.ids import make_first_id
 from inference.fields.uuids import parse_uuid
 from inference.models import Bulk, Job, Status
-from inference.store import outputs
+from inference.store import output_pages
 
 PAGE, LONGEST_PAGE = 50, 500
 _LIMIT = re.compile(r"[1-9][0-9]{0,2}")
@@ -33,7 +33,7 @@ def read_page(principal: Principal, query: Mapping[str, str]) -> tuple[list[Job]
         if name in query and (value := read(name, query[name])):
             jobs = jobs.filter(**{condition: value})
     if wants_outputs(query):
-        found, is_cut = outputs.load_with_outputs(jobs, limit)
+        found, is_cut = output_pages.load_with_outputs(jobs, limit)
     else:
         found = list(jobs.defer("inputs", "output", "parameters")[: limit + 1])
         found, is_cut = found[:limit], len(found) > limit

@@ -22,7 +22,7 @@ from api.views.base import ApiView, add_etag, get_own_job, get_visible_job
 from inference.catalog.specs import ModelSpec
 from inference.models import Job, Status
 from inference.status import health
-from inference.store import outputs
+from inference.store import output_pages
 from inference.submission import admission, jobs
 from inference.upkeep import retention
 
@@ -131,7 +131,7 @@ def wait_for_finished_jobs(principal: Principal, ids: list[UUID], *, wait_s: flo
     `missing` are the ids for which the principal sees no job. `left` is the number of all others not in the answer.
     """
     ended, missing = jobs.wait_for_any(ids, principal.visible_jobs, timeout_s=wait_s)
-    found, _ = outputs.load_with_outputs(Job.objects.filter(pk__in=ended).order_by("pk"), len(ids))
+    found, _ = output_pages.load_with_outputs(Job.objects.filter(pk__in=ended).order_by("pk"), len(ids))
     return {
         "items": [resources.make_job_document(job, plain=plain) for job in found],
         "missing": [{"id": job_id, "code": find_missing_code(job_id)} for job_id in missing],

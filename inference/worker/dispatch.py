@@ -16,13 +16,13 @@ from inference.broker.address import queue_of
 from inference.catalog.specs import Catalog
 from inference.models import WorkerState
 from inference.worker.calls import IN_HAND, BatchCall, BatchReport, ChildCommand
-from inference.worker.child.entry import run_batch
+from inference.worker.child.served_calls import run_batch
 from inference.worker.maintenance import status_row
 from inference.worker.maintenance.heartbeat import WorkerSnapshot
 from inference.worker.maintenance.housekeeping import Housekeeping
 from inference.worker.processes.replica_pool import ReplicaPool
 from inference.worker.scheduling.backlog import Backlog
-from inference.worker.scheduling.inflight import Batch
+from inference.worker.scheduling.held_jobs import Batch
 from inference.worker.scheduling.lazy_models import LazyModels
 from inference.worker.scheduling.scheduler import Scheduler
 from inference.worker.scheduling.settlement import Settlement

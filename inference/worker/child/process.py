@@ -17,7 +17,7 @@ from django.conf import settings
 
 from inference.telemetry import logs, tracing
 from inference.worker.calls import Assignment, ReplyKind, map_shared_state
-from inference.worker.child import entry
+from inference.worker.child import served_calls
 from inference.worker.child.connection import MainConnection
 from inference.worker.child.work_ahead import WorkAhead
 from inference.worker.replicas.devices import NO_GPUS, Plan
@@ -50,7 +50,7 @@ def run_replica(
     connection = MainConnection(end)
     code: object = os.EX_SOFTWARE
     try:
-        connection.send(ReplyKind.UP, value=entry.start_replica(plan, index, assignment, shared))
+        connection.send(ReplyKind.UP, value=served_calls.start_replica(plan, index, assignment, shared))
         run_loop(connection, plan, index)
     except SystemExit as ended:
         code = ended.code
@@ -105,7 +105,7 @@ def run_calls(connection: MainConnection) -> NoReturn:
         try:
             call = connection.receive_call()
         except SystemExit:
-            entry.run_open_batches_to_end()
+            served_calls.run_open_batches_to_end()
             raise
         connection.send(ReplyKind.ACCEPTED, call.number)
         try:

@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 from inference import errors
 from inference.worker.calls import ReplyKind
-from inference.worker.child import entry
+from inference.worker.child import served_calls
 from inference.worker.child.batch_run import BatchRun
 from inference.worker.child.connection import ChildCall, MainConnection
 from inference.worker.child.multi_batch_run import MultiBatchRun
@@ -58,7 +58,7 @@ class WorkAhead:
             if isinstance(taken.failure, (SystemExit, KeyboardInterrupt)):
                 break
         if isinstance(taken, SystemExit):
-            entry.run_open_batches_to_end()
+            served_calls.run_open_batches_to_end()
         self._computed.put(None)
         recorder.join()
         raise taken if isinstance(taken, SystemExit) else SystemExit(os.EX_SOFTWARE)
@@ -77,10 +77,10 @@ class WorkAhead:
         """Acknowledge a call and claim its batch."""
         self._connection.send(ReplyKind.ACCEPTED, call.number)
         taken = AcceptedCall(call)
-        if call.function is entry.run_batch:
+        if call.function is served_calls.run_batch:
             try:
-                with entry.raise_picklable_errors():
-                    taken.stages = entry.make_batch_run(*call.arguments)
+                with served_calls.raise_picklable_errors():
+                    taken.stages = served_calls.make_batch_run(*call.arguments)
                     if taken.stages:
                         taken.stages.claim_jobs()
             except Exception as error:
@@ -90,10 +90,10 @@ class WorkAhead:
     def _compute_call(self, taken: AcceptedCall) -> None:
         _, function, arguments = taken.call
         try:
-            if function is not entry.run_batch:
+            if function is not served_calls.run_batch:
                 taken.result = function(*arguments)
                 return
-            with entry.raise_picklable_errors(), entry.run_beside_open_batches(*arguments):
+            with served_calls.raise_picklable_errors(), served_calls.run_beside_open_batches(*arguments):
                 if taken.failure:
                     return
                 if self._device_failed:
@@ -101,7 +101,7 @@ class WorkAhead:
                 if taken.stages:
                     taken.stages.compute_answers(is_prepared=True)
                 else:
-                    taken.result = entry.run_steps(*arguments)
+                    taken.result = served_calls.run_steps(*arguments)
         except BaseException as error:
             self._device_failed |= isinstance(error, errors.DeviceFailed)
             taken.failure = error
@@ -110,7 +110,7 @@ class WorkAhead:
         while taken := self._computed.get():
             if taken.stages and not taken.failure:
                 try:
-                    with entry.raise_picklable_errors():
+                    with served_calls.raise_picklable_errors():
                         taken.result = taken.stages.record_outcomes()
                 except Exception as error:
                     taken.failure = error

@@ -15,11 +15,11 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from inference.worker.calls import Assignment, LoadReport, ReplyKind, describe_exit
-from inference.worker.child import entry
 from inference.worker.child import process as child_process
-from inference.worker.processes.event_loop import EventLoop, FileObject, SelectorLoop
+from inference.worker.child import served_calls
 from inference.worker.processes.process_launcher import ProcessLauncher
 from inference.worker.processes.replica_process import ProcessCall, ReplicaProcess
+from inference.worker.processes.selector_loop import EventLoop, FileObject, SelectorLoop
 from inference.worker.replicas.registry import ReplicaRegistry
 
 logger = logging.getLogger(__name__)
@@ -379,7 +379,7 @@ class ReplicaPool:
         self._load_by = time.monotonic() + self._load_limit_s
         self._load_call = self.send_call(
             pid,
-            entry.apply_assignment,
+            served_calls.apply_assignment,
             (assignment,),
             done=lambda loaded: self._note_finished_load(loaded, time.monotonic() - since),
             failed=lambda error: self._end_after_failed_load(pid, time.monotonic() - since),

@@ -15,7 +15,7 @@ from inference.batching.shares import OwnerShares, PriorityShares
 from inference.catalog.specs import Catalog, ModelSpec
 from inference.models import Priority
 from inference.worker.replicas.registry import ReplicaRegistry
-from inference.worker.scheduling.inflight import Batch, Bisection, HeldJob, MessageRequest
+from inference.worker.scheduling.held_jobs import Batch, Bisection, HeldJob, MessageRequest
 from inference.worker.scheduling.isolation import Isolation, RetryGroup
 
 TOGETHER_S, HURRIED_S = 0.05, 0.01  # engine time of one batch call; the second where a client waits for each job

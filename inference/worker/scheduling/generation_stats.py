@@ -8,7 +8,7 @@ from statistics import fmean
 
 from inference.fields.worker_documents import FirstTokenTimes, GenerationSnapshot
 from inference.worker.calls import BatchReport
-from inference.worker.scheduling.inflight import Batch
+from inference.worker.scheduling.held_jobs import Batch
 
 WINDOW_S = 10.0  # over which tokens a second are counted
 FIRSTS = 200  # the last jobs whose time from creation to the first token is shown

@@ -12,7 +12,7 @@ from inference import errors
 from inference.failures import Backoff
 from inference.telemetry import logs
 from inference.worker.calls import ProcessLost, RemoteError
-from inference.worker.scheduling.inflight import Batch, Bisection, HeldJob
+from inference.worker.scheduling.held_jobs import Batch, Bisection, HeldJob
 
 logger = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from inference import clock
 from inference.worker.calls import IN_HAND, ChildCommand
 from inference.worker.processes.replica_pool import ReplicaPool
 from inference.worker.scheduling.backlog import Backlog
-from inference.worker.scheduling.inflight import Batch, Bisection, HeldJob
+from inference.worker.scheduling.held_jobs import Batch, Bisection, HeldJob
 
 LONG = 2.0  # times its claim and record: of calls that take longer two in hand suffice, and the next is chosen later
 

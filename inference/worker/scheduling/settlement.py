@@ -11,7 +11,7 @@ from inference.worker.calls import NO_JOB, BatchReport, ProcessLost, RemoteError
 from inference.worker.replicas.device_health import Incident
 from inference.worker.scheduling.backlog import Backlog
 from inference.worker.scheduling.generation_stats import GenerationStats
-from inference.worker.scheduling.inflight import Batch, HeldJob
+from inference.worker.scheduling.held_jobs import Batch, HeldJob
 from inference.worker.scheduling.isolation import RETRY_S
 from inference.worker.scheduling.scheduler import LONG
 from inference.worker.scheduling.spare_threads import SpareThreads

@@ -8,7 +8,7 @@ from inference.batching.costs import CostModel
 from inference.worker.calls import BatchReport
 from inference.worker.replicas import devices
 from inference.worker.scheduling.backlog import LEARNT, Backlog
-from inference.worker.scheduling.inflight import Batch
+from inference.worker.scheduling.held_jobs import Batch
 
 LINUX = "linux"  # elsewhere the threads of OpenMP keep their core from others for long after a call
 LONGEST_S = 0.5  # seconds that a call may be expected to take: other jobs may come that need the core

@@ -25,7 +25,7 @@ from inference.worker.processes.replica_pool import ReplicaPool
 from inference.worker.replicas.devices import Plan
 from inference.worker.replicas.registry import ReplicaRegistry
 from inference.worker.scheduling.backlog import LEARNT, Backlog
-from inference.worker.scheduling.inflight import MOST_OVER
+from inference.worker.scheduling.held_jobs import MOST_OVER
 from inference.worker.scheduling.isolation import CRASHES_ALONE, LONGEST_RETRY_S, LONGEST_STUCK_S, MOST_SUSPENSIONS
 from inference.worker.scheduling.lazy_models import LazyModels
 from inference.worker.scheduling.settlement import SUSPENDED

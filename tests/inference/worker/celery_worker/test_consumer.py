@@ -23,7 +23,7 @@ from inference.worker.celery_worker.consumer import LONGEST_AWAY_S, DispatchLoop
 from inference.worker.celery_worker.tasks import run
 from inference.worker.replicas.devices import Plan
 from inference.worker.replicas.registry import ReplicaRegistry
-from inference.worker.scheduling.inflight import Batch
+from inference.worker.scheduling.held_jobs import Batch
 from project.celery import app
 from tests.inference.worker.test_dispatch import make_dispatcher
 

@@ -16,7 +16,7 @@ from inference.engines.base import Engine
 from inference.models import Job, Status
 from inference.store import notices, rows, transitions
 from inference.worker.calls import BatchCall, BatchReport, ChildCommand
-from inference.worker.child import entry, multi_batch_run
+from inference.worker.child import multi_batch_run, served_calls
 from inference.worker.child.loaded_models import LoadedModels
 from inference.worker.scheduling.backlog import HURRIED_S, LEARNT, MOST_TOGETHER, TOGETHER_S
 from tests.inference.worker.test_dispatch import DispatcherCase
@@ -280,7 +280,7 @@ class SeveralStagesTests(TransactionTestCase):
             specs={self.engine.spec.digest: self.engine.spec},
             engines={self.engine.spec.load_digest: self.engine},
         )
-        self.enterContext(patch.object(entry, "replica", self.replica, create=True))
+        self.enterContext(patch.object(served_calls, "replica", self.replica, create=True))
         self.enterContext(patch.object(multi_batch_run, "LONGEST_S", 3600.0))  # no call comes back for being slow
         self.publish = self.enterContext(patch.object(notices, "publish_finished"))
 
@@ -298,7 +298,7 @@ class SeveralStagesTests(TransactionTestCase):
             shares=tuple(map(len, shares)),
             time_limit_s=3600,
         )
-        report = entry.run_batch(call)
+        report = served_calls.run_batch(call)
         for job in stored:
             job.refresh_from_db()
         return report, jobs

@@ -19,14 +19,14 @@ from inference.clock import now
 from inference.engines.base import Engine
 from inference.store.transitions import Claimed, Outcome
 from inference.worker.calls import READY, BatchCall, ChildCommand, LoadReport, ProcessLost, RemoteError, ReplyKind
-from inference.worker.child import claims, entry
+from inference.worker.child import claims, served_calls
 from inference.worker.child.batch_run import BatchRun
 from inference.worker.child.connection import ChildCall, MainConnection
 from inference.worker.child.loaded_models import LoadedModels
 from inference.worker.child.work_ahead import WorkAhead
 from inference.worker.dispatch import STUCK_S
 from inference.worker.scheduling.backlog import LEARNT, TOGETHER_S
-from inference.worker.scheduling.inflight import HeldJob
+from inference.worker.scheduling.held_jobs import HeldJob
 from tests.conditions import PATIENCE_S, eventually
 from tests.inference.worker.test_dispatch import CATALOG, PID, DispatcherCase
 
@@ -91,7 +91,7 @@ class LineTests(TestCase):
         self.replica = LoadedModels(
             worker=uuid4(), device="cpu", specs={spec.digest: spec}, engines={spec.load_digest: self.engine}
         )
-        self.enterContext(patch.object(entry, "replica", self.replica, create=True))
+        self.enterContext(patch.object(served_calls, "replica", self.replica, create=True))
         self.enterContext(patch("sys.setswitchinterval"))
         self.claimed: SimpleQueue[str] = SimpleQueue()
         self.recorded: SimpleQueue[str] = SimpleQueue()
@@ -149,7 +149,7 @@ class LineTests(TestCase):
             job_ids=tuple(uuid4() for _ in self.inputs.get(number, [""])),
             **fields,
         )
-        self.connection.calls.put(ChildCall(number, entry.run_batch, (call,)))
+        self.connection.calls.put(ChildCall(number, served_calls.run_batch, (call,)))
         return call
 
     def numbers(self, *kinds: ReplyKind) -> list[int]:
@@ -307,7 +307,7 @@ class LineTests(TestCase):
     def test_what_is_open_runs_to_its_end_then_in_the_thread_of_the_engines(self) -> None:
         ran: list[Any] = []
         opened = Mock(run_all_to_end=lambda: ran.append(threading.current_thread()))
-        self.enterContext(patch.object(entry, "opened", opened))
+        self.enterContext(patch.object(served_calls, "opened", opened))
         self.replica.shared.command = ChildCommand.DRAIN
         self.connection.calls.put(None)
         self.thread.join(PATIENCE_S)

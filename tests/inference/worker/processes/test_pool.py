@@ -23,8 +23,8 @@ from kombu.asynchronous import Hub
 
 from inference.catalog.specs import ModelSpec
 from inference.worker.calls import READY, Assignment, ChildCommand, LoadReport, ProcessLost, RemoteError, SharedState
-from inference.worker.child import entry
 from inference.worker.child import process as child_process
+from inference.worker.child import served_calls
 from inference.worker.child.loaded_models import LoadedModels
 from inference.worker.child.work_ahead import WorkAhead
 from inference.worker.processes import process_launcher, replica_pool
@@ -65,8 +65,10 @@ class PoolCase(TestCase):
     def setUp(self) -> None:
         plan = Plan(worker=uuid4(), devices=("cpu",), replicas=self.count, threads=1)
         self.replicas = ReplicaRegistry(plan, {"a": ModelSpec(name="a", engine="x:Y")})
-        self.enterContext(patch.object(entry, "start_replica", load_all))
-        self.enterContext(patch.object(entry, "replica", LoadedModels(worker=uuid4(), device="cpu"), create=True))
+        self.enterContext(patch.object(served_calls, "start_replica", load_all))
+        self.enterContext(
+            patch.object(served_calls, "replica", LoadedModels(worker=uuid4(), device="cpu"), create=True)
+        )
         self.hub = Hub()
         self.addCleanup(self.hub.close)
         self.kept: set[int] = set()  # children in which a batch is open
@@ -169,7 +171,7 @@ class EndedChildTests(PoolCase):
     def test_one_in_which_an_assignment_raised_is_ended_and_not_sent_it_again(self) -> None:
         raised = self.first.pid
         self.replicas.set_catalog({"b": ModelSpec(name="b", engine="x:Y")})
-        with patch.object(entry, "apply_assignment", fail):
+        with patch.object(served_calls, "apply_assignment", fail):
             self.pool.assign_models()
         self.assert_the_next_one_works(raised)
         self.assertIn("b", self.replicas.served_models)
@@ -286,7 +288,7 @@ class EndedChildTests(PoolCase):
 class LeavingTests(PoolCase):
     def test_what_is_open_runs_to_its_end(self) -> None:
         with tempfile.NamedTemporaryFile("r") as file:
-            with patch.object(entry, "run_open_batches_to_end", lambda: Path(file.name).write_text("it ran")):
+            with patch.object(served_calls, "run_open_batches_to_end", lambda: Path(file.name).write_text("it ran")):
                 killed = self.first.pid
                 self.kill()
                 self.until(lambda: self.pool.find_idle_pids() not in ([], [killed]), "one that knows of it is up")
@@ -510,7 +512,7 @@ class AssignmentTests(PlayedCase):
         if not self.send.called:
             return None
         pid, function, _ = self.send.call_args.args
-        self.assertIs(function, entry.apply_assignment)
+        self.assertIs(function, served_calls.apply_assignment)
         return int(pid)
 
     def test_one_in_which_nothing_is_open_goes_first_and_nobody_is_kept_from_joining(self) -> None:

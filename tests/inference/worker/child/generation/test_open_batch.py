@@ -25,7 +25,7 @@ from inference.streams.cursor import StreamCursor
 from inference.streams.events import Delta, End
 from inference.streams.positions import BEGINNING
 from inference.worker.calls import NO_JOB, BatchCall, BatchReport, ChildCommand, RemoteError
-from inference.worker.child import claims, entry
+from inference.worker.child import claims, served_calls
 from inference.worker.child.generation import open_batch, text_publisher, time_limited_stepper
 from inference.worker.child.generation.open_batch import COUNTED
 from inference.worker.child.generation.open_batches import OpenBatches
@@ -57,8 +57,8 @@ class SteppingCase(TransactionTestCase):
             engines={self.spec.load_digest: self.engine},
         )
         self.opened = OpenBatches()
-        self.enterContext(patch.object(entry, "replica", self.replica, create=True))
-        self.enterContext(patch.object(entry, "opened", self.opened))
+        self.enterContext(patch.object(served_calls, "replica", self.replica, create=True))
+        self.enterContext(patch.object(served_calls, "opened", self.opened))
         self.enterContext(patch.object(redis_streams, "write_chunks"))
         self.enterContext(patch.object(open_batch, "LOOK_S", 0.0))
         self.batch = uuid4()
@@ -80,7 +80,7 @@ class SteppingCase(TransactionTestCase):
             goes_on=goes_on,
             **fields,
         )
-        return entry.run_batch(call)
+        return served_calls.run_batch(call)
 
     def row(self, job_id: UUID) -> Job:
         return Job.objects.get(pk=job_id)
@@ -254,7 +254,9 @@ class BesideTests(SteppingCase):
         job = Job(model="echo", inputs="text")
         rows.insert_jobs([rows.prepare_row(job)])
         fields = {"digest": self.other.digest, "waiting": (self.batch,), **fields}
-        return entry.run_batch(BatchCall(batch=uuid4(), model="echo", job_ids=(job.pk,), time_limit_s=300, **fields))
+        return served_calls.run_batch(
+            BatchCall(batch=uuid4(), model="echo", job_ids=(job.pk,), time_limit_s=300, **fields)
+        )
 
     def test_jobs_of_a_batch_that_waits_are_not_given_back_meanwhile(self) -> None:
         one = self.job(9)
@@ -271,7 +273,7 @@ class BesideTests(SteppingCase):
 
     def test_nothing_is_left_of_one_as_something_else_is_loaded(self) -> None:
         self.call(self.job(9))
-        entry.apply_assignment(())
+        served_calls.apply_assignment(())
         self.assertEqual((self.opened.batches, len(self.engine.stepper or ())), ({}, 0))
 
     def test_the_last_call_has_what_waits_run_to_its_end(self) -> None:
@@ -293,7 +295,7 @@ class BesideTests(SteppingCase):
         stood_by: list[UUID] = []
         with patch.object(open_batch.OpenBatch, "renew_leases_for", lambda batch, limit_s: stood_by.append(batch.id)):
             self.replica.shared.command = ChildCommand.DRAIN
-            entry.run_open_batches_to_end()
+            served_calls.run_open_batches_to_end()
         self.assertEqual((stood_by, self.row(second).status), ([self.batch], Status.SUCCEEDED))
 
 

@@ -29,7 +29,7 @@ from inference.models import Job, Status
 from inference.store import rows, transitions
 from inference.streams.texts import Prompt, extract_generated_text
 from inference.worker.calls import READY, BatchCall, BatchReport, RemoteError
-from inference.worker.child import entry
+from inference.worker.child import served_calls
 from inference.worker.child.loaded_models import LoadedModels
 from tests import tiny_models
 from tests.inference.engines.runtime.test_engine_calls import NeedsMore, Unspeakable
@@ -68,8 +68,8 @@ def run_batch(engines: dict[str, Engine], *jobs: Job, verdict: str = "", is_last
         verdict=verdict,
         is_last=is_last,
     )
-    with patch.object(entry, "replica", replica, create=True):
-        report = entry.run_batch(call)
+    with patch.object(served_calls, "replica", replica, create=True):
+        report = served_calls.run_batch(call)
     for job in jobs:
         job.refresh_from_db()
     return report
@@ -196,7 +196,7 @@ class AssignmentTests(TestCase):
 
     def setUp(self) -> None:
         self.replica = LoadedModels(worker=uuid4(), device="cpu")
-        self.enterContext(patch.object(entry, "replica", self.replica, create=True))
+        self.enterContext(patch.object(served_calls, "replica", self.replica, create=True))
 
     def spec(self, **values: Any) -> ModelSpec:
         return ModelSpec(name="m", engine="tests.echo:EchoEngine", **values)
@@ -206,22 +206,22 @@ class AssignmentTests(TestCase):
 
     def test_what_is_new_is_loaded_beside_what_stays_and_the_rest_unloaded(self) -> None:
         old, new = self.spec(), self.spec(revision="2")
-        self.assertEqual(entry.apply_assignment((old,)).models, {old.digest: READY})
+        self.assertEqual(served_calls.apply_assignment((old,)).models, {old.digest: READY})
         before = self.engine(old)
-        self.assertEqual(entry.apply_assignment((old, new)).models, {old.digest: READY, new.digest: READY})
+        self.assertEqual(served_calls.apply_assignment((old, new)).models, {old.digest: READY, new.digest: READY})
         self.assertIs(self.engine(old), before)
         gone = weakref.ref(before)
         del before
-        entry.apply_assignment((new,))
+        served_calls.apply_assignment((new,))
         self.assertEqual((list(self.replica.specs), len(self.replica.engines)), ([new.digest], 1))
         self.assertIsNone(gone())
 
     def test_a_change_that_needs_no_weights_keeps_the_engine(self) -> None:
         old, new = self.spec(), self.spec(max_batch_size=3)
-        entry.apply_assignment((old,))
+        served_calls.apply_assignment((old,))
         before = self.engine(old)
-        entry.apply_assignment((old, new))
-        entry.apply_assignment((new,))
+        served_calls.apply_assignment((old, new))
+        served_calls.apply_assignment((new,))
         self.assertIs(self.engine(new), before)
 
     def test_what_is_unloaded_leaves_no_weights_in_memory(self) -> None:
@@ -233,16 +233,16 @@ class AssignmentTests(TestCase):
         folder = tiny_models.build("text-classification", Path(self.enterContext(tempfile.TemporaryDirectory())))
         spec = ModelSpec(name="m", task="text-classification", model=str(folder))
         of_others = {id(each) for each in weights()}
-        self.assertEqual(entry.apply_assignment((spec,)).models, {spec.digest: READY})
+        self.assertEqual(served_calls.apply_assignment((spec,)).models, {spec.digest: READY})
         self.engine(spec).predict(["a cat"], {})
         loaded = [weakref.ref(each) for each in weights() if id(each) not in of_others]
-        entry.apply_assignment(())
+        served_calls.apply_assignment(())
         self.assertTrue(loaded)
         self.assertFalse([each for each in loaded if each() is not None])
 
     def test_what_cannot_be_loaded_leaves_the_others(self) -> None:
         good, bad = self.spec(), self.spec(options={"nonsense": 1})
-        report = entry.apply_assignment((good, bad))
+        report = served_calls.apply_assignment((good, bad))
         self.assertEqual(report.models[good.digest], READY)
         self.assertIn("nonsense", report.models[bad.digest])
         self.assertEqual(list(self.replica.specs), [good.digest])
@@ -250,9 +250,9 @@ class AssignmentTests(TestCase):
 
     def test_what_ends_the_process_as_it_is_loaded_is_known_by_its_place(self) -> None:
         good, bad = self.spec(), self.spec(revision="2")
-        entry.apply_assignment((good,))
+        served_calls.apply_assignment((good,))
         with patch("inference.engines.loading.load_engine", side_effect=SystemExit(1)), self.assertRaises(SystemExit):
-            entry.apply_assignment((good, bad))
+            served_calls.apply_assignment((good, bad))
         self.assertEqual(self.replica.shared.loading, 2)
 
 
@@ -261,11 +261,11 @@ class RaisedTests(TestCase):
 
     def raised(self, error: BaseException) -> Any:
         with (
-            patch.object(entry, "replica", LoadedModels(worker=uuid4(), device="cpu"), create=True),
-            patch.object(entry, "make_batch_run", side_effect=error),
+            patch.object(served_calls, "replica", LoadedModels(worker=uuid4(), device="cpu"), create=True),
+            patch.object(served_calls, "make_batch_run", side_effect=error),
         ):
             try:
-                entry.run_batch(BatchCall(batch=uuid4(), model="m", digest="", job_ids=(), time_limit_s=3600))
+                served_calls.run_batch(BatchCall(batch=uuid4(), model="m", digest="", job_ids=(), time_limit_s=3600))
             except BaseException:
                 info = pickle.loads(pickle.dumps(ExceptionInfo()))
                 return info, getattr(info.exception, "exc", info.exception)
@@ -351,14 +351,14 @@ class SpareThreadsTests(TestCase):
         self.enterContext(patch.dict(os.environ, OMP_NUM_THREADS=str(self.own)))
 
     def test_torch_has_them_for_a_call_and_then_its_own_again(self) -> None:
-        with self.assertRaises(ZeroDivisionError), entry.use_spare_threads(2):
+        with self.assertRaises(ZeroDivisionError), served_calls.use_spare_threads(2):
             self.assertEqual(torch.get_num_threads(), self.own + 2)
             raise ZeroDivisionError
         self.assertEqual(torch.get_num_threads(), self.own)
 
     def test_none_where_none_are_given_or_an_engine_has_set_their_number(self) -> None:
-        with entry.use_spare_threads(0):
+        with served_calls.use_spare_threads(0):
             self.assertEqual(torch.get_num_threads(), self.own)
         torch.set_num_threads(self.own + 1)
-        with entry.use_spare_threads(2):
+        with served_calls.use_spare_threads(2):
             self.assertEqual(torch.get_num_threads(), self.own + 1)
