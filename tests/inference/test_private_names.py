@@ -74,8 +74,7 @@ ASSIGNED: Table = {
         "conn.ensure_connection": "Celery passes no longest pause to this one connection, and has no setting for it",
     },
     "inference/worker/setup.py": {
-        "worker.": "attributes of our own, on the worker that Celery passes to its signals and bootsteps",
-        "worker.safe_say": "Celery says that it stops in a signal handler, by no logger",
+        "program.safe_say": "Celery says in a signal handler that it stops, by no logger",
     },
 }
 OF_DATA = {"_meta", "_state", "_default_manager", "_exit", "_fields_", "_replace", "_asdict", "_fields"}  # documented

@@ -173,9 +173,9 @@ def configure_logging(loglevel: int | None = None, **kwargs: Any) -> None:
     """Configure Django's logging for the worker and its child processes: one format, one stream."""
     logs.configure(settings.LOGGING)
     if logs.IS_JSON:
-        from celery.apps import worker
+        from celery.apps import worker as program
 
-        worker.safe_say = _write_json_line  # type: ignore[attr-defined]
+        program.safe_say = _write_json_line  # type: ignore[attr-defined]
     if loglevel is not None:
         logging.getLogger().setLevel(loglevel)
 
