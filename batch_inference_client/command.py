@@ -17,7 +17,7 @@ from typing import IO, Any
 
 from batch_inference_client.client import Client
 from batch_inference_client.errors import ClientError, JobError
-from batch_inference_client.file_batches import BATCH_ID, refuse_failed
+from batch_inference_client.file_batches import BATCH_ID, BatchEnd, refuse_failed
 from batch_inference_client.progress import Bar
 from batch_inference_client.service import dumps
 
@@ -274,7 +274,7 @@ def run_batch(client: Client, options: argparse.Namespace) -> int:
         raise
     refuse_failed(batch)
     counts = batch["request_counts"]
-    if batch["status"] == "completed" and not counts["failed"]:
+    if batch["status"] == BatchEnd.COMPLETED and not counts["failed"]:
         return 0
     print_message(f"It is {batch['status']}: {counts['completed']} of {counts['total']} lines have an answer.")
     return 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import json
 import os
 import re
@@ -19,7 +20,18 @@ from batch_inference_client.service import FIRST_S, Document, Service, retry_whi
 FILE_ID = re.compile(r"file-[0-9a-f]{32}")
 BATCH_ID = re.compile(r"batch_[0-9a-f]{32}")
 LOOK_EVERY_S = 5.0  # at most; the first looks are sooner
-ENDED = ("completed", "failed", "expired", "cancelled")
+
+
+class BatchEnd(enum.StrEnum):
+    """A status of a batch that has ended."""
+
+    COMPLETED = "completed"
+    FAILED = "failed"
+    EXPIRED = "expired"
+    CANCELLED = "cancelled"
+
+
+ENDED = tuple(BatchEnd)
 
 
 class FileBatches:
@@ -106,7 +118,7 @@ class FileBatches:
 
 def refuse_failed(batch: Document) -> None:
     """Raise `ClientError` if a batch failed as a whole. It names the first lines that are wrong."""
-    if batch["status"] != "failed":
+    if batch["status"] != BatchEnd.FAILED:
         return
     errors = batch["errors"]["data"]
     shown = [f"line {error['line']}: {error['message']}" if error["line"] else error["message"] for error in errors[:3]]

@@ -9,9 +9,7 @@ from concurrent.futures import Future, wait
 from typing import Any
 
 from batch_inference_client.errors import JobError
-from batch_inference_client.service import Document, StreamEvent
-
-FINISHED = ("succeeded", "failed", "cancelled", "expired")
+from batch_inference_client.service import FINISHED, Document, JobStatus, StreamEvent
 
 
 class JobFuture(Future[Any]):
@@ -75,9 +73,9 @@ class JobFuture(Future[Any]):
             wait([self])
             return
         self.job = job
-        if job["status"] == "succeeded":
+        if job["status"] == JobStatus.SUCCEEDED:
             self.set_result(job["output"])
-        elif job["status"] == "cancelled":
+        elif job["status"] == JobStatus.CANCELLED:
             super().cancel()
             self.set_running_or_notify_cancel()  # otherwise `concurrent.futures.wait` would not notice it
         else:

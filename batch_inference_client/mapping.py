@@ -14,13 +14,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from batch_inference_client.errors import ClientError, JobError
-from batch_inference_client.service import MOST_IDS, Document, Pauses, Service, dumps
+from batch_inference_client.service import MOST_IDS, WAITING, Document, JobStatus, Pauses, Service, dumps
 
 BULK = 1000  # inputs of a bulk at most
 BULK_BYTES = 4 * 1024 * 1024
 WAIT_S = 20.0
 LONGEST_GATHERING_S = 0.5  # between two requests: a map that has run for long asks seldom, for many answers at once
-WAITING = ("queued", "running")
 TOO_LARGE = ("body_too_large", "invalid_input")  # codes of a refused bulk that may be accepted in parts
 
 Answer = Any  # an output, or the `JobError` in its place
@@ -181,7 +180,7 @@ class Map:
             return 0
         (answer,) = answers
         for job in answer["items"]:
-            is_good = job["status"] == "succeeded"
+            is_good = job["status"] == JobStatus.SUCCEEDED
             self._found[self._pending.pop(job["id"])] = job["output"] if is_good else JobError.of(job)
         for missing in answer["missing"]:
             self._found[self._pending.pop(missing["id"])] = JobError.missing(missing["id"], missing["code"])

@@ -5,6 +5,7 @@ Documents are those of docs/reference/api.md.
 
 from __future__ import annotations
 
+import enum
 import json
 import logging
 import math
@@ -25,6 +26,19 @@ Document = dict[str, Any]
 
 MOST_IDS = 500  # ids of jobs in one call of `Service.wait`
 FIRST_S, LONGEST_S = 0.2, 10.0  # bounds of the pauses between tries
+
+
+class JobStatus(enum.StrEnum):
+    QUEUED = "queued"
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    EXPIRED = "expired"
+
+
+WAITING = (JobStatus.QUEUED, JobStatus.RUNNING)
+FINISHED = (JobStatus.SUCCEEDED, JobStatus.FAILED, JobStatus.CANCELLED, JobStatus.EXPIRED)
 
 
 def dumps(value: object) -> bytes:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 
 from batch_inference_client.errors import ClientError, JobError
-from batch_inference_client.service import Pauses, Service, StreamEvent
+from batch_inference_client.service import JobStatus, Pauses, Service, StreamEvent
 
 
 def follow_events(service: Service, job_id: str, *, after: str, patience_s: float) -> Iterator[StreamEvent]:
@@ -27,7 +27,7 @@ def follow_events(service: Service, job_id: str, *, after: str, patience_s: floa
                 after = event.id or after
                 if event.kind != "end":
                     yield event
-                elif event.job and event.job["status"] == "succeeded":
+                elif event.job and event.job["status"] == JobStatus.SUCCEEDED:
                     yield event
                     return
                 else:
