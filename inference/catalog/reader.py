@@ -84,7 +84,7 @@ def parse_catalog(text: str, file: str = "models.toml") -> Catalog:
         raise CatalogError(f"{file}: a table is too deep: at most {MAX_DEPTH} in each other.")
     try:
         catalog = {name: reader.read_model(name, table) for name, table in tables.items()}
-        reader.check_defaults(catalog)
+        reader.check_default_models(catalog)
         return catalog
     except OverflowError as error:
         raise CatalogError(f"{file}: a number is too large: {error}.") from error
@@ -156,7 +156,7 @@ class _Reader:
             self.raise_error(f'engine must look like "package.module:Class", not {value!r}', name, key)
         return value
 
-    def check_defaults(self, catalog: Catalog) -> None:
+    def check_default_models(self, catalog: Catalog) -> None:
         """Refuse two models that are the default for one kind of request."""
         defaults: dict[str, str] = {}
         for name, spec in catalog.items():

@@ -284,11 +284,13 @@ class SentenceSimilarity(SentenceEmbeddings):
             for value, bad in zip(inputs, problems, strict=True)
             if not bad
         ]
-        rows = self._embed_all([text for group in texts for text in group]).split([len(group) for group in texts])
+        rows = self._embed_in_batches([text for group in texts for text in group]).split(
+            [len(group) for group in texts]
+        )
         cosines = iter([(group[1:] @ group[0]).tolist() for group in rows])
         return [problem or next(cosines) for problem in problems]
 
-    def _embed_all(self, texts: list[str]) -> torch.Tensor:
+    def _embed_in_batches(self, texts: list[str]) -> torch.Tensor:
         """Return the vectors of all texts.
 
         Texts of near lengths run together, at most `max_batch_size` at a time, as one input may hold many sentences.

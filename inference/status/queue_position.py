@@ -34,7 +34,7 @@ class QueuePosition:
     wait_s: float | None  # seconds; None while the model's speed is not known
 
 
-class _Line(NamedTuple):
+class _PriorityQueue(NamedTuple):
     """The waiting jobs of one model and priority."""
 
     jobs: int
@@ -124,7 +124,7 @@ def _estimate_jobs_ahead(job: Job) -> int:
 
     Those of the same priority count as if they had come evenly between the first and the last of them.
     """
-    lines = _get_lines(job.model)
+    lines = _get_queues_by_priority(job.model)
     ahead = sum(line.jobs for priority, line in lines.items() if priority < job.priority)
     if own := lines.get(job.priority):
         first, last, here = map(extract_creation_ms, (own.first, own.last, job.pk))
@@ -133,14 +133,14 @@ def _estimate_jobs_ahead(job: Job) -> int:
     return ahead
 
 
-_remembered: dict[str, Remembered[dict[int, _Line]]] = {}
+_remembered: dict[str, Remembered[dict[int, _PriorityQueue]]] = {}
 
 
-def _get_lines(model: str) -> dict[int, _Line]:
+def _get_queues_by_priority(model: str) -> dict[int, _PriorityQueue]:
     return _remembered.setdefault(model, Remembered(functools.partial(_read_lines, model)))()
 
 
-def _read_lines(model: str) -> dict[int, _Line]:
+def _read_lines(model: str) -> dict[int, _PriorityQueue]:
     """Return the waiting jobs of a model by priority.
 
     The first and the last id are read from the index, as PostgreSQL before 18 cannot aggregate the smallest UUID.
@@ -150,5 +150,5 @@ def _read_lines(model: str) -> dict[int, _Line]:
     for priority, jobs in queued.order_by().values_list("priority").annotate(Count("pk")):
         ids = queued.filter(priority=priority).values_list("pk", flat=True)
         first, last = ids.order_by("priority", "pk").first(), ids.order_by("-priority", "-pk").first()
-        lines[priority] = _Line(jobs, first or nobody, last or nobody)
+        lines[priority] = _PriorityQueue(jobs, first or nobody, last or nobody)
     return lines

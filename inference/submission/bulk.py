@@ -16,7 +16,7 @@ from django.db import IntegrityError
 from django.db.models import Count
 
 from inference import budget
-from inference.catalog import validation, wording
+from inference.catalog import request_validation, wording
 from inference.catalog.sizes import lengths
 from inference.catalog.specs import ModelSpec, digest_parameters
 from inference.errors import BulkNotFound, InferenceError, InvalidInput, NoneAccepted
@@ -176,10 +176,10 @@ def _make_jobs(submission: BulkSubmission, bulk: Bulk) -> Iterator[NewJob]:
         try:
             if item.error:
                 raise item.error
-            validation.validate_inputs(spec, item.inputs)
+            request_validation.validate_inputs(spec, item.inputs)
             kind = kinds.find_kind(item.parameters or {})
             size, length = lengths.measure_inputs(spec, item.inputs, kind.parameters)
-            validation.check_rows(spec, size)
+            request_validation.check_rows(spec, size)
         except InferenceError as error:
             is_shown = len(bulk.rejected) < SHOWN_ERRORS
             detail = error.message if is_shown else wording.cut_text(error.message, SHORT_DETAIL)
@@ -210,7 +210,7 @@ class _Kinds:
         """Return the kind of jobs with these parameters; raise `InvalidInput` if the model does not take them."""
         spelt = json_field.dumps(given)
         if spelt not in self._known:
-            self._known[spelt] = self._make_kind(validation.validate_parameters(self._spec, given))
+            self._known[spelt] = self._make_kind(request_validation.validate_parameters(self._spec, given))
         return self._known[spelt]
 
     def _make_kind(self, parameters: dict[str, Any]) -> _Kind:

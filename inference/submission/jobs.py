@@ -15,7 +15,7 @@ from django.db import IntegrityError
 from django.db.models import QuerySet
 
 from inference import budget, process
-from inference.catalog import validation
+from inference.catalog import request_validation
 from inference.catalog.lookup import spec_of
 from inference.catalog.sizes import lengths
 from inference.catalog.sizes.lengths import Part
@@ -147,7 +147,7 @@ def make_job_and_parts(submission: Submission) -> tuple[Job, list[Part]]:
         delivery.check_url(submission.webhook)
     if isinstance(inputs, list) and len(inputs) > spec.max_batch_size:
         compute_slots.return_slot()  # other requests should not wait while thousands of inputs are checked
-    parameters = validation.validate_request(
+    parameters = request_validation.validate_request(
         spec, inputs, submission.parameters, most=split_jobs.compute_max_inputs(spec)
     )
     size, length = lengths.measure_inputs(spec, inputs, parameters)

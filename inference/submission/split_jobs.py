@@ -8,7 +8,7 @@ from typing import Any
 from django.conf import settings
 from django.db import transaction
 
-from inference.catalog import validation
+from inference.catalog import request_validation
 from inference.catalog.sizes import lengths
 from inference.catalog.sizes.lengths import Part
 from inference.catalog.specs import ModelSpec
@@ -32,7 +32,7 @@ def split_into_parts(spec: ModelSpec, inputs: Any, parameters: Mapping[str, Any]
     """
     is_long = size > spec.max_batch_size and lengths.is_list(spec, inputs)
     parts = lengths.split_list(spec, inputs, parameters) if is_long else []
-    validation.check_rows(spec, max((part.size for part in parts), default=size))
+    request_validation.check_rows(spec, max((part.size for part in parts), default=size))
     if len(parts) < 2:
         return []
     bulk_store.check_parameters(parameters, len(parts))

@@ -12,9 +12,9 @@ from django.test import SimpleTestCase, override_settings
 from api.requests.dialects import completions
 from inference.catalog.lookup import spec_of
 from inference.catalog.reader import parse_catalog
+from inference.catalog.request_validation import validate_parameters
 from inference.catalog.sizes.lengths import CHAT_TOKENS
 from inference.catalog.specs import ModelSpec
-from inference.catalog.validation import validate_parameters
 from inference.errors import InvalidInput, UnknownModel
 from inference.models import Job
 from inference.submission import jobs

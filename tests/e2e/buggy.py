@@ -19,11 +19,10 @@ class Bugs(AppConfig):
     name, label = "tests.e2e", "bugs"
 
     def ready(self) -> None:
-        from inference.catalog import validation
         from inference.webhooks import delivery
         from inference.worker.child import outcomes
 
-        add(IN_WEB, validation, "validate_inputs", lambda given: given[1])
+        add(IN_WEB, request_validation, "validate_inputs", lambda given: given[1])
         add(IN_WORKER, outcomes, "estimate_size", lambda given: given[0])
         add(IN_WEBHOOKS, delivery, "make_payload", lambda given: given[0].inputs)
 

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from api.requests.dialects import answer_formats
+from api.requests.dialects import answer_grammars
 from api.requests.dialects.base import (
     SERVICE_TIER,
     DialectRequest,
@@ -98,8 +98,8 @@ def _make_completion(
     if not tasks.find_task(spec.task).generates:
         message = f"model: {spec.name!r} does not generate text: post to /v1/models/{spec.name}."
         raise InvalidInput(message, field="model")
-    grammar, format_field = answer_formats.read_answer_format(given)
-    own_names = (field, "model", "stream", "stream_options", SERVICE_TIER, *answer_formats.FIELDS)
+    grammar, format_field = answer_grammars.read_grammar(given)
+    own_names = (field, "model", "stream", "stream_options", SERVICE_TIER, *answer_grammars.FIELDS)
     rest = {name: value for name, value in given.items() if name not in own_names}
     if len(limits := [name for name in LIMITS if name in rest]) > 1:
         raise InvalidInput(f"{limits[0]}: is the same as {limits[1]}; send one of them.", field=limits[0])

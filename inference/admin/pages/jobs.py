@@ -33,7 +33,7 @@ from inference.admin.filters import (
 from inference.admin.pages import batches, job_timeline
 from inference.admin.pages.acts import list_selection_facts as act_facts
 from inference.admin.readonly import ReadOnlyAdmin
-from inference.admin.rendering import display, export, job_payload, media
+from inference.admin.rendering import display, export, job_payload, served_media
 from inference.fields.ids import make_row_id
 from inference.models import Act, ActKind, Job, Status, Webhook, Worker
 from inference.telemetry.plurals import count_of
@@ -300,7 +300,7 @@ class JobAdmin(ReadOnlyAdmin):
         """Return an image or a sound of the job's inputs or output."""
         found, _ = job_payload.read_payload(self.get_visible_job(request, pk))
         try:
-            answer = media.serve_media(media.look_up_value(found, request.GET.get("at", "")))
+            answer = served_media.serve_media(served_media.look_up_value(found, request.GET.get("at", "")))
         except LookupError:
             answer = None
         if answer is None:

@@ -13,7 +13,7 @@ from django.db.models.functions import Cast, Length
 from django.urls import reverse
 from django.utils.safestring import SafeString
 
-from inference.admin.rendering import display, inputs_outputs, media
+from inference.admin.rendering import display, inputs_outputs, served_media
 from inference.errors import BrokerUnavailable
 from inference.models import Job
 from inference.streams import redis_streams
@@ -36,9 +36,9 @@ def load_payload(job: Job) -> JobPayload:
     if "inputs" not in found:
         return JobPayload(problems=problems)
 
-    def link(path: media.Path) -> str:
+    def link(path: served_media.Path) -> str:
         return reverse(
-            "admin:inference_job_media", args=[job.pk], query={"at": media.make_address(str(path[0]), path[1:])}
+            "admin:inference_job_media", args=[job.pk], query={"at": served_media.make_address(str(path[0]), path[1:])}
         )
 
     inputs = found["inputs"]

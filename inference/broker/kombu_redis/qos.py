@@ -250,7 +250,7 @@ class QoS:
             return
         self._is_over = True
         messages = self._take_all() if self.restore_at_shutdown else []
-        self.try_to_settle()
+        self.try_to_finish_earlier_channels()
         left = Unsettled(self.take_acks_to_send(), messages + self.channel.fetches.take_unread(), self.lost_fetch)
         try:
             self._finish_fetch(left)
@@ -265,7 +265,7 @@ class QoS:
             self._finish_fetch(earlier[0])
             earlier.pop(0)
 
-    def try_to_settle(self) -> None:
+    def try_to_finish_earlier_channels(self) -> None:
         """Call `settle_earlier`; what the server does not take now is left to a later call."""
         try:
             self.settle_earlier()

@@ -43,7 +43,7 @@ class Forwards:
         """Compute the last tokens of rows that lie beside each other in `cells`, from the place `first` on."""
         tokens = torch.tensor([row.tokens[-1:] for row in rows])
         lengths = torch.tensor([len(row.tokens) for row in rows])
-        return self._run_forward(tokens, lengths, cells.select_rows(first, first + len(rows)))
+        return self._run_forward(tokens, lengths, cells.set_row_window(first, first + len(rows)))
 
     def _run_forward(self, tokens: torch.Tensor, lengths: torch.Tensor, cache: Cache) -> torch.Tensor:
         """Compute `tokens`, which come behind those in `cache`.

@@ -108,7 +108,7 @@ class PipelineEngine(Engine):
         self.prepares = True
         self.numbers_a_token = self.feed.count_numbers_per_token(self.pipe)
         values = functools.partial(self._compute_values, self.steps, self.feed.parameters)
-        compiled = backend.install_backend(self.spec, self.pipe.model, values, self._make_comparison_inputs())
+        compiled = backend.install_backend(self.spec, self.pipe.model, values, self._make_backend_trial_inputs())
         self.shortcuts = compiled.shortcuts or self.shortcuts
         self.backend, self.note = compiled.backend, compiled.note
         inputs, parameters = self.feed.make_trial(self.pipe)
@@ -138,7 +138,7 @@ class PipelineEngine(Engine):
         if problem:
             self.note = f"{self.note} Answers wait for the longest of their batch: {problem}.".lstrip()
 
-    def _make_comparison_inputs(self) -> list[Any]:
+    def _make_backend_trial_inputs(self) -> list[Any]:
         """Return inputs that show how far the answers of another backend are from those of torch."""
         if self.feed.is_cut:
             return [self.feed.make_input(text, self.pipe) for text in agreement.TEXTS]

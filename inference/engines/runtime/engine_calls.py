@@ -100,7 +100,7 @@ class _Batch:
         return self.outcomes[index] is _OPEN
 
     def run_items(self, indexes: list[int]) -> None:
-        problem = self.call_engine(indexes)
+        problem = self.compute_outcomes(indexes)
         if problem is None or len(indexes) == 1:
             return
         logger.warning(
@@ -115,7 +115,7 @@ class _Batch:
             self.search_culprit(indexes)
         else:
             for index in indexes:
-                self.call_engine([index])
+                self.compute_outcomes([index])
 
     def decide_blame(self) -> None:
         """Decide whether the engine or the input is at fault where the engine raised an error for an item alone.
@@ -137,12 +137,12 @@ class _Batch:
         aside: list[int] = []
         while len(suspects) > 1:
             first, second = _split_in_halves(suspects)
-            if self.call_engine(first) is None:
+            if self.compute_outcomes(first) is None:
                 suspects = second
             else:
                 suspects, aside = first, second + aside
         if self.outcomes[suspects[0]] is _OPEN:
-            self.call_engine(suspects)
+            self.compute_outcomes(suspects)
         if aside:
             self.run_items(sorted(aside))
 
@@ -158,7 +158,7 @@ class _Batch:
         longest = max(length for _, length in shapes)
         return rows, longest if self.engine.padded else sum(size * length for size, length in shapes) / rows
 
-    def call_engine(self, indexes: list[int]) -> InferenceError | None:
+    def compute_outcomes(self, indexes: list[int]) -> InferenceError | None:
         """Make one engine call for these items, and return the error if the call failed as a whole.
 
         The outcomes of the items are set if it succeeded. An item that fails alone has the error as its outcome.

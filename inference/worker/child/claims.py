@@ -9,7 +9,7 @@ from django.conf import settings
 from django.db import connection
 
 from inference import errors
-from inference.catalog import reader, specs, validation
+from inference.catalog import reader, request_validation, specs
 from inference.catalog.specs import ModelSpec
 from inference.failures import is_away, retry_while_away
 from inference.store import transitions
@@ -57,7 +57,7 @@ def check_parameters_again(spec: ModelSpec, job: Claimed, *, is_last: bool) -> d
     take them, and `NotYet` for a job that was accepted by a newer entry of the model.
     """
     try:
-        return validation.validate_parameters(spec, job.parameters)
+        return request_validation.validate_parameters(spec, job.parameters)
     except errors.InvalidInput:
         if not is_last and _is_for_newer(spec, job.parameters):
             raise errors.NotYet(f"{spec.name}: accepted by an entry that is not loaded here yet.") from None
@@ -71,7 +71,7 @@ def _is_for_newer(spec: ModelSpec, parameters: dict[str, object]) -> bool:
     """
     try:
         newer = reader.load_catalog(settings.MODELS_FILE).get(spec.name, spec)
-        validation.validate_parameters(newer, parameters)
+        request_validation.validate_parameters(newer, parameters)
     except (specs.CatalogError, errors.InvalidInput):
         return False
     return newer.digest != spec.digest

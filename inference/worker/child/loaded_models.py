@@ -55,7 +55,7 @@ class LoadedModels:
             failures = {spec.digest: broken for spec in assignment}
         return LoadReport(
             pid=os.getpid(),
-            models={spec.digest: _describe_state(failures.get(spec.digest)) for spec in assignment},
+            models={spec.digest: _describe_load_result(failures.get(spec.digest)) for spec in assignment},
             notes={spec.name: note for spec in self.specs.values() if (note := self.get_engine(spec).note)},
             tracebacks={
                 digest: trace for digest, failure in failures.items() if (trace := loading.format_own_trace(failure))
@@ -101,5 +101,5 @@ class LoadedModels:
             logger.warning("model=%s %s", spec.name, engine.note)
 
 
-def _describe_state(failure: errors.ModelUnavailable | None) -> str:
+def _describe_load_result(failure: errors.ModelUnavailable | None) -> str:
     return escape_for_database(failure.message) if failure else READY

@@ -125,7 +125,7 @@ class Settlement:
     def _learn_step_costs(self, batch: Batch, report: BatchReport) -> None:
         """Learn how many jobs are answered in how much time. No batch is formed by the cost of steps."""
         self.generated.add_report(batch, report)
-        jobs = self.generated.estimate_jobs(batch.spec.name, report.tokens)
+        jobs = self.generated.estimate_answer_count(batch.spec.name, report.tokens)
         if report.engine_s and jobs and not batch.spare_threads:
             self.backlog.queues[batch.spec.name].costs.learn_call(max(1, report.size), 1.0, report.engine_s, jobs=jobs)
 

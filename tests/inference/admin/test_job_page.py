@@ -20,7 +20,7 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
-from inference.admin.rendering import display, inputs_outputs, job_payload, media
+from inference.admin.rendering import display, inputs_outputs, job_payload, served_media
 from inference.models import Bulk, Job, Status, Webhook, WebhookState
 from inference.store.job_messages import make_message
 from inference.streams import redis_streams
@@ -283,7 +283,7 @@ class ValueTests(AdminCase):
 class MediaTests(AdminCase):
     def get(self, job: Job, *path: Any) -> Any:
         return self.client.get(
-            reverse("admin:inference_job_media", args=[job.pk]), {"at": media.make_address(path[0], path[1:])}
+            reverse("admin:inference_job_media", args=[job.pk]), {"at": served_media.make_address(path[0], path[1:])}
         )
 
     def test_images_and_sounds_are_shown_and_played(self) -> None:
@@ -296,7 +296,7 @@ class MediaTests(AdminCase):
                            (("output", "image"), "image/png")):  # fmt: skip
             answer = self.get(job, *path)
             self.assertEqual(answer.headers["Content-Type"], kind)
-            self.assertEqual(answer.headers["Content-Security-Policy"], media.POLICY)
+            self.assertEqual(answer.headers["Content-Security-Policy"], served_media.POLICY)
             self.assertEqual(answer.headers["X-Content-Type-Options"], "nosniff")
         self.assertEqual(self.get(job, "inputs", 0).content, base64.b64decode(png()))
 
@@ -308,11 +308,11 @@ class MediaTests(AdminCase):
             self.assertEqual(self.get(job, "inputs", place).status_code, 404)
         self.assertNotIn("<img class=", self.text(page_of(job)).replace(png()[:10], ""))
         # The text begins as an image does, and is no base64.
-        self.assertIsNone(media.serve_media(png()[: media.HEAD] + "!" * 60))
+        self.assertIsNone(served_media.serve_media(png()[: served_media.HEAD] + "!" * 60))
 
     def test_an_image_of_too_many_pixels_is_not(self) -> None:
-        self.assertEqual(media.detect_media_type(png(100_000, 100_000)), "")
-        self.assertEqual(media.detect_media_type("A" * (media.MOST_BYTES * 2)), "")
+        self.assertEqual(served_media.detect_media_type(png(100_000, 100_000)), "")
+        self.assertEqual(served_media.detect_media_type("A" * (served_media.MOST_BYTES * 2)), "")
 
     def test_an_address_that_leads_nowhere_is_not_found(self) -> None:
         job = make_job(inputs={"a": [png()]})

@@ -5,8 +5,8 @@ from typing import Any
 from django.test import SimpleTestCase, override_settings
 
 from inference.catalog.reader import parse_catalog
+from inference.catalog.request_validation import validate_request
 from inference.catalog.specs import CatalogError, ModelSpec
-from inference.catalog.validation import validate_request
 from inference.engines.loading import FunctionEngine
 from inference.engines.runtime.engine_calls import run_with_isolation
 from inference.errors import UNREADABLE, InvalidInput

@@ -10,8 +10,8 @@ from django.test import SimpleTestCase
 from inference.catalog import tasks
 from inference.catalog.neutral_values import OPENAI, is_neutral
 from inference.catalog.reader import parse_catalog
+from inference.catalog.request_validation import validate_parameters
 from inference.catalog.specs import ModelSpec
-from inference.catalog.validation import validate_parameters
 from inference.errors import InvalidInput
 
 PAGE = Path(settings.BASE_DIR) / "docs" / "reference" / "api.md"

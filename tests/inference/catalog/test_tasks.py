@@ -13,9 +13,9 @@ from api.answers import huggingface
 from inference import checks
 from inference.catalog import input_checks, reader, specs, tasks
 from inference.catalog.parameters import ParameterSpec
+from inference.catalog.request_validation import validate_request
 from inference.catalog.sizes import lengths, units
 from inference.catalog.tasks import AnswerShape, Task
-from inference.catalog.validation import validate_request
 from inference.engines.base import Engine
 from inference.errors import InvalidInput
 from tools.tuning import measurements, samples

@@ -14,7 +14,7 @@ from django.test import TransactionTestCase
 from django.test.utils import CaptureQueriesContext
 
 from inference import budget, errors, process
-from inference.catalog import validation
+from inference.catalog import request_validation
 from inference.catalog.lookup import spec_of
 from inference.models import Job, Priority, Status
 from inference.store import connections as store_connections
@@ -98,7 +98,7 @@ class BulkTests(TransactionTestCase):
     def test_an_input_of_too_many_texts_is_refused_as_alone(self) -> None:
         inputs = {"source_sentence": "x", "sentences": ["y"] * 5}
         spec = dataclasses.replace(SPEC, task="sentence-similarity", max_batch_size=1)
-        with patch.object(validation, "MAX_ROWS", 4):
+        with patch.object(request_validation, "MAX_ROWS", 4):
             with self.assertRaises(errors.InvalidInput) as alone:
                 jobs.submit(Submission(spec=spec, inputs=inputs))
             with self.assertRaisesRegex(errors.InvalidInput, alone.exception.message):

@@ -96,7 +96,7 @@ class ListTests(TransactionTestCase):
             self.assertEqual((job.size, job.parts, job.inputs), (20, None, inputs))
 
     def test_each_input_has_the_bound_of_one_and_the_list_has_its_own(self) -> None:
-        with patch("inference.catalog.validation.MAX_ROWS", 10):
+        with patch("inference.catalog.request_validation.MAX_ROWS", 10):
             similar = dataclasses.replace(SPEC, task="sentence-similarity")
             long = {"source_sentence": "x", "sentences": ["y"] * 10}
             with self.assertRaisesRegex(errors.InvalidInput, "make 11 texts; at most 10 run in one call"):

@@ -7,8 +7,8 @@ from typing import Any
 from django.test import SimpleTestCase
 
 from inference.catalog.reader import parse_catalog
+from inference.catalog.request_validation import check_rows, validate_inputs, validate_parameters, validate_request
 from inference.catalog.specs import ModelSpec
-from inference.catalog.validation import check_rows, validate_inputs, validate_parameters, validate_request
 from inference.errors import InvalidInput
 
 IMAGE = base64.b64encode(b"an image").decode()

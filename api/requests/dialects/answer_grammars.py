@@ -20,7 +20,7 @@ VLLM_KINDS = ("json", "regex", "choice", "json_object")
 TYPES = ("text", "json_object", "json_schema", "json", "regex")
 
 
-def read_answer_format(fields: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
+def read_grammar(fields: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
     """Return the grammar of a request and the field that it stands in; both are empty for a text of any form.
 
     Raises `InvalidInput` for a format that is not known, and for two of them.
