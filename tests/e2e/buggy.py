@@ -19,6 +19,7 @@ class Bugs(AppConfig):
     name, label = "tests.e2e", "bugs"
 
     def ready(self) -> None:
+        from inference.catalog import request_validation
         from inference.webhooks import delivery
         from inference.worker.child import outcomes
 
