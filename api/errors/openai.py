@@ -18,7 +18,8 @@ ADDRESSES = re.compile(
     r"/openai/|/embeddings/|/v1/models/[^/]+/v1/embeddings/|/v1/(?:chat|completions|embeddings)/"
     r"|/v1/(?:audio|batches|files|images|moderations|responses)/"  # not served: 404 in OpenAI's form
 )
-FIELD = re.compile(r"([a-z_]+(?:[.\[][\w.\[\]]*)?): ")
+NAME = r"[a-z_]+(?:[.\[][\w.\[\]]*)?"
+FIELD = re.compile(rf"(?:{NAME}: (?={NAME}: ))?({NAME}): ")  # the last of "input[3]: dimensions: "
 INPUTS = {"chat": "messages", "embeddings": "input"}  # field that holds the inputs, by a part of the address
 BAD_REQUEST, FORBIDDEN, TOO_MANY, UNPROCESSABLE = 400, 403, 429, 422  # OpenAI does not answer 422
 CODES = {  # the service's code: the code that programs written for OpenAI look for

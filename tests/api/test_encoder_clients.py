@@ -123,7 +123,7 @@ class EncoderClientTests(StackCase):
         for texts, fields, param, words in (
             ([1, 2, 3], {}, "input", "check_embedding_ctx_length=False"),
             (["a"], {"dimensions": 0.5}, "dimensions", "must be a whole number"),
-            (["a"], {"dimensions": 64}, None, "vectors of this model have 384 numbers: leave it out"),
+            (["a"], {"dimensions": 64}, "dimensions", "vectors of this model have 384 numbers: leave it out"),
             ([], {}, "input", "a list of one text or more"),
         ):
             with self.subTest(words), self.assertRaises(openai.BadRequestError) as bad:
