@@ -292,7 +292,7 @@ BUILDERS: dict[str, Callable[[Path], list[Any]]] = {
     "feature-extraction": lambda _: _encoder("BertModel"),
     "gpt2-features": lambda _: _decoder("GPT2Model"),
     "text-generation": lambda _: _decoder("GPT2LMHeadModel"),
-    "long-text-generation": lambda _: _decoder("GPT2LMHeadModel", 2048),
+    "long-text-generation": lambda _: _decoder("GPT2LMHeadModel", 8192),
     "image-classification": lambda _: _image_classification(),
     "object-detection": lambda _: _object_detection(),
     "image-segmentation": lambda _: _image_segmentation(),
