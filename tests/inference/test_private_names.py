@@ -70,14 +70,16 @@ ASSIGNED: Table = {
         "threading.excepthook": "the same",
         "logging.getLogger(name).propagate": "Python documents this attribute",
     },
-    "inference/worker/consumer.py": {
+    "inference/worker/celery_worker/consumer.py": {
         "conn.ensure_connection": "Celery passes no longest pause to this one connection, and has no setting for it",
     },
-    "inference/worker/setup.py": {
+    "inference/worker/celery_worker/setup.py": {
         "program.safe_say": "Celery says in a signal handler that it stops, by no logger",
     },
 }
-OF_DATA = {"_meta", "_state", "_default_manager", "_exit", "_fields_", "_replace", "_asdict", "_fields"}  # documented
+OF_DATA = {  # documented
+    "_meta", "_state", "_default_manager", "_exit", "_fields_", "_replace", "_asdict", "_fields", "_missing_",
+}  # fmt: skip
 SETTERS = ("setattr", "delattr", "object.__setattr__")
 BY_TEXT = (*SETTERS, "getattr", "hasattr")
 PATCHED = (("transformers", "Pipeline"), ("torch.nn", "Module"), ("kombu", "Connection"))  # whose methods are watched
