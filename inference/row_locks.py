@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
+from django.core.exceptions import EmptyResultSet
 from django.db import connections, transaction
 from django.db.models import Model, QuerySet
 
@@ -30,7 +31,10 @@ def delete_rows(rows: QuerySet[M]) -> int:
     """
     table, key = rows.model._meta.db_table, rows.model._meta.pk.column
     with transaction.atomic(using=rows.db), connections[rows.db].cursor() as cursor:
-        found, values = lock_rows(rows).values("pk").query.sql_with_params()
+        try:
+            found, values = lock_rows(rows).values("pk").query.get_compiler(rows.db).as_sql()
+        except EmptyResultSet:  # Django sees that no row can be meant
+            return 0
         cursor.execute(f'DELETE FROM "{table}" WHERE "{key}" IN ({found})', values)  # noqa: S608 - own names
         return int(cursor.rowcount)
 

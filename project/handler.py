@@ -9,7 +9,7 @@ from django.conf import settings
 from django.core.handlers.wsgi import WSGIHandler
 from django.db import connection
 
-from api.server.middleware import match_api_path
+from api.server.middleware import drop_body, match_api_path
 
 
 class Handler(WSGIHandler):
@@ -23,7 +23,10 @@ class Handler(WSGIHandler):
         path = environ["PATH_INFO"].encode("iso-8859-1").decode(errors="replace")  # WSGI passes UTF-8 as Latin-1
         if settings.DEBUG or not match_api_path(path):
             return super().__call__(environ, start_response)
-        answer: Any = self.get_response(self.request_class(environ))
+        request = self.request_class(environ)
+        answer: Any = self.get_response(request)
+        if answer.streaming:
+            drop_body(request)  # Django's answer holds its request until the stream has ended
         if connection.connection is not None:
             connection.close_if_unusable_or_obsolete()
         start_response(f"{answer.status_code} {answer.reason_phrase}", list(answer.items()))

@@ -5,6 +5,8 @@ import json
 from typing import Any
 
 from django.core.handlers.wsgi import WSGIHandler
+from django.http import HttpRequest, StreamingHttpResponse
+from django.http.response import HttpResponseBase
 from django.test import TestCase, override_settings
 
 from project.handler import Handler
@@ -32,6 +34,18 @@ class HandlerTests(TestCase):
                     self.assertEqual(own, self.request(WSGIHandler(), method, path, body, scheme))
                     self.assertEqual(own[1]["X-Content-Type-Options"], "nosniff")
                     self.assertEqual("Strict-Transport-Security" in own[1], scheme == "https")
+
+    def test_the_body_of_a_request_goes_before_its_stream_ends(self) -> None:
+        asked: list[HttpRequest] = []
+
+        class Streaming(Handler):
+            def get_response(self, request: HttpRequest) -> HttpResponseBase:
+                asked.append(request)
+                assert request.body == BODY
+                return StreamingHttpResponse(iter([b"a"]))
+
+        self.request(Streaming(), "POST", "/v1/jobs", BODY, "http")
+        self.assertNotIn(BODY, vars(asked[0]).values())
 
     def request(
         self, handler: WSGIHandler, method: str, path: str, body: bytes, scheme: str

@@ -123,11 +123,16 @@ class Api:
         the garbage collector runs.
         """
         response = self.get_response(request)
-        for name in ("_stream", "_body", "_post", "_files"):  # private, but Django has no way to drop a body
-            vars(request).pop(name, None)
+        drop_body(request)
         if settings.DEBUG and response.status_code == 404 and not request.resolver_match:
             return problems.not_found(request)  # the same as with DEBUG off, in place of Django's own page
         return response
+
+
+def drop_body(request: HttpRequest) -> None:
+    """Drop the body of a request that others hold for longer than it is needed."""
+    for name in ("_stream", "_body", "_post", "_files"):  # private, but Django has no way to drop a body
+        vars(request).pop(name, None)
 
 
 def _call_view(request: HttpRequest, match: ResolverMatch) -> HttpResponse:

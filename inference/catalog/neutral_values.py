@@ -33,8 +33,7 @@ OPENAI: Neutral = {
     "echo": (False,), "function_call": ("auto", "none"), "functions": ([],), "guided_choice": ([],),
     "guided_grammar": (), "guided_json": (), "guided_regex": (), "min_p": (0,), "modalities": (["text"],),
     "modality": ("text",), "moderation": (), "prompt_logprobs": (), "reasoning_effort": ("none",),
-    "response_format": ({"type": "text"},),
-    "return_full_text": (False,), "structured_outputs": (), "suffix": ("",), "tool_choice": ("auto", "none"),
+    "return_full_text": (False,), "suffix": ("",), "tool_choice": ("auto", "none"),
     "stream": (False,), "verbosity": ("medium",), "web_search_options": (),
 }  # fmt: skip
 

@@ -34,6 +34,10 @@ class DocumentField(models.JSONField):
     def from_db_value(self, value: Any, expression: Any, connection: BaseDatabaseWrapper) -> Any:
         return self.read(super().from_db_value(value, expression, connection) or {})
 
+    def value_to_string(self, obj: models.Model) -> Any:
+        """Return the JSON value, as `dumpdata` writes it."""
+        return json.loads(json.dumps(self.value_from_object(obj), cls=DocumentEncoder))
+
     def deconstruct(self) -> Any:
         name, _, args, kwargs = super().deconstruct()
         del kwargs["encoder"]

@@ -84,8 +84,8 @@ class ReplicaSnapshot(Document):
 class EntrySnapshot(Document):
     """An entry of the models file, as a worker has it."""
 
-    name: str
-    state: ModelState
+    name: str = ""
+    state: ModelState = ModelState.LOADING
     model: str = ""  # its weights; without any, its engine
     revision: str = ""
     digest: str = ""
@@ -97,7 +97,7 @@ class EntrySnapshot(Document):
 
     @classmethod
     def read(cls, value: Mapping[str, Any]) -> Self:
-        return super().read({**value, "state": ModelState(value["state"])})
+        return super().read({**value, "state": ModelState(value.get("state", ""))})
 
     def write(self) -> dict[str, Any]:
         return {key: value for key, value in super().write().items() if value is not None}
@@ -128,23 +128,23 @@ class FirstTokenTimes(Document):
 class GenerationSnapshot(Document):
     """The progress of a model that generates step by step on a worker."""
 
-    rows: int  # that are being answered
-    room: int  # free tokens of KV cache in all replicas
-    tokens: int  # since the worker's start
-    tokens_per_s: float
-    first_token_s: FirstTokenTimes
+    rows: int = 0  # that are being answered
+    room: int = 0  # free tokens of KV cache in all replicas
+    tokens: int = 0  # since the worker's start
+    tokens_per_s: float = 0.0
+    first_token_s: FirstTokenTimes = FirstTokenTimes()
 
     @classmethod
     def read(cls, value: Mapping[str, Any]) -> Self:
-        return super().read({**value, "first_token_s": FirstTokenTimes.read(value["first_token_s"])})
+        return super().read({**value, "first_token_s": FirstTokenTimes.read(value.get("first_token_s", {}))})
 
 
 @dataclass(frozen=True, kw_only=True)
 class CostSnapshot(Document):
     """The cost of a model's calls that a worker has learnt, and the calls that it was learnt from."""
 
-    weights: Sequence[float]  # of the terms of the cost
-    overhead_s: float  # of a call, besides the engine
+    weights: Sequence[float] = ()  # of the terms of the cost
+    overhead_s: float = 0.0  # of a call, besides the engine
     job_s: float = 0.0  # of a job, besides the engine
     calls: int = 0
     seen: Sequence[tuple[int, float, float]] = ()  # items, tokens of an item and seconds of a call of each shape

@@ -140,8 +140,11 @@ class ReadTests(SimpleTestCase):
                 request = completions.read_chat({"messages": HELLO, **fields}, spec)
                 self.assertEqual(request.submission.parameters["grammar"], {"type": kind, "value": value})
                 self.assertEqual(request.translate_text("parameters.grammar: no"), f"{next(iter(fields))}: no")
-        plain = completions.read_chat({"messages": HELLO, "response_format": {"type": "text"}}, spec)
+        text = {"response_format": {"type": "text"}}
+        plain = completions.read_chat({"messages": HELLO, **text}, spec)
         self.assertNotIn("grammar", plain.submission.parameters)
+        both = completions.read_chat({"messages": HELLO, **text, "structured_outputs": {"regex": "a"}}, spec)
+        self.assertEqual(both.submission.parameters["grammar"], {"type": "regex", "value": "a"})
 
     def test_what_is_no_format_is_refused_in_the_client_s_words(self) -> None:
         spec = parse_catalog('[m]\ntask = "text-generation"\nmodel = "a/b"\n')["m"]
@@ -169,7 +172,7 @@ class ReadTests(SimpleTestCase):
                 'is not served; send structured_outputs: {"json": …}.',
             ),
             (
-                {"structured_outputs": {"regex": "a"}, "response_format": {"type": "text"}},
+                {"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}},
                 "structured_outputs",
                 "send it without response_format, or response_format without it.",
             ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from django.core import serializers
 from django.db.models import TextField
 from django.db.models.functions import Cast
 from django.test import TestCase
@@ -62,10 +63,17 @@ class WorkerDocumentTests(TestCase):
         row = self.make_row(
             replicas={"0": {"device": "cpu", "models": {"a": "ready"}, "of a later version": 1}},
             catalog={"models": [{"name": "a", "state": "of a later version", "of a later version": 1}]},
-            costs={"a": {"weights": [1.0], "overhead_s": 0.5}},
+            costs={"a": {}},
+            generation={"a": {}},
         )
+        self.assertEqual((row.costs["a"].weights, row.generation["a"].first_token_s.p50), ((), None))
         self.assertEqual(row.replicas["0"].models, {"a": ReplicaModel(ModelState.READY)})
         self.assertEqual((row.replicas["0"].pid, row.replicas["0"].ended), (None, 0))
         (entry,) = row.catalog.models
         self.assertEqual((entry.state, entry.failures, entry.held_back), (ModelState.LOADING, None, False))
         self.assertEqual((row.costs["a"].job_s, row.costs["a"].seen), (0.0, ()))
+
+    def test_a_row_is_dumped_as_json(self) -> None:
+        row = self.make_row(**COLUMNS)
+        (dumped,) = json.loads(serializers.serialize("json", [row]))
+        self.assertEqual({name: dumped["fields"][name] for name in COLUMNS}, COLUMNS)

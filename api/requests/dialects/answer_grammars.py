@@ -15,6 +15,7 @@ OPENAI = "response_format"
 VLLM = "structured_outputs"
 FIELDS = (OPENAI, VLLM)
 FORMER = ("guided_json", "guided_regex", "guided_choice")  # fields of vLLM before 0.12
+ANY_TEXT: Mapping[str, Any] = {"type": "text"}
 ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 VLLM_KINDS = ("json", "regex", "choice", "json_object")
 TYPES = ("text", "json_object", "json_schema", "json", "regex")
@@ -28,7 +29,7 @@ def read_grammar(fields: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
     if former := next((name for name in FORMER if fields.get(name)), ""):
         kind = former.removeprefix("guided_")
         raise InvalidInput(f'{former}: is not served; send {VLLM}: {{"{kind}": …}}.', field=former)
-    found = [name for name in FIELDS if name in fields]
+    found = [name for name in FIELDS if name in fields and fields[name] != ANY_TEXT]
     if len(found) > 1:
         raise InvalidInput(f"{VLLM}: send it without {OPENAI}, or {OPENAI} without it.", field=VLLM)
     if not found:
@@ -42,8 +43,6 @@ def read_grammar(fields: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
 
 def _read_openai(value: Mapping[str, Any]) -> dict[str, Any]:
     match value:
-        case {"type": "text"}:
-            return {}
         case {"type": "json_schema", "json_schema": {"schema": schema}}:
             return {"type": "json", "value": schema}
         case {"type": "json_schema"}:

@@ -94,7 +94,7 @@ def read_grammar(grammar: Mapping[str, Any]) -> tuple[str, str]:
         kind, value = "json", value.get("schema") if isinstance(value, dict) else None
     if kind == "regex" and not isinstance(value, str):
         raise InvalidInput(f"{FIELD}.value: must be a regular expression.", field=f"{FIELD}.value")
-    if kind == "json" and not isinstance(value, dict | str | bool):
+    if kind == "json" and not isinstance(value, dict | str):
         raise InvalidInput(f"{FIELD}.value: must be a JSON schema.", field=f"{FIELD}.value")
     if kind == "choice" and not (isinstance(value, list) and value and all(isinstance(each, str) for each in value)):
         raise InvalidInput(f"{FIELD}.value: must be a list of texts.", field=f"{FIELD}.value")

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from inference.catalog import tasks
 from inference.engines.inputs.feeds import Feed
 from inference.engines.runtime import row_groups
 from inference.engines.runtime.row_groups import ForwardSharing, InputRow
@@ -40,7 +41,9 @@ class PipelineCalls:
         self.chat = Chat
         self.in_chunks = isinstance(pipe, ChunkPipeline)
         self.collate = pad_collate_fn(pipe.tokenizer, pipe.feature_extractor or pipe.image_processor)
-        self.defaults: tuple[dict[str, Any], ...] = pipe._sanitize_parameters()
+        # A pipeline that generates text takes the prefix of its model's config for a default of its own.
+        prefix = {"prefix": pipe.prefix} if tasks.find_task(pipe.task).generates and pipe.prefix else {}
+        self.defaults: tuple[dict[str, Any], ...] = pipe._sanitize_parameters(**prefix)
 
     def split_parameters(self, given: dict[str, Any]) -> Parameters:
         before, run, after = self.pipe._sanitize_parameters(**given)

@@ -95,7 +95,7 @@ class PreparedTests(TestCase):
                 return super().embed([f"query: {text}" for text in texts])
 
         class Reads:
-            def _tokens(self, texts: Any, parameters: Any = None) -> Any:
+            def _tokenize_texts(self, texts: Any, parameters: Any = None) -> Any:
                 raise NotImplementedError
 
         class Mixed(Reads, SentenceEmbeddings):

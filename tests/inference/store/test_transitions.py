@@ -271,6 +271,9 @@ class LockTests(TransactionTestCase):
         older, whole = make_job(), make_job(parts=1)
         self.assert_locks_in_order(whole, older, lambda: transitions.cancel_jobs_with_parts([older.pk, whole.pk]))
 
+    def test_rows_that_cannot_be_are_deleted_without_a_statement(self) -> None:
+        self.assertEqual(row_locks.delete_rows(Job.objects.filter(pk__in=[])), 0)
+
     def test_who_inserts_takes_idempotency_keys_in_order(self) -> None:
         jobs = [Job(model="echo", inputs="text", idempotency_key=key) for key in ("b", "a")]
 

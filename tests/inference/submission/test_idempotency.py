@@ -85,7 +85,10 @@ class OnceTests(TransactionTestCase):
             return Job.objects.create(model=SPEC.name, inputs="x", idempotency_key=KEYED.idempotency_key)
 
         seams = patch.multiple(
-            idempotency, release_while_waiting=signal_wait(comes), Future=new_future, _matching=lambda _, stored: stored
+            idempotency,
+            release_while_waiting=signal_wait(comes),
+            Future=new_future,
+            _require_same_body=lambda _, stored: stored,
         )
         with ThreadPoolExecutor(1) as pool, seams:
             stored = idempotency.store_once(KEYED, store)
