@@ -6,7 +6,7 @@ OpenAI's clients take every block of a stream for a chunk. A block may therefore
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 import orjson
@@ -30,8 +30,8 @@ DONE = b"data: [DONE]\n\n"
 
 
 class ChunkWriter:
-    def __init__(self, kind: CompletionKind, job: Job, *, include_usage: bool) -> None:
-        self.kind = kind
+    def __init__(self, kind: CompletionKind, job: Job, *, include_usage: bool, translate: Callable[[str], str]) -> None:
+        self.kind, self.translate = kind, translate
         self.common = {**make_completion_head(kind, job), "object": kind.chunk}
         self.usage = {"usage": None} if include_usage else {}
 
@@ -44,6 +44,7 @@ class ChunkWriter:
 
     def write_end(self, end: End) -> Iterator[bytes]:
         if end.job.status != Status.SUCCEEDED:
+            end.job.error_detail = self.translate(end.job.error_detail)
             yield _write_data_block(
                 openai.make_error_document(
                     orjson.loads(problems.make_job_problem(end.job).content), inputs=self.kind.inputs
@@ -66,9 +67,16 @@ class ChunkWriter:
 
 
 def write_completion_chunks(
-    job: Job, events: Iterator[Event], *, kind: CompletionKind, after: Position, include_usage: bool = False
+    job: Job,
+    events: Iterator[Event],
+    *,
+    kind: CompletionKind,
+    after: Position,
+    include_usage: bool = False,
+    translate: Callable[[str], str] = str,
 ) -> Generator[bytes, None, None]:
-    chunks = ChunkWriter(kind, job, include_usage=include_usage)
+    """Write the events of a job. `translate` puts the text of its error into the client's words."""
+    chunks = ChunkWriter(kind, job, include_usage=include_usage, translate=translate)
     yield chunks.write_choice(kind.first, after.make_event_id(job.id))
     for event in events:
         match event:

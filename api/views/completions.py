@@ -37,7 +37,14 @@ class CompletionView(ApiView):
             return run_in_dialect(self, request, completion, partial(write_completion, kind))
         with completion.translate_errors():
             submit = partial(jobs.submit, self.add_owner(request, completion.submission), needs_worker=True)
-            return answer_completion_stream(self, request, kind, submit, include_usage=completion.include_usage)
+            return answer_completion_stream(
+                self,
+                request,
+                kind,
+                submit,
+                include_usage=completion.include_usage,
+                translate=completion.translate_text,
+            )
 
 
 class ChatView(CompletionView):
@@ -114,8 +121,15 @@ def answer_completion_stream(
     *,
     after: Position = BEGINNING,
     include_usage: bool = False,
+    translate: Callable[[str], str] = str,
 ) -> HttpResponseBase:
-    written = partial(completion_chunks.write_completion_chunks, kind=kind, after=after, include_usage=include_usage)
+    written = partial(
+        completion_chunks.write_completion_chunks,
+        kind=kind,
+        after=after,
+        include_usage=include_usage,
+        translate=translate,
+    )
     return streaming.answer_stream(view, request, job, written, after=after)
 
 

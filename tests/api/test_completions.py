@@ -126,6 +126,7 @@ class ReadTests(SimpleTestCase):
         any_object = {"type": "object"}
         for fields, kind, value in (
             ({"response_format": {"type": "json_schema", "json_schema": named}}, "json", schema),
+            ({"structured_outputs": {"json": False}}, "json", False),
             ({"response_format": {"type": "json_object"}}, "json", any_object),
             ({"response_format": {"type": "json_object", "schema": schema}}, "json", schema),
             ({"response_format": {"type": "json_object", "value": schema}}, "json", schema),
@@ -133,13 +134,18 @@ class ReadTests(SimpleTestCase):
             ({"response_format": {"type": "regex", "value": "a+"}}, "regex", "a+"),
             ({"structured_outputs": {"json": schema, "regex": None}}, "json", schema),
             ({"structured_outputs": {"regex": "a+"}}, "regex", "a+"),
-            ({"structured_outputs": {"choice": ["a", "b"]}}, "choice", ["a", "b"]),
+            ({"structured_outputs": {"choice": ["a", "b"], "disable_any_whitespace": False}}, "choice", ["a", "b"]),
             ({"structured_outputs": {"json_object": True}}, "json", any_object),
         ):
             with self.subTest(fields):
                 request = completions.read_chat({"messages": HELLO, **fields}, spec)
                 self.assertEqual(request.submission.parameters["grammar"], {"type": kind, "value": value})
                 self.assertEqual(request.translate_text("parameters.grammar: no"), f"{next(iter(fields))}: no")
+        read = completions.read_chat(
+            {"messages": HELLO, "response_format": {"type": "json_schema", "json_schema": named}}, spec
+        )
+        where = "response_format.json_schema.schema"
+        self.assertEqual(read.translate_text("parameters.grammar.value: no"), f"{where}: no")
         text = {"response_format": {"type": "text"}}
         plain = completions.read_chat({"messages": HELLO, **text}, spec)
         self.assertNotIn("grammar", plain.submission.parameters)
@@ -174,6 +180,11 @@ class ReadTests(SimpleTestCase):
             (
                 {"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}},
                 "structured_outputs",
+                "send it without response_format, or response_format without it.",
+            ),
+            (
+                {"grammar": {"type": "regex", "value": "a"}, "response_format": {"type": "json_object"}},
+                "grammar",
                 "send it without response_format, or response_format without it.",
             ),
         ):

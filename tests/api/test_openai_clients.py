@@ -211,7 +211,13 @@ class ClientTests(StackCase):
         with self.assertRaises(openai.BadRequestError) as refused:
             self.chat(response_format=wrong)
         self.assertEqual(refused.exception.param, "response_format")
-        self.assertIn("response_format: is refused by llguidance: Invalid type: colour.", refused.exception.message)
+        words = "response_format: is refused by llguidance: Invalid type: colour."
+        self.assertIn(words, refused.exception.message)
+        with self.assertRaises(openai.APIError) as cut:
+            list(
+                self.client().chat.completions.create(model="tiny", messages=HELLO, response_format=wrong, stream=True)
+            )
+        self.assertEqual((cut.exception.message, cut.exception.param), (words, "response_format"))
 
     def test_several_at_once(self) -> None:
         async def complete_all() -> list[ChatCompletion]:

@@ -13,56 +13,59 @@ from inference.errors import InvalidInput
 
 OPENAI = "response_format"
 VLLM = "structured_outputs"
+OWN = "grammar"  # the model's parameter, which may stand in the body, too
 FIELDS = (OPENAI, VLLM)
 FORMER = ("guided_json", "guided_regex", "guided_choice")  # fields of vLLM before 0.12
 ANY_TEXT: Mapping[str, Any] = {"type": "text"}
 ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
-VLLM_KINDS = ("json", "regex", "choice", "json_object")
+KINDS = ("json", "regex", "choice")
+VLLM_KINDS = (*KINDS, "json_object")
 TYPES = ("text", "json_object", "json_schema", "json", "regex")
 
 
-def read_grammar(fields: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
-    """Return the grammar of a request and the field that it stands in; both are empty for a text of any form.
+def read_grammar(fields: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the grammar of a request, and the client's names of its parts; both are empty for a text of any form.
 
     Raises `InvalidInput` for a format that is not known, and for two of them.
     """
     if former := next((name for name in FORMER if fields.get(name)), ""):
         kind = former.removeprefix("guided_")
         raise InvalidInput(f'{former}: is not served; send {VLLM}: {{"{kind}": …}}.', field=former)
-    found = [name for name in FIELDS if name in fields and fields[name] != ANY_TEXT]
+    found = [name for name in (OPENAI, VLLM, OWN) if name in fields and fields[name] != ANY_TEXT]
     if len(found) > 1:
-        raise InvalidInput(f"{VLLM}: send it without {OPENAI}, or {OPENAI} without it.", field=VLLM)
-    if not found:
-        return {}, ""
+        raise InvalidInput(f"{found[1]}: send it without {found[0]}, or {found[0]} without it.", field=found[1])
+    if not found or found == [OWN]:
+        return {}, {}
     [name] = found
     value = fields[name]
     if not isinstance(value, dict):
         raise InvalidInput(f"{name}: must be an object, not {wording.json_type_of(value)}.", field=name)
-    return (_read_openai if name == OPENAI else _read_vllm)(value), name
+    kind, grammar, where = (_read_openai if name == OPENAI else _read_vllm)(value)
+    names = {"parameters.grammar.value": f"{name}.{where}", "parameters.grammar": name}
+    return {"type": kind, "value": grammar}, names
 
 
-def _read_openai(value: Mapping[str, Any]) -> dict[str, Any]:
+def _read_openai(value: Mapping[str, Any]) -> tuple[str, Any, str]:
     match value:
         case {"type": "json_schema", "json_schema": {"schema": schema}}:
-            return {"type": "json", "value": schema}
+            return "json", schema, "json_schema.schema"
         case {"type": "json_schema"}:
             where = f"{OPENAI}.json_schema"
             raise InvalidInput(f'{where}: must be an object such as {{"name": "…", "schema": {{…}}}}.', field=where)
         case {"type": "json_object"}:  # with a schema under the names of llama.cpp and of huggingface_hub
-            return {"type": "json", "value": value.get("schema") or value.get("value") or ANY_OBJECT}
+            where = next((name for name in ("schema", "value") if value.get(name)), "")
+            return "json", value[where] if where else ANY_OBJECT, where
         case {"type": "json" | "regex" as kind, "value": grammar}:  # as Text Generation Inference
-            return {"type": kind, "value": grammar}
+            return kind, grammar, "value"
     raise InvalidInput(f"{OPENAI}.type: must be one of {', '.join(TYPES)}.", field=f"{OPENAI}.type")
 
 
-def _read_vllm(value: Mapping[str, Any]) -> dict[str, Any]:
-    given = {name: each for name, each in value.items() if each not in (None, False)}
+def _read_vllm(value: Mapping[str, Any]) -> tuple[str, Any, str]:
+    given = {name: each for name, each in value.items() if each is not None and (name in KINDS or each is not False)}
     if unknown := next((name for name in given if name not in VLLM_KINDS), ""):
         where = f"{VLLM}.{wording.quote_name(unknown)}"
         raise InvalidInput(f"{where}: is not served; send one of {', '.join(VLLM_KINDS)}.", field=where)
     if len(given) != 1:
         raise InvalidInput(f"{VLLM}: must have one of {', '.join(VLLM_KINDS)}.", field=VLLM)
     [(kind, grammar)] = given.items()
-    if kind == "json_object":
-        kind, grammar = "json", ANY_OBJECT
-    return {"type": kind, "value": grammar}
+    return ("json", ANY_OBJECT, kind) if kind == "json_object" else (kind, grammar, kind)

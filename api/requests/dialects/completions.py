@@ -98,7 +98,7 @@ def _make_completion(
     if not tasks.find_task(spec.task).generates:
         message = f"model: {spec.name!r} does not generate text: post to /v1/models/{spec.name}."
         raise InvalidInput(message, field="model")
-    grammar, format_field = answer_grammars.read_grammar(given)
+    grammar, grammar_names = answer_grammars.read_grammar(given)
     own_names = (field, "model", "stream", "stream_options", SERVICE_TIER, *answer_grammars.FIELDS)
     rest = {name: value for name, value in given.items() if name not in own_names}
     if len(limits := [name for name in LIMITS if name in rest]) > 1:
@@ -107,9 +107,9 @@ def _make_completion(
     parameters = {**_add_token_limit(spec, _read_parameters(spec, rest), most_tokens), **own}
     if grammar:
         if "grammar" not in spec.parameters:
-            message = f"{format_field}: is not served by {spec.name!r}; leave it out."
-            raise InvalidInput(message, field=format_field)
-        parameters["grammar"], renamed["parameters.grammar"] = grammar, format_field
+            name = grammar_names["parameters.grammar"]
+            raise InvalidInput(f"{name}: is not served by {spec.name!r}; leave it out.", field=name)
+        parameters["grammar"] = grammar
     return Completion(
         submission=Submission(
             spec=spec,
@@ -117,7 +117,7 @@ def _make_completion(
             parameters=parameters,
             priority=read_priority(given),
         ),
-        words={**renamed, "parameters.": "", "inputs": field},
+        words={**renamed, **grammar_names, "parameters.": "", "inputs": field},
         is_streamed=read_flag(given, "stream"),
         include_usage=_read_include_usage(given.get("stream_options", {})),
     )

@@ -1,13 +1,14 @@
 """Grammars that an answer must follow: a JSON schema, a regular expression or a choice, by llguidance.
 
-A grammar is compiled in the thread of the engine. llguidance bounds the size of what it compiles, but not the time that
-it takes for an intersection of many expressions, which the model's time limit ends.
+A grammar is compiled in the thread of the engine. llguidance bounds the size of what it compiles, but not its time and
+memory for an intersection of many expressions. What is known to take long is refused here, and the model's time limit
+ends the rest. Each row compiles its own: copies would share states whose number is limited.
 """
 
-import functools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import llguidance
@@ -15,6 +16,7 @@ import numpy as np
 import torch
 from transformers import LogitsProcessor
 
+from inference.engines.inputs.stops import read_special_tokens
 from inference.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -24,7 +26,7 @@ FIELD = "parameters.grammar"
 KINDS = ("json", "json_schema", "regex", "choice")
 MOST_BYTES = 65_536  # of a grammar
 MOST_SHOWN = 300  # characters of what llguidance says about a grammar
-MOST_COMPILED = 32  # grammars that a model keeps: clients send the same one again and again
+MOST_IN_ALL_OF = {"multipleOf": 1, "anyOf": 4, "pattern": 8}  # keywords within an allOf, which are multiplied
 # Between two tokens of JSON llguidance allows any number of blanks, and a small model may write nothing else. This is
 # what `json.dumps` writes, on one line or indented.
 BLANKS = r" |\n {0,40}"
@@ -36,7 +38,6 @@ class Grammars:
     def __init__(self, tokenizer: "PreTrainedTokenizerBase", *, vocabulary: int, ends: Sequence[int]) -> None:
         """Take the model's tokenizer, the number of tokens that it has scores for, and those that end a text."""
         self._tokenizer, self._vocabulary, self._ends = tokenizer, vocabulary, list(ends)
-        self._compile = functools.lru_cache(MOST_COMPILED)(self._compile_grammar)
 
     def make_processor(self, grammar: Mapping[str, Any], *, prompt: int) -> "GrammarProcessor":
         """Return the processor of a request.
@@ -48,9 +49,16 @@ class Grammars:
         Raises `InvalidInput` for what is no grammar, with the reason of llguidance.
         """
         kind, text = read_grammar(grammar)
-        return GrammarProcessor(self._compile(kind, text), prompt=prompt, ends=self._ends)
+        if special := next((token for token in self._special_tokens if token in text), ""):
+            raise InvalidInput(f"{FIELD}: has {special!r}, which is a special token of this model.", field=FIELD)
+        compile_grammar = partial(self._compile_grammar, kind, text)
+        return GrammarProcessor(compile_grammar(), compile_grammar, prompt=prompt, ends=self._ends)
 
-    @functools.cached_property
+    @cached_property
+    def _special_tokens(self) -> Sequence[str]:
+        return tuple(filter(None, read_special_tokens(self._tokenizer)))
+
+    @cached_property
     def _table(self) -> llguidance.LLTokenizer:
         from llguidance import hf
 
@@ -92,16 +100,30 @@ def read_grammar(grammar: Mapping[str, Any]) -> tuple[str, str]:
         raise InvalidInput(f"{FIELD}.type: must be one of {', '.join(KINDS)}.", field=f"{FIELD}.type")
     if kind == "json_schema":  # as Text Generation Inference names a schema in OpenAI's form
         kind, value = "json", value.get("schema") if isinstance(value, dict) else None
+    if kind == "json":
+        value = {} if value is True else value  # llguidance takes objects only, and both mean any value
     if kind == "regex" and not isinstance(value, str):
         raise InvalidInput(f"{FIELD}.value: must be a regular expression.", field=f"{FIELD}.value")
     if kind == "json" and not isinstance(value, dict | str):
         raise InvalidInput(f"{FIELD}.value: must be a JSON schema.", field=f"{FIELD}.value")
     if kind == "choice" and not (isinstance(value, list) and value and all(isinstance(each, str) for each in value)):
         raise InvalidInput(f"{FIELD}.value: must be a list of texts.", field=f"{FIELD}.value")
-    text = value if isinstance(value, str) else json.dumps(value)
-    if len(text.encode()) > MOST_BYTES:
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    if len(text.encode(errors="surrogatepass")) > MOST_BYTES:
         raise InvalidInput(f"{FIELD}: must have at most {MOST_BYTES} bytes.", field=FIELD)
+    if kind == "json":
+        _refuse_products(value)
     return kind, text
+
+
+def _refuse_products(schema: object) -> None:
+    """Raise `InvalidInput` for an allOf whose parts llguidance would multiply, which takes seconds or gigabytes."""
+    parts = list(schema.values()) if isinstance(schema, dict) else schema if isinstance(schema, list) else ()
+    for part in parts:
+        _refuse_products(part)
+    text = json.dumps(schema.get("allOf")) if isinstance(schema, dict) else ""
+    if several := next((name for name, most in MOST_IN_ALL_OF.items() if text.count(f'"{name}"') > most), ""):
+        raise InvalidInput(f"{FIELD}: has an allOf with more than {MOST_IN_ALL_OF[several]} {several}.", field=FIELD)
 
 
 @dataclass(slots=True)
@@ -111,28 +133,44 @@ class _Row:
     matcher: llguidance.LLMatcher
     tokens: list[int] = field(default_factory=list)
 
-    def read_tokens(self, tokens: list[int]) -> None:
-        """Read the row's tokens up to now. A search by beams may have given it those of another row."""
+    def read_tokens(self, tokens: list[int]) -> bool:
+        """Read the row's tokens up to now, and return True if they follow the grammar.
+
+        They do not in a row that a stop string has ended, behind which padding stands, and in a beam that was given up.
+        A search by beams may have given the row the tokens of another one.
+        """
         if tokens[: len(self.tokens)] != self.tokens:
             self.matcher.reset()
             self.tokens = []
-        self.matcher.consume_tokens(tokens[len(self.tokens) :])
+        new = tokens[len(self.tokens) :]
+        if self.matcher.validate_tokens(new) < len(new):
+            return False
+        self.matcher.consume_tokens(new)
         self.tokens = tokens
+        return True
 
 
 class GrammarProcessor(LogitsProcessor):
     """A processor that lets through the tokens with which a row still follows its grammar."""
 
-    def __init__(self, compiled: llguidance.LLMatcher, *, prompt: int, ends: Sequence[int]) -> None:
-        self._compiled, self._prompt, self._ends = compiled, prompt, frozenset(ends)
-        self._rows: dict[int, _Row] = {}
+    def __init__(
+        self,
+        first: llguidance.LLMatcher,
+        compile_grammar: Callable[[], llguidance.LLMatcher],
+        *,
+        prompt: int,
+        ends: Sequence[int],
+    ) -> None:
+        """Take the grammar of the first row, and what compiles it for each other row."""
+        self._compile, self._prompt, self._ends = compile_grammar, prompt, frozenset(ends)
+        self._rows = {0: _Row(first)}
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """Return the scores, which are [rows, vocabulary], with minus infinity for what the grammar does not allow."""
         answers = input_ids[:, self._prompt :].tolist()
         allowed = [self._find_allowed(place, tokens, scores.shape[-1]) for place, tokens in enumerate(answers)]
         found = scores.masked_fill(~torch.from_numpy(np.stack(allowed)).to(scores.device), -torch.inf)
-        if found.max(-1).values.isneginf().any():
+        if (found.isneginf().all(-1) & ~scores.isneginf().all(-1)).any():
             message = (
                 f"{FIELD}: the other parameters leave no token that it allows; leave out those that forbid tokens."
             )
@@ -145,8 +183,9 @@ class GrammarProcessor(LogitsProcessor):
             return np.ones(vocabulary, dtype=bool)
         row = self._rows.get(place)
         if row is None:
-            row = self._rows[place] = _Row(self._compiled.deep_copy())
-        row.read_tokens(tokens)
+            row = self._rows[place] = _Row(self._compile())
+        if not row.read_tokens(tokens):
+            return np.ones(vocabulary, dtype=bool)
         allowed = row.matcher.compute_bitmask()
         _check(row.matcher)
         return np.unpackbits(np.frombuffer(allowed, np.uint8), bitorder="little", count=vocabulary).view(bool)

@@ -8,10 +8,8 @@ import re
 import unittest
 from collections.abc import Mapping
 from typing import Any
-from unittest.mock import patch
 
 import jsonschema_rs
-import llguidance
 import torch
 
 from inference.engines.generation.grammars import MOST_BYTES, Grammars
@@ -74,9 +72,14 @@ class AnswerTests(unittest.TestCase):
         self.assertGreater(ended, len(schemas) / 2)
 
     def test_a_search_by_beams_follows_it_too(self) -> None:
-        given = {**GREEDY, "num_beams": 3, "grammar": {"type": "json", "value": COLOUR}}
-        [[answer]] = decoders.engine("Llama").predict(["a"], given)
-        self.assertTrue(jsonschema_rs.is_valid(COLOUR, json.loads(answer["generated_text"])), answer)
+        for own in ({"num_beams": 3}, {"num_beams": 3, "do_sample": True, "seed": 1}):
+            given = {**GREEDY, **own, "grammar": {"type": "json", "value": COLOUR}}
+            [[answer]] = decoders.engine("GPT2").predict(["a"], given)
+            self.assertTrue(jsonschema_rs.is_valid(COLOUR, json.loads(answer["generated_text"])), answer)
+            [[answer]] = decoders.engine("GPT2").predict(
+                ["a"], {**given, "grammar": {"type": "choice", "value": ["ab", "cd"]}}
+            )
+            self.assertIn(answer["generated_text"], ("ab", "cd"))
 
     def test_rows_without_one_are_as_they_were(self) -> None:
         engine = decoders.engine("Llama")
@@ -105,6 +108,17 @@ class RefusalTests(unittest.TestCase):
             ({"type": "regex", "value": "(("}, "unclosed group"),
             ({"type": "regex", "value": "(a{1,1000}){1,1000}"}, "too many expressions"),
             ({"type": "json", "value": 7}, "must be a JSON schema"),
+            ({"type": "json", "value": False}, "must be a JSON schema"),
+            ({"type": "json", "value": {"const": "<|endoftext|>"}}, "is a special token of this model"),
+            ({"type": "choice", "value": ["a", "x<|endoftext|>y"]}, "is a special token of this model"),
+            (
+                {"type": "json", "value": {"properties": {"n": {"allOf": [{"multipleOf": 61}, {"multipleOf": 59}]}}}},
+                "an allOf with more than 1 multipleOf",
+            ),
+            (
+                {"type": "json", "value": {"allOf": [{"anyOf": [{"pattern": "a"}, {"pattern": "b"}]}] * 5}},
+                "an allOf with more than 4 anyOf",
+            ),
             ({"type": "json_schema", "value": COLOUR}, "must be a JSON schema"),
             ({"type": "regex", "value": None}, "must be a regular expression"),
             ({"type": "choice", "value": []}, "must be a list of texts"),
@@ -141,20 +155,36 @@ class RefusalTests(unittest.TestCase):
 
 
 class ProcessorTests(unittest.TestCase):
-    def test_a_grammar_is_compiled_once(self) -> None:
-        tokenizer = tiny_models.byte_tokenizer()
-        grammars = Grammars(tokenizer, vocabulary=len(tokenizer), ends=[tokenizer.eos_token_id])
-        with patch.object(llguidance, "LLMatcher", wraps=llguidance.LLMatcher) as compiled:
-            first, second = (grammars.make_processor({"type": "regex", "value": "ab"}, prompt=1) for _ in range(2))
-        self.assertEqual(compiled.call_count, 1)
-        scores = torch.zeros(1, len(tokenizer))
-        [a, b] = tokenizer.encode("ab", add_special_tokens=False)
-        self.assertEqual(first(torch.tensor([[0]]), scores)[0].isfinite().nonzero().tolist(), [[a]])
-        self.assertEqual(first(torch.tensor([[0, a]]), scores)[0].isfinite().nonzero().tolist(), [[b]])
-        self.assertEqual(second(torch.tensor([[0]]), scores)[0].isfinite().nonzero().tolist(), [[a]])
+    def setUp(self) -> None:
+        self.tokenizer = tiny_models.byte_tokenizer()
+        self.ends = [self.tokenizer.eos_token_id]
+
+    def test_each_row_follows_its_own(self) -> None:
+        grammars = Grammars(self.tokenizer, vocabulary=len(self.tokenizer), ends=self.ends)
+        scores = torch.zeros(2, len(self.tokenizer))
+        [a, b, c] = self.tokenizer.encode("abc", add_special_tokens=False)
+        processor = grammars.make_processor({"type": "regex", "value": "a(b|c)"}, prompt=1)
+        first = processor(torch.tensor([[0], [0]]), scores)
+        self.assertEqual([row.isfinite().nonzero().flatten().tolist() for row in first], [[a], [a]])
+        second = processor(torch.tensor([[0, a], [0, b]]), scores)
+        self.assertEqual(second[0].isfinite().nonzero().flatten().tolist(), sorted([b, c]))
+        self.assertTrue(second[1].isfinite().all(), "behind a stop string is padding, and a beam may be given up")
+        back = processor(torch.tensor([[0, a, b], [0, a]]), scores)
+        self.assertEqual(back[0].isfinite().nonzero().flatten().tolist(), self.ends)
+        self.assertEqual(back[1].isfinite().nonzero().flatten().tolist(), sorted([b, c]))
+
+    def test_a_grammar_is_as_good_after_many_answers(self) -> None:
+        grammars = Grammars(self.tokenizer, vocabulary=len(self.tokenizer), ends=self.ends)
+        rng, letters = random.Random(1), self.tokenizer.encode("abcdef", add_special_tokens=False)
+        scores = torch.zeros(1, len(self.tokenizer))
+        for _ in range(40):
+            processor = grammars.make_processor({"type": "regex", "value": "[a-f]*a[a-f]{30}b[a-f]*"}, prompt=0)
+            tokens: list[int] = []
+            for _ in range(60):
+                processor(torch.tensor([tokens], dtype=torch.long), scores)
+                tokens.append(rng.choice(letters))
 
     def test_a_model_without_an_end_of_its_texts_has_none(self) -> None:
-        tokenizer = tiny_models.byte_tokenizer()
         with self.assertRaises(InvalidInput) as caught:
-            Grammars(tokenizer, vocabulary=300, ends=[]).make_processor({"type": "regex", "value": "a"}, prompt=1)
+            Grammars(self.tokenizer, vocabulary=300, ends=[]).make_processor({"type": "regex", "value": "a"}, prompt=1)
         self.assertIn("is not served by this model", caught.exception.message)
