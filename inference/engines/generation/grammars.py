@@ -101,19 +101,32 @@ def read_grammar(grammar: Mapping[str, Any]) -> tuple[str, str]:
     if kind == "json_schema":  # as Text Generation Inference names a schema in OpenAI's form
         kind, value = "json", value.get("schema") if isinstance(value, dict) else None
     if kind == "json":
-        value = {} if value is True else value  # llguidance takes objects only, and both mean any value
+        value = _read_schema(value)
     if kind == "regex" and not isinstance(value, str):
         raise InvalidInput(f"{FIELD}.value: must be a regular expression.", field=f"{FIELD}.value")
-    if kind == "json" and not isinstance(value, dict | str):
-        raise InvalidInput(f"{FIELD}.value: must be a JSON schema.", field=f"{FIELD}.value")
     if kind == "choice" and not (isinstance(value, list) and value and all(isinstance(each, str) for each in value)):
         raise InvalidInput(f"{FIELD}.value: must be a list of texts.", field=f"{FIELD}.value")
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     if len(text.encode(errors="surrogatepass")) > MOST_BYTES:
         raise InvalidInput(f"{FIELD}: must have at most {MOST_BYTES} bytes.", field=FIELD)
-    if kind == "json":
-        _refuse_products(value)
     return kind, text
+
+
+def _read_schema(value: object) -> dict[str, Any]:
+    """Return a JSON schema, which may be given as a text. Raises `InvalidInput`."""
+    where = f"{FIELD}.value"
+    try:
+        schema = json.loads(value) if isinstance(value, str) else value
+        if schema is True:
+            return {}  # llguidance takes objects only, and both mean any value
+        if not isinstance(schema, dict):
+            raise InvalidInput(f"{where}: must be a JSON schema.", field=where)
+        _refuse_products(schema)
+    except ValueError as error:
+        raise InvalidInput(f"{where}: is no JSON: {error}.", field=where) from None
+    except RecursionError:
+        raise InvalidInput(f"{where}: is nested too deeply.", field=where) from None
+    return schema
 
 
 def _refuse_products(schema: object) -> None:

@@ -99,7 +99,13 @@ class RefusalTests(unittest.TestCase):
     def test_what_is_no_grammar_is_refused_with_the_reason(self) -> None:
         for grammar, reason in (
             ({"type": "json", "value": {"type": "foo"}}, "Invalid type: foo"),
-            ({"type": "json", "value": "{"}, "EOF while parsing"),
+            ({"type": "json", "value": "{"}, "is no JSON: "),
+            ({"type": "json", "value": "[" * 60_000}, "is nested too deeply"),
+            ({"type": "json", "value": '{"const": "\\u003c|endoftext|>"}'}, "is a special token of this model"),
+            (
+                {"type": "json", "value": '{"type": "integer", "allOf": [{"multipleOf": 61}, {"multipleOf": 59}]}'},
+                "an allOf with more than 1 multipleOf",
+            ),
             ({"type": "json", "value": {"$ref": "#/nothing"}}, "'/nothing' does not exist"),
             ({"type": "json", "value": {"$ref": "https://example.com/a.json"}}, "is not present"),
             ({"type": "json", "value": {"not": {}}}, 'Unimplemented keys: ["not"]'),
