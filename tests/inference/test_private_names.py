@@ -1,4 +1,4 @@
-"""What is touched of libraries that these do not offer: each in one place, with the reason. An upgrade may break it."""
+"""Private names of libraries are each touched in one place, with the reason. An upgrade may break them."""
 
 import ast
 import functools
@@ -43,7 +43,7 @@ EXTENDED: Table = {
         "transformers.pipelines.base._sanitize_parameters": "Adding a new pipeline, in the guides of transformers",
     },
 }
-# What is set of a library's modules, classes and objects from outside: by file, how it begins, and why.
+# Attributes of a library's modules, classes and objects that are set from outside: by file, how each begins, and why.
 ASSIGNED: Table = {
     "inference/admin/__init__.py": {"admin.site.": "Django documents these attributes"},
     "inference/catalog/specs.py": {"object.__setattr__(spec)": "a frozen dataclass of our own, while it is made"},

@@ -1,4 +1,4 @@
-"""What requests share is made without a thread, and made anew in a process that was forked."""
+"""The objects that requests share are made without a thread, and made anew in a process that was forked."""
 
 import subprocess
 import sys

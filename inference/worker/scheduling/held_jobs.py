@@ -117,7 +117,7 @@ class Batch:
         """True if nothing may run beside the batch."""
         return self.begun[0].item.alone
 
-    # Its jobs
+    # These methods change its jobs.
 
     def add_engine_calls(self, jobs: Sequence[Sequence[HeldJob]]) -> None:
         """Add the jobs of more engine calls to a batch that was not sent yet."""
@@ -136,7 +136,7 @@ class Batch:
         removed = set(jobs)
         self.jobs = [held for held in self.jobs if held not in removed]
 
-    # Its calls
+    # These methods note what becomes of its calls.
 
     def note_threads(self, spare: int, *, is_only: bool) -> None:
         """Note the spare threads of the next call, and whether nothing else runs or waits as it is sent."""

@@ -15,7 +15,7 @@ from inference.worker.service import WorkerOptions, WorkerService
 
 
 class LoadsTests(TestCase):
-    """What decides how many replicas share a GPU."""
+    """The models decide how many replicas share a GPU."""
 
     def loads(self, text: str, **sizes: int | None) -> tuple[list[int | None], int]:
         with patch(
