@@ -192,12 +192,10 @@ class GrammarProcessor(LogitsProcessor):
 
     def _find_allowed(self, place: int, tokens: list[int], vocabulary: int) -> np.ndarray:
         """Return which tokens may follow those of a row, [vocabulary]. After the end of its text any may."""
-        if not self._ends.isdisjoint(tokens):
-            return np.ones(vocabulary, dtype=bool)
         row = self._rows.get(place)
         if row is None:
             row = self._rows[place] = _Row(self._compile())
-        if not row.read_tokens(tokens):
+        if not self._ends.isdisjoint(tokens) or not row.read_tokens(tokens):
             return np.ones(vocabulary, dtype=bool)
         allowed = row.matcher.compute_bitmask()
         _check(row.matcher)

@@ -18,7 +18,7 @@ from inference.engines.generation.grammars import Grammars
 from inference.engines.generation.penalties import replace_penalties
 from inference.engines.generation.rows.ending import Ending
 from inference.engines.generation.rows.growing_text import Decoder, continues_prompt
-from inference.engines.inputs.stops import Stops, find_first_stop, read_stops
+from inference.engines.inputs.stops import Stops, find_first_stop, list_ends, read_stops
 
 if TYPE_CHECKING:
     from transformers.utils.chat_template_utils import Chat
@@ -61,7 +61,7 @@ class PipelineSteps:
         self.pipe = pipe
         self.decoder = Decoder(pipe.tokenizer)
         self.vocabulary: int = pipe.model.config.get_text_config().vocab_size
-        self.ends = _list_ends(pipe.model.generation_config.eos_token_id)
+        self.ends = list_ends(pipe.model.generation_config.eos_token_id)
         self.grammars = Grammars(pipe.tokenizer, vocabulary=self.vocabulary, ends=self.ends)
         self._forward, self._postprocess = pipe.forward, pipe.postprocess
 
@@ -168,13 +168,6 @@ class PipelineSteps:
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             torch.manual_seed(seed)
             yield
-
-
-def _list_ends(token: int | list[int] | None) -> list[int]:
-    """Return the tokens that end a text, which a generation config has as a list, as a number or not at all."""
-    if token is None:
-        return []
-    return token if isinstance(token, list) else [token]
 
 
 def install_steps(pipe: Pipeline) -> None:

@@ -41,6 +41,13 @@ def read_special_tokens(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
     return {str(token): number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
 
 
+def list_ends(token: int | list[int] | None) -> list[int]:
+    """Return the tokens that end a text, which a generation config has as a list, as a number or not at all."""
+    if token is None:
+        return []
+    return token if isinstance(token, list) else [token]
+
+
 def find_first_stop(text: str, stops: Sequence[str], start: int = 0) -> int | None:
     """Return the index of the first stop string, or None. The text must have no stop string up to `start`."""
     places = [text.find(stop, max(0, start - len(stop) + 1)) for stop in stops]

@@ -12,7 +12,7 @@ from inference.engines.generation.rows.row import GeneratedRow
 from inference.engines.inputs import step_errors
 from inference.engines.inputs.feeds import Feed
 from inference.engines.inputs.steps import PipelineCalls
-from inference.engines.inputs.stops import read_stops
+from inference.engines.inputs.stops import list_ends, read_stops
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig, LogitsProcessorList, Pipeline, PreTrainedModel
@@ -42,7 +42,7 @@ class Requests:
         [found] = self.steps.make_rows(0, value, parameters)
         tokens = found.features["input_ids"][0].tolist()
         config, processors = self._capture_settings(found.features, {**parameters.forward, **found.own})
-        ends, parsed_stops = config.eos_token_id, read_stops(self.pipe.tokenizer, stops)
+        parsed_stops = read_stops(self.pipe.tokenizer, stops)
         before = tokens if continues_prompt(found.features["prompt_text"], parameters.postprocess) else ()
         return GeneratedRow(
             key=key,
@@ -52,7 +52,7 @@ class Requests:
             tokens=tokens,
             prompt=len(tokens),
             longest=min(config.max_length, self.context),
-            ends=frozenset(ends if isinstance(ends, list) else [ends]),
+            ends=frozenset(list_ends(config.eos_token_id)),
             stops=parsed_stops.tokens,
             processors=processors,
             samples=config.do_sample,
