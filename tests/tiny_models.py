@@ -157,7 +157,11 @@ def _decoder(model: str, positions: int = 128) -> list[Any]:
 
     tokenizer = byte_tokenizer()
     tokenizer.padding_side = "left"  # as chat models have it
-    tokenizer.chat_template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    tokenizer.chat_template = (
+        "{% for t in tools or () %}{{ t.function.name }}\n{% endfor %}"
+        "{% for m in messages %}{{ m.role }}:{% for c in m.tool_calls or () %} {{ c.function.name }}{% endfor %}"
+        " {{ m.content }}\n{% endfor %}"
+    )
     config = transformers.GPT2Config(
         vocab_size=len(tokenizer),
         n_embd=WIDTH,

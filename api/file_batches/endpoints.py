@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from api import codec
-from api.answers.completions import CHAT, TEXT, CompletionKind, make_completion, make_usage, read_details
+from api.answers.completions.completion import CHAT, TEXT, CompletionKind, make_completion, make_usage, read_details
 from api.answers.embeddings import write_openai_embeddings
 from api.answers.rankings import write_ranking
 from api.requests.dialects.base import DialectRequest

@@ -151,13 +151,33 @@ class CompletionBody(Shape):
     )
 
 
+class FunctionShown(Shape):
+    name = serializers.CharField()
+    arguments = serializers.CharField(help_text="The JSON text of an object.")
+
+
+class ToolCallShown(Shape):
+    id = serializers.CharField()
+    type = serializers.CharField(help_text="function.")
+    function = FunctionShown()
+
+
 class MessageShown(Shape):
     role = serializers.CharField()
-    content = serializers.CharField(allow_blank=True)
+    content = serializers.CharField(allow_blank=True, allow_null=True)
+    tool_calls = ToolCallShown(many=True, required=False)
+
+
+class MessageBody(MessageShown):
+    tool_call_id = serializers.CharField(required=False, help_text="Of a message of the role tool: the call's id.")
 
 
 class ChatBody(CompletionBody):
-    messages = MessageShown(many=True)
+    messages = MessageBody(many=True)
+    tools = serializers.ListField(
+        child=serializers.DictField(), required=False, help_text="OpenAI's: the functions that the model may call."
+    )
+    tool_choice = AnyValue(required=False, help_text="auto, none, required, or the function that must be called.")
 
 
 class TextBody(CompletionBody):
@@ -166,7 +186,7 @@ class TextBody(CompletionBody):
 
 class ChoiceShown(Shape):
     index = serializers.IntegerField()
-    finish_reason = serializers.CharField(help_text="stop or length.")
+    finish_reason = serializers.CharField(help_text="stop, length or tool_calls.")
     logprobs = AnyValue(allow_null=True)
 
 

@@ -10,9 +10,9 @@ from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 
 from api import codec
-from api.answers import completion_chunks
-from api.answers import completions as shapes
-from api.answers.completions import CHAT, MODEL_TEXT, TEXT, CompletionKind
+from api.answers.completions import chunks
+from api.answers.completions import completion as shapes
+from api.answers.completions.completion import CHAT, MODEL_TEXT, TEXT, CompletionKind
 from api.openapi import operations
 from api.requests import bodies
 from api.requests.dialects import completions
@@ -87,8 +87,14 @@ class OldCompletionView(ApiView):
         is_streamed = bodies.read_flag(request.GET, "stream")
         refuse_other_wait(request, is_streamed)
         if is_streamed:
+            after = streaming.read_position(request, job)
             return answer_completion_stream(
-                self, request, self.kind, lambda: job, after=streaming.read_position(request, job)
+                self,
+                request,
+                self.kind,
+                lambda: job,
+                after=after,
+                begin=BEGINNING if shapes.may_call_tools(self.kind, job) else after,
             )
         with self.take_wait_slot(read_wait_limit_s(request, bodies.MAX_WAIT_S)) as granted_s:
             return answer_completion(self, request, self.kind, jobs.wait(job.id, timeout_s=granted_s))
@@ -120,17 +126,18 @@ def answer_completion_stream(
     job: Callable[[], Job],
     *,
     after: Position = BEGINNING,
+    begin: Position = BEGINNING,
     include_usage: bool = False,
     translate: Callable[[str], str] = str,
 ) -> HttpResponseBase:
     written = partial(
-        completion_chunks.write_completion_chunks,
+        chunks.write_completion_chunks,
         kind=kind,
         after=after,
         include_usage=include_usage,
         translate=translate,
     )
-    return streaming.answer_stream(view, request, job, written, after=after)
+    return streaming.answer_stream(view, request, job, written, after=begin)
 
 
 class OpenAIModelsView(ApiView):

@@ -10,7 +10,7 @@ from django.http.response import HttpResponseBase
 
 from api import codec
 from api.answers import events, huggingface, resources, sounds
-from api.answers.completions import list_models, make_openai_model
+from api.answers.completions.completion import list_models, make_openai_model
 from api.answers.embeddings import write_similarities
 from api.errors.problems import ApiError
 from api.openapi import operations

@@ -14,7 +14,8 @@ from django.db import DatabaseError, InterfaceError, connection
 from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
 from django.http.response import HttpResponseBase
 
-from api.answers import completions, events
+from api.answers import events
+from api.answers.completions import completion
 from api.auth import require_cancel_or_retry
 from api.errors.problems import ApiError
 from api.requests import bodies
@@ -101,7 +102,7 @@ def read_position(request: HttpRequest, job: Job) -> Position:
 
 def require_single_text(job: Job) -> None:
     """Raise `ApiError` for a job that generates no text, or several texts."""
-    if not completions.is_single_text(job):
+    if not completion.is_single_text(job):
         raise ApiError(
             f"The job {job.id} has no stream: it does not generate one text. GET /v1/jobs/{job.id}/output?wait=30"
             " waits for its output."

@@ -152,7 +152,10 @@ BUILT_IN: Mapping[str, BuiltIn] = {
         neutral={"normalize": (False,)},  # no pipeline does it
         parameters_by_task={
             # {"type": "json", "regex" or "choice", "value": …}, which an engine of the user's own might overlook
-            "text-generation": {"grammar": ParameterSpec(type="object")},
+            "text-generation": {
+                "grammar": ParameterSpec(type="object"),
+                "tools": ParameterSpec(type="array", items="object", min_items=1, max_items=128),
+            },
         },
     ),
     "inference.engines.embeddings:SentenceEmbeddings": BuiltIn(

@@ -9,8 +9,8 @@ from uuid import uuid4
 
 from django.test import SimpleTestCase, override_settings
 
-from api.answers import completion_chunks
-from api.answers.completions import CHAT, TEXT, CompletionKind
+from api.answers.completions import chunks
+from api.answers.completions.completion import CHAT, TEXT, CompletionKind
 from inference.errors import EngineError
 from inference.models import Job, Status
 from inference.streams.events import Delta, End, Event, Interrupted, KeepAlive, Restart
@@ -41,9 +41,7 @@ class ChunkTests(SimpleTestCase):
         self.job = Job(model="prompts", inputs=HELLO)
 
     def written(self, *events: Event, kind: CompletionKind = CHAT, **options: Any) -> list[bytes]:
-        return list(
-            completion_chunks.write_completion_chunks(self.job, iter(events), kind=kind, after=BEGINNING, **options)
-        )
+        return list(chunks.write_completion_chunks(self.job, iter(events), kind=kind, after=BEGINNING, **options))
 
     def end(self, **values: Any) -> End:
         values = {"status": Status.SUCCEEDED, "output": [{"generated_text": "ab", "details": DETAILS}], **values}

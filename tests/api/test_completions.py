@@ -27,6 +27,14 @@ HELLO = [{"role": "user", "content": "hello"}]
 OWN = {"return_full_text": False, "details": True}
 
 
+PIPELINE = parse_catalog('[m]\ntask = "text-generation"\nmodel = "a/b"\n')["m"]
+
+
+def call(name: str, arguments: str) -> dict[str, Any]:
+    """Return a call of a tool as OpenAI's clients send it back."""
+    return {"id": f"call_{name}", "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
 def generated(value: Any, parameters: dict[str, Any]) -> Any:
     """As a model answers that generates three tokens, and ends."""
     prompt = value if isinstance(value, str) else "|".join(f"{each['role']}:{each['content']}" for each in value)
@@ -121,7 +129,6 @@ class ReadTests(SimpleTestCase):
 
     def test_the_format_of_an_answer_is_a_grammar(self) -> None:
         schema = {"type": "object", "properties": {"n": {"type": "integer"}}}
-        spec = parse_catalog('[m]\ntask = "text-generation"\nmodel = "a/b"\n')["m"]
         named = {"name": "n", "strict": True, "schema": schema}
         any_object = {"type": "object"}
         for fields, kind, value in (
@@ -138,22 +145,21 @@ class ReadTests(SimpleTestCase):
             ({"structured_outputs": {"json_object": True}}, "json", any_object),
         ):
             with self.subTest(fields):
-                request = completions.read_chat({"messages": HELLO, **fields}, spec)
+                request = completions.read_chat({"messages": HELLO, **fields}, PIPELINE)
                 self.assertEqual(request.submission.parameters["grammar"], {"type": kind, "value": value})
                 self.assertEqual(request.translate_text("parameters.grammar: no"), f"{next(iter(fields))}: no")
         read = completions.read_chat(
-            {"messages": HELLO, "response_format": {"type": "json_schema", "json_schema": named}}, spec
+            {"messages": HELLO, "response_format": {"type": "json_schema", "json_schema": named}}, PIPELINE
         )
         where = "response_format.json_schema.schema"
         self.assertEqual(read.translate_text("parameters.grammar.value: no"), f"{where}: no")
         text = {"response_format": {"type": "text"}}
-        plain = completions.read_chat({"messages": HELLO, **text}, spec)
+        plain = completions.read_chat({"messages": HELLO, **text}, PIPELINE)
         self.assertNotIn("grammar", plain.submission.parameters)
-        both = completions.read_chat({"messages": HELLO, **text, "structured_outputs": {"regex": "a"}}, spec)
+        both = completions.read_chat({"messages": HELLO, **text, "structured_outputs": {"regex": "a"}}, PIPELINE)
         self.assertEqual(both.submission.parameters["grammar"], {"type": "regex", "value": "a"})
 
     def test_what_is_no_format_is_refused_in_the_client_s_words(self) -> None:
-        spec = parse_catalog('[m]\ntask = "text-generation"\nmodel = "a/b"\n')["m"]
         known = "json, regex, choice, json_object"
         for fields, field, message in (
             ({"response_format": "json"}, "response_format", "must be an object, not a string."),
@@ -189,7 +195,7 @@ class ReadTests(SimpleTestCase):
             ),
         ):
             with self.subTest(fields), self.assertRaises(InvalidInput) as caught:
-                completions.read_chat({"messages": HELLO, **fields}, spec)
+                completions.read_chat({"messages": HELLO, **fields}, PIPELINE)
             self.assertEqual(caught.exception.field, field)
             self.assertTrue(caught.exception.message.startswith(f"{field}: {message}"), caught.exception.message)
 
@@ -204,7 +210,7 @@ class ReadTests(SimpleTestCase):
 
     def test_what_would_is_refused_by_name(self) -> None:
         changing: dict[str, Any] = {
-            "tools": [{"type": "function"}], "functions": [{}], "tool_choice": "required", "n": 2, "best_of": 3,
+            "tools": [{"type": "function", "function": {"name": "f"}}], "functions": [{}], "n": 2, "best_of": 3,
             "response_format": {"type": "json_object"}, "logprobs": True, "top_logprobs": 2,
             "modalities": ["text", "audio"], "audio": {"voice": "x"},
             "suffix": "x", "echo": True, "return_full_text": True, "reasoning_effort": "low", "verbosity": "low",
@@ -289,18 +295,124 @@ class ReadTests(SimpleTestCase):
             ("hello", "messages"),
             (["hello"], "messages[0]"),
             ([{"content": "x"}], "messages[0].role"),
-            ([*HELLO, {"role": "tool", "content": "x"}], "messages[1].role"),
+            ([*HELLO, {"role": "function", "content": "x"}], "messages[1].role"),
+            ([*HELLO, {"role": "tool", "content": "x"}], "messages[1].tool_call_id"),
+            ([*HELLO, {"role": "tool", "content": "x", "tool_call_id": "other"}], "messages[1].tool_call_id"),
+            ([{"role": "user", "content": "x", "tool_calls": [{}]}], "messages[0].tool_calls"),
             ([{"role": ["user"], "content": "x"}], "messages[0].role"),
             ([{"role": "user"}], "messages[0].content"),
             ([{"role": "user", "content": []}], "messages[0].content"),
             ([{"role": "user", "content": [{"type": "image_url"}]}], "messages[0].content[0]"),
-            ([{"role": "assistant", "content": "", "tool_calls": [{}]}], "messages[0].tool_calls"),
+            ([{"role": "assistant", "content": "", "tool_calls": {"a": 1}}], "messages[0].tool_calls"),
+            ([{"role": "assistant", "content": "", "tool_calls": [{}]}], "messages[0].tool_calls[0]"),
+            ([{"role": "assistant", "tool_calls": [call("f", "[1]")]}], "messages[0].tool_calls[0].function.arguments"),
+            ([{"role": "assistant", "tool_calls": [call("f", "{")]}], "messages[0].tool_calls[0].function.arguments"),
             ([{"role": "user", "content": "what is it?", "images": ["aGk="]}], "messages[0].images"),
             ([{"role": "assistant", "content": "", "refusal": "no"}], "messages[0].refusal"),
         ]
         for messages, field in table:
             with self.subTest(messages):
                 self.assertEqual(self.refused({"model": "prompts", "messages": messages}).field, field)
+
+    def test_calls_of_tools_and_their_results_are_as_templates_take_them(self) -> None:
+        messages = [
+            *HELLO,
+            {"role": "assistant", "content": None, "tool_calls": [call("f", '{"a": 1}'), call("g", "")]},
+            {"role": "tool", "tool_call_id": "call_g", "content": [{"type": "text", "text": "2"}]},
+        ]
+        request = completions.read_chat({"model": "prompts", "messages": messages})
+        functions = [
+            {"id": "call_f", "type": "function", "function": {"name": "f", "arguments": {"a": 1}}},
+            {"id": "call_g", "type": "function", "function": {"name": "g", "arguments": {}}},
+        ]
+        self.assertEqual(
+            request.submission.inputs[1:],
+            [
+                {"role": "assistant", "content": "", "tool_calls": functions},
+                {"role": "tool", "content": "2", "tool_call_id": "call_g", "name": "g"},
+            ],
+        )
+
+    def read_tools(self, **fields: Any) -> dict[str, Any]:
+        parameters = completions.read_chat({"messages": HELLO, **fields}, PIPELINE).submission.parameters
+        return {name: value for name, value in parameters.items() if name in ("tools", "grammar", "stop")}
+
+    def test_tools_are_shown_to_the_model(self) -> None:
+        bare = {"type": "function", "function": {"name": "f"}}
+        nothing: dict[str, Any] = {"type": "object", "properties": {}}
+        shown = {"type": "function", "function": {"name": "f", "description": "", "parameters": nothing}}
+        for fields, expected in (
+            ({"tools": [bare]}, {"tools": [shown]}),
+            ({"tools": [bare], "tool_choice": "auto", "parallel_tool_calls": True}, {"tools": [shown]}),
+            (
+                {"tools": [bare], "parallel_tool_calls": False, "stop": "x"},
+                {"tools": [shown], "stop": ["x", "</tool_call>"]},
+            ),
+            ({"tools": [bare], "tool_choice": "none"}, {}),
+            ({"tools": [], "tool_choice": "auto"}, {}),
+            ({"tools": None, "tool_choice": "none"}, {}),
+        ):
+            with self.subTest(fields):
+                self.assertEqual(self.read_tools(**fields), expected)
+
+    def test_a_call_that_is_required_is_a_grammar(self) -> None:
+        inner = {"type": "object", "properties": {"x": {"$ref": "#/$defs/X"}, "me": {"$ref": "#"}}, "$defs": {"X": {}}}
+        tools = [
+            {"type": "function", "function": {"name": "f", "description": "d", "parameters": inner, "strict": True}},
+            {"type": "function", "function": {"name": "g-1"}},
+        ]
+        moved = {
+            "type": "object",
+            "properties": {"x": {"$ref": "#/$defs/f/$defs/X"}, "me": {"$ref": "#/$defs/f"}},
+            "$defs": {"X": {}},
+            "additionalProperties": False,
+        }
+        named = {"type": "function", "function": {"name": "f"}}
+        for choice, names in (("required", ["f", "g-1"]), (named, ["f"])):
+            with self.subTest(choice):
+                found = self.read_tools(tools=tools, tool_choice=choice)
+                self.assertEqual([tool["function"]["name"] for tool in found["tools"]], ["f", "g-1"])
+                schema = found["grammar"]["value"]
+                self.assertEqual(schema["$defs"]["f"], moved)
+                self.assertEqual([each["properties"]["name"]["const"] for each in schema["anyOf"]], names)
+
+    def test_objects_of_a_call_have_only_the_properties_that_are_named(self) -> None:
+        named: dict[str, Any] = {"type": "object", "properties": {"a": {}}}
+        closed = {**named, "additionalProperties": False}
+        for schema, expected in (
+            (named, closed),
+            ({**named, "additionalProperties": True}, {**named, "additionalProperties": True}),
+            ({"type": "object"}, {"type": "object"}),
+            ({"type": "object", "properties": {"b": named}}, {**closed, "properties": {"b": closed}}),
+            ({"allOf": [named, named]}, {"allOf": [named, named]}),
+            ({**named, "anyOf": [{}]}, {**named, "anyOf": [{}]}),
+        ):
+            with self.subTest(schema):
+                tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
+                found = self.read_tools(tools=[tool], tool_choice="required")
+                self.assertEqual(found["grammar"]["value"]["$defs"]["f"], expected)
+
+    def test_tools_that_are_none_are_refused_with_their_place(self) -> None:
+        tool = {"type": "function", "function": {"name": "f"}}
+        schema = {"type": "json_object"}
+        for fields, field in (
+            ({"tools": {}}, "tools"),
+            ({"tools": [tool] * 2}, "tools"),
+            ({"tools": [tool] * 129}, "tools"),
+            ({"tools": [{"type": "web_search"}]}, "tools[0]"),
+            ({"tools": [tool, {"type": "function"}]}, "tools[1]"),
+            ({"tools": [{"function": {"name": "a b"}}]}, "tools[0].function.name"),
+            ({"tools": [{"function": {"name": "f", "parameters": [1]}}]}, "tools[0].function.parameters"),
+            ({"tools": [{"function": {"name": "f", "description": 1}}]}, "tools[0].function.description"),
+            ({"tools": [tool], "tool_choice": "any"}, "tool_choice"),
+            ({"tools": [tool], "tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice"),
+            ({"tool_choice": "required"}, "tool_choice"),
+            ({"tools": [tool], "response_format": schema}, "response_format"),
+            ({"tools": [tool], "grammar": {"type": "regex", "value": "a"}}, "grammar"),
+        ):
+            with self.subTest(fields), self.assertRaises(InvalidInput) as caught:
+                completions.read_chat({"messages": HELLO, **fields}, PIPELINE)
+            self.assertEqual(caught.exception.field, field)
 
     def test_a_prompt_is_one_text(self) -> None:
         for prompt in ("a", ["a"]):

@@ -125,3 +125,10 @@ def refuse_unknown_fields(
         if name not in neutral:
             raise InvalidInput(f"{shown}: unknown field; {wording.suggest_name(name, known)}", field=shown)
         raise InvalidInput(f"{shown}: {describe_refusal(neutral, name)}", field=shown)
+
+
+def refuse_other_fields(where: str, fields: Mapping[str, Any], known: Collection[str]) -> None:
+    """Raise `InvalidInput` for a field of the object at `where` that is not known and is not empty."""
+    if name := next((name for name, value in fields.items() if value and name not in known), None):
+        path = f"{where}.{wording.quote_name(name)}"
+        raise InvalidInput(f"{path}: is not served here; leave it out.", field=path)

@@ -5,11 +5,11 @@ A field that would change the answer and is not served is refused by name. A fie
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from api.requests.dialects import answer_grammars
+from api.requests.dialects import answer_grammars, messages, tools
 from api.requests.dialects.base import (
     SERVICE_TIER,
     DialectRequest,
@@ -17,9 +17,10 @@ from api.requests.dialects.base import (
     read_fields,
     read_flag,
     read_priority,
+    refuse_other_fields,
     refuse_unknown_fields,
 )
-from inference.catalog import tasks, wording
+from inference.catalog import tasks
 from inference.catalog.neutral_values import OPENAI, is_neutral
 from inference.catalog.sizes.lengths import CHAT_TOKENS
 from inference.catalog.sizes.lengths import NONE as NOTHING
@@ -33,8 +34,6 @@ RENAMED = {  # the client's name: the model's
 LIMITS = ("max_tokens", "max_completion_tokens", "max_new_tokens")
 OWN = {"return_full_text": False, "details": True}  # parameters that the form of the answer needs
 TURN = {"continue_final_message": False, "add_generation_prompt": True}  # fields of vLLM, and their defaults
-ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
-MESSAGE = ("role", "content", "name", "annotations")  # fields that are read, then those that are ignored
 STREAM_OPTIONS = ("include_usage", "include_obfuscation")
 
 
@@ -51,7 +50,7 @@ def read_chat(document: object, spec: ModelSpec | None = None) -> Completion:
     `UnknownModel`.
     """
     given = read_fields(document)
-    inputs = [_read_message(*numbered) for numbered in enumerate(_read_messages(given))]
+    inputs = messages.read_messages(given)
     turn = _read_turn(given, inputs[-1]["role"])
     rest = {name: value for name, value in given.items() if name not in TURN}
     return _make_completion(rest, spec, "messages", inputs, own=turn, most_tokens=CHAT_TOKENS)
@@ -98,18 +97,16 @@ def _make_completion(
     if not tasks.find_task(spec.task).generates:
         message = f"model: {spec.name!r} does not generate text: post to /v1/models/{spec.name}."
         raise InvalidInput(message, field="model")
-    grammar, grammar_names = answer_grammars.read_grammar(given)
-    own_names = (field, "model", "stream", "stream_options", SERVICE_TIER, *answer_grammars.FIELDS)
+    form, form_names = _read_form(given, spec, is_chat=field == "messages")
+    form_fields = (*answer_grammars.FIELDS, *(tools.FIELDS if field == "messages" else ()))
+    own_names = (field, "model", "stream", "stream_options", SERVICE_TIER, *form_fields)
     rest = {name: value for name, value in given.items() if name not in own_names}
     if len(limits := [name for name in LIMITS if name in rest]) > 1:
         raise InvalidInput(f"{limits[0]}: is the same as {limits[1]}; send one of them.", field=limits[0])
     renamed = {f"parameters.{ours}": theirs for theirs, ours in RENAMED.items() if theirs in rest}
-    parameters = {**_add_token_limit(spec, _read_parameters(spec, rest), most_tokens), **own}
-    if grammar:
-        if "grammar" not in spec.parameters:
-            name = grammar_names["parameters.grammar"]
-            raise InvalidInput(f"{name}: is not served by {spec.name!r}; leave it out.", field=name)
-        parameters["grammar"] = grammar
+    parameters = {**_add_token_limit(spec, _read_parameters(spec, rest), most_tokens), **own, **form}
+    if "tools" in form and "grammar" not in form and given.get(tools.PARALLEL) is False:
+        parameters["stop"] = [*parameters.get("stop", ()), tools.CLOSE]  # which ends the first call
     return Completion(
         submission=Submission(
             spec=spec,
@@ -117,16 +114,30 @@ def _make_completion(
             parameters=parameters,
             priority=read_priority(given),
         ),
-        words={**renamed, **grammar_names, "parameters.": "", "inputs": field},
+        words={**renamed, **form_names, "parameters.": "", "inputs": field},
         is_streamed=read_flag(given, "stream"),
         include_usage=_read_include_usage(given.get("stream_options", {})),
     )
 
 
+def _read_form(given: dict[str, Any], spec: ModelSpec, *, is_chat: bool) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the parameters for the form of the answer, and the client's names of them and of their parts."""
+    grammar, names = answer_grammars.read_grammar(given)
+    parameters = {"grammar": grammar} if grammar else {}
+    calls, call_names = tools.read_tools(given) if is_chat else ({}, {})
+    if calls and (other := names.get("parameters.grammar") or ("grammar" if "grammar" in given else "")):
+        raise InvalidInput(f'{other}: is served without tools, or with tool_choice: "none".', field=other)
+    parameters, names = {**parameters, **calls}, {**names, **call_names}
+    if unknown := next((name for name in parameters if name not in spec.parameters), ""):
+        name = names[f"parameters.{unknown}"]
+        raise InvalidInput(f"{name}: is not served by {spec.name!r}; leave it out.", field=name)
+    return parameters, names
+
+
 def _read_include_usage(options: object) -> bool:
     if not isinstance(options, dict):
         raise InvalidInput("stream_options: must be an object.", field="stream_options")
-    _refuse_others("stream_options", options, STREAM_OPTIONS)
+    refuse_other_fields("stream_options", options, STREAM_OPTIONS)
     return read_flag(options, "include_usage", "stream_options.")
 
 
@@ -151,13 +162,6 @@ def _add_token_limit(spec: ModelSpec, parameters: dict[str, Any], most_tokens: i
     return {**parameters, "max_new_tokens": int(min(most_tokens, described.max or most_tokens))}
 
 
-def _refuse_others(where: str, given: dict[str, Any], known: Collection[str]) -> None:
-    """Raise `InvalidInput` for a field that is not known and is not empty."""
-    if name := next((name for name, value in given.items() if value and name not in known), None):
-        path = f"{where}.{wording.quote_name(name)}"
-        raise InvalidInput(f"{path}: is not served here; leave it out.", field=path)
-
-
 def _normalize_stop(parameters: dict[str, Any]) -> dict[str, Any]:
     stop = parameters.pop("stop", None)
     if is_neutral(OPENAI, "stop", stop):
@@ -178,40 +182,3 @@ def _read_prompt(given: dict[str, Any]) -> str:
     if not isinstance(prompt, str):
         raise InvalidInput("prompt: must be a string; several prompts are several requests.", field="prompt")
     return prompt
-
-
-def _read_messages(given: dict[str, Any]) -> list[Any]:
-    messages = given.get("messages")
-    if not isinstance(messages, list) or not messages:
-        raise InvalidInput('messages: must be a list such as [{"role": "user", "content": "…"}].', field="messages")
-    return messages
-
-
-def _read_message(index: int, message: object) -> dict[str, str]:
-    where = f"messages[{index}]"
-    if not isinstance(message, dict):
-        raise InvalidInput(f"{where}: must be an object, not {wording.json_type_of(message)}.", field=where)
-    role = message.get("role")
-    if not isinstance(role, str) or role not in ROLES:
-        raise InvalidInput(f"{where}.role: must be one of {', '.join(ROLES)}.", field=f"{where}.role")
-    _refuse_others(where, message, MESSAGE)
-    content = message.get("content")
-    if content is None and role == "assistant":  # a message with a tool call, or an empty one
-        content = ""
-    return {"role": ROLES[role], "content": _read_content(f"{where}.content", content)}
-
-
-def _read_content(where: str, content: object) -> str:
-    """Return the text of a message's content, which is a string or a list of parts of the type text."""
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list) or not content:
-        raise InvalidInput(f"{where}: must be a string, or a list of parts of the type text.", field=where)
-    return "\n".join(_read_part(f"{where}[{index}]", part) for index, part in enumerate(content))
-
-
-def _read_part(where: str, part: object) -> str:
-    if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
-        raise InvalidInput(f'{where}: must be a part such as {{"type": "text", "text": "…"}}.', field=where)
-    text: str = part["text"]
-    return text

@@ -156,15 +156,15 @@ def _is_chat(value: list[Any]) -> bool:
 
 
 def _render_chat(messages: list[Any]) -> SafeString:
-    rows = (
-        (
-            escape_text(str(message["role"])[:40]),
-            render_text(said) if isinstance(said := message["content"], str) else format_json(said),
-        )
-        for message in messages[-MOST_ITEMS:]
-    )
+    rows = ((escape_text(str(each["role"])[:40]), _render_message(each)) for each in messages[-MOST_ITEMS:])
     before = _render_more(len(messages) - MOST_ITEMS, "messages before these")
     return format_html('{}<dl class="parts chat">{}</dl>', before, format_html_join("", "<dt>{}</dt><dd>{}</dd>", rows))
+
+
+def _render_message(message: Mapping[str, Any]) -> SafeString:
+    said, calls = message["content"], message.get("tool_calls")
+    content = render_text(said) if isinstance(said, str) else format_json(said)
+    return format_html("{}{}", content if said or not calls else "", format_json(calls) if calls else "")
 
 
 def _find_scored_name(entry: object) -> str | None:

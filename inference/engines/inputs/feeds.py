@@ -181,6 +181,11 @@ class Prompts(TextFeed):
             return parameters
         return {"max_new_tokens": own.max_new_tokens or NEW_TOKENS, **parameters}
 
+    def read_input(self, value: object, pipe: Pipeline, parameters: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        if tools := parameters.get("tools"):
+            task_inputs.require_tools_template(pipe.tokenizer, value, tools)
+        return self.prepare(value, pipe), parameters
+
     def find_forward_sharing(self, pipe: Pipeline, run: dict[str, Any]) -> ForwardSharing:
         """Return `ALONE` if there is a seed, `EQUAL` if answers would depend on padding, and else `PADDED`.
 

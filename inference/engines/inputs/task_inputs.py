@@ -18,6 +18,7 @@ MAX_MASKS = 32  # each is answered with top_k texts
 MAX_LABELS = 100
 MAX_LABEL = 1000  # characters of a label
 MOST_TOKENS = 16  # of one character: a tokenizer may read it as several, and each of those as its bytes
+TOOLS = "parameters.tools"
 MAX_TABLE = 100_000  # characters of a table and its query
 
 Prepare = Callable[[object, "Pipeline"], Any]  # (input, pipeline) -> what the pipeline takes
@@ -94,6 +95,14 @@ def read_text_or_chat(value: object, pipe: Pipeline) -> Any:
     if not read_whole_text(value, pipe):
         raise InvalidInput("The prompt is empty: send at least one character.")
     return value
+
+
+def require_tools_template(tokenizer: PreTrainedTokenizerBase, value: object, tools: list[Any]) -> None:
+    """Raise `InvalidInput` if the prompt is no chat, or if the model's chat template shows it no tools."""
+    if not isinstance(value, list):
+        raise InvalidInput("parameters.tools: is for chats: send messages, in place of a text.", field=TOOLS)
+    if tokenizer.chat_template and "tools" not in tokenizer.get_chat_template(tools=tools):
+        raise InvalidInput("parameters.tools: the chat template of this model shows it no tools.", field=TOOLS)
 
 
 def read_image(value: object, pipe: Pipeline) -> Any:

@@ -97,8 +97,28 @@ def run(kind, model="story", **options):
     return agents.Runner.run_sync(agents.Agent("teller", model=kind(model, apart), **options), "hello").final_output
 
 
+def paint():
+    """Return what the tool of an agent was called with. The agent sends its result, and gets a text."""
+    painted = []
+
+    @agents.function_tool
+    def paint_wall(colour: Literal["red", "blue"]) -> str:
+        painted.append(colour)
+        return "done"
+
+    settings = agents.ModelSettings(tool_choice="required")
+    run(agents.OpenAIChatCompletionsModel, "decoder", tools=[paint_wall], model_settings=settings)
+    return painted[0]
+
+
 call("openai-agents", "OpenAIChatCompletionsModel", lambda: run(agents.OpenAIChatCompletionsModel))
 call("openai-agents", "OpenAIResponsesModel", lambda: run(agents.OpenAIResponsesModel))
+call(
+    "openai-agents",
+    "a tool that is required, and its result",
+    paint,
+    lambda painted: painted in ("red", "blue"),
+)
 call("openai-agents", "output_type", lambda: run(agents.OpenAIChatCompletionsModel, "decoder", output_type=Colour))
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from harness import BASE, KEY, QUERY, TEXTS, are_vectors, call
 from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 from llama_index.embeddings.openai_like import OpenAILikeEmbedding
@@ -9,10 +11,32 @@ from llama_index.embeddings.text_embeddings_inference import TextEmbeddingsInfer
 from llama_index.llms.openai_like import OpenAILike
 from llama_index.postprocessor.cohere_rerank import CohereRerank
 from llama_index.postprocessor.tei_rerank import TextEmbeddingInference
+from pydantic import BaseModel
+
+
+class Colour(BaseModel):
+    """The colour of a wall."""
+
+    colour: Literal["red", "blue"]
+
 
 llm = OpenAILike(model="story", api_base=f"{BASE}/v1", api_key=KEY, is_chat_model=True, max_retries=0)
 call("llama-index", "OpenAILike.complete", lambda: str(llm.complete("once")))
 call("llama-index", "OpenAILike.stream_complete", lambda: list(llm.stream_complete("once")))
+calling = OpenAILike(
+    model="decoder",
+    api_base=f"{BASE}/v1",
+    api_key=KEY,
+    is_chat_model=True,
+    is_function_calling_model=True,
+    max_retries=0,
+)
+call(
+    "llama-index",
+    "OpenAILike.as_structured_llm",
+    lambda: calling.as_structured_llm(Colour).complete("hello").raw,
+    lambda answer: answer.colour in ("red", "blue"),
+)
 like = OpenAILikeEmbedding(model_name="embeddings", api_base=f"{BASE}/v1", api_key=KEY, max_retries=0)
 call(
     "llama-index",

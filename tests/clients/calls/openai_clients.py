@@ -12,7 +12,7 @@ import openai
 from harness import BASE, KEY, QUERY, TEXTS, are_vectors, call
 from langchain_openai import ChatOpenAI, OpenAIEmbeddings
 from pydantic import BaseModel
-from pydantic_ai import Agent, NativeOutput
+from pydantic_ai import Agent, NativeOutput, ToolOutput
 from pydantic_ai.models.openai import OpenAIChatModel
 from pydantic_ai.providers.openai import OpenAIProvider
 
@@ -25,6 +25,8 @@ SCHEMA = {
     "additionalProperties": False,
 }
 COLOUR = {"type": "json_schema", "json_schema": {"name": "colour", "schema": SCHEMA, "strict": True}}
+PAINT = {"type": "function", "function": {"name": "paint"}}
+TOOLS = [{"type": "function", "function": {"name": "paint", "description": "Paint a wall.", "parameters": SCHEMA}}]
 EMBEDDINGS, CHATS = "/v1/embeddings", "/v1/chat/completions"
 BODIES = {
     EMBEDDINGS: {"model": "embeddings", "input": "a text"},
@@ -38,6 +40,12 @@ class Colour(BaseModel):
 
 def is_colour(text: str) -> bool:
     return json.loads(text)["colour"] in COLOURS
+
+
+def stream_call(client: openai.OpenAI) -> str:
+    """Return the arguments of a call that is required."""
+    with client.chat.completions.stream(model="decoder", messages=HELLO, tools=TOOLS, tool_choice="required") as stream:
+        return str(stream.get_final_completion().choices[0].message.tool_calls[0].function.arguments)
 
 
 def write_lines(url: str = EMBEDDINGS) -> str:
@@ -89,10 +97,10 @@ for base in ("/v1", "/openai/v1"):
     call(
         name,
         "chat.completions.create(tools)",
-        lambda c=client: c.chat.completions.create(
-            model="story", messages=HELLO, tools=[{"type": "function", "function": {"name": "f", "parameters": {}}}]
-        ),
+        lambda c=client: c.chat.completions.create(model="decoder", messages=HELLO, tools=TOOLS, tool_choice=PAINT),
+        lambda answer: is_colour(answer.choices[0].message.tool_calls[0].function.arguments),
     )
+    call(name, "chat.completions.stream(tools)", lambda c=client: stream_call(c), is_colour)
     call(
         name,
         "chat.completions.create(response_format)",
@@ -198,16 +206,15 @@ vectors = OpenAIEmbeddings(
 )
 call("langchain-openai", "ChatOpenAI.invoke", lambda: chat.invoke("hello").content)
 call("langchain-openai", "ChatOpenAI.batch", lambda: chat.batch(["hello", "once"]), lambda found: len(found) == 2)
-call(
-    "langchain-openai",
-    "ChatOpenAI.with_structured_output",
-    lambda: (
-        chat.model_copy(update={"model_name": "decoder"})
-        .with_structured_output(Colour, method="json_schema")
-        .invoke("hello")
-    ),
-    lambda answer: answer.colour in COLOURS,
-)
+for method in ("json_schema", "function_calling"):
+    call(
+        "langchain-openai",
+        f"ChatOpenAI.with_structured_output by {method}",
+        lambda m=method: (
+            chat.model_copy(update={"model_name": "decoder"}).with_structured_output(Colour, method=m).invoke("hello")
+        ),
+        lambda answer: answer.colour in COLOURS,
+    )
 call("langchain-openai", "OpenAIEmbeddings.embed_documents", lambda: vectors.embed_documents(TEXTS), are_vectors)
 call(
     "langchain-openai",
@@ -219,9 +226,10 @@ call(
 model = OpenAIChatModel("story", provider=OpenAIProvider(base_url=f"{BASE}/v1", api_key=KEY))
 call("pydantic-ai", "Agent.run_sync", lambda: Agent(model).run_sync("hello").output)
 shaped = OpenAIChatModel("decoder", provider=OpenAIProvider(base_url=f"{BASE}/v1", api_key=KEY))
-call(
-    "pydantic-ai",
-    "Agent.run_sync(NativeOutput)",
-    lambda: Agent(shaped, output_type=NativeOutput(Colour)).run_sync("hello").output,
-    lambda answer: answer.colour in COLOURS,
-)
+for output in (NativeOutput, ToolOutput):
+    call(
+        "pydantic-ai",
+        f"Agent.run_sync({output.__name__})",
+        lambda o=output: Agent(shaped, output_type=o(Colour)).run_sync("hello").output,
+        lambda answer: answer.colour in COLOURS,
+    )

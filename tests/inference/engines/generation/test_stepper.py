@@ -185,6 +185,22 @@ class AnswerTests(StepperTestCase):
                 self.assertIn(words, answer.message)
         self.assertEqual(len(engine.stepper), 0)
 
+    def test_tools_are_shown_by_the_template_or_refused(self) -> None:
+        engine, chat = decoders.engine("Llama"), [{"role": "user", "content": "hello"}]
+        tools = [{"type": "function", "function": {"name": "paint", "parameters": {"type": "object"}}}]
+        shown = "{% for t in tools or () %}{{ t.function.name }} {% endfor %}{{ messages[0].content }}"
+        with patch.object(engine.pipe.tokenizer, "chat_template", shown):
+            collector = ProgressCollector(engine.stepper)
+            engine.stepper.join("k", chat, {**GREEDY, "max_new_tokens": 5, "tools": tools, "details": True}, seed=0)
+            [found] = collector.all().answers["k"]
+            self.assertEqual(found["details"]["prompt_tokens"], len("paint hello"))
+            self.assertEqual([found], alone(engine, chat, max_new_tokens=5, tools=tools, details=True))
+        for value, words in ((chat, "template of this model shows it no tools"), ("hello", "is for chats")):
+            with self.subTest(words), self.assertRaisesRegex(InvalidInput, words) as caught:
+                engine.stepper.join("k", value, {**GREEDY, "tools": tools}, seed=0)
+            self.assertEqual(caught.exception.field, "parameters.tools")
+            self.assertIn(words, alone(engine, value, tools=tools).message)
+
     def test_what_the_tokenizer_says_of_an_input_is_its_sender_s_and_what_a_bug_says_is_not(self) -> None:
         engine = decoders.engine("Llama")
         with self.assertRaises(InvalidInput) as caught:

@@ -7,31 +7,35 @@ OpenAI's clients take every block of a stream for a chunk. A block may therefore
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
+from dataclasses import replace
 from typing import Any
 
 import orjson
 
 from api import codec
-from api.answers.completions import (
+from api.answers.completions.completion import (
     NO_TEXT,
     CompletionKind,
     make_completion_head,
     make_usage,
+    may_call_tools,
     read_details,
     read_finish_reason,
 )
+from api.answers.completions.tool_calls import ToolCallReader, list_names, make_delta
 from api.answers.events import BEGINS_AGAIN, GOES_ON, KEEP_ALIVE
 from api.errors import openai, problems
 from inference.models import Job, Status
 from inference.streams.events import Delta, End, Event, Interrupted, KeepAlive, Restart
-from inference.streams.positions import Position
+from inference.streams.positions import DeliveredText, Position
 
 DONE = b"data: [DONE]\n\n"
 
 
 class ChunkWriter:
     def __init__(self, kind: CompletionKind, job: Job, *, include_usage: bool, translate: Callable[[str], str]) -> None:
-        self.kind, self.translate = kind, translate
+        self.kind, self.job, self.translate = kind, job, translate
+        self.reader = ToolCallReader(list_names(job)) if may_call_tools(kind, job) else None
         self.common = {**make_completion_head(kind, job), "object": kind.chunk}
         self.usage = {"usage": None} if include_usage else {}
 
@@ -41,6 +45,13 @@ class ChunkWriter:
         choice = {"index": 0, **part, "finish_reason": ended, "logprobs": None}
         token = {"token": {"text": text}, "generated_text": None, "details": None, **whole}
         return self._write_chunk(event_id, [choice], **self.usage, **(token if self.kind.has_tokens else {}))
+
+    def write_text(self, text: str, event_id: str) -> Iterator[bytes]:
+        """Write text of the answer. What it holds of calls is in one chunk, since a client may read on from any."""
+        if self.reader is None:
+            yield self.write_choice(self.kind.part(text), event_id, text=text)
+        elif parts := self.reader.read_text(text):
+            yield self.write_choice({"delta": make_delta(self.job, parts)}, event_id)
 
     def write_end(self, end: End) -> Iterator[bytes]:
         if end.job.status != Status.SUCCEEDED:
@@ -55,9 +66,9 @@ class ChunkWriter:
             yield _write_data_block(openai.make_stream_error(NO_TEXT, "bad_output"))
             return
         details = read_details(end.job.output)
-        yield self.write_choice(
-            self.kind.last, end.id, ended=read_finish_reason(details), generated_text=end.text, details=details or None
-        )
+        last = {"delta": make_delta(self.job, self.reader.end_text())} if self.reader else self.kind.last
+        reason = read_finish_reason(details, calls_tools=bool(self.reader and self.reader.count))
+        yield self.write_choice(last, end.id, ended=reason, generated_text=end.text, details=details or None)
         if self.usage:
             yield self._write_chunk(end.id, [], usage=make_usage(details))
         yield DONE
@@ -75,13 +86,19 @@ def write_completion_chunks(
     include_usage: bool = False,
     translate: Callable[[str], str] = str,
 ) -> Generator[bytes, None, None]:
-    """Write the events of a job. `translate` puts the text of its error into the client's words."""
+    """Write the events of a job that are behind `after`.
+
+    `translate` puts the text of the job's error into the client's words.
+    Where `may_call_tools` holds, `events` are all of them, as the text before a position decides how the rest is read.
+    """
     chunks = ChunkWriter(kind, job, include_usage=include_usage, translate=translate)
     yield chunks.write_choice(kind.first, after.make_event_id(job.id))
+    if chunks.reader:
+        events = _skip_sent_text(events, after, chunks.reader)
     for event in events:
         match event:
             case Delta():
-                yield chunks.write_choice(kind.part(event.text), event.id, text=event.text)
+                yield from chunks.write_text(event.text, event.id)
             case End():
                 yield from chunks.write_end(event)
             case Restart():  # text that was sent cannot be taken back
@@ -91,6 +108,31 @@ def write_completion_chunks(
                 yield _write_data_block(openai.make_stream_error(GOES_ON, "cut"))
             case KeepAlive():
                 yield KEEP_ALIVE
+
+
+def _skip_sent_text(events: Iterator[Event], after: Position, reader: ToolCallReader) -> Iterator[Event]:
+    """Yield the events behind a position, and let the reader take the text before it.
+
+    A text that differs from the one that was sent begins again.
+    """
+    sent = DeliveredText()
+    while sent.at < after.at:
+        match event := next(events, None):
+            case Delta():
+                before, text = event.text[: after.at - sent.at], event.text[after.at - sent.at :]
+                sent.add_text(before)
+                reader.read_text(before)
+                if sent.at == after.at and sent.position != after:
+                    yield Restart(id=event.id)
+                elif text:
+                    yield replace(event, text=text)
+            case End() if event.text is not None:
+                yield Restart(id=event.id)
+            case None:
+                return
+            case _:
+                yield event
+    yield from events
 
 
 def _write_data_block(document: dict[str, Any]) -> bytes:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from api.answers.completions import tool_calls
 from api.errors.problems import ApiError
 from inference.catalog import tasks
 from inference.catalog.lookup import get_catalog, last_spec_of, spec_of
@@ -33,6 +34,7 @@ class CompletionKind:
     first: dict[str, Any]
     last: dict[str, Any]
     has_tokens: bool = False  # each chunk is also an event of Hugging Face's text generation
+    has_calls: bool = False  # an answer may have calls of tools
 
 
 CHAT = CompletionKind(
@@ -44,6 +46,7 @@ CHAT = CompletionKind(
     part=lambda text: {"delta": {"content": text}},
     first={"delta": {"role": "assistant", "content": ""}},
     last={"delta": {}},
+    has_calls=True,
 )
 TEXT = CompletionKind(
     prefix="cmpl-",
@@ -61,8 +64,18 @@ MODEL_TEXT = replace(TEXT, has_tokens=True)
 def make_completion(kind: CompletionKind, job: Job) -> dict[str, Any]:
     """Return the completion of a job that has succeeded. Raises `ApiError` if the output holds no text."""
     text, details = _read_generated_text(job)
-    choice = {"index": 0, **kind.whole(text), "finish_reason": read_finish_reason(details), "logprobs": None}
+    words, calls = tool_calls.read_calls(job, text) if may_call_tools(kind, job) else (text, [])
+    fields = kind.whole(words)
+    if calls:
+        fields["message"] |= {"content": words or None, "tool_calls": calls}
+    reason = read_finish_reason(details, calls_tools=bool(calls))
+    choice = {"index": 0, **fields, "finish_reason": reason, "logprobs": None}
     return {**make_completion_head(kind, job), "object": kind.name, "choices": [choice], "usage": make_usage(details)}
+
+
+def may_call_tools(kind: CompletionKind, job: Job) -> bool:
+    """Return True if the job's answer in this form may have calls of tools."""
+    return kind.has_calls and "tools" in job.parameters
 
 
 def is_single_text(job: Job) -> bool:
@@ -101,8 +114,9 @@ def read_details(output: object) -> Mapping[str, Any]:
     return details if isinstance(details, dict) else {}
 
 
-def read_finish_reason(details: Mapping[str, Any]) -> str:
-    return FINISH_REASONS.get(str(details.get("finish_reason")), "stop")
+def read_finish_reason(details: Mapping[str, Any], *, calls_tools: bool = False) -> str:
+    reason = FINISH_REASONS.get(str(details.get("finish_reason")), "stop")
+    return "tool_calls" if calls_tools and reason == "stop" else reason
 
 
 def make_usage(details: Mapping[str, Any]) -> dict[str, int] | None:

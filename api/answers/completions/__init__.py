@@ -1,0 +1,1 @@
+"""Completions of chats and of texts, whole and in chunks."""

@@ -1,0 +1,121 @@
+"""The tools that a chat may call, in the form of OpenAI's clients.
+
+They become the parameter `tools` of a model that generates text, which its chat template shows to it, and a grammar
+where the request requires a call. `api.answers.completions.tool_calls` reads the calls in an answer.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from inference.catalog import wording
+from inference.errors import InvalidInput
+
+FIELDS = ("tools", "tool_choice")
+PARALLEL = "parallel_tool_calls"
+CLOSE = "</tool_call>"
+MOST_TOOLS = 128  # OpenAI's limit
+NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+MORE = ("allOf", "anyOf", "oneOf", "$ref", "patternProperties")  # keywords that may give an object more properties
+CHOICES = ("auto", "none", "required")
+NO_ARGUMENTS: Mapping[str, Any] = {"type": "object", "properties": {}}
+EXAMPLE = '{"type": "function", "function": {"name": "…", "parameters": {…}}}'
+
+
+NAMES = {"parameters.tools": "tools", "parameters.grammar.value": "tools", "parameters.grammar": "tools"}
+
+
+def read_tools(fields: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the parameters of a request with tools, and the client's names of their parts.
+
+    Both are empty if the model is to call no tool.
+
+    Raises `InvalidInput`.
+    """
+    choice, tools = fields.get("tool_choice", "auto"), fields.get("tools", [])
+    if not isinstance(tools, list) or len(tools) > MOST_TOOLS:
+        raise InvalidInput(f"tools: must be a list of at most {MOST_TOOLS} tools.", field="tools")
+    read = [_read_tool(f"tools[{index}]", tool) for index, tool in enumerate(tools)]
+    by_name = {tool["function"]["name"]: tool for tool in read}
+    if len(by_name) < len(read):
+        raise InvalidInput("tools: each must have a name of its own.", field="tools")
+    required = _read_choice(choice, list(by_name))
+    if choice == "none" or not read:
+        return {}, {}
+    parameters: dict[str, Any] = {"tools": read}
+    if required:
+        parameters["grammar"] = {"type": "json", "value": _make_call_schema([by_name[name] for name in required])}
+    return parameters, NAMES
+
+
+def _read_tool(where: str, tool: object) -> dict[str, Any]:
+    function = tool.get("function") if isinstance(tool, dict) and tool.get("type", "function") == "function" else None
+    if not isinstance(function, dict):
+        raise InvalidInput(f"{where}: must be a tool such as {EXAMPLE}.", field=where)
+    name, schema = function.get("name"), function.get("parameters") or NO_ARGUMENTS
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        right = "must have 1 to 64 letters, digits, underscores and hyphens"
+        raise InvalidInput(f"{where}.function.name: {right}.", field=f"{where}.function.name")
+    if not isinstance(schema, dict):
+        path = f"{where}.function.parameters"
+        raise InvalidInput(f"{path}: must be a JSON schema, not {wording.json_type_of(schema)}.", field=path)
+    description = function.get("description") or ""
+    if not isinstance(description, str):
+        path = f"{where}.function.description"
+        raise InvalidInput(f"{path}: must be a string, not {wording.json_type_of(description)}.", field=path)
+    return {"type": "function", "function": {"name": name, "description": description, "parameters": schema}}
+
+
+def _read_choice(choice: object, names: list[str]) -> list[str]:
+    """Return the names of the tools of which one must be called; the list is empty if none must."""
+    match choice:
+        case "auto" | "none":
+            return []
+        case "required" if names:
+            return names
+        case {"type": "function", "function": {"name": str(name)}} if name in names:
+            return [name]
+        case "required" | {"type": "function", "function": {"name": str()}}:
+            raise InvalidInput("tool_choice: names a tool that is not in tools.", field="tool_choice")
+    right = '{"type": "function", "function": {"name": "…"}}'
+    raise InvalidInput(f"tool_choice: must be one of {', '.join(CHOICES)}, or {right}.", field="tool_choice")
+
+
+def _make_call_schema(tools: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the schema of a call of one of the tools.
+
+    Their own schemas are definitions of it, in which references are from its root.
+    """
+    functions = [tool["function"] for tool in tools]
+    definitions = {each["name"]: _embed_schema(each["parameters"], f"#/$defs/{each['name']}") for each in functions}
+    return {"$defs": definitions, "anyOf": [_make_one_call_schema(name) for name in definitions]}
+
+
+def _make_one_call_schema(name: str) -> dict[str, Any]:
+    properties = {"name": {"const": name}, "arguments": {"$ref": f"#/$defs/{name}"}}
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": list(properties),
+        "additionalProperties": False,
+    }
+
+
+def _embed_schema(schema: Any, root: str, *, is_whole: bool = True) -> Any:
+    """Return the schema of a tool's arguments as a part of a document, in which it stands at `root`.
+
+    References from its own root become references from the document's. An object that does not say otherwise has only
+    the properties that are named, as a function has only its parameters. `is_whole` is false for a part of an allOf.
+    """
+    if isinstance(schema, list):
+        return [_embed_schema(part, root, is_whole=is_whole) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    found = {key: _embed_schema(part, root, is_whole=key != "allOf") for key, part in schema.items()}
+    if isinstance(reference := schema.get("$ref"), str) and reference.startswith("#"):
+        found["$ref"] = root + reference[1:]
+    if is_whole and schema.get("type") == "object" and "properties" in schema and schema.keys().isdisjoint(MORE):
+        found.setdefault("additionalProperties", False)
+    return found

@@ -1,0 +1,168 @@
+"""The calls of tools in an answer, whole and in a stream that may be read on from any of its chunks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+from django.test import SimpleTestCase, override_settings
+
+from api.answers.completions import chunks, completion
+from api.answers.completions.completion import CHAT, TEXT
+from api.answers.completions.tool_calls import Arguments, Call, Part, Text, ToolCallReader
+from inference.models import Job, Status
+from inference.streams.events import Delta, End, Event
+from inference.streams.positions import BEGINNING, DeliveredText, Position
+from tests.api.test_completion_chunks import documents
+from tests.api.test_completions import HELLO, MODELS_FILE
+
+NAMES = ("f", "g")
+TAGGED = '<tool_call>\n{"name": "f", "arguments": {"a": "}{\\"", "b": {"c": 1}}}\n</tool_call>'
+NESTED = '{"a": "}{\\"", "b": {"c": 1}}'
+
+
+def read_in_pieces(text: str, size: int) -> list[Part]:
+    """Return the parts of an answer that comes in pieces of so many characters; neighbours of a kind are one."""
+    reader, parts = ToolCallReader(NAMES), list[Part]()
+    for start in range(0, len(text), size):
+        parts += reader.read_text(text[start : start + size])
+    found = list[Part]()
+    for part in parts + reader.end_text():
+        match (found[-1] if found else None, part):
+            case (Text(before), Text(more)):
+                found[-1] = Text(before + more)
+            case (Arguments(index, before), Arguments(_, more)):
+                found[-1] = Arguments(index, before + more)
+            case _:
+                found.append(part)
+    return found
+
+
+class ReaderTests(SimpleTestCase):
+    def test_parts_are_the_same_in_pieces_of_any_size(self) -> None:
+        table: list[tuple[str, list[Part]]] = [
+            ("", []),
+            ("  ", [Text("  ")]),
+            ("hello { there", [Text("hello { there")]),
+            (TAGGED, [Call(0, "f"), Arguments(0, NESTED)]),
+            (f"I ask. {TAGGED}\n", [Text("I ask."), Call(0, "f"), Arguments(0, NESTED)]),
+            (
+                f'{TAGGED}\n<tool_call>{{"arguments": {{"x": 1}}, "name": "g"}}</tool_call> Done.',
+                [Call(0, "f"), Arguments(0, NESTED), Call(1, "g"), Arguments(1, '{"x": 1}'), Text(" Done.")],
+            ),
+            ('{"name": "f", "parameters": {}}', [Call(0, "f"), Arguments(0, "{}")]),
+            (
+                '{\n  "name": "f",\n  "arguments": {}\n}\n{"name": "g", "arguments": {}} ',
+                [Call(0, "f"), Arguments(0, "{}"), Call(1, "g"), Arguments(1, "{}")],
+            ),
+            # what ends in the middle
+            ('{"name": "f", "arguments": {"a": 1', [Call(0, "f"), Arguments(0, '{"a": 1')]),
+            ('<tool_call>{"name": "f", "arguments": {}', [Call(0, "f"), Arguments(0, "{}")]),
+            ('<tool_call>{"name": "f", "arguments": {}}', [Call(0, "f"), Arguments(0, "{}")]),
+            ('{"na', [Text('{"na')]),
+            ("one <tool", [Text("one <tool")]),
+            # what is no call
+            ('{"name": "other", "arguments": {}}', [Text('{"name": "other", "arguments": {}}')]),
+            ('{"a": 1} and more', [Text('{"a": 1} and more')]),
+            ("<tool_call>rubbish</tool_call> b", [Text("<tool_call>rubbish</tool_call> b")]),
+            ('a {"name": "f", "arguments": {}}', [Text('a {"name": "f", "arguments": {}}')]),
+        ]
+        for text, expected in table:
+            for size in (1, 2, 3, 7, 1000):
+                with self.subTest(text, size=size):
+                    self.assertEqual(read_in_pieces(text, size), expected)
+
+    def test_a_long_answer_that_begins_as_an_object_is_not_held_back_for_ever(self) -> None:
+        reader = ToolCallReader(NAMES)
+        self.assertEqual(reader.read_text('{"a": "'), [])
+        self.assertNotEqual(reader.read_text("x" * 500), [])
+        self.assertEqual(reader.read_text("y"), [Text("y")])
+
+
+@override_settings(MODELS_FILE=MODELS_FILE)
+class AnswerTests(SimpleTestCase):
+    TEXT = f"I ask. {TAGGED}"
+
+    def make_job(self, text: str, reason: str = "eos_token") -> Job:
+        tools = [{"type": "function", "function": {"name": name}} for name in NAMES]
+        output = [{"generated_text": text, "details": {"finish_reason": reason}}]
+        return Job(
+            model="prompts",
+            inputs=HELLO,
+            parameters={"tools": tools, "return_full_text": False},
+            status=Status.SUCCEEDED,
+            output=output,
+        )
+
+    def write_chunks(self, job: Job, text: str, size: int, after: Position = BEGINNING) -> list[Any]:
+        def list_events() -> Iterable[Event]:
+            sent = DeliveredText()
+            for start in range(0, len(text), size):
+                sent.add_text(piece := text[start : start + size])
+                yield Delta(text=piece, id=sent.position.make_event_id(job.id))
+            yield End(job=job, text=text, id=sent.position.make_event_id(job.id))
+
+        return documents(chunks.write_completion_chunks(job, iter(list_events()), kind=CHAT, after=after))
+
+    def join(self, written: Iterable[Any]) -> tuple[str, list[dict[str, Any]], str | None]:
+        """Return the text, the calls and the end of an answer, as clients put its chunks together."""
+        written = json.loads(json.dumps(written))
+        words, calls, ended = "", list[dict[str, Any]](), None
+        for chunk in written:
+            [choice] = chunk["choices"]
+            words += choice["delta"].get("content", "")
+            for part in choice["delta"].get("tool_calls", ()):
+                function = part.pop("function")
+                if part.pop("index") == len(calls):
+                    calls.append({**part, "function": {"name": function["name"], "arguments": ""}})
+                calls[-1]["function"]["arguments"] += function["arguments"]
+            ended = choice["finish_reason"]
+        return words, calls, ended
+
+    def test_calls_are_beside_the_text(self) -> None:
+        job = self.make_job(self.TEXT)
+        [choice] = completion.make_completion(CHAT, job)["choices"]
+        [call] = choice["message"]["tool_calls"]
+        self.assertEqual(choice["message"]["content"], "I ask.")
+        self.assertEqual(call["function"], {"name": "f", "arguments": NESTED})
+        self.assertEqual(choice["finish_reason"], "tool_calls")
+        self.assertIsNone(completion.make_completion(CHAT, self.make_job(TAGGED))["choices"][0]["message"]["content"])
+
+    def test_an_answer_without_a_call_is_as_without_tools(self) -> None:
+        [choice] = completion.make_completion(CHAT, self.make_job("hello"))["choices"]
+        self.assertEqual(choice["message"], {"role": "assistant", "content": "hello", "refusal": None})
+        self.assertEqual(choice["finish_reason"], "stop")
+
+    def test_a_call_that_the_limit_cut_says_so(self) -> None:
+        [choice] = completion.make_completion(CHAT, self.make_job(TAGGED[:50], "length"))["choices"]
+        self.assertEqual(choice["finish_reason"], "length")
+        self.assertTrue(choice["message"]["tool_calls"])
+
+    def test_a_completion_of_a_text_has_the_text_as_it_is(self) -> None:
+        self.assertEqual(completion.make_completion(TEXT, self.make_job(self.TEXT))["choices"][0]["text"], self.TEXT)
+
+    def test_a_stream_has_what_the_whole_answer_has(self) -> None:
+        job = self.make_job(self.TEXT)
+        whole = completion.make_completion(CHAT, job)["choices"][0]
+        for size in (1, 3, 1000):
+            words, calls, ended = self.join(self.write_chunks(job, self.TEXT, size))
+            self.assertEqual((words, calls), (whole["message"]["content"], whole["message"]["tool_calls"]))
+            self.assertEqual(ended, "tool_calls")
+
+    def test_a_stream_is_read_on_from_any_chunk(self) -> None:
+        job = self.make_job(self.TEXT)
+        written = self.write_chunks(job, self.TEXT, 3)
+        whole = self.join(written)
+        for place in range(1, len(written) - 1):
+            after = Position.from_event_id(written[place]["event_id"], job.id)
+            rest = self.write_chunks(job, self.TEXT, 4, after)[1:]
+            with self.subTest(place):
+                self.assertEqual(self.join([*written[: place + 1], *rest]), whole)
+
+    def test_another_text_begins_again(self) -> None:
+        job = self.make_job(self.TEXT)
+        after = Position.from_event_id(self.write_chunks(job, self.TEXT, 3)[5]["event_id"], job.id)
+        for text in ("Something else entirely", "I"):
+            *_, last = self.write_chunks(job, text, 4, after)
+            self.assertEqual(last["error"]["code"], "restart")
