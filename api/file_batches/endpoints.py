@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from api import codec
-from api.answers.completions.completion import CHAT, TEXT, CompletionKind, make_completion, make_usage, read_details
+from api.answers.completions.completion import CHAT, TEXT, CompletionKind, count_tokens, make_completion
 from api.answers.embeddings import write_openai_embeddings
 from api.answers.rankings import write_ranking
 from api.requests.dialects.base import DialectRequest
@@ -22,25 +22,20 @@ from inference.models import Job
 class Endpoint:
     read: Callable[[Any], DialectRequest]  # raises `InferenceError`
     write: Callable[[Job, Any], bytes]  # the answer of a job that has succeeded, from it and the line's body
-    count_tokens: Callable[[Job], tuple[int, int]]  # that the job has read, and that it has made
+    count_tokens: Callable[[Job, Any], tuple[int, int]]  # that the job has read and made, from it and the line's body
     inputs: str  # the field of a body that holds the inputs
 
 
 def _make_completion_endpoint(kind: CompletionKind, read: Callable[[Any], DialectRequest]) -> Endpoint:
     return Endpoint(
         read=read,
-        write=lambda job, _: codec.write_json(make_completion(kind, job)),
-        count_tokens=_count_generated_tokens,
+        write=lambda job, body: codec.write_json(make_completion(kind, job, body.get("n") or 1)),
+        count_tokens=lambda job, body: count_tokens(job, body.get("n") or 1),
         inputs=kind.inputs,
     )
 
 
-def _count_generated_tokens(job: Job) -> tuple[int, int]:
-    usage = make_usage(read_details(job.output)) or {}
-    return usage.get("prompt_tokens", 0), usage.get("completion_tokens", 0)
-
-
-def _count_read_tokens(job: Job) -> tuple[int, int]:
+def _count_read_tokens(job: Job, body: Mapping[str, Any]) -> tuple[int, int]:
     outputs = job.output if isinstance(job.output, list) else [job.output]
     counts = (output.get("tokens") for output in outputs if isinstance(output, dict))
     return sum(count for count in counts if isinstance(count, int)), 0

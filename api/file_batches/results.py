@@ -137,7 +137,7 @@ def _write_line(batch: FileBatch, line: Line, job: Job | None, results: Results)
         results.failed += 1
         results.errors.write(_encode_line(job, request.custom_id, (status_code, body)))
         return
-    read, made = endpoint.count_tokens(job)
+    read, made = endpoint.count_tokens(job, request.body)
     results.completed, results.input_tokens = results.completed + 1, results.input_tokens + read
     results.output_tokens += made
     results.answers.write(_encode_line(job, request.custom_id, (200, answer)))

@@ -34,7 +34,8 @@ class CompletionView(ApiView):
     def answer_request(self, request: HttpRequest, kind: CompletionKind, completion: Completion) -> HttpResponseBase:
         refuse_other_wait(request, completion.is_streamed)
         if not completion.is_streamed:
-            return run_in_dialect(self, request, completion, partial(write_completion, kind))
+            write = partial(write_completion, kind, answers=completion.answers)
+            return run_in_dialect(self, request, completion, write)
         with completion.translate_errors():
             submit = partial(jobs.submit, self.add_owner(request, completion.submission), needs_worker=True)
             return answer_completion_stream(
@@ -115,8 +116,8 @@ def answer_completion(view: ApiView, request: HttpRequest, kind: CompletionKind,
     return HttpResponse(write_completion(kind, job), headers=headers, content_type=codec.CONTENT_TYPE)
 
 
-def write_completion(kind: CompletionKind, job: Job) -> bytes:
-    return codec.write_json(shapes.make_completion(kind, job))
+def write_completion(kind: CompletionKind, job: Job, *, answers: int = 1) -> bytes:
+    return codec.write_json(shapes.make_completion(kind, job, answers))
 
 
 def answer_completion_stream(

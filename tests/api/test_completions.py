@@ -210,7 +210,7 @@ class ReadTests(SimpleTestCase):
 
     def test_what_would_is_refused_by_name(self) -> None:
         changing: dict[str, Any] = {
-            "tools": [{"type": "function", "function": {"name": "f"}}], "functions": [{}], "n": 2, "best_of": 3,
+            "tools": [{"type": "function", "function": {"name": "f"}}], "functions": [{}], "best_of": 3,
             "response_format": {"type": "json_object"}, "logprobs": True, "top_logprobs": 2,
             "modalities": ["text", "audio"], "audio": {"voice": "x"},
             "suffix": "x", "echo": True, "return_full_text": True, "reasoning_effort": "low", "verbosity": "low",
@@ -414,13 +414,37 @@ class ReadTests(SimpleTestCase):
                 completions.read_chat({"messages": HELLO, **fields}, PIPELINE)
             self.assertEqual(caught.exception.field, field)
 
-    def test_a_prompt_is_one_text(self) -> None:
+    def test_several_answers_are_a_list_of_the_same_prompt(self) -> None:
+        chat = completions.read_chat({"model": "prompts", "messages": HELLO, "n": 3})
+        self.assertEqual((chat.submission.inputs, chat.answers), ([HELLO] * 3, 3))
+        self.assertEqual(chat.translate_text("inputs[1]: is too long."), "messages: is too long.")
+        text = {"model": "prompts", "prompt": ["a", "b"], "n": 2}
+        read = completions.read_text_completion(text)
+        self.assertEqual(read.submission.inputs, ["a", "a", "b", "b"])
+        self.assertEqual(read.translate_text("inputs[3]: is too long."), "prompt[1]: is too long.")
+        for fields, field in (
+            ({"n": 0}, "n"), ({"n": 129}, "n"), ({"n": True}, "n"), ({"n": "2"}, "n"), ({"n": 2, "stream": True}, "n"),
+            ({"n": 2, "seed": 1}, "n"),
+        ):  # fmt: skip
+            with self.subTest(fields):
+                self.assertEqual(self.refused({"model": "prompts", "messages": HELLO, **fields}).field, field)
+        streamed = {"model": "prompts", "prompt": ["a", "b"], "stream": True}
+        self.assertEqual(self.refused(streamed, completions.read_text_completion).field, "prompt")
+
+    def test_an_answer_that_ignores_its_end_has_as_many_tokens_as_it_may(self) -> None:
+        self.assertEqual(self.parameters(ignore_eos=True, max_tokens=5), {"max_new_tokens": 5, "min_new_tokens": 5})
+        chat = self.parameters(ignore_eos=True)
+        self.assertEqual(chat, {"min_new_tokens": CHAT_TOKENS})
+        text = {"model": "prompts", "prompt": "a", "ignore_eos": True}
+        self.assertEqual(self.refused(text, completions.read_text_completion).field, "ignore_eos")
+
+    def test_a_prompt_is_a_text_or_several(self) -> None:
         for prompt in ("a", ["a"]):
             with self.subTest(prompt):
                 self.assertEqual(
                     completions.read_text_completion({"model": "prompts", "prompt": prompt}).submission.inputs, "a"
                 )
-        for wrong in (None, ["a", "b"], [1, 2], [[1, 2]], 7):
+        for wrong in (None, [], [1, 2], [[1, 2]], ["a", 1], 7):
             with self.subTest(wrong):
                 error = self.refused({"model": "prompts", "prompt": wrong}, completions.read_text_completion)
                 self.assertEqual(error.field, "prompt")

@@ -262,6 +262,25 @@ class ClientTests(StackCase):
             self.chat(tools=wrong, tool_choice="required")
         self.assertEqual(refused.exception.param, "tools")
 
+    def test_several_answers_to_a_chat(self) -> None:
+        answer = self.chat(n=3, extra_body={"ignore_eos": True})
+        self.assertEqual([choice.index for choice in answer.choices], [0, 1, 2])
+        self.assertGreater(len({choice.message.content for choice in answer.choices}), 1)
+        assert answer.usage
+        self.assertEqual((answer.usage.prompt_tokens, answer.usage.completion_tokens), (len(TEMPLATED), 15))
+
+    def test_several_prompts(self) -> None:
+        options: Any = {"model": "tiny", "temperature": 0, "max_tokens": 5}
+        answer = self.client().completions.create(prompt=["hello", "good morning"], **options)
+        alone = [self.client().completions.create(prompt=each, **options) for each in ("hello", "good morning")]
+        self.assertEqual([each.text for each in answer.choices], [each.choices[0].text for each in alone])
+        assert answer.usage
+        self.assertEqual(answer.usage.total_tokens, sum(each.usage.total_tokens for each in alone if each.usage))
+        with self.assertRaises(openai.BadRequestError) as refused:
+            self.client().completions.create(prompt=["hello", ""], **options)
+        self.assertEqual(refused.exception.param, "prompt[1]")
+        self.assertIn("prompt[1]: The prompt is empty", refused.exception.message)
+
     def test_several_at_once(self) -> None:
         async def complete_all() -> list[ChatCompletion]:
             async with openai.AsyncOpenAI(base_url=f"{self.base}/openai/v1", api_key=self.key) as client:
@@ -290,8 +309,8 @@ class ClientTests(StackCase):
         self.assertIn("max_tokens: must be from 1", bad.exception.message)
         self.assertTrue(bad.exception.request_id)
         with self.assertRaises(openai.BadRequestError) as refused:
-            self.chat(n=2)
-        self.assertEqual(refused.exception.param, "n")
+            self.chat(logprobs=True)
+        self.assertEqual(refused.exception.param, "logprobs")
         with self.assertRaises(openai.InternalServerError) as nobody:
             self.client(retries=0).chat.completions.create(model="unserved", messages=HELLO)
         self.assertEqual(nobody.exception.code, "no_worker")
@@ -376,8 +395,8 @@ class ClientTests(StackCase):
     def test_errors_are_readable_in_hugging_face_s(self) -> None:
         for address in ("/v1/models/tiny", "/openai/v1"):
             with self.subTest(address), self.assertRaises(HfHubHTTPError) as failed:
-                self.hugging_face(address, model="tiny", n=2)
-            self.assertIn("n: is not served here", str(failed.exception))
+                self.hugging_face(address, model="tiny", logprobs=True)
+            self.assertIn("logprobs: is not served here", str(failed.exception))
 
     # Both, of JavaScript
 
@@ -431,7 +450,7 @@ class ClientTests(StackCase):
                 self.assertIn(words, result["error"])
                 self.assertTrue(result["requestId"])
         for name in ("bad field of hugging face", "bad field of a stream of hugging face"):
-            self.assertIn("n: is not served here", self.run_javascript()[name]["error"])
+            self.assertIn("logprobs: is not served here", self.run_javascript()[name]["error"])
         self.assertIn(
             "max_tokens: must be", self.run_javascript()["bad field of a text stream of hugging face"]["error"]
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,7 +14,7 @@ from inference.catalog.sizes import lengths
 from inference.catalog.specs import ModelSpec
 from inference.errors import UnknownModel
 from inference.models import Job, Priority
-from inference.streams.texts import Prompt, extract_generated_text, extract_single_answer
+from inference.streams.texts import Prompt, extract_generated_text, extract_single_answer, extract_text
 
 NO_TEXT = 'The model\'s answer is not [{"generated_text": "…"}].'
 TIERS = {Priority.HIGH: "priority", Priority.NORMAL: "default", Priority.LOW: "flex"}
@@ -61,16 +61,24 @@ TEXT = CompletionKind(
 MODEL_TEXT = replace(TEXT, has_tokens=True)
 
 
-def make_completion(kind: CompletionKind, job: Job) -> dict[str, Any]:
-    """Return the completion of a job that has succeeded. Raises `ApiError` if the output holds no text."""
-    text, details = _read_generated_text(job)
-    words, calls = tool_calls.read_calls(job, text) if may_call_tools(kind, job) else (text, [])
+def make_completion(kind: CompletionKind, job: Job, answers: int = 1) -> dict[str, Any]:
+    """Return the completion of a job that has succeeded, with so many answers to each prompt.
+
+    Raises `ApiError` if the output holds no text.
+    """
+    found = _read_generated_texts(job)
+    choices = [_make_choice(kind, job, index, text, details) for index, (text, details) in enumerate(found)]
+    usage = _make_usage([details for _, details in found], answers)
+    return {**make_completion_head(kind, job), "object": kind.name, "choices": choices, "usage": usage}
+
+
+def _make_choice(kind: CompletionKind, job: Job, index: int, text: str, details: Mapping[str, Any]) -> dict[str, Any]:
+    words, calls = tool_calls.read_calls(job, text, choice=index) if may_call_tools(kind, job) else (text, [])
     fields = kind.whole(words)
     if calls:
         fields["message"] |= {"content": words or None, "tool_calls": calls}
     reason = read_finish_reason(details, calls_tools=bool(calls))
-    choice = {"index": 0, **fields, "finish_reason": reason, "logprobs": None}
-    return {**make_completion_head(kind, job), "object": kind.name, "choices": [choice], "usage": make_usage(details)}
+    return {"index": index, **fields, "finish_reason": reason, "logprobs": None}
 
 
 def may_call_tools(kind: CompletionKind, job: Job) -> bool:
@@ -97,12 +105,21 @@ def make_completion_head(kind: CompletionKind, job: Job) -> dict[str, Any]:
     }
 
 
-def _read_generated_text(job: Job) -> tuple[str, Mapping[str, Any]]:
-    """Return the text, as a stream sends it, and its details. Raises `ApiError` if the output holds no text."""
-    text = extract_generated_text(job, Prompt.from_inputs(job.inputs, job.parameters))
-    if text is None:
+def _read_generated_texts(job: Job) -> list[tuple[str, Mapping[str, Any]]]:
+    """Return the text of each answer, as a stream sends it, and its details.
+
+    Raises `ApiError` if the output holds no text.
+    """
+    if is_single_text(job):
+        text = extract_generated_text(job, Prompt.from_inputs(job.inputs, job.parameters))
+        found = [(text, read_details(job.output))]
+    else:
+        outputs = job.output if isinstance(job.output, list) else []
+        found = [(extract_text(output), read_details(output)) for output in outputs]
+    texts = [(text, details) for text, details in found if text is not None]
+    if not texts or len(texts) < len(found):
         raise ApiError(NO_TEXT, "bad_output")
-    return text, read_details(job.output)
+    return texts
 
 
 def read_details(output: object) -> Mapping[str, Any]:
@@ -128,6 +145,22 @@ def make_usage(details: Mapping[str, Any]) -> dict[str, int] | None:
                 "total_tokens": prompt + generated,
             }
     return None
+
+
+def count_tokens(job: Job, answers: int) -> tuple[int, int]:
+    """Return how many tokens a job with so many answers to each prompt has read, and how many it has made."""
+    usage = _make_usage([details for _, details in _read_generated_texts(job)], answers) or {}
+    return usage.get("prompt_tokens", 0), usage.get("completion_tokens", 0)
+
+
+def _make_usage(details: Sequence[Mapping[str, Any]], answers: int) -> dict[str, int] | None:
+    """Return the tokens of all answers. Those of a prompt count once, however many answers it has."""
+    found = [usage for each in details if (usage := make_usage(each))]
+    if len(found) < len(details):
+        return None
+    prompts = sum(usage["prompt_tokens"] for usage in found[::answers])
+    made = sum(usage["completion_tokens"] for usage in found)
+    return {"prompt_tokens": prompts, "completion_tokens": made, "total_tokens": prompts + made}
 
 
 def list_models() -> dict[str, Any]:

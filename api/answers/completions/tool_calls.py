@@ -182,13 +182,16 @@ def list_names(job: Job) -> list[str]:
     ]
 
 
-def make_call(job: Job, call: Call) -> dict[str, Any]:
-    """Return a call in OpenAI's form, without arguments. Its id is the same each time that the answer is written."""
+def make_call(job: Job, call: Call, choice: int = 0) -> dict[str, Any]:
+    """Return a call in OpenAI's form, without arguments. Its id is the same each time that the answer is written.
+
+    `choice` is the place of the answer among those of the job.
+    """
     function = {"name": call.name, "arguments": ""}
-    return {"id": f"call_{job.id.hex[:20]}{call.index:04x}", "type": "function", "function": function}
+    return {"id": f"call_{job.id.hex[:16]}{choice:04x}{call.index:04x}", "type": "function", "function": function}
 
 
-def read_calls(job: Job, text: str) -> tuple[str, list[dict[str, Any]]]:
+def read_calls(job: Job, text: str, *, choice: int) -> tuple[str, list[dict[str, Any]]]:
     """Return the text of an answer without its calls, and the calls in OpenAI's form."""
     words, calls = "", list[dict[str, Any]]()
     reader = ToolCallReader(list_names(job))
@@ -197,7 +200,7 @@ def read_calls(job: Job, text: str) -> tuple[str, list[dict[str, Any]]]:
             case Text():
                 words += part.text
             case Call():
-                calls.append(make_call(job, part))
+                calls.append(make_call(job, part, choice))
             case Arguments():
                 calls[part.index]["function"]["arguments"] += part.text
     return words, calls

@@ -34,6 +34,7 @@ RENAMED = {  # the client's name: the model's
 LIMITS = ("max_tokens", "max_completion_tokens", "max_new_tokens")
 OWN = {"return_full_text": False, "details": True}  # parameters that the form of the answer needs
 TURN = {"continue_final_message": False, "add_generation_prompt": True}  # fields of vLLM, and their defaults
+MOST_ANSWERS = 128  # OpenAI's limit
 STREAM_OPTIONS = ("include_usage", "include_obfuscation")
 
 
@@ -41,6 +42,7 @@ STREAM_OPTIONS = ("include_usage", "include_obfuscation")
 class Completion(DialectRequest):
     is_streamed: bool
     include_usage: bool  # the counts of tokens, at the end of the stream
+    answers: int  # of each prompt
 
 
 def read_chat(document: object, spec: ModelSpec | None = None) -> Completion:
@@ -53,13 +55,13 @@ def read_chat(document: object, spec: ModelSpec | None = None) -> Completion:
     inputs = messages.read_messages(given)
     turn = _read_turn(given, inputs[-1]["role"])
     rest = {name: value for name, value in given.items() if name not in TURN}
-    return _make_completion(rest, spec, "messages", inputs, own=turn, most_tokens=CHAT_TOKENS)
+    return _make_completion(rest, spec, "messages", [inputs], own=turn, most_tokens=CHAT_TOKENS)
 
 
 def read_text_completion(document: object, spec: ModelSpec | None = None) -> Completion:
     """Read a request to continue a text. `spec` and the errors are those of `read_chat`."""
     given = read_fields(document)
-    return _make_completion(given, spec, "prompt", _read_prompt(given))
+    return _make_completion(given, spec, "prompt", _read_prompts(given))
 
 
 def _read_turn(given: dict[str, Any], last_role: str) -> dict[str, bool]:
@@ -83,12 +85,12 @@ def _make_completion(
     given: dict[str, Any],
     spec: ModelSpec | None,
     field: str,
-    inputs: object,
+    prompts: list[Any],
     *,
     own: Mapping[str, Any] = NOTHING,
     most_tokens: int | None = None,
 ) -> Completion:
-    """Return the request whose inputs were read from `field`.
+    """Return the request whose prompts were read from `field`: a text or a chat each.
 
     `own` are parameters beside those of the body. `most_tokens` is how many tokens may be generated where neither the
     request nor the model's table of parameters says how many.
@@ -98,8 +100,13 @@ def _make_completion(
         message = f"model: {spec.name!r} does not generate text: post to /v1/models/{spec.name}."
         raise InvalidInput(message, field="model")
     form, form_names = _read_form(given, spec, is_chat=field == "messages")
+    answers, is_streamed = _read_answers(given), read_flag(given, "stream")
+    inputs = [prompt for prompt in prompts for _ in range(answers)]
+    if is_streamed and len(inputs) > 1:
+        several = field if answers == 1 else "n"
+        raise InvalidInput(f"{several}: a stream has one answer; send stream: false, or ask for one.", field=several)
     form_fields = (*answer_grammars.FIELDS, *(tools.FIELDS if field == "messages" else ()))
-    own_names = (field, "model", "stream", "stream_options", SERVICE_TIER, *form_fields)
+    own_names = (field, "model", "stream", "stream_options", "n", "ignore_eos", SERVICE_TIER, *form_fields)
     rest = {name: value for name, value in given.items() if name not in own_names}
     if len(limits := [name for name in LIMITS if name in rest]) > 1:
         raise InvalidInput(f"{limits[0]}: is the same as {limits[1]}; send one of them.", field=limits[0])
@@ -107,16 +114,25 @@ def _make_completion(
     parameters = {**_add_token_limit(spec, _read_parameters(spec, rest), most_tokens), **own, **form}
     if "tools" in form and "grammar" not in form and given.get(tools.PARALLEL) is False:
         parameters["stop"] = [*parameters.get("stop", ()), tools.CLOSE]  # which ends the first call
+    if read_flag(given, "ignore_eos"):
+        parameters["min_new_tokens"] = _find_token_limit(spec, parameters)
+    if answers > 1 and "seed" in parameters:
+        raise InvalidInput("n: with a seed all answers are the same; leave out one of them.", field="n")
+    places = {}
+    if len(inputs) > 1:
+        names = [field] if len(prompts) == 1 else [f"{field}[{index}]" for index in range(len(prompts))]
+        places = {f"inputs[{index}]": names[index // answers] for index in range(len(inputs))}
     return Completion(
         submission=Submission(
             spec=spec,
-            inputs=inputs,
+            inputs=inputs if len(inputs) > 1 else inputs[0],
             parameters=parameters,
             priority=read_priority(given),
         ),
-        words={**renamed, **form_names, "parameters.": "", "inputs": field},
-        is_streamed=read_flag(given, "stream"),
+        words={**renamed, **form_names, "parameters.": "", **places, "inputs": field},
+        is_streamed=is_streamed,
         include_usage=_read_include_usage(given.get("stream_options", {})),
+        answers=answers,
     )
 
 
@@ -132,6 +148,21 @@ def _read_form(given: dict[str, Any], spec: ModelSpec, *, is_chat: bool) -> tupl
         name = names[f"parameters.{unknown}"]
         raise InvalidInput(f"{name}: is not served by {spec.name!r}; leave it out.", field=name)
     return parameters, names
+
+
+def _read_answers(given: Mapping[str, Any]) -> int:
+    answers = given.get("n", 1)
+    if not isinstance(answers, int) or isinstance(answers, bool) or not 1 <= answers <= MOST_ANSWERS:
+        raise InvalidInput(f"n: must be a whole number from 1 to {MOST_ANSWERS}.", field="n")
+    return answers
+
+
+def _find_token_limit(spec: ModelSpec, parameters: Mapping[str, Any]) -> int:
+    """Return the tokens that an answer has which does not end by itself. Raises `InvalidInput` if there is no limit."""
+    most = parameters.get("max_new_tokens", spec.parameters["max_new_tokens"].default)
+    if most is None:
+        raise InvalidInput("ignore_eos: send max_tokens with it.", field="ignore_eos")
+    return int(most)
 
 
 def _read_include_usage(options: object) -> bool:
@@ -175,10 +206,10 @@ def _enable_sampling(spec: ModelSpec, parameters: dict[str, Any]) -> dict[str, A
     return {"do_sample": True, **named} if parameters.keys() & {"temperature", "top_p"} else named
 
 
-def _read_prompt(given: dict[str, Any]) -> str:
+def _read_prompts(given: Mapping[str, Any]) -> list[str]:
     prompt = given.get("prompt")
-    if isinstance(prompt, list) and len(prompt) == 1:
-        [prompt] = prompt
-    if not isinstance(prompt, str):
-        raise InvalidInput("prompt: must be a string; several prompts are several requests.", field="prompt")
-    return prompt
+    prompts = prompt if isinstance(prompt, list) else [prompt]
+    texts = [each for each in prompts if isinstance(each, str)]
+    if not texts or len(texts) < len(prompts):
+        raise InvalidInput("prompt: must be a string, or a list of strings; tokens are not served.", field="prompt")
+    return texts
