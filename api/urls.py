@@ -2,9 +2,10 @@ from django.urls import URLPattern, path, re_path
 
 from api.errors.problems import not_found
 from api.server.middleware import APP_NAME
-from api.views import about, bulk, completions, embeddings, jobs, models, rerank, tei
+from api.views import about, bulk, embeddings, jobs, models, rerank, tei
 from api.views.base import ApiView
 from api.views.batch_files import batches, files
+from api.views.generation import completions, responses
 
 
 def add_alias(address: str, view: type[ApiView]) -> URLPattern:
@@ -18,6 +19,7 @@ urlpatterns = [
     path("v1/models/<str:name>/v1/completions", completions.ModelTextView.as_view()),
     path("v1/models/<str:name>/rerank", rerank.ModelRerankView.as_view()),
     add_alias("v1/models/<str:name>/v1/embeddings", embeddings.EmbeddingsView),
+    add_alias("v1/models/<str:name>/v1/responses", responses.ResponsesView),
     add_alias("v1/models/<str:name>/embed", tei.EmbedView),
     add_alias("v1/models/<str:name>/embed_all", tei.EmbedAllView),
     add_alias("v1/models/<str:name>/similarity", tei.SimilarityView),
@@ -60,6 +62,12 @@ urlpatterns = [
     path("openai/v1/completions", completions.TextView.as_view()),
     path("openai/v1/models/<str:name>", completions.OpenAIModelView.as_view()),
     path("openai/v1/models", completions.OpenAIModelsView.as_view()),
+    path("v1/responses", responses.ResponsesView.as_view()),
+    path("v1/responses/<str:response_id>", responses.ResponseView.as_view()),
+    path("v1/responses/<str:response_id>/cancel", responses.CancelResponseView.as_view()),
+    add_alias("openai/v1/responses", responses.ResponsesView),
+    add_alias("openai/v1/responses/<str:response_id>", responses.ResponseView),
+    add_alias("openai/v1/responses/<str:response_id>/cancel", responses.CancelResponseView),
     path("v1/files", files.FilesView.as_view()),
     path("v1/files/<str:file_id>", files.FileView.as_view()),
     path("v1/files/<str:file_id>/content", files.FileContentView.as_view()),

@@ -10,10 +10,12 @@ from api import codec
 from api.answers.completions.completion import CHAT, TEXT, CompletionKind, count_tokens, make_completion
 from api.answers.embeddings import write_openai_embeddings
 from api.answers.rankings import write_ranking
+from api.answers.responses.response import make_response
 from api.requests.dialects.base import DialectRequest
 from api.requests.dialects.completions import read_chat, read_text_completion
 from api.requests.dialects.embeddings import read_embeddings
 from api.requests.dialects.rerank import read_rerank
+from api.requests.dialects.responses import read_response
 from inference.catalog.lookup import last_spec_of
 from inference.models import Job
 
@@ -54,6 +56,12 @@ ENDPOINTS: Mapping[str, Endpoint] = {
     "/v1/completions": _make_completion_endpoint(TEXT, read_text_completion),
     "/v1/embeddings": Endpoint(
         read=read_embeddings, write=_write_embeddings, count_tokens=_count_read_tokens, inputs="input"
+    ),
+    "/v1/responses": Endpoint(
+        read=read_response,
+        write=lambda job, _: codec.write_json(make_response(job)),
+        count_tokens=lambda job, _: count_tokens(job, 1),
+        inputs="input",
     ),
     "/v1/rerank": Endpoint(read=read_rerank, write=_write_ranking, count_tokens=_count_read_tokens, inputs="documents"),
 }

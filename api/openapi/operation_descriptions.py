@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 BODIES = (
     "JobBody", "BulkBody", "LineBody", "RunBody", "ChatBody", "TextBody", "RerankBody", "EmbeddingsBody", "CohereBody",
-    "EmbedBody", "TokensBody", "SimilarityBody", "PredictBody", "BatchBody",
+    "EmbedBody", "TokensBody", "SimilarityBody", "PredictBody", "BatchBody", "ResponseBody",
 )  # fmt: skip
-NAMING = ("JobBody", "BulkBody", "EmbeddingsBody", "CohereBody")  # a model, which they must
+NAMING = ("JobBody", "BulkBody", "EmbeddingsBody", "CohereBody", "ResponseBody")  # a model, which they must
 ALWAYS = ("bad_request", "store_unavailable", "internal")
 WITH_KEY = ("unauthorized", "too_many_requests")
 

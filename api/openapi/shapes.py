@@ -180,6 +180,37 @@ class ChatBody(CompletionBody):
     tool_choice = AnyValue(required=False, help_text="auto, none, required, or the function that must be called.")
 
 
+class ResponseBody(Shape):
+    """OpenAI's; docs/guide/openai.md has the fields that are served. Parameters of the model may stand beside them."""
+
+    model = serializers.CharField()
+    input = serializers.ListField(
+        child=serializers.DictField(), help_text="Messages, calls and their results; or one string."
+    )
+    instructions = serializers.CharField(required=False)
+    max_output_tokens = serializers.IntegerField(required=False, min_value=1)
+    temperature = serializers.FloatField(required=False, min_value=0)
+    top_p = serializers.FloatField(required=False)
+    text = serializers.DictField(required=False, help_text="The form of the answer.")
+    tools = serializers.ListField(child=serializers.DictField(), required=False)
+    tool_choice = AnyValue(required=False, help_text="auto, none, required, or the function that must be called.")
+    stream = serializers.BooleanField(required=False, help_text="Server-sent events.")
+    background = serializers.BooleanField(required=False, help_text="Answer at once, before the response is there.")
+    previous_response_id = serializers.CharField(required=False, help_text="The response that this one follows.")
+
+
+class ResponseShown(Shape):
+    id = serializers.CharField(help_text="resp_ and the job's id.")
+    object = serializers.CharField()
+    created_at = serializers.IntegerField()
+    model = serializers.CharField()
+    status = serializers.CharField(help_text="queued, in_progress, completed, incomplete, failed or cancelled.")
+    output = serializers.ListField(child=serializers.DictField(), help_text="Messages, and calls of functions.")
+    usage = serializers.DictField(allow_null=True)
+    error = serializers.DictField(allow_null=True)
+    incomplete_details = serializers.DictField(allow_null=True)
+
+
 class TextBody(CompletionBody):
     prompt = serializers.CharField(allow_blank=True)
 

@@ -147,6 +147,16 @@ def read_flag(query: Mapping[str, str], name: str) -> bool:
     return query.get(name) == "true"
 
 
+def read_whole_number(query: Mapping[str, str], name: str, default: int) -> int:
+    """Return a parameter that is a whole number from 0, or `default`. Raises `ApiError`."""
+    text = query.get(name)
+    if text is None:
+        return default
+    if not (text.isascii() and text.isdigit() and len(text) <= 10):
+        raise ApiError(f"{name}: must be a whole number from 0, not {text[:100]!r}.")
+    return int(text)
+
+
 def prefers_plain(header: str) -> bool:
     """Return True if the header says `Prefer: outputs=plain`."""
     return bool(_PREFER_PLAIN.search(header))

@@ -180,3 +180,9 @@ def add_etag(request: HttpRequest, response: HttpResponse) -> HttpResponse:
     response.headers["ETag"] = etag
     response.headers["Cache-Control"] = "private, no-cache"
     return response
+
+
+def read_json(request: HttpRequest) -> Any:
+    """Return the JSON body, which is not validated."""
+    bodies.require_json(read_media_type(request))
+    return codec.parse_json(read_body(request))

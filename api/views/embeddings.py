@@ -13,7 +13,7 @@ from api.answers import embeddings as answers
 from api.errors.problems import ApiError
 from api.openapi import retrieval_operations as operations
 from api.requests.dialects import cohere, embeddings
-from api.views.completions import read_json
+from api.views.base import read_json
 from api.views.models import DialectView, run_in_dialect
 from inference.catalog.lookup import spec_of
 

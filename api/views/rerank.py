@@ -10,8 +10,7 @@ from drf_spectacular.utils import extend_schema_view
 from api.answers.rankings import write_ranking
 from api.openapi import retrieval_operations as operations
 from api.requests.dialects import rerank
-from api.views.base import ApiView
-from api.views.completions import read_json
+from api.views.base import ApiView, read_json
 from api.views.models import DialectView, run_in_dialect
 from inference.catalog.lookup import spec_of
 

@@ -129,10 +129,12 @@ class ReadTests(SimpleTestCase):
 
     def test_the_format_of_an_answer_is_a_grammar(self) -> None:
         schema = {"type": "object", "properties": {"n": {"type": "integer"}}}
-        named = {"name": "n", "strict": True, "schema": schema}
+        closed = {**schema, "additionalProperties": False}
+        named = {"name": "n", "strict": False, "schema": schema}
         any_object = {"type": "object"}
         for fields, kind, value in (
             ({"response_format": {"type": "json_schema", "json_schema": named}}, "json", schema),
+            ({"response_format": {"type": "json_schema", "json_schema": {**named, "strict": True}}}, "json", closed),
             ({"structured_outputs": {"json": False}}, "json", False),
             ({"response_format": {"type": "json_object"}}, "json", any_object),
             ({"response_format": {"type": "json_object", "schema": schema}}, "json", schema),

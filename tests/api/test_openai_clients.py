@@ -281,6 +281,78 @@ class ClientTests(StackCase):
         self.assertEqual(refused.exception.param, "prompt[1]")
         self.assertIn("prompt[1]: The prompt is empty", refused.exception.message)
 
+    def respond(self, **fields: Any) -> Any:
+        asked: dict[str, Any] = {"model": "tiny", "input": "hello", "max_output_tokens": 20, "temperature": 0, **fields}
+        return self.client().responses.create(**asked)
+
+    def test_a_response_is_the_answer_to_a_chat(self) -> None:
+        response = self.respond(instructions="be kind")
+        chat = self.chat(messages=[{"role": "system", "content": "be kind"}, *HELLO], max_tokens=20, temperature=0)
+        self.assertEqual(response.output_text, chat.choices[0].message.content)
+        self.assertEqual(response.usage.total_tokens, chat.usage.total_tokens if chat.usage else None)
+        ended = {"length": "incomplete", "stop": "completed"}[chat.choices[0].finish_reason]
+        self.assertEqual(response.status, ended)
+        again = self.client().responses.retrieve(response.id)
+        self.assertEqual((again.output, again.status), (response.output, ended))
+
+    def test_a_response_as_it_is_generated_is_read_on_from_any_event(self) -> None:
+        whole = self.respond()
+        events = list(self.respond(stream=True))
+        kinds = [event.type for event in events]
+        self.assertEqual(
+            kinds[:4],
+            [f"response.{kind}" for kind in ("created", "in_progress", "output_item.added", "content_part.added")],
+        )
+        text = "".join(event.delta for event in events if event.type == "response.output_text.delta")
+        self.assertEqual(text, whole.output_text)
+        last = events[-1].response
+        self.assertEqual([item.content for item in last.output], [item.content for item in whole.output])
+        numbers = [event.sequence_number for event in events]
+        self.assertEqual(numbers, sorted(set(numbers)))
+        for place in (0, 3, len(events) // 2, len(events) - 2):
+            rest = list(
+                self.client().responses.retrieve(last.id, stream=True, starting_after=events[place].sequence_number)
+            )
+            found = [*events[: place + 1], *rest]
+            parts = [event.delta for event in found if event.type == "response.output_text.delta"]
+            self.assertEqual("".join(parts), text)
+            self.assertEqual(
+                [event.type for event in rest if "delta" not in event.type],
+                [kind for kind in kinds[place + 1 :] if "delta" not in kind],
+            )
+
+    def test_a_response_follows_another_one_with_the_result_of_a_call(self) -> None:
+        tools = [{"type": "function", **tool["function"], "strict": True} for tool in TOOLS]
+        named = {"type": "function", "name": "paint"}
+        first = self.respond(tools=tools, tool_choice=named, max_output_tokens=80, instructions="be kind")
+        [call] = first.output
+        self.assertEqual((call.type, call.name), ("function_call", "paint"))
+        result = {"type": "function_call_output", "call_id": call.call_id, "output": "done"}
+        second = self.respond(input=[result], previous_response_id=first.id, max_output_tokens=5)
+        shown = "user: hello\nassistant: paint \ntool: done\n"
+        self.assertEqual(second.usage.input_tokens, len(shown))
+        with self.assertRaises(openai.BadRequestError) as unknown:
+            self.respond(previous_response_id="resp_0")
+        self.assertEqual(unknown.exception.param, "previous_response_id")
+
+    def test_a_response_in_the_background_is_looked_at_and_cancelled(self) -> None:
+        self.hold()
+        response = self.respond(model="held", background=True)
+        self.assertIn(response.status, ("queued", "in_progress"))
+        cancelled = self.client().responses.cancel(response.id)
+        self.assertEqual((cancelled.status, cancelled.id), ("cancelled", response.id))
+
+    def test_a_response_follows_a_schema(self) -> None:
+        class Wall(pydantic.BaseModel):
+            model_config = {"extra": "forbid"}
+            is_red: bool
+
+        response = self.client().responses.parse(model="tiny", input="hello", text_format=Wall)
+        self.assertIsInstance(response.output_parsed, Wall)
+        with self.assertRaises(openai.BadRequestError) as refused:
+            self.respond(max_output_tokens=0)
+        self.assertEqual(refused.exception.param, "max_output_tokens")
+
     def test_several_at_once(self) -> None:
         async def complete_all() -> list[ChatCompletion]:
             async with openai.AsyncOpenAI(base_url=f"{self.base}/openai/v1", api_key=self.key) as client:

@@ -66,7 +66,7 @@ def make_completion(kind: CompletionKind, job: Job, answers: int = 1) -> dict[st
 
     Raises `ApiError` if the output holds no text.
     """
-    found = _read_generated_texts(job)
+    found = read_generated_texts(job)
     choices = [_make_choice(kind, job, index, text, details) for index, (text, details) in enumerate(found)]
     usage = _make_usage([details for _, details in found], answers)
     return {**make_completion_head(kind, job), "object": kind.name, "choices": choices, "usage": usage}
@@ -105,7 +105,7 @@ def make_completion_head(kind: CompletionKind, job: Job) -> dict[str, Any]:
     }
 
 
-def _read_generated_texts(job: Job) -> list[tuple[str, Mapping[str, Any]]]:
+def read_generated_texts(job: Job) -> list[tuple[str, Mapping[str, Any]]]:
     """Return the text of each answer, as a stream sends it, and its details.
 
     Raises `ApiError` if the output holds no text.
@@ -149,7 +149,7 @@ def make_usage(details: Mapping[str, Any]) -> dict[str, int] | None:
 
 def count_tokens(job: Job, answers: int) -> tuple[int, int]:
     """Return how many tokens a job with so many answers to each prompt has read, and how many it has made."""
-    usage = _make_usage([details for _, details in _read_generated_texts(job)], answers) or {}
+    usage = _make_usage([details for _, details in read_generated_texts(job)], answers) or {}
     return usage.get("prompt_tokens", 0), usage.get("completion_tokens", 0)
 
 

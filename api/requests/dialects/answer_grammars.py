@@ -20,6 +20,7 @@ ANY_TEXT: Mapping[str, Any] = {"type": "text"}
 ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 KINDS = ("json", "regex", "choice")
 VLLM_KINDS = (*KINDS, "json_object")
+MORE = ("allOf", "anyOf", "oneOf", "$ref", "patternProperties")  # keywords that may give an object more properties
 TYPES = ("text", "json_object", "json_schema", "json", "regex")
 
 
@@ -47,8 +48,8 @@ def read_grammar(fields: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, s
 
 def _read_openai(value: Mapping[str, Any]) -> tuple[str, Any, str]:
     match value:
-        case {"type": "json_schema", "json_schema": {"schema": schema}}:
-            return "json", schema, "json_schema.schema"
+        case {"type": "json_schema", "json_schema": {"schema": schema, **others}}:
+            return "json", embed_schema(schema) if others.get("strict") else schema, "json_schema.schema"
         case {"type": "json_schema"}:
             where = f"{OPENAI}.json_schema"
             raise InvalidInput(f'{where}: must be an object such as {{"name": "…", "schema": {{…}}}}.', field=where)
@@ -69,3 +70,22 @@ def _read_vllm(value: Mapping[str, Any]) -> tuple[str, Any, str]:
         raise InvalidInput(f"{VLLM}: must have one of {', '.join(VLLM_KINDS)}.", field=VLLM)
     [(kind, grammar)] = given.items()
     return ("json", ANY_OBJECT, kind) if kind == "json_object" else (kind, grammar, kind)
+
+
+def embed_schema(schema: Any, root: str = "#", *, is_whole: bool = True) -> Any:
+    """Return a schema as a part of a document, in which it stands at `root`, with objects that are closed.
+
+    References from its own root become references from the document's. An object that does not say otherwise has only
+    the properties that are named, as a function has only its parameters, and as OpenAI's `strict` means. `is_whole` is
+    false for a part of an allOf.
+    """
+    if isinstance(schema, list):
+        return [embed_schema(part, root, is_whole=is_whole) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    found = {key: embed_schema(part, root, is_whole=key != "allOf") for key, part in schema.items()}
+    if isinstance(reference := schema.get("$ref"), str) and reference.startswith("#"):
+        found["$ref"] = root + reference[1:]
+    if is_whole and schema.get("type") == "object" and "properties" in schema and schema.keys().isdisjoint(MORE):
+        found.setdefault("additionalProperties", False)
+    return found

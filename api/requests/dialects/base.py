@@ -50,8 +50,13 @@ class DialectRequest:
         return self._translate_beginning(text)
 
     def _translate_beginning(self, text: str) -> str:
-        ours = next((ours for ours in self.words if text.startswith(ours)), "")
-        return self.words[ours] + text[len(ours) :] if ours else text
+        return replace_beginning(text, self.words)
+
+
+def replace_beginning(text: str, words: Mapping[str, str]) -> str:
+    """Return a text with the first of the words that it begins with replaced."""
+    ours = next((ours for ours in words if text.startswith(ours)), "")
+    return words[ours] + text[len(ours) :] if ours else text
 
 
 def read_fields(document: object) -> dict[str, Any]:

@@ -5,7 +5,7 @@ A field that would change the answer and is not served is refused by name. A fie
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,14 +45,16 @@ class Completion(DialectRequest):
     answers: int  # of each prompt
 
 
-def read_chat(document: object, spec: ModelSpec | None = None) -> Completion:
+def read_chat(
+    document: object, spec: ModelSpec | None = None, *, before: Sequence[Mapping[str, Any]] = ()
+) -> Completion:
     """Read a request to answer a chat.
 
-    `spec` is the model that the address names. Without it the body names the model. Raises `InvalidInput`,
-    `UnknownModel`.
+    `spec` is the model that the address names. Without it the body names the model. `before` are messages that stand
+    before those of the body, as chat templates take them. Raises `InvalidInput`, `UnknownModel`.
     """
     given = read_fields(document)
-    inputs = messages.read_messages(given)
+    inputs = [*before, *messages.read_messages(given, before)]
     turn = _read_turn(given, inputs[-1]["role"])
     rest = {name: value for name, value in given.items() if name not in TURN}
     return _make_completion(rest, spec, "messages", [inputs], own=turn, most_tokens=CHAT_TOKENS)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from api.requests.dialects.base import refuse_other_fields
@@ -15,12 +15,13 @@ MESSAGE = ("role", "content", "name", "annotations")  # fields that are read, th
 FIELDS = {"assistant": (*MESSAGE, "tool_calls"), "tool": (*MESSAGE, "tool_call_id")}
 
 
-def read_messages(given: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the messages of a request. Raises `InvalidInput`."""
+def read_messages(given: Mapping[str, Any], before: Sequence[Mapping[str, Any]] = ()) -> list[dict[str, Any]]:
+    """Return the messages of a request. They may answer calls in the messages `before`. Raises `InvalidInput`."""
     messages = given.get("messages")
     if not isinstance(messages, list) or not messages:
         raise InvalidInput('messages: must be a list such as [{"role": "user", "content": "…"}].', field="messages")
-    called: dict[str, str] = {}  # names of tools by the ids of their calls
+    calls = [call for message in before for call in message.get("tool_calls", ())]
+    called: dict[str, str] = {call["id"]: call["function"]["name"] for call in calls}
     return [_read_message(f"messages[{index}]", message, called) for index, message in enumerate(messages)]
 
 

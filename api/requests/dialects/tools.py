@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from api.requests.dialects.answer_grammars import embed_schema
 from inference.catalog import wording
 from inference.errors import InvalidInput
 
@@ -18,7 +19,6 @@ PARALLEL = "parallel_tool_calls"
 CLOSE = "</tool_call>"
 MOST_TOOLS = 128  # OpenAI's limit
 NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
-MORE = ("allOf", "anyOf", "oneOf", "$ref", "patternProperties")  # keywords that may give an object more properties
 CHOICES = ("auto", "none", "required")
 NO_ARGUMENTS: Mapping[str, Any] = {"type": "object", "properties": {}}
 EXAMPLE = '{"type": "function", "function": {"name": "…", "parameters": {…}}}'
@@ -89,7 +89,7 @@ def _make_call_schema(tools: list[dict[str, Any]]) -> dict[str, Any]:
     Their own schemas are definitions of it, in which references are from its root.
     """
     functions = [tool["function"] for tool in tools]
-    definitions = {each["name"]: _embed_schema(each["parameters"], f"#/$defs/{each['name']}") for each in functions}
+    definitions = {each["name"]: embed_schema(each["parameters"], f"#/$defs/{each['name']}") for each in functions}
     return {"$defs": definitions, "anyOf": [_make_one_call_schema(name) for name in definitions]}
 
 
@@ -101,21 +101,3 @@ def _make_one_call_schema(name: str) -> dict[str, Any]:
         "required": list(properties),
         "additionalProperties": False,
     }
-
-
-def _embed_schema(schema: Any, root: str, *, is_whole: bool = True) -> Any:
-    """Return the schema of a tool's arguments as a part of a document, in which it stands at `root`.
-
-    References from its own root become references from the document's. An object that does not say otherwise has only
-    the properties that are named, as a function has only its parameters. `is_whole` is false for a part of an allOf.
-    """
-    if isinstance(schema, list):
-        return [_embed_schema(part, root, is_whole=is_whole) for part in schema]
-    if not isinstance(schema, dict):
-        return schema
-    found = {key: _embed_schema(part, root, is_whole=key != "allOf") for key, part in schema.items()}
-    if isinstance(reference := schema.get("$ref"), str) and reference.startswith("#"):
-        found["$ref"] = root + reference[1:]
-    if is_whole and schema.get("type") == "object" and "properties" in schema and schema.keys().isdisjoint(MORE):
-        found.setdefault("additionalProperties", False)
-    return found

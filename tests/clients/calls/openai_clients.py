@@ -13,7 +13,7 @@ from harness import BASE, KEY, QUERY, TEXTS, are_vectors, call
 from langchain_openai import ChatOpenAI, OpenAIEmbeddings
 from pydantic import BaseModel
 from pydantic_ai import Agent, NativeOutput, ToolOutput
-from pydantic_ai.models.openai import OpenAIChatModel
+from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.providers.openai import OpenAIProvider
 
 HELLO = [{"role": "user", "content": "hello"}]
@@ -46,6 +46,17 @@ def stream_call(client: openai.OpenAI) -> str:
     """Return the arguments of a call that is required."""
     with client.chat.completions.stream(model="decoder", messages=HELLO, tools=TOOLS, tool_choice="required") as stream:
         return str(stream.get_final_completion().choices[0].message.tool_calls[0].function.arguments)
+
+
+def stream_response(client: openai.OpenAI) -> str:
+    with client.responses.stream(model="story", input="hello") as stream:
+        return str(stream.get_final_response().output_text)
+
+
+def read_background(client: openai.OpenAI) -> list[str]:
+    """Return the kinds of the events behind the first one."""
+    begun = client.responses.create(model="story", input="hello", background=True)
+    return [event.type for event in client.responses.retrieve(begun.id, stream=True, starting_after=0)]
 
 
 def write_lines(url: str = EMBEDDINGS) -> str:
@@ -113,7 +124,20 @@ for base in ("/v1", "/openai/v1"):
         lambda c=client: c.chat.completions.parse(model="decoder", messages=HELLO, response_format=Colour),
         lambda answer: answer.choices[0].message.parsed.colour in COLOURS,
     )
-    call(name, "responses.create", lambda c=client: c.responses.create(model="story", input="hello"))
+    call(name, "responses.create", lambda c=client: c.responses.create(model="story", input="hello").output_text)
+    call(name, "responses.stream", lambda c=client: stream_response(c))
+    call(
+        name,
+        "responses.create(background), retrieve(starting_after)",
+        lambda c=client: read_background(c),
+        lambda kinds: kinds[-1] == "response.completed",
+    )
+    call(
+        name,
+        "responses.parse",
+        lambda c=client: c.responses.parse(model="decoder", input="hello", text_format=Colour),
+        lambda answer: answer.output_parsed.colour in COLOURS,
+    )
     call(
         name,
         "files.create(expires_after)",
@@ -204,6 +228,11 @@ chat = ChatOpenAI(model="story", base_url=f"{BASE}/v1", api_key=KEY, max_retries
 vectors = OpenAIEmbeddings(
     model="embeddings", base_url=f"{BASE}/v1", api_key=KEY, check_embedding_ctx_length=False, max_retries=0
 )
+call(
+    "langchain-openai",
+    "ChatOpenAI(use_responses_api).invoke",
+    lambda: chat.model_copy(update={"use_responses_api": True}).invoke("hello").text,
+)
 call("langchain-openai", "ChatOpenAI.invoke", lambda: chat.invoke("hello").content)
 call("langchain-openai", "ChatOpenAI.batch", lambda: chat.batch(["hello", "once"]), lambda found: len(found) == 2)
 for method in ("json_schema", "function_calling"):
@@ -224,6 +253,8 @@ call(
 )
 
 model = OpenAIChatModel("story", provider=OpenAIProvider(base_url=f"{BASE}/v1", api_key=KEY))
+newest = OpenAIResponsesModel("story", provider=OpenAIProvider(base_url=f"{BASE}/v1", api_key=KEY))
+call("pydantic-ai", "OpenAIResponsesModel", lambda: Agent(newest).run_sync("hello").output)
 call("pydantic-ai", "Agent.run_sync", lambda: Agent(model).run_sync("hello").output)
 shaped = OpenAIChatModel("decoder", provider=OpenAIProvider(base_url=f"{BASE}/v1", api_key=KEY))
 for output in (NativeOutput, ToolOutput):

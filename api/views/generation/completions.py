@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
@@ -18,7 +17,7 @@ from api.requests import bodies
 from api.requests.dialects import completions
 from api.requests.dialects.completions import Completion
 from api.views import streaming
-from api.views.base import ApiView, get_visible_job, read_body, read_media_type
+from api.views.base import ApiView, get_visible_job, read_json
 from api.views.jobs import answer_output, make_job_address
 from api.views.models import read_wait_limit_s, refuse_other_wait, run_in_dialect
 from inference.catalog.lookup import spec_of
@@ -151,8 +150,3 @@ class OpenAIModelView(ApiView):
     @operations.not_described
     def get(self, request: HttpRequest, name: str) -> HttpResponse:
         return codec.make_json_response(shapes.get_openai_model(name))
-
-
-def read_json(request: HttpRequest) -> Any:
-    bodies.require_json(read_media_type(request))
-    return codec.parse_json(read_body(request))

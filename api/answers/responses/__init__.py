@@ -1,0 +1,1 @@
+"""Responses in the form of OpenAI's clients, whole and as events."""

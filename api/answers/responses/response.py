@@ -1,0 +1,143 @@
+"""A response, which is a chat's job in the form of OpenAI's newest clients."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+
+from api.answers.completions import tool_calls
+from api.answers.completions.completion import make_usage, read_finish_reason, read_generated_texts
+from inference.models import Job, Status
+
+PREFIX = "resp_"
+STATUSES = {
+    Status.QUEUED: "queued",
+    Status.RUNNING: "in_progress",
+    Status.SUCCEEDED: "completed",
+    Status.FAILED: "failed",
+    Status.CANCELLED: "cancelled",
+    Status.EXPIRED: "failed",
+}
+CUT = {"reason": "max_output_tokens"}
+# Fields that a client may read, though the service keeps no value of the request for them.
+UNKNOWN: Mapping[str, Any] = {
+    "instructions": None, "metadata": {}, "parallel_tool_calls": True, "previous_response_id": None,
+    "reasoning": {"effort": None, "summary": None}, "store": True, "text": {"format": {"type": "text"}},
+    "truncation": "disabled", "user": None,
+}  # fmt: skip
+
+
+def make_response(job: Job) -> dict[str, Any]:
+    """Return the response of a job, finished or not. Raises `ApiError` if the output of a job holds no text."""
+    output, usage, is_cut = list[dict[str, Any]](), None, False
+    if job.status == Status.SUCCEEDED:
+        [(text, details)] = read_generated_texts(job)
+        is_cut = read_finish_reason(details) == "length"
+        output, usage = _make_items(job, text, is_cut=is_cut), _make_usage(details)
+    return {**make_head(job), "output": output, "usage": usage, **_make_status(job, is_cut=is_cut)}
+
+
+def make_head(job: Job) -> dict[str, Any]:
+    """Return the fields of a response that has no output yet."""
+    parameters = job.parameters
+    tools = [{"type": "function", **tool["function"], "strict": True} for tool in parameters.get("tools", ())]
+    return {
+        **UNKNOWN,
+        "id": f"{PREFIX}{job.id.hex}",
+        "object": "response",
+        "created_at": int(job.created_at.timestamp()),
+        "model": job.model,
+        "status": "in_progress",
+        "error": None,
+        "incomplete_details": None,
+        "max_output_tokens": parameters.get("max_new_tokens"),
+        "output": [],
+        "temperature": parameters.get("temperature", 1.0),
+        "top_p": parameters.get("top_p", 1.0),
+        "tool_choice": "required" if tools and "grammar" in parameters else "auto",
+        "tools": tools,
+        "usage": None,
+    }
+
+
+def make_message_id(job: Job, index: int) -> str:
+    """Return the id of an item, by its place in the output."""
+    return f"msg_{job.id.hex}{index:04x}"
+
+
+def make_text_part(text: str) -> dict[str, Any]:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+
+
+def make_message(job: Job, index: int, text: str | None, status: str) -> dict[str, Any]:
+    """Return the item of a message. It has no part yet if `text` is None."""
+    content = [] if text is None else [make_text_part(text)]
+    return {
+        "id": make_message_id(job, index),
+        "type": "message",
+        "role": "assistant",
+        "status": status,
+        "content": content,
+    }
+
+
+def make_call_item(call: Mapping[str, Any], status: str) -> dict[str, Any]:
+    """Return the item of a call of a tool, which is in the form of a chat's."""
+    return {
+        "id": f"fc_{call['id'].removeprefix('call_')}",
+        "type": "function_call",
+        "call_id": call["id"],
+        "name": call["function"]["name"],
+        "arguments": call["function"]["arguments"],
+        "status": status,
+    }
+
+
+def read_messages(job: Job) -> list[dict[str, Any]]:
+    """Return the messages of a response that has succeeded, with its answer and without its instructions.
+
+    They are as chat templates take them. Raises `ApiError` if the output holds no text.
+    """
+    [(text, _)] = read_generated_texts(job)
+    words, calls = tool_calls.read_calls(job, text, choice=0) if "tools" in job.parameters else (text, [])
+    answer: dict[str, Any] = {"role": "assistant", "content": words}
+    if calls:
+        answer["tool_calls"] = [_make_template_call(call) for call in calls]
+    return [*(message for message in job.inputs if "source" not in message), answer]
+
+
+def _make_template_call(call: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        arguments = orjson.loads(call["function"]["arguments"])
+    except orjson.JSONDecodeError:  # they were cut, or the model made a mistake
+        arguments = {}
+    return {**call, "function": {**call["function"], "arguments": arguments}}
+
+
+def _make_status(job: Job, *, is_cut: bool) -> dict[str, Any]:
+    if is_cut:
+        return {"status": "incomplete", "incomplete_details": CUT}
+    status = STATUSES[Status(job.status)]
+    error = {"code": "server_error", "message": job.public_detail} if status == "failed" else None
+    return {"status": status, "error": error}
+
+
+def _make_items(job: Job, text: str, *, is_cut: bool) -> list[dict[str, Any]]:
+    words, calls = tool_calls.read_calls(job, text, choice=0) if "tools" in job.parameters else (text, [])
+    items = [make_message(job, 0, words, "completed")] if words or not calls else []
+    items += [make_call_item(call, "completed") for call in calls]
+    items[-1]["status"] = "incomplete" if is_cut else "completed"
+    return items
+
+
+def _make_usage(details: Mapping[str, Any]) -> dict[str, Any] | None:
+    usage = make_usage(details)
+    return usage and {
+        "input_tokens": usage["prompt_tokens"],
+        "input_tokens_details": {"cached_tokens": 0},
+        "output_tokens": usage["completion_tokens"],
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": usage["total_tokens"],
+    }

@@ -1,0 +1,1 @@
+"""Views of what generates text: completions, and responses."""

@@ -1,0 +1,91 @@
+"""Views of responses, which are chats that a client may leave and come back to."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from django.http import HttpRequest, HttpResponse
+from django.http.response import HttpResponseBase
+
+from api import codec
+from api.answers.completions.completion import is_single_text
+from api.answers.responses.events import BEGINNING, write_response_events
+from api.answers.responses.response import PREFIX, make_response, read_messages
+from api.auth import Principal
+from api.openapi import response_operations as operations
+from api.requests import bodies
+from api.requests.dialects import responses
+from api.views import streaming
+from api.views.base import ApiView, get_own_job, get_visible_job, read_json
+from api.views.models import refuse_other_wait, run_in_dialect
+from inference.catalog.lookup import spec_of
+from inference.errors import InferenceError, InvalidInput, JobNotFound
+from inference.models import Job, Status
+from inference.submission import jobs
+
+
+class ResponsesView(ApiView):
+    query_parameters = {"POST": ("timeout", *streaming.QUERY)}
+
+    @operations.create_response
+    def post(self, request: HttpRequest, name: str = "") -> HttpResponseBase:
+        document, spec = read_json(request), spec_of(name) if name else None
+        asked = responses.read_response(document, spec, before=self._read_previous_messages(document))
+        refuse_other_wait(request, asked.is_streamed)
+        if not asked.is_streamed and not asked.is_background:
+            return run_in_dialect(self, request, asked, write_response)
+        with asked.translate_errors():
+            submission = self.add_owner(request, asked.submission)
+            if not asked.is_streamed:
+                return answer_response(jobs.submit(submission))
+            submit = partial(jobs.submit, submission, needs_worker=not asked.is_background)
+            return streaming.answer_stream(self, request, submit, write_response_events)
+
+    def _read_previous_messages(self, document: Any) -> list[dict[str, Any]] | None:
+        if (previous := responses.read_previous_id(document)) is None:
+            return None
+        try:
+            job = get_response_job(self.principal, previous)
+        except InferenceError as error:
+            raise InvalidInput(f"{responses.PREVIOUS}: {error.message}", field=responses.PREVIOUS) from None
+        if job.status != Status.SUCCEEDED:
+            message = f"{responses.PREVIOUS}: {previous} has no answer to follow; it is {job.status}."
+            raise InvalidInput(message, field=responses.PREVIOUS)
+        return read_messages(job)
+
+
+class ResponseView(ApiView):
+    is_cancellable = True
+    query_parameters = {"GET": ("stream", "starting_after", "include_obfuscation", *streaming.QUERY)}
+
+    @operations.get_response
+    def get(self, request: HttpRequest, response_id: str) -> HttpResponseBase:
+        job = get_response_job(self.principal, response_id)
+        if not bodies.read_flag(request.GET, "stream"):
+            return answer_response(job)
+        after = bodies.read_whole_number(request.GET, "starting_after", BEGINNING)
+        return streaming.answer_stream(self, request, lambda: job, partial(write_response_events, after=after))
+
+
+class CancelResponseView(ApiView):
+    @operations.cancel_response
+    def post(self, request: HttpRequest, response_id: str) -> HttpResponse:
+        job = get_response_job(self.principal, response_id)
+        return answer_response(jobs.cancel(get_own_job(self.principal, str(job.id)).id))
+
+
+def get_response_job(principal: Principal, response_id: str) -> Job:
+    """Return the job of a response. Raises the errors of `get_visible_job`."""
+    job = get_visible_job(principal, response_id.removeprefix(PREFIX))
+    if not is_single_text(job) or not isinstance(job.inputs, list):
+        raise JobNotFound(f"There is no response {response_id}.")
+    return job
+
+
+def answer_response(job: Job) -> HttpResponse:
+    return HttpResponse(write_response(job), content_type=codec.CONTENT_TYPE)
+
+
+def write_response(job: Job) -> bytes:
+    return codec.write_json(make_response(job))
