@@ -12,10 +12,10 @@ from api.answers.embeddings import write_openai_embeddings
 from api.answers.rankings import write_ranking
 from api.answers.responses.response import make_response
 from api.requests.dialects.base import DialectRequest
-from api.requests.dialects.completions import read_chat, read_text_completion
 from api.requests.dialects.embeddings import read_embeddings
+from api.requests.dialects.generation.completions import read_chat, read_text_completion
+from api.requests.dialects.generation.responses import read_response
 from api.requests.dialects.rerank import read_rerank
-from api.requests.dialects.responses import read_response
 from inference.catalog.lookup import last_spec_of
 from inference.models import Job
 

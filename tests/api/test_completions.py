@@ -9,7 +9,7 @@ from uuid import uuid4
 
 from django.test import SimpleTestCase, override_settings
 
-from api.requests.dialects import completions
+from api.requests.dialects.generation import completions
 from inference.catalog.lookup import spec_of
 from inference.catalog.reader import parse_catalog
 from inference.catalog.request_validation import validate_parameters

@@ -10,7 +10,7 @@ from django.test import SimpleTestCase, override_settings
 
 from api.answers.responses import events
 from api.answers.responses.response import make_response, read_messages
-from api.requests.dialects import responses
+from api.requests.dialects.generation import responses
 from inference.errors import InvalidInput
 from inference.models import Job, Status
 from inference.streams.events import Delta, End, Event, Interrupted, KeepAlive, Restart

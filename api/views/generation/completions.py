@@ -14,8 +14,8 @@ from api.answers.completions import completion as shapes
 from api.answers.completions.completion import CHAT, MODEL_TEXT, TEXT, CompletionKind
 from api.openapi import operations
 from api.requests import bodies
-from api.requests.dialects import completions
-from api.requests.dialects.completions import Completion
+from api.requests.dialects.generation import completions
+from api.requests.dialects.generation.completions import Completion
 from api.views import streaming
 from api.views.base import ApiView, get_visible_job, read_json
 from api.views.jobs import answer_output, make_job_address

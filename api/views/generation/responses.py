@@ -15,7 +15,7 @@ from api.answers.responses.response import PREFIX, make_response, read_messages
 from api.auth import Principal
 from api.openapi import response_operations as operations
 from api.requests import bodies
-from api.requests.dialects import responses
+from api.requests.dialects.generation import responses
 from api.views import streaming
 from api.views.base import ApiView, get_own_job, get_visible_job, read_json
 from api.views.models import refuse_other_wait, run_in_dialect

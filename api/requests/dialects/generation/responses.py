@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from api.requests.dialects import completions
 from api.requests.dialects.base import DialectRequest, read_fields, read_flag, replace_beginning
-from api.requests.dialects.completions import Completion
+from api.requests.dialects.generation import completions
+from api.requests.dialects.generation.completions import Completion
 from inference.catalog import wording
 from inference.catalog.neutral_values import Neutral, describe_refusal, is_neutral
 from inference.catalog.specs import ModelSpec

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from api.requests.dialects.answer_grammars import embed_schema
+from api.requests.dialects.generation.answer_grammars import embed_schema
 from inference.catalog import wording
 from inference.errors import InvalidInput
 

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from api.requests.dialects import answer_grammars, messages, tools
 from api.requests.dialects.base import (
     SERVICE_TIER,
     DialectRequest,
@@ -20,6 +19,7 @@ from api.requests.dialects.base import (
     refuse_other_fields,
     refuse_unknown_fields,
 )
+from api.requests.dialects.generation import answer_grammars, messages, tools
 from inference.catalog import tasks
 from inference.catalog.neutral_values import OPENAI, is_neutral
 from inference.catalog.sizes.lengths import CHAT_TOKENS
