@@ -5,7 +5,7 @@ from api.server.middleware import APP_NAME
 from api.views import about, bulk, embeddings, jobs, models, rerank, tei
 from api.views.base import ApiView
 from api.views.batch_files import batches, files
-from api.views.generation import completions, responses
+from api.views.generation import completions, responses, sounds
 
 
 def add_alias(address: str, view: type[ApiView]) -> URLPattern:
@@ -62,6 +62,10 @@ urlpatterns = [
     path("openai/v1/completions", completions.TextView.as_view()),
     path("openai/v1/models/<str:name>", completions.OpenAIModelView.as_view()),
     path("openai/v1/models", completions.OpenAIModelsView.as_view()),
+    path("v1/audio/transcriptions", sounds.TranscriptionView.as_view()),
+    path("v1/audio/speech", sounds.SpeechView.as_view()),
+    add_alias("openai/v1/audio/transcriptions", sounds.TranscriptionView),
+    add_alias("openai/v1/audio/speech", sounds.SpeechView),
     path("v1/responses", responses.ResponsesView.as_view()),
     path("v1/responses/<str:response_id>", responses.ResponseView.as_view()),
     path("v1/responses/<str:response_id>/cancel", responses.CancelResponseView.as_view()),

@@ -15,12 +15,14 @@ from api.errors import problems
 from inference.errors import ContextLengthExceeded, InvalidInput
 
 ADDRESSES = re.compile(
-    r"/openai/|/embeddings/|/v1/models/[^/]+/v1/embeddings/|/v1/(?:batches|chat|completions|embeddings|files|responses)/"
-    r"|/v1/(?:audio|images|moderations)/"  # not served: 404 in OpenAI's form
+    r"/openai/|/embeddings/|/v1/models/[^/]+/v1/embeddings/|/v1/(?:audio|batches|chat|completions|embeddings)/"
+    r"|/v1/(?:files|responses)/"
+    r"|/v1/(?:images|moderations)/"  # not served: 404 in OpenAI's form
 )
 NAME = r"[a-z_]+(?:[.\[][\w.\[\]]*)?"
 FIELD = re.compile(rf"(?:{NAME}: (?={NAME}: ))?({NAME}): ")  # the last of "input[3]: dimensions: "
-INPUTS = {"chat": "messages", "embeddings": "input", "responses": "input"}  # fields of inputs, by a part of the address
+# The field that holds the inputs, by a part of the address.
+INPUTS = {"chat": "messages", "embeddings": "input", "responses": "input", "audio": "input"}
 BAD_REQUEST, FORBIDDEN, TOO_MANY, UNPROCESSABLE = 400, 403, 429, 422  # OpenAI does not answer 422
 CODES = {  # the service's code: the code that programs written for OpenAI look for
     "unauthorized": "invalid_api_key",

@@ -1,7 +1,8 @@
-"""The operations at /v1/responses, which also exist below /openai."""
+"""The operations at /v1/responses and /v1/audio, which also exist below /openai."""
 
 from __future__ import annotations
 
+from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import OpenApiParameter
 
 from api import codec
@@ -11,6 +12,7 @@ from api.openapi.operations import IDEMPOTENCY_KEY, ON_DISCONNECT, make_query_pa
 from api.requests import bodies
 
 _RESPONSE = OpenApiParameter("response_id", {"type": "string"}, OpenApiParameter.PATH)
+_WAIT = make_wait_parameter("timeout", bodies.MAX_WAIT_S, "the answer")
 _ANSWERS = {(200, codec.CONTENT_TYPE): shapes.ResponseShown, (200, "text/event-stream"): shapes.ANY}
 
 create_response = describe_operation(
@@ -52,4 +54,24 @@ cancel_response = describe_operation(
     problems=["job_not_found", "job_gone", "forbidden", "body_too_large"],
     form=OPENAI,
     also_at=["/openai/v1/responses/{response_id}/cancel"],
+)
+transcribe = describe_operation(
+    "audio_transcribe",
+    "Write down what is said in a sound",
+    request={"multipart/form-data": shapes.TranscriptionBody},
+    answers={(200, codec.CONTENT_TYPE): shapes.TranscriptionShown, (200, "text/plain"): str},
+    parameters=[_WAIT, IDEMPOTENCY_KEY],
+    form=OPENAI,
+    also_at=["/openai/v1/audio/transcriptions"],
+    **waiting,
+)
+speak = describe_operation(
+    "audio_speak",
+    "Speak a text; the answer is a WAV file",
+    request=shapes.SpeechBody,
+    answers={(200, "audio/wav"): OpenApiTypes.BINARY},
+    parameters=[_WAIT, IDEMPOTENCY_KEY],
+    form=OPENAI,
+    also_at=["/openai/v1/audio/speech"],
+    **waiting,
 )

@@ -211,6 +211,22 @@ class ResponseShown(Shape):
     incomplete_details = serializers.DictField(allow_null=True)
 
 
+class TranscriptionBody(Shape):
+    file = serializers.FileField(help_text="WAV, or another format that the service can read.")
+    model = serializers.CharField()
+    language = serializers.CharField(required=False, help_text="Such as en, of a model that knows several.")
+    response_format = serializers.CharField(required=False, help_text="json, text, verbose_json, srt or vtt.")
+
+
+class TranscriptionShown(Shape):
+    text = serializers.CharField(allow_blank=True)
+
+
+class SpeechBody(Shape):
+    model = serializers.CharField()
+    input = serializers.CharField()
+
+
 class TextBody(CompletionBody):
     prompt = serializers.CharField(allow_blank=True)
 

@@ -21,7 +21,7 @@ from inference.errors import StoreUnavailable
 
 NO_ROOM = "The storage of files took no more; nothing was stored by this request. Try again later."
 KEPT = 4096  # bytes at the end of a body, in which its closing boundary is looked for
-UNREADABLE = "The form cannot be read. Send purpose and one file, as by curl -F purpose=batch -F file=@NAME."
+UNREADABLE = "The form cannot be read. Send {} and one file, as by curl -F {} -F file=@NAME."
 CUT_OFF = "The form ended before its closing boundary. Send the file again."
 
 
@@ -88,10 +88,11 @@ class BoundedBody:
         return part
 
 
-def read_file_form(meta: Mapping[str, Any], *, limit: int) -> FileForm:
+def read_file_form(meta: Mapping[str, Any], *, limit: int, example: str) -> FileForm:
     """Read a form from the body of a request, whose headers are in `meta`.
 
-    The body has a length or is chunked, and may have `limit` bytes. Raises `ApiError`.
+    The body has a length or is chunked, and may have `limit` bytes. `example` is a field that the form has beside its
+    file, with a value. Raises `ApiError`.
     """
     kind, options = parse_header_parameters(str(meta.get("CONTENT_TYPE", "")))
     if kind != "multipart/form-data":
@@ -104,7 +105,7 @@ def read_file_form(meta: Mapping[str, Any], *, limit: int) -> FileForm:
         parser = MultiPartParser({**meta, "CONTENT_LENGTH": length}, cast(Any, body), [TemporaryFileHandler()])
         fields, files = parser.parse()
     except (MultiPartParserError, SuspiciousOperation):
-        raise ApiError(UNREADABLE) from None
+        raise ApiError(UNREADABLE.format(example.partition("=")[0], example)) from None
     if f"--{options.get('boundary', '')}--".encode() not in body.end:
         raise ApiError(CUT_OFF)
     found = [(name, file) for name, several in files.lists() for file in several]

@@ -93,6 +93,7 @@ class Task:
     pipeline: str = ""  # the name of the pipeline in transformers, if it is another one
     classifies: bool = False  # scores a text, or a pair of texts, by each of its labels
     ranks: bool = False  # scores how well a text answers a query, by one number
+    transcribes: bool = False  # its answers write down what is said
     check: input_checks.Check = input_checks.accept_anything
     # The unit measures strings of an input; with any other unit they are files in base64.
     unit: units.Unit = units.estimate_tokens
@@ -156,6 +157,7 @@ BUILT_IN: Mapping[str, BuiltIn] = {
                 "grammar": ParameterSpec(type="object"),
                 "tools": ParameterSpec(type="array", items="object", min_items=1, max_items=128),
             },
+            "automatic-speech-recognition": {"language": ParameterSpec(type="string", min_length=1, max_length=20)},
         },
     ),
     "inference.engines.embeddings:SentenceEmbeddings": BuiltIn(
@@ -274,6 +276,7 @@ TASKS = index_tasks((
     _sound(name="audio-classification", compiles=True, parameters=_CLASSIFICATION),
     _sound(
         name="automatic-speech-recognition",
+        transcribes=True,
         parameters={"return_timestamps": _FLAG},
         neutral={**_EMPTY_SETTINGS, "return_timestamps": (False,)},  # models whose tokens are letters refuse it
     ),

@@ -6,6 +6,7 @@ Every example of docs/guide/openai.md in Python runs as it stands there.
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import functools
 import io
@@ -38,6 +39,10 @@ MODELS = """
 task = "text-generation"
 model = "{folder}"
 max_length = {context}
+
+[ears]
+task = "automatic-speech-recognition"
+model = "{ears}"
 
 [held]
 engine = "tests.echo:EchoEngine"
@@ -78,7 +83,8 @@ class ClientTests(StackCase):
     def setUpClass(cls) -> None:
         folder = Path(cls.enterClassContext(tempfile.TemporaryDirectory()))
         tiny = str(tiny_models.build("text-generation", folder / "tiny"))
-        models = MODELS.format(folder=tiny, context=CONTEXT) + TABLE.replace(ENTRY["model"], tiny)
+        ears = str(tiny_models.build("whisper-with-times", folder / "ears"))
+        models = MODELS.format(folder=tiny, ears=ears, context=CONTEXT) + TABLE.replace(ENTRY["model"], tiny)
         cls.stack = cls.enterClassContext(Stack(models=models, replicas=1, environment={"API_KEY_REQUIRED": "1"}))
         cls.key = cls.stack.issue_key("client")
         cls.base = f"http://{HOST}:{cls.stack.port}"
@@ -353,6 +359,21 @@ class ClientTests(StackCase):
             self.respond(max_output_tokens=0)
         self.assertEqual(refused.exception.param, "max_output_tokens")
 
+    def test_a_sound_is_written_down(self) -> None:
+        sound = ("hello.wav", base64.b64decode(tiny_models.wav()))
+        plain = self.client().audio.transcriptions.create(model="ears", file=sound)
+        times = self.client().audio.transcriptions.create(model="ears", file=sound, response_format="verbose_json")
+        bearer = {"Authorization": f"Bearer {self.key}"}
+        native = self.stack.post("/v1/models/ears", {"inputs": tiny_models.wav()}, headers=bearer)
+        self.assertEqual(plain.text, native.json["text"])
+        self.assertEqual(times.text.strip(), "".join(each.text for each in times.segments or ()).strip())
+        with self.assertRaises(openai.BadRequestError) as refused:
+            self.client().audio.transcriptions.create(model="ears", file=sound, language="xx")
+        self.assertEqual(refused.exception.param, "language")
+        with self.assertRaises(openai.BadRequestError) as bad:
+            self.client().audio.transcriptions.create(model="ears", file=("a.wav", b"no sound"))
+        self.assertEqual(bad.exception.param, "file")
+
     def test_several_at_once(self) -> None:
         async def complete_all() -> list[ChatCompletion]:
             async with openai.AsyncOpenAI(base_url=f"{self.base}/openai/v1", api_key=self.key) as client:
@@ -415,7 +436,9 @@ class ClientTests(StackCase):
                 exec(compile(named, "page", "exec", dont_inherit=True), names)
         self.addCleanup(names["client"].close)
         jobs = self.stack.jobs.filter(model=PAGE_S_MODEL, status=Status.SUCCEEDED).order_by("pk")
-        self.assertEqual(len(jobs), len(EXAMPLES))
+        self.assertEqual(
+            len(jobs), sum(len(re.findall(r"\.(?:create|parse|chat_completion)\(", code)) for code in EXAMPLES)
+        )
         self.assertIn(jobs[0].output[0]["generated_text"], printed.getvalue())
 
     # Hugging Face's, of Python

@@ -44,7 +44,7 @@ class FilesView(ApiView):
 
     @batch_operations.upload_file
     def post(self, request: HttpRequest) -> HttpResponse:
-        form = read_file_form(request.META, limit=find_body_limit(request.META))
+        form = read_file_form(request.META, limit=find_body_limit(request.META), example="purpose=batch")
         with form.file as content:
             if unknown := next((name for name in form.fields if name not in FIELDS), None):
                 raise ApiError(f"{unknown[:100]}: unknown field; the form has {', '.join(FIELDS)} and file.")

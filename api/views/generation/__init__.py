@@ -1,1 +1,1 @@
-"""Views of what generates text: completions, and responses."""
+"""Views of OpenAI's interface to models that write and speak."""

@@ -229,6 +229,16 @@ class Speech(Feed):
         """
         return replace(self, parameters={"max_new_tokens": 8}) if pipe.type in ("seq2seq", "seq2seq_whisper") else self
 
+    def complete_parameters(self, pipe: Pipeline, parameters: dict[str, Any]) -> dict[str, Any]:
+        """Return the parameters as they are. Raises `InvalidInput` for a language that the model does not know."""
+        if language := parameters.get("language"):
+            known = getattr(pipe.model.generation_config, "lang_to_id", None) or {}
+            if f"<|{language}|>" not in known:
+                listed = ", ".join(sorted(name.strip("<|>") for name in known)) or "none, so leave it out"
+                message = f"parameters.language: must be a language that this model knows: {listed}."
+                raise InvalidInput(message, field="parameters.language")
+        return parameters
+
     def bound_parameters(self, row: InputRow, pipe: Pipeline, run: dict[str, Any]) -> dict[str, Any]:
         if pipe.type != "seq2seq_whisper" or run.get("return_timestamps"):
             return {}

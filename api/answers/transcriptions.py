@@ -1,0 +1,62 @@
+"""Transcriptions of sounds in the forms of OpenAI's interface."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from api import codec
+from api.answers.completions.completion import NO_TEXT
+from api.errors.problems import ApiError
+from inference.models import Job
+from inference.streams.texts import extract_single_answer
+
+TEXT = "text/plain; charset=utf-8"
+CONTENT_TYPES = {"text": TEXT, "srt": TEXT, "vtt": "text/vtt; charset=utf-8"}  # by format; JSON for the others
+
+
+def write_transcription(job: Job, form: str) -> bytes:
+    """Write a transcription as `json`, `verbose_json`, `text`, `srt` or `vtt`.
+
+    Raises `ApiError` if the output holds no text.
+    """
+    answer = extract_single_answer(job.output)
+    if not isinstance(text := answer.get("text"), str):
+        raise ApiError(NO_TEXT, "bad_output")
+    match form:
+        case "text":
+            return f"{text}\n".encode()
+        case "srt" | "vtt":
+            return _write_subtitles(_list_segments(answer), form).encode()
+        case "verbose_json":
+            segments = list(_list_segments(answer))
+            duration = segments[-1]["end"] if segments else 0.0
+            language = job.parameters.get("language")
+            told = {"task": "transcribe", "language": language, "duration": duration, "text": text}
+            return codec.write_json({**told, "segments": segments})
+    return codec.write_json({"text": text})
+
+
+def _list_segments(answer: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the parts of a text, with their times in seconds. The last one may have no end, which is its beginning."""
+    for number, chunk in enumerate(answer.get("chunks") or ()):
+        start, end = chunk["timestamp"]
+        start = start or 0.0
+        yield {"id": number, "start": start, "end": start if end is None else end, "text": chunk["text"]}
+
+
+def _write_subtitles(segments: Iterator[dict[str, Any]], form: str) -> str:
+    mark = "," if form == "srt" else "."
+    blocks = ["WEBVTT\n"] if form == "vtt" else []
+    for segment in segments:
+        times = " --> ".join(_format_time(segment[name], mark) for name in ("start", "end"))
+        number = f"{segment['id'] + 1}\n" if form == "srt" else ""
+        blocks.append(f"{number}{times}\n{segment['text'].strip()}\n")
+    return "\n".join(blocks)
+
+
+def _format_time(seconds: float, mark: str) -> str:
+    milliseconds = round(1000 * seconds)
+    hours, rest = divmod(milliseconds, 3_600_000)
+    minutes, rest = divmod(rest, 60_000)
+    return f"{hours:02}:{minutes:02}:{rest // 1000:02}{mark}{rest % 1000:03}"

@@ -1,0 +1,1 @@
+"""Requests of OpenAI's and Hugging Face's clients for generated text."""

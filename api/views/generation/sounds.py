@@ -1,0 +1,54 @@
+"""Views of sounds: what is said in one, and a text that is spoken."""
+
+from __future__ import annotations
+
+import io
+from functools import partial
+
+from django.http import HttpRequest, HttpResponse
+
+from api.answers.sounds import CONTENT_TYPE, encode_wav
+from api.answers.transcriptions import CONTENT_TYPES, write_transcription
+from api.errors.problems import ApiError
+from api.openapi import response_operations as operations
+from api.requests.dialects import sounds
+from api.requests.file_form import read_file_form
+from api.server.upload_limit import find_body_limit
+from api.views.base import read_body, read_json
+from api.views.models import DialectView, run_in_dialect
+from inference.models import Job
+
+NO_SOUND = "The model's answer is no sound."
+
+
+class TranscriptionView(DialectView):
+    @operations.transcribe
+    def post(self, request: HttpRequest) -> HttpResponse:
+        meta = {**request.META, "wsgi.input": io.BytesIO(read_body(request))}
+        form = read_file_form(meta, limit=find_body_limit(request.META), example="model=NAME")
+        with form.file:
+            asked = sounds.read_transcription(form)
+        answer = run_in_dialect(self, request, asked, partial(write_transcription, form=asked.response_format))
+        return set_content_type(answer, CONTENT_TYPES.get(asked.response_format))
+
+
+class SpeechView(DialectView):
+    @operations.speak
+    def post(self, request: HttpRequest) -> HttpResponse:
+        answer = run_in_dialect(self, request, sounds.read_speech(read_json(request)), write_sound)
+        return set_content_type(answer, CONTENT_TYPE)
+
+
+def write_sound(job: Job) -> bytes:
+    """Return the sound of a job as a WAV file. Raises `ApiError` if its output is none."""
+    file = encode_wav(job.output)
+    if file is None:
+        raise ApiError(NO_SOUND, "bad_output")
+    return file
+
+
+def set_content_type(answer: HttpResponse, content_type: str | None) -> HttpResponse:
+    """Set the type of an answer that is no error."""
+    if content_type and answer.status_code == HttpResponse.status_code:
+        answer.headers["Content-Type"] = content_type
+    return answer
