@@ -440,11 +440,12 @@ class ReplicaRegistry:
     def _can_be_spared(self, replica: ReplicaState) -> bool:
         """Return True if other children run meanwhile what this one runs, or if none of them will soon.
 
-        None of them will soon if none is starting. A single child pauses.
+        None of them will soon if none is starting, or has ended and starts again. A single child pauses.
         """
-        others = [other for other in self.replicas if other is not replica and other.pid is not None]
-        able = [other.ready for other in others if not self._is_withdrawn(other)]
-        return all(other.is_up for other in others) or replica.ready & self._runs <= frozenset[str]().union(*able)
+        others = [other for other in self.replicas if other is not replica]
+        able = [other.ready for other in others if other.pid is not None and not self._is_withdrawn(other)]
+        is_one_to_come = any(not other.is_up and (other.pid is not None or other.had) for other in others)
+        return not is_one_to_come or replica.ready & self._runs <= frozenset[str]().union(*able)
 
     def find_children_to_restart(self) -> list[int]:
         """Return the indexes of the children that can be given no call and whose pause is over."""

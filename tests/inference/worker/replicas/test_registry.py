@@ -516,8 +516,9 @@ class ChangeTests(TestCase):
 
     def test_a_replica_pauses_for_a_load_only_while_another_takes_the_calls(self) -> None:
         self.replicas.note_end(1)
-        self.replicas.note_start(1, SECOND, self.replicas.make_first_assignment(1))
         self.follow(self.new, CATALOG["b"])
+        self.assertIsNone(self.next_assignment(FIRST))  # the other one has not been started again yet
+        self.replicas.note_start(1, SECOND, tuple(CATALOG.values()))
         self.assertIsNone(self.next_assignment())
         self.replicas.note_loaded_models(
             LoadReport(pid=SECOND, models={spec.digest: READY for spec in CATALOG.values()})
