@@ -155,6 +155,7 @@ BUILT_IN: Mapping[str, BuiltIn] = {
             # {"type": "json", "regex" or "choice", "value": …}, which an engine of the user's own might overlook
             "text-generation": {
                 "grammar": ParameterSpec(type="object"),
+                "logprobs": ParameterSpec(type="integer", min=0, max=20),
                 "tools": ParameterSpec(type="array", items="object", min_items=1, max_items=128),
             },
             "automatic-speech-recognition": {"language": ParameterSpec(type="string", min_length=1, max_length=20)},

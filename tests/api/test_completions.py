@@ -433,6 +433,25 @@ class ReadTests(SimpleTestCase):
         streamed = {"model": "prompts", "prompt": ["a", "b"], "stream": True}
         self.assertEqual(self.refused(streamed, completions.read_text_completion).field, "prompt")
 
+    def test_log_probabilities_are_a_number_of_the_likeliest_tokens(self) -> None:
+        for fields, expected in (
+            ({"logprobs": True}, 0), ({"logprobs": True, "top_logprobs": 3}, 3), ({"logprobs": False}, None), ({}, None),
+        ):  # fmt: skip
+            with self.subTest(fields):
+                read = completions.read_chat({"messages": HELLO, **fields}, PIPELINE)
+                self.assertEqual(read.submission.parameters.get("logprobs"), expected)
+        text = completions.read_text_completion({"prompt": "a", "logprobs": 2}, PIPELINE)
+        self.assertEqual(text.submission.parameters["logprobs"], 2)
+        for fields, field in (
+            ({"top_logprobs": 2}, "top_logprobs"),
+            ({"logprobs": 1}, "logprobs"),
+            ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+            ({"logprobs": True, "stream": True}, "logprobs"),
+        ):
+            with self.subTest(fields), self.assertRaises(InvalidInput) as caught:
+                completions.read_chat({"messages": HELLO, **fields}, PIPELINE)
+            self.assertEqual(caught.exception.field, field)
+
     def test_an_answer_that_ignores_its_end_has_as_many_tokens_as_it_may(self) -> None:
         self.assertEqual(self.parameters(ignore_eos=True, max_tokens=5), {"max_new_tokens": 5, "min_new_tokens": 5})
         chat = self.parameters(ignore_eos=True)

@@ -275,6 +275,21 @@ class ClientTests(StackCase):
         assert answer.usage
         self.assertEqual((answer.usage.prompt_tokens, answer.usage.completion_tokens), (len(TEMPLATED), 15))
 
+    def test_log_probabilities(self) -> None:
+        choice = self.chat(logprobs=True, top_logprobs=2, temperature=0).choices[0]
+        assert choice.logprobs
+        assert choice.logprobs.content
+        self.assertEqual("".join(token.token for token in choice.logprobs.content), choice.message.content)
+        for token in choice.logprobs.content:  # a greedy answer
+            self.assertEqual((token.token, len(token.top_logprobs)), (token.top_logprobs[0].token, 2))
+            self.assertAlmostEqual(token.logprob, token.top_logprobs[0].logprob)
+        found = self.client().completions.create(model="tiny", prompt="hello", max_tokens=5, temperature=0, logprobs=1)
+        scores = found.choices[0].logprobs
+        assert scores
+        assert scores.tokens
+        self.assertEqual("".join(scores.tokens), found.choices[0].text)
+        self.assertIsNone(self.chat().choices[0].logprobs)
+
     def test_several_prompts(self) -> None:
         options: Any = {"model": "tiny", "temperature": 0, "max_tokens": 5}
         answer = self.client().completions.create(prompt=["hello", "good morning"], **options)
@@ -401,8 +416,8 @@ class ClientTests(StackCase):
         self.assertIn("max_tokens: must be from 1", bad.exception.message)
         self.assertTrue(bad.exception.request_id)
         with self.assertRaises(openai.BadRequestError) as refused:
-            self.chat(logprobs=True)
-        self.assertEqual(refused.exception.param, "logprobs")
+            self.chat(functions=[{"name": "f"}])
+        self.assertEqual(refused.exception.param, "functions")
         with self.assertRaises(openai.InternalServerError) as nobody:
             self.client(retries=0).chat.completions.create(model="unserved", messages=HELLO)
         self.assertEqual(nobody.exception.code, "no_worker")
@@ -489,8 +504,8 @@ class ClientTests(StackCase):
     def test_errors_are_readable_in_hugging_face_s(self) -> None:
         for address in ("/v1/models/tiny", "/openai/v1"):
             with self.subTest(address), self.assertRaises(HfHubHTTPError) as failed:
-                self.hugging_face(address, model="tiny", logprobs=True)
-            self.assertIn("logprobs: is not served here", str(failed.exception))
+                self.hugging_face(address, model="tiny", n=0)
+            self.assertIn("n: must be a whole number", str(failed.exception))
 
     # Both, of JavaScript
 
@@ -544,7 +559,7 @@ class ClientTests(StackCase):
                 self.assertIn(words, result["error"])
                 self.assertTrue(result["requestId"])
         for name in ("bad field of hugging face", "bad field of a stream of hugging face"):
-            self.assertIn("logprobs: is not served here", self.run_javascript()[name]["error"])
+            self.assertIn("n: must be a whole number", self.run_javascript()[name]["error"])
         self.assertIn(
             "max_tokens: must be", self.run_javascript()["bad field of a text stream of hugging face"]["error"]
         )

@@ -69,7 +69,7 @@ class Reference:
         import torch
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
-        from inference.engines.generation.grammars import Grammars
+        from inference.engines.generation.processors.grammars import Grammars
 
         torch.set_num_threads(1)  # a second one waits more than it works, beside a busy service
         self.model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)

@@ -29,9 +29,9 @@ const calls = {
   "bad field": () => openai().chat.completions.create({ ...asked, max_tokens: 0 }),
   "no model": () => openai().chat.completions.create({ ...asked, model: "nope" }),
   "no key": () => openai("inf_wrong").chat.completions.create(asked),
-  "bad field of hugging face": () => huggingFace("/v1/models/tiny").chatCompletion({ ...asked, logprobs: true }),
+  "bad field of hugging face": () => huggingFace("/v1/models/tiny").chatCompletion({ ...asked, n: 0 }),
   "bad field of a stream of hugging face": () =>
-    chunks(huggingFace("/v1/models/tiny").chatCompletionStream({ ...asked, logprobs: true })),
+    chunks(huggingFace("/v1/models/tiny").chatCompletionStream({ ...asked, n: 0 })),
   "bad field of a text stream of hugging face": () =>
     chunks(huggingFace("/v1/models/tiny").textGenerationStream({ inputs: "hello", parameters: { max_new_tokens: 0 } })),
 };

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from api.answers.completions import tool_calls
+from api.answers.completions.logprobs import make_chat_logprobs, make_text_logprobs
 from api.errors.problems import ApiError
 from inference.catalog import tasks
 from inference.catalog.lookup import get_catalog, last_spec_of, spec_of
@@ -35,6 +36,7 @@ class CompletionKind:
     last: dict[str, Any]
     has_tokens: bool = False  # each chunk is also an event of Hugging Face's text generation
     has_calls: bool = False  # an answer may have calls of tools
+    make_logprobs: Callable[[Mapping[str, Any]], dict[str, Any] | None]  # from the details of an answer
 
 
 CHAT = CompletionKind(
@@ -47,6 +49,7 @@ CHAT = CompletionKind(
     first={"delta": {"role": "assistant", "content": ""}},
     last={"delta": {}},
     has_calls=True,
+    make_logprobs=make_chat_logprobs,
 )
 TEXT = CompletionKind(
     prefix="cmpl-",
@@ -57,6 +60,7 @@ TEXT = CompletionKind(
     part=lambda text: {"text": text},
     first={"text": ""},
     last={"text": ""},
+    make_logprobs=make_text_logprobs,
 )
 MODEL_TEXT = replace(TEXT, has_tokens=True)
 
@@ -78,7 +82,7 @@ def _make_choice(kind: CompletionKind, job: Job, index: int, text: str, details:
     if calls:
         fields["message"] |= {"content": words or None, "tool_calls": calls}
     reason = read_finish_reason(details, calls_tools=bool(calls))
-    return {"index": index, **fields, "finish_reason": reason, "logprobs": None}
+    return {"index": index, **fields, "finish_reason": reason, "logprobs": kind.make_logprobs(details)}
 
 
 def may_call_tools(kind: CompletionKind, job: Job) -> bool:

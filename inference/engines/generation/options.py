@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import LogitsProcessorList, Pipeline, StoppingCriteria, StoppingCriteriaList
 
-from inference.engines.generation.grammars import Grammars
-from inference.engines.generation.penalties import replace_penalties
+from inference.engines.generation.processors.grammars import Grammars
+from inference.engines.generation.processors.penalties import replace_penalties
+from inference.engines.generation.processors.token_scores import FIELD, TokenScores, is_search
 from inference.engines.generation.rows.ending import Ending
 from inference.engines.generation.rows.growing_text import Decoder, continues_prompt
 from inference.engines.inputs.stops import Stops, find_first_stop, list_ends, read_stops
+from inference.errors import InvalidInput
 
 if TYPE_CHECKING:
     from transformers.utils.chat_template_utils import Chat
@@ -52,6 +54,8 @@ class Generated:
     stops: Stops
     stopped: int | None  # number of tokens after which a stop ended it
     has_details: bool  # True if the answer has details
+    scores: TokenScores | None
+    row: int  # of the scores
 
 
 class PipelineSteps:
@@ -73,10 +77,14 @@ class PipelineSteps:
         seed: int | None = None,
         details: bool = False,
         grammar: Mapping[str, Any] | None = None,
+        logprobs: int | None = None,
         **run: Any,
     ) -> Any:
         width = inputs["input_ids"].shape[1]
         run = replace_penalties(run, prompt=width, vocabulary=self.vocabulary)
+        scores = None if logprobs is None else self._make_token_scores(logprobs, width, run)
+        if scores:
+            run["logits_processor"] = LogitsProcessorList([*run.get("logits_processor", ()), scores])
         if grammar is not None:  # after the penalties, as what it does not allow must stay forbidden
             processors = [*run.get("logits_processor", ()), self.grammars.make_processor(grammar, prompt=width)]
             run["logits_processor"] = LogitsProcessorList(processors)
@@ -101,6 +109,8 @@ class PipelineSteps:
                     stops=stops,
                     stopped=criteria.lengths.get(place * len(row) + number),
                     has_details=details,
+                    scores=scores,
+                    row=place * len(row) + number,
                 )
                 for number, tokens in enumerate(row.tolist())
             )
@@ -117,6 +127,11 @@ class PipelineSteps:
             return answers
         endings = [self._make_ending(one, self._find_context(one.prompt, prompt, after)) for one in generated]
         return [ending.apply_to_answer(answer) for ending, answer in zip(endings, answers, strict=True)]
+
+    def _make_token_scores(self, top: int, prompt: int, run: Mapping[str, Any]) -> TokenScores:
+        if is_search(run, self.pipe.model.generation_config):
+            raise InvalidInput(f"{FIELD}: is not served beside a search by beams.", field=FIELD)
+        return TokenScores(self.pipe.tokenizer, self.decoder, top=min(top, self.vocabulary), prompt=prompt)
 
     def _bound_new_tokens(self, run: dict[str, Any], width: int) -> dict[str, Any]:
         """Limit the answer to what its prompt leaves of the context.
@@ -157,6 +172,7 @@ class PipelineSteps:
             found=self.decoder(tokens),
             text=text[:stop],
             has_details=generated.has_details,
+            tokens=generated.scores.describe_tokens(generated.row, tokens[:count], context) if generated.scores else {},
         )
 
     @contextlib.contextmanager

@@ -89,7 +89,7 @@ class NeutralTests(SimpleTestCase):
         spec = spec_of("text-generation")
         values: dict[str, Any] = {
             "watermark": True, "best_of": 2, "frequency_penalty": 2.1, "presence_penalty": False, "n": True,
-            "logprobs": 0, "top_n_tokens": 1, "decoder_input_details": True,
+            "logprobs": 21, "top_n_tokens": 1, "decoder_input_details": True,
         }  # fmt: skip
         for name, value in values.items():
             with self.subTest(name):

@@ -35,6 +35,8 @@ LIMITS = ("max_tokens", "max_completion_tokens", "max_new_tokens")
 OWN = {"return_full_text": False, "details": True}  # parameters that the form of the answer needs
 TURN = {"continue_final_message": False, "add_generation_prompt": True}  # fields of vLLM, and their defaults
 MOST_ANSWERS = 128  # OpenAI's limit
+LOGPROBS = ("logprobs", "top_logprobs")
+MOST_LOGPROBS = 20
 STREAM_OPTIONS = ("include_usage", "include_obfuscation")
 
 
@@ -107,8 +109,12 @@ def _make_completion(
     if is_streamed and len(inputs) > 1:
         several = field if answers == 1 else "n"
         raise InvalidInput(f"{several}: a stream has one answer; send stream: false, or ask for one.", field=several)
+    logprobs = _read_logprobs(given, is_chat=field == "messages")
+    if logprobs is not None and (is_streamed or "logprobs" not in spec.parameters):
+        where = "with a stream" if is_streamed else f"by {spec.name!r}"
+        raise InvalidInput(f"logprobs: is not served {where}; leave it out.", field="logprobs")
     form_fields = (*answer_grammars.FIELDS, *(tools.FIELDS if field == "messages" else ()))
-    own_names = (field, "model", "stream", "stream_options", "n", "ignore_eos", SERVICE_TIER, *form_fields)
+    own_names = (field, "model", "stream", "stream_options", "n", "ignore_eos", *LOGPROBS, SERVICE_TIER, *form_fields)
     rest = {name: value for name, value in given.items() if name not in own_names}
     if len(limits := [name for name in LIMITS if name in rest]) > 1:
         raise InvalidInput(f"{limits[0]}: is the same as {limits[1]}; send one of them.", field=limits[0])
@@ -116,6 +122,8 @@ def _make_completion(
     parameters = {**_add_token_limit(spec, _read_parameters(spec, rest), most_tokens), **own, **form}
     if "tools" in form and "grammar" not in form and given.get(tools.PARALLEL) is False:
         parameters["stop"] = [*parameters.get("stop", ()), tools.CLOSE]  # which ends the first call
+    if logprobs is not None:
+        parameters["logprobs"] = logprobs
     if read_flag(given, "ignore_eos"):
         parameters["min_new_tokens"] = _find_token_limit(spec, parameters)
     if answers > 1 and "seed" in parameters:
@@ -157,6 +165,24 @@ def _read_answers(given: Mapping[str, Any]) -> int:
     if not isinstance(answers, int) or isinstance(answers, bool) or not 1 <= answers <= MOST_ANSWERS:
         raise InvalidInput(f"n: must be a whole number from 1 to {MOST_ANSWERS}.", field="n")
     return answers
+
+
+def _read_logprobs(given: Mapping[str, Any], *, is_chat: bool) -> int | None:
+    """Return how many of the likeliest tokens are wanted of each step, or None if no log probabilities are."""
+    wanted, top = (given.get(name) for name in LOGPROBS)
+    if is_chat:
+        if not read_flag(given, "logprobs"):
+            if top:
+                raise InvalidInput("top_logprobs: send logprobs: true with it.", field="top_logprobs")
+            return None
+        name, top = "top_logprobs", top or 0
+    elif wanted is None or wanted is False:
+        return None
+    else:
+        name, top = "logprobs", wanted
+    if not isinstance(top, int) or isinstance(top, bool) or not 0 <= top <= MOST_LOGPROBS:
+        raise InvalidInput(f"{name}: must be a whole number from 0 to {MOST_LOGPROBS}.", field=name)
+    return top
 
 
 def _find_token_limit(spec: ModelSpec, parameters: Mapping[str, Any]) -> int:

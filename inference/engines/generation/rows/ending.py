@@ -1,6 +1,7 @@
 """The end of a generated text: its answer has the text up to a stop string, and `details` has why it ended."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -12,11 +13,12 @@ class Ending:
     found: str  # the text of the generated tokens by themselves, with which the pipeline's answer ends
     text: str  # the text with which the answer is to end instead
     has_details: bool = False  # True if the answer has details
+    tokens: Mapping[str, Any] = field(default_factory=dict)  # more details, for a request that asks for its tokens
 
     def apply_to_answer(self, answer: dict[str, Any]) -> dict[str, Any]:
         """Return the pipeline's answer with this ending."""
         details = {"finish_reason": self.reason, "prompt_tokens": self.prompt, "generated_tokens": self.generated}
-        more = {"details": details} if self.has_details else {}
+        more = {"details": {**details, **self.tokens}} if self.has_details else {}
         texts = {"generated_text": self._replace_text(answer["generated_text"])} if "generated_text" in answer else {}
         return {**answer, **texts, **more}
 

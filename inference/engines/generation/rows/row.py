@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from inference.engines.generation.processors.token_scores import find_scores
 from inference.engines.generation.rows.ending import Ending
 from inference.engines.generation.rows.growing_text import GrowingText
 
@@ -60,11 +61,13 @@ class GeneratedRow:
     def end_row(self, reason: str) -> None:
         """End the row, as no token follows."""
         self.text.end_text()
+        scores, generated = find_scores(self.processors or ()), self.tokens[self.prompt :]
         self.ending = Ending(
             reason=reason if self.text.stop is None else "stop_sequence",
             prompt=self.prompt,
-            generated=len(self.tokens) - self.prompt,
-            found=self.text.decode_alone(self.tokens[self.prompt :]),
+            generated=len(generated),
+            found=self.text.decode_alone(generated),
             text=self.text.final_text,
             has_details=self.details,
+            tokens=scores.describe_tokens(0, generated, self.tokens[: self.prompt]) if scores else {},
         )

@@ -12,7 +12,7 @@ from typing import Any
 import jsonschema_rs
 import torch
 
-from inference.engines.generation.grammars import MOST_BYTES, Grammars
+from inference.engines.generation.processors.grammars import MOST_BYTES, Grammars
 from inference.errors import InvalidInput
 from tests import decoders, tiny_models
 from tests.decoders import ProgressCollector

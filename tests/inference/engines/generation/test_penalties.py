@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from inference.engines.generation.penalties import CountPenalty, replace_penalties
+from inference.engines.generation.processors.penalties import CountPenalty, replace_penalties
 from inference.errors import InvalidInput
 from tests import decoders
 

@@ -201,6 +201,33 @@ class AnswerTests(StepperTestCase):
             self.assertEqual(caught.exception.field, "parameters.tools")
             self.assertIn(words, alone(engine, value, tools=tools).message)
 
+    def test_log_probabilities_are_the_model_s(self) -> None:
+        """Those of a prompt with its answer in one forward, also beside a grammar and in a batch."""
+        grammar = {"type": "regex", "value": "[a-c]{1,6}"}
+        for name, more in (("Llama", {}), ("GPT2", {"grammar": grammar}), ("GPT2", {"do_sample": True, "seed": 5})):
+            with self.subTest(name, **more):
+                engine, collector = decoders.engine(name), ProgressCollector(decoders.engine(name).stepper)
+                given = {**GREEDY, "max_new_tokens": 6, "details": True, "logprobs": 3, **more}
+                asked = prompts(random.Random(2), 4)
+                for prompt in asked:
+                    engine.stepper.join(prompt, prompt, given, seed=0)
+                collector.all()
+                for prompt in asked:
+                    answer = collector.answers[prompt]
+                    details = answer[0]["details"]
+                    ids = [token["id"] for token in details["tokens"]]
+                    read = engine.pipe.tokenizer(prompt)["input_ids"]
+                    with torch.inference_mode():
+                        scores = engine.pipe.model(torch.tensor([read + ids])).logits[0].float().log_softmax(-1)
+                    for step, token in enumerate(details["tokens"]):
+                        expected = scores[len(read) + step - 1]
+                        self.assertAlmostEqual(token["logprob"], float(expected[token["id"]]), places=3)
+                        best = [each["logprob"] for each in details["top_tokens"][step]]
+                        self.assertTrue(torch.allclose(torch.tensor(best), expected.topk(3).values, atol=1e-3))
+                    self.assertEqual(details["generated_tokens"], len(ids))
+                    [alone_answer] = alone(engine, prompt, **given)
+                    self.assertEqual([token["id"] for token in alone_answer["details"]["tokens"]], ids)
+
     def test_what_the_tokenizer_says_of_an_input_is_its_sender_s_and_what_a_bug_says_is_not(self) -> None:
         engine = decoders.engine("Llama")
         with self.assertRaises(InvalidInput) as caught:

@@ -1,0 +1,1 @@
+"""Logits processors, which change or read the scores of the next token."""
