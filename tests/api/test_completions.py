@@ -435,8 +435,11 @@ class ReadTests(SimpleTestCase):
 
     def test_log_probabilities_are_a_number_of_the_likeliest_tokens(self) -> None:
         for fields, expected in (
-            ({"logprobs": True}, 0), ({"logprobs": True, "top_logprobs": 3}, 3), ({"logprobs": False}, None), ({}, None),
-        ):  # fmt: skip
+            ({"logprobs": True}, 0),
+            ({"logprobs": True, "top_logprobs": 3}, 3),
+            ({"logprobs": False}, None),
+            ({}, None),
+        ):
             with self.subTest(fields):
                 read = completions.read_chat({"messages": HELLO, **fields}, PIPELINE)
                 self.assertEqual(read.submission.parameters.get("logprobs"), expected)

@@ -104,34 +104,15 @@ def _make_completion(
         message = f"model: {spec.name!r} does not generate text: post to /v1/models/{spec.name}."
         raise InvalidInput(message, field="model")
     form, form_names = _read_form(given, spec, is_chat=field == "messages")
-    answers, is_streamed = _read_answers(given), read_flag(given, "stream")
-    inputs = [prompt for prompt in prompts for _ in range(answers)]
-    if is_streamed and len(inputs) > 1:
-        several = field if answers == 1 else "n"
-        raise InvalidInput(f"{several}: a stream has one answer; send stream: false, or ask for one.", field=several)
-    logprobs = _read_logprobs(given, is_chat=field == "messages")
-    if logprobs is not None and (is_streamed or "logprobs" not in spec.parameters):
-        where = "with a stream" if is_streamed else f"by {spec.name!r}"
-        raise InvalidInput(f"logprobs: is not served {where}; leave it out.", field="logprobs")
-    form_fields = (*answer_grammars.FIELDS, *(tools.FIELDS if field == "messages" else ()))
-    own_names = (field, "model", "stream", "stream_options", "n", "ignore_eos", *LOGPROBS, SERVICE_TIER, *form_fields)
-    rest = {name: value for name, value in given.items() if name not in own_names}
-    if len(limits := [name for name in LIMITS if name in rest]) > 1:
-        raise InvalidInput(f"{limits[0]}: is the same as {limits[1]}; send one of them.", field=limits[0])
-    renamed = {f"parameters.{ours}": theirs for theirs, ours in RENAMED.items() if theirs in rest}
-    parameters = {**_add_token_limit(spec, _read_parameters(spec, rest), most_tokens), **own, **form}
+    parameters, names = _read_settings(given, spec, field, most_tokens)
+    parameters |= {**own, **form}
     if "tools" in form and "grammar" not in form and given.get(tools.PARALLEL) is False:
         parameters["stop"] = [*parameters.get("stop", ()), tools.CLOSE]  # which ends the first call
-    if logprobs is not None:
-        parameters["logprobs"] = logprobs
     if read_flag(given, "ignore_eos"):
         parameters["min_new_tokens"] = _find_token_limit(spec, parameters)
-    if answers > 1 and "seed" in parameters:
-        raise InvalidInput("n: with a seed all answers are the same; leave out one of them.", field="n")
-    places = {}
-    if len(inputs) > 1:
-        names = [field] if len(prompts) == 1 else [f"{field}[{index}]" for index in range(len(prompts))]
-        places = {f"inputs[{index}]": names[index // answers] for index in range(len(inputs))}
+    answers, is_streamed = _read_answers(given), read_flag(given, "stream")
+    inputs, places = _repeat_prompts(field, prompts, answers)
+    _refuse_combination(field, parameters, count=len(inputs), answers=answers, is_streamed=is_streamed)
     return Completion(
         submission=Submission(
             spec=spec,
@@ -139,23 +120,60 @@ def _make_completion(
             parameters=parameters,
             priority=read_priority(given),
         ),
-        words={**renamed, **form_names, "parameters.": "", **places, "inputs": field},
+        words={**names, **form_names, "parameters.": "", **places, "inputs": field},
         is_streamed=is_streamed,
         include_usage=_read_include_usage(given.get("stream_options", {})),
         answers=answers,
     )
 
 
+def _read_settings(
+    given: dict[str, Any], spec: ModelSpec, field: str, most_tokens: int | None
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the parameters that stand in the body as such, and the client's names of those that have two."""
+    form_fields = (*answer_grammars.FIELDS, *LOGPROBS, *(tools.FIELDS if field == "messages" else ()))
+    own_names = (field, "model", "stream", "stream_options", "n", "ignore_eos", SERVICE_TIER, *form_fields)
+    rest = {name: value for name, value in given.items() if name not in own_names}
+    if len(limits := [name for name in LIMITS if name in rest]) > 1:
+        raise InvalidInput(f"{limits[0]}: is the same as {limits[1]}; send one of them.", field=limits[0])
+    names = {f"parameters.{ours}": theirs for theirs, ours in RENAMED.items() if theirs in rest}
+    return _add_token_limit(spec, _read_parameters(spec, rest), most_tokens), names
+
+
+def _repeat_prompts(field: str, prompts: list[Any], answers: int) -> tuple[list[Any], dict[str, str]]:
+    """Return each prompt as often as it is to be answered, and the client's names of the places of several."""
+    inputs = [prompt for prompt in prompts for _ in range(answers)]
+    if len(inputs) == 1:
+        return inputs, {}
+    names = [field] if len(prompts) == 1 else [f"{field}[{index}]" for index in range(len(prompts))]
+    return inputs, {f"inputs[{index}]": names[index // answers] for index in range(len(inputs))}
+
+
+def _refuse_combination(
+    field: str, parameters: Mapping[str, Any], *, count: int, answers: int, is_streamed: bool
+) -> None:
+    """Raise `InvalidInput` for settings that are not served together. `count` is the number of all answers."""
+    if is_streamed and count > 1:
+        several = field if answers == 1 else "n"
+        raise InvalidInput(f"{several}: a stream has one answer; send stream: false, or ask for one.", field=several)
+    if is_streamed and "logprobs" in parameters:
+        raise InvalidInput("logprobs: is not served with a stream; leave it out.", field="logprobs")
+    if answers > 1 and "seed" in parameters:
+        raise InvalidInput("n: with a seed all answers are the same; leave out one of them.", field="n")
+
+
 def _read_form(given: dict[str, Any], spec: ModelSpec, *, is_chat: bool) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the parameters for the form of the answer, and the client's names of them and of their parts."""
     grammar, names = answer_grammars.read_grammar(given)
-    parameters = {"grammar": grammar} if grammar else {}
+    parameters: dict[str, Any] = {"grammar": grammar} if grammar else {}
     calls, call_names = tools.read_tools(given) if is_chat else ({}, {})
     if calls and (other := names.get("parameters.grammar") or ("grammar" if "grammar" in given else "")):
         raise InvalidInput(f'{other}: is served without tools, or with tool_choice: "none".', field=other)
+    if (logprobs := _read_logprobs(given, is_chat=is_chat)) is not None:
+        parameters["logprobs"] = logprobs
     parameters, names = {**parameters, **calls}, {**names, **call_names}
     if unknown := next((name for name in parameters if name not in spec.parameters), ""):
-        name = names[f"parameters.{unknown}"]
+        name = names.get(f"parameters.{unknown}", unknown)
         raise InvalidInput(f"{name}: is not served by {spec.name!r}; leave it out.", field=name)
     return parameters, names
 
