@@ -26,6 +26,7 @@ from inference.models import Bulk, Job, Priority, Status
 from inference.store import transitions
 from inference.upkeep import retention
 from tests.api.base import Answer, ApiTestCase, Response
+from tests.api.test_completions import HELLO, generated
 from tests.api.test_embeddings import embed
 from tests.conditions import ago, eventually
 
@@ -42,6 +43,10 @@ def line(custom_id: str, text: Any = "a text", **body: Any) -> dict[str, Any]:
 
 def write(*entries: Any) -> bytes:
     return b"\n".join(each if isinstance(each, bytes) else json.dumps(each).encode() for each in entries)
+
+
+def strip_ids(items: list[Any]) -> list[Any]:
+    return [{name: value for name, value in item.items() if name != "id"} for item in items]
 
 
 def read_lines(content: bytes) -> dict[str, Any]:
@@ -422,6 +427,24 @@ class BatchTests(FileBatchCase):
         self.assertEqual(shown["request_counts"]["completed"], 2)
         found = read_lines(self.content(shown["output_file_id"]))
         self.assertEqual(len(found["long"]["response"]["body"]["data"]), 100)
+
+    @override_settings(MODELS_FILE=MODELS_FILE.with_name("generating.toml"))
+    def test_chats_and_responses_are_answered_as_by_themselves(self) -> None:
+        for url, body in (
+            ("/v1/chat/completions", {"messages": HELLO, "n": 2}),
+            ("/v1/completions", {"prompt": ["a", "b"]}),
+            ("/v1/responses", {"input": "hello", "instructions": "be kind"}),
+        ):
+            with self.subTest(url):
+                asked = {"custom_id": "one", "method": "POST", "url": url, "body": {"model": "prompts", **body}}
+                shown = self.run_to_end(self.begin(asked, endpoint=url), generated)
+                answer = read_lines(self.content(shown["output_file_id"]))["one"]["response"]["body"]
+                with self.worker(generated):
+                    alone = self.post(url, asked["body"]).json()
+                same = "output" if "output" in alone else "choices"
+                self.assertEqual(strip_ids(answer[same]), strip_ids(alone[same]))
+                self.assertEqual(answer["usage"], alone["usage"])
+                self.assertEqual(shown["usage"]["total_tokens"], alone["usage"]["total_tokens"])
 
     def test_a_file_that_a_batch_reads_is_not_deleted_and_does_not_expire(self) -> None:
         batch_id = self.begin(line("a"))
