@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
+import logging
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from uuid import UUID, uuid4
 from django.conf import settings
 from django.db import transaction
 
+from api.errors.problems import ApiError
 from api.file_batches.endpoints import ENDPOINTS
 from api.file_batches.lines import Line, RequestLine, read_lines
 from api.models import BatchStatus, FileBatch
@@ -27,6 +29,7 @@ from inference.broker.messages import JobMessage
 from inference.catalog.sizes.lengths import Part
 from inference.catalog.specs import digest_parameters
 from inference.errors import InferenceError, InvalidInput, UnknownModel
+from inference.failures import is_away
 from inference.models import WAITING, Bulk, Job, Priority, Status
 from inference.store import rows, transitions
 from inference.store.job_messages import make_message
@@ -36,6 +39,9 @@ from inference.submission.bulk_store import NewJob
 from inference.submission.submissions import Submission
 from inference.web_process import writer
 
+logger = logging.getLogger(__name__)
+
+UNREADABLE = "Something failed inside the service as it read this line. The log has it."
 MOST_WAITING = 2_000  # jobs of one batch that wait or run at once
 PORTION = 200  # lines that are stored in one transaction
 PORTION_BYTES = 8 * 1024 * 1024  # of these lines; one alone may have more
@@ -119,6 +125,12 @@ class BatchFeed:
                 if error.retryable or isinstance(error, UnknownModel):  # the model may come back
                     raise
                 self._add_refused_job(batch, line, error, portion)
+                continue
+            except Exception as error:  # a bug, which must not keep the other lines from their answers
+                if is_away(error):
+                    raise
+                logger.exception("batch=%s line=%d was not read", batch.public_id, line.index)
+                self._add_refused_job(batch, line, ApiError(UNREADABLE, "internal"), portion)
                 continue
             self._bind(batch, line, job)
             if parts:

@@ -92,7 +92,7 @@ def check_line(line: Line, endpoint: str) -> CheckedLine:
         raise LineRefused("invalid_request", "body: must be an object.", "body")
     if body.get("stream"):
         raise LineRefused("stream_not_supported", "body.stream: a batch has no streams; leave it out.", "body.stream")
-    inputs = body.get("input")
+    inputs = body.get("input") if endpoint == "/v1/embeddings" else None
     count = len(inputs) if isinstance(inputs, list) else 1
     return CheckedLine(custom_id=custom_id, model=_read_model(body, endpoint), inputs=count)
 

@@ -20,7 +20,7 @@ from api.file_batches.files import begin_file, write_content
 from api.file_batches.lines import Line, RequestLine, read_lines
 from api.models import BatchStatus, FileBatch, FilePurpose, StoredFile
 from api.requests.file_form import open_temporary_file
-from inference.errors import InferenceError
+from inference.failures import is_away
 from inference.fields.ids import make_row_id
 from inference.models import Job, Status
 from inference.store import output_pages
@@ -131,13 +131,14 @@ def _write_line(batch: FileBatch, line: Line, job: Job | None, results: Results)
     try:
         if job.status != Status.SUCCEEDED:
             raise _JobFailed
-        answer = endpoint.write(job, request.body)
-    except (_JobFailed, InferenceError) as error:
+        answer, (read, made) = endpoint.write(job, request.body), endpoint.count_tokens(job, request.body)
+    except Exception as error:  # a bug, too, must not keep the other lines from their answers
+        if is_away(error):
+            raise
         status_code, body = _describe_failure(job, endpoint, request.body, error)
         results.failed += 1
         results.errors.write(_encode_line(job, request.custom_id, (status_code, body)))
         return
-    read, made = endpoint.count_tokens(job, request.body)
     results.completed, results.input_tokens = results.completed + 1, results.input_tokens + read
     results.output_tokens += made
     results.answers.write(_encode_line(job, request.custom_id, (200, answer)))
@@ -157,7 +158,8 @@ def _find_reason(batch: FileBatch, line: Line) -> Status:
 def _describe_failure(job: Job, endpoint: Endpoint, body: dict[str, Any], error: Exception) -> tuple[int, bytes]:
     """Return the status and the body with which the endpoint would have answered."""
     if isinstance(error, _JobFailed):
-        with contextlib.suppress(InferenceError):  # a body that was refused was so in the client's words
+        # A body that was refused was so in the client's words, and one that met a bug may meet it again.
+        with contextlib.suppress(Exception):
             job.error_detail = endpoint.read(body).translate_text(job.error_detail)
         answer = problems.make_job_problem(job)
     else:

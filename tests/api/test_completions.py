@@ -307,8 +307,21 @@ class ReadTests(SimpleTestCase):
             ([{"role": "user", "content": [{"type": "image_url"}]}], "messages[0].content[0]"),
             ([{"role": "assistant", "content": "", "tool_calls": {"a": 1}}], "messages[0].tool_calls"),
             ([{"role": "assistant", "content": "", "tool_calls": [{}]}], "messages[0].tool_calls[0]"),
-            ([{"role": "assistant", "tool_calls": [call("f", "[1]")]}], "messages[0].tool_calls[0].function.arguments"),
-            ([{"role": "assistant", "tool_calls": [call("f", "{")]}], "messages[0].tool_calls[0].function.arguments"),
+            *(
+                (
+                    [{"role": "assistant", "tool_calls": [call("f", wrong)]}],
+                    "messages[0].tool_calls[0].function.arguments",
+                )
+                for wrong in (
+                    "{",
+                    "[1]",
+                    '{"a": NaN}',
+                    '{"a": "\\ud800"}',
+                    '{"a": "\\u0000"}',
+                    '{"a": ' + 900 * "[" + 900 * "]" + "}",
+                )
+            ),
+            ([{"role": "assistant", "tool_calls": [call("f", '{"k": [' + 200_000 * "[]," + "[]]}")] * 2}], "messages"),
             ([{"role": "user", "content": "what is it?", "images": ["aGk="]}], "messages[0].images"),
             ([{"role": "assistant", "content": "", "refusal": "no"}], "messages[0].refusal"),
         ]
@@ -388,6 +401,9 @@ class ReadTests(SimpleTestCase):
             ({"type": "object", "properties": {"b": named}}, {**closed, "properties": {"b": closed}}),
             ({"allOf": [named, named]}, {"allOf": [named, named]}),
             ({**named, "anyOf": [{}]}, {**named, "anyOf": [{}]}),
+            ({"properties": {"a": {}}}, closed),
+            ({**closed, "const": named, "$id": "x"}, {**closed, "const": named}),
+            ({**closed, "enum": [{"$ref": "#/x"}]}, {**closed, "enum": [{"$ref": "#/x"}]}),
         ):
             with self.subTest(schema):
                 tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
@@ -406,6 +422,12 @@ class ReadTests(SimpleTestCase):
             ({"tools": [{"function": {"name": "a b"}}]}, "tools[0].function.name"),
             ({"tools": [{"function": {"name": "f", "parameters": [1]}}]}, "tools[0].function.parameters"),
             ({"tools": [{"function": {"name": "f", "description": 1}}]}, "tools[0].function.description"),
+            ({"tools": [{"function": {"name": "f", "parameters": False}}]}, "tools[0].function.parameters"),
+            ({"tools": [{"function": {"name": "f", "parameters": {"type": "array"}}}]}, "tools[0].function.parameters"),
+            ({"tools": [{"function": {"name": "f", "strict": "x"}}]}, "tools[0].function.strict"),
+            ({"tools": [{"function": {"name": "f", "paramaters": {"a": 1}}}]}, "tools[0].function.paramaters"),
+            ({"tools": [tool], "parallel_tool_calls": 5}, "parallel_tool_calls"),
+            ({"tools": [tool], "tool_choice": "required", "ignore_eos": True}, "ignore_eos"),
             ({"tools": [tool], "tool_choice": "any"}, "tool_choice"),
             ({"tools": [tool], "tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice"),
             ({"tool_choice": "required"}, "tool_choice"),
@@ -461,6 +483,20 @@ class ReadTests(SimpleTestCase):
         self.assertEqual(chat, {"min_new_tokens": CHAT_TOKENS})
         text = {"model": "prompts", "prompt": "a", "ignore_eos": True}
         self.assertEqual(self.refused(text, completions.read_text_completion).field, "ignore_eos")
+
+    def test_values_of_wrong_types_are_left_to_be_refused(self) -> None:
+        tool = {"type": "function", "function": {"name": "f"}}
+        for fields in (
+            {"tools": [tool], "parallel_tool_calls": False, "stop": 5},
+            {"tools": [tool], "parallel_tool_calls": False, "stop": {"a": 1}},
+            {"ignore_eos": True, "max_tokens": "x"},
+        ):
+            with self.subTest(fields), self.assertRaises(InvalidInput) as caught:
+                read = completions.read_chat({"messages": HELLO, **fields}, PIPELINE)
+                validate_parameters(PIPELINE, read.submission.parameters)
+            self.assertIn(caught.exception.field, ("parameters.stop", "parameters.max_new_tokens"))
+        stops = list("abcdefgh")
+        self.assertEqual(self.read_tools(tools=[tool], parallel_tool_calls=False, stop=stops)["stop"], stops)
 
     def test_a_prompt_is_a_text_or_several(self) -> None:
         for prompt in ("a", ["a"]):

@@ -6,6 +6,7 @@ import datetime
 import json
 import tempfile
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -16,8 +17,9 @@ from django.core.files.uploadedfile import SimpleUploadedFile
 from django.test import override_settings
 from django.test.client import BOUNDARY, encode_multipart
 
-from api.file_batches import feed, files, lines, runner
+from api.file_batches import feed, files, lines, runner, validation
 from api.file_batches.batches import MOST_UNFINISHED, remove_old_batches
+from api.file_batches.endpoints import ENDPOINTS
 from api.file_batches.runner import BatchRunner
 from api.models import BatchStatus, FileBatch, FileState, StoredFile
 from inference.catalog import lookup
@@ -445,6 +447,37 @@ class BatchTests(FileBatchCase):
                 self.assertEqual(strip_ids(answer[same]), strip_ids(alone[same]))
                 self.assertEqual(answer["usage"], alone["usage"])
                 self.assertEqual(shown["usage"]["total_tokens"], alone["usage"]["total_tokens"])
+
+    def test_a_line_that_meets_a_bug_keeps_no_other_from_its_answer(self) -> None:
+        def fail(kind: str) -> Any:
+            def call(*given: Any) -> Any:
+                body = given[-1]
+                if body.get("input") == kind:
+                    raise RuntimeError("a bug")
+                return getattr(endpoint, "read" if kind == "unread" else "write")(*given)
+
+            return call
+
+        endpoint = ENDPOINTS[ENDPOINT]
+        broken = replace(endpoint, read=fail("unread"), write=fail("unwritten"))
+        with (
+            patch.dict(ENDPOINTS, {ENDPOINT: broken}),
+            self.assertLogs("api.file_batches.feed", "ERROR"),
+            self.assertLogs("api.errors.problems", "ERROR"),
+        ):
+            shown = self.run_to_end(self.begin(line("good"), line("one", "unread"), line("other", "unwritten")))
+        self.assertEqual(shown["request_counts"], {"total": 3, "completed": 1, "failed": 2})
+        errors = read_lines(self.content(shown["error_file_id"]))
+        self.assertEqual(set(errors), {"one", "other"})
+        self.assertNotIn("a bug", str(errors))
+
+    def test_items_of_responses_are_no_texts_of_embeddings(self) -> None:
+        with patch.object(validation, "MOST_INPUTS", 2):
+            body = {"model": "prompts", "input": [{"role": "user", "content": "a"}] * 3}
+            asked = {"custom_id": "one", "method": "POST", "url": "/v1/responses", "body": body}
+            with override_settings(MODELS_FILE=MODELS_FILE.with_name("generating.toml")):
+                shown = self.run_to_end(self.begin(asked, endpoint="/v1/responses"), generated)
+        self.assertEqual(shown["request_counts"]["completed"], 1)
 
     def test_a_file_that_a_batch_reads_is_not_deleted_and_does_not_expire(self) -> None:
         batch_id = self.begin(line("a"))

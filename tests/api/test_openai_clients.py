@@ -263,7 +263,8 @@ class ClientTests(StackCase):
         self.assertEqual(answer.usage.prompt_tokens if answer.usage else None, len(shown))
 
     def test_tools_that_cannot_be_compiled_are_refused_in_the_client_s_words(self) -> None:
-        wrong: Any = [{"type": "function", "function": {"name": "f", "parameters": {"type": "colour"}}}]
+        schema = {"properties": {"a": {"type": "colour"}}}
+        wrong: Any = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
         with self.assertRaises(openai.BadRequestError) as refused:
             self.chat(tools=wrong, tool_choice="required")
         self.assertEqual(refused.exception.param, "tools")

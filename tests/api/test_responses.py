@@ -42,6 +42,8 @@ class ReadTests(SimpleTestCase):
             each["function"]["arguments"] = {}
         table: list[tuple[Any, list[Any]]] = [
             ("hello", HELLO),
+            ([{"type": None, "role": "user", "content": "hello", "id": None}], HELLO),
+            ([*HELLO, {"role": "assistant", "content": []}], [*HELLO, {"role": "assistant", "content": ""}]),
             ([{"role": "user", "content": "hello"}], HELLO),
             ([{"type": "message", "role": "developer", "content": parts}], [{"role": "system", "content": "a\nb"}]),
             (
@@ -102,7 +104,7 @@ class ReadTests(SimpleTestCase):
             ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0]"),
             ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0]"),
             ({"input": [*HELLO, {"role": "nobody", "content": "x"}]}, "input[1].role"),
-            ({"input": [{"type": "function_call_output", "call_id": "c", "output": "x"}]}, "input[0].tool_call_id"),
+            ({"input": [{"type": "function_call_output", "call_id": "c", "output": "x"}]}, "input[0].call_id"),
             ({"instructions": 1}, "instructions"),
             ({"previous_response_id": "resp_1"}, "previous_response_id"),
             ({"conversation": "c"}, "conversation"),
@@ -114,7 +116,20 @@ class ReadTests(SimpleTestCase):
             ({"text": "x"}, "text"),
             ({"nonsense": 1}, "nonsense"),
             ({"background": 1}, "background"),
-            ({"n": 2, "stream": True}, "n"),
+            ({"n": 2}, "n"),
+            ({"messages": HELLO}, "messages"),
+            ({"max_tokens": 3}, "max_tokens"),
+            ({"response_format": {"type": "json_object"}}, "response_format"),
+            ({"include": {}}, "include"),
+            ({"text": {"typo": 5}}, "text.typo"),
+            ({"text": {"verbosity": "low"}}, "text.verbosity"),
+            ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice"),
+            ({"tools": [{"type": "function", "name": "a b"}]}, "tools[0].name"),
+            (
+                {"input": [{"type": "function_call", "call_id": "c", "name": "f", "arguments": "["}]},
+                "input[0].arguments",
+            ),
+            ({"input": [{"type": "function_call", "call_id": "c", "name": "f"}]}, "input[0]"),
         ):
             with self.subTest(fields), self.assertRaises(InvalidInput) as caught:
                 self.read(**fields)
@@ -204,4 +219,22 @@ class EventTests(SimpleTestCase):
         job = self.make_job("hello")
         for event, code in ((Restart(id="x"), "restart"), (Interrupted(), "cut")):
             pieces = events.write_response_events(job, iter([Delta(text="h", id="x"), KeepAlive(), event]))
-            self.assertEqual(self.read(pieces)[-1]["code"], code)
+            *_, error = shown = self.read(pieces)
+            self.assertEqual(error["code"], code)
+            rest = self.write(job, "hello", 2, error["sequence_number"])
+            self.assertEqual(self.join([*shown[:-1], *rest])[1:], self.join(self.write(job, "hello", 5))[1:])
+
+    def test_items_are_in_the_order_of_the_text(self) -> None:
+        text = f"a {TAGGED} bye"
+        job = self.make_job(text)
+        whole = make_response(job)["output"]
+        self.assertEqual([item["type"] for item in whole], ["message", "function_call", "message"])
+        *_, done = self.join(self.write(job, text, 2))
+        self.assertEqual([json.loads(item) for item in done], whole)
+
+    def test_the_error_of_a_job_is_in_the_client_s_words(self) -> None:
+        table: list[tuple[dict[str, Any], str]] = [({}, "text.format"), ({"tools": []}, "tools")]
+        for parameters, word in table:
+            job = self.make_job(status=Status.FAILED, output=None, error_code="invalid_input")
+            job.error_detail, job.parameters = "parameters.grammar: is refused.", parameters
+            self.assertEqual(make_response(job)["error"]["message"], f"{word}: is refused.")

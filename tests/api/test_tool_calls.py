@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Iterable
 from typing import Any
 
@@ -10,7 +11,7 @@ from django.test import SimpleTestCase, override_settings
 
 from api.answers.completions import chunks, completion
 from api.answers.completions.completion import CHAT, TEXT
-from api.answers.completions.tool_calls import Arguments, Call, Part, Text, ToolCallReader
+from api.answers.completions.tool_calls import CLOSE, OPEN, Arguments, Call, Part, Text, ToolCallReader
 from inference.models import Job, Status
 from inference.streams.events import Delta, End, Event
 from inference.streams.positions import BEGINNING, DeliveredText, Position
@@ -62,7 +63,31 @@ class ReaderTests(SimpleTestCase):
             ('<tool_call>{"name": "f", "arguments": {}}', [Call(0, "f"), Arguments(0, "{}")]),
             ('{"na', [Text('{"na')]),
             ("one <tool", [Text("one <tool")]),
+            (
+                '{"name": "f", "arguments": {}, "id": 1}; {"name": "g", "arguments": {}}',
+                [Call(0, "f"), Arguments(0, "{}"), Call(1, "g"), Arguments(1, "{}")],
+            ),
+            ('{"arguments": {"a": "\\ud800"}, "name": "f"}', [Call(0, "f"), Arguments(0, '{"a": "\\ud800"}')]),
+            ('{"arguments": "{\\"a\\": 1}", "name": "f"}', [Call(0, "f"), Arguments(0, '{"a": 1}')]),
             # what is no call
+            (
+                '{"arguments": {"a": "' + 500 * "x" + '"}, "name": "f"}',
+                [Text('{"arguments": {"a": "' + 500 * "x" + '"}, "name": "f"}')],
+            ),
+            (
+                "{" + 500 * " " + '"name": "f", "arguments": {}}',
+                [Text("{" + 500 * " " + '"name": "f", "arguments": {}}')],
+            ),
+            ("x  <tool_call>blah {", [Text("x  <tool_call>blah {")]),
+            (
+                '{"name": "h", "arguments": {}} \n<tool_call>{"name": "f", "arguments": {}}</tool_call>',
+                [Text('{"name": "h", "arguments": {}}'), Call(0, "f"), Arguments(0, "{}")],
+            ),
+            (f"<tool_call>rubbish {TAGGED}", [Text("<tool_call>rubbish"), Call(0, "f"), Arguments(0, NESTED)]),
+            (
+                '<tool_call>{"name": "h", "arguments": {}}</tool_call> b',
+                [Text('<tool_call>{"name": "h", "arguments": {}}</tool_call> b')],
+            ),
             ('{"name": "other", "arguments": {}}', [Text('{"name": "other", "arguments": {}}')]),
             ('{"a": 1} and more', [Text('{"a": 1} and more')]),
             ("<tool_call>rubbish</tool_call> b", [Text("<tool_call>rubbish</tool_call> b")]),
@@ -72,6 +97,21 @@ class ReaderTests(SimpleTestCase):
             for size in (1, 2, 3, 7, 1000):
                 with self.subTest(text, size=size):
                     self.assertEqual(read_in_pieces(text, size), expected)
+
+    def test_many_blanks_are_held_back_and_come_with_what_follows(self) -> None:
+        reader = ToolCallReader(NAMES)
+        self.assertEqual(reader.read_text("a" + 100_000 * " "), [Text("a")])
+        self.assertEqual(reader.read_text("b"), [Text(100_000 * " " + "b")])
+
+    def test_random_texts_have_the_same_parts_in_any_pieces(self) -> None:
+        chosen = random.Random(7)
+        pieces = [OPEN, CLOSE, "{", "}", '"name": "f"', '"name": "h"', ", ", '"arguments": ', " ", "\n", "x", ";", '"']
+        for _ in range(3000):
+            text = "".join(chosen.choice(pieces) for _ in range(chosen.randrange(14)))
+            whole = read_in_pieces(text, 1000)
+            for size in (1, 2, 5):
+                with self.subTest(text, size=size):
+                    self.assertEqual(read_in_pieces(text, size), whole)
 
     def test_a_long_answer_that_begins_as_an_object_is_not_held_back_for_ever(self) -> None:
         reader = ToolCallReader(NAMES)
@@ -151,14 +191,29 @@ class AnswerTests(SimpleTestCase):
             self.assertEqual(ended, "tool_calls")
 
     def test_a_stream_is_read_on_from_any_chunk(self) -> None:
-        job = self.make_job(self.TEXT)
-        written = self.write_chunks(job, self.TEXT, 3)
+        for text in (self.TEXT, "hi <tool", '{"a": 1}\n', 'x <tool_call>{"arguments": {}, "name": "f"}'):
+            self.assert_read_on(self.make_job(text), text)
+
+    def assert_read_on(self, job: Job, text: str) -> None:
+        written = self.write_chunks(job, text, 3)
         whole = self.join(written)
-        for place in range(1, len(written) - 1):
+        for place in range(1, len(written)):
             after = Position.from_event_id(written[place]["event_id"], job.id)
-            rest = self.write_chunks(job, self.TEXT, 4, after)[1:]
-            with self.subTest(place):
+            rest = self.write_chunks(job, text, 4, after)[1:]
+            with self.subTest(text, place=place):
                 self.assertEqual(self.join([*written[: place + 1], *rest]), whole)
+
+    def test_calls_of_jobs_of_one_moment_have_ids_of_their_own(self) -> None:
+        jobs = [self.make_job(TAGGED) for _ in range(100)]
+        choices = [completion.make_completion(CHAT, job)["choices"][0] for job in jobs]
+        self.assertEqual(len({choice["message"]["tool_calls"][0]["id"] for choice in choices}), 100)
+
+    def test_tools_of_another_interface_are_what_they_are(self) -> None:
+        others: list[list[Any]] = [[{"function": "x"}], [{}], [{"function": None}], ["x"]]
+        for tools in others:
+            job = self.make_job("hello")
+            job.parameters = {"tools": tools}
+            self.assertEqual(completion.make_completion(CHAT, job)["choices"][0]["message"]["content"], "hello")
 
     def test_another_text_begins_again(self) -> None:
         job = self.make_job(self.TEXT)

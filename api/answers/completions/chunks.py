@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import orjson
@@ -22,7 +23,7 @@ from api.answers.completions.completion import (
     read_details,
     read_finish_reason,
 )
-from api.answers.completions.tool_calls import ToolCallReader, list_names, make_delta
+from api.answers.completions.tool_calls import Part, ToolCallReader, make_delta, make_reader
 from api.answers.events import BEGINS_AGAIN, GOES_ON, KEEP_ALIVE
 from api.errors import openai, problems
 from inference.models import Job, Status
@@ -33,11 +34,30 @@ DONE = b"data: [DONE]\n\n"
 
 
 class ChunkWriter:
-    def __init__(self, kind: CompletionKind, job: Job, *, include_usage: bool, translate: Callable[[str], str]) -> None:
-        self.kind, self.job, self.translate = kind, job, translate
-        self.reader = ToolCallReader(list_names(job)) if may_call_tools(kind, job) else None
+    """A writer of the chunks of one completion, from its first character on or behind `after`."""
+
+    def __init__(
+        self,
+        kind: CompletionKind,
+        job: Job,
+        *,
+        after: Position,
+        include_usage: bool,
+        translate: Callable[[str], str],
+    ) -> None:
+        self.kind, self.job, self.after, self.translate = kind, job, after, translate
+        self.reader = make_reader(job) if may_call_tools(kind, job) else None
+        self.taken, self.written = DeliveredText(), DeliveredText()  # the text without what the reader holds back
         self.common = {**make_completion_head(kind, job), "object": kind.chunk}
         self.usage = {"usage": None} if include_usage else {}
+
+    def read_parts(self, reader: ToolCallReader, text: str) -> list[Part]:
+        """Take more of an answer that may have calls, and return its parts."""
+        held = reader.held + text
+        parts = reader.read_text(text)
+        self.taken.add_text(text)
+        self.written.add_text(held[: len(held) - len(reader.held)])
+        return parts
 
     def write_choice(
         self, part: dict[str, Any], event_id: str, *, text: str = "", ended: str | None = None, **whole: Any
@@ -47,11 +67,16 @@ class ChunkWriter:
         return self._write_chunk(event_id, [choice], **self.usage, **(token if self.kind.has_tokens else {}))
 
     def write_text(self, text: str, event_id: str) -> Iterator[bytes]:
-        """Write text of the answer. What it holds of calls is in one chunk, since a client may read on from any."""
+        """Write text of the answer.
+
+        What it holds of calls is in one chunk, whose position is behind the text that was read: a client may read on
+        from any chunk.
+        """
         if self.reader is None:
             yield self.write_choice(self.kind.part(text), event_id, text=text)
-        elif parts := self.reader.read_text(text):
-            yield self.write_choice({"delta": make_delta(self.job, parts)}, event_id)
+        elif parts := self.read_parts(self.reader, text):
+            place = self.written.position.make_event_id(self.job.id)
+            yield self.write_choice({"delta": make_delta(self.job, parts)}, place)
 
     def write_end(self, end: End) -> Iterator[bytes]:
         if end.job.status != Status.SUCCEEDED:
@@ -66,7 +91,11 @@ class ChunkWriter:
             yield _write_data_block(openai.make_stream_error(NO_TEXT, "bad_output"))
             return
         details = read_details(end.job.output)
-        last = {"delta": make_delta(self.job, self.reader.end_text())} if self.reader else self.kind.last
+        last = self.kind.last
+        if self.reader:
+            parts = self.reader.end_text()
+            is_known = self.after.at == self.taken.at  # to a client that has got the last chunk
+            last = {"delta": {} if is_known else make_delta(self.job, parts)}
         reason = read_finish_reason(details, calls_tools=bool(self.reader and self.reader.count))
         yield self.write_choice(last, end.id, ended=reason, generated_text=end.text, details=details or None)
         if self.usage:
@@ -91,10 +120,10 @@ def write_completion_chunks(
     `translate` puts the text of the job's error into the client's words.
     Where `may_call_tools` holds, `events` are all of them, as the text before a position decides how the rest is read.
     """
-    chunks = ChunkWriter(kind, job, include_usage=include_usage, translate=translate)
+    chunks = ChunkWriter(kind, job, after=after, include_usage=include_usage, translate=translate)
     yield chunks.write_choice(kind.first, after.make_event_id(job.id))
     if chunks.reader:
-        events = _skip_sent_text(events, after, chunks.reader)
+        events = _skip_sent_text(events, after, partial(chunks.read_parts, chunks.reader))
     for event in events:
         match event:
             case Delta():
@@ -110,8 +139,8 @@ def write_completion_chunks(
                 yield KEEP_ALIVE
 
 
-def _skip_sent_text(events: Iterator[Event], after: Position, reader: ToolCallReader) -> Iterator[Event]:
-    """Yield the events behind a position, and let the reader take the text before it.
+def _skip_sent_text(events: Iterator[Event], after: Position, read: Callable[[str], object]) -> Iterator[Event]:
+    """Yield the events behind a position, and have the text before it read.
 
     A text that differs from the one that was sent begins again.
     """
@@ -121,7 +150,7 @@ def _skip_sent_text(events: Iterator[Event], after: Position, reader: ToolCallRe
             case Delta():
                 before, text = event.text[: after.at - sent.at], event.text[after.at - sent.at :]
                 sent.add_text(before)
-                reader.read_text(before)
+                read(before)
                 if sent.at == after.at and sent.position != after:
                     yield Restart(id=event.id)
                 elif text:

@@ -18,8 +18,8 @@ from inference.models import Job
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*"([^"\\]*)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
-LONGEST_HEAD = 400  # characters of a head without a tag, behind which a text is no call
-BEGUN_TAG = re.compile("|".join(rf"\s*{re.escape(OPEN[:size])}$" for size in range(len(OPEN), 0, -1)) + r"|\s+$")
+LONGEST_HEAD = 400  # characters: an object without a tag whose head is longer is text
+BETWEEN = " \t\r\n;"  # characters that may part calls without tags
 ARGUMENTS = ("arguments", "parameters")
 
 
@@ -50,26 +50,30 @@ Part = Text | Call | Arguments
 
 
 class _State(Enum):
+    BEGINNING = auto()  # of the answer, or behind a call without a tag: another such call may follow
     TEXT = auto()
-    HEAD = auto()  # of a call, up to its arguments
+    HEAD = auto()  # of a call with a tag, up to its arguments
     ARGUMENTS = auto()
     TAIL = auto()  # of a call, behind its arguments
 
 
 class ToolCallReader:
-    """A reader of one answer, which takes its text in pieces of any length."""
+    """A reader of one answer, which takes its text in pieces of any length.
+
+    The parts do not depend on the pieces. `held` is the end of the text of which no part was returned yet.
+    """
 
     def __init__(self, names: Collection[str]) -> None:
         """Take the names of the tools: the call of another one is text."""
         self.count = 0  # of calls so far
+        self.held = ""
         self._names = names
-        self._state, self._held = _State.TEXT, ""  # text that was taken and is not read yet
-        self._is_tagged, self._is_beginning = False, True
-        self._depth, self._is_in_string, self._is_escaped = 0, False, False  # at the place in the arguments
+        self._state, self._is_tagged = _State.BEGINNING, False
+        self._depth, self._is_in_string, self._is_escaped = 0, False, False  # at the place in an object
 
     def read_text(self, text: str) -> list[Part]:
         """Take more of the text, and return the parts that are certain now."""
-        self._held += text
+        self.held += text
         return self._read_held(is_last=False)
 
     def end_text(self) -> list[Part]:
@@ -78,77 +82,97 @@ class ToolCallReader:
 
     def _read_held(self, *, is_last: bool) -> list[Part]:
         steps = {
+            _State.BEGINNING: self._read_beginning,
             _State.TEXT: self._read_words,
             _State.HEAD: self._read_head,
             _State.ARGUMENTS: self._read_arguments,
             _State.TAIL: self._read_tail,
         }
         parts, before = list[Part](), None
-        while before != (before := (self._state, self._held)):
+        while before != (before := (self._state, self.held)):
             parts += steps[self._state](is_last)
         return parts
 
-    def _read_words(self, is_last: bool) -> list[Part]:
-        begun = self._held.lstrip()
-        if self._is_beginning and begun.startswith("{"):
-            self._state, self._is_tagged = _State.HEAD, False
+    def _read_beginning(self, is_last: bool) -> list[Part]:
+        begun = self.held.lstrip(BETWEEN if self.count else None)
+        if not begun:
+            self.held = "" if is_last and self.count else self.held
+            self._state = _State.TEXT if is_last else self._state
             return []
-        if self._is_beginning and not begun and not is_last:
-            return []
-        words, tag, rest = self._held.partition(OPEN)
-        if tag:
-            self._state, self._is_tagged, self._held = _State.HEAD, True, rest
-            return self._make_text(words.rstrip())
-        held_back = None if is_last else BEGUN_TAG.search(words)
-        end = held_back.start() if held_back else len(words)
-        self._held = words[end:]
-        return self._make_text(words[:end])
+        found = HEAD.match(begun[:LONGEST_HEAD])
+        if found and found[1] in self._names:
+            self._is_tagged = False
+            return self._begin_call(found[1], begun[found.end() :])
+        if begun.startswith("{") and not found and len(begun) < LONGEST_HEAD:
+            if not is_last:
+                return []
+            if call := self._read_call(begun):
+                return self._make_whole_call(call, "")
+        self._state = _State.TEXT
+        return []
 
-    def _make_text(self, words: str) -> list[Part]:
-        """Return the text as a part. Blanks behind a call are none."""
-        if not words or (self.count and not words.strip()):
-            return []
-        self._is_beginning = False
-        return [Text(words)]
+    def _read_words(self, is_last: bool) -> list[Part]:
+        place = self.held.find(OPEN)
+        if place >= 0:
+            self._state, end = _State.HEAD, len(self.held[:place].rstrip())
+        else:
+            end = len(self.held) if is_last else self._find_certain_end()
+        words, self.held = self.held[:end], self.held[end:]
+        return [Text(words)] if words.strip() or (words and not self.count) else []
+
+    def _find_certain_end(self) -> int:
+        """Return the end of the held text without what may belong to a tag: its beginning, and blanks before it."""
+        tag = next((size for size in range(len(OPEN) - 1, 0, -1) if self.held.endswith(OPEN[:size])), 0)
+        return len(self.held[: len(self.held) - tag].rstrip())
 
     def _read_head(self, is_last: bool) -> list[Part]:
-        found = HEAD.match(self._held)
+        inner = self.held[self.held.index(OPEN) + len(OPEN) :]
+        found = HEAD.match(inner[:LONGEST_HEAD])
         if found and found[1] in self._names:
-            self._state, self._held, self._depth = _State.ARGUMENTS, self._held[found.end() :], 0
-            return [self._begin_call(found[1])]
-        inner, close, rest = self._held.partition(CLOSE) if self._is_tagged else (self._held, "", "")
-        if not close and not is_last and not found and (self._is_tagged or len(inner) <= LONGEST_HEAD):
+            self._is_tagged = True
+            return self._begin_call(found[1], inner[found.end() :])
+        whole, close, rest = inner.partition(CLOSE)
+        if not close and not is_last and not found:
             return []
-        self._state, self._is_beginning, self._held = _State.TEXT, False, rest
-        if call := self._read_call(inner):
-            name, arguments = call
-            return [self._begin_call(name), Arguments(self.count - 1, arguments)]
-        return self._make_text((OPEN if self._is_tagged else "") + inner + close)
+        if not found and (call := self._read_call(whole)):
+            return self._make_whole_call(call, rest)
+        # It is no call: the tag is text, and what follows is read on.
+        tag, self.held, self._state = self.held[: len(self.held) - len(inner)], inner, _State.TEXT
+        return [Text(tag)]
 
-    def _begin_call(self, name: str) -> Call:
+    def _begin_call(self, name: str, rest: str) -> list[Part]:
+        self._state, self.held, self._depth = _State.ARGUMENTS, rest, 0
         self.count += 1
-        return Call(self.count - 1, name)
+        return [Call(self.count - 1, name)]
+
+    def _make_whole_call(self, call: tuple[str, str], rest: str) -> list[Part]:
+        self._state, self.held = _State.TEXT, rest
+        self.count += 1
+        name, arguments = call
+        return [Call(self.count - 1, name), Arguments(self.count - 1, arguments)]
 
     def _read_call(self, text: str) -> tuple[str, str] | None:
         """Return the name and the arguments of a whole call whose fields have another order, or None."""
         try:
             call = json.loads(text)
-        except (ValueError, RecursionError):
+            if not isinstance(call, dict) or call.get("name") not in self._names:
+                return None
+            arguments: Any = next((call[field] for field in ARGUMENTS if field in call), {})
+            text = arguments if isinstance(arguments, str) else json.dumps(arguments)
+            text.encode()  # a lone surrogate could not be sent
+            return call["name"], text
+        except (TypeError, ValueError, RecursionError):
             return None
-        if not isinstance(call, dict) or not isinstance(name := call.get("name"), str) or name not in self._names:
-            return None
-        arguments: dict[str, Any] = next((call[field] for field in ARGUMENTS if isinstance(call.get(field), dict)), {})
-        return name, json.dumps(arguments, ensure_ascii=False)
 
     def _read_arguments(self, is_last: bool) -> list[Part]:
-        end = self._find_end(self._held)
-        part, self._held = self._held[:end], "" if end is None else self._held[end:]
+        end = self._find_end(self.held)
+        part, self.held = self.held[:end], "" if end is None else self.held[end:]
         if end is not None:
-            self._state = _State.TAIL
+            self._state, self._depth = _State.TAIL, 1  # within the object of the call
         return [Arguments(self.count - 1, part)] if part else []
 
     def _find_end(self, text: str) -> int | None:
-        """Return the place behind the brace that closes the arguments, or None if it is still to come."""
+        """Return the place behind the brace that closes the object, or None if it is still to come."""
         for place, character in enumerate(text):
             if self._is_escaped:
                 self._is_escaped = False
@@ -165,21 +189,26 @@ class ToolCallReader:
     def _read_tail(self, is_last: bool) -> list[Part]:
         """Drop what closes a call. Another one may follow."""
         if self._is_tagged:
-            _, close, rest = self._held.partition(CLOSE)
+            _, close, rest = self.held.partition(CLOSE)
             if close:
-                self._state, self._held = _State.TEXT, rest
-        elif left := self._held.lstrip():
-            self._state, self._is_beginning, self._held = _State.TEXT, True, left.removeprefix("}")
+                self._state, self.held = _State.TEXT, rest
+        else:
+            end = self._find_end(self.held)
+            self.held = "" if end is None else self.held[end:]
+            if end is not None:
+                self._state = _State.BEGINNING
         return []
 
 
-def list_names(job: Job) -> list[str]:
-    """Return the names of the tools that the answer to a job may call."""
-    return [
-        name
-        for tool in job.parameters.get("tools") or ()
-        if isinstance(tool, dict) and isinstance(name := (tool.get("function") or {}).get("name"), str)
-    ]
+def list_functions(job: Job) -> list[dict[str, Any]]:
+    """Return the functions that the answer to a job may call. A job of another interface may have what is no tool."""
+    tools = job.parameters.get("tools")
+    functions = [tool.get("function") for tool in tools or () if isinstance(tool, dict)]
+    return [each for each in functions if isinstance(each, dict) and isinstance(each.get("name"), str)]
+
+
+def make_reader(job: Job) -> ToolCallReader:
+    return ToolCallReader([function["name"] for function in list_functions(job)])
 
 
 def make_call(job: Job, call: Call, choice: int = 0) -> dict[str, Any]:
@@ -188,13 +217,14 @@ def make_call(job: Job, call: Call, choice: int = 0) -> dict[str, Any]:
     `choice` is the place of the answer among those of the job.
     """
     function = {"name": call.name, "arguments": ""}
-    return {"id": f"call_{job.id.hex[:16]}{choice:04x}{call.index:04x}", "type": "function", "function": function}
+    random = job.id.hex[12:]  # behind the time in the job's id
+    return {"id": f"call_{random}{choice:02x}{call.index:02x}", "type": "function", "function": function}
 
 
 def read_calls(job: Job, text: str, *, choice: int) -> tuple[str, list[dict[str, Any]]]:
     """Return the text of an answer without its calls, and the calls in OpenAI's form."""
     words, calls = "", list[dict[str, Any]]()
-    reader = ToolCallReader(list_names(job))
+    reader = make_reader(job)
     for part in reader.read_text(text) + reader.end_text():
         match part:
             case Text():

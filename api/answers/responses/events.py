@@ -11,7 +11,7 @@ from collections.abc import Generator, Iterator
 from typing import Any
 
 from api import codec
-from api.answers.completions.tool_calls import Arguments, Call, Part, Text, ToolCallReader, list_names, make_call
+from api.answers.completions.tool_calls import Arguments, Call, Part, Text, make_call, make_reader
 from api.answers.events import BEGINS_AGAIN, GOES_ON, KEEP_ALIVE
 from api.answers.responses import response as shapes
 from inference.models import Job
@@ -20,6 +20,7 @@ from inference.streams.events import Delta, End, Event, Interrupted, KeepAlive, 
 NUMBERS = 16  # of each character of the text: what one brings into the answer has fewer events
 FIRST = 1  # number of the last event before the text
 BEGINNING = -1  # the number before all others
+ERROR = "error"
 ENDS = {"completed": "response.completed", "incomplete": "response.incomplete"}
 
 Shown = dict[str, Any]
@@ -31,7 +32,7 @@ class ResponseWriter:
     def __init__(self, job: Job) -> None:
         self.job = job
         self.at = 0  # characters of the text that were taken
-        self._reader = ToolCallReader(list_names(job)) if "tools" in job.parameters else None
+        self._reader = make_reader(job) if "tools" in job.parameters else None
         self._items: list[Shown] = []
         self._is_open = False
 
@@ -113,12 +114,14 @@ class ResponseWriter:
 
 
 def write_response_events(job: Job, events: Iterator[Event], *, after: int = BEGINNING) -> Generator[bytes, None, None]:
-    """Write the events of a job, from its first one, that have a higher number than `after`."""
-    writer = ResponseWriter(job)
-    for shown in _list_events(writer, events, after):
+    """Write the events of a response that have a higher number than `after`.
+
+    `events` are those of its job from the first one on.
+    """
+    for shown in _list_events(ResponseWriter(job), events, after):
         if shown is None:
             yield KEEP_ALIVE
-        elif shown["sequence_number"] > after:
+        elif shown["sequence_number"] > after or shown["type"] == ERROR:
             yield b"event: %b\ndata: %b\n\n" % (shown["type"].encode(), codec.write_json(shown))
 
 
@@ -150,5 +153,5 @@ def _list_events(writer: ResponseWriter, events: Iterator[Event], after: int) ->
 
 
 def _make_error(writer: ResponseWriter, message: str, code: str) -> Shown:
-    number = FIRST + NUMBERS * writer.at + 1
-    return {"type": "error", "code": code, "message": message, "param": None, "sequence_number": number}
+    number = FIRST + NUMBERS * writer.at  # that of the event before it, behind which a client is to read on
+    return {"type": ERROR, "code": code, "message": message, "param": None, "sequence_number": number}

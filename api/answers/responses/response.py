@@ -5,10 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import orjson
-
-from api.answers.completions import tool_calls
+from api import codec
 from api.answers.completions.completion import make_usage, read_finish_reason, read_generated_texts
+from api.answers.completions.tool_calls import (
+    Arguments,
+    Call,
+    Part,
+    Text,
+    list_functions,
+    make_call,
+    make_reader,
+    read_calls,
+)
+from api.errors.problems import ApiError
+from api.requests.dialects.base import replace_beginning
 from inference.models import Job, Status
 
 PREFIX = "resp_"
@@ -20,6 +30,7 @@ STATUSES = {
     Status.CANCELLED: "cancelled",
     Status.EXPIRED: "failed",
 }
+WORDS = {"inputs": "input", "parameters.max_new_tokens": "max_output_tokens"}  # the service's names: the client's
 CUT = {"reason": "max_output_tokens"}
 # Fields that a client may read, though the service keeps no value of the request for them.
 UNKNOWN: Mapping[str, Any] = {
@@ -42,7 +53,7 @@ def make_response(job: Job) -> dict[str, Any]:
 def make_head(job: Job) -> dict[str, Any]:
     """Return the fields of a response that has no output yet."""
     parameters = job.parameters
-    tools = [{"type": "function", **tool["function"], "strict": True} for tool in parameters.get("tools", ())]
+    tools = [{"type": "function", **function, "strict": True} for function in list_functions(job)]
     return {
         **UNKNOWN,
         "id": f"{PREFIX}{job.id.hex}",
@@ -101,7 +112,7 @@ def read_messages(job: Job) -> list[dict[str, Any]]:
     They are as chat templates take them. Raises `ApiError` if the output holds no text.
     """
     [(text, _)] = read_generated_texts(job)
-    words, calls = tool_calls.read_calls(job, text, choice=0) if "tools" in job.parameters else (text, [])
+    words, calls = read_calls(job, text, choice=0) if "tools" in job.parameters else (text, [])
     answer: dict[str, Any] = {"role": "assistant", "content": words}
     if calls:
         answer["tool_calls"] = [_make_template_call(call) for call in calls]
@@ -110,8 +121,8 @@ def read_messages(job: Job) -> list[dict[str, Any]]:
 
 def _make_template_call(call: Mapping[str, Any]) -> dict[str, Any]:
     try:
-        arguments = orjson.loads(call["function"]["arguments"])
-    except orjson.JSONDecodeError:  # they were cut, or the model made a mistake
+        arguments = codec.parse_json(call["function"]["arguments"].encode())
+    except ApiError:  # they were cut, or the model made a mistake
         arguments = {}
     return {**call, "function": {**call["function"], "arguments": arguments}}
 
@@ -120,16 +131,36 @@ def _make_status(job: Job, *, is_cut: bool) -> dict[str, Any]:
     if is_cut:
         return {"status": "incomplete", "incomplete_details": CUT}
     status = STATUSES[Status(job.status)]
-    error = {"code": "server_error", "message": job.public_detail} if status == "failed" else None
+    form = "tools" if "tools" in job.parameters else "text.format"
+    words = {**WORDS, "parameters.grammar.value": form, "parameters.grammar": form, "parameters.": ""}
+    message = replace_beginning(job.public_detail, words)
+    error = {"code": "server_error", "message": message} if status == "failed" else None
     return {"status": status, "error": error}
 
 
 def _make_items(job: Job, text: str, *, is_cut: bool) -> list[dict[str, Any]]:
-    words, calls = tool_calls.read_calls(job, text, choice=0) if "tools" in job.parameters else (text, [])
-    items = [make_message(job, 0, words, "completed")] if words or not calls else []
-    items += [make_call_item(call, "completed") for call in calls]
+    """Return the items of an answer in their order: messages, and calls between them."""
+    items: list[dict[str, Any]] = []
+    for part in _list_parts(job, text):
+        match part:
+            case Text(words):
+                if not items or items[-1]["type"] != "message":
+                    items.append(make_message(job, len(items), "", "completed"))
+                items[-1]["content"][0]["text"] += words
+            case Call():
+                items.append(make_call_item(make_call(job, part), "completed"))
+            case Arguments():
+                items[-1]["arguments"] += part.text
+    items = items or [make_message(job, 0, "", "completed")]
     items[-1]["status"] = "incomplete" if is_cut else "completed"
     return items
+
+
+def _list_parts(job: Job, text: str) -> list[Part]:
+    if "tools" not in job.parameters:
+        return [Text(text)]
+    reader = make_reader(job)
+    return reader.read_text(text) + reader.end_text()
 
 
 def _make_usage(details: Mapping[str, Any]) -> dict[str, Any] | None:

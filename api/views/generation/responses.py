@@ -13,6 +13,7 @@ from api.answers.completions.completion import is_single_text
 from api.answers.responses.events import BEGINNING, write_response_events
 from api.answers.responses.response import PREFIX, make_response, read_messages
 from api.auth import Principal
+from api.errors.problems import ApiError
 from api.openapi import response_operations as operations
 from api.requests import bodies
 from api.requests.dialects.generation import responses
@@ -33,6 +34,8 @@ class ResponsesView(ApiView):
         document, spec = read_json(request), spec_of(name) if name else None
         asked = responses.read_response(document, spec, before=self._read_previous_messages(document))
         refuse_other_wait(request, asked.is_streamed)
+        if asked.is_background and "timeout" in request.GET:
+            raise ApiError("timeout: not for a response in the background; leave it out.")
         if not asked.is_streamed and not asked.is_background:
             return run_in_dialect(self, request, asked, write_response)
         with asked.translate_errors():
@@ -62,7 +65,10 @@ class ResponseView(ApiView):
     @operations.get_response
     def get(self, request: HttpRequest, response_id: str) -> HttpResponseBase:
         job = get_response_job(self.principal, response_id)
+        bodies.read_flag(request.GET, "include_obfuscation")
         if not bodies.read_flag(request.GET, "stream"):
+            if "starting_after" in request.GET:
+                raise ApiError("starting_after: is for events; send stream=true with it.")
             return answer_response(job)
         after = bodies.read_whole_number(request.GET, "starting_after", BEGINNING)
         return streaming.answer_stream(self, request, lambda: job, partial(write_response_events, after=after))

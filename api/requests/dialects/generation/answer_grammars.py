@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from api.requests.dialects.base import read_flag
 from inference.catalog import wording
 from inference.errors import InvalidInput
 
@@ -20,6 +21,7 @@ ANY_TEXT: Mapping[str, Any] = {"type": "text"}
 ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 KINDS = ("json", "regex", "choice")
 VLLM_KINDS = (*KINDS, "json_object")
+DATA = ("const", "default", "enum", "examples")  # keywords whose values are no schemas
 MORE = ("allOf", "anyOf", "oneOf", "$ref", "patternProperties")  # keywords that may give an object more properties
 TYPES = ("text", "json_object", "json_schema", "json", "regex")
 
@@ -49,7 +51,8 @@ def read_grammar(fields: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, s
 def _read_openai(value: Mapping[str, Any]) -> tuple[str, Any, str]:
     match value:
         case {"type": "json_schema", "json_schema": {"schema": schema, **others}}:
-            return "json", embed_schema(schema) if others.get("strict") else schema, "json_schema.schema"
+            is_strict = read_flag({"strict": others.get("strict")}, "strict", f"{OPENAI}.json_schema.")
+            return "json", embed_schema(schema) if is_strict else schema, "json_schema.schema"
         case {"type": "json_schema"}:
             where = f"{OPENAI}.json_schema"
             raise InvalidInput(f'{where}: must be an object such as {{"name": "…", "schema": {{…}}}}.', field=where)
@@ -83,8 +86,12 @@ def embed_schema(schema: Any, root: str = "#", *, is_whole: bool = True) -> Any:
         return [embed_schema(part, root, is_whole=is_whole) for part in schema]
     if not isinstance(schema, dict):
         return schema
-    found = {key: embed_schema(part, root, is_whole=key != "allOf") for key, part in schema.items()}
-    if isinstance(reference := schema.get("$ref"), str) and reference.startswith("#"):
+    found = {
+        key: part if key in DATA else embed_schema(part, root, is_whole=key != "allOf")
+        for key, part in schema.items()
+        if key != "$id" or not isinstance(part, str)  # which would move the root
+    }
+    if isinstance(reference := schema.get("$ref"), str) and (reference == "#" or reference.startswith("#/")):
         found["$ref"] = root + reference[1:]
     if is_whole and schema.get("type") == "object" and "properties" in schema and schema.keys().isdisjoint(MORE):
         found.setdefault("additionalProperties", False)

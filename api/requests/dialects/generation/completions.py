@@ -5,7 +5,7 @@ A field that would change the answer and is not served is refused by name. A fie
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +35,7 @@ LIMITS = ("max_tokens", "max_completion_tokens", "max_new_tokens")
 OWN = {"return_full_text": False, "details": True}  # parameters that the form of the answer needs
 TURN = {"continue_final_message": False, "add_generation_prompt": True}  # fields of vLLM, and their defaults
 MOST_ANSWERS = 128  # OpenAI's limit
+MOST_STOPS = 8  # as the table of parameters says
 LOGPROBS = ("logprobs", "top_logprobs")
 MOST_LOGPROBS = 20
 STREAM_OPTIONS = ("include_usage", "include_obfuscation")
@@ -47,19 +48,21 @@ class Completion(DialectRequest):
     answers: int  # of each prompt
 
 
-def read_chat(
-    document: object, spec: ModelSpec | None = None, *, before: Sequence[Mapping[str, Any]] = ()
-) -> Completion:
+def read_chat(document: object, spec: ModelSpec | None = None) -> Completion:
     """Read a request to answer a chat.
 
-    `spec` is the model that the address names. Without it the body names the model. `before` are messages that stand
-    before those of the body, as chat templates take them. Raises `InvalidInput`, `UnknownModel`.
+    `spec` is the model that the address names. Without it the body names the model. Raises `InvalidInput`,
+    `UnknownModel`.
     """
     given = read_fields(document)
-    inputs = [*before, *messages.read_messages(given, before)]
-    turn = _read_turn(given, inputs[-1]["role"])
+    return read_chat_settings(given, spec, messages.read_messages(given.get("messages")))
+
+
+def read_chat_settings(given: dict[str, Any], spec: ModelSpec | None, chat: list[dict[str, Any]]) -> Completion:
+    """Return the request to answer a chat, which is as templates take it. Raises the errors of `read_chat`."""
+    turn = _read_turn(given, chat[-1]["role"])
     rest = {name: value for name, value in given.items() if name not in TURN}
-    return _make_completion(rest, spec, "messages", [inputs], own=turn, most_tokens=CHAT_TOKENS)
+    return _make_completion(rest, spec, "messages", [chat], own=turn, most_tokens=CHAT_TOKENS)
 
 
 def read_text_completion(document: object, spec: ModelSpec | None = None) -> Completion:
@@ -106,10 +109,10 @@ def _make_completion(
     form, form_names = _read_form(given, spec, is_chat=field == "messages")
     parameters, names = _read_settings(given, spec, field, most_tokens)
     parameters |= {**own, **form}
-    if "tools" in form and "grammar" not in form and given.get(tools.PARALLEL) is False:
-        parameters["stop"] = [*parameters.get("stop", ()), tools.CLOSE]  # which ends the first call
+    if "tools" in form and "grammar" not in form and not read_flag(given, tools.PARALLEL, default=True):
+        parameters |= _add_stop(parameters.get("stop", []), tools.CLOSE)  # which ends the first call
     if read_flag(given, "ignore_eos"):
-        parameters["min_new_tokens"] = _find_token_limit(spec, parameters)
+        parameters |= _ignore_end(spec, parameters)
     answers, is_streamed = _read_answers(given), read_flag(given, "stream")
     inputs, places = _repeat_prompts(field, prompts, answers)
     _refuse_combination(field, parameters, count=len(inputs), answers=answers, is_streamed=is_streamed)
@@ -203,12 +206,19 @@ def _read_logprobs(given: Mapping[str, Any], *, is_chat: bool) -> int | None:
     return top
 
 
-def _find_token_limit(spec: ModelSpec, parameters: Mapping[str, Any]) -> int:
-    """Return the tokens that an answer has which does not end by itself. Raises `InvalidInput` if there is no limit."""
+def _add_stop(stops: object, text: str) -> dict[str, Any]:
+    """Return the parameter with one more string that ends a text. Stops that are not valid are left to be refused."""
+    return {"stop": [*stops, text]} if isinstance(stops, list) and len(stops) < MOST_STOPS else {}
+
+
+def _ignore_end(spec: ModelSpec, parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parameter by which an answer has all tokens that it may have. Raises `InvalidInput`."""
+    if "grammar" in parameters:
+        raise InvalidInput("ignore_eos: is not served beside a form of the answer.", field="ignore_eos")
     most = parameters.get("max_new_tokens", spec.parameters["max_new_tokens"].default)
     if most is None:
         raise InvalidInput("ignore_eos: send max_tokens with it.", field="ignore_eos")
-    return int(most)
+    return {"min_new_tokens": most} if isinstance(most, int) else {}
 
 
 def _read_include_usage(options: object) -> bool:

@@ -2,31 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from api.requests.dialects.base import DialectRequest, read_fields, read_flag, replace_beginning
-from api.requests.dialects.generation import completions
+from api.requests.dialects.base import (
+    SERVICE_TIER,
+    DialectRequest,
+    find_model,
+    read_fields,
+    read_flag,
+    refuse_other_fields,
+    refuse_unknown_fields,
+    replace_beginning,
+)
+from api.requests.dialects.generation import completions, messages, tools
 from api.requests.dialects.generation.completions import Completion
 from inference.catalog import wording
-from inference.catalog.neutral_values import Neutral, describe_refusal, is_neutral
+from inference.catalog.neutral_values import OPENAI, OPENAI_IGNORED, Neutral
 from inference.catalog.specs import ModelSpec
 from inference.errors import InvalidInput
 
 PREVIOUS = "previous_response_id"
 SOURCE = {"source": "instructions"}  # of a message, which a response that follows this one does not have
-# Fields of a response that a chat has not: the values that ask for nothing, and those that change no answer.
+FIELDS = (
+    "model", "input", "instructions", "max_output_tokens", "text", *tools.FIELDS, tools.PARALLEL, "stream",
+    "background", "temperature", "top_p", SERVICE_TIER, PREVIOUS,
+)  # fmt: skip
+# The values of other fields that ask for nothing, beside those of a chat, and fields that change no answer.
 NEUTRAL: Neutral = {
-    "conversation": (), "include": ([], ["reasoning.encrypted_content"]), "prompt": (), "reasoning": ({},),
-    "truncation": ("disabled",),
+    **OPENAI,
+    "conversation": (), "include": ([], ["reasoning.encrypted_content"]), "prompt": (),
+    "reasoning": ({}, {"effort": "none"}), "truncation": ("disabled",),
 }  # fmt: skip
-IGNORED = ("max_tool_calls", "metadata", "store", "stream_options")
+IGNORED = OPENAI_IGNORED | {"max_tool_calls", "stream_options"}
+HIDDEN = {"max_new_tokens", "min_new_tokens", "grammar", "logprobs", *completions.OWN, *completions.TURN}
 TEXTS = ("input_text", "output_text", "text")  # types of parts
+PART = '{"type": "input_text", "text": "…"}'
 WORDS = {  # the field of a chat: the field of a response
     "messages": "input", "max_tokens": "max_output_tokens", "response_format.json_schema.schema": "text.format.schema",
-    "response_format": "text.format",
+    "response_format.json_schema": "text.format", "response_format": "text.format", "verbosity": "text.verbosity",
 }  # fmt: skip
+IN_FUNCTION = re.compile(r"(tools\[\d+\])\.function\b")  # a place in a tool of a chat
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,59 +70,63 @@ def read_response(
     `UnknownModel`.
     """
     given = read_fields(document)
-    if given.pop(PREVIOUS, None) and before is None:
+    if PREVIOUS in given and before is None:
         raise InvalidInput(f"{PREVIOUS}: is not served here; send the messages themselves.", field=PREVIOUS)
-    is_background = read_flag(given, "background")
-    given.pop("background", None)
-    for name in NEUTRAL.keys() & given.keys():
-        if not is_neutral(NEUTRAL, name, value := given.pop(name)) and not _is_empty(value):
-            raise InvalidInput(f"{name}: {describe_refusal(NEUTRAL, name)}", field=name)
-    first, messages, places = _read_input(given)
-    given = {name: value for name, value in given.items() if name not in ("input", "instructions", *IGNORED)}
-    chat = {**_read_settings(given), "messages": messages}
-    words = {**places, **WORDS}
+    spec = spec or find_model(given)
+    if isinstance(reasoning := given.get("reasoning"), dict):
+        given["reasoning"] = read_fields(reasoning)
+    own = [name for name in spec.parameters if name not in HIDDEN]
+    refuse_unknown_fields(given, (*FIELDS, *own), NEUTRAL, IGNORED)
+    chat = _read_input(given, list(before or ()))
+    settings = {name: given[name] for name in given if name in own}
     try:
-        completion = completions.read_chat(chat, spec, before=[*first, *(before or ())])
+        completion = completions.read_chat_settings({**settings, **_read_settings(given)}, spec, chat)
     except InvalidInput as error:
-        raise type(error)(
-            replace_beginning(error.message, words), field=replace_beginning(error.field or "", words)
-        ) from None
-    return _make_request(completion, is_background=is_background)
+        raise type(error)(_translate(error.message), field=_translate(error.field or "")) from None
+    return _make_request(completion, is_background=read_flag(given, "background"))
 
 
 def _make_request(completion: Completion, *, is_background: bool) -> ResponseRequest:
-    words = {ours: replace_beginning(theirs, WORDS) for ours, theirs in completion.words.items()}
     return ResponseRequest(
         submission=completion.submission,
-        words=words,
+        words={ours: _translate(theirs) for ours, theirs in completion.words.items()},
         is_streamed=completion.is_streamed,
         is_background=is_background,
     )
 
 
-def _is_empty(value: object) -> bool:
-    """Return True for an object whose fields are all null, as some clients send it."""
-    return isinstance(value, dict) and all(part is None for part in value.values())
+def _translate(text: str) -> str:
+    """Return a message or field of a chat with the names of a response."""
+    return IN_FUNCTION.sub(r"\1", replace_beginning(text, WORDS))
 
 
 def _read_settings(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a chat for all but the input."""
-    rest = {name: value for name, value in given.items() if name not in ("max_output_tokens", "text")}
+    same = ("model", "stream", "temperature", "top_p", SERVICE_TIER, tools.PARALLEL)
+    chat = {name: given[name] for name in same if name in given}
     if "max_output_tokens" in given:
-        rest["max_tokens"] = given["max_output_tokens"]
-    rest |= _read_text(given.get("text", {}))
-    if isinstance(tools := given.get("tools"), list):
-        rest["tools"] = [_read_tool(f"tools[{index}]", tool) for index, tool in enumerate(tools)]
+        chat["max_tokens"] = given["max_output_tokens"]
+    chat |= _read_text(given.get("text", {}))
+    if "tools" in given:
+        chat["tools"] = _read_tools(given["tools"])
     match given.get("tool_choice"):
-        case {"type": "function", "name": name}:
-            rest["tool_choice"] = {"type": "function", "function": {"name": name}}
-    return rest
+        case None:
+            pass
+        case str(choice):
+            chat["tool_choice"] = choice
+        case {"type": "function", "name": str(name)}:
+            chat["tool_choice"] = {"type": "function", "function": {"name": name}}
+        case _:
+            right = f'one of {", ".join(tools.CHOICES)}, or {{"type": "function", "name": "…"}}'
+            raise InvalidInput(f"tool_choice: must be {right}.", field="tool_choice")
+    return chat
 
 
 def _read_text(text: object) -> dict[str, Any]:
     """Return the fields of a chat for the form of the text."""
     if not isinstance(text, dict):
         raise InvalidInput(f"text: must be an object, not {wording.json_type_of(text)}.", field="text")
+    refuse_other_fields("text", text, ("format", "verbosity"))
     fields = {} if text.get("verbosity") is None else {"verbosity": text["verbosity"]}
     match text.get("format"):
         case None:
@@ -118,6 +140,13 @@ def _read_text(text: object) -> dict[str, Any]:
     raise InvalidInput(f"text.format: must be {right}.", field="text.format")
 
 
+def _read_tools(given: object) -> list[Any]:
+    """Return tools in the form of a chat."""
+    if not isinstance(given, list):
+        raise InvalidInput(f"tools: must be a list, not {wording.json_type_of(given)}.", field="tools")
+    return [_read_tool(f"tools[{index}]", tool) for index, tool in enumerate(given)]
+
+
 def _read_tool(where: str, tool: object) -> dict[str, Any]:
     if not isinstance(tool, dict) or tool.get("type") != "function":
         right = '{"type": "function", "name": "…", "parameters": {…}}'
@@ -125,46 +154,60 @@ def _read_tool(where: str, tool: object) -> dict[str, Any]:
     return {"type": "function", "function": {name: value for name, value in tool.items() if name != "type"}}
 
 
-def _read_input(given: Mapping[str, Any]) -> tuple[list[dict[str, Any]], list[dict[str, Any]], dict[str, str]]:
-    """Return the message of the instructions, the messages of a chat, and the places of their items in the input."""
+def _read_input(given: Mapping[str, Any], before: list[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the instructions, the messages before the input, and the input, as templates take them."""
     instructions, value = given.get("instructions"), given.get("input")
     if instructions is not None and not isinstance(instructions, str):
         raise InvalidInput("instructions: must be a string.", field="instructions")
     first = [{"role": "system", "content": instructions, **SOURCE}] if instructions else []
-    items = [{"role": "user", "content": value}] if isinstance(value, str) else value
-    if not isinstance(items, list) or not items:
+    if isinstance(value, str):
+        return [*first, *map(dict, before), {"role": "user", "content": value}]
+    if not isinstance(value, list) or not value:
         raise InvalidInput("input: must be a string, or a list of messages and calls.", field="input")
-    messages: list[dict[str, Any]] = []
-    places: dict[str, str] = {}
-    for index, item in enumerate(items):
-        message = _read_item(f"input[{index}]", item)
-        if "tool_calls" in message and messages and messages[-1]["role"] == "assistant":  # calls of one answer
-            messages[-1]["tool_calls"] = [*messages[-1].get("tool_calls", ()), *message["tool_calls"]]
+    messages.refuse_too_many_values("input", _list_arguments(value))
+    called = {call["id"]: call["function"]["name"] for call in _list_calls(before)}
+    chat: list[dict[str, Any]] = []
+    for index, item in enumerate(value):
+        message = _read_item(f"input[{index}]", item, called)
+        if "tool_calls" in message and chat and chat[-1]["role"] == "assistant":  # the calls of one answer
+            chat[-1].setdefault("tool_calls", []).extend(message["tool_calls"])
         else:
-            messages.append(message)
-        places[f"messages[{len(messages) - 1}]"] = "input" if isinstance(value, str) else f"input[{index}]"
-    return first, messages, places
+            chat.append(message)
+    return [*first, *map(dict, before), *chat]
 
 
-def _read_item(where: str, item: object) -> dict[str, Any]:
-    """Return an item of the input as a message of a chat."""
+def _list_calls(chat: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    """Yield the calls in messages, which a job of another interface may have in another form."""
+    for message in chat:
+        calls = message.get("tool_calls")
+        for call in calls if isinstance(calls, list) else ():
+            match call:
+                case {"id": str(), "function": {"name": str()}}:
+                    yield call
+
+
+def _list_arguments(items: Sequence[object]) -> Iterator[str]:
+    for item in items:
+        match item:
+            case {"arguments": str(text)}:
+                yield text
+
+
+def _read_item(where: str, item: object, called: dict[str, str]) -> dict[str, Any]:
+    """Return an item of the input as a message. `called` has the names of tools by the ids of their calls."""
+    kind = item.get("type") or "message" if isinstance(item, dict) else None
     match item:
-        case {"role": role, "content": content, **others} if others.get("type", "message") == "message":
-            return {"role": role, "content": _read_content(f"{where}.content", content)}
-        case {"type": "function_call", "call_id": call_id, "name": name, "arguments": arguments}:
-            function = {"name": name, "arguments": arguments}
-            return {"role": "assistant", "tool_calls": [{"id": call_id, "type": "function", "function": function}]}
-        case {"type": "function_call_output", "call_id": call_id, "output": output}:
-            return {"role": "tool", "tool_call_id": call_id, "content": _read_content(f"{where}.output", output)}
+        case {"role": role, "content": content} if kind == "message":
+            if content in ([], None) and role == "assistant":
+                content = ""
+            read = messages.read_content(f"{where}.content", content, TEXTS, PART)
+            return {"role": messages.read_role(f"{where}.role", role), "content": read}
+        case {"call_id": str(call_id), "name": str(name), "arguments": str(text)} if kind == "function_call":
+            called[call_id] = name
+            arguments = messages.read_arguments(f"{where}.arguments", text)
+            return {"role": "assistant", "content": "", "tool_calls": [messages.make_call(call_id, name, arguments)]}
+        case {"call_id": call_id, "output": output} if kind == "function_call_output":
+            read = messages.read_content(f"{where}.output", output, TEXTS, PART)
+            return {"role": "tool", "content": read, **messages.read_call_id(f"{where}.call_id", call_id, called)}
     kinds = "a message, a function_call or a function_call_output with its fields"
     raise InvalidInput(f"{where}: must be {kinds}; other items are not served.", field=where)
-
-
-def _read_content(where: str, content: object) -> Any:
-    if not isinstance(content, list):
-        return content
-    for index, part in enumerate(content):
-        if not isinstance(part, dict) or part.get("type") not in TEXTS:
-            path = f"{where}[{index}]"
-            raise InvalidInput(f'{path}: must be a part such as {{"type": "input_text", "text": "…"}}.', field=path)
-    return [{"type": "text", "text": part.get("text")} for part in content]

@@ -10,7 +10,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from api.requests.dialects.generation.answer_grammars import embed_schema
+from api.requests.dialects.base import read_flag, refuse_other_fields
+from api.requests.dialects.generation.answer_grammars import MORE, embed_schema
 from inference.catalog import wording
 from inference.errors import InvalidInput
 
@@ -20,7 +21,7 @@ CLOSE = "</tool_call>"
 MOST_TOOLS = 128  # OpenAI's limit
 NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 CHOICES = ("auto", "none", "required")
-NO_ARGUMENTS: Mapping[str, Any] = {"type": "object", "properties": {}}
+NO_ARGUMENTS: Mapping[str, Any] = {"type": "object", "properties": {}}  # OpenAI: of a tool without parameters
 EXAMPLE = '{"type": "function", "function": {"name": "…", "parameters": {…}}}'
 
 
@@ -51,21 +52,35 @@ def read_tools(fields: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str
 
 
 def _read_tool(where: str, tool: object) -> dict[str, Any]:
-    function = tool.get("function") if isinstance(tool, dict) and tool.get("type", "function") == "function" else None
-    if not isinstance(function, dict):
+    is_function = isinstance(tool, dict) and (tool.get("type") or "function") == "function"
+    function = tool.get("function") if isinstance(tool, dict) and is_function else None
+    if not isinstance(tool, dict) or not isinstance(function, dict):
         raise InvalidInput(f"{where}: must be a tool such as {EXAMPLE}.", field=where)
-    name, schema = function.get("name"), function.get("parameters") or NO_ARGUMENTS
+    refuse_other_fields(where, tool, ("type", "function"))
+    refuse_other_fields(f"{where}.function", function, ("name", "description", "parameters", "strict"))
+    read_flag(function, "strict", f"{where}.function.")
+    name, description = function.get("name"), function.get("description")
     if not isinstance(name, str) or not NAME.fullmatch(name):
         right = "must have 1 to 64 letters, digits, underscores and hyphens"
         raise InvalidInput(f"{where}.function.name: {right}.", field=f"{where}.function.name")
-    if not isinstance(schema, dict):
-        path = f"{where}.function.parameters"
-        raise InvalidInput(f"{path}: must be a JSON schema, not {wording.json_type_of(schema)}.", field=path)
-    description = function.get("description") or ""
-    if not isinstance(description, str):
+    if description is not None and not isinstance(description, str):
         path = f"{where}.function.description"
         raise InvalidInput(f"{path}: must be a string, not {wording.json_type_of(description)}.", field=path)
-    return {"type": "function", "function": {"name": name, "description": description, "parameters": schema}}
+    schema = _read_schema(f"{where}.function.parameters", function.get("parameters"))
+    return {"type": "function", "function": {"name": name, "description": description or "", "parameters": schema}}
+
+
+def _read_schema(where: str, schema: object) -> Mapping[str, Any]:
+    """Return the schema of a tool's arguments, which is that of an object."""
+    if schema is None:
+        return NO_ARGUMENTS
+    if not isinstance(schema, dict):
+        raise InvalidInput(f"{where}: must be a JSON schema, not {wording.json_type_of(schema)}.", field=where)
+    if schema.keys().isdisjoint(("type", *MORE)):
+        return {"type": "object", **({} if schema else NO_ARGUMENTS), **schema}
+    if schema.get("type", "object") != "object":
+        raise InvalidInput(f"{where}: must be the schema of an object, as a tool has named arguments.", field=where)
+    return schema
 
 
 def _read_choice(choice: object, names: list[str]) -> list[str]:
