@@ -17,13 +17,13 @@ from api.answers.responses import response as shapes
 from inference.models import Job
 from inference.streams.events import Delta, End, Event, Interrupted, KeepAlive, Restart
 
-NUMBERS = 16  # of each character of the text: what one brings into the answer has fewer events
-FIRST = 1  # number of the last event before the text
+NUMBERS_A_CHARACTER = 16  # of each character of the text: what one brings into the answer has fewer events
+LAST_BEFORE_TEXT = 1  # number of the last event before the text
 BEGINNING = -1  # the number before all others
 ERROR = "error"
-ENDS = {"completed": "response.completed", "incomplete": "response.incomplete"}
+END_TYPES = {"completed": "response.completed", "incomplete": "response.incomplete"}
 
-Shown = dict[str, Any]
+Document = dict[str, Any]
 
 
 class ResponseWriter:
@@ -33,23 +33,23 @@ class ResponseWriter:
         self.job = job
         self.at = 0  # characters of the text that were taken
         self._reader = make_reader(job) if "tools" in job.parameters else None
-        self._items: list[Shown] = []
+        self._items: list[Document] = []
         self._is_open = False
 
-    def begin_response(self) -> Iterator[Shown]:
+    def begin_response(self) -> Iterator[Document]:
         head = shapes.make_head(self.job)
-        for number, kind in enumerate(("created", "in_progress"), start=FIRST - 1):
+        for number, kind in enumerate(("created", "in_progress"), start=LAST_BEFORE_TEXT - 1):
             yield {"type": f"response.{kind}", "response": head, "sequence_number": number}
 
-    def write_text(self, text: str) -> Iterator[Shown]:
+    def write_text(self, text: str) -> Iterator[Document]:
         """Take more of the text, and yield its events, of which the last has the highest number of its text."""
         self.at += len(text)
         parts = self._reader.read_text(text) if self._reader else [Text(text)]
         shown = [event for part in parts for event in self._write_part(part)]
-        last = FIRST + NUMBERS * self.at
+        last = LAST_BEFORE_TEXT + NUMBERS_A_CHARACTER * self.at
         yield from self._number(shown, last + 1 - len(shown))
 
-    def end_response(self, job: Job) -> Iterator[Shown]:
+    def end_response(self, job: Job) -> Iterator[Document]:
         """Yield the last events. `job` is the finished one."""
         parts = self._reader.end_text() if self._reader else []
         shown = [event for part in parts for event in self._write_part(part)]
@@ -58,13 +58,13 @@ class ResponseWriter:
             if not self._items:  # an empty text
                 shown += self._open_item(shapes.make_message(self.job, 0, None, "in_progress"))
             shown += self._close_item(whole["output"][-1]["status"])
-        shown.append({"type": ENDS.get(whole["status"], "response.failed"), "response": whole})
-        yield from self._number(shown, FIRST + NUMBERS * self.at + 1)
+        shown.append({"type": END_TYPES.get(whole["status"], "response.failed"), "response": whole})
+        yield from self._number(shown, LAST_BEFORE_TEXT + NUMBERS_A_CHARACTER * self.at + 1)
 
-    def _number(self, shown: list[Shown], first: int) -> Iterator[Shown]:
+    def _number(self, shown: list[Document], first: int) -> Iterator[Document]:
         return ({**event, "sequence_number": number} for number, event in enumerate(shown, start=first))
 
-    def _write_part(self, part: Part) -> Iterator[Shown]:
+    def _write_part(self, part: Part) -> Iterator[Document]:
         match part:
             case Text(text):
                 if not self._is_open or self._items[-1]["type"] != "message":
@@ -79,7 +79,7 @@ class ResponseWriter:
                 self._items[-1]["arguments"] += text
                 yield {**self._name_item(), "type": "response.function_call_arguments.delta", "delta": text}
 
-    def _open_item(self, item: Shown) -> Iterator[Shown]:
+    def _open_item(self, item: Document) -> Iterator[Document]:
         self._items.append({**item, "text": ""})
         self._is_open = True
         yield {**self._place_item(), "type": "response.output_item.added", "item": item}
@@ -87,7 +87,7 @@ class ResponseWriter:
             part = shapes.make_text_part("")
             yield {**self._name_part(), "type": "response.content_part.added", "part": part}
 
-    def _close_item(self, status: str) -> Iterator[Shown]:
+    def _close_item(self, status: str) -> Iterator[Document]:
         if not self._is_open:
             return
         self._is_open = False
@@ -103,13 +103,13 @@ class ResponseWriter:
             yield {**self._name_item(), "type": "response.function_call_arguments.done", **arguments}
         yield {**self._place_item(), "type": "response.output_item.done", "item": {**item, "status": status}}
 
-    def _place_item(self) -> Shown:
+    def _place_item(self) -> Document:
         return {"output_index": len(self._items) - 1}
 
-    def _name_item(self) -> Shown:
+    def _name_item(self) -> Document:
         return {**self._place_item(), "item_id": self._items[-1]["id"]}
 
-    def _name_part(self) -> Shown:
+    def _name_part(self) -> Document:
         return {**self._name_item(), "content_index": 0}
 
 
@@ -125,9 +125,11 @@ def write_response_events(job: Job, events: Iterator[Event], *, after: int = BEG
             yield b"event: %b\ndata: %b\n\n" % (shown["type"].encode(), codec.write_json(shown))
 
 
-def _list_events(writer: ResponseWriter, events: Iterator[Event], after: int) -> Iterator[Shown | None]:
+def _list_events(writer: ResponseWriter, events: Iterator[Event], after: int) -> Iterator[Document | None]:
     """Yield all events of a response, and None for a sign of life."""
-    sent = max(0, math.ceil((after - FIRST) / NUMBERS))  # characters that the client has got in whole or in part
+    sent = max(
+        0, math.ceil((after - LAST_BEFORE_TEXT) / NUMBERS_A_CHARACTER)
+    )  # characters that the client has got in whole or in part
     before = ""  # text that it has got, which is taken as one piece: so the events behind it are numbered as then
     yield from writer.begin_response()
     for event in events:
@@ -152,6 +154,8 @@ def _list_events(writer: ResponseWriter, events: Iterator[Event], after: int) ->
                 yield None
 
 
-def _make_error(writer: ResponseWriter, message: str, code: str) -> Shown:
-    number = FIRST + NUMBERS * writer.at  # that of the event before it, behind which a client is to read on
+def _make_error(writer: ResponseWriter, message: str, code: str) -> Document:
+    number = (
+        LAST_BEFORE_TEXT + NUMBERS_A_CHARACTER * writer.at
+    )  # that of the event before it, behind which a client is to read on
     return {"type": ERROR, "code": code, "message": message, "param": None, "sequence_number": number}

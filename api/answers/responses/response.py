@@ -33,7 +33,7 @@ STATUSES = {
 WORDS = {"inputs": "input", "parameters.max_new_tokens": "max_output_tokens"}  # the service's names: the client's
 CUT = {"reason": "max_output_tokens"}
 # Fields that a client may read, though the service keeps no value of the request for them.
-UNKNOWN: Mapping[str, Any] = {
+NOT_KEPT: Mapping[str, Any] = {
     "instructions": None, "metadata": {}, "parallel_tool_calls": True, "previous_response_id": None,
     "reasoning": {"effort": None, "summary": None}, "store": True, "text": {"format": {"type": "text"}},
     "truncation": "disabled", "user": None,
@@ -55,7 +55,7 @@ def make_head(job: Job) -> dict[str, Any]:
     parameters = job.parameters
     tools = [{"type": "function", **function, "strict": True} for function in list_functions(job)]
     return {
-        **UNKNOWN,
+        **NOT_KEPT,
         "id": f"{PREFIX}{job.id.hex}",
         "object": "response",
         "created_at": int(job.created_at.timestamp()),

@@ -16,7 +16,7 @@ from transformers import LogitsProcessorList, Pipeline, StoppingCriteria, Stoppi
 
 from inference.engines.generation.processors.grammars import Grammars
 from inference.engines.generation.processors.penalties import replace_penalties
-from inference.engines.generation.processors.token_scores import FIELD, TokenScores, is_search
+from inference.engines.generation.processors.token_scores import FIELD, TokenScores, is_beam_search
 from inference.engines.generation.rows.ending import Ending
 from inference.engines.generation.rows.growing_text import Decoder, continues_prompt
 from inference.engines.inputs.stops import Stops, find_first_stop, list_ends, read_stops
@@ -129,7 +129,7 @@ class PipelineSteps:
         return [ending.apply_to_answer(answer) for ending, answer in zip(endings, answers, strict=True)]
 
     def _make_token_scores(self, top: int, prompt: int, run: Mapping[str, Any]) -> TokenScores:
-        if is_search(run, self.pipe.model.generation_config):
+        if is_beam_search(run, self.pipe.model.generation_config):
             raise InvalidInput(f"{FIELD}: is not served beside a search by beams.", field=FIELD)
         return TokenScores(self.pipe.tokenizer, self.decoder, top=min(top, self.vocabulary), prompt=prompt)
 

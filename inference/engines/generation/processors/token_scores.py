@@ -74,6 +74,6 @@ def find_scores(processors: Sequence[Any]) -> TokenScores | None:
     return next((each for each in processors if isinstance(each, TokenScores)), None)
 
 
-def is_search(run: Mapping[str, Any], config: Any) -> bool:
+def is_beam_search(run: Mapping[str, Any], config: Any) -> bool:
     """Return True if a call searches by beams, whose rows change places."""
     return int(run.get("num_beams") or getattr(config, "num_beams", None) or 1) > 1
