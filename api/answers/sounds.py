@@ -28,10 +28,10 @@ def encode_wav(output: object) -> bytes | None:
     The samples are a list, or a list for each channel. Returns None for an output of another shape.
     """
     match output:
-        case {"audio": [[*_], *_] as channels, "sampling_rate": int(rate)} if 0 < rate < MOST_A_SECOND:
+        case {"audio": [[*_], *_] as channels, "sampling_rate": int(rate)} if _is_rate(rate):
             if len(channels) > MOST_CHANNELS:
                 return None
-        case {"audio": [*samples], "sampling_rate": int(rate)} if 0 < rate < MOST_A_SECOND:
+        case {"audio": [*samples], "sampling_rate": int(rate)} if _is_rate(rate):
             channels = [samples]
         case _:
             return None
@@ -44,6 +44,10 @@ def encode_wav(output: object) -> bytes | None:
         file.setparams((len(channels), 2, rate, 0, "NONE", ""))
         file.writeframes(frames.tobytes())
     return buffer.getvalue()
+
+
+def _is_rate(value: int) -> bool:
+    return not isinstance(value, bool) and 0 < value < MOST_A_SECOND
 
 
 def _quantize(value: float) -> int:

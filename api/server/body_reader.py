@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 from wsgiref.types import InputStream
 
+from django.utils.http import parse_header_parameters
+
 from api.server.upload_limit import MOST_READ, UPLOAD, Upload, UploadRefused, find_body_limit, is_file_upload
 
 Application = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
@@ -31,6 +33,7 @@ class BodyReader:
         self._reads = threading.Semaphore(MOST_READ)
 
     def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        _drop_unreadable_parameters(environ)
         limit = find_body_limit(environ)
         stream = environ[UPLOAD] = environ["wsgi.input"] = Upload(environ["wsgi.input"], self._reads)
         if environ.get("HTTP_TRANSFER_ENCODING") and not is_file_upload(environ):
@@ -51,6 +54,19 @@ class BodyReader:
                     close()  # the server, which would close the answer, never gets it
                 raise
         return answer
+
+
+def _drop_unreadable_parameters(environ: dict[str, Any]) -> None:
+    """Leave the media type of a Content-Type whose parameters name an encoding that Python does not know.
+
+    Django would raise as it makes the request, before there is anybody to answer.
+    """
+    content_type = environ.get("CONTENT_TYPE", "")
+    try:
+        if "*" in content_type:
+            parse_header_parameters(content_type)
+    except ValueError:
+        environ["CONTENT_TYPE"] = content_type.partition(";")[0]
 
 
 def _unchunk(environ: dict[str, Any], limit: int) -> None:

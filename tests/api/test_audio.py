@@ -10,9 +10,12 @@ from typing import Any
 from django.core.files.uploadedfile import SimpleUploadedFile
 from django.test import SimpleTestCase, override_settings
 
+from api.answers.transcriptions import write_transcription
+from api.errors.problems import ApiError
 from api.requests.dialects import sounds
 from api.requests.file_form import FileForm
 from inference.errors import InvalidInput, UnknownModel
+from inference.models import Job
 from tests import tiny_models
 from tests.api.base import ApiTestCase, Response
 from tests.api.test_completions import answering
@@ -58,6 +61,9 @@ class ReadTests(SimpleTestCase):
             with self.subTest(fields), self.assertRaises(InvalidInput) as caught:
                 self.read(**fields)
             self.assertEqual(caught.exception.field, field)
+        with self.assertRaises(InvalidInput) as empty:
+            sounds.read_transcription(FileForm(fields={"model": "ears"}, file=SimpleUploadedFile("a.wav", b"")))
+        self.assertEqual(empty.exception.message, "file: is empty; send the bytes of a sound.")
         with self.assertRaises(UnknownModel):
             self.read(model="nope")
 
@@ -77,7 +83,7 @@ class ReadTests(SimpleTestCase):
 
 @override_settings(MODELS_FILE=MODELS_FILE)
 class AnswerTests(ApiTestCase):
-    def transcribe(self, answer: Any = ANSWER, **fields: str) -> Response:
+    def transcribe(self, answer: Any = ANSWER, **fields: Any) -> Response:
         form = {"model": "ears", **fields, "file": SimpleUploadedFile("a.wav", WAV)}
         with self.worker(functools.partial(answering, answer)):
             return self.client.post("/v1/audio/transcriptions", form)
@@ -99,6 +105,23 @@ class AnswerTests(ApiTestCase):
         self.assertEqual((found["text"], found["duration"]), ("Hello there.", 3661.25))
         self.assertEqual([segment["text"] for segment in found["segments"]], [" Hello", " there."])
 
+    def test_parts_of_an_odd_shape_are_the_model_s_fault(self) -> None:
+        wrong: list[Any] = [
+            "abc", {"a": 1}, [None], ["a"], [{"text": "a"}], [{"timestamp": [0, 1]}],
+            [{"text": "a", "timestamp": None}], [{"text": "a", "timestamp": [0]}],
+            [{"text": None, "timestamp": [0, 1]}], [{"text": "a", "timestamp": ["0", 1]}],
+            [{"text": "a", "timestamp": [-1, 1]}], [{"text": "a", "timestamp": [0, 1e300]}],
+        ]  # fmt: skip
+        for chunks in wrong:
+            job = Job(model="ears", output={"text": "a", "chunks": chunks})
+            for form in ("srt", "vtt", "verbose_json"):
+                with self.subTest(chunks, form=form), self.assertRaises(ApiError) as caught:
+                    write_transcription(job, form)
+                self.assertEqual(caught.exception.code, "bad_output")
+        odd = {"text": "a", "chunks": [{"text": " a\n\nb --> c", "timestamp": [0, 1]}]}
+        vtt = write_transcription(Job(model="ears", output=odd), "vtt").decode()
+        self.assertTrue(vtt.endswith("\na b -> c\n"), vtt)
+
     def test_errors_are_openai_s(self) -> None:
         for answer, status in (
             (self.transcribe("no text"), 502),
@@ -109,6 +132,10 @@ class AnswerTests(ApiTestCase):
             with self.subTest(status):
                 self.assertEqual(answer.status_code, status, answer.content)
                 self.assertTrue(answer.json()["error"]["message"])
+        nothing = self.client.post("/v1/audio/transcriptions", {"model": "ears"})
+        self.assertEqual(nothing.json()["error"]["param"], "file")
+        twice = self.transcribe(language=["en", "de"])
+        self.assertEqual((twice.status_code, twice.json()["error"]["param"]), (400, "language"))
 
     def test_a_text_is_spoken_as_a_file(self) -> None:
         sound = {"audio": [0.0, 0.5], "sampling_rate": 16_000}

@@ -467,12 +467,18 @@ class ReadTests(SimpleTestCase):
                 self.assertEqual(read.submission.parameters.get("logprobs"), expected)
         text = completions.read_text_completion({"prompt": "a", "logprobs": 2}, PIPELINE)
         self.assertEqual(text.submission.parameters["logprobs"], 2)
-        for fields, field in (
+        with self.assertRaises(InvalidInput) as other:
+            completions.read_text_completion({"prompt": "a", "logprobs": 2, "top_logprobs": 2}, PIPELINE)
+        self.assertEqual(other.exception.field, "top_logprobs")
+        wrong: list[tuple[dict[str, Any], str]] = [
             ({"top_logprobs": 2}, "top_logprobs"),
+            ({"top_logprobs": ""}, "top_logprobs"),
+            ({"logprobs": True, "top_logprobs": []}, "top_logprobs"),
             ({"logprobs": 1}, "logprobs"),
             ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
             ({"logprobs": True, "stream": True}, "logprobs"),
-        ):
+        ]
+        for fields, field in wrong:
             with self.subTest(fields), self.assertRaises(InvalidInput) as caught:
                 completions.read_chat({"messages": HELLO, **fields}, PIPELINE)
             self.assertEqual(caught.exception.field, field)

@@ -23,6 +23,12 @@ TAGGED = '<tool_call>\n{"name": "f", "arguments": {"a": "}{\\"", "b": {"c": 1}}}
 NESTED = '{"a": "}{\\"", "b": {"c": 1}}'
 
 
+PIECES = (
+    OPEN, CLOSE, "<tool", "\x1c", "{", "}", '"name": "f"', '"name": "h"', ", ", '"arguments": ', " ", "\n", "x", ";",
+    '"', TAGGED,
+)  # fmt: skip
+
+
 def read_in_pieces(text: str, size: int) -> list[Part]:
     """Return the parts of an answer that comes in pieces of so many characters; neighbours of a kind are one."""
     reader, parts = ToolCallReader(NAMES), list[Part]()
@@ -103,11 +109,14 @@ class ReaderTests(SimpleTestCase):
         self.assertEqual(reader.read_text("a" + 100_000 * " "), [Text("a")])
         self.assertEqual(reader.read_text("b"), [Text(100_000 * " " + "b")])
 
+    def test_so_many_false_tags_are_looked_at(self) -> None:
+        text = f"{OPEN} " * 20_000 + TAGGED
+        self.assertEqual(read_in_pieces(text, len(text)), [Text(text)])
+
     def test_random_texts_have_the_same_parts_in_any_pieces(self) -> None:
         chosen = random.Random(7)
-        pieces = [OPEN, CLOSE, "{", "}", '"name": "f"', '"name": "h"', ", ", '"arguments": ', " ", "\n", "x", ";", '"']
         for _ in range(3000):
-            text = "".join(chosen.choice(pieces) for _ in range(chosen.randrange(14)))
+            text = "".join(chosen.choice(PIECES) for _ in range(chosen.randrange(14)))
             whole = read_in_pieces(text, 1000)
             for size in (1, 2, 5):
                 with self.subTest(text, size=size):
@@ -191,12 +200,30 @@ class AnswerTests(SimpleTestCase):
             self.assertEqual(ended, "tool_calls")
 
     def test_a_stream_is_read_on_from_any_chunk(self) -> None:
-        for text in (self.TEXT, "hi <tool", '{"a": 1}\n', 'x <tool_call>{"arguments": {}, "name": "f"}'):
-            self.assert_read_on(self.make_job(text), text)
+        for text in (
+            self.TEXT,
+            "hi <tool",
+            '{"a": 1}\n',
+            'x <tool_call>{"arguments": {}, "name": "f"}',
+            "1e999}<<<tool",
+            "<tool</tool_call>",
+            f"<tool_call>rubbish {TAGGED}",
+            '{"name": "g", "parameters": {}}  \x1c{"name": "g", "parameters": {}}',
+        ):
+            for size in (1, 3, 7, 1000):
+                self.assert_read_on(self.make_job(text), text, size)
 
-    def assert_read_on(self, job: Job, text: str) -> None:
-        written = self.write_chunks(job, text, 3)
+    def test_random_answers_are_read_on_from_any_chunk(self) -> None:
+        chosen = random.Random(8)
+        for _ in range(150):
+            text = "".join(chosen.choice(PIECES) for _ in range(1 + chosen.randrange(10)))
+            self.assert_read_on(self.make_job(text), text, chosen.randrange(1, 12))
+
+    def assert_read_on(self, job: Job, text: str, size: int) -> None:
+        written = self.write_chunks(job, text, size)
         whole = self.join(written)
+        [choice] = completion.make_completion(CHAT, job)["choices"]
+        self.assertEqual(whole[0], choice["message"]["content"] or "")
         for place in range(1, len(written)):
             after = Position.from_event_id(written[place]["event_id"], job.id)
             rest = self.write_chunks(job, text, 4, after)[1:]

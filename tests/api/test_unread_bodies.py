@@ -48,6 +48,16 @@ class UnreadBodyTests(ApiTestCase):
         events = "".join(event[0] for event in self.events)
         self.assertRegex(events, "ag+r$", "asked, given back, read")
 
+    def test_a_type_with_parameters_in_an_unknown_encoding_has_none(self) -> None:
+        for given, left in (
+            ("application/json; x*=bogus''y", "application/json"),
+            ("application/json; x*=utf-8''y", "application/json; x*=utf-8''y"),
+            ("application/json; charset=utf-8", "application/json; charset=utf-8"),
+        ):
+            application = BodyReader(lambda environ, _: [environ["CONTENT_TYPE"].encode()])
+            environ = {"wsgi.input": io.BytesIO(), "CONTENT_TYPE": given}
+            self.assertEqual(b"".join(application(environ, lambda *_: None)).decode(), left)
+
     @override_settings(API_KEY_REQUIRED=True)
     def test_of_who_has_no_valid_key(self) -> None:
         self.send("/v1/jobs", "inf_wrong")

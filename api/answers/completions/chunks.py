@@ -53,6 +53,9 @@ class ChunkWriter:
 
     def read_parts(self, reader: ToolCallReader, text: str) -> list[Part]:
         """Take more of an answer that may have calls, and return its parts."""
+        if self.taken.at == self.after.at:  # what is held back here was sent before: what follows shows that it is text
+            self.written.add_text(reader.held)
+            reader.drop_held()
         held = reader.held + text
         parts = reader.read_text(text)
         self.taken.add_text(text)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+UNFINISHED = "\ufffd"  # in the text of a token that is a part of a character
+
 
 def make_chat_logprobs(details: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return the log probabilities for a chat, or None if the request asked for none."""
@@ -26,7 +28,10 @@ def make_text_logprobs(details: Mapping[str, Any]) -> dict[str, Any] | None:
     for token, likeliest in _list_tokens(details):
         found["tokens"].append(token["text"])
         found["token_logprobs"].append(token["logprob"])
-        found["top_logprobs"].append({other["text"]: other["logprob"] for other in likeliest})
+        best: dict[str, float] = {}
+        for other in likeliest:  # the likeliest first: several tokens may have one text
+            best.setdefault(other["text"], other["logprob"])
+        found["top_logprobs"].append(best)
         found["text_offset"].append(offset)
         offset += len(token["text"])
     return found
@@ -40,5 +45,7 @@ def _list_tokens(details: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any]
 
 
 def _describe(token: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a token as a chat has it. The bytes of one that is a part of a character are not known."""
     text = token["text"]
-    return {"token": text, "logprob": token["logprob"], "bytes": list(text.encode(errors="surrogatepass"))}
+    known = None if UNFINISHED in text else list(text.encode(errors="surrogatepass"))
+    return {"token": text, "logprob": token["logprob"], "bytes": known}

@@ -17,8 +17,10 @@ from typing import Any
 from inference.models import Job
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
-HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*"([^"\\]*)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
+HEAD = re.compile(r'\{\s*"name"\s*:\s*"([^"\\]*)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
 LONGEST_HEAD = 400  # characters: an object without a tag whose head is longer is text
+LONGEST_OTHER = 4_000  # characters of a call whose arguments stand before its name
+MOST_FALSE_TAGS = 100  # of an answer, behind which a tag is text: each costs a copy of what follows it
 BETWEEN = " \t\r\n;"  # characters that may part calls without tags
 ARGUMENTS = ("arguments", "parameters")
 
@@ -69,6 +71,7 @@ class ToolCallReader:
         self.held = ""
         self._names = names
         self._state, self._is_tagged = _State.BEGINNING, False
+        self._false_tags = 0
         self._depth, self._is_in_string, self._is_escaped = 0, False, False  # at the place in an object
 
     def read_text(self, text: str) -> list[Part]:
@@ -79,6 +82,11 @@ class ToolCallReader:
     def end_text(self) -> list[Part]:
         """Return the parts that are left, as no text follows."""
         return self._read_held(is_last=True)
+
+    def drop_held(self) -> None:
+        """Drop what is held back: it was returned as text before, as the text behind it had shown what it is."""
+        if self.held and self._state in (_State.BEGINNING, _State.TEXT, _State.HEAD):
+            self.held, self._state = "", _State.TEXT
 
     def _read_held(self, *, is_last: bool) -> list[Part]:
         steps = {
@@ -95,8 +103,9 @@ class ToolCallReader:
 
     def _read_beginning(self, is_last: bool) -> list[Part]:
         begun = self.held.lstrip(BETWEEN if self.count else None)
+        if self.count:
+            self.held = begun
         if not begun:
-            self.held = "" if is_last and self.count else self.held
             self._state = _State.TEXT if is_last else self._state
             return []
         found = HEAD.match(begun[:LONGEST_HEAD])
@@ -112,7 +121,7 @@ class ToolCallReader:
         return []
 
     def _read_words(self, is_last: bool) -> list[Part]:
-        place = self.held.find(OPEN)
+        place = -1 if self._false_tags >= MOST_FALSE_TAGS else self.held.find(OPEN)
         if place >= 0:
             self._state, end = _State.HEAD, len(self.held[:place].rstrip())
         else:
@@ -126,18 +135,22 @@ class ToolCallReader:
         return len(self.held[: len(self.held) - tag].rstrip())
 
     def _read_head(self, is_last: bool) -> list[Part]:
-        inner = self.held[self.held.index(OPEN) + len(OPEN) :]
-        found = HEAD.match(inner[:LONGEST_HEAD])
+        start = self.held.index(OPEN) + len(OPEN)
+        inner = self.held[start : start + LONGEST_OTHER]
+        begun = inner[:LONGEST_HEAD].lstrip()
+        found = HEAD.match(begun)
         if found and found[1] in self._names:
             self._is_tagged = True
-            return self._begin_call(found[1], inner[found.end() :])
-        whole, close, rest = inner.partition(CLOSE)
-        if not close and not is_last and not found:
+            skipped = len(inner[:LONGEST_HEAD]) - len(begun)
+            return self._begin_call(found[1], self.held[start + skipped + found.end() :])
+        whole, close, _ = inner.partition(CLOSE)
+        if not close and not is_last and not found and len(inner) < LONGEST_OTHER:
             return []
         if not found and (call := self._read_call(whole)):
-            return self._make_whole_call(call, rest)
+            return self._make_whole_call(call, self.held[start + len(whole) + len(close) :])
         # It is no call: the tag is text, and what follows is read on.
-        tag, self.held, self._state = self.held[: len(self.held) - len(inner)], inner, _State.TEXT
+        self._false_tags += 1
+        tag, self.held, self._state = self.held[:start], self.held[start:], _State.TEXT
         return [Text(tag)]
 
     def _begin_call(self, name: str, rest: str) -> list[Part]:
@@ -190,8 +203,9 @@ class ToolCallReader:
         """Drop what closes a call. Another one may follow."""
         if self._is_tagged:
             _, close, rest = self.held.partition(CLOSE)
+            self.held = rest if close else self.held[1 - len(CLOSE) :]
             if close:
-                self._state, self.held = _State.TEXT, rest
+                self._state = _State.TEXT
         else:
             end = self._find_end(self.held)
             self.held = "" if end is None else self.held[end:]

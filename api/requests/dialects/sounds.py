@@ -45,7 +45,9 @@ def read_transcription(form: FileForm) -> TranscriptionRequest:
         if "language" not in spec.parameters:
             raise InvalidInput(f"language: is not served by {spec.name!r}; leave it out.", field="language")
         parameters["language"] = language
-    inputs = base64.b64encode(form.file.read()).decode()
+    if not (content := form.file.read()):
+        raise InvalidInput("file: is empty; send the bytes of a sound.", field="file")
+    inputs = base64.b64encode(content).decode()
     return TranscriptionRequest(
         submission=Submission(spec=spec, inputs=inputs, parameters=parameters),
         words={"parameters.return_timestamps": "response_format", "parameters.": "", "inputs": "file"},

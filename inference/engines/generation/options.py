@@ -108,7 +108,7 @@ class PipelineSteps:
                     prompt=prompts[place],
                     stops=stops,
                     stopped=criteria.lengths.get(place * len(row) + number),
-                    has_details=details,
+                    has_details=details or logprobs is not None,
                     scores=scores,
                     row=place * len(row) + number,
                 )

@@ -190,17 +190,16 @@ def _read_answers(given: Mapping[str, Any]) -> int:
 
 def _read_logprobs(given: Mapping[str, Any], *, is_chat: bool) -> int | None:
     """Return how many of the likeliest tokens are wanted of each step, or None if no log probabilities are."""
-    wanted, top = (given.get(name) for name in LOGPROBS)
-    if is_chat:
-        if not read_flag(given, "logprobs"):
-            if top:
-                raise InvalidInput("top_logprobs: send logprobs: true with it.", field="top_logprobs")
-            return None
-        name, top = "top_logprobs", top or 0
-    elif wanted is None or wanted is False:
+    if not is_chat and "top_logprobs" in given:
+        raise InvalidInput("top_logprobs: is for chats; send a number as logprobs.", field="top_logprobs")
+    if is_chat and not read_flag(given, "logprobs"):
+        if given.get("top_logprobs", 0) != 0:
+            raise InvalidInput("top_logprobs: send logprobs: true with it.", field="top_logprobs")
         return None
-    else:
-        name, top = "logprobs", wanted
+    name = "top_logprobs" if is_chat else "logprobs"
+    top = given.get(name, 0 if is_chat else False)
+    if top is False and not is_chat:
+        return None
     if not isinstance(top, int) or isinstance(top, bool) or not 0 <= top <= MOST_LOGPROBS:
         raise InvalidInput(f"{name}: must be a whole number from 0 to {MOST_LOGPROBS}.", field=name)
     return top

@@ -37,7 +37,8 @@ class Requests:
         return step_errors.run_input_step(self._read_row, key, value, dict(parameters), seed)  # type: ignore[no-any-return]
 
     def _read_row(self, key: Hashable, value: object, given: dict[str, Any], seed: int) -> GeneratedRow:
-        seed, stops, details = given.pop("seed", seed), given.pop("stop", ()), given.pop("details", False)
+        seed, stops = given.pop("seed", seed), given.pop("stop", ())
+        details = given.pop("details", False) or "logprobs" in given
         parameters = self.steps.split_parameters(self.feed.complete_parameters(self.pipe, given))
         [found] = self.steps.make_rows(0, value, parameters)
         tokens = found.features["input_ids"][0].tolist()

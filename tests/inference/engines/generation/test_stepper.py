@@ -207,7 +207,7 @@ class AnswerTests(StepperTestCase):
         for name, more in (("Llama", {}), ("GPT2", {"grammar": grammar}), ("GPT2", {"do_sample": True, "seed": 5})):
             with self.subTest(name, **more):
                 engine, collector = decoders.engine(name), ProgressCollector(decoders.engine(name).stepper)
-                given = {**GREEDY, "max_new_tokens": 6, "details": True, "logprobs": 3, **more}
+                given = {**GREEDY, "max_new_tokens": 6, "logprobs": 3, **more}  # which come with details
                 asked = prompts(random.Random(2), 4)
                 for prompt in asked:
                     engine.stepper.join(prompt, prompt, given, seed=0)
