@@ -215,5 +215,5 @@ class AnswerTests(ApiTestCase):
                 self.assertEqual(self.post(path, {"model": "words", **fields}).status_code, 200)
                 completion = self.post(path, {"model": "words", **fields}).json()
                 self.assertEqual(self.client.get(f"{path}/{completion['id']}").json(), completion)
-                refused = self.post(path, {"model": "words", **fields, "n": 2})
+                refused = self.post(path, {"model": "words", **fields, "n": 0})
                 self.assertEqual((refused.status_code, refused.json()["error"]["param"]), (400, "n"))
