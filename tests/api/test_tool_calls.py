@@ -11,7 +11,8 @@ from django.test import SimpleTestCase, override_settings
 
 from api.answers.completions import chunks, completion
 from api.answers.completions.completion import CHAT, TEXT
-from api.answers.completions.tool_calls import CLOSE, OPEN, Arguments, Call, Part, Text, ToolCallReader
+from api.answers.completions.tool_calls import OPEN, Arguments, Call, Part, Text, ToolCallReader
+from api.requests.dialects.generation.tools import CLOSE
 from inference.models import Job, Status
 from inference.streams.events import Delta, End, Event
 from inference.streams.positions import BEGINNING, DeliveredText, Position

@@ -126,7 +126,7 @@ def write_completion_chunks(
     chunks = ChunkWriter(kind, job, after=after, include_usage=include_usage, translate=translate)
     yield chunks.write_choice(kind.first, after.make_event_id(job.id))
     if chunks.reader:
-        events = _skip_sent_text(events, after, partial(chunks.read_parts, chunks.reader))
+        events = _skip_sent_text(events, chunks.taken, after, partial(chunks.read_parts, chunks.reader))
     for event in events:
         match event:
             case Delta():
@@ -142,19 +142,20 @@ def write_completion_chunks(
                 yield KEEP_ALIVE
 
 
-def _skip_sent_text(events: Iterator[Event], after: Position, read: Callable[[str], object]) -> Iterator[Event]:
-    """Yield the events behind a position, and have the text before it read.
+def _skip_sent_text(
+    events: Iterator[Event], taken: DeliveredText, after: Position, read: Callable[[str], object]
+) -> Iterator[Event]:
+    """Yield the events behind a position, and have the text before it read, by which `taken` moves on.
 
     A text that differs from the one that was sent begins again.
     """
-    sent = DeliveredText()
-    while sent.at < after.at:
+    while taken.at < after.at:
         match event := next(events, None):
             case Delta():
-                before, text = event.text[: after.at - sent.at], event.text[after.at - sent.at :]
-                sent.add_text(before)
-                read(before)
-                if sent.at == after.at and sent.position != after:
+                left = after.at - taken.at
+                text = event.text[left:]
+                read(event.text[:left])
+                if taken.at == after.at and taken.position != after:
                     yield Restart(id=event.id)
                 elif text:
                     yield replace(event, text=text)

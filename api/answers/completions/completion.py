@@ -153,7 +153,8 @@ def make_usage(details: Mapping[str, Any]) -> dict[str, int] | None:
 
 def count_tokens(job: Job, answers: int) -> tuple[int, int]:
     """Return how many tokens a job with so many answers to each prompt has read, and how many it has made."""
-    usage = _make_usage([details for _, details in read_generated_texts(job)], answers) or {}
+    outputs = job.output if isinstance(job.output, list) and not is_single_text(job) else [job.output]
+    usage = _make_usage([read_details(output) for output in outputs], answers) or {}
     return usage.get("prompt_tokens", 0), usage.get("completion_tokens", 0)
 
 

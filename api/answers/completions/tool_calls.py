@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
 
+from api.requests.dialects.generation.tools import CLOSE
 from inference.models import Job
 
-OPEN, CLOSE = "<tool_call>", "</tool_call>"
+OPEN = "<tool_call>"
 HEAD = re.compile(r'\{\s*"name"\s*:\s*"([^"\\]*)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
 LONGEST_HEAD = 400  # characters: an object without a tag whose head is longer is text
 LONGEST_OTHER = 4_000  # characters of a call whose arguments stand before its name
@@ -148,7 +149,7 @@ class ToolCallReader:
             return []
         if not found and (call := self._read_call(whole)):
             return self._make_whole_call(call, self.held[start + len(whole) + len(close) :])
-        # It is no call: the tag is text, and what follows is read on.
+        # The tag is text, as no call follows it. What stands behind it is read on.
         self._false_tags += 1
         tag, self.held, self._state = self.held[:start], self.held[start:], _State.TEXT
         return [Text(tag)]

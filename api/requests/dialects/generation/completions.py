@@ -35,7 +35,6 @@ LIMITS = ("max_tokens", "max_completion_tokens", "max_new_tokens")
 OWN = {"return_full_text": False, "details": True}  # parameters that the form of the answer needs
 TURN = {"continue_final_message": False, "add_generation_prompt": True}  # fields of vLLM, and their defaults
 MOST_ANSWERS = 128  # OpenAI's limit
-MOST_STOPS = 8  # as the table of parameters says
 LOGPROBS = ("logprobs", "top_logprobs")
 MOST_LOGPROBS = 20
 STREAM_OPTIONS = ("include_usage", "include_obfuscation")
@@ -110,7 +109,7 @@ def _make_completion(
     parameters, names = _read_settings(given, spec, field, most_tokens)
     parameters |= {**own, **form}
     if "tools" in form and "grammar" not in form and not read_flag(given, tools.PARALLEL, default=True):
-        parameters |= _add_stop(parameters.get("stop", []), tools.CLOSE)  # which ends the first call
+        parameters |= _add_stop(spec, parameters.get("stop", []), tools.CLOSE)  # which ends the first call
     if read_flag(given, "ignore_eos"):
         parameters |= _ignore_end(spec, parameters)
     answers, is_streamed = _read_answers(given), read_flag(given, "stream")
@@ -205,9 +204,10 @@ def _read_logprobs(given: Mapping[str, Any], *, is_chat: bool) -> int | None:
     return top
 
 
-def _add_stop(stops: object, text: str) -> dict[str, Any]:
+def _add_stop(spec: ModelSpec, stops: object, text: str) -> dict[str, Any]:
     """Return the parameter with one more string that ends a text. Stops that are not valid are left to be refused."""
-    return {"stop": [*stops, text]} if isinstance(stops, list) and len(stops) < MOST_STOPS else {}
+    most = spec.parameters["stop"].max_items or 0
+    return {"stop": [*stops, text]} if isinstance(stops, list) and len(stops) < most else {}
 
 
 def _ignore_end(spec: ModelSpec, parameters: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from inference.errors import InvalidInput
 
 FIELDS = ("tools", "tool_choice")
 PARALLEL = "parallel_tool_calls"
-CLOSE = "</tool_call>"
+CLOSE = "</tool_call>"  # the end of a call in the form that most chat templates show
 MOST_TOOLS = 128  # OpenAI's limit
 NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 CHOICES = ("auto", "none", "required")

@@ -58,7 +58,7 @@ class TokenScores(LogitsProcessor):
         special = frozenset(read_special_tokens(self._tokenizer).values())
         shown, likeliest = list[dict[str, Any]](), list[list[dict[str, Any]]]()
         for step, token in enumerate(tokens):
-            before = [*context, *tokens[:step]][-1:]
+            before = [tokens[step - 1]] if step else context[-1:]
 
             def describe(token: int, logprob: float, before: Sequence[int] = before) -> dict[str, Any]:
                 text = self._decoder.decode_after(before, [token]) or str(self._tokenizer.decode([token]))

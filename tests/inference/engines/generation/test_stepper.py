@@ -202,7 +202,7 @@ class AnswerTests(StepperTestCase):
             self.assertIn(words, alone(engine, value, tools=tools).message)
 
     def test_log_probabilities_are_the_model_s(self) -> None:
-        """Those of a prompt with its answer in one forward, also beside a grammar and in a batch."""
+        """They equal those of a prompt with its answer in one forward, also beside a grammar and in a batch."""
         grammar = {"type": "regex", "value": "[a-c]{1,6}"}
         for name, more in (("Llama", {}), ("GPT2", {"grammar": grammar}), ("GPT2", {"do_sample": True, "seed": 5})):
             with self.subTest(name, **more):
