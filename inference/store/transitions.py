@@ -192,7 +192,9 @@ def record_outcomes(
     """
     failpoints.reach("before_record")
     try:
-        recorded, ended = _record(batch, outcomes, batch_size, beside or {})
+        with transaction.atomic():
+            wholes = _lock_wholes(_collect_wholes(outcomes))
+            recorded, ended = _record_locked(batch, outcomes, batch_size, beside or {}, wholes)
     except _NotAll:
         recorded, ended = _record_held(batch, outcomes, batch_size, beside or {})
     failpoints.reach("after_record")
@@ -222,17 +224,6 @@ def _record_held(
         return _record_locked(batch, held_outcomes, batch_size, beside, of_held)
 
 
-def _record(
-    batch: UUID, outcomes: Sequence[Outcome], batch_size: Sizes, beside: Mapping[str, Any]
-) -> tuple[int, list[UUID]]:
-    """Return how many outcomes were recorded, and the wholes that ended.
-
-    Raises `_NotAll` if `batch` does not own all the jobs any more.
-    """
-    with transaction.atomic():
-        return _record_locked(batch, outcomes, batch_size, beside, _lock_wholes(_collect_wholes(outcomes)))
-
-
 def _collect_wholes(outcomes: Iterable[Outcome]) -> set[UUID]:
     return {outcome.whole for outcome in outcomes if outcome.whole}
 
@@ -242,7 +233,8 @@ def _record_locked(
 ) -> tuple[int, list[UUID]]:
     """Record outcomes in the present transaction, in which their wholes are locked.
 
-    `wholes` has the number of parts of each whole that an outcome belongs to. Returns and raises what `_record` does.
+    `wholes` has the number of parts of each whole that an outcome belongs to. Returns how many outcomes were recorded,
+    and the wholes that ended. Raises `_NotAll` if `batch` does not own all the jobs any more.
     """
     if not outcomes:
         return 0, []
@@ -379,7 +371,7 @@ def finish_wholes() -> None:
         try:
             with transaction.atomic():
                 end = next((_settle_whole(*locked) for locked in _lock_wholes([whole]).items()), "")
-                _count_ends(model, end)
+                _count_end(model, end)
         except DatabaseError as error:
             if classify_error(error) is not FailureKind.DATA:
                 raise
@@ -388,14 +380,14 @@ def finish_wholes() -> None:
                 end = _end_whole(
                     whole, _make_failure(errors.BadOutput.code, "The database refused to store the answer.")
                 )
-                _count_ends(model, end)
+                _count_end(model, end)
         if end:
             notices.publish_finished([whole])
 
 
-def _count_ends(model: str, *ends: str) -> None:
-    if found := Counter(filter(None, ends)):
-        ledger.write_tally(model, {"ended": dict(found)})
+def _count_end(model: str, end: str) -> None:
+    if end:
+        ledger.write_tally(model, {"ended": {end: 1}})
 
 
 def cancel_job(job_id: UUID, *, reader: UUID | None = None) -> bool:
