@@ -78,7 +78,8 @@ class Attempt:
         from inference.store.transitions import Outcome
 
         if not outcome:
-            outcome = {"output": [{"generated_text": self.job.inputs + self.text}]}
+            output = [{"generated_text": self.job.inputs + self.text}]
+            outcome = {"output": output, "prompt_length": len(self.job.inputs)}
         transitions.record_outcomes(
             self.batch, [Outcome(job_id=self.job.id, model=self.job.model, **outcome)], batch_size=1
         )

@@ -14,7 +14,7 @@ from inference.streams.cursor import StreamCursor, TextDiverged
 from inference.streams.events import Delta, End, Event, Interrupted, KeepAlive, Restart
 from inference.streams.hub import StreamHub, StreamSubscriber
 from inference.streams.positions import BEGINNING, Position
-from inference.streams.texts import Prompt, extract_generated_text
+from inference.streams.texts import extract_generated_text
 
 logger = logging.getLogger(__name__)
 
@@ -28,12 +28,11 @@ def stream_events(job: Job, hub: StreamHub, *, after: Position = BEGINNING) -> I
     A `KeepAlive` comes when there was no other event for `SILENCE_S`. The inputs of `job` are dropped from memory. No
     database connection is held meanwhile.
     """
-    prompt = Prompt.from_inputs(job.inputs, job.parameters)
     del job.inputs  # deferred from now on, as Django has it
-    return _follow_events(job, hub, prompt, StreamCursor(job.id, after))
+    return _follow_events(job, hub, StreamCursor(job.id, after))
 
 
-def _follow_events(job: Job, hub: StreamHub, prompt: Prompt, cursor: StreamCursor) -> Iterator[Event]:
+def _follow_events(job: Job, hub: StreamHub, cursor: StreamCursor) -> Iterator[Event]:
     give_up_at = time.monotonic() + LONGEST_S
     with hub.subscribe_to(job.id) as subscriber:
         _wake_if_finished(subscriber)
@@ -46,9 +45,8 @@ def _follow_events(job: Job, hub: StreamHub, prompt: Prompt, cursor: StreamCurso
         yield Interrupted()
         return
     rows.apply_changes(job, changes)
-    yield from _make_last_events(
-        job, extract_generated_text(job, prompt) if job.status == Status.SUCCEEDED else None, cursor
-    )
+    text = extract_generated_text(job) if job.status == Status.SUCCEEDED else None
+    yield from _make_last_events(job, text, cursor)
 
 
 def _wake_if_finished(subscriber: StreamSubscriber) -> None:

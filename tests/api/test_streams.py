@@ -211,25 +211,26 @@ class GetTests(StreamCase):
     def test_a_chat_is_streamed_without_its_earlier_messages(self) -> None:
         said = [{"role": "user", "content": "hello"}]
         begun = [*said, {"role": "assistant", "content": "well"}]
-        for inputs, output, words in (
-            (said, [*said, {"role": "assistant", "content": "hi"}], "hi"),
-            (begun, [*said, {"role": "assistant", "content": "well met"}], " met"),
-            (said, "hi", "hi"),
+        for inputs, output, before, words in (
+            (said, [*said, {"role": "assistant", "content": "hi"}], 0, "hi"),
+            (begun, [*said, {"role": "assistant", "content": "well met"}], len("well"), " met"),
+            (said, "hi", 0, "hi"),
         ):
             with self.subTest(words):
                 job = self.job(inputs=inputs)
-                Attempt(job).end(output=[{"generated_text": output}])
+                Attempt(job).end(output=[{"generated_text": output}], prompt_length=before)
                 self.assertEqual(text(self.events(self.stream(job))), words)
 
     def test_an_answer_to_a_message_of_the_assistant_is_streamed_whole(self) -> None:
         said = [{"role": "assistant", "content": "well"}]
         job = self.job(inputs=said, parameters={"continue_final_message": False})
-        Attempt(job).end(output=[{"generated_text": [*said, {"role": "assistant", "content": "well met"}]}])
+        answer = [*said, {"role": "assistant", "content": "well met"}]
+        Attempt(job).end(output=[{"generated_text": answer}], prompt_length=0)
         self.assertEqual(text(self.events(self.stream(job))), "well met")
 
     def test_details_come_at_the_end(self) -> None:
         job, details = self.job(), {"finish_reason": "length", "generated_tokens": 1}
-        Attempt(job).end(output=[{"generated_text": "once more", "details": details}])
+        Attempt(job).end(output=[{"generated_text": "once more", "details": details}], prompt_length=len("once"))
         delta, end = self.events(self.stream(job))
         self.assertEqual((delta.data["token"]["text"], end.data["details"]), (" more", details))
 

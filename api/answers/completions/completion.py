@@ -15,7 +15,7 @@ from inference.catalog.sizes import lengths
 from inference.catalog.specs import ModelSpec
 from inference.errors import UnknownModel
 from inference.models import Job, Priority
-from inference.streams.texts import Prompt, extract_generated_text, extract_single_answer, extract_text
+from inference.streams.texts import extract_generated_text, extract_single_answer, extract_text
 
 NO_TEXT = 'The model\'s answer is not [{"generated_text": "…"}].'
 TIERS = {Priority.HIGH: "priority", Priority.NORMAL: "default", Priority.LOW: "flex"}
@@ -115,7 +115,7 @@ def read_generated_texts(job: Job) -> list[tuple[str, Mapping[str, Any]]]:
     Raises `ApiError` if the output holds no text.
     """
     if is_single_text(job):
-        text = extract_generated_text(job, Prompt.from_inputs(job.inputs, job.parameters))
+        text = extract_generated_text(job)
         found = [(text, read_details(job.output))]
     else:
         outputs = job.output if isinstance(job.output, list) else []

@@ -72,11 +72,20 @@ def _measure_prompt_length(
     if not tasks.find_task(spec.task).generates:
         return None
     requested = job.parameters.get("return_full_text")
-    return (
-        texts.Prompt.from_inputs(job.inputs, job.parameters).length
-        if requested or (requested is None and full_text)
-        else 0
-    )
+    return len(_find_prompt(job)) if requested or (requested is None and full_text) else 0
+
+
+def _find_prompt(job: Claimed) -> str:
+    """Return the prompt that the full text of an answer begins with; it may be empty.
+
+    In a chat it is the text of the assistant's message at its end, if the model continues that message.
+    """
+    text = job.inputs
+    if isinstance(text, list) and text:
+        is_continued = job.parameters.get("continue_final_message") is not False
+        last = text[-1]
+        text = last["content"] if is_continued and isinstance(last, dict) and last.get("role") == "assistant" else ""
+    return text if isinstance(text, str) else ""
 
 
 def make_condemned_outcome(job: Claimed, verdict: str, raised: str = "", trace: str = "") -> Outcome:

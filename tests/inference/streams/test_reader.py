@@ -306,7 +306,7 @@ class ReaderTests(ReaderCase):
     def test_a_job_that_wrote_no_chunks_is_sent_whole_at_its_end(self) -> None:
         reading = Reader(self.job)
         attempt = Attempt(self.job)
-        attempt.end(output=[{"generated_text": PROMPT + TEXT}])
+        attempt.end(output=[{"generated_text": PROMPT + TEXT}], prompt_length=len(PROMPT))
         reading.ends()
         self.assertEqual((reading.kinds, reading.text), ([Delta, End], TEXT))
 

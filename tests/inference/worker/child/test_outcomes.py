@@ -17,6 +17,8 @@ from inference.worker.child.outcomes import make_condemned_outcome, make_outcome
 
 MOMENT = datetime(2026, 1, 1, tzinfo=UTC)
 SPEC = ModelSpec(name="m", engine="x:Y", max_batch_size=2)
+GENERATOR = ModelSpec(name="m", engine="x:Y", task="text-generation")
+TO_GO_ON = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "All"}]
 
 
 def claimed(inputs: Any, **values: Any) -> Claimed:
@@ -67,6 +69,23 @@ class OutcomeTests(TestCase):
         outcome = make_condemned_outcome(claimed("a"), "failed", "a secret", "here")
         self.assertEqual((outcome.error_raised, outcome.error_trace), ("a secret", "here"))
         self.assertNotIn("secret", outcome.error_detail)
+
+    def test_the_prompt_is_what_an_answer_with_the_full_text_begins_with(self) -> None:
+        cases: tuple[tuple[Any, dict[str, Any], str], ...] = (
+            ("All", {}, "All"),
+            ("All", {"return_full_text": True}, "All"),
+            ("All", {"return_full_text": False}, ""),
+            (TO_GO_ON, {}, "All"),
+            (TO_GO_ON, {"continue_final_message": True}, "All"),
+            (TO_GO_ON, {"continue_final_message": False}, ""),
+            (TO_GO_ON[:1], {}, ""),
+            ({"All": 1}, {}, ""),
+        )
+        for inputs, parameters, prompt in cases:
+            job = claimed(inputs, parameters=parameters)
+            with self.subTest(inputs=inputs, parameters=parameters):
+                outcome = make_outcome(GENERATOR, job, [{"generated_text": "All right then"}], full_text=True)
+                self.assertEqual(outcome.prompt_length, len(prompt))
 
     def test_each_value_of_a_list_counts_whatever_the_first_is(self) -> None:
         text = "x" * 160

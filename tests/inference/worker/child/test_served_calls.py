@@ -27,7 +27,7 @@ from inference.engines.base import Engine
 from inference.engines.runtime import engine_calls, json_values
 from inference.models import Job, Status
 from inference.store import rows, transitions
-from inference.streams.texts import Prompt, extract_generated_text
+from inference.streams.texts import extract_generated_text
 from inference.worker.calls import READY, BatchCall, BatchReport, RemoteError
 from inference.worker.child import served_calls
 from inference.worker.child.loaded_models import LoadedModels
@@ -178,7 +178,7 @@ class FullTextTests(TransactionTestCase):
         engine.spec, engine.full_text = spec, full_text
         job = Job(model="m", inputs="A", parameters=parameters)
         run_batch({"m": engine}, job)
-        return extract_generated_text(job, Prompt.from_inputs(job.inputs, job.parameters))
+        return extract_generated_text(job)
 
     def test_an_engine_of_one_s_own_answers_what_it_generated(self) -> None:
         self.assertEqual(self.text("All right"), "All right")
