@@ -4,7 +4,7 @@ An exchange has a set of its bindings. If a queue expires, its binding is to be 
 The set is deleted once nobody has done so for long, unless another set, of bindings that stay, exists.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from time import monotonic
 from typing import Any
 
@@ -12,6 +12,7 @@ import redis
 
 from inference.broker.kombu_redis.scripts import REFRESH_BINDING, SWEEP_BINDINGS
 
+BOUND, PERMANENT = "_kombu.binding.", "_kombu.binding_permanent."  # what the keys of the sets begin with
 SEPARATOR = "\x06\x16"
 SHORTEST_LIFE_MS = 60 * 60 * 1000  # a consumer may be held up for long
 EXPIRIES = 2  # a binding lives for so many times the expiry of its queue
@@ -22,10 +23,9 @@ Binding = tuple[str, str, str]  # routing key, pattern, queue
 
 
 class Bindings:
-    def __init__(self, client: redis.Redis, add_prefix: Callable[[str], str], deadlines: str) -> None:
+    def __init__(self, client: redis.Redis, deadlines: str) -> None:
         self._client = client
-        self._bound, self._permanent = add_prefix("_kombu.binding."), add_prefix("_kombu.binding_permanent.")
-        self._deadlines = add_prefix(deadlines)
+        self._deadlines = deadlines
         self._refresh = client.register_script(REFRESH_BINDING)
         self._sweep = client.register_script(SWEEP_BINDINGS)
         self._refreshed_at = self._swept_at = float("-inf")
@@ -33,23 +33,23 @@ class Bindings:
     def add(self, exchange: str, binding: Binding) -> None:
         """Add a binding that stays until it is removed."""
         with self._client.pipeline() as pipe:
-            for key in self._bound, self._permanent:
+            for key in BOUND, PERMANENT:
                 pipe.sadd(key + exchange, _make_member(binding))
             pipe.execute()
 
     def refresh(self, exchange: str, binding: Binding, expiry_ms: int) -> None:
         """Add the binding of a queue that expires, or make it live longer."""
-        keys = [self._bound + exchange, self._deadlines]
+        keys = [BOUND + exchange, self._deadlines]
         self._refresh(keys=keys, args=[_make_member(binding), exchange, _compute_life_ms(expiry_ms)])
 
     def remove(self, exchange: str, binding: Binding) -> None:
         with self._client.pipeline() as pipe:
-            for key in self._bound, self._permanent:
+            for key in BOUND, PERMANENT:
                 pipe.srem(key + exchange, _make_member(binding))
             pipe.execute()
 
     def read(self, exchange: str) -> list[tuple[str, ...]]:
-        members: Any = self._client.smembers(self._bound + exchange)
+        members: Any = self._client.smembers(BOUND + exchange)
         return [tuple(member.decode().split(SEPARATOR)) for member in members]
 
     def keep(self, bindings: Sequence[tuple[str, Binding, int]]) -> None:
@@ -62,7 +62,7 @@ class Bindings:
                 self.refresh(*binding)
             self._refreshed_at = now
         if now - self._swept_at >= SWEEP_S:
-            self._sweep(keys=[self._deadlines], args=[self._bound, self._permanent, SWEPT])
+            self._sweep(keys=[self._deadlines], args=[BOUND, PERMANENT, SWEPT])
             self._swept_at = now
 
 

@@ -34,24 +34,16 @@ class Channel(virtual.Channel):
     supports_fanout = True
 
     # The options of kombu's Redis transport that have a meaning here, with its values where they are not set.
-    global_keyprefix = ""
-    unacked_key, unacked_index_key = "unacked", "unacked_index"
-    unacked_mutex_key, unacked_mutex_expire = "unacked_mutex", 300  # s
+    unacked_key, unacked_index_key, unacked_mutex_key = "unacked", "unacked_index", "unacked_mutex"
     keyprefix_binding_deadlines = "_kombu.binding_deadlines"
     visibility_timeout = 3600  # s
-    unacked_restore_limit: int | None = None
-    unacked_restore_throttle = 10
     priority_steps: Sequence[int] = (0, 3, 6, 9)
-    socket_timeout = socket_connect_timeout = socket_keepalive = socket_keepalive_options = client_name = None
-    max_connections = 10
+    socket_timeout = socket_connect_timeout = socket_keepalive = None
     health_check_interval = 25  # s
     from_transport_options = (
         *virtual.Channel.from_transport_options,
-        "global_keyprefix",
-        *("unacked_key", "unacked_index_key", "unacked_mutex_key", "unacked_mutex_expire"),
-        "keyprefix_binding_deadlines",
-        *("visibility_timeout", "unacked_restore_limit", "unacked_restore_throttle"),
-        "priority_steps",
+        *("unacked_key", "unacked_index_key", "unacked_mutex_key", "keyprefix_binding_deadlines"),
+        *("visibility_timeout", "priority_steps"),
         *connections.OPTIONS,
     )
 
@@ -62,7 +54,7 @@ class Channel(virtual.Channel):
             self.connection.client, {name: getattr(self, name) for name in connections.OPTIONS}
         )
         self.fetches = Fetches(self, self._hand_over)
-        self.bindings = Bindings(self.client, self.add_prefix, self.keyprefix_binding_deadlines)
+        self.bindings = Bindings(self.client, self.keyprefix_binding_deadlines)
         self.broadcasts = Broadcasts(self.client, self._hand_over_broadcast)
         self._takers: dict[str, Taker] = {}  # by queue
         self._queue_by_tag: dict[str, str] = {}  # by consumer tag
@@ -78,9 +70,6 @@ class Channel(virtual.Channel):
     def is_driven(self) -> bool:
         """True if a next fetch will come, or if the channel is closed and has put its messages back."""
         return self.connection is None or self.connection.is_driven
-
-    def add_prefix(self, key: str) -> str:
-        return f"{self.global_keyprefix}{key}"
 
     def make_list_key(self, queue: str, raw: Any) -> str:
         """Return the key of the list of a queue in which a message belongs by its priority."""
@@ -99,7 +88,7 @@ class Channel(virtual.Channel):
     # Methods that kombu documents for virtual channels to implement
 
     def _put(self, queue: str, message: dict[str, Any], **kwargs: Any) -> None:
-        key, text = self.add_prefix(self.make_list_key(queue, message)), dumps(message)
+        key, text = self.make_list_key(queue, message), dumps(message)
         if queue not in self._expiries_ms:
             self.client.lpush(key, text)
             return
@@ -183,7 +172,7 @@ class Channel(virtual.Channel):
         """Take one message of a queue that is not consumed; None if it has none."""
         messages: list[Any] = []
         lists = [(queue, address.make_redis_key(queue, step)) for step in self.priority_steps]
-        names = [*self.qos.server_keys, *(self.add_prefix(key) for _, key in lists)]
+        names = [*self.qos.server_keys, *(key for _, key in lists)]
         fetched: Any = self.client.eval(FETCH, len(names), *names, clock.time_s(), 1, 1, LONGEST_BYTES)
         for _, arrived in parse_messages(fetched, lists):
             self._hand_over(queue, arrived, (messages.append, no_ack))
@@ -227,10 +216,6 @@ class Channel(virtual.Channel):
                 connection.connect()
             self.connection.watch(connection, self.broadcasts.read)
 
-    def restore_visible(self) -> None:
-        """Look for messages of lost workers, at times."""
-        self.qos.restore_visible(num=self.unacked_restore_limit, interval=self.unacked_restore_throttle)
-
     def keep_bindings(self) -> None:
         """Keep the bindings of consumed queues that expire."""
         expiries = {queue: self._expiries_ms[queue] for queue in self._takers if queue in self._expiries_ms}
@@ -243,11 +228,11 @@ class Channel(virtual.Channel):
         )
 
     def _list_keys(self, queue: str) -> list[str]:
-        return [self.add_prefix(address.make_redis_key(queue, step)) for step in self.priority_steps]
+        return [address.make_redis_key(queue, step) for step in self.priority_steps]
 
     def _make_topic(self, exchange: str, routing_key: str) -> str:
         database = self.client.get_connection_kwargs()["db"]
-        return self.add_prefix(f"/{database}.{exchange}" + (f"/{routing_key}" if routing_key else ""))
+        return f"/{database}.{exchange}" + (f"/{routing_key}" if routing_key else "")
 
     def _list_topic_patterns(self, queue: str) -> list[str]:
         """Return the patterns of the topics that reach a queue as broadcasts."""

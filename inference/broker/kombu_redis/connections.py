@@ -8,8 +8,9 @@ from kombu import Connection
 from kombu.utils.url import url_to_parts
 from redis.connection import AbstractConnection
 
-TCP_OPTIONS = ("socket_connect_timeout", "socket_keepalive", "socket_keepalive_options")
-OPTIONS = ("socket_timeout", "health_check_interval", "max_connections", "client_name", *TCP_OPTIONS)
+TCP_OPTIONS = ("socket_connect_timeout", "socket_keepalive")
+OPTIONS = ("socket_timeout", "health_check_interval", *TCP_OPTIONS)
+CONNECTIONS = 10  # of a channel at most
 
 
 class WatchedConnection(AbstractConnection):
@@ -78,5 +79,6 @@ def make_client(connection: Connection, options: Mapping[str, Any]) -> redis.Red
             parameters |= {"connection_class": TlsConnection, **options_of_tls}
     parameters = {"connection_class": TcpConnection, **parameters}
     number = str(database or "").removeprefix("/")
-    pool = redis.ConnectionPool(db=int(number or 0), username=user, password=password, protocol=3, **parameters)
+    parameters |= {"db": int(number or 0), "username": user, "password": password}
+    pool = redis.ConnectionPool(max_connections=CONNECTIONS, protocol=3, **parameters)
     return redis.Redis(connection_pool=pool)

@@ -182,9 +182,9 @@ class Fetches:
         self._is_asked, self._sent_at = True, monotonic()
 
     def _make_fetch_commands(self, queues: int) -> list[tuple[Any, ...]]:
-        channel, qos = self._channel, self._channel.qos
+        qos = self._channel.qos
         most = MOST if self._credit is None else min(self._credit, MOST)
-        names = [channel.add_prefix(key) for _, key in self._requested_lists]
+        names = [key for _, key in self._requested_lists]
         keys = (*qos.server_keys, *names)
         limits = (self._fetched_at, most if queues else 0, queues or 1, LONGEST_BYTES)
         fetch = ("EVALSHA", self._fetch_sha, len(keys), *keys, *limits, *qos.take_acks_to_send())

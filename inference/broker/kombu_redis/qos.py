@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 CHUNK = 256  # messages that one command puts back: a server runs one command at a time
+LOOKS = 10  # calls of `restore_visible`, of which one asks the server
+LOCKED_S = 300  # for which a process that puts back messages of lost workers keeps others from it
 
 
 class Unacked(NamedTuple):
@@ -152,9 +154,7 @@ class QoS:
     @property
     def server_keys(self) -> tuple[str, str]:
         """The keys of the messages by tag and of the tags by time."""
-        return self.channel.add_prefix(self.channel.unacked_key), self.channel.add_prefix(
-            self.channel.unacked_index_key
-        )
+        return self.channel.unacked_key, self.channel.unacked_index_key
 
     def put_back(self, messages: Sequence[Unacked]) -> None:
         """Put messages back to the front of their lists, in this order.
@@ -167,7 +167,7 @@ class QoS:
         arguments = [
             part for message in reversed(messages) for part in (message.tag, lists.index(message.key), message.text)
         ]
-        names = [*self.server_keys, *map(self.channel.add_prefix, lists)]
+        names = [*self.server_keys, *lists]
         self._client.eval(PUT_BACK, len(names), *names, *arguments)
 
     def put_back_soon(self, messages: Sequence[Unacked]) -> None:
@@ -186,23 +186,21 @@ class QoS:
                 logger.warning("%d messages are put back when the broker answers again: %s", len(messages), error)
         later.append(Unsettled([], list(messages), None))
 
-    def restore_visible(self, start: int = 0, num: int | None = 10, interval: int = 10) -> None:
-        """Put back messages of lost workers, at every `interval`th call, and log it if the server refuses that.
+    def restore_visible(self) -> None:
+        """Put back messages of lost workers, at each call in `LOOKS`, and log it if the server refuses that.
 
         A server that is full, or may not write, is no reason to stop consuming: consuming empties it.
         """
         self._looks += 1
-        if (self._looks - 1) % (interval or 1):
+        if (self._looks - 1) % LOOKS:
             return
-        name, expire_s = self.channel.add_prefix(self.channel.unacked_mutex_key), self.channel.unacked_mutex_expire
-        lock = self._client.lock(name, timeout=expire_s)
+        lock = self._client.lock(self.channel.unacked_mutex_key, timeout=LOCKED_S)
         try:
             if not lock.acquire(blocking=False):
                 return
             try:
                 until = clock.time_s() - self.channel.visibility_timeout
-                index, offset = self.server_keys[1], num and start
-                latest_first = self._client.zrange(index, until, 0, desc=True, byscore=True, offset=offset, num=num)
+                latest_first = self._client.zrange(self.server_keys[1], until, 0, desc=True, byscore=True)
                 self._restore(latest_first)
             finally:
                 with contextlib.suppress(redis.exceptions.LockNotOwnedError):  # it took longer than the lock lasts

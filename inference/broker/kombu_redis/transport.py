@@ -54,11 +54,10 @@ class Transport(virtual.Transport):
     def register_with_event_loop(self, connection: virtual.Transport, loop: Any) -> None:
         self._loop = loop
         for channel in self.channels[:1]:  # they have the same server
-            channel.restore_visible()
+            channel.qos.restore_visible()
         loop.on_tick.add(self.begin_turn)
-        restore_s = self.client.transport_options.get("unacked_restore_interval") or RESTORE_S
         self._timers = [
-            loop.call_repeatedly(restore_s, self.restore_messages),
+            loop.call_repeatedly(RESTORE_S, self.restore_messages),
             loop.call_repeatedly(HEALTH_S, self.check_health),
             loop.call_repeatedly(KEEP_S, self.keep_bindings),
         ]
@@ -120,7 +119,7 @@ class Transport(virtual.Transport):
             channel.qos.try_to_finish_earlier_channels()
         for channel in [channel for channel in self.channels if channel.fetches.queues][:1]:
             try:
-                channel.restore_visible()
+                channel.qos.restore_visible()
             except (redis.RedisError, OSError) as error:
                 logger.debug("messages of lost workers not looked for: %s", error)
 

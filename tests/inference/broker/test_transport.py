@@ -418,14 +418,6 @@ class TransportTests(OnOwnBroker):
         with self.assertRaises(consumer.connection.channel_errors):
             consumer.run_until(lambda: False)
 
-    def test_a_key_prefix_is_kept(self) -> None:
-        self.send("x", global_keyprefix="p:")
-        consumer = self.driven(global_keyprefix="p:")
-        self.assertEqual(consumer.get(1), ["x"])
-        self.assertEqual(self.client.hlen("p:unacked"), 1)
-        consumer.connection.close()
-        self.assertEqual(self.client.llen(f"p:{address.make_redis_key(A, 2)}"), 1)
-
     def test_passwords_and_numbers_of_databases_are_those_of_the_address(self) -> None:
         broker = own_broker(self, TcpBroker)
         assert isinstance(broker, TcpBroker)
