@@ -201,38 +201,37 @@ def _make_insert_sql(own: Sequence[str], common: Sequence[str], count: int) -> s
     return f"INSERT INTO {Job._meta.db_table} ({names}) SELECT {selected} FROM (VALUES {values}) AS own"  # noqa: S608 - own names
 
 
-def update_jobs(rows: Sequence[JobRow], also: str, where: str, values: Sequence[Any]) -> int:
-    """Update jobs in one statement, as `insert_jobs` does, and return how many rows were changed.
+def end_held_jobs(rows: Sequence[JobRow], batch: UUID) -> int:
+    """Write what ends running jobs of `batch` in one statement, as `insert_jobs` does.
 
-    Parameters:
-        rows: The columns of each are its id and what is to be written.
-        also: A further assignment, as SQL.
-        where: An SQL condition on `job`. Rows that it does not hold for are left as they are.
-        values: The values of `where`.
+    The columns of each row are its id and what is written beside the time. Jobs that are not the batch's any more are
+    left as they are. Returns how many jobs were changed.
 
     Rows are locked in the order of their ids, as everywhere: else two transactions that change the same rows could wait
     for each other.
     """
     database: Any = connections[DEFAULT_DB_ALIAS]
     own, common = _split_columns(rows)
-    query = _make_update_sql(tuple(own), tuple(common), len(rows), also, where)
-    of_where = values if database.features.has_select_for_update else ()
+    query = _make_update_sql(tuple(own), tuple(common), len(rows))
     given = itertools.chain.from_iterable(zip(*own.values(), strict=True))
+    owner = convert_ids_to_db([batch], database) * (2 if database.features.has_select_for_update else 1)
     with database.cursor() as cursor:
-        cursor.execute(query, [*common.values(), *given, *of_where, *values])
+        cursor.execute(query, [*common.values(), *given, *owner])
         return int(cursor.rowcount)
 
 
 @functools.lru_cache(maxsize=SHAPES)
-def _make_update_sql(own: Sequence[str], common: Sequence[str], count: int, also: str, where: str) -> str:
+def _make_update_sql(own: Sequence[str], common: Sequence[str], count: int) -> str:
     assigned = [f"{name} = %s" for name in common]
     assigned += [f"{name} = own.column{number}" for number, name in enumerate(own, 1) if name != "id"]
+    assigned += [f"finished_at = {make_now_sql()}"]
+    is_held = "job.batch = %s AND job.status = 'running'"
     of_own = f"(VALUES {', '.join([f'({placeholders(len(own))})'] * count)}) AS own"
-    table, is_own = Job._meta.db_table, f"job.id = own.column{1 + own.index('id')} AND {where}"
+    table, is_own = Job._meta.db_table, f"job.id = own.column{1 + own.index('id')} AND {is_held}"
     if connections[DEFAULT_DB_ALIAS].features.has_select_for_update:
         in_order = f"JOIN {table} AS job ON {is_own} ORDER BY job.id FOR UPDATE OF job"
         of_own = f"(SELECT own.* FROM {of_own} {in_order}) AS own"  # noqa: S608 - own names
-    return f"UPDATE {table} AS job SET {', '.join([*assigned, also])} FROM {of_own} WHERE {is_own}"  # noqa: S608 - own names
+    return f"UPDATE {table} AS job SET {', '.join(assigned)} FROM {of_own} WHERE {is_own}"  # noqa: S608 - own names
 
 
 def _split_columns(rows: Sequence[JobRow]) -> tuple[dict[str, tuple[Any, ...]], dict[str, Any]]:

@@ -240,11 +240,10 @@ def _record_locked(
         return 0, []
     outcomes = sorted(outcomes, key=lambda outcome: outcome.job_id.int)  # one order of locks in all statements
     database = connections[DEFAULT_DB_ALIAS]
-    is_held = "job.batch = %s AND job.status = 'running'", rows.convert_ids_to_db([batch], database)
     ids = rows.convert_ids_to_db([outcome.job_id for outcome in outcomes], database)
     recorded = [_make_outcome_row(*each, batch_size, database) for each in zip(ids, outcomes, strict=True)]
     for statement in rows.group_by_statement(recorded):
-        if rows.update_jobs(statement, f"finished_at = {make_now_sql()}", *is_held) < len(statement):
+        if rows.end_held_jobs(statement, batch) < len(statement):
             raise _NotAll
     ends = {whole: end for whole, parts in wholes.items() if (end := _settle_whole(whole, parts))}
     ledger.add_to_own_row(outcomes[0].model, tallies.add_tally(_tally_outcomes(outcomes, ends.values()), beside))
