@@ -302,7 +302,8 @@ class Worker(models.Model):
     model_names: models.Field[list[str], list[str]] = models.JSONField(default=list, help_text="The models it serves.")
     devices: models.Field[list[str], list[str]] = models.JSONField(default=list)
     replicas: DocumentColumn[dict[str, documents.ReplicaSnapshot]] = DocumentField(
-        documents.read_replicas, help_text='By index: {"pid", "device", "models": {name: "ready" or why not}}.'
+        documents.read_each(documents.ReplicaSnapshot),
+        help_text='By index: {"pid", "device", "models": {name: "ready" or why not}}.',
     )
     catalog: DocumentColumn[documents.CatalogSnapshot] = DocumentField(
         documents.CatalogSnapshot.read,
@@ -326,12 +327,12 @@ class Worker(models.Model):
         documents.read_reached, help_text="By model and priority: when the newest of the started jobs was created."
     )
     generation: DocumentColumn[dict[str, documents.GenerationSnapshot]] = DocumentField(
-        documents.read_generation,
+        documents.read_each(documents.GenerationSnapshot),
         null=True,
         help_text="By model with a stepper: rows, room, tokens, tokens a second, seconds to the first token.",
     )
     costs: DocumentColumn[dict[str, documents.CostSnapshot]] = DocumentField(
-        documents.read_costs,
+        documents.read_each(documents.CostSnapshot),
         null=True,
         help_text="By model: the expected time of an engine call, and the last measured calls of each batch shape.",
     )

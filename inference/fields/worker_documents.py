@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 LOADING = "its worker is loading it."
 
@@ -42,6 +42,9 @@ class Document:
     def write(self) -> Any:
         """Return the JSON value, in which other documents may stand."""
         return {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
+
+
+D = TypeVar("D", bound=Document)
 
 
 @dataclass(frozen=True)
@@ -154,19 +157,9 @@ class CostSnapshot(Document):
         return super().read({**value, "seen": tuple(map(tuple, value.get("seen", ())))})
 
 
-def read_replicas(value: Mapping[str, Any]) -> dict[str, ReplicaSnapshot]:
-    """Read the replicas of a worker, by their index."""
-    return {index: ReplicaSnapshot.read(replica) for index, replica in value.items()}
-
-
-def read_generation(value: Mapping[str, Any]) -> dict[str, GenerationSnapshot]:
-    """Read the progress of generation by model."""
-    return {model: GenerationSnapshot.read(figures) for model, figures in value.items()}
-
-
-def read_costs(value: Mapping[str, Any]) -> dict[str, CostSnapshot]:
-    """Read the costs that a worker has learnt, by model."""
-    return {model: CostSnapshot.read(costs) for model, costs in value.items()}
+def read_each(kind: type[D]) -> Callable[[Mapping[str, Any]], dict[str, D]]:
+    """Return the function that reads a JSON object whose values are documents of this kind."""
+    return lambda value: {key: kind.read(each) for key, each in value.items()}
 
 
 def read_reached(value: Mapping[str, Mapping[str, float]]) -> dict[str, dict[int, float]]:
