@@ -9,7 +9,6 @@ import contextlib
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from operator import attrgetter
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -38,11 +37,6 @@ class NewJob(NamedTuple):
     common: JobMessage
     size: int
     length: int
-
-    @property
-    def message_key(self) -> int:
-        """A number that is equal for jobs which may share a message."""
-        return id(self.common)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +91,7 @@ def send_messages(spec: ModelSpec, jobs: Sequence[NewJob]) -> None:
     most = PACKED if publisher.uses_redis() else PACKED_AMQP
     for chunk in rows.split_into_chunks(jobs):
         messages: list[JobMessage] = []
-        for _, same in itertools.groupby(chunk, key=attrgetter("message_key")):
+        for _, same in itertools.groupby(chunk, key=lambda job: id(job.common)):
             first, *others = same
             entries = ((str(job.id), job.size, job.length) for job in (first, *others))
             messages += pack_jobs(first.common, entries, most=most, rows=spec.max_batch_size)
