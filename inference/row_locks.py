@@ -21,7 +21,8 @@ def update_rows(rows: QuerySet[M], **values: Any) -> int:
     if not connections[rows.db].features.has_select_for_update:
         return rows.update(**values)
     with transaction.atomic(using=rows.db):
-        return _select_locked_rows(rows).update(**values)
+        locked = lock_rows(rows).values("pk")
+        return rows.model._default_manager.using(rows.db).filter(pk__in=locked).update(**values)
 
 
 def delete_rows(rows: QuerySet[M]) -> int:
@@ -37,7 +38,3 @@ def delete_rows(rows: QuerySet[M]) -> int:
             return 0
         cursor.execute(f'DELETE FROM "{table}" WHERE "{key}" IN ({found})', values)  # noqa: S608 - own names
         return int(cursor.rowcount)
-
-
-def _select_locked_rows(rows: QuerySet[M]) -> QuerySet[M]:
-    return rows.model._default_manager.using(rows.db).filter(pk__in=lock_rows(rows).values("pk"))

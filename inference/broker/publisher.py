@@ -15,8 +15,6 @@ from inference.broker import address, kombu_publisher, redis_client
 from inference.broker.messages import JobMessage, make_redis_envelope
 from inference.failures import is_away
 
-__all__ = ["JobMessage", "count_messages", "list_waiting_priorities", "ping_broker", "publish_messages", "uses_redis"]
-
 CHUNK = 500  # messages in one command: a server runs one command at a time
 
 

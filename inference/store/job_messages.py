@@ -7,6 +7,7 @@ from inference import failpoints, row_locks
 from inference.broker import address, publisher
 from inference.broker.circuit_breaker import CircuitOpen
 from inference.broker.kombu_publisher import PublishRefused
+from inference.broker.messages import JobMessage
 from inference.catalog import specs
 from inference.errors import BrokerUnavailable
 from inference.failures import is_away
@@ -16,7 +17,7 @@ from inference.store import rows
 logger = logging.getLogger(__name__)
 
 
-def send_messages(messages: Sequence[publisher.JobMessage]) -> None:
+def send_messages(messages: Sequence[JobMessage]) -> None:
     """Send the messages of committed jobs.
 
     Messages that cannot be sent now are sent by the reconciler, whether their rows are marked for that or not.
@@ -33,7 +34,7 @@ def send_messages(messages: Sequence[publisher.JobMessage]) -> None:
     failpoints.reach("after_publish")
 
 
-def _mark_unsent(messages: Sequence[publisher.JobMessage], reason: BrokerUnavailable) -> None:
+def _mark_unsent(messages: Sequence[JobMessage], reason: BrokerUnavailable) -> None:
     level = logging.DEBUG if isinstance(reason, CircuitOpen) else logging.WARNING
     ids = [job_id for message in messages for job_id in message.job_ids]
     logger.log(level, "%d jobs accepted without a message, the reconciler sends it: %s", len(ids), reason)
@@ -45,9 +46,9 @@ def _mark_unsent(messages: Sequence[publisher.JobMessage], reason: BrokerUnavail
         logger.warning("they are not marked, and found later: %s", error)
 
 
-def make_message(job: Job, *, recovered: bool = False) -> publisher.JobMessage:
+def make_message(job: Job, *, recovered: bool = False) -> JobMessage:
     """Return the message of a job: what batching needs, and no inputs."""
-    return publisher.JobMessage(
+    return JobMessage(
         job_id=str(job.id),
         model=job.model,
         queue=address.queue_of(job.model),
