@@ -65,9 +65,6 @@ class JobError(ClientError):
 
     @classmethod
     def missing(cls, job_id: str, code: str) -> JobError:
-        why = (
-            "It was removed after the time that jobs are kept"
-            if code == "job_gone"
-            else "It is not there, or not yours"
-        )
+        is_gone = code == "job_gone"
+        why = "It was removed after the time that jobs are kept" if is_gone else "It is not there, or not yours"
         return cls(f"There is no job {job_id}. {why}.", code=code, job_id=job_id)

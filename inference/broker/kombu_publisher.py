@@ -85,9 +85,8 @@ class KombuPublisher:
         Before, because it may have been deleted, and messages to no queue are dropped without an error. After, because
         the answer shows that the messages were read, which RabbitMQ does not do while it has an alarm.
         """
-        declared = queue_declaration.make_queue(queue, settings.SERVICE_PREFIX, settings.CELERY_BROKER_URL).bind(
-            connection.default_channel
-        )
+        unbound = queue_declaration.make_queue(queue, settings.SERVICE_PREFIX, settings.CELERY_BROKER_URL)
+        declared = unbound.bind(connection.default_channel)
         declared.queue_declare()
         producer = connection.Producer()
         for message in messages:

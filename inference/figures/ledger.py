@@ -80,14 +80,9 @@ def add_to_own_row(model: str, tally: Tally) -> None:
 def _rewrite(row: _Row, tally: Tally) -> bool:
     """Write the row again with the tally added; return False if the row was folded already."""
     tallies.add_tally(row.tally, tally)
+    key = Figure._meta.pk.get_db_prep_value(row.id, connection)
     with connection.cursor() as cursor:
-        cursor.execute(
-            _UPDATE,
-            [
-                _tally_field.get_db_prep_value(row.tally, connection),
-                Figure._meta.pk.get_db_prep_value(row.id, connection),
-            ],
-        )
+        cursor.execute(_UPDATE, [_tally_field.get_db_prep_value(row.tally, connection), key])
         return bool(cursor.rowcount)
 
 

@@ -63,11 +63,9 @@ def count_jobs_ahead(model: str, priority: int, owner: Hashable) -> int:
     It is `sys.maxsize` if too many jobs wait to count them.
     """
     counts = owners.count_waiting_jobs(model, priority)
-    return (
-        sys.maxsize
-        if counts is None
-        else _count_ahead_in_turn(model, counts, priority, owner, counts.get((priority, owner), 0))
-    )
+    if counts is None:
+        return sys.maxsize
+    return _count_ahead_in_turn(model, counts, priority, owner, counts.get((priority, owner), 0))
 
 
 def _count_ahead_in_turn(

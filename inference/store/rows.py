@@ -35,13 +35,8 @@ T = TypeVar("T")
 Changes = dict[str, Any]  # what has changed of a job since it was inserted, by attribute
 
 _FIELDS: Sequence[Any] = Job._meta.concrete_fields
-_UNUSED = (
-    "prompt_length",
-    "error_raised",
-    "error_trace",
-    "reader",
-    *(() if tracing.on else ("traceparent",)),
-)  # columns that stay null in a new job
+# Columns that stay null in a new job.
+_UNUSED = ("prompt_length", "error_raised", "error_trace", "reader", *(() if tracing.on else ("traceparent",)))
 ERROR = ("error_code", "error_detail", "error_raised", "error_trace")
 _OUTCOME_COLUMNS = (  # columns that a request which waits for a job receives
     "id", "status", "output", "error_code", "error_detail", "error_raised", "batch_size", "attempts", "started_at",

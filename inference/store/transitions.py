@@ -376,9 +376,8 @@ def finish_wholes() -> None:
                 raise
             logger.error("job=%s not put together, the database refuses it: %s", whole, logs.describe_error(error))
             with transaction.atomic():
-                end = _end_whole(
-                    whole, _make_failure(errors.BadOutput.code, "The database refused to store the answer.")
-                )
+                failure = _make_failure(errors.BadOutput.code, "The database refused to store the answer.")
+                end = _end_whole(whole, failure)
                 _count_end(model, end)
         if end:
             notices.publish_finished([whole])

@@ -131,9 +131,8 @@ class StreamHub:
     def __init__(self, listener: Listener) -> None:
         self._listener = listener
         self._lock = threading.Lock()
-        self.subscribers: dict[
-            bytes, list[StreamSubscriber]
-        ] = {}  # by the id of the job, in the form in which notices name it
+        # by the id of the job, in the form in which notices name it
+        self.subscribers: dict[bytes, list[StreamSubscriber]] = {}
         self.is_stopping = False
         self._thread: threading.Thread | None = None
         self._left_at = 0.0

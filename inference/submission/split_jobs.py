@@ -64,6 +64,5 @@ def store_whole(terms: Terms, whole: Job, parts: Sequence[Part]) -> None:
     with admission.reserve_places(terms, [whole.id, *(job.id for job in new)]), bulk_store.commit_block(whole):
         bulk_store.insert_grouped_rows(statements)
     whole._state.adding = False
-    transaction.on_commit(
-        lambda: bulk_store.send_messages(terms.spec, new)
-    )  # they are sent at once, unless the caller has a transaction of its own
+    # They are sent at once, unless the caller has a transaction of its own.
+    transaction.on_commit(lambda: bulk_store.send_messages(terms.spec, new))

@@ -30,9 +30,8 @@ def format_exception(error: BaseException | None, trace: TracebackType | None) -
     """Return the traceback of an exception without values, behind those of the exceptions that it came of."""
     blocks = []
     for each in _walk_causes(error):
-        blocks.append(
-            "".join(traceback.format_tb(trace if each is error else each.__traceback__)) + describe_exception(each)
-        )
+        frames = traceback.format_tb(trace if each is error else each.__traceback__)
+        blocks.append("".join(frames) + describe_exception(each))
     return "\n".join(reversed(blocks))
 
 

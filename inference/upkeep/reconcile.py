@@ -83,10 +83,8 @@ def _give_back_lost(observer: Observer, answering_s: float) -> None:
     transitions.renew_future_leases()
     if answering_s >= settings.WORKER_SILENT_S:
         _mark_silent(observer)
-        lost = Q(worker__in=_select_worker_ids(WorkerState.GONE)) | observer.make_expired_lease_condition(
-            answering_s=answering_s
-        )
-        transitions.requeue_lost_jobs(lost)
+        is_expired = observer.make_expired_lease_condition(answering_s=answering_s)
+        transitions.requeue_lost_jobs(Q(worker__in=_select_worker_ids(WorkerState.GONE)) | is_expired)
 
 
 def _give_back_stopped() -> None:
@@ -117,9 +115,8 @@ def _select_worker_ids(state: WorkerState) -> QuerySet[Worker, UUID]:
 
 def _make_age_condition(column: str, seconds: float) -> Q:
     """Return the condition that `column` is longer ago than this, or was written before the clock was set back."""
-    return Q(**{f"{column}__lt": _make_past_moment(seconds)}) | Q(
-        **{f"{column}__gt": _make_past_moment(-transitions.SET_BACK_S)}
-    )
+    set_back = Q(**{f"{column}__gt": _make_past_moment(-transitions.SET_BACK_S)})
+    return Q(**{f"{column}__lt": _make_past_moment(seconds)}) | set_back
 
 
 def _resend_messages() -> None:
@@ -153,10 +150,8 @@ def _find_lost_jobs() -> list[Job]:
     lost = (Q(published_at=None) & _make_age_condition("created_at", 1.0)) | (
         _make_age_condition("published_at", RESEND_S) & _make_missing_condition()
     )
-    jobs = Job.objects.filter(lost, status=Status.QUEUED, parts=None, model__in=_list_models_run_here()).defer(
-        "inputs", "output"
-    )
-    jobs = jobs.order_by("priority", "pk")
+    jobs = Job.objects.filter(lost, status=Status.QUEUED, parts=None, model__in=_list_models_run_here())
+    jobs = jobs.defer("inputs", "output").order_by("priority", "pk")
     full: set[str] = set()
     while found := list(jobs.exclude(model__in=full)[:MOST]):
         of_model = {name: list(each) for name, each in itertools.groupby(sorted(found, key=_model), _model)}

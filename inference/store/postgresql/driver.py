@@ -36,9 +36,8 @@ class Connection(psycopg.Connection[Any]):
     def wait(self, gen: Any, interval: float = 0.1, timeout: float | None = None) -> Any:
         limit_s = budget.read_statement_limit_s()
         if timeout is None and limit_s:
-            timeout = (
-                min(limit_s, max(budget.get_remaining_s() - GRACE_S, 0)) + GRACE_S
-            )  # so that a ROLLBACK has time, too
+            left_s = max(budget.get_remaining_s() - GRACE_S, 0)
+            timeout = min(limit_s, left_s) + GRACE_S  # so that a ROLLBACK has time, too
         try:
             with budget.counted_wait():
                 return super().wait(gen, interval, timeout)

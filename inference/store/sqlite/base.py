@@ -24,9 +24,9 @@ def _convert_sql(query: str) -> str:
 
 class Cursor(base.SQLiteCursorWrapper):
     def convert_query(self, query: str, *, param_names: Iterable[str] | None = None) -> str:
-        return (
-            _convert_sql(query) if param_names is None else str(super().convert_query(query, param_names=param_names))
-        )
+        if param_names is None:
+            return _convert_sql(query)
+        return str(super().convert_query(query, param_names=param_names))
 
     def execute(self, *statement: Any) -> Any:
         with budget.counted_wait():

@@ -66,14 +66,10 @@ class Command(BaseCommand):
             raise CommandError(str(error)) from error
 
     def tune(self, setup: Setup, seconds: float) -> None:
-        sizes, all_lengths = (
-            measurements.choose_sizes(setup.spec),
-            measurements.choose_lengths(setup.spec, setup.own_inputs),
-        )
-        arrangements, choices = (
-            measurements.list_arrangements(setup, devices.count_cores()),
-            measurements.list_variants(setup),
-        )
+        cores = devices.count_cores()
+        sizes = measurements.choose_sizes(setup.spec)
+        all_lengths = measurements.choose_lengths(setup.spec, setup.own_inputs)
+        arrangements, choices = measurements.list_arrangements(setup, cores), measurements.list_variants(setup)
         step = ProgressLine(1 + len(sizes) * len(all_lengths) + len(choices) * len(arrangements))
         step("loading the model")
         with Replica(setup) as replica:
@@ -82,14 +78,12 @@ class Command(BaseCommand):
             on_gpu = not setup.is_on_cpu
             grid = measurements.measure_grid(replica, unit, sizes, all_lengths, seconds, step, on_gpu=on_gpu)
         size = report.find_knee(grid, measurements.find_typical_length(setup))
-        together = (
-            [devices.count_cores(), max(devices.count_cores(), size)] if unit is measurements.TOKENS else [1, size]
-        )
+        together = {cores, max(cores, size)} if unit is measurements.TOKENS else {1, size}
         trials: dict[Variant, Measurement] = {}
         expected: Sequence[Any] | None = None
         for choice in choices:
             trials[choice], expected_now = measurements.measure_variant(
-                setup, unit, choice, expected, arrangements, sorted({*together}), 4 * seconds, step
+                setup, unit, choice, expected, arrangements, sorted(together), 4 * seconds, step
             )
             expected = expected or expected_now
         step.clear()
