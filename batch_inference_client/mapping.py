@@ -208,7 +208,6 @@ class Map:
         return True
 
     def _take_answers(self) -> list[tuple[int, Answer]]:
-        """Return the answers that can be yielded now."""
         taken: list[tuple[int, Answer]] = []
         if self.ordered:
             while (place := self._given + len(taken)) in self._found:

@@ -114,12 +114,10 @@ def _aggregate_values(values: Mapping[str, float], model: str, together: Callabl
 
 
 def _sum_outcomes(points: Iterable[Tally]) -> dict[str, int]:
-    """Return the number of jobs by outcome in the whole range."""
     return dict(tallies.sum_tallies({"ended": point.get("ended", {})} for point in points)["ended"])
 
 
 def _list_frequent_codes(ended: Mapping[str, int]) -> list[str]:
-    """Return the error codes of most failures."""
     failed = Counter({end: count for end, count in ended.items() if end.startswith(FAILED)})
     return [end.removeprefix(FAILED) for end, _ in failed.most_common(CODES)]
 

@@ -90,7 +90,6 @@ def _sample_models(figures: Mapping[str, float], **labels: str) -> Iterator[Samp
 
 
 def _count_jobs_of_owners() -> Mapping[str, Collection[int]]:
-    """Count the waiting jobs of each owner, by model."""
     queued = Job.objects.filter(status=Status.QUEUED, parts=None).order_by()
     jobs: dict[str, list[int]] = defaultdict(list)
     for model, _, count in queued.values_list("model", "owner").annotate(Count("pk")):

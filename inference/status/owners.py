@@ -167,7 +167,6 @@ def read_first_jobs(of: Sequence[OwnerQueue], *, most: int) -> list[Job]:
 
 
 def _make_equality_sql(of: Mapping[str, str]) -> str:
-    """Return the SQL condition that these columns have these values."""
     columns, values = ", ".join(of), ", ".join(of.values())
     return _IS_ONE.get(connection.vendor, "({0}) = ({1})").format(columns, values)
 

@@ -212,7 +212,6 @@ def _apply_changes(job: Job, changes: Changes) -> Job:
 
 
 def _require_worker(model: str) -> None:
-    """Raise `NoWorker` if no worker serves the model."""
     if not workers.count_serving_workers(model):
         message, raised = health.explain_unserved(model)
         raise NoWorker(f"{message} Jobs posted to /v1/jobs are kept until one does.", model=model, raised=raised)

@@ -185,7 +185,6 @@ class Listener:
         self._add_hints(self._read(rows.find_finished, list(self.hinted)) or ())
 
     def _wake(self, ids: Collection[UUID]) -> None:
-        """Wake the requests that wait for the jobs of a notice."""
         self._add_hints(ids)
         self._wake_waiters([job_id for job_id in ids if job_id in self.waiters])
 
