@@ -11,8 +11,8 @@ from django.conf import settings
 from django.db import connection
 
 from inference.status import health
+from inference.status.attention import locks
 from inference.status.attention.item import AttentionItem
-from inference.store import locks
 
 SLOW_S = 0.25  # seconds above which an answer to the smallest query is slow
 LEFT_BYTES, LEFT_SHARE, PLENTY_BYTES = 2**30, 0.05, 20 * 2**30  # free space: too little, too small a share, enough

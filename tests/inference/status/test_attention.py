@@ -35,9 +35,8 @@ from inference.models import (
     WorkerState,
 )
 from inference.status import attention, workers
-from inference.status.attention import servers
+from inference.status.attention import locks, servers
 from inference.status.attention.item import AttentionItem
-from inference.store import locks
 from tests.conditions import PATIENCE_S, ago, eventually
 
 
