@@ -74,13 +74,13 @@ class Attempt:
         redis_streams.write_chunks([self.chunk(text)])
 
     def end(self, **outcome: Any) -> None:
-        from inference.store import transitions
-        from inference.store.transitions import Outcome
+        from inference.store import records
+        from inference.store.records import Outcome
 
         if not outcome:
             output = [{"generated_text": self.job.inputs + self.text}]
             outcome = {"output": output, "prompt_length": len(self.job.inputs)}
-        transitions.record_outcomes(
+        records.record_outcomes(
             self.batch, [Outcome(job_id=self.job.id, model=self.job.model, **outcome)], batch_size=1
         )
 

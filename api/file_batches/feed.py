@@ -31,9 +31,9 @@ from inference.catalog.specs import digest_parameters
 from inference.errors import InferenceError, InvalidInput, UnknownModel
 from inference.failures import is_away
 from inference.models import WAITING, Bulk, Job, Priority, Status
-from inference.store import rows, transitions
+from inference.store import records, rows
 from inference.store.job_messages import make_message
-from inference.store.transitions import Outcome
+from inference.store.records import Outcome
 from inference.submission import admission, bulk_store, jobs, split_jobs
 from inference.submission.bulk_store import NewJob
 from inference.submission.submissions import Submission
@@ -201,4 +201,4 @@ def _end_refused(portion: Portion) -> None:
     for _, outcome in portion.refused:
         by_model[outcome.model].append(outcome)
     for outcomes in by_model.values():
-        transitions.record_outcomes(portion.refusal, outcomes, batch_size=1)
+        records.record_outcomes(portion.refusal, outcomes, batch_size=1)

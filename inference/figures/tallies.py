@@ -23,12 +23,19 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from inference.models import Status
+
 Tally = dict[str, Any]
 
 MOST = "most"  # below this key the larger number is kept; elsewhere the sum
 STEPS = 4  # buckets for each doubling
 UNIT_S = 0.001  # seconds: the unit of durations
 _SMALLEST, _LARGEST = 0, 30 * STEPS
+
+
+def make_end_name(status: str, code: str) -> str:
+    """Return the name by which figures count an end."""
+    return f"{status} {code}" if status == Status.FAILED else str(status)
 
 
 def add_tally(tally: Tally, more: Mapping[str, Any], *, largest: bool = False) -> Tally:

@@ -32,7 +32,7 @@ from inference.fields.ids import make_first_id
 from inference.figures import marks
 from inference.models import Job, Status, Worker, WorkerState
 from inference.status import workers
-from inference.store import rows, transitions
+from inference.store import rows, transitions, wholes
 from inference.store.job_messages import make_message
 from inference.telemetry import logs
 from inference.upkeep.observer import Observer
@@ -59,7 +59,7 @@ def reconcile(*, answering_s: float = math.inf, observer: Observer | None = None
     Raises what the first step that failed has raised.
     """
     give_back_lost = functools.partial(_give_back_lost, observer or Observer(), answering_s)
-    steps = (give_back_lost, _give_back_stopped, transitions.expire_jobs, _resend_messages, transitions.finish_wholes)
+    steps = (give_back_lost, _give_back_stopped, transitions.expire_jobs, _resend_messages, wholes.finish_wholes)
     failures = [failure for step in steps if (failure := _run_step(step))]
     if failures:
         raise failures[0]

@@ -25,7 +25,7 @@ from api.models import BatchStatus, FileBatch, FileState, StoredFile
 from inference.catalog import lookup
 from inference.errors import EngineError
 from inference.models import Bulk, Job, Priority, Status
-from inference.store import transitions
+from inference.store import records
 from inference.upkeep import retention
 from tests.api.base import Answer, ApiTestCase, Laborer, Response
 from tests.api.test_completions import HELLO, generated
@@ -355,7 +355,7 @@ class BatchTests(FileBatchCase):
         worker = Laborer(embed)  # which takes no job by itself
         first = Job.objects.order_by("pk")[0]
         (mine,) = worker.claimed(first, first.id)
-        transitions.record_outcomes(first.id, [worker.outcome(mine)], batch_size=1)
+        records.record_outcomes(first.id, [worker.outcome(mine)], batch_size=1)
         answer = self.post(f"/v1/batches/{batch_id}/cancel")
         self.assertEqual((answer.status_code, answer.json()["status"]), (200, "cancelling"))
         shown = self.run_rounds(batch_id)

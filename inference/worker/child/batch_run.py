@@ -20,8 +20,9 @@ from inference.engines.runtime.engine_calls import RunReport
 from inference.engines.runtime.engine_calls import run_with_isolation as run_engine
 from inference.figures import tallies
 from inference.figures.tallies import Tally
-from inference.store import transitions
-from inference.store.transitions import Claimed, Outcome
+from inference.store import wholes
+from inference.store.records import Outcome
+from inference.store.transitions import Claimed
 from inference.telemetry import logs
 from inference.worker.calls import BatchCall, BatchReport
 from inference.worker.child import claims
@@ -55,20 +56,20 @@ class EngineCall:
 
         This happens before anything is computed. Tokens are counted only if the estimate comes near the limit.
         """
-        near = transitions.MOST_ANSWERED / NEAR
+        near = wholes.MOST_ANSWERED / NEAR
         if not any(job.size * job.length * engine.numbers_a_token > near for job in self.jobs):
             return []
         with engine.reading:
             tokens = iter(engine.count_tokens(self.all_items, dict(self.parameters)))
         numbers = [engine.numbers_a_token * sum(next(tokens) for _ in items) for items in self.items]
         entries = list(zip(self.jobs, self.items, numbers, strict=True))
-        kept = [(job, items) for job, items, count in entries if count <= transitions.MOST_ANSWERED]
+        kept = [(job, items) for job, items, count in entries if count <= wholes.MOST_ANSWERED]
         if len(kept) < len(entries):
             self.jobs, self.items, self.prepared = [job for job, _ in kept], [items for _, items in kept], None
         return [
-            make_failure(job, errors.InvalidInput(transitions.describe_overflow(count)))
+            make_failure(job, errors.InvalidInput(wholes.describe_overflow(count)))
             for job, _, count in entries
-            if count > transitions.MOST_ANSWERED
+            if count > wholes.MOST_ANSWERED
         ]
 
     def make_outcomes(self) -> Iterator[Outcome]:

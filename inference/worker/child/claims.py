@@ -12,8 +12,9 @@ from inference import errors
 from inference.catalog import reader, request_validation, specs
 from inference.catalog.specs import ModelSpec
 from inference.failures import is_away, retry_while_away
-from inference.store import transitions
-from inference.store.transitions import Claimed, Outcome, Sizes
+from inference.store import records, transitions
+from inference.store.records import Outcome, Sizes
+from inference.store.transitions import Claimed
 from inference.telemetry import logs
 from inference.worker.calls import BatchCall
 from inference.worker.child.outcomes import make_unstorable_outcome
@@ -124,7 +125,7 @@ def _record_at_once(
     batch: UUID, outcomes: Sequence[Outcome], batch_size: Sizes, beside: Mapping[str, Any] | None
 ) -> None:
     recorded = retry_while_away(
-        lambda: transitions.record_outcomes(batch, outcomes, batch_size=batch_size, beside=beside),
+        lambda: records.record_outcomes(batch, outcomes, batch_size=batch_size, beside=beside),
         limit_s=RECORD_PATIENCE_S,
         reconnect=connection.close,
     )

@@ -11,8 +11,9 @@ from inference.catalog.specs import ModelSpec
 from inference.engines.runtime.faults import shorten_text
 from inference.engines.runtime.json_values import estimate_size
 from inference.fields.json_field import escape_for_database
-from inference.store import transitions
-from inference.store.transitions import Claimed, Outcome
+from inference.store import wholes
+from inference.store.records import Outcome
+from inference.store.transitions import Claimed
 from inference.streams import texts
 from inference.telemetry import logs
 
@@ -52,9 +53,9 @@ def make_outcome(
                 said, trace = logs.hide_model_words(answer.full_message), f"\n{answer.trace}" if answer.trace else ""
                 logger.warning("job=%s model=%s %s: %s%s%s", known_as, job.model, answer.code, where, said, trace)
             return make_failure(job, answer, where)
-    if (held := estimate_size(answers)) > transitions.MOST_ANSWERED:
+    if (held := estimate_size(answers)) > wholes.MOST_ANSWERED:
         error = errors.InvalidInput if is_list or spec.is_built_in else errors.BadOutput
-        return make_failure(job, error(transitions.describe_overflow(held)))
+        return make_failure(job, error(wholes.describe_overflow(held)))
     output = list(answers) if is_list else answers[0]
     before = None if is_list else _measure_prompt_length(spec, job, output, full_text=full_text, generated=generated)
     return _make_job_outcome(job, output=output, output_size=held if job.whole else None, prompt_length=before)

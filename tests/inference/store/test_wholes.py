@@ -20,8 +20,8 @@ from django.utils import timezone
 
 from inference import budget
 from inference.models import Job, Status
-from inference.store import notices, rows, transitions
-from inference.store.transitions import Outcome
+from inference.store import notices, records, rows, transitions, wholes
+from inference.store.records import Outcome
 from tests.conditions import at_once
 
 ROUNDS = 5
@@ -64,7 +64,7 @@ def fail(part: Job, code: str = "engine_error") -> Outcome:
 
 
 def record(batch: UUID, *outcomes: Outcome) -> int:
-    return transitions.record_outcomes(batch, outcomes, batch_size=2 * len(outcomes))
+    return records.record_outcomes(batch, outcomes, batch_size=2 * len(outcomes))
 
 
 def chunks_that_take_long(*arguments: Any) -> Any:
@@ -142,9 +142,9 @@ class EndTests(WholeCase):
 
     def test_outputs_that_are_too_many_numbers_together_fail_it(self) -> None:
         batch = claim(*self.parts)
-        share = transitions.MOST_ANSWERED // 3
+        share = wholes.MOST_ANSWERED // 3
         record(batch, *(answer(part, output_size=share) for part in self.parts))
-        self.assert_whole(Status.FAILED, "invalid_input", transitions.describe_overflow(4 * share))
+        self.assert_whole(Status.FAILED, "invalid_input", wholes.describe_overflow(4 * share))
 
     def test_it_is_cancelled_with_its_parts_and_stays_so(self) -> None:
         batch = claim(self.parts[0], self.parts[1])
@@ -154,7 +154,7 @@ class EndTests(WholeCase):
         self.assertIn(self.whole.pk, publish.call_args.args[0])
         self.assertEqual(self.statuses(), ["succeeded", "cancelled", "cancelled", "cancelled"])
         self.assertEqual(record(batch, answer(self.parts[1])), 0)
-        transitions.finish_wholes()
+        wholes.finish_wholes()
         self.assert_whole(Status.CANCELLED)
 
     def test_another_whole_in_the_same_batch_is_none_of_its_business(self) -> None:
@@ -192,7 +192,7 @@ class HousekeepingTests(WholeCase):
         Job.objects.filter(pk=self.parts[0].pk).update(recoveries=settings.MAX_RECOVERIES - 1)
         claim(self.parts[0], alone=True)
         transitions.requeue_lost_jobs(Q(pk=self.parts[0].pk))
-        transitions.finish_wholes()
+        wholes.finish_wholes()
         self.whole.refresh_from_db()
         self.assertEqual((self.whole.status, self.whole.error_code), (Status.FAILED, "lost"))
         self.assertEqual(self.statuses(), ["failed", "cancelled", "cancelled", "cancelled"])
@@ -206,8 +206,8 @@ class HousekeepingTests(WholeCase):
     def test_what_was_recorded_by_who_knows_of_no_wholes_is_settled(self) -> None:
         Job.objects.filter(whole=self.whole.pk).update(status=Status.SUCCEEDED, output=["x"])
         with patch.object(notices, "publish_finished") as publish:
-            transitions.finish_wholes()
-            transitions.finish_wholes()
+            wholes.finish_wholes()
+            wholes.finish_wholes()
         publish.assert_called_once_with([self.whole.pk])
         self.assert_whole(Status.SUCCEEDED)
 
@@ -221,8 +221,8 @@ class HousekeepingTests(WholeCase):
         other, _ = make_whole(2)
         Job.objects.exclude(whole=None).update(status=Status.SUCCEEDED, output=["x"])
         Job.objects.filter(whole=self.whole.pk).update(output={"no": "list"})
-        with self.assertLogs("inference.store.transitions", "ERROR"):
-            transitions.finish_wholes()
+        with self.assertLogs("inference.store.wholes", "ERROR"):
+            wholes.finish_wholes()
         self.assert_whole(Status.FAILED, "bad_output", "The database refused to store the answer.")
         other.refresh_from_db()
         self.assertEqual(other.output, ["x", "x"])
@@ -237,12 +237,12 @@ class HousekeepingTests(WholeCase):
     def test_one_that_goes_on_is_let_alone(self) -> None:
         record(claim(self.parts[0]), answer(self.parts[0]))
         with self.assertNumQueries(1):
-            transitions.finish_wholes()
+            wholes.finish_wholes()
         self.assert_whole(Status.RUNNING)
 
     def test_a_part_that_was_cancelled_by_itself_cancels_it(self) -> None:
         transitions.cancel_job(self.parts[0].pk)
-        transitions.finish_wholes()
+        wholes.finish_wholes()
         self.assert_whole(Status.CANCELLED)
 
 
@@ -326,7 +326,7 @@ class RaceTests(TransactionTestCase):
             batches = [(claim(part), part) for part in parts[:3]]
             calls: list[Callable[[], object]] = [partial(record, batch, answer(part)) for batch, part in batches]
             calls += [partial(transitions.cancel_jobs_with_parts, [whole.pk]), partial(self.claim_and_record, parts[3])]
-            self.assertEqual(self.count_notices(whole, [*calls, transitions.finish_wholes]), 1)
+            self.assertEqual(self.count_notices(whole, [*calls, wholes.finish_wholes]), 1)
             self.assertIn(whole.status, (Status.CANCELLED, Status.SUCCEEDED))
             unfinished = Job.objects.filter(whole=whole.pk, status__in=("queued", "running"))
             self.assertFalse(unfinished.exists())

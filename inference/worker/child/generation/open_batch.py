@@ -23,7 +23,8 @@ from inference.failures import is_away
 from inference.figures import tallies
 from inference.figures.tallies import Tally
 from inference.store import rows, transitions
-from inference.store.transitions import Claimed, Outcome
+from inference.store.records import Outcome
+from inference.store.transitions import Claimed
 from inference.telemetry import logs
 from inference.worker.calls import BatchReport, ChildCommand, SharedState
 from inference.worker.child import claims
