@@ -4,6 +4,7 @@ A process ends at the step `after_claim`, for example, if FAILPOINTS names a fol
 `after_claim` in it. The next process that reaches the step finds no file, and goes on.
 """
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -11,13 +12,7 @@ _folder = os.environ.get("FAILPOINTS", "")
 
 
 def reach(step: str) -> None:
-    if _folder and _try_to_delete(Path(_folder) / step):
-        os._exit(137)
-
-
-def _try_to_delete(file: Path) -> bool:
-    try:
-        file.unlink()
-    except FileNotFoundError:
-        return False
-    return True
+    if _folder:
+        with contextlib.suppress(FileNotFoundError):
+            Path(_folder, step).unlink()
+            os._exit(137)
