@@ -77,14 +77,6 @@ def make_redis_key(queue: str, step: int) -> str:
     return f"{queue}\x06\x16{step}" if step else queue
 
 
-def queue_arguments(broker_url: str) -> dict[str, str]:
-    """Return the arguments with which workers and senders declare queues.
-
-    On RabbitMQ they are quorum queues, whose messages outlive one of its nodes.
-    """
-    return {"x-queue-type": "quorum"} if broker_url.startswith(("amqp", "pyamqp")) else {}
-
-
 def make_kombu_options(broker_url: str, prefix: str = "") -> dict[str, object]:
     """Return Celery's `broker_transport_options`, which are empty for other brokers than Redis.
 

@@ -7,7 +7,6 @@ from unittest import skipUnless
 
 import kombu
 
-from inference.broker import address
 from inference.models import Status, WorkerState
 from tests import rabbitmq
 from tests.conditions import eventually
@@ -56,7 +55,7 @@ class RabbitMQTests(StackCase):
     def test_a_queue_that_is_deleted_under_a_worker_and_made_anew_at_once_is_consumed_again(self) -> None:
         """RabbitMQ before 4.0 does not tell consumers then, and takes as many new messages for doubles of old ones."""
         self.assert_served(100)
-        self.make_anew(QUEUE, address.queue_arguments(self.server.url))
+        self.make_anew(QUEUE, {"x-queue-type": "quorum"})
         self.assert_served(1)
 
     def test_a_queue_with_other_arguments_is_waited_for_while_the_other_models_are_served(self) -> None:

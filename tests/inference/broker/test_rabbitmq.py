@@ -7,7 +7,7 @@ from unittest import mock, skipUnless
 import kombu
 from django.test import SimpleTestCase, override_settings, tag
 
-from inference.broker import address, kombu_publisher, publisher
+from inference.broker import kombu_publisher, publisher, queue_declaration
 from inference.errors import BrokerUnavailable
 from inference.status import health
 from tests import rabbitmq
@@ -16,10 +16,6 @@ from tests.inference.broker.test_publisher import QUEUE, job_message
 from tests.second_look import TAG
 
 OTHER = "inference.test-other"
-
-
-def declared(queue: str, url: str) -> kombu.Queue:
-    return kombu.Queue(queue, kombu.Exchange("inference"), queue, queue_arguments=address.queue_arguments(url))
 
 
 @skipUnless(rabbitmq.is_installed(), "rabbitmq-server is not installed")
@@ -36,7 +32,7 @@ class RabbitMQTests(SimpleTestCase):
         overridden = override_settings(
             CELERY_BROKER_URL=cls.server.url,
             CELERY_BROKER_TRANSPORT_OPTIONS={},
-            CELERY_TASK_QUEUES=[declared(name, cls.server.url) for name in (QUEUE, OTHER)],
+            CELERY_TASK_QUEUES=[queue_declaration.make_queue(name, "", cls.server.url) for name in (QUEUE, OTHER)],
         )
         overridden.enable()
         cls.addClassCleanup(overridden.disable)
