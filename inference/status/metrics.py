@@ -5,14 +5,13 @@ its parts while it waits and runs, and as one job when it has ended.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from django.db.models import Count
 from prometheus_client import Metric
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 
 from inference import process
-from inference.fields.worker_documents import GenerationSnapshot
 from inference.figures import sample
 from inference.models import Job, Status, Worker
 from inference.status import attention, counters, workers
@@ -21,6 +20,18 @@ from inference.status.workers import Remembered
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 
 Sample = tuple[dict[str, str], float]
+
+OF_WORKERS = (  # name, description and kind of a metric, and the column of a worker's row that it shows
+    ("replicas_ready", "Replicas with their models loaded.", "gauge", "replicas_ready"),
+    ("replicas_busy", "Replicas that run a batch.", "gauge", "replicas_busy"),
+    ("jobs_held", "Jobs that a worker has fetched and not started.", "gauge", "held"),
+    ("jobs_finished_total", "Jobs since the worker's start.", "counter", "finished"),
+)
+OF_GENERATION = (  # the same of a model that generates step by step, all gauges
+    ("generating", "Rows that are generated step by step now.", "rows"),
+    ("cache_room_tokens", "Free tokens of cache where rows are generated.", "room"),
+    ("tokens_per_second", "Generated in the last seconds.", "tokens_per_s"),
+)
 
 
 class MetricsCollector:
@@ -40,44 +51,19 @@ def format_metrics() -> bytes:
 def _collect_row_metrics() -> list[Metric]:
     living = list(workers.select_living())
     owned = _count_jobs_of_owners()
+    owners = {model: len(jobs) for model, jobs in owned.items()}
+    largest = {model: max(jobs) for model, jobs in owned.items()}
     queued, ages = sample.count_queued_jobs()
     running = sample.count_running_jobs()
     waiting = [*_sample_models(queued, status=Status.QUEUED), *_sample_models(running, status=Status.RUNNING)]
     return [
         _make_family("jobs_waiting", "Jobs by model and status.", waiting),
         _make_family("oldest_queued_seconds", "Age of the oldest queued job.", _sample_models(ages)),
-        _make_family(
-            "owners_waiting",
-            "Owners of whom jobs wait.",
-            _sample_models({model: len(jobs) for model, jobs in owned.items()}),
-        ),
-        _make_family(
-            "largest_owner_waiting",
-            "Jobs that wait of the owner with most.",
-            _sample_models({model: max(jobs) for model, jobs in owned.items()}),
-        ),
+        _make_family("owners_waiting", "Owners of whom jobs wait.", _sample_models(owners)),
+        _make_family("largest_owner_waiting", "Jobs that wait of the owner with most.", _sample_models(largest)),
         _make_family("workers", "Living workers by state.", _sample_states(living)),
-        _make_family("replicas_ready", "Replicas with their models loaded.", _sample_workers(living, "replicas_ready")),
-        _make_family("replicas_busy", "Replicas that run a batch.", _sample_workers(living, "replicas_busy")),
-        _make_family("jobs_held", "Jobs that a worker has fetched and not started.", _sample_workers(living, "held")),
-        _make_family(
-            "jobs_finished_total", "Jobs since the worker's start.", _sample_workers(living, "finished"), "counter"
-        ),
-        _make_family(
-            "generating",
-            "Rows that are generated step by step now.",
-            _sample_generation(living, lambda figures: figures.rows),
-        ),
-        _make_family(
-            "cache_room_tokens",
-            "Free tokens of cache where rows are generated.",
-            _sample_generation(living, lambda figures: figures.room),
-        ),
-        _make_family(
-            "tokens_per_second",
-            "Generated in the last seconds.",
-            _sample_generation(living, lambda figures: figures.tokens_per_s),
-        ),
+        *(_make_family(name, text, _sample_workers(living, field), kind) for name, text, kind, field in OF_WORKERS),
+        *(_make_family(name, text, _sample_generation(living, field)) for name, text, field in OF_GENERATION),
         _make_family("model_memory_bytes", "What a model takes of a device.", _sample_memory(living)),
         _make_family("attention", "1 while this needs attention, as the admin's first page says.", _sample_attention()),
         *counters.collect_counters(),
@@ -107,10 +93,10 @@ def _sample_workers(living: Iterable[Worker], field: str) -> Iterator[Sample]:
         yield {"worker": worker.name, "pid": str(worker.pid)}, getattr(worker, field)
 
 
-def _sample_generation(living: Iterable[Worker], figure_of: Callable[[GenerationSnapshot], float]) -> Iterator[Sample]:
+def _sample_generation(living: Iterable[Worker], field: str) -> Iterator[Sample]:
     for worker in living:
         for model, figures in worker.generation.items():
-            yield {"worker": worker.name, "pid": str(worker.pid), "model": model}, figure_of(figures)
+            yield {"worker": worker.name, "pid": str(worker.pid), "model": model}, getattr(figures, field)
 
 
 def _sample_memory(living: Iterable[Worker]) -> Iterator[Sample]:
