@@ -8,7 +8,7 @@ import logging
 import os
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TextIO, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import redis
 from kombu.utils.json import dumps, loads
@@ -241,7 +241,7 @@ class QoS:
         if os.getpid() == self._pid:  # not in a copy of the process that holds the messages
             self.restore_unacked_once()
 
-    def restore_unacked_once(self, stderr: TextIO | None = None) -> None:
+    def restore_unacked_once(self) -> None:
         """Put back all messages at the end of the channel or of the process."""
         atexit.unregister(self._restore_at_exit)
         if self._is_over:
