@@ -20,7 +20,7 @@ from inference.status import workers
 from inference.store import pauses_and_drains
 from inference.worker.chores import run_chore
 from inference.worker.replicas.devices import Plan
-from inference.worker.replicas.operator_intents import OperatorIntents
+from inference.worker.replicas.registry import OperatorIntents
 
 logger = logging.getLogger(__name__)
 

@@ -8,18 +8,26 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Collection, Mapping, Set
+from dataclasses import dataclass
 
 from inference.catalog.specs import Catalog, ModelSpec
 from inference.worker.calls import READY, Assignment, ChildCommand, LoadReport, SharedState
 from inference.worker.replicas.device_health import DeviceHealth
 from inference.worker.replicas.devices import Plan
-from inference.worker.replicas.operator_intents import OperatorIntents
 from inference.worker.replicas.replica import ReplicaState, make_backoff
 
 logger = logging.getLogger(__name__)
 
 TIMES_AS_LONG = 10  # a child works this many times as long as a try took, before it tries again to load what it lacks
 SLOW_S = 5.0  # seconds to load a model, above which half of the replicas leave it for later while none runs the others
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorIntents:
+    """The intents of operators that concern one worker, as its heartbeat has read them."""
+
+    is_drained: bool = False  # the worker takes nothing new
+    paused: frozenset[str] = frozenset()  # models of which no job is begun
 
 
 class ReplicaRegistry:

@@ -12,8 +12,7 @@ from inference.catalog.specs import ModelSpec
 from inference.worker.calls import ENDED_BY_IT, READY, Assignment, LoadReport, SharedState
 from inference.worker.maintenance import status_row
 from inference.worker.replicas.devices import Plan
-from inference.worker.replicas.operator_intents import OperatorIntents
-from inference.worker.replicas.registry import SLOW_S, ReplicaRegistry
+from inference.worker.replicas.registry import SLOW_S, OperatorIntents, ReplicaRegistry
 from inference.worker.replicas.replica import COUNTED_S, LONGEST_PAUSE_S
 from inference.worker.scheduling.lazy_models import LazyStatus
 from tests.inference.worker.test_dispatch import stop_clock
