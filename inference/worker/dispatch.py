@@ -310,7 +310,7 @@ class Dispatcher:
             catalog=status_row.make_catalog_value(replicas, lazy),
             error="; ".join(f"{name}: {why}" for name, why in self._list_problems().items()),
             connected=self.connected,
-            replicas_ready=pool.ready_count,
+            replicas_ready=replicas.able_child_count,
             replicas_busy=pool.busy_count,
             held=len(self.backlog),
             finished=self.settlement.jobs_finished,
@@ -321,7 +321,9 @@ class Dispatcher:
                 if model
                 not in replicas.parked | replicas.held_back_models  # their jobs wait for their turn: none is passed
             },
-            generation=self.settlement.generated.make_row_value(list(self.batches.values()), replicas=pool.ready_count),
+            generation=self.settlement.generated.make_row_value(
+                list(self.batches.values()), replicas=replicas.able_child_count
+            ),
             costs={name: queue.costs.snapshot() for name, queue in self.backlog.queues.items()},
             looped_at=self.looped_at,
         )

@@ -328,11 +328,6 @@ class ReplicaPool:
         return self._find_process(pid) is not None
 
     @property
-    def ready_count(self) -> int:
-        """The number of replicas that can be given a batch, now or after the call that they run."""
-        return self.replicas.able_child_count
-
-    @property
     def busy_count(self) -> int:
         return sum(bool(process.calls) for process in list(self.processes.values()))
 

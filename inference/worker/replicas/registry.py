@@ -356,7 +356,7 @@ class ReplicaRegistry:
 
     @property
     def able_child_count(self) -> int:
-        """The number of children that can be given a call."""
+        """The number of children that can be given a call, now or after the one that they run."""
         return sum(replica.pid is not None and self.may_run(replica.pid) for replica in list(self.replicas))
 
     def may_start(self, index: int) -> bool:

@@ -56,7 +56,7 @@ class Pool:
         busy = {*self.dead, *(call.pid for call in self.calls if not call.over)}
         return [pid for pid in range(PID, PID + self.replicas) if pid not in busy]
 
-    ready_count = busy_count = 0
+    busy_count = 0
     awaited: int | None = None
 
     def assign_models(self) -> None:

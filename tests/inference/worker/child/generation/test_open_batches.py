@@ -184,7 +184,6 @@ class JoinTests(OpenCase):
 class FactsTests(OpenCase):
     def test_what_is_generated_is_in_the_snapshot(self) -> None:
         self.another()
-        self.pool.ready_count = 2
         one, _ = self.add()
         self.kick()
         self.step(one, room=900, capacity=1000, tokens=5, firsts_s=(0.1, 0.3))
