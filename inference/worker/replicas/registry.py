@@ -46,8 +46,7 @@ class ReplicaRegistry:
         self.specs: Catalog = dict(catalog)  # the entries by which jobs run; replaced as a whole
         # By digest: the entries that each child is to have loaded. Those that run come first.
         self.goal: dict[str, ModelSpec] = {spec.digest: spec for spec in catalog.values()}
-        self.replicas: list[ReplicaState] = []
-        self._add_replicas(plan.replicas)
+        self.replicas = [ReplicaState(plan.device_of(index)) for index in range(plan.replicas)]
         self._runs: frozenset[str] = frozenset()  # digests of the entries that some child can run now
         self._load_s: dict[str, float] = {}  # by digest: seconds that the last load of the entry took
         self.runnable: frozenset[str] = frozenset()  # the names of the models that some child can run now
@@ -60,11 +59,6 @@ class ReplicaRegistry:
         self._said: set[tuple[str, str]] = set()
         self.failures: Counter[str] = Counter()  # by digest: tries to load the entry that failed
         self.trust = DeviceHealth(plan.devices, self._computes)
-
-    def _add_replicas(self, count: int) -> None:
-        """Add replicas up to `count`: `celery control pool_grow` makes more than were planned."""
-        for index in range(len(self.replicas), count):
-            self.replicas.append(ReplicaState(self.plan.device_of(index)))
 
     # What is to be run
 
@@ -131,12 +125,10 @@ class ReplicaRegistry:
     # What happens to the children
 
     def note_start(self, index: int, pid: int, assignment: Assignment = (), shared: SharedState | None = None) -> None:
-        self._add_replicas(index + 1)
         self.replicas[index].note_start(pid, assignment, shared or SharedState())
 
     def note_failed_start(self, index: int, error: Exception) -> None:
         """Note that no process could be started for a replica, by no fault of a model."""
-        self._add_replicas(index + 1)
         replica = self.replicas[index]
         digests = [spec.digest for spec in self.specs.values()]
         replica.note_failed_load(dict.fromkeys(digests, f"its process could not be started: {error}"))
@@ -360,11 +352,10 @@ class ReplicaRegistry:
         return sum(replica.pid is not None and self.may_run(replica.pid) for replica in list(self.replicas))
 
     def may_start(self, index: int) -> bool:
-        if index >= len(self.replicas):
-            return True
-        if self.trust.withdrawn_s(self.replicas[index].device):
+        replica = self.replicas[index]
+        if self._is_withdrawn(replica):
             return False
-        return self.replicas[index].retry_at <= time.monotonic() or self.replicas[index].had != frozenset()
+        return replica.retry_at <= time.monotonic() or replica.had != frozenset()
 
     def make_first_assignment(self, index: int) -> Assignment:
         """Return the entries that the next process of this replica is to load as it starts.

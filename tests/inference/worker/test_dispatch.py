@@ -24,6 +24,7 @@ from inference.worker.dispatch import GIVE_UP_S, KILL_GRACE_S, STUCK_S, Dispatch
 from inference.worker.processes.replica_pool import ReplicaPool
 from inference.worker.replicas.devices import Plan
 from inference.worker.replicas.registry import ReplicaRegistry
+from inference.worker.replicas.replica import ReplicaState
 from inference.worker.scheduling.backlog import LEARNT, Backlog
 from inference.worker.scheduling.held_jobs import MOST_OVER
 from inference.worker.scheduling.isolation import CRASHES_ALONE, LONGEST_RETRY_S, LONGEST_STUCK_S, MOST_SUSPENSIONS
@@ -145,6 +146,7 @@ class DispatcherCase(TestCase):
     def grow(self, replicas: int = 2, **models: str) -> None:
         """Start replicas until there are so many, which load these models, or all."""
         for index in range(self.pool.replicas, replicas):
+            self.replicas.replicas.append(ReplicaState("cpu"))
             self.replicas.note_start(index, PID + index)
             self.load(PID + index, **(models or dict.fromkeys(CATALOG, READY)))
         self.pool.replicas = replicas

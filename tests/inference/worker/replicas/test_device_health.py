@@ -9,6 +9,7 @@ from inference.worker.calls import READY, LoadReport
 from inference.worker.replicas import device_health
 from inference.worker.replicas.devices import Plan
 from inference.worker.replicas.registry import ReplicaRegistry
+from inference.worker.replicas.replica import ReplicaState
 from inference.worker.scheduling.isolation import MOST_ON_ONE_DEVICE
 from tests.inference.worker.test_dispatch import CATALOG, PID, DispatcherCase, Pool, make_dispatcher, stop_clock
 
@@ -182,7 +183,8 @@ class TrustTests(DispatcherCase):
         self.replicas.note_end(1)
         self.replicas.note_start(1, PID + 1)
         self.replicas.note_loaded_models(LoadReport(pid=PID + 1, models=states))
-        self.replicas.note_start(3, PID + 2)
+        self.replicas.replicas.append(ReplicaState(GOOD))
+        self.replicas.note_start(2, PID + 2)
         states = {spec.digest: READY if name == "b" else "no weights" for name, spec in CATALOG.items()}
         self.replicas.note_loaded_models(LoadReport(pid=PID + 2, models=states))
         self.fail_until_withdrawn()

@@ -386,11 +386,6 @@ class ReplicasTests(TestCase):
         self.load(FIRST, b=BROKEN)
         self.assertEqual(self.logged, [])
 
-    def test_a_pool_that_grows_has_more_of_them(self) -> None:
-        self.start(2, 33)
-        self.load(33)
-        self.assertEqual((len(status_row.make_replica_values(self.replicas, {})), self.replicas.may_run(33)), (3, True))
-
 
 class ChangeTests(TestCase):
     """The catalog changes while two replicas run what it said before."""
