@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 import redis
-from django.db import DatabaseError, DataError, IntegrityError, InterfaceError, OperationalError
+from django.db import DatabaseError, DataError, IntegrityError, InterfaceError, OperationalError, connection
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -106,10 +106,10 @@ class Backoff:
         self.pause_s = self.first_s
 
 
-def retry_while_away(call: Callable[[], T], *, limit_s: float, reconnect: Callable[[], None]) -> T:
-    """Return what `call` returns. It is tried again for `limit_s` while its connection is lost.
+def retry_while_away(call: Callable[[], T], *, limit_s: float) -> T:
+    """Return what `call` returns. It is tried again for `limit_s` while the connection to the database is lost.
 
-    `reconnect` is called before each new try. Raises the error of the last try, and any other error at once.
+    Raises the error of the last try, and any other error at once.
     """
     backoff = Backoff(first_s=0.1, longest_s=1.0)
     give_up_at = time.monotonic() + limit_s
@@ -120,5 +120,5 @@ def retry_while_away(call: Callable[[], T], *, limit_s: float, reconnect: Callab
             if not is_away(error) or time.monotonic() > give_up_at:
                 raise
             logger.warning("connection lost, trying again: %s", error)
-        reconnect()
+        connection.close()
         time.sleep(backoff.take_next_pause_s())

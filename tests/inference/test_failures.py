@@ -69,7 +69,7 @@ class PatienceTests(SimpleTestCase):
 
         clock = Mock(monotonic=lambda: sum(slept), sleep=slept.append)
         with patch.object(failures, "time", clock), self.assertRaises(OperationalError):
-            retry_while_away(call, limit_s=10.0, reconnect=lambda: None)
+            retry_while_away(call, limit_s=10.0)
         self.assertGreater(sum(slept), 10.0)
         self.assertLess(sum(slept[:-1]), 10.0)
         self.assertEqual(len(tries), len(slept) + 1)
@@ -82,7 +82,7 @@ class PatienceTests(SimpleTestCase):
             raise DataError("no")
 
         with self.assertRaises(DataError):
-            retry_while_away(call, limit_s=60, reconnect=lambda: None)
+            retry_while_away(call, limit_s=60)
         self.assertEqual(len(tries), 1)
 
     def test_pauses_grow_to_their_bound(self) -> None:

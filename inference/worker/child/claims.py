@@ -6,7 +6,6 @@ from typing import Any
 from uuid import UUID
 
 from django.conf import settings
-from django.db import connection
 
 from inference import errors
 from inference.catalog import reader, request_validation, specs
@@ -44,7 +43,7 @@ def claim_jobs(call: BatchCall, *, worker: UUID, device: str) -> list[Claimed]:
         )
 
     try:
-        return retry_while_away(claim_rows, limit_s=CLAIM_PATIENCE_S, reconnect=connection.close)
+        return retry_while_away(claim_rows, limit_s=CLAIM_PATIENCE_S)
     except Exception as error:
         if is_away(error):
             raise errors.StoreUnavailable(f"no claim, the database is away: {error}") from None
@@ -87,7 +86,6 @@ def take_back_claim(batch: UUID, ids: Collection[UUID], *, keeps_messages: bool)
         retry_while_away(
             lambda: transitions.withdraw_claim(batch, ids, keeps_messages=keeps_messages),
             limit_s=RECORD_PATIENCE_S,
-            reconnect=connection.close,
         )
 
 
@@ -127,7 +125,6 @@ def _record_at_once(
     recorded = retry_while_away(
         lambda: records.record_outcomes(batch, outcomes, batch_size=batch_size, beside=beside),
         limit_s=RECORD_PATIENCE_S,
-        reconnect=connection.close,
     )
     if dropped := len(outcomes) - recorded:
         logger.info("batch=%s %d of %d outcomes dropped: cancelled or given back", batch, dropped, len(outcomes))
