@@ -17,7 +17,7 @@ from inference.engines.runtime import engine_calls
 from inference.engines.stepper import OPEN, Progress, Stepper
 from inference.errors import InferenceError, ModelUnavailable, OutOfMemory
 from inference.worker.replicas import devices
-from inference.worker.replicas.devices import Device
+from inference.worker.replicas.gpus import Device
 from tools.tuning import samples
 
 MIN_RUNS, MAX_RUNS = 3, 50

@@ -8,11 +8,11 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from uuid import UUID
 
 from inference.worker.replicas import gpus
-from inference.worker.replicas.gpus import FoundGpus, Gpu
+from inference.worker.replicas.gpus import Device, FoundGpus
 
 logger = logging.getLogger(__name__)
 
@@ -28,15 +28,6 @@ LONGEST_NAME = 20  # characters of a name on a job's row
 AMPLE, READERS = 8, 4  # a replica with this many cores or more, and the threads in which its tokenizer reads then
 MOST_REPLICAS = 4  # replicas of a GPU: the other three compute in the gaps of one
 CONTEXT = 2**30  # bytes that a process takes of a GPU before it has loaded anything, and for kernels
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Device:
-    """The device that a replica owns: a CPU, a GPU or a slice of one, or several GPUs."""
-
-    name: str  # its name on this host
-    visible: str = ""  # its value of CUDA_VISIBLE_DEVICES
-    memory: int = 0  # bytes; 0: unknown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +53,7 @@ class Plan:
     devices: tuple[str, ...]  # their names on the host
     replicas: int
     threads: int
-    visible: tuple[str, ...] = field(default=())  # of each device: its value of CUDA_VISIBLE_DEVICES
+    visible: tuple[str, ...] = ()  # of each device: its value of CUDA_VISIBLE_DEVICES
     why: str = ""
     ahead: bool | None = None  # whether the next batches are claimed while one computes; None: not on a CPU
 
@@ -145,8 +136,7 @@ def _choose_gpus(option: str, names: Sequence[str], found: FoundGpus) -> DeviceS
     if option == "auto":
         if found.problem:
             logger.error("no GPU is used, though there should be one: %s. --devices cpu asks for the CPU", found.why)
-        every = tuple(_make_device([gpu]) for gpu in found.gpus)
-        return DeviceSelection(devices=every or (Device(name=CPU),), why=found.why)
+        return DeviceSelection(devices=found.gpus or (Device(name=CPU),), why=found.why)
     return DeviceSelection(
         devices=tuple(_parse_device(option, name, found) for name in names), why=f"it was asked for; {found.why}"
     )
@@ -170,10 +160,6 @@ def _parse_device(option: str, name: str, found: FoundGpus) -> Device:
     parts = [found.gpus[number] for number in numbers]
     if len(parts) > 1 and any(part.is_slice for part in parts):
         raise ValueError(f"--devices {option}: {name} has a slice of a GPU (MIG), and CUDA sees one of those at a time")
-    return _make_device(parts)
-
-
-def _make_device(parts: Sequence[Gpu]) -> Device:
     name = "+".join(part.name for part in parts)
     memory = sum(part.memory for part in parts) if all(part.memory for part in parts) else 0
     return Device(name=name, visible=",".join(part.visible for part in parts), memory=memory)

@@ -25,11 +25,11 @@ _SLICE = re.compile(r"\s+MIG \S*?(\d+)gb\S*\s+Device\s+(\d+): \(UUID: (MIG-[\w/-
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gpu:
-    """A GPU, or a slice of one (MIG)."""
+class Device:
+    """The device that a replica owns: a CPU, a GPU or a slice of one (MIG), or several GPUs."""
 
     name: str  # its name on this host
-    visible: str  # its value of CUDA_VISIBLE_DEVICES
+    visible: str = ""  # its value of CUDA_VISIBLE_DEVICES
     memory: int = 0  # bytes; 0: unknown
 
     @property
@@ -44,7 +44,7 @@ class FoundGpus:
     `problem` is True if a GPU was to be expected and there is none to use.
     """
 
-    gpus: tuple[Gpu, ...] = ()
+    gpus: tuple[Device, ...] = ()
     why: str
     problem: bool = False
     is_listed: bool = False  # the driver has listed them: there are no others
@@ -117,19 +117,19 @@ def _run_nvidia_smi(*options: str) -> str:
     return output
 
 
-def _parse_listing(listing: str, memory: dict[str, int]) -> list[Gpu]:
+def _parse_listing(listing: str, memory: dict[str, int]) -> list[Device]:
     """Return the GPUs that `nvidia-smi -L` lists.
 
     A GPU that is cut into slices can be used in slices only.
     """
-    found: dict[str, list[Gpu]] = {}
+    found: dict[str, list[Device]] = {}
     name = ""
     for line in listing.splitlines():
         if match := _GPU.match(line):
             name = f"cuda:{match[1]}"
-            found[name] = [Gpu(name=name, visible=match[2], memory=memory.get(match[2], 0))]
+            found[name] = [Device(name=name, visible=match[2], memory=memory.get(match[2], 0))]
         elif name and (match := _SLICE.match(line)):
-            part = Gpu(name=f"{name}/mig:{match[2]}", visible=match[3], memory=int(match[1]) * GB)
+            part = Device(name=f"{name}/mig:{match[2]}", visible=match[3], memory=int(match[1]) * GB)
             found[name] = [*(gpu for gpu in found[name] if "/" in gpu.name), part]
     return [gpu for gpus in found.values() for gpu in gpus]
 
@@ -149,15 +149,15 @@ def _query_gpus() -> tuple[dict[str, int], set[str]]:
 
 def _find_gpus_by_files(why: Exception | None) -> FoundGpus:
     """Count the GPUs by their device files: containers may have GPUs without nvidia-smi."""
-    numbers = sorted(int(re.sub(r"\D", "", path.rpartition("/")[2])) for path in glob.glob(DEVICE_FILES))
-    gpus = tuple(Gpu(name=f"cuda:{place}", visible=str(place)) for place in range(len(numbers)))
+    count = len(glob.glob(DEVICE_FILES))
+    gpus = tuple(Device(name=f"cuda:{place}", visible=str(place)) for place in range(count))
     if isinstance(why, FileNotFoundError):
         reason = "there is no nvidia-smi"
     elif isinstance(why, subprocess.TimeoutExpired):
         reason = f"nvidia-smi has not answered within {LISTING_S:g} s"
     else:
         reason = f"nvidia-smi lists none ({why})" if why else "nvidia-smi lists none"
-    counted = f"{len(gpus)} are counted at {DEVICE_FILES}"
+    counted = f"{count} are counted at {DEVICE_FILES}"
     return FoundGpus(gpus=gpus, why=f"{reason}, {counted}", problem=not gpus and not isinstance(why, FileNotFoundError))
 
 
@@ -189,7 +189,7 @@ def _report_none_named() -> FoundGpus:
 
 def _select_named_gpus(found: FoundGpus) -> FoundGpus:
     """Return the GPUs that CUDA_VISIBLE_DEVICES names: CUDA ends at the first that is not there."""
-    gpus: list[Gpu] = []
+    gpus: list[Device] = []
     entries = _parse_visible_devices()
     for entry in entries:
         if (gpu := _find_named_gpu(entry, found)) is None:
@@ -208,7 +208,7 @@ def _select_named_gpus(found: FoundGpus) -> FoundGpus:
     return FoundGpus(gpus=tuple(gpus), why=why, is_listed=True)
 
 
-def _find_named_gpu(entry: str, found: FoundGpus) -> Gpu | None:
+def _find_named_gpu(entry: str, found: FoundGpus) -> Device | None:
     """Return the GPU that an entry means by its number or by the beginning of its UUID; None if there is none.
 
     The number of a GPU that is cut into slices means the first slice.
@@ -220,7 +220,7 @@ def _find_named_gpu(entry: str, found: FoundGpus) -> Gpu | None:
         name = entry[:20]
         like = [gpu for gpu in found.gpus if gpu.visible.startswith(entry)]
     if not found.is_listed:
-        return Gpu(name=name, visible=entry)
+        return Device(name=name, visible=entry)
     if entry.isdecimal() and like and os.environ.get(ORDER, BY_BUS) != BY_BUS:  # it is not known which one that is
-        return Gpu(name=name, visible=entry, memory=min(gpu.memory for gpu in found.gpus))
+        return Device(name=name, visible=entry, memory=min(gpu.memory for gpu in found.gpus))
     return like[0] if len(like) == 1 else None

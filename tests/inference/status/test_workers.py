@@ -15,7 +15,7 @@ from inference.status import workers
 from inference.status.workers import MemoryPresence, Remembered
 from inference.store import connections
 from inference.worker.replicas import devices, gpus
-from inference.worker.replicas.gpus import FoundGpus, Gpu
+from inference.worker.replicas.gpus import Device, FoundGpus
 from tests.conditions import PATIENCE_S, ago, eventually
 
 
@@ -34,7 +34,7 @@ class BesideTests(DatabaseTestCase):
         self.assertEqual(workers.find_gpu_conflicts(own), {"b@host": ["cuda:2"], "c@host": ["cuda:0", "cuda:1"]})
 
     def test_no_gpu_of_many_is_lost_or_taken_for_another(self) -> None:
-        eight = tuple(Gpu(name=f"cuda:{number}", visible=f"GPU-{number}") for number in range(8))
+        eight = tuple(Device(name=f"cuda:{number}", visible=f"GPU-{number}") for number in range(8))
         with patch.object(gpus, "find_gpus", return_value=FoundGpus(gpus=eight, why="")):
             first, second, third = (
                 devices.choose_devices("+".join(f"cuda:{number}" for number in numbers)).devices[0].name

@@ -7,7 +7,7 @@ from unittest.mock import patch
 
 from inference.catalog.specs import ModelSpec
 from inference.engines.backends import packages
-from inference.worker.replicas.devices import Device
+from inference.worker.replicas.gpus import Device
 from tools.tuning import measurements, replica, report
 from tools.tuning.measurements import Arrangement, Grid, Variant
 from tools.tuning.replica import CannotMeasure, Replica, Setup

@@ -16,7 +16,7 @@ from django.core.management import CommandError, call_command
 from django.test import SimpleTestCase, override_settings
 
 from inference.catalog.specs import ModelSpec
-from inference.worker.replicas.devices import Device
+from inference.worker.replicas.gpus import Device
 from tests import tiny_models
 from tools.tuning import measurements, replica
 from tools.tuning.measurements import Arrangement

@@ -16,7 +16,7 @@ from inference.catalog import lookup
 from inference.catalog.specs import ModelSpec
 from inference.management.command_errors import show_errors_as_sentences
 from inference.worker.replicas import devices
-from inference.worker.replicas.devices import Device
+from inference.worker.replicas.gpus import Device
 from tools.tuning import measurements, processor, report
 from tools.tuning.measurements import Grid, Measurement, Unit, Variant
 from tools.tuning.replica import CannotMeasure, Replica, Setup

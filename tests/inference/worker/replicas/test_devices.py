@@ -7,12 +7,12 @@ from unittest.mock import patch
 from uuid import uuid4
 
 from inference.worker.replicas import devices, gpus
-from inference.worker.replicas.devices import Device, DeviceSelection, Plan
-from inference.worker.replicas.gpus import FoundGpus, Gpu
+from inference.worker.replicas.devices import DeviceSelection, Plan
+from inference.worker.replicas.gpus import Device, FoundGpus
 
 GB = 10**9
 TWO = FoundGpus(
-    gpus=tuple(Gpu(name=f"cuda:{n}", visible=f"GPU-{n}", memory=80 * GB) for n in (4, 7)),
+    gpus=tuple(Device(name=f"cuda:{n}", visible=f"GPU-{n}", memory=80 * GB) for n in (4, 7)),
     why="for a test",
     is_listed=True,
 )
@@ -93,13 +93,13 @@ class ChoiceTests(TestCase):
             choose("cuda:0+cuda:0")
 
     def test_a_slice_is_in_no_set(self) -> None:
-        sliced = FoundGpus(gpus=(*TWO.gpus, Gpu(name="cuda:7/mig:0", visible="MIG-1")), why="", is_listed=True)
+        sliced = FoundGpus(gpus=(*TWO.gpus, Device(name="cuda:7/mig:0", visible="MIG-1")), why="", is_listed=True)
         self.assertEqual(names("cuda:2", sliced), ["cuda:7/mig:0"])
         with self.assertRaisesRegex(ValueError, "has a slice of a GPU"):
             choose("cuda:0+cuda:2", sliced)
 
     def test_a_name_fits_into_a_jobs_row(self) -> None:
-        eight = FoundGpus(gpus=tuple(Gpu(name=f"cuda:{n}", visible=str(n)) for n in range(8)), why="")
+        eight = FoundGpus(gpus=tuple(Device(name=f"cuda:{n}", visible=str(n)) for n in range(8)), why="")
         (name,) = names(whole := "+".join(f"cuda:{n}" for n in range(8)), eight)
         self.assertEqual((name, devices.abbreviate_device(name)), (whole, "cuda:0+cuda:1+cuda:…"))
         self.assertEqual(len(devices.abbreviate_device(name)), 20)
