@@ -278,7 +278,7 @@ class Dispatcher:
         for held in forgotten:
             self.backlog.drop_redelivered_job(held)
         if batch.is_open:
-            batch.remove_jobs(batch.called)
+            batch.take_out_jobs({held.job_id for held in batch.called})
             self.backlog.isolation.run_joining_jobs_again([held for held in batch.called if held not in forgotten])
         else:
             self.backlog.note_end(batch)

@@ -3,7 +3,7 @@
 import itertools
 import math
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from typing import Any, Protocol
@@ -132,9 +132,13 @@ class Batch:
         for held in jobs:
             self.room = self.room.subtract_rows(held.item.size, held.item.length)
 
-    def remove_jobs(self, jobs: Collection[HeldJob]) -> None:
-        removed = set(jobs)
-        self.jobs = [held for held in self.jobs if held not in removed]
+    def take_out_jobs(self, ids: Set[UUID]) -> list[HeldJob]:
+        """Take the jobs with these ids out of the batch, and return them."""
+        if not ids:
+            return []
+        taken = [held for held in self.jobs if held.job_id in ids]
+        self.jobs = [held for held in self.jobs if held.job_id not in ids]
+        return taken
 
     # These methods note what becomes of its calls.
 

@@ -49,7 +49,8 @@ class Settlement:
             self._learn_costs(batch, queue, each, is_one=not report.each)
         failpoints.reach("before_ack")
         self._put_off_jobs(batch, report)
-        self._requeue_unbegun_jobs(batch, report)
+        for held in batch.take_out_jobs(report.unbegun):
+            self.backlog.return_to_queue(held)
         if report.engine_s and batch.jobs:
             self.backlog.update_gone_share(len(batch.jobs), len(report.errors))
         self._release_jobs(batch.jobs, report)
@@ -99,28 +100,15 @@ class Settlement:
         self._learn_step_costs(batch, report)
         self._spare_threads.learn_from_report(batch, report)
         self._put_off_jobs(batch, report)
-        ended = [held for held in batch.jobs if held.job_id not in report.left]
-        batch.remove_jobs(ended)
+        ended = batch.take_out_jobs({held.job_id for held in batch.jobs} - report.left)
         self._release_jobs(ended, report)
 
     def _put_off_jobs(self, batch: Batch, report: BatchReport) -> None:
         """Take the jobs that could not join out of the batch, to be tried again later by themselves."""
-        if not report.put_off:
-            return
-        put_off = [held for held in batch.jobs if held.job_id in report.put_off]
-        batch.remove_jobs(put_off)
+        put_off = batch.take_out_jobs(report.put_off)
         for held in put_off:
             held.note_batch_end(batch.id)
         self.backlog.isolation.put_off_jobs(put_off)
-
-    def _requeue_unbegun_jobs(self, batch: Batch, report: BatchReport) -> None:
-        """Put the jobs that other jobs went before back into the queue, each in its place."""
-        if not report.unbegun:
-            return
-        unbegun = [held for held in batch.jobs if held.job_id in report.unbegun]
-        batch.remove_jobs(unbegun)
-        for held in unbegun:
-            self.backlog.return_to_queue(held)
 
     def _learn_step_costs(self, batch: Batch, report: BatchReport) -> None:
         """Learn how many jobs are answered in how much time. No batch is formed by the cost of steps."""
