@@ -24,16 +24,13 @@ class LoadedModels:
 
     worker: UUID
     device: str  # its name in this process
-    host_device: str = ""  # its name on the host, if that is another one
+    host_device: str  # its name on the host
     sharing: int = 1  # replicas that share the device
     specs: dict[str, ModelSpec] = field(default_factory=dict)  # entries that can be run, by digest
     engines: dict[str, Engine] = field(default_factory=dict)  # by load_digest: several entries may share an engine
     memory: dict[str, int] = field(default_factory=dict)  # bytes that each engine takes, by load_digest
     load_s: dict[str, float] = field(default_factory=dict)  # seconds that each engine took to load, by load_digest
     shared: SharedState = field(default_factory=SharedState)
-
-    def __post_init__(self) -> None:
-        self.host_device = self.host_device or self.device
 
     def get_engine(self, spec: ModelSpec) -> Engine:
         return self.engines[spec.load_digest]

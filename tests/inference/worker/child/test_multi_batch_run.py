@@ -277,6 +277,7 @@ class SeveralStagesTests(TransactionTestCase):
         self.replica = LoadedModels(
             worker=uuid4(),
             device="cpu",
+            host_device="cpu",
             specs={self.engine.spec.digest: self.engine.spec},
             engines={self.engine.spec.load_digest: self.engine},
         )

@@ -49,11 +49,14 @@ class Answers(Engine):
         return [self.answers[text] for text in inputs]
 
 
-def run_batch(engines: dict[str, Engine], *jobs: Job, verdict: str = "", is_last: bool = False) -> BatchReport:
+def run_batch(
+    engines: dict[str, Engine], *jobs: Job, verdict: str = "", is_last: bool = False, host_device: str = "cpu"
+) -> BatchReport:
     rows.insert_jobs(list(map(rows.prepare_row, jobs)))
     replica = LoadedModels(
         worker=uuid4(),
         device="cpu",
+        host_device=host_device,
         specs={engine.spec.digest: engine.spec for engine in engines.values()},
         engines={engine.spec.load_digest: engine for engine in engines.values()},
     )
@@ -79,10 +82,7 @@ class DeviceNameTests(TransactionTestCase):
     def test_a_row_has_the_host_s_name_of_its_device(self) -> None:
         for name, found in (("cuda:7", "cuda:7"), ("cuda:4+cuda:5+cuda:6+cuda:7", "cuda:4+cuda:5+cuda:…")):
             job = Job(model="m", inputs="text")
-            with patch.object(
-                LoadedModels, "__post_init__", lambda self, name=name: setattr(self, "host_device", name)
-            ):
-                run_batch({"m": Answers({"text": 1})}, job)
+            run_batch({"m": Answers({"text": 1})}, job, host_device=name)
             self.assertEqual(job.device, found)
 
 
@@ -195,7 +195,7 @@ class AssignmentTests(TestCase):
     """What a child has loaded follows what it is told to have."""
 
     def setUp(self) -> None:
-        self.replica = LoadedModels(worker=uuid4(), device="cpu")
+        self.replica = LoadedModels(worker=uuid4(), device="cpu", host_device="cpu")
         self.enterContext(patch.object(served_calls, "replica", self.replica, create=True))
 
     def spec(self, **values: Any) -> ModelSpec:
@@ -261,7 +261,9 @@ class RaisedTests(TestCase):
 
     def raised(self, error: BaseException) -> Any:
         with (
-            patch.object(served_calls, "replica", LoadedModels(worker=uuid4(), device="cpu"), create=True),
+            patch.object(
+                served_calls, "replica", LoadedModels(worker=uuid4(), device="cpu", host_device="cpu"), create=True
+            ),
             patch.object(served_calls, "make_batch_run", side_effect=error),
         ):
             try:

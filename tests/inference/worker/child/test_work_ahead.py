@@ -90,7 +90,11 @@ class LineTests(TestCase):
         self.engine.load("cpu")
         spec = self.engine.spec
         self.replica = LoadedModels(
-            worker=uuid4(), device="cpu", specs={spec.digest: spec}, engines={spec.load_digest: self.engine}
+            worker=uuid4(),
+            device="cpu",
+            host_device="cpu",
+            specs={spec.digest: spec},
+            engines={spec.load_digest: self.engine},
         )
         self.enterContext(patch.object(served_calls, "replica", self.replica, create=True))
         self.enterContext(patch("sys.setswitchinterval"))

@@ -67,7 +67,9 @@ class PoolCase(TestCase):
         self.replicas = ReplicaRegistry(plan, {"a": ModelSpec(name="a", engine="x:Y")})
         self.enterContext(patch.object(served_calls, "start_replica", load_all))
         self.enterContext(
-            patch.object(served_calls, "replica", LoadedModels(worker=uuid4(), device="cpu"), create=True)
+            patch.object(
+                served_calls, "replica", LoadedModels(worker=uuid4(), device="cpu", host_device="cpu"), create=True
+            )
         )
         self.hub = Hub()
         self.addCleanup(self.hub.close)

@@ -53,6 +53,7 @@ class SteppingCase(TransactionTestCase):
         self.replica = LoadedModels(
             worker=uuid4(),
             device="cpu",
+            host_device="cpu",
             specs={self.spec.digest: self.spec},
             engines={self.spec.load_digest: self.engine},
         )
