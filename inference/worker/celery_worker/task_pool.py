@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from celery.concurrency.base import BasePool
 from celery.exceptions import InvalidTaskError
 from celery.worker import state
+from kombu.asynchronous import Hub
 
 if TYPE_CHECKING:
     from inference.worker.processes.replica_pool import ReplicaPool
+
+TIMERS_S = 0.5  # seconds between two looks at Celery's timers while the worker leaves
 
 
 class TaskPool(BasePool):
@@ -41,13 +44,17 @@ class TaskPool(BasePool):
     def on_stop(self) -> None:
         """Run what has begun to its end.
 
-        Celery's event loop turns no more, but its timers are run: they look after stuck processes, and send heartbeats
-        to the broker. At a cold shutdown Celery calls this within a signal handler, also while it runs. Then it
-        terminates the pool; if a warm shutdown had begun, it calls this again instead.
+        Celery's event loop turns no more, and another one calls the replicas back. It also runs Celery's timers: they
+        look after stuck processes, and send heartbeats to the broker. At a cold shutdown Celery calls this within a
+        signal handler, also while it runs. Then it terminates the pool; if a warm shutdown had begun, it calls this
+        again instead.
         """
         if self.replicas and state.should_terminate is None:
-            self.replicas.join(self._run_timers, is_aborted=lambda: state.should_terminate is not None)
+            loop = Hub()
+            loop.call_repeatedly(TIMERS_S, self._run_timers)
+            self.replicas.join(loop, is_aborted=lambda: state.should_terminate is not None)
             self.replicas = None
+            loop.close()
         elif self._is_cold:
             self.on_terminate()
         else:

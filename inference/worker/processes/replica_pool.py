@@ -12,20 +12,30 @@ import time
 from collections.abc import Callable, Sequence
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
-from typing import Any
+from typing import Any, Protocol
 
 from inference.worker.calls import Assignment, LoadReport, ReplyKind, describe_exit
 from inference.worker.child import process as child_process
 from inference.worker.child import served_calls
 from inference.worker.processes.process_launcher import ProcessLauncher
 from inference.worker.processes.replica_process import ProcessCall, ReplicaProcess
-from inference.worker.processes.selector_loop import EventLoop, FileObject, SelectorLoop
 from inference.worker.replicas.registry import ReplicaRegistry
 
 logger = logging.getLogger(__name__)
 
-TURN_S = 0.5  # seconds of a turn of the loop while the worker leaves
 SUSPENDED_S = 5.0  # seconds without a look at the children, after which this process was stopped meanwhile
+
+
+class EventLoop(Protocol):
+    """The methods of kombu's event loop that the pool calls. They take a descriptor, or an object that has one."""
+
+    def add_reader(self, fds: Any, callback: Callable[..., object], *args: Any) -> object: ...
+
+    def add_writer(self, fds: Any, callback: Callable[..., object], *args: Any) -> object: ...
+
+    def remove(self, fd: Any) -> object: ...
+
+    def run_once(self) -> object: ...
 
 
 class ReplicaPool:
@@ -143,7 +153,7 @@ class ReplicaPool:
 
         return call_guarded
 
-    def _stop_watching(self, *descriptors: FileObject) -> None:
+    def _stop_watching(self, *descriptors: Any) -> None:
         for descriptor in descriptors if self._loop else ():
             self._loop.remove(descriptor)  # type: ignore[union-attr]
 
@@ -410,13 +420,11 @@ class ReplicaPool:
         self.is_closed = True
         self.replicas.drain_children()
 
-    def join(self, run_timers: Callable[[], object] = bool, *, is_aborted: Callable[[], bool] = bool) -> None:
-        """Wait until all children have run their calls and have ended; until then call back as the event loop did.
+    def join(self, loop: EventLoop, *, is_aborted: Callable[[], bool] = bool) -> None:
+        """Wait until all children have run their calls and have ended; `loop` turns until then.
 
-        `run_timers` is called about twice a second. Children that load models are killed, as no call follows. So are
-        all others if `is_aborted` returns True.
+        Children that load models are killed, as no call follows. So are all others if `is_aborted` returns True.
         """
-        loop = SelectorLoop()
         self.register_with_loop(loop)
         for process in self.processes.values():
             if not process.is_up or process.pid == self._loading_pid:
@@ -425,8 +433,7 @@ class ReplicaPool:
             else:
                 self._send_message(process)
         while self.processes and not is_aborted():
-            loop.run_one_turn(TURN_S)
-            run_timers()
+            loop.run_once()
             self._end_overdue_processes()
         self.terminate()
 

@@ -2,11 +2,13 @@
 
 import os
 import signal
+from typing import Any
 from unittest import TestCase
 from unittest.mock import Mock, patch
 
 from celery.exceptions import InvalidTaskError
 from celery.worker import state
+from kombu.asynchronous import Hub
 
 from inference.worker.celery_worker.task_pool import TaskPool
 
@@ -31,6 +33,19 @@ class TaskPoolTests(TestCase):
             pool.stop()
         replicas.join.assert_not_called()
         replicas.terminate.assert_called_once_with()
+
+    def test_celery_s_timers_run_until_it_has_stopped(self) -> None:
+        pool, celery_loop, replicas = TaskPool(1), Mock(), Mock()
+        pool.register_with_event_loop(celery_loop)
+        pool.take_replicas(replicas)
+
+        def join(loop: Hub, **options: Any) -> None:
+            while not celery_loop.fire_timers.called:
+                loop.run_once()
+
+        replicas.join = join
+        pool.stop()
+        celery_loop.fire_timers.assert_called_once_with()
 
     def test_it_is_stopped_once_and_not_within_the_handler_of_a_cold_shutdown(self) -> None:
         pool = TaskPool(1)

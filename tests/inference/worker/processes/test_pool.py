@@ -296,7 +296,7 @@ class LeavingTests(PoolCase):
                 self.until(lambda: self.pool.find_idle_pids() not in ([], [killed]), "one that knows of it is up")
                 with self.assertNoLogs("inference.worker.processes.replica_pool", "ERROR"):
                     self.pool.close()
-                    self.pool.join()
+                    self.pool.join(self.hub)
             self.assertEqual(file.read(), "it ran")
         self.assertEqual(self.replicas.replicas[0].shared.command, ChildCommand.DRAIN)
         self.assertIsNone(self.pool.send_call(killed, str, (), done=bool, failed=bool))
@@ -306,7 +306,7 @@ class LeavingTests(PoolCase):
         self.send(str, "x" * MORE_THAN_A_PIPE)
         self.pool.close()
         os.kill(self.first.pid, signal.SIGCONT)
-        self.pool.join()
+        self.pool.join(self.hub)
         self.assertEqual(len(self.answers[0]), MORE_THAN_A_PIPE)
 
     def test_one_that_does_not_end_by_itself_is_logged(self) -> None:
@@ -315,7 +315,7 @@ class LeavingTests(PoolCase):
         self.pool.close()
         self.kill()
         with self.assertLogs("inference.worker.processes.replica_pool", "ERROR") as logs:
-            self.pool.join()
+            self.pool.join(self.hub)
         self.assertIn(f"pid={pid} did not end by itself: signal 9 (SIGKILL)", logs.output[0])
 
     def test_timers_run_until_all_have_ended(self) -> None:
@@ -327,14 +327,15 @@ class LeavingTests(PoolCase):
             if signals:
                 os.kill(pid, signals.pop())
 
-        self.pool.join(go_on)
+        self.hub.call_repeatedly(0.02, go_on)
+        self.pool.join(self.hub)
 
     def test_what_runs_is_not_waited_for_at_a_cold_shutdown(self) -> None:
         self.stop()
         pid = self.first.pid
         self.send(str, "text")
         self.pool.close()
-        self.pool.join(is_aborted=lambda: True)
+        self.pool.join(self.hub, is_aborted=lambda: True)
         with self.assertRaises(ProcessLookupError):
             os.kill(pid, 0)
         self.assertEqual(self.answers, [])
