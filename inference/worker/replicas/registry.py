@@ -364,7 +364,7 @@ class ReplicaRegistry:
         and no replica runs them now, half of the replicas leave those that load slowly for later, and to the replicas
         that are loading them.
         """
-        without = self.replicas[index].killers if index < len(self.replicas) else frozenset[str]()
+        without = self.replicas[index].killers
         assignment = tuple(spec for key, spec in self.goal.items() if key not in without)
         slow = {spec.digest for spec in assignment if self._load_s.get(spec.digest, 0.0) > SLOW_S}
         quick = tuple(spec for spec in assignment if spec.digest not in slow)
