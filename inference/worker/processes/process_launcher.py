@@ -15,7 +15,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from multiprocessing import forkserver
-from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
@@ -53,8 +52,8 @@ class ProcessLauncher:
     `fileno`, and calls `deliver_results`.
     """
 
-    def __init__(self, context: BaseContext | None = None) -> None:
-        self._context = context or multiprocessing.get_context("forkserver")
+    def __init__(self) -> None:
+        self._context = multiprocessing.get_context("forkserver")
         self._tasks: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._results: SimpleQueue[Callable[[], object]] = SimpleQueue()
         self._news, self._write_news = os.pipe()
@@ -133,7 +132,7 @@ class ProcessLauncher:
         for _ in range(2):
             try:
                 self._require_spare_descriptors()
-                process: BaseProcess = self._context.Process(target=function, args=arguments)  # type: ignore[attr-defined]
+                process: BaseProcess = self._context.Process(target=function, args=arguments)
                 process.start()
             except (ConnectionError, EOFError) as ended:  # the process that forks has ended: try again by another one
                 logger.error("the process that replicas are forked from has ended, another one is started: %r", ended)

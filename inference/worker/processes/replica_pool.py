@@ -10,7 +10,6 @@ import logging
 import os
 import time
 from collections.abc import Callable, Sequence
-from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from typing import Any, Protocol
 
@@ -53,7 +52,6 @@ class ReplicaPool:
         load_limit_s: float,
         most_calls: int | None = None,
         most_kib: int | None = None,
-        context: BaseContext | None = None,
     ) -> None:
         """Make a pool without processes.
 
@@ -69,7 +67,7 @@ class ReplicaPool:
         self._on_idle: Callable[[], object] = bool
         self._load_limit_s, self._most_calls, self._most_kib = load_limit_s, most_calls, most_kib
         self._handle_message = self._guard_callback(self._handle_reply)
-        self._launcher = ProcessLauncher(context)
+        self._launcher = ProcessLauncher()
         self._loop: EventLoop | None = None
         self._numbers = itertools.count(1)
         self._is_starting = False  # one process at a time

@@ -83,9 +83,8 @@ class PoolCase(TestCase):
 
     def make_pool(self, **options: Any) -> ReplicaPool:
         fork = multiprocessing.get_context("fork")
-        pool = ReplicaPool(
-            self.replicas, has_open_batch=self.kept.__contains__, load_limit_s=PATIENCE_S, context=fork, **options
-        )
+        with patch("multiprocessing.get_context", return_value=fork):
+            pool = ReplicaPool(self.replicas, has_open_batch=self.kept.__contains__, load_limit_s=PATIENCE_S, **options)
         self.addCleanup(pool.terminate)
         return pool
 
