@@ -81,17 +81,15 @@ class ResidencyState:
         """
         for name, model in self.models.items():
             if model.loaded_at_s is not None:
-                self._update_loaded_model(model, name in working, name in kept, now_s)
+                worked_at_s = now_s if name in working else model.worked_at_s
+                is_working, is_kept = name in working, name in kept
+                self._update_model(name, is_working=is_working, is_kept=is_kept, worked_at_s=worked_at_s)
             elif found := waiting.get(name):
                 since_s = max(found.since_s, self._left_at_s.get(name, -math.inf))
                 known_s = model.waits_since_s
                 self._update_model(name, waits_since_s=since_s if known_s is None else known_s, priority=found.priority)
             else:
                 self._update_model(name, waits_since_s=None)
-
-    def _update_loaded_model(self, model: Model, is_working: bool, is_kept: bool, now_s: float) -> None:
-        worked_at_s = now_s if is_working else model.worked_at_s
-        self._update_model(model.name, is_working=is_working, is_kept=is_kept, worked_at_s=worked_at_s)
 
     def begin_next_change(self, now_s: float) -> Change | None:
         """Return the change to make now, which counts as begun; None if there is none, or one is being made."""

@@ -44,12 +44,12 @@ class LazyModels:
         self.report = LazyStatus()
         self._park_absent_models()
 
-    def update_residency(self, backlog: Backlog) -> LazyStatus:
-        """Take one step of loading and unloading, and return the new status. Runs twice a second."""
+    def update_residency(self, backlog: Backlog) -> None:
+        """Take one step of loading and unloading. Runs twice a second."""
         served = self.replicas.served_models | self.report.able
         self._follow_catalog()
         if not self.replicas.have_all_reported:
-            return self.report
+            return
         now_s = time.monotonic()
         self.residency.set_room(self._compute_room())
         self._note_change_end(now_s)
@@ -59,7 +59,6 @@ class LazyModels:
             logger.info("lazy models to be unloaded: %s; to be loaded: %s", unload, load)
         self._park_absent_models()
         self.report = self._make_status(now_s, served)
-        return self.report
 
     @property
     def _catalog(self) -> Catalog:

@@ -58,7 +58,8 @@ class LazyModelsTests(SimpleTestCase):
         return self.follow()
 
     def follow(self) -> Any:
-        return self.lazy.update_residency(self.backlog)
+        self.lazy.update_residency(self.backlog)
+        return self.lazy.report
 
     def goal_names(self) -> set[str]:
         """What the replicas are to have."""
