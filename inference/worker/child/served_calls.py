@@ -10,11 +10,9 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
-from typing import cast
 
 from inference import errors
 from inference.engines.runtime.faults import describe_exception
-from inference.engines.stepper import Stepper
 from inference.telemetry import logs
 from inference.telemetry.exceptions import format_places
 from inference.worker.calls import (
@@ -27,7 +25,7 @@ from inference.worker.calls import (
     RemoteError,
     SharedState,
 )
-from inference.worker.child.batch_run import BatchRun, claim_jobs
+from inference.worker.child.batch_run import BatchRun
 from inference.worker.child.generation.open_batches import OpenBatches
 from inference.worker.child.loaded_models import LoadedModels
 from inference.worker.child.multi_batch_run import MultiBatchRun
@@ -127,10 +125,8 @@ def make_batch_run(call: BatchCall) -> BatchRun | MultiBatchRun | None:
 
 def run_steps(call: BatchCall) -> BatchReport:
     """Run the next steps of a batch whose model generates step by step."""
-    spec = replica.specs[call.digest]
-    stepper = cast("Stepper", replica.get_engine(spec).stepper)
     with logs.bind_ids(batch=call.batch, model=call.model):
-        return opened.run_steps(call, spec, stepper, lambda call: claim_jobs(call, replica), replica.shared)
+        return opened.run_steps(call, replica)
 
 
 @contextlib.contextmanager

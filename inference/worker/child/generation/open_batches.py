@@ -4,17 +4,18 @@ Each goes on with a call of its own, and the others wait for their turn meanwhil
 """
 
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection
 from dataclasses import replace
+from typing import cast
 from uuid import UUID
 
 from inference import errors, failpoints
-from inference.catalog.specs import ModelSpec
 from inference.engines.runtime import engine_calls
 from inference.engines.stepper import Stepper
-from inference.store.transitions import Claimed
-from inference.worker.calls import BatchCall, BatchReport, SharedState
+from inference.worker.calls import BatchCall, BatchReport
+from inference.worker.child.batch_run import claim_jobs
 from inference.worker.child.generation.open_batch import OpenBatch
+from inference.worker.child.loaded_models import LoadedModels
 
 logger = logging.getLogger(__name__)
 
@@ -25,19 +26,14 @@ class OpenBatches:
     def __init__(self) -> None:
         self.batches: dict[UUID, OpenBatch] = {}
 
-    def run_steps(
-        self,
-        call: BatchCall,
-        spec: ModelSpec,
-        stepper: Stepper,
-        claim: Callable[[BatchCall], Sequence[Claimed]],
-        shared: SharedState,
-    ) -> BatchReport:
+    def run_steps(self, call: BatchCall, replica: LoadedModels) -> BatchReport:
         """Run the next steps of a batch. An exception that this raises closes the batch."""
-        batch = self.batches.setdefault(call.batch, OpenBatch(call.batch, spec, stepper, shared))
+        spec = replica.specs[call.digest]
+        stepper = cast("Stepper", replica.get_engine(spec).stepper)
+        batch = self.batches.setdefault(call.batch, OpenBatch(call.batch, spec, stepper, replica.shared))
         try:
             try:
-                claimed = claim(call)
+                claimed = claim_jobs(call, replica)
             except errors.StoreUnavailable as error:
                 if not call.goes_on:
                     raise
