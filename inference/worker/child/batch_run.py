@@ -29,7 +29,6 @@ from inference.worker.child import claims
 from inference.worker.child.loaded_models import LoadedModels
 from inference.worker.child.outcomes import make_condemned_outcome, make_failure, make_outcome
 from inference.worker.child.time_limit import time_limit
-from inference.worker.replicas import devices
 
 logger = logging.getLogger(__name__)
 
@@ -104,7 +103,7 @@ class BatchRun:
         Raises `NotYet` for jobs that were accepted by a newer entry of the model.
         """
         with self._measure_time():
-            self.group_into_calls(claim_jobs(self.call, self.replica))
+            self.group_into_calls(claims.claim_jobs(self.call, self.replica))
 
     def group_into_calls(self, jobs: list[Claimed]) -> None:
         """Group the claimed jobs into engine calls, and fail those that are condemned or have invalid parameters."""
@@ -244,14 +243,6 @@ class BatchRun:
             calls=sum(report.calls for report in self._reports),
             oom_shape=next((report.oom_shape for report in self._reports if report.oom_shape), None),
         )
-
-
-def claim_jobs(call: BatchCall, replica: LoadedModels) -> list[Claimed]:
-    failpoints.reach("before_claim")
-    device = devices.abbreviate_device(replica.host_device)
-    jobs = claims.claim_jobs(call, worker=replica.worker, device=device) if call.job_ids else []
-    failpoints.reach("after_claim")
-    return jobs
 
 
 def _group_by_parameters(jobs: Sequence[Claimed]) -> Iterator[list[Claimed]]:

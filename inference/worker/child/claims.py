@@ -7,7 +7,7 @@ from uuid import UUID
 
 from django.conf import settings
 
-from inference import errors
+from inference import errors, failpoints
 from inference.catalog import reader, request_validation, specs
 from inference.catalog.specs import ModelSpec
 from inference.failures import is_away, retry_while_away
@@ -16,7 +16,9 @@ from inference.store.records import Outcome, Sizes
 from inference.store.transitions import Claimed
 from inference.telemetry import logs
 from inference.worker.calls import BatchCall
+from inference.worker.child.loaded_models import LoadedModels
 from inference.worker.child.outcomes import make_unstorable_outcome
+from inference.worker.replicas import devices
 
 logger = logging.getLogger(__name__)
 
@@ -24,7 +26,7 @@ CLAIM_PATIENCE_S = 8.0  # seconds; then the main process sends the batch again l
 RECORD_PATIENCE_S = 3600.0  # seconds for which results are kept while the database is away
 
 
-def claim_jobs(call: BatchCall, *, worker: UUID, device: str) -> list[Claimed]:
+def claim_jobs(call: BatchCall, replica: LoadedModels) -> list[Claimed]:
     """Claim the jobs of a call, and return those that were claimed.
 
     Raises `StoreUnavailable` while the database is away. No job of the call has begun then.
@@ -38,16 +40,19 @@ def claim_jobs(call: BatchCall, *, worker: UUID, device: str) -> list[Claimed]:
             time_limit_s=call.ahead_s + call.time_limit_s,
             alone=call.alone,
             takes_over=call.takes_over,
-            worker=worker,
-            device=device,
+            worker=replica.worker,
+            device=devices.abbreviate_device(replica.host_device),
         )
 
+    failpoints.reach("before_claim")
     try:
-        return retry_while_away(claim_rows, limit_s=CLAIM_PATIENCE_S)
+        jobs = retry_while_away(claim_rows, limit_s=CLAIM_PATIENCE_S) if call.job_ids else []
     except Exception as error:
         if is_away(error):
             raise errors.StoreUnavailable(f"no claim, the database is away: {error}") from None
         raise
+    failpoints.reach("after_claim")
+    return jobs
 
 
 def check_parameters_again(spec: ModelSpec, job: Claimed, *, is_last: bool) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from inference.store.transitions import Claimed
 from inference.telemetry import logs
 from inference.worker.calls import BatchCall, BatchReport, ChildCommand
 from inference.worker.child import claims
-from inference.worker.child.batch_run import BatchRun, claim_jobs
+from inference.worker.child.batch_run import BatchRun
 from inference.worker.child.loaded_models import LoadedModels
 
 LONGEST_S = 0.2  # seconds since the first engine call began, after which no other begins: all were expected to be over
@@ -35,7 +35,7 @@ class MultiBatchRun:
 
     def claim_jobs(self) -> None:
         with self._bind_log_ids():
-            self._group_into_runs({job.id: job for job in claim_jobs(self.call, self.replica)})
+            self._group_into_runs({job.id: job for job in claims.claim_jobs(self.call, self.replica)})
 
     def _bind_log_ids(self) -> AbstractContextManager[None]:
         return logs.bind_ids(batch=self.call.batch, model=self.call.model)

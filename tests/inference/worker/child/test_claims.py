@@ -15,6 +15,7 @@ from inference.store import records, transitions
 from inference.store.records import Outcome
 from inference.worker.calls import BatchCall
 from inference.worker.child import claims
+from inference.worker.child.loaded_models import LoadedModels
 from tests.inference.store.test_transitions import claim, make_job, outcome
 
 record_in_database = records.record_outcomes
@@ -31,7 +32,7 @@ def refuse(batch: UUID, outcomes: list[Outcome], **options: Any) -> int:
 class ClaimTests(TestCase):
     def claim(self) -> None:
         call = BatchCall(batch=uuid4(), model="m", digest="d", job_ids=(uuid4(),), time_limit_s=1)
-        claims.claim_jobs(call, worker=uuid4(), device="cpu")
+        claims.claim_jobs(call, LoadedModels(worker=uuid4(), device="cpu", host_device="cpu"))
 
     def test_a_database_that_stays_away_is_no_fault_of_the_jobs(self) -> None:
         away = patch.object(transitions, "claim_jobs", side_effect=OperationalError("away"))

@@ -119,7 +119,7 @@ class LineTests(TestCase):
         with self.assertRaises(SystemExit):
             WorkAhead(self.connection).run()
 
-    def claim(self, call: BatchCall, **options: Any) -> list[Claimed]:
+    def claim(self, call: BatchCall, replica: LoadedModels) -> list[Claimed]:
         self.claimed.put(call.model)
         if call.takes_over:
             raise errors.StoreUnavailable("away")
