@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from multiprocessing.process import BaseProcess
-from typing import Any, Protocol
+from typing import Any
 
 from inference.worker.calls import Assignment, LoadReport, ReplyKind, describe_exit
 from inference.worker.child import process as child_process
@@ -23,18 +23,6 @@ from inference.worker.replicas.registry import ReplicaRegistry
 logger = logging.getLogger(__name__)
 
 SUSPENDED_S = 5.0  # seconds without a look at the children, after which this process was stopped meanwhile
-
-
-class EventLoop(Protocol):
-    """The methods of kombu's event loop that the pool calls. They take a descriptor, or an object that has one."""
-
-    def add_reader(self, fds: Any, callback: Callable[..., object], *args: Any) -> object: ...
-
-    def add_writer(self, fds: Any, callback: Callable[..., object], *args: Any) -> object: ...
-
-    def remove(self, fd: Any) -> object: ...
-
-    def run_once(self) -> object: ...
 
 
 class ReplicaPool:
@@ -68,7 +56,7 @@ class ReplicaPool:
         self._load_limit_s, self._most_calls, self._most_kib = load_limit_s, most_calls, most_kib
         self._handle_message = self._guard_callback(self._handle_reply)
         self._launcher = ProcessLauncher()
-        self._loop: EventLoop | None = None
+        self._loop: Any = None  # kombu's event loop
         self._numbers = itertools.count(1)
         self._is_starting = False  # one process at a time
         self._load_call: ProcessCall | None = None  # the call that has a child load or unload something
@@ -119,8 +107,8 @@ class ReplicaPool:
                 process.kill()
         self.start_missing()
 
-    def register_with_loop(self, loop: EventLoop, on_idle: Callable[[], object] = bool) -> None:
-        """Have this event loop call the pool from now on. Calls that run are not affected.
+    def register_with_loop(self, loop: Any, on_idle: Callable[[], object] = bool) -> None:
+        """Have this event loop of kombu's call the pool from now on. Calls that run are not affected.
 
         `on_idle` is called when a replica can be given a call.
         """
@@ -153,7 +141,7 @@ class ReplicaPool:
 
     def _stop_watching(self, *descriptors: Any) -> None:
         for descriptor in descriptors if self._loop else ():
-            self._loop.remove(descriptor)  # type: ignore[union-attr]
+            self._loop.remove(descriptor)
 
     def _poll_exit_code(self, process: ReplicaProcess) -> None:
         """Learn whether a process has ended whose connection is still open, as a process that it forked has it.
@@ -418,8 +406,8 @@ class ReplicaPool:
         self.is_closed = True
         self.replicas.drain_children()
 
-    def join(self, loop: EventLoop, *, is_aborted: Callable[[], bool] = bool) -> None:
-        """Wait until all children have run their calls and have ended; `loop` turns until then.
+    def join(self, loop: Any, *, is_aborted: Callable[[], bool] = bool) -> None:
+        """Wait until all children have run their calls and have ended. `loop`, of kombu's, turns until then.
 
         Children that load models are killed, as no call follows. So are all others if `is_aborted` returns True.
         """
