@@ -7,6 +7,7 @@ would show, the trial at load finds it, and the inputs run in batches of one len
 
 import functools
 import importlib.util
+import logging
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,15 +23,18 @@ from inference.engines.artifacts import checkpoints, pipeline_loader
 from inference.engines.backends import agreement
 from inference.engines.backends import installation as backend
 from inference.engines.base import Engine
-from inference.engines.generation import options, stepper_creation
+from inference.engines.generation import options
 from inference.engines.inputs import media, step_errors
 from inference.engines.inputs.feeds import FEEDS
 from inference.engines.inputs.steps import Parameters, PipelineCalls
 from inference.engines.pipeline.reference import Reference
 from inference.engines.runtime import parity, placement
 from inference.engines.runtime.engine_calls import raise_if_device_failed
+from inference.engines.runtime.faults import describe_exception, is_device_failure
 from inference.engines.runtime.row_groups import ForwardSharing, InputRow
 from inference.errors import ModelUnavailable
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,28 +55,27 @@ class PipelineEngine(Engine):
 
     def load(self, device: str) -> None:
         backend.require_backend(self.spec)
-        self.task = tasks.find_task(self.spec.task).name
+        task = tasks.find_task(self.spec.task)
+        self.task = task.name
         if self.task not in FEEDS:
             raise ModelUnavailable(
                 f"task {self.spec.task!r} is not served; served are {', '.join(sorted(FEEDS))}."
                 " For another, write an engine class: see docs/guide/models.md."
             )
         self.feed = FEEDS[self.task]
-        _require_package(tasks.find_task(self.task))
-        self.pipe, missing = pipeline_loader.load_pipeline(
-            self.spec, tasks.find_task(self.task).pipeline or self.task, device
-        )
+        _require_package(task)
+        self.pipe, missing = pipeline_loader.load_pipeline(self.spec, task.pipeline or task.name, device)
         self.feed = self.feed.fit_to_pipeline(self.pipe)
-        if tasks.find_task(self.task).ranks:
+        if task.ranks:
             checkpoints.require_one_label(self.spec, self.pipe.model)
         reference = Reference(self.pipe, self.feed) if self.feed.batched else None
-        if tasks.find_task(self.task).generates:
+        if task.generates:
             options.install_steps(self.pipe)
         if self.pipe.tokenizer is not None:
             pipeline_loader.prepare_batches(
                 self.spec, self.pipe, padding_side=self.feed.padding_side, scores_texts=self.feed.scores_texts
             )
-        if self.feed.is_cut or tasks.find_task(self.task).generates:
+        if self.feed.is_cut or task.generates:
             self.max_tokens = self.pipe.tokenizer.model_max_length
         checkpoints.refuse_random_answers(
             self.spec,
@@ -134,7 +137,25 @@ class PipelineEngine(Engine):
             self._install_stepper(self.steps, trial)
 
     def _install_stepper(self, steps: PipelineCalls, trial: parity.Trial) -> None:
-        self.stepper, problem = stepper_creation.make_stepper(self.spec, self.pipe, self.feed, steps, trial)
+        """Let the model generate by the step if its answers are those of `generate` then, or note why it does not.
+
+        The modules are imported here: another release of transformers may lack what they need, and the model is then
+        served without them.
+        """
+        try:
+            from inference.engines.generation import trial as step_trial
+            from inference.engines.generation.pipeline_stepper import PipelineStepper
+            from inference.engines.generation.rows.requests import Requests
+
+            requests = Requests(self.pipe, self.feed, steps)
+            problem = step_trial.find_problem(self.spec, requests, trial)
+            if not problem:
+                self.stepper = PipelineStepper(self.spec.max_batch_tokens, requests)
+        except Exception as error:
+            if is_device_failure(error):
+                raise
+            logger.warning("model=%s is not stepped: %s", self.spec.name, describe_exception(error), exc_info=True)
+            problem = "generating by the step raises an exception, which the worker's log has"
         if problem:
             self.note = f"{self.note} Answers wait for the longest of their batch: {problem}.".lstrip()
 
