@@ -21,7 +21,6 @@ from django.conf import settings
 from inference.catalog import tasks
 from inference.catalog.specs import TORCH, TRANSFORMERS_ENGINE, ModelSpec
 from inference.engines.accelerate.installation import Shortcuts
-from inference.engines.accelerate.shortcut import Override
 from inference.engines.artifacts import file_cache, weights
 from inference.engines.backends import agreement, packages
 from inference.engines.runtime import parity, placement
@@ -31,6 +30,7 @@ from inference.errors import ModelUnavailable
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+    from transformers.utils import ModelOutput
 
 logger = logging.getLogger(__name__)
 
@@ -45,21 +45,6 @@ OF_A_BATCH = {"float32": 1e-4, "bfloat16": 0.02, "int8": 0.02}
 
 class BackendUnfit(Exception):
     """The error that the backend does not compute this model; the message has the reason."""
-
-
-@dataclass(slots=True)
-class Recorder:
-    """A `forward` that keeps its last inputs and its last output."""
-
-    forward: Any
-    features: dict[str, torch.Tensor] | None = None
-    output: Any = None
-
-    def __call__(self, **features: Any) -> Any:
-        tensors = sorted(name for name, value in features.items() if isinstance(value, torch.Tensor))
-        self.features = {name: features[name] for name in tensors}  # pipelines pass them in any order
-        self.output = self.forward(**features)
-        return self.output
 
 
 @dataclass(slots=True)
@@ -146,7 +131,8 @@ def _try_bfloat16(spec: ModelSpec, model: PreTrainedModel, answers: parity.Answe
     own, whole = (
         [part.data for part in _list_tensors(one)] for one in (model, _load_model(spec, model, dtype="float32"))
     )
-    labels = "logits" in _record_call(model, answers, inputs[:1]).output
+    _, output = _record_call(model, answers, inputs[:1])
+    labels = "logits" in output
     alone = answers(inputs, ForwardSharing.ALONE)
     _replace_data(model, whole)
     found = agreement.compare_answers(alone, answers(inputs, ForwardSharing.ALONE), labels=labels)
@@ -233,8 +219,7 @@ def _make_forward(
 ) -> Any:
     from inference.engines.backends import openvino_forward, openvino_graph
 
-    recorded = _record_call(model, answers, inputs[:2])
-    features, output = recorded.features or {}, recorded.output
+    features, output = _record_call(model, answers, inputs[:2])
     name = "logits" if "logits" in output else next(iter(output))
 
     @functools.cache
@@ -276,15 +261,21 @@ def _make_forward(
     return computes
 
 
-def _record_call(model: PreTrainedModel, answers: parity.Answers, inputs: Sequence[Any]) -> Recorder:
-    recorder = Recorder(model.forward)
-    recording = Override(model, "forward", recorder)
-    recording.turn_on()
+def _record_call(
+    model: PreTrainedModel, answers: parity.Answers, inputs: Sequence[Any]
+) -> tuple[dict[str, torch.Tensor], ModelOutput]:
+    """Return the tensors that the model is given for `inputs`, by name, and its output. The last call counts."""
+    calls: list[tuple[dict[str, Any], ModelOutput]] = []
+    hook = model.register_forward_hook(
+        lambda model, arguments, features, output: calls.append((features, output)), with_kwargs=True
+    )
     try:
         answers(inputs, ForwardSharing.PADDED)
     finally:
-        recording.turn_off()
-    return recorder
+        hook.remove()
+    features, output = calls[-1]
+    tensors = sorted(name for name, value in features.items() if isinstance(value, torch.Tensor))
+    return {name: features[name] for name in tensors}, output  # pipelines pass them in any order
 
 
 def _digest_folder(folder: Path, more: Sequence[object]) -> str:
