@@ -5,6 +5,7 @@ the cells, which are the KV cache, and each step computes its next token. Room i
 each row takes as much as the longest.
 """
 
+import sys
 from collections import deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
@@ -13,7 +14,6 @@ import torch
 
 from inference.engines.generation.forwards import Forwards
 from inference.engines.generation.kv_cache import KVCache
-from inference.engines.generation.memory_limit import TemporaryLimit
 from inference.engines.generation.prefix_cache import PrefixCache
 from inference.engines.generation.rows import sampling
 from inference.engines.generation.rows.requests import Requests
@@ -28,8 +28,25 @@ from inference.errors import InferenceError, OutOfMemory
 PIECE = 256  # tokens of new prompts that a step reads, so that rows which generate do not wait for long
 PIECE_ON_GPU = 2048  # tokens read in about the time of a step: 128 prompts are answered 1.4 times as fast (H100)
 PREFIXES = 8  # the prefix cache holds one eighth of the tokens that the rows may have, beside those
+CALM = 64  # steps after which more rows or tokens are computed at once again
 
 Choose = Callable[[Sequence[GeneratedRow], torch.Tensor], list[Any]]
+
+
+class TemporaryLimit:
+    """A limit for while memory is short: it holds for `CALM` steps after it was lowered. Otherwise there is none."""
+
+    def __init__(self) -> None:
+        self.value = sys.maxsize
+        self._steps_left = 0
+
+    def lower_to(self, value: int) -> None:
+        self.value, self._steps_left = max(1, value), CALM
+
+    def count_step(self) -> None:
+        self._steps_left -= 1
+        if self._steps_left <= 0:
+            self.value = sys.maxsize
 
 
 class PipelineStepper(Stepper):
@@ -46,11 +63,8 @@ class PipelineStepper(Stepper):
         self.rows: list[GeneratedRow] = []  # in the order of the cells
         self.cells = KVCache()
         self.prefixes = PrefixCache(capacity // PREFIXES)
-        self._rows_at_most, self._rows_a_forward, self._piece_at_most = (
-            TemporaryLimit(),
-            TemporaryLimit(),
-            TemporaryLimit(),
-        )
+        self._rows_at_most, self._rows_a_forward = TemporaryLimit(), TemporaryLimit()
+        self._piece_at_most = TemporaryLimit()
 
     def join(self, key: Hashable, value: object, parameters: Mapping[str, Any], *, seed: int) -> None:
         try:

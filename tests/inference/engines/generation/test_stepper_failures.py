@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 import torch
 
-from inference.engines.generation import memory_limit
+from inference.engines.generation import pipeline_stepper
 from inference.errors import BadOutput, DeviceFailed, EngineError, OutOfMemory
 from tests import decoders
 from tests.decoders import ProgressCollector
@@ -154,7 +154,7 @@ class FailureTests(StepperTestCase):
                 raise NO_MEMORY
             return move(slots, width, *rest)
 
-        with patch.object(cells, "reallocate_cells", tight), patch.object(memory_limit, "CALM", 4):
+        with patch.object(cells, "reallocate_cells", tight), patch.object(pipeline_stepper, "CALM", 4):
             self.assert_others_are_right(self.answers(before=1))
 
     def test_a_lone_row_that_fits_once_what_is_kept_of_prompts_is_let_go_succeeds(self) -> None:
