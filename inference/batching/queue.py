@@ -145,17 +145,14 @@ class BatchQueue:
         item, number = self._numbers.pop(id)
         _discard_key(self._by_turn, item.priority, _make_turn_key(item, number))
         _discard_key(self._by_age, item.priority, _make_age_key(item, number))
-        self._decrement_owner(item)
+        owner = item.priority, item.owner
+        self.owners[owner] -= 1
+        if not self.owners[owner]:
+            del self.owners[owner]
         _discard_key(self._by_length, (item.group, item.priority), _make_length_key(item, number))
         if item.expires_at_s is not None:
             self._by_deadline.remove((item.expires_at_s, number, item))
         return item
-
-    def _decrement_owner(self, item: Item) -> None:
-        line = item.priority, item.owner
-        self.owners[line] -= 1
-        if not self.owners[line]:
-            del self.owners[line]
 
     def remove_expired(self, now_s: float) -> list[Item]:
         """Take out and return the items that are past their deadline."""
@@ -168,9 +165,10 @@ class BatchQueue:
 
         Like all times here it is in seconds by the caller's clock. It may lie in the past.
         """
-        if not self._numbers:
+        head = self.find_first_item()
+        if head is None:
             return None
-        if self.limits.max_wait_s <= 0.0 or self._has_full_batch(self._get_head()):
+        if self.limits.max_wait_s <= 0.0 or self._has_full_batch(head):
             return AT_ONCE
         oldest_s: float = min(line[0][0] for line in self._by_age.values())
         return oldest_s + self.limits.max_wait_s
@@ -185,9 +183,8 @@ class BatchQueue:
 
         With `priority` it is the first item of that priority. None if no such item waits.
         """
-        if not self._numbers or priority not in (None, *self._by_turn):
-            return None
-        return self._get_head(priority)
+        line = self._by_turn.get(min(self._by_turn, default=0) if priority is None else priority)
+        return line[0][-1] if line else None
 
     def find_oldest_arrival_s(self, priority: int) -> float:
         """Return the time at which the oldest item of this priority arrived; infinity if none waits."""
@@ -225,9 +222,9 @@ class BatchQueue:
         self._move_expired(now_s)
         if not now_s < self._lowered_until_s <= now_s + MEMORY_S:  # the time is over, or the clock was set back
             self.max_tokens, self._lowered_until_s = self.limits.max_batch_tokens, math.inf
-        if not self._numbers:
+        head = self.find_first_item(priority) or self.find_first_item()
+        if head is None:
             return []
-        head = self.find_first_item(priority) or self._get_head()
         batch = sorted(self._form_batch(head, now_s), key=self._rank_item)
         if short:
             batch = self._shorten_batch(batch, head, short)
@@ -311,10 +308,6 @@ class BatchQueue:
             item: Item = self._by_deadline[0][-1]
             self.remove(item.id)
             self._expired[item.id] = item
-
-    def _get_head(self, priority: int | None = None) -> Item:
-        item: Item = self._by_turn[min(self._by_turn) if priority is None else priority][0][-1]
-        return item
 
     def _has_full_batch(self, head: Item) -> bool:
         """Return True if enough items wait to reach a limit: waiting longer brings no larger batch."""

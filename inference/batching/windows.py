@@ -9,7 +9,7 @@ slowest answers would be slower than one at a time.
 """
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from operator import add
@@ -47,8 +47,8 @@ class WindowSearch:
         self.max_size = max_size
         self.max_tokens = max_tokens
         self.sizes = list(accumulate((node.size for node in nodes), initial=0))
-        self.singly = _accumulate_sums(node.singly_s for node in nodes)
-        self.aged = _accumulate_sums(AGE * node.aged_s for node in nodes)
+        self.singly = list(accumulate((node.singly_s for node in nodes), initial=0.0))
+        self.aged = list(accumulate((AGE * node.aged_s for node in nodes), initial=0.0))
 
     def find_best_window(self) -> range:
         """Return the nodes of the window with the highest score.
@@ -105,7 +105,3 @@ class WindowSearch:
             for node, seconds in enumerate(calls.seconds, calls.low - 1):
                 cheapest[node] = min(cheapest[node], seconds + cheapest[high])
         return cheapest
-
-
-def _accumulate_sums(values: Iterable[float]) -> list[float]:
-    return list(accumulate(values, initial=0.0))
