@@ -14,9 +14,7 @@ import torch
 from torch import nn
 
 from inference.engines.accelerate import fast_tokenizer
-from inference.engines.accelerate.shortcut import Override
 from inference.engines.accelerate.text_batches import BatchAnswers
-from inference.engines.base import Engine
 from inference.engines.inputs.task_inputs import MAX_MASKS
 
 if TYPE_CHECKING:
@@ -128,7 +126,3 @@ class FillMaskAnswers(BatchAnswers):
         decode = self.pipe.tokenizer.decode
         sequence = decode(filled, skip_special_tokens=is_single)
         return {"score": score, "token": token, "token_str": decode([token]), "sequence": sequence}
-
-
-def make_batch_shortcut(engine: Engine, pipe: Pipeline) -> Override:
-    return Override(engine, "at_once", FillMaskAnswers(pipe))

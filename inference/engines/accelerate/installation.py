@@ -126,11 +126,12 @@ def install_shortcuts(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
 
 
 def make_batch_shortcut(engine: Engine, pipe: Pipeline, task: str) -> Override | None:
+    """Make the shortcut by which `engine.at_once` answers many texts together; None for a task that has none."""
     from inference.engines.accelerate import fill_mask, text_batches
 
     if task == "fill-mask":
-        return fill_mask.make_batch_shortcut(engine, pipe)
-    return text_batches.make_batch_shortcut(engine, pipe, task)
+        return Override(engine, "at_once", fill_mask.FillMaskAnswers(pipe))
+    return Override(engine, "at_once", text_batches.BatchAnswers(pipe, task)) if task in text_batches.READS else None
 
 
 def make_encode_shortcut(engine: Engine, tokenizer: PreTrainedTokenizerBase) -> Override | None:

@@ -14,8 +14,6 @@ from transformers.pipelines.text_classification import ClassificationFunction, s
 from transformers.utils import ModelOutput
 
 from inference.engines.accelerate import fast_tokenizer
-from inference.engines.accelerate.shortcut import Override
-from inference.engines.base import Engine
 from inference.engines.inputs.truncation import cut_to_tokens
 
 _FUNCTIONS: dict[Any, Callable[[Any], Any]] = {
@@ -70,6 +68,7 @@ def answer_states(pipe: Pipeline, output: ModelOutput, lengths: Sequence[int], *
     return [pipe.postprocess((hidden[text : text + 1, :tokens],), **parameters) for text, tokens in enumerate(lengths)]
 
 
+# Tasks whose preprocessing is one call of the tokenizer, with one row a text.
 READS: dict[str, Callable[..., list[Any]]] = {
     "text-classification": answer_classifications,
     "feature-extraction": answer_states,
@@ -89,7 +88,13 @@ class BatchAnswers:
 
         If it returns None, the texts are to be answered item by item, with these parameters.
         """
-        return self._tokenize_texts([cut_to_tokens(self.pipe.tokenizer, text) for text in texts], before)
+        parts = [cut_to_tokens(self.pipe.tokenizer, text) for text in texts]
+        if self.encode and before == {"truncation": True}:
+            return self.encode(parts)
+        found: Mapping[str, torch.Tensor] = self.pipe.tokenizer(
+            parts, **{**before, "padding": True, "return_tensors": "pt"}
+        )
+        return found
 
     def answer_texts(
         self, batch: Mapping[str, torch.Tensor], run: dict[str, Any], after: dict[str, Any]
@@ -101,19 +106,3 @@ class BatchAnswers:
         if 0 in lengths:
             return None
         return self.read(self.pipe, self.pipe.forward(batch, **run), lengths, **after)
-
-    def _tokenize_texts(self, texts: list[str], parameters: dict[str, Any]) -> Mapping[str, torch.Tensor]:
-        if self.encode and parameters == {"truncation": True}:
-            return self.encode(texts)
-        found: Mapping[str, torch.Tensor] = self.pipe.tokenizer(
-            texts, **{**parameters, "padding": True, "return_tensors": "pt"}
-        )
-        return found
-
-
-def make_batch_shortcut(engine: Engine, pipe: Pipeline, task: str) -> Override | None:
-    """Return the shortcut for tasks whose preprocessing is one call of the tokenizer, with one row a text.
-
-    Return None for other tasks.
-    """
-    return Override(engine, "at_once", BatchAnswers(pipe, task)) if task in READS else None
