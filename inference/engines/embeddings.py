@@ -76,7 +76,7 @@ class SentenceEmbeddings(Engine):
             self.spec,
             self.model,
             checkpoints.find_missing_weights(self.model, report),
-            lambda: list(self._compute_text_states(parity.TEXTS[1:2], ForwardSharing.PADDED)),
+            lambda: self._compute_trial_states(parity.TEXTS[1:2], ForwardSharing.PADDED),
             first_only=True,
         )
         compiled = backend.install_backend(self.spec, self.model, self._compute_trial_states, agreement.TEXTS)
@@ -183,7 +183,7 @@ class SentenceEmbeddings(Engine):
         Texts are cut at `max_tokens`.
         """
         left_out = 0 if self.settings.pools_prompt else self._count_prompt_tokens(self.settings.default_prompt)
-        states = self._compute_text_states(texts, self.shortcuts.sharing_verdict.together)
+        states = self._compute_group_states(self._tokenize_texts(texts), self.shortcuts.sharing_verdict.together)
         return self._pool_states(states, normalize=True, left_out=left_out)
 
     def _pool_states(
@@ -202,12 +202,6 @@ class SentenceEmbeddings(Engine):
             parts.append((functional.normalize(pooled, dim=1) if normalize else pooled).cpu())
             order += rows
         return torch.cat(parts)[torch.tensor(order).argsort()]
-
-    def _compute_text_states(
-        self, texts: Sequence[str], together: ForwardSharing
-    ) -> Iterator[tuple[list[int], torch.Tensor, torch.Tensor]]:
-        """Yield, for texts that run together, their places, their token states, and the mask of what is no padding."""
-        return self._compute_group_states(self._tokenize_texts(texts), together)
 
     def _find_prompt(self, parameters: Mapping[str, Any]) -> str:
         return self.settings.find_prompt(parameters.get("prompt_name"), parameters.get("input_type"))
@@ -247,6 +241,7 @@ class SentenceEmbeddings(Engine):
     def _compute_group_states(
         self, tokens: Mapping[str, torch.Tensor], together: ForwardSharing
     ) -> Iterator[tuple[list[int], torch.Tensor, torch.Tensor]]:
+        """Yield, for texts that run together, their places, their token states, and the mask of what is no padding."""
         lengths = tokens["attention_mask"].sum(1).tolist()
         if 0 in lengths:
             raise InvalidInput("The text is empty for this model's tokenizer: send at least one word.")
