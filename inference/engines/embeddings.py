@@ -10,7 +10,7 @@ from torch.nn import functional
 from transformers import AutoModel, AutoModelForTextEncoding, AutoTokenizer, PreTrainedConfig
 from transformers.utils import logging
 
-from inference.catalog.specs import ModelSpec
+from inference.catalog.specs import TORCH, ModelSpec
 from inference.engines.accelerate import installation as accelerate
 from inference.engines.artifacts import checkpoints, pipeline_loader, weights
 from inference.engines.backends import agreement
@@ -79,16 +79,14 @@ class SentenceEmbeddings(Engine):
             lambda: self._compute_trial_states(parity.TEXTS[1:2], ForwardSharing.PADDED),
             first_only=True,
         )
-        compiled = backend.install_backend(self.spec, self.model, self._compute_trial_states, agreement.TEXTS)
-        self.backend = compiled.backend
-        self.shortcuts = compiled.shortcuts or accelerate.install_shortcuts(
-            self.model, self.tokenizer, "", self._make_trial()
-        )
+        compiled, note = backend.install_backend(self.spec, self.model, self._compute_trial_states, agreement.TEXTS)
+        self.backend = self.spec.backend if compiled else TORCH
+        self.shortcuts = compiled or accelerate.install_shortcuts(self.model, self.tokenizer, "", self._make_trial())
         self.shortcuts.add_if_equal(
             "texts at once", lambda: accelerate.make_encode_shortcut(self, self.tokenizer), self._has_same_tokens
         )
         prompt = f'"{self.settings.default_prompt}" stands before each text, as {sentence_folder.MODEL_FILE} says.'
-        notes = (prompt if self.settings.default_prompt else "", compiled.note, self.shortcuts.sharing_verdict.note)
+        notes = (prompt if self.settings.default_prompt else "", note, self.shortcuts.sharing_verdict.note)
         self.padded, self.note = self.shortcuts.is_padded, " ".join(filter(None, notes))
 
     def _make_trial(self) -> parity.Trial:

@@ -41,6 +41,7 @@ TOLERANCES = {"float32": 1e-3, "bfloat16": 0.05, "int8": 0.2}
 LEAST_LABELS = 0.9  # share of the labels that must be the same
 # Largest difference of answers in a batch from those to the same texts alone, as other sums are rounded.
 OF_A_BATCH = {"float32": 1e-4, "bfloat16": 0.02, "int8": 0.02}
+Installed = tuple[Shortcuts | None, str]  # the shortcut to the backend, None if torch computes; a note for the page
 
 
 class BackendUnfit(Exception):
@@ -75,15 +76,6 @@ class Substitute:
         vars(self.model).pop("forward", None)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Installed:
-    """The backend that computes a model."""
-
-    shortcuts: Shortcuts | None  # None if torch computes it
-    backend: str = TORCH
-    note: str = ""  # for the model's page
-
-
 def require_backend(spec: ModelSpec) -> None:
     """Raise `ModelUnavailable` if the backend is not installed."""
     if problem := packages.find_problem(spec):
@@ -98,7 +90,7 @@ def install_backend(
     `answers` runs `model`; `inputs` are of several lengths.
     """
     if spec.backend == TORCH:
-        return _try_bfloat16(spec, model, answers, inputs) if _is_compared(spec, model) else Installed(shortcuts=None)
+        return _try_bfloat16(spec, model, answers, inputs) if _is_compared(spec, model) else (None, "")
     shortcuts = Shortcuts(model.config.model_type, parity.SharingVerdict(together=ForwardSharing.PADDED))
     try:
         found = _try_backend(spec, model, spec.precision or "float32", answers, inputs, shortcuts)
@@ -107,13 +99,13 @@ def install_backend(
             return _refuse_backend(spec, str(error))
         logger.warning("model=%s %s raised %s", spec.name, spec.backend, describe_exception(error))
         return _refuse_backend(spec, "it raises an exception, which the worker's log has")
-    return Installed(shortcuts=shortcuts, backend=spec.backend, note=f"{spec.backend} computes it {found}.")
+    return shortcuts, f"{spec.backend} computes it {found}."
 
 
 def _refuse_backend(spec: ModelSpec, reason: str) -> Installed:
     note = f"{packages.REFUSED} {spec.backend} in {spec.precision or 'float32'}: {reason.rstrip('.')}."
     logger.warning("model=%s %s", spec.name, note)
-    return Installed(shortcuts=None, note=note)
+    return None, note
 
 
 def _is_compared(spec: ModelSpec, model: PreTrainedModel) -> bool:
@@ -143,7 +135,7 @@ def _try_bfloat16(spec: ModelSpec, model: PreTrainedModel, answers: parity.Answe
     _replace_data(model, own)
     note = f"torch computes it in {spec.precision}: {found}."
     logger.info("model=%s %s", spec.name, note)
-    return Installed(shortcuts=None, note=note)
+    return None, note
 
 
 def _list_tensors(model: PreTrainedModel) -> list[torch.Tensor]:

@@ -16,6 +16,7 @@ from typing import Any
 from transformers.pipelines import Pipeline
 
 from inference.catalog import tasks
+from inference.catalog.specs import TORCH
 from inference.catalog.tasks import Task
 from inference.engines.accelerate import installation as accelerate
 from inference.engines.accelerate.shortcut import Override
@@ -111,9 +112,9 @@ class PipelineEngine(Engine):
         self.prepares = True
         self.numbers_a_token = self.feed.count_numbers_per_token(self.pipe)
         values = functools.partial(self._compute_values, self.steps, self.feed.parameters)
-        compiled = backend.install_backend(self.spec, self.pipe.model, values, self._make_backend_trial_inputs())
-        self.shortcuts = compiled.shortcuts or self.shortcuts
-        self.backend, self.note = compiled.backend, compiled.note
+        compiled, note = backend.install_backend(self.spec, self.pipe.model, values, self._make_backend_trial_inputs())
+        self.shortcuts, self.note = compiled or self.shortcuts, note
+        self.backend = self.spec.backend if compiled else TORCH
         inputs, parameters = self.feed.make_trial(self.pipe)
         if not inputs:
             return
@@ -122,17 +123,14 @@ class PipelineEngine(Engine):
             inputs,
             placement.find_tolerance(self.spec, self.pipe.model),
         )
-        if not compiled.shortcuts:
+        if not compiled:
             self.shortcuts = accelerate.install_shortcuts(self.pipe.model, self.pipe.tokenizer, self.task, trial)
         self.shortcuts.add_if_equal(
             "texts at once",
             lambda: accelerate.make_batch_shortcut(self, self.pipe, self.task),
             lambda: self._has_same_answers(inputs[:1]) and self._has_same_answers([*inputs, *reference.inputs]),
         )
-        self.padded, self.note = (
-            self.shortcuts.is_padded,
-            f"{self.shortcuts.sharing_verdict.note} {compiled.note}".strip(),
-        )
+        self.padded, self.note = self.shortcuts.is_padded, f"{self.shortcuts.sharing_verdict.note} {note}".strip()
         if tasks.find_task(self.task).generates:
             self._install_stepper(self.steps, trial)
 
