@@ -49,7 +49,6 @@ def estimate_frames(sound: str) -> int:
 
 
 def _count_bytes(encoded: str) -> int:
-    """Return the number of bytes in a base64 string."""
     return len(encoded) * 3 // 4
 
 

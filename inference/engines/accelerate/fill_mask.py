@@ -119,7 +119,6 @@ class FillMaskAnswers(BatchAnswers):
         return values.tolist(), best.tolist()
 
     def _remove_padding(self, ids: list[int]) -> list[int]:
-        """Return the ids without those of padding."""
         return [token for token in ids if token != self.pipe.tokenizer.pad_token_id]
 
     def _make_answer(self, score: float, token: int, filled: list[int], *, is_single: bool) -> dict[str, Any]:

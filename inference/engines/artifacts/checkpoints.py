@@ -96,7 +96,6 @@ def _are_read(model: PreTrainedModel, names: Collection[str], call: Callable[[],
 
 
 def _list_float_tensors(output: object) -> Iterator[torch.Tensor]:
-    """Yield the tensors of floating-point numbers in a model's output."""
     if isinstance(output, torch.Tensor):
         if output.is_floating_point():
             yield output

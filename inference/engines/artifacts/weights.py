@@ -150,7 +150,11 @@ def _check_folder(path: Path, spec: ModelSpec) -> None:
         raise ModelUnavailable(f"its folder has no config.json: {_describe_cure(path)}.")
     for file in path.glob("*config.json"):
         _check_config(file)
-    _check_weights(path, spec)
+    found = list_weight_files(path)
+    if not found:
+        raise ModelUnavailable(_describe_missing_weights(path, spec))
+    for file in found:
+        _check_header(file)
 
 
 def _describe_cure(path: Path) -> str:
@@ -190,14 +194,6 @@ def _check_config(file: Path) -> None:
                 f"{file.name} asks for code of its own ({key}), which is never run. If transformers itself has this"
                 f" architecture, use a copy without {key}; otherwise write an engine class, see docs/guide/models.md."
             )
-
-
-def _check_weights(path: Path, spec: ModelSpec) -> None:
-    found = list_weight_files(path)
-    if not found:
-        raise ModelUnavailable(_describe_missing_weights(path, spec))
-    for file in found:
-        _check_header(file)
 
 
 def list_weight_files(path: Path) -> list[Path]:

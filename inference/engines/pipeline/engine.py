@@ -246,7 +246,6 @@ class PipelineEngine(Engine):
         return [_run_or_return_error(self._call_pipeline, value, parameters) for value in inputs]
 
     def _call_pipeline(self, value: object, parameters: dict[str, Any]) -> Any:
-        """Answer one input with the pipeline as a whole."""
         parameters = {**self.feed.preprocess, **parameters}
         prepared, parameters = step_errors.run_input_step(self.feed.read_input, value, self.pipe, parameters)
         if self.feed.batched:  # without the changes that a task's own `__call__` makes to one answer
@@ -291,7 +290,6 @@ class PipelineEngine(Engine):
 
 
 def _require_package(task: Task) -> None:
-    """Raise `ModelUnavailable` if a package that the task needs is missing."""
     if task.package and importlib.util.find_spec(task.package) is None:
         raise ModelUnavailable(
             f"task {task.name!r} needs the package {task.package}, which is not installed:"
@@ -307,7 +305,6 @@ def _read_inputs(steps: PipelineCalls, inputs: Sequence[Any], parameters: Parame
 
 
 def _run_or_return_error(step: Callable[..., Any], *arguments: Any) -> Any:
-    """Return what the step returns, or the exception that it raises."""
     try:
         return step(*arguments)
     except Exception as error:
