@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import re
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -121,8 +122,8 @@ class _Reader:
         task = tasks.find_task(values.get("task", ""))
         known = {**task.parameters, **engine.list_parameters(task.name), **own}
         spec = ModelSpec(name=name, parameters=known, stated=frozenset(ON_GPU.keys() & table.keys()), **values)
-        self.check_consistency(spec, table)
-        self.check_computable(spec, table)
+        for problem, key in (*_find_conflicts(spec, table), *_find_backend_conflicts(spec, table)):
+            self.raise_error(problem, name, key)
         return spec
 
     def refuse_unknown_keys(self, name: str, table: dict[str, Any]) -> None:
@@ -166,52 +167,6 @@ class _Reader:
                         f'default_for has "{kind}", as has that of {other}: leave one out', name, "default_for"
                     )
 
-    def check_consistency(self, spec: ModelSpec, table: dict[str, Any]) -> None:
-        if "engine" not in table and not spec.task:
-            self.raise_error(
-                'a model needs task = "…" (a transformers task) or engine = "package.module:Class"', spec.name
-            )
-        if spec.engine == TRANSFORMERS_ENGINE and not spec.model:
-            self.raise_error(
-                'a transformers task needs model = "…": a hub id, a folder or "package:NAME/FOLDER"', spec.name
-            )
-        if others := [kind for kind in spec.default_for if kind not in spec.request_kinds]:
-            answered = ", ".join(f'"{kind}"' for kind in spec.request_kinds) or "none of them"
-            problem = f'default_for has "{others[0]}", which the model does not answer: it answers {answered}'
-            self.raise_error(problem, spec.name, "default_for")
-        if spec.max_length > spec.max_batch_tokens:
-            self.raise_error(
-                f"max_length ({spec.max_length}) must not be above max_batch_tokens ({spec.max_batch_tokens}),"
-                " or the longest item fits no batch",
-                spec.name,
-                "max_length",
-            )
-        if "idle_unload_s" in table and not spec.is_lazy:
-            problem = 'idle_unload_s is of models with load = "lazy": add that, or leave it out'
-            self.raise_error(problem, spec.name, "idle_unload_s")
-
-    def check_computable(self, spec: ModelSpec, table: dict[str, Any]) -> None:
-        """Raise `CatalogError` if backend, precision, dtype and task do not go together."""
-        if spec.backend == TORCH:
-            if spec.precision == "int8":
-                problem = 'torch computes in float32 and bfloat16: for int8 add backend = "openvino"'
-                self.raise_error(problem, spec.name, "precision")
-            if spec.precision and "dtype" in table:
-                self.raise_error("precision and dtype say the same of torch: leave one of them out", spec.name, "dtype")
-            if "tolerance" in table and spec.precision != "bfloat16":
-                problem = (
-                    "tolerance is of what is compared with torch in float32:"
-                    ' add precision = "bfloat16" or backend = "openvino"'
-                )
-                self.raise_error(problem, spec.name, "tolerance")
-        else:
-            if "dtype" in table:
-                problem = f'dtype is of torch: with backend = "{spec.backend}" say precision = "…"'
-                self.raise_error(problem, spec.name, "dtype")
-            if spec.engine == TRANSFORMERS_ENGINE and spec.task not in (known := tasks.list_backend_tasks()):
-                problem = f'backend = "{spec.backend}" computes {", ".join(known)}: leave it out for {spec.task}'
-                self.raise_error(problem, spec.name, "backend")
-
     def read_parameters(self, name: str, table: object) -> dict[str, ParameterSpec]:
         if not isinstance(table, dict):
             self.raise_error(
@@ -253,6 +208,39 @@ class _Reader:
             elif here == section and re.match(rf"""\s*["']?{re.escape(key)}["']?\s*[=.]""", line) and key:
                 return number
         return start
+
+
+def _find_conflicts(spec: ModelSpec, table: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield what does not go together in a model's table, each with the key that is at fault."""
+    if "engine" not in table and not spec.task:
+        yield 'a model needs task = "…" (a transformers task) or engine = "package.module:Class"', ""
+    if spec.engine == TRANSFORMERS_ENGINE and not spec.model:
+        yield 'a transformers task needs model = "…": a hub id, a folder or "package:NAME/FOLDER"', ""
+    if others := [kind for kind in spec.default_for if kind not in spec.request_kinds]:
+        answered = ", ".join(f'"{kind}"' for kind in spec.request_kinds) or "none of them"
+        yield f'default_for has "{others[0]}", which the model does not answer: it answers {answered}', "default_for"
+    if spec.max_length > spec.max_batch_tokens:
+        bound = f"max_length ({spec.max_length}) must not be above max_batch_tokens ({spec.max_batch_tokens})"
+        yield f"{bound}, or the longest item fits no batch", "max_length"
+    if "idle_unload_s" in table and not spec.is_lazy:
+        yield 'idle_unload_s is of models with load = "lazy": add that, or leave it out', "idle_unload_s"
+
+
+def _find_backend_conflicts(spec: ModelSpec, table: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield where backend, precision, dtype and task do not go together, each with the key that is at fault."""
+    if spec.backend != TORCH:
+        if "dtype" in table:
+            yield f'dtype is of torch: with backend = "{spec.backend}" say precision = "…"', "dtype"
+        if spec.engine == TRANSFORMERS_ENGINE and spec.task not in (known := tasks.list_backend_tasks()):
+            yield f'backend = "{spec.backend}" computes {", ".join(known)}: leave it out for {spec.task}', "backend"
+        return
+    if spec.precision == "int8":
+        yield 'torch computes in float32 and bfloat16: for int8 add backend = "openvino"', "precision"
+    if spec.precision and "dtype" in table:
+        yield "precision and dtype say the same of torch: leave one of them out", "dtype"
+    if "tolerance" in table and spec.precision != "bfloat16":
+        cure = 'add precision = "bfloat16" or backend = "openvino"'
+        yield f"tolerance is of what is compared with torch in float32: {cure}", "tolerance"
 
 
 def _parse_header(line: str) -> tuple[str, ...]:
