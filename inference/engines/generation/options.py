@@ -5,9 +5,8 @@ They are for models that do not generate step by step, and for calls of many pro
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -97,7 +96,10 @@ class PipelineSteps:
         texts = texts if isinstance(texts, list) else [texts] * len(prompts)
         contexts = [self._find_context(prompt, text, {}) for prompt, text in zip(prompts, texts, strict=True)]
         criteria = StopStringCriteria(self.decoder, stops, contexts, width)
-        with self._use_seed(seed):
+        device = self.pipe.model.device
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else [], enabled=seed is not None):
+            if seed is not None:
+                torch.manual_seed(seed)
             output = self._forward(
                 inputs, **run, **({"stopping_criteria": StoppingCriteriaList([criteria])} if stop else {})
             )
@@ -174,16 +176,6 @@ class PipelineSteps:
             has_details=generated.has_details,
             tokens=generated.scores.describe_tokens(generated.row, tokens[:count], context) if generated.scores else {},
         )
-
-    @contextlib.contextmanager
-    def _use_seed(self, seed: int | None) -> Iterator[None]:
-        device = self.pipe.model.device
-        if seed is None:
-            yield
-            return
-        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-            torch.manual_seed(seed)
-            yield
 
 
 def install_steps(pipe: Pipeline) -> None:
