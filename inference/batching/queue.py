@@ -2,6 +2,7 @@
 
 import functools
 import math
+from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -242,14 +243,9 @@ class BatchQueue:
         taken = [item for item in batch if item.priority < short.priority or item is head]
         others = [item for item in batch if item.priority >= short.priority and item is not head]
         most_s = max(short.most_s, self.predict_following_s(taken))
-        low, high = 0, len(others)  # with the first `low` of the others the call is short
-        while low < high:
-            middle = (low + high + 1) // 2
-            if self.predict_following_s(taken + others[:middle]) <= most_s:
-                low = middle
-            else:
-                high = middle - 1
-        return sorted(taken + others[:low], key=self._rank_item)
+        counts = range(1, len(others) + 1)
+        most = bisect_right(counts, most_s, key=lambda count: self.predict_following_s(taken + others[:count]))
+        return sorted(taken + others[:most], key=self._rank_item)
 
     def take_next_items(
         self, now_s: float, room: Room, *, priority: int | None = None, most: int | None = None
@@ -261,7 +257,8 @@ class BatchQueue:
         """
         self._move_expired(now_s)
         found: list[Item] = []
-        for item in self._list_in_turn(self.find_first_item(priority) if priority is not None else None):
+        priorities = sorted(self._by_turn, key=lambda each: (each != priority, each))
+        for item in (key[-1] for each in priorities for key in self._by_turn[each]):
             room = room.subtract_rows(item.size, item.length)
             is_forced = most is not None and not found
             if len(found) == most or (room.is_overdrawn and not is_forced):
@@ -270,14 +267,6 @@ class BatchQueue:
         for item in found:
             self.remove(item.id)
         return found
-
-    def _list_in_turn(self, first: Item | None) -> Iterator[Item]:
-        """Yield all items in their turn, beginning with `first` and then the others of its priority."""
-        if first:
-            yield first
-        of_first = first.priority if first else None
-        for priority in sorted(self._by_turn, key=lambda each: (each != of_first, each)):
-            yield from (key[-1] for key in self._by_turn[priority] if key[-1] is not first)
 
     def can_take_next_item(self, room: Room, priority: int | None = None) -> bool:
         """Return True if `take_next_items` would take an item."""
