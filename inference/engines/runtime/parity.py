@@ -81,21 +81,18 @@ class Trial:
         self._answers, self._tolerance = answers, tolerance
         self.inputs: list[Any] = []  # inputs that the model can read
         self._alone: list[Answer] = []
+        problem: Exception | None = None
         for value in inputs:
-            self._add_input(value, is_last=value is inputs[-1])
-
-    def _add_input(self, value: object, *, is_last: bool) -> None:
-        """Keep an input and its answer, or leave out an input that the model cannot read.
-
-        Some models cannot read a text of one token. A model that can read no input is broken, and its error is raised.
-        """
-        try:
-            self._alone += self._answers([value], ForwardSharing.ALONE)
-        except (InvalidInput, RuntimeError, ValueError, IndexError) as error:
-            if (is_last and not self.inputs) or is_device_failure(error) or is_out_of_memory(error):
-                raise
-        else:
-            self.inputs.append(value)
+            try:
+                self._alone += answers([value], ForwardSharing.ALONE)
+            except (InvalidInput, RuntimeError, ValueError, IndexError) as error:
+                if is_device_failure(error) or is_out_of_memory(error):
+                    raise
+                problem = error  # some models cannot read a text of one token
+            else:
+                self.inputs.append(value)
+        if problem and not self.inputs:  # a model that can read no input is broken
+            raise problem
 
     def measure_difference(self, together: ForwardSharing) -> float:
         """Return how far the answers together are from those alone, in tolerances: up to 1 they are the same."""
