@@ -109,18 +109,15 @@ class ModelsFile:
         Editors write in steps, and half a file may be a good one, with fewer models.
         """
         with self._lock:
-            return self._look_at_file()
-
-    def _look_at_file(self) -> bool:
-        try:
-            text, problem = reader.read_text(self.path), ""
-        except CatalogError as error:
-            text, problem = "", str(error)
-        seen, self._seen = self._seen, text + problem
-        if self._seen == seen != self._taken:
-            self._taken = seen
-            self._take_over_text(text, problem)
-        return self._seen == seen
+            try:
+                text, problem = reader.read_text(self.path), ""
+            except CatalogError as error:
+                text, problem = "", str(error)
+            seen, self._seen = self._seen, text + problem
+            if self._seen == seen != self._taken:
+                self._taken = seen
+                self._take_over_text(text, problem)
+            return self._seen == seen
 
     def _take_over_text(self, text: str, problem: str) -> None:
         try:
