@@ -210,17 +210,15 @@ class PipelineEngine(Engine):
         return [sum(row.token_count for row in rows) if isinstance(rows, list) else 0 for rows in read]
 
     def predict(self, inputs: list[Any], parameters: dict[str, Any]) -> list[Any]:
-        full_parameters = _run_or_return_error(
-            step_errors.run_input_step, self.feed.complete_parameters, self.pipe, parameters
-        )
-        if isinstance(full_parameters, BaseException):
-            return [full_parameters] * len(inputs)
-        if (steps := self.steps) is None:
-            return self._answer_by_pipeline(inputs, full_parameters)
-        prepared = _run_or_return_error(step_errors.run_input_step, steps.split_parameters, full_parameters)
-        if isinstance(prepared, BaseException):
-            return [prepared] * len(inputs)
-        answers = self.shortcuts.guard_call(lambda: self._answer_together(steps, inputs, prepared))
+        steps = self.steps
+        try:
+            given = step_errors.run_input_step(self.feed.complete_parameters, self.pipe, parameters)
+            ready: Any = step_errors.run_input_step(steps.split_parameters, given) if steps else None
+        except Exception as error:  # of parameters that are wrong
+            return [error] * len(inputs)
+        if steps is None:
+            return self._answer_by_pipeline(inputs, given)
+        answers = self.shortcuts.guard_call(lambda: self._answer_together(steps, inputs, ready))
         self.padded = self.shortcuts.is_padded
         return answers
 
