@@ -51,8 +51,7 @@ class Grammars:
         kind, text = read_grammar(grammar)
         if special := next((token for token in self._special_tokens if token in text), ""):
             raise InvalidInput(f"{FIELD}: has {special!r}, which is a special token of this model.", field=FIELD)
-        compile_grammar = partial(self._compile_grammar, kind, text)
-        return GrammarProcessor(compile_grammar(), compile_grammar, prompt=prompt, ends=self._ends)
+        return GrammarProcessor(partial(self._compile_grammar, kind, text), prompt=prompt, ends=self._ends)
 
     @cached_property
     def _special_tokens(self) -> Sequence[str]:
@@ -167,16 +166,11 @@ class GrammarProcessor(LogitsProcessor):
     """A processor that lets through the tokens with which a row still follows its grammar."""
 
     def __init__(
-        self,
-        first: llguidance.LLMatcher,
-        compile_grammar: Callable[[], llguidance.LLMatcher],
-        *,
-        prompt: int,
-        ends: Sequence[int],
+        self, compile_grammar: Callable[[], llguidance.LLMatcher], *, prompt: int, ends: Sequence[int]
     ) -> None:
-        """Take the grammar of the first row, and what compiles it for each other row."""
+        """Take what compiles the grammar of each row. That of the first is compiled now, and may raise an error."""
         self._compile, self._prompt, self._ends = compile_grammar, prompt, frozenset(ends)
-        self._rows = {0: _Row(first)}
+        self._rows = {0: _Row(compile_grammar())}
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """Return the scores, which are [rows, vocabulary], with minus infinity for what the grammar does not allow."""
