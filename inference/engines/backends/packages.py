@@ -7,7 +7,6 @@ import importlib.util
 
 from inference.catalog.specs import TORCH, ModelSpec
 
-REQUIREMENTS = {"openvino": "requirements-openvino.txt"}
 REFUSED = "torch computes it in float32, and not"  # begins the note on a refused backend or precision
 
 
@@ -17,5 +16,5 @@ def find_problem(spec: ModelSpec) -> str:
         return ""
     return (
         f'backend = "{spec.backend}" needs the package {spec.backend}:'
-        f" pip install --no-deps -r {REQUIREMENTS[spec.backend]}, on every host with a worker."
+        f" pip install --no-deps -r requirements-{spec.backend}.txt, on every host with a worker."
     )
