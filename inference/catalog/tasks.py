@@ -49,10 +49,6 @@ def list_sentences(item: object, parameters: Mapping[str, Any]) -> tuple[list[An
     return [text for value in item.values() for text in (value if isinstance(value, list) else [value])], 1
 
 
-def copy_parameters(given: Mapping[str, Any]) -> dict[str, Any]:
-    return dict(given)
-
-
 def split_labels(given: Mapping[str, Any]) -> dict[str, Any]:
     """Split labels that are one string at its commas, as the pipelines do."""
     labels = given.get("candidate_labels")
@@ -103,7 +99,7 @@ class Task:
     generates: bool = False  # text from a prompt, which must leave room: generated tokens count
     parameters: Mapping[str, ParameterSpec] = field(default_factory=dict)  # bounded, as is the cost of a request
     neutral: Neutral = field(default_factory=dict)  # values of parameters that ask for nothing
-    translate: Translate = copy_parameters
+    translate: Translate = dict  # a copy: no words are others
     parameters_at_root: bool = False  # clients put parameters beside "inputs"
     shape: AnswerShape = AnswerShape.AS_IT_IS
     example: Mapping[str, Any] | None = None  # the body of a request; None if an input is a file
