@@ -11,7 +11,9 @@ from drf_spectacular.utils import OpenApiExample, OpenApiParameter, OpenApiRespo
 from api import codec
 from api.errors import cohere_tei, openai
 from api.errors.problems import CONTENT_TYPE, TABLE
-from api.openapi.shapes import OpenAIProblemShown, ProblemShown, RetrievalProblemShown, Shape
+from api.openapi.openai_shapes import OpenAIProblemShown
+from api.openapi.retrieval_shapes import RetrievalProblemShown
+from api.openapi.shapes import ProblemShown, Shape
 from inference.catalog.lookup import get_catalog_or_empty
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from drf_spectacular.utils import (
 
 from api import codec
 from api.errors.problems import OUTCOMES
-from api.openapi import shapes
+from api.openapi import openai_shapes, shapes
 from api.openapi.operation_descriptions import COMPLETING, describe_operation
 from api.requests import bodies, job_pages
 from inference.catalog.specs import NAME
@@ -243,15 +243,15 @@ completion: dict[str, Any] = {
 complete_chat = describe_operation(
     "models_complete_chat",
     "Answer a chat, as Hugging Face's clients ask for it; at /openai/v1/chat/completions, as OpenAI's do",
-    request=shapes.ChatBody,
-    answers={(200, codec.CONTENT_TYPE): shapes.ChatShown, (200, "text/event-stream"): shapes.ANY},
+    request=openai_shapes.ChatBody,
+    answers={(200, codec.CONTENT_TYPE): openai_shapes.ChatShown, (200, "text/event-stream"): shapes.ANY},
     **completion,
 )
 complete_text = describe_operation(
     "models_complete_text",
     "Continue a text, as Hugging Face's JavaScript client asks for it; at /openai/v1/completions, as OpenAI's do",
-    request=shapes.TextBody,
-    answers={(200, codec.CONTENT_TYPE): shapes.TextShown, (200, "text/event-stream"): shapes.ANY},
+    request=openai_shapes.TextBody,
+    answers={(200, codec.CONTENT_TYPE): openai_shapes.TextShown, (200, "text/event-stream"): shapes.ANY},
     **completion,
 )
 about_problem = describe_operation(

@@ -6,14 +6,15 @@ from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import OpenApiParameter
 
 from api import codec
-from api.openapi import shapes
+from api.openapi import openai_shapes as shapes
 from api.openapi.operation_descriptions import OPENAI, describe_operation
 from api.openapi.operations import IDEMPOTENCY_KEY, ON_DISCONNECT, make_query_parameter, make_wait_parameter, waiting
+from api.openapi.shapes import ANY
 from api.requests import bodies
 
 _RESPONSE = OpenApiParameter("response_id", {"type": "string"}, OpenApiParameter.PATH)
 _WAIT = make_wait_parameter("timeout", bodies.MAX_WAIT_S, "the answer")
-_ANSWERS = {(200, codec.CONTENT_TYPE): shapes.ResponseShown, (200, "text/event-stream"): shapes.ANY}
+_ANSWERS = {(200, codec.CONTENT_TYPE): shapes.ResponseShown, (200, "text/event-stream"): ANY}
 
 create_response = describe_operation(
     "responses_create",

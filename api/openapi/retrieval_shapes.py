@@ -8,6 +8,7 @@ from __future__ import annotations
 from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
+from api.errors import cohere_tei
 from api.openapi.shapes import AnyValue, Shape
 from api.requests.dialects import cohere, embeddings, rerank
 
@@ -216,3 +217,12 @@ class InfoShown(Shape):
 class UnhealthyShown(Shape):
     error = serializers.CharField()
     error_type = serializers.CharField()
+
+
+class RetrievalProblemShown(Shape):
+    """Cohere's clients look at `message`, those of Text Embeddings Inference at `error` and `error_type`."""
+
+    message = serializers.CharField()
+    error = serializers.CharField(help_text="The same.")
+    error_type = serializers.ChoiceField([cohere_tei.OVERLOADED, cohere_tei.VALIDATION, cohere_tei.BACKEND])
+    code = serializers.CharField(help_text="Stable.")
