@@ -115,24 +115,22 @@ class FileBatchAdmin(ReadOnlyAdmin):
     ) -> tuple[QuerySet[FileBatch], bool]:
         return find_by_public_id(queryset, search_term, "batch_"), False
 
-    def change_view(
-        self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: dict[str, Any] | None = None
-    ) -> HttpResponse:
-        batch = self.get_object(request, object_id)
-        context: dict[str, Any] = {}
-        if batch is not None and self.has_view_permission(request, batch):
-            progress = measure_progress([batch])[batch.id]
-            context = {
-                "title": f"File batch …{batch.public_id[-8:]}", "progress": progress,
-                "status": render_status(batch.status),
-                "per_minute": progress.per_minute and format_rate(progress.per_minute),
-                "failed": f"{progress.failed:,}",
-                "outcomes": [(outcome, f"{outcome.jobs:,}", link_jobs(batch, outcome.status, outcome.error_code))
-                             for outcome in list_outcomes(batch)],
-                "jobs": link_jobs(batch), "can_cancel": batch.status in CANCELLABLE,
-                "may_cancel": self.has_steer_permission(request),
-            }  # fmt: skip
-        return super().change_view(request, object_id, form_url, {**context, **(extra_context or {})})
+    def collect_facts(self, request: HttpRequest, row: FileBatch) -> dict[str, Any]:
+        progress = measure_progress([row])[row.id]
+        return {
+            "title": f"File batch …{row.public_id[-8:]}",
+            "progress": progress,
+            "status": render_status(row.status),
+            "per_minute": progress.per_minute and format_rate(progress.per_minute),
+            "failed": f"{progress.failed:,}",
+            "outcomes": [
+                (outcome, f"{outcome.jobs:,}", link_jobs(row, outcome.status, outcome.error_code))
+                for outcome in list_outcomes(row)
+            ],
+            "jobs": link_jobs(row),
+            "can_cancel": row.status in CANCELLABLE,
+            "may_cancel": self.has_steer_permission(request),
+        }
 
     def get_urls(self) -> list[URLPattern]:
         return [

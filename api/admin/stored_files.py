@@ -9,7 +9,7 @@ from uuid import UUID
 from django.contrib import admin
 from django.core.exceptions import PermissionDenied
 from django.db.models import Model, QuerySet
-from django.http import FileResponse, Http404, HttpRequest, HttpResponse
+from django.http import FileResponse, Http404, HttpRequest
 from django.http.response import HttpResponseBase
 from django.shortcuts import get_object_or_404
 from django.template.defaultfilters import filesizeformat
@@ -79,10 +79,8 @@ class StoredFileAdmin(ReadOnlyAdmin):
     ) -> tuple[QuerySet[StoredFile], bool]:
         return find_by_public_id(queryset, search_term, "file-"), False
 
-    def change_view(
-        self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: dict[str, Any] | None = None
-    ) -> HttpResponse:
-        return super().change_view(request, object_id, form_url, {"title": "File", **(extra_context or {})})
+    def collect_facts(self, request: HttpRequest, row: StoredFile) -> dict[str, Any]:
+        return {"title": "File"}
 
     def get_urls(self) -> list[URLPattern]:
         view = self.admin_site.admin_view(self.download)

@@ -29,6 +29,18 @@ class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not generic 
         title = {"title": capfirst(str(self.opts.verbose_name_plural))}
         return super().changelist_view(request, {**title, **(extra_context or {})})
 
+    def change_view(
+        self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: dict[str, Any] | None = None
+    ) -> HttpResponse:
+        row = self.get_object(request, object_id)
+        may_see = row is not None and self.has_view_permission(request, row)
+        context = self.collect_facts(request, row) if may_see else {}
+        return super().change_view(request, object_id, form_url, {**context, **(extra_context or {})})
+
+    def collect_facts(self, request: HttpRequest, row: Any) -> dict[str, Any]:
+        """Return what the page of a row shows beside the row's fields, by name in the page's template."""
+        return {}
+
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[BoundedList]:
         return BoundedList
 

@@ -54,11 +54,8 @@ class ActAdmin(ReadOnlyAdmin):
         lambda left: display.escape_text("; ".join(f"{count:,} {reason}" for reason, count in left.items())),
     )
 
-    def change_view(
-        self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: dict[str, Any] | None = None
-    ) -> HttpResponse:
-        context = {"title": "Action on jobs", "nobody": not workers.select_living().exists()}
-        return super().change_view(request, object_id, form_url, {**context, **(extra_context or {})})
+    def collect_facts(self, request: HttpRequest, row: Act) -> dict[str, Any]:
+        return {"title": "Action on jobs", "nobody": not workers.select_living().exists()}
 
     def get_urls(self) -> list[URLPattern]:
         return [

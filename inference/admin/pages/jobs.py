@@ -274,18 +274,14 @@ class JobAdmin(ReadOnlyAdmin):
             raise Http404
         return self.render_page(request, "inference/batch.html", title=f"Batch …{pk.hex[-8:]}", batch=found)
 
-    def change_view(
-        self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: dict[str, Any] | None = None
-    ) -> HttpResponse:
-        job = self.get_object(request, object_id)
-        context: dict[str, Any] = {}
-        if job is not None and self.has_view_permission(request, job):
-            context = {
-                "title": f"Job …{job.pk.hex[-8:]}", "story": job_timeline.list_events(job),
-                "bar": job_timeline.draw_timeline(job),
-                "data": job_payload.load_payload(job), "parameters": display.format_json(job.parameters),
-            }  # fmt: skip
-        return super().change_view(request, object_id, form_url, {**context, **(extra_context or {})})
+    def collect_facts(self, request: HttpRequest, row: Job) -> dict[str, Any]:
+        return {
+            "title": f"Job …{row.pk.hex[-8:]}",
+            "story": job_timeline.list_events(row),
+            "bar": job_timeline.draw_timeline(row),
+            "data": job_payload.load_payload(row),
+            "parameters": display.format_json(row.parameters),
+        }
 
     def get_visible_job(self, request: HttpRequest, pk: UUID) -> Job:
         """Return a job that the user may see.

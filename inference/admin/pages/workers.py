@@ -109,18 +109,12 @@ class WorkerAdmin(ReadOnlyAdmin):
     def replicas_now(self, worker: Worker) -> str:
         return f"{worker.replicas_ready} of {worker.replicas_total} ready, {worker.replicas_busy} busy"
 
-    def change_view(
-        self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: dict[str, Any] | None = None
-    ) -> HttpResponse:
-        worker = self.get_object(request, object_id)
-        context: dict[str, Any] = {}
-        if worker is not None and self.has_view_permission(request, worker):
-            context = {
-                "title": "Worker",
-                "replicas": list(list_replicas(worker)),
-                "has_ended": find_live_state(worker) in ENDED,
-            }
-        return super().change_view(request, object_id, form_url, {**context, **(extra_context or {})})
+    def collect_facts(self, request: HttpRequest, row: Worker) -> dict[str, Any]:
+        return {
+            "title": "Worker",
+            "replicas": list(list_replicas(row)),
+            "has_ended": find_live_state(row) in ENDED,
+        }
 
     def get_urls(self) -> list[URLPattern]:
         return [
