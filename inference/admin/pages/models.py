@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from django.contrib import admin, messages
-from django.contrib.admin.models import CHANGE, LogEntry
+from django.contrib.admin.models import LogEntry
 from django.contrib.auth import get_user_model
 from django.contrib.contenttypes.models import ContentType
 from django.core.exceptions import PermissionDenied
@@ -152,11 +152,8 @@ def draw_cost_plots(name: str, living: list[Worker]) -> Iterator[tuple[Worker, S
 
 def list_last_acts(name: str) -> QuerySet[LogEntry]:
     """Return the last acts on a model, paused or not: Django's own history page exists for a paused one only."""
-    return LogEntry.objects.filter(content_type=_get_content_type(), object_id=name).select_related("user")[:ACTS]
-
-
-def _get_content_type() -> ContentType:
-    return ContentType.objects.get_for_model(PausedModel)
+    models = ContentType.objects.get_for_model(PausedModel)
+    return LogEntry.objects.filter(content_type=models, object_id=name).select_related("user")[:ACTS]
 
 
 @admin.register(PausedModel)
@@ -211,12 +208,5 @@ class ModelsAdmin(ReadOnlyAdmin):
 
     def log_act(self, request: HttpRequest, name: str, what: str, happened: bool) -> None:
         if happened:
-            LogEntry.objects.create(
-                user_id=request.user.pk or 0,
-                content_type=_get_content_type(),
-                object_id=name,
-                object_repr=name[:200],
-                action_flag=CHANGE,
-                change_message=what,
-            )
+            self.log_change(request, PausedModel(name), what)
             self.message_user(request, f"{name}: {what} This takes effect within seconds.", messages.SUCCESS)
