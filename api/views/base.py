@@ -17,7 +17,6 @@ from api.auth import ANONYMOUS, Principal
 from api.errors import problems
 from api.errors.problems import ApiError
 from api.requests import bodies
-from api.requests.fields import Body
 from api.server.middleware import format_route
 from inference import process
 from inference.errors import JobNotFound, UnknownOwner
@@ -84,12 +83,6 @@ class ApiView(APIView):
         response = problems.answer_view_error(exc, self)
         exc.__traceback__ = None  # its frames may refer to the error, and would hold the body too
         return response
-
-    def read_document(self, request: HttpRequest, body: Body) -> dict[str, Any]:
-        """Return the validated JSON body."""
-        bodies.require_json(read_media_type(request))
-        document: dict[str, Any] = body.run_validation(codec.parse_json(read_body(request)))
-        return document
 
     def add_owner(self, request: HttpRequest, submission: T) -> T:
         """Return the submission with its owner and all else that the body does not hold. Raises `ApiError`."""

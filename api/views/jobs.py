@@ -18,7 +18,7 @@ from api.errors import problems
 from api.openapi import operations
 from api.requests import bodies, job_pages
 from api.views import streaming
-from api.views.base import ApiView, add_etag, get_own_job, get_visible_job
+from api.views.base import ApiView, add_etag, get_own_job, get_visible_job, read_json
 from inference.catalog.specs import ModelSpec
 from inference.models import Job, Status
 from inference.status import health
@@ -45,7 +45,7 @@ class JobsView(ApiView):
 
     @operations.submit_job
     def post(self, request: HttpRequest) -> HttpResponse:
-        submission = bodies.read_submission(self.read_document(request, JOB_BODY))
+        submission = bodies.read_submission(JOB_BODY.run_validation(read_json(request)))
         wait_s = bodies.read_preferred_wait(request.META.get("HTTP_PREFER", ""))
         job = jobs.submit(self.add_owner(request, submission))
         plain = self.wants_plain_outputs(request)
@@ -84,7 +84,7 @@ class WaitView(ApiView):
     def post(self, request: HttpRequest) -> HttpResponse:
         """Answer with the finished jobs, and with Retry-After if there is none because there was no room to wait."""
         wait_s = bodies.read_seconds(request.GET, "wait") or 0.0
-        ids = bodies.read_ids(self.read_document(request, WAIT_BODY)["ids"])
+        ids = bodies.read_ids(WAIT_BODY.run_validation(read_json(request))["ids"])
         with self.take_wait_slot(wait_s) as granted_s:
             shown = wait_for_finished_jobs(
                 self.principal, ids, wait_s=granted_s, plain=self.wants_plain_outputs(request)

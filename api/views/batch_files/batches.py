@@ -14,7 +14,7 @@ from api.models import FileBatch
 from api.openapi import batch_operations
 from api.requests import bodies
 from api.requests.file_batches import read_batch, read_page, read_public_id
-from api.views.base import ApiView, read_body, read_media_type
+from api.views.base import ApiView, read_json
 
 
 class BatchesView(ApiView):
@@ -30,8 +30,7 @@ class BatchesView(ApiView):
 
     @batch_operations.create_batch
     def post(self, request: HttpRequest) -> HttpResponse:
-        bodies.require_json(read_media_type(request))
-        wanted = read_batch(codec.parse_json(read_body(request)), ENDPOINTS)
+        wanted = read_batch(read_json(request), ENDPOINTS)
         key = bodies.read_idempotency_key(request.META.get("HTTP_IDEMPOTENCY_KEY"))
         return codec.make_json_response(make_batch_document(create_batch(self.principal, wanted, key=key)))
 
