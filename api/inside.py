@@ -25,7 +25,7 @@ from rest_framework.exceptions import ValidationError
 
 from api import codec
 from api.answers import resources
-from api.auth import Principal, require_cancel_or_retry
+from api.auth import Principal
 from api.errors import problems
 from api.errors.problems import ApiError
 from api.file_batches import batches, files
@@ -36,10 +36,9 @@ from api.requests import bodies
 from api.requests import bulk as bulk_body
 from api.requests.file_batches import read_batch
 from api.views import streaming
-from api.views.base import get_own_job, get_visible_job
-from api.views.batch_files.batches import get_visible_batch
-from api.views.bulk import get_own_bulk, get_visible_bulk
-from api.views.jobs import JOB_BODY, wait_for_finished_jobs
+from api.views.base import get_visible_job
+from api.views.bulk import cancel_own_bulk, get_visible_bulk
+from api.views.jobs import JOB_BODY, cancel_own_job, wait_for_finished_jobs
 from batch_inference_client import BaseClient, ClientError
 from batch_inference_client.client import PATIENCE_S
 from batch_inference_client.errors import PASSING
@@ -48,7 +47,6 @@ from inference import process
 from inference.catalog.lookup import get_catalog
 from inference.catalog.specs import CatalogError
 from inference.errors import InferenceError
-from inference.models import Status
 from inference.status import health
 from inference.streams import reader
 from inference.streams.events import Delta, End, Event, Restart
@@ -130,9 +128,7 @@ class InProcessService(Service):
 
     def cancel(self, job_id: str) -> Document:
         with _guard_call():
-            job = jobs.cancel(get_own_job(self._principal, job_id).id)
-            was_running = job.status == Status.CANCELLED and job.started_at is not None
-            return _to_document({**resources.make_job_document(job, plain=True), "was_running": was_running})
+            return _to_document(cancel_own_job(self._principal, job_id, plain=True))
 
     @run_in_own_thread
     def submit_bulk(self, lines: Sequence[bytes], *, terms: Mapping[str, Any], key: str) -> Document:
@@ -147,9 +143,7 @@ class InProcessService(Service):
 
     def cancel_bulk(self, bulk_id: str) -> Document:
         with _guard_call():
-            found = get_own_bulk(self._principal, bulk_id)
-            bulk.cancel(found)
-            return _to_document(resources.make_bulk_document(found))
+            return _to_document(resources.make_bulk_document(cancel_own_bulk(self._principal, bulk_id)))
 
     def upload_file(self, path: Path) -> Document:
         if connection.in_atomic_block:
@@ -168,15 +162,11 @@ class InProcessService(Service):
 
     def batch(self, batch_id: str) -> Document:
         with _guard_call():
-            return _to_document(make_batch_document(get_visible_batch(self._principal, batch_id)))
+            return _to_document(make_batch_document(batches.get_visible_batch(self._principal, batch_id)))
 
     def cancel_batch(self, batch_id: str) -> Document:
         with _guard_call():
-            row = get_visible_batch(self._principal, batch_id)
-            require_cancel_or_retry(self._principal, row)
-            batches.cancel_batch(row)
-            row.refresh_from_db()
-            return _to_document(make_batch_document(row))
+            return _to_document(make_batch_document(batches.cancel_own_batch(self._principal, batch_id)))
 
     def file_content(self, file_id: str) -> Iterator[bytes]:
         with _guard_call():

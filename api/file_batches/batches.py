@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import datetime
 from typing import Any
-from uuid import UUID
 
 from django.db import IntegrityError, transaction
 from django.db.models.functions import Now
 
 from api import request_id
-from api.auth import Principal
+from api.auth import Principal, require_cancel_or_retry
 from api.errors.problems import ApiError
 from api.file_batches.files import get_visible_file, lock_file
 from api.models import UNFINISHED, BatchStatus, FileBatch, FilePurpose
-from api.requests.file_batches import BatchRequest
+from api.requests.file_batches import BatchRequest, read_public_id
 from inference import clock, row_locks
 from inference.models import Bulk
 from inference.submission import idempotency
@@ -82,8 +81,28 @@ def cancel_batch(batch: FileBatch) -> bool:
     return bool(running.update(status=BatchStatus.CANCELLING, cancelling_at=clock.now()))
 
 
-def find_batch(batch_id: UUID) -> FileBatch | None:
-    return FileBatch.objects.filter(pk=batch_id).first()
+def cancel_own_batch(principal: Principal, batch_id: str) -> FileBatch:
+    """Have a batch cancelled, and return it as it is then.
+
+    Raises the errors of `get_visible_batch`, and `ApiError` if the principal may only look at the batch.
+    """
+    batch = get_visible_batch(principal, batch_id)
+    require_cancel_or_retry(principal, batch)
+    cancel_batch(batch)
+    batch.refresh_from_db()
+    return batch
+
+
+def get_visible_batch(principal: Principal, batch_id: str) -> FileBatch:
+    """Return the batch with this id, if the principal may see it.
+
+    Raises `ApiError`, the same for a batch of another owner as for none.
+    """
+    key = read_public_id(batch_id, "batch_")
+    batch = key and FileBatch.objects.filter(pk=key).first()
+    if not batch or not principal.may_see(batch):
+        raise ApiError(f"No batch found with id '{batch_id[:100]}'.", "batch_not_found")
+    return batch
 
 
 def remove_old_batches() -> None:

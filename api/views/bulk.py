@@ -56,9 +56,7 @@ class BulkView(ApiView):
 class CancelBulkView(ApiView):
     @operations.cancel_bulk
     def post(self, request: HttpRequest, bulk_id: str) -> HttpResponse:
-        found = get_own_bulk(self.principal, bulk_id)
-        bulk.cancel(found)
-        return codec.make_json_response(resources.make_bulk_document(found))
+        return codec.make_json_response(resources.make_bulk_document(cancel_own_bulk(self.principal, bulk_id)))
 
 
 def get_visible_bulk(principal: Principal, bulk_id: str) -> Bulk:
@@ -74,11 +72,12 @@ def get_visible_bulk(principal: Principal, bulk_id: str) -> Bulk:
     return found
 
 
-def get_own_bulk(principal: Principal, bulk_id: str) -> Bulk:
-    """Return the bulk with this id, if the principal may cancel it.
+def cancel_own_bulk(principal: Principal, bulk_id: str) -> Bulk:
+    """Cancel the jobs of a bulk that are not finished, and return the bulk.
 
     Raises the errors of `get_visible_bulk`, and `ApiError` if the principal may only look at the bulk.
     """
     found = get_visible_bulk(principal, bulk_id)
     require_cancel_or_retry(principal, found)
+    bulk.cancel(found)
     return found

@@ -108,11 +108,8 @@ class StreamView(ApiView):
 class CancelView(ApiView):
     @operations.cancel_job
     def post(self, request: HttpRequest, job_id: str) -> HttpResponse:
-        job = jobs.cancel(get_own_job(self.principal, job_id).id)
-        was_running = job.status == Status.CANCELLED and job.started_at is not None
-        return codec.make_json_response(
-            {**resources.make_job_document(job, plain=self.wants_plain_outputs(request)), "was_running": was_running}
-        )
+        shown = cancel_own_job(self.principal, job_id, plain=self.wants_plain_outputs(request))
+        return codec.make_json_response(shown)
 
 
 class RetryView(ApiView):
@@ -123,6 +120,13 @@ class RetryView(ApiView):
         again = self.add_owner(request, jobs.make_resubmission(old))
         job = jobs.submit(dataclasses.replace(again, owner=old.owner))
         return answer_submission(job, plain=self.wants_plain_outputs(request))
+
+
+def cancel_own_job(principal: Principal, job_id: str, *, plain: bool) -> dict[str, Any]:
+    """Cancel a job, and return its document. Raises the errors of `get_own_job`."""
+    job = jobs.cancel(get_own_job(principal, job_id).id)
+    was_running = job.status == Status.CANCELLED and job.started_at is not None
+    return {**resources.make_job_document(job, plain=plain), "was_running": was_running}
 
 
 def wait_for_finished_jobs(principal: Principal, ids: list[UUID], *, wait_s: float, plain: bool) -> dict[str, Any]:

@@ -5,15 +5,13 @@ from __future__ import annotations
 from django.http import HttpRequest, HttpResponse
 
 from api import codec
-from api.auth import Principal, require_cancel_or_retry
-from api.errors.problems import ApiError
-from api.file_batches.batches import cancel_batch, create_batch, find_batch
+from api.file_batches.batches import cancel_own_batch, create_batch, get_visible_batch
 from api.file_batches.documents import make_batch_document, make_batch_documents, make_page
 from api.file_batches.endpoints import ENDPOINTS
 from api.models import FileBatch
 from api.openapi import batch_operations
 from api.requests import bodies
-from api.requests.file_batches import read_batch, read_page, read_public_id
+from api.requests.file_batches import read_batch, read_page
 from api.views.base import ApiView, read_json
 
 
@@ -49,20 +47,4 @@ class CancelBatchView(ApiView):
     @batch_operations.cancel_batch
     def post(self, request: HttpRequest, batch_id: str) -> HttpResponse:
         """Have a batch cancelled. Its answers so far are kept; a batch that has ended stays as it is."""
-        row = get_visible_batch(self.principal, batch_id)
-        require_cancel_or_retry(self.principal, row)
-        cancel_batch(row)
-        row.refresh_from_db()
-        return codec.make_json_response(make_batch_document(row))
-
-
-def get_visible_batch(principal: Principal, batch_id: str) -> FileBatch:
-    """Return the batch with this id, if the principal may see it.
-
-    Raises `ApiError`, the same for a batch of another owner as for none.
-    """
-    key = read_public_id(batch_id, "batch_")
-    row = key and find_batch(key)
-    if not row or not principal.may_see(row):
-        raise ApiError(f"No batch found with id '{batch_id[:100]}'.", "batch_not_found")
-    return row
+        return codec.make_json_response(make_batch_document(cancel_own_batch(self.principal, batch_id)))
