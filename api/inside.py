@@ -27,11 +27,10 @@ from api import codec
 from api.answers import resources
 from api.auth import Principal
 from api.errors import problems
-from api.errors.problems import ApiError
 from api.file_batches import batches, files
 from api.file_batches.documents import make_batch_document, make_file_document
 from api.file_batches.endpoints import ENDPOINTS
-from api.models import FilePurpose, StoredFile
+from api.models import FilePurpose
 from api.requests import bodies
 from api.requests import bulk as bulk_body
 from api.requests.file_batches import read_batch
@@ -170,11 +169,7 @@ class InProcessService(Service):
 
     def file_content(self, file_id: str) -> Iterator[bytes]:
         with _guard_call():
-            row = files.get_visible_file(self._principal, file_id)
-            try:
-                content = StoredFile.get_storage().open(row.stored_as)
-            except FileNotFoundError:
-                raise ApiError(f"The content of {file_id} is not in the storage any more.", "file_not_found") from None
+            content = files.open_content(files.get_visible_file(self._principal, file_id))
         with content:
             yield from content.chunks()
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import datetime
 import logging
-from typing import IO, Any
+from typing import Any
 from uuid import UUID
 
 from django.conf import settings
@@ -130,10 +130,10 @@ def remove_old_files() -> int:
     return removed
 
 
-def open_content(row: StoredFile) -> IO[bytes]:
+def open_content(row: StoredFile) -> File[bytes]:
     """Open the content of a file. Raises `ApiError` if it is gone, and `StoreUnavailable` if it cannot be read."""
     try:
-        opened: IO[bytes] = StoredFile.get_storage().open(row.stored_as, "rb")
+        opened: File[bytes] = StoredFile.get_storage().open(row.stored_as, "rb")
     except FileNotFoundError:
         raise ApiError(f"The content of {row.public_id} is not in the storage any more.", "file_not_found") from None
     except Exception as error:  # storages of other packages have errors of their own
