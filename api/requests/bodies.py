@@ -29,6 +29,7 @@ PRIORITIES = {"high": Priority.HIGH, "normal": Priority.NORMAL, "low": Priority.
 MAX_WAIT_S = 300.0
 DEFAULT_TIMEOUT_S = 30.0
 EXPIRES_IN_S = (0.001, 7 * 86_400.0)
+_LIMIT = re.compile(r"[1-9][0-9]{0,4}")
 _NUMBER = re.compile(r"\d{1,6}(\.\d{1,6})?")
 KEY = re.compile(r"[\x21-\x7e]{1,255}")
 MOST_IDS = 500
@@ -154,6 +155,14 @@ def read_whole_number(query: Mapping[str, str], name: str, default: int) -> int:
         return default
     if not (text.isascii() and text.isdigit() and len(text) <= 10):
         raise ApiError(f"{name}: must be a whole number from 0, not {text[:100]!r}.")
+    return int(text)
+
+
+def read_limit(query: Mapping[str, str], default: int, most: int) -> int:
+    """Return how many entries of a list are asked for. Raises `ApiError`."""
+    text = query.get("limit", str(default))
+    if not _LIMIT.fullmatch(text) or int(text) > most:
+        raise ApiError(f"limit must be a whole number from 1 to {most}.")
     return int(text)
 
 

@@ -11,6 +11,7 @@ from uuid import UUID
 from django.db.models import Model, QuerySet
 
 from api.errors.problems import ApiError
+from api.requests.bodies import read_limit
 from api.requests.dialects.base import read_fields, refuse_unknown_fields
 from inference.errors import InvalidInput
 
@@ -18,7 +19,6 @@ PAGE, LONGEST_PAGE, MOST_LIMIT = 20, 1_000, 10_000  # a larger limit than the lo
 EXPIRES_AFTER_S = (3_600, 2_592_000)
 MOST_PAIRS, LONGEST_NAME, LONGEST_VALUE = 16, 64, 512  # of metadata
 LONGEST_WINDOW_H = 7 * 24
-LIMIT = re.compile(r"[1-9][0-9]{0,4}")
 WINDOW = re.compile(r"([1-9][0-9]{0,4})([hm])")
 HEX = re.compile(r"[0-9a-f]{32}")
 FIELDS = ("input_file_id", "endpoint", "completion_window", "metadata", "output_expires_after")
@@ -34,9 +34,7 @@ def read_public_id(text: str, prefix: str) -> UUID | None:
 
 def read_page(query: Mapping[str, str], rows: QuerySet[R], prefix: str) -> tuple[list[R], bool]:
     """Return the rows of a page, and True if there are more. Raises `ApiError`."""
-    text = query.get("limit", str(PAGE))
-    if not LIMIT.fullmatch(text) or int(text) > MOST_LIMIT:
-        raise ApiError(f"limit must be a whole number from 1 to {MOST_LIMIT}.")
+    most = min(read_limit(query, PAGE, MOST_LIMIT), LONGEST_PAGE)
     order = query.get("order", "desc")
     if order not in ("asc", "desc"):
         raise ApiError("order must be asc or desc.")
@@ -44,7 +42,6 @@ def read_page(query: Mapping[str, str], rows: QuerySet[R], prefix: str) -> tuple
         if (last := read_public_id(after, prefix)) is None:
             raise ApiError(f"after must be an id such as {prefix}…, as a page of this list gave it.")
         rows = rows.filter(**{"pk__gt" if order == "asc" else "pk__lt": last})
-    most = min(int(text), LONGEST_PAGE)
     found = list(rows.order_by("pk" if order == "asc" else "-pk")[: most + 1])
     return found[:most], len(found) > most
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import re
 from collections.abc import Mapping
 from urllib.parse import urlencode
 from uuid import UUID
@@ -14,6 +13,7 @@ from django.utils.dateparse import parse_datetime
 
 from api.auth import Principal
 from api.errors.problems import ApiError
+from api.requests.bodies import read_limit
 from inference.catalog.specs import NAME
 from inference.fields.ids import make_first_id
 from inference.fields.uuids import parse_uuid
@@ -21,13 +21,12 @@ from inference.models import Bulk, Job, Status
 from inference.store import output_pages
 
 PAGE, LONGEST_PAGE = 50, 500
-_LIMIT = re.compile(r"[1-9][0-9]{0,2}")
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
 
 def read_page(principal: Principal, query: Mapping[str, str]) -> tuple[list[Job], str | None]:
     """Return the jobs of a page, and the address of the next page or None. Raises `ApiError`."""
-    limit = _read_limit(query.get("limit", str(PAGE)))
+    limit = read_limit(query, PAGE, LONGEST_PAGE)
     jobs = _select_visible_jobs(principal, query)
     for name, (condition, read) in FILTERS.items():
         if name in query and (value := read(name, query[name])):
@@ -64,12 +63,6 @@ def wants_outputs(query: Mapping[str, str]) -> bool:
     if text not in ("0", "1"):
         raise ApiError("outputs must be 1, for jobs with their outputs, or 0.")
     return text == "1"
-
-
-def _read_limit(text: str) -> int:
-    if not _LIMIT.fullmatch(text) or int(text) > LONGEST_PAGE:
-        raise ApiError(f"limit must be a whole number from 1 to {LONGEST_PAGE}.")
-    return int(text)
 
 
 def _read_uuid(name: str, text: str) -> UUID:
