@@ -57,6 +57,11 @@ class InvalidInput(SubmissionError):
         self.field = field
 
 
+def make_field_error(field: str, reason: str) -> InvalidInput:
+    """Return the error of a field, whose path begins the message."""
+    return InvalidInput(f"{field}: {reason}", field=field)
+
+
 class ContextLengthExceeded(InvalidInput):
     """The input is longer than the model reads.
 

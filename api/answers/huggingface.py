@@ -16,7 +16,7 @@ from inference.catalog import tasks
 from inference.catalog.sizes import lengths
 from inference.catalog.specs import ModelSpec
 from inference.catalog.tasks import AnswerShape
-from inference.errors import InvalidInput
+from inference.errors import make_field_error
 from inference.submission.submissions import Submission
 
 _LEGACY_CLIENT = re.compile(r"hf_hub/(0|1\.[01])\.")  # these read {"labels", "scores"} of zero-shot themselves
@@ -48,7 +48,7 @@ def _refuse_what_is_not_streamed(spec: ModelSpec, inputs: object) -> None:
     if lengths.is_list(spec, inputs):
         why = "the answer to one input is, and these are several"
     if why:
-        raise InvalidInput(f"stream: this is not streamed, {why}: leave stream out, or send false.", field="stream")
+        raise make_field_error("stream", f"this is not streamed, {why}: leave stream out, or send false.")
 
 
 def _gather_parameters(document: dict[str, Any]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from api.requests.fields import (
 )
 from inference.catalog import wording
 from inference.catalog.lookup import spec_of
-from inference.errors import InvalidInput
+from inference.errors import make_field_error
 from inference.models import Priority
 from inference.submission.submissions import Submission
 
@@ -174,11 +174,11 @@ def prefers_plain(header: str) -> bool:
 def read_ids(values: list[Any]) -> list[UUID]:
     """Return the ids of a validated `WaitBody`, each once. Raises `InvalidInput`."""
     if not 1 <= len(values) <= MOST_IDS:
-        raise InvalidInput(f"ids: must be from 1 to {MOST_IDS} ids.", field="ids")
+        raise make_field_error("ids", f"must be from 1 to {MOST_IDS} ids.")
     try:
         return list(dict.fromkeys(map(UUID, values)))
     except (ValueError, AttributeError, TypeError):
-        raise InvalidInput("ids: must be the ids of jobs, which are UUIDs.", field="ids") from None
+        raise make_field_error("ids", "must be the ids of jobs, which are UUIDs.") from None
 
 
 def read_idempotency_key(header: str | None) -> str | None:

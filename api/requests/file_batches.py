@@ -13,7 +13,7 @@ from django.db.models import Model, QuerySet
 from api.errors.problems import ApiError
 from api.requests.bodies import read_limit
 from api.requests.dialects.base import read_fields, refuse_unknown_fields
-from inference.errors import InvalidInput
+from inference.errors import make_field_error
 
 PAGE, LONGEST_PAGE, MOST_LIMIT = 20, 1_000, 10_000  # a larger limit than the longest page has more pages
 EXPIRES_AFTER_S = (3_600, 2_592_000)
@@ -58,8 +58,7 @@ def read_expiry_s(fields: Mapping[str, Any], where: str) -> int | None:
     if isinstance(seconds, str) and seconds.isascii() and seconds.isdigit() and len(seconds) < 10:
         seconds = int(seconds)  # a form has texts only
     if fields.get("anchor") != "created_at" or type(seconds) is not int or not least <= seconds <= most:
-        message = f"{where}: must have the anchor created_at, and seconds from {least} to {most}."
-        raise InvalidInput(message, field=where)
+        raise make_field_error(where, f"must have the anchor created_at, and seconds from {least} to {most}.")
     return seconds
 
 
@@ -85,12 +84,12 @@ def read_batch(document: object, endpoints: Collection[str]) -> BatchRequest:
     refuse_unknown_fields(fields, FIELDS)
     file_id, endpoint, window = (fields.get(name) for name in FIELDS[:3])
     if not isinstance(file_id, str):
-        raise InvalidInput("input_file_id: must be the id of a file, such as file-….", field="input_file_id")
+        raise make_field_error("input_file_id", "must be the id of a file, such as file-….")
     if not isinstance(endpoint, str) or endpoint not in endpoints:
-        raise InvalidInput(f"endpoint: must be one of {', '.join(endpoints)}.", field="endpoint")
+        raise make_field_error("endpoint", f"must be one of {', '.join(endpoints)}.")
     expiry = fields.get("output_expires_after", {})
     if not isinstance(expiry, dict):
-        raise InvalidInput("output_expires_after: must be an object.", field="output_expires_after")
+        raise make_field_error("output_expires_after", "must be an object.")
     return BatchRequest(
         input_file_id=file_id,
         endpoint=endpoint,
@@ -106,8 +105,8 @@ def _read_window_s(window: object) -> int:
     match = WINDOW.fullmatch(window) if isinstance(window, str) else None
     seconds = int(match[1]) * (3600 if match[2] == "h" else 60) if match else 0
     if not 0 < seconds <= LONGEST_WINDOW_H * 3600:
-        message = f"completion_window: must be 24h, or other hours or minutes such as 30m, up to {LONGEST_WINDOW_H}h."
-        raise InvalidInput(message, field="completion_window")
+        reason = f"must be 24h, or other hours or minutes such as 30m, up to {LONGEST_WINDOW_H}h."
+        raise make_field_error("completion_window", reason)
     return seconds
 
 
@@ -121,9 +120,6 @@ def _read_metadata(metadata: Any) -> dict[str, str] | None:
         and all(isinstance(value, str) and len(value) <= LONGEST_VALUE for value in metadata.values())
     )
     if not is_sound:
-        message = (
-            f"metadata: must be an object of at most {MOST_PAIRS} texts, with names of {LONGEST_NAME} and values of"
-            f" {LONGEST_VALUE} characters at most."
-        )
-        raise InvalidInput(message, field="metadata")
+        longest = f"names of {LONGEST_NAME} and values of {LONGEST_VALUE} characters at most"
+        raise make_field_error("metadata", f"must be an object of at most {MOST_PAIRS} texts, with {longest}.")
     return dict(metadata)

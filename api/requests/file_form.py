@@ -17,7 +17,7 @@ from django.http.multipartparser import MultiPartParser, MultiPartParserError
 from django.utils.http import parse_header_parameters
 
 from api.errors.problems import ApiError
-from inference.errors import InvalidInput, StoreUnavailable
+from inference.errors import StoreUnavailable, make_field_error
 
 NO_ROOM = "The storage of files took no more; nothing was stored by this request. Try again later."
 KEPT = 4096  # bytes at the end of a body, in which its closing boundary is looked for
@@ -112,6 +112,6 @@ def read_file_form(meta: Mapping[str, Any], *, limit: int, example: str) -> File
     match found:
         case [("file", UploadedFile() as file)]:
             if twice := next((name for name, values in fields.lists() if len(values) > 1), None):
-                raise InvalidInput(f"{twice[:100]}: is there twice; send it once.", field=twice[:100])
+                raise make_field_error(twice[:100], "is there twice; send it once.")
             return FileForm(fields={name: str(value) for name, value in fields.items()}, file=file)
-    raise InvalidInput("file: send one file, in a part with this name and with a filename.", field="file")
+    raise make_field_error("file", "send one file, in a part with this name and with a filename.")

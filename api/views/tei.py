@@ -19,7 +19,7 @@ from api.views.embeddings import read_texts_json
 from api.views.models import DialectView, run_in_dialect
 from inference.catalog.lookup import get_catalog, spec_of
 from inference.catalog.specs import KINDS, ModelSpec
-from inference.errors import InvalidInput
+from inference.errors import make_field_error
 from inference.models import Job
 from inference.status import health
 
@@ -82,7 +82,7 @@ class InfoView(ApiView):
         kinds = {kind for spec in get_catalog().values() for kind in spec.request_kinds}
         spec = spec_of(name) if name else find_default_model(next(filter(kinds.__contains__, KINDS), KINDS[0]))
         if not spec.request_kinds:
-            raise InvalidInput(f"model: {spec.name!r} is described by GET /v1/models/{spec.name}.", field="model")
+            raise make_field_error("model", f"{spec.name!r} is described by GET /v1/models/{spec.name}.")
         return codec.make_json_response(tei.make_model_info(spec))
 
 

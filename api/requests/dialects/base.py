@@ -13,7 +13,7 @@ from inference.catalog import wording
 from inference.catalog.lookup import get_catalog, spec_of
 from inference.catalog.neutral_values import OPENAI, OPENAI_IGNORED, Neutral, describe_refusal, is_neutral
 from inference.catalog.specs import ModelSpec
-from inference.errors import InvalidInput
+from inference.errors import InvalidInput, make_field_error
 from inference.models import Priority
 from inference.submission.submissions import Submission
 
@@ -73,7 +73,7 @@ def find_model(fields: Mapping[str, Any]) -> ModelSpec:
     """Return the model that a body names. Raises `InvalidInput`, `UnknownModel`."""
     name = fields.get("model")
     if not isinstance(name, str):
-        raise InvalidInput("model: must be a name of GET /v1/models.", field="model")
+        raise make_field_error("model", "must be a name of GET /v1/models.")
     return spec_of(name)
 
 
@@ -100,7 +100,7 @@ def read_flag(fields: Mapping[str, Any], name: str, where: str = "", *, default:
     if value is None:
         return default
     if not isinstance(value, bool):
-        raise InvalidInput(f"{where}{name}: must be true or false.", field=f"{where}{name}")
+        raise make_field_error(f"{where}{name}", "must be true or false.")
     return value
 
 
@@ -108,7 +108,7 @@ def read_priority(fields: Mapping[str, Any]) -> Priority:
     """Return the priority that OpenAI's `service_tier` asks for. Raises `InvalidInput`."""
     tier = fields.get(SERVICE_TIER, "auto")
     if not isinstance(tier, str) or tier not in TIERS:
-        raise InvalidInput(f"{SERVICE_TIER}: must be one of {', '.join(TIERS)}.", field=SERVICE_TIER)
+        raise make_field_error(SERVICE_TIER, f"must be one of {', '.join(TIERS)}.")
     return TIERS[tier]
 
 
@@ -128,12 +128,11 @@ def refuse_unknown_fields(
             continue
         shown = f"{where}{wording.quote_name(name)}"
         if name not in neutral:
-            raise InvalidInput(f"{shown}: unknown field; {wording.suggest_name(name, known)}", field=shown)
-        raise InvalidInput(f"{shown}: {describe_refusal(neutral, name)}", field=shown)
+            raise make_field_error(shown, f"unknown field; {wording.suggest_name(name, known)}")
+        raise make_field_error(shown, describe_refusal(neutral, name))
 
 
 def refuse_other_fields(where: str, fields: Mapping[str, Any], known: Collection[str]) -> None:
     """Raise `InvalidInput` for a field of the object at `where` that is not known and is not empty."""
     if name := next((name for name, value in fields.items() if value and name not in known), None):
-        path = f"{where}.{wording.quote_name(name)}"
-        raise InvalidInput(f"{path}: is not served here; leave it out.", field=path)
+        raise make_field_error(f"{where}.{wording.quote_name(name)}", "is not served here; leave it out.")

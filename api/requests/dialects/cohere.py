@@ -8,7 +8,7 @@ from typing import Any
 from api.requests.dialects.base import DialectRequest, find_model, read_fields, refuse_unknown_fields
 from api.requests.dialects.embeddings import OWN, require_embedding_model, translate_input_type
 from inference.catalog.neutral_values import Neutral
-from inference.errors import InvalidInput
+from inference.errors import make_field_error
 from inference.submission.submissions import Submission
 
 FORMS = ("float", "base64")
@@ -31,7 +31,7 @@ def read_embed(document: object) -> EmbedRequest:
     refuse_unknown_fields(fields, FIELDS, NEUTRAL, ignored=())
     texts = fields.get("texts")
     if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):
-        raise InvalidInput("texts: must be a list of one text or more.", field="texts")
+        raise make_field_error("texts", "must be a list of one text or more.")
     parameters = {**OWN, **_read_truncate(fields.get("truncate", CUT))}
     if (kind := fields.get("input_type")) is not None:
         parameters["input_type"] = translate_input_type(kind)
@@ -47,12 +47,11 @@ def read_embed(document: object) -> EmbedRequest:
 
 def _read_truncate(value: object) -> dict[str, Any]:
     if value not in (CUT, WHOLE):
-        raise InvalidInput(f"truncate: must be {CUT} or {WHOLE}, as texts are cut at their end.", field="truncate")
+        raise make_field_error("truncate", f"must be {CUT} or {WHOLE}, as texts are cut at their end.")
     return {"truncate": False} if value == WHOLE else {}
 
 
 def _read_forms(value: object) -> tuple[str, ...]:
     if not isinstance(value, list) or any(form not in FORMS for form in value):
-        message = f"embedding_types: must be a list of {' or '.join(FORMS)}."
-        raise InvalidInput(message, field="embedding_types")
+        raise make_field_error("embedding_types", f"must be a list of {' or '.join(FORMS)}.")
     return tuple(dict.fromkeys(value))

@@ -15,7 +15,7 @@ from api.requests.dialects.base import (
 )
 from inference.catalog.neutral_values import Neutral, is_neutral
 from inference.catalog.specs import ModelSpec
-from inference.errors import InvalidInput
+from inference.errors import make_field_error
 from inference.submission.submissions import Submission
 
 FORMATS = ("float", "base64")
@@ -48,7 +48,7 @@ def read_embeddings(document: object, spec: ModelSpec | None = None) -> Embeddin
     refuse_unknown_fields(fields, FIELDS)
     encoding = fields.get("encoding_format", FORMATS[0])
     if encoding not in FORMATS:
-        raise InvalidInput(f"encoding_format: must be one of {', '.join(FORMATS)}.", field="encoding_format")
+        raise make_field_error("encoding_format", f"must be one of {', '.join(FORMATS)}.")
     count, kind, prompt = (fields.get(name) for name in ("dimensions", "input_type", "prompt_name"))
     values = {
         "dimensions": None if is_neutral(NEUTRAL, "dimensions", count) else count,
@@ -71,8 +71,7 @@ def read_embeddings(document: object, spec: ModelSpec | None = None) -> Embeddin
 def require_embedding_model(spec: ModelSpec) -> None:
     """Raise `InvalidInput` for a model that gives no vectors of texts."""
     if not spec.embeds:
-        message = f"model: {spec.name!r} gives no vectors of texts: post to /v1/models/{spec.name}."
-        raise InvalidInput(message, field="model")
+        raise make_field_error("model", f"{spec.name!r} gives no vectors of texts: post to /v1/models/{spec.name}.")
 
 
 def _read_texts(given: Any) -> str | list[str]:
@@ -84,7 +83,7 @@ def require_texts(where: str, texts: list[Any]) -> None:
     """Raise `InvalidInput` if `texts` is not a list of one text or more. The error names the field `where`."""
     if not texts or not all(isinstance(text, str) for text in texts):
         reason = TOKENS if texts and all(map(_are_tokens, texts)) else "must be a text, or a list of one text or more."
-        raise InvalidInput(f"{where}: {reason}", field=where)
+        raise make_field_error(where, reason)
 
 
 def translate_input_type(given: object) -> Any:

@@ -20,7 +20,7 @@ from api.requests.dialects.base import (
 from inference.catalog import tasks
 from inference.catalog.neutral_values import Neutral
 from inference.catalog.specs import ModelSpec
-from inference.errors import InvalidInput
+from inference.errors import make_field_error
 from inference.models import Priority
 from inference.submission.submissions import Submission
 
@@ -59,17 +59,17 @@ def read_rerank(document: object, spec: ModelSpec | None = None) -> RerankReques
     fields = _rename_fields(read_fields(document))
     spec = spec or _find_model(fields)
     if not tasks.find_task(spec.task).ranks:
-        message = f'model: {spec.name!r} does not rank texts, which a model with task = "{tasks.RANKING}" does.'
-        raise InvalidInput(message, field="model")
+        reason = f'{spec.name!r} does not rank texts, which a model with task = "{tasks.RANKING}" does.'
+        raise make_field_error("model", reason)
     refuse_unknown_fields(fields, FIELDS, NEUTRAL, ignored=())
     name = TEXTS if TEXTS in fields else DOCUMENTS
     texts = [_read_text(f"{name}[{index}]", text) for index, text in enumerate(_read_list(name, fields.get(name)))]
     query = fields.get("query")
     if not isinstance(query, str):
-        raise InvalidInput("query: must be a text.", field="query")
+        raise make_field_error("query", "must be a text.")
     if len(query) * len(texts) > MOST_CHARACTERS:
-        message = f"query: its {len(query)} characters beside each of {len(texts)} texts are too many: shorten it."
-        raise InvalidInput(message, field="query")
+        reason = f"its {len(query)} characters beside each of {len(texts)} texts are too many: shorten it."
+        raise make_field_error("query", reason)
     return RerankRequest(
         submission=Submission(
             spec=spec,
@@ -89,7 +89,7 @@ def read_rerank(document: object, spec: ModelSpec | None = None) -> RerankReques
 def _rename_fields(given: Mapping[str, Any]) -> dict[str, Any]:
     for name, other in (*RENAMED.items(), (TEXTS, DOCUMENTS)):
         if name in given and other in given:
-            raise InvalidInput(f"{name}: is the same as {other}; send one of them.", field=name)
+            raise make_field_error(name, f"is the same as {other}; send one of them.")
     return {RENAMED.get(name, name): value for name, value in given.items()}
 
 
@@ -99,7 +99,7 @@ def _find_model(fields: Mapping[str, Any]) -> ModelSpec:
 
 def _read_list(name: str, texts: object) -> list[Any]:
     if not isinstance(texts, list) or not texts:
-        raise InvalidInput(f"{name}: must be a list of one text or more.", field=name)
+        raise make_field_error(name, "must be a list of one text or more.")
     return texts
 
 
@@ -107,16 +107,16 @@ def _read_text(where: str, text: Any) -> str:
     match text:
         case str() | {"text": str()}:
             return text if isinstance(text, str) else str(text["text"])
-    raise InvalidInput(f'{where}: must be a text, or {{"text": "…"}}.', field=where)
+    raise make_field_error(where, 'must be a text, or {"text": "…"}.')
 
 
 def _read_count(value: object) -> int | None:
     if value is None or (type(value) is int and value > 0):
         return value
-    raise InvalidInput("top_n: must be a whole number from 1.", field="top_n")
+    raise make_field_error("top_n", "must be a whole number from 1.")
 
 
 def _read_priority(value: object) -> Priority:
     if type(value) is not int or not 0 <= value <= LOWEST:
-        raise InvalidInput(f"priority: must be a whole number from 0, which is first, to {LOWEST}.", field="priority")
+        raise make_field_error("priority", f"must be a whole number from 0, which is first, to {LOWEST}.")
     return Priority.LOW if value >= LOW_FROM else Priority.NORMAL

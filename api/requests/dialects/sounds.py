@@ -11,7 +11,7 @@ from api.requests.file_form import FileForm
 from inference.catalog import tasks
 from inference.catalog.neutral_values import Neutral
 from inference.catalog.tasks import AnswerShape
-from inference.errors import InvalidInput
+from inference.errors import make_field_error
 from inference.submission.submissions import Submission
 
 FORMATS = ("json", "text", "verbose_json", "srt", "vtt")  # of a transcription
@@ -35,18 +35,18 @@ def read_transcription(form: FileForm) -> TranscriptionRequest:
     fields = {name: value for name, value in form.fields.items() if value}
     spec = find_model(fields)
     if not tasks.find_task(spec.task).transcribes:
-        raise InvalidInput(f"model: {spec.name!r} does not write down sounds.", field="model")
+        raise make_field_error("model", f"{spec.name!r} does not write down sounds.")
     wanted = fields.get("response_format", "json")
     if wanted not in FORMATS:
-        raise InvalidInput(f"response_format: must be one of {', '.join(FORMATS)}.", field="response_format")
+        raise make_field_error("response_format", f"must be one of {', '.join(FORMATS)}.")
     refuse_unknown_fields(fields, ("model", "language", "response_format"), FORM_NEUTRAL, ())
     parameters: dict[str, Any] = {"return_timestamps": True} if wanted in WITH_TIMES else {}
     if language := fields.get("language"):
         if "language" not in spec.parameters:
-            raise InvalidInput(f"language: is not served by {spec.name!r}; leave it out.", field="language")
+            raise make_field_error("language", f"is not served by {spec.name!r}; leave it out.")
         parameters["language"] = language
     if not (content := form.file.read()):
-        raise InvalidInput("file: is empty; send the bytes of a sound.", field="file")
+        raise make_field_error("file", "is empty; send the bytes of a sound.")
     inputs = base64.b64encode(content).decode()
     return TranscriptionRequest(
         submission=Submission(spec=spec, inputs=inputs, parameters=parameters),
@@ -60,9 +60,9 @@ def read_speech(document: object) -> DialectRequest:
     fields = read_fields(document)
     spec = find_model(fields)
     if tasks.find_task(spec.task).shape is not AnswerShape.SOUND:
-        raise InvalidInput(f"model: {spec.name!r} does not speak.", field="model")
+        raise make_field_error("model", f"{spec.name!r} does not speak.")
     if not isinstance(text := fields.get("input"), str) or not text:
-        raise InvalidInput("input: must be a text.", field="input")
+        raise make_field_error("input", "must be a text.")
     refuse_unknown_fields(fields, ("model", "input", "service_tier"), SPEECH_NEUTRAL, SPEECH_IGNORED)
     submission = Submission(spec=spec, inputs=text, priority=read_priority(fields))
     return DialectRequest(submission=submission, words={"inputs": "input"})

@@ -21,7 +21,7 @@ from api.requests.dialects.base import (
 from api.requests.dialects.embeddings import OWN, require_texts
 from inference.catalog.neutral_values import CUT, is_neutral
 from inference.catalog.specs import ModelSpec
-from inference.errors import InvalidInput
+from inference.errors import make_field_error
 from inference.submission import split_jobs
 from inference.submission.submissions import Submission
 
@@ -65,7 +65,7 @@ def read_similarity(document: object, spec: ModelSpec | None = None) -> DialectR
     fields, spec = _read_fields_and_model(document, spec, "embed", ("inputs", "parameters"))
     given = fields.get("parameters", {})
     if not isinstance(given, dict):
-        raise InvalidInput("parameters: must be an object.", field="parameters")
+        raise make_field_error("parameters", "must be an object.")
     refuse_unknown_fields(given, TOKENIZER_SETTINGS, CUT, ignored=(), where="parameters.")
     return make_similarity_request(spec, fields.get("inputs"), _read_settings(given, TOKENIZER_SETTINGS))
 
@@ -79,8 +79,7 @@ def make_similarity_request(spec: ModelSpec, inputs: Any, parameters: Mapping[st
             of_length_one = {**parameters, **OWN, "normalize": True}
             submission = Submission(spec=spec, inputs=[source, *sentences], parameters=of_length_one)
             return DialectRequest(submission=submission, words={})
-    right = '{"source_sentence": "a text", "sentences": ["another", …]}'
-    raise InvalidInput(f"inputs: must be {right}.", field="inputs")
+    raise make_field_error("inputs", 'must be {"source_sentence": "a text", "sentences": ["another", …]}.')
 
 
 def read_predict(document: object, spec: ModelSpec | None = None) -> PredictRequest:
@@ -111,8 +110,7 @@ def _read_fields_and_model(
     fields = read_fields(document)
     spec = spec or (find_model(fields) if "model" in fields else find_default_model(kind))
     if kind not in spec.request_kinds:
-        message = f"model: {spec.name!r} does not answer this: post to /v1/models/{spec.name}."
-        raise InvalidInput(message, field="model")
+        raise make_field_error("model", f"{spec.name!r} does not answer this: post to /v1/models/{spec.name}.")
     refuse_unknown_fields(fields, ("model", *known), CUT, ignored=())
     return fields, spec
 
@@ -137,4 +135,4 @@ def _read_sequence(where: str, given: object) -> Any:
             return text
         case [str(text), str(pair)]:
             return {"text": text, "text_pair": pair}
-    raise InvalidInput(f"{where}: must be a text, or a list of two that are one pair.", field=where)
+    raise make_field_error(where, "must be a text, or a list of two that are one pair.")

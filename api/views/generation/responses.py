@@ -21,7 +21,7 @@ from api.views import streaming
 from api.views.base import ApiView, get_own_job, get_visible_job, read_json
 from api.views.models import refuse_other_wait, run_in_dialect
 from inference.catalog.lookup import spec_of
-from inference.errors import InferenceError, InvalidInput, JobNotFound
+from inference.errors import InferenceError, JobNotFound, make_field_error
 from inference.models import Job, Status
 from inference.submission import jobs
 
@@ -51,10 +51,9 @@ class ResponsesView(ApiView):
         try:
             job = get_response_job(self.principal, previous)
         except InferenceError as error:
-            raise InvalidInput(f"{responses.PREVIOUS}: {error.message}", field=responses.PREVIOUS) from None
+            raise make_field_error(responses.PREVIOUS, error.message) from None
         if job.status != Status.SUCCEEDED:
-            message = f"{responses.PREVIOUS}: {previous} has no answer to follow; it is {job.status}."
-            raise InvalidInput(message, field=responses.PREVIOUS)
+            raise make_field_error(responses.PREVIOUS, f"{previous} has no answer to follow; it is {job.status}.")
         return read_messages(job)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from api.requests.dialects.base import read_flag
 from inference.catalog import wording
-from inference.errors import InvalidInput
+from inference.errors import make_field_error
 
 OPENAI = "response_format"
 VLLM = "structured_outputs"
@@ -33,16 +33,16 @@ def read_grammar(fields: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, s
     """
     if former := next((name for name in FORMER if fields.get(name)), ""):
         kind = former.removeprefix("guided_")
-        raise InvalidInput(f'{former}: is not served; send {VLLM}: {{"{kind}": …}}.', field=former)
+        raise make_field_error(former, f'is not served; send {VLLM}: {{"{kind}": …}}.')
     found = [name for name in (OPENAI, VLLM, OWN) if name in fields and fields[name] != ANY_TEXT]
     if len(found) > 1:
-        raise InvalidInput(f"{found[1]}: send it without {found[0]}, or {found[0]} without it.", field=found[1])
+        raise make_field_error(found[1], f"send it without {found[0]}, or {found[0]} without it.")
     if not found or found == [OWN]:
         return {}, {}
     [name] = found
     value = fields[name]
     if not isinstance(value, dict):
-        raise InvalidInput(f"{name}: must be an object, not {wording.json_type_of(value)}.", field=name)
+        raise make_field_error(name, f"must be an object, not {wording.json_type_of(value)}.")
     kind, grammar, where = (_read_openai if name == OPENAI else _read_vllm)(value)
     names = {"parameters.grammar.value": f"{name}.{where}", "parameters.grammar": name}
     return {"type": kind, "value": grammar}, names
@@ -54,23 +54,23 @@ def _read_openai(value: Mapping[str, Any]) -> tuple[str, Any, str]:
             is_strict = read_flag({"strict": others.get("strict")}, "strict", f"{OPENAI}.json_schema.")
             return "json", embed_schema(schema) if is_strict else schema, "json_schema.schema"
         case {"type": "json_schema"}:
-            where = f"{OPENAI}.json_schema"
-            raise InvalidInput(f'{where}: must be an object such as {{"name": "…", "schema": {{…}}}}.', field=where)
+            reason = 'must be an object such as {"name": "…", "schema": {…}}.'
+            raise make_field_error(f"{OPENAI}.json_schema", reason)
         case {"type": "json_object"}:  # with a schema under the names of llama.cpp and of huggingface_hub
             where = next((name for name in ("schema", "value") if value.get(name)), "")
             return "json", value[where] if where else ANY_OBJECT, where
         case {"type": "json" | "regex" as kind, "value": grammar}:  # as Text Generation Inference
             return kind, grammar, "value"
-    raise InvalidInput(f"{OPENAI}.type: must be one of {', '.join(TYPES)}.", field=f"{OPENAI}.type")
+    raise make_field_error(f"{OPENAI}.type", f"must be one of {', '.join(TYPES)}.")
 
 
 def _read_vllm(value: Mapping[str, Any]) -> tuple[str, Any, str]:
     given = {name: each for name, each in value.items() if each is not None and (name in KINDS or each is not False)}
     if unknown := next((name for name in given if name not in VLLM_KINDS), ""):
-        where = f"{VLLM}.{wording.quote_name(unknown)}"
-        raise InvalidInput(f"{where}: is not served; send one of {', '.join(VLLM_KINDS)}.", field=where)
+        reason = f"is not served; send one of {', '.join(VLLM_KINDS)}."
+        raise make_field_error(f"{VLLM}.{wording.quote_name(unknown)}", reason)
     if len(given) != 1:
-        raise InvalidInput(f"{VLLM}: must have one of {', '.join(VLLM_KINDS)}.", field=VLLM)
+        raise make_field_error(VLLM, f"must have one of {', '.join(VLLM_KINDS)}.")
     [(kind, grammar)] = given.items()
     return ("json", ANY_OBJECT, kind) if kind == "json_object" else (kind, grammar, kind)
 

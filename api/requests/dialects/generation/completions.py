@@ -25,7 +25,7 @@ from inference.catalog.neutral_values import OPENAI, is_neutral
 from inference.catalog.sizes.lengths import CHAT_TOKENS
 from inference.catalog.sizes.lengths import NONE as NOTHING
 from inference.catalog.specs import ModelSpec
-from inference.errors import InvalidInput
+from inference.errors import make_field_error
 from inference.submission.submissions import Submission
 
 RENAMED = {  # the client's name: the model's
@@ -77,13 +77,11 @@ def _read_turn(given: dict[str, Any], last_role: str) -> dict[str, bool]:
     """
     goes_on, answers = (read_flag(given, name, default=default) for name, default in TURN.items())
     if goes_on and answers:
-        message = (
-            "continue_final_message: send add_generation_prompt: false with it, as a new message is begun otherwise."
-        )
-        raise InvalidInput(message, field="continue_final_message")
+        reason = "send add_generation_prompt: false with it, as a new message is begun otherwise."
+        raise make_field_error("continue_final_message", reason)
     if not goes_on and not answers:
-        message = "add_generation_prompt: false is served beside continue_final_message: true only; leave it out."
-        raise InvalidInput(message, field="add_generation_prompt")
+        reason = "false is served beside continue_final_message: true only; leave it out."
+        raise make_field_error("add_generation_prompt", reason)
     return {"continue_final_message": goes_on} if goes_on or last_role == "assistant" else {}
 
 
@@ -103,8 +101,7 @@ def _make_completion(
     """
     spec = spec or find_model(given)
     if not tasks.find_task(spec.task).generates:
-        message = f"model: {spec.name!r} does not generate text: post to /v1/models/{spec.name}."
-        raise InvalidInput(message, field="model")
+        raise make_field_error("model", f"{spec.name!r} does not generate text: post to /v1/models/{spec.name}.")
     form, form_names = _read_form(given, spec, is_chat=field == "messages")
     parameters, names = _read_settings(given, spec, field, most_tokens)
     parameters |= {**own, **form}
@@ -137,7 +134,7 @@ def _read_settings(
     own_names = (field, "model", "stream", "stream_options", "n", "ignore_eos", SERVICE_TIER, *form_fields)
     rest = {name: value for name, value in given.items() if name not in own_names}
     if len(limits := [name for name in LIMITS if name in rest]) > 1:
-        raise InvalidInput(f"{limits[0]}: is the same as {limits[1]}; send one of them.", field=limits[0])
+        raise make_field_error(limits[0], f"is the same as {limits[1]}; send one of them.")
     names = {f"parameters.{ours}": theirs for theirs, ours in RENAMED.items() if theirs in rest}
     return _add_token_limit(spec, _read_parameters(spec, rest), most_tokens), names
 
@@ -157,11 +154,11 @@ def _refuse_combination(
     """Raise `InvalidInput` for settings that are not served together. `count` is the number of all answers."""
     if is_streamed and count > 1:
         several = field if answers == 1 else "n"
-        raise InvalidInput(f"{several}: a stream has one answer; send stream: false, or ask for one.", field=several)
+        raise make_field_error(several, "a stream has one answer; send stream: false, or ask for one.")
     if is_streamed and "logprobs" in parameters:
-        raise InvalidInput("logprobs: is not served with a stream; leave it out.", field="logprobs")
+        raise make_field_error("logprobs", "is not served with a stream; leave it out.")
     if answers > 1 and "seed" in parameters:
-        raise InvalidInput("n: with a seed all answers are the same; leave out one of them.", field="n")
+        raise make_field_error("n", "with a seed all answers are the same; leave out one of them.")
 
 
 def _read_form(given: dict[str, Any], spec: ModelSpec, *, is_chat: bool) -> tuple[dict[str, Any], dict[str, str]]:
@@ -170,37 +167,37 @@ def _read_form(given: dict[str, Any], spec: ModelSpec, *, is_chat: bool) -> tupl
     parameters: dict[str, Any] = {"grammar": grammar} if grammar else {}
     calls, call_names = tools.read_tools(given) if is_chat else ({}, {})
     if calls and (other := names.get("parameters.grammar") or ("grammar" if "grammar" in given else "")):
-        raise InvalidInput(f'{other}: is served without tools, or with tool_choice: "none".', field=other)
+        raise make_field_error(other, 'is served without tools, or with tool_choice: "none".')
     if (logprobs := _read_logprobs(given, is_chat=is_chat)) is not None:
         parameters["logprobs"] = logprobs
     parameters, names = {**parameters, **calls}, {**names, **call_names}
     if unknown := next((name for name in parameters if name not in spec.parameters), ""):
         name = names.get(f"parameters.{unknown}", unknown)
-        raise InvalidInput(f"{name}: is not served by {spec.name!r}; leave it out.", field=name)
+        raise make_field_error(name, f"is not served by {spec.name!r}; leave it out.")
     return parameters, names
 
 
 def _read_answers(given: Mapping[str, Any]) -> int:
     answers = given.get("n", 1)
     if not isinstance(answers, int) or isinstance(answers, bool) or not 1 <= answers <= MOST_ANSWERS:
-        raise InvalidInput(f"n: must be a whole number from 1 to {MOST_ANSWERS}.", field="n")
+        raise make_field_error("n", f"must be a whole number from 1 to {MOST_ANSWERS}.")
     return answers
 
 
 def _read_logprobs(given: Mapping[str, Any], *, is_chat: bool) -> int | None:
     """Return how many of the likeliest tokens are wanted of each step, or None if no log probabilities are."""
     if not is_chat and "top_logprobs" in given:
-        raise InvalidInput("top_logprobs: is for chats; send a number as logprobs.", field="top_logprobs")
+        raise make_field_error("top_logprobs", "is for chats; send a number as logprobs.")
     if is_chat and not read_flag(given, "logprobs"):
         if given.get("top_logprobs", 0) != 0:
-            raise InvalidInput("top_logprobs: send logprobs: true with it.", field="top_logprobs")
+            raise make_field_error("top_logprobs", "send logprobs: true with it.")
         return None
     name = "top_logprobs" if is_chat else "logprobs"
     top = given.get(name, 0 if is_chat else False)
     if top is False and not is_chat:
         return None
     if not isinstance(top, int) or isinstance(top, bool) or not 0 <= top <= MOST_LOGPROBS:
-        raise InvalidInput(f"{name}: must be a whole number from 0 to {MOST_LOGPROBS}.", field=name)
+        raise make_field_error(name, f"must be a whole number from 0 to {MOST_LOGPROBS}.")
     return top
 
 
@@ -213,16 +210,16 @@ def _add_stop(spec: ModelSpec, stops: object, text: str) -> dict[str, Any]:
 def _ignore_end(spec: ModelSpec, parameters: Mapping[str, Any]) -> dict[str, Any]:
     """Return the parameter by which an answer has all tokens that it may have. Raises `InvalidInput`."""
     if "grammar" in parameters:
-        raise InvalidInput("ignore_eos: is not served beside a form of the answer.", field="ignore_eos")
+        raise make_field_error("ignore_eos", "is not served beside a form of the answer.")
     most = parameters.get("max_new_tokens", spec.parameters["max_new_tokens"].default)
     if most is None:
-        raise InvalidInput("ignore_eos: send max_tokens with it.", field="ignore_eos")
+        raise make_field_error("ignore_eos", "send max_tokens with it.")
     return {"min_new_tokens": most} if isinstance(most, int) else {}
 
 
 def _read_include_usage(options: object) -> bool:
     if not isinstance(options, dict):
-        raise InvalidInput("stream_options: must be an object.", field="stream_options")
+        raise make_field_error("stream_options", "must be an object.")
     refuse_other_fields("stream_options", options, STREAM_OPTIONS)
     return read_flag(options, "include_usage", "stream_options.")
 
@@ -266,5 +263,5 @@ def _read_prompts(given: Mapping[str, Any]) -> list[str]:
     prompts = prompt if isinstance(prompt, list) else [prompt]
     texts = [each for each in prompts if isinstance(each, str)]
     if not texts or len(texts) < len(prompts):
-        raise InvalidInput("prompt: must be a string, or a list of strings; tokens are not served.", field="prompt")
+        raise make_field_error("prompt", "must be a string, or a list of strings; tokens are not served.")
     return texts

@@ -9,7 +9,7 @@ from api import codec
 from api.errors.problems import ApiError
 from api.requests.dialects.base import refuse_other_fields
 from inference.catalog import wording
-from inference.errors import InvalidInput
+from inference.errors import make_field_error
 
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 MESSAGE = ("role", "content", "name", "annotations")  # fields that are read, then those that are ignored
@@ -20,7 +20,7 @@ PART = '{"type": "text", "text": "…"}'
 def read_messages(messages: object) -> list[dict[str, Any]]:
     """Return the messages of a request. Raises `InvalidInput`."""
     if not isinstance(messages, list) or not messages:
-        raise InvalidInput('messages: must be a list such as [{"role": "user", "content": "…"}].', field="messages")
+        raise make_field_error("messages", 'must be a list such as [{"role": "user", "content": "…"}].')
     refuse_too_many_values("messages", _list_arguments(messages))
     called: dict[str, str] = {}  # names of tools by the ids of their calls
     return [_read_message(f"messages[{index}]", message, called) for index, message in enumerate(messages)]
@@ -28,7 +28,7 @@ def read_messages(messages: object) -> list[dict[str, Any]]:
 
 def _read_message(where: str, message: object, called: dict[str, str]) -> dict[str, Any]:
     if not isinstance(message, dict):
-        raise InvalidInput(f"{where}: must be an object, not {wording.json_type_of(message)}.", field=where)
+        raise make_field_error(where, f"must be an object, not {wording.json_type_of(message)}.")
     role = read_role(f"{where}.role", message.get("role"))
     refuse_other_fields(where, message, FIELDS.get(role, MESSAGE))
     content, calls = message.get("content"), message.get("tool_calls")
@@ -45,7 +45,7 @@ def _read_message(where: str, message: object, called: dict[str, str]) -> dict[s
 def read_role(where: str, role: object) -> str:
     """Return a role as templates know it. Raises `InvalidInput`."""
     if not isinstance(role, str) or role not in ROLES:
-        raise InvalidInput(f"{where}: must be one of {', '.join(ROLES)}.", field=where)
+        raise make_field_error(where, f"must be one of {', '.join(ROLES)}.")
     return ROLES[role]
 
 
@@ -55,13 +55,13 @@ def read_call_id(where: str, call_id: object, called: Mapping[str, str]) -> dict
     `called` has the names of tools by the ids of their calls. Raises `InvalidInput`.
     """
     if not isinstance(call_id, str) or call_id not in called:
-        raise InvalidInput(f"{where}: must be the id of a call before this one.", field=where)
+        raise make_field_error(where, "must be the id of a call before this one.")
     return {"tool_call_id": call_id, "name": called[call_id]}
 
 
 def _read_calls(where: str, calls: object, called: dict[str, str]) -> list[dict[str, Any]]:
     if not isinstance(calls, list):
-        raise InvalidInput(f"{where}: must be a list, not {wording.json_type_of(calls)}.", field=where)
+        raise make_field_error(where, f"must be a list, not {wording.json_type_of(calls)}.")
     return [_read_call(f"{where}[{index}]", call, called) for index, call in enumerate(calls)]
 
 
@@ -71,7 +71,7 @@ def _read_call(where: str, call: object, called: dict[str, str]) -> dict[str, An
             called[call_id] = name
             return make_call(call_id, name, read_arguments(f"{where}.function.arguments", text))
     right = '{"id": "…", "type": "function", "function": {"name": "…", "arguments": "{…}"}}'
-    raise InvalidInput(f"{where}: must be a call such as {right}.", field=where)
+    raise make_field_error(where, f"must be a call such as {right}.")
 
 
 def make_call(call_id: str, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -86,7 +86,7 @@ def read_arguments(where: str, text: str) -> dict[str, Any]:
     except ApiError:
         arguments = None
     if not isinstance(arguments, dict):
-        raise InvalidInput(f"{where}: must be the JSON text of an object, as a body may hold it.", field=where)
+        raise make_field_error(where, "must be the JSON text of an object, as a body may hold it.")
     return arguments
 
 
@@ -95,8 +95,8 @@ def refuse_too_many_values(where: str, arguments: Iterator[str]) -> None:
     try:
         codec.refuse_too_many_values(",".join(arguments).encode(errors="surrogatepass"))
     except ApiError:
-        message = f"{where}: the arguments of all calls hold more than {codec.MAX_VALUES:,} values."
-        raise InvalidInput(message, field=where) from None
+        reason = f"the arguments of all calls hold more than {codec.MAX_VALUES:,} values."
+        raise make_field_error(where, reason) from None
 
 
 def _list_arguments(messages: Sequence[object]) -> Iterator[str]:
@@ -116,12 +116,12 @@ def read_content(where: str, content: object, types: Sequence[str] = ("text",), 
     if isinstance(content, str):
         return content
     if not isinstance(content, list) or not content:
-        raise InvalidInput(f"{where}: must be a string, or a list of parts of the type {types[0]}.", field=where)
+        raise make_field_error(where, f"must be a string, or a list of parts of the type {types[0]}.")
     return "\n".join(_read_part(f"{where}[{index}]", each, types, part) for index, each in enumerate(content))
 
 
 def _read_part(where: str, part: object, types: Sequence[str], example: str) -> str:
     if not isinstance(part, dict) or part.get("type") not in types or not isinstance(part.get("text"), str):
-        raise InvalidInput(f"{where}: must be a part such as {example}.", field=where)
+        raise make_field_error(where, f"must be a part such as {example}.")
     text: str = part["text"]
     return text

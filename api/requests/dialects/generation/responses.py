@@ -22,7 +22,7 @@ from api.requests.dialects.generation.completions import Completion
 from inference.catalog import wording
 from inference.catalog.neutral_values import OPENAI, OPENAI_IGNORED, Neutral
 from inference.catalog.specs import ModelSpec
-from inference.errors import InvalidInput
+from inference.errors import InvalidInput, make_field_error
 
 PREVIOUS = "previous_response_id"
 SOURCE = {"source": "instructions"}  # of a message, which a response that follows this one does not have
@@ -57,7 +57,7 @@ def read_previous_id(document: object) -> str | None:
     """Return the id of the response that a request follows. Raises `InvalidInput`."""
     previous = read_fields(document).get(PREVIOUS)
     if previous is not None and not isinstance(previous, str):
-        raise InvalidInput(f"{PREVIOUS}: must be the id of a response.", field=PREVIOUS)
+        raise make_field_error(PREVIOUS, "must be the id of a response.")
     return previous
 
 
@@ -71,7 +71,7 @@ def read_response(
     """
     given = read_fields(document)
     if PREVIOUS in given and before is None:
-        raise InvalidInput(f"{PREVIOUS}: is not served here; send the messages themselves.", field=PREVIOUS)
+        raise make_field_error(PREVIOUS, "is not served here; send the messages themselves.")
     spec = spec or find_model(given)
     if isinstance(reasoning := given.get("reasoning"), dict):
         given["reasoning"] = read_fields(reasoning)
@@ -118,14 +118,14 @@ def _read_settings(given: Mapping[str, Any]) -> dict[str, Any]:
             chat["tool_choice"] = {"type": "function", "function": {"name": name}}
         case _:
             right = f'one of {", ".join(tools.CHOICES)}, or {{"type": "function", "name": "…"}}'
-            raise InvalidInput(f"tool_choice: must be {right}.", field="tool_choice")
+            raise make_field_error("tool_choice", f"must be {right}.")
     return chat
 
 
 def _read_text(text: object) -> dict[str, Any]:
     """Return the fields of a chat for the form of the text."""
     if not isinstance(text, dict):
-        raise InvalidInput(f"text: must be an object, not {wording.json_type_of(text)}.", field="text")
+        raise make_field_error("text", f"must be an object, not {wording.json_type_of(text)}.")
     refuse_other_fields("text", text, ("format", "verbosity"))
     fields = {} if text.get("verbosity") is None else {"verbosity": text["verbosity"]}
     match text.get("format"):
@@ -137,20 +137,20 @@ def _read_text(text: object) -> dict[str, Any]:
         case {"type": "text" | "json_object" as kind}:
             return {**fields, "response_format": {"type": kind}}
     right = '{"type": "text"}, {"type": "json_object"} or {"type": "json_schema", "name": "…", "schema": {…}}'
-    raise InvalidInput(f"text.format: must be {right}.", field="text.format")
+    raise make_field_error("text.format", f"must be {right}.")
 
 
 def _read_tools(given: object) -> list[Any]:
     """Return tools in the form of a chat."""
     if not isinstance(given, list):
-        raise InvalidInput(f"tools: must be a list, not {wording.json_type_of(given)}.", field="tools")
+        raise make_field_error("tools", f"must be a list, not {wording.json_type_of(given)}.")
     return [_read_tool(f"tools[{index}]", tool) for index, tool in enumerate(given)]
 
 
 def _read_tool(where: str, tool: object) -> dict[str, Any]:
     if not isinstance(tool, dict) or tool.get("type") != "function":
         right = '{"type": "function", "name": "…", "parameters": {…}}'
-        raise InvalidInput(f"{where}: must be a function such as {right}; other tools are not served.", field=where)
+        raise make_field_error(where, f"must be a function such as {right}; other tools are not served.")
     return {"type": "function", "function": {name: value for name, value in tool.items() if name != "type"}}
 
 
@@ -158,12 +158,12 @@ def _read_input(given: Mapping[str, Any], before: list[Mapping[str, Any]]) -> li
     """Return the instructions, the messages before the input, and the input, as templates take them."""
     instructions, value = given.get("instructions"), given.get("input")
     if instructions is not None and not isinstance(instructions, str):
-        raise InvalidInput("instructions: must be a string.", field="instructions")
+        raise make_field_error("instructions", "must be a string.")
     first = [{"role": "system", "content": instructions, **SOURCE}] if instructions else []
     if isinstance(value, str):
         return [*first, *map(dict, before), {"role": "user", "content": value}]
     if not isinstance(value, list) or not value:
-        raise InvalidInput("input: must be a string, or a list of messages and calls.", field="input")
+        raise make_field_error("input", "must be a string, or a list of messages and calls.")
     messages.refuse_too_many_values("input", _list_arguments(value))
     called = {call["id"]: call["function"]["name"] for call in _list_calls(before)}
     chat: list[dict[str, Any]] = []
@@ -210,4 +210,4 @@ def _read_item(where: str, item: object, called: dict[str, str]) -> dict[str, An
             read = messages.read_content(f"{where}.output", output, TEXTS, PART)
             return {"role": "tool", "content": read, **messages.read_call_id(f"{where}.call_id", call_id, called)}
     kinds = "a message, a function_call or a function_call_output with its fields"
-    raise InvalidInput(f"{where}: must be {kinds}; other items are not served.", field=where)
+    raise make_field_error(where, f"must be {kinds}; other items are not served.")

@@ -13,7 +13,7 @@ from typing import Any
 from api.requests.dialects.base import read_flag, refuse_other_fields
 from api.requests.dialects.generation.answer_grammars import MORE, embed_schema
 from inference.catalog import wording
-from inference.errors import InvalidInput
+from inference.errors import make_field_error
 
 FIELDS = ("tools", "tool_choice")
 PARALLEL = "parallel_tool_calls"
@@ -37,11 +37,11 @@ def read_tools(fields: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str
     """
     choice, tools = fields.get("tool_choice", "auto"), fields.get("tools", [])
     if not isinstance(tools, list) or len(tools) > MOST_TOOLS:
-        raise InvalidInput(f"tools: must be a list of at most {MOST_TOOLS} tools.", field="tools")
+        raise make_field_error("tools", f"must be a list of at most {MOST_TOOLS} tools.")
     read = [_read_tool(f"tools[{index}]", tool) for index, tool in enumerate(tools)]
     by_name = {tool["function"]["name"]: tool for tool in read}
     if len(by_name) < len(read):
-        raise InvalidInput("tools: each must have a name of its own.", field="tools")
+        raise make_field_error("tools", "each must have a name of its own.")
     required = _read_choice(choice, list(by_name))
     if choice == "none" or not read:
         return {}, {}
@@ -55,17 +55,17 @@ def _read_tool(where: str, tool: object) -> dict[str, Any]:
     is_function = isinstance(tool, dict) and (tool.get("type") or "function") == "function"
     function = tool.get("function") if isinstance(tool, dict) and is_function else None
     if not isinstance(tool, dict) or not isinstance(function, dict):
-        raise InvalidInput(f"{where}: must be a tool such as {EXAMPLE}.", field=where)
+        raise make_field_error(where, f"must be a tool such as {EXAMPLE}.")
     refuse_other_fields(where, tool, ("type", "function"))
     refuse_other_fields(f"{where}.function", function, ("name", "description", "parameters", "strict"))
     read_flag(function, "strict", f"{where}.function.")
     name, description = function.get("name"), function.get("description")
     if not isinstance(name, str) or not NAME.fullmatch(name):
-        right = "must have 1 to 64 letters, digits, underscores and hyphens"
-        raise InvalidInput(f"{where}.function.name: {right}.", field=f"{where}.function.name")
+        reason = "must have 1 to 64 letters, digits, underscores and hyphens."
+        raise make_field_error(f"{where}.function.name", reason)
     if description is not None and not isinstance(description, str):
-        path = f"{where}.function.description"
-        raise InvalidInput(f"{path}: must be a string, not {wording.json_type_of(description)}.", field=path)
+        reason = f"must be a string, not {wording.json_type_of(description)}."
+        raise make_field_error(f"{where}.function.description", reason)
     schema = _read_schema(f"{where}.function.parameters", function.get("parameters"))
     return {"type": "function", "function": {"name": name, "description": description or "", "parameters": schema}}
 
@@ -75,11 +75,11 @@ def _read_schema(where: str, schema: object) -> Mapping[str, Any]:
     if schema is None:
         return NO_ARGUMENTS
     if not isinstance(schema, dict):
-        raise InvalidInput(f"{where}: must be a JSON schema, not {wording.json_type_of(schema)}.", field=where)
+        raise make_field_error(where, f"must be a JSON schema, not {wording.json_type_of(schema)}.")
     if schema.keys().isdisjoint(("type", *MORE)):
         return {"type": "object", **({} if schema else NO_ARGUMENTS), **schema}
     if schema.get("type", "object") != "object":
-        raise InvalidInput(f"{where}: must be the schema of an object, as a tool has named arguments.", field=where)
+        raise make_field_error(where, "must be the schema of an object, as a tool has named arguments.")
     return schema
 
 
@@ -93,9 +93,9 @@ def _read_choice(choice: object, names: list[str]) -> list[str]:
         case {"type": "function", "function": {"name": str(name)}} if name in names:
             return [name]
         case "required" | {"type": "function", "function": {"name": str()}}:
-            raise InvalidInput("tool_choice: names a tool that is not in tools.", field="tool_choice")
+            raise make_field_error("tool_choice", "names a tool that is not in tools.")
     right = '{"type": "function", "function": {"name": "…"}}'
-    raise InvalidInput(f"tool_choice: must be one of {', '.join(CHOICES)}, or {right}.", field="tool_choice")
+    raise make_field_error("tool_choice", f"must be one of {', '.join(CHOICES)}, or {right}.")
 
 
 def _make_call_schema(tools: list[dict[str, Any]]) -> dict[str, Any]:
