@@ -147,9 +147,8 @@ else:
             "timeout": max(2.5, answer_s / 2),  # seconds that a request waits while all connections are in use
         }  # fmt: skip
         DATABASES["default"]["CONN_MAX_AGE"] = 0  # a thread gives its connection back after each request
-        DATABASES["default"]["CONN_HEALTH_CHECKS"] = (
-            False  # they would cost a query; the database engine checks without one
-        )
+        # They would cost a query; the database engine checks without one.
+        DATABASES["default"]["CONN_HEALTH_CHECKS"] = False
 
 # The models, the broker and the worker.
 MODELS_FILE = Path(os.environ.get("MODELS_FILE", BASE_DIR / "models.toml"))
@@ -158,17 +157,11 @@ SERVICE_PREFIX = env.read_prefix("SERVICE_PREFIX")  # before all names in the br
 WORKER_HEARTBEAT_S = env.read_number("WORKER_HEARTBEAT_S", 2)
 WORKER_SILENT_S = env.read_number("WORKER_SILENT_S", 15)  # a worker silent for longer is gone
 MAX_RECOVERIES = 3  # a job whose worker is lost this often fails with the code `lost`; the last worker runs it alone
-REPLICA_MEMORY_MB = env.read_integer(
-    "REPLICA_MEMORY_MB", 0
-)  # for a replica's models; 0: a share of its device's memory
+REPLICA_MEMORY_MB = env.read_integer("REPLICA_MEMORY_MB", 0)  # for its models; 0: a share of its device's memory
 WORK_AHEAD = {"auto": None, "0": False, "1": True}[env.read_choice("WORK_AHEAD", ("auto", "0", "1"), "auto")]
 MAX_BULK_INPUTS = env.read_integer("MAX_BULK_INPUTS", 10_000)  # inputs of one request
-MAX_LOW_QUEUED = env.read_integer(
-    "MAX_LOW_QUEUED", 100_000
-)  # waiting jobs of one model at low priority, such as of bulks
-LOAD_LIMIT_S = env.read_number(
-    "LOAD_LIMIT_S", 3600
-)  # for a replica to load its models, after which its process is ended
+MAX_LOW_QUEUED = env.read_integer("MAX_LOW_QUEUED", 100_000)  # waiting jobs of one model at low priority, as of bulks
+LOAD_LIMIT_S = env.read_number("LOAD_LIMIT_S", 3600)  # for a replica to load its models; its process is then ended
 MAX_ESTIMATED_WAIT_S = env.read_number("MAX_ESTIMATED_WAIT_S", 600)  # 503 above it, but at low priority; 0: no limit
 
 CELERY_BROKER_URL = env.read_url("BROKER_URL") or address.make_kombu_url(REDIS_URL)
@@ -203,9 +196,7 @@ CELERY_TASK_QUEUES = [
 # The HTTP interface.
 ENGINE_ERRORS = env.read_choice("ENGINE_ERRORS", ("full", "redacted"), "full" if DEVELOPMENT else "redacted")
 API_KEY_REQUIRED = env.read_flag("API_KEY_REQUIRED", not DEVELOPMENT)
-API_KEY_RATE = env.read_integer(
-    "API_KEY_RATE", 0
-)  # requests a minute of a key that has no rate of its own; 0: no limit
+API_KEY_RATE = env.read_integer("API_KEY_RATE", 0)  # requests a minute of a key without a rate of its own; 0: no limit
 API_KEY_MAX_QUEUED = env.read_integer("API_KEY_MAX_QUEUED", 500)  # waiting jobs of one owner; 0: no limit
 API_KEY_MAX_LOW_QUEUED = env.read_integer("API_KEY_MAX_LOW_QUEUED", 50_000)  # the same at low priority, as of bulks
 JOB_RETENTION_DAYS = env.read_number("JOB_RETENTION_DAYS", 30)  # finished jobs are then removed; 0: kept for ever
@@ -256,8 +247,5 @@ LOGGING = {
     "formatters": {"line": {"()": "inference.telemetry.logs.make_formatter"}},
     "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "line", "filters": ["request_id"]}},
     "loggers": {"django.request": {"filters": ["exceptions"]}},
-    "root": {
-        "handlers": ["stderr"],
-        "level": LOG_LEVEL,
-    },
+    "root": {"handlers": ["stderr"], "level": LOG_LEVEL},
 }

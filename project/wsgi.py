@@ -32,12 +32,10 @@ def make_application() -> BodyReader:
 
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "project.settings")
-os.environ.setdefault(
-    "DATABASE_POOL_SIZE", "32"
-)  # for hundreds of threads: PostgreSQL takes 100 connections by default
-os.environ.setdefault(
-    "DATABASE_ANSWER_S", "4"
-)  # a request is answered within 6 s, also if the database does not answer
+# For hundreds of threads: PostgreSQL takes 100 connections by default.
+os.environ.setdefault("DATABASE_POOL_SIZE", "32")
+# A request is answered within 6 s, also if the database does not answer.
+os.environ.setdefault("DATABASE_ANSWER_S", "4")
 application = make_application()
 lookup.start_follower()
 cores.follow_load()

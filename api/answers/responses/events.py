@@ -127,9 +127,8 @@ def write_response_events(job: Job, events: Iterator[Event], *, after: int = BEG
 
 def _list_events(writer: ResponseWriter, events: Iterator[Event], after: int) -> Iterator[Document | None]:
     """Yield all events of a response, and None for a sign of life."""
-    sent = max(
-        0, math.ceil((after - LAST_BEFORE_TEXT) / NUMBERS_A_CHARACTER)
-    )  # characters that the client has got in whole or in part
+    # Characters that the client has got in whole or in part.
+    sent = max(0, math.ceil((after - LAST_BEFORE_TEXT) / NUMBERS_A_CHARACTER))
     before = ""  # text that it has got, which is taken as one piece: so the events behind it are numbered as then
     yield from writer.begin_response()
     for event in events:
@@ -155,7 +154,6 @@ def _list_events(writer: ResponseWriter, events: Iterator[Event], after: int) ->
 
 
 def _make_error(writer: ResponseWriter, message: str, code: str) -> Document:
-    number = (
-        LAST_BEFORE_TEXT + NUMBERS_A_CHARACTER * writer.at
-    )  # that of the event before it, behind which a client is to read on
+    # That of the event before it, behind which a client is to read on.
+    number = LAST_BEFORE_TEXT + NUMBERS_A_CHARACTER * writer.at
     return {"type": ERROR, "code": code, "message": message, "param": None, "sequence_number": number}

@@ -35,9 +35,8 @@ NEUTRAL: Neutral = {
 }  # fmt: skip
 # Jobs that ask for logits share a batch, whichever scores are made from them. Details hold the number of tokens.
 LOGITS = {"function_to_apply": "none", "details": True}
-MOST_CHARACTERS = (
-    10_000_000  # of all copies of the query, which is stored with each text: no body may grow to many times its size
-)
+# Of all copies of the query, which is stored with each text: no body may grow to many times its size.
+MOST_CHARACTERS = 10_000_000
 LOW_FROM, LOWEST = 500, 999  # priorities of Cohere, which begin with 0 as the first
 
 

@@ -61,21 +61,12 @@ class WorkerAdmin(ReadOnlyAdmin):
     fieldsets = (
         ("Worker", {"fields": ("id", "name", "pid", "state_now", "heartbeat", "started")}),
         ("Models", {"fields": ("models", "error_shown", "speeds_shown", "generation_shown")}),
-        (
-            "Load",
-            {
-                "fields": (
-                    "replicas_now",
-                    "device_names",
-                    "devices_chosen",
-                    "shared_devices",
-                    "held",
-                    "rate",
-                    "finished",
-                )
-            },
-        ),
-    )
+        ("Load", {
+            "fields": (
+                "replicas_now", "device_names", "devices_chosen", "shared_devices", "held", "rate", "finished",
+            ),
+        }),
+    )  # fmt: skip
 
     @admin.display(description="state")
     def state_now(self, worker: Worker) -> SafeString:
