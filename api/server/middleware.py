@@ -8,6 +8,7 @@ added, and unknown addresses.
 from __future__ import annotations
 
 import functools
+import io
 import logging
 import re
 import time
@@ -15,6 +16,7 @@ from collections.abc import Callable
 
 from django.conf import settings
 from django.core.exceptions import DisallowedHost
+from django.core.handlers.wsgi import WSGIRequest
 from django.http import HttpRequest, HttpResponse
 from django.middleware.security import SecurityMiddleware
 from django.urls import Resolver404, ResolverMatch, get_resolver
@@ -93,7 +95,9 @@ class Api:
             if match and match.func is not problems.not_found and request.path_info not in UNCOUNTED:
                 method = request.method if request.method in METHODS else "other"
                 ledger.note_tally(SERVICE, {"requests": {f"{method} {format_route(match)} {answer.status_code}": 1}})
-            return self._add_security_headers(request, answer)
+            for name, value in self.secured[request.scheme or "http"].items():
+                answer.headers.setdefault(name, value)
+            return answer
         finally:
             compute_slots.return_slot()
             connections.release_connection()  # before the rest of the body is read, which a client may send slowly
@@ -110,11 +114,6 @@ class Api:
             if not is_refused(request.META):
                 return answer
         return problems.make_problem("overloaded", TOO_MANY_BODIES)
-
-    def _add_security_headers(self, request: HttpRequest, answer: HttpResponse) -> HttpResponse:
-        for name, value in self.secured[request.scheme or "http"].items():
-            answer.headers.setdefault(name, value)
-        return answer
 
     def _answer_page(self, request: HttpRequest) -> HttpResponse:
         """Answer an address that is not the API's, then drop the request's body.
@@ -179,16 +178,9 @@ def _format_route_pattern(pattern: str) -> str:
 def make_security_headers(scheme: str) -> dict[str, str]:
     """Return the security headers, which Django's middleware would compute for each answer anew."""
     answer = HttpResponse()
-    SecurityMiddleware(lambda _: answer).process_response(_Request(scheme), answer)
+    request = WSGIRequest({"REQUEST_METHOD": "GET", "wsgi.input": io.BytesIO(), "wsgi.url_scheme": scheme})
+    SecurityMiddleware(lambda _: answer).process_response(request, answer)
     return {name: value for name, value in answer.headers.items() if name != "Content-Type"}
-
-
-class _Request(HttpRequest):
-    scheme = None
-
-    def __init__(self, scheme: str) -> None:
-        super().__init__()
-        self.scheme = scheme
 
 
 def find_refusal(request: HttpRequest, *, is_page: bool) -> HttpResponse | None:

@@ -11,9 +11,8 @@ from django.http import HttpRequest, HttpResponse
 from opentelemetry.trace import SpanKind, StatusCode
 
 from api import request_id
+from api.server.middleware import METHODS
 from inference.telemetry import tracing
-
-METHODS = {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}
 
 
 class Traces:
