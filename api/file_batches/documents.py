@@ -63,10 +63,10 @@ def _make_batch_document(row: FileBatch, progress: Progress) -> dict[str, Any]:
     }
 
 
-def make_page(key: str, items: list[dict[str, Any]], *, has_more: bool) -> dict[str, Any]:
+def make_page(items: list[dict[str, Any]], *, has_more: bool) -> dict[str, Any]:
     """Return a page of files or batches. Clients read pages until `has_more` is false."""
     first, last = (items[0]["id"], items[-1]["id"]) if items else (None, None)
-    return {"object": "list", key: items, "first_id": first, "last_id": last, "has_more": has_more}
+    return {"object": "list", "data": items, "first_id": first, "last_id": last, "has_more": has_more}
 
 
 def _make_usage_document(row: FileBatch) -> dict[str, Any]:

@@ -17,13 +17,9 @@ from inference.catalog.lookup import get_catalog_or_empty
 from inference.status import health, metrics
 
 
-def make_openapi_document() -> bytes:
-    """Return the OpenAPI document, which lists the names of the models."""
-    return _make_document(tuple(get_catalog_or_empty()))
-
-
 @functools.lru_cache(maxsize=1)
-def _make_document(names: tuple[str, ...]) -> bytes:
+def make_openapi_document(models: tuple[str, ...]) -> bytes:
+    """Return the OpenAPI document, which lists the names of the models."""
     from drf_spectacular.generators import SchemaGenerator  # it imports Django's tests, and is seldom needed
 
     return codec.write_json(SchemaGenerator().get_schema(request=None, public=True))
@@ -34,7 +30,9 @@ class SchemaView(ApiView):
 
     @operations.not_described
     def get(self, request: HttpRequest) -> HttpResponse:
-        return HttpResponse(make_openapi_document(), content_type="application/vnd.oai.openapi+json")
+        return HttpResponse(
+            make_openapi_document(tuple(get_catalog_or_empty())), content_type="application/vnd.oai.openapi+json"
+        )
 
 
 class DocsView(ApiView):

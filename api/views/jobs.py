@@ -138,13 +138,12 @@ def wait_for_finished_jobs(principal: Principal, ids: list[UUID], *, wait_s: flo
     found, _ = output_pages.load_with_outputs(Job.objects.filter(pk__in=ended).order_by("pk"), len(ids))
     return {
         "items": [resources.make_job_document(job, plain=plain) for job in found],
-        "missing": [{"id": job_id, "code": find_missing_code(job_id)} for job_id in missing],
+        "missing": [
+            {"id": job_id, "code": "job_gone" if retention.may_have_been_removed(job_id) else "job_not_found"}
+            for job_id in missing
+        ],
         "left": len(ids) - len(found) - len(missing),
     }
-
-
-def find_missing_code(job_id: UUID) -> str:
-    return "job_gone" if retention.may_have_been_removed(job_id) else "job_not_found"
 
 
 def make_job_address(job: Job) -> str:

@@ -73,20 +73,15 @@ def make_head(job: Job) -> dict[str, Any]:
     }
 
 
-def make_message_id(job: Job, index: int) -> str:
-    """Return the id of an item, by its place in the output."""
-    return f"msg_{job.id.hex}{index:04x}"
-
-
 def make_text_part(text: str) -> dict[str, Any]:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
 
 def make_message(job: Job, index: int, text: str | None, status: str) -> dict[str, Any]:
-    """Return the item of a message. It has no part yet if `text` is None."""
+    """Return the item of a message, whose place in the output is `index`. It has no part yet if `text` is None."""
     content = [] if text is None else [make_text_part(text)]
     return {
-        "id": make_message_id(job, index),
+        "id": f"msg_{job.id.hex}{index:04x}",
         "type": "message",
         "role": "assistant",
         "status": status,

@@ -56,7 +56,9 @@ def read_rerank(document: object, spec: ModelSpec | None = None) -> RerankReques
     is taken. Raises `InvalidInput`, `UnknownModel`.
     """
     fields = _rename_fields(read_fields(document))
-    spec = spec or _find_model(fields)
+    if spec is None:
+        names_none = fields.get("model", ANY_MODEL) == ANY_MODEL
+        spec = find_default_model("rerank") if names_none else find_model(fields)
     if not tasks.find_task(spec.task).ranks:
         reason = f'{spec.name!r} does not rank texts, which a model with task = "{tasks.RANKING}" does.'
         raise make_field_error("model", reason)
@@ -90,10 +92,6 @@ def _rename_fields(given: Mapping[str, Any]) -> dict[str, Any]:
         if name in given and other in given:
             raise make_field_error(name, f"is the same as {other}; send one of them.")
     return {RENAMED.get(name, name): value for name, value in given.items()}
-
-
-def _find_model(fields: Mapping[str, Any]) -> ModelSpec:
-    return find_default_model("rerank") if fields.get("model", ANY_MODEL) == ANY_MODEL else find_model(fields)
 
 
 def _read_list(name: str, texts: object) -> list[Any]:

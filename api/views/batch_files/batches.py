@@ -24,7 +24,7 @@ class BatchesView(ApiView):
         if not self.principal.is_staff:
             visible = visible.filter(owner=self.principal.user)
         found, has_more = read_page(request.GET, visible, "batch_")
-        return codec.make_json_response(make_page("data", make_batch_documents(found), has_more=has_more))
+        return codec.make_json_response(make_page(make_batch_documents(found), has_more=has_more))
 
     @batch_operations.create_batch
     def post(self, request: HttpRequest) -> HttpResponse:

@@ -40,7 +40,7 @@ class FilesView(ApiView):
                 raise ApiError(f"purpose must be one of {', '.join(FilePurpose.values)}.")
             visible = visible.filter(purpose=purpose)
         found, has_more = read_page(request.GET, visible, "file-")
-        return codec.make_json_response(make_page("data", list(map(make_file_document, found)), has_more=has_more))
+        return codec.make_json_response(make_page(list(map(make_file_document, found)), has_more=has_more))
 
     @batch_operations.upload_file
     def post(self, request: HttpRequest) -> HttpResponse:

@@ -18,7 +18,6 @@ from api.requests.dialects.base import (
     replace_beginning,
 )
 from api.requests.dialects.generation import completions, messages, tools
-from api.requests.dialects.generation.completions import Completion
 from inference.catalog import wording
 from inference.catalog.neutral_values import OPENAI, OPENAI_IGNORED, Neutral
 from inference.catalog.specs import ModelSpec
@@ -83,15 +82,11 @@ def read_response(
         completion = completions.read_chat_settings({**settings, **_read_settings(given)}, spec, chat)
     except InvalidInput as error:
         raise type(error)(_translate(error.message), field=_translate(error.field or "")) from None
-    return _make_request(completion, is_background=read_flag(given, "background"))
-
-
-def _make_request(completion: Completion, *, is_background: bool) -> ResponseRequest:
     return ResponseRequest(
         submission=completion.submission,
         words={ours: _translate(theirs) for ours, theirs in completion.words.items()},
         is_streamed=completion.is_streamed,
-        is_background=is_background,
+        is_background=read_flag(given, "background"),
     )
 
 
