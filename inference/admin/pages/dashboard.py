@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlencode
-from uuid import UUID
 
 from django.urls import reverse
 
@@ -31,12 +30,13 @@ SIZES = ("1", "2", "3-4", "5-8", "9-16", "17-32", "33+")  # items of a batch
 
 def collect_dashboard() -> dict[str, Any]:
     hour = series.count_outcomes_since(clock.now() - datetime.timedelta(hours=1))
+    ended = series.count_by_status(hour)
     return {
         "attention": list_attention_rows(),
         "models": list_model_rows(),
         "workers": workers.exclude_long_ended_workers(Worker.objects.all())[:50],
         "failures": list_failure_rows(hour),
-        "finished": format_counts_by_status(hour),
+        "finished": {status: f"{ended[status]:,}" for status in TERMINAL},
     }
 
 
@@ -116,25 +116,13 @@ def _count_batch_sizes(batches: Mapping[int, int]) -> list[dict[str, Any]]:
 def list_failure_rows(ended: Mapping[str, Counter[str]]) -> list[dict[str, Any]]:
     """Return the failures by model and error code, each with its newest job.
 
-    The newest job is found by its id: a search for the one that ended last would read all of them.
+    The newest job is found by its id: a search for the one that ended last would read all of them. It is one of the
+    last day, as the search has to be bounded, and jobs that failed within the last hour were mostly made within a day.
     """
-    failed = Job.objects.filter(status=Status.FAILED, whole=None).order_by("-pk").defer("inputs", "output")
+    first = make_first_id(clock.now() - datetime.timedelta(days=1))
+    failed = Job.objects.filter(status=Status.FAILED, whole=None, pk__gte=first).order_by("-pk")
     return [
         {"model": model, "error_code": code, "jobs": count, "latest": latest}
         for model, code, count in series.list_failures(ended)
-        if (latest := failed.filter(model=model, error_code=code, pk__gte=_make_first_id_of_day()).first())
+        if (latest := failed.filter(model=model, error_code=code).defer("inputs", "output").first())
     ]
-
-
-def _make_first_id_of_day() -> UUID:
-    """Return the first id of the last day.
-
-    Jobs that failed within the last hour were mostly made within the last day, and the search for them has to be
-    bounded.
-    """
-    return make_first_id(clock.now() - datetime.timedelta(days=1))
-
-
-def format_counts_by_status(ended: Mapping[str, Counter[str]]) -> dict[str, str]:
-    counts = series.count_by_status(ended)
-    return {status: f"{counts[status]:,}" for status in TERMINAL}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from argparse import ArgumentParser
-from collections.abc import Iterator
 from typing import Any
 
 from django.conf import settings
@@ -70,14 +69,12 @@ class Command(BaseCommand):
         """
         living: list[Worker] = list(workers.select_living())
         waited_for = [what for worker in living if (what := worker_catalogs.describe_delay(worker, wanted))]
-        problems = [problem for worker in living for problem in self._explain_delay(worker, wanted)]
+        # A cause may have been removed: what failed before this command began has another try.
+        problems = [
+            problem
+            for worker in living
+            for problem in worker_catalogs.explain_lasting_delay(worker, wanted, self.known.get(worker.pk, {}))
+        ]
         if problems and waited_s > GRACE_S:
             raise CommandError("\n".join([*problems, "What ran before goes on."]))
         return waited_for
-
-    def _explain_delay(self, worker: Worker, wanted: Catalog) -> Iterator[str]:
-        """Yield the problems of a worker.
-
-        A cause may have been removed: what failed before this command began has another try.
-        """
-        return worker_catalogs.explain_lasting_delay(worker, wanted, self.known.get(worker.pk, {}))
