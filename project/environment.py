@@ -121,6 +121,21 @@ def read_database(name: str, default: str) -> dict[str, Any]:
     return found
 
 
+def read_release(name: str, folder: Path) -> str:
+    """Return the variable's text, or the first 10 characters of the hash of the commit that is checked out.
+
+    Without a checkout it is an empty string.
+    """
+    git = folder / ".git"
+    try:
+        head = (git / "HEAD").read_text().strip()
+        kind, _, ref = head.partition(": ")
+        commit = (git / ref).read_text() if kind == "ref" else head
+    except OSError:
+        commit = ""
+    return os.environ.get(name) or commit[:10]
+
+
 def read_or_make_secret(name: str, file: Path) -> str:
     """Return the variable's text, or a secret that was generated once for this folder.
 

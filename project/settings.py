@@ -8,12 +8,11 @@ from inference.broker import address, queue_declaration
 from inference.catalog import reader, specs
 from inference.telemetry import tracing
 from project import environment as env
-from project import release
 
 BASE_DIR = Path(__file__).resolve().parent.parent
 DATA_DIR = Path(os.environ.get("DATA_DIR", BASE_DIR / "var"))
 
-RELEASE = os.environ.get("RELEASE") or release.read_commit(BASE_DIR)  # the charts mark a change of it as a deployment
+RELEASE = env.read_release("RELEASE", BASE_DIR)  # the charts mark a change of it as a deployment
 
 DEBUG = env.read_flag("DEBUG")  # Django's: error pages with tracebacks, for which every statement is kept
 DEVELOPMENT = env.read_flag("DEVELOPMENT", DEBUG)  # plain HTTP, and no API keys needed
