@@ -39,29 +39,21 @@ def open_temporary_file() -> IO[bytes]:
 
 
 class TemporaryFileHandler(FileUploadHandler):
-    """A handler that writes a file to the disk without a name, so that nothing is left of it if the process dies."""
+    """A handler that writes a file to the disk without a name, so that nothing is left of it if the process dies.
+
+    Its methods raise `OSError` if the disk is full.
+    """
 
     def new_file(self, *arguments: Any, **named: Any) -> None:
-        """Begin a file. Raises `StoreUnavailable` if the disk is full."""
         super().new_file(*arguments, **named)
-        try:
-            self._file = open_temporary_file()
-        except OSError as error:
-            raise StoreUnavailable(NO_ROOM, retry_after_s=60) from error
+        self._file = open_temporary_file()
 
     def receive_data_chunk(self, raw_data: bytes, start: int) -> None:
-        """Write a piece of the file. Raises `StoreUnavailable` if the disk is full."""
-        try:
-            self._file.write(raw_data)
-        except OSError as error:
-            raise StoreUnavailable(NO_ROOM, retry_after_s=60) from error
+        self._file.write(raw_data)
 
     def file_complete(self, file_size: int) -> UploadedFile[Any]:
-        """Return the file, at its beginning. Raises `StoreUnavailable` if the disk is full."""
-        try:
-            self._file.seek(0)  # writes what is still in memory
-        except OSError as error:
-            raise StoreUnavailable(NO_ROOM, retry_after_s=60) from error
+        """Return the file, at its beginning."""
+        self._file.seek(0)  # writes what is still in memory
         return UploadedFile(self._file, self.file_name, self.content_type, file_size)
 
 
@@ -92,7 +84,7 @@ def read_file_form(meta: Mapping[str, Any], *, limit: int, example: str) -> File
     """Read a form from the body of a request, whose headers are in `meta`.
 
     The body has a length or is chunked, and may have `limit` bytes. `example` is a field that the form has beside its
-    file, with a value. Raises `ApiError`.
+    file, with a value. Raises `ApiError`, and `StoreUnavailable` if the disk is full.
     """
     kind, options = parse_header_parameters(str(meta.get("CONTENT_TYPE", "")))
     if kind != "multipart/form-data":
@@ -106,6 +98,8 @@ def read_file_form(meta: Mapping[str, Any], *, limit: int, example: str) -> File
         fields, files = parser.parse()
     except (MultiPartParserError, SuspiciousOperation):
         raise ApiError(UNREADABLE.format(example.partition("=")[0], example)) from None
+    except OSError as error:  # of the disk: those of the body are errors of the API
+        raise StoreUnavailable(NO_ROOM, retry_after_s=60) from error
     if f"--{options.get('boundary', '')}--".encode() not in body.end:
         raise ApiError(CUT_OFF)
     found = [(name, file) for name, several in files.lists() for file in several]

@@ -9,7 +9,7 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 from uuid import UUID
 
 from django.core.files.storage import FileSystemStorage
@@ -22,6 +22,7 @@ from api.file_batches.batches import MOST_UNFINISHED, remove_old_batches
 from api.file_batches.endpoints import ENDPOINTS
 from api.file_batches.runner import BatchRunner
 from api.models import BatchStatus, FileBatch, FileState, StoredFile
+from api.requests import file_form
 from inference.catalog import lookup
 from inference.errors import EngineError
 from inference.models import Bulk, Job, Priority, Status
@@ -522,6 +523,15 @@ class BatchTests(FileBatchCase):
     def test_a_storage_that_takes_no_file_is_503_and_leaves_nothing(self) -> None:
         for error in (OSError("no room"), RuntimeError("of another package")):
             with patch.object(FileSystemStorage, "save", side_effect=error), self.assertLogs("api.file_batches.files"):
+                answer = self.upload(b"x")
+            self.assertEqual((answer.status_code, answer.json()["error"]["code"]), (503, "store_unavailable"))
+        self.assertFalse(StoredFile.objects.exists())
+
+    def test_a_disk_without_room_for_an_upload_is_503_and_nothing_is_stored(self) -> None:
+        full = OSError("no room")
+        no_write, no_seek = Mock(write=Mock(side_effect=full)), Mock(seek=Mock(side_effect=full))
+        for opened in (full, [no_write], [no_seek]):
+            with patch.object(file_form, "open_temporary_file", side_effect=opened):
                 answer = self.upload(b"x")
             self.assertEqual((answer.status_code, answer.json()["error"]["code"]), (503, "store_unavailable"))
         self.assertFalse(StoredFile.objects.exists())
