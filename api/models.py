@@ -209,11 +209,7 @@ class FileBatch(models.Model):
         ordering = ["-id"]
         indexes = [
             models.Index(fields=["owner", "-id"], name="file_batch_by_owner"),
-            models.Index(
-                fields=["id"],
-                name="file_batch_unfinished",
-                condition=Q(status__in=[*UNFINISHED]),
-            ),
+            models.Index(fields=["id"], name="file_batch_unfinished", condition=Q(status__in=[*UNFINISHED])),
         ]
 
     def __str__(self) -> str:

@@ -43,11 +43,7 @@ def write_events(job: Job, events: Iterator[Event], *, plain: bool) -> Generator
                 tokens = {} if each.tokens is None else {"tokens": each.tokens}
                 yield write_event("delta", {**_make_token_field(each.text), **tokens}, each.id)
             case Restart():
-                yield write_event(
-                    "restart",
-                    _make_error_fields(BEGINS_AGAIN, "restart"),
-                    each.id,
-                )
+                yield write_event("restart", _make_error_fields(BEGINS_AGAIN, "restart"), each.id)
             case End():
                 yield write_event("end", _make_end_document(each, plain=plain), each.id)
             case Interrupted():

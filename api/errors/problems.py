@@ -76,21 +76,10 @@ TABLE: dict[str, tuple[int, str]] = {
 OUTCOMES = {  # codes with which a job without output ends: the client must neither wait nor ask again
     code: TABLE[code]
     for code in (
-        "cancelled",
-        "expired",
-        "invalid_input",
-        "context_length_exceeded",
-        "out_of_memory",
-        "engine_error",
-        "bad_output",
-        "timed_out",
-        "crashed",
-        "lost",
-        "failed",
-        "device_failed",
-        "model_unavailable",
+        "cancelled", "expired", "invalid_input", "context_length_exceeded", "out_of_memory", "engine_error",
+        "bad_output", "timed_out", "crashed", "lost", "failed", "device_failed", "model_unavailable",
     )
-}
+}  # fmt: skip
 
 
 class ApiError(InferenceError):

@@ -28,10 +28,7 @@ from inference.store import output_pages
 PAGE = 64  # jobs that are read at once
 PAGE_BYTES = 4 * 1024 * 1024  # of their lines, which are about as long as their inputs
 NOT_RUN = {  # code and message of a line without an answer, by what ended it
-    Status.EXPIRED: (
-        "batch_expired",
-        "This request could not be executed before the completion window expired.",
-    ),
+    Status.EXPIRED: ("batch_expired", "This request could not be executed before the completion window expired."),
     Status.CANCELLED: ("batch_cancelled", "This request was cancelled before it was answered."),
     Status.FAILED: ("request_removed", "The job of this request was removed before the batch ended."),
 }

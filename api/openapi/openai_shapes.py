@@ -151,9 +151,7 @@ class TextShown(CompletionShown):
 
 class OpenAIErrorShown(Shape):
     message = serializers.CharField()
-    type = serializers.ChoiceField(
-        ["invalid_request_error", "rate_limit_error", "permission_error", "server_error"],
-    )
+    type = serializers.ChoiceField(["invalid_request_error", "rate_limit_error", "permission_error", "server_error"])
     param = serializers.CharField(allow_null=True, help_text="The field that is wrong.")
     code = serializers.CharField(help_text="Stable.")
 

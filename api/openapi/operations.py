@@ -6,12 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from drf_spectacular.types import OpenApiTypes
-from drf_spectacular.utils import (
-    OpenApiExample,
-    OpenApiParameter,
-    OpenApiResponse,
-    extend_schema,
-)
+from drf_spectacular.utils import OpenApiExample, OpenApiParameter, OpenApiResponse, extend_schema
 
 from api import codec
 from api.errors.problems import OUTCOMES
@@ -24,13 +19,8 @@ from inference.models import Status
 REFUSED = ("invalid_input", "context_length_exceeded")
 WITH_BODY = ("invalid_json", "body_too_large", "unsupported_media_type", *REFUSED)
 ADMISSION = (
-    "unknown_model",
-    "idempotency_mismatch",
-    "too_many_queued",
-    "queue_full",
-    "overloaded",
-    "models_file_refused",
-)
+    "unknown_model", "idempotency_mismatch", "too_many_queued", "queue_full", "overloaded", "models_file_refused",
+)  # fmt: skip
 SUBMITTING = (*WITH_BODY, *ADMISSION)
 FAILED_JOB = (*OUTCOMES, "not_finished")
 JOB = ("job_not_found", "job_gone")

@@ -9,16 +9,7 @@ from uuid import UUID
 
 from api import codec
 from api.errors.problems import ApiError
-from api.requests.fields import (
-    Anything,
-    Body,
-    Choice,
-    Seconds,
-    StrictArray,
-    StrictFlag,
-    StrictObject,
-    StrictString,
-)
+from api.requests.fields import Anything, Body, Choice, Seconds, StrictArray, StrictFlag, StrictObject, StrictString
 from inference.catalog import wording
 from inference.catalog.lookup import spec_of
 from inference.errors import make_field_error

@@ -41,13 +41,7 @@ TOO_MANY_BODIES = (
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 APP_NAME = "api"  # the app_name of api/urls.py
 KEPT = 256  # characters of the longest address or host name that is cached: any client may send long ones
-SPLIT = (
-    "PATH_INFO",
-    "QUERY_STRING",
-    "HTTP_HOST",
-    "HTTP_ORIGIN",
-    "HTTP_REFERER",
-)  # for pages: Python caches 128 of each
+SPLIT = ("PATH_INFO", "QUERY_STRING", "HTTP_HOST", "HTTP_ORIGIN", "HTTP_REFERER")  # of pages: Python caches 128 of each
 LONGEST = 8192  # characters of one value of SPLIT
 
 Answer = Callable[[HttpRequest], HttpResponse]

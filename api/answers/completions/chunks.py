@@ -37,13 +37,7 @@ class ChunkWriter:
     """A writer of the chunks of one completion, from its first character on or behind `after`."""
 
     def __init__(
-        self,
-        kind: CompletionKind,
-        job: Job,
-        *,
-        after: Position,
-        include_usage: bool,
-        translate: Callable[[str], str],
+        self, kind: CompletionKind, job: Job, *, after: Position, include_usage: bool, translate: Callable[[str], str]
     ) -> None:
         self.kind, self.job, self.after, self.translate = kind, job, after, translate
         self.reader = make_reader(job) if may_call_tools(kind, job) else None

@@ -143,11 +143,7 @@ def read_finish_reason(details: Mapping[str, Any], *, calls_tools: bool = False)
 def make_usage(details: Mapping[str, Any]) -> dict[str, int] | None:
     match details:
         case {"prompt_tokens": int(prompt), "generated_tokens": int(generated)}:
-            return {
-                "prompt_tokens": prompt,
-                "completion_tokens": generated,
-                "total_tokens": prompt + generated,
-            }
+            return {"prompt_tokens": prompt, "completion_tokens": generated, "total_tokens": prompt + generated}
     return None
 
 

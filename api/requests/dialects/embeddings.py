@@ -58,10 +58,7 @@ def read_embeddings(document: object, spec: ModelSpec | None = None) -> Embeddin
     parameters = {**OWN, **{name: value for name, value in values.items() if value is not None}}
     return EmbeddingRequest(
         submission=Submission(
-            spec=spec,
-            inputs=_read_texts(fields.get("input")),
-            parameters=parameters,
-            priority=read_priority(fields),
+            spec=spec, inputs=_read_texts(fields.get("input")), parameters=parameters, priority=read_priority(fields)
         ),
         words={"parameters.": "", "inputs": "input"},
         is_base64=encoding == "base64",

@@ -38,12 +38,7 @@ class CompletionView(ApiView):
         with completion.translate_errors():
             submit = partial(jobs.submit, self.add_owner(request, completion.submission), needs_worker=True)
             return answer_completion_stream(
-                self,
-                request,
-                kind,
-                submit,
-                include_usage=completion.include_usage,
-                translate=completion.translate_text,
+                self, request, kind, submit, include_usage=completion.include_usage, translate=completion.translate_text
             )
 
 
@@ -131,11 +126,7 @@ def answer_completion_stream(
     translate: Callable[[str], str] = str,
 ) -> HttpResponseBase:
     written = partial(
-        chunks.write_completion_chunks,
-        kind=kind,
-        after=after,
-        include_usage=include_usage,
-        translate=translate,
+        chunks.write_completion_chunks, kind=kind, after=after, include_usage=include_usage, translate=translate
     )
     return streaming.answer_stream(view, request, job, written, after=begin)
 

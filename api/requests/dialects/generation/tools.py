@@ -110,9 +110,4 @@ def _make_call_schema(tools: list[dict[str, Any]]) -> dict[str, Any]:
 
 def _make_one_call_schema(name: str) -> dict[str, Any]:
     properties = {"name": {"const": name}, "arguments": {"$ref": f"#/$defs/{name}"}}
-    return {
-        "type": "object",
-        "properties": properties,
-        "required": list(properties),
-        "additionalProperties": False,
-    }
+    return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
