@@ -171,15 +171,6 @@ def _flatten(detail: object, path: str = "") -> Iterator[dict[str, str]]:
         yield {"field": path or "body", "message": str(detail)}
 
 
-def answer_view_error(error: Exception, view: Any) -> HttpResponse:
-    """Return the answer of `view` to a request that raised this error."""
-    if isinstance(error, exceptions.MethodNotAllowed):
-        allowed = ", ".join(view.allowed_methods)
-        cancel = f" To cancel: POST {view.request.path[:200]}/cancel." if view.is_cancellable else ""
-        return make_problem("method_not_allowed", f"Use {allowed}.{cancel}", headers={"Allow": allowed})
-    return answer_exception(error)
-
-
 def set_stream_type(request: HttpRequest, response: HttpResponse) -> HttpResponse:
     """Return the answer, with application/json as the type of a problem at a model's completion addresses.
 

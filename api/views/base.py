@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 from django.conf import settings
 from django.http import HttpRequest, HttpResponse, HttpResponseNotModified, UnreadablePostError
 from django.http.response import HttpResponseBase
-from rest_framework.exceptions import MethodNotAllowed
 from rest_framework.views import APIView
 
 from api import auth, codec, request_id
@@ -57,7 +56,7 @@ class ApiView(APIView):
             self.initial(request)
             name = (request.method or "").lower()
             if name not in self.http_method_names or not hasattr(self, name):
-                raise MethodNotAllowed(name)
+                return self.refuse_method(request)
             answer: HttpResponseBase = getattr(self, name)(request, *args, **kwargs)
             return answer
         except Exception as error:
@@ -76,11 +75,16 @@ class ApiView(APIView):
                 request.GET, self.query_parameters.get(method, ()), self.elsewhere.get(method, {})
             )
 
+    def refuse_method(self, request: HttpRequest) -> HttpResponse:
+        allowed = ", ".join(self.allowed_methods)
+        cancel = f" To cancel: POST {request.path[:200]}/cancel." if self.is_cancellable else ""
+        return problems.make_problem("method_not_allowed", f"Use {allowed}.{cancel}", headers={"Allow": allowed})
+
     def handle_exception(self, exc: Exception) -> HttpResponse:  # type: ignore[override]  # DRF's answer is rendered later
         if isinstance(exc, UnknownOwner):  # another process deleted the user, and the key is still cached here
             auth.keyring.forget_key()
             exc = auth.make_invalid_key_error()
-        response = problems.answer_view_error(exc, self)
+        response = problems.answer_exception(exc)
         exc.__traceback__ = None  # its frames may refer to the error, and would hold the body too
         return response
 
