@@ -23,26 +23,19 @@ def write_ranking(job: Job, request: RerankRequest) -> bytes:
         raise ApiError(NO_SCORE, "bad_output")
     scores = [_read_score(output, is_raw=request.is_raw) for output in job.output]
     order = sorted(range(len(scores)), key=lambda index: -scores[index])[: request.top_n]
+    entries = [_make_entry(request, index, scores[index]) for index in order]
     if request.names_texts:
-        entries = [
-            {
-                "index": index,
-                "score": scores[index],
-                **({"text": request.texts[index]} if request.returns_texts else {}),
-            }
-            for index in order
-        ]
         return codec.write_json(entries)
-    results = [
-        {
-            "index": index,
-            "relevance_score": scores[index],
-            **({"document": {"text": request.texts[index]}} if request.returns_texts else {}),
-        }
-        for index in order
-    ]
-    ranked = {"id": str(job.id), "object": "rerank", "model": job.model, "results": results}
+    ranked = {"id": str(job.id), "object": "rerank", "model": job.model, "results": entries}
     return codec.write_json({**ranked, **_make_usage_field(job.output)})
+
+
+def _make_entry(request: RerankRequest, index: int, score: float) -> dict[str, Any]:
+    text = request.texts[index]
+    if request.names_texts:
+        return {"index": index, "score": score, **({"text": text} if request.returns_texts else {})}
+    document = {"document": {"text": text}} if request.returns_texts else {}
+    return {"index": index, "relevance_score": score, **document}
 
 
 def _make_usage_field(outputs: Sequence[Any]) -> dict[str, Any]:
