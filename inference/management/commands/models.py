@@ -29,8 +29,8 @@ class Command(BaseCommand):
 
 
 def list_entry_facts(spec: ModelSpec, living: Iterable[Worker]) -> Iterator[tuple[str, str]]:
-    readable_errors = {"task": spec.task, "engine": spec.engine, "weights": spec.model, "revision": spec.revision}
-    yield from ((name, fact) for name, fact in readable_errors.items() if fact)
+    entry = {"task": spec.task, "engine": spec.engine, "weights": spec.model, "revision": spec.revision}
+    yield from ((name, fact) for name, fact in entry.items() if fact)
     yield "served by", "; ".join(list_servers(spec.name, living)) or "no living worker"
     yield "queue", f"{spec.queue}, {count_of(queue_position.count_queued_jobs(spec), 'job', ('waits', 'wait'))}"
 
