@@ -16,9 +16,7 @@ def add_alias(address: str, view: type[ApiView]) -> URLPattern:
 
 
 OF_OPENAI: Mapping[str, type[ApiView]] = {  # these addresses are below /openai, too
-    "v1/chat/completions": completions.ChatView,
     "v1/chat/completions/<str:completion_id>": completions.OldChatView,
-    "v1/completions": completions.TextView,
     "v1/completions/<str:completion_id>": completions.OldTextView,
     "v1/embeddings": embeddings.EmbeddingsView,
     "v1/rerank": rerank.RerankView,
@@ -44,8 +42,8 @@ OF_TEI: Mapping[str, type[ApiView]] = {  # these addresses are below each model,
 
 app_name = APP_NAME  # by which the middleware recognizes these views
 urlpatterns = [
-    path("v1/models/<str:name>/v1/chat/completions", completions.ModelChatView.as_view()),
-    path("v1/models/<str:name>/v1/completions", completions.ModelTextView.as_view()),
+    path("v1/models/<str:name>/v1/chat/completions", completions.ChatView.as_view()),
+    path("v1/models/<str:name>/v1/completions", completions.TextView.as_view()),
     path("v1/models/<str:name>/rerank", rerank.ModelRerankView.as_view()),
     add_alias("v1/models/<str:name>/v1/embeddings", embeddings.EmbeddingsView),
     add_alias("v1/models/<str:name>/v1/responses", responses.ResponsesView),
@@ -61,6 +59,10 @@ urlpatterns = [
     path("v1/jobs/<str:job_id>/cancel", jobs.CancelView.as_view()),
     path("v1/jobs/<str:job_id>/retry", jobs.RetryView.as_view()),
     path("v1/jobs", jobs.JobsView.as_view()),
+    add_alias("v1/chat/completions", completions.ChatView),
+    add_alias("openai/v1/chat/completions", completions.ChatView),
+    add_alias("v1/completions", completions.TextView),
+    add_alias("openai/v1/completions", completions.TextView),
     *(path(address, view.as_view()) for address, view in (*OF_OPENAI.items(), *OF_TEI.items())),
     *(add_alias(f"openai/{address}", view) for address, view in OF_OPENAI.items()),
     *(add_alias(f"v1/models/<str:name>/{address}", view) for address, view in OF_TEI.items()),

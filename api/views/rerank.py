@@ -10,15 +10,17 @@ from drf_spectacular.utils import extend_schema_view
 from api.answers.rankings import write_ranking
 from api.openapi import retrieval_operations as operations
 from api.requests.dialects import rerank
-from api.views.base import ApiView, read_json
+from api.views.base import read_json
 from api.views.models import DialectView, run_in_dialect
 from inference.catalog.lookup import spec_of
 
 
 class RerankView(DialectView):
     @operations.rerank
-    def post(self, request: HttpRequest) -> HttpResponse:
-        return answer_ranking(self, request, rerank.read_rerank(read_json(request)))
+    def post(self, request: HttpRequest, name: str = "") -> HttpResponse:
+        """Answer one request, whose pairs of query and text are one job."""
+        rerank_request = rerank.read_rerank(read_json(request), spec_of(name) if name else None)
+        return run_in_dialect(self, request, rerank_request, partial(write_ranking, request=rerank_request))
 
 
 @extend_schema_view(post=operations.rerank_at_root)
@@ -26,12 +28,6 @@ class RootRerankView(RerankView):
     """The view at /rerank, whose problems have the statuses of Text Embeddings Inference."""
 
 
-class ModelRerankView(DialectView):
-    @operations.rerank_below
-    def post(self, request: HttpRequest, name: str) -> HttpResponse:
-        return answer_ranking(self, request, rerank.read_rerank(read_json(request), spec_of(name)))
-
-
-def answer_ranking(view: ApiView, request: HttpRequest, rerank_request: rerank.RerankRequest) -> HttpResponse:
-    """Answer one request, whose pairs of query and text are one job."""
-    return run_in_dialect(view, request, rerank_request, partial(write_ranking, request=rerank_request))
+@extend_schema_view(post=operations.rerank_below)
+class ModelRerankView(RerankView):
+    """The view below a model."""

@@ -43,29 +43,18 @@ class CompletionView(ApiView):
 
 
 class ChatView(CompletionView):
-    @operations.not_described
-    def post(self, request: HttpRequest) -> HttpResponseBase:
-        return self.answer_request(request, CHAT, completions.read_chat(read_json(request)))
+    @operations.complete_chat
+    def post(self, request: HttpRequest, name: str = "") -> HttpResponseBase:
+        document, spec = read_json(request), spec_of(name) if name else None
+        return self.answer_request(request, CHAT, completions.read_chat(document, spec))
 
 
 class TextView(CompletionView):
-    @operations.not_described
-    def post(self, request: HttpRequest) -> HttpResponseBase:
-        return self.answer_request(request, TEXT, completions.read_text_completion(read_json(request)))
-
-
-class ModelChatView(CompletionView):
-    @operations.complete_chat
-    def post(self, request: HttpRequest, name: str) -> HttpResponseBase:
-        return self.answer_request(request, CHAT, completions.read_chat(read_json(request), spec_of(name)))
-
-
-class ModelTextView(CompletionView):
     @operations.complete_text
-    def post(self, request: HttpRequest, name: str) -> HttpResponseBase:
-        return self.answer_request(
-            request, MODEL_TEXT, completions.read_text_completion(read_json(request), spec_of(name))
-        )
+    def post(self, request: HttpRequest, name: str = "") -> HttpResponseBase:
+        document, spec = read_json(request), spec_of(name) if name else None
+        kind = MODEL_TEXT if spec else TEXT
+        return self.answer_request(request, kind, completions.read_text_completion(document, spec))
 
 
 class OldCompletionView(ApiView):
