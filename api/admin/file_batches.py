@@ -16,7 +16,7 @@ from django.utils.safestring import SafeString
 
 from api.admin.stored_files import find_by_public_id, link_file
 from api.file_batches.batches import cancel_batch
-from api.file_batches.progress import Progress, list_outcomes, measure_progress
+from api.file_batches.progress import Progress, count_outcomes, measure_progress
 from api.models import BatchStatus, FileBatch
 from inference.admin.filters import BoundedList, OwnerFilter
 from inference.admin.readonly import ReadOnlyAdmin
@@ -124,8 +124,8 @@ class FileBatchAdmin(ReadOnlyAdmin):
             "per_minute": progress.per_minute and format_rate(progress.per_minute),
             "failed": f"{progress.failed:,}",
             "outcomes": [
-                (outcome, f"{outcome.jobs:,}", link_jobs(row, outcome.status, outcome.error_code))
-                for outcome in list_outcomes(row)
+                (status, code, f"{count:,}", link_jobs(row, status, code))
+                for status, code, count in count_outcomes(row)
             ],
             "jobs": link_jobs(row),
             "can_cancel": row.status in CANCELLABLE,

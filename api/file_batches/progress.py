@@ -37,15 +37,6 @@ class Progress:
         return (self.total - self.ended) / self.per_minute * 60 if self.per_minute else None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """The jobs of a batch with the same status and error code."""
-
-    status: str
-    error_code: str
-    jobs: int
-
-
 def measure_progress(batches: Sequence[FileBatch]) -> dict[UUID, Progress]:
     """Return the progress of each batch by its id."""
     now = clock.now()
@@ -71,8 +62,7 @@ def _make_progress(
     return Progress(total=batch.total, answered=answered, failed=failed, per_minute=per_minute)
 
 
-def list_outcomes(batch: FileBatch) -> list[Outcome]:
-    """Return what became of the batch's lines that are jobs, the most frequent first."""
+def count_outcomes(batch: FileBatch) -> list[tuple[str, str, int]]:
+    """Return what became of the batch's lines that are jobs: status, error code and number, the most frequent first."""
     jobs = Job.objects.filter(bulk=batch.id).order_by().values_list("status", "error_code")
-    found = jobs.annotate(jobs=Count("pk")).order_by("-jobs", "status", "error_code")
-    return [Outcome(status=status, error_code=code, jobs=count) for status, code, count in found]
+    return list(jobs.annotate(jobs=Count("pk")).order_by("-jobs", "status", "error_code"))

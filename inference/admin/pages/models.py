@@ -34,37 +34,21 @@ ACTS, OWNERS = 10, 10  # acts and owners that a page shows
 NOTHING: tuple[Any, ...] = (None, "", (), {}, False)
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class ModelRow:
-    """A model in the list."""
-
-    name: str
-    spec: ModelSpec | None  # None for a model that is gone from the file
-    runs: list[tuple[worker_catalogs.CatalogEntry, int]]
-    served: int  # number of workers that serve it
-    queued: int
-    speed: float | None  # items a second
-    pause: PausedModel | None
-
-
-def list_model_rows() -> list[ModelRow]:
+def list_model_rows() -> list[dict[str, Any]]:
     living = list(workers.select_living())
-    runs, served, paused = (
-        worker_catalogs.count_entries(living),
-        workers.count_workers_by_model(living),
-        PausedModel.objects.in_bulk(),
-    )
+    runs, served = worker_catalogs.count_entries(living), workers.count_workers_by_model(living)
+    paused = PausedModel.objects.in_bulk()
     known = lookup.get_catalog_or_empty()
     return [
-        ModelRow(
-            name=name,
-            spec=spec,
-            runs=sorted(runs.get(name, {}).items()),
-            served=served[name],
-            queued=queue_position.count_queued_jobs(spec) if spec else 0,
-            speed=workers.measure_model_speeds().get(name),
-            pause=paused.get(name),
-        )
+        {
+            "name": name,
+            "spec": spec,  # None for a model that is gone from the file
+            "runs": sorted(runs.get(name, {}).items()),
+            "served": served[name],  # number of workers that serve it
+            "queued": queue_position.count_queued_jobs(spec) if spec else 0,
+            "speed": workers.measure_model_speeds().get(name),  # items a second
+            "pause": paused.get(name),
+        }
         for name in sorted(known.keys() | runs.keys() | paused.keys())
         for spec in [known.get(name)]
     ]
@@ -103,18 +87,12 @@ def list_places(name: str, living: list[Worker]) -> Iterator[dict[str, Any]]:
                 }
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class WaitingOwner:
-    """An owner whose jobs wait for a model."""
+def list_waiting_owners(model: str) -> list[dict[str, Any]]:
+    """Return the owners with most waiting jobs, up to `OWNERS`.
 
-    pk: Any
-    name: str
-    jobs: dict[str, int]  # number of jobs by name of the priority
-    wait_s: float | None  # seconds until its next job of normal priority runs, about; None while the speed is not known
-
-
-def list_waiting_owners(model: str) -> list[WaitingOwner]:
-    """Return the owners with most waiting jobs, up to `OWNERS`."""
+    `jobs` are their numbers by name of the priority. `wait_s` are the seconds until the next job of normal priority
+    runs, about; None while the speed is not known.
+    """
     jobs: dict[Any, dict[str, int]] = defaultdict(dict)
     counts = owners.count_waiting_jobs(model, Priority.LOW) or owners.count_waiting_jobs(model, Priority.NORMAL) or {}
     for (priority, owner), count in sorted(counts.items(), key=lambda line: line[0][0]):
@@ -123,12 +101,12 @@ def list_waiting_owners(model: str) -> list[WaitingOwner]:
     users = get_user_model()
     names = dict(users._default_manager.filter(pk__in=filter(None, most)).values_list("pk", users.USERNAME_FIELD))
     return [
-        WaitingOwner(
-            pk=owner,
-            name=names.get(owner, "no owner"),
-            jobs=jobs[owner],
-            wait_s=workers.predict_seconds(model, queue_position.count_jobs_ahead(model, Priority.NORMAL, owner)),
-        )
+        {
+            "pk": owner,
+            "name": names.get(owner, "no owner"),
+            "jobs": jobs[owner],
+            "wait_s": workers.predict_seconds(model, queue_position.count_jobs_ahead(model, Priority.NORMAL, owner)),
+        }
         for owner in most
     ]
 
