@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from django.conf import settings
+from django.contrib.humanize.templatetags.humanize import ordinal
 from django.urls import reverse
 from django.utils.html import format_html
 from django.utils.safestring import SafeString, mark_safe
@@ -113,7 +114,7 @@ def _list_claim_events(job: Job) -> Iterator[Event]:
     if job.published_at:  # a worker that claims a job has fetched its message; no row has the time
         yield Event(what="Fetched", detail=format_html("by {}, which adds it to a batch", render_worker_link(job)))
     where = format_html(" on {}", job.device) if job.device else NOTHING
-    attempt = f", the {_format_ordinal(job.attempts)} attempt" if job.attempts > 1 else ""
+    attempt = f", the {ordinal(job.attempts)} attempt" if job.attempts > 1 else ""
     yield _make_event(
         job,
         "Claimed",
@@ -123,11 +124,6 @@ def _list_claim_events(job: Job) -> Iterator[Event]:
     if job.status == Status.RUNNING and job.lease_until:
         detail = format_html("the lease ends {}", display.format_age(job.lease_until))
         yield Event(what="Running", detail=detail, state=EventState.NOW)
-
-
-def _format_ordinal(number: int) -> str:
-    ending = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
-    return f"{number}{ending}"
 
 
 def render_worker_link(job: Job) -> SafeString | str:
