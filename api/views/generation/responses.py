@@ -41,7 +41,7 @@ class ResponsesView(ApiView):
         with asked.translate_errors():
             submission = self.add_owner(request, asked.submission)
             if not asked.is_streamed:
-                return answer_response(jobs.submit(submission))
+                return codec.make_json_response(make_response(jobs.submit(submission)))
             submit = partial(jobs.submit, submission, needs_worker=not asked.is_background)
             return streaming.answer_stream(self, request, submit, write_response_events)
 
@@ -68,7 +68,7 @@ class ResponseView(ApiView):
         if not bodies.read_flag(request.GET, "stream"):
             if "starting_after" in request.GET:
                 raise ApiError("starting_after: is for events; send stream=true with it.")
-            return answer_response(job)
+            return codec.make_json_response(make_response(job))
         after = bodies.read_whole_number(request.GET, "starting_after", BEGINNING)
         return streaming.answer_stream(self, request, lambda: job, partial(write_response_events, after=after))
 
@@ -77,7 +77,8 @@ class CancelResponseView(ApiView):
     @operations.cancel_response
     def post(self, request: HttpRequest, response_id: str) -> HttpResponse:
         job = get_response_job(self.principal, response_id)
-        return answer_response(jobs.cancel(get_own_job(self.principal, str(job.id)).id))
+        row = jobs.cancel(get_own_job(self.principal, str(job.id)).id)
+        return codec.make_json_response(make_response(row))
 
 
 def get_response_job(principal: Principal, response_id: str) -> Job:
@@ -86,10 +87,6 @@ def get_response_job(principal: Principal, response_id: str) -> Job:
     if not is_single_text(job) or not isinstance(job.inputs, list):
         raise JobNotFound(f"There is no response {response_id}.")
     return job
-
-
-def answer_response(job: Job) -> HttpResponse:
-    return HttpResponse(write_response(job), content_type=codec.CONTENT_TYPE)
 
 
 def write_response(job: Job) -> bytes:
