@@ -20,9 +20,10 @@ from uuid import UUID, uuid4
 from django.conf import settings
 from django.db import transaction
 
+from api import codec
 from api.errors.problems import ApiError
 from api.file_batches.endpoints import ENDPOINTS
-from api.file_batches.lines import Line, RequestLine, read_lines
+from api.file_batches.lines import Line, read_lines
 from api.models import BatchStatus, FileBatch
 from inference import clock
 from inference.broker.messages import JobMessage
@@ -118,7 +119,7 @@ class BatchFeed:
     def _make_portion(self, batch: FileBatch, lines: Sequence[Line]) -> Portion:
         portion = Portion(lines)
         for line in lines:
-            body = RequestLine.from_text(line.text).body
+            body = codec.parse_json(line.text)["body"]
             try:
                 submission, job, parts = self._read_job(batch, body)
             except InferenceError as error:
@@ -160,7 +161,7 @@ class BatchFeed:
 
     def _add_refused_job(self, batch: FileBatch, line: Line, error: InferenceError, portion: Portion) -> None:
         """Make the job of a line whose body no model takes. It ends in the transaction that stores it."""
-        body, now = RequestLine.from_text(line.text).body, clock.now()
+        body, now = codec.parse_json(line.text)["body"], clock.now()
         job = rows.make_unsaved_job(
             model=str(body.get("model", ""))[:100],
             owner=batch.owner,

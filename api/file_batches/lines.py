@@ -29,25 +29,6 @@ class Line:
     text: bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestLine:
-    custom_id: str
-    body: dict[str, Any]
-
-    @classmethod
-    def from_text(cls, text: bytes) -> RequestLine:
-        """Read a line that was checked before."""
-        document = codec.parse_json(text)
-        return cls(custom_id=document["custom_id"], body=document["body"])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckedLine:
-    custom_id: str
-    model: str
-    inputs: int  # texts of a request for embeddings
-
-
 class LineRefused(Exception):
     """A line that is no request. The whole file is refused for it."""
 
@@ -75,8 +56,11 @@ def read_lines(file: IO[bytes], *, index: int = 0, start: int = 0) -> Iterator[L
             index += 1
 
 
-def check_line(line: Line, endpoint: str) -> CheckedLine:
-    """Check a line. Raises `LineRefused` if it is no request to `endpoint`."""
+def check_line(line: Line, endpoint: str) -> tuple[str, str, int]:
+    """Return the id, the model and the number of inputs of a line.
+
+    Raises `LineRefused` if it is no request to `endpoint`.
+    """
     document = _parse_line(line)
     for name in FIELDS:
         if document.get(name) is None:
@@ -94,7 +78,7 @@ def check_line(line: Line, endpoint: str) -> CheckedLine:
         raise LineRefused("stream_not_supported", "body.stream: a batch has no streams; leave it out.", "body.stream")
     inputs = body.get("input") if endpoint == "/v1/embeddings" else None
     count = len(inputs) if isinstance(inputs, list) else 1
-    return CheckedLine(custom_id=custom_id, model=_read_model(body, endpoint), inputs=count)
+    return custom_id, _read_model(body, endpoint), count
 
 
 def _parse_line(line: Line) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from api import codec
 from api.errors import openai, problems
 from api.file_batches.endpoints import ENDPOINTS, Endpoint
 from api.file_batches.files import begin_file, write_content
-from api.file_batches.lines import Line, RequestLine, read_lines
+from api.file_batches.lines import Line, read_lines
 from api.models import BatchStatus, FileBatch, FilePurpose, StoredFile
 from api.requests.file_form import open_temporary_file
 from inference.failures import is_away
@@ -116,29 +116,29 @@ def _pair_with_jobs(lines: Sequence[Line], ids: Mapping[int | None, UUID]) -> It
 
 
 def _write_line(batch: FileBatch, line: Line, job: Job | None, results: Results) -> None:
-    request, endpoint = RequestLine.from_text(line.text), ENDPOINTS[batch.endpoint]
+    request, endpoint = codec.parse_json(line.text), ENDPOINTS[batch.endpoint]
+    custom_id, body = request["custom_id"], request["body"]
     if job is None or job.status in (Status.EXPIRED, Status.CANCELLED):
         status = Status(job.status) if job else _find_reason(batch, line)
         code, message = NOT_RUN[status]
         results.expired += status == Status.EXPIRED
         results.failed += status != Status.EXPIRED and batch.status != BatchStatus.CANCELLING
         error = {"code": code, "message": message}
-        results.errors.write(_encode_line(job, request.custom_id, None, error=error))
+        results.errors.write(_encode_line(job, custom_id, None, error=error))
         return
     try:
         if job.status != Status.SUCCEEDED:
             raise _JobFailed
-        answer, (read, made) = endpoint.write(job, request.body), endpoint.count_tokens(job, request.body)
+        answer, (read, made) = endpoint.write(job, body), endpoint.count_tokens(job, body)
     except Exception as error:  # a bug, too, must not keep the other lines from their answers
         if is_away(error):
             raise
-        status_code, body = _describe_failure(job, endpoint, request.body, error)
         results.failed += 1
-        results.errors.write(_encode_line(job, request.custom_id, (status_code, body)))
+        results.errors.write(_encode_line(job, custom_id, _describe_failure(job, endpoint, body, error)))
         return
     results.completed, results.input_tokens = results.completed + 1, results.input_tokens + read
     results.output_tokens += made
-    results.answers.write(_encode_line(job, request.custom_id, (200, answer)))
+    results.answers.write(_encode_line(job, custom_id, (200, answer)))
 
 
 class _JobFailed(Exception):

@@ -38,14 +38,14 @@ def check_file(file: IO[bytes], endpoint: str, keep_on: Callable[[], None]) -> F
         if line.index % LOOKED_EVERY == 0:
             keep_on()
         try:
-            checked = check_line(line, endpoint)
-            digest = hashlib.blake2b(checked.custom_id.encode(), digest_size=16).digest()
+            custom_id, model, count = check_line(line, endpoint)
+            digest = hashlib.blake2b(custom_id.encode(), digest_size=16).digest()
             if digest in ids:
-                message = f"The custom_id '{checked.custom_id[:100]}' is used by a line before."
+                message = f"The custom_id '{custom_id[:100]}' is used by a line before."
                 raise LineRefused("duplicate_custom_id", message, "custom_id")
             ids.add(digest)
-            found.model = found.model or checked.model
-            inputs += checked.inputs
+            found.model = found.model or model
+            inputs += count
         except LineRefused as refused:
             found.errors.append(_make_error(refused.code, refused.message, refused.param, line.number))
             if len(found.errors) == SHOWN_ERRORS:
