@@ -104,6 +104,12 @@ def run_in_dialect(
         job = run_submission(view, request, dialect_request.submission, default_s=default_s)
     if job.status != Status.SUCCEEDED:
         job.error_detail = dialect_request.translate_text(job.error_detail)
+    return answer_in_dialect(view, request, job, write)
+
+
+def answer_in_dialect(view: ApiView, request: HttpRequest, job: Job, write: Callable[[Job], bytes]) -> HttpResponse:
+    """Return what `write` makes of a job that has succeeded, or why a job has no output."""
+    if job.status != Status.SUCCEEDED:
         return answer_output(view, request, job)
     headers = {"Content-Location": f"{make_job_address(job)}/output"}
     return HttpResponse(write(job), headers=headers, content_type=codec.CONTENT_TYPE)

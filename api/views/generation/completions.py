@@ -18,11 +18,10 @@ from api.requests.dialects.generation import completions
 from api.requests.dialects.generation.completions import Completion
 from api.views import streaming
 from api.views.base import ApiView, get_visible_job, read_json
-from api.views.jobs import answer_output, make_job_address
-from api.views.models import read_wait_limit_s, refuse_other_wait, run_in_dialect
+from api.views.models import answer_in_dialect, read_wait_limit_s, refuse_other_wait, run_in_dialect
 from inference.catalog.lookup import spec_of
 from inference.errors import JobNotFound
-from inference.models import Job, Status
+from inference.models import Job
 from inference.streams.positions import BEGINNING, Position
 from inference.submission import jobs
 
@@ -81,7 +80,8 @@ class OldCompletionView(ApiView):
                 begin=BEGINNING if shapes.may_call_tools(self.kind, job) else after,
             )
         with self.take_wait_slot(read_wait_limit_s(request, bodies.MAX_WAIT_S)) as granted_s:
-            return answer_completion(self, request, self.kind, jobs.wait(job.id, timeout_s=granted_s))
+            row = jobs.wait(job.id, timeout_s=granted_s)
+        return answer_in_dialect(self, request, row, partial(write_completion, self.kind))
 
 
 class OldChatView(OldCompletionView):
@@ -90,13 +90,6 @@ class OldChatView(OldCompletionView):
 
 class OldTextView(OldCompletionView):
     kind = TEXT
-
-
-def answer_completion(view: ApiView, request: HttpRequest, kind: CompletionKind, job: Job) -> HttpResponse:
-    if job.status != Status.SUCCEEDED:
-        return answer_output(view, request, job)
-    headers = {"Content-Location": f"{make_job_address(job)}/output"}
-    return HttpResponse(write_completion(kind, job), headers=headers, content_type=codec.CONTENT_TYPE)
 
 
 def write_completion(kind: CompletionKind, job: Job, *, answers: int = 1) -> bytes:
