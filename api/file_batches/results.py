@@ -12,6 +12,7 @@ from typing import IO, Any
 from uuid import UUID
 
 from django.core.files.base import File
+from django.http import HttpResponse
 
 from api import codec
 from api.errors import openai, problems
@@ -126,23 +127,19 @@ def _write_line(batch: FileBatch, line: Line, job: Job | None, results: Results)
         error = {"code": code, "message": message}
         results.errors.write(_encode_line(job, custom_id, None, error=error))
         return
+    if job.status != Status.SUCCEEDED:
+        _write_problem(_make_job_problem(job, endpoint, body), endpoint, job, custom_id, results)
+        return
     try:
-        if job.status != Status.SUCCEEDED:
-            raise _JobFailed
         answer, (read, made) = endpoint.write(job, body), endpoint.count_tokens(job, body)
     except Exception as error:  # a bug, too, must not keep the other lines from their answers
         if is_away(error):
             raise
-        results.failed += 1
-        results.errors.write(_encode_line(job, custom_id, _describe_failure(job, endpoint, body, error)))
+        _write_problem(problems.answer_exception(error), endpoint, job, custom_id, results)
         return
     results.completed, results.input_tokens = results.completed + 1, results.input_tokens + read
     results.output_tokens += made
     results.answers.write(_encode_line(job, custom_id, (200, answer)))
-
-
-class _JobFailed(Exception):
-    """Raised for a job that has no output."""
 
 
 def _find_reason(batch: FileBatch, line: Line) -> Status:
@@ -152,18 +149,20 @@ def _find_reason(batch: FileBatch, line: Line) -> Status:
     return Status.CANCELLED if batch.status == BatchStatus.CANCELLING else Status.EXPIRED
 
 
-def _describe_failure(job: Job, endpoint: Endpoint, body: dict[str, Any], error: Exception) -> tuple[int, bytes]:
-    """Return the status and the body with which the endpoint would have answered."""
-    if isinstance(error, _JobFailed):
-        # A body that was refused was so in the client's words, and one that met a bug may meet it again.
-        with contextlib.suppress(Exception):
-            job.error_detail = endpoint.read(body).translate_text(job.error_detail)
-        answer = problems.make_job_problem(job)
-    else:
-        answer = problems.answer_exception(error)
+def _make_job_problem(job: Job, endpoint: Endpoint, body: dict[str, Any]) -> HttpResponse:
+    # A body that was refused was so in the client's words, and one that met a bug may meet it again.
+    with contextlib.suppress(Exception):
+        job.error_detail = endpoint.read(body).translate_text(job.error_detail)
+    return problems.make_job_problem(job)
+
+
+def _write_problem(answer: HttpResponse, endpoint: Endpoint, job: Job, custom_id: str, results: Results) -> None:
+    """Write the status and the body with which the endpoint would have answered."""
     problem = problems.read_problem(answer) or {}
     document = openai.make_error_document(problem, inputs=endpoint.inputs)
-    return openai.map_status(problem["status"]), codec.write_json(document)
+    line = _encode_line(job, custom_id, (openai.map_status(problem["status"]), codec.write_json(document)))
+    results.failed += 1
+    results.errors.write(line)
 
 
 def _encode_line(job: Job | None, custom_id: str, answer: tuple[int, bytes] | None, error: object = None) -> bytes:
