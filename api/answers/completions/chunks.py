@@ -28,7 +28,7 @@ from api.answers.events import BEGINS_AGAIN, GOES_ON, KEEP_ALIVE
 from api.errors import openai, problems
 from inference.models import Job, Status
 from inference.streams.events import Delta, End, Event, Interrupted, KeepAlive, Restart
-from inference.streams.positions import DeliveredText, Position
+from inference.streams.positions import BEGINNING, DeliveredText, Position
 
 DONE = b"data: [DONE]\n\n"
 
@@ -108,7 +108,7 @@ def write_completion_chunks(
     events: Iterator[Event],
     *,
     kind: CompletionKind,
-    after: Position,
+    after: Position = BEGINNING,
     include_usage: bool = False,
     translate: Callable[[str], str] = str,
 ) -> Generator[bytes, None, None]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 
 from django.http import HttpRequest, HttpResponse
@@ -22,7 +21,7 @@ from api.views.models import answer_in_dialect, read_wait_limit_s, refuse_other_
 from inference.catalog.lookup import spec_of
 from inference.errors import JobNotFound
 from inference.models import Job
-from inference.streams.positions import BEGINNING, Position
+from inference.streams.positions import BEGINNING
 from inference.submission import jobs
 
 
@@ -36,9 +35,13 @@ class CompletionView(ApiView):
             return run_in_dialect(self, request, completion, write)
         with completion.translate_errors():
             submit = partial(jobs.submit, self.add_owner(request, completion.submission), needs_worker=True)
-            return answer_completion_stream(
-                self, request, kind, submit, include_usage=completion.include_usage, translate=completion.translate_text
+            write_chunks = partial(
+                chunks.write_completion_chunks,
+                kind=kind,
+                include_usage=completion.include_usage,
+                translate=completion.translate_text,
             )
+            return streaming.answer_stream(self, request, submit, write_chunks)
 
 
 class ChatView(CompletionView):
@@ -71,14 +74,9 @@ class OldCompletionView(ApiView):
         refuse_other_wait(request, is_streamed)
         if is_streamed:
             after = streaming.read_position(request, job)
-            return answer_completion_stream(
-                self,
-                request,
-                self.kind,
-                lambda: job,
-                after=after,
-                begin=BEGINNING if shapes.may_call_tools(self.kind, job) else after,
-            )
+            begin = BEGINNING if shapes.may_call_tools(self.kind, job) else after
+            write_chunks = partial(chunks.write_completion_chunks, kind=self.kind, after=after)
+            return streaming.answer_stream(self, request, lambda: job, write_chunks, after=begin)
         with self.take_wait_slot(read_wait_limit_s(request, bodies.MAX_WAIT_S)) as granted_s:
             row = jobs.wait(job.id, timeout_s=granted_s)
         return answer_in_dialect(self, request, row, partial(write_completion, self.kind))
@@ -94,23 +92,6 @@ class OldTextView(OldCompletionView):
 
 def write_completion(kind: CompletionKind, job: Job, *, answers: int = 1) -> bytes:
     return codec.write_json(shapes.make_completion(kind, job, answers))
-
-
-def answer_completion_stream(
-    view: ApiView,
-    request: HttpRequest,
-    kind: CompletionKind,
-    job: Callable[[], Job],
-    *,
-    after: Position = BEGINNING,
-    begin: Position = BEGINNING,
-    include_usage: bool = False,
-    translate: Callable[[str], str] = str,
-) -> HttpResponseBase:
-    written = partial(
-        chunks.write_completion_chunks, kind=kind, after=after, include_usage=include_usage, translate=translate
-    )
-    return streaming.answer_stream(view, request, job, written, after=begin)
 
 
 class OpenAIModelsView(ApiView):
