@@ -88,7 +88,8 @@ class Api:
             answer = (dialect.reshape_problem if dialect else problems.set_stream_type)(request, answer)
             if match and match.func is not problems.not_found and request.path_info not in UNCOUNTED:
                 method = request.method if request.method in METHODS else "other"
-                ledger.note_tally(SERVICE, {"requests": {f"{method} {format_route(match)} {answer.status_code}": 1}})
+                kind = f"{method} {format_route(match.route)} {answer.status_code}"
+                ledger.note_tally(SERVICE, {"requests": {kind: 1}})
             for name, value in self.secured[request.scheme or "http"].items():
                 answer.headers.setdefault(name, value)
             return answer
@@ -155,16 +156,12 @@ def resolve_api_path(path: str, urlconf: str) -> ResolverMatch:
     return match
 
 
-def format_route(match: ResolverMatch) -> str:
+@functools.cache
+def format_route(pattern: str) -> str:
     """Return an address as the documentation writes it, with names in capitals for its variable parts.
 
     The text is cut to the length of a job's `route` field, as the API may be mounted below a long address.
     """
-    return _format_route_pattern(match.route)
-
-
-@functools.cache
-def _format_route_pattern(pattern: str) -> str:
     written = "/" + re.sub(r"<\w+:(\w+)>", lambda part: part[1].upper(), pattern)
     return written[: Job._meta.get_field("route").max_length]
 

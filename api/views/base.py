@@ -98,7 +98,7 @@ class ApiView(APIView):
             key_start=self.principal.key_start,
             idempotency_key=bodies.read_idempotency_key(request.META.get("HTTP_IDEMPOTENCY_KEY")),
             request_id=request_id.get_request_id(),
-            route=format_route(request.resolver_match) if request.resolver_match else None,
+            route=format_route(request.resolver_match.route) if request.resolver_match else None,
         )
 
     def wait_for_job(self, request: HttpRequest, job_id: str) -> Job:
