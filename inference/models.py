@@ -71,7 +71,11 @@ TERMINAL = (Status.SUCCEEDED, Status.FAILED, Status.CANCELLED, Status.EXPIRED)
 
 
 class Priority(models.IntegerChoices):
-    """The priority of a job. A smaller number goes first."""
+    """The priority of a job. A smaller number goes first.
+
+    The broker's numbers are in `inference.broker`, OpenAI's words in `api.requests.dialects.base`, the client's in
+    `batch_inference_client.command`; a test compares them.
+    """
 
     HIGH = 1
     NORMAL = 2

@@ -16,7 +16,7 @@ from inference.errors import make_field_error
 from inference.models import Priority
 from inference.submission.submissions import Submission
 
-PRIORITIES = {"high": Priority.HIGH, "normal": Priority.NORMAL, "low": Priority.LOW}
+PRIORITIES = {priority.name.lower(): priority for priority in Priority}
 MAX_WAIT_S = 300.0
 DEFAULT_TIMEOUT_S = 30.0
 EXPIRES_IN_S = (0.001, 7 * 86_400.0)
@@ -162,7 +162,7 @@ def prefers_plain(header: str) -> bool:
     return bool(_PREFER_PLAIN.search(header))
 
 
-def read_ids(values: list[Any]) -> list[UUID]:
+def read_job_ids(values: list[Any]) -> list[UUID]:
     """Return the ids of a validated `WaitBody`, each once. Raises `InvalidInput`."""
     if not 1 <= len(values) <= MOST_IDS:
         raise make_field_error("ids", f"must be from 1 to {MOST_IDS} ids.")

@@ -1,6 +1,6 @@
 """The properties of each task, except its pipeline's feed, which is in `inference.engines.inputs.feeds`.
 
-A new pipeline task needs an entry here, and a feed there.
+A new pipeline task needs an entry of `TASKS`, its classes in `_MODEL_CLASSES`, and a feed there.
 """
 
 from __future__ import annotations

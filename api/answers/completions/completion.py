@@ -9,6 +9,7 @@ from typing import Any
 from api.answers.completions import tool_calls
 from api.answers.completions.logprobs import make_chat_logprobs, make_text_logprobs
 from api.errors.problems import ApiError
+from api.requests.dialects.base import TIERS
 from inference.catalog import tasks
 from inference.catalog.lookup import get_catalog, last_spec_of, spec_of
 from inference.catalog.sizes import lengths
@@ -18,7 +19,6 @@ from inference.models import Job, Priority
 from inference.streams.texts import extract_generated_text, extract_single_answer, extract_text
 
 NO_TEXT = 'The model\'s answer is not [{"generated_text": "…"}].'
-TIERS = {Priority.HIGH: "priority", Priority.NORMAL: "default", Priority.LOW: "flex"}
 FINISH_REASONS = {"length": "length", "eos_token": "stop", "stop_sequence": "stop"}
 
 

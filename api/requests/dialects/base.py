@@ -18,9 +18,8 @@ from inference.models import Priority
 from inference.submission.submissions import Submission
 
 SERVICE_TIER = "service_tier"
-TIERS = {
-    "auto": Priority.NORMAL, "default": Priority.NORMAL, "flex": Priority.LOW, "priority": Priority.HIGH,
-}  # fmt: skip
+TIERS = {Priority.NORMAL: "default", Priority.LOW: "flex", Priority.HIGH: "priority"}
+PRIORITIES_BY_TIER = {"auto": Priority.NORMAL, **{tier: priority for priority, tier in TIERS.items()}}
 PLACE = re.compile(r"inputs\[\d+\]")
 
 
@@ -107,9 +106,9 @@ def read_flag(fields: Mapping[str, Any], name: str, where: str = "", *, default:
 def read_priority(fields: Mapping[str, Any]) -> Priority:
     """Return the priority that OpenAI's `service_tier` asks for. Raises `InvalidInput`."""
     tier = fields.get(SERVICE_TIER, "auto")
-    if not isinstance(tier, str) or tier not in TIERS:
-        raise make_field_error(SERVICE_TIER, f"must be one of {', '.join(TIERS)}.")
-    return TIERS[tier]
+    if not isinstance(tier, str) or tier not in PRIORITIES_BY_TIER:
+        raise make_field_error(SERVICE_TIER, f"must be one of {', '.join(PRIORITIES_BY_TIER)}.")
+    return PRIORITIES_BY_TIER[tier]
 
 
 def refuse_unknown_fields(

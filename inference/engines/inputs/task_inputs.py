@@ -21,7 +21,8 @@ MOST_TOKENS = 16  # of one character: a tokenizer may read it as several, and ea
 TOOLS = "parameters.tools"
 MAX_TABLE = 100_000  # characters of a table and its query
 
-Prepare = Callable[[object, "Pipeline"], Any]  # (input, pipeline) -> what the pipeline takes
+# (input, pipeline) -> what the pipeline takes; a list is taken for a chat, so several things are a tuple
+Prepare = Callable[[object, "Pipeline"], Any]
 
 
 def read_string(value: object) -> str:
