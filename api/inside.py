@@ -102,7 +102,7 @@ class InProcessService(Service):
     def wait(self, ids: Sequence[str], *, wait_s: float) -> Document:
         with _guard_call(committed=True):
             return _to_document(
-                wait_for_finished_jobs(self._principal, bodies.read_ids(list(ids)), wait_s=wait_s, plain=True)
+                wait_for_finished_jobs(self._principal, bodies.read_job_ids(list(ids)), wait_s=wait_s, plain=True)
             )
 
     def job(self, job_id: str) -> Document:

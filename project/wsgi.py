@@ -7,7 +7,7 @@ import django  # noqa: E402
 
 from api.server.body_reader import BodyReader  # noqa: E402
 from inference.catalog import lookup  # noqa: E402
-from project import cores, web_server_hooks  # noqa: E402
+from project import cores, stalled_clients, stop_signal  # noqa: E402
 
 
 def collect_less_garbage() -> None:
@@ -27,7 +27,7 @@ def make_application() -> BodyReader:
     from project.handler import Handler
 
     process.current.figures.start()
-    web_server_hooks.call_when_stopped(process.current.close)
+    stop_signal.call_when_stopped(process.current.close)
     return BodyReader(Handler())
 
 
@@ -39,5 +39,5 @@ os.environ.setdefault("DATABASE_ANSWER_S", "4")
 application = make_application()
 lookup.start_follower()
 cores.follow_load()
-web_server_hooks.drop_stalled_clients()
+stalled_clients.drop_stalled_clients()
 collect_less_garbage()

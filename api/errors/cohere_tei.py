@@ -25,7 +25,7 @@ def is_client_request(request: HttpRequest) -> bool:
     return ADDRESSES.fullmatch(f"{request.path_info}/") is not None
 
 
-def map_status(code: str, status: int) -> int:
+def map_tei_status(code: str, status: int) -> int:
     """Return the status that Text Embeddings Inference uses where this service uses `code` and `status`."""
     return TOO_MANY if code in FULL else STATUSES.get(status, status)
 
@@ -38,5 +38,5 @@ def reshape_problem(request: HttpRequest, answer: HttpResponse) -> HttpResponse:
     kind = OVERLOADED if status in (429, 503) else BACKEND if status >= 500 else VALIDATION
     problems.write_in_dialect(answer, {"message": detail, "error": detail, "error_type": kind, "code": problem["code"]})
     if TEI.fullmatch(f"{request.path_info}/"):
-        answer.status_code = map_status(problem["code"], status)
+        answer.status_code = map_tei_status(problem["code"], status)
     return answer

@@ -121,7 +121,7 @@ class BatchFeed:
         for line in lines:
             body = codec.parse_json(line.text)["body"]
             try:
-                submission, job, parts = self._read_job(batch, body)
+                submission, job, parts = self._make_line_job(batch, body)
             except InferenceError as error:
                 if error.retryable or isinstance(error, UnknownModel):  # the model may come back
                     raise
@@ -143,7 +143,7 @@ class BatchFeed:
                 portion.small[job.model].append(NewJob(job.id, rows.prepare_row(job), message, job.size, job.length))
         return portion
 
-    def _read_job(self, batch: FileBatch, body: dict[str, Any]) -> tuple[Submission, Job, list[Part]]:
+    def _make_line_job(self, batch: FileBatch, body: dict[str, Any]) -> tuple[Submission, Job, list[Part]]:
         """Return a line's submission, with its job and the parts of it. Raises `InferenceError`."""
         request = self._endpoint.read(body)
         submission = dataclasses.replace(

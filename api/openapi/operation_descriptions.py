@@ -57,7 +57,7 @@ SERVICE = ProblemForm(ProblemShown, CONTENT_TYPE)
 COMPLETING = ProblemForm(ProblemShown)
 OPENAI = ProblemForm(OpenAIProblemShown, status_of=lambda code, status: openai.map_status(status))
 COHERE = ProblemForm(RetrievalProblemShown)
-TEI = ProblemForm(RetrievalProblemShown, status_of=cohere_tei.map_status)
+TEI = ProblemForm(RetrievalProblemShown, status_of=cohere_tei.map_tei_status)
 
 
 def describe_operation(

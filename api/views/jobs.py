@@ -84,7 +84,7 @@ class WaitView(ApiView):
     def post(self, request: HttpRequest) -> HttpResponse:
         """Answer with the finished jobs, and with Retry-After if there is none because there was no room to wait."""
         wait_s = bodies.read_seconds(request.GET, "wait") or 0.0
-        ids = bodies.read_ids(WAIT_BODY.run_validation(read_json(request))["ids"])
+        ids = bodies.read_job_ids(WAIT_BODY.run_validation(read_json(request))["ids"])
         with self.take_wait_slot(wait_s) as granted_s:
             shown = wait_for_finished_jobs(
                 self.principal, ids, wait_s=granted_s, plain=self.wants_plain_outputs(request)

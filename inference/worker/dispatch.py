@@ -301,6 +301,8 @@ class Dispatcher:
 
     def make_snapshot(self) -> WorkerSnapshot:
         pool, replicas, lazy = self.pool, self.replicas, self.lazy.report
+        # Jobs of these wait for their turn: none is passed.
+        waiting_models = replicas.unneeded_models | replicas.held_back_models
         return WorkerSnapshot(
             state=self._choose_state(),
             model_names=[]
@@ -318,8 +320,7 @@ class Dispatcher:
             reached={
                 model: dict(reached)
                 for model, reached in list(self.backlog.reached.items())
-                if model
-                not in replicas.parked | replicas.held_back_models  # their jobs wait for their turn: none is passed
+                if model not in waiting_models
             },
             generation=self.settlement.generated.make_row_value(
                 list(self.batches.values()), replicas=replicas.able_child_count
@@ -333,7 +334,7 @@ class Dispatcher:
             return WorkerState.DRAINING if self.batches or self.backlog.isolation else WorkerState.DRAINED
         lazy = self.lazy.report
         looked_into = lazy.able | lazy.why_not.keys()
-        if not self.replicas.have_all_reported or not self.replicas.parked <= looked_into:
+        if not self.replicas.have_all_reported or not self.replicas.unneeded_models <= looked_into:
             return WorkerState.STARTING
         is_whole = self.replicas.served_models | lazy.able >= self.specs.keys() and not self._list_problems()
         return WorkerState.READY if is_whole else WorkerState.DEGRADED

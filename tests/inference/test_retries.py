@@ -26,7 +26,7 @@ LISTED = {
     "batch_inference_client/watch.py Watch._run": "each round waits for what is left; patiently",
     "inference/catalog/lookup.py Follower.run": "a look every LOOK_S, which concerns nobody else",
     "inference/engines/artifacts/file_cache.py _hold_lock": "a look every LOOK_S, for WAIT_S",
-    "inference/engines/generation/pipeline_stepper.py PipelineStepper._grow_cells": "each round has fewer rows",
+    "inference/engines/generation/pipeline_stepper.py PipelineStepper._make_room_for_next_tokens": "fewer rows each",
     "inference/failures.py retry_while_away": "growing pauses, limit_s",
     "tools/launcher/reaper.py end_group": "waits for an end: grace_s, then it is killed",
     "inference/status/workers.py Remembered.__call__": "each round ends another request, whose time was spent",
@@ -56,7 +56,7 @@ LISTED = {
     "inference/worker/scheduling/lazy_demand.py LazyDemand.run": "growing pauses while the database is away",
     "inference/worker/scheduling/unfetched_jobs.py UnfetchedJobs.run": "LONGEST_PAUSE_S after a failure",
     "project/cores.py Cores.follow_load": "every 5 s, whatever it finds",
-    "project/web_server_hooks.py _limit_once_it_listens": "LISTENS_S",
+    "project/stalled_clients.py _limit_once_it_listens": "LISTENS_S",
     "project/settings.py": "Celery's connection to the broker: its pauses grow by 2 s up to 30 s",
 }
 

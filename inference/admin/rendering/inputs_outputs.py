@@ -156,12 +156,12 @@ def _is_chat(value: list[Any]) -> bool:
 
 
 def _render_chat(messages: list[Any]) -> SafeString:
-    rows = ((escape_text(str(each["role"])[:40]), _render_message(each)) for each in messages[-MOST_ITEMS:])
+    rows = ((escape_text(str(each["role"])[:40]), _render_message_content(each)) for each in messages[-MOST_ITEMS:])
     before = _render_more(len(messages) - MOST_ITEMS, "messages before these")
     return format_html('{}<dl class="parts chat">{}</dl>', before, format_html_join("", "<dt>{}</dt><dd>{}</dd>", rows))
 
 
-def _render_message(message: Mapping[str, Any]) -> SafeString:
+def _render_message_content(message: Mapping[str, Any]) -> SafeString:
     said, calls = message["content"], message.get("tool_calls")
     content = render_text(said) if isinstance(said, str) else format_json(said)
     return format_html("{}{}", content if said or not calls else "", format_json(calls) if calls else "")

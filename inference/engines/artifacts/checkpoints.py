@@ -13,7 +13,7 @@ import torch
 from inference.catalog import tasks
 from inference.catalog.specs import ModelSpec
 from inference.engines.artifacts import weights
-from inference.engines.runtime.faults import is_device_failure, is_out_of_memory
+from inference.engines.runtime.exceptions import is_device_failure, is_out_of_memory
 from inference.errors import ModelUnavailable
 
 if TYPE_CHECKING:

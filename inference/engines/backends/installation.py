@@ -24,7 +24,7 @@ from inference.engines.accelerate.installation import Shortcuts
 from inference.engines.artifacts import file_cache, weights
 from inference.engines.backends import agreement, packages
 from inference.engines.runtime import parity, placement
-from inference.engines.runtime.faults import describe_exception
+from inference.engines.runtime.exceptions import describe_exception
 from inference.engines.runtime.row_groups import ForwardSharing
 from inference.errors import ModelUnavailable
 
@@ -90,7 +90,7 @@ def install_backend(
     `answers` runs `model`; `inputs` are of several lengths.
     """
     if spec.backend == TORCH:
-        return _try_bfloat16(spec, model, answers, inputs) if _is_compared(spec, model) else (None, "")
+        return _use_bfloat16_if_accurate(spec, model, answers, inputs) if _is_compared(spec, model) else (None, "")
     shortcuts = Shortcuts(model.config.model_type, parity.SharingVerdict(together=ForwardSharing.PADDED))
     try:
         found = _try_backend(spec, model, spec.precision or "float32", answers, inputs, shortcuts)
@@ -118,7 +118,9 @@ def _is_compared(spec: ModelSpec, model: PreTrainedModel) -> bool:
     return spec.precision == "bfloat16" and is_ours and model.device.type == "cpu" and not is_quantized
 
 
-def _try_bfloat16(spec: ModelSpec, model: PreTrainedModel, answers: parity.Answers, inputs: Sequence[Any]) -> Installed:
+def _use_bfloat16_if_accurate(
+    spec: ModelSpec, model: PreTrainedModel, answers: parity.Answers, inputs: Sequence[Any]
+) -> Installed:
     """Let torch compute the model in bfloat16 if its answers are near enough to those in float32, else in float32."""
     own, whole = (
         [part.data for part in _list_tensors(one)] for one in (model, _load_model(spec, model, dtype="float32"))

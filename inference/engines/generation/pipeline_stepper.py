@@ -21,7 +21,7 @@ from inference.engines.generation.rows.row import GeneratedRow
 from inference.engines.inputs.feeds import make_no_room_error
 from inference.engines.runtime import engine_calls
 from inference.engines.runtime.engine_calls import run_in_halves
-from inference.engines.runtime.faults import is_out_of_memory
+from inference.engines.runtime.exceptions import is_out_of_memory
 from inference.engines.stepper import OPEN, Progress, Stepper
 from inference.errors import InferenceError, OutOfMemory
 
@@ -97,7 +97,7 @@ class PipelineStepper(Stepper):
             ceiling.count_step()
         self._admit_rows()
         with torch.inference_mode():
-            return [*self._compute_next_tokens(), *self._compute_first_tokens()]
+            return [*self._compute_next_tokens(), *self._read_new_prompts()]
 
     def __len__(self) -> int:
         return len(self._waiting) + len(self._new) + len(self.rows)
@@ -151,7 +151,7 @@ class PipelineStepper(Stepper):
 
     def _compute_next_tokens(self) -> list[Progress]:
         """Compute the next token of each row in the cells, and return their progress."""
-        failed = self._grow_cells()
+        failed = self._make_room_for_next_tokens()
         rows = list(self.rows)
         if not rows:
             return failed
@@ -178,7 +178,7 @@ class PipelineStepper(Stepper):
                 self._rows_a_forward.lower_to(len(rows) // 2)
             raise
 
-    def _compute_first_tokens(self) -> list[Progress]:
+    def _read_new_prompts(self) -> list[Progress]:
         """Read on in new prompts, and return the progress of rows whose prompts have been read to their end."""
         if not self._new:
             return []
@@ -277,7 +277,7 @@ class PipelineStepper(Stepper):
             row.cache = None
         return []
 
-    def _grow_cells(self) -> list[Progress]:
+    def _make_room_for_next_tokens(self) -> list[Progress]:
         """Make room for one more column of the cells.
 
         Where memory is short, the half of the rows that has generated least, as it came last, waits for the others. A

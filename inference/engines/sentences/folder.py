@@ -107,7 +107,7 @@ def read_folder(folder: Path) -> SentenceFolder:
     modes, pools_prompt = _read_pooling(folder, place)
     settings = _read_object(folder, MODEL_FILE)
     prompts, default_prompt = _read_prompts(settings)
-    _refuse_others(MODEL_FILE, settings, {"prompts", "default_prompt_name"})
+    _refuse_unknown_fields(MODEL_FILE, settings, {"prompts", "default_prompt_name"})
     if "cls" in modes and not pools_prompt and any(prompts.values()):
         raise ModelUnavailable(
             f"{place or '1_Pooling'}/config.json: include_prompt = false beside the pooling cls is not served:"
@@ -116,7 +116,7 @@ def read_folder(folder: Path) -> SentenceFolder:
         )
     file = next((name for name in TRANSFORMER_FILES if (folder / name).exists()), TRANSFORMER_FILES[0])
     transformer = _read_object(folder, file)
-    _refuse_others(file, transformer, {"max_seq_length", "do_lower_case"}, HARMLESS[TRANSFORMER_FILES[0]])
+    _refuse_unknown_fields(file, transformer, {"max_seq_length", "do_lower_case"}, HARMLESS[TRANSFORMER_FILES[0]])
     return SentenceFolder(
         modes=modes,
         pools_prompt=pools_prompt,
@@ -147,7 +147,7 @@ def _read_module_places(folder: Path) -> tuple[str, list[str]]:
             f" {LAST}, in this order. For another step write an engine class, see docs/guide/models.md."
         )
     for step in steps:
-        _refuse_others(MODULES_FILE, step, {"type", "path"})
+        _refuse_unknown_fields(MODULES_FILE, step, {"type", "path"})
     if steps[0].get("path", ""):
         raise _make_field_error(MODULES_FILE, "path", steps[0]["path"])
     places = [str(step.get("path", "")) for step in steps[1 : 2 + len(others)]]
@@ -193,7 +193,7 @@ def _read_field(file: str, saved: Mapping[str, Any], field: str, kind: type) -> 
     return value
 
 
-def _refuse_others(
+def _refuse_unknown_fields(
     file: str, saved: Mapping[str, Any], known: set[str], harmless: Mapping[str, tuple[Any, ...]] | None = None
 ) -> None:
     harmless = HARMLESS[file] if harmless is None else harmless

@@ -17,7 +17,7 @@ from inference.store.transitions import Claimed
 from inference.telemetry import logs
 from inference.worker.calls import BatchCall
 from inference.worker.child.loaded_models import LoadedModels
-from inference.worker.child.outcomes import make_unstorable_outcome
+from inference.worker.child.outcomes import replace_unstorable_outcome
 from inference.worker.replicas import devices
 
 logger = logging.getLogger(__name__)
@@ -114,7 +114,7 @@ def record_outcomes(
             logs.describe_error(error),
         )
         if len(outcomes) == 1:
-            outcomes = [make_unstorable_outcome(outcomes[0])]
+            outcomes = [replace_unstorable_outcome(outcomes[0])]
         besides = (beside, *[None] * (len(outcomes) - 1))
         return [
             done

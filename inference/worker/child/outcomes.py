@@ -8,7 +8,7 @@ from inference import errors
 from inference.catalog import tasks
 from inference.catalog.sizes import lengths
 from inference.catalog.specs import ModelSpec
-from inference.engines.runtime.faults import shorten_text
+from inference.engines.runtime.exceptions import shorten_text
 from inference.engines.runtime.json_values import estimate_size
 from inference.fields.json_field import escape_for_database
 from inference.store import wholes
@@ -116,7 +116,7 @@ def make_failure(job: Claimed, error: errors.InferenceError, where: str = "") ->
     )
 
 
-def make_unstorable_outcome(refused: Outcome) -> Outcome:
+def replace_unstorable_outcome(refused: Outcome) -> Outcome:
     detail = "The database refused to store the answer."
     return refused._replace(
         output=None,

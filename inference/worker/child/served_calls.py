@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterator
 
 from inference import errors
-from inference.engines.runtime.faults import describe_exception
+from inference.engines.runtime.exceptions import describe_exception
 from inference.telemetry import logs
 from inference.telemetry.exceptions import format_places
 from inference.worker.calls import (
@@ -90,7 +90,7 @@ def run_batch(call: BatchCall) -> BatchReport:
             stages.claim_jobs()
             stages.compute_answers()
             return stages.record_outcomes()
-        return run_steps(call)
+        return continue_batch(call)
 
 
 @contextlib.contextmanager
@@ -123,10 +123,10 @@ def make_batch_run(call: BatchCall) -> BatchRun | MultiBatchRun | None:
     return (MultiBatchRun if call.shares else BatchRun)(call, spec, replica)
 
 
-def run_steps(call: BatchCall) -> BatchReport:
+def continue_batch(call: BatchCall) -> BatchReport:
     """Run the next steps of a batch whose model generates step by step."""
     with logs.bind_ids(batch=call.batch, model=call.model):
-        return opened.run_steps(call, replica)
+        return opened.continue_batch(call, replica)
 
 
 @contextlib.contextmanager

@@ -101,7 +101,7 @@ class WorkAhead:
                 if taken.stages:
                     taken.stages.compute_answers(is_prepared=True)
                 else:
-                    taken.result = served_calls.run_steps(*arguments)
+                    taken.result = served_calls.continue_batch(*arguments)
         except BaseException as error:
             self._device_failed |= isinstance(error, errors.DeviceFailed)
             taken.failure = error

@@ -24,7 +24,7 @@ def make_replica_values(replicas: ReplicaRegistry, refused: Mapping[str, str]) -
 
     `refused` is, by model, the reason why this worker cannot run it though replicas may have it.
     """
-    specs = [spec for spec in replicas.specs.values() if spec.name not in replicas.parked]
+    specs = [spec for spec in replicas.specs.values() if spec.name not in replicas.unneeded_models]
     unable = {name: ReplicaModel(ModelState.FAILED, why) for name, why in refused.items()}
     return {
         str(index): ReplicaSnapshot(
@@ -81,14 +81,14 @@ def _make_entry(replicas: ReplicaRegistry, spec: ModelSpec, lazy: LazyStatus) ->
         why=why,
         memory=lazy_model.memory if lazy_model else _find_memory(replicas, spec),
         held_back=spec.name in replicas.held_back_models,
-        failures=None if spec.name in replicas.parked else replicas.failures[spec.digest],
+        failures=None if spec.name in replicas.unneeded_models else replicas.failures[spec.digest],
         load_s=round(lazy_model.load_s, 1) if lazy_model else None,
     )
 
 
 def _find_state(replicas: ReplicaRegistry, spec: ModelSpec, lazy: LazyStatus, why: str) -> ModelState:
     """Return the state of an entry. `why` is why it could not be loaded."""
-    if spec.name in replicas.parked:
+    if spec.name in replicas.unneeded_models:
         if spec.name not in lazy.models:
             return ModelState.LOADING
         return ModelState.NOT_LOADED if spec.name in lazy.able else ModelState.FAILED

@@ -72,21 +72,21 @@ class ProcessLauncher:
         then: Callable[[BaseProcess | Exception], object],
     ) -> None:
         """Start a process that calls `function`, and pass it, or the error, to `then`."""
-        self._submit_task(lambda: self._start_process(function, arguments), then)
+        self._run_in_thread(lambda: self._start_process(function, arguments), then)
 
     def wait_for_exit(self, process: BaseProcess, then: Callable[[int | None], object]) -> None:
         """Wait until a process has ended, and pass its exit code to `then`; None if the code is not known.
 
         A process that does not end soon is killed.
         """
-        self._submit_task(lambda: _reap_process(process), then)
+        self._run_in_thread(lambda: _reap_process(process), then)
 
     def poll_exit_code(self, process: BaseProcess, then: Callable[[int | None], object]) -> None:
         """Pass the exit code of a process to `then`; None if it has not ended, or if the code is not known.
 
         If the process that forks has ended, another one begins its imports now.
         """
-        self._submit_task(lambda: _poll_process(process), then)
+        self._run_in_thread(lambda: _poll_process(process), then)
 
     def deliver_results(self) -> None:
         """Call what waits for results, in the thread of the event loop."""
@@ -112,7 +112,7 @@ class ProcessLauncher:
         os.close(self._news)
         os.close(self._write_news)
 
-    def _submit_task(self, task: Callable[[], Result], then: Callable[[Result], object]) -> None:
+    def _run_in_thread(self, task: Callable[[], Result], then: Callable[[Result], object]) -> None:
         def run() -> None:
             result = task()
             self._results.put(lambda: then(result))

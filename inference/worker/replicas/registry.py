@@ -42,7 +42,7 @@ class ReplicaRegistry:
         self.plan = plan
         self.catalog: Catalog = dict(catalog)  # the models file's entries for this worker's models
         self.file_digest = ""  # digest of the whole models file that `catalog` is from, set after `catalog`
-        self.parked: frozenset[str] = frozenset()  # models of `catalog` that are to be in no memory now
+        self.unneeded_models: frozenset[str] = frozenset()  # models of `catalog` that are to be in no memory now
         self.specs: Catalog = dict(catalog)  # the entries by which jobs run; replaced as a whole
         # By digest: the entries that each child is to have loaded. Those that run come first.
         self.goal: dict[str, ModelSpec] = {spec.digest: spec for spec in catalog.values()}
@@ -74,12 +74,12 @@ class ReplicaRegistry:
         """Note the digest of the models file that the catalog is from. It is noted after the catalog."""
         self.file_digest = digest
 
-    def park_models(self, names: Collection[str]) -> None:
+    def unload_models(self, names: Collection[str]) -> None:
         """Stop running these models and unload them; all others are to be loaded.
 
         Failures to load one of these models are forgotten.
         """
-        self.parked = frozenset(names)
+        self.unneeded_models = frozenset(names)
         self._try_anew()
         for replica in self.replicas:
             replica.forget_failures(self.goal.keys())
@@ -202,8 +202,8 @@ class ReplicaRegistry:
         served = self.served_models
         self._switch_entries()
         wanted = (*self.specs.values(), *self.catalog.values())
-        self.goal = {spec.digest: spec for spec in wanted if spec.name not in self.parked}
-        current = frozenset(spec.digest for spec in self.specs.values() if spec.name not in self.parked)
+        self.goal = {spec.digest: spec for spec in wanted if spec.name not in self.unneeded_models}
+        current = frozenset(spec.digest for spec in self.specs.values() if spec.name not in self.unneeded_models)
         self._runs = current.intersection(itertools.chain.from_iterable(replica.ready for replica in self.replicas))
         names = self._list_models(self._runs)
         new, self.runnable = names - self.runnable, names
@@ -212,7 +212,7 @@ class ReplicaRegistry:
         if new:
             logger.info("worker=%s serves %s", self.plan.worker, ", ".join(sorted(new)))
         self._is_settled = all(replica.ready == self.goal.keys() for replica in self.replicas if replica.is_up)
-        if gone := (served - self.served_models) & self.catalog.keys() - self.parked:
+        if gone := (served - self.served_models) & self.catalog.keys() - self.unneeded_models:
             logger.error("worker=%s no longer serves: %s", self.plan.worker, ", ".join(sorted(gone)))
 
     def _switch_entries(self) -> None:
@@ -221,7 +221,9 @@ class ReplicaRegistry:
         Nothing is lost if all replicas that run the entry before have the new one, or if none has or had that entry.
         """
         before, loaded = self.specs, frozenset[str]().union(*(replica.ready | replica.had for replica in self.replicas))
-        kept = {name: spec for name, spec in before.items() if spec.digest in loaded and name not in self.parked}
+        kept = {
+            name: spec for name, spec in before.items() if spec.digest in loaded and name not in self.unneeded_models
+        }
         taken = {name for name, spec in self.catalog.items() if name not in kept or self._all_have(spec, kept[name])}
         after = {name: self.catalog[name] if name in taken else kept[name] for name in (*self.catalog, *kept)}
         if after == before:
@@ -256,7 +258,7 @@ class ReplicaRegistry:
     def served_models(self) -> frozenset[str]:
         """The models that can be run now, or as soon as a child that ended has started again."""
         runs = self._runs.union(*(replica.had for replica in self.replicas))
-        return self._list_models(runs) - self.parked
+        return self._list_models(runs) - self.unneeded_models
 
     def _list_models(self, digests: Set[str]) -> frozenset[str]:
         """Return the models whose jobs run by one of these entries."""

@@ -42,7 +42,7 @@ class LazyModels:
         self.demand = LazyDemand(replicas.plan, self.residency)
         self.specs: dict[str, ModelSpec] = {}  # entries whose size is known, as far as it can be
         self.report = LazyStatus()
-        self._park_absent_models()
+        self._unload_unneeded_models()
 
     def update_residency(self, backlog: Backlog) -> None:
         """Take one step of loading and unloading. Runs twice a second."""
@@ -57,7 +57,7 @@ class LazyModels:
         if change := self.residency.begin_next_change(now_s):
             unload, load = ", ".join(change.unload) or "none", change.load or "none"
             logger.info("lazy models to be unloaded: %s; to be loaded: %s", unload, load)
-        self._park_absent_models()
+        self._unload_unneeded_models()
         self.report = self._make_status(now_s, served)
 
     @property
@@ -129,12 +129,12 @@ class LazyModels:
             now_s=now_s,
         )
 
-    def _park_absent_models(self) -> None:
+    def _unload_unneeded_models(self) -> None:
         residency = self.residency
         absent = frozenset(self._catalog.keys() - residency.models_in_memory - {residency.loading_model})
         self.demand.follow_absent_models(absent)
-        if absent != self.replicas.parked:
-            self.replicas.park_models(absent)
+        if absent != self.replicas.unneeded_models:
+            self.replicas.unload_models(absent)
 
     def _make_status(self, now_s: float, served: frozenset[str]) -> LazyStatus:
         """Return the status. `served` are the models that were served until now.

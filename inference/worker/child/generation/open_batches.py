@@ -26,7 +26,7 @@ class OpenBatches:
     def __init__(self) -> None:
         self.batches: dict[UUID, OpenBatch] = {}
 
-    def run_steps(self, call: BatchCall, replica: LoadedModels) -> BatchReport:
+    def continue_batch(self, call: BatchCall, replica: LoadedModels) -> BatchReport:
         """Run the next steps of a batch. An exception that this raises closes the batch."""
         spec = replica.specs[call.digest]
         stepper = cast("Stepper", replica.get_engine(spec).stepper)

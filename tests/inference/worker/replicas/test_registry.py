@@ -614,13 +614,13 @@ class ChangeTests(TestCase):
         self.assertEqual(self.next_assignment(), (FIRST, [("a", ""), ("b", ""), ("a", "2")]))
 
     def test_what_is_parked_is_not_run_and_unloaded_and_keeps_its_entry(self) -> None:
-        self.replicas.park_models({"a"})
+        self.replicas.unload_models({"a"})
         self.assertEqual((set(self.runs()), set(self.replicas.specs)), ({"b"}, {"a", "b"}))
         self.assertNotIn(("a", "", "ready"), self.states())
         self.assertEqual(self.next_assignment(), (FIRST, [("b", "")]))
         self.load(*self.last)
         self.assertEqual(self.next_assignment(), (SECOND, [("b", "")]))
         self.load(*self.last)
-        self.replicas.park_models(())
+        self.replicas.unload_models(())
         self.assertEqual(set(self.runs()), {"b"})
         self.assertEqual(self.next_assignment(), (FIRST, [("a", ""), ("b", "")]))

@@ -7,12 +7,12 @@ import unittest
 
 from django.conf import settings
 
-from project import web_server_hooks
+from project import stalled_clients
 from tests.conditions import eventually
 
 CALL = """
 import os, signal, threading
-from project import web_server_hooks
+from project import stop_signal
 from tests.conditions import PATIENCE_S
 called, read = threading.Event(), os.read
 def noted(*arguments):
@@ -20,7 +20,7 @@ def noted(*arguments):
     print(signal.Signals(signals[0]).name, called.is_set())
     return signals
 os.read = noted
-web_server_hooks.call_when_stopped(called.set)
+stop_signal.call_when_stopped(called.set)
 signal.signal(signal.SIGTERM, lambda *_: None)  # as the server does, later
 signal.signal(signal.SIGUSR1, lambda *_: None)
 os.kill(os.getpid(), signal.SIGUSR1)
@@ -38,16 +38,16 @@ class ServerTests(unittest.TestCase):
 
     @unittest.skipUnless(hasattr(socket, "TCP_USER_TIMEOUT"), "Linux only")
     def test_connections_of_a_server_that_listens_are_given_up_when_nothing_is_read(self) -> None:
-        web_server_hooks.drop_stalled_clients()  # which begins to listen later
+        stalled_clients.drop_stalled_clients()  # which begins to listen later
         with socket.create_server(("127.0.0.1", 0)) as listening:
-            eventually(lambda: self.limit_ms(listening) == web_server_hooks.STALLED_S * 1000)
+            eventually(lambda: self.limit_ms(listening) == stalled_clients.STALLED_S * 1000)
             with socket.create_connection(listening.getsockname()):
                 accepted, _ = listening.accept()
                 with accepted:
-                    self.assertEqual(self.limit_ms(accepted), web_server_hooks.STALLED_S * 1000)
+                    self.assertEqual(self.limit_ms(accepted), stalled_clients.STALLED_S * 1000)
                     self.assertEqual(accepted.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE), 1)
                     self.assertEqual(
-                        accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE), web_server_hooks.STALLED_S
+                        accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE), stalled_clients.STALLED_S
                     )
 
     def limit_ms(self, connection: socket.socket) -> int:

@@ -1,20 +1,17 @@
-"""Tasks that the web server leaves out: a call when it stops, and a limit for clients that read nothing or are gone."""
+"""The limit for clients of the web server that read nothing or are gone, which the server itself does not set."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import socket
 import threading
 import time
-from collections.abc import Callable
 
 STALLED_S = 60
 LISTENS_S = 60.0  # the longest time from the loaded application to a server that listens
 LOOK_S = 0.05
 TCP = (socket.AF_INET, socket.AF_INET6)
-STOPS = (signal.SIGTERM, signal.SIGINT)
 
 
 def drop_stalled_clients() -> None:
@@ -49,22 +46,3 @@ def _limit_listening_sockets() -> bool:
             finally:
                 known.detach()
     return found
-
-
-def call_when_stopped(then: Callable[[], None]) -> None:
-    """Call `then`, in a thread of its own, once this process gets a signal to stop.
-
-    The signals' handlers are the server's, which sets them later than this.
-    """
-    if threading.current_thread() is not threading.main_thread():  # `manage.py runserver` has no handlers
-        return
-    reader, writer = os.pipe()
-    os.set_blocking(writer, False)
-    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-    threading.Thread(target=_call_after_stop_signal, args=(reader, then), name="stop", daemon=True).start()
-
-
-def _call_after_stop_signal(reader: int, then: Callable[[], None]) -> None:
-    while os.read(reader, 1)[0] not in STOPS:
-        pass
-    then()
