@@ -134,23 +134,22 @@ class BatchRunner:
         rest.reason = reason
 
     def _step(self, batch: FileBatch) -> bool:
-        try:
-            match batch.status:
-                case BatchStatus.VALIDATING:
-                    return self._validate(batch)
-                case BatchStatus.IN_PROGRESS:
-                    return self._go_on(batch)
-                case BatchStatus.CANCELLING:
-                    return self._cancel(batch)
-            return self._finish(batch)
-        except FileNotFoundError:
-            self._fail(batch, "input_file_missing", MISSING)
-            return False
+        match batch.status:
+            case BatchStatus.VALIDATING:
+                return self._validate(batch)
+            case BatchStatus.IN_PROGRESS:
+                return self._go_on(batch)
+            case BatchStatus.CANCELLING:
+                return self._cancel(batch)
+        return self._finish(batch)
 
     def _validate(self, batch: FileBatch) -> bool:
         """Check the file. The batch is then in progress, or has failed."""
-        with _open_input_file(batch) as file:
-            found = check_file(file, batch.endpoint, self._make_keep_on(batch))
+        try:
+            with _open_input_file(batch) as file:
+                found = check_file(file, batch.endpoint, self._make_keep_on(batch))
+        except FileNotFoundError:
+            return self._fail(batch, "input_file_missing", MISSING)
         if found.errors:
             self._end(batch, status=BatchStatus.FAILED, errors=found.errors, model=found.model)
             return False
@@ -178,10 +177,13 @@ class BatchRunner:
 
     def _feed(self, batch: FileBatch) -> bool:
         give_up_at = time.monotonic() + TURN_S
-        feed, _ = self._feeds.get(batch.pk) or self._open_feed(batch)
-        while has_room := feed.store_portion(batch):
-            if time.monotonic() > give_up_at or batch.lines_read >= batch.total or self._stopping.is_set():
-                break
+        try:
+            feed, _ = self._feeds.get(batch.pk) or self._open_feed(batch)
+            while has_room := feed.store_portion(batch):
+                if time.monotonic() > give_up_at or batch.lines_read >= batch.total or self._stopping.is_set():
+                    break
+        except FileNotFoundError:
+            return self._fail(batch, "input_file_missing", MISSING)
         return has_room
 
     def _cancel(self, batch: FileBatch) -> bool:
@@ -198,8 +200,11 @@ class BatchRunner:
 
     def _finish(self, batch: FileBatch) -> bool:
         """Write the files of the answers, and end the batch."""
-        with _open_input_file(batch) as file:
-            results = write_results(batch, file, self._make_keep_on(batch))
+        try:
+            with _open_input_file(batch) as file:
+                results = write_results(batch, file, self._make_keep_on(batch))
+        except FileNotFoundError:
+            return self._fail(batch, "input_file_missing", MISSING)
         try:
             answers = store_results(batch, results.answers, "output")
             errors = store_results(batch, results.errors, "error")
@@ -216,9 +221,10 @@ class BatchRunner:
         )
         return False
 
-    def _fail(self, batch: FileBatch, code: str, message: str) -> None:
+    def _fail(self, batch: FileBatch, code: str, message: str) -> bool:
         error = {"code": code, "message": message, "param": None, "line": None}
         self._end(batch, status=BatchStatus.FAILED, errors=[error])
+        return False
 
     def _end(self, batch: FileBatch, **changes: Any) -> None:
         """End a batch, unless another process has changed its status. Its files are seen from then on."""
