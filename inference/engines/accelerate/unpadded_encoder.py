@@ -18,7 +18,6 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 
-from inference.engines.accelerate import varlen_attention
 from inference.engines.accelerate.ragged_attention import Attention, PackedTexts
 from inference.engines.accelerate.shortcut import Override
 
@@ -167,9 +166,7 @@ def make_unpadded_encoder(model: PreTrainedModel) -> Override | None:
     runner, parts = known
     if not is_on_gpu(model):
         return Override(runner, "forward", UnpaddedForward([EncoderLayer(layer) for layer in parts]))
-    head_size = parts[0].attention.attention_head_size
-    is_supported = varlen_attention.supports_head_size(model.device, model.dtype, head_size)
-    kind = varlen_attention.Varlen if is_supported else Attention
+    kind = _choose_attention(model, parts[0].attention.attention_head_size)
     texts = functools.partial(PackedTexts, device=model.device, has_groups=kind is Attention)
     return Override(runner, "forward", UnpaddedForward([EncoderLayer(layer, kind) for layer in parts], texts))
 
@@ -190,3 +187,11 @@ def find_layers(model: PreTrainedModel) -> tuple[nn.Module, list[Parts]] | None:
 def is_on_gpu(model: PreTrainedModel) -> bool:
     """Return True if `model`, which is on one device, computes on a GPU."""
     return bool(model.device.type != "cpu")
+
+
+def _choose_attention(model: PreTrainedModel, size: int) -> type[Attention]:
+    from inference.engines.accelerate import varlen_attention  # it needs what another torch may not have
+
+    return (
+        varlen_attention.Varlen if varlen_attention.supports_head_size(model.device, model.dtype, size) else Attention
+    )
