@@ -126,14 +126,16 @@ def read_release(name: str, folder: Path) -> str:
 
     Without a checkout it is an empty string.
     """
+    if release := os.environ.get(name):
+        return release
     git = folder / ".git"
     try:
         head = (git / "HEAD").read_text().strip()
         kind, _, ref = head.partition(": ")
         commit = (git / ref).read_text() if kind == "ref" else head
     except OSError:
-        commit = ""
-    return os.environ.get(name) or commit[:10]
+        return ""
+    return commit[:10]
 
 
 def read_or_make_secret(name: str, file: Path) -> str:

@@ -131,7 +131,7 @@ class StreamHub:
     def __init__(self, listener: Listener) -> None:
         self._listener = listener
         self._lock = threading.Lock()
-        # by the id of the job, in the form in which notices name it
+        # By the id of the job, in the form in which notices name it
         self.subscribers: dict[bytes, list[StreamSubscriber]] = {}
         self.is_stopping = False
         self._thread: threading.Thread | None = None

@@ -28,7 +28,7 @@ def stream_events(job: Job, hub: StreamHub, *, after: Position = BEGINNING) -> I
     A `KeepAlive` comes when there was no other event for `SILENCE_S`. The inputs of `job` are dropped from memory. No
     database connection is held meanwhile.
     """
-    del job.inputs  # deferred from now on, as Django has it
+    vars(job).pop("inputs", None)  # deferred from now on, as Django has it
     return _follow_events(job, hub, StreamCursor(job.id, after))
 
 

@@ -81,18 +81,19 @@ class Trial:
         self._answers, self._tolerance = answers, tolerance
         self.inputs: list[Any] = []  # inputs that the model can read
         self._alone: list[Answer] = []
-        problem: Exception | None = None
+        problems: list[Exception] = []
         for value in inputs:
             try:
                 self._alone += answers([value], ForwardSharing.ALONE)
             except (InvalidInput, RuntimeError, ValueError, IndexError) as error:
                 if is_device_failure(error) or is_out_of_memory(error):
                     raise
-                problem = error  # some models cannot read a text of one token
+                problems.append(error)  # some models cannot read a text of one token
             else:
                 self.inputs.append(value)
-        if problem and not self.inputs:  # a model that can read no input is broken
-            raise problem
+        if problems and not self.inputs:  # a model that can read no input is broken
+            raise problems[-1]
+        problems.clear()  # their tracebacks hold tensors
 
     def measure_difference(self, together: ForwardSharing) -> float:
         """Return how far the answers together are from those alone, in tolerances: up to 1 they are the same."""

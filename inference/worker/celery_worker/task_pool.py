@@ -3,6 +3,7 @@
 It is imported before Django is set up.
 """
 
+from contextlib import closing
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from celery.concurrency.base import BasePool
@@ -50,11 +51,10 @@ class TaskPool(BasePool):
         again instead.
         """
         if self.replicas and state.should_terminate is None:
-            loop = Hub()
-            loop.call_repeatedly(TIMERS_S, self._run_timers)
-            self.replicas.join(loop, is_aborted=lambda: state.should_terminate is not None)
-            self.replicas = None
-            loop.close()
+            with closing(Hub()) as loop:
+                loop.call_repeatedly(TIMERS_S, self._run_timers)
+                self.replicas.join(loop, is_aborted=lambda: state.should_terminate is not None)
+                self.replicas = None
         elif self._is_cold:
             self.on_terminate()
         else:

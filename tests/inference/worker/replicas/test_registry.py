@@ -613,7 +613,7 @@ class ChangeTests(TestCase):
         self.assertEqual(self.runs(), {"a": "", "b": ""})
         self.assertEqual(self.next_assignment(), (FIRST, [("a", ""), ("b", ""), ("a", "2")]))
 
-    def test_what_is_parked_is_not_run_and_unloaded_and_keeps_its_entry(self) -> None:
+    def test_what_is_to_be_in_no_memory_is_not_run_and_unloaded_and_keeps_its_entry(self) -> None:
         self.replicas.unload_models({"a"})
         self.assertEqual((set(self.runs()), set(self.replicas.specs)), ({"b"}, {"a", "b"}))
         self.assertNotIn(("a", "", "ready"), self.states())
