@@ -154,6 +154,6 @@ def _list_events(writer: ResponseWriter, events: Iterator[Event], after: int) ->
 
 
 def _make_error(writer: ResponseWriter, message: str, code: str) -> Document:
-    # That of the event before it, behind which a client is to read on.
+    # It has the number of the event before it, behind which a client is to read on.
     number = LAST_BEFORE_TEXT + NUMBERS_A_CHARACTER * writer.at
     return {"type": ERROR, "code": code, "message": message, "param": None, "sequence_number": number}

@@ -35,7 +35,7 @@ NEUTRAL: Neutral = {
 }  # fmt: skip
 # Jobs that ask for logits share a batch, whichever scores are made from them. Details hold the number of tokens.
 LOGITS = {"function_to_apply": "none", "details": True}
-# Of all copies of the query, which is stored with each text: no body may grow to many times its size.
+# All copies of the query have so many: it is stored with each text, and no body may grow to many times its size.
 MOST_CHARACTERS = 10_000_000
 LOW_FROM, LOWEST = 500, 999  # priorities of Cohere, which begin with 0 as the first
 

@@ -41,7 +41,7 @@ TOLERANCES = {"float32": 1e-3, "bfloat16": 0.05, "int8": 0.2}
 LEAST_LABELS = 0.9  # share of the labels that must be the same
 # Largest difference of answers in a batch from those to the same texts alone, as other sums are rounded.
 OF_A_BATCH = {"float32": 1e-4, "bfloat16": 0.02, "int8": 0.02}
-Installed = tuple[Shortcuts | None, str]  # those to the backend, None if torch computes; a note for the page
+Installed = tuple[Shortcuts | None, str]  # the shortcuts, None where torch computes; a note for the page
 
 
 class BackendUnfit(Exception):
