@@ -112,10 +112,6 @@ class CostModel:
     def overhead_s(self) -> float:
         return self._overheads.call_s
 
-    def predict_overhead_s(self, jobs: int) -> float:
-        """Return the seconds that a call of `jobs` jobs costs besides the engine, the part of each job included."""
-        return self._overheads.call_s + jobs * self._overheads.job_s
-
     def learn_reading(self, seconds: float) -> None:
         """Learn that reading the inputs of the last call took `seconds`, while another call computed."""
         self._read_s = self._read_s * RATE_MEMORY + seconds

@@ -211,14 +211,11 @@ class BatchQueue:
         most = self.limits.max_batch_size
         return self.costs.predict_s(most, min(item.length, self.cut_at)) / most * item.size
 
-    def take_batch(
-        self, now_s: float, *, priority: int | None = None, most_s: float = math.inf, short: ShortCalls | None = None
-    ) -> list[Item]:
+    def take_batch(self, now_s: float, *, priority: int | None = None, short: ShortCalls | None = None) -> list[Item]:
         """Form the next batch, take it out and return it.
 
         It holds the first item of the highest priority, or of `priority` if items of that priority wait. The list is
-        empty if no item waits, or if the batch is expected to take longer than `most_s` when it follows other calls.
-        With `short`, it has no more items that can wait than fit into a short call.
+        empty if no item waits. With `short`, it has no more items that can wait than fit into a short call.
         """
         self._move_expired(now_s)
         if not now_s < self._lowered_until_s <= now_s + MEMORY_S:  # the time is over, or the clock was set back
@@ -229,8 +226,6 @@ class BatchQueue:
         batch = sorted(self._form_batch(head, now_s), key=self._rank_item)
         if short:
             batch = self._shorten_batch(batch, head, short)
-        if most_s < math.inf and self.predict_following_s(batch) > most_s:
-            return []
         for item in batch:
             self.remove(item.id)
         return batch

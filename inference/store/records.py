@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 if tracing.on:
     from inference.store import spans
 
-Sizes = int | Mapping[UUID, int]  # items of the batch that a job was computed in: for all jobs, or by job id
-
 
 class Outcome(NamedTuple):  # not a frozen dataclass, which takes five times as long to make
     """The outcome of one job: its `output`, or an error's code and detail.
@@ -58,11 +56,12 @@ def _choose_status(error_code: str) -> Status:
 
 
 def record_outcomes(
-    batch: UUID, outcomes: Sequence[Outcome], *, batch_size: Sizes, beside: Mapping[str, Any] | None = None
+    batch: UUID, outcomes: Sequence[Outcome], *, batch_size: int, beside: Mapping[str, Any] | None = None
 ) -> int:
     """Record the outcomes of jobs that `batch` still owns and count them, in one transaction.
 
-    `beside` is a tally that is counted with them. Returns how many jobs got their outcome.
+    `batch_size` is the number of items that ran together. `beside` is a tally that is counted with them. Returns how
+    many jobs got their outcome.
 
     Raises what the database raises. `inference.failures` distinguishes a database that is away from one that refuses a
     value.
@@ -89,7 +88,7 @@ class _NotAll(Exception):
 
 
 def _record_held(
-    batch: UUID, outcomes: Sequence[Outcome], batch_size: Sizes, beside: Mapping[str, Any]
+    batch: UUID, outcomes: Sequence[Outcome], batch_size: int, beside: Mapping[str, Any]
 ) -> tuple[int, list[UUID]]:
     with transaction.atomic():
         locked = lock_wholes(_collect_wholes(outcomes))
@@ -106,7 +105,7 @@ def _collect_wholes(outcomes: Iterable[Outcome]) -> set[UUID]:
 
 
 def _record_locked(
-    batch: UUID, outcomes: Sequence[Outcome], batch_size: Sizes, beside: Mapping[str, Any], wholes: Mapping[UUID, Any]
+    batch: UUID, outcomes: Sequence[Outcome], batch_size: int, beside: Mapping[str, Any], wholes: Mapping[UUID, Any]
 ) -> tuple[int, list[UUID]]:
     """Record outcomes in the present transaction, in which their wholes are locked.
 
@@ -145,7 +144,7 @@ def _tally_outcomes(outcomes: Sequence[Outcome], ends: Iterable[str]) -> Tally:
 
 
 def _make_outcome_row(
-    job_id: UUID | str, outcome: Outcome, batch_size: Sizes, database: BaseDatabaseWrapper
+    job_id: UUID | str, outcome: Outcome, batch_size: int, database: BaseDatabaseWrapper
 ) -> rows.JobRow:
     return rows.make_row(
         {
@@ -158,6 +157,6 @@ def _make_outcome_row(
             "error_detail": outcome.error_detail and escape_for_database(outcome.error_detail),
             "error_raised": escape_for_database(outcome.error_raised) if outcome.error_code else None,
             "error_trace": escape_for_database(outcome.error_trace) if outcome.error_code else None,
-            "batch_size": batch_size if isinstance(batch_size, int) else batch_size[outcome.job_id],
+            "batch_size": batch_size,
         }
     )

@@ -4,7 +4,7 @@ They are made as outcomes are recorded, with the times of the rows. They contain
 """
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from datetime import datetime
 from typing import Any
@@ -29,13 +29,16 @@ def try_to_record(make: Callable[..., None], *of: Any) -> None:
         logger.exception("no span of what was recorded")
 
 
-def record_batch_span(batch: UUID, outcomes: Sequence[Any], batch_size: int | Mapping[UUID, int]) -> None:
+def record_batch_span(batch: UUID, outcomes: Sequence[Any], batch_size: int) -> None:
     """Make the spans of a batch's jobs, or of the jobs that leave an open batch now, and of the batch.
 
     The batch has a trace of its own, with a link to the span of each job.
     """
-    size = batch_size if isinstance(batch_size, int) else max(batch_size.values())
-    common = {**_describe_model(outcomes[0].model), "inference.batch.id": str(batch), "inference.batch.size": size}
+    common = {
+        **_describe_model(outcomes[0].model),
+        "inference.batch.id": str(batch),
+        "inference.batch.size": batch_size,
+    }
     end_ns = _to_ns(clock.now())
     spans = [
         _start_job_span(

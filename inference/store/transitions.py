@@ -119,16 +119,6 @@ def _make_claim_sql(ids: int, takes_over: int, lease: str) -> str:
     )
 
 
-def withdraw_claim(batch: UUID, ids: Collection[UUID], *, keeps_messages: bool) -> None:
-    """Undo the claim of jobs that `batch` has not begun.
-
-    With `keeps_messages` their messages still count as sent; else they are sent again.
-    """
-    held = Job.objects.filter(pk__in=ids, batch=batch, status=Status.RUNNING)
-    unclaimed = {name: value for name, value in _QUEUED_AGAIN.items() if name != "published_at" or not keeps_messages}
-    row_locks.update_rows(held, **unclaimed, attempts=F("attempts") - 1)
-
-
 def extend_lease(batch: UUID, ids: Collection[UUID], *, time_limit_s: float) -> None:
     """Renew the leases of those of `ids` that `batch` still runs, to `LEASE_MARGIN_S` past `time_limit_s` from now.
 

@@ -88,7 +88,6 @@ class SharedState(ctypes.Structure):
     _fields_ = [
         ("loading", ctypes.c_int),  # 1-based place in its assignment of the model it loads, or 0; the child writes it
         ("command", ctypes.c_int),  # a `ChildCommand`; the main process writes it
-        ("called_back", ctypes.c_longlong * IN_HAND),  # numbers of calls that begin no further engine call; likewise
         ("computing", ctypes.c_longlong),  # the number of the call whose engine runs, or ran last; the child writes it
         ("reading", ctypes.c_longlong),  # the number of the call whose inputs are read beside it, or 0; likewise
         ("job", ctypes.c_ubyte * len(NO_JOB)),  # the one job that an open batch's engine handles, or `NO_JOB`; likewise
@@ -123,7 +122,6 @@ class BatchCall:
     model: str
     digest: str  # of the catalog entry that the jobs run by
     job_ids: tuple[UUID, ...]
-    shares: tuple[int, ...] = ()  # numbers of jobs of the engine calls, in their order, where there are several
     time_limit_s: float  # of each engine call
     ahead_s: float = 0.0  # the sum of the time limits of the calls that the child runs before this one
     is_last: bool = False  # no newer entry of the model will be run, since it could not be loaded
@@ -158,8 +156,6 @@ class BatchReport:
     oom_shape: tuple[int, float] | None = None  # (size, length) that did not fit on the device
     left: frozenset[UUID] = frozenset()  # jobs that continue with the next call of the batch
     put_off: frozenset[UUID] = frozenset()  # jobs of this call that cannot join yet
-    unbegun: frozenset[UUID] = frozenset()  # jobs whose claim was taken back, so that other jobs run first
-    each: tuple["BatchReport", ...] = ()  # the reports of the engine calls, where there were several; they name no jobs
     room: Room = field(default_factory=Room)  # for the jobs that join next
     capacity: int = 0  # tokens of KV cache in all; 0 for a model that does not generate step by step
     tokens: int = 0  # generated since the last report

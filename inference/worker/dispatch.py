@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from inference.broker.address import queue_of
 from inference.catalog.specs import Catalog
 from inference.models import WorkerState
 from inference.worker.calls import IN_HAND, BatchCall, BatchReport, ChildCommand
@@ -80,15 +79,6 @@ class Dispatcher:
         plan = self.replicas.plan
         return sum(1 + (IN_HAND if plan.works_ahead(index) else 1) for index in range(plan.replicas))
 
-    @property
-    def low_priority_prefetch(self) -> tuple[int, list[str]]:
-        """The number of low-priority jobs to hold beyond the prefetch, and the queues that they may come from.
-
-        They are the queues of models whose batches share a call.
-        """
-        together = {name: jobs for name, jobs in self.backlog.count_jobs_per_call().items() if jobs > 1}
-        return self._calls * min(together.values(), default=0), [queue_of(name) for name in together]
-
     def note_connection(self) -> None:
         """Note that the broker is connected.
 
@@ -127,7 +117,6 @@ class Dispatcher:
             model=batch.spec.name,
             digest=batch.spec.digest,
             job_ids=tuple(held.job_id for held in batch.called),
-            shares=batch.shares,
             time_limit_s=batch.spec.time_limit_s,
             ahead_s=sum(other.spec.time_limit_s for other in self.scheduler.list_batches_in_hand(batch.pid)),
             is_last=self.replicas.has_failed_successor(batch.spec),

@@ -6,7 +6,6 @@ The row of a job has the last batch that claimed it.
 from __future__ import annotations
 
 import datetime
-import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
@@ -42,13 +41,13 @@ class BatchSummary:
 
     @property
     def row_count(self) -> int:
-        """The number of inputs of an engine call: as it was recorded, or as far as it is known."""
+        """The number of items that ran together: as it was recorded, or as far as it is known."""
         return max((job.batch_size or 0 for job in self.jobs), default=0) or sum(job.size for job in self.jobs)
 
     @property
-    def call_count(self) -> int:
-        """The number of calls of the engine: short calls share a claim and a record."""
-        return math.ceil(sum(job.size for job in self.jobs) / self.row_count)
+    def has_joined_jobs(self) -> bool:
+        """True if jobs joined the batch while others of it were generated."""
+        return sum(job.size for job in self.jobs) > self.row_count
 
     @property
     def failed_count(self) -> int:
@@ -66,9 +65,9 @@ class BatchSummary:
     def padding(self) -> int | None:
         """The share of padding in what is computed, in per cent, if all inputs are padded to the longest.
 
-        It is None for several calls, as it is not known then.
+        It is None if jobs joined the batch, as it is not known then.
         """
-        if self.call_count > 1:
+        if self.has_joined_jobs:
             return None
         sizes = sum(job.size for job in self.jobs)
         return round(100 * (1 - sum(job.length * job.size for job in self.jobs) / (sizes * self.longest_length)))
@@ -83,7 +82,10 @@ class BatchSummary:
 
     @property
     def predicted_s(self) -> float | None:
-        return self.call_count * self.cost.predict_s(self.row_count, self.longest_length) if self.cost else None
+        """The seconds that the worker expects of such a batch now; None if that is not known."""
+        if self.cost is None or self.has_joined_jobs:
+            return None
+        return self.cost.predict_s(self.row_count, self.longest_length)
 
     @property
     def lengths(self) -> SafeString:

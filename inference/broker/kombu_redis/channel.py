@@ -200,11 +200,6 @@ class Channel(virtual.Channel):
         """Make room for a job: one of the jobs of this message has ended, others have not."""
         self.qos.make_room(tag)
 
-    def allow_patient(self, jobs: int, queues: Collection[str]) -> None:
-        """Allow `jobs` of the lowest priority of these queues to be held beside the prefetch count."""
-        self.qos.allow_patient(jobs)
-        self.fetches.allow_patient(queues)
-
     # Methods that the transport calls
 
     def begin_turn(self) -> None:

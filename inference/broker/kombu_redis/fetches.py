@@ -9,7 +9,7 @@ meanwhile.
 import enum
 import logging
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from time import monotonic
 from typing import Any
 
@@ -29,20 +29,12 @@ UNKNOWN = float("-inf")  # in `_empty_since`: the lists may have messages
 MISSES = 3  # fetches in a row that found nothing though a key exists: others were faster, or it is no list
 
 
-class ListKinds(enum.IntFlag):
-    """Kinds of lists, as flags."""
+class Lists(enum.IntEnum):
+    """The lists that a fetch takes messages from."""
 
-    HURRIED = 1  # all but the lowest priority
-    PATIENT = 2  # the lowest priority of queues whose jobs may be held beside the prefetch count
-    OTHERS = 4  # the lowest priority of the other queues
-    ALL = HURRIED | PATIENT | OTHERS
-
-
-KINDS = {  # kinds of lists to fetch from, by whether there is room for the hurried and for the patient
-    (hurried, patient): ListKinds(hurried * ListKinds.HURRIED + patient * ListKinds.PATIENT)
-    for hurried in (False, True)
-    for patient in (False, True)
-}
+    NONE = 0
+    HURRIED = 1  # all but those of the lowest priority
+    ALL = 2
 
 
 class Fetches:
@@ -62,9 +54,8 @@ class Fetches:
         self._arrived: deque[tuple[str, Unacked]] = deque()  # queues and messages that are not handed over yet
         self._fetched_at: float | None = None  # when the fetch under way was sent; None without one
         self._sent_at = 0.0  # the same, monotonic
-        self._patient: frozenset[str] = frozenset()  # queues of whose lowest priority more jobs may be held
         self._credit: int | None = 0  # jobs that the last fetch might bring; None without a limit
-        self._kinds = ListKinds.ALL  # of the lists in the last fetch
+        self._lists = Lists.ALL  # of the last fetch
         self._empty_since = UNKNOWN
         self._misses = 0
         self._fetch_sha = ""
@@ -79,10 +70,6 @@ class Fetches:
             self.queues.remove(queue)
             self._empty_since = UNKNOWN
 
-    def allow_patient(self, queues: Collection[str]) -> None:
-        """Fetch from the lowest priority of these queues while jobs of it may be held beside the prefetch count."""
-        self._patient = frozenset(queues)
-
     @property
     def is_fetching(self) -> bool:
         """True while the answer to a fetch is on its way."""
@@ -94,9 +81,9 @@ class Fetches:
             return False
         if self._channel.qos.acked:
             return True
-        if not self.queues or not (kinds := self._find_room()[1]):
+        if not self.queues or not (lists := self._find_room()[1]):
             return False
-        return bool(kinds & ~self._kinds) or monotonic() - self._empty_since >= RECHECK_S
+        return lists > self._lists or monotonic() - self._empty_since >= RECHECK_S
 
     def drop_overdue(self) -> None:
         """Drop a connection whose answer is overdue; the next turn makes another one."""
@@ -124,23 +111,18 @@ class Fetches:
     def close(self) -> None:
         self._link.disconnect()
 
-    def _find_room(self) -> tuple[int | None, ListKinds]:
-        """Return for how many jobs there is room (None: for any number), and the kinds of lists to fetch from."""
+    def _find_room(self) -> tuple[int | None, Lists]:
+        """Return for how many jobs there is room (None: for any number), and the lists to fetch from."""
         qos = self._channel.qos
         if (low := qos.can_consume_low()) != 0:
-            return low, ListKinds.ALL
+            return low, Lists.ALL
         hurried = qos.can_consume_max_estimate() or 0
-        patient = (qos.can_consume_patient() or 0) if self._patient else 0
-        return min(filter(None, (hurried, patient)), default=0), KINDS[bool(hurried), bool(patient)]
+        return hurried, Lists.HURRIED if hurried else Lists.NONE
 
-    def _list_keys(self, queues: Sequence[str], kinds: ListKinds) -> Iterator[tuple[str, str]]:
+    def _list_keys(self, queues: Sequence[str], lists: Lists) -> Iterator[tuple[str, str]]:
         """Yield each queue with the key of its list, the highest priority first."""
-        *hurried, lowest = self._channel.priority_steps
-        if kinds & ListKinds.HURRIED:
-            yield from ((queue, address.make_redis_key(queue, step)) for step in hurried for queue in queues)
-        if kinds & ListKinds.PATIENT:
-            low = queues if kinds & ListKinds.OTHERS else [queue for queue in queues if queue in self._patient]
-            yield from ((queue, address.make_redis_key(queue, lowest)) for queue in low)
+        steps = self._channel.priority_steps if lists is Lists.ALL else self._channel.priority_steps[:-1]
+        yield from ((queue, address.make_redis_key(queue, step)) for step in steps for queue in queues)
 
     def _prepare_connection(self, connection: Any) -> None:
         """Prepare a new connection: track keys, load the script, and settle what earlier ones could not.
@@ -172,9 +154,9 @@ class Fetches:
             self._is_asked = False
             self._link.connect()
         self._channel.connection.watch(self._link, self._read_and_hand_over)
-        self._credit, self._kinds = self._find_room() if self.queues else (0, ListKinds.ALL)
+        self._credit, self._lists = self._find_room() if self.queues else (0, Lists.ALL)
         queues = list(self.queues) if self._credit != 0 else []
-        self._requested_lists = list(self._list_keys(queues, self._kinds))
+        self._requested_lists = list(self._list_keys(queues, self._lists))
         self.queues.rotate(-1)
         self._fetched_at = clock.time_s()
         commands = self._link.pack_commands(self._make_fetch_commands(len(queues)))

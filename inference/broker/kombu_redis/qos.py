@@ -64,7 +64,6 @@ class QoS:
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
         self.prefetch_count = 0
-        self.patient = 0  # jobs of the lowest priority that may be held beside the prefetch count
         self.acked: list[str] = []  # tags of acknowledgements that are to be sent
         self.sending: list[str] = []  # tags of acknowledgements on their way to the server
         self.lost_fetch: float | None = None
@@ -109,19 +108,8 @@ class QoS:
         """Return how many jobs of any priority, the lowest one too, may be fetched; None without a limit."""
         return self._compute_credit(self._jobs)
 
-    def can_consume_patient(self) -> int | None:
-        """Return how many jobs of the lowest priority may be fetched where no other job waits longer because of them.
-
-        The result is None without a limit.
-        """
-        return self._compute_credit(self._jobs - self.patient)
-
     def _compute_credit(self, held: int) -> int | None:
         return max(0, self.prefetch_count - held) if self.prefetch_count else None
-
-    def allow_patient(self, jobs: int) -> None:
-        """Allow `jobs` of the lowest priority to be held beside the prefetch count."""
-        self.patient = jobs
 
     def ack(self, tag: str) -> None:
         """Acknowledge a message; broadcasts, which are not held, need none."""

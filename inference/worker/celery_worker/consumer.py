@@ -120,16 +120,11 @@ class DispatchLoop:
             self.subscriptions.consume_queue(queue)
         dispatcher.note_refused_queues(self.subscriptions.explain_unconsumed(dispatcher.specs))
         dispatcher.give_back_unrunnable_jobs()
-        self._update_prefetch()
+        self._consumer.change_prefetch_count(dispatcher.prefetch_count)
         state = replicas.version, dispatcher.connected, dispatcher.refused, dispatcher.lazy.report
         if state != self._reported:
             self._reported = state
             self.service.heartbeat.write_row_soon()
-
-    def _update_prefetch(self) -> None:
-        self._consumer.change_prefetch_count(self.dispatcher.prefetch_count)
-        if allow := getattr(getattr(self._consumer.task_consumer, "channel", None), "allow_patient", None):
-            allow(*self.dispatcher.low_priority_prefetch)
 
     def _sweep(self) -> None:
         self.subscriptions.raise_if_deleted()

@@ -103,9 +103,9 @@ class BatchRun:
         Raises `NotYet` for jobs that were accepted by a newer entry of the model.
         """
         with self._measure_time():
-            self.group_into_calls(claims.claim_jobs(self.call, self.replica))
+            self._group_into_calls(claims.claim_jobs(self.call, self.replica))
 
-    def group_into_calls(self, jobs: list[Claimed]) -> None:
+    def _group_into_calls(self, jobs: list[Claimed]) -> None:
         """Group the claimed jobs into engine calls, and fail those that are condemned or have invalid parameters."""
         self.jobs = jobs
         if self.call.verdict or self.spec is None:
@@ -173,11 +173,11 @@ class BatchRun:
             return BatchReport(errors={})
         with self._measure_time():
             outcomes = claims.record_outcomes(
-                self.call.batch, self.make_outcomes(), batch_size=self.row_count, beside=self.make_tally()
+                self.call.batch, self._make_outcomes(), batch_size=self._row_count, beside=self._make_tally()
             )
-        return self.make_report(outcomes)
+        return self._make_report(outcomes)
 
-    def make_outcomes(self) -> list[Outcome]:
+    def _make_outcomes(self) -> list[Outcome]:
         return [*self.refused, *(outcome for call in self.calls for outcome in call.make_outcomes())]
 
     @contextlib.contextmanager
@@ -205,7 +205,7 @@ class BatchRun:
         return [job for call in self.calls if call.report for job in call.jobs] or self.jobs
 
     @property
-    def row_count(self) -> int:
+    def _row_count(self) -> int:
         return sum(job.size for job in self._computed)
 
     @property
@@ -218,18 +218,18 @@ class BatchRun:
         tokens = [min(job.length, cut_at or job.length) for job in jobs]
         return max(tokens), sum(job.size * own for job, own in zip(jobs, tokens, strict=True))
 
-    def make_tally(self) -> Tally:
+    def _make_tally(self) -> Tally:
         """Return what the figures count of the batch; nothing if no engine call ran."""
         tally: Tally = {}
         if self._reports:
-            size, (longest, real) = self.row_count, self._count_tokens()
+            size, (longest, real) = self._row_count, self._count_tokens()
             tallies.add_value(tally, "batch", size)
             padded = size * longest if self._is_padded else real
             tally |= {"real": real, "padded": padded, "engine_s": self._engine_s}
         return tally
 
-    def make_report(self, outcomes: Sequence[Outcome]) -> BatchReport:
-        size, (longest, real) = self.row_count, self._count_tokens()
+    def _make_report(self, outcomes: Sequence[Outcome]) -> BatchReport:
+        size, (longest, real) = self._row_count, self._count_tokens()
         return BatchReport(
             errors={outcome.job_id: outcome.error_code for outcome in outcomes},
             engine_s=self._engine_s,

@@ -1,7 +1,7 @@
 """The rows of a batch: they are claimed before it runs and recorded as it ends."""
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
@@ -12,7 +12,7 @@ from inference.catalog import reader, request_validation, specs
 from inference.catalog.specs import ModelSpec
 from inference.failures import is_away, retry_while_away
 from inference.store import records, transitions
-from inference.store.records import Outcome, Sizes
+from inference.store.records import Outcome
 from inference.store.transitions import Claimed
 from inference.telemetry import logs
 from inference.worker.calls import BatchCall
@@ -82,20 +82,8 @@ def _is_for_newer(spec: ModelSpec, parameters: dict[str, object]) -> bool:
     return newer.digest != spec.digest
 
 
-def take_back_claim(batch: UUID, ids: Collection[UUID], *, keeps_messages: bool) -> None:
-    """Take back the claim of jobs that have not begun.
-
-    Their turn may come long after their lease is over.
-    """
-    if ids:
-        retry_while_away(
-            lambda: transitions.withdraw_claim(batch, ids, keeps_messages=keeps_messages),
-            limit_s=RECORD_PATIENCE_S,
-        )
-
-
 def record_outcomes(
-    batch: UUID, outcomes: Sequence[Outcome], *, batch_size: Sizes, beside: Mapping[str, Any] | None = None
+    batch: UUID, outcomes: Sequence[Outcome], *, batch_size: int, beside: Mapping[str, Any] | None = None
 ) -> list[Outcome]:
     """Record the outcomes of a batch, and return them as they were recorded.
 
@@ -125,7 +113,7 @@ def record_outcomes(
 
 
 def _record_at_once(
-    batch: UUID, outcomes: Sequence[Outcome], batch_size: Sizes, beside: Mapping[str, Any] | None
+    batch: UUID, outcomes: Sequence[Outcome], batch_size: int, beside: Mapping[str, Any] | None
 ) -> None:
     recorded = retry_while_away(
         lambda: records.record_outcomes(batch, outcomes, batch_size=batch_size, beside=beside),

@@ -28,7 +28,6 @@ from inference.worker.calls import (
 from inference.worker.child.batch_run import BatchRun
 from inference.worker.child.generation.open_batches import OpenBatches
 from inference.worker.child.loaded_models import LoadedModels
-from inference.worker.child.multi_batch_run import MultiBatchRun
 from inference.worker.replicas.devices import Plan
 
 replica: LoadedModels
@@ -108,7 +107,7 @@ def use_spare_threads(count: int) -> Iterator[None]:
         torch.set_num_threads(own)
 
 
-def make_batch_run(call: BatchCall) -> BatchRun | MultiBatchRun | None:
+def make_batch_run(call: BatchCall) -> BatchRun | None:
     """Return the run of a batch, or None if its model generates step by step.
 
     Raises `ModelUnavailable` if the model is not loaded here, and `NotYet` if the batch should be open here and is not.
@@ -120,7 +119,7 @@ def make_batch_run(call: BatchCall) -> BatchRun | MultiBatchRun | None:
         raise errors.NotYet(f"batch {call.batch} is not open in the process that was to go on with it.")
     if spec and not call.verdict and replica.get_engine(spec).stepper is not None:
         return None
-    return (MultiBatchRun if call.shares else BatchRun)(call, spec, replica)
+    return BatchRun(call, spec, replica)
 
 
 def continue_batch(call: BatchCall) -> BatchReport:

@@ -20,7 +20,6 @@ from inference.worker.calls import ReplyKind
 from inference.worker.child import served_calls
 from inference.worker.child.batch_run import BatchRun
 from inference.worker.child.connection import ChildCall, MainConnection
-from inference.worker.child.multi_batch_run import MultiBatchRun
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +31,7 @@ class AcceptedCall:
     """A call that was accepted, with what has become of it so far."""
 
     call: ChildCall
-    stages: BatchRun | MultiBatchRun | None = None
+    stages: BatchRun | None = None
     result: Any = None
     failure: BaseException | None = None
 

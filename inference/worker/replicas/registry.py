@@ -342,12 +342,6 @@ class ReplicaRegistry:
         for replica in self.replicas:
             replica.shared.command = ChildCommand.DRAIN
 
-    def call_back_call(self, pid: int, number: int) -> None:
-        """Call back one call of this child, and none of the others that it has in hand."""
-        shared = self.get_shared_state(pid)
-        if shared and number not in shared.called_back:
-            shared.called_back[:] = [number, *shared.called_back[:-1]]
-
     @property
     def able_child_count(self) -> int:
         """The number of children that can be given a call, now or after the one that they run."""

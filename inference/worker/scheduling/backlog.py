@@ -18,14 +18,11 @@ from inference.worker.replicas.registry import ReplicaRegistry
 from inference.worker.scheduling.held_jobs import Batch, Bisection, HeldJob, MessageRequest
 from inference.worker.scheduling.isolation import Isolation, RetryGroup
 
-TOGETHER_S, HURRIED_S = 0.05, 0.01  # engine time of one batch call; the second where a client waits for each job
-MOST_TOGETHER = 480  # jobs of one batch call: an SQL statement takes 500
 SHORT_S = 0.02  # engine time of a call of jobs that can wait, while a client waits for others
 ARRIVED_S = 2.0  # clients are taken to wait for so long after the last job of a higher priority has arrived
 PATIENT = int(Priority.LOW)  # and larger numbers: no client waits for each of these jobs
 SET_BACK_S = 1.0  # a clock set back by more makes jobs seem to arrive in the future
 GONE_WEIGHT = 0.05  # weight of the last batch in the share of jobs that are gone
-LEARNT = 8  # engine calls after which the duration of one is known
 
 
 class Turn(NamedTuple):
@@ -146,10 +143,6 @@ class Backlog:
         for request in held.requests:
             request.note_job_end(error, engine_s)
 
-    def return_to_queue(self, held: HeldJob) -> None:
-        """Put a job that was in a batch back into its queue, in its place."""
-        self.queues[held.model].add(held.item)
-
     def drop_redelivered_job(self, held: HeldJob) -> None:
         """Drop a job whose messages are forgotten: the broker delivers them again."""
         self.held.pop(held.item.id, None)
@@ -234,77 +227,6 @@ class Backlog:
                 return self._collect_jobs(turn, items), None, False
         return None
 
-    def take_more_batches(self, first: Sequence[HeldJob], *, able: int) -> list[list[HeldJob]]:
-        """Return the batches that go with `first` in one batch call.
-
-        Batches are added while the call stays short and no other job would be next. `able` child processes share the
-        waiting jobs.
-        """
-        queue, last = self.queues[first[0].model], list(first)
-        limit_s, each_s = self._choose_call_limits(queue, first)
-        most = min(MOST_TOGETHER, (len(first) + len(queue)) // max(1, able))
-        jobs, took_s, more = 0, 0.0, []
-        while self._may_add_next_batch(queue, last):
-            jobs, last_s = jobs + len(last), queue.predict_following_s([held.item for held in last])
-            took_s += last_s
-            if jobs + min(len(last), len(queue)) > most or took_s + last_s > limit_s:
-                break
-            most_s = min(each_s, limit_s - took_s)
-            items = queue.take_batch(clock.estimate_earliest_s(), most_s=most_s, short=self._find_short_calls())
-            if not items:
-                break
-            last = self._collect_jobs(items[0], items)
-            more.append(last)
-        return more
-
-    def _choose_call_limits(self, queue: BatchQueue, first: Sequence[HeldJob]) -> tuple[float, float]:
-        """Return the seconds that all engine calls of a batch call may take, and those that each following may take.
-
-        Where a client waits for each job, only engine calls that are shorter than the work before and after them go
-        together: then all of them but the first are answered sooner.
-        """
-        if all(held.item.priority >= PATIENT for held in first):
-            short = self._find_short_calls()
-            return (short.most_s, short.most_s) if short else (TOGETHER_S, TOGETHER_S)
-        each_s = queue.costs.predict_overhead_s(len(first))
-        return HURRIED_S if queue.predict_following_s([held.item for held in first]) <= each_s else 0.0, each_s
-
-    def _may_add_next_batch(self, queue: BatchQueue, batch: Sequence[HeldJob]) -> bool:
-        """Return True if the queue's next batch may go with one that was taken from it."""
-        if self.isolation.parts or queue.has_deadlines or queue.costs.calls < LEARNT:
-            return False
-        if any(held.item.expires_at_s for held in batch):
-            return False
-        due = self._list_due_turns(clock.estimate_earliest_s())
-        if not due or due[0].queue is not queue or self._find_owed_priority(due) is not None:
-            return False
-        return due[0].priority >= batch[0].item.priority  # else a lower priority was owed one batch, and no more
-
-    def count_jobs_per_call(self) -> dict[str, int]:
-        """Return, by model, how many jobs may share a batch call, of the models with such jobs waiting."""
-        return {
-            name: min(MOST_TOGETHER, int(queue.costs.items_per_s() / queue.costs.following_factor * TOGETHER_S))
-            for name, queue in self.queues.items()
-            if queue.costs.calls >= LEARNT and (head := queue.find_first_item()) and head.priority >= PATIENT
-        }
-
-    def is_overtaken(self, batch: Batch) -> bool:
-        """Return True if another job would run before the last of these engine calls, were they not in one batch call.
-
-        These are jobs of another model or of a higher priority that wait, or that the same child process was given
-        since. Jobs of the same model and priority do not count: they come from several processes, nearly in their
-        order.
-        """
-        if self.isolation.parts:
-            return True
-        order = batch.called[-batch.shares[-1]].item.order
-        lacking = self.replicas.find_lacking_models(batch.pid)
-        due = (turn for turn in self._list_due_turns(clock.estimate_earliest_s()) if turn.model not in lacking)
-        orders = [(turn.model, turn.order) for turn in due]
-        behind = (other for other in self.batches.values() if other.pid == batch.pid and other.number > batch.number)
-        orders += ((other.spec.name, other.called[0].item.order) for other in behind)
-        return any(other[0] < order[0] if name == batch.spec.name else other < order for name, other in orders)
-
     def take_batch_ahead(self, without: Set[str]) -> list[HeldJob] | None:
         """Return the jobs of a batch for a busy child process, of models not in `without`.
 
@@ -336,7 +258,7 @@ class Backlog:
         is_hurried = time.monotonic() < self._hurried_at + ARRIVED_S
         return ShortCalls(PATIENT, SHORT_S) if is_hurried else None
 
-    def _collect_jobs(self, turn: Turn | Item, items: Sequence[Item]) -> list[HeldJob]:
+    def _collect_jobs(self, turn: Turn, items: Sequence[Item]) -> list[HeldJob]:
         """Return the jobs of a batch that goes now, and note that its owner and its priority had their turn."""
         waiting = {priority for queue in self._list_able_queues() for priority in queue.priorities}
         self._priorities.count_batch(turn.priority, {turn.priority, *waiting})

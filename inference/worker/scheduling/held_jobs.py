@@ -3,9 +3,8 @@
 import itertools
 import math
 import time
-from collections.abc import Collection, Sequence, Set
+from collections.abc import Collection, Set
 from dataclasses import dataclass, field
-from itertools import chain, islice
 from typing import Any, Protocol
 from uuid import UUID
 
@@ -93,7 +92,6 @@ class Batch:
     search: Bisection | None = None  # the search that this batch is a step of
     is_closed: bool = False  # no job may join: the batch is run again, or alone
     has_company: bool = False  # its child process had other batches at the same time
-    shares: tuple[int, ...] = ()  # numbers of jobs of the engine calls, where there are several
     begun: list[HeldJob] = field(init=False)  # the jobs that the batch began with
     called: list[HeldJob] = field(init=False)  # the jobs that the last call brought
     is_only: bool = False  # nothing else ran or waited as the last call was sent
@@ -118,12 +116,6 @@ class Batch:
         return self.begun[0].item.alone
 
     # These methods change its jobs.
-
-    def add_engine_calls(self, jobs: Sequence[Sequence[HeldJob]]) -> None:
-        """Add the jobs of more engine calls to a batch that was not sent yet."""
-        self.shares = (len(self.jobs), *map(len, jobs))
-        self.jobs += chain.from_iterable(jobs)
-        self.begun, self.called = list(self.jobs), list(self.jobs)
 
     def add_joining_jobs(self, jobs: list[HeldJob]) -> None:
         """Have these jobs, which may be none, join with the next call."""
@@ -186,7 +178,3 @@ class Batch:
     def note_kill(self, now: float) -> None:
         """Note that its child process is being killed as stuck."""
         self.stuck, self.killed_at = True, min(self.killed_at, now)
-
-    def split_by_engine_call(self) -> list[list[HeldJob]]:
-        jobs = iter(self.jobs)
-        return [list(islice(jobs, share)) for share in self.shares or [len(self.jobs)]]

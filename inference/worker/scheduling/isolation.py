@@ -105,9 +105,7 @@ class Isolation:
         return min((part.not_before - now for part in self.parts if part.jobs[0].model in models), default=None)
 
     def run_batch_again(self, batch: Batch, after_s: float = 0.0) -> None:
-        """Run a batch again, in as many parts as it had engine calls."""
-        for jobs in batch.split_by_engine_call():
-            self._add_group(jobs, batch.search, after_s)
+        self._add_group(list(batch.jobs), batch.search, after_s)
 
     def run_joining_jobs_again(self, jobs: Sequence[HeldJob]) -> None:
         """Run jobs again that were to join an open batch in a call that was forgotten."""
@@ -160,9 +158,6 @@ class Isolation:
 
         Perhaps only one of its jobs is at fault.
         """
-        if batch.shares:
-            self._run_calls_apart(batch, cause, after_s)
-            return
         if batch.search:
             self._add_group([held for held in batch.search.suspects if held not in batch.jobs])
             self._add_group(batch.search.aside)
@@ -175,9 +170,6 @@ class Isolation:
 
     def search_culprit(self, batch: Batch, cause: BaseException) -> None:
         """Search for the job of a batch that ended the batch's process."""
-        if batch.shares:
-            self._run_calls_apart(batch, cause)
-            return
         if search := batch.search:
             search.narrow_suspects(batch.jobs, died=True)
         alone = self._suspect_if_alone(batch, cause)
@@ -197,15 +189,6 @@ class Isolation:
         others = [*search.suspects, *search.aside] if search else batch.jobs
         self._add_group([held for held in others if held is not culprit])
         self._condemn_or_retry(culprit, batch, cause)
-
-    def _run_calls_apart(self, batch: Batch, cause: BaseException, after_s: float = 0.0) -> None:
-        """Run the engine calls of a batch call again as separate calls.
-
-        A culprit is then searched for among the jobs that the engine had at once.
-        """
-        why = logs.describe_error(cause)
-        logger.error("batch=%s of %d lost, running its engine calls apart: %s", batch.id, len(batch.jobs), why)
-        self.run_batch_again(batch, after_s)
 
     def _continue_search(self, search: Bisection) -> None:
         if len(search.suspects) > 1:

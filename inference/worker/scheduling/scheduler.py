@@ -66,8 +66,6 @@ class Scheduler:
             return False
         jobs, search, is_closed = following
         batch = self._make_batch(pid, jobs, search, is_closed=is_closed)
-        if not is_closed and not self.replicas.generates_by_steps(batch.spec.name):
-            self._add_more_batches(batch)
         if self._call(batch):
             self.backlog.note_start(batch)
         return True
@@ -77,10 +75,6 @@ class Scheduler:
     ) -> Batch:
         spec, device = self.backlog.specs[jobs[0].model], self.replicas.device_of(pid)
         return Batch(id=uuid4(), spec=spec, jobs=jobs, pid=pid, device=device, search=search, is_closed=is_closed)
-
-    def _add_more_batches(self, batch: Batch) -> None:
-        if more := self.backlog.take_more_batches(batch.jobs, able=self.replicas.able_child_count):
-            batch.add_engine_calls(more)
 
     def list_batches_in_hand(self, pid: int) -> list[Batch]:
         """Return the batches of a child process whose calls are not over, in the order in which it runs them."""
@@ -115,7 +109,6 @@ class Scheduler:
         if not (jobs := self.backlog.take_batch_ahead(self.replicas.find_lacking_models(pid))):
             return False
         batch = self._make_batch(pid, jobs)
-        self._add_more_batches(batch)
         if not self._call(batch):
             return False
         self.backlog.note_start(batch)
@@ -155,18 +148,10 @@ class Scheduler:
         return names
 
     def _call_back_batches(self) -> None:
-        """Call batches back after their present step or engine call, where other work waits."""
+        """Call open batches back after their present step, where other work waits."""
         for batch in self.backlog.batches.values():
-            if batch.result and self._is_wanted_back(batch):
-                if batch.shares:
-                    self.replicas.call_back_call(batch.pid, batch.number)
-                else:
-                    self.replicas.send_command(batch.pid, ChildCommand.YIELD)
-
-    def _is_wanted_back(self, batch: Batch) -> bool:
-        if batch.shares:
-            return self.may_begin and self.backlog.is_overtaken(batch)
-        return batch.is_open and (self._has_other_work(batch) or self._may_grow(batch))
+            if batch.result and batch.is_open and (self._has_other_work(batch) or self._may_grow(batch)):
+                self.replicas.send_command(batch.pid, ChildCommand.YIELD)
 
     def _has_other_work(self, batch: Batch) -> bool:
         """Return True if other work waits for the child process of `batch`."""

@@ -45,12 +45,10 @@ class Settlement:
         if report.capacity:
             self._learn_step_costs(batch, report)
         self._spare_threads.learn_from_report(batch, report)
-        for each in (report.each or (report,)) if is_current else ():
-            self._learn_costs(batch, queue, each, is_one=not report.each)
+        if is_current:
+            self._learn_costs(batch, queue, report)
         failpoints.reach("before_ack")
         self._put_off_jobs(batch, report)
-        for held in batch.take_out_jobs(report.unbegun):
-            self.backlog.return_to_queue(held)
         if report.engine_s and batch.jobs:
             self.backlog.update_gone_share(len(batch.jobs), len(report.errors))
         self._release_jobs(batch.jobs, report)
@@ -67,12 +65,8 @@ class Settlement:
             report.engine_s * 1000,
         )
 
-    def _learn_costs(self, batch: Batch, queue: BatchQueue, report: BatchReport, *, is_one: bool) -> None:
-        """Learn the costs of one engine call, which are those of a call without spare threads.
-
-        The overhead is learnt from a call that was sent by itself only (`is_one`): several engine calls of one batch
-        call have less than one by itself.
-        """
+    def _learn_costs(self, batch: Batch, queue: BatchQueue, report: BatchReport) -> None:
+        """Learn the costs of an engine call, which are those of a call without spare threads."""
         is_measured = report.engine_s > 0 and report.calls == 1  # no culprit was isolated
         if is_measured:
             queue.note_rows(padded=report.padded, cut_at=report.cut_at)
@@ -80,10 +74,9 @@ class Settlement:
             self._note_cost(batch, report)
             queue.learn_call(report.size, report.length, report.engine_s, jobs=report.jobs)
             queue.costs.learn_reading(report.read_s)
-            if is_one:
-                queue.costs.learn_overhead(report.overhead_s, jobs=max(1, report.jobs))
-                is_long = report.engine_s > LONG * (report.overhead_s + report.read_s)
-                self.backlog.note_call_length(batch.spec.name, is_long=is_long)
+            queue.costs.learn_overhead(report.overhead_s, jobs=max(1, report.jobs))
+            is_long = report.engine_s > LONG * (report.overhead_s + report.read_s)
+            self.backlog.note_call_length(batch.spec.name, is_long=is_long)
         if report.oom_shape:
             queue.limit_after_out_of_memory(*report.oom_shape, now_s=clock.estimate_earliest_s())
 

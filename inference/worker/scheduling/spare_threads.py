@@ -7,10 +7,11 @@ from weakref import WeakKeyDictionary
 from inference.batching.costs import CostModel
 from inference.worker.calls import BatchReport
 from inference.worker.replicas import devices
-from inference.worker.scheduling.backlog import LEARNT, Backlog
+from inference.worker.scheduling.backlog import Backlog
 from inference.worker.scheduling.held_jobs import Batch
 
 LINUX = "linux"  # elsewhere the threads of OpenMP keep their core from others for long after a call
+LEARNT = 8  # calls after which the time of a call is known
 LONGEST_S = 0.5  # seconds that a call may be expected to take: other jobs may come that need the core
 WORTH = 0.95  # share of the time with a replica's own threads, above which spare threads are given up for a while
 PRIOR = 0.8  # that share, as it is assumed before it is known

@@ -193,10 +193,10 @@ class BatchTests(FleetCase):
         self.assertEqual(page.count("badge-succeeded"), 3)
         self.assertEqual(self.client.get(reverse("admin:inference_job_batch", args=[uuid.uuid4()])).status_code, 404)
 
-    def test_a_batch_of_several_engine_calls_says_so(self) -> None:
+    def test_a_batch_that_jobs_joined_says_how_many_ran_at_once(self) -> None:
         batch = self.run_together(10, 20, 30, 40, 50, batch_size=2)
         page = self.text(reverse("admin:inference_job_batch", args=[batch]))
-        self.assertIn("5 jobs in 3 engine calls of at most 2 items", page)
+        self.assertIn("5 jobs, at most 2 items at once", page)
         self.assertNotIn("Padding:", page)
         self.text(BATCHES)
 

@@ -108,14 +108,13 @@ class PredictionTests(TestCase):
         costs = CostModel()
         for number in range(100):
             costs.learn_overhead(5.0 if number % 4 == 0 else 0.004)
-        self.assertAlmostEqual(costs.predict_overhead_s(1), 0.004, places=5)
+        self.assertAlmostEqual(costs.overhead_s + costs.snapshot().job_s, 0.004, places=5)
 
     def test_what_its_jobs_cost_there_is_in_the_snapshot_and_not_predicted(self) -> None:
         costs = CostModel()
         for jobs in (1, 10, 100) * 20:
             costs.learn_overhead(0.004 + 0.0002 * jobs, jobs=jobs)
         self.assertAlmostEqual(costs.overhead_s, 0.004, places=4)
-        self.assertAlmostEqual(costs.predict_overhead_s(100), 0.024, places=4)
         self.assertAlmostEqual(costs.snapshot().job_s, 0.0002, places=5)
         self.assertAlmostEqual(costs.predict_s(1, 1), costs.overhead_s + costs.weights[0], places=3)
 

@@ -150,61 +150,23 @@ class TransportTests(OnOwnBroker):
             self.send("x")
             self.assertEqual(consumer.get(1), ["x"])
 
-    def test_more_is_held_of_the_lowest_priority_and_all_others_have_the_prefetch_count_for_themselves(self) -> None:
+    def test_all_other_priorities_have_the_prefetch_count_beside_the_lowest(self) -> None:
         with mock.patch.object(fetches, "RECHECK_S", 3600):
             consumer = self.driven(prefetch=4)
-            consumer.channel.allow_patient(6, [A])
-            self.send(*range(20), step=3)
-            consumer.get(10)
+            self.send(*range(10), step=3)
+            consumer.get(4)
             consumer.turn()
-            self.assertEqual(consumer.bodies, list(range(10)))
             self.send("a", "b", step=2)
-            consumer.get(12)
+            consumer.get(6)
             self.send("c", "d", "e", step=1)
-            consumer.get(14)
+            consumer.get(8)
             consumer.turn()
-            self.assertEqual(consumer.bodies[10:], ["a", "b", "c", "d"])
+            self.assertEqual(consumer.bodies, [0, 1, 2, 3, "a", "b", "c", "d"])
             before = self.calls("evalsha")
             consumer.turn(20)
             self.assertEqual(self.calls("evalsha"), before, "asked while there is no room")
-            consumer.acknowledge(9)
-            self.assertEqual(consumer.get(10), [9, "a", "b", "c", "d", *range(10, 15)])
-            consumer.acknowledge(2)
-            self.assertIn("e", consumer.get(10))
-
-    def test_that_is_held_of_no_other_queue_and_keeps_nobody_out_once_it_is_not_allowed_any_more(self) -> None:
-        with mock.patch.object(fetches, "RECHECK_S", 3600):
-            consumer = self.driven(A, B, prefetch=4)
-            self.send(*range(10), queue=B, step=3)
-            consumer.get(4)
-            consumer.channel.allow_patient(6, [A])
-            self.send(*range(20, 30), step=3)
-            self.assertEqual(consumer.get(10)[4:], list(range(20, 26)))
-            consumer.channel.allow_patient(0, [])
-            self.send("a", "b", "c", "d", "e", queue=B, step=1)
-            self.assertEqual(consumer.get(14)[10:], ["a", "b", "c", "d"])
-            consumer.acknowledge(13)
-            self.assertEqual(consumer.get(2)[:2], ["d", "e"])
-
-    def test_where_more_is_held_of_some_queues_only_a_fetch_that_finds_nothing_is_no_error(self) -> None:
-        consumer = self.driven(A, B, "inference.c", prefetch=4)
-        self.send(*range(4), step=3)
-        consumer.get(4)
-        consumer.channel.allow_patient(6, [A, B])
-        with mock.patch.object(fetches, "RECHECK_S", 0.0):
-            consumer.turn(5)
-        self.send(*range(4, 8), queue=B, step=3)
-        self.assertEqual(consumer.get(8), list(range(8)))
-
-    def test_room_for_the_lowest_priority_is_used_at_once_though_no_word_came(self) -> None:
-        with mock.patch.object(fetches, "RECHECK_S", 3600):
-            consumer = self.driven(prefetch=1)
-            consumer.channel.allow_patient(1, [A])
-            self.send(*range(5), step=3)
-            consumer.get(2)
-            consumer.turn()
-            consumer.channel.allow_patient(3, [A])
-            self.assertEqual(consumer.get(4), [0, 1, 2, 3])
+            consumer.acknowledge(6)
+            self.assertEqual(consumer.get(4), ["c", "d", "e", 4])
 
     def test_many_messages_cost_a_few_commands_and_nothing_is_ever_popped_outside_the_script(self) -> None:
         self.send(*range(500))
@@ -367,7 +329,6 @@ class TransportTests(OnOwnBroker):
 
     def test_a_message_that_comes_again_takes_the_room_of_one(self) -> None:
         consumer = self.driven(prefetch=4)
-        consumer.channel.allow_patient(6, [A])
         self.send("x", step=3)
         consumer.get(1)
         with connect(self, self.url, visibility_timeout=-10) as other:

@@ -252,7 +252,6 @@ class LockTests(TransactionTestCase):
     def test_who_changes_the_jobs_of_a_batch_otherwise(self) -> None:
         changes: dict[str, Callable[[UUID, list[UUID]], object]] = {
             "keep": lambda batch, ids: transitions.extend_lease(batch, ids, time_limit_s=60),
-            "take back": lambda batch, ids: transitions.withdraw_claim(batch, ids, keeps_messages=True),
             "give back lost": lambda batch, ids: transitions.requeue_lost_jobs(Q(batch=batch)),
             "give back stopped": lambda batch, ids: transitions.requeue_jobs_of_stopped(Q(batch=batch)),
             "cancel": lambda batch, ids: transitions.cancel_jobs_with_parts(ids),

@@ -25,7 +25,7 @@ from inference.worker.processes.replica_pool import ReplicaPool
 from inference.worker.replicas.devices import Plan
 from inference.worker.replicas.registry import ReplicaRegistry
 from inference.worker.replicas.replica import ReplicaState
-from inference.worker.scheduling.backlog import LEARNT, Backlog
+from inference.worker.scheduling.backlog import Backlog
 from inference.worker.scheduling.held_jobs import MOST_OVER
 from inference.worker.scheduling.isolation import CRASHES_ALONE, LONGEST_RETRY_S, LONGEST_STUCK_S, MOST_SUSPENSIONS
 from inference.worker.scheduling.lazy_models import LazyModels
@@ -1004,23 +1004,6 @@ class TurnTests(DispatcherCase):
             jobs, *_ = self.dispatcher.backlog.take_next_batch(set(), idle=1) or ((),)
             taken.update(held.item.priority for held in jobs)
         self.assertEqual(taken[3], 2 * CATALOG["a"].max_batch_size)
-
-    def test_one_engine_call_in_eight_is_of_a_lower_priority_also_where_several_share_a_call(self) -> None:
-        backlog = self.dispatcher.backlog
-        queue = backlog.queues["a"]
-        for _ in range(LEARNT):
-            queue.learn_call(8, 10, 0.0005, jobs=8)
-        queue.costs.learn_overhead(1.0, jobs=8)
-        for _ in range(100 * ONE_IN):
-            self.add(priority=1)
-        for _ in range(100):
-            self.add(priority=3)
-        taken: list[int] = []
-        for _ in range(3):
-            jobs, *_ = backlog.take_next_batch(set(), idle=1) or ([],)
-            taken += [each[0].item.priority for each in (jobs, *backlog.take_more_batches(jobs, able=1))]
-        self.assertEqual(taken[: 2 * ONE_IN], [*[1] * (ONE_IN - 1), 3, *[1] * (ONE_IN - 1), 3][: len(taken)])
-        self.assertGreater(len(taken), ONE_IN)
 
     def test_a_job_without_a_message_runs_and_its_message_that_comes_meanwhile_ends_with_it(self) -> None:
         item, request = an_item(arrived_at_s=self.clock), Request()

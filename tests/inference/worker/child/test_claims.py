@@ -94,16 +94,3 @@ class RecordTests(TestCase):
         self.assertEqual(
             [status for status, _ in self.stored()], [Status.SUCCEEDED, Status.CANCELLED, Status.SUCCEEDED]
         )
-
-
-class TakeBackTests(TestCase):
-    def test_where_all_was_begun_the_database_is_not_queried(self) -> None:
-        with self.assertNumQueries(0):
-            claims.take_back_claim(uuid4(), (), keeps_messages=True)
-
-    def test_what_was_not_begun_is_queued_again(self) -> None:
-        job, batch = make_job(), uuid4()
-        claim(job, batch=batch)
-        claims.take_back_claim(batch, (job.pk,), keeps_messages=True)
-        job.refresh_from_db()
-        self.assertEqual(job.status, Status.QUEUED)

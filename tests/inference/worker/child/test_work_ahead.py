@@ -26,7 +26,6 @@ from inference.worker.child.connection import ChildCall, MainConnection
 from inference.worker.child.loaded_models import LoadedModels
 from inference.worker.child.work_ahead import WorkAhead
 from inference.worker.dispatch import STUCK_S
-from inference.worker.scheduling.backlog import LEARNT, TOGETHER_S
 from inference.worker.scheduling.held_jobs import HeldJob
 from tests.conditions import PATIENCE_S, eventually
 from tests.inference.worker.test_dispatch import CATALOG, PID, DispatcherCase
@@ -101,12 +100,10 @@ class LineTests(TestCase):
         self.claimed: SimpleQueue[str] = SimpleQueue()
         self.recorded: SimpleQueue[str] = SimpleQueue()
         self.inputs: dict[int, list[str]] = {}  # of a call, where they are others
-        self.taken_back: SimpleQueue[list[UUID]] = SimpleQueue()
         self.may_record = threading.Event()
         self.may_record.set()
         self.enterContext(patch.object(claims, "claim_jobs", self.claim))
         self.enterContext(patch.object(claims, "record_outcomes", self.record))
-        self.enterContext(patch.object(claims, "take_back_claim", lambda _, ids, **__: self.taken_back.put(ids)))
         self.connection = Connection()
         self.thread = threading.Thread(target=self.run_line)
         self.thread.start()
@@ -218,29 +215,6 @@ class LineTests(TestCase):
         self.engine.turns.put(None)
         self.until_answered(1, 2)
         self.assertEqual((shared.reading, signal.getitimer(signal.ITIMER_REAL)[0]), (0, 0))
-
-    def test_each_of_several_engine_calls_begins_as_soon_as_it_is_read(self) -> None:
-        self.engine.prepares = True
-        self.inputs[1] = ["text", "slow"]
-        self.give(1, shares=(1, 1))
-        self.assertEqual(self.engine.begun.get(timeout=PATIENCE_S), ["text, read ahead"])
-        self.engine.may_read.set()
-        self.engine.turns.put(None)
-        self.engine.turns.put(None)
-        self.until_answered(1)
-        self.assertEqual(self.recorded.qsize(), 1)
-
-    def test_it_comes_back_from_the_calls_that_are_called_back_and_from_no_other(self) -> None:
-        for number in (1, 2, 3):
-            self.inputs[number] = ["a", "b"]
-        first, _, third = [self.give(number, shares=(1, 1)) for number in (1, 2, 3)]
-        self.engine.begun.get(timeout=PATIENCE_S)
-        self.replica.shared.called_back[:] = [3, 1, 0]
-        for _ in range(4):
-            self.engine.turns.put(None)
-        self.until_answered(1, 2, 3)
-        taken_back = [self.taken_back.get(timeout=PATIENCE_S) for _ in range(3)]
-        self.assertEqual(taken_back, [[first.job_ids[1]], [], [third.job_ids[1]]])
 
     def test_inputs_that_would_end_the_process_when_read_ahead_are_left_to_their_own_turn(self) -> None:
         self.engine.prepares = True
@@ -357,62 +331,6 @@ class GivenTests(DispatcherCase):
         for call in calls[:2]:
             self.pool.finish(call, overhead_s=0.001)
         self.assertEqual([call.over for call in calls], [True, True, False, False])
-
-    def learn(self) -> None:
-        for _ in range(LEARNT):
-            self.dispatcher.backlog.queues["a"].costs.learn_call(8, 10, TOGETHER_S / 5)
-
-    @property
-    def called_back(self) -> set[int]:
-        return {*self.replicas.replicas[0].shared.called_back} - {0}
-
-    def test_short_batches_share_each_of_its_calls(self) -> None:
-        self.learn()
-        ids = [self.add(priority=LOW)[0] for _ in range(200)]
-        self.dispatcher.send_next_calls()
-        calls = [call.batch for call in self.pool.calls]
-        self.assertEqual(len(calls), 3)
-        self.assertTrue(all(len(call.shares) > 1 for call in calls), [call.shares for call in calls])
-        self.assertEqual(
-            [job_id for call in calls for job_id in call.job_ids], ids[: sum(sum(call.shares) for call in calls)]
-        )
-
-    def test_it_is_called_back_for_what_goes_first_though_it_has_that_in_hand(self) -> None:
-        self.learn()
-        for _ in range(16):
-            self.add(priority=LOW)
-        self.dispatcher.send_next_calls()
-        first = self.last.batch
-        self.assertEqual((len(first.shares), self.called_back), (2, set()))
-        urgent, _ = self.add()
-        self.dispatcher.send_next_calls()
-        self.assertEqual((self.last.batch.job_ids, self.called_back), ((urgent,), {first.number}))
-
-    def test_what_it_is_called_back_for_is_not_called_back_with_what_follows(self) -> None:
-        self.learn()
-        for priority in (LOW, NORMAL, LOW):
-            for _ in range(16):
-                self.add(priority=priority)
-            self.dispatcher.send_next_calls()
-        low, normal, *_ = [call.batch.number for call in self.pool.calls]
-        self.assertIn(low, self.called_back)
-        self.assertNotIn(normal, self.called_back)
-
-    def test_it_is_not_for_what_follows(self) -> None:
-        self.learn()
-        for _ in range(2):
-            for _ in range(16):
-                self.add(priority=LOW)
-            self.dispatcher.send_next_calls()
-        self.assertGreater(len(self.pool.calls), 1)
-        self.assertEqual(self.called_back, set())
-
-    def test_it_has_messages_for_all_that_share_what_it_may_be_given(self) -> None:
-        self.learn()
-        self.add(priority=LOW)
-        jobs, _ = self.dispatcher.low_priority_prefetch
-        self.replicas.plan = replace(self.replicas.plan, ahead=False)
-        self.assertEqual(self.dispatcher.low_priority_prefetch[0], jobs / 2)
 
     def test_a_child_on_a_cpu_is_given_one(self) -> None:
         self.replicas.plan = replace(self.replicas.plan, ahead=None)
