@@ -8,13 +8,11 @@ import enum
 import mmap
 import signal
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
-from typing import Any
+from dataclasses import dataclass, field
 from uuid import UUID
 
 from inference.batching.room import Room
 from inference.catalog.specs import ModelSpec
-from inference.fields.uuids import pack_uuids, unpack_uuids
 
 NO_JOB = bytes(16)
 Assignment = tuple[ModelSpec, ...]  # the models that a child process is to have loaded, and no others
@@ -135,9 +133,6 @@ class BatchCall:
     raised: str = ""  # what the call raised that led to the verdict, for operators
     trace: str = ""  # where `raised` was raised
 
-    def __reduce__(self) -> Any:
-        return _unpickle_call, (pack_uuids(self.job_ids), *(getattr(self, name) for name in _OF_CALL))
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchReport:
@@ -161,22 +156,3 @@ class BatchReport:
     tokens: int = 0  # generated since the last report
     firsts_s: tuple[float, ...] = ()  # from creation to first token, of each job whose first token came
     answers: tuple[int, ...] = ()  # tokens of each job that ended
-
-    def __reduce__(self) -> Any:
-        errors = self.errors
-        return _unpickle_report, (pack_uuids(errors), [*errors.values()], *(getattr(self, name) for name in _OF_REPORT))
-
-
-# The arguments by which calls and reports are pickled: the ids, which are most of it, are packed.
-
-_OF_CALL = [field.name for field in fields(BatchCall) if field.name != "job_ids"]
-_OF_REPORT = [field.name for field in fields(BatchReport) if field.name != "errors"]
-
-
-def _unpickle_call(job_ids: bytes, *others: Any) -> BatchCall:
-    return BatchCall(job_ids=tuple(unpack_uuids(job_ids)), **dict(zip(_OF_CALL, others, strict=True)))
-
-
-def _unpickle_report(job_ids: bytes, codes: list[str], *others: Any) -> BatchReport:
-    errors = dict(zip(unpack_uuids(job_ids), codes, strict=True))
-    return BatchReport(errors=errors, **dict(zip(_OF_REPORT, others, strict=True)))

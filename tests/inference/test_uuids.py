@@ -1,12 +1,10 @@
 from __future__ import annotations
 
 import pickle
-from dataclasses import replace
 from unittest import TestCase
 from uuid import UUID, uuid4
 
 from inference.fields import uuids
-from inference.worker.calls import BatchCall, BatchReport
 
 
 class UuidsTests(TestCase):
@@ -23,19 +21,3 @@ class UuidsTests(TestCase):
         for digits in ("", "x" * 32, "a" * 31, "a" * 33, "-" + "a" * 31):
             with self.assertRaises(ValueError):
                 uuids.make_uuid_from_hex(digits)
-
-    def test_calls_and_reports_cross_the_pipe_whole(self) -> None:
-        ids = tuple(uuid4() for _ in range(3))
-        report = BatchReport(
-            errors=dict(zip(ids, ("", "timed_out", ""), strict=True)), engine_s=0.5, left=frozenset(ids[:1])
-        )
-        messages = (
-            BatchCall(
-                batch=uuid4(), model="m", digest="d", job_ids=ids, shares=(2, 1), time_limit_s=60, verdict="lost"
-            ),
-            BatchCall(batch=uuid4(), model="m", digest="d", job_ids=(), time_limit_s=60, waiting=ids[:2]),
-            BatchReport(errors={}),
-            replace(report, each=(report, report)),
-        )
-        for each in messages:
-            self.assertEqual(pickle.loads(pickle.dumps(each)), each)
