@@ -55,7 +55,6 @@ LISTED = {
     "inference/worker/maintenance/housekeeping.py Housekeeping._wait_for_round": "a round every ROUND_S",
     "inference/worker/scheduling/lazy_demand.py LazyDemand.run": "growing pauses while the database is away",
     "inference/worker/scheduling/unfetched_jobs.py UnfetchedJobs.run": "LONGEST_PAUSE_S after a failure",
-    "project/cores.py Cores.follow_load": "every 5 s, whatever it finds",
     "project/stalled_clients.py _limit_once_it_listens": "LISTENS_S",
     "project/settings.py": "Celery's connection to the broker: its pauses grow by 2 s up to 30 s",
 }
