@@ -40,7 +40,7 @@ TOO_MANY_BODIES = (
 )
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 APP_NAME = "api"  # the app_name of api/urls.py
-KEPT = 256  # characters of the longest address or host name that is cached: any client may send long ones
+KEPT = 256  # characters of the longest address that is cached: any client may send long ones
 SPLIT = ("PATH_INFO", "QUERY_STRING", "HTTP_HOST", "HTTP_ORIGIN", "HTTP_REFERER")  # of pages: Python caches 128 of each
 LONGEST = 8192  # characters of one value of SPLIT
 
@@ -186,7 +186,7 @@ def find_refusal(request: HttpRequest, *, is_page: bool) -> HttpResponse | None:
         return problems.make_problem("bad_request", f"The address, or a header, is longer than {LONGEST} characters.")
     try:
         if request.path_info not in PROBES:
-            require_own_name(request)
+            request.get_host()
     except DisallowedHost:
         return problems.make_problem(
             "bad_request", "The Host header is not one of this service's names (ALLOWED_HOSTS)."
@@ -206,23 +206,6 @@ def find_length_refusal(request: HttpRequest) -> HttpResponse | None:
     if int(length) > limit:
         return problems.make_problem("body_too_large", f"The body is larger than the {limit} bytes that are taken.")
     return None
-
-
-def require_own_name(request: HttpRequest) -> None:
-    """Raise `DisallowedHost` if the Host header is not one of this service's names."""
-    host = request.META.get("HTTP_HOST", "")
-    if 0 < len(host) <= KEPT:
-        require_name(host, tuple(settings.ALLOWED_HOSTS))
-    else:
-        request.get_host()
-
-
-@functools.lru_cache(maxsize=1024)
-def require_name(host: str, names: tuple[str, ...]) -> None:
-    """Raise `DisallowedHost` if `host` is none of `names`. Valid hosts are cached, as the same few are sent again."""
-    request = HttpRequest()
-    request.META["HTTP_HOST"] = host
-    request.get_host()
 
 
 def _log(request: HttpRequest, response: HttpResponse, started: float) -> None:
