@@ -94,7 +94,7 @@ class NoneAccepted(InvalidInput):
 
 
 class IdempotencyMismatch(SubmissionError):
-    code = "idempotency_mismatch"  # the key was used with another body
+    code = "idempotency_mismatch"  # the key was used with another request
 
 
 class UnknownOwner(SubmissionError):

@@ -52,7 +52,7 @@ TABLE: dict[str, tuple[int, str]] = {
     "invalid_input": (422, "The input, or a field beside it, is not valid"),
     "context_length_exceeded": (422, "The input is longer than the model reads"),
     "out_of_memory": (422, "The input does not fit on the device, even alone"),
-    "idempotency_mismatch": (422, "The Idempotency-Key was used with another body"),
+    "idempotency_mismatch": (422, "The Idempotency-Key was used with another request"),
     "too_many_requests": (429, "The key's request rate is used up"),
     "too_many_queued": (429, "The key's share of the queue is used up"),
     "too_many_files": (429, "The key's files take all the room that they may"),

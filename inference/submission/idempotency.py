@@ -1,7 +1,8 @@
 """Idempotency keys: a client that did not get the answer repeats its request with the same Idempotency-Key.
 
 There is one job for each key. The unique constraint on the row decides between two requests at the same time. A key is
-kept as long as its row.
+kept as long as its row. What the job computes is compared, and not the form in which its answer is wanted: the same job
+may be asked for as a stream, or in another dialect, and is answered so.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def digest_body(*body: Any) -> str:
 def find_stored(row: Row) -> Row | None:
     """Return the stored row with the same key, or None.
 
-    Raises `IdempotencyMismatch` if that row is of a request with another body.
+    Raises `IdempotencyMismatch` if that row is of another request.
     """
     if row.idempotency_key is None:
         return None
@@ -54,7 +55,7 @@ def find_stored(row: Row) -> Row | None:
 def _require_same_body(row: Row, stored: Row) -> Row:
     if stored.idempotency_digest != row.idempotency_digest:
         raise IdempotencyMismatch(
-            "This Idempotency-Key was used with another body. Use a new key for every new request.",
+            "This Idempotency-Key was used with another request. Use a new key for every new request.",
         )
     return stored
 
@@ -64,8 +65,8 @@ def store_once(row: Row, store: Callable[[], Row]) -> Row:
 
     One request of this process at a time calls `store` for a key. The others wait, and get a copy of its row.
 
-    Raises `IdempotencyMismatch` if the key was used with another body, and `StoreUnavailable` if the other request did
-    not end in time.
+    Raises `IdempotencyMismatch` if the key was used with another request, and `StoreUnavailable` if the request that is
+    waited for did not end in time.
     """
     if row.idempotency_key is None:
         return store()

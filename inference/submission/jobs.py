@@ -134,6 +134,7 @@ def make_resubmission(old: Job, *, alone: bool = False) -> Submission:
         owner=old.owner,
         request_id=old.request_id,
         alone=alone,
+        retry_of=old.pk,
     )
 
 
@@ -158,9 +159,8 @@ def make_job_and_parts(submission: Submission) -> tuple[Job, list[Part]]:
     logs.bind_more(job=job.id, model=spec.name)
     if submission.idempotency_key is not None:
         job.idempotency_key = idempotency.scope_key(submission.owner, submission.idempotency_key)
-        job.idempotency_digest = idempotency.digest_body(
-            spec.name, inputs, submission.parameters, submission.priority, submission.expires_in_s, submission.webhook
-        )
+        asked = (inputs, submission.parameters, submission.priority, submission.expires_in_s, submission.webhook)
+        job.idempotency_digest = idempotency.digest_body(spec.name, *asked, *filter(None, [submission.retry_of]))
     return job, parts
 
 

@@ -7,6 +7,7 @@ import datetime
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from uuid import UUID
 
 from inference import clock
 from inference.catalog.specs import ModelSpec
@@ -61,12 +62,14 @@ class Terms:
 class Submission(Terms):
     """A submission of one job.
 
-    `inputs` is one input, or a list of several. `webhook` is the address that is notified when the job ends.
+    `inputs` is one input, or a list of several. `webhook` is the address that is notified when the job ends. `retry_of`
+    is the job that is run again: with the key of another request this is another one.
     """
 
     inputs: Any
     parameters: Mapping[str, Any] = field(default_factory=dict)
     webhook: str = ""
+    retry_of: UUID | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,12 +5,17 @@ from uuid import uuid4
 
 from django.contrib.auth import get_user_model
 from django.db import connection
-from django.test import Client
+from django.test import Client, override_settings
 
+from api.answers.events import CONTENT_TYPE
 from api.models import ApiKey
 from inference import process
-from inference.models import Job
-from tests.api.base import ApiTestCase, Response
+from inference.models import Job, Status
+from tests.api import test_completions, test_tei
+from tests.api.base import Answer, ApiTestCase, Response
+from tests.api.test_completions import CHAT, HELLO, generated
+from tests.api.test_embeddings import embed, encoded, vector_of
+from tests.api.test_rerank import score, sigmoid
 from tests.conditions import eventually
 
 BODY = {"model": "echo", "inputs": {"b": 1, "a": [1.5, "x"]}, "parameters": {"top_k": 3}}
@@ -55,6 +60,15 @@ class IdempotencyTests(ApiTestCase):
         ids = {self.send("k1", Authorization=f"Bearer {key}").json()["id"] for key in keys}
         self.assertEqual(len(ids), 2)
 
+    def test_running_a_job_again_is_another_request(self) -> None:
+        jobs = [self.send(key).json()["id"] for key in ("k1", "k2")]
+        Job.objects.update(status=Status.FAILED)
+        again = [f"/v1/jobs/{job}/retry" for job in jobs]
+        self.assert_problem(self.post(again[0], headers={"Idempotency-Key": "k1"}), 422, "idempotency_mismatch")
+        retried = {self.post(again[0], headers={"Idempotency-Key": "k3"}).json()["id"] for _ in range(2)}
+        self.assertEqual((len(retried), Job.objects.count()), (1, 3))
+        self.assert_problem(self.post(again[1], headers={"Idempotency-Key": "k3"}), 422, "idempotency_mismatch")
+
     def test_a_key_must_be_visible_characters(self) -> None:
         for key in ("", "a b", "é", "x" * 256):
             with self.subTest(key):
@@ -81,3 +95,77 @@ class IdempotencyTests(ApiTestCase):
             return answer.status_code, answer.json().get("id")
         finally:
             connection.close()
+
+
+class FormTests(ApiTestCase):
+    """One job is answered in each form in which it is asked for, and other work with its key is refused."""
+
+    def ask(self, answer: Answer, *calls: tuple[str, dict[str, Any]]) -> list[Response]:
+        with self.worker(answer):
+            answers = [self.post(path, body, headers={"Idempotency-Key": "k"}) for path, body in calls]
+        self.assertEqual((Job.objects.count(), {each.status_code for each in answers}), (1, {200}))
+        return answers
+
+    def assert_refused(self, status: int, path: str, body: dict[str, Any]) -> None:
+        refused = self.post(path, body, headers={"Idempotency-Key": "k"})
+        self.assertEqual((refused.status_code, Job.objects.count()), (status, 1))
+        self.assertIn(b"This Idempotency-Key was used with another request.", refused.content)
+
+    @override_settings(MODELS_FILE=test_completions.MODELS_FILE)
+    def test_a_chat(self) -> None:
+        chat = {"model": "prompts", "messages": HELLO, "max_tokens": 9}
+        response = {"model": "prompts", "input": "hello", "max_output_tokens": 9}
+        parameters = {"max_new_tokens": 9, "return_full_text": False, "details": True}
+        whole, streamed, shown, events, begun, own = self.ask(
+            generated,
+            (CHAT, chat),
+            (CHAT, {**chat, "stream": True}),
+            ("/v1/responses", response),
+            ("/v1/responses", {**response, "stream": True}),
+            ("/v1/responses", {**response, "background": True}),
+            ("/v1/models/prompts", {"inputs": HELLO, "parameters": parameters}),
+        )
+        self.assertEqual(whole.json()["choices"][0]["message"]["content"], "<user:hello>")
+        self.assertEqual({streamed["Content-Type"], events["Content-Type"]}, {CONTENT_TYPE})
+        self.assertIn(b'"chat.completion.chunk"', streamed.getvalue())
+        self.assertIn(b'"type":"response.completed"', events.getvalue())
+        for each in (shown, begun):
+            self.assertEqual(each.json()["output"][0]["content"][0]["text"], "<user:hello>")
+        self.assertEqual(own.json()[0]["generated_text"], "<user:hello>")
+        for path, body in (
+            (CHAT, {**chat, "max_tokens": 8}),
+            (CHAT, {**chat, "max_tokens": 8, "stream": True}),
+            ("/v1/responses", {**response, "instructions": "be kind"}),
+        ):
+            self.assert_refused(400, path, body)
+
+    @override_settings(MODELS_FILE=test_tei.MODELS_FILE)
+    def test_vectors(self) -> None:
+        asked: dict[str, Any] = {"model": "vectors", "input": ["a"]}
+        floats, base64, tei, cohere = self.ask(
+            embed,
+            ("/v1/embeddings", asked),
+            ("/v1/embeddings", {**asked, "encoding_format": "base64"}),
+            ("/embed", {"inputs": "a"}),
+            ("/v2/embed", {"model": "vectors", "texts": ["a"]}),
+        )
+        self.assertEqual(floats.json()["data"][0]["embedding"], vector_of("a"))
+        self.assertEqual(base64.json()["data"][0]["embedding"], encoded("a"))
+        self.assertEqual((tei.json(), cohere.json()["embeddings"]), ([vector_of("a")], {"float": [vector_of("a")]}))
+        self.assert_refused(400, "/v1/embeddings", {**asked, "input": ["b"]})
+        self.assert_refused(422, "/embed", {"inputs": "b"})
+        self.assert_refused(422, "/v2/embed", {"model": "vectors", "texts": ["b"]})
+
+    @override_settings(MODELS_FILE=test_tei.MODELS_FILE)
+    def test_a_ranking(self) -> None:
+        asked = {"query": "q", "documents": ["b", "ddd"]}
+        whole, best, tei = self.ask(
+            score,
+            ("/v1/rerank", asked),
+            ("/v1/rerank", {**asked, "top_n": 1}),
+            ("/rerank", {"query": "q", "texts": ["b", "ddd"], "raw_scores": True}),
+        )
+        self.assertEqual([each["index"] for each in whole.json()["results"]], [1, 0])
+        self.assertEqual(best.json()["results"], [{"index": 1, "relevance_score": sigmoid(1)}])
+        self.assertEqual(tei.json(), [{"index": 1, "score": 1.0}, {"index": 0, "score": -1.0}])
+        self.assert_refused(422, "/v1/rerank", {**asked, "query": "p"})
