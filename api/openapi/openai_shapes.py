@@ -77,6 +77,12 @@ class ResponseBody(Shape):
     stream = serializers.BooleanField(required=False, help_text="Server-sent events.")
     background = serializers.BooleanField(required=False, help_text="Answer at once, before the response is there.")
     previous_response_id = serializers.CharField(required=False, help_text="The response that this one follows.")
+    metadata = serializers.DictField(
+        child=serializers.CharField(allow_blank=True),
+        required=False,
+        help_text="At most 16 texts, which the response repeats.",
+    )
+    user = serializers.CharField(required=False, allow_blank=True, help_text="Repeated.")
 
 
 class ResponseShown(Shape):
@@ -89,6 +95,11 @@ class ResponseShown(Shape):
     usage = serializers.DictField(allow_null=True)
     error = serializers.DictField(allow_null=True)
     incomplete_details = serializers.DictField(allow_null=True)
+    metadata = serializers.DictField(child=serializers.CharField(allow_blank=True))
+    instructions = serializers.CharField(allow_blank=True, allow_null=True)
+    tool_choice = AnyValue(help_text="As it was sent, as are temperature, top_p, text, user and parallel_tool_calls.")
+    previous_response_id = serializers.CharField(allow_null=True)
+    service_tier = serializers.CharField()
 
 
 class TranscriptionBody(Shape):

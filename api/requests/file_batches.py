@@ -12,12 +12,11 @@ from django.db.models import Model, QuerySet
 
 from api.errors.problems import ApiError
 from api.requests.bodies import read_limit
-from api.requests.dialects.base import read_fields, refuse_unknown_fields
+from api.requests.dialects.base import read_fields, read_metadata, refuse_unknown_fields
 from inference.errors import make_field_error
 
 PAGE, LONGEST_PAGE, MOST_LIMIT = 20, 1_000, 10_000  # a larger limit than the longest page has more pages
 EXPIRES_AFTER_S = (3_600, 2_592_000)
-MOST_PAIRS, LONGEST_NAME, LONGEST_VALUE = 16, 64, 512  # of metadata
 LONGEST_WINDOW_H = 7 * 24
 WINDOW = re.compile(r"([1-9][0-9]{0,4})([hm])")
 HEX = re.compile(r"[0-9a-f]{32}")
@@ -95,7 +94,7 @@ def read_batch(document: object, endpoints: Collection[str]) -> BatchRequest:
         endpoint=endpoint,
         completion_window=str(window),
         window_s=_read_window_s(window),
-        metadata=_read_metadata(fields.get("metadata")),
+        metadata=read_metadata(fields),
         output_expires_after_s=read_expiry_s(expiry, "output_expires_after"),
         body=fields,
     )
@@ -108,18 +107,3 @@ def _read_window_s(window: object) -> int:
         reason = f"must be 24h, or other hours or minutes such as 30m, up to {LONGEST_WINDOW_H}h."
         raise make_field_error("completion_window", reason)
     return seconds
-
-
-def _read_metadata(metadata: Any) -> dict[str, str] | None:
-    if metadata is None:
-        return None
-    is_sound = (
-        isinstance(metadata, dict)
-        and len(metadata) <= MOST_PAIRS
-        and all(len(name) <= LONGEST_NAME for name in metadata)
-        and all(isinstance(value, str) and len(value) <= LONGEST_VALUE for value in metadata.values())
-    )
-    if not is_sound:
-        longest = f"names of {LONGEST_NAME} and values of {LONGEST_VALUE} characters at most"
-        raise make_field_error("metadata", f"must be an object of at most {MOST_PAIRS} texts, with {longest}.")
-    return dict(metadata)

@@ -317,6 +317,28 @@ class ClientTests(StackCase):
         again = self.client().responses.retrieve(response.id)
         self.assertEqual((again.output, again.status), (response.output, ended))
 
+    def test_a_response_repeats_what_its_request_had(self) -> None:
+        tools = [{"type": "function", **tool["function"], "strict": True} for tool in TOOLS]
+        named = {"type": "function", "name": "paint"}
+        asked: dict[str, Any] = {
+            "metadata": {"order": "4711"}, "user": "me", "instructions": "be kind", "tools": tools,
+            "tool_choice": named,
+        }  # fmt: skip
+        first = self.respond(**asked)
+        events = list(self.respond(**asked, stream=True))
+        client = self.client().responses
+        read = [*client.retrieve(first.id, stream=True)]
+        for shown in (
+            first, client.retrieve(first.id), *(each.response for each in (*events[:2], events[-1], read[0], read[-1])),
+        ):  # fmt: skip
+            self.assertEqual((shown.metadata, shown.user, shown.instructions), ({"order": "4711"}, "me", "be kind"))
+            self.assertEqual((shown.tool_choice.name, shown.temperature, shown.service_tier), ("paint", 0, "default"))
+        second = self.respond(previous_response_id=first.id, input="go on", max_output_tokens=5)
+        self.assertEqual((second.metadata, second.previous_response_id), ({}, first.id))
+        with self.assertRaises(openai.BadRequestError) as refused:
+            self.respond(metadata={"order": "x" * 513})
+        self.assertEqual(refused.exception.param, "metadata")
+
     def test_a_response_as_it_is_generated_is_read_on_from_any_event(self) -> None:
         whole = self.respond()
         events = list(self.respond(stream=True))

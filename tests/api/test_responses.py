@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from django.test import SimpleTestCase, override_settings
@@ -11,6 +11,8 @@ from django.test import SimpleTestCase, override_settings
 from api.answers.responses import events
 from api.answers.responses.response import make_response, read_messages
 from api.requests.dialects.generation import responses
+from inference.catalog.sizes.lengths import NONE, RESPONSE_FIELDS, estimate_length
+from inference.engines.inputs.task_inputs import read_messages as read_messages_of_chat
 from inference.errors import InvalidInput
 from inference.models import Job, Status
 from inference.streams.events import Delta, End, Event, Interrupted, KeepAlive, Restart
@@ -82,8 +84,8 @@ class ReadTests(SimpleTestCase):
              {"grammar": {"type": "json", "value": schema}}),
             ({"tools": [TOOL], "tool_choice": "auto"}, {"tools": [chat]}),
             ({"tools": [TOOL], "tool_choice": "none"}, {}),
-            ({"store": False, "metadata": {"a": "b"}, "include": [], "truncation": "disabled", "max_tool_calls": 3,
-              "reasoning": {"effort": None, "summary": None}, "user": "me", "prompt_cache_key": "x"}, {}),
+            ({"store": False, "include": [], "truncation": "disabled", "max_tool_calls": 3,
+              "reasoning": {"effort": None, "summary": None}, "prompt_cache_key": "x"}, {}),
         ]  # fmt: skip
         for fields, expected in table:
             with self.subTest(fields):
@@ -96,6 +98,36 @@ class ReadTests(SimpleTestCase):
         limited = self.read(max_output_tokens=5)
         self.assertEqual(limited.translate_text("parameters.max_new_tokens: no"), "max_output_tokens: no")
         self.assertEqual(limited.translate_text("inputs: no"), "input: no")
+
+    def test_a_response_repeats_fields_of_its_request_that_its_job_keeps(self) -> None:
+        named = {"type": "function", "name": "f"}
+        form = {"format": {"type": "json_schema", "name": "n", "schema": {"type": "object"}}}
+        fields: dict[str, Any] = {
+            "metadata": {"a" * 64: "b" * 512}, "user": "me", "temperature": 0, "instructions": "be kind",
+        }  # fmt: skip
+        table: list[dict[str, Any]] = [
+            {"tools": [TOOL], "tool_choice": named, "parallel_tool_calls": False, "top_p": 0.5},
+            {"text": form, "top_p": 0.0},
+        ]
+        for more in table:
+            with self.subTest(more):
+                asked = self.read(**fields, **more)
+                told = {name: value for name, value in {**fields, **more}.items() if name != "tools"}
+                job = Job(model="m", inputs=asked.submission.inputs, parameters=asked.submission.parameters)
+                shown = make_response(job)
+                self.assertEqual({name: shown[name] for name in told}, told)
+                self.assertEqual(make_response(job, asked.repeated), shown)
+        self.assertEqual(self.read(metadata={}, tool_choice="auto", temperature=1, user=None).submission.inputs, HELLO)
+
+    def test_what_is_repeated_is_neither_read_nor_measured_nor_followed(self) -> None:
+        asked = self.read(metadata={"a": "b" * 512})
+        (message,) = asked.submission.inputs
+        self.assertEqual(message, {**HELLO[0], RESPONSE_FIELDS: {"metadata": {"a": "b" * 512}}})
+        self.assertEqual(read_messages_of_chat(asked.submission.inputs, images=None), HELLO)
+        self.assertEqual(estimate_length(PIPELINE, asked.submission.inputs), estimate_length(PIPELINE, HELLO))
+        output = [{"generated_text": "yes"}]
+        job = Job(model="m", inputs=asked.submission.inputs, status=Status.SUCCEEDED, output=output, prompt_length=0)
+        self.assertEqual(read_messages(job)[:-1], HELLO)
 
     def test_what_is_not_served_is_refused_in_the_client_s_words(self) -> None:
         for fields, field in (
@@ -121,6 +153,13 @@ class ReadTests(SimpleTestCase):
             ({"max_tokens": 3}, "max_tokens"),
             ({"response_format": {"type": "json_object"}}, "response_format"),
             ({"include": {}}, "include"),
+            ({"metadata": ["a"]}, "metadata"),
+            ({"metadata": {"a": 1}}, "metadata"),
+            ({"metadata": {"a" * 65: "b"}}, "metadata"),
+            ({"metadata": {"a": "b" * 513}}, "metadata"),
+            ({"metadata": dict.fromkeys(map(str, range(17)), "a")}, "metadata"),
+            ({"user": 1}, "user"),
+            ({"parallel_tool_calls": "no"}, "parallel_tool_calls"),
             ({"text": {"typo": 5}}, "text.typo"),
             ({"text": {"verbosity": "low"}}, "text.verbosity"),
             ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice"),
@@ -146,13 +185,15 @@ class EventTests(SimpleTestCase):
         fields = {"status": Status.SUCCEEDED, "output": [{"generated_text": text, "details": details}], **values}
         return Job(model="prompts", inputs=HELLO, parameters={"tools": tools, "return_full_text": False}, **fields)
 
-    def write(self, job: Job, text: str, size: int, after: int = events.BEGINNING) -> list[Any]:
+    def write(
+        self, job: Job, text: str, size: int, after: int = events.BEGINNING, repeated: Mapping[str, Any] = NONE
+    ) -> list[Any]:
         def list_events() -> Iterator[Event]:
             for start in range(0, len(text), size):
                 yield Delta(text=text[start : start + size], id="x")
             yield End(job=job, text=text, id="x")
 
-        return self.read(events.write_response_events(job, list_events(), after=after))
+        return self.read(events.write_response_events(job, list_events(), repeated=repeated, after=after))
 
     def read(self, pieces: Iterable[bytes]) -> list[Any]:
         """Return the data of events, each of which has its type for its name."""
@@ -218,7 +259,8 @@ class EventTests(SimpleTestCase):
     def test_a_stream_that_is_cut_or_begins_again_says_so(self) -> None:
         job = self.make_job("hello")
         for event, code in ((Restart(id="x"), "restart"), (Interrupted(), "cut")):
-            pieces = events.write_response_events(job, iter([Delta(text="h", id="x"), KeepAlive(), event]))
+            came = iter([Delta(text="h", id="x"), KeepAlive(), event])
+            pieces = events.write_response_events(job, came, repeated={})
             *_, error = shown = self.read(pieces)
             self.assertEqual(error["code"], code)
             rest = self.write(job, "hello", 2, error["sequence_number"])

@@ -7,7 +7,7 @@ sent up to then, so that each web process numbers the events of a response alike
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from typing import Any
 
 from api import codec
@@ -29,15 +29,16 @@ Document = dict[str, Any]
 class ResponseWriter:
     """The output of one response as it grows: its items, of which the last one may be open."""
 
-    def __init__(self, job: Job) -> None:
-        self.job = job
+    def __init__(self, job: Job, repeated: Mapping[str, Any]) -> None:
+        """Take the job, and the fields of the request that its response repeats."""
+        self.job, self.repeated = job, repeated
         self.at = 0  # characters of the text that were taken
         self._reader = make_reader(job) if "tools" in job.parameters else None
         self._items: list[Document] = []
         self._is_open = False
 
     def begin_response(self) -> Iterator[Document]:
-        head = shapes.make_head(self.job)
+        head = shapes.make_head(self.job, self.repeated)
         for number, kind in enumerate(("created", "in_progress"), start=LAST_BEFORE_TEXT - 1):
             yield {"type": f"response.{kind}", "response": head, "sequence_number": number}
 
@@ -53,7 +54,7 @@ class ResponseWriter:
         """Yield the last events. `job` is the finished one."""
         parts = self._reader.end_text() if self._reader else []
         shown = [event for part in parts for event in self._write_part(part)]
-        whole = shapes.make_response(job)
+        whole = shapes.make_response(job, self.repeated)
         if whole["output"]:
             if not self._items:  # an empty text
                 shown += self._open_item(shapes.make_message(self.job, 0, None, "in_progress"))
@@ -113,12 +114,15 @@ class ResponseWriter:
         return {**self._name_item(), "content_index": 0}
 
 
-def write_response_events(job: Job, events: Iterator[Event], *, after: int = BEGINNING) -> Generator[bytes, None, None]:
+def write_response_events(
+    job: Job, events: Iterator[Event], *, repeated: Mapping[str, Any], after: int = BEGINNING
+) -> Generator[bytes, None, None]:
     """Write the events of a response that have a higher number than `after`.
 
-    `events` are those of its job from the first one on.
+    `events` are those of its job from the first one on, and `repeated` the fields of the request that it repeats: a job
+    whose events are read has no inputs in memory.
     """
-    for shown in _list_events(ResponseWriter(job), events, after):
+    for shown in _list_events(ResponseWriter(job, repeated), events, after):
         if shown is None:
             yield KEEP_ALIVE
         elif shown["sequence_number"] > after or shown["type"] == ERROR:

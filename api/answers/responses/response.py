@@ -18,8 +18,10 @@ from api.answers.completions.tool_calls import (
     read_calls,
 )
 from api.errors.problems import ApiError
-from api.requests.dialects.base import replace_beginning
-from inference.models import Job, Status
+from api.requests.dialects.base import TIERS, replace_beginning
+from api.requests.dialects.generation.responses import REPEATED, read_repeated_fields
+from inference.catalog.sizes.lengths import RESPONSE_FIELDS
+from inference.models import Job, Priority, Status
 
 PREFIX = "resp_"
 STATUSES = {
@@ -32,30 +34,36 @@ STATUSES = {
 }
 WORDS = {"inputs": "input", "parameters.max_new_tokens": "max_output_tokens"}  # the service's names: the client's
 CUT = {"reason": "max_output_tokens"}
-# Fields that a client may read, though the service keeps no value of the request for them.
-NOT_KEPT: Mapping[str, Any] = {
-    "instructions": None, "metadata": {}, "parallel_tool_calls": True, "previous_response_id": None,
-    "reasoning": {"effort": None, "summary": None}, "store": True, "text": {"format": {"type": "text"}},
-    "truncation": "disabled", "user": None,
+# Fields that a client may read, and that have one value.
+FIXED: Mapping[str, Any] = {
+    "reasoning": {"effort": None, "summary": None}, "store": True, "truncation": "disabled",
 }  # fmt: skip
 
 
-def make_response(job: Job) -> dict[str, Any]:
-    """Return the response of a job, finished or not. Raises `ApiError` if the output of a job holds no text."""
+def make_response(job: Job, repeated: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return the response of a job, finished or not. Raises `ApiError` if the output of a job holds no text.
+
+    `repeated` are the fields of the request that it repeats, by default as the job's inputs have them.
+    """
+    if repeated is None:
+        repeated = read_repeated_fields(job.inputs)
     output, usage, is_cut = list[dict[str, Any]](), None, False
     if job.status == Status.SUCCEEDED:
         [(text, details)] = read_generated_texts(job)
         is_cut = read_finish_reason(details) == "length"
         output, usage = _make_items(job, text, is_cut=is_cut), _make_usage(details)
-    return {**make_head(job), "output": output, "usage": usage, **_make_status(job, is_cut=is_cut)}
+    return {**make_head(job, repeated), "output": output, "usage": usage, **_make_status(job, is_cut=is_cut)}
 
 
-def make_head(job: Job) -> dict[str, Any]:
-    """Return the fields of a response that has no output yet."""
+def make_head(job: Job, repeated: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a response that has no output yet. It repeats some fields of its request."""
     parameters = job.parameters
     tools = [{"type": "function", **function, "strict": True} for function in list_functions(job)]
     return {
-        **NOT_KEPT,
+        **FIXED,
+        **REPEATED,
+        **{name: parameters[name] for name in ("temperature", "top_p") if name in parameters},
+        **repeated,
         "id": f"{PREFIX}{job.id.hex}",
         "object": "response",
         "created_at": int(job.created_at.timestamp()),
@@ -65,9 +73,7 @@ def make_head(job: Job) -> dict[str, Any]:
         "incomplete_details": None,
         "max_output_tokens": parameters.get("max_new_tokens"),
         "output": [],
-        "temperature": parameters.get("temperature", 1.0),
-        "top_p": parameters.get("top_p", 1.0),
-        "tool_choice": "required" if tools and "grammar" in parameters else "auto",
+        "service_tier": TIERS[Priority(job.priority)],
         "tools": tools,
         "usage": None,
     }
@@ -111,7 +117,8 @@ def read_messages(job: Job) -> list[dict[str, Any]]:
     answer: dict[str, Any] = {"role": "assistant", "content": words}
     if calls:
         answer["tool_calls"] = [_make_template_call(call) for call in calls]
-    return [*(message for message in job.inputs if "source" not in message), answer]
+    chat = [message for message in job.inputs if "source" not in message]
+    return [*({name: each[name] for name in each if name != RESPONSE_FIELDS} for each in chat), answer]
 
 
 def _make_template_call(call: Mapping[str, Any]) -> dict[str, Any]:

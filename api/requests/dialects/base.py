@@ -20,6 +20,7 @@ from inference.submission.submissions import Submission
 SERVICE_TIER = "service_tier"
 TIERS = {Priority.NORMAL: "default", Priority.LOW: "flex", Priority.HIGH: "priority"}
 PRIORITIES_BY_TIER = {"auto": Priority.NORMAL, **{tier: priority for priority, tier in TIERS.items()}}
+MOST_PAIRS, LONGEST_NAME, LONGEST_VALUE = 16, 64, 512  # of metadata
 PLACE = re.compile(r"inputs\[\d+\]")
 
 
@@ -109,6 +110,23 @@ def read_priority(fields: Mapping[str, Any]) -> Priority:
     if not isinstance(tier, str) or tier not in PRIORITIES_BY_TIER:
         raise make_field_error(SERVICE_TIER, f"must be one of {', '.join(PRIORITIES_BY_TIER)}.")
     return PRIORITIES_BY_TIER[tier]
+
+
+def read_metadata(fields: Mapping[str, Any]) -> dict[str, str] | None:
+    """Return the texts that a client keeps with an object, or None if there are none. Raises `InvalidInput`."""
+    metadata: Any = fields.get("metadata")
+    if metadata is None:
+        return None
+    is_sound = (
+        isinstance(metadata, dict)
+        and len(metadata) <= MOST_PAIRS
+        and all(len(name) <= LONGEST_NAME for name in metadata)
+        and all(isinstance(value, str) and len(value) <= LONGEST_VALUE for value in metadata.values())
+    )
+    if not is_sound:
+        longest = f"names of {LONGEST_NAME} and values of {LONGEST_VALUE} characters at most"
+        raise make_field_error("metadata", f"must be an object of at most {MOST_PAIRS} texts, with {longest}.")
+    return dict(metadata)
 
 
 def refuse_unknown_fields(

@@ -43,7 +43,8 @@ class ResponsesView(ApiView):
             if not asked.is_streamed:
                 return codec.make_json_response(make_response(jobs.submit(submission)))
             submit = partial(jobs.submit, submission, needs_worker=not asked.is_background)
-            return streaming.answer_stream(self, request, submit, write_response_events)
+            write_events = partial(write_response_events, repeated=asked.repeated)
+            return streaming.answer_stream(self, request, submit, write_events)
 
     def _read_previous_messages(self, document: Any) -> list[dict[str, Any]] | None:
         if (previous := responses.read_previous_id(document)) is None:
@@ -70,7 +71,9 @@ class ResponseView(ApiView):
                 raise ApiError("starting_after: is for events; send stream=true with it.")
             return codec.make_json_response(make_response(job))
         after = bodies.read_whole_number(request.GET, "starting_after", BEGINNING)
-        return streaming.answer_stream(self, request, lambda: job, partial(write_response_events, after=after))
+        repeated = responses.read_repeated_fields(job.inputs)
+        write_events = partial(write_response_events, repeated=repeated, after=after)
+        return streaming.answer_stream(self, request, lambda: job, write_events)
 
 
 class CancelResponseView(ApiView):

@@ -15,6 +15,7 @@ from inference.catalog.tasks import Task
 
 NEW_TOKENS = 256  # of a generated text if neither the request nor the model sets a number: the pipeline's own default
 CHAT_TOKENS = 1024  # of an answer to a chat of OpenAI's interface if neither the request nor the model sets a number
+RESPONSE_FIELDS = "response_fields"  # of a chat's last message: what a response repeats, and no model reads
 NONE: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -75,7 +76,7 @@ def _estimate_item_length(unit: Unit, item: object) -> int:
     if isinstance(item, str):
         return unit(item)
     if isinstance(item, dict):
-        item = list(item.values())
+        item = [value for name, value in item.items() if name != RESPONSE_FIELDS]
     if not isinstance(item, list):
         return 1
     total = sum(_estimate_item_length(unit, part) for part in item[:SAMPLE])

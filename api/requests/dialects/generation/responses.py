@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from api.requests.dialects.base import (
@@ -13,6 +13,7 @@ from api.requests.dialects.base import (
     find_model,
     read_fields,
     read_flag,
+    read_metadata,
     refuse_other_fields,
     refuse_unknown_fields,
     replace_beginning,
@@ -20,6 +21,7 @@ from api.requests.dialects.base import (
 from api.requests.dialects.generation import completions, messages, tools
 from inference.catalog import wording
 from inference.catalog.neutral_values import OPENAI, OPENAI_IGNORED, Neutral
+from inference.catalog.sizes.lengths import RESPONSE_FIELDS
 from inference.catalog.specs import ModelSpec
 from inference.errors import InvalidInput, make_field_error
 
@@ -27,8 +29,13 @@ PREVIOUS = "previous_response_id"
 SOURCE = {"source": "instructions"}  # of a message, which a response that follows this one does not have
 FIELDS = (
     "model", "input", "instructions", "max_output_tokens", "text", *tools.FIELDS, tools.PARALLEL, "stream",
-    "background", "temperature", "top_p", SERVICE_TIER, PREVIOUS,
+    "background", "temperature", "top_p", SERVICE_TIER, PREVIOUS, "metadata", "user",
 )  # fmt: skip
+# Fields that a response repeats, and their values where a request has none.
+REPEATED: Mapping[str, Any] = {
+    "instructions": None, "metadata": {}, tools.PARALLEL: True, PREVIOUS: None, "temperature": 1.0,
+    "text": {"format": {"type": "text"}}, "tool_choice": "auto", "top_p": 1.0, "user": None,
+}  # fmt: skip
 # The values of other fields that ask for nothing, beside those of a chat, and fields that change no answer.
 NEUTRAL: Neutral = {
     **OPENAI,
@@ -48,6 +55,7 @@ IN_FUNCTION = re.compile(r"(tools\[\d+\])\.function\b")  # a place in a tool of 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponseRequest(DialectRequest):
+    repeated: Mapping[str, Any]  # fields of the request that the response repeats
     is_streamed: bool
     is_background: bool  # the client does not wait
 
@@ -82,12 +90,33 @@ def read_response(
         completion = completions.read_chat_settings({**settings, **_read_settings(given)}, spec, chat)
     except InvalidInput as error:
         raise type(error)(_translate(error.message), field=_translate(error.field or "")) from None
+    kept = _read_kept_fields(given, completion.submission.parameters)
+    inputs = [*chat[:-1], {**chat[-1], RESPONSE_FIELDS: kept}] if kept else chat
     return ResponseRequest(
-        submission=completion.submission,
+        submission=replace(completion.submission, inputs=inputs),
+        repeated=read_repeated_fields(inputs),
         words={ours: _translate(theirs) for ours, theirs in completion.words.items()},
         is_streamed=completion.is_streamed,
         is_background=read_flag(given, "background"),
     )
+
+
+def read_repeated_fields(chat: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the fields of a request that its response repeats, from the chat that its job keeps."""
+    kept = chat[-1].get(RESPONSE_FIELDS)
+    found = {name: kept[name] for name in REPEATED if name in kept} if isinstance(kept, dict) else {}
+    return {**found, "instructions": chat[0]["content"]} if chat[0].items() >= SOURCE.items() else found
+
+
+def _read_kept_fields(given: Mapping[str, Any], parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields that the response repeats and that nothing else in its job tells."""
+    if not isinstance(given.get("user", ""), str):
+        raise make_field_error("user", "must be a string.")
+    told = {**given, "text": {**REPEATED["text"], **read_fields(given.get("text", {}))}}
+    told["metadata"] = read_metadata(given) or {}
+    told[tools.PARALLEL] = read_flag(given, tools.PARALLEL, default=True)
+    others = (name for name in REPEATED if name in told and name not in ("instructions", *parameters))
+    return {name: told[name] for name in others if told[name] != REPEATED[name]}
 
 
 def _translate(text: str) -> str:
