@@ -4,7 +4,7 @@ from django.urls import URLPattern, path, re_path
 
 from api.errors.problems import not_found
 from api.server.middleware import APP_NAME
-from api.views import about, bulk, embeddings, jobs, models, rerank, tei
+from api.views import about, bulk, embeddings, jobs, models, moderations, rerank, tei
 from api.views.base import ApiView
 from api.views.batch_files import batches, files
 from api.views.generation import completions, responses, sounds
@@ -20,6 +20,7 @@ OF_OPENAI: Mapping[str, type[ApiView]] = {  # these addresses are below /openai,
     "v1/completions/<str:completion_id>": completions.OldTextView,
     "v1/embeddings": embeddings.EmbeddingsView,
     "v1/rerank": rerank.RerankView,
+    "v1/moderations": moderations.ModerationView,
     "v1/audio/transcriptions": sounds.TranscriptionView,
     "v1/audio/speech": sounds.SpeechView,
     "v1/responses": responses.ResponsesView,

@@ -13,7 +13,9 @@ from inference.models import Job
 from inference.submission import split_jobs
 
 NO_LABELS = 'The model\'s answer is not a list of {"label": "…", "score": …} for each text.'
-MODEL_TYPES = {"embed": "embedding", "predict": "classifier", "rerank": "reranker"}  # by kind of request
+MODEL_TYPES = {  # by kind of request
+    "embed": "embedding", "predict": "classifier", "rerank": "reranker", "moderate": "classifier",
+}  # fmt: skip
 
 
 def write_predictions(job: Job, *, is_batch: bool) -> bytes:
@@ -21,11 +23,16 @@ def write_predictions(job: Job, *, is_batch: bool) -> bytes:
 
     Raises `ApiError`.
     """
+    found = read_labels(job)
+    return codec.write_json(found if is_batch else found[0])
+
+
+def read_labels(job: Job) -> list[list[dict[str, Any]]]:
+    """Return the labels of each text, the best first. Raises `ApiError`."""
     outputs = job.output if isinstance(job.output, list) else [job.output]
     if len(outputs) != job.size:
         raise ApiError(NO_LABELS, "bad_output")
-    found = [[_read_label(each) for each in (output if isinstance(output, list) else [output])] for output in outputs]
-    return codec.write_json(found if is_batch else found[0])
+    return [[_read_label(each) for each in (output if isinstance(output, list) else [output])] for output in outputs]
 
 
 def _read_label(given: object) -> dict[str, Any]:

@@ -16,13 +16,15 @@ from inference.errors import ContextLengthExceeded, InvalidInput
 
 ADDRESSES = re.compile(
     r"/openai/|/embeddings/|/v1/models/[^/]+/v1/embeddings/|/v1/(?:audio|batches|chat|completions|embeddings)/"
-    r"|/v1/(?:files|responses)/"
-    r"|/v1/(?:images|moderations)/"  # not served: 404 in OpenAI's form
+    r"|/v1/(?:files|moderations|responses)/"
+    r"|/v1/images/"  # not served: 404 in OpenAI's form
 )
 NAME = r"[a-z_]+(?:[.\[][\w.\[\]]*)?"
 FIELD = re.compile(rf"(?:{NAME}: (?={NAME}: ))?({NAME}): ")  # the last of "input[3]: dimensions: "
 # The field that holds the inputs, by a part of the address.
-INPUTS = {"chat": "messages", "embeddings": "input", "responses": "input", "audio": "input"}
+INPUTS = {
+    "chat": "messages", "embeddings": "input", "moderations": "input", "responses": "input", "audio": "input",
+}  # fmt: skip
 BAD_REQUEST, FORBIDDEN, TOO_MANY, UNPROCESSABLE = 400, 403, 429, 422  # OpenAI does not answer 422
 CODES = {  # the service's code: the code that programs written for OpenAI look for
     "unauthorized": "invalid_api_key",

@@ -9,12 +9,14 @@ from typing import Any
 from api import codec
 from api.answers.completions.completion import CHAT, TEXT, CompletionKind, count_tokens, make_completion
 from api.answers.embeddings import write_openai_embeddings
+from api.answers.moderations import write_moderation
 from api.answers.rankings import write_ranking
 from api.answers.responses.response import make_response
 from api.requests.dialects.base import DialectRequest
 from api.requests.dialects.embeddings import read_embeddings
 from api.requests.dialects.generation.completions import read_chat, read_text_completion
 from api.requests.dialects.generation.responses import read_response
+from api.requests.dialects.moderations import read_moderation
 from api.requests.dialects.rerank import read_rerank
 from inference.catalog.lookup import last_spec_of
 from inference.models import Job
@@ -51,6 +53,10 @@ def _write_ranking(job: Job, body: Mapping[str, Any]) -> bytes:
     return write_ranking(job, read_rerank(body, last_spec_of(job.model)))
 
 
+def _write_moderation(job: Job, body: Mapping[str, Any]) -> bytes:
+    return write_moderation(job, read_moderation(body, last_spec_of(job.model)))
+
+
 ENDPOINTS: Mapping[str, Endpoint] = {
     "/v1/chat/completions": _make_completion_endpoint(CHAT, read_chat),
     "/v1/completions": _make_completion_endpoint(TEXT, read_text_completion),
@@ -64,4 +70,7 @@ ENDPOINTS: Mapping[str, Endpoint] = {
         inputs="input",
     ),
     "/v1/rerank": Endpoint(read=read_rerank, write=_write_ranking, count_tokens=_count_read_tokens, inputs="documents"),
+    "/v1/moderations": Endpoint(
+        read=read_moderation, write=_write_moderation, count_tokens=_count_read_tokens, inputs="input"
+    ),
 }

@@ -96,8 +96,8 @@ def _parse_line(line: Line) -> dict[str, Any]:
 
 def _read_model(body: dict[str, Any], endpoint: str) -> str:
     name = body.get("model")
-    if name is None and endpoint == "/v1/rerank":
-        return ""  # the default model that ranks
+    if name is None and endpoint in ("/v1/rerank", "/v1/moderations"):
+        return ""  # the default model
     if not isinstance(name, str):
         raise LineRefused("missing_required_parameter", "Missing required parameter: 'body.model'.", "body.model")
     try:

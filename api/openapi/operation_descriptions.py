@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 BODIES = (
     "JobBody", "BulkBody", "LineBody", "RunBody", "ChatBody", "TextBody", "RerankBody", "EmbeddingsBody", "CohereBody",
-    "EmbedBody", "TokensBody", "SimilarityBody", "PredictBody", "BatchBody", "ResponseBody",
+    "EmbedBody", "TokensBody", "SimilarityBody", "PredictBody", "BatchBody", "ResponseBody", "ModerationBody",
 )  # fmt: skip
 NAMING = ("JobBody", "BulkBody", "EmbeddingsBody", "CohereBody", "ResponseBody")  # a model, which they must
 ALWAYS = ("bad_request", "store_unavailable", "internal")

@@ -44,15 +44,28 @@ rerank = describe_operation(
     **ranking,
 )
 rerank_at_root = describe_operation("rerank_texts_at_root", "Rank texts by a query", form=TEI, **ranking)
+openai: dict[str, Any] = {
+    **dialect,
+    "form": OPENAI,
+    "headers": {**dialect["headers"], "X-Should-Retry": [400, 409, 502, 504]},
+}
 openai_embeddings = describe_operation(
     "openai_embeddings",
     "Vectors of texts, as OpenAI's clients ask for them",
     request=shapes.EmbeddingsBody,
     examples=[make_request_example("Texts", {"model": "embeddings", "input": _TEXTS})],
     answers={(200, codec.CONTENT_TYPE): shapes.EmbeddingsShown},
-    form=OPENAI,
     also_at=["/openai/v1/embeddings", "/embeddings", "/v1/models/{name}/v1/embeddings"],
-    **{**dialect, "headers": {**dialect["headers"], "X-Should-Retry": [400, 409, 502, 504]}},
+    **openai,
+)
+moderate = describe_operation(
+    "openai_moderations",
+    "Tell harmful texts, as OpenAI's clients ask for it",
+    request=shapes.ModerationBody,
+    examples=[make_request_example("Texts", {"input": _TEXTS})],
+    answers={(200, codec.CONTENT_TYPE): shapes.ModerationShown},
+    also_at=["/openai/v1/moderations"],
+    **openai,
 )
 cohere: dict[str, Any] = {
     **dialect,

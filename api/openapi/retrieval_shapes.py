@@ -125,6 +125,31 @@ class EmbeddingsShown(Shape):
     usage = TokensShown()
 
 
+class ModerationBody(Shape):
+    """OpenAI's. Its other fields are taken where they ask for nothing."""
+
+    model = serializers.CharField(required=False, help_text=_ELSE_ONE)
+    input = Texts()
+    service_tier = serializers.CharField(
+        required=False, help_text="The priority: flex (low), default or priority (high)."
+    )
+
+
+class ModeratedTextShown(Shape):
+    flagged = serializers.BooleanField(help_text="True if any category is.")
+    categories = serializers.DictField(
+        child=serializers.BooleanField(), help_text="By each label of the model that its table does not call harmless."
+    )
+    category_scores = serializers.DictField(child=serializers.FloatField())
+    category_applied_input_types = serializers.DictField(child=serializers.ListField(child=serializers.CharField()))
+
+
+class ModerationShown(Shape):
+    id = serializers.CharField(help_text="modr- and the job's id.")
+    model = serializers.CharField()
+    results = ModeratedTextShown(many=True)
+
+
 class CohereBody(Shape):
     model = serializers.CharField(help_text="A name of GET /v1/models.")
     texts = serializers.ListField(child=serializers.CharField(allow_blank=True), min_length=1)

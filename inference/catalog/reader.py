@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import re
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -16,6 +16,8 @@ from inference.catalog import parameters, tasks
 from inference.catalog.parameters import ParameterSpec, is_of_type
 from inference.catalog.specs import (
     BACKENDS,
+    FLAG_THRESHOLD,
+    HARMLESS_LABELS,
     KINDS,
     NAME,
     ON_GPU,
@@ -224,6 +226,17 @@ def _find_conflicts(spec: ModelSpec, table: dict[str, Any]) -> Iterator[tuple[st
         yield f"{bound}, or the longest item fits no batch", "max_length"
     if "idle_unload_s" in table and not spec.is_lazy:
         yield 'idle_unload_s is of models with load = "lazy": add that, or leave it out', "idle_unload_s"
+    if tasks.find_task(spec.task).classifies:
+        yield from _find_moderation_conflicts(spec.options)
+
+
+def _find_moderation_conflicts(options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield what is wrong with the options of a model that tells harmful texts."""
+    labels, threshold = options.get(HARMLESS_LABELS, []), options.get(FLAG_THRESHOLD, 0)
+    if not isinstance(labels, list) or not all(isinstance(label, str) for label in labels):
+        yield f'options.{HARMLESS_LABELS} must be a list of labels such as ["neutral"], not {labels!r}', "options"
+    if not is_of_type(threshold, "number") or not 0 <= threshold <= 1:
+        yield f"options.{FLAG_THRESHOLD} must be a number from 0 to 1, not {threshold!r}", "options"
 
 
 def _find_backend_conflicts(spec: ModelSpec, table: dict[str, Any]) -> Iterator[tuple[str, str]]:

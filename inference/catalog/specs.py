@@ -18,7 +18,10 @@ TF32 = "tf32"  # weights in float32, products with fewer digits
 TORCH = "torch"
 BACKENDS = (TORCH, "openvino")
 PRECISIONS = ("float32", "bfloat16", "int8")
-KINDS = ("embed", "predict", "rerank")  # of requests that may name no model: the servers that they are for have one
+# Kinds of requests that may name no model: the servers that they are for have one.
+KINDS = ("embed", "predict", "rerank", "moderate")
+# Options of a model that tells harmful texts: its labels that are not, and the score from which others flag a text.
+HARMLESS_LABELS, FLAG_THRESHOLD = "harmless_labels", "flag_threshold"
 ON_GPU = {"max_batch_size": 512, "max_batch_tokens": 32_768}  # limits on a GPU where a model's table sets no others
 BUILT_IN = "inference.engines."
 TRANSFORMERS_ENGINE = "inference.engines.pipeline.engine:PipelineEngine"
@@ -84,7 +87,8 @@ class ModelSpec:
     def request_kinds(self) -> tuple[str, ...]:
         """The kinds of requests that it answers."""
         task = tasks.find_task(self.task)
-        answers = {"embed": self.embeds, "predict": task.classifies, "rerank": task.ranks}
+        moderates = task.classifies and HARMLESS_LABELS in self.options
+        answers = {"embed": self.embeds, "predict": task.classifies, "rerank": task.ranks, "moderate": moderates}
         return tuple(kind for kind in KINDS if answers[kind])
 
     @property

@@ -1,6 +1,6 @@
-"""The unmodified clients of OpenAI ask for vectors, and Cohere's and plain HTTP for rankings, over a socket.
+"""The unmodified clients of OpenAI ask for vectors and moderations, Cohere's and plain HTTP for rankings.
 
-The weights of the vectors are real, those of the small cross-encoder are not; the worker is.
+The weights of the vectors are real, those of the small classifiers are not; the worker is.
 
 The examples of docs/guide/embeddings.md, docs/guide/rerank.md and docs/guide/tei.md run as they stand there.
 """
@@ -44,6 +44,11 @@ model = "{minilm}"
 [ranker]
 task = "text-ranking"
 model = "{ranker}"
+
+[moderator]
+task = "text-classification"
+model = "{moderator}"
+options = {{ harmless_labels = ["positive"] }}
 """
 BASES = ("/openai/v1", "/v1", "/v1/models/embeddings/v1")
 TEXTS = ["A man is eating food.", "", "The stock market fell, and nobody knows why that was so.", "bread " * 400]
@@ -61,12 +66,17 @@ class EncoderClientTests(StackCase):
     key: str
     base: str
     logits: list[float]  # of the documents, by the library
+    moderator: Path
 
     @classmethod
     def setUpClass(cls) -> None:
         folder = Path(cls.enterClassContext(tempfile.TemporaryDirectory()))
         ranker = str(tiny_models.build("text-ranking", folder / "ranker"))
-        models = MODELS.format(minilm=MINILM, ranker=ranker)
+        cls.moderator = tiny_models.build("text-classification", folder / "moderator")
+        config = json.loads((cls.moderator / "config.json").read_text())
+        config["problem_type"] = "multi_label_classification"  # so that scores are sigmoids
+        (cls.moderator / "config.json").write_text(json.dumps(config))
+        models = MODELS.format(minilm=MINILM, ranker=ranker, moderator=cls.moderator)
         cls.stack = cls.enterClassContext(Stack(models=models, replicas=1, environment={"API_KEY_REQUIRED": "1"}))
         cls.key = cls.stack.issue_key("client")
         cls.base = f"http://{HOST}:{cls.stack.port}"
@@ -201,6 +211,24 @@ class EncoderClientTests(StackCase):
             self.assertAlmostEqual(each, own, places=4)
         vector = client.feature_extraction(TEXTS[0], normalize=True, truncate=False)
         self.assert_near([vector.tolist()], vectors[:1])
+
+    # Moderations
+
+    def test_harmful_texts_are_told_by_the_scores_of_the_library(self) -> None:
+        library = pipeline("text-classification", model=str(self.moderator), device="cpu", top_k=None)
+        for base in BASES[:2]:
+            answer = self.client(base).moderations.create(input=TEXTS[:3])  # by the only model that does
+            self.assertEqual((answer.model, len(answer.results)), ("moderator", 3))
+            for text, result in zip(TEXTS, answer.results, strict=False):
+                scores = {each["label"]: each["score"] for each in library([text])[0]}
+                self.assertNotAlmostEqual(sum(scores.values()), 1.0)
+                found: Any = result.to_dict()
+                self.assertEqual(found["category_scores"].keys(), {"negative"})
+                self.assertAlmostEqual(found["category_scores"]["negative"], scores["negative"], places=4)
+                self.assertEqual((result.flagged, found["categories"]["negative"]), (scores["negative"] >= 0.5,) * 2)
+        with self.assertRaises(openai.BadRequestError) as refused:
+            self.client().moderations.create(model="ranker", input="a")
+        self.assertEqual(refused.exception.param, "model")
 
     # Rankings
 

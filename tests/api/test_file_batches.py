@@ -31,6 +31,7 @@ from inference.upkeep import retention
 from tests.api.base import Answer, ApiTestCase, Laborer, Response
 from tests.api.test_completions import HELLO, generated
 from tests.api.test_embeddings import embed
+from tests.api.test_moderations import judge
 from tests.conditions import ago, eventually
 
 MODELS_FILE = Path(__file__).with_name("embedding.toml")
@@ -447,6 +448,14 @@ class BatchTests(FileBatchCase):
                 self.assertEqual(strip_ids(answer[same]), strip_ids(alone[same]))
                 self.assertEqual(answer["usage"], alone["usage"])
                 self.assertEqual(shown["usage"]["total_tokens"], alone["usage"]["total_tokens"])
+
+    @override_settings(MODELS_FILE=MODELS_FILE.with_name("moderating.toml"))
+    def test_texts_are_moderated_by_the_default_model_too(self) -> None:
+        for model, flagged in (({"model": "toxic"}, False), ({}, True)):
+            asked = {"custom_id": "one", "method": "POST", "url": "/v1/moderations", "body": {"input": "a", **model}}
+            shown = self.run_to_end(self.begin(asked, endpoint="/v1/moderations"), judge)
+            answer = read_lines(self.content(shown["output_file_id"]))["one"]["response"]["body"]
+            self.assertEqual([each["flagged"] for each in answer["results"]], [flagged])
 
     def test_a_line_that_meets_a_bug_keeps_no_other_from_its_answer(self) -> None:
         def fail(kind: str) -> Any:

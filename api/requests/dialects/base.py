@@ -77,18 +77,24 @@ def find_model(fields: Mapping[str, Any]) -> ModelSpec:
     return spec_of(name)
 
 
-def find_default_model(kind: str) -> ModelSpec:
+def find_default_model(kind: str, missing: str = "no model here answers this") -> ModelSpec:
     """Return the model for a kind of request that names none: the only one, or the one that is marked.
 
-    Raises `ApiError` if there is none, or if there are several.
+    Raises `ApiError` if there are several, or if there is none, which `missing` says.
     """
     found = [spec for spec in get_catalog().values() if kind in spec.request_kinds]
     marked = [spec for spec in found if kind in spec.default_for] or found
     if len(marked) != 1:
         names = ", ".join(spec.name for spec in found)
         hint = f'name one of {names}, or have one marked with default_for = ["{kind}"]'
-        raise ApiError(f"model: {hint if names else 'no model here answers this'}.")
+        raise ApiError(f"model: {hint if names else missing}.")
     return marked[0]
+
+
+def ask_for_all_labels(spec: ModelSpec) -> dict[str, int]:
+    """Return the parameters of a model that classifies for as many labels as it allows."""
+    most = spec.parameters["top_k"].max if "top_k" in spec.parameters else None
+    return {"top_k": int(most)} if most else {}
 
 
 def read_flag(fields: Mapping[str, Any], name: str, where: str = "", *, default: bool = False) -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 from api.errors.problems import ApiError
 from api.requests.dialects.base import (
     DialectRequest,
+    ask_for_all_labels,
     find_default_model,
     find_model,
     read_fields,
@@ -93,11 +94,11 @@ def read_predict(document: object, spec: ModelSpec | None = None) -> PredictRequ
     parts = {f"inputs[{place}]": each for place, each in enumerate(given)} if is_batch else {"inputs": given}
     scores = {"function_to_apply": "none"} if read_flag(fields, "raw_scores") else {}
     _require_room(spec, list(parts))
-    most = spec.parameters["top_k"].max if "top_k" in spec.parameters else None
-    parameters = {**scores, **({"top_k": int(most)} if most else {})}  # as many labels as the model allows
     return PredictRequest(
         submission=Submission(
-            spec=spec, inputs=[_read_sequence(*part) for part in parts.items()], parameters=parameters
+            spec=spec,
+            inputs=[_read_sequence(*part) for part in parts.items()],
+            parameters={**scores, **ask_for_all_labels(spec)},
         ),
         words=WORDS,
         is_batch=is_batch,

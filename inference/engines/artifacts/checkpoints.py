@@ -1,6 +1,6 @@
-"""The refusal of a checkpoint that lacks weights of its task's model.
+"""The refusal of a checkpoint that lacks weights of its task's model, or labels that its table needs.
 
-transformers makes such weights up at random, at each load.
+transformers makes weights that are missing up at random, at each load.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from inference.catalog import tasks
-from inference.catalog.specs import ModelSpec
+from inference.catalog import tasks, wording
+from inference.catalog.specs import HARMLESS_LABELS, ModelSpec
 from inference.engines.artifacts import weights
 from inference.engines.runtime.exceptions import is_device_failure, is_out_of_memory
 from inference.errors import ModelUnavailable
@@ -64,6 +64,23 @@ def require_one_label(spec: ModelSpec, model: PreTrainedModel) -> None:
         raise ModelUnavailable(
             f"{spec.model} has {count} labels, and a model that ranks texts has one. Use a cross-encoder, or"
             f' task = "{tasks.find_task(spec.task).pipeline}" for the scores of its labels.'
+        )
+
+
+def require_harmless_labels(spec: ModelSpec, model: PreTrainedModel) -> None:
+    """Raise `ModelUnavailable` if a model cannot tell harmful texts by its other labels, as its options say it does."""
+    if HARMLESS_LABELS not in spec.options:
+        return
+    labels, harmless = list(model.config.id2label.values()), spec.options[HARMLESS_LABELS]
+    if unknown := next((label for label in harmless if label not in labels), None):
+        hint = wording.suggest_name(unknown, labels)
+        raise ModelUnavailable(f"options.{HARMLESS_LABELS} has {unknown!r}, which is none of its labels; {hint}")
+    if set(labels) <= set(harmless):
+        raise ModelUnavailable(f"options.{HARMLESS_LABELS} has all of its labels, so that no text is harmful.")
+    most = spec.parameters["top_k"].max if "top_k" in spec.parameters else None
+    if most is not None and most < len(labels):
+        raise ModelUnavailable(
+            f"parameters.top_k allows {most} of its {len(labels)} labels: {HARMLESS_LABELS} needs all."
         )
 
 

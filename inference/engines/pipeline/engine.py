@@ -69,6 +69,8 @@ class PipelineEngine(Engine):
         self.feed = self.feed.fit_to_pipeline(self.pipe)
         if task.ranks:
             checkpoints.require_one_label(self.spec, self.pipe.model)
+        if task.classifies:
+            checkpoints.require_harmless_labels(self.spec, self.pipe.model)
         reference = Reference(self.pipe, self.feed) if self.feed.batched else None
         if task.generates:
             options.install_steps(self.pipe)

@@ -29,6 +29,7 @@ engine = "tests.echo:Echo"
 
 RANKER = '[a]\ntask = "text-ranking"\nmodel = "m"\n'
 RANKED = f'{RANKER}default_for = ["rerank"]\n'
+LABELS = '[a]\ntask = "text-classification"\nmodel = "m"\n'
 PARAMETERS = '[a]\ntask = "t"\nmodel = "m"\n[a.parameters]\n'
 BACKEND = '[a]\ntask = "fill-mask"\nmodel = "m"\nbackend = "openvino"\n'
 
@@ -64,6 +65,9 @@ BAD = (
     ("default", RANKER + 'default_for = "rerank"\n', 4, 'a list of one or more of "embed", "predict", "rerank"'),
     ("no kind", RANKER + 'default_for = ["rank"]\n', 4, 'a list of one or more of "embed", "predict", "rerank"'),
     ("no kind of its", RANKER + 'default_for = ["embed"]\n', 4, 'does not answer: it answers "rerank"'),
+    ("harmless labels", LABELS + 'options = { harmless_labels = "a" }\n', 4, 'a list of labels such as ["neutral"]'),
+    ("threshold", LABELS + "options = { flag_threshold = 2 }\n", 4, "flag_threshold must be a number from 0 to 1"),
+    ("does not moderate", LABELS + 'default_for = ["moderate"]\n', 4, 'does not answer: it answers "predict"'),
     ("two defaults", f'{RANKED}{RANKED.replace("[a]", "[b]")}', 8, 'has "rerank", as has that of a'),
     ("engine", '[a]\nengine = "nonsense"\n', 2, "package.module:Class"),
     ("not a string", "[a]\ntask = 3\n", 2, "must be a string in quotes"),

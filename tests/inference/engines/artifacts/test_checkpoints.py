@@ -11,6 +11,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from transformers.pipelines import check_task
 
 from inference.catalog import tasks
+from inference.catalog.parameters import ParameterSpec
 from inference.catalog.specs import ModelSpec
 from inference.engines import loading
 from inference.errors import ModelUnavailable
@@ -112,6 +113,18 @@ class CheckpointTests(TestCase):
             'task = "text-classification"',
             task="text-ranking",
         )
+
+    def test_labels_that_are_called_harmless_must_be_some_of_the_model_s(self) -> None:
+        folder = self.built("text-classification")
+        for harmless, *words in (
+            (["positiv"], "options.harmless_labels has 'positiv'", "did you mean positive?"),
+            (["negative", "positive"], "has all of its labels"),
+        ):
+            self.assert_refused(folder, *words, task="text-classification", options={"harmless_labels": harmless})
+        one = {"top_k": ParameterSpec(type="integer", max=1)}
+        told: dict[str, Any] = {"task": "text-classification", "options": {"harmless_labels": []}}
+        self.assert_refused(folder, "parameters.top_k allows 1 of its 2 labels", parameters=one, **told)
+        self.ready(folder, **told)
 
     def test_the_classes_of_each_task_are_those_of_transformers(self) -> None:
         for task in {tasks.find_task(name).name for name in tasks.list_pipeline_tasks()}:

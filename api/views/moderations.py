@@ -1,0 +1,20 @@
+"""The view that tells harmful texts, at OpenAI's address."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from django.http import HttpRequest, HttpResponse
+
+from api.answers.moderations import write_moderation
+from api.openapi import retrieval_operations as operations
+from api.requests.dialects.moderations import read_moderation
+from api.views.base import read_json
+from api.views.models import DialectView, run_in_dialect
+
+
+class ModerationView(DialectView):
+    @operations.moderate
+    def post(self, request: HttpRequest) -> HttpResponse:
+        moderation_request = read_moderation(read_json(request))
+        return run_in_dialect(self, request, moderation_request, partial(write_moderation, request=moderation_request))
