@@ -436,7 +436,7 @@ class BatchTests(FileBatchCase):
         for url, body in (
             ("/v1/chat/completions", {"messages": HELLO, "n": 2}),
             ("/v1/completions", {"prompt": ["a", "b"]}),
-            ("/v1/responses", {"input": "hello", "instructions": "be kind"}),
+            ("/v1/responses", {"input": "hello", "instructions": "be kind", "metadata": {"a": "b"}}),
         ):
             with self.subTest(url):
                 asked = {"custom_id": "one", "method": "POST", "url": url, "body": {"model": "prompts", **body}}
@@ -446,7 +446,7 @@ class BatchTests(FileBatchCase):
                     alone = self.post(url, asked["body"]).json()
                 same = "output" if "output" in alone else "choices"
                 self.assertEqual(strip_ids(answer[same]), strip_ids(alone[same]))
-                self.assertEqual(answer["usage"], alone["usage"])
+                self.assertEqual((answer["usage"], answer.get("metadata")), (alone["usage"], body.get("metadata")))
                 self.assertEqual(shown["usage"]["total_tokens"], alone["usage"]["total_tokens"])
 
     @override_settings(MODELS_FILE=MODELS_FILE.with_name("moderating.toml"))
