@@ -120,6 +120,13 @@ class AnswerTests(ApiTestCase):
         self.assertEqual([each["flagged"] for each in results], [count >= 5 for count in range(10)])
         self.assertEqual(Job.objects.filter(whole=None).count(), 1)
 
+    def test_the_model_is_listed_for_openai_s_clients(self) -> None:
+        for path in ("/openai/v1/models", "/v1/models"):
+            self.assertEqual([each["id"] for each in self.client.get(path).json()["data"]], ["toxic", "strict"])
+        self.assertEqual(self.client.get("/openai/v1/models/toxic").status_code, 200)
+        refused = self.client.get("/openai/v1/models/sentiment")
+        self.assertEqual((refused.status_code, refused.json()["error"]["code"]), (404, "model_not_found"))
+
     def test_errors_are_openai_s(self) -> None:
         for fields, status, param in (
             ({"input": [], "model": "toxic"}, 400, "input"),

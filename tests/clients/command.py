@@ -38,6 +38,7 @@ model = "{ranker}"
 [labels]
 task = "text-classification"
 model = "{labels}"
+options = {{ harmless_labels = ["positive"] }}
 
 [decoder]
 task = "text-generation"

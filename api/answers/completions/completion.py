@@ -165,7 +165,7 @@ def _make_usage(details: Sequence[Mapping[str, Any]], answers: int) -> dict[str,
 
 
 def list_models() -> dict[str, Any]:
-    """Return the list of the models that generate text or give vectors."""
+    """Return the list of the models that generate text, give vectors or tell harmful texts."""
     return {
         "object": "list",
         "data": [make_openai_model(spec) for spec in get_catalog().values() if _is_openai_model(spec)],
@@ -173,14 +173,15 @@ def list_models() -> dict[str, Any]:
 
 
 def _is_openai_model(spec: ModelSpec) -> bool:
-    return tasks.find_task(spec.task).generates or spec.embeds
+    return tasks.find_task(spec.task).generates or spec.embeds or "moderate" in spec.request_kinds
 
 
 def get_openai_model(name: str) -> dict[str, Any]:
-    """Return a model in OpenAI's form. Raises `UnknownModel` if it neither generates text nor gives vectors."""
+    """Return a model in OpenAI's form. Raises `UnknownModel` if OpenAI's interface has no use for it."""
     spec = spec_of(name)
     if not _is_openai_model(spec):
-        message = f"{spec.name!r} neither generates text nor gives vectors: GET /v1/models/{spec.name} shows it."
+        wanted = "generates text, gives vectors or tells harmful texts"
+        message = f"{spec.name!r} is no model that {wanted}: GET /v1/models/{spec.name} shows it."
         raise UnknownModel(message)
     return make_openai_model(spec)
 

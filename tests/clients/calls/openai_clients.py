@@ -104,6 +104,12 @@ for base in ("/v1", "/openai/v1"):
         "embeddings.create(dimensions=64)",
         lambda c=client: c.embeddings.create(model="embeddings", input="a", dimensions=64),
     )
+    call(
+        name,
+        "moderations.create",
+        lambda c=client: c.moderations.create(input=TEXTS).results,
+        lambda found: [each.flagged for each in found] == [each.to_dict()["categories"]["negative"] for each in found],
+    )
     call(name, "embeddings.create of tokens", lambda c=client: c.embeddings.create(model="embeddings", input=[1, 2]))
     call(
         name,
@@ -125,6 +131,14 @@ for base in ("/v1", "/openai/v1"):
         lambda answer: answer.choices[0].message.parsed.colour in COLOURS,
     )
     call(name, "responses.create", lambda c=client: c.responses.create(model="story", input="hello").output_text)
+    call(
+        name,
+        "responses.create(metadata), retrieve",
+        lambda c=client: c.responses.retrieve(
+            c.responses.create(model="story", input="hello", metadata={"order": "4711"}).id
+        ),
+        lambda answer: answer.metadata == {"order": "4711"},
+    )
     call(name, "responses.stream", lambda c=client: stream_response(c))
     call(
         name,
