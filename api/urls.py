@@ -71,6 +71,7 @@ urlpatterns = [
     path("v1/embed", embeddings.FirstCohereView.as_view()),
     path("v2/embed", embeddings.SecondCohereView.as_view()),
     add_alias("embeddings", embeddings.EmbeddingsView),
+    path("models", models.InfinityModelsView.as_view()),
     path("rerank", rerank.RootRerankView.as_view()),
     add_alias("v2/rerank", rerank.RerankView),
     path("openai/v1/models/<str:name>", completions.OpenAIModelView.as_view()),

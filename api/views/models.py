@@ -34,6 +34,16 @@ class ModelsView(ApiView):
         return codec.make_json_response({"items": items, **list_models()})
 
 
+class InfinityModelsView(ApiView):
+    """The list at /models, which infinity's client reads by its own names only."""
+
+    @operations.not_described
+    def get(self, request: HttpRequest) -> HttpResponse:
+        found = [spec.name for spec in get_catalog().values() if spec.request_kinds]
+        shown = [{"id": name, "object": "model", "created": 0, "stats": {}} for name in found]
+        return codec.make_json_response({"object": "list", "data": shown})
+
+
 class ModelView(ApiView):
     query_parameters = {"POST": ("timeout", *streaming.QUERY)}
 

@@ -17,7 +17,7 @@ from api.errors import cohere_tei, openai, problems
 from api.openapi import operation_descriptions
 from tests.api.base import ApiTestCase
 
-NOT_DESCRIBED = ("/v1/schema", "/v1/docs")
+NOT_DESCRIBED = ("/v1/schema", "/v1/docs", "/models")
 OF_OPENAI = re.compile(r"(?:/openai)?/v1/(?:chat/)?completions|/openai/v1/models")  # OpenAI has a document of them
 
 

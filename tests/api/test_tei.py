@@ -217,6 +217,11 @@ class AnswerTests(ApiTestCase):
                 response = self.infer(functools.partial(answering, answer), path, inputs)
                 self.assertEqual((response.status_code, response.json()["code"]), (424, "bad_output"))
 
+    def test_infinity_s_client_lists_the_models_that_answer_at_the_root(self) -> None:
+        answer = self.client.get("/models").json()
+        self.assertEqual([each["id"] for each in answer["data"]], ["vectors", "labels", "ranker"])
+        self.assertEqual({tuple(each) for each in answer["data"]}, {("id", "object", "created", "stats")})
+
     def test_health_is_that_of_the_service(self) -> None:
         answer = self.client.get("/health")
         self.assertEqual((answer.status_code, answer.json()["error_type"]), (503, "unhealthy"))
