@@ -136,6 +136,7 @@ class FormTests(ApiTestCase):
             (CHAT, {**chat, "max_tokens": 8}),
             (CHAT, {**chat, "max_tokens": 8, "stream": True}),
             ("/v1/responses", {**response, "instructions": "be kind"}),
+            ("/v1/responses", {**response, "metadata": {"order": "4711"}}),
         ):
             self.assert_refused(400, path, body)
 

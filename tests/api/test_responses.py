@@ -117,6 +117,8 @@ class ReadTests(SimpleTestCase):
                 shown = make_response(job)
                 self.assertEqual({name: shown[name] for name in told}, told)
                 self.assertEqual(make_response(job, asked.repeated), shown)
+        chat = Job(model="m", inputs=HELLO, parameters={"tools": [{"function": {"name": "f"}}], "grammar": {}})
+        self.assertEqual(make_response(chat)["tool_choice"], "required")
         self.assertEqual(self.read(metadata={}, tool_choice="auto", temperature=1, user=None).submission.inputs, HELLO)
 
     def test_what_is_repeated_is_neither_read_nor_measured_nor_followed(self) -> None:

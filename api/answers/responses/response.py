@@ -63,6 +63,7 @@ def make_head(job: Job, repeated: Mapping[str, Any]) -> dict[str, Any]:
         **FIXED,
         **REPEATED,
         **{name: parameters[name] for name in ("temperature", "top_p") if name in parameters},
+        **({"tool_choice": "required"} if tools and "grammar" in parameters else {}),  # of a chat
         **repeated,
         "id": f"{PREFIX}{job.id.hex}",
         "object": "response",
