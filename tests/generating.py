@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from dataclasses import replace
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -37,12 +38,13 @@ def text_of(prompt: str, count: int) -> str:
 
 
 class Attempt:
-    """One run of a job."""
+    """One run of a job. With `scored` each piece that is written is a token with its log probability."""
 
-    def __init__(self, job: Any, *, worker: UUID | None = None) -> None:
+    def __init__(self, job: Any, *, worker: UUID | None = None, scored: bool = False) -> None:
         from inference.store import transitions
 
         self.job, self.batch, self.text, self.tokens = job, uuid4(), "", 0
+        self.scores: list[Any] | None = [] if scored else None
         self.claimed = transitions.claim_jobs(
             [job.id],
             self.batch,
@@ -57,9 +59,13 @@ class Attempt:
         from inference.streams.chunks import Chunk
 
         self.tokens += 1
-        chunk = Chunk(job_id=self.job.id, attempt=self.batch, at=len(self.text), text=text, tokens=self.tokens)
+        at, scores = len(self.text), []
+        if self.scores is not None:
+            token = {"id": self.tokens, "text": text, "logprob": -1.0 / self.tokens, "special": False, "start": at}
+            scores = [[token, [token]]]
+            self.scores += scores
         self.text += text
-        return chunk
+        return Chunk(job_id=self.job.id, attempt=self.batch, at=at, text=text, tokens=self.tokens, scores=scores)
 
     def write(self, *texts: str) -> None:
         from inference.streams import redis_streams
@@ -70,15 +76,18 @@ class Attempt:
         """All of it, with these at its end."""
         from inference.streams import redis_streams
 
-        text, self.text = self.text + "".join(texts), ""
-        redis_streams.write_chunks([self.chunk(text)])
+        last = [self.chunk(text) for text in texts][-1]
+        redis_streams.write_chunks([replace(last, at=0, text=self.text, scores=self.scores or ())])
 
     def end(self, **outcome: Any) -> None:
         from inference.store import records
         from inference.store.records import Outcome
 
         if not outcome:
-            output = [{"generated_text": self.job.inputs + self.text}]
+            output: list[Any] = [{"generated_text": self.job.inputs + self.text}]
+            if self.scores is not None:
+                pairs = [token for token, _ in self.scores], [likeliest for _, likeliest in self.scores]
+                output[0]["details"] = dict(zip(("tokens", "top_tokens"), pairs, strict=True))
             outcome = {"output": output, "prompt_length": len(self.job.inputs)}
         records.record_outcomes(
             self.batch, [Outcome(job_id=self.job.id, model=self.job.model, **outcome)], batch_size=1

@@ -4,11 +4,12 @@ Rows join while others are being answered, and leave as they end, so that no row
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 OPEN = object()  # the answer of a row that has not ended
+TokenScore = tuple[Mapping[str, Any], Sequence[Mapping[str, Any]]]  # of `details`: a token, the likeliest in its place
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,6 +19,7 @@ class Progress:
     key: Hashable
     text: str = ""  # new text that is final: what may still become a stop string or another character is held back
     tokens: int = 0  # tokens generated in this step
+    scores: Sequence[TokenScore] = ()  # of each token whose text begins in `text`, where log probabilities are wanted
     answer: Any = OPEN  # of a row that has ended: an answer as of `Engine.predict`, or an exception in its place
 
 

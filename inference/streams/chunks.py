@@ -4,11 +4,15 @@ A chunk is a hint: the row has the whole text once the job has ended.
 """
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 from uuid import UUID
 
+import orjson
+
 _HEAD = struct.Struct(">16sII")
+_MARK = b"\xff"  # between the text and the scores: no text has this byte
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,13 +27,15 @@ class Chunk:
     at: int  # characters that the attempt generated before this chunk
     text: str
     tokens: int  # tokens that the attempt has generated so far
+    scores: Sequence[Any] = ()  # as of a stepper's progress, of the tokens that begin in the text
 
     def to_bytes(self) -> bytes:
         """Return the chunk as bytes, without the id of the job.
 
         Half of a surrogate pair becomes a question mark. The text of the row corrects that later.
         """
-        return _HEAD.pack(self.attempt.bytes, self.at, self.tokens) + self.text.encode(errors="replace")
+        text = _HEAD.pack(self.attempt.bytes, self.at, self.tokens) + self.text.encode(errors="replace")
+        return text + _MARK + orjson.dumps(self.scores) if self.scores else text
 
     @classmethod
     def from_bytes(cls, job_id: UUID, data: bytes) -> Self:
@@ -37,5 +43,12 @@ class Chunk:
         if len(data) < _HEAD.size:
             raise ValueError(f"{len(data)} bytes are no chunk")
         attempt, at, tokens = _HEAD.unpack_from(data)
-        text = data[_HEAD.size :].decode()
-        return cls(job_id=job_id, attempt=UUID(bytes=attempt), at=at, text=text, tokens=tokens)
+        text, mark, scores = data[_HEAD.size :].partition(_MARK)
+        return cls(
+            job_id=job_id,
+            attempt=UUID(bytes=attempt),
+            at=at,
+            text=text.decode(),
+            tokens=tokens,
+            scores=orjson.loads(scores) if mark else (),
+        )

@@ -6,6 +6,7 @@ The text of the attempt must begin with the text that was sent.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 from uuid import UUID
 
 from inference.streams.events import Delta, Restart
@@ -39,22 +40,28 @@ class StreamCursor:
         Text that the client has is left out. So is text behind missing characters, and text of an attempt that another
         one follows. Raises `TextDiverged`.
         """
-        text, tokens = "", 0
+        text, tokens, scores = "", 0, list[Any]()
         newest = max((number for number, (_, chunk) in enumerate(entries) if not chunk.at), default=0)
         if newest:
             self._last = entries[newest - 1][0]
         for entry in entries[newest:]:
+            at = self._delivered.at
             text += self._take_entry_text(entry)
             tokens = entry[1].tokens
-        return Delta(text=text, id=self.last_event_id, tokens=tokens) if text else None
+            scores += self._select_new_scores(entry[1].scores, at)
+        return Delta(text=text, id=self.last_event_id, tokens=tokens, scores=scores) if text else None
 
-    def take_rest_of_text(self, text: str) -> Delta | None:
-        """Return what the client lacks of the whole text, which was read from the row. Raises `TextDiverged`."""
-        self._seen = DeliveredText()
+    def take_rest_of_text(self, text: str, scores: Sequence[Any]) -> Delta | None:
+        """Return what the client lacks of the whole text and its scores, which were read from the row.
+
+        Raises `TextDiverged`.
+        """
+        at, self._seen = self._delivered.at, DeliveredText()
         new = self._skip_sent_text(text)
         if self._seen.at < self._delivered.at:
             raise TextDiverged
-        return Delta(text=new, id=self.last_event_id) if new else None
+        new_scores = self._select_new_scores(scores, at)
+        return Delta(text=new, id=self.last_event_id, scores=new_scores) if new else None
 
     def restart_attempt(self) -> Restart:
         """Begin anew: no text counts as sent, and the first entry of the attempt comes next."""
@@ -76,6 +83,10 @@ class StreamCursor:
             self._attempt, self._seen, self._before = chunk.attempt, DeliveredText(), before
         known = self._seen.at - chunk.at
         return self._skip_sent_text(chunk.text[known:]) if known >= 0 else ""
+
+    def _select_new_scores(self, scores: Sequence[Any], at: int) -> list[Any]:
+        """Return the scores of tokens that begin in the text that was sent from `at` on."""
+        return [each for each in scores if at <= each[0]["start"] < self._delivered.at]
 
     def _skip_sent_text(self, text: str) -> str:
         """Return the new part of `text`, which follows the text that was seen. Raises `TextDiverged`."""

@@ -3,7 +3,9 @@
 A client that comes back sends the `id` of the last event that it got: see `positions`.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from inference.models import Job
 
@@ -15,6 +17,7 @@ class Delta:
     text: str
     id: str  # of the position behind this text
     tokens: int | None = None  # tokens generated so far; None if the text was read from the row
+    scores: Sequence[Any] = ()  # of the tokens that begin in this text, where the job has log probabilities
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

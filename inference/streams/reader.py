@@ -14,7 +14,7 @@ from inference.streams.cursor import StreamCursor, TextDiverged
 from inference.streams.events import Delta, End, Event, Interrupted, KeepAlive, Restart
 from inference.streams.hub import StreamHub, StreamSubscriber
 from inference.streams.positions import BEGINNING, Position
-from inference.streams.texts import extract_generated_text
+from inference.streams.texts import extract_generated_text, extract_single_answer, read_scores
 
 logger = logging.getLogger(__name__)
 
@@ -71,11 +71,12 @@ def _wait_for_event(subscriber: StreamSubscriber, cursor: StreamCursor) -> Delta
 def _make_last_events(job: Job, text: str | None, cursor: StreamCursor) -> Iterator[Event]:
     """Yield the part of the text that was not sent yet, and the end."""
     if text is not None:
+        scores = read_scores(extract_single_answer(job.output).get("details")) or ()
         try:
-            rest = cursor.take_rest_of_text(text)
+            rest = cursor.take_rest_of_text(text, scores)
         except TextDiverged:
             yield cursor.restart_attempt()
-            rest = cursor.take_rest_of_text(text)
+            rest = cursor.take_rest_of_text(text, scores)
         if rest:
             yield rest
     yield End(job=job, text=text, id=cursor.last_event_id)

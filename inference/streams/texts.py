@@ -29,3 +29,20 @@ def extract_single_answer(output: object) -> Mapping[str, Any]:
     """Return the answer to the one input of a job. It is empty if the output has another shape."""
     answer = output[0] if isinstance(output, list) and len(output) == 1 else output
     return answer if isinstance(answer, dict) else {}
+
+
+def read_scores(details: object) -> list[Any] | None:
+    """Return the scores of the tokens that show in a text, as chunks have them, from the details of the answer.
+
+    The result is None if there are no log probabilities. A token that does not say where it starts, as an engine of
+    yours may give it, starts behind those before it.
+    """
+    match details:
+        case {"tokens": list(tokens), "top_tokens": list(likeliest)}:
+            found, start = [], 0
+            for token, others in zip(tokens, likeliest, strict=False):
+                if not token["special"]:
+                    found.append([{"start": start, **token}, others])
+                    start += len(token["text"])
+            return found
+    return None

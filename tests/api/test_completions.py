@@ -475,7 +475,6 @@ class ReadTests(SimpleTestCase):
             ({"logprobs": True, "top_logprobs": []}, "top_logprobs"),
             ({"logprobs": 1}, "logprobs"),
             ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
-            ({"logprobs": True, "stream": True}, "logprobs"),
         ]
         for fields, field in wrong:
             with self.subTest(fields), self.assertRaises(InvalidInput) as caught:

@@ -22,7 +22,7 @@ import pydantic
 from django.conf import settings
 from huggingface_hub import InferenceClient
 from huggingface_hub.errors import HfHubHTTPError
-from openai.types.chat import ChatCompletion, ChatCompletionMessageParam
+from openai.types.chat import ChatCompletion, ChatCompletionChunk, ChatCompletionMessageParam
 
 from inference.models import Status
 from tests import javascript, tiny_models
@@ -290,6 +290,29 @@ class ClientTests(StackCase):
         assert scores.tokens
         self.assertEqual("".join(scores.tokens), found.choices[0].text)
         self.assertIsNone(self.chat().choices[0].logprobs)
+
+    def test_log_probabilities_of_a_stream_are_those_of_the_answer_also_behind_any_chunk(self) -> None:
+        options: Any = {"max_tokens": 20, "seed": 1, "extra_body": {"ignore_eos": True}}
+        chunks: list[Any] = [*self.chat(logprobs=True, top_logprobs=2, stream=True, **options)]
+        whole = self.client().chat.completions.retrieve(chunks[0].id).choices[0]
+        assert whole.logprobs
+        expected = [token.to_dict() for token in whole.logprobs.content or ()]
+        self.assertEqual(len(expected), 20)
+        for place, last in enumerate(chunks[:-1]):
+            rest = self.client().get(
+                f"/chat/completions/{last.id}",
+                cast_to=ChatCompletionChunk,
+                stream=True,
+                stream_cls=openai.Stream[ChatCompletionChunk],
+                options={"params": {"stream": "true"}, "headers": {"Last-Event-ID": last.event_id}},
+            )
+            found = [chunk.choices[0] for chunk in (*chunks[: place + 1], *rest)]
+            scores = [token for choice in found if choice.logprobs for token in choice.logprobs.content or ()]
+            self.assertEqual([token.to_dict() for token in scores], expected)
+        asked: Any = {"model": "tiny", "messages": HELLO, "logprobs": True, "top_logprobs": 2, **options}
+        with self.client().chat.completions.stream(**asked) as stream:
+            stream.until_done()
+            self.assertEqual(stream.current_completion_snapshot.choices[0].logprobs, whole.logprobs)
 
     def test_several_prompts(self) -> None:
         options: Any = {"model": "tiny", "temperature": 0, "max_tokens": 5}

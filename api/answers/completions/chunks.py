@@ -6,7 +6,7 @@ OpenAI's clients take every block of a stream for a chunk. A block may therefore
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -29,6 +29,7 @@ from api.errors import openai, problems
 from inference.models import Job, Status
 from inference.streams.events import Delta, End, Event, Interrupted, KeepAlive, Restart
 from inference.streams.positions import BEGINNING, DeliveredText, Position
+from inference.streams.texts import read_scores
 
 DONE = b"data: [DONE]\n\n"
 
@@ -42,6 +43,8 @@ class ChunkWriter:
         self.kind, self.job, self.after, self.translate = kind, job, after, translate
         self.reader = make_reader(job) if may_call_tools(kind, job) else None
         self.taken, self.written = DeliveredText(), DeliveredText()  # the text without what the reader holds back
+        self.at = after.at  # characters with whose chunks the scores of their tokens were written
+        self.scores: list[Any] = []  # of text that was taken
         self.common = {**make_completion_head(kind, job), "object": kind.chunk}
         self.usage = {"usage": None} if include_usage else {}
 
@@ -56,24 +59,43 @@ class ChunkWriter:
         self.written.add_text(held[: len(held) - len(reader.held)])
         return parts
 
+    def take_scores(self, end: int) -> list[Any]:
+        """Return the scores of the tokens that begin in the text up to `end`, of which a chunk follows."""
+        taken = [each for each in self.scores if self.at <= each[0]["start"] < end]
+        self.scores = [each for each in self.scores if each[0]["start"] >= end]
+        self.at = end
+        return taken
+
     def write_choice(
-        self, part: dict[str, Any], event_id: str, *, text: str = "", ended: str | None = None, **whole: Any
+        self,
+        part: dict[str, Any],
+        event_id: str,
+        *,
+        text: str = "",
+        ended: str | None = None,
+        scores: Sequence[Any] = (),
+        **whole: Any,
     ) -> bytes:
-        choice = {"index": 0, **part, "finish_reason": ended, "logprobs": None}
+        logprobs = self.kind.make_logprobs(scores) if scores else None
+        choice = {"index": 0, **part, "finish_reason": ended, "logprobs": logprobs}
         token = {"token": {"text": text}, "generated_text": None, "details": None, **whole}
         return self._write_chunk(event_id, [choice], **self.usage, **(token if self.kind.has_tokens else {}))
 
-    def write_text(self, text: str, event_id: str) -> Iterator[bytes]:
+    def write_text(self, delta: Delta) -> Iterator[bytes]:
         """Write text of the answer.
 
         What it holds of calls is in one chunk, whose position is behind the text that was read: a client may read on
         from any chunk.
         """
+        text = delta.text
+        self.scores += delta.scores
         if self.reader is None:
-            yield self.write_choice(self.kind.part(text), event_id, text=text)
+            scores = self.take_scores(self.at + len(text))
+            yield self.write_choice(self.kind.part(text), delta.id, text=text, scores=scores)
         elif parts := self.read_parts(self.reader, text):
             place = self.written.position.make_event_id(self.job.id)
-            yield self.write_choice({"delta": make_delta(self.job, parts)}, place)
+            scores = self.take_scores(self.written.at)
+            yield self.write_choice({"delta": make_delta(self.job, parts)}, place, scores=scores)
 
     def write_end(self, end: End) -> Iterator[bytes]:
         if end.job.status != Status.SUCCEEDED:
@@ -94,7 +116,10 @@ class ChunkWriter:
             is_known = self.after.at == self.taken.at  # to a client that has got the last chunk
             last = {"delta": {} if is_known else make_delta(self.job, parts)}
         reason = read_finish_reason(details, calls_tools=bool(self.reader and self.reader.count))
-        yield self.write_choice(last, end.id, ended=reason, generated_text=end.text, details=details or None)
+        scores = [each for each in read_scores(details) or () if each[0]["start"] >= self.at]
+        yield self.write_choice(
+            last, end.id, ended=reason, scores=scores, generated_text=end.text, details=details or None
+        )
         if self.usage:
             yield self._write_chunk(end.id, [], usage=make_usage(details))
         yield DONE
@@ -124,7 +149,7 @@ def write_completion_chunks(
     for event in events:
         match event:
             case Delta():
-                yield from chunks.write_text(event.text, event.id)
+                yield from chunks.write_text(event)
             case End():
                 yield from chunks.write_end(event)
             case Restart():  # text that was sent cannot be taken back

@@ -16,7 +16,7 @@ from inference.catalog.sizes import lengths
 from inference.catalog.specs import ModelSpec
 from inference.errors import UnknownModel
 from inference.models import Job, Priority
-from inference.streams.texts import extract_generated_text, extract_single_answer, extract_text
+from inference.streams.texts import extract_generated_text, extract_single_answer, extract_text, read_scores
 
 NO_TEXT = 'The model\'s answer is not [{"generated_text": "…"}].'
 FINISH_REASONS = {"length": "length", "eos_token": "stop", "stop_sequence": "stop"}
@@ -36,7 +36,7 @@ class CompletionKind:
     last: dict[str, Any]
     has_tokens: bool = False  # each chunk is also an event of Hugging Face's text generation
     has_calls: bool = False  # an answer may have calls of tools
-    make_logprobs: Callable[[Mapping[str, Any]], dict[str, Any] | None]  # from the details of an answer
+    make_logprobs: Callable[[Sequence[Any]], dict[str, Any]]  # of scores, as streams have them
 
 
 CHAT = CompletionKind(
@@ -82,7 +82,9 @@ def _make_choice(kind: CompletionKind, job: Job, index: int, text: str, details:
     if calls:
         fields["message"] |= {"content": words or None, "tool_calls": calls}
     reason = read_finish_reason(details, calls_tools=bool(calls))
-    return {"index": index, **fields, "finish_reason": reason, "logprobs": kind.make_logprobs(details)}
+    scores = read_scores(details)
+    logprobs = None if scores is None else kind.make_logprobs(scores)
+    return {"index": index, **fields, "finish_reason": reason, "logprobs": logprobs}
 
 
 def may_call_tools(kind: CompletionKind, job: Job) -> bool:

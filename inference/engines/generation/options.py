@@ -15,7 +15,7 @@ from transformers import LogitsProcessorList, Pipeline, StoppingCriteria, Stoppi
 
 from inference.engines.generation.processors.grammars import Grammars
 from inference.engines.generation.processors.penalties import replace_penalties
-from inference.engines.generation.processors.token_scores import FIELD, TokenScores, is_beam_search
+from inference.engines.generation.processors.token_scores import FIELD, TokenScores, is_beam_search, make_score_details
 from inference.engines.generation.rows.ending import Ending
 from inference.engines.generation.rows.growing_text import Decoder, continues_prompt
 from inference.engines.inputs.stops import Stops, find_first_stop, list_ends, read_stops
@@ -167,6 +167,7 @@ class PipelineSteps:
         text = self.decoder.decode_after(context, tokens[:count])
         stop = find_first_stop(text, stops.texts)
         is_stopped = stop is not None or (count > 0 and tokens[count - 1] in stops.tokens)
+        scores = generated.scores
         return Ending(
             reason="stop_sequence" if is_stopped else "length" if ended is None else "eos_token",
             prompt=len(generated.prompt),
@@ -174,7 +175,7 @@ class PipelineSteps:
             found=self.decoder(tokens),
             text=text[:stop],
             has_details=generated.has_details,
-            tokens=generated.scores.describe_tokens(generated.row, tokens[:count], context) if generated.scores else {},
+            tokens=make_score_details(scores.describe_tokens(generated.row, tokens[:count], context)) if scores else {},
         )
 
 

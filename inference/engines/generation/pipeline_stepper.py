@@ -90,7 +90,8 @@ class PipelineStepper(Stepper):
             return Progress(key=key)
         found.end_row("length")
         answer = self._requests.make_answer(found)
-        return Progress(key=key, text=found.text.take_new_text(last=True), answer=answer)
+        text = found.text.take_new_text(last=True)
+        return Progress(key=key, text=text, scores=found.take_new_scores(), answer=answer)
 
     def step(self) -> list[Progress]:
         for ceiling in (self._rows_at_most, self._rows_a_forward, self._piece_at_most):
@@ -308,7 +309,8 @@ class PipelineStepper(Stepper):
             answer = self._requests.make_answer(row) if row.ending else OPEN
         except Exception as error:
             return Progress(key=row.key, answer=engine_calls.make_job_error(error))
-        return Progress(key=row.key, text=row.text.take_new_text(last=row.ending is not None), tokens=1, answer=answer)
+        text = row.text.take_new_text(last=row.ending is not None)
+        return Progress(key=row.key, text=text, tokens=1, scores=row.take_new_scores(), answer=answer)
 
 
 def _may_wait(row: GeneratedRow, *, is_alone: bool) -> bool:

@@ -48,6 +48,12 @@ def stream_call(client: openai.OpenAI) -> str:
         return str(stream.get_final_completion().choices[0].message.tool_calls[0].function.arguments)
 
 
+def stream_logprobs(client: openai.OpenAI) -> Any:
+    asked = {"model": "decoder", "messages": HELLO, "response_format": COLOUR, "logprobs": True}
+    with client.chat.completions.stream(**asked) as stream:
+        return stream.get_final_completion().choices[0]
+
+
 def stream_response(client: openai.OpenAI) -> str:
     with client.responses.stream(model="story", input="hello") as stream:
         return str(stream.get_final_response().output_text)
@@ -118,6 +124,12 @@ for base in ("/v1", "/openai/v1"):
         lambda answer: is_colour(answer.choices[0].message.tool_calls[0].function.arguments),
     )
     call(name, "chat.completions.stream(tools)", lambda c=client: stream_call(c), is_colour)
+    call(
+        name,
+        "chat.completions.stream(logprobs)",
+        lambda c=client: stream_logprobs(c),
+        lambda choice: "".join(token.token for token in choice.logprobs.content) == choice.message.content,
+    )
     call(
         name,
         "chat.completions.create(response_format)",

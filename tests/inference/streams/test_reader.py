@@ -60,6 +60,17 @@ class Reader(threading.Thread):
         return text
 
     @property
+    def scores(self) -> list[Any]:
+        """The scores of the events, each of which has those of the tokens that begin in its text."""
+        found: list[Any] = []
+        for event in list(self.events):
+            if isinstance(event, Delta):
+                end = int(event.id.partition("-")[0])
+                assert all(end - len(event.text) <= each[0]["start"] < end for each in event.scores), event
+                found += event.scores
+        return found
+
+    @property
     def kinds(self) -> list[type[Any]]:
         """Neighbours of the same kind are one."""
         kinds = [type(event) for event in self.events if not isinstance(event, KeepAlive)]
@@ -125,6 +136,30 @@ class ReaderTests(ReaderCase):
             at = int(delta.id.partition("-")[0])
             self.assertEqual(TEXT[:at] + reading.text, TEXT)
             self.assertEqual(reading.kinds, [Delta, End] if at < len(TEXT) else [End])
+
+    def test_scores_come_with_their_text_and_are_neither_missing_nor_doubled_behind_any_event(self) -> None:
+        first = Reader(self.job)
+        attempt = Attempt(self.job, scored=True)
+        for piece in PIECES[:6]:
+            attempt.write(piece)
+            first.has(attempt.text)
+        again = [Reader(self.job, delta.id) for delta in first.events if isinstance(delta, Delta)]
+        attempt.chunk(PIECES[6])  # which is lost, until all of it is written again
+        attempt.write(PIECES[7])
+        attempt.rewrite(PIECES[8])
+        first.has(attempt.text)
+        again += [Reader(self.job), *(Reader(self.job, delta.id) for delta in first.events if isinstance(delta, Delta))]
+        attempt.write(PIECES[9])
+        first.has(attempt.text)
+        attempt.chunk(PIECES[10])  # which the row has
+        attempt.write(PIECES[11])
+        attempt.end()
+        first.ends()
+        again += [Reader(self.job), *(Reader(self.job, delta.id) for delta in first.events if isinstance(delta, Delta))]
+        self.assertEqual(first.scores, attempt.scores)
+        for reading in again:
+            reading.ends()
+            self.assertEqual(reading.scores, [each for each in first.scores if each[0]["start"] >= reading.after.at])
 
     def test_a_new_attempt_with_the_same_text_goes_on_where_the_first_one_ended(self) -> None:
         reading = Reader(self.job)

@@ -155,8 +155,6 @@ def _refuse_combination(
     if is_streamed and count > 1:
         several = field if answers == 1 else "n"
         raise make_field_error(several, "a stream has one answer; send stream: false, or ask for one.")
-    if is_streamed and "logprobs" in parameters:
-        raise make_field_error("logprobs", "is not served with a stream; leave it out.")
     if answers > 1 and "seed" in parameters:
         raise make_field_error("n", "with a seed all answers are the same; leave out one of them.")
 

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import LogitsProcessor
 
-from inference.engines.generation.rows.growing_text import Decoder
+from inference.engines.generation.rows.growing_text import Decoder, GrowingText
 from inference.engines.inputs.stops import read_special_tokens
+from inference.engines.stepper import TokenScore
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -28,6 +29,7 @@ class TokenScores(LogitsProcessor):
         """Take how many of a step's likeliest tokens are kept, and the tokens of the prompt with its padding."""
         self._tokenizer, self._decoder = tokenizer, decoder
         self._top, self._prompt = top, prompt
+        self._special = frozenset(read_special_tokens(tokenizer).values())
         self._last: dict[int, tuple[int, torch.Tensor]] = {}  # by row: a step, and its log probabilities, [vocabulary]
         self._best: dict[int, dict[int, Best]] = {}  # by row and step
         self._chosen: dict[int, dict[int, float]] = {}  # by row and step, of the token that was generated
@@ -48,25 +50,35 @@ class TokenScores(LogitsProcessor):
         if found is not None and step == len(tokens) - 1:
             self._chosen.setdefault(row, {})[step] = float(found[tokens[-1]])
 
-    def describe_tokens(self, row: int, tokens: Sequence[int], context: Sequence[int]) -> dict[str, Any]:
-        """Return the generated tokens of a row as Hugging Face's text generation describes them.
+    def describe_tokens(self, row: int, tokens: Sequence[int], context: Sequence[int]) -> list[TokenScore]:
+        """Return the descriptions of all generated tokens of a row. `context` are the last tokens before them."""
+        text, described = GrowingText(self._decoder, context=context), list[TokenScore]()
+        for count, token in enumerate(tokens, 1):
+            described.append(self.describe_last_token(row, tokens[:count], text))
+            text.add_token(token)
+        return described
 
-        `context` are the last tokens before them. The likeliest tokens of each step are beside those that were chosen.
+    def describe_last_token(self, row: int, tokens: Sequence[int], text: GrowingText) -> TokenScore:
+        """Return the last of a row's generated tokens as Hugging Face's text generation describes it.
+
+        `text` has taken the tokens before it. `start` is the length of their text, in which nothing changes any more.
+        The likeliest tokens of the step are beside the one that was chosen.
         """
         self._note_last_token(row, tokens)
-        chosen, best = self._chosen.get(row, {}), self._best.get(row, {})
-        special = frozenset(read_special_tokens(self._tokenizer).values())
-        shown, likeliest = list[dict[str, Any]](), list[list[dict[str, Any]]]()
-        for step, token in enumerate(tokens):
-            before = [tokens[step - 1]] if step else context[-1:]
+        step, before = len(tokens) - 1, text.last_tokens
 
-            def describe(token: int, logprob: float, before: Sequence[int] = before) -> dict[str, Any]:
-                text = self._decoder.decode_after(before, [token]) or str(self._tokenizer.decode([token]))
-                return {"id": token, "text": text, "logprob": logprob, "special": token in special}
+        def describe(token: int, logprob: float) -> dict[str, Any]:
+            shown = self._decoder.decode_after(before, [token]) or str(self._tokenizer.decode([token]))
+            return {"id": token, "text": shown, "logprob": logprob, "special": token in self._special}
 
-            shown.append(describe(token, chosen.get(step, LEAST)))
-            likeliest.append([describe(each, logprob) for each, logprob in best.get(step, ())])
-        return {"tokens": shown, "top_tokens": likeliest}
+        chosen = describe(tokens[-1], self._chosen.get(row, {}).get(step, LEAST))
+        best = self._best.get(row, {}).get(step, ())
+        return {**chosen, "start": len(text.value)}, [describe(*each) for each in best]
+
+
+def make_score_details(scores: Sequence[TokenScore]) -> dict[str, Any]:
+    """Return what the details of an answer have of its tokens."""
+    return {"tokens": [token for token, _ in scores], "top_tokens": [likeliest for _, likeliest in scores]}
 
 
 def find_scores(processors: Sequence[Any]) -> TokenScores | None:

@@ -72,16 +72,18 @@ class GrowingText:
 
     def __init__(self, decoder: Decoder, stops: Sequence[str] = (), context: Sequence[int] = ()) -> None:
         self.value = ""  # text that no later token changes; a stop string may still cut it
+        self.last_tokens = list(context[-1:])  # the last token that it has, or continues
         self.stop: int | None = None  # index of the first stop string in the value, where the text ends
         self._decoder, self._stops = decoder, stops
         self._window = list(context)
         self._read = len(context)  # tokens of the window whose text is in the value, or before it
         self._before = decoder(context) if context else ""  # text of those tokens
         self._found = self._before  # text of the whole window
-        self._returned_length = 0
+        self.returned_length = 0  # characters that `take_new_text` has returned
 
     def add_token(self, token: int) -> None:
         self._window.append(token)
+        self.last_tokens = [token]
         found, self._found = self._found, self._decoder(self._window)
         if found != self._found and not self._decoder.may_change(token, self._found):
             self._extend_value()
@@ -102,8 +104,8 @@ class GrowingText:
         until = self.stop
         if until is None:
             until = len(self.value) if last else len(self.value) - self._count_held_back()
-        start, self._returned_length = self._returned_length, max(self._returned_length, until)
-        return self.value[start : self._returned_length]
+        start, self.returned_length = self.returned_length, max(self.returned_length, until)
+        return self.value[start : self.returned_length]
 
     @property
     def final_text(self) -> str:

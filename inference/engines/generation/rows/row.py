@@ -1,14 +1,15 @@
 """A row: one prompt with what is generated from it, and with settings of its own."""
 
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from inference.engines.generation.processors.token_scores import find_scores
+from inference.engines.generation.processors.token_scores import TokenScores, find_scores, make_score_details
 from inference.engines.generation.rows.ending import Ending
 from inference.engines.generation.rows.growing_text import GrowingText
+from inference.engines.stepper import TokenScore
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -31,6 +32,12 @@ class GeneratedRow:
     cache: Any = None  # the `Cache` of a long prompt while it is read in pieces
     ending: Ending | None = None
     was_short: bool = False  # True if memory was short while it was the only row
+    token_scores: TokenScores | None = field(init=False)  # None if no log probabilities are wanted
+    scores: list[TokenScore] = field(default_factory=list)  # of the tokens that are generated
+    returned_scores: int = 0
+
+    def __post_init__(self) -> None:
+        self.token_scores = find_scores(self.processors or ())
 
     @property
     def tokens_read(self) -> int:
@@ -45,6 +52,8 @@ class GeneratedRow:
     def add_token(self, token: int) -> None:
         """Add a token that was generated, and end the row if it is the last one."""
         self.tokens.append(token)
+        if self.token_scores:
+            self.scores.append(self.token_scores.describe_last_token(0, self.tokens[self.prompt :], self.text))
         self.text.add_token(token)
         if token in self.stops:
             reason = "stop_sequence"
@@ -61,7 +70,7 @@ class GeneratedRow:
     def end_row(self, reason: str) -> None:
         """End the row, as no token follows."""
         self.text.end_text()
-        scores, generated = find_scores(self.processors or ()), self.tokens[self.prompt :]
+        generated = self.tokens[self.prompt :]
         self.ending = Ending(
             reason=reason if self.text.stop is None else "stop_sequence",
             prompt=self.prompt,
@@ -69,5 +78,11 @@ class GeneratedRow:
             found=self.text.decode_alone(generated),
             text=self.text.final_text,
             has_details=self.details,
-            tokens=scores.describe_tokens(0, generated, self.tokens[: self.prompt]) if scores else {},
+            tokens=make_score_details(self.scores) if self.token_scores else {},
         )
+
+    def take_new_scores(self) -> list[TokenScore]:
+        """Return the scores of the tokens whose text was returned, and whose scores were not returned before."""
+        begun = [each for each in self.scores[self.returned_scores :] if each[0]["start"] < self.text.returned_length]
+        self.returned_scores += len(begun)
+        return [each for each in begun if not each[0]["special"]]

@@ -224,16 +224,16 @@ class OpenBatch:
                 running.pieces[index].append(row.text)
                 self.tokens += row.tokens
                 tallies.add_tally(self.tally, {"tokens": row.tokens})
-                self._stream_text(running, row.text)
+                self._stream_text(running, row)
                 if row.answer is not OPEN:
                     running.answers[index] = self.stepper.read_answer((job_id, index), row.answer)
         ended = self._end_answered_jobs() + self._end_overdue_jobs()  # a job that has ended in this step is not overdue
         (self.publisher.publish_texts if ended else self.publisher.publish_if_due)()  # before the job's outcome
         return ended
 
-    def _stream_text(self, running: RunningJob, text: str) -> None:
-        if text and running.is_streamed:
-            self.publisher.add_text(running.job.id, text, tokens=running.token_count)
+    def _stream_text(self, running: RunningJob, row: Progress) -> None:
+        if row.text and running.is_streamed:
+            self.publisher.add_text(running.job.id, row.text, tokens=running.token_count, scores=row.scores)
 
     def _end_answered_jobs(self) -> list[Outcome]:
         ended = [running for running in self.jobs.values() if running.has_ended]
@@ -274,7 +274,7 @@ class OpenBatch:
         except Exception as error:
             return engine_calls.make_job_error(error)
         running.pieces[index].append(last.text)
-        self._stream_text(running, last.text)
+        self._stream_text(running, last)
         return (
             running.make_cut_answer(index)
             if last.answer is OPEN

@@ -2,7 +2,9 @@
 
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 from uuid import UUID
 
 from inference.streams import redis_streams
@@ -16,6 +18,7 @@ WHOLE_S = 5.0  # seconds between two times that all of a job's text is published
 class _Text:
     pieces: list[str] = field(default_factory=list)
     length: int = 0
+    scores: list[Any] = field(default_factory=list)
     whole_at: float = -math.inf  # monotonic: when all of the text was published last
 
 
@@ -28,16 +31,17 @@ class TextPublisher:
         self._chunks: list[Chunk] = []  # the chunks that the next round publishes
         self._published_at = 0.0
 
-    def add_text(self, job_id: UUID, text: str, *, tokens: int) -> None:
-        """Add new text of a job, which has `tokens` tokens so far."""
+    def add_text(self, job_id: UUID, text: str, *, tokens: int, scores: Sequence[Any] = ()) -> None:
+        """Add new text of a job, which has `tokens` tokens so far, with the scores of those that begin in the text."""
         known, now = self._texts.setdefault(job_id, _Text()), time.monotonic()
         at = known.length
         known.pieces.append(text)
         known.length += len(text)
+        known.scores += scores
         if now - known.whole_at > WHOLE_S:
-            at, text = 0, "".join(known.pieces)
+            at, text, scores = 0, "".join(known.pieces), tuple(known.scores)
             known.pieces, known.whole_at = [text], now
-        self._chunks.append(Chunk(job_id=job_id, attempt=self._batch, at=at, text=text, tokens=tokens))
+        self._chunks.append(Chunk(job_id=job_id, attempt=self._batch, at=at, text=text, tokens=tokens, scores=scores))
 
     def forget_job(self, job_id: UUID) -> None:
         """Forget a job that has ended or left."""

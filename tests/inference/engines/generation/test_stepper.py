@@ -3,6 +3,7 @@
 import itertools
 import random
 import re
+from collections import defaultdict
 from typing import Any
 from unittest import TestCase
 from unittest.mock import patch
@@ -227,6 +228,47 @@ class AnswerTests(StepperTestCase):
                     self.assertEqual(details["generated_tokens"], len(ids))
                     [alone_answer] = alone(engine, prompt, **given)
                     self.assertEqual([token["id"] for token in alone_answer["details"]["tokens"]], ids)
+
+    def test_log_probabilities_come_with_the_text_in_which_their_tokens_begin(self) -> None:
+        """Those of all steps, and of tokens whose text does not show, are those of the answer."""
+        chosen, engine = random.Random(3), decoders.engine("Llama")
+        collector, texts = ProgressCollector(engine.stepper), dict[Any, str]()
+        scores = defaultdict[Any, list[Any]](list)
+        asked: dict[int, tuple[Any, dict[str, Any]]] = {}
+        for key, prompt in enumerate(prompts(chosen, 40)):
+            value: Any = prompt if key % 2 else [{"role": "user", "content": prompt}]
+            stop = {"stop": chosen.choices(["ab", "c", "\n", "e "], k=2)} if key % 3 else {}
+            given = {**GREEDY, "max_new_tokens": chosen.randrange(1, 30), "logprobs": 2, "do_sample": True, **stop}
+            asked[key] = value, {**given, "seed": key}
+            engine.stepper.join(key, *asked[key], seed=0)
+        for _ in range(100):
+            ended = [engine.stepper.finish(key) for key in [*asked] if chosen.random() < 0.02]  # some before their time
+            for progress in [*collector.step(), *ended]:
+                before = len(texts.setdefault(progress.key, ""))
+                texts[progress.key] += progress.text
+                for token, _ in progress.scores:
+                    self.assertTrue(before <= token["start"] < len(texts[progress.key]), (token, progress))
+                scores[progress.key] += progress.scores
+                if progress.answer is not OPEN and progress.key in asked:
+                    [answer] = progress.answer
+                    details = answer["details"]
+                    shown = [
+                        pair
+                        for pair in zip(details["tokens"], details["top_tokens"], strict=True)
+                        if not pair[0]["special"]
+                    ]
+                    told = scores[progress.key]
+                    self.assertEqual(told, shown[: len(told)])
+                    for token, _ in shown[len(told) :]:
+                        self.assertGreaterEqual(token["start"], len(texts[progress.key]))
+                    value, given = asked.pop(progress.key)
+                    if progress not in ended:
+                        [lone] = alone(engine, value, **given)
+                        found, expected = (
+                            [{**token, "logprob": 0} for token in each["details"]["tokens"]] for each in (answer, lone)
+                        )
+                        self.assertEqual(found, expected)
+        self.assertFalse(asked)
 
     def test_what_the_tokenizer_says_of_an_input_is_its_sender_s_and_what_a_bug_says_is_not(self) -> None:
         engine = decoders.engine("Llama")

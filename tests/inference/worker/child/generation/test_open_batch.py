@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any, cast
 from unittest.mock import Mock, patch
@@ -334,6 +336,20 @@ class StreamTests(SteppingCase):
         entries = redis_streams.read_entries({one: redis_streams.FIRST}, 10)[one]
         delta = StreamCursor(one, BEGINNING).take_new_text(entries)
         self.assertEqual(delta and delta.text, words.expected("text", 2)[0]["generated_text"])
+
+    def test_scores_are_published_with_their_text_and_again_with_all_of_it(self) -> None:
+        one, step, count = self.job(9), words.Words.step, itertools.count()
+
+        def score(stepper: words.Words) -> list[Progress]:
+            return [replace(each, scores=[({"start": 5 * next(count)}, [])]) for each in step(stepper)]
+
+        with patch.object(words.Words, "step", score), patch.object(redis_streams, "write_chunks", WRITE):
+            for whole_s, goes_on in ((0.0, False), (3600.0, True), (0.0, True), (3600.0, True)):
+                with patch.object(text_publisher, "WHOLE_S", whole_s):
+                    self.call(*(() if goes_on else (one,)), goes_on=goes_on)
+        entries = redis_streams.read_entries({one: redis_streams.FIRST}, 10)[one]
+        found = [(chunk.at, [each["start"] for each, _ in chunk.scores]) for _, chunk in entries]
+        self.assertEqual(found, [(0, [0, 5, 10]), (14, [15])])
 
     def test_an_answer_that_begins_as_its_prompt_does_loses_no_character(self) -> None:
         answer = "All right then"
