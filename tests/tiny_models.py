@@ -158,6 +158,7 @@ def _decoder(model: str, positions: int = 128) -> list[Any]:
     tokenizer = byte_tokenizer()
     tokenizer.padding_side = "left"  # as chat models have it
     tokenizer.chat_template = (
+        '{# A call is <tool_call>{"name": …, "arguments": {…}}</tool_call>. #}'
         "{% for t in tools or () %}{{ t.function.name }}\n{% endfor %}"
         "{% for m in messages %}{{ m.role }}:{% for c in m.tool_calls or () %} {{ c.function.name }}{% endfor %}"
         " {{ m.content }}\n{% endfor %}"

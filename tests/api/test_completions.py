@@ -390,6 +390,26 @@ class ReadTests(SimpleTestCase):
                 self.assertEqual(schema["$defs"]["f"], moved)
                 self.assertEqual([each["properties"]["name"]["const"] for each in schema["anyOf"]], names)
 
+    def test_beside_tools_a_grammar_is_for_answers_without_calls(self) -> None:
+        tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+        ways = [("f", "arguments"), ("f", "parameters"), ("g-1", "arguments"), ("g-1", "parameters")]
+        regex = {"type": "regex", "value": "a"}
+        for fields, expected in (
+            ({"response_format": {"type": "json_object"}}, {"type": "json", "value": {"type": "object"}}),
+            ({"structured_outputs": {"regex": "a"}}, regex),
+            ({"grammar": regex, "tool_choice": "auto"}, regex),
+        ):
+            with self.subTest(fields):
+                tools = [tool, {"type": "function", "function": {"name": "g-1"}}]
+                found = self.read_tools(tools=tools, parallel_tool_calls=False, **fields)
+                self.assertEqual(found["stop"], ["</tool_call>"])
+                calls = found["grammar"].pop("calls")
+                self.assertEqual(found["grammar"], expected)
+                self.assertEqual(calls["$defs"]["f"], {"type": "object"})
+                shown = [each["properties"] for each in calls["anyOf"]]
+                self.assertEqual([(each["name"]["const"], [*each][1]) for each in shown], ways)
+        self.assertNotIn("calls", self.read_tools(tools=[tool], tool_choice="none", grammar=regex)["grammar"])
+
     def test_objects_of_a_call_have_only_the_properties_that_are_named(self) -> None:
         named: dict[str, Any] = {"type": "object", "properties": {"a": {}}}
         closed = {**named, "additionalProperties": False}
@@ -430,8 +450,8 @@ class ReadTests(SimpleTestCase):
             ({"tools": [tool], "tool_choice": "any"}, "tool_choice"),
             ({"tools": [tool], "tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice"),
             ({"tool_choice": "required"}, "tool_choice"),
-            ({"tools": [tool], "response_format": schema}, "response_format"),
-            ({"tools": [tool], "grammar": {"type": "regex", "value": "a"}}, "grammar"),
+            ({"tools": [tool], "tool_choice": "required", "response_format": schema}, "response_format"),
+            ({"tools": [tool], "tool_choice": "required", "grammar": {"type": "regex", "value": "a"}}, "grammar"),
         ):
             with self.subTest(fields), self.assertRaises(InvalidInput) as caught:
                 completions.read_chat({"messages": HELLO, **fields}, PIPELINE)

@@ -251,6 +251,30 @@ class ClientTests(StackCase):
             self.assertEqual([each.arguments for each in found], [call.function.arguments])
             self.assertEqual(streamed.finish_reason, "tool_calls")
 
+    def test_beside_tools_an_answer_follows_its_schema_or_is_a_call(self) -> None:
+        """Whatever a model of random weights says; a bias has it begin with one or the other."""
+        brace, tag = (str(tiny_models.byte_tokenizer().encode(text)[0]) for text in "{<")
+        form: Any = {
+            "type": "json_schema",
+            "json_schema": {"name": "sky", "schema": {**SCHEMA, "additionalProperties": False}},
+        }
+        for other, is_call in ((brace, True), (tag, False)):
+            asked: Any = {"model": "tiny", "messages": HELLO, "tools": TOOLS, "response_format": form, "seed": 4}
+            asked |= {"parallel_tool_calls": False, "logit_bias": {other: -100}}
+            whole = self.client().chat.completions.create(**asked).choices[0]
+            with self.client().chat.completions.stream(**asked) as stream:
+                [streamed] = stream.get_final_completion().choices
+            self.assertEqual(streamed.message.content or None, whole.message.content)
+            if not is_call:
+                self.assertIn(json.loads(whole.message.content or ""), [{"colour": each} for each in COLOURS])
+                self.assertEqual(whole.finish_reason, "stop")
+                continue
+            self.assertEqual((whole.finish_reason, whole.message.content), ("tool_calls", None))
+            for choice in (whole, streamed):
+                [call] = choice.message.tool_calls or []
+                self.assertIn(call.function.name, ("paint", "rest"))
+                self.assertIsInstance(json.loads(call.function.arguments), dict)
+
     def test_the_result_of_a_call_is_answered(self) -> None:
         call: Any = {"id": "c1", "type": "function", "function": {"name": "paint", "arguments": '{"colour": "red"}'}}
         messages: list[ChatCompletionMessageParam] = [

@@ -277,7 +277,12 @@ class EventTests(SimpleTestCase):
         self.assertEqual([json.loads(item) for item in done], whole)
 
     def test_the_error_of_a_job_is_in_the_client_s_words(self) -> None:
-        table: list[tuple[dict[str, Any], str]] = [({}, "text.format"), ({"tools": []}, "tools")]
+        grammar: dict[str, Any] = {"type": "json", "value": {}}
+        table: list[tuple[dict[str, Any], str]] = [
+            ({"grammar": grammar}, "text.format"),
+            ({"tools": [], "grammar": grammar}, "tools"),
+            ({"tools": [], "grammar": {**grammar, "calls": {}}}, "text.format"),
+        ]
         for parameters, word in table:
             job = self.make_job(status=Status.FAILED, output=None, error_code="invalid_input")
             job.error_detail, job.parameters = "parameters.grammar: is refused.", parameters

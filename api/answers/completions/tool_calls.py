@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
 
-from api.requests.dialects.generation.tools import CLOSE
+from api.requests.dialects.generation.tools import ARGUMENTS, CLOSE
 from inference.models import Job
 
 OPEN = "<tool_call>"
@@ -23,7 +23,6 @@ LONGEST_HEAD = 400  # characters: an object without a tag whose head is longer i
 LONGEST_OTHER = 4_000  # characters of a call whose arguments stand before its name
 MOST_FALSE_TAGS = 100  # of an answer, behind which a tag is text: each costs a copy of what follows it
 BETWEEN = " \t\r\n;"  # characters that may part calls without tags
-ARGUMENTS = ("arguments", "parameters")
 
 
 @dataclass(frozen=True, slots=True)

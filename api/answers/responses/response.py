@@ -20,6 +20,7 @@ from api.answers.completions.tool_calls import (
 from api.errors.problems import ApiError
 from api.requests.dialects.base import TIERS, replace_beginning
 from api.requests.dialects.generation.responses import REPEATED, read_repeated_fields
+from api.requests.dialects.generation.tools import requires_call
 from inference.catalog.sizes.lengths import RESPONSE_FIELDS
 from inference.models import Job, Priority, Status
 
@@ -134,8 +135,9 @@ def _make_status(job: Job, *, is_cut: bool) -> dict[str, Any]:
     if is_cut:
         return {"status": "incomplete", "incomplete_details": CUT}
     status = STATUSES[Status(job.status)]
-    form = "tools" if "tools" in job.parameters else "text.format"
-    words = {**WORDS, "parameters.grammar.value": form, "parameters.grammar": form, "parameters.": ""}
+    form = "tools" if requires_call(job.parameters) else "text.format"
+    grammar = {"parameters.grammar.calls": "tools", "parameters.grammar.value": form, "parameters.grammar": form}
+    words = {**WORDS, **grammar, "parameters.": ""}
     message = replace_beginning(job.public_detail, words)
     error = {"code": "server_error", "message": message} if status == "failed" else None
     return {"status": status, "error": error}

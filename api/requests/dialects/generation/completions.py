@@ -105,7 +105,7 @@ def _make_completion(
     form, form_names = _read_form(given, spec, is_chat=field == "messages")
     parameters, names = _read_settings(given, spec, field, most_tokens)
     parameters |= {**own, **form}
-    if "tools" in form and "grammar" not in form and not read_flag(given, tools.PARALLEL, default=True):
+    if "tools" in form and not tools.requires_call(form) and not read_flag(given, tools.PARALLEL, default=True):
         parameters |= _add_stop(spec, parameters.get("stop", []), tools.CLOSE)  # which ends the first call
     if read_flag(given, "ignore_eos"):
         parameters |= _ignore_end(spec, parameters)
@@ -164,11 +164,15 @@ def _read_form(given: dict[str, Any], spec: ModelSpec, *, is_chat: bool) -> tupl
     grammar, names = answer_grammars.read_grammar(given)
     parameters: dict[str, Any] = {"grammar": grammar} if grammar else {}
     calls, call_names = tools.read_tools(given) if is_chat else ({}, {})
-    if calls and (other := names.get("parameters.grammar") or ("grammar" if "grammar" in given else "")):
-        raise make_field_error(other, 'is served without tools, or with tool_choice: "none".')
+    own = given.get(answer_grammars.OWN)
+    if calls and (beside := grammar or (own if isinstance(own, dict) else {})):
+        if "grammar" in calls:
+            other = names.get("parameters.grammar", answer_grammars.OWN)
+            raise make_field_error(other, 'is served without tools, or with tool_choice: "auto" or "none".')
+        parameters["grammar"] = {**beside, "calls": tools.make_call_schema(calls["tools"], tools.ARGUMENTS)}
     if (logprobs := _read_logprobs(given, is_chat=is_chat)) is not None:
         parameters["logprobs"] = logprobs
-    parameters, names = {**parameters, **calls}, {**names, **call_names}
+    parameters, names = {**parameters, **calls}, {**call_names, **names}
     if unknown := next((name for name in parameters if name not in spec.parameters), ""):
         name = names.get(f"parameters.{unknown}", unknown)
         raise make_field_error(name, f"is not served by {spec.name!r}; leave it out.")

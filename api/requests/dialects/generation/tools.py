@@ -1,13 +1,14 @@
 """The tools that a chat may call, in the form of OpenAI's clients.
 
 They become the parameter `tools` of a model that generates text, which its chat template shows to it, and a grammar
-where the request requires a call. `api.answers.completions.tool_calls` reads the calls in an answer.
+where the request requires a call, or has a grammar for answers without one. `api.answers.completions.tool_calls` reads
+the calls in an answer.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from api.requests.dialects.base import read_flag, refuse_other_fields
@@ -20,12 +21,13 @@ PARALLEL = "parallel_tool_calls"
 CLOSE = "</tool_call>"  # the end of a call in the form that most chat templates show
 MOST_TOOLS = 128  # OpenAI's limit
 NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+ARGUMENTS = ("arguments", "parameters")  # fields of a call, of which a model writes one
 CHOICES = ("auto", "none", "required")
 NO_ARGUMENTS: Mapping[str, Any] = {"type": "object", "properties": {}}  # OpenAI: of a tool without parameters
 EXAMPLE = '{"type": "function", "function": {"name": "…", "parameters": {…}}}'
 
-
-NAMES = {"parameters.tools": "tools", "parameters.grammar.value": "tools", "parameters.grammar": "tools"}
+NAMES = {"parameters.tools": "tools", "parameters.grammar.calls": "tools"}
+REQUIRED_NAMES = {"parameters.grammar.value": "tools", "parameters.grammar": "tools"}
 
 
 def read_tools(fields: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
@@ -46,9 +48,15 @@ def read_tools(fields: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str
     if choice == "none" or not read:
         return {}, {}
     parameters: dict[str, Any] = {"tools": read}
-    if required:
-        parameters["grammar"] = {"type": "json", "value": _make_call_schema([by_name[name] for name in required])}
-    return parameters, NAMES
+    if not required:
+        return parameters, NAMES
+    parameters["grammar"] = {"type": "json", "value": make_call_schema([by_name[name] for name in required])}
+    return parameters, {**NAMES, **REQUIRED_NAMES}
+
+
+def requires_call(parameters: Mapping[str, Any]) -> bool:
+    """Return True if an answer with these parameters is a call of a tool in any case."""
+    return "tools" in parameters and "calls" not in parameters.get("grammar", {"calls": {}})
 
 
 def _read_tool(where: str, tool: object) -> dict[str, Any]:
@@ -98,16 +106,17 @@ def _read_choice(choice: object, names: list[str]) -> list[str]:
     raise make_field_error("tool_choice", f"must be one of {', '.join(CHOICES)}, or {right}.")
 
 
-def _make_call_schema(tools: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the schema of a call of one of the tools.
+def make_call_schema(tools: list[dict[str, Any]], fields: Sequence[str] = ("arguments",)) -> dict[str, Any]:
+    """Return the schema of a call of one of the tools, whose arguments stand in one of these fields.
 
     Their own schemas are definitions of it, in which references are from its root.
     """
     functions = [tool["function"] for tool in tools]
     definitions = {each["name"]: embed_schema(each["parameters"], f"#/$defs/{each['name']}") for each in functions}
-    return {"$defs": definitions, "anyOf": [_make_one_call_schema(name) for name in definitions]}
+    calls = [_make_one_call_schema(name, field) for name in definitions for field in fields]
+    return {"$defs": definitions, "anyOf": calls}
 
 
-def _make_one_call_schema(name: str) -> dict[str, Any]:
-    properties = {"name": {"const": name}, "arguments": {"$ref": f"#/$defs/{name}"}}
+def _make_one_call_schema(name: str, field: str) -> dict[str, Any]:
+    properties = {"name": {"const": name}, field: {"$ref": f"#/$defs/{name}"}}
     return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}

@@ -6,6 +6,7 @@ ends the rest. Each row compiles its own: copies would share states whose number
 """
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 FIELD = "parameters.grammar"
+CALLS = f"{FIELD}.calls"
 KINDS = ("json", "json_schema", "regex", "choice")
 MOST_BYTES = 65_536  # of a grammar
 MOST_SHOWN = 300  # characters of what llguidance says about a grammar
@@ -30,6 +32,15 @@ MOST_IN_ALL_OF = {"multipleOf": 1, "anyOf": 4, "pattern": 8}  # keywords within 
 # Between two tokens of JSON llguidance allows any number of blanks, and a small model may write nothing else. This is
 # what `json.dumps` writes, on one line or indented.
 BLANKS = r" |\n {0,40}"
+OPEN, CLOSE = "<tool_call>", "</tool_call>"  # around a call of a tool
+# What a chat template says of calls, and how answers with calls are written then, in the language of llguidance.
+CALL_FORMS = (
+    (  # Qwen, Hermes, SmolLM3
+        re.compile(rf'{OPEN}.*"arguments\\?"\s*:', re.DOTALL),
+        f'calls: call (BLANK? call)*\ncall: "{OPEN}" BLANK? @call BLANK? "{CLOSE}"\nBLANK: /[ \\n]/',
+    ),
+    (re.compile(r'"name\\?"\s*:[^{}]{1,60}"parameters\\?"\s*:'), "calls: @call"),  # Llama 3
+)
 
 
 class Grammars:
@@ -43,15 +54,19 @@ class Grammars:
         """Return the processor of a request.
 
         Args:
-            grammar: `{"type": …, "value": …}`, where the type is one of `KINDS`, as Hugging Face's clients send it.
+            grammar: `{"type": …, "value": …}`, where the type is one of `KINDS`, as Hugging Face's clients send it. It
+                may have `calls`, the schema of a call of a tool: an answer may consist of such calls, too.
             prompt: Tokens of the prompt, its padding included.
 
         Raises `InvalidInput` for what is no grammar, with the reason of llguidance.
         """
         kind, text = read_grammar(grammar)
-        if special := next((token for token in self._special_tokens if token in text), ""):
+        calls = _write_json(_read_schema(grammar["calls"], CALLS)) if "calls" in grammar else ""
+        _refuse_long(text + calls)
+        if special := next((token for token in self._special_tokens if token in text + calls), ""):
             raise InvalidInput(f"{FIELD}: has {special!r}, which is a special token of this model.", field=FIELD)
-        return GrammarProcessor(partial(self._compile_grammar, kind, text), prompt=prompt, ends=self._ends)
+        compile_grammar = partial(self._compile_grammar, kind, text, calls)
+        return GrammarProcessor(compile_grammar, prompt=prompt, ends=self._ends)
 
     @cached_property
     def _special_tokens(self) -> Sequence[str]:
@@ -71,25 +86,50 @@ class Grammars:
             message = f"{FIELD}: is not served by this model, as llguidance does not know its tokenizer: {error}."
             raise InvalidInput(message, field=FIELD) from None
 
-    def _compile_grammar(self, kind: str, text: str) -> llguidance.LLMatcher:
-        try:
-            source = _translate_grammar(kind, text)
-        except ValueError as error:  # the text is no JSON
-            raise _make_error(str(error)) from None
+    @property
+    def _call_form(self) -> str:
+        """The form of answers with calls by the model's chat template. Raises `InvalidInput` if it is not known."""
+        template = self._tokenizer.get_chat_template(tools=[]) if self._tokenizer.chat_template else ""
+        found = (form for sign, form in CALL_FORMS if sign.search(template) and OPEN not in self._special_tokens)
+        if form := next(found, ""):
+            return form
+        reason = "is not served beside tools by this model, whose chat template has no calls in a form that is known"
+        raise InvalidInput(f"{FIELD}: {reason}; leave out one of them, or require a call.", field=FIELD)
+
+    def _compile_grammar(self, kind: str, text: str, calls: str) -> llguidance.LLMatcher:
+        source = _translate_grammar(kind, text)
+        if calls:
+            form, call = self._call_form, _translate_grammar("json", calls)
+            self._make_matcher(call, CALLS)  # or what is wrong with it would be said of the whole
+            source = _add_calls(kind, source, call, form)
+        return self._make_matcher(source, FIELD)
+
+    def _make_matcher(self, source: str, field: str) -> llguidance.LLMatcher:
         limits = llguidance.LLParserLimits(verbose_errors=False)
         matcher = llguidance.LLMatcher(self._table, source, log_level=0, limits=limits)
-        _check(matcher)
+        _check(matcher, field)
         return matcher
 
 
 def _translate_grammar(kind: str, text: str) -> str:
     """Return a grammar in the language of llguidance."""
-    match kind:
-        case "json":
-            return llguidance.LLMatcher.grammar_from_json_schema(text, defaults={"whitespace_pattern": BLANKS})
-        case "regex":
-            return llguidance.LLMatcher.grammar_from_regex(text)
-    return llguidance.grammar_from("choice", text)
+    try:
+        match kind:
+            case "json":
+                return llguidance.LLMatcher.grammar_from_json_schema(text, defaults={"whitespace_pattern": BLANKS})
+            case "regex":
+                return llguidance.LLMatcher.grammar_from_regex(text)
+        return llguidance.grammar_from("choice", text)
+    except ValueError as error:  # the text is no JSON
+        raise _make_error(str(error)) from None
+
+
+def _add_calls(kind: str, answer: str, call: str, form: str) -> str:
+    """Return the grammar of answers that follow one grammar, or have calls that follow another one."""
+    parts = [{"lark_grammar": answer}] if kind == "choice" else json.loads(answer)["grammars"]
+    whole = {"lark_grammar": f"start: @answer | calls\n{form}"}
+    named = zip(("whole", "answer", "call"), (whole, *parts, *json.loads(call)["grammars"]), strict=True)
+    return json.dumps({"grammars": [{**part, "name": name} for name, part in named]})
 
 
 def read_grammar(grammar: Mapping[str, Any]) -> tuple[str, str]:
@@ -105,15 +145,22 @@ def read_grammar(grammar: Mapping[str, Any]) -> tuple[str, str]:
         raise InvalidInput(f"{FIELD}.value: must be a regular expression.", field=f"{FIELD}.value")
     if kind == "choice" and not (isinstance(value, list) and value and all(isinstance(each, str) for each in value)):
         raise InvalidInput(f"{FIELD}.value: must be a list of texts.", field=f"{FIELD}.value")
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    if len(text.encode(errors="surrogatepass")) > MOST_BYTES:
-        raise InvalidInput(f"{FIELD}: must have at most {MOST_BYTES} bytes.", field=FIELD)
+    text = value if isinstance(value, str) else _write_json(value)
+    _refuse_long(text)
     return kind, text
 
 
-def _read_schema(value: object) -> dict[str, Any]:
+def _write_json(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _refuse_long(text: str) -> None:
+    if len(text.encode(errors="surrogatepass")) > MOST_BYTES:
+        raise InvalidInput(f"{FIELD}: must have at most {MOST_BYTES} bytes.", field=FIELD)
+
+
+def _read_schema(value: object, where: str = f"{FIELD}.value") -> dict[str, Any]:
     """Return a JSON schema, which may be given as a text. Raises `InvalidInput`."""
-    where = f"{FIELD}.value"
     try:
         schema = json.loads(value) if isinstance(value, str) else value
         if schema is True:
@@ -196,13 +243,13 @@ class GrammarProcessor(LogitsProcessor):
         return np.unpackbits(np.frombuffer(allowed, np.uint8), bitorder="little", count=vocabulary).view(bool)
 
 
-def _check(matcher: llguidance.LLMatcher) -> None:
+def _check(matcher: llguidance.LLMatcher, field: str = FIELD) -> None:
     """Raise `InvalidInput` if a matcher has failed."""
     if matcher.is_error():
         reason = matcher.get_error()
-        raise _make_error("no text follows it" if reason.startswith("NoExtension") else reason)
+        raise _make_error("no text follows it" if reason.startswith("NoExtension") else reason, field)
 
 
-def _make_error(reason: str) -> InvalidInput:
+def _make_error(reason: str, field: str = FIELD) -> InvalidInput:
     shown = " ".join(reason.replace("<non-verbose/>", "").split())[:MOST_SHOWN]
-    return InvalidInput(f"{FIELD}: is refused by llguidance: {shown.rstrip('.')}.", field=FIELD)
+    return InvalidInput(f"{field}: is refused by llguidance: {shown.rstrip('.')}.", field=field)

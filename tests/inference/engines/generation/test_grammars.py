@@ -8,11 +8,12 @@ import re
 import unittest
 from collections.abc import Mapping
 from typing import Any
+from unittest.mock import patch
 
 import jsonschema_rs
 import torch
 
-from inference.engines.generation.processors.grammars import MOST_BYTES, Grammars
+from inference.engines.generation.processors.grammars import BLANKS, MOST_BYTES, Grammars
 from inference.errors import InvalidInput
 from tests import decoders, tiny_models
 from tests.decoders import ProgressCollector
@@ -26,6 +27,8 @@ COLOUR = {
     "additionalProperties": False,
 }
 PROMPTS = ("a", "hello you", "bb")
+TAGGED = '<tool_call>{"name": …, "arguments": {…}}</tool_call>'  # as templates of Qwen's kin describe calls
+ALONE = '{\\"name\\": function name, \\"parameters\\": dictionary}'  # as those of Llama 3 do
 
 
 class AnswerTests(unittest.TestCase):
@@ -71,6 +74,33 @@ class AnswerTests(unittest.TestCase):
                 self.assertTrue(jsonschema_rs.is_valid(schema, json.loads(answer["generated_text"])), (schema, answer))
         self.assertGreater(ended, len(schemas) / 2)
 
+    def test_beside_tools_an_answer_follows_its_grammar_or_is_calls_in_the_form_of_the_template(self) -> None:
+        engine, blank = decoders.engine("Llama"), f"({BLANKS})?"
+        called: dict[str, Any] = {"type": "object", "required": ["name"], "additionalProperties": False}
+        calls = {"anyOf": [{**called, "properties": {"name": {"const": name}}} for name in ("f", "g")]}
+        one = r'\{_"name"_:_"[fg]"_\}'.replace("_", blank)
+        tagged = rf"<tool_call>[ \n]?{one}[ \n]?</tool_call>"
+        for form, written in ((TAGGED, rf"{tagged}([ \n]?{tagged})*"), (ALONE, blank + one)):
+            template = f"{{# {form} #}}{{% for m in messages %}}{{{{ m.content }}}}{{% endfor %}}"
+            with patch.object(engine.pipe.tokenizer, "chat_template", template):
+                for kind, value, follows in (
+                    ("json", COLOUR, lambda text: jsonschema_rs.is_valid(COLOUR, json.loads(text))),
+                    ("regex", "[0-9]{3}-x", lambda text: re.fullmatch("[0-9]{3}-x", text)),
+                    ("choice", ["yes", "{no"], lambda text: text in ("yes", "{no")),
+                ):
+                    grammar = {"type": kind, "value": value, "calls": calls}
+                    collector, ended = ProgressCollector(engine.stepper), {True: 0, False: 0}
+                    for key in range(16):
+                        given = {**GREEDY, "do_sample": True, "temperature": 9.0, "grammar": grammar}
+                        engine.stepper.join(key, [{"role": "user", "content": "a"}], given, seed=key)
+                    for [answer] in collector.all().answers.values():
+                        text = answer["generated_text"]
+                        if answer["details"]["finish_reason"] == "eos_token":
+                            is_call = bool(re.fullmatch(written, text))
+                            ended[is_call] += 1
+                            self.assertTrue(is_call or follows(text), text)
+                    self.assertTrue(all(ended.values()), (form, kind, ended))
+
     def test_a_search_by_beams_follows_it_too(self) -> None:
         for own in ({"num_beams": 3}, {"num_beams": 3, "do_sample": True, "seed": 1}):
             given = {**GREEDY, **own, "grammar": {"type": "json", "value": COLOUR}}
@@ -91,6 +121,19 @@ class AnswerTests(unittest.TestCase):
 
 
 class RefusalTests(unittest.TestCase):
+    def test_calls_are_refused_beside_a_template_that_has_none_in_a_form_that_is_known(self) -> None:
+        engine, grammar = decoders.engine("Llama"), {"type": "json", "value": COLOUR, "calls": {"type": "object"}}
+        for template in ("{{ messages }}", "[TOOL_CALLS]{{ messages }}", "<tool_call><function=f>{{ messages }}"):
+            with self.subTest(template), patch.object(engine.pipe.tokenizer, "chat_template", template):
+                self.assertIn("chat template has no calls in a form that is known", self.refuse(grammar).message)
+        with patch.object(engine.pipe.tokenizer, "chat_template", TAGGED):
+            for calls in ({"type": "foo"}, 7):
+                error = self.refuse({**grammar, "calls": calls})
+                self.assertEqual(error.field, "parameters.grammar.calls")
+            self.assertEqual(self.refuse({**grammar, "value": {"type": "foo"}}).field, "parameters.grammar")
+            many = {"enum": ["a" * (MOST_BYTES // 2)]}
+            self.assertIn("must have at most", self.refuse({**grammar, "value": many, "calls": many}).message)
+
     def refuse(self, grammar: Mapping[str, Any], **given: Any) -> InvalidInput:
         with self.assertRaises(InvalidInput) as caught:
             decoders.engine("Llama").predict(["a"], {**GREEDY, "grammar": grammar, **given})
