@@ -2,20 +2,21 @@
 
 An input {"text": "…", "fail": "crash", "at": 3} misbehaves as `tests.echo` does, once it has so many words, or as it
 joins: "at": "join". A text that
-begins with "held", or "held-NAME", has one word, and no more while there is a file of that name in DATA_DIR. In the
-catalog, options = { step_ms, capacity } say what a step costs, and how many tokens all rows share.
+begins with "held", or "held-NAME", has one word, and no more while there is a file of that name in DATA_DIR. With a
+parameter `logprobs` each word has a log probability. In the catalog, options = { step_ms, capacity } say what a step
+costs, and how many tokens all rows share.
 """
 
 from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from inference.engines.base import Engine
-from inference.engines.stepper import Progress, Stepper
+from inference.engines.stepper import Progress, Stepper, TokenScore
 from inference.errors import EngineError, InvalidInput
 from tests import echo
 
@@ -26,6 +27,7 @@ NEW_TOKENS = 16
 class Row:
     value: Any
     most: int  # words
+    has_scores: bool = False
     found: list[str] = field(default_factory=list)
 
     @property
@@ -43,7 +45,7 @@ class Words(Stepper):
     def join(self, key: Hashable, value: Any, parameters: Mapping[str, Any], *, seed: int) -> None:
         if isinstance(value, dict) and value.get("at") == "join":
             echo.misbehave(value)
-        row = Row(value, parameters.get("max_new_tokens", NEW_TOKENS))
+        row = Row(value, parameters.get("max_new_tokens", NEW_TOKENS), has_scores="logprobs" in parameters)
         if row.tokens > self.capacity:
             raise InvalidInput(f"It needs {row.tokens} tokens of the {self.capacity} that there are.")
         self.waiting[key] = row
@@ -75,9 +77,14 @@ class Words(Stepper):
             return Progress(key=key, answer=EngineError(str(error)))
         row.found.append(word(row.value, len(row.found)))
         text = row.found[-1] if len(row.found) == 1 else f" {row.found[-1]}"
+        scores = [make_score(row.found, len(row.found))] if row.has_scores else []
         if len(row.found) < row.most:
-            return Progress(key=key, text=text, tokens=1)
-        return Progress(key=key, text=text, tokens=1, answer=[{"generated_text": " ".join(row.found)}])
+            return Progress(key=key, text=text, tokens=1, scores=scores)
+        answer: dict[str, Any] = {"generated_text": " ".join(row.found)}
+        if row.has_scores:
+            tokens = [make_score(row.found, count)[0] for count in range(1, row.most + 1)]
+            answer["details"] = {"tokens": tokens, "top_tokens": [[]] * row.most}
+        return Progress(key=key, text=text, tokens=1, scores=scores, answer=[answer])
 
     @property
     def _free(self) -> int:
@@ -97,6 +104,13 @@ class WordsEngine(Engine):
 
     def predict(self, inputs: list[Any], parameters: dict[str, Any]) -> list[Any]:
         return [expected(value, parameters.get("max_new_tokens", NEW_TOKENS)) for value in inputs]
+
+
+def make_score(words: Sequence[str], count: int) -> TokenScore:
+    """Return the score of the last of so many words."""
+    start = len(" ".join(words[: count - 1]))
+    text = " ".join(words[:count])[start:]
+    return {"id": count, "text": text, "logprob": -1.0 / count, "special": False, "start": start}, []
 
 
 def is_held(row: Row) -> bool:

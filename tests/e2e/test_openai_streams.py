@@ -22,6 +22,7 @@ engine = "tests.words:WordsEngine"
 task = "text-generation"
 time_limit_s = 180
 options = { step_ms = 10 }
+parameters = { logprobs = { type = "integer", min = 0, max = 20 } }
 """
 COUNT = 60  # words
 PROMPT = "held"  # after its first word
@@ -68,7 +69,7 @@ class WebServerGone(StackCase):
     def read(self, end: Callable[[], Any], expected_error: type[openai.APIError]) -> None:
         here, there = map(self.client, self.addresses)
         stream = here.chat.completions.create(
-            model="words", messages=[{"role": "user", "content": PROMPT}], max_tokens=COUNT, stream=True
+            model="words", messages=[{"role": "user", "content": PROMPT}], max_tokens=COUNT, logprobs=True, stream=True
         )
         chunks = [next(stream)]
         while not chunks[-1].choices[0].delta.content:
@@ -90,6 +91,10 @@ class WebServerGone(StackCase):
         chunks.extend(rest)
         self.assertEqual("".join(chunk.choices[0].delta.content or "" for chunk in chunks), ANSWER)
         self.assertEqual(chunks[-1].choices[0].finish_reason, "stop")
+        found = [chunk.choices[0].logprobs for chunk in chunks]
+        tokens = [token for logprobs in found if logprobs for token in logprobs.content or ()]
+        self.assertEqual("".join(token.token for token in tokens), ANSWER)
+        self.assertEqual([token.logprob for token in tokens], [-1.0 / count for count in range(1, COUNT + 1)])
 
     @javascript.needed
     def test_javascript(self) -> None:
