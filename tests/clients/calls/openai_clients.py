@@ -42,6 +42,11 @@ def is_colour(text: str) -> bool:
     return json.loads(text)["colour"] in COLOURS
 
 
+def is_call_or_colour(message: Any) -> bool:
+    calls = message.tool_calls or []
+    return is_colour(calls[0].function.arguments if calls else message.content)
+
+
 def stream_call(client: openai.OpenAI) -> str:
     """Return the arguments of a call that is required."""
     with client.chat.completions.stream(model="decoder", messages=HELLO, tools=TOOLS, tool_choice="required") as stream:
@@ -124,6 +129,14 @@ for base in ("/v1", "/openai/v1"):
         lambda answer: is_colour(answer.choices[0].message.tool_calls[0].function.arguments),
     )
     call(name, "chat.completions.stream(tools)", lambda c=client: stream_call(c), is_colour)
+    call(
+        name,
+        "chat.completions.create(tools, response_format)",
+        lambda c=client: c.chat.completions.create(
+            model="decoder", messages=HELLO, tools=TOOLS, response_format=COLOUR, max_tokens=500
+        ),
+        lambda answer: is_call_or_colour(answer.choices[0].message),
+    )
     call(
         name,
         "chat.completions.stream(logprobs)",
