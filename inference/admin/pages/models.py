@@ -179,12 +179,12 @@ class ModelsAdmin(ReadOnlyAdmin):
         if act == "pause" and (
             name in lookup.get_catalog_or_empty() or worker_catalogs.count_living_entries().get(name)
         ):
-            self.log_act(request, name, "Paused.", pauses_and_drains.pause_model(name, request.user))
+            self.log_act(request, name, "Paused", pauses_and_drains.pause_model(name, request.user))
         elif act == "resume":
-            self.log_act(request, name, "Resumed.", pauses_and_drains.resume_model(name))
+            self.log_act(request, name, "Resumed", pauses_and_drains.resume_model(name))
         return redirect("admin:inference_pausedmodel_change", name)
 
     def log_act(self, request: HttpRequest, name: str, what: str, happened: bool) -> None:
         if happened:
-            self.log_change(request, PausedModel(name), what)
-            self.message_user(request, f"{name}: {what} This takes effect within seconds.", messages.SUCCESS)
+            self.log_change(request, PausedModel(name), f"{what}.")
+            self.message_user(request, f"{what} {name}. This takes effect within seconds.", messages.SUCCESS)

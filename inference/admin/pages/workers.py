@@ -116,13 +116,13 @@ class WorkerAdmin(ReadOnlyAdmin):
     def drain_or_resume(self, request: HttpRequest, pk: UUID) -> HttpResponse:
         worker = get_object_or_404(Worker, pk=pk)
         acts = {
-            "drain": (pauses_and_drains.drain_worker, "Drained."),
-            "resume": (pauses_and_drains.undrain_worker, "Resumed."),
+            "drain": (pauses_and_drains.drain_worker, "Drained"),
+            "resume": (pauses_and_drains.undrain_worker, "Resumed"),
         }
-        act, message = acts.get(request.POST.get("action", ""), (None, ""))
+        act, what = acts.get(request.POST.get("action", ""), (None, ""))
         if act and act(pk):
-            self.log_change(request, worker, message)
-            self.message_user(request, f"{worker.name}: {message} This takes effect within seconds.", messages.SUCCESS)
+            self.log_change(request, worker, f"{what}.")
+            self.message_user(request, f"{what} {worker.name}. This takes effect within seconds.", messages.SUCCESS)
         return redirect("admin:inference_worker_change", pk)
 
 

@@ -99,6 +99,7 @@ class ModelTests(FleetCase):
         for _ in range(2):
             self.steer(model_page("embeddings"), "pause")
         self.assertEqual(PausedModel.objects.get().paused_by, User.objects.get())
+        self.assertIn("Paused embeddings. This takes effect within seconds.", self.text(MODELS))
         self.assertIn("badge-paused", self.text(MODELS))
         self.assertIn("by operator", self.text(model_page("embeddings")))
         self.assertIn("has been paused", self.text(reverse("admin:inference_job_change", args=[make_job().pk])))

@@ -139,6 +139,20 @@ class LookTests(BrowserCase):
             button = self.value("getComputedStyle(document.body.lastChild).backgroundColor")
             self.assertEqual((here == button, other == button), (True, False))
 
+    def test_no_icon_lies_upon_its_message(self) -> None:
+        self.open(reverse("admin:inference_act_changelist"))
+        self.value("document.querySelector('main').prepend(document.createElement('ul'))")
+        for level in ("success", "warning", "error"):
+            self.value(
+                "{ const list = document.querySelector('main ul'); list.className = 'messagelist';"
+                f" list.innerHTML = '<li class={level}>2 jobs</li>'; }}"
+            )
+            ends = "parseFloat(style.backgroundPositionX) + parseFloat(style.backgroundSize) < parseFloat(style.paddingLeft)"
+            self.assertTrue(
+                self.value(f"{{ const style = getComputedStyle(document.querySelector('.messagelist li')); {ends} }}"),
+                level,
+            )
+
     def test_the_log_in_page(self) -> None:
         self.client.logout()
         self.browser.log_in(self.live_server_url, "nobody")
