@@ -13,6 +13,6 @@ __all__ = ["ActAdmin", "JobAdmin", "ModelsAdmin", "WebhookAdmin", "WorkerAdmin"]
 admin.site.site_header = "Inference"
 admin.site.site_title = "Inference"
 admin.site.enable_nav_sidebar = False  # tables need the whole width
-admin.site.site_url = "/v1/docs"
+admin.site.site_url = None  # the head of each page has a link of its own, to the documentation of the API
 admin.site.index_title = "Overview"
 admin.site.index_template = "inference/index.html"

@@ -141,17 +141,25 @@ class LookTests(BrowserCase):
 
     def test_no_icon_lies_upon_its_message(self) -> None:
         self.open(reverse("admin:inference_act_changelist"))
-        self.value("document.querySelector('main').prepend(document.createElement('ul'))")
+        self.value("document.querySelector('main').innerHTML = '<ul class=messagelist><li>2 jobs</li></ul>'")
+        names = ("backgroundPositionX", "backgroundSize", "paddingLeft")
         for level in ("success", "warning", "error"):
-            self.value(
-                "{ const list = document.querySelector('main ul'); list.className = 'messagelist';"
-                f" list.innerHTML = '<li class={level}>2 jobs</li>'; }}"
-            )
-            ends = "parseFloat(style.backgroundPositionX) + parseFloat(style.backgroundSize) < parseFloat(style.paddingLeft)"
-            self.assertTrue(
-                self.value(f"{{ const style = getComputedStyle(document.querySelector('.messagelist li')); {ends} }}"),
-                level,
-            )
+            self.value(f"document.querySelector('.messagelist li').className = '{level}'")
+            style = "getComputedStyle(document.querySelector('.messagelist li'))"
+            begins, width, text_begins = (self.value(f"parseFloat({style}.{name})") for name in names)
+            self.assertLess(begins + width, text_begins, level)
+
+    def test_the_head_of_a_page_is_one_line_on_a_laptop_and_two_on_a_phone(self) -> None:
+        middle = (
+            "Math.round((({top, bottom}) => top + bottom)(document.querySelector('%s').getBoundingClientRect()) / 8)"
+        )
+        for size, lines in (((1280, 900), 1), (PHONE, 2)):
+            self.browser.show(size)
+            self.open("/admin/")
+            found = {self.value(middle % part) for part in ("#branding", "#places", "#user-tools")}
+            self.assertEqual(len(found), lines)
+            is_cut = "(({scrollWidth, clientWidth}) => scrollWidth > clientWidth)(document.querySelector('#places'))"
+            self.assertEqual(self.value(is_cut), size == PHONE)
 
     def test_the_log_in_page(self) -> None:
         self.client.logout()
