@@ -1,4 +1,5 @@
-/* What the sheet cannot do alone: cells that say what they are on a phone, where one is, and lists that close again. */
+/* What the sheet cannot do alone: cells that say what they are on a phone, where one is, lists that close again, and a
+   question before what cannot be undone. */
 "use strict";
 {
   const label = () => {
@@ -25,5 +26,15 @@
       open.open = false;
       open.querySelector("summary").focus();
     }
+  });
+
+  const FINAL = ["cancel_jobs", "cancel", "revoke"];  // of the actions of lists
+  document.addEventListener("submit", (event) => {
+    const form = event.target, option = form.querySelector(".actions select option:checked");
+    const isAskedByServer = option?.value === "cancel_jobs" && form.elements.select_across.value !== "0";
+    const isFinal = option ? FINAL.includes(option.value) && !isAskedByServer && form.querySelector(".action-select:checked")
+      : event.submitter && "final" in event.submitter.dataset;
+    const text = (option ?? event.submitter)?.textContent.trim();
+    if (isFinal && !confirm(`${text}? This cannot be undone.`)) event.preventDefault();
   });
 }

@@ -9,9 +9,9 @@ from django.contrib.auth.models import User
 from django.test import TestCase
 from django.urls import reverse
 
-from api.models import ApiKey, BatchStatus, FileState, StoredFile
+from api.models import ApiKey, BatchStatus, FileBatch, FileState, StoredFile
 from inference.admin.content_security_policy import POLICY
-from inference.models import Act, ActKind, Status
+from inference.models import Act, ActKind, Job, Status
 from tests.api.test_file_batch_admin import make_batch, make_running_batch
 from tests.browser import PHONE, WIDE
 from tests.conditions import ago
@@ -148,6 +148,29 @@ class LookTests(BrowserCase):
             style = "getComputedStyle(document.querySelector('.messagelist li'))"
             begins, width, text_begins = (self.value(f"parseFloat({style}.{name})") for name in names)
             self.assertLess(begins + width, text_begins, level)
+
+    def test_what_cannot_be_undone_is_asked_for_once_more(self) -> None:
+        waiting = Job.objects.get(status=Status.QUEUED, bulk=None)
+        running = FileBatch.objects.get(status=BatchStatus.IN_PROGRESS)
+        tick = "document.getElementById('action-toggle').click()"
+        choose = "document.querySelector('.actions select').value = "
+        for path, chosen, button in (
+            (reverse("admin:inference_job_changelist"), f"{tick}; {choose} 'cancel_jobs'", ".actions button"),
+            (reverse("admin:api_filebatch_changelist"), f"{tick}; {choose} 'cancel'", ".actions button"),
+            (reverse("admin:api_apikey_changelist"), f"{tick}; {choose} 'revoke'", ".actions button"),
+            (reverse("admin:inference_job_change", args=[waiting.pk]), "", ".steer button"),
+            (reverse("admin:api_filebatch_change", args=[running.pk]), "", ".steer button"),
+        ):
+            with self.subTest(path):
+                self.open(path)
+                self.value("window.confirm = (text) => { window.asked = text; return false; }")
+                self.value(chosen)
+                self.value(f"document.querySelector('{button}').click()")
+                self.assertRegex(self.value("window.asked"), r"^(Cancel|Revoke).*\? This cannot be undone\.$")
+        waiting.refresh_from_db()
+        running.refresh_from_db()
+        self.assertEqual((waiting.status, running.status), (Status.QUEUED, BatchStatus.IN_PROGRESS))
+        self.assertFalse(ApiKey.objects.exclude(revoked_at=None).exists())
 
     def test_the_head_of_a_page_is_one_line_on_a_laptop_and_two_on_a_phone(self) -> None:
         middle = (
