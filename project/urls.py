@@ -1,7 +1,10 @@
 from django.contrib import admin
-from django.urls import URLPattern, URLResolver, include, path
+from django.http import Http404, HttpRequest, HttpResponse
+from django.urls import URLPattern, URLResolver, include, path, reverse
+from django.views import defaults
 from django.views.generic import RedirectView
 
+from api.errors import problems
 from inference.admin.pages import dashboard_updates
 
 admin.autodiscover()
@@ -13,5 +16,12 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("admin/", admin.site.urls),
 ]
 handler400 = "api.errors.problems.bad_request"
-handler404 = "api.errors.problems.not_found"
+handler404 = "project.urls.not_found"
 handler500 = "api.errors.problems.server_error"
+
+
+def not_found(request: HttpRequest, exception: Http404) -> HttpResponse:
+    """Answer with a page in the admin, and with a problem elsewhere."""
+    if request.path_info.startswith(reverse("admin:index")):
+        return defaults.page_not_found(request, exception)
+    return problems.not_found(request, exception)

@@ -205,7 +205,7 @@ class FileTests(FileBatchAdminCase):
     def test_content_that_is_gone_is_not_found(self) -> None:
         stored = self.store()
         StoredFile.get_storage().delete(stored.stored_as)
-        self.assertEqual(self.download(stored).status_code, 404)
+        self.assertContains(self.download(stored), "is not in the storage any more", status_code=404)
 
     def test_who_may_not_look_at_files_downloads_none(self) -> None:
         self.permit("view_filebatch")

@@ -403,6 +403,13 @@ class TestEmptyPages(AdminCase):
         make_job()
         self.assertNotIn("There are no jobs yet", self.text(JOBS))
 
+    def test_a_page_that_is_not_there_says_so_and_leads_back(self) -> None:
+        for path in ("/admin/nothing/", reverse("admin:inference_pausedmodel_change", args=["<b>nothing"])):
+            missing = self.client.get(path)
+            for words in ("There is nothing at /admin/", 'href="/admin/"', "theme.css"):
+                self.assertContains(missing, words, status_code=404)
+            self.assertNotContains(missing, "<b>", status_code=404)
+
     def test_a_page_that_is_refused_says_so_and_leads_back(self) -> None:
         self.client.force_login(User.objects.create_user("<b>clerk", is_staff=True))
         refused = self.client.get(JOBS)
