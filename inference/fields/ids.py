@@ -35,6 +35,10 @@ def make_first_id(moment: datetime.datetime) -> UUID:
     return UUID(int=(int(moment.timestamp() * 1000) << 80) | (7 << 76) | (2 << 62))
 
 
+def read_moment(row_id: UUID) -> datetime.datetime:
+    return datetime.datetime.fromtimestamp((row_id.int >> 80) / 1000, datetime.UTC)
+
+
 @UUIDField.register_lookup
 class EndsWith(UUIDEndsWith):
     """The lookup of ids by their last hexadecimal digits.

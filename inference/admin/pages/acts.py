@@ -6,6 +6,7 @@ from typing import Any
 from uuid import UUID
 
 from django.contrib import admin, messages
+from django.contrib.auth import get_user_model
 from django.db.models.functions import Now
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect
@@ -13,9 +14,15 @@ from django.urls import URLPattern, path
 
 from inference.admin.readonly import ReadOnlyAdmin
 from inference.admin.rendering import display
-from inference.models import ACTING, Act, ActState
+from inference.fields.ids import read_moment
+from inference.models import ACTING, Act, ActState, Priority, Worker
 from inference.status import workers
 from inference.telemetry.plurals import count_of
+
+LOOKUP_NAMES = {
+    "error_code": "error", "id__gte": "accepted after", "id__endswith": "end of the id", "key_start": "API key",
+    "key_start__in": "API keys", "request_id": "request id", "whole": "parts of the job",
+}  # fmt: skip
 
 
 def describe_selection(selection: dict[str, Any]) -> str:
@@ -26,13 +33,28 @@ def describe_selection(selection: dict[str, Any]) -> str:
 def list_selection_facts(selection: dict[str, Any]) -> list[tuple[str, str]]:
     """Return what the jobs were chosen by, in words; jobs that a search found are counted."""
     conditions = {
-        lookup.replace("__", " "): str(value)
+        LOOKUP_NAMES.get(lookup, lookup): _describe_value(lookup, value)
         for lookup, value in selection.items()
         if lookup not in ("whole__isnull", "id__in")
     }
     if found := selection.get("id__in"):
         conditions["found by search"] = count_of(len(found), "job")
     return list(conditions.items())
+
+
+def _describe_value(lookup: str, value: Any) -> str:
+    """Return the value of a lookup, by its name if it is a key of another row that still exists."""
+    match lookup:
+        case "id__gte":
+            return f"{read_moment(UUID(value)):%Y-%m-%d %H:%M:%S} UTC"
+        case "priority":
+            return str(Priority(int(value)).label)
+        case "owner" | "worker":
+            rows = get_user_model().objects if lookup == "owner" else Worker.objects
+            return str(rows.filter(pk=value).first() or value)
+        case "key_start" | "key_start__in":
+            return ", ".join(f"{start}…" for start in ([value] if lookup == "key_start" else value))
+    return str(value)
 
 
 @admin.register(Act)

@@ -30,8 +30,8 @@ from inference.admin.filters import (
     StatusFilter,
     WorkerFilter,
 )
+from inference.admin.pages import acts as act_pages
 from inference.admin.pages import batches, job_timeline
-from inference.admin.pages.acts import list_selection_facts as act_facts
 from inference.admin.readonly import ReadOnlyAdmin
 from inference.admin.rendering import display, export, job_payload, served_media
 from inference.fields.ids import make_row_id
@@ -219,7 +219,7 @@ class JobAdmin(ReadOnlyAdmin):
             kind=kind,
             counted=counted,
             is_more=count > counted,
-            facts=act_facts(lookups),
+            facts=act_pages.list_selection_facts(lookups),
             plan=signing.dumps(plan, salt=SALT),
             query=request.GET.urlencode(),
         )
@@ -235,7 +235,11 @@ class JobAdmin(ReadOnlyAdmin):
             return redirect("admin:inference_job_changelist")
         act, is_new = Act.objects.get_or_create(pk=plan.pop("id"), defaults=plan)
         if is_new:
-            self.log_addition(request, act, f"Began to {act.kind} {count_of(act.counted, 'job')}: {act.selection}")
+            self.log_addition(
+                request,
+                act,
+                f"Began to {act.kind} {count_of(act.counted, 'job')}: {act_pages.describe_selection(act.selection)}",
+            )
         return redirect("admin:inference_act_change", act.pk)
 
     def get_urls(self) -> list[URLPattern]:

@@ -93,6 +93,28 @@ class ActOnAllTests(AdminCase):
                 assert lookups is not None
                 self.assertEqual(set(acts.select_jobs(lookups, make_row_id())), set(self.listed(**query)))
 
+    def test_what_jobs_are_chosen_by_is_said_in_words(self) -> None:
+        worker, owner = make_worker(), User.objects.get()
+        chosen = {
+            "priority__exact": "1", "worker": str(worker.pk), "owner": str(owner.pk), "accepted": "1h",
+            "error_code": "crashed", "key_start": "inf_gone",
+        }  # fmt: skip
+        make_job(priority=Priority.HIGH, worker=worker.pk, owner=owner, error_code="crashed", key_start="inf_gone")
+        page = self.request_act("cancel_jobs", **chosen)
+        self.client.post(BEGIN, {"plan": self.plan(page)})
+        shown = self.text(reverse("admin:inference_act_changelist"))
+        for words in (
+            "priority: High",
+            f"worker: {worker}",
+            "owner: operator",
+            "error: crashed",
+            "API key: inf_gone…",
+            " UTC",
+        ):
+            self.assertIn(words, shown)
+        for raw in (str(worker.pk), "id__gte", "id gte", "000000000000"):
+            self.assertNotIn(raw, shown + LogEntry.objects.get().change_message)
+
     def test_a_search_that_contradicts_a_filter_acts_on_nothing(self) -> None:
         make_job(status=Status.FAILED, error_code="lost")
         make_job(status=Status.FAILED, error_code="crashed")
