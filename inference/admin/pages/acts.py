@@ -64,10 +64,11 @@ class ActAdmin(ReadOnlyAdmin):
     list_filter = ("state", "kind")
     list_select_related = ("by",)
     change_form_template = "inference/act.html"
-    fields = ("kind", "selection_shown", "counted", "done", "left_shown", "by", "created", "finished")
+    fields = ("kind", "selection_shown", "counted", "done", "left_shown", "started_by", "created", "finished")
 
     state_now = display.make_column("state", "state", display.render_badge)
     selection_shown = display.make_column("selection", "selection", describe_selection)
+    started_by = display.make_column("by", "by", lambda user: display.escape_text(str(user)))
     created = display.make_column("started", "created_at", display.format_age)
     finished = display.make_column("ended", "finished_at", display.format_age)
     left_shown = display.make_column(

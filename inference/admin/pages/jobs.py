@@ -75,7 +75,9 @@ class JobAdmin(ReadOnlyAdmin):
         ("Run", {"fields": ("batch_link", "attempts", "recoveries", "ran_on", "device")}),
         ("Times", {"fields": ("created", "message_sent_at", "wait", "started", "run", "finished", "expires")}),
         ("Client", {
-            "fields": ("owner", "api_key", "bulk_link", "webhook_link", "request_id_shown", "idempotency_key_shown"),
+            "fields": (
+                "jobs_of_owner", "api_key", "bulk_link", "webhook_link", "request_id_shown", "idempotency_key_shown",
+            ),
         }),
     )  # fmt: skip
 
@@ -116,6 +118,13 @@ class JobAdmin(ReadOnlyAdmin):
     expires = display.make_column("expires", "expires_at", display.format_moment)
     request_id_shown = display.make_column("request id", "request_id", display.escape_text)
     idempotency_key_shown = display.make_column("idempotency key", "idempotency_key", display.escape_text)
+
+    @admin.display(description="owner")
+    def jobs_of_owner(self, job: Any) -> SafeString | str:
+        if job.owner_id is None:
+            return display.NONE
+        url = reverse("admin:inference_job_changelist", query={"owner": job.owner_id})
+        return format_html('{}, <a href="{}">all jobs</a>', display.escape_text(job.owner_username), url)
 
     @admin.display(description="API key")
     def api_key(self, job: Any) -> SafeString | str:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import html
+import re
 import uuid
 from pathlib import Path
 
-from django.contrib.auth.models import User
+from django.contrib.auth.models import Permission, User
 from django.test import TestCase
 from django.urls import reverse
 
 from api.models import ApiKey, BatchStatus, FileBatch, FileState, StoredFile
 from inference.admin.content_security_policy import POLICY
-from inference.models import Act, ActKind, Job, Status
+from inference.models import Act, ActKind, Job, Status, Webhook
 from tests.api.test_file_batch_admin import make_batch, make_running_batch
 from tests.browser import PHONE, WIDE
 from tests.conditions import ago
@@ -36,6 +38,21 @@ class PlacesTests(TestCase):
         page = self.client.get("/admin/").content.decode()
         self.assertIn('<a href="/admin/" aria-current="page">Overview</a>', page)
         self.assertNotIn(reverse("admin:inference_job_changelist"), page)
+
+    def test_no_link_leads_to_a_page_that_the_reader_may_not_see(self) -> None:
+        clerk, owner = User.objects.create_user("clerk", is_staff=True), User.objects.create_user("owner")
+        clerk.user_permissions.set(
+            Permission.objects.filter(content_type__app_label__in=("inference", "api"), codename__startswith="view_")
+        )
+        worker = make_worker()
+        job = make_job(owner=owner, worker=worker.pk, batch=uuid.uuid4())
+        Webhook.objects.create(job=job, url="http://client.example/")
+        act = Act.objects.create(kind=ActKind.CANCEL, newest=job.pk, counted=9, by=owner)
+        self.client.force_login(clerk)
+        for page in ("/admin/", *(reverse(f"admin:inference_{row._meta.model_name}_change", args=[row.pk])
+                                  for row in (job, worker, act, job.webhook))):  # fmt: skip
+            for url in set(re.findall(r'<a href="(/admin/[^"#]*)"', self.client.get(page).content.decode())):
+                self.assertEqual(self.client.get(html.unescape(url)).status_code, 200, f"{url} on {page}")
 
 
 class LookTests(BrowserCase):
