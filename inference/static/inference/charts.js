@@ -42,9 +42,9 @@
     return element;
   };
   /* In UTC, as all times of the admin and of the logs are. */
-  const clock = (at, range) => new Date(at * 1000).toLocaleString([], { timeZone: "UTC",
-    ...range === "month" ? { month: "short", day: "numeric" } : { hour: "2-digit", minute: "2-digit" } });
-  const moment = (at) => `${new Date(at * 1000).toLocaleString([], { timeZone: "UTC" })} UTC`;
+  const iso = (at) => new Date(at * 1000).toISOString().replace("T", " ");
+  const clock = (at, range) => range === "month" ? iso(at).slice(5, 10) : iso(at).slice(11, 16);
+  const moment = (at) => `${iso(at).slice(0, 19)} UTC`;
 
   /* The next of 1, 2, 5, 10 that is not below it. */
   const ceiling = (value) => {

@@ -116,7 +116,7 @@ class TestPage(BrowserCase):
         self.drawn()
         self.value("document.querySelector('#charts svg').dispatchEvent(new PointerEvent('pointermove'))")
         text = self.value("document.getElementById('charts-told').textContent")
-        hours = {f"{make_datetime(self.tick) - timedelta(minutes=ago):%-m/%-d/%Y, %-I:}" for ago in (0, 16)}
+        hours = {f"{make_datetime(self.tick) - timedelta(minutes=ago):%Y-%m-%d %H:}" for ago in (0, 16)}
         self.assertTrue(text.startswith(tuple(hours)) and text.endswith(" UTC"), text)
 
     def test_a_range_and_a_model_are_chosen_and_kept_in_the_address(self) -> None:
