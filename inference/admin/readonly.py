@@ -8,7 +8,6 @@ from django.core.exceptions import FieldDoesNotExist, PermissionDenied
 from django.db.models import JSONField, Model
 from django.http import HttpRequest, HttpResponse, HttpResponseNotAllowed
 from django.template.response import TemplateResponse
-from django.utils.text import capfirst
 
 from inference.admin.filters import BoundedList, BoundedPaginator
 
@@ -24,10 +23,6 @@ class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not generic 
     sortable_by = ()
     steered_by = "inference.change_job"  # the permission that its buttons require
     paginator = BoundedPaginator
-
-    def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
-        title = {"title": capfirst(str(self.opts.verbose_name_plural))}
-        return super().changelist_view(request, {**title, **(extra_context or {})})
 
     def change_view(
         self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: dict[str, Any] | None = None
