@@ -19,13 +19,13 @@ from api import auth
 from api.models import ApiKey, KeyUse
 from inference import clock
 from inference.admin import api_keys
-from inference.admin.rendering import svg
+from inference.admin.rendering import display, svg
 from inference.telemetry.plurals import count_of
 
 if TYPE_CHECKING:
     from django.contrib.auth.models import AnonymousUser, PermissionsMixin
     from django.db.models import ForeignKey
-    from django.forms import BaseForm
+    from django.forms import BaseForm, ModelForm
 
 MINUTE, HOUR, DAY = datetime.timedelta(minutes=1), datetime.timedelta(hours=1), datetime.timedelta(days=1)
 
@@ -68,17 +68,25 @@ def may_manage_key(user: PermissionsMixin | AnonymousUser, key: ApiKey | None) -
 @admin.register(ApiKey)
 class ApiKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not generic at run time
     list_display = (
-        "start", "name", "owner", "state", "last_used_at", "requests", "a_minute", "share", "expires_at", "jobs",
+        "shown_start", "name", "owner", "state_now", "last_used", "requests", "a_minute", "share", "expires",
+        "jobs",
     )  # fmt: skip
     list_filter = ("owner",)
     list_select_related = ("owner",)
     search_fields = ("start", "name", "owner__username")
-    fields = ("owner", "name", "expires_at", "requests_per_minute", "max_queued", "may_use_high", "last_day")
+    fields = ("owner", "name", "expires_at", "requests_per_minute", "max_queued", "may_use_high")
     autocomplete_fields = ("owner",)
     actions = ("revoke",)
 
+    shown_start = display.make_column("key", "start", "{}…".format, ordering="start")
+    last_used = display.make_column("last used", "last_used_at", display.format_age, ordering="last_used_at")
+    expires = display.make_column("expires", "expires_at", display.format_age, ordering="expires_at")
+
     def get_readonly_fields(self, request: HttpRequest, obj: ApiKey | None = None) -> tuple[str, ...]:
-        return ("owner", "last_day") if obj else ("last_day",)
+        return ("owner", "last_day") if obj else ()
+
+    def get_fields(self, request: HttpRequest, obj: ApiKey | None = None) -> tuple[str, ...]:
+        return (*self.fields, "last_day") if obj else self.fields
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[ApiKey]:
         """Return the keys, with the number of requests of each key and of all keys together."""
@@ -100,10 +108,11 @@ class ApiKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not generic at
 
     @admin.display(description="requests/min", ordering="used_hour")
     def a_minute(self, key: Any) -> str:
-        """Return the requests a minute over the current hour and the one before it, and the most that are allowed."""
+        """Return the requests a minute over the current hour and the one before it, and the limit if there is one."""
         now = clock.now()
         most = auth.choose_limit(key.requests_per_minute, settings.API_KEY_RATE)
-        return f"{key.used_hour / ((now - _floor_to_hour(now) + HOUR) / MINUTE):.1f} of {most or 'any'}"
+        rate = key.used_hour / ((now - _floor_to_hour(now) + HOUR) / MINUTE)
+        return f"{rate:.1f} of {most:,}" if most else f"{rate:.1f}, no limit"
 
     @admin.display(description="jobs")
     def jobs(self, key: ApiKey) -> SafeString:
@@ -112,10 +121,8 @@ class ApiKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not generic at
         return format_html(links, url, key.start, url, key.owner_id)
 
     @admin.display(description="last 24 hours")
-    def last_day(self, key: ApiKey) -> SafeString | str:
+    def last_day(self, key: ApiKey) -> SafeString:
         """Return a drawing of the requests of each of the last 24 hours."""
-        if key.pk is None:
-            return "-"
         now = _floor_to_hour(clock.now())
         used = dict(KeyUse.objects.filter(key=key, hour__gt=now - DAY).values_list("hour", "requests"))
         hours = [used.get(now - HOUR * ago, 0) for ago in reversed(range(24))]
@@ -123,10 +130,16 @@ class ApiKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not generic at
         return format_html('<div>{}<small class="help">{} requests; a column is an hour</small></div>', drawn, requests)
 
     @admin.display(description="state")
-    def state(self, key: ApiKey) -> str:
+    def state_now(self, key: ApiKey) -> SafeString:
         if key.revoked_at:
-            return "revoked"
-        return "expired" if key.expires_at and key.expires_at <= clock.now() else "valid"
+            return display.render_badge("revoked")
+        return display.render_badge("expired" if key.expires_at and key.expires_at <= clock.now() else "valid")
+
+    def get_form(
+        self, request: HttpRequest, obj: ApiKey | None = None, change: bool = False, **options: Any
+    ) -> type[ModelForm[Any]]:
+        texts = {"expires_at": "In UTC. If empty, the key does not expire."}
+        return super().get_form(request, obj, change, help_texts=texts, **options)
 
     def formfield_for_foreignkey(self, db_field: ForeignKey[Any, Any], request: HttpRequest, **options: Any) -> Any:
         if db_field.name == "owner":

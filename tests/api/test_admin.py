@@ -8,6 +8,7 @@ from django.test import TestCase
 from django.urls import reverse
 
 from api.models import ApiKey
+from tests.conditions import ago
 
 KEYS = reverse("admin:api_apikey_changelist")
 ADD = reverse("admin:api_apikey_add")
@@ -31,6 +32,15 @@ class KeyAdminTests(TestCase):
         keys = [ApiKey.objects.issue_key(owner=owner)[0] for owner in owners]
         self.client.post(KEYS, {"action": "revoke", "_selected_action": [key.pk for key in keys]})
         return [ApiKey.objects.get(pk=key.pk).revoked_at is not None for key in keys]
+
+    def test_each_key_is_shown_with_its_state_and_its_times_with_their_zone(self) -> None:
+        for name, fields in (("valid", {}), ("expired", {"expires_at": ago(60)}), ("revoked", {"revoked_at": ago(60)})):
+            ApiKey.objects.create(owner=self.client_user, name=name, digest=name, last_used_at=ago(30), **fields)
+        self.client.force_login(self.root)
+        page = self.client.get(KEYS).content.decode()
+        for shown in ("<h1>API keys</h1>", "badge-valid", "badge-expired", "badge-revoked", "30 s ago", "+00:00"):
+            self.assertIn(shown, page)
+        self.assertContains(self.client.get(ADD), "In UTC. If empty, the key does not expire.")
 
     def test_who_may_only_look_cannot_revoke(self) -> None:
         self.permit("view_apikey")

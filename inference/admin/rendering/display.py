@@ -22,14 +22,16 @@ NONE = "-"
 T = TypeVar("T")
 
 
-def make_column(description: str, attribute: str, show: Callable[[Any], Any] = str) -> Any:
+def make_column(
+    description: str, attribute: str, show: Callable[[Any], Any] = str, *, ordering: str | None = None
+) -> Any:
     """Return a column of a list or a line of a page: a row's attribute as `show` displays it, or `NONE`."""
 
     def show_attribute(_: admin.ModelAdmin[Any], row: object) -> Any:
         value = getattr(row, attribute)
         return NONE if value is None else show(value) or NONE
 
-    return admin.display(show_attribute, description=description)
+    return admin.display(show_attribute, description=description, ordering=ordering)
 
 
 def render_badge(state: str) -> SafeString:
