@@ -92,7 +92,7 @@ class TestMainJob(StackCase):
         User.objects.db_manager(self.stack.alias).create_superuser("operator", password="secret")
         pages = admin_session(f"http://{HOST}:{self.stack.port}", "operator", "secret")
         listed = pages("/admin/inference/job/?model=embeddings")
-        shown = {int(size) for size in re.findall(r'<td class="field-batched">(\d+)</td>', listed)}
+        shown = {int(size) for size in re.findall(r'<td class="field-batched"><a [^>]+>(\d+)</a></td>', listed)}
         self.assertLessEqual(shown, sizes)
         self.assertGreater(max(shown), 4)
         self.assertRegex(pages("/admin/"), r"[1-9]\d* batches of (5-8|9-16|17-32)")

@@ -94,9 +94,8 @@ class BatchSummary:
 
 def list_recent_batches() -> list[BatchSummary]:
     """Return the batches of the newest jobs, the latest first."""
-    jobs = [
-        job for status in RAN for job in Job.objects.filter(status=status, batch__isnull=False).only(*COLUMNS)[:RECENT]
-    ]
+    ran = Job.objects.filter(batch__isnull=False, started_at__isnull=False).only(*COLUMNS)
+    jobs = [job for status in RAN for job in ran.filter(status=status)[:RECENT]]
     found = sorted(_group_into_batches(jobs), key=lambda batch: str(batch.started_at), reverse=True)
     return found[:RECENT]
 

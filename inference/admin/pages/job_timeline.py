@@ -136,11 +136,12 @@ def render_worker_link(job: Job) -> SafeString | str:
     return format_html('<a href="{}">{}</a>', url, display.escape_text(name))
 
 
-def render_batch_link(job: Job) -> SafeString | str:
-    if job.batch is None:
+def render_batch_link(job: Job, words: str = "a batch of ") -> SafeString | str:
+    """Return a link to the batch that the job ran in. The refused lines of a file have a batch and did not run."""
+    if job.batch is None or job.started_at is None:
         return display.NONE
     url = reverse("admin:inference_job_batch", args=[job.batch])
-    size = f"a batch of {job.batch_size}" if job.batch_size else "a batch"
+    size = f"{words}{job.batch_size}" if job.batch_size else "a batch"
     return format_html('<a href="{}">{}</a>', url, size)
 
 

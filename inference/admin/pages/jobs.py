@@ -54,7 +54,7 @@ CONFIRMED_WITHIN = datetime.timedelta(minutes=15)
 class JobAdmin(ReadOnlyAdmin):
     about = "A job is one accepted request to a model, from POST /v1/jobs or POST /v1/models/NAME."
     list_display = (
-        "short_id", "model", "state", "code", "owner_name", "accepted", "wait", "run", "batched", "size", "priority",
+        "short_id", "model", "state", "code", "owner_name", "accepted", "wait", "run", "batched", "items", "priority",
         "attempts", "ran_on",
     )  # fmt: skip
     list_filter = (
@@ -71,7 +71,7 @@ class JobAdmin(ReadOnlyAdmin):
     change_list_template = "inference/job_list.html"
     change_form_template = "inference/job.html"
     fieldsets = (
-        ("Job", {"fields": ("id", "model", "state", "error", "priority", "size", "length", "parts_link")}),
+        ("Job", {"fields": ("id", "model", "state", "error", "priority", "items", "length", "parts_link")}),
         ("Run", {"fields": ("batch_link", "attempts", "recoveries", "ran_on", "device")}),
         ("Times", {"fields": ("created", "message_sent_at", "wait", "started", "run", "finished", "expires")}),
         ("Client", {
@@ -108,7 +108,7 @@ class JobAdmin(ReadOnlyAdmin):
     state = display.make_column("status", "status", display.render_badge)
     code = display.make_column("error", "error_code")
     owner_name = display.make_column("owner", "owner_username", display.escape_text)
-    batched = display.make_column("batch", "batch_size")
+    items = display.make_column("items", "size")
     wait = display.make_column("wait", "queue_wait", display.format_duration)
     run = display.make_column("run", "run_time", display.format_duration)
     accepted = display.make_column("accepted", "created_at", display.format_age)
@@ -138,6 +138,10 @@ class JobAdmin(ReadOnlyAdmin):
     @admin.display(description="worker")
     def ran_on(self, job: Job) -> SafeString | str:
         return job_timeline.render_worker_link(job)
+
+    @admin.display(description="batch")
+    def batched(self, job: Job) -> SafeString | str:
+        return job_timeline.render_batch_link(job, words="")
 
     @admin.display(description="batch")
     def batch_link(self, job: Job) -> SafeString | str:

@@ -201,6 +201,13 @@ class BatchTests(FleetCase):
         self.assertNotIn("Padding:", page)
         self.text(BATCHES)
 
+    def test_lines_of_a_file_that_were_refused_ran_in_no_batch(self) -> None:
+        batch = self.run_together(1, status=Status.FAILED, started_at=None)
+        self.assertNotIn(batch.hex[-8:], self.text(BATCHES))
+        job = Job.objects.get()
+        for page in (reverse("admin:inference_job_changelist"), reverse("admin:inference_job_change", args=[job.pk])):
+            self.assertNotIn(str(batch), self.text(page))
+
     def test_a_worker_that_is_gone_or_reports_no_costs_leaves_them_out(self) -> None:
         for worker in (uuid.uuid4(), make_worker(costs=None).pk, None):
             batch = self.run_together(5, worker=worker, finished_at=None, status=Status.RUNNING)
