@@ -188,7 +188,7 @@ class BatchTests(FleetCase):
             "worker@host",
             "Padding: 33 %",
             "420 ms",
-            "Expected for such a batch now",
+            "Expected time of such a batch now",
         ):
             self.assertIn(shown, page)
         self.assertEqual(page.count("badge-succeeded"), 3)
