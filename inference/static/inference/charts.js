@@ -11,6 +11,10 @@
   const number = (value) => value >= 10000 ? `${(value / 1000).toFixed(0)}k` : value >= 100 || value === Math.round(value)
     ? String(Math.round(value)) : value >= 1 ? value.toFixed(1) : value.toFixed(2);
   const bytes = (value) => value >= 2 ** 30 ? `${(value / 2 ** 30).toFixed(1)} GiB` : `${Math.round(value / 2 ** 20)} MiB`;
+  const span = (value) => {
+    const unit = value >= 7200 ? 3600 : value >= 120 ? 60 : 1;
+    return ceiling(value / unit) * unit;
+  };
   const doubling = (value) => 2 ** Math.ceil(Math.log2(Math.max(value, 2 ** 20)));
   const share = (value) => `${number(value * 100)} %`;
 
@@ -18,13 +22,13 @@
     { title: "Throughput, jobs a second", show: number, lines: { succeeded: "succeeded", failed: "failed", others: "cancelled or expired" } },
     { title: "Failures a minute, by error", show: number },  // its lines are those there are
     { title: "Waiting and running jobs", show: number, lines: { queued: "waiting", running: "running" } },
-    { title: "Oldest waiting job", show: seconds, lines: { oldest_s: "age" } },
-    { title: "Wait", show: seconds, lines: { wait_p50: "median", wait_p95: "p95" } },
-    { title: "Run", show: seconds, lines: { run_p50: "median", run_p95: "p95" } },
+    { title: "Oldest waiting job", show: seconds, ceiling: span, lines: { oldest_s: "age" } },
+    { title: "Wait", show: seconds, ceiling: span, lines: { wait_p50: "median", wait_p95: "p95" } },
+    { title: "Run", show: seconds, ceiling: span, lines: { run_p50: "median", run_p95: "p95" } },
     { title: "Items of a batch", show: number, lines: { batch: "mean" } },
     { title: "Padding", show: share, lines: { padding: "share of tokens" } },
     { title: "Generated tokens a second", show: number, lines: { tokens: "tokens" } },
-    { title: "Time to first token", show: seconds, lines: { first_p50: "median", first_p95: "p95" } },
+    { title: "Time to first token", show: seconds, ceiling: span, lines: { first_p50: "median", first_p95: "p95" } },
     { title: "Replicas", show: number, lines: { ready: "ready", busy: "busy" } },
     { title: "Memory of models on devices", show: bytes, ceiling: doubling, lines: { memory: "used" } },
   ];
