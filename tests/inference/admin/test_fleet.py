@@ -61,7 +61,7 @@ class ModelTests(FleetCase):
         make_worker(model_names=["embeddings"], catalog={"models": [entry()]}, speeds={"embeddings": 250.0})
         make_job()
         page = self.text(MODELS)
-        for shown in ("embeddings", "714eb0f", "badge-ready", "1 of 1000", "250.0"):
+        for shown in ("embeddings", "714eb0f", "badge-ready", "1 of 1,000", "250.0"):
             self.assertIn(shown, page)
 
     def test_one_is_shown_with_its_entry_and_where_it_runs_and_why_it_does_not(self) -> None:
