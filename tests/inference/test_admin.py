@@ -568,7 +568,14 @@ class TestDashboard(AdminCase):
         make_job(status=Status.FAILED, error_code="crashed", error_detail="its process died")
         self.count({"ended": {"failed crashed": 1_234}, "batch": {"sum": 24.0, "in": {"19": 1}}})
         text = self.text(self.url)
-        for fact in ("3 of 1000", "1 batch of 17-32", "24.0", "1,234", "2 of 2 ready, 1 busy", "its process died"):
+        for fact in (
+            ">3</a> of 1,000",
+            "1 batch of 17-32",
+            "24.0",
+            "1,234",
+            "2 of 2 ready, 1 busy",
+            "its process died",
+        ):
             self.assertIn(fact, text)
 
     def count(self, tally: dict[str, object], hours: float = 0) -> None:
