@@ -12,7 +12,6 @@ from django.db.models import Model, QuerySet
 from django.http import FileResponse, Http404, HttpRequest
 from django.http.response import HttpResponseBase
 from django.shortcuts import get_object_or_404
-from django.template.defaultfilters import filesizeformat
 from django.urls import URLPattern, path, reverse
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
@@ -39,7 +38,7 @@ def link_file(file: StoredFile) -> SafeString | str:
     if file.state != FileState.STORED:
         return display.NONE
     url = reverse("admin:api_storedfile_download", args=[file.pk])
-    return format_html('<a href="{}">{}</a>, {}', url, display.escape_text(file.name), filesizeformat(file.size))
+    return format_html('<a href="{}">{}</a>, {}', url, display.escape_text(file.name), display.format_size(file.size))
 
 
 @admin.register(StoredFile)
@@ -59,7 +58,7 @@ class StoredFileAdmin(ReadOnlyAdmin):
     shown_id = display.make_column("id", "public_id")
     shown_name = display.make_column("name", "name", display.escape_text)
     owner_name = display.make_column("owner", "owner", lambda owner: display.escape_text(str(owner)))
-    size_shown = display.make_column("size", "size", filesizeformat)
+    size_shown = display.make_column("size", "size", display.format_size)
     created = display.make_column("created", "created_at", display.format_age)
     created_in_full = display.make_column("created", "created_at", display.format_moment)
     expires = display.make_column("expires", "expires_at", display.format_age)

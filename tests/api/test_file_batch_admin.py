@@ -191,7 +191,7 @@ class FileTests(FileBatchAdminCase):
         self.assertEqual(list(self.client.get(FILES).context["cl"].result_list), [stored])
         for page in (FILES, page_of(stored)):
             text = self.text(page)
-            for shown in ("requests.jsonl", "clerk", "2.0\xa0KB", "batch"):
+            for shown in ("requests.jsonl", "clerk", "2.0 KiB", "batch"):
                 self.assertIn(shown, text)
 
     def test_a_file_is_downloaded_as_it_was_stored(self) -> None:

@@ -642,6 +642,10 @@ class TestDisplay(TestCase):
                               (7200, "2 h"), (259_200, "3 d"), (None, "-")):  # fmt: skip
             self.assertEqual(display.format_duration(seconds), text)
 
+    def test_sizes_are_in_powers_of_1024(self) -> None:
+        for size, text in ((12, "12 bytes"), (2048, "2.0 KiB"), (91 * 2**20, "91 MiB"), (6 * 2**30, "6.0 GiB")):
+            self.assertEqual(display.format_size(size), text)
+
     def test_an_id_of_a_moment_sorts_before_every_job_of_it(self) -> None:
         job = make_job()
         moment = job.created_at

@@ -29,7 +29,6 @@ from inference.models import Job, PausedModel, Priority, Status, Worker
 from inference.status import owners, queue_position, worker_catalogs, workers
 from inference.store import pauses_and_drains
 
-MIB = 2**20
 ACTS, OWNERS = 10, 10  # acts and owners that a page shows
 NOTHING: tuple[Any, ...] = (None, "", (), {}, False)
 
@@ -81,7 +80,7 @@ def list_places(name: str, living: list[Worker]) -> Iterator[dict[str, Any]]:
                 yield {
                     "worker": worker,
                     "entry": entry,
-                    "memory": f"{entry.memory / MIB:,.0f} MiB" if entry.memory else "",
+                    "memory": display.format_size(entry.memory) if entry.memory else "",
                     "notes": sorted(filter(None, notes)),
                     "speed": worker.speeds.get(name),
                 }

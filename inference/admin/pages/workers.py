@@ -20,8 +20,7 @@ from inference.fields.worker_documents import GenerationSnapshot, ReplicaSnapsho
 from inference.models import ENDED, Worker
 from inference.status import workers
 from inference.store import pauses_and_drains
-
-MIB = 2**20
+from inference.telemetry.plurals import count_of
 
 
 def find_live_state(worker: Worker) -> str:
@@ -43,27 +42,27 @@ def _format_device(replica: ReplicaSnapshot) -> str:
 def _format_generation(entry: tuple[str, GenerationSnapshot]) -> str:
     name, figures = entry
     times = figures.first_token_s
-    first = f", first token after {times.p50:g} s (median), {times.p95:g} s (p95)" if times.p50 else ""
-    speed = f"{figures.tokens_per_s:g} tokens a second"
-    return f"{name}: {figures.rows} rows, room for {figures.room:,} tokens, {speed}{first}"
+    median, p95 = display.format_duration(times.p50), display.format_duration(times.p95)
+    first = f", first token after {median} (median), {p95} (p95)" if times.p50 else ""
+    return f"{name}: {figures.rows} rows, room for {figures.room:,} tokens, {figures.tokens_per_s:g} tokens/s{first}"
 
 
 @admin.register(Worker)
 class WorkerAdmin(ReadOnlyAdmin):
     about = "A worker is a Celery worker that runs models. Start one with celery -A project worker."
     list_display = (
-        "name", "state_now", "models", "device_names", "replicas_now", "held", "rate", "finished", "heartbeat",
+        "name", "state_now", "models", "device_names", "replicas_now", "held", "rate", "finished_jobs", "heartbeat",
         "started",
     )  # fmt: skip
     list_filter = (EndedFilter, "state")
     steered_by = "inference.change_worker"
     change_form_template = "inference/worker.html"
     fieldsets = (
-        ("Worker", {"fields": ("id", "name", "pid", "state_now", "heartbeat", "started")}),
+        ("Worker", {"fields": ("id", "name", "pid", "state_now", "heartbeat", "started_in_full")}),
         ("Models", {"fields": ("models", "error_shown", "speeds_shown", "generation_shown")}),
         ("Load", {
             "fields": (
-                "replicas_now", "device_names", "devices_chosen", "shared_devices", "held", "rate", "finished",
+                "replicas_now", "device_names", "devices_chosen", "shared_devices", "held", "rate", "finished_jobs",
             ),
         }),
     )  # fmt: skip
@@ -86,14 +85,18 @@ class WorkerAdmin(ReadOnlyAdmin):
         return "; ".join(f"{', '.join(both)} with {name}" for name, both in beside.items()) or display.NONE
 
     rate = display.make_column("jobs/s", "jobs_per_s", "{:.1f}".format)
+    finished_jobs = display.make_column("finished", "finished", lambda jobs: f"{count_of(jobs, 'job')} since its start")
     heartbeat = display.make_column("heartbeat", "heartbeat_at", display.format_age)
     started = display.make_column("started", "started_at", display.format_age)
+    started_in_full = display.make_column("started", "started_at", display.format_moment)
     error_shown = display.make_column("error", "error", display.render_block)
     generation_shown = display.make_column(
         "generation", "generation", lambda models: "; ".join(map(_format_generation, models.items()))
     )
     speeds_shown = display.make_column(
-        "items a second", "speeds", lambda speeds: ", ".join(f"{name}: {speed:.1f}" for name, speed in speeds.items())
+        "items/s",
+        "speeds",
+        lambda speeds: ", ".join(f"{name}: {speed:,.1f}" for name, speed in speeds.items() if speed),
     )
 
     @admin.display(description="replicas")
@@ -135,7 +138,7 @@ def list_replicas(worker: Worker) -> Iterator[dict[str, Any]]:
                 "name": name,
                 "state": model.state,
                 "why": model.why,
-                "memory": f"{memory[name] / MIB:,.0f} MiB" if name in memory else "",
+                "memory": display.format_size(memory[name]) if name in memory else "",
                 "note": replica.notes.get(name, ""),
             }
             for name, model in sorted(replica.models.items())
@@ -146,5 +149,5 @@ def list_replicas(worker: Worker) -> Iterator[dict[str, Any]]:
             "pid": replica.pid,
             "device": _format_device(replica),
             "models": models,
-            "memory": f"{total / MIB:,.0f} MiB" if total else display.NONE,
+            "memory": display.format_size(total) if total else display.NONE,
         }

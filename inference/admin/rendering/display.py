@@ -62,6 +62,14 @@ def format_duration(value: datetime.timedelta | float | None) -> str:
     return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
 
 
+def format_size(size: int) -> str:
+    """Return a number of bytes such as 12 bytes, 3.4 KiB, 91 MiB or 2.0 GiB."""
+    for unit, factor in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if size >= factor:
+            return f"{size / factor:.0f} {unit}" if size >= 10 * factor else f"{size / factor:.1f} {unit}"
+    return f"{size} bytes"
+
+
 def format_age(moment: datetime.datetime) -> SafeString:
     return format_html(
         '<span class="nowrap" title="{}">{}</span>',

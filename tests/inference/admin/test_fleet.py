@@ -134,8 +134,10 @@ class WorkerTests(FleetCase):
     def test_its_replicas_have_device_memory_models_and_why_not(self) -> None:
         replica = {"pid": 8, "device": "cuda:1", "memory": {"embeddings": 91 * 2**20},
                    "models": {"embeddings": "ready", "fill": "no <package>", "late": LOADING}}  # fmt: skip
-        page = self.text(worker_page(make_worker(replicas={"0": replica, "10": replica, "2": replica})))
-        for shown in ("cuda:1", "91 MiB", "no &lt;package&gt;", "badge-failed", "badge-loading"):
+        worker = make_worker(replicas={"0": replica, "10": replica, "2": replica}, finished=3150)
+        page = self.text(worker_page(worker))
+        for shown in ("cuda:1", "91 MiB", "no &lt;package&gt;", "badge-failed", "badge-loading",
+                      "3,150 jobs since its start"):  # fmt: skip
             self.assertIn(shown, page)
         self.assertLess(page.index("<th>2</th>"), page.index("<th>10</th>"))
 
