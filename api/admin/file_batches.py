@@ -36,10 +36,12 @@ class BatchList(BoundedList):
             batch.progress = progress[batch.id]
 
 
-def draw_progress(progress: Progress) -> SafeString:
+def draw_progress(progress: Progress) -> SafeString | str:
+    if not progress.total:
+        return display.NONE  # the lines are not counted yet, or the file was refused
     return format_html(
         '<meter class="meter" max="{}" value="{}" aria-hidden="true"></meter>{}',
-        progress.total or 1,
+        progress.total,
         progress.answered,
         progress,
     )
@@ -69,7 +71,7 @@ class FileBatchAdmin(ReadOnlyAdmin):
     actions = ("cancel",)
     change_form_template = "api/file_batch.html"
     fieldsets = (
-        ("File batch", {"fields": ("shown_id", "endpoint", "model_name", "window", "metadata_shown")}),
+        ("File batch", {"fields": ("shown_id", "endpoint", "model_name", "window_in_full", "metadata_shown")}),
         ("Files", {"fields": ("input_shown", "output_shown", "errors_shown")}),
         ("Times", {"fields": ("created_in_full", "begun", "finalizing", "cancelling", "ended")}),
         ("Client", {"fields": ("owner_name", "api_key", "request_id_shown")}),
@@ -84,7 +86,7 @@ class FileBatchAdmin(ReadOnlyAdmin):
     status_now = display.make_column("status", "status", render_status)
     answered = display.make_column("answered", "progress", draw_progress)
     failed_now = display.make_column("failed", "progress", lambda progress: f"{progress.failed:,}")
-    window = display.make_column("window ends", "expires_at", display.format_age)
+    window_in_full = display.make_column("window ends", "expires_at", display.format_moment)
     created = display.make_column("created", "created_at", display.format_age)
     created_in_full = display.make_column("created", "created_at", display.format_moment)
     begun = display.make_column("in progress", "in_progress_at", display.format_moment)
@@ -103,7 +105,11 @@ class FileBatchAdmin(ReadOnlyAdmin):
         per_minute = batch.progress.per_minute
         return display.NONE if per_minute is None else format_rate(per_minute)
 
-    @admin.display(description="left")
+    @admin.display(description="window ends")
+    def window(self, batch: FileBatch) -> SafeString | str:
+        return display.NONE if batch.is_finished else display.format_age(batch.expires_at)
+
+    @admin.display(description="time left")
     def left(self, batch: Any) -> str:
         return display.format_duration(batch.progress.left_s)
 

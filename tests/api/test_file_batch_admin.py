@@ -98,7 +98,14 @@ class ListTests(FileBatchAdminCase):
         page = self.text(BATCHES)
         self.assertIn("8 of 9", page)
         self.assertInHTML('<td class="field-failed_now">1</td>', page)
-        self.assertInHTML('<td class="field-rate">-</td>', page)
+        for empty in ("rate", "window"):
+            self.assertInHTML(f'<td class="field-{empty}">-</td>', page)
+
+    def test_a_refused_file_has_no_progress(self) -> None:
+        make_batch(status=BatchStatus.FAILED)
+        page = self.text(BATCHES)
+        self.assertInHTML('<td class="field-answered">-</td>', page)
+        self.assertNotIn("0 of 0", page)
 
     def test_as_many_queries_read_many_batches_as_one(self) -> None:
         def count_queries() -> int:
