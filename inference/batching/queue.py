@@ -192,10 +192,6 @@ class BatchQueue:
         line = self._by_age.get(priority)
         return float(line[0][0]) if line else math.inf
 
-    @property
-    def has_deadlines(self) -> bool:
-        return bool(self._by_deadline)
-
     def predict_following_s(self, items: Sequence[Item]) -> float:
         """Return the seconds that a call of these items is expected to take when it follows other calls.
 

@@ -151,17 +151,16 @@ class PageTests(TestCase):
 class RememberedTests(TestCase):
     """Addresses are remembered, and anybody may send them: no key is asked for yet."""
 
-    def test_long_ones_are_answered_and_not_kept(self) -> None:
-        for host, path, status in (
-            (f"localhost:{'0' * 300}80", "/v1/models", 401),
-            (f"{'a' * 300}.example", "/v1/models", 400),
-            ("localhost", f"/v1/models/{'a' * 300}", 401),
-        ):
-            with self.subTest(host, path=path), override_settings(ALLOWED_HOSTS=["localhost"]):
-                self.client.get("/v1/models", headers={"Host": "localhost"})
-                before = self.kept()
-                self.assertEqual(self.client.get(path, headers={"Host": host}).status_code, status)
-                self.assertEqual(self.kept(), before)
+    def test_a_long_one_is_answered_and_not_kept(self) -> None:
+        self.client.get("/v1/models")
+        before = self.kept()
+        self.assertEqual(self.client.get(f"/v1/models/{'a' * 300}").status_code, 401)
+        self.assertEqual(self.kept(), before)
+
+    def test_a_long_host_is_compared_as_any_other(self) -> None:
+        for host, status in ((f"localhost:{'0' * 300}80", 401), (f"{'a' * 300}.example", 400)):
+            with self.subTest(host), override_settings(ALLOWED_HOSTS=["localhost"]):
+                self.assertEqual(self.client.get("/v1/models", headers={"Host": host}).status_code, status)
 
     def test_what_a_page_is_sent_is_bounded_before_it_is_stored_split_or_logged(self) -> None:
         anybody = Client(enforce_csrf_checks=True)

@@ -45,9 +45,9 @@ class BatchSummary:
         return max((job.batch_size or 0 for job in self.jobs), default=0) or sum(job.size for job in self.jobs)
 
     @property
-    def has_joined_jobs(self) -> bool:
-        """True if jobs joined the batch while others of it were generated."""
-        return sum(job.size for job in self.jobs) > self.row_count
+    def ran_at_once(self) -> bool:
+        """True if all items of the batch ran at once. Else jobs joined it later, or were refused."""
+        return sum(job.size for job in self.jobs) <= self.row_count
 
     @property
     def failed_count(self) -> int:
@@ -65,9 +65,9 @@ class BatchSummary:
     def padding(self) -> int | None:
         """The share of padding in what is computed, in per cent, if all inputs are padded to the longest.
 
-        It is None if jobs joined the batch, as it is not known then.
+        It is None if not all items ran at once, as it is not known then.
         """
-        if self.has_joined_jobs:
+        if not self.ran_at_once:
             return None
         sizes = sum(job.size for job in self.jobs)
         return round(100 * (1 - sum(job.length * job.size for job in self.jobs) / (sizes * self.longest_length)))
@@ -83,7 +83,7 @@ class BatchSummary:
     @property
     def predicted_s(self) -> float | None:
         """The seconds that the worker expects of such a batch now; None if that is not known."""
-        if self.cost is None or self.has_joined_jobs:
+        if self.cost is None or not self.ran_at_once:
             return None
         return self.cost.predict_s(self.row_count, self.longest_length)
 

@@ -4,10 +4,9 @@ An unacknowledged message is kept as kombu's own transport keeps it (a hash by d
 so that both transports can work on one queue and restore each other's messages.
 """
 
-# KEYS: unacked, its index, then the lists of all queues for one priority after the other; of the last priority perhaps
-# not those of all queues. ARGV: now, the most rows, the number of queues, the longest message in bytes, then the tags
-# to acknowledge. A message whose headers have no `rows` counts as one. Rows are counted so that the worker which is
-# first leaves parts of a list to the others.
+# KEYS: unacked, its index, then the lists of all queues for one priority after the other. ARGV: now, the most rows, the
+# number of queues, the longest message in bytes, then the tags to acknowledge. A message whose headers have no `rows`
+# counts as one. Rows are counted so that the worker which is first leaves parts of a list to the others.
 # The answer has three values for a message: the number of its list, its tag, its text. An item that is no message has
 # the tag "".
 FETCH = """
@@ -60,7 +59,7 @@ local function take(key, count)
 end
 
 for first = 3, #KEYS, queues do
-  local last = math.min(first + queues - 1, #KEYS)
+  local last = first + queues - 1
   for pass = 1, 2 do
     for key = first, last do
       if left > 0 then

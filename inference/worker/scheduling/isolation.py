@@ -105,6 +105,7 @@ class Isolation:
         return min((part.not_before - now for part in self.parts if part.jobs[0].model in models), default=None)
 
     def run_batch_again(self, batch: Batch, after_s: float = 0.0) -> None:
+        """Run a batch again as it is."""
         self._add_group(list(batch.jobs), batch.search, after_s)
 
     def run_joining_jobs_again(self, jobs: Sequence[HeldJob]) -> None:

@@ -197,10 +197,12 @@ class BatchTests(FleetCase):
         self.assertEqual(self.client.get(reverse("admin:inference_job_batch", args=[uuid.uuid4()])).status_code, 404)
 
     def test_a_batch_that_jobs_joined_says_how_many_ran_at_once(self) -> None:
-        batch = self.run_together(10, 20, 30, 40, 50, batch_size=2)
+        worker = make_worker(costs={"embeddings": learnt()})
+        batch = self.run_together(10, 20, 30, 40, 50, batch_size=2, worker=worker.pk)
         page = self.text(reverse("admin:inference_job_batch", args=[batch]))
         self.assertIn("5 jobs, at most 2 items at once", page)
         self.assertNotIn("Padding:", page)
+        self.assertNotIn("Expected time", page)
         self.text(BATCHES)
 
     def test_lines_of_a_file_that_were_refused_ran_in_no_batch(self) -> None:

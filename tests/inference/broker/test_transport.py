@@ -168,6 +168,16 @@ class TransportTests(OnOwnBroker):
             consumer.acknowledge(6)
             self.assertEqual(consumer.get(4), ["c", "d", "e", 4])
 
+    def test_room_for_the_lowest_priority_is_used_at_once_though_no_word_came(self) -> None:
+        with mock.patch.object(fetches, "RECHECK_S", 3600):
+            consumer = self.driven(prefetch=1)
+            self.send(0, step=3)
+            consumer.get(1)
+            self.send(1, 2, step=3)
+            consumer.turn(30)
+            consumer.consumer.qos(prefetch_count=3)
+            self.assertEqual(consumer.get(3), [0, 1, 2])
+
     def test_many_messages_cost_a_few_commands_and_nothing_is_ever_popped_outside_the_script(self) -> None:
         self.send(*range(500))
         before = self.calls("evalsha")

@@ -30,8 +30,6 @@ from inference.worker.scheduling.held_jobs import HeldJob
 from tests.conditions import PATIENCE_S, eventually
 from tests.inference.worker.test_dispatch import CATALOG, PID, DispatcherCase
 
-NORMAL, LOW = 2, 3
-
 
 class Gated(Engine):
     """Each call waits for its turn, and says that it has begun."""
