@@ -152,6 +152,8 @@ BUILT_IN: Mapping[str, BuiltIn] = {
             "text-generation": {
                 "grammar": ParameterSpec(type="object"),
                 "logprobs": ParameterSpec(type="integer", min=0, max=20),
+                "prompt_logprobs": ParameterSpec(type="integer", min=0, max=20),
+                "prompt_only": _FLAG,  # nothing is generated
                 "tools": ParameterSpec(type="array", items="object", min_items=1, max_items=128),
             },
             "automatic-speech-recognition": {"language": ParameterSpec(type="string", min_length=1, max_length=20)},

@@ -31,13 +31,13 @@ class Forwards:
         longest = int(lengths.max())
         tokens = torch.tensor([[0] * (longest - len(row.tokens)) + row.tokens for row in rows])
         cache = DynamicCache()
-        return self._run_forward(tokens, lengths, cache), cache
+        return self._run_forward(tokens, lengths, cache, rows), cache
 
     def prefill_piece(self, row: GeneratedRow, size: int) -> torch.Tensor:
         """Compute the next `size` tokens of a long prompt, beside what is in the row's own cache."""
         row.cache = row.cache or DynamicCache()
         tokens = torch.tensor([row.tokens[row.tokens_read : row.tokens_read + size]])
-        return self._run_forward(tokens, torch.tensor([row.tokens_read + tokens.shape[1]]), row.cache)
+        return self._run_forward(tokens, torch.tensor([row.tokens_read + tokens.shape[1]]), row.cache, [row])
 
     def decode_rows(self, rows: Sequence[GeneratedRow], cells: KVCache, first: int) -> torch.Tensor:
         """Compute the last tokens of rows that lie beside each other in `cells`, from the place `first` on."""
@@ -45,11 +45,15 @@ class Forwards:
         lengths = torch.tensor([len(row.tokens) for row in rows])
         return self._run_forward(tokens, lengths, cells.set_row_window(first, first + len(rows)))
 
-    def _run_forward(self, tokens: torch.Tensor, lengths: torch.Tensor, cache: Cache) -> torch.Tensor:
+    def _run_forward(
+        self, tokens: torch.Tensor, lengths: torch.Tensor, cache: Cache, prompts: Sequence[GeneratedRow] = ()
+    ) -> torch.Tensor:
         """Compute `tokens`, which come behind those in `cache`.
 
         `lengths` has each row's number of tokens, those in the cache and the new ones. All rows end in the last column.
+        `prompts` are the rows whose prompts the tokens are of: one that is scored reads the scores of all its tokens.
         """
+        scored = {place: row.prompt_scores for place, row in enumerate(prompts) if row.prompt_scores and row.is_scored}
         columns = int(cache.get_seq_length()) + tokens.shape[1]
         places = torch.arange(columns) - (columns - lengths)[:, None]
         given: dict[str, Any] = {"attention_mask": (places >= 0).long()}
@@ -62,8 +66,11 @@ class Forwards:
                 past_key_values=cache,
                 use_cache=True,
                 return_dict=True,
-                **self._last_only,
+                **({} if scored else self._last_only),
                 **given,
             )
+        for place, prompt in scored.items():
+            first = max(0, int(places[place, -tokens.shape[1]]))
+            prompt.read_scores(first, output.logits[place, first - int(lengths[place]) :])
         scores: torch.Tensor = output.logits[:, -1].float()
         return scores

@@ -54,6 +54,7 @@ class Generated:
     stopped: int | None  # number of tokens after which a stop ended it
     has_details: bool  # True if the answer has details
     scores: TokenScores | None
+    seed: int | None
     row: int  # of the scores
 
 
@@ -77,8 +78,12 @@ class PipelineSteps:
         details: bool = False,
         grammar: Mapping[str, Any] | None = None,
         logprobs: int | None = None,
+        prompt_logprobs: int | None = None,
+        prompt_only: bool = False,
         **run: Any,
     ) -> Any:
+        if prompt_only or prompt_logprobs is not None:
+            raise _make_stepwise_error("prompt_only" if prompt_logprobs is None else "prompt_logprobs")
         width = inputs["input_ids"].shape[1]
         run = replace_penalties(run, prompt=width, vocabulary=self.vocabulary)
         scores = None if logprobs is None else self._make_token_scores(logprobs, width, run)
@@ -112,6 +117,7 @@ class PipelineSteps:
                     stopped=criteria.lengths.get(place * len(row) + number),
                     has_details=details or logprobs is not None,
                     scores=scores,
+                    seed=seed,
                     row=place * len(row) + number,
                 )
                 for number, tokens in enumerate(row.tolist())
@@ -133,7 +139,7 @@ class PipelineSteps:
     def _make_token_scores(self, top: int, prompt: int, run: Mapping[str, Any]) -> TokenScores:
         if is_beam_search(run, self.pipe.model.generation_config):
             raise InvalidInput(f"{FIELD}: is not served beside a search by beams.", field=FIELD)
-        return TokenScores(self.pipe.tokenizer, self.decoder, top=min(top, self.vocabulary), prompt=prompt)
+        return TokenScores(self.decoder, top=top, prompt=prompt)
 
     def _bound_new_tokens(self, run: dict[str, Any], width: int) -> dict[str, Any]:
         """Limit the answer to what its prompt leaves of the context.
@@ -167,7 +173,7 @@ class PipelineSteps:
         text = self.decoder.decode_after(context, tokens[:count])
         stop = find_first_stop(text, stops.texts)
         is_stopped = stop is not None or (count > 0 and tokens[count - 1] in stops.tokens)
-        scores = generated.scores
+        scores = generated.scores and generated.scores.describe_tokens(generated.row, tokens[:count], context)
         return Ending(
             reason="stop_sequence" if is_stopped else "length" if ended is None else "eos_token",
             prompt=len(generated.prompt),
@@ -175,8 +181,13 @@ class PipelineSteps:
             found=self.decoder(tokens),
             text=text[:stop],
             has_details=generated.has_details,
-            tokens=make_score_details(scores.describe_tokens(generated.row, tokens[:count], context)) if scores else {},
+            tokens={} if scores is None else make_score_details(scores, seed=generated.seed),
         )
+
+
+def _make_stepwise_error(name: str) -> InvalidInput:
+    message = f"parameters.{name}: is served by the step only; served.note says why this model does not generate so."
+    return InvalidInput(message, field=f"parameters.{name}")
 
 
 def install_steps(pipe: Pipeline) -> None:

@@ -23,11 +23,12 @@ from inference.engines.runtime import engine_calls
 from inference.engines.runtime.engine_calls import run_in_halves
 from inference.engines.runtime.exceptions import is_out_of_memory
 from inference.engines.stepper import OPEN, Progress, Stepper
-from inference.errors import InferenceError, OutOfMemory
+from inference.errors import InferenceError, OutOfMemory, TimedOut
 
 PIECE = 256  # tokens of new prompts that a step reads, so that rows which generate do not wait for long
 PIECE_ON_GPU = 2048  # tokens read in about the time of a step: 128 prompts are answered 1.4 times as fast (H100)
 PREFIXES = 8  # the prefix cache holds one eighth of the tokens that the rows may have, beside those
+SCORES = 2**26  # scores of all positions of prompts that a step computes: 256 MB in float32
 CALM = 64  # steps after which more rows or tokens are computed at once again
 
 Choose = Callable[[Sequence[GeneratedRow], torch.Tensor], list[Any]]
@@ -57,6 +58,7 @@ class PipelineStepper(Stepper):
         self.context = min(capacity, requests.context)
         self._requests, self._choose = requests, choose
         self._forwards = Forwards(requests.pipe.model)
+        self._scored_piece = max(1, SCORES // requests.pipe.model.config.get_text_config().vocab_size)
         self._is_cpu = requests.pipe.model.device.type == "cpu"
         self._waiting: deque[GeneratedRow] = deque()
         self._new: deque[GeneratedRow] = deque()  # rows whose prompts are being read
@@ -88,6 +90,8 @@ class PipelineStepper(Stepper):
         self.leave(key)
         if found is None:
             return Progress(key=key)
+        if found.is_scored:
+            return Progress(key=key, answer=TimedOut("Its time was over before its prompt was read."))
         found.end_row("length")
         answer = self._requests.make_answer(found)
         text = found.text.take_new_text(last=True)
@@ -116,6 +120,10 @@ class PipelineStepper(Stepper):
     @property
     def _piece(self) -> int:
         return min(PIECE if self._is_cpu else PIECE_ON_GPU, self._piece_at_most.value)
+
+    def _get_piece(self, row: GeneratedRow) -> int:
+        """Return how many tokens of new prompts a step reads that reads this row's."""
+        return min(self._piece, self._scored_piece) if row.is_scored else self._piece
 
     # Joining and leaving the cells
 
@@ -183,11 +191,13 @@ class PipelineStepper(Stepper):
         """Read on in new prompts, and return the progress of rows whose prompts have been read to their end."""
         if not self._new:
             return []
-        if self._new[0].cache is None and (self._is_cpu or 2 * _count_unread_tokens(self._new[0]) > self._piece):
+        oldest = self._new[0]
+        is_long = self._is_cpu or 2 * _count_unread_tokens(oldest) > self._piece
+        if oldest.cache is None and is_long and not oldest.is_scored:  # the prefix cache has no scores
             # Such a row is read alone, not beside others.
-            self._new[0].cache = self.prefixes.find_prefix(self._new[0].tokens)
-        if _count_unread_tokens(self._new[0]) > self._piece:
-            group = [self._new[0]]
+            oldest.cache = self.prefixes.find_prefix(oldest.tokens)
+        if _count_unread_tokens(oldest) > self._get_piece(oldest):
+            group = [oldest]
             found = run_in_halves(self._read_next_piece, group)
         else:
             group = self._select_alike_rows()
@@ -206,17 +216,18 @@ class PipelineStepper(Stepper):
             return [oldest]
         length = len(oldest.tokens)
         others = [row for row in self._new if row is not oldest and row.cache is None]
+        others = [row for row in others if row.is_scored == oldest.is_scored]
         group, longest = [oldest], length
         for row in sorted(others, key=lambda row: abs(len(row.tokens) - length)):
             longest = max(longest, len(row.tokens))
-            if longest * (len(group) + 1) > self._piece:
+            if longest * (len(group) + 1) > self._get_piece(oldest):
                 break
             group.append(row)
         return group
 
     def _read_next_piece(self, rows: Sequence[GeneratedRow]) -> list[Any]:
         [row] = rows
-        self._forwards.prefill_piece(row, self._piece)
+        self._forwards.prefill_piece(row, self._get_piece(row))
         self.prefixes.keep_prefix(row.tokens[: row.tokens_read], row.cache.layers, 0)
         return [None]
 
@@ -227,7 +238,7 @@ class PipelineStepper(Stepper):
         """
         cache = rows[0].cache
         if cache is not None:
-            scores = self._forwards.prefill_piece(rows[0], self._piece)
+            scores = self._forwards.prefill_piece(rows[0], self._get_piece(rows[0]))
         else:
             scores, cache = self._forwards.prefill_prompts(rows)
         chosen = self._choose(rows, scores)
@@ -304,13 +315,15 @@ class PipelineStepper(Stepper):
     def _take_token(self, row: GeneratedRow, token: int | InferenceError) -> Progress:
         if isinstance(token, InferenceError):
             return Progress(key=row.key, answer=token)
+        count = len(row.tokens)
         try:
             row.add_token(token)
             answer = self._requests.make_answer(row) if row.ending else OPEN
         except Exception as error:
             return Progress(key=row.key, answer=engine_calls.make_job_error(error))
         text = row.text.take_new_text(last=row.ending is not None)
-        return Progress(key=row.key, text=text, tokens=1, scores=row.take_new_scores(), answer=answer)
+        count = len(row.tokens) - count
+        return Progress(key=row.key, text=text, tokens=count, scores=row.take_new_scores(), answer=answer)
 
 
 def _may_wait(row: GeneratedRow, *, is_alone: bool) -> bool:

@@ -31,6 +31,7 @@ KNOWN = {
     "max_length", "min_length", "min_new_tokens", "no_repeat_ngram_size", "min_p", "epsilon_cutoff", "eta_cutoff",
     "top_h", "bad_words_ids", "suppress_tokens", "sequence_bias", "exponential_decay_length_penalty",
     "renormalize_logits", "remove_invalid_values", "add_special_tokens", "grammar", "logprobs", "tools",
+    "prompt_logprobs", "prompt_only",
 }  # fmt: skip
 CHANGING_ROPE = ("dynamic", "longrope")  # kinds of RoPE by which a row's positions depend on its longest neighbour
 

@@ -28,6 +28,7 @@ from inference.errors import (
     InferenceError,
     InvalidInput,
     OutOfMemory,
+    TimedOut,
 )
 from inference.telemetry import logs
 from inference.telemetry.exceptions import format_places
@@ -251,7 +252,7 @@ def make_job_error(error: BaseException) -> InferenceError:
 
     The exception itself is not kept: its traceback holds the call's tensors.
     """
-    if isinstance(error, InvalidInput | EngineError | OutOfMemory):
+    if isinstance(error, InvalidInput | EngineError | OutOfMemory | TimedOut):
         error.__cause__ = error.__context__ = None
         return error.with_traceback(None)
     if isinstance(error, BadOutput):  # its message is of the engine

@@ -35,6 +35,7 @@ LIMITS = ("max_tokens", "max_completion_tokens", "max_new_tokens")
 OWN = {"return_full_text": False, "details": True}  # parameters that the form of the answer needs
 TURN = {"continue_final_message": False, "add_generation_prompt": True}  # fields of vLLM, and their defaults
 MOST_ANSWERS = 128  # OpenAI's limit
+PROMPT = ("prompt_logprobs", "prompt_only")  # parameters that `echo` has
 LOGPROBS = ("logprobs", "top_logprobs")
 MOST_LOGPROBS = 20
 STREAM_OPTIONS = ("include_usage", "include_obfuscation")
@@ -228,7 +229,7 @@ def _read_include_usage(options: object) -> bool:
 
 def _read_parameters(spec: ModelSpec, rest: dict[str, Any]) -> dict[str, Any]:
     """Return the parameters that the body gives: the model's own may stand beside OpenAI's."""
-    known = {**RENAMED, **{name: name for name in spec.parameters if name not in OWN and name not in TURN}}
+    known = {**RENAMED, **{name: name for name in spec.parameters if name not in (*OWN, *TURN, *PROMPT)}}
     refuse_unknown_fields(rest, known)
     shared = tasks.find_task(spec.task).parameters
     parameters = {

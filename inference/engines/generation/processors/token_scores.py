@@ -1,20 +1,18 @@
-"""The log probabilities of the tokens that rows generate, for requests that ask for them."""
+"""The log probabilities of the tokens of prompts and answers, for requests that ask for them."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from transformers import LogitsProcessor
 
 from inference.engines.generation.rows.growing_text import Decoder, GrowingText
-from inference.engines.inputs.stops import read_special_tokens
 from inference.engines.stepper import TokenScore
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+from inference.errors import BadOutput
 
 FIELD = "parameters.logprobs"
 LEAST = -9999.0  # of a token that is forbidden: JSON has no infinity, and OpenAI writes this number
+AT_ONCE = 32  # positions of a prompt whose log probabilities are computed together
 Best = list[tuple[int, float]]  # tokens with their log probabilities, the likeliest first
 
 
@@ -25,24 +23,21 @@ class TokenScores(LogitsProcessor):
     when memory was short.
     """
 
-    def __init__(self, tokenizer: "PreTrainedTokenizerBase", decoder: Decoder, *, top: int, prompt: int) -> None:
+    def __init__(self, decoder: Decoder, *, top: int, prompt: int) -> None:
         """Take how many of a step's likeliest tokens are kept, and the tokens of the prompt with its padding."""
-        self._tokenizer, self._decoder = tokenizer, decoder
-        self._top, self._prompt = top, prompt
-        self._special = frozenset(read_special_tokens(tokenizer).values())
+        self._decoder, self._top, self._prompt = decoder, top, prompt
         self._last: dict[int, tuple[int, torch.Tensor]] = {}  # by row: a step, and its log probabilities, [vocabulary]
         self._best: dict[int, dict[int, Best]] = {}  # by row and step
         self._chosen: dict[int, dict[int, float]] = {}  # by row and step, of the token that was generated
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """Keep what the scores, which are [rows, vocabulary], say of the next tokens, and return them."""
-        found = scores.float().log_softmax(-1).clamp(min=LEAST)
-        likeliest = found.topk(self._top)
-        best = zip(likeliest.indices.tolist(), likeliest.values.tolist(), strict=True)
-        for row, (tokens, pair) in enumerate(zip(input_ids[:, self._prompt :].tolist(), best, strict=True)):
+        found = _compute_logprobs(scores)
+        answers = zip(input_ids[:, self._prompt :].tolist(), _list_best(found, self._top), strict=True)
+        for row, (tokens, best) in enumerate(answers):
             self._note_last_token(row, tokens)
             self._last[row] = len(tokens), found[row]
-            self._best.setdefault(row, {})[len(tokens)] = list(zip(*pair, strict=True))
+            self._best.setdefault(row, {})[len(tokens)] = best
         return scores
 
     def _note_last_token(self, row: int, tokens: Sequence[int]) -> None:
@@ -65,20 +60,73 @@ class TokenScores(LogitsProcessor):
         The likeliest tokens of the step are beside the one that was chosen.
         """
         self._note_last_token(row, tokens)
-        step, before = len(tokens) - 1, text.last_tokens
-
-        def describe(token: int, logprob: float) -> dict[str, Any]:
-            shown = self._decoder.decode_after(before, [token]) or str(self._tokenizer.decode([token]))
-            return {"id": token, "text": shown, "logprob": logprob, "special": token in self._special}
-
-        chosen = describe(tokens[-1], self._chosen.get(row, {}).get(step, LEAST))
-        best = self._best.get(row, {}).get(step, ())
-        return {**chosen, "start": len(text.value)}, [describe(*each) for each in best]
+        step = len(tokens) - 1
+        logprob, best = self._chosen.get(row, {}).get(step, LEAST), self._best.get(row, {}).get(step, [])
+        token, likeliest = _describe_token(self._decoder, tokens[-1], logprob, best, text.last_tokens)
+        return {**token, "start": len(text.value)}, likeliest
 
 
-def make_score_details(scores: Sequence[TokenScore]) -> dict[str, Any]:
-    """Return what the details of an answer have of its tokens."""
-    return {"tokens": [token for token, _ in scores], "top_tokens": [likeliest for _, likeliest in scores]}
+class PromptScores:
+    """The log probabilities of one prompt's tokens. They are read piece by piece, from the beginning of the prompt."""
+
+    def __init__(self, decoder: Decoder, *, top: int, prompt: Sequence[int]) -> None:
+        """Take how many of the likeliest tokens are kept of each position, and the tokens of the prompt."""
+        self._decoder, self._top, self._prompt = decoder, top, list(prompt)
+        self._logprobs: list[float | None] = [None]  # of the tokens so far: nothing stands before the first
+        self._best: list[Best] = [[]]
+
+    @property
+    def is_complete(self) -> bool:
+        return len(self._logprobs) == len(self._prompt)
+
+    def read_scores(self, first: int, scores: torch.Tensor) -> None:
+        """Read the scores, which are [positions, vocabulary], of the tokens behind each position from `first` on.
+
+        What was known of these tokens is replaced. Raises `BadOutput` if the scores are not numbers.
+        """
+        del self._logprobs[first + 1 :], self._best[first + 1 :]
+        wanted = self._prompt[first + 1 : first + 1 + len(scores)]
+        for start in range(0, len(wanted), AT_ONCE):
+            tokens = wanted[start : start + AT_ONCE]
+            found = _compute_logprobs(scores[start : start + len(tokens)])
+            own = found.gather(-1, torch.tensor(tokens, device=found.device)[:, None])[:, 0]
+            if own.isnan().any():
+                raise BadOutput("The model's scores for the tokens of a prompt are not numbers.")
+            self._logprobs += own.tolist()
+            self._best += _list_best(found, self._top)
+
+    def describe_tokens(self) -> dict[str, Any]:
+        """Return what the details of an answer have of the tokens of its prompt."""
+        found = list[TokenScore]()
+        for place, (token, logprob, best) in enumerate(zip(self._prompt, self._logprobs, self._best, strict=True)):
+            before = self._prompt[max(0, place - 1) : place]
+            found.append(_describe_token(self._decoder, token, logprob, best, before))
+        return {"prefill": [token for token, _ in found], "prefill_top_tokens": [likeliest for _, likeliest in found]}
+
+
+def _compute_logprobs(scores: torch.Tensor) -> torch.Tensor:
+    return scores.float().log_softmax(-1).clamp(min=LEAST)
+
+
+def _list_best(found: torch.Tensor, top: int) -> list[Best]:
+    """Return the likeliest tokens of each row of log probabilities, which are [rows, vocabulary]."""
+    likeliest = found.topk(min(top, found.shape[-1]))
+    pairs = zip(likeliest.indices.tolist(), likeliest.values.tolist(), strict=True)
+    return [list(zip(*pair, strict=True)) for pair in pairs]
+
+
+def _describe_token(
+    decoder: Decoder, token: int, logprob: float | None, best: Best, before: Sequence[int]
+) -> TokenScore:
+    """Return a token and the likeliest in its place, behind the tokens `before`."""
+    likeliest = [{**decoder.describe_token(other, before), "logprob": value} for other, value in best]
+    return {**decoder.describe_token(token, before), "logprob": logprob}, likeliest
+
+
+def make_score_details(scores: Sequence[TokenScore], *, seed: int | None) -> dict[str, Any]:
+    """Return what the details of an answer have of its tokens. `seed` is that of a text which was sampled."""
+    tokens, likeliest = [token for token, _ in scores], [likeliest for _, likeliest in scores]
+    return {"seed": seed, "prefill": [], "tokens": tokens, "top_tokens": likeliest}
 
 
 def find_scores(processors: Sequence[Any]) -> TokenScores | None:

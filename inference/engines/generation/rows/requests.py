@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from inference.engines.generation.processors.token_scores import PromptScores
 from inference.engines.generation.rows.growing_text import Decoder, GrowingText, continues_prompt
 from inference.engines.generation.rows.row import GeneratedRow
 from inference.engines.inputs import step_errors
@@ -38,7 +39,8 @@ class Requests:
 
     def _read_row(self, key: Hashable, value: object, given: dict[str, Any], seed: int) -> GeneratedRow:
         seed, stops = given.pop("seed", seed), given.pop("stop", ())
-        details = given.pop("details", False) or "logprobs" in given
+        details = given.pop("details", False) or not given.keys().isdisjoint(("logprobs", "prompt_logprobs"))
+        top, only_prompt = given.pop("prompt_logprobs", None), given.pop("prompt_only", False)
         parameters = self.steps.split_parameters(self.feed.complete_parameters(self.pipe, given))
         [found] = self.steps.make_rows(0, value, parameters)
         tokens = found.features["input_ids"][0].tolist()
@@ -52,13 +54,14 @@ class Requests:
             details=details,
             tokens=tokens,
             prompt=len(tokens),
-            longest=min(config.max_length, self.context),
+            longest=len(tokens) if only_prompt else min(config.max_length, self.context),
             ends=frozenset(list_ends(config.eos_token_id)),
             stops=parsed_stops.tokens,
             processors=processors,
             samples=config.do_sample,
             generator=torch.Generator(self.pipe.model.device).manual_seed(seed),
             text=GrowingText(self.decoder, parsed_stops.texts, self.decoder.find_context(before)),
+            prompt_scores=None if top is None else PromptScores(self.decoder, top=top, prompt=tokens),
         )
 
     def _capture_settings(self, features: Mapping[str, Any], run: dict[str, Any]) -> tuple[Any, Any]:

@@ -6,7 +6,12 @@ from typing import Any
 
 import torch
 
-from inference.engines.generation.processors.token_scores import TokenScores, find_scores, make_score_details
+from inference.engines.generation.processors.token_scores import (
+    PromptScores,
+    TokenScores,
+    find_scores,
+    make_score_details,
+)
 from inference.engines.generation.rows.ending import Ending
 from inference.engines.generation.rows.growing_text import GrowingText
 from inference.engines.stepper import TokenScore
@@ -29,6 +34,7 @@ class GeneratedRow:
     samples: bool  # True if tokens are drawn at random
     generator: torch.Generator
     text: GrowingText
+    prompt_scores: PromptScores | None = None  # of a request that asks for its prompt's log probabilities
     cache: Any = None  # the `Cache` of a long prompt while it is read in pieces
     ending: Ending | None = None
     was_short: bool = False  # True if memory was short while it was the only row
@@ -45,12 +51,20 @@ class GeneratedRow:
         return int(self.cache.get_seq_length()) if self.cache is not None else 0
 
     @property
+    def is_scored(self) -> bool:
+        """True if log probabilities of its prompt are still to be computed."""
+        return self.prompt_scores is not None and not self.prompt_scores.is_complete
+
+    @property
     def column_count(self) -> int:
         """Number of columns that it has: the last token has none before the next step."""
         return len(self.tokens) - 1
 
     def add_token(self, token: int) -> None:
-        """Add a token that was generated, and end the row if it is the last one."""
+        """Add a token that was generated, and end the row if it is the last one, or one too many."""
+        if len(self.tokens) >= self.longest:
+            self.end_row("length")
+            return
         self.tokens.append(token)
         if self.token_scores:
             self.scores.append(self.token_scores.describe_last_token(0, self.tokens[self.prompt :], self.text))
@@ -78,8 +92,14 @@ class GeneratedRow:
             found=self.text.decode_alone(generated),
             text=self.text.final_text,
             has_details=self.details,
-            tokens=make_score_details(self.scores) if self.token_scores else {},
+            tokens=self._make_token_details(),
         )
+
+    def _make_token_details(self) -> dict[str, Any]:
+        """Return the details of a request that asks for the tokens of its answer or of its prompt."""
+        seed = self.generator.initial_seed() if self.samples else None
+        found = make_score_details(self.scores, seed=seed) if self.token_scores else {}
+        return found | (self.prompt_scores.describe_tokens() if self.prompt_scores else {})
 
     def take_new_scores(self) -> list[TokenScore]:
         """Return the scores of the tokens whose text was returned, and whose scores were not returned before."""

@@ -12,8 +12,9 @@ import torch
 
 from inference.batching.room import Room
 from inference.engines.generation import forwards, pipeline_stepper, prefix_cache
+from inference.engines.generation.processors import token_scores
 from inference.engines.stepper import OPEN
-from inference.errors import UNREADABLE, InvalidInput
+from inference.errors import UNREADABLE, InvalidInput, TimedOut
 from tests import decoders, tiny_models
 from tests.decoders import ProgressCollector
 from tests.inference.engines.generation.test_growing_text import with_bytes
@@ -269,6 +270,80 @@ class AnswerTests(StepperTestCase):
                         )
                         self.assertEqual(found, expected)
         self.assertFalse(asked)
+
+    def test_log_probabilities_of_prompts_are_the_model_s_whatever_the_prompts_are_read_beside(self) -> None:
+        """They are read side by side and in pieces, beside rows that ask for none and behind a known beginning."""
+        beginning = "You answer in one word. " * 6
+        asked = [*prompts(random.Random(3), 5), beginning + "a?", beginning + "bc?", "x"]
+        for name in STEPPED:
+            engine = decoders.over(decoders.model(name))
+            with (
+                self.subTest(name),
+                patch.object(pipeline_stepper, "PIECE", 64),
+                patch.object(engine.stepper, "_scored_piece", 48),
+                patch.object(token_scores, "AT_ONCE", 7),
+            ):
+                collector = ProgressCollector(engine.stepper)
+                for prompt in asked:
+                    engine.stepper.join(prompt, prompt, {**GREEDY, "max_new_tokens": 4}, seed=0)
+                    given = {"prompt_logprobs": 2, "logprobs": 2, "prompt_only": len(prompt) % 2 == 0}
+                    engine.stepper.join((prompt,), prompt, {**GREEDY, "max_new_tokens": 4, **given}, seed=0)
+                    collector.step()
+                collector.all()
+                for prompt in asked:
+                    [plain], [answer] = collector.answers[prompt], collector.answers[(prompt,)]
+                    is_alone = len(prompt) % 2 == 0
+                    self.assertEqual(answer["generated_text"], "" if is_alone else plain["generated_text"])
+                    self.assertEqual(collector.tokens[(prompt,)], 0 if is_alone else 4)
+                    self.assert_prompt_is_scored(engine, prompt, answer["details"], top=2)
+
+    def test_only_prompts_that_are_scored_have_the_scores_of_all_positions(self) -> None:
+        engine, kept = decoders.over(decoders.model("Llama")), list[tuple[int, int]]()
+
+        def run(*given: Any) -> Any:
+            with patch.object(engine.pipe.model, "forward", wraps=engine.pipe.model.forward) as forward:
+                found = run_alone(*given)
+            kept.append((given[1].shape[1], forward.call_args.kwargs.get("logits_to_keep", 0)))
+            return found
+
+        with patch.object(forwards.Forwards, "_run_forward", autospec=True, side_effect=run):
+            collector = ProgressCollector(engine.stepper)
+            for key, given in (("plain", {}), ("scored", {"prompt_logprobs": 0}), ("beside", {"logprobs": 2})):
+                engine.stepper.join(key, "hello", {**GREEDY, "max_new_tokens": 3, **given}, seed=0)
+            collector.all()
+        self.assertEqual(sorted({shape for shape in kept if shape[0] > 1}), [(5, 0), (5, 1)])
+        self.assertEqual({keep for width, keep in kept if width == 1}, {1})
+        self.assertEqual(collector.answers["scored"][0]["details"].keys() & {"tokens", "top_tokens"}, set())
+
+    def test_a_prompt_whose_scores_are_not_all_there_fails_where_it_is_cut(self) -> None:
+        engine, given = decoders.engine("Llama"), {**GREEDY, "prompt_logprobs": 0, "max_new_tokens": 5}
+        with patch.object(pipeline_stepper, "PIECE", 16):
+            engine.stepper.join("long", "abc" * 10, given, seed=0)
+            engine.stepper.step()
+            self.assertIsInstance(engine.stepper.finish("long").answer, TimedOut)
+            engine.stepper.join("long", "abc" * 10, given, seed=0)
+            for _ in range(2):
+                engine.stepper.step()
+            [answer] = engine.stepper.finish("long").answer
+        self.assert_prompt_is_scored(engine, "abc" * 10, answer["details"], top=0)
+
+    def test_prompts_are_scored_by_the_step_only(self) -> None:
+        for name in ("prompt_logprobs", "prompt_only"):
+            with self.assertRaises(InvalidInput) as refused:
+                alone(decoders.engine("Mamba"), "hello", **{name: 1})
+            self.assertEqual(refused.exception.field, f"parameters.{name}")
+
+    def assert_prompt_is_scored(self, engine: Any, prompt: str, details: Any, *, top: int) -> None:
+        ids = engine.pipe.tokenizer(prompt)["input_ids"]
+        with torch.inference_mode():
+            scores = engine.pipe.model(torch.tensor([ids])).logits[0].float().log_softmax(-1)
+        self.assertEqual([token["id"] for token in details["prefill"]], ids)
+        self.assertEqual((details["prefill"][0]["logprob"], details["prefill_top_tokens"][0]), (None, []))
+        behind = zip(details["prefill"][1:], details["prefill_top_tokens"][1:], scores, strict=False)
+        for token, best, expected in behind:
+            self.assertAlmostEqual(token["logprob"], float(expected[token["id"]]), places=3)
+            found = torch.tensor([each["logprob"] for each in best])
+            self.assertTrue(torch.allclose(found, expected.topk(top).values, atol=1e-3))
 
     def test_what_the_tokenizer_says_of_an_input_is_its_sender_s_and_what_a_bug_says_is_not(self) -> None:
         engine = decoders.engine("Llama")

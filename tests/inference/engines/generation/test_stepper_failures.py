@@ -50,14 +50,27 @@ class FailureTests(StepperTestCase):
         self.engine = decoders.engine("Llama")
         self.expected = {prompt: alone(self.engine, prompt, **GIVEN) for prompt in PROMPTS}
 
-    def answers(self, *prompts: str, before: int = 0) -> dict[Any, Any]:
+    def answers(self, *prompts: str, before: int = 0, **given: Any) -> dict[Any, Any]:
         collector = ProgressCollector(self.engine.stepper)
         for prompt in prompts or PROMPTS:
-            self.engine.stepper.join(prompt, prompt, GIVEN, seed=0)
+            self.engine.stepper.join(prompt, prompt, {**GIVEN, **given}, seed=0)
             for _ in range(before):
                 collector.step()
         self.addCleanup(lambda: [self.engine.stepper.leave(prompt) for prompt in PROMPTS])
         return collector.all().answers
+
+    def test_a_prompt_whose_scores_are_no_numbers_fails_alone(self) -> None:
+        def spoil(tokens: torch.Tensor, scores: torch.Tensor) -> None:
+            for row, column in (tokens == ord("k") - ord("!")).nonzero().tolist():
+                if scores.shape[1] > 1:
+                    scores[row, column] = float("nan")
+
+        with forwards(self.engine, spoil):
+            answers = self.answers(prompt_logprobs=1)
+        self.assertIsInstance(answers.pop("ok then"), BadOutput)
+        for prompt, [answer] in answers.items():
+            self.assertEqual(len(answer.pop("details")["prefill"]), len(prompt))
+        self.assert_others_are_right({**answers, "ok then": None}, "ok then")
 
     def assert_others_are_right(self, answers: dict[Any, Any], *culprits: str) -> None:
         self.assertEqual(answers.keys(), set(PROMPTS))
@@ -144,6 +157,22 @@ class FailureTests(StepperTestCase):
         with forwards(self.engine, spoil):
             self.assert_others_are_right(self.answers(before=1))
         self.assertLess(sum(size > 2 for size in sizes), 8)
+
+    def test_prompts_are_scored_once_where_memory_is_short(self) -> None:
+        tried = set()
+
+        def spoil(tokens: torch.Tensor, scores: torch.Tensor) -> None:
+            shape = tuple(scores.shape[:2])
+            if shape[1] > 1 and (shape[0] > 2 or shape not in tried):
+                tried.add(shape)
+                raise NO_MEMORY
+
+        with patch.object(pipeline_stepper, "PIECE", 20), forwards(self.engine, spoil):
+            answers = self.answers(prompt_logprobs=1)
+        for prompt, [answer] in answers.items():
+            details = answer.pop("details")
+            self.assertEqual([token["text"] for token in details["prefill"]], list(prompt))
+        self.assert_others_are_right(answers)
 
     def test_where_no_cells_can_be_made_the_last_rows_wait_for_the_others(self) -> None:
         cells = self.engine.stepper.cells

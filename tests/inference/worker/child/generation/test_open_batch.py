@@ -19,7 +19,7 @@ from inference import process
 from inference.catalog.parameters import ParameterSpec
 from inference.catalog.specs import ModelSpec
 from inference.engines.stepper import Progress
-from inference.errors import DeviceFailed, ModelUnavailable, StoreUnavailable
+from inference.errors import DeviceFailed, ModelUnavailable, StoreUnavailable, TimedOut
 from inference.models import Job, Status
 from inference.store import rows, transitions
 from inference.streams import reader, redis_streams
@@ -411,6 +411,14 @@ class LimitTests(SteppingCase):
         with patch.object(self.engine.stepper, "finish", lambda key: Progress(key=key, answer=answer)):
             self.call(late := self.job(90), command=ChildCommand.DRAIN)
         self.assertEqual(self.row(late).output, answer)
+
+    def test_a_model_may_have_no_answer_to_make_of_it(self) -> None:
+        self.let_steps_take(COUNTED * self.time_limit_s + 1)  # four of them are the limit
+        answer = TimedOut("Its time was over before its prompt was read.")
+        with patch.object(self.engine.stepper, "finish", lambda key: Progress(key=key, answer=answer)):
+            self.call(late := self.job(90), command=ChildCommand.DRAIN)
+        row = self.row(late)
+        self.assertEqual((row.error_code, row.error_detail), ("timed_out", answer.message))
 
     def test_a_job_without_a_word_at_the_limit_fails(self) -> None:
         self.let_steps_take(COUNTED * self.time_limit_s + 1)  # four of them are the limit
