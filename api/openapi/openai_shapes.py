@@ -120,6 +120,7 @@ class SpeechBody(Shape):
 
 class TextBody(CompletionBody):
     prompt = serializers.CharField(allow_blank=True)
+    echo = serializers.BooleanField(required=False, help_text="The text begins with the prompt.")
 
 
 class ChoiceShown(Shape):

@@ -8,6 +8,7 @@ from uuid import uuid4
 
 from django.test import SimpleTestCase, override_settings
 
+from api.answers.completions.logprobs import list_all_scores, make_text_logprobs
 from api.requests.dialects.generation import completions
 from inference.catalog.lookup import spec_of
 from inference.catalog.reader import parse_catalog
@@ -38,7 +39,8 @@ def generated(value: Any, parameters: dict[str, Any]) -> Any:
     """As a model answers that generates three tokens, and ends."""
     prompt = value if isinstance(value, str) else "|".join(f"{each['role']}:{each['content']}" for each in value)
     details = {"finish_reason": parameters.get("style") or "eos_token", "prompt_tokens": 2, "generated_tokens": 3}
-    return [{"generated_text": f"<{prompt}>", "details": details}]
+    before = prompt if parameters.get("return_full_text") else ""
+    return [{"generated_text": f"{before}<{prompt}>", "details": details}]
 
 
 def answering(answer: Any, value: Any, parameters: dict[str, Any]) -> Any:
@@ -501,6 +503,32 @@ class ReadTests(SimpleTestCase):
                 completions.read_chat({"messages": HELLO, **fields}, PIPELINE)
             self.assertEqual(caught.exception.field, field)
 
+    def test_an_answer_that_begins_with_its_prompt(self) -> None:
+        limited = {"max_new_tokens": 5, **OWN, "return_full_text": True}
+        alone = {**limited, "max_new_tokens": 1, "prompt_only": True}
+        scores = {"logprobs": 2, "prompt_logprobs": 2}
+        for fields, expected in (
+            ({"max_tokens": 5}, limited), ({"max_tokens": 5, "logprobs": 2}, {**limited, **scores}),
+            ({"max_tokens": 0}, alone), ({"max_completion_tokens": 0, "logprobs": 2}, {**alone, **scores}),
+            ({"max_tokens": 5, "echo": False}, {**limited, "return_full_text": False}),
+        ):  # fmt: skip
+            with self.subTest(fields):
+                read = completions.read_text_completion({"prompt": "a", "echo": True, **fields}, PIPELINE)
+                self.assertEqual(read.submission.parameters, expected)
+        wrong: list[tuple[dict[str, Any], str]] = [
+            ({"echo": 1}, "echo"), ({"echo": True, "stream": True}, "echo"),
+            ({"echo": True, "max_tokens": False}, "max_tokens"), ({"max_tokens": 0}, "max_tokens"),
+            ({"prompt_logprobs": 1}, "prompt_logprobs"), ({"prompt_only": True}, "prompt_only"),
+        ]  # fmt: skip
+        for fields, field in wrong:
+            with self.subTest(fields), self.assertRaises(InvalidInput) as caught:
+                read = completions.read_text_completion({"prompt": "a", **fields}, PIPELINE)
+                with read.translate_errors():
+                    validate_parameters(PIPELINE, read.submission.parameters)
+            self.assertEqual(caught.exception.field, field)
+        own = {"model": "prompts", "prompt": "x", "echo": True, "max_tokens": 0}
+        self.assertEqual(self.refused(own, completions.read_text_completion).field, "echo")
+
     def test_an_answer_that_ignores_its_end_has_as_many_tokens_as_it_may(self) -> None:
         self.assertEqual(self.parameters(ignore_eos=True, max_tokens=5), {"max_new_tokens": 5, "min_new_tokens": 5})
         chat = self.parameters(ignore_eos=True)
@@ -580,6 +608,25 @@ class AnswerTests(ApiTestCase):
             completion["choices"], [{"index": 0, "text": "<hello>", "finish_reason": "stop", "logprobs": None}]
         )
         self.assertEqual(completion["usage"]["total_tokens"], 5)
+
+    def test_a_text_with_its_prompt(self) -> None:
+        completion = self.complete(TEXT, prompt="hello", echo=True)
+        self.assertEqual(completion["choices"][0]["text"], "hello<hello>")
+
+    def test_the_tokens_of_a_prompt_have_their_places_in_the_text(self) -> None:
+        def token(text: str, logprob: float | None = -1.0, *, special: bool = False) -> dict[str, Any]:
+            return {"id": 1, "text": text, "logprob": logprob, "special": special}
+
+        prompt = [token("<s>", None, special=True), token("a"), token("\ufffd"), token("\ufffd"), token(" b")]
+        answer = [token(" c"), token("</s>", special=True)]
+        best = [token("x", -0.5), token("x", -0.7)]
+        details = {"prefill": prompt, "prefill_top_tokens": [[], best, [], [], []]}
+        details |= {"tokens": answer, "top_tokens": [best, []]}
+        found = make_text_logprobs(list_all_scores(details, "aé b c"))
+        self.assertEqual(found["tokens"], ["<s>", "a", "\ufffd", "\ufffd", " b", " c", "</s>"])
+        self.assertEqual(found["token_logprobs"], [None] + 6 * [-1.0])
+        self.assertEqual(found["top_logprobs"], [None, {"x": -0.5}, {}, {}, {}, {"x": -0.5}, {}])
+        self.assertEqual(found["text_offset"], [0, 0, 1, 1, 2, 4, 6])
 
     def test_hugging_face_s_clients_name_the_model_in_the_address(self) -> None:
         chat = self.complete("/v1/models/prompts/v1/chat/completions", messages=HELLO)

@@ -338,6 +338,31 @@ class ClientTests(StackCase):
             stream.until_done()
             self.assertEqual(stream.current_completion_snapshot.choices[0].logprobs, whole.logprobs)
 
+    def test_prompts_are_scored(self) -> None:
+        """As harnesses rank choices: by the tokens of several prompts, behind which at most one is generated."""
+        prompts = ["hello there", "good morning", "hello"]
+        options: Any = {"model": "tiny", "temperature": 0, "echo": True, "logprobs": 1, "seed": 1}
+        for limit in (0, 1):
+            answer = self.client().completions.create(prompt=prompts, max_tokens=limit, **options)
+            for prompt, choice in zip(prompts, answer.choices, strict=True):
+                scores = choice.logprobs
+                assert scores
+                assert scores.tokens
+                assert scores.token_logprobs
+                assert scores.top_logprobs
+                self.assertTrue(choice.text.startswith(prompt))
+                self.assertEqual(choice.finish_reason, "length")
+                self.assertEqual("".join(scores.tokens[: len(prompt)]), prompt)
+                self.assertEqual(scores.text_offset, list(range(len(prompt) + limit)))
+                self.assertEqual((scores.token_logprobs[0], scores.top_logprobs[0]), (None, None))
+                for logprob, best in zip(scores.token_logprobs[1:], scores.top_logprobs[1:], strict=True):
+                    self.assertLessEqual(logprob, max(best.values()))
+            assert answer.usage
+            self.assertEqual(answer.usage.prompt_tokens, sum(map(len, prompts)))
+            self.assertEqual(answer.usage.completion_tokens, limit * len(prompts))
+        only = self.client().completions.create(model="tiny", prompt="hello", echo=True, max_tokens=0)
+        self.assertEqual((only.choices[0].text, only.choices[0].logprobs), ("hello", None))
+
     def test_several_prompts(self) -> None:
         options: Any = {"model": "tiny", "temperature": 0, "max_tokens": 5}
         answer = self.client().completions.create(prompt=["hello", "good morning"], **options)

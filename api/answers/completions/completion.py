@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from api.answers.completions import tool_calls
-from api.answers.completions.logprobs import make_chat_logprobs, make_text_logprobs
+from api.answers.completions.logprobs import list_all_scores, make_chat_logprobs, make_text_logprobs
 from api.errors.problems import ApiError
 from api.requests.dialects.base import TIERS
 from inference.catalog import tasks
@@ -82,7 +82,8 @@ def _make_choice(kind: CompletionKind, job: Job, index: int, text: str, details:
     if calls:
         fields["message"] |= {"content": words or None, "tool_calls": calls}
     reason = read_finish_reason(details, calls_tools=bool(calls))
-    scores = read_scores(details)
+    is_echoed = job.parameters.get("return_full_text") and details.get("prefill")
+    scores = list_all_scores(details, text) if is_echoed else read_scores(details)
     logprobs = None if scores is None else kind.make_logprobs(scores)
     return {"index": index, **fields, "finish_reason": reason, "logprobs": logprobs}
 
@@ -114,10 +115,10 @@ def make_completion_head(kind: CompletionKind, job: Job) -> dict[str, Any]:
 def read_generated_texts(job: Job) -> list[tuple[str, Mapping[str, Any]]]:
     """Return the text of each answer, as a stream sends it, and its details.
 
-    Raises `ApiError` if the output holds no text.
+    The text begins with its prompt where the job asks for that. Raises `ApiError` if the output holds no text.
     """
     if is_single_text(job):
-        text = extract_generated_text(job)
+        text = extract_text(job.output) if job.parameters.get("return_full_text") else extract_generated_text(job)
         found = [(text, read_details(job.output))]
     else:
         outputs = job.output if isinstance(job.output, list) else []

@@ -1,4 +1,4 @@
-"""The log probabilities of generated tokens, as streams have them, in the forms of OpenAI's interface."""
+"""The log probabilities of tokens, as streams have them, in the forms of OpenAI's interface."""
 
 from __future__ import annotations
 
@@ -23,9 +23,30 @@ def make_text_logprobs(scores: Sequence[Any]) -> dict[str, Any]:
         best: dict[str, float] = {}
         for other in likeliest:  # the likeliest first: several tokens may have one text
             best.setdefault(other["text"], other["logprob"])
-        found["top_logprobs"].append(best)
+        found["top_logprobs"].append(None if token["logprob"] is None else best)
         found["text_offset"].append(token["start"])
     return found
+
+
+def list_all_scores(details: Mapping[str, Any], text: str) -> list[Any]:
+    """Return the scores of all tokens of a text that begins with its prompt, also of those that do not show.
+
+    Tokens that are parts of one character start at its place, and one that does not show at the place of the next.
+    """
+    prompt = zip(details["prefill"], details["prefill_top_tokens"], strict=True)
+    answer = zip(details.get("tokens", ()), details.get("top_tokens", ()), strict=True)
+    scores, place, parts = list[Any](), 0, 0
+    for token, likeliest in [*prompt, *answer]:
+        size = len(token["text"])
+        found = text.find(token["text"], place, place + parts + size)
+        if found >= 0:
+            place, parts = found, 0
+        scores.append([{**token, "start": place}, likeliest])
+        if found < 0 and UNFINISHED in token["text"]:
+            parts += 1
+        elif found >= 0 or not token["special"]:
+            place += size
+    return scores
 
 
 def _describe(token: Mapping[str, Any]) -> dict[str, Any]:

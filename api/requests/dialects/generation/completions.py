@@ -35,7 +35,8 @@ LIMITS = ("max_tokens", "max_completion_tokens", "max_new_tokens")
 OWN = {"return_full_text": False, "details": True}  # parameters that the form of the answer needs
 TURN = {"continue_final_message": False, "add_generation_prompt": True}  # fields of vLLM, and their defaults
 MOST_ANSWERS = 128  # OpenAI's limit
-PROMPT = ("prompt_logprobs", "prompt_only")  # parameters that `echo` has
+ECHO = "echo"
+PROMPT = ("prompt_logprobs", "prompt_only")  # parameters that stand for `echo` with other fields
 LOGPROBS = ("logprobs", "top_logprobs")
 MOST_LOGPROBS = 20
 STREAM_OPTIONS = ("include_usage", "include_obfuscation")
@@ -131,7 +132,7 @@ def _read_settings(
     given: dict[str, Any], spec: ModelSpec, field: str, most_tokens: int | None
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the parameters that stand in the body as such, and the client's names of those that have two."""
-    form_fields = (*answer_grammars.FIELDS, *LOGPROBS, *(tools.FIELDS if field == "messages" else ()))
+    form_fields = (*answer_grammars.FIELDS, *LOGPROBS, *(tools.FIELDS if field == "messages" else (ECHO,)))
     own_names = (field, "model", "stream", "stream_options", "n", "ignore_eos", SERVICE_TIER, *form_fields)
     rest = {name: value for name, value in given.items() if name not in own_names}
     if len(limits := [name for name in LIMITS if name in rest]) > 1:
@@ -156,6 +157,8 @@ def _refuse_combination(
     if is_streamed and count > 1:
         several = field if answers == 1 else "n"
         raise make_field_error(several, "a stream has one answer; send stream: false, or ask for one.")
+    if is_streamed and parameters["return_full_text"]:
+        raise make_field_error(ECHO, "is not served with a stream; leave it out.")
     if answers > 1 and "seed" in parameters:
         raise make_field_error("n", "with a seed all answers are the same; leave out one of them.")
 
@@ -173,6 +176,9 @@ def _read_form(given: dict[str, Any], spec: ModelSpec, *, is_chat: bool) -> tupl
         parameters["grammar"] = {**beside, "calls": tools.make_call_schema(calls["tools"], tools.ARGUMENTS)}
     if (logprobs := _read_logprobs(given, is_chat=is_chat)) is not None:
         parameters["logprobs"] = logprobs
+    if not is_chat and read_flag(given, ECHO):
+        parameters |= _make_echo(given, logprobs)
+        names |= {f"parameters.{name}": ECHO for name in PROMPT}
     parameters, names = {**parameters, **calls}, {**call_names, **names}
     if unknown := next((name for name in parameters if name not in spec.parameters), ""):
         name = names.get(f"parameters.{unknown}", unknown)
@@ -202,6 +208,14 @@ def _read_logprobs(given: Mapping[str, Any], *, is_chat: bool) -> int | None:
     if not isinstance(top, int) or isinstance(top, bool) or not 0 <= top <= MOST_LOGPROBS:
         raise make_field_error(name, f"must be a whole number from 0 to {MOST_LOGPROBS}.")
     return top
+
+
+def _make_echo(given: Mapping[str, Any], logprobs: int | None) -> dict[str, Any]:
+    """Return the parameters for an answer that begins with its prompt. It may be the prompt alone."""
+    scores = {} if logprobs is None else {"prompt_logprobs": logprobs}
+    limits = [given[name] for name in LIMITS if name in given and not isinstance(given[name], bool)]
+    alone = {"prompt_only": True, "max_new_tokens": 1} if 0 in limits else {}  # a number that the model's table allows
+    return {"return_full_text": True, **scores, **alone}
 
 
 def _add_stop(spec: ModelSpec, stops: object, text: str) -> dict[str, Any]:
