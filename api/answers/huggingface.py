@@ -13,6 +13,7 @@ from typing import Any
 from api import codec
 from api.requests import bodies
 from inference.catalog import tasks
+from inference.catalog.parameters import is_of_type
 from inference.catalog.sizes import lengths
 from inference.catalog.specs import ModelSpec
 from inference.catalog.tasks import AnswerShape
@@ -37,10 +38,12 @@ def read_request(spec: ModelSpec, body: bytes, media_type: str) -> tuple[Submiss
     if tasks.find_task(spec.task).parameters_at_root and isinstance(document, dict):
         document = _gather_parameters(document)
     fields = RUN_BODY.run_validation(document)
+    parameters = fields.get("parameters") or {}
     if fields.get("stream"):
         _refuse_what_is_not_streamed(spec, fields["inputs"])
-    submission = Submission(spec=spec, inputs=fields["inputs"], parameters=fields.get("parameters") or {})
-    return submission, fields.get("stream", False)
+    elif "logprobs" in spec.parameters and parameters.get("details") is True:
+        parameters = _ask_for_tokens(parameters)
+    return Submission(spec=spec, inputs=fields["inputs"], parameters=parameters), fields.get("stream", False)
 
 
 def _refuse_what_is_not_streamed(spec: ModelSpec, inputs: object) -> None:
@@ -49,6 +52,16 @@ def _refuse_what_is_not_streamed(spec: ModelSpec, inputs: object) -> None:
         why = "the answer to one input is, and these are several"
     if why:
         raise make_field_error("stream", f"this is not streamed, {why}: leave stream out, or send false.")
+
+
+def _ask_for_tokens(parameters: dict[str, Any]) -> dict[str, Any]:
+    """Return the parameters for details that have all tokens, as those of Text Generation Inference do."""
+    asked = {"logprobs": 0, **parameters}
+    if asked.get("decoder_input_details") is True:
+        asked |= {"decoder_input_details": None, "prompt_logprobs": 0}
+    if is_of_type(top := asked.get("top_n_tokens"), "integer"):
+        asked |= {"top_n_tokens": None, "logprobs": top}
+    return asked
 
 
 def _gather_parameters(document: dict[str, Any]) -> dict[str, Any]:

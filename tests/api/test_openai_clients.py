@@ -562,6 +562,20 @@ class ClientTests(StackCase):
         details = (last.details.finish_reason, last.details.generated_tokens)
         self.assertEqual(details, (whole.details.finish_reason, whole.details.generated_tokens))
 
+    def test_details_have_the_tokens_of_the_answer_and_of_the_prompt(self) -> None:
+        client: Any = InferenceClient(model=f"{self.base}/v1/models/tiny", token=self.key)
+        given = {"max_new_tokens": 5, "details": True, "return_full_text": False}
+        found = client.text_generation("hello", do_sample=False, **given)
+        self.assertEqual("".join(token.text for token in found.details.tokens), found.generated_text)
+        self.assertEqual((found.details.prefill, found.details.seed, found.details.generated_tokens), ([], None, 5))
+        more = {"decoder_input_details": True, "top_n_tokens": 2, "seed": 7}
+        found = client.text_generation("hello", do_sample=True, **given, **more)
+        self.assertEqual("".join(token.text for token in found.details.prefill), "hello")
+        self.assertIsNone(found.details.prefill[0].logprob)
+        self.assertLess(found.details.prefill[1].logprob, 0)
+        self.assertEqual([len(each) for each in found.details.top_tokens], [2] * 5)
+        self.assertEqual(found.details.seed, 7)
+
     def hugging_face(self, address: str, **fields: Any) -> Any:
         base_url = f"{self.base}{address}"
         client = self.enterContext(InferenceClient(base_url=base_url, api_key=self.key, timeout=PATIENCE_S))
