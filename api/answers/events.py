@@ -38,21 +38,25 @@ def write_events_with_address(job: Job, events: Iterator[Event], *, plain: bool)
 def write_events(job: Job, events: Iterator[Event], *, plain: bool) -> Generator[bytes, None, None]:
     yield RETRY
     for each in events:
-        match each:
-            case Delta():
-                tokens = {} if each.tokens is None else {"tokens": each.tokens}
-                yield write_event("delta", {**_make_token_field(each.text), **tokens}, each.id)
-            case Restart():
-                yield write_event("restart", _make_error_fields(BEGINS_AGAIN, "restart"), each.id)
-            case End():
-                yield write_event("end", _make_end_document(each, plain=plain), each.id)
-            case Interrupted():
-                yield write_event("cut", _make_error_fields(GOES_ON, "cut"))
-            case KeepAlive():
-                yield KEEP_ALIVE
+        yield write_stream_event(each, plain=plain)
 
 
-def _make_end_document(end: End, *, plain: bool) -> dict[str, Any]:
+def write_stream_event(event: Event, *, plain: bool) -> bytes:
+    match event:
+        case Delta():
+            tokens = {} if event.tokens is None else {"tokens": event.tokens}
+            return write_event("delta", {**_make_token_field(event.text), **tokens}, event.id)
+        case Restart():
+            return write_event("restart", _make_error_fields(BEGINS_AGAIN, "restart"), event.id)
+        case End():
+            return write_event("end", make_end_document(event, plain=plain), event.id)
+        case Interrupted():
+            return write_event("cut", _make_error_fields(GOES_ON, "cut"))
+        case KeepAlive():
+            return KEEP_ALIVE
+
+
+def make_end_document(end: End, *, plain: bool) -> dict[str, Any]:
     job = end.job
     shown = {"job": resources.make_job_document(job, plain=plain)}
     if job.status != Status.SUCCEEDED:

@@ -41,7 +41,7 @@ def read_request(spec: ModelSpec, body: bytes, media_type: str) -> tuple[Submiss
     parameters = fields.get("parameters") or {}
     if fields.get("stream"):
         _refuse_what_is_not_streamed(spec, fields["inputs"])
-    elif "logprobs" in spec.parameters and parameters.get("details") is True:
+    if spec.is_built_in and "logprobs" in spec.parameters and parameters.get("details") is True:
         parameters = _ask_for_tokens(parameters)
     return Submission(spec=spec, inputs=fields["inputs"], parameters=parameters), fields.get("stream", False)
 

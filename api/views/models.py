@@ -10,6 +10,7 @@ from django.http.response import HttpResponseBase
 
 from api import codec
 from api.answers import events, huggingface, resources, sounds
+from api.answers.completions import token_events
 from api.answers.completions.completion import list_models, make_openai_model
 from api.answers.embeddings import write_similarities
 from api.errors.problems import ApiError
@@ -58,11 +59,10 @@ class ModelView(ApiView):
         refuse_other_wait(request, is_streamed)
         if is_streamed:
             submit = partial(jobs.submit, self.add_owner(request, submission), needs_worker=True)
+            has_tokens = submission.spec.is_built_in and "logprobs" in submission.parameters
+            write = token_events.write_token_events if has_tokens else events.write_events_with_address
             return streaming.answer_stream(
-                self,
-                request,
-                submit,
-                partial(events.write_events_with_address, plain=self.wants_plain_outputs(request)),
+                self, request, submit, partial(write, plain=self.wants_plain_outputs(request))
             )
         if submission.spec.embeds and isinstance(submission.inputs, dict) and "source_sentence" in submission.inputs:
             compared = make_similarity_request(submission.spec, submission.inputs, submission.parameters)

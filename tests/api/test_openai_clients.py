@@ -561,6 +561,8 @@ class ClientTests(StackCase):
         self.assertEqual((last.generated_text, parts[0].generated_text), (whole.generated_text, None))
         details = (last.details.finish_reason, last.details.generated_tokens)
         self.assertEqual(details, (whole.details.finish_reason, whole.details.generated_tokens))
+        tokens = [(token.id, token.logprob) for token in whole.details.tokens]
+        self.assertEqual([(part.token.id, part.token.logprob) for part in (*parts, last)], tokens)
 
     def test_details_have_the_tokens_of_the_answer_and_of_the_prompt(self) -> None:
         client: Any = InferenceClient(model=f"{self.base}/v1/models/tiny", token=self.key)

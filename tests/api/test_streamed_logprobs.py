@@ -28,9 +28,10 @@ def make_tokens(chosen: random.Random, text: str) -> list[dict[str, Any]]:
     """Return tokens of a text: some have a part of a character, some no text, and some show in no text."""
     tokens, start = list[dict[str, Any]](), 0
     while start < len(text) or chosen.random() < 0.5:
-        size = chosen.randrange(4)
+        is_special = chosen.random() < 0.1
+        size = 0 if is_special else chosen.randrange(4)
         shown = {"text": text[start : start + size] or "\ufffd", "logprob": -chosen.random(), "start": start}
-        tokens.append({"id": len(tokens), "special": chosen.random() < 0.1, **shown})
+        tokens.append({"id": len(tokens), "special": is_special, **shown})
         start += size
     return tokens
 

@@ -1,0 +1,67 @@
+"""The streams of Text Generation Inference's clients: an event for each token, the last with the end."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+from typing import Any
+
+import orjson
+from django.test import SimpleTestCase, override_settings
+
+from api.answers.completions.token_events import write_token_events
+from inference.models import Job, Status
+from inference.streams.events import End, Event, Restart
+from inference.streams.positions import BEGINNING, Position
+from tests.api.test_completions import MODELS_FILE
+from tests.api.test_streamed_logprobs import list_events, make_job
+from tests.api.test_tool_calls import PIECES
+
+
+@override_settings(MODELS_FILE=MODELS_FILE)
+class TokenEventTests(SimpleTestCase):
+    def write(self, job: Job, events: Iterable[Event]) -> list[tuple[str, str, Any]]:
+        """Return the name, the id and the data of each event."""
+        blocks = b"".join(write_token_events(job, iter(events), plain=False)).decode().split("\n\n")[1:-1]
+        lines = [dict(line.split(": ", 1) for line in block.split("\n")) for block in blocks]
+        return [(fields["event"], fields["id"], orjson.loads(fields["data"])) for fields in lines]
+
+    def test_each_token_has_its_part_of_the_text_and_the_last_the_end(self) -> None:
+        chosen = random.Random(11)
+        for _ in range(200):
+            text = "".join(chosen.choice(PIECES) for _ in range(1 + chosen.randrange(8)))
+            job = make_job(chosen, text, tools=False)
+            with self.subTest(text):
+                self.assert_streamed(job, text, self.write(job, list_events(chosen, job, text, BEGINNING)))
+
+    def assert_streamed(self, job: Job, text: str, written: list[tuple[str, str, Any]]) -> None:
+        details, so_far, shown = job.output[0]["details"], "", list[int]()
+        self.assertEqual([name for name, _, _ in written], ["delta"] * (len(written) - 1) + ["end"])
+        for name, event_id, data in written:
+            token = data["token"]
+            if not token.get("special", True):
+                so_far += token["text"]
+                shown.append(token["id"])
+                self.assertEqual([each["text"] for each in data["top_tokens"]][1:], ["other"])
+            self.assertEqual("generated_text" in data, name == "end")
+            if name == "delta" and not token["special"]:
+                self.assertEqual(Position.from_event_id(event_id, job.id).at, len(so_far))
+        self.assertEqual(so_far, text)
+        self.assertEqual(shown, [token["id"] for token in details["tokens"] if not token["special"]])
+        _, _, last = written[-1]
+        self.assertEqual((last["generated_text"], last["details"]), (text, details))
+
+    def test_a_text_that_begins_again_has_all_its_tokens(self) -> None:
+        chosen, text = random.Random(12), "hello, how are you?"
+        job = make_job(chosen, text, tools=False)
+        before = list(list_events(chosen, job, text, BEGINNING))[:-1]
+        again = [Restart(id=BEGINNING.make_event_id(job.id)), *list_events(chosen, job, text, BEGINNING)]
+        written = self.write(job, [*before, *again])
+        (restart,) = (place for place, (name, _, _) in enumerate(written) if name == "restart")
+        self.assertEqual(written[restart][2]["error_type"], "restart")
+        self.assert_streamed(job, text, written[restart + 1 :])
+
+    def test_an_error_is_told_as_in_any_stream(self) -> None:
+        job = Job(model="prompts", status=Status.FAILED, error_code="timed_out", error_detail="It failed.")
+        ((name, _, data),) = self.write(job, [End(job=job, text=None, id="1")])
+        self.assertEqual((name, data["error"], data["error_type"]), ("end", "It failed.", "timed_out"))
