@@ -175,7 +175,8 @@ def _list_end_events(job: Job) -> Iterator[Event]:
     if job.status == Status.SUCCEEDED:
         yield _make_event(job, "Succeeded", job.finished_at, detail=ran)
     elif job.status == Status.FAILED:
-        why = format_html("<strong>{}</strong> {}{}", job.error_code, ran, display.describe_failure(job))
+        found = (display.render_block(job.full_detail), display.render_block(job.error_trace or ""))
+        why = format_html("<strong>{}</strong> {}{}{}", job.error_code, ran, *found)
         yield _make_event(job, "Failed", job.finished_at, detail=why, state=EventState.FAILED)
     elif job.status == Status.CANCELLED:
         dropped = "during the run; the output is dropped" if job.started_at else "before the run"

@@ -71,7 +71,7 @@ class JobAdmin(ReadOnlyAdmin):
     change_list_template = "inference/job_list.html"
     change_form_template = "inference/job.html"
     fieldsets = (
-        ("Job", {"fields": ("id", "model", "state", "error", "priority", "items", "length", "parts_link")}),
+        ("Job", {"fields": ("id", "model", "priority", "items", "length", "parts_link")}),
         ("Run", {"fields": ("batch_link", "attempts", "recoveries", "ran_on", "device")}),
         ("Times", {"fields": ("created", "message_sent_at", "wait", "started", "run", "finished", "expires")}),
         ("Client", {
@@ -146,12 +146,6 @@ class JobAdmin(ReadOnlyAdmin):
     @admin.display(description="batch")
     def batch_link(self, job: Job) -> SafeString | str:
         return job_timeline.render_batch_link(job)
-
-    @admin.display(description="error")
-    def error(self, job: Job) -> SafeString | str:
-        if not job.error_code:
-            return display.NONE
-        return format_html("<strong>{}</strong>{}", job.error_code, display.describe_failure(job))
 
     @admin.display(description="message sent")
     def message_sent_at(self, job: Job) -> str:

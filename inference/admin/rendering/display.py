@@ -12,7 +12,6 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
 from inference import clock
-from inference.models import Job
 from inference.telemetry.control_characters import escape_text as escape_text  # noqa: PLC0414 - of this module, too
 
 LONGEST_TEXT = 20_000  # characters of one input or output that a page shows
@@ -103,11 +102,6 @@ def format_json(value: object) -> SafeString:
 def render_block(text: str) -> SafeString | str:
     """Return text of several lines as it was written."""
     return format_html('<pre class="data">{}</pre>', escape_text(text[:LONGEST_TEXT])) if text else ""
-
-
-def describe_failure(job: Job) -> SafeString:
-    """Return why a job failed, in words, and where its model's code raised the error."""
-    return format_html("{}{}", render_block(job.full_detail), render_block(job.error_trace or ""))
 
 
 class _Budget:
