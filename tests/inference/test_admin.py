@@ -170,6 +170,7 @@ class TestJobPages(AdminCase):
             pages = self.text(JOBS) + self.text(page_of(job))
             for text in ("nightly", "idle", idle.start):
                 self.assertEqual(text in pages, sees, text)
+            self.assertEqual("<summary>API key" in pages, sees, "a filter by what one may not see filters nothing")
             self.assertIn(f"<code>{key.start}…</code>", pages)
             self.assertEqual(self.listed(q="nightly"), [job] if sees else [])
             self.assertEqual((self.listed(q=key.start), self.listed(key_start=key.start)), ([job], [job]))
@@ -237,6 +238,7 @@ class TestJobPages(AdminCase):
             self.assertNotRegex(text, r"\b55 (results|jobs|selected)")
         self.assertIn("60 jobs", self.text(JOBS))
         self.assertNotRegex(self.text(JOBS), r"60\+(?!00:00)")  # but for a time's zone
+        self.assertNotRegex(self.text(JOBS), r"\d results? \(")
         self.assertIn("1 result", self.text(JOBS, q=str(make_job().pk)))
 
     def test_a_request_s_id_that_looks_like_a_job_s_is_found_too(self) -> None:
