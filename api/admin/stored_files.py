@@ -79,7 +79,7 @@ class StoredFileAdmin(ReadOnlyAdmin):
         return find_by_public_id(queryset, search_term, "file-"), False
 
     def collect_facts(self, request: HttpRequest, row: StoredFile) -> dict[str, Any]:
-        return {"title": "File"}
+        return {"title": "File", "subtitle": ""}  # the fields have the name and the id
 
     def get_urls(self) -> list[URLPattern]:
         view = self.admin_site.admin_view(self.download)

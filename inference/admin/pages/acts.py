@@ -59,7 +59,10 @@ def _describe_value(lookup: str, value: Any) -> str:
 
 @admin.register(Act)
 class ActAdmin(ReadOnlyAdmin):
-    about = "An action cancels or retries all jobs that an operator selected in a list."
+    about = (
+        "An action cancels or retries all jobs that an operator selected in a list. To begin one, filter the jobs, tick"
+        " the box above them, select all and choose an action."
+    )
     list_display = ("kind", "state_now", "selection_shown", "counted", "done", "left_shown", "by", "created")
     list_filter = ("state", "kind")
     list_select_related = ("by",)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 from django.contrib import admin, messages
 from django.contrib.admin.models import CHANGE, LogEntry
 from django.db.models import QuerySet
@@ -29,7 +31,7 @@ class WebhookAdmin(ReadOnlyAdmin):
     state_now = display.make_column("state", "state", display.render_badge)
     failure = display.make_column("last failure", "last_error", display.escape_text)
 
-    @admin.display(description="due")
+    @admin.display(description="next try")
     def due(self, webhook: Webhook) -> SafeString | str:
         """Return when a notice that is still to be sent is due."""
         return display.format_age(webhook.due_at) if webhook.state == WebhookState.PENDING else display.NONE
@@ -38,6 +40,9 @@ class WebhookAdmin(ReadOnlyAdmin):
     def of_job(self, webhook: Webhook) -> SafeString:
         url = reverse("admin:inference_job_change", args=[webhook.job_id])
         return format_html('<a href="{}">…{}</a>', url, webhook.job_id.hex[-8:])
+
+    def collect_facts(self, request: HttpRequest, row: Webhook) -> dict[str, Any]:
+        return {"title": "Webhook", "subtitle": ""}  # the fields have the address and the job
 
     @admin.action(description="Send the selected notices now", permissions=["steer"])
     def send_now(self, request: HttpRequest, queryset: QuerySet[Webhook]) -> None:
