@@ -31,6 +31,10 @@ var faint = () => {
   return bad;
 };
 
+// Tables of our pages that a screen reader has no name for.
+var nameless = () => Array.from(document.querySelectorAll("table.cards:not([aria-label], [aria-labelledby])"))
+  .map((table) => table.textContent.trim().slice(0, 40));
+
 // Things that reach beyond the screen, but for those that are scrolled in their own place.
 var tooWide = () => seen("main *, header *", ".scroll, #places, pre, .breadcrumbs, .visually-hidden, svg")
   .filter((element) => element.getBoundingClientRect().right > innerWidth + 1)

@@ -123,6 +123,7 @@ class LookTests(BrowserCase):
                         self.browser.show(size, scheme)
                         self.browser.wait_for("!document.getAnimations().length")  # of colours that go over
                         self.assertEqual(self.value(f"{LOOKS}\nfaint()"), [])
+                        self.assertEqual(self.value(f"{LOOKS}\nnameless()"), [])
                         if size == PHONE and "/auth/" not in path:
                             self.assertEqual(self.value(f"{LOOKS}\ntooWide()"), [])
                             self.assertEqual(self.value(f"{LOOKS}\noverlapping()"), [])
