@@ -417,6 +417,7 @@ class TestEmptyPages(AdminCase):
         refused = self.client.get(JOBS)
         for words in ("&lt;b&gt;clerk has no permission", 'href="/admin/"', "theme.css"):
             self.assertContains(refused, words, status_code=403)
+        self.assertContains(self.client.get("/admin/"), "A superuser can add the user to the group")
 
 
 class TestActions(AdminCase):
