@@ -458,11 +458,13 @@ class TestActions(AdminCase):
     def test_a_job_is_steered_from_its_own_page(self) -> None:
         job = make_job()
         self.assertIn("Cancel this job", self.text(page_of(job)))
+        history = reverse("admin:inference_job_history", args=[job.pk])
+        self.assertIn("No operator has acted on this", self.text(history))
         self.client.post(reverse("admin:inference_job_steer", args=[job.pk]), {"action": "cancel"})
         job.refresh_from_db()
         self.assertEqual(job.status, Status.CANCELLED)
         self.assertNotIn("Cancel this job", self.text(page_of(job)))
-        self.assertIn("Requested to cancel it.", self.text(reverse("admin:inference_job_history", args=[job.pk])))
+        self.assertIn("Requested to cancel it.", self.text(history))
 
     def test_who_may_only_look_cannot_steer(self) -> None:
         job, viewer = make_job(), User.objects.create_user("viewer", is_staff=True)

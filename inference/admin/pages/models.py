@@ -120,9 +120,11 @@ def draw_cost_plots(name: str, living: list[Worker]) -> Iterator[tuple[Worker, S
                 (model.predict_s(size, length), took, f"{size} of {length:g} tokens: {display.format_duration(took)}")
                 for size, length, took in costs.seen
             ]
+            times = [took for _, _, took in costs.seen]
+            shortest, longest = display.format_duration(min(times)), display.format_duration(max(times))
             beside = (
-                f"{costs.calls:,} calls. Claim, record and notice add {display.format_duration(costs.overhead_s)}"
-                f" and {costs.job_s * 1000:.2f} ms a job."
+                f"{costs.calls:,} calls, of {shortest} to {longest}. Claim, record and notice add"
+                f" {display.format_duration(costs.overhead_s)} and {costs.job_s * 1000:.2f} ms a job."
             )
             yield worker, svg.draw_scatter_plot(points), beside
 

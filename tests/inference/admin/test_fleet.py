@@ -77,6 +77,7 @@ class ModelTests(FleetCase):
             self.assertIn(shown, page)
         self.assertEqual(page.count("<circle"), 6)
         self.assertIn("16 of 64 tokens: 11 ms", page)
+        self.assertIn("6 calls, of 1 ms to 11 ms", page)
 
     def test_it_shows_the_owners_of_waiting_jobs_and_for_how_long_the_next_of_each_waits(self) -> None:
         make_worker(speeds={"embeddings": 10.0})
