@@ -67,6 +67,7 @@ def may_manage_key(user: PermissionsMixin | AnonymousUser, key: ApiKey | None) -
 
 @admin.register(ApiKey)
 class ApiKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not generic at run time
+    about = "An API key lets a client call the API in the name of a user. Add one, or use manage.py create_api_key."
     list_display = (
         "shown_start", "name", "owner", "state_now", "last_used", "requests", "a_minute", "share", "expires",
         "jobs",

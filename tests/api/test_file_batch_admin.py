@@ -101,6 +101,15 @@ class ListTests(FileBatchAdminCase):
         for empty in ("rate", "window"):
             self.assertInHTML(f'<td class="field-{empty}">-</td>', page)
 
+    def test_an_empty_list_says_what_would_be_in_it(self) -> None:
+        for url, words in (
+            (BATCHES, "There are no file batches yet. A file batch "),
+            (FILES, "There are no files yet. A file "),
+        ):
+            page = self.text(url)
+            self.assertIn(words, page)
+            self.assertNotIn("Show all", page)
+
     def test_a_refused_file_has_no_progress(self) -> None:
         make_batch(status=BatchStatus.FAILED)
         page = self.text(BATCHES)
