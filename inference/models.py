@@ -353,6 +353,10 @@ class Worker(models.Model):
     def __str__(self) -> str:
         return f"{self.name} ({self.pid})"
 
+    @property
+    def has_ended(self) -> bool:
+        return self.state in ENDED
+
 
 class PausedModel(models.Model):
     """A model that an operator has paused: no worker begins its jobs, which are accepted and wait."""

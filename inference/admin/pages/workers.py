@@ -17,7 +17,7 @@ from inference.admin.filters import EndedFilter
 from inference.admin.readonly import ReadOnlyAdmin
 from inference.admin.rendering import display
 from inference.fields.worker_documents import GenerationSnapshot, ReplicaSnapshot
-from inference.models import ENDED, Worker
+from inference.models import Worker
 from inference.status import workers
 from inference.store import pauses_and_drains
 from inference.telemetry.plurals import count_of
@@ -28,7 +28,7 @@ def find_live_state(worker: Worker) -> str:
 
     The reconciler is about to mark a silent worker as gone.
     """
-    if worker.state in ENDED:
+    if worker.has_ended:
         return worker.state
     silent = clock.now() - worker.heartbeat_at > datetime.timedelta(seconds=settings.WORKER_SILENT_S)
     return "silent" if silent else worker.state
@@ -81,10 +81,13 @@ class WorkerAdmin(ReadOnlyAdmin):
 
     @admin.display(description="shared devices")
     def shared_devices(self, worker: Worker) -> str:
-        beside = {} if worker.state in ENDED else workers.find_gpu_conflicts(worker)
+        beside = {} if worker.has_ended else workers.find_gpu_conflicts(worker)
         return "; ".join(f"{', '.join(both)} with {name}" for name, both in beside.items()) or display.NONE
 
-    rate = display.make_column("jobs/s", "jobs_per_s", "{:.1f}".format)
+    @admin.display(description="jobs/s")
+    def rate(self, worker: Worker) -> str:
+        return display.NONE if worker.has_ended else f"{worker.jobs_per_s:.1f}"
+
     finished_jobs = display.make_column("finished", "finished", lambda jobs: f"{count_of(jobs, 'job')} since its start")
     heartbeat = display.make_column("heartbeat", "heartbeat_at", display.format_age)
     started = display.make_column("started", "started_at", display.format_age)
@@ -101,13 +104,14 @@ class WorkerAdmin(ReadOnlyAdmin):
 
     @admin.display(description="replicas")
     def replicas_now(self, worker: Worker) -> str:
+        if worker.has_ended:
+            return display.NONE
         return f"{worker.replicas_ready} of {worker.replicas_total} ready, {worker.replicas_busy} busy"
 
     def collect_facts(self, request: HttpRequest, row: Worker) -> dict[str, Any]:
         return {
             "title": "Worker",
             "replicas": list(list_replicas(row)),
-            "has_ended": find_live_state(row) in ENDED,
         }
 
     def get_urls(self) -> list[URLPattern]:

@@ -156,6 +156,13 @@ class WorkerTests(FleetCase):
         self.assertEqual(workers.select_living().count(), 2)
         self.assertIn("badge-drained", self.text(WORKERS))
 
+    def test_one_that_ended_has_neither_ready_replicas_nor_a_rate(self) -> None:
+        worker = make_worker(state=WorkerState.STOPPED, replicas_total=2, replicas_ready=2, jobs_per_s=5.5)
+        for page in (WORKERS, worker_page(worker), "/admin/"):
+            shown = self.text(page)
+            self.assertIn("badge-stopped", shown)
+            self.assertNotRegex(shown, r"2 of 2 ready|\b5\.5\b", page)
+
     def test_those_that_are_gone_are_folded_away_after_an_hour(self) -> None:
         old = ago(minutes=61)
         living, gone = make_worker(name="living"), make_worker(name="gone", state=WorkerState.GONE)
