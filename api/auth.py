@@ -17,8 +17,8 @@ from api.errors.problems import ApiError
 from api.models import PREFIX, ApiKey, FileBatch, StoredFile, digest_key
 from api.usage import UsageCounter
 from inference import clock, process
-from inference.failures import is_away
 from inference.models import Bulk, Job, Priority
+from inference.retry_policy import is_away
 
 logger = logging.getLogger(__name__)
 

@@ -28,8 +28,8 @@ from api.file_batches.validation import check_file
 from api.models import UNFINISHED, BatchStatus, FileBatch, FileState, StoredFile
 from inference import row_locks
 from inference.errors import InferenceError, UnknownModel
-from inference.failures import is_away
 from inference.models import WAITING, Bulk, Job, Status
+from inference.retry_policy import is_away
 from inference.store import transitions
 
 logger = logging.getLogger(__name__)

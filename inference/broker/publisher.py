@@ -13,7 +13,7 @@ from django.conf import settings
 
 from inference.broker import address, kombu_publisher, redis_client
 from inference.broker.messages import JobMessage, make_redis_envelope
-from inference.failures import is_away
+from inference.retry_policy import is_away
 
 CHUNK = 500  # messages in one command: a server runs one command at a time
 

@@ -13,9 +13,9 @@ from django.db import DatabaseError, InterfaceError
 from inference.broker import publisher, redis_client
 from inference.catalog import lookup
 from inference.errors import BrokerUnavailable
-from inference.failures import is_away
 from inference.fields.worker_documents import LOADING, ModelState
 from inference.models import Job, Status, Worker
+from inference.retry_policy import is_away
 from inference.status import workers
 from inference.store import pauses_and_drains
 

@@ -10,8 +10,8 @@ from inference.broker.kombu_publisher import PublishRefused
 from inference.broker.messages import JobMessage
 from inference.catalog import specs
 from inference.errors import BrokerUnavailable
-from inference.failures import is_away
 from inference.models import Job
+from inference.retry_policy import is_away
 from inference.store import rows
 
 logger = logging.getLogger(__name__)

@@ -17,9 +17,9 @@ from django.db.models import Count, Exists, OuterRef, QuerySet, Sum
 from django.db.models.functions import Now
 
 from inference import budget, errors, row_locks
-from inference.failures import FailureKind, classify_error
 from inference.figures import ledger, tallies
 from inference.models import WAITING, Job, Status
+from inference.retry_policy import FailureKind, classify_error
 from inference.store import notices, rows
 from inference.telemetry import logs, tracing
 

@@ -18,7 +18,7 @@ import redis
 from django.conf import settings
 
 from inference.errors import BrokerUnavailable
-from inference.failures import Backoff
+from inference.retry_policy import Backoff
 from inference.store.rows import Changes
 from inference.streams import redis_streams
 from inference.streams.redis_streams import FIRST, Entry

@@ -16,8 +16,8 @@ from django.db.models import QuerySet
 from inference import process
 from inference.catalog.specs import ModelSpec
 from inference.errors import InvalidInput, Overloaded, QueueFull, TooManyQueued
-from inference.failures import is_away
 from inference.models import Job, Priority, Status
+from inference.retry_policy import is_away
 from inference.status import queue_position, workers
 from inference.submission.submissions import Terms
 from inference.web_process.queue_counter import QueueCounter

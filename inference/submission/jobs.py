@@ -20,8 +20,8 @@ from inference.catalog.lookup import spec_of
 from inference.catalog.sizes import lengths
 from inference.catalog.sizes.lengths import Part
 from inference.errors import JobNotFound, NoWorker
-from inference.failures import is_away
 from inference.models import TERMINAL, Job
+from inference.retry_policy import is_away
 from inference.status import health, workers
 from inference.store import rows, transitions
 from inference.store.rows import Changes

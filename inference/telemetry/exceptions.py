@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 
 from inference.errors import InferenceError
-from inference.failures import is_away
+from inference.retry_policy import is_away
 
 HEADING = "Traceback (own code first, the last call last):"
 MOST_TRACE = 4000  # characters

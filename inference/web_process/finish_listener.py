@@ -18,7 +18,7 @@ import redis
 from django.conf import settings
 from django.db import DatabaseError, InterfaceError, connection
 
-from inference.failures import Backoff
+from inference.retry_policy import Backoff
 from inference.store import connections, notices, rows
 from inference.store.rows import Changes
 from inference.web_process import compute_slots

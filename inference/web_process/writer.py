@@ -15,8 +15,8 @@ from django.db import connection, transaction
 
 from inference import clock, failpoints
 from inference.errors import StoreUnavailable, make_nothing_stored_error
-from inference.failures import is_away
 from inference.models import Bulk, Job
+from inference.retry_policy import is_away
 from inference.store import connections, rows
 from inference.store.job_messages import make_message, send_messages
 from inference.web_process.compute_slots import release_while_waiting

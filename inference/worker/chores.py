@@ -6,7 +6,7 @@ from collections.abc import Callable
 from django.db import connection
 
 from inference.errors import BrokerUnavailable
-from inference.failures import is_away
+from inference.retry_policy import is_away
 from inference.telemetry import logs
 
 logger = logging.getLogger(__name__)

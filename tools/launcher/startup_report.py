@@ -22,8 +22,8 @@ from inference.broker import publisher, redis_client
 from inference.catalog import lookup, tasks
 from inference.catalog.specs import ModelSpec
 from inference.errors import BrokerUnavailable
-from inference.failures import Backoff
 from inference.models import Worker
+from inference.retry_policy import Backoff
 from inference.status import health
 from inference.status.workers import SERVING
 

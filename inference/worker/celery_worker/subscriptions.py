@@ -17,7 +17,7 @@ from kombu import Exchange
 
 from inference.broker import address, kombu_publisher, queue_declaration
 from inference.catalog.specs import Catalog
-from inference.failures import Backoff
+from inference.retry_policy import Backoff
 
 logger = logging.getLogger(__name__)
 

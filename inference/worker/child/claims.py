@@ -10,7 +10,7 @@ from django.conf import settings
 from inference import errors, failpoints
 from inference.catalog import reader, request_validation, specs
 from inference.catalog.specs import ModelSpec
-from inference.failures import is_away, retry_while_away
+from inference.retry_policy import is_away, retry_while_away
 from inference.store import records, transitions
 from inference.store.records import Outcome
 from inference.store.transitions import Claimed

@@ -11,10 +11,10 @@ from uuid import UUID
 from inference import clock
 from inference.catalog.specs import Catalog
 from inference.engines.artifacts import memory
-from inference.failures import Backoff
 from inference.fields.worker_documents import ModelState
 from inference.residency_policy.load_turns import should_load
 from inference.residency_policy.state import ResidencyState, Waiting
+from inference.retry_policy import Backoff
 from inference.status import queue_position, workers
 from inference.worker.chores import run_chore
 from inference.worker.replicas.devices import Plan

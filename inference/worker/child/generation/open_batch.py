@@ -19,9 +19,9 @@ from inference.catalog.sizes import lengths
 from inference.catalog.specs import ModelSpec
 from inference.engines.runtime import engine_calls
 from inference.engines.stepper import OPEN, Progress, Stepper
-from inference.failures import is_away
 from inference.figures import tallies
 from inference.figures.tallies import Tally
+from inference.retry_policy import is_away
 from inference.store import rows, transitions
 from inference.store.records import Outcome
 from inference.store.transitions import Claimed

@@ -1,4 +1,4 @@
-"""The kinds of failures of the database and the broker.
+"""The policy that decides which errors of the database and the broker are tried again.
 
 Only a lost connection is tried again, and never without a bound or a growing pause. Each other kind ends in one job's
 outcome or one caller's error, as the same call would fail again for ever.
