@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-class FailureKind(enum.Enum):
+class ServerErrorKind(enum.Enum):
     CONNECTION = "connection lost"  # the server is away, restarting, locked or full: the same call may succeed later
     STATEMENT = "statement refused"  # the server does not take such a call: a missing table, a missing right
     DATA = "data refused"  # these values cannot be stored
@@ -50,41 +50,45 @@ _SQLITE_AWAY = frozenset(
 _REDIS_AWAY = (redis.ConnectionError, redis.TimeoutError, redis.OutOfMemoryError, redis.ReadOnlyError)
 
 
-def classify_error(error: BaseException) -> FailureKind:
+def classify_error(error: BaseException) -> ServerErrorKind:
     """Return the kind of an error of the database or the broker, or of a value that cannot be encoded for them."""
     if isinstance(error, DatabaseError | InterfaceError):
         return _classify_database_error(error)
     if isinstance(error, redis.RedisError):
         return _classify_redis_error(error)
     if isinstance(error, ConnectionError | TimeoutError):
-        return FailureKind.CONNECTION
-    return FailureKind.DATA if isinstance(error, UnicodeError) else FailureKind.BUG
+        return ServerErrorKind.CONNECTION
+    return ServerErrorKind.DATA if isinstance(error, UnicodeError) else ServerErrorKind.BUG
 
 
 def is_away(error: BaseException) -> bool:
     """Return True if trying again later can help."""
-    return classify_error(error) is FailureKind.CONNECTION
+    return classify_error(error) is ServerErrorKind.CONNECTION
 
 
-def _classify_database_error(error: DatabaseError | InterfaceError) -> FailureKind:
+def _classify_database_error(error: DatabaseError | InterfaceError) -> ServerErrorKind:
     cause = error.__cause__
     if state := getattr(cause, "sqlstate", None):
         if state.startswith(_AWAY):
-            return FailureKind.CONNECTION
-        return FailureKind.DATA if state.startswith(_REFUSED_DATA) else FailureKind.STATEMENT
+            return ServerErrorKind.CONNECTION
+        return ServerErrorKind.DATA if state.startswith(_REFUSED_DATA) else ServerErrorKind.STATEMENT
     if code := getattr(cause, "sqlite_errorcode", None):
         if code & 0xFF in _SQLITE_AWAY:  # the low byte of an extended code
-            return FailureKind.CONNECTION
-        return FailureKind.DATA if isinstance(error, DataError | IntegrityError) else FailureKind.STATEMENT
+            return ServerErrorKind.CONNECTION
+        return ServerErrorKind.DATA if isinstance(error, DataError | IntegrityError) else ServerErrorKind.STATEMENT
     if isinstance(error, DataError | IntegrityError):
-        return FailureKind.DATA
-    return FailureKind.CONNECTION if isinstance(error, OperationalError | InterfaceError) else FailureKind.STATEMENT
+        return ServerErrorKind.DATA
+    return (
+        ServerErrorKind.CONNECTION
+        if isinstance(error, OperationalError | InterfaceError)
+        else ServerErrorKind.STATEMENT
+    )
 
 
-def _classify_redis_error(error: redis.RedisError) -> FailureKind:
+def _classify_redis_error(error: redis.RedisError) -> ServerErrorKind:
     if isinstance(error, _REDIS_AWAY) or str(error).startswith(("MISCONF", "LOADING", "CLUSTERDOWN", "TRYAGAIN")):
-        return FailureKind.CONNECTION
-    return FailureKind.DATA if isinstance(error, redis.DataError) else FailureKind.STATEMENT
+        return ServerErrorKind.CONNECTION
+    return ServerErrorKind.DATA if isinstance(error, redis.DataError) else ServerErrorKind.STATEMENT
 
 
 class Backoff:

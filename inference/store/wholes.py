@@ -19,7 +19,7 @@ from django.db.models.functions import Now
 from inference import budget, errors, row_locks
 from inference.figures import ledger, tallies
 from inference.models import WAITING, Job, Status
-from inference.retry_policy import FailureKind, classify_error
+from inference.retry_policy import ServerErrorKind, classify_error
 from inference.store import notices, rows
 from inference.telemetry import logs, tracing
 
@@ -113,7 +113,7 @@ def finish_wholes() -> None:
                 end = next((settle_whole(*locked) for locked in lock_wholes([whole]).items()), "")
                 _count_end(model, end)
         except DatabaseError as error:
-            if classify_error(error) is not FailureKind.DATA:
+            if classify_error(error) is not ServerErrorKind.DATA:
                 raise
             logger.error("job=%s not put together, the database refuses it: %s", whole, logs.describe_error(error))
             with transaction.atomic():

@@ -6,7 +6,7 @@ from django.db import DatabaseError, DataError, IntegrityError, InterfaceError, 
 from django.test import SimpleTestCase
 
 from inference import retry_policy
-from inference.retry_policy import Backoff, FailureKind, classify_error, retry_while_away
+from inference.retry_policy import Backoff, ServerErrorKind, classify_error, retry_while_away
 
 
 def caused(error: Exception, **attributes: object) -> Exception:
@@ -20,29 +20,29 @@ def caused(error: Exception, **attributes: object) -> Exception:
 class KindTests(SimpleTestCase):
     def test_each_error_is_of_one_kind(self) -> None:
         cases = [
-            (OperationalError("connection refused"), FailureKind.CONNECTION),
-            (InterfaceError("connection already closed"), FailureKind.CONNECTION),
-            (caused(OperationalError(), sqlstate="57P01"), FailureKind.CONNECTION),
-            (caused(OperationalError(), sqlstate="57014"), FailureKind.CONNECTION),
-            (caused(OperationalError(), sqlstate="40P01"), FailureKind.CONNECTION),
-            (caused(OperationalError(), sqlstate="53100"), FailureKind.CONNECTION),
-            (caused(DataError(), sqlstate="22P05"), FailureKind.DATA),
-            (caused(IntegrityError(), sqlstate="23505"), FailureKind.DATA),
-            (caused(OperationalError(), sqlstate="54000"), FailureKind.DATA),
-            (caused(ProgrammingError(), sqlstate="42P01"), FailureKind.STATEMENT),
-            (caused(OperationalError(), sqlite_errorcode=sqlite3.SQLITE_BUSY_SNAPSHOT), FailureKind.CONNECTION),
-            (caused(OperationalError(), sqlite_errorcode=sqlite3.SQLITE_FULL), FailureKind.CONNECTION),
-            (caused(OperationalError(), sqlite_errorcode=sqlite3.SQLITE_ERROR), FailureKind.STATEMENT),
-            (caused(IntegrityError(), sqlite_errorcode=sqlite3.SQLITE_CONSTRAINT_UNIQUE), FailureKind.DATA),
-            (DatabaseError("whatever"), FailureKind.STATEMENT),
-            (redis.ConnectionError(), FailureKind.CONNECTION),
-            (redis.BusyLoadingError(), FailureKind.CONNECTION),
-            (redis.OutOfMemoryError(), FailureKind.CONNECTION),
-            (redis.ResponseError("MISCONF Errors writing to the AOF file"), FailureKind.CONNECTION),
-            (redis.ResponseError("WRONGTYPE"), FailureKind.STATEMENT),
-            (redis.DataError(), FailureKind.DATA),
-            ("\ud800".encode, FailureKind.DATA),
-            (KeyError("model"), FailureKind.BUG),
+            (OperationalError("connection refused"), ServerErrorKind.CONNECTION),
+            (InterfaceError("connection already closed"), ServerErrorKind.CONNECTION),
+            (caused(OperationalError(), sqlstate="57P01"), ServerErrorKind.CONNECTION),
+            (caused(OperationalError(), sqlstate="57014"), ServerErrorKind.CONNECTION),
+            (caused(OperationalError(), sqlstate="40P01"), ServerErrorKind.CONNECTION),
+            (caused(OperationalError(), sqlstate="53100"), ServerErrorKind.CONNECTION),
+            (caused(DataError(), sqlstate="22P05"), ServerErrorKind.DATA),
+            (caused(IntegrityError(), sqlstate="23505"), ServerErrorKind.DATA),
+            (caused(OperationalError(), sqlstate="54000"), ServerErrorKind.DATA),
+            (caused(ProgrammingError(), sqlstate="42P01"), ServerErrorKind.STATEMENT),
+            (caused(OperationalError(), sqlite_errorcode=sqlite3.SQLITE_BUSY_SNAPSHOT), ServerErrorKind.CONNECTION),
+            (caused(OperationalError(), sqlite_errorcode=sqlite3.SQLITE_FULL), ServerErrorKind.CONNECTION),
+            (caused(OperationalError(), sqlite_errorcode=sqlite3.SQLITE_ERROR), ServerErrorKind.STATEMENT),
+            (caused(IntegrityError(), sqlite_errorcode=sqlite3.SQLITE_CONSTRAINT_UNIQUE), ServerErrorKind.DATA),
+            (DatabaseError("whatever"), ServerErrorKind.STATEMENT),
+            (redis.ConnectionError(), ServerErrorKind.CONNECTION),
+            (redis.BusyLoadingError(), ServerErrorKind.CONNECTION),
+            (redis.OutOfMemoryError(), ServerErrorKind.CONNECTION),
+            (redis.ResponseError("MISCONF Errors writing to the AOF file"), ServerErrorKind.CONNECTION),
+            (redis.ResponseError("WRONGTYPE"), ServerErrorKind.STATEMENT),
+            (redis.DataError(), ServerErrorKind.DATA),
+            ("\ud800".encode, ServerErrorKind.DATA),
+            (KeyError("model"), ServerErrorKind.BUG),
         ]
         for error, kind in cases:
             with self.subTest(error=error):
