@@ -1,8 +1,7 @@
-"""The operations at /v1/responses and /v1/audio, which also exist below /openai."""
+"""The operations at /v1/responses, which also exist below /openai."""
 
 from __future__ import annotations
 
-from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import OpenApiParameter
 
 from api import codec
@@ -13,7 +12,6 @@ from api.openapi.shapes import ANY
 from api.requests import bodies
 
 _RESPONSE = OpenApiParameter("response_id", {"type": "string"}, OpenApiParameter.PATH)
-_WAIT = make_wait_parameter("timeout", bodies.MAX_WAIT_S, "the answer")
 _ANSWERS = {(200, codec.CONTENT_TYPE): shapes.ResponseShown, (200, "text/event-stream"): ANY}
 
 create_response = describe_operation(
@@ -55,25 +53,4 @@ cancel_response = describe_operation(
     problems=["job_not_found", "job_gone", "forbidden", "body_too_large"],
     form=OPENAI,
     also_at=["/openai/v1/responses/{response_id}/cancel"],
-)
-transcribe = describe_operation(
-    "audio_transcribe",
-    "Write down what is said in a sound",
-    request={"multipart/form-data": shapes.TranscriptionBody},
-    answers={(200, codec.CONTENT_TYPE): shapes.TranscriptionShown, (200, "text/plain"): str},
-    parameters=[_WAIT, IDEMPOTENCY_KEY],
-    form=OPENAI,
-    also_at=["/openai/v1/audio/transcriptions"],
-    **waiting,
-)
-speak = describe_operation(
-    "audio_speak",
-    "Speak a text; the answer is a WAV file",
-    request=shapes.SpeechBody,
-    # The generators of clients that are tested know bytes by the second of these types only.
-    answers={(200, "audio/wav"): OpenApiTypes.BINARY, (200, "application/octet-stream"): OpenApiTypes.BINARY},
-    parameters=[_WAIT, IDEMPOTENCY_KEY],
-    form=OPENAI,
-    also_at=["/openai/v1/audio/speech"],
-    **waiting,
 )

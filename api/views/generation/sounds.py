@@ -10,7 +10,7 @@ from django.http import HttpRequest, HttpResponse
 from api.answers.sounds import CONTENT_TYPE, encode_wav
 from api.answers.transcriptions import CONTENT_TYPES, write_transcription
 from api.errors.problems import ApiError
-from api.openapi import response_operations as operations
+from api.openapi import audio_operations as operations
 from api.requests.dialects import sounds
 from api.requests.file_form import read_file_form
 from api.server.upload_limit import find_body_limit
