@@ -140,7 +140,7 @@ class Fetches:
             if self._fetched_at is not None:
                 self._channel.qos.note_lost_fetch(self._fetched_at)
                 self._fetched_at = None
-            self._channel.qos.settle_earlier()
+            self._channel.qos.settle_earlier_channels()
         except BaseException:
             connection.disconnect()
             raise

@@ -163,7 +163,7 @@ class QoS:
 
         The server is not called while earlier messages wait for it to answer again. Raises the error if it refuses.
         """
-        later = unsettled[self.channel.server]
+        later = unsettled_by_server[self.channel.server]
         if not later:
             try:
                 self.put_back(messages)
@@ -189,14 +189,14 @@ class QoS:
             try:
                 until = clock.time_s() - self.channel.visibility_timeout
                 latest_first = self._client.zrange(self.server_keys[1], until, 0, desc=True, byscore=True)
-                self._restore(latest_first)
+                self._restore_messages(latest_first)
             finally:
                 with contextlib.suppress(redis.exceptions.LockNotOwnedError):  # it took longer than the lock lasts
                     lock.release()
         except redis.ResponseError as error:
             logger.warning("messages of lost workers not looked for: %s", error)
 
-    def _restore(self, tags: Any) -> None:
+    def _restore_messages(self, tags: Any) -> None:
         """Put back messages of which only the server has the texts; the last one becomes the first in line."""
         messages, _ = self.server_keys
         for start in range(0, len(tags), CHUNK):
@@ -236,25 +236,25 @@ class QoS:
             return
         self._is_over = True
         messages = self._take_all() if self.restore_at_shutdown else []
-        self.try_to_finish_earlier_channels()
-        left = Unsettled(self.take_acks_to_send(), messages + self.channel.fetches.take_unread(), self.lost_fetch)
+        self.try_to_settle_earlier_channels()
+        unsettled = Unsettled(self.take_acks_to_send(), messages + self.channel.fetches.take_unread(), self.lost_fetch)
         try:
-            self._finish_fetch(left)
+            self._settle_messages(unsettled)
         except (redis.RedisError, OSError) as error:
-            logger.warning("%d messages are put back when the broker answers again: %s", len(left.messages), error)
-            unsettled[self.channel.server].append(left)
+            logger.warning("%d messages are put back when the broker answers again: %s", len(unsettled.messages), error)
+            unsettled_by_server[self.channel.server].append(unsettled)
 
-    def settle_earlier(self) -> None:
+    def settle_earlier_channels(self) -> None:
         """Send the server what earlier channels could not send it."""
-        earlier = unsettled[self.channel.server]
+        earlier = unsettled_by_server[self.channel.server]
         while earlier:
-            self._finish_fetch(earlier[0])
+            self._settle_messages(earlier[0])
             earlier.pop(0)
 
-    def try_to_finish_earlier_channels(self) -> None:
-        """Call `settle_earlier`; what the server does not take now is left to a later call."""
+    def try_to_settle_earlier_channels(self) -> None:
+        """Call `settle_earlier_channels`; what the server does not take now is left to a later call."""
         try:
-            self.settle_earlier()
+            self.settle_earlier_channels()
         except (redis.RedisError, OSError) as error:
             logger.warning("messages are not put back into the broker yet: %s", error)
 
@@ -263,15 +263,17 @@ class QoS:
         self.lost_fetch = fetched_at
 
     def note_lost_fetch(self, fetched_at: float) -> None:
-        unsettled[self.channel.server].append(Unsettled([], [], fetched_at))
+        unsettled_by_server[self.channel.server].append(Unsettled([], [], fetched_at))
 
-    def _finish_fetch(self, left: Unsettled) -> None:
-        self._acknowledge(left.acked)
-        self.put_back(left.messages)
-        if left.lost_fetch:
-            self._restore(self._client.zrangebyscore(self.server_keys[1], left.lost_fetch, left.lost_fetch))
-        if left.messages:
-            logger.info("%d unacknowledged messages are back in their queues", len(left.messages))
+    def _settle_messages(self, unsettled: Unsettled) -> None:
+        self._acknowledge(unsettled.acked)
+        self.put_back(unsettled.messages)
+        if unsettled.lost_fetch:
+            self._restore_messages(
+                self._client.zrangebyscore(self.server_keys[1], unsettled.lost_fetch, unsettled.lost_fetch)
+            )
+        if unsettled.messages:
+            logger.info("%d unacknowledged messages are back in their queues", len(unsettled.messages))
 
     def _acknowledge(self, tags: Sequence[str]) -> None:
         """Send acknowledgements at once; usually the next fetch does it."""
@@ -302,4 +304,4 @@ def _note_redelivery(raw: dict[str, Any]) -> None:
     raw["headers"]["redelivered"] = raw["properties"]["delivery_info"]["redelivered"] = True
 
 
-unsettled: dict[str, list[Unsettled]] = defaultdict(list)  # by server, since it outlives the channels
+unsettled_by_server: dict[str, list[Unsettled]] = defaultdict(list)  # it outlives the channels

@@ -116,7 +116,7 @@ class Transport(virtual.Transport):
     def restore_messages(self) -> None:
         """Send what earlier channels could not send, even if no queue is consumed, then look for lost messages."""
         for channel in list(self.channels):
-            channel.qos.try_to_finish_earlier_channels()
+            channel.qos.try_to_settle_earlier_channels()
         for channel in [channel for channel in self.channels if channel.fetches.queues][:1]:
             try:
                 channel.qos.restore_visible()

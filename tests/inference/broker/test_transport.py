@@ -333,7 +333,7 @@ class TransportTests(OnOwnBroker):
 
         consumer.consumer.on_message = leave
         with self.refusing():
-            consumer.run_until(lambda: qos.unsettled[consumer.channel.server])
+            consumer.run_until(lambda: qos.unsettled_by_server[consumer.channel.server])
         consumer.channel.connection.restore_messages()
         self.assertEqual(self.client.llen(address.make_redis_key(A, 2)), 1)
 
@@ -430,7 +430,7 @@ class TransportTests(OnOwnBroker):
         self.assertEqual(self.client.hlen("unacked"), 4)
         self.assertEqual(self.driven().get(3), [1, 2, 3])
         self.assertEqual(self.client.hlen("unacked"), 3)
-        self.assertEqual(qos.unsettled[consumer.channel.server], [])
+        self.assertEqual(qos.unsettled_by_server[consumer.channel.server], [])
 
     def test_a_connection_to_a_dead_broker_is_closed_as_celery_closes_it(self) -> None:
         """Twice: kombu's own transport needs the address for the second time, which `collect` has forgotten."""
