@@ -74,7 +74,7 @@ def _find_engine_problem(spec: specs.ModelSpec) -> str:
     The module is not run, as it may import torch. Only the packages that it lies in are imported.
     """
     module, _, attribute = spec.engine.partition(":")
-    source = _read_source(module)
+    source = _read_module_source(module)
     if source is None:
         return (
             f"engine: there is no module {module!r} here. It must be importable from the project's folder on every host"
@@ -87,7 +87,7 @@ def _find_engine_problem(spec: specs.ModelSpec) -> str:
     return f"engine: {module} has no {attribute!r}" + (f"; did you mean {close[0]!r}?" if close else ".")
 
 
-def _read_source(module: str) -> str | None:
+def _read_module_source(module: str) -> str | None:
     """Return the source of a module. It is None if there is no such module, and empty if the module has no source."""
     try:
         found = importlib.util.find_spec(module)
