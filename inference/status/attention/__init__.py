@@ -11,7 +11,7 @@ from django.db import DatabaseError, InterfaceError, ProgrammingError
 
 from inference.status import health, workers
 from inference.status.attention import fleet, jobs, servers
-from inference.status.attention.item import AttentionItem, arrange_items
+from inference.status.attention.item import AttentionItem, group_items_by_cause
 from inference.store import pauses_and_drains
 
 CODES = (
@@ -31,7 +31,7 @@ def find_items() -> list[AttentionItem]:
     try:
         slow, locked = list(servers.find_slow_database()), list(servers.find_locked_database())
         # While the database is locked, its rows are out of date.
-        return arrange_items([*slow, *locked, *found, *(() if locked else _find_row_items())])
+        return group_items_by_cause([*slow, *locked, *found, *(() if locked else _find_row_items())])
     except (DatabaseError, InterfaceError) as error:
         text = f"The database does not answer: {error}".strip()
         return [AttentionItem(code="DatabaseAway", text=text, todo=_choose_todo(error)), *found]
