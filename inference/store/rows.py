@@ -276,7 +276,7 @@ def _make_finished_sql(count: int) -> str:
     return f"SELECT {', '.join(_OUTCOME_COLUMNS)} FROM {Job._meta.db_table} WHERE {where}"  # noqa: S608 - own names
 
 
-def apply_changes(job: Job, changes: Changes) -> None:
+def refresh_job_attributes(job: Job, changes: Changes) -> None:
     """Set the attributes of a job that is finished.
 
     Attributes that changed as well and are not among `changes` are deferred: Django reads them on their first use.

@@ -78,7 +78,7 @@ def wait(job_id: UUID, *, timeout_s: float) -> Job:
             return job
         changes = waiter.wait(timeout_s)
         budget.renew_budget()
-    return _apply_changes(job, changes) if changes else fetch(job_id)
+    return _refresh_job_attributes(job, changes) if changes else fetch(job_id)
 
 
 def wait_for_any(ids: Collection[UUID], among: QuerySet[Job], *, timeout_s: float) -> tuple[list[UUID], list[UUID]]:
@@ -203,11 +203,11 @@ def _store_and_wait(submission: Submission, job: Job, timeout_s: float) -> Job:
         changes = changes or waiter.wait(timeout_s - first_s)
         if timeout_s > first_s:
             budget.renew_budget()
-    return _apply_changes(job, changes) if changes else wait_for_stored_job(job, timeout_s=0.0)
+    return _refresh_job_attributes(job, changes) if changes else wait_for_stored_job(job, timeout_s=0.0)
 
 
-def _apply_changes(job: Job, changes: Changes) -> Job:
-    rows.apply_changes(job, changes)
+def _refresh_job_attributes(job: Job, changes: Changes) -> Job:
+    rows.refresh_job_attributes(job, changes)
     return job
 
 

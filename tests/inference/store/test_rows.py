@@ -90,7 +90,7 @@ class RowsTests(TransactionTestCase):
         Job.objects.filter(pk=job.pk).update(**CHANGED_LATER)
         found = rows.read_finished([job.pk, unfinished.pk, uuid.uuid4()])
         self.assertEqual(list(found), [job.pk])
-        rows.apply_changes(job, found[job.pk])
+        rows.refresh_job_attributes(job, found[job.pk])
         with self.assertNumQueries(0):  # in the thread that sends it
             make_message(job)
         stored = Job.objects.get(pk=job.pk)
