@@ -10,7 +10,7 @@
         for answer in client.map("embeddings", texts, name="tonight"): ...
         batch = client.create_batch("requests.jsonl", "/v1/embeddings")
 
-Inside Django, `api.inside` has the same client without HTTP.
+Inside Django, `api.in_process_client` has the same client without HTTP.
 """
 
 from batch_inference_client.client import BaseClient, Client

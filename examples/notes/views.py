@@ -5,7 +5,7 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.views.decorators.http import require_http_methods
 
-from api.inside import Client
+from api.in_process_client import Client
 from batch_inference_client import ClientError
 
 

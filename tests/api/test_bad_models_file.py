@@ -11,7 +11,7 @@ from django.contrib.auth import get_user_model
 from django.core.management import call_command
 from django.test import TestCase, override_settings
 
-from api.inside import Client
+from api.in_process_client import Client
 from batch_inference_client import ClientError
 from inference.catalog import reader
 from inference.models import Job, Status

@@ -16,7 +16,7 @@ from django.db import OperationalError
 from django.test import override_settings
 from huggingface_hub.inference._common import _stream_text_generation_response
 
-from api.inside import Client
+from api.in_process_client import Client
 from api.models import ApiKey
 from batch_inference_client import ClientError
 from inference import process
@@ -347,7 +347,7 @@ class WaitingTests(StreamCase):
         self.assertEqual((cut.name, cut.data["error_type"]), ("cut", "cut"))
 
 
-class InsideTests(StreamCase):
+class InProcessClientTests(StreamCase):
     def test_the_client_inside_django_streams_beside_the_rows_that_its_caller_reads(self) -> None:
         for number in range(3):
             self.job(inputs=f"once {number}", parameters={"max_new_tokens": 3})

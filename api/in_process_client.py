@@ -1,6 +1,6 @@
 """The client of `batch_inference_client` inside Django, which does without a request what the views do.
 
-from api.inside import Client
+from api.in_process_client import Client
 
 with Client(owner=user) as client:
     client.run("embeddings", "a text")
