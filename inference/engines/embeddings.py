@@ -18,7 +18,7 @@ from inference.engines.backends import installation as backend
 from inference.engines.base import Engine
 from inference.engines.inputs.truncation import cut_to_tokens
 from inference.engines.runtime import parity, placement
-from inference.engines.runtime.row_groups import ForwardSharing
+from inference.engines.runtime.row_groups import BatchingMode
 from inference.engines.sentences import folder as sentence_folder
 from inference.engines.sentences import pooling
 from inference.errors import InferenceError, InvalidInput, ModelUnavailable, make_context_length_error
@@ -76,7 +76,7 @@ class SentenceEmbeddings(Engine):
             self.spec,
             self.model,
             checkpoints.find_missing_weights(self.model, report),
-            lambda: self._compute_trial_states(parity.TEXTS[1:2], ForwardSharing.PADDED),
+            lambda: self._compute_trial_states(parity.TEXTS[1:2], BatchingMode.PADDED),
             first_only=True,
         )
         compiled, note = backend.install_backend(self.spec, self.model, self._compute_trial_states, agreement.TEXTS)
@@ -86,7 +86,7 @@ class SentenceEmbeddings(Engine):
             "texts at once", lambda: accelerate.make_encode_shortcut(self, self.tokenizer), self._has_same_tokens
         )
         prompt = f'"{self.settings.default_prompt}" stands before each text, as {sentence_folder.MODEL_FILE} says.'
-        notes = (prompt if self.settings.default_prompt else "", note, self.shortcuts.sharing_verdict.note)
+        notes = (prompt if self.settings.default_prompt else "", note, self.shortcuts.batching_choice.note)
         self.padded, self.note = self.shortcuts.is_padded, " ".join(filter(None, notes))
 
     def _make_trial(self) -> parity.Trial:
@@ -151,7 +151,7 @@ class SentenceEmbeddings(Engine):
             return self._make_token_answers(tokens, counts, parameters)
         normalize = parameters.get("normalize") is not False
         left_out = 0 if self.settings.pools_prompt else self._count_prompt_tokens(self._find_prompt(parameters))
-        states = self._compute_group_states(tokens, self.shortcuts.sharing_verdict.together)
+        states = self._compute_group_states(tokens, self.shortcuts.batching_choice.mode)
         vectors = self._pool_states(states, normalize=normalize, left_out=left_out)
         if (count := parameters.get("dimensions") or vectors.shape[1]) != vectors.shape[1]:
             served = {each for each in self.dimensions if each < vectors.shape[1]}
@@ -170,7 +170,7 @@ class SentenceEmbeddings(Engine):
         if {"dimensions", "normalize"} & parameters.keys():
             wrong = InvalidInput('parameters.pooling: "none" goes with neither dimensions nor normalize.')
             return [wrong] * len(counts)
-        states = self._compute_token_states(tokens, self.shortcuts.sharing_verdict.together)
+        states = self._compute_token_states(tokens, self.shortcuts.batching_choice.mode)
         is_base64 = parameters.get("encoding_format") == "base64"
         embeddings = [_encode_base64(own.reshape(1, -1))[0] if is_base64 else own.tolist() for own in states]
         return _add_details(embeddings, counts, parameters)
@@ -181,7 +181,7 @@ class SentenceEmbeddings(Engine):
         Texts are cut at `max_tokens`.
         """
         left_out = 0 if self.settings.pools_prompt else self._count_prompt_tokens(self.settings.default_prompt)
-        states = self._compute_group_states(self._tokenize_texts(texts), self.shortcuts.sharing_verdict.together)
+        states = self._compute_group_states(self._tokenize_texts(texts), self.shortcuts.batching_choice.mode)
         return self._pool_states(states, normalize=True, left_out=left_out)
 
     def _pool_states(
@@ -237,29 +237,29 @@ class SentenceEmbeddings(Engine):
         return len(ids) - int(ids[-1] in self.tokenizer.all_special_ids)
 
     def _compute_group_states(
-        self, tokens: Mapping[str, torch.Tensor], together: ForwardSharing
+        self, tokens: Mapping[str, torch.Tensor], mode: BatchingMode
     ) -> Iterator[tuple[list[int], torch.Tensor, torch.Tensor]]:
         """Yield, for texts that run together, their places, their token states, and the mask of what is no padding."""
         lengths = tokens["attention_mask"].sum(1).tolist()
         if 0 in lengths:
             raise InvalidInput("The text is empty for this model's tokenizer: send at least one word.")
-        for rows in _group_texts(lengths, together):
+        for rows in _group_texts(lengths, mode):
             longest = max(lengths[row] for row in rows)
             part = {name: values[rows, :longest].to(self.device) for name, values in tokens.items()}
             with torch.inference_mode():
                 states = self.model(**part).last_hidden_state
             yield rows, states, part["attention_mask"]
 
-    def _compute_token_states(self, tokens: Mapping[str, torch.Tensor], together: ForwardSharing) -> list[torch.Tensor]:
+    def _compute_token_states(self, tokens: Mapping[str, torch.Tensor], mode: BatchingMode) -> list[torch.Tensor]:
         """Return the states of each text's tokens: [tokens, numbers], float32, on the CPU."""
         found: dict[int, torch.Tensor] = {}
-        for rows, states, mask in self._compute_group_states(tokens, together):
+        for rows, states, mask in self._compute_group_states(tokens, mode):
             own = [values[kept.bool()].float().cpu() for values, kept in zip(states, mask, strict=True)]
             found |= dict(zip(rows, own, strict=True))
         return [found[row] for row in sorted(found)]
 
-    def _compute_trial_states(self, texts: Sequence[str], together: ForwardSharing) -> list[parity.Answer]:
-        return [[states] for states in self._compute_token_states(self._tokenize_texts(texts), together)]
+    def _compute_trial_states(self, texts: Sequence[str], mode: BatchingMode) -> list[parity.Answer]:
+        return [[states] for states in self._compute_token_states(self._tokenize_texts(texts), mode)]
 
 
 class SentenceSimilarity(SentenceEmbeddings):
@@ -304,13 +304,13 @@ def _choose_model_class(folder: Path) -> Any:
     return AutoModelForTextEncoding if kind in ENCODERS else AutoModel
 
 
-def _group_texts(lengths: Sequence[int], together: ForwardSharing) -> list[list[int]]:
+def _group_texts(lengths: Sequence[int], mode: BatchingMode) -> list[list[int]]:
     """Return the places of the texts, in groups that run together."""
-    if together is ForwardSharing.PADDED:
+    if mode is BatchingMode.PADDED:
         return [list(range(len(lengths)))]
     groups: dict[int, list[int]] = {}
     for place, length in enumerate(lengths):
-        groups.setdefault(length if together is ForwardSharing.EQUAL else place, []).append(place)
+        groups.setdefault(length if mode is BatchingMode.EQUAL else place, []).append(place)
     return list(groups.values())
 
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from inference.engines.accelerate.shortcut import Override, Shortcut
 from inference.engines.base import Engine
 from inference.engines.runtime.exceptions import describe_exception, is_device_failure, is_out_of_memory
-from inference.engines.runtime.parity import SharingVerdict, Trial
-from inference.engines.runtime.row_groups import ForwardSharing
+from inference.engines.runtime.parity import BatchingChoice, Trial
+from inference.engines.runtime.row_groups import BatchingMode
 from inference.errors import InferenceError
 from inference.telemetry import logs
 
@@ -31,7 +31,7 @@ class Shortcuts:
     `install_shortcuts` makes it.
     """
 
-    def __init__(self, kind: str, plain: SharingVerdict) -> None:
+    def __init__(self, kind: str, plain: BatchingChoice) -> None:
         self.kind = kind
         self.plain = plain
         self.unpadded = False
@@ -39,13 +39,13 @@ class Shortcuts:
         self._are_on = True
 
     @property
-    def sharing_verdict(self) -> SharingVerdict:
-        return SharingVerdict(together=ForwardSharing.PADDED) if self.unpadded and self._are_on else self.plain
+    def batching_choice(self) -> BatchingChoice:
+        return BatchingChoice(mode=BatchingMode.PADDED) if self.unpadded and self._are_on else self.plain
 
     @property
     def is_padded(self) -> bool:
         """True if each item of a batch costs what the longest costs."""
-        return self.sharing_verdict.together is ForwardSharing.PADDED and not (self.unpadded and self._are_on)
+        return self.batching_choice.mode is BatchingMode.PADDED and not (self.unpadded and self._are_on)
 
     def add_if_equal(self, name: str, make: Callable[[], S | None], holds: Callable[[], bool]) -> S | None:
         """Turn on the shortcut that `make` returns, and return it, if answers hold with it; else return None.
@@ -103,14 +103,14 @@ class Shortcuts:
 
 def install_shortcuts(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, task: str, trial: Trial) -> Shortcuts:
     """Turn on the shortcuts by which `model` gives the same answers in a cheaper way. `trial` runs the model."""
-    shortcuts = Shortcuts(model.config.model_type, trial.find_sharing_verdict())
+    shortcuts = Shortcuts(model.config.model_type, trial.choose_batching_mode())
 
     def holds() -> bool:
-        return trial.has_parity(ForwardSharing.ALONE) and trial.has_parity(shortcuts.sharing_verdict.together)
+        return trial.has_parity(BatchingMode.ALONE) and trial.has_parity(shortcuts.batching_choice.mode)
 
     shortcuts.add_if_equal("packed weights", lambda: _make_packed_weights(model), holds)
     unpadded = shortcuts.add_if_equal(
-        "no padding", lambda: _make_unpadded_encoder(model), lambda: holds() and trial.has_parity(ForwardSharing.PADDED)
+        "no padding", lambda: _make_unpadded_encoder(model), lambda: holds() and trial.has_parity(BatchingMode.PADDED)
     )
     shortcuts.unpadded = unpadded is not None
     if unpadded and task in ("text-classification", "text-ranking", "zero-shot-classification"):

@@ -25,7 +25,7 @@ from inference.engines.artifacts import file_cache, weights
 from inference.engines.backends import agreement, packages
 from inference.engines.runtime import parity, placement
 from inference.engines.runtime.exceptions import describe_exception
-from inference.engines.runtime.row_groups import ForwardSharing
+from inference.engines.runtime.row_groups import BatchingMode
 from inference.errors import ModelUnavailable
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def install_backend(
     """
     if spec.backend == TORCH:
         return _use_bfloat16_if_accurate(spec, model, answers, inputs) if _is_compared(spec, model) else (None, "")
-    shortcuts = Shortcuts(model.config.model_type, parity.SharingVerdict(together=ForwardSharing.PADDED))
+    shortcuts = Shortcuts(model.config.model_type, parity.BatchingChoice(mode=BatchingMode.PADDED))
     try:
         found = _try_backend(spec, model, spec.precision or "float32", answers, inputs, shortcuts)
     except Exception as error:
@@ -127,9 +127,9 @@ def _use_bfloat16_if_accurate(
     )
     _, output = _record_call(model, answers, inputs[:1])
     labels = "logits" in output
-    alone = answers(inputs, ForwardSharing.ALONE)
+    alone = answers(inputs, BatchingMode.ALONE)
     _replace_data(model, whole)
-    found = agreement.compare_answers(alone, answers(inputs, ForwardSharing.ALONE), labels=labels)
+    found = agreement.compare_answers(alone, answers(inputs, BatchingMode.ALONE), labels=labels)
     try:
         _check_agreement(found, spec.tolerance or TOLERANCES[spec.precision])
     except BackendUnfit as error:
@@ -163,12 +163,12 @@ def _try_backend(
     """
     if model.device.type != "cpu":
         raise BackendUnfit(f"that computes on a CPU, and the replica's device is {model.device}")
-    expected = answers(inputs, ForwardSharing.ALONE)
+    expected = answers(inputs, BatchingMode.ALONE)
     forward = _make_forward(spec, model, precision, answers, inputs)
     substitute = Substitute(model, forward, functools.partial(_load_model, spec, model))
     substitute.turn_on()
     try:
-        alone = answers(inputs, ForwardSharing.ALONE)
+        alone = answers(inputs, BatchingMode.ALONE)
         found = agreement.compare_answers(alone, expected, labels=forward.output == "logits")
         _check_agreement(found, spec.tolerance or TOLERANCES[precision])
         if not _has_batch_parity(answers, inputs, alone, precision):
@@ -205,7 +205,7 @@ def _check_agreement(found: agreement.Agreement, tolerance: float) -> None:
 def _has_batch_parity(
     answers: parity.Answers, inputs: Sequence[Any], alone: Sequence[parity.Answer], precision: str
 ) -> bool:
-    return agreement.compare_answers(answers(inputs, ForwardSharing.PADDED), alone).difference <= OF_A_BATCH[precision]
+    return agreement.compare_answers(answers(inputs, BatchingMode.PADDED), alone).difference <= OF_A_BATCH[precision]
 
 
 def _make_forward(
@@ -264,7 +264,7 @@ def _record_call(
         lambda model, arguments, features, output: calls.append((features, output)), with_kwargs=True
     )
     try:
-        answers(inputs, ForwardSharing.PADDED)
+        answers(inputs, BatchingMode.PADDED)
     finally:
         hook.remove()
     features, output = calls[-1]

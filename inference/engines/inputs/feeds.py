@@ -11,7 +11,7 @@ from inference.catalog.sizes.lengths import NEW_TOKENS
 from inference.engines.inputs import media, task_inputs
 from inference.engines.inputs.stops import read_stops
 from inference.engines.runtime import parity
-from inference.engines.runtime.row_groups import ForwardSharing, InputRow
+from inference.engines.runtime.row_groups import BatchingMode, InputRow
 from inference.errors import InvalidInput, make_context_length_error
 
 if TYPE_CHECKING:
@@ -68,9 +68,9 @@ class Feed:
         """Return what the pipeline takes, and the parameters with those that the input brings."""
         return self.prepare(value, pipe), parameters
 
-    def find_forward_sharing(self, pipe: Pipeline, run: dict[str, Any]) -> ForwardSharing:
+    def find_batching_mode(self, pipe: Pipeline, run: dict[str, Any]) -> BatchingMode:
         """Return which rows may share a forward that has the parameters `run`."""
-        return ForwardSharing.PADDED
+        return BatchingMode.PADDED
 
     def count_numbers_per_token(self, pipe: Pipeline) -> int:
         """Return how many numbers an answer has for each token that is read; 0 if it is not made by token."""
@@ -186,22 +186,22 @@ class Prompts(TextFeed):
             task_inputs.require_tools_template(pipe.tokenizer, value, tools)
         return self.prepare(value, pipe), parameters
 
-    def find_forward_sharing(self, pipe: Pipeline, run: dict[str, Any]) -> ForwardSharing:
+    def find_batching_mode(self, pipe: Pipeline, run: dict[str, Any]) -> BatchingMode:
         """Return `ALONE` if there is a seed, `EQUAL` if answers would depend on padding, and else `PADDED`.
 
         A total length counts the padding, so that an answer would depend on how far its prompt is padded. A penalty on
         repetition takes padding for text, which does harm if the padding token is one that ends a text.
         """
         if "seed" in run:
-            return ForwardSharing.ALONE
+            return BatchingMode.ALONE
         if "max_new_tokens" not in run or run.get("min_length"):
-            return ForwardSharing.EQUAL
+            return BatchingMode.EQUAL
         ends = pipe.model.generation_config.eos_token_id
         if pipe.tokenizer.pad_token_id not in (ends if isinstance(ends, list) else [ends]):
-            return ForwardSharing.PADDED
+            return BatchingMode.PADDED
         active = {**pipe.model.generation_config.to_diff_dict(), **run}
         penalized = active.get("repetition_penalty", 1.0) != 1.0 or active.get("no_repeat_ngram_size", 0) > 0
-        return ForwardSharing.EQUAL if penalized else ForwardSharing.PADDED
+        return BatchingMode.EQUAL if penalized else BatchingMode.PADDED
 
     def bound_parameters(self, row: InputRow, pipe: Pipeline, run: dict[str, Any]) -> dict[str, Any]:
         """Limit the answer to what the prompt leaves of the model's context, or of a total length."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from inference.catalog import tasks
 from inference.engines.inputs.feeds import Feed
 from inference.engines.runtime import row_groups
-from inference.engines.runtime.row_groups import ForwardSharing, InputRow
+from inference.engines.runtime.row_groups import BatchingMode, InputRow
 from inference.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ class Parameters:
     preprocess: dict[str, Any]
     forward: dict[str, Any]
     postprocess: dict[str, Any]
-    together: ForwardSharing
+    mode: BatchingMode
 
 
 class PipelineCalls:
@@ -52,7 +52,7 @@ class PipelineCalls:
             preprocess={**preprocess, **self.feed.preprocess, **before},
             forward={**forward, **run},
             postprocess={**postprocess, **after},
-            together=self.feed.find_forward_sharing(self.pipe, run),
+            mode=self.feed.find_batching_mode(self.pipe, run),
         )
 
     def make_rows(self, index: int, value: object, parameters: Parameters) -> list[InputRow]:
@@ -69,7 +69,7 @@ class PipelineCalls:
     ) -> list[tuple[InputRow, Any]]:
         """Return the rows in their order, each with the model's output for it."""
         outputs: dict[int, Any] = {}
-        for group in row_groups.group_rows(rows, limit=limit, together=parameters.together):
+        for group in row_groups.group_rows(rows, limit=limit, mode=parameters.mode):
             found = row_groups.run_forward(group, self.pipe.forward, self.collate, parameters.forward)
             outputs |= {id(row): output for row, output in zip(group, found, strict=True)}
         return [(row, outputs[id(row)]) for row in rows]

@@ -32,7 +32,7 @@ from inference.engines.pipeline.reference import Reference
 from inference.engines.runtime import parity, placement
 from inference.engines.runtime.engine_calls import raise_if_device_failed
 from inference.engines.runtime.exceptions import describe_exception, is_device_failure
-from inference.engines.runtime.row_groups import ForwardSharing, InputRow
+from inference.engines.runtime.row_groups import BatchingMode, InputRow
 from inference.errors import ModelUnavailable
 
 logger = logging.getLogger(__name__)
@@ -87,7 +87,7 @@ class PipelineEngine(Engine):
             self.warm_up if self.feed.example else None,
             first_only=self.feed.reads_states and "pool" not in self.spec.parameters,
         )
-        self.shortcuts = accelerate.Shortcuts(self.task, parity.SharingVerdict(together=ForwardSharing.PADDED))
+        self.shortcuts = accelerate.Shortcuts(self.task, parity.BatchingChoice(mode=BatchingMode.PADDED))
         if reference:
             self._install_shortcuts(reference)
         self.note = f"{self.note} {self.feed.describe_limits(self.pipe)}".strip()
@@ -132,7 +132,7 @@ class PipelineEngine(Engine):
             lambda: accelerate.make_batch_shortcut(self, self.pipe, self.task),
             lambda: self._has_same_answers(inputs[:1]) and self._has_same_answers([*inputs, *reference.inputs]),
         )
-        self.padded, self.note = self.shortcuts.is_padded, f"{self.shortcuts.sharing_verdict.note} {note}".strip()
+        self.padded, self.note = self.shortcuts.is_padded, f"{self.shortcuts.batching_choice.note} {note}".strip()
         if tasks.find_task(self.task).generates:
             self._install_stepper(self.steps, trial)
 
@@ -166,10 +166,10 @@ class PipelineEngine(Engine):
         return 2 * self.feed.make_examples(self.pipe)
 
     def _compute_values(
-        self, steps: PipelineCalls, given: dict[str, Any], inputs: Sequence[Any], together: ForwardSharing
+        self, steps: PipelineCalls, given: dict[str, Any], inputs: Sequence[Any], mode: BatchingMode
     ) -> list[parity.Answer]:
         """Return what the model computes for inputs, before the pipeline makes answers of it."""
-        parameters = replace(steps.split_parameters(self.feed.complete_parameters(self.pipe, given)), together=together)
+        parameters = replace(steps.split_parameters(self.feed.complete_parameters(self.pipe, given)), mode=mode)
         ready = [row for index, value in enumerate(inputs) for row in steps.make_rows(index, value, parameters)]
         return [
             parity.read_output(output, row, self.pipe)
@@ -265,10 +265,7 @@ class PipelineEngine(Engine):
         return self._answer_item_by_item(steps, inputs, parameters)
 
     def _can_run_at_once(self, inputs: list[Any], parameters: Parameters) -> bool:
-        padded = (
-            len(inputs) == 1
-            or max(parameters.together, self.shortcuts.sharing_verdict.together) is ForwardSharing.PADDED
-        )
+        padded = len(inputs) == 1 or max(parameters.mode, self.shortcuts.batching_choice.mode) is BatchingMode.PADDED
         return self.at_once is not None and padded and all(isinstance(value, str) for value in inputs)
 
     def _answer_item_by_item(self, steps: PipelineCalls, inputs: list[Any], parameters: Parameters) -> list[Any]:
@@ -280,7 +277,7 @@ class PipelineEngine(Engine):
         The answers replace the rows in the list that is given, which is returned.
         """
         ready = [row for answer in answers if isinstance(answer, list) for row in answer]
-        parameters = replace(parameters, together=max(parameters.together, self.shortcuts.sharing_verdict.together))
+        parameters = replace(parameters, mode=max(parameters.mode, self.shortcuts.batching_choice.mode))
         outputs_of: dict[int, list[tuple[InputRow, Any]]] = defaultdict(list)
         for row, output in steps.compute_outputs(ready, parameters, limit=max(len(answers), self.spec.max_batch_size)):
             outputs_of[row.item].append((row, output))

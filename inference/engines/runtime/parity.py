@@ -16,7 +16,7 @@ import torch
 
 from inference.engines.runtime.exceptions import describe_exception, is_device_failure, is_out_of_memory
 from inference.engines.runtime.json_values import pair_leaves
-from inference.engines.runtime.row_groups import ForwardSharing, InputRow
+from inference.engines.runtime.row_groups import BatchingMode, InputRow
 from inference.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ TEXTS = (
 MOST_SPECIAL = 8  # special tokens that a trial text has at most
 
 Answer = Sequence[torch.Tensor]  # to one text: a tensor, or for a text that is generated the scores of each step
-Answers = Callable[[Sequence[Any], ForwardSharing], list[Answer]]
+Answers = Callable[[Sequence[Any], BatchingMode], list[Answer]]
 
 # An answer may change by these parts of its largest value, as the order of sums differs with padding and with the size
 # of a batch. They depend on the type that products are computed in: padding changes the scores of SmolLM2-135M by 0.037
@@ -63,10 +63,10 @@ def make_trial_texts(tokenizer: PreTrainedTokenizerBase) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SharingVerdict:
+class BatchingChoice:
     """The way in which a model's texts run together."""
 
-    together: ForwardSharing
+    mode: BatchingMode
     note: str = ""  # for the model's page; empty where padding changes no answer
 
 
@@ -84,7 +84,7 @@ class Trial:
         problems: list[Exception] = []
         for value in inputs:
             try:
-                self._alone += answers([value], ForwardSharing.ALONE)
+                self._alone += answers([value], BatchingMode.ALONE)
             except (InvalidInput, RuntimeError, ValueError, IndexError) as error:
                 if is_device_failure(error) or is_out_of_memory(error):
                     raise
@@ -95,35 +95,35 @@ class Trial:
             raise problems[-1]
         problems.clear()  # their tracebacks hold tensors
 
-    def measure_difference(self, together: ForwardSharing) -> float:
+    def measure_difference(self, mode: BatchingMode) -> float:
         """Return how far the answers together are from those alone, in tolerances: up to 1 they are the same."""
-        return self.measure_answers_difference(self._answers(self.inputs, together))
+        return self.measure_answers_difference(self._answers(self.inputs, mode))
 
     def measure_answers_difference(self, found: Sequence[Answer]) -> float:
         """Return how far answers to `inputs` that were found in another way are from those alone, in tolerances."""
         pairs = zip(found, self._alone, strict=True)
         return max((_compare_answer(*pair, self._tolerance) for pair in pairs), default=0.0)
 
-    def has_parity(self, together: ForwardSharing) -> bool:
-        return self.measure_difference(together) <= 1.0
+    def has_parity(self, mode: BatchingMode) -> bool:
+        return self.measure_difference(mode) <= 1.0
 
-    def find_sharing_verdict(self) -> SharingVerdict:
+    def choose_batching_mode(self) -> BatchingChoice:
         """Return how inputs are to run: padded if that changes no answer, else in batches of one length, else alone."""
-        padded = self._find_problem(ForwardSharing.PADDED)
+        padded = self._find_problem(BatchingMode.PADDED)
         if not padded:
-            return SharingVerdict(together=ForwardSharing.PADDED)
-        if not self._find_problem(ForwardSharing.EQUAL):
+            return BatchingChoice(mode=BatchingMode.PADDED)
+        if not self._find_problem(BatchingMode.EQUAL):
             note = f"Padding {padded}: only inputs of one length share a batch."
-            return SharingVerdict(together=ForwardSharing.EQUAL, note=note)
-        if self._find_problem(ForwardSharing.ALONE):
+            return BatchingChoice(mode=BatchingMode.EQUAL, note=note)
+        if self._find_problem(BatchingMode.ALONE):
             note = "It answers the same input differently from call to call: each input runs alone."
         else:
             note = f"What else is in a batch {padded}: each input runs alone."
-        return SharingVerdict(together=ForwardSharing.ALONE, note=note)
+        return BatchingChoice(mode=BatchingMode.ALONE, note=note)
 
-    def _find_problem(self, together: ForwardSharing) -> str:
+    def _find_problem(self, mode: BatchingMode) -> str:
         try:
-            difference = self.measure_difference(together)
+            difference = self.measure_difference(mode)
         except Exception as error:
             logger.warning("a trial in a batch raised %s", describe_exception(error))
             return "makes it raise an exception, which the worker's log has"

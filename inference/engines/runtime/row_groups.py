@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 
-class ForwardSharing(enum.IntEnum):
+class BatchingMode(enum.IntEnum):
     """The rule for rows that share a forward: the greater, the stricter."""
 
     PADDED = 0  # rows of any lengths
@@ -32,24 +32,24 @@ class InputRow:
         return self.features["input_ids"].shape[1] if "input_ids" in self.features else 0
 
 
-def group_rows(rows: Sequence[InputRow], *, limit: int, together: ForwardSharing) -> Iterator[list[InputRow]]:
+def group_rows(rows: Sequence[InputRow], *, limit: int, mode: BatchingMode) -> Iterator[list[InputRow]]:
     """Yield groups of rows that may be stacked, each of at most `limit` rows."""
-    limit = 1 if together is ForwardSharing.ALONE else limit
+    limit = 1 if mode is BatchingMode.ALONE else limit
     stacks: dict[Any, list[InputRow]] = {}
     for row in rows:
-        stacks.setdefault((_make_stack_key(row.features, together), *sorted(row.own.items())), []).append(row)
+        stacks.setdefault((_make_stack_key(row.features, mode), *sorted(row.own.items())), []).append(row)
     for stack in stacks.values():
         for start in range(0, len(stack), limit):
             yield stack[start : start + limit]
 
 
-def _make_stack_key(features: Mapping[str, Any], together: ForwardSharing) -> tuple[Any, ...]:
+def _make_stack_key(features: Mapping[str, Any], mode: BatchingMode) -> tuple[Any, ...]:
     """Return a key that is equal for rows that stack.
 
     Only tokens under a mask may differ in length. Padding of sound changes the answer, as convolutions and group norms
     see it, and images have no padding at all.
     """
-    padded = together is ForwardSharing.PADDED and "input_ids" in features and "attention_mask" in features
+    padded = mode is BatchingMode.PADDED and "input_ids" in features and "attention_mask" in features
     return tuple(
         (name, tuple(value.shape[2 if padded else 1 :]) if isinstance(value, torch.Tensor) else None)
         for name, value in sorted(features.items())

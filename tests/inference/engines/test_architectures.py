@@ -17,7 +17,7 @@ from inference.engines import loading
 from inference.engines.artifacts import pipeline_loader, weights
 from inference.engines.runtime.json_values import convert_to_finite_json
 from inference.engines.runtime.parity import are_alike
-from inference.engines.runtime.row_groups import ForwardSharing
+from inference.engines.runtime.row_groups import BatchingMode
 from tests import architectures
 
 # Of architectures whose answers padding changes: what a sweep that sees nothing would not find.
@@ -58,26 +58,26 @@ class BatchTests(TestCase):
         self.addCleanup(transformers.utils.logging.set_verbosity, verbosity)
         transformers.utils.logging.set_verbosity_error()
 
-    def sweep(self, task: str, inputs: list[str], *, without: Collection[str] = ()) -> dict[str, ForwardSharing]:
+    def sweep(self, task: str, inputs: list[str], *, without: Collection[str] = ()) -> dict[str, BatchingMode]:
         """How each kind runs its batches. Fails for those whose answers change there."""
         kinds = [kind for kind in architectures.kinds(task) if kind not in without]
         tried = {kind: self.tried(kind, task, inputs) for kind in kinds}
         return {kind: found for kind, found in tried.items() if found is not None}
 
-    def tried(self, kind: str, task: str, inputs: list[str]) -> ForwardSharing | None:
+    def tried(self, kind: str, task: str, inputs: list[str]) -> BatchingMode | None:
         with self.subTest(f"{task} by {kind}"):
             made, parameters = engine(kind, task), PARAMETERS.get(task, {})
             alone = convert_to_finite_json([made.predict([text], parameters)[0] for text in inputs])
             self.assertGreater(len({str(answer) for answer in alone}), 1, "its answers say nothing")
-            if (found := made.shortcuts.sharing_verdict.together) is not ForwardSharing.ALONE:
+            if (found := made.shortcuts.batching_choice.mode) is not BatchingMode.ALONE:
                 self.assertTrue(are_alike(convert_to_finite_json(made.predict(inputs, parameters)), alone), made.note)
-            return ForwardSharing(found)
+            return BatchingMode(found)
         return None
 
-    def assert_sensitive(self, found: dict[str, ForwardSharing]) -> None:
-        self.assertGreater(sum(way is ForwardSharing.PADDED for way in found.values()), 0.7 * len(found))
+    def assert_sensitive(self, found: dict[str, BatchingMode]) -> None:
+        self.assertGreater(sum(way is BatchingMode.PADDED for way in found.values()), 0.7 * len(found))
         for kind in SEE_PADDING:
-            self.assertIs(found[kind], ForwardSharing.EQUAL, kind)
+            self.assertIs(found[kind], BatchingMode.EQUAL, kind)
 
     def test_text_classification(self) -> None:
         self.assert_sensitive(self.sweep("text-classification", texts(LENGTHS)))
@@ -93,4 +93,4 @@ class BatchTests(TestCase):
     def test_text_generation(self) -> None:
         found = self.sweep("text-generation", texts(PROMPTS))
         for kind in ("bart", "rwkv"):
-            self.assertIsNot(found[kind], ForwardSharing.PADDED, kind)
+            self.assertIsNot(found[kind], BatchingMode.PADDED, kind)

@@ -17,7 +17,7 @@ from inference.engines.artifacts import pipeline_loader
 from inference.engines.runtime.engine_calls import run_with_isolation
 from inference.engines.runtime.json_values import convert_to_finite_json
 from inference.engines.runtime.parity import are_alike
-from inference.engines.runtime.row_groups import ForwardSharing
+from inference.engines.runtime.row_groups import BatchingMode
 from inference.errors import ModelUnavailable
 from tests import decoders, tiny_models
 
@@ -97,16 +97,16 @@ class WholeTests(FolderTestCase):
 
 class DecoderTests(FolderTestCase):
     def test_a_decoder_without_a_padding_token_classifies_texts_that_end_in_its_end_token(self) -> None:
-        for kind, together in (
-            ("GPT2", ForwardSharing.EQUAL),
-            ("Llama", ForwardSharing.PADDED),
-            ("Qwen2", ForwardSharing.PADDED),
+        for kind, mode in (
+            ("GPT2", BatchingMode.EQUAL),
+            ("Llama", BatchingMode.PADDED),
+            ("Qwen2", BatchingMode.PADDED),
         ):
             with self.subTest(kind):
                 self.save(kind)
                 engine = self.engine()
                 self.assert_answers_of_the_library(engine, TEXTS, {"top_k": 1})
-                self.assertIs(engine.shortcuts.sharing_verdict.together, together)
+                self.assertIs(engine.shortcuts.batching_choice.mode, mode)
 
     def test_so_it_does_with_a_padding_token_that_only_the_tokenizer_has(self) -> None:
         tokenizer = tiny_models.byte_tokenizer("<pad>")
@@ -119,7 +119,7 @@ class DecoderTests(FolderTestCase):
         self.save("Llama", tokenizer, pad_token_id=tokenizer.convert_tokens_to_ids("<pad>"))
         engine = self.engine()
         self.assert_answers_of_the_library(engine, [*TEXTS, "the cat<pad>"], {"top_k": 1})
-        self.assertIs(engine.shortcuts.sharing_verdict.together, ForwardSharing.PADDED)
+        self.assertIs(engine.shortcuts.batching_choice.mode, BatchingMode.PADDED)
 
     def test_labels_that_end_in_the_end_token_are_scored_too(self) -> None:
         self.save("Llama")

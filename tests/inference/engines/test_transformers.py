@@ -15,7 +15,7 @@ from inference.engines import loading
 from inference.engines.inputs import media
 from inference.engines.inputs.feeds import FEEDS
 from inference.engines.runtime.engine_calls import RunReport, run_with_isolation
-from inference.engines.runtime.row_groups import ForwardSharing
+from inference.engines.runtime.row_groups import BatchingMode
 from inference.errors import UNREADABLE, EngineError, InvalidInput, ModelUnavailable
 from tests import tiny_models
 
@@ -190,12 +190,12 @@ class GenerationTests(EqualTestCase):
                 self.assert_batching_changes_nothing("text-generation", PROMPTS, parameters)
 
     def test_a_penalty_counts_padding_only_where_it_is_the_end_token(self) -> None:
-        pipe, together = engine("text-generation").pipe, FEEDS["text-generation"].find_forward_sharing
-        self.assertIs(together(pipe, GREEDY), ForwardSharing.PADDED)
+        pipe, find_mode = engine("text-generation").pipe, FEEDS["text-generation"].find_batching_mode
+        self.assertIs(find_mode(pipe, GREEDY), BatchingMode.PADDED)
         for active in ({"repetition_penalty": 1.2}, {"no_repeat_ngram_size": 2}):
-            self.assertIs(together(pipe, {**GREEDY, **active}), ForwardSharing.EQUAL)
+            self.assertIs(find_mode(pipe, {**GREEDY, **active}), BatchingMode.EQUAL)
             with patch.object(pipe.model.generation_config, "eos_token_id", pipe.tokenizer.pad_token_id + 1):
-                self.assertIs(together(pipe, {**GREEDY, **active}), ForwardSharing.PADDED)
+                self.assertIs(find_mode(pipe, {**GREEDY, **active}), BatchingMode.PADDED)
 
     def test_chats_and_texts_share_a_batch(self) -> None:
         chat = [{"role": "user", "content": "hello"}]

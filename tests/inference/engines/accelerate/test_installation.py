@@ -12,7 +12,7 @@ from inference.engines import loading
 from inference.engines.accelerate import fast_tokenizer, installation, prepacked_weights, text_batches, unpadded_encoder
 from inference.engines.accelerate.installation import Shortcuts
 from inference.engines.runtime import parity
-from inference.engines.runtime.row_groups import ForwardSharing
+from inference.engines.runtime.row_groups import BatchingMode
 from inference.errors import InvalidInput
 from tests import tiny_models
 from tests.inference.engines.test_transformers import EqualTestCase
@@ -39,7 +39,7 @@ class Fake:
 
 class ShortcutsTests(TestCase):
     def setUp(self) -> None:
-        self.shortcuts = Shortcuts("bert", parity.SharingVerdict(together=ForwardSharing.PADDED))
+        self.shortcuts = Shortcuts("bert", parity.BatchingChoice(mode=BatchingMode.PADDED))
 
     def add(self, shortcut: Fake) -> Any:
         return self.shortcuts.add_if_equal("fake", lambda: shortcut, lambda: True)

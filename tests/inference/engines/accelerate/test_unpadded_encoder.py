@@ -16,7 +16,7 @@ from inference.engines import loading
 from inference.engines.accelerate import cuda_graphs, ragged_attention, unpadded_encoder
 from inference.engines.accelerate import installation as accelerate
 from inference.engines.runtime import parity
-from inference.engines.runtime.row_groups import ForwardSharing
+from inference.engines.runtime.row_groups import BatchingMode
 from tests import cuda_encoders, tiny_models
 
 SHAPE = {
@@ -73,8 +73,8 @@ def scores(model: Any, texts: list[str]) -> torch.Tensor:
 def trial_of(model: Any, answer: Callable[[Any, list[str]], Any]) -> parity.Trial:
     """One text at a time, or all padded."""
 
-    def answers(texts: Any, together: ForwardSharing) -> list[parity.Answer]:
-        groups = [list(texts)] if together is ForwardSharing.PADDED else [[text] for text in texts]
+    def answers(texts: Any, mode: BatchingMode) -> list[parity.Answer]:
+        groups = [list(texts)] if mode is BatchingMode.PADDED else [[text] for text in texts]
         return [[row] for group in groups for row in answer(model, group)]
 
     return parity.Trial(answers, TEXTS)
