@@ -54,7 +54,8 @@ def _write_ranking(job: Job, body: Mapping[str, Any]) -> bytes:
 
 
 def _write_moderation(job: Job, body: Mapping[str, Any]) -> bytes:
-    return write_moderation(job, read_moderation(body, last_spec_of(job.model)))
+    spec = last_spec_of(job.model)
+    return write_moderation(job, spec.options if spec else {})
 
 
 ENDPOINTS: Mapping[str, Endpoint] = {

@@ -16,5 +16,5 @@ from api.views.models import DialectView, run_in_dialect
 class ModerationView(DialectView):
     @operations.moderate
     def post(self, request: HttpRequest) -> HttpResponse:
-        moderation_request = read_moderation(read_json(request))
-        return run_in_dialect(self, request, moderation_request, partial(write_moderation, request=moderation_request))
+        asked = read_moderation(read_json(request))
+        return run_in_dialect(self, request, asked, partial(write_moderation, options=asked.submission.spec.options))

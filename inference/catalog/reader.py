@@ -228,6 +228,8 @@ def _find_conflicts(spec: ModelSpec, table: dict[str, Any]) -> Iterator[tuple[st
         yield 'idle_unload_s is of models with load = "lazy": add that, or leave it out', "idle_unload_s"
     if tasks.find_task(spec.task).classifies:
         yield from _find_moderation_conflicts(spec.options)
+    elif spec.engine == TRANSFORMERS_ENGINE and (of_others := spec.options.keys() & {HARMLESS_LABELS, FLAG_THRESHOLD}):
+        yield f"options.{min(of_others)} is of models that classify texts: leave it out for {spec.task}", "options"
 
 
 def _find_moderation_conflicts(options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -237,6 +239,8 @@ def _find_moderation_conflicts(options: Mapping[str, Any]) -> Iterator[tuple[str
         yield f'options.{HARMLESS_LABELS} must be a list of labels such as ["neutral"], not {labels!r}', "options"
     if not is_of_type(threshold, "number") or not 0 <= threshold <= 1:
         yield f"options.{FLAG_THRESHOLD} must be a number from 0 to 1, not {threshold!r}", "options"
+    if FLAG_THRESHOLD in options and HARMLESS_LABELS not in options:
+        yield f"options.{FLAG_THRESHOLD} needs options.{HARMLESS_LABELS}, such as [] if no label is harmless", "options"
 
 
 def _find_backend_conflicts(spec: ModelSpec, table: dict[str, Any]) -> Iterator[tuple[str, str]]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -10,6 +12,7 @@ from unittest.mock import patch
 from django.test import SimpleTestCase, override_settings
 
 from api.errors.problems import ApiError
+from api.file_batches import endpoints
 from api.requests.dialects import base
 from api.requests.dialects.moderations import read_moderation
 from inference.catalog.lookup import spec_of
@@ -48,14 +51,9 @@ class ReadTests(SimpleTestCase):
                 self.assertEqual((submission.inputs, submission.parameters), (texts, {"top_k": 1000}))
 
     def test_the_model_is_the_one_that_is_named_or_marked(self) -> None:
-        for fields, name, labels, threshold in (
-            ({"model": "toxic"}, "toxic", ["neutral"], 0.5),
-            ({"model": None}, "strict", [], 0.1),
-            ({}, "strict", [], 0.1),
-        ):
+        for fields, name in (({"model": "toxic"}, "toxic"), ({"model": None}, "strict"), ({}, "strict")):
             request = read_moderation({"input": "a", "service_tier": "flex", **fields})
             self.assertEqual((request.submission.spec.name, request.submission.priority), (name, Priority.LOW))
-            self.assertEqual((request.harmless_labels, request.threshold), (labels, threshold))
         with (
             patch.object(base, "get_catalog", return_value={"sentiment": spec_of("sentiment")}),
             self.assertRaisesRegex(ApiError, "model: no model here tells harmful texts: .*harmless_labels"),
@@ -113,6 +111,20 @@ class AnswerTests(ApiTestCase):
         (result,) = self.moderate("x").json()["results"]
         self.assertEqual(result["categories"], {"neutral": True, "threat": True, "insult": True})
         self.assertEqual(Job.objects.latest("created_at").model, "strict")
+
+    def test_of_labels_with_one_name_the_likeliest_counts(self) -> None:
+        labels = [("insult", 0.8), ("neutral", 0.15), ("insult", 0.05)]
+        answer = functools.partial(answering, [{"label": label, "score": score} for label, score in labels])
+        (result,) = self.moderate("you!", answer, model="toxic").json()["results"]
+        self.assertEqual((result["flagged"], result["category_scores"]), (True, {"insult": 0.8}))
+
+    def test_a_line_of_a_file_is_answered_also_where_the_model_moderates_no_more(self) -> None:
+        self.moderate("you fool!", model="toxic")
+        job = Job.objects.latest("created_at")
+        for spec in (replace(spec_of("toxic"), options={}), None):
+            with patch.object(endpoints, "last_spec_of", return_value=spec):
+                written = json.loads(endpoints.ENDPOINTS["/v1/moderations"].write(job, {"input": "you fool!"}))
+            self.assertTrue(written["results"][0]["flagged"])
 
     def test_more_texts_than_a_batch_are_one_job(self) -> None:
         texts = ["x" * count for count in range(10)]

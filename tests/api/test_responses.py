@@ -127,6 +127,10 @@ class ReadTests(SimpleTestCase):
         self.assertEqual(message, {**HELLO[0], RESPONSE_FIELDS: {"metadata": {"a": "b" * 512}}})
         self.assertEqual(read_messages_of_chat(asked.submission.inputs, images=None), HELLO)
         self.assertEqual(estimate_length(PIPELINE, asked.submission.inputs), estimate_length(PIPELINE, HELLO))
+        hidden = [{**HELLO[0], "content": [{"type": "text", RESPONSE_FIELDS: "word " * 1000}]}, *HELLO]
+        self.assertGreaterEqual(
+            estimate_length(PIPELINE, hidden), 1000, "only the field of the last message is no text"
+        )
         output = [{"generated_text": "yes"}]
         job = Job(model="m", inputs=asked.submission.inputs, status=Status.SUCCEEDED, output=output, prompt_length=0)
         self.assertEqual(read_messages(job)[:-1], HELLO)
@@ -159,6 +163,7 @@ class ReadTests(SimpleTestCase):
             ({"metadata": {"a": 1}}, "metadata"),
             ({"metadata": {"a" * 65: "b"}}, "metadata"),
             ({"metadata": {"a": "b" * 513}}, "metadata"),
+            ({"user": "u" * 513}, "user"),
             ({"metadata": dict.fromkeys(map(str, range(17)), "a")}, "metadata"),
             ({"user": 1}, "user"),
             ({"parallel_tool_calls": "no"}, "parallel_tool_calls"),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
 from typing import Any
 
 from api.requests.dialects.base import (
@@ -17,7 +15,7 @@ from api.requests.dialects.base import (
     refuse_unknown_fields,
 )
 from api.requests.dialects.generation.messages import read_content
-from inference.catalog.specs import FLAG_THRESHOLD, HARMLESS_LABELS, ModelSpec
+from inference.catalog.specs import HARMLESS_LABELS
 from inference.errors import make_field_error
 from inference.submission.submissions import Submission
 
@@ -27,29 +25,20 @@ NEEDED = (
     "a model that classifies texts does, once the options of its table in models.toml say which of its labels are"
     f' harmless, such as {HARMLESS_LABELS} = ["neutral"], or [] if none is'
 )
-DEFAULT_THRESHOLD = 0.5
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModerationRequest(DialectRequest):
-    harmless_labels: Collection[str]
-    threshold: float  # the score from which a label flags a text
+def read_moderation(document: object) -> DialectRequest:
+    """Read a body. Without a model the default one that tells harmful texts is taken.
 
-
-def read_moderation(document: object, spec: ModelSpec | None = None) -> ModerationRequest:
-    """Read a body.
-
-    Without `spec` the body names the model, or the default model that tells harmful texts is taken. Raises
-    `InvalidInput`, `UnknownModel`, and `ApiError` if no model is named and none is the default.
+    Raises `InvalidInput`, `UnknownModel`, and `ApiError` if no model is named and none is the default.
     """
     fields = read_fields(document)
-    if spec is None:
-        missing = f"no model here tells harmful texts: {NEEDED}"
-        spec = find_model(fields) if "model" in fields else find_default_model("moderate", missing)
+    missing = f"no model here tells harmful texts: {NEEDED}"
+    spec = find_model(fields) if "model" in fields else find_default_model("moderate", missing)
     if "moderate" not in spec.request_kinds:
         raise make_field_error("model", f"{spec.name!r} does not tell harmful texts: {NEEDED}.")
     refuse_unknown_fields(fields, FIELDS)
-    return ModerationRequest(
+    return DialectRequest(
         submission=Submission(
             spec=spec,
             inputs=_read_texts(fields.get("input")),
@@ -57,8 +46,6 @@ def read_moderation(document: object, spec: ModelSpec | None = None) -> Moderati
             priority=read_priority(fields),
         ),
         words={"parameters.": "", "inputs": "input"},
-        harmless_labels=spec.options[HARMLESS_LABELS],
-        threshold=spec.options.get(FLAG_THRESHOLD, DEFAULT_THRESHOLD),
     )
 
 

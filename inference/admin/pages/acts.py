@@ -7,6 +7,7 @@ from uuid import UUID
 
 from django.contrib import admin, messages
 from django.contrib.auth import get_user_model
+from django.core.exceptions import ValidationError
 from django.db.models.functions import Now
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect
@@ -43,6 +44,14 @@ def list_selection_facts(selection: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _describe_value(lookup: str, value: Any) -> str:
+    """Return the value of a lookup in words, or as it is if it is not what that lookup takes."""
+    try:
+        return _name_value(lookup, value)
+    except (TypeError, ValueError, ValidationError):
+        return str(value)
+
+
+def _name_value(lookup: str, value: Any) -> str:
     """Return the value of a lookup, by its name if it is a key of another row that still exists."""
     match lookup:
         case "id__gte":

@@ -69,14 +69,22 @@ def split_list(spec: ModelSpec, inputs: list[Any], parameters: Mapping[str, Any]
 
 def estimate_length(spec: ModelSpec, item: object) -> int:
     """Return the tokens of one input, with those that the model would cut off."""
-    return _estimate_item_length(tasks.find_task(spec.task).unit, item)
+    task = tasks.find_task(spec.task)
+    return _estimate_item_length(task.unit, _drop_response_fields(item) if task.takes_chats else item)
+
+
+def _drop_response_fields(chat: object) -> object:
+    """Return a chat without what its last message has for a response only."""
+    if not isinstance(chat, list) or not chat or not isinstance(chat[-1], dict):
+        return chat
+    return [*chat[:-1], {name: value for name, value in chat[-1].items() if name != RESPONSE_FIELDS}]
 
 
 def _estimate_item_length(unit: Unit, item: object) -> int:
     if isinstance(item, str):
         return unit(item)
     if isinstance(item, dict):
-        item = [value for name, value in item.items() if name != RESPONSE_FIELDS]
+        item = list(item.values())
     if not isinstance(item, list):
         return 1
     total = sum(_estimate_item_length(unit, part) for part in item[:SAMPLE])
@@ -86,7 +94,7 @@ def _estimate_item_length(unit: Unit, item: object) -> int:
 def _measure_item(spec: ModelSpec, task: Task, item: object, parameters: Mapping[str, Any]) -> tuple[int, int]:
     texts, times = task.rows(item, parameters)
     limit = spec.max_length if spec.max_length and not task.takes_chats else sys.maxsize
-    each = [min(limit, _estimate_item_length(task.unit, text)) for text in texts]
+    each = [min(limit, estimate_length(spec, text)) for text in texts]
     count = max(1, len(each))
     tokens = -(-sum(each) // count)
     if task.generates:

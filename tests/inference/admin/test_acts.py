@@ -15,6 +15,7 @@ from django.urls import reverse
 
 from api.models import ApiKey
 from inference.admin import job_lookups
+from inference.admin.pages.acts import list_selection_facts
 from inference.fields.ids import make_row_id
 from inference.models import Act, ActKind, ActState, Bulk, Job, Priority, Status
 from inference.upkeep import acts
@@ -92,6 +93,11 @@ class ActOnAllTests(AdminCase):
                 lookups = job_lookups.make_lookups(parameters, User.objects.get())
                 assert lookups is not None
                 self.assertEqual(set(acts.select_jobs(lookups, make_row_id())), set(self.listed(**query)))
+
+    def test_what_no_filter_takes_is_said_as_it_is(self) -> None:
+        for lookup, value in (("priority", "7"), ("owner", "x"), ("worker", "x"), ("id__gte", None)):
+            with self.subTest(lookup):
+                self.assertIn(str(value), list_selection_facts({lookup: value})[0][1])
 
     def test_what_jobs_are_chosen_by_is_said_in_words(self) -> None:
         worker, owner = make_worker(), User.objects.get()

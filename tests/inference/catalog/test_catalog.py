@@ -67,6 +67,8 @@ BAD = (
     ("no kind of its", RANKER + 'default_for = ["embed"]\n', 4, 'does not answer: it answers "rerank"'),
     ("harmless labels", LABELS + 'options = { harmless_labels = "a" }\n', 4, 'a list of labels such as ["neutral"]'),
     ("threshold", LABELS + "options = { flag_threshold = 2 }\n", 4, "flag_threshold must be a number from 0 to 1"),
+    ("no labels", LABELS + "options = { flag_threshold = 0.1 }\n", 4, "needs options.harmless_labels"),
+    ("labels of no task", RANKER + "options = { harmless_labels = [] }\n", 4, "is of models that classify texts"),
     ("does not moderate", LABELS + 'default_for = ["moderate"]\n', 4, 'does not answer: it answers "predict"'),
     ("two defaults", f'{RANKED}{RANKED.replace("[a]", "[b]")}', 8, 'has "rerank", as has that of a'),
     ("engine", '[a]\nengine = "nonsense"\n', 2, "package.module:Class"),

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from api.requests.dialects.base import (
+    LONGEST_VALUE,
     SERVICE_TIER,
     DialectRequest,
     find_model,
@@ -110,8 +111,9 @@ def read_repeated_fields(chat: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def _read_kept_fields(given: Mapping[str, Any], parameters: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields that the response repeats and that nothing else in its job tells."""
-    if not isinstance(given.get("user", ""), str):
-        raise make_field_error("user", "must be a string.")
+    user = given.get("user", "")
+    if not isinstance(user, str) or len(user) > LONGEST_VALUE:
+        raise make_field_error("user", f"must be a string of at most {LONGEST_VALUE} characters.")
     told = {**given, "text": {**REPEATED["text"], **read_fields(given.get("text", {}))}}
     told["metadata"] = read_metadata(given) or {}
     told[tools.PARALLEL] = read_flag(given, tools.PARALLEL, default=True)
