@@ -41,7 +41,8 @@ def read_request(spec: ModelSpec, body: bytes, media_type: str) -> tuple[Submiss
     parameters = fields.get("parameters") or {}
     if fields.get("stream"):
         _refuse_what_is_not_streamed(spec, fields["inputs"])
-    if spec.is_built_in and "logprobs" in spec.parameters and parameters.get("details") is True:
+    is_beam_search = parameters.get("num_beams") not in (None, 1)
+    if spec.is_built_in and "logprobs" in spec.parameters and parameters.get("details") is True and not is_beam_search:
         parameters = _ask_for_tokens(parameters)
     return Submission(spec=spec, inputs=fields["inputs"], parameters=parameters), fields.get("stream", False)
 
@@ -56,7 +57,7 @@ def _refuse_what_is_not_streamed(spec: ModelSpec, inputs: object) -> None:
 
 def _ask_for_tokens(parameters: dict[str, Any]) -> dict[str, Any]:
     """Return the parameters for details that have all tokens, as those of Text Generation Inference do."""
-    asked = {"logprobs": 0, **parameters}
+    asked = {**parameters, "logprobs": parameters.get("logprobs") or 0}
     if asked.get("decoder_input_details") is True:
         asked |= {"decoder_input_details": None, "prompt_logprobs": 0}
     if is_of_type(top := asked.get("top_n_tokens"), "integer"):

@@ -22,6 +22,7 @@ from api.views import streaming
 from api.views.base import ApiView, read_body, read_media_type
 from api.views.jobs import answer_output, make_job_address
 from inference.catalog.lookup import get_catalog, spec_of
+from inference.catalog.parameters import is_of_type
 from inference.catalog.specs import ModelSpec
 from inference.models import Job, Status
 from inference.submission import jobs
@@ -59,7 +60,7 @@ class ModelView(ApiView):
         refuse_other_wait(request, is_streamed)
         if is_streamed:
             submit = partial(jobs.submit, self.add_owner(request, submission), needs_worker=True)
-            has_tokens = submission.spec.is_built_in and "logprobs" in submission.parameters
+            has_tokens = submission.spec.is_built_in and is_of_type(submission.parameters.get("logprobs"), "integer")
             write = token_events.write_token_events if has_tokens else events.write_events_with_address
             return streaming.answer_stream(
                 self, request, submit, partial(write, plain=self.wants_plain_outputs(request))

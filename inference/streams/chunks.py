@@ -32,10 +32,14 @@ class Chunk:
     def to_bytes(self) -> bytes:
         """Return the chunk as bytes, without the id of the job.
 
-        Half of a surrogate pair becomes a question mark. The text of the row corrects that later.
+        Half of a surrogate pair becomes a question mark, and scores that are no JSON are left out. The row corrects
+        that later.
         """
         text = _HEAD.pack(self.attempt.bytes, self.at, self.tokens) + self.text.encode(errors="replace")
-        return text + _MARK + orjson.dumps(self.scores) if self.scores else text
+        try:
+            return text + _MARK + orjson.dumps(self.scores) if self.scores else text
+        except TypeError:  # an engine of one's own may give anything
+            return text
 
     @classmethod
     def from_bytes(cls, job_id: UUID, data: bytes) -> Self:

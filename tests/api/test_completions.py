@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -519,6 +520,7 @@ class ReadTests(SimpleTestCase):
             ({"echo": 1}, "echo"), ({"echo": True, "stream": True}, "echo"),
             ({"echo": True, "max_tokens": False}, "max_tokens"), ({"max_tokens": 0}, "max_tokens"),
             ({"prompt_logprobs": 1}, "prompt_logprobs"), ({"prompt_only": True}, "prompt_only"),
+            ({"echo": True, "max_tokens": 0, "n": 2}, "n"),
         ]  # fmt: skip
         for fields, field in wrong:
             with self.subTest(fields), self.assertRaises(InvalidInput) as caught:
@@ -526,6 +528,10 @@ class ReadTests(SimpleTestCase):
                 with read.translate_errors():
                     validate_parameters(PIPELINE, read.submission.parameters)
             self.assertEqual(caught.exception.field, field)
+        limit = replace(PIPELINE.parameters["max_new_tokens"], min=5)
+        least = replace(PIPELINE, parameters={**PIPELINE.parameters, "max_new_tokens": limit})
+        read = completions.read_text_completion({"prompt": "a", "echo": True, "max_tokens": 0}, least)
+        self.assertEqual(read.submission.parameters["max_new_tokens"], 5)
         own = {"model": "prompts", "prompt": "x", "echo": True, "max_tokens": 0}
         self.assertEqual(self.refused(own, completions.read_text_completion).field, "echo")
 

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
+from uuid import uuid4
 
 import orjson
 from django.test import SimpleTestCase, override_settings
 
+from api.answers import huggingface
 from api.answers.completions.token_events import write_token_events
 from inference.models import Job, Status
+from inference.streams.chunks import Chunk
 from inference.streams.events import End, Event, Restart
 from inference.streams.positions import BEGINNING, Position
-from tests.api.test_completions import MODELS_FILE
+from tests.api.test_completions import MODELS_FILE, PIPELINE
 from tests.api.test_streamed_logprobs import list_events, make_job
 from tests.api.test_tool_calls import PIECES
 
@@ -50,6 +54,25 @@ class TokenEventTests(SimpleTestCase):
         self.assertEqual(shown, [token["id"] for token in details["tokens"] if not token["special"]])
         _, _, last = written[-1]
         self.assertEqual((last["generated_text"], last["details"]), (text, details))
+
+    def test_details_ask_for_tokens_where_they_can_be_had(self) -> None:
+        for parameters, logprobs in (
+            ({"details": True}, 0),
+            ({"details": True, "logprobs": None}, 0),
+            ({"details": True, "logprobs": False}, 0),
+            ({"details": True, "top_n_tokens": 2}, 2),
+            ({"details": True, "num_beams": 2}, None),
+            ({"details": False}, None),
+        ):
+            with self.subTest(parameters):
+                body = orjson.dumps({"inputs": "a", "parameters": parameters})
+                submission, _ = huggingface.read_request(PIPELINE, body, "application/json")
+                self.assertEqual(submission.parameters.get("logprobs"), logprobs)
+
+    def test_scores_that_are_no_json_are_left_out_of_a_stream(self) -> None:
+        scores: list[Any] = [({"start": 0, "logprob": object()}, [])]
+        chunk = Chunk(job_id=uuid4(), attempt=uuid4(), at=0, text="a", tokens=1, scores=scores)
+        self.assertEqual(Chunk.from_bytes(chunk.job_id, chunk.to_bytes()), replace(chunk, scores=()))
 
     def test_a_text_that_begins_again_has_all_its_tokens(self) -> None:
         chosen, text = random.Random(12), "hello, how are you?"

@@ -161,6 +161,8 @@ def _refuse_combination(
         raise make_field_error(ECHO, "is not served with a stream; leave it out.")
     if answers > 1 and "seed" in parameters:
         raise make_field_error("n", "with a seed all answers are the same; leave out one of them.")
+    if answers > 1 and parameters.get("prompt_only"):
+        raise make_field_error("n", "without new tokens all answers are the same; leave it out.")
 
 
 def _read_form(given: dict[str, Any], spec: ModelSpec, *, is_chat: bool) -> tuple[dict[str, Any], dict[str, str]]:
@@ -177,7 +179,7 @@ def _read_form(given: dict[str, Any], spec: ModelSpec, *, is_chat: bool) -> tupl
     if (logprobs := _read_logprobs(given, is_chat=is_chat)) is not None:
         parameters["logprobs"] = logprobs
     if not is_chat and read_flag(given, ECHO):
-        parameters |= _make_echo(given, logprobs)
+        parameters |= _make_echo(spec, given, logprobs)
         names |= {f"parameters.{name}": ECHO for name in PROMPT}
     parameters, names = {**parameters, **calls}, {**call_names, **names}
     if unknown := next((name for name in parameters if name not in spec.parameters), ""):
@@ -210,12 +212,14 @@ def _read_logprobs(given: Mapping[str, Any], *, is_chat: bool) -> int | None:
     return top
 
 
-def _make_echo(given: Mapping[str, Any], logprobs: int | None) -> dict[str, Any]:
+def _make_echo(spec: ModelSpec, given: Mapping[str, Any], logprobs: int | None) -> dict[str, Any]:
     """Return the parameters for an answer that begins with its prompt. It may be the prompt alone."""
     scores = {} if logprobs is None else {"prompt_logprobs": logprobs}
     limits = [given[name] for name in LIMITS if name in given and not isinstance(given[name], bool)]
-    alone = {"prompt_only": True, "max_new_tokens": 1} if 0 in limits else {}  # a number that the model's table allows
-    return {"return_full_text": True, **scores, **alone}
+    if 0 not in limits:
+        return {"return_full_text": True, **scores}
+    fewest = spec.parameters["max_new_tokens"].min if "max_new_tokens" in spec.parameters else None
+    return {"return_full_text": True, **scores, "prompt_only": True, "max_new_tokens": int(fewest or 1)}
 
 
 def _add_stop(spec: ModelSpec, stops: object, text: str) -> dict[str, Any]:

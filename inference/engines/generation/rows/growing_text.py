@@ -56,9 +56,12 @@ class Decoder:
         return self([*context, *tokens])[len(self(context)) :]
 
     def describe_token(self, token: int, before: Sequence[int]) -> dict[str, Any]:
-        """Return a token with its text behind the tokens `before`. One that shows in no text has its name."""
+        """Return a token with its text behind the tokens `before`. One that shows in no text has its name.
+
+        U+0000, which cannot be stored, is shown as an unfinished character: a token may have it and not be chosen.
+        """
         text = self.decode_after(before, [token]) or str(self._tokenizer.decode([token]))
-        return {"id": token, "text": text, "special": token in self._hidden}
+        return {"id": token, "text": text.replace("\0", UNFINISHED), "special": token in self._hidden}
 
     def may_change(self, token: int, text: str) -> bool:
         """Return True if the end of a text may change with the next token.

@@ -114,3 +114,9 @@ class GrowingTextTests(TestCase):
             expected = read[: min(read.index(stop) for stop in stops if stop in read)]
         self.assertEqual("".join(pieces), expected)
         self.assertEqual(text.stop is not None, bool(ends))
+
+
+class TokenTests(TestCase):
+    def test_a_token_that_cannot_be_stored_is_shown_as_unfinished(self) -> None:
+        token = TOKENIZERS["pieces and bytes"].convert_tokens_to_ids("<0x00>")
+        self.assertEqual(DECODERS["pieces and bytes"].describe_token(token, [])["text"], "\ufffd")
