@@ -339,7 +339,7 @@ class ClientTests(StackCase):
             self.assertEqual(stream.current_completion_snapshot.choices[0].logprobs, whole.logprobs)
 
     def test_prompts_are_scored(self) -> None:
-        """As harnesses rank choices: by the tokens of several prompts, behind which at most one is generated."""
+        """Harnesses rank choices so: by the tokens of several prompts, behind which at most one is generated."""
         prompts = ["hello there", "good morning", "hello"]
         options: Any = {"model": "tiny", "temperature": 0, "echo": True, "logprobs": 1, "seed": 1}
         for limit in (0, 1):

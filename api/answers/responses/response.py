@@ -21,7 +21,7 @@ from api.errors.problems import ApiError
 from api.requests.dialects.base import TIERS, replace_beginning
 from api.requests.dialects.generation.responses import REPEATED, read_repeated_fields
 from api.requests.dialects.generation.tools import requires_call
-from inference.catalog.sizes.lengths import RESPONSE_FIELDS
+from inference.catalog.sizes.lengths import drop_response_fields
 from inference.models import Job, Priority, Status
 
 PREFIX = "resp_"
@@ -119,8 +119,8 @@ def read_messages(job: Job) -> list[dict[str, Any]]:
     answer: dict[str, Any] = {"role": "assistant", "content": words}
     if calls:
         answer["tool_calls"] = [_make_template_call(call) for call in calls]
-    chat = [message for message in job.inputs if "source" not in message]
-    return [*({name: each[name] for name in each if name != RESPONSE_FIELDS} for each in chat), answer]
+    chat = (message for message in job.inputs if "source" not in message)
+    return [*map(drop_response_fields, chat), answer]
 
 
 def _make_template_call(call: Mapping[str, Any]) -> dict[str, Any]:

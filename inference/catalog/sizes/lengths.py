@@ -70,14 +70,18 @@ def split_list(spec: ModelSpec, inputs: list[Any], parameters: Mapping[str, Any]
 def estimate_length(spec: ModelSpec, item: object) -> int:
     """Return the tokens of one input, with those that the model would cut off."""
     task = tasks.find_task(spec.task)
-    return _estimate_item_length(task.unit, _drop_response_fields(item) if task.takes_chats else item)
+    return _estimate_item_length(task.unit, _drop_fields_of_last_message(item) if task.takes_chats else item)
 
 
-def _drop_response_fields(chat: object) -> object:
-    """Return a chat without what its last message has for a response only."""
+def drop_response_fields(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a message of a chat without what a response repeats."""
+    return {name: value for name, value in message.items() if name != RESPONSE_FIELDS}
+
+
+def _drop_fields_of_last_message(chat: object) -> object:
     if not isinstance(chat, list) or not chat or not isinstance(chat[-1], dict):
         return chat
-    return [*chat[:-1], {name: value for name, value in chat[-1].items() if name != RESPONSE_FIELDS}]
+    return [*chat[:-1], drop_response_fields(chat[-1])]
 
 
 def _estimate_item_length(unit: Unit, item: object) -> int:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from inference.catalog.sizes.lengths import RESPONSE_FIELDS
+from inference.catalog.sizes.lengths import drop_response_fields
 from inference.engines.inputs import media
 from inference.engines.inputs.truncation import cut_to_tokens
 from inference.errors import InvalidInput, make_context_length_error
@@ -175,7 +175,7 @@ def read_messages(value: list[Any], *, images: media.Images | None) -> list[dict
     for message in value:
         if not isinstance(message, dict) or not isinstance(message.get("role"), str) or "content" not in message:
             raise InvalidInput('A chat must be a list of {"role": "user", "content": "…"}.')
-    seen = [{name: message[name] for name in message if name != RESPONSE_FIELDS} for message in value]
+    seen = map(drop_response_fields, value)
     return [{**message, "content": _read_content(message, images)} for message in seen]
 
 

@@ -33,7 +33,7 @@ MOST_IN_ALL_OF = {"multipleOf": 1, "anyOf": 4, "pattern": 8}  # keywords within 
 # what `json.dumps` writes, on one line or indented.
 BLANKS = r" |\n {0,40}"
 OPEN, CLOSE = "<tool_call>", "</tool_call>"  # around a call of a tool
-# What a chat template says of calls, and how answers with calls are written then, in the language of llguidance.
+# Each has a sign in the chat template, and the form of answers with calls then, in the language of llguidance.
 CALL_FORMS = (
     (  # Qwen, Hermes, SmolLM3
         re.compile(rf'{OPEN}.*"arguments\\?"\s*:', re.DOTALL),

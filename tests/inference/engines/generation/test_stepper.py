@@ -231,7 +231,7 @@ class AnswerTests(StepperTestCase):
                     self.assertEqual([token["id"] for token in alone_answer["details"]["tokens"]], ids)
 
     def test_log_probabilities_come_with_the_text_in_which_their_tokens_begin(self) -> None:
-        """Those of all steps, and of tokens whose text does not show, are those of the answer."""
+        """The scores of all steps, and of tokens whose text does not show, are those of the answer."""
         chosen, engine = random.Random(3), decoders.engine("Llama")
         collector, texts = ProgressCollector(engine.stepper), dict[Any, str]()
         scores = defaultdict[Any, list[Any]](list)
