@@ -24,6 +24,7 @@ class Forwards:
         taken = inspect.signature(model.forward).parameters
         self._positions = "position_ids" in taken
         self._last_only = {"logits_to_keep": 1} if "logits_to_keep" in taken else {}
+        self._cache = "cache" if "cache" in taken else "past_key_values"  # its name until transformers 5.23
 
     def prefill_prompts(self, rows: Sequence[GeneratedRow]) -> tuple[torch.Tensor, Cache]:
         """Compute whole prompts side by side. Return the scores of their next tokens, and their cache."""
@@ -63,10 +64,10 @@ class Forwards:
         with sdpa_kernel(KERNELS):
             output = self.model(
                 input_ids=tokens.to(self.model.device),
-                past_key_values=cache,
                 use_cache=True,
                 return_dict=True,
                 **({} if scored else self._last_only),
+                **{self._cache: cache},
                 **given,
             )
         for place, prompt in scored.items():
