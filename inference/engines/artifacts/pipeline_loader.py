@@ -28,17 +28,19 @@ def load_pipeline(spec: ModelSpec, task: str, device: str) -> tuple[Any, frozens
     """
     folder = weights.fetch_folder(spec)
     placed = placement.make_loading_arguments(spec, device)
-    quantized = {key: placed.pop(key) for key in ("quantization_config",) if key in placed}
+    # Those of `from_pretrained` alone. `pipeline` would look for the device of a model that a map has placed, and is
+    # given a pair here.
+    own = {key: placed.pop(key) for key in ("quantization_config", "device_map") if key in placed}
     missing: set[str] = set()
     try:
         pipe = pipeline(
             task,
             model=str(folder),
-            **({} if "device_map" in placed else {"device": device}),
+            device=device,
             **placed,
             trust_remote_code=False,
-            model_kwargs={"use_safetensors": True, "output_loading_info": True, **quantized},
-            pipeline_class=_make_reporting_class(task, missing.update),
+            model_kwargs={"use_safetensors": True, "output_loading_info": True, **own},
+            pipeline_class=_make_reporting_class(task, missing.update, is_placed="device_map" in own),
         )
     except Exception as error:
         raise ModelUnavailable(f"{spec.model} could not be loaded for {task}: {describe_exception(error)}") from error
@@ -52,20 +54,22 @@ def load_pipeline(spec: ModelSpec, task: str, device: str) -> tuple[Any, frozens
     return pipe, frozenset(missing)
 
 
-def _make_reporting_class(task: str, add_missing: Callable[[frozenset[str]], None]) -> type:
+def _make_reporting_class(task: str, add_missing: Callable[[frozenset[str]], None], *, is_placed: bool) -> type:
     """Return a subclass of the task's own pipeline that takes a model together with its loading report.
 
     `from_pretrained` returns these two as a pair. `add_missing` is called with the names of the weights that the
-    model's files lack.
+    model's files lack. A model that is placed already stays where it is.
     """
     kind = check_task(task)[1]["impl"]
     kind = import_string(kind) if isinstance(kind, str) else kind
 
     class Reporting(kind):  # type: ignore[valid-type, misc]
-        def __init__(self, model: tuple[PreTrainedModel, dict[str, Any]], **parts: Any) -> None:
+        def __init__(self, model: tuple[PreTrainedModel, dict[str, Any]], *, device: Any, **parts: Any) -> None:
             loaded, report = model
             add_missing(checkpoints.find_missing_weights(loaded, report))
-            super().__init__(model=loaded, **parts)
+            if is_placed:
+                device = None if getattr(loaded, "hf_device_map", None) else loaded.device
+            super().__init__(model=loaded, device=device, **parts)
 
     return Reporting
 
