@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 LONGEST_STATUS_LINE = 1024  # bytes
-INSIDE = (ipaddress.ip_network("192.0.0.0/24"), ipaddress.ip_network("fec0::/10"))  # Python 3.11 calls them public
+INSIDE = tuple(map(ipaddress.ip_network, ("192.0.0.0/24", "fec0::/10", "2002::/16")))  # Python 3.11 calls them public
 NAT64 = ipaddress.IPv6Network("64:ff9b::/96")  # RFC 6052: the last 32 bits are an IPv4 address
 
 
@@ -87,18 +87,13 @@ def post_checked(
 def is_public(address: str) -> bool:
     """Return True if an address is of the public internet, and so is the IPv4 address that it stands for, if any.
 
-    Mapped, compatible, Teredo's and a network's own NAT64 addresses are not public, as no public host has them.
+    Mapped, compatible, 6to4, Teredo's and a network's own NAT64 addresses are not public, as no public host has them.
     """
     found = ipaddress.ip_address(address)
-    judged = [found]
     if isinstance(found, ipaddress.IPv6Address) and found in NAT64:
-        judged = [ipaddress.IPv4Address(int(found) & 0xFFFF_FFFF)]
-    elif isinstance(found, ipaddress.IPv6Address) and found.sixtofour:
-        judged.append(found.sixtofour)
-    return all(
-        each.is_global and not (each.is_multicast or each.is_reserved or any(each in known for known in INSIDE))
-        for each in judged
-    )
+        found = ipaddress.IPv4Address(int(found) & 0xFFFF_FFFF)
+    is_inside = found.is_multicast or found.is_reserved or any(found in known for known in INSIDE)
+    return found.is_global and not is_inside
 
 
 def _connect(addresses: Sequence[str], port: int, deadline: Deadline) -> socket.socket:
