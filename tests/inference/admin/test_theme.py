@@ -150,7 +150,9 @@ class LookTests(BrowserCase):
             self.browser.show(WIDE, scheme)
             self.open(reverse("admin:inference_job_changelist"))
             self.assertEqual(self.value(f"{LOOKS}\nfaint()"), [])
-            here, other = (self.value(behind.format(one)) for one in (".this-page", "a"))
+            here, other = (
+                self.value(behind.format(one)) for one in (":is(.this-page, [aria-current])", "a:not([aria-current])")
+            )
             self.value(
                 "{ const made = document.createElement('input'); made.type = 'submit'; document.body.append(made); }"
             )
