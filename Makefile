@@ -7,7 +7,7 @@ PYTHON ?= python3
 PY := .venv/bin/python
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: help run test coverage fuzz faults faults-quick clients gpu lint format lock docs bench clean
+.PHONY: help run test newest coverage fuzz faults faults-quick clients gpu lint format lock docs bench clean
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -17,6 +17,16 @@ run: .venv/.installed  ## Serve on http://127.0.0.1:8000 (PORT=8001 for another 
 
 test: .venv/.installed-dev  ## Run the tests, some side by side (T=tests.api.test_jobs for a part of them)
 	@exec $(PY) manage.py test --noinput $(T)
+
+# What `make newest` takes the pins from, and where the others follow.
+LIBRARIES := amqp|billiard|celery|click|Django|djangorestframework|huggingface_hub|kombu|numpy|redis|tokenizers|torch|transformers
+
+newest:  ## Run the tests with the newest Celery, Django, torch, transformers, ..., in a new clone (T=... as above)
+	@clone=$$(mktemp -d) && trap 'rm -rf "$$clone"' EXIT && git clone --quiet . "$$clone" && cd "$$clone" && \
+		sed -i -E 's/^($(LIBRARIES))==[^ ]*/\1/' requirements*.txt && : >requirements.lock && \
+		$(MAKE) --no-print-directory .venv/.installed-dev && \
+		.venv/bin/python -m pip list | grep -E "^($(LIBRARIES)) " && \
+		.venv/bin/python manage.py test --noinput --exclude-tag pinned $(T)
 
 coverage: .venv/.installed-dev  ## Run the tests, and print the branches that they do not take (T=... as above)
 	@$(PY) -m coverage erase

@@ -33,7 +33,7 @@ AUTO = {
 
 # Names of settings, and what makes them small.
 SIZES: tuple[tuple[str, Any], ...] = (
-    (r"vocab_size|n_vocab|vocab_size_per_layer_input", len(SPECIAL) + WORDS),
+    (r"(unpadded_)?vocab_size|n_vocab|vocab_size_per_layer_input", len(SPECIAL) + WORDS),
     (
         r"hidden_size|d_model|n_embd|n_embed|dim|embed_dim|emb_dim|embedding_(size|dim)|word_embed_proj_dim|lru_width",
         32,

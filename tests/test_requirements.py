@@ -8,7 +8,7 @@ from importlib.metadata import distribution, packages_distributions
 from pathlib import Path
 
 from django.conf import settings
-from django.test import SimpleTestCase
+from django.test import SimpleTestCase, tag
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -67,6 +67,7 @@ def installed(direct: list[Requirement]) -> dict[str, str]:
     return found
 
 
+@tag("pinned")  # `make newest` takes the pins away
 class TestRequirements(SimpleTestCase):
     def test_what_the_service_imports_is_in_its_requirements(self) -> None:
         pinned = {name for file in (SERVICE, *EXTRAS) for name in pins(file)}
@@ -81,6 +82,7 @@ class TestRequirements(SimpleTestCase):
             self.assertEqual(len(requirements(file)), len(pins(file)), file)
 
 
+@tag("pinned")
 class TestLock(SimpleTestCase):
     lock = pins("requirements.lock")
 
