@@ -5,7 +5,7 @@ A stream sends this text, also if the model published none while it ran.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from inference.models import Job
@@ -34,15 +34,20 @@ def extract_single_answer(output: object) -> Mapping[str, Any]:
 def read_scores(details: object) -> list[Any] | None:
     """Return the scores of the tokens that show in a text, as chunks have them, from the details of the answer.
 
-    The result is None if there are no log probabilities. A token that does not say where it starts, as an engine of
-    yours may give it, starts behind those before it.
+    The result is None if there are no log probabilities.
     """
     match details:
         case {"tokens": list(tokens), "top_tokens": list(likeliest)}:
-            found, start = [], 0
-            for token, others in zip(tokens, likeliest, strict=False):
-                if not token["special"]:
-                    found.append([{"start": start, **token}, others])
-                    start += len(token["text"])
-            return found
+            return [each for each in place_scores(tokens, likeliest) if not each[0]["special"]]
     return None
+
+
+def place_scores(tokens: Sequence[Any], likeliest: Sequence[Any]) -> Iterator[list[Any]]:
+    """Yield each token, which says where it starts, with the likeliest in its place.
+
+    A token that does not say so, as an engine of yours may give it, starts behind those before it.
+    """
+    start = 0
+    for token, others in zip(tokens, likeliest, strict=False):
+        yield [{"start": start, **token}, others]
+        start += 0 if token["special"] else len(token["text"])

@@ -9,6 +9,7 @@ from uuid import uuid4
 
 from django.test import SimpleTestCase, override_settings
 
+from api.answers.completions import completion as shapes
 from api.answers.completions.logprobs import list_all_scores, make_text_logprobs
 from api.requests.dialects.generation import completions
 from inference.catalog.lookup import spec_of
@@ -620,19 +621,29 @@ class AnswerTests(ApiTestCase):
         self.assertEqual(completion["choices"][0]["text"], "hello<hello>")
 
     def test_the_tokens_of_a_prompt_have_their_places_in_the_text(self) -> None:
-        def token(text: str, logprob: float | None = -1.0, *, special: bool = False) -> dict[str, Any]:
-            return {"id": 1, "text": text, "logprob": logprob, "special": special}
+        def token(text: str, start: int, logprob: float | None = -1.0, *, special: bool = False) -> dict[str, Any]:
+            return {"id": 1, "text": text, "start": start, "logprob": logprob, "special": special}
 
-        prompt = [token("<s>", None, special=True), token("a"), token("\ufffd"), token("\ufffd"), token(" b")]
-        answer = [token(" c"), token("</s>", special=True)]
-        best = [token("x", -0.5), token("x", -0.7)]
+        prompt = [token("<s>", 0, None, special=True), token("a", 0), token("\ufffd", 1), token("\ufffd", 1)]
+        prompt += [token(" b", 3)]  # behind a character that the tokenizer has composed
+        answer = [token(" c", 0), token("</s>", 2, special=True)]
+        best = [token("x", 0, -0.5), token("x", 0, -0.7)]
         details = {"prefill": prompt, "prefill_top_tokens": [[], best, [], [], []]}
         details |= {"tokens": answer, "top_tokens": [best, []]}
-        found = make_text_logprobs(list_all_scores(details, "aé b c"))
+        found = make_text_logprobs(list_all_scores(details, prompt=len("ae\u0301 b")))
         self.assertEqual(found["tokens"], ["<s>", "a", "\ufffd", "\ufffd", " b", " c", "</s>"])
         self.assertEqual(found["token_logprobs"], [None] + 6 * [-1.0])
         self.assertEqual(found["top_logprobs"], [None, {"x": -0.5}, {}, {}, {}, {"x": -0.5}, {}])
-        self.assertEqual(found["text_offset"], [0, 0, 1, 1, 2, 4, 6])
+        self.assertEqual(found["text_offset"], [0, 0, 1, 1, 3, 5, 7])
+        described = [{name: value for name, value in each.items() if name != "start"} for each in prompt]
+        found = make_text_logprobs(list_all_scores({**details, "prefill": described}, prompt=5))
+        self.assertEqual(found["text_offset"], [0, 0, 1, 2, 3, 5, 7])  # as far as an engine of one's own says
+        scored = {"generated_text": "ab", "details": details}
+        for inputs, outputs, before in (("a", [scored], 1), (["x", "a"], [[scored], [scored]], None)):
+            parameters = {"return_full_text": True}
+            job = Job(model="prompts", inputs=inputs, parameters=parameters, output=outputs, prompt_length=before)
+            for choice in shapes.make_completion(shapes.TEXT, job)["choices"]:
+                self.assertEqual(choice["logprobs"]["text_offset"], [0, 0, 1, 1, 3, 1, 3])
 
     def test_hugging_face_s_clients_name_the_model_in_the_address(self) -> None:
         chat = self.complete("/v1/models/prompts/v1/chat/completions", messages=HELLO)

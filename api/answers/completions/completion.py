@@ -82,8 +82,10 @@ def _make_choice(kind: CompletionKind, job: Job, index: int, text: str, details:
     if calls:
         fields["message"] |= {"content": words or None, "tool_calls": calls}
     reason = read_finish_reason(details, calls_tools=bool(calls))
-    is_echoed = job.parameters.get("return_full_text") and details.get("prefill")
-    scores = list_all_scores(details, text) if is_echoed else read_scores(details)
+    scores = read_scores(details)
+    if job.parameters.get("return_full_text") and details.get("prefill"):
+        prompt = len(job.inputs[index]) if job.prompt_length is None else job.prompt_length
+        scores = list_all_scores(details, prompt=prompt)
     logprobs = None if scores is None else kind.make_logprobs(scores)
     return {"index": index, **fields, "finish_reason": reason, "logprobs": logprobs}
 

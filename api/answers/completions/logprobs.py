@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from inference.streams.texts import place_scores
+
 UNFINISHED = "\ufffd"  # in the text of a token that is a part of a character
 
 
@@ -28,25 +30,16 @@ def make_text_logprobs(scores: Sequence[Any]) -> dict[str, Any]:
     return found
 
 
-def list_all_scores(details: Mapping[str, Any], text: str) -> list[Any]:
-    """Return the scores of all tokens of a text that begins with its prompt, also of those that do not show.
+def list_all_scores(details: Mapping[str, Any], *, prompt: int) -> list[Any]:
+    """Return the scores of all tokens of a text that begins with a prompt of so many characters.
 
-    Tokens that are parts of one character start at its place, and one that does not show at the place of the next.
+    Those that do not show are among them.
     """
-    prompt = zip(details["prefill"], details["prefill_top_tokens"], strict=True)
-    answer = zip(details.get("tokens", ()), details.get("top_tokens", ()), strict=True)
-    scores, place, parts = list[Any](), 0, 0
-    for token, likeliest in [*prompt, *answer]:
-        size = len(token["text"])
-        found = text.find(token["text"], place, place + parts + size)
-        if found >= 0:
-            place, parts = found, 0
-        scores.append([{**token, "start": place}, likeliest])
-        if found < 0 and UNFINISHED in token["text"]:
-            parts += 1
-        elif found >= 0 or not token["special"]:
-            place += size
-    return scores
+    answer = place_scores(details.get("tokens", ()), details.get("top_tokens", ()))
+    return [
+        *place_scores(details["prefill"], details["prefill_top_tokens"]),
+        *([{**token, "start": prompt + token["start"]}, likeliest] for token, likeliest in answer),
+    ]
 
 
 def _describe(token: Mapping[str, Any]) -> dict[str, Any]:

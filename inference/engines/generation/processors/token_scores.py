@@ -69,9 +69,13 @@ class TokenScores(LogitsProcessor):
 class PromptScores:
     """The log probabilities of one prompt's tokens. They are read piece by piece, from the beginning of the prompt."""
 
-    def __init__(self, decoder: Decoder, *, top: int, prompt: Sequence[int]) -> None:
-        """Take how many of the likeliest tokens are kept of each position, and the tokens of the prompt."""
+    def __init__(self, decoder: Decoder, *, top: int, prompt: Sequence[int], starts: Sequence[int] = ()) -> None:
+        """Take how many of the likeliest tokens are kept of each position, and the tokens of the prompt.
+
+        `starts` are their places in the prompt's text, if they are known.
+        """
         self._decoder, self._top, self._prompt = decoder, top, list(prompt)
+        self._starts: list[dict[str, int]] = [{"start": start} for start in starts] or [{} for _ in prompt]
         self._logprobs: list[float | None] = [None]  # of the tokens so far: nothing stands before the first
         self._best: list[Best] = [[]]
 
@@ -98,10 +102,26 @@ class PromptScores:
     def describe_tokens(self) -> dict[str, Any]:
         """Return what the details of an answer have of the tokens of its prompt."""
         found = list[TokenScore]()
-        for place, (token, logprob, best) in enumerate(zip(self._prompt, self._logprobs, self._best, strict=True)):
+        scored = zip(self._prompt, self._starts, self._logprobs, self._best, strict=True)
+        for place, (token, start, logprob, best) in enumerate(scored):
             before = self._prompt[max(0, place - 1) : place]
-            found.append(_describe_token(self._decoder, token, logprob, best, before))
+            described, likeliest = _describe_token(self._decoder, token, logprob, best, before)
+            found.append(({**described, **start}, likeliest))
         return {"prefill": [token for token, _ in found], "prefill_top_tokens": [likeliest for _, likeliest in found]}
+
+
+def find_starts(text: str, offsets: Sequence[Sequence[int]]) -> list[int]:
+    """Return where the tokens of a text start, by their offsets as a tokenizer gives them.
+
+    A tokenizer may leave the blanks before a token out of its offsets. One that adds a token, such as that which begins
+    a text, gives it no characters: it starts where the one before ends.
+    """
+    starts, before = list[int](), 0
+    for start, end in offsets:
+        blanks_at = before + len(text[before:start].rstrip())
+        starts.append(min(start, blanks_at) if start < end else blanks_at)
+        before = max(before, end)
+    return starts
 
 
 def _compute_logprobs(scores: torch.Tensor) -> torch.Tensor:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from inference.engines.generation.processors.token_scores import PromptScores
+from inference.engines.generation.processors.token_scores import PromptScores, find_starts
 from inference.engines.generation.rows.growing_text import Decoder, GrowingText, continues_prompt
 from inference.engines.generation.rows.row import GeneratedRow
 from inference.engines.inputs import step_errors
@@ -41,6 +41,8 @@ class Requests:
         seed, stops = given.pop("seed", seed), given.pop("stop", ())
         details = given.pop("details", False) or not given.keys().isdisjoint(("logprobs", "prompt_logprobs"))
         top, only_prompt = given.pop("prompt_logprobs", None), given.pop("prompt_only", False)
+        if top is not None and getattr(self.pipe.tokenizer, "is_fast", False):
+            given["tokenizer_encode_kwargs"] = {"return_offsets_mapping": True}  # of a text, not of a chat
         parameters = self.steps.split_parameters(self.feed.complete_parameters(self.pipe, given))
         [found] = self.steps.make_rows(0, value, parameters)
         tokens = found.features["input_ids"][0].tolist()
@@ -61,8 +63,16 @@ class Requests:
             samples=config.do_sample,
             generator=torch.Generator(self.pipe.model.device).manual_seed(seed),
             text=GrowingText(self.decoder, parsed_stops.texts, self.decoder.find_context(before)),
-            prompt_scores=None if top is None else PromptScores(self.decoder, top=top, prompt=tokens),
+            prompt_scores=None if top is None else self._make_prompt_scores(found.features, tokens, top),
         )
+
+    def _make_prompt_scores(self, features: Mapping[str, Any], tokens: list[int], top: int) -> PromptScores:
+        starts = list[int]()
+        if "offset_mapping" in features:
+            prefix = self.steps.defaults[0].get("prefix", "")  # the model's own, which stands before the prompt
+            found = find_starts(f"{prefix}{features['prompt_text']}", features["offset_mapping"][0].tolist())
+            starts = [max(0, start - len(prefix)) for start in found]
+        return PromptScores(self.decoder, top=top, prompt=tokens, starts=starts)
 
     def _capture_settings(self, features: Mapping[str, Any], run: dict[str, Any]) -> tuple[Any, Any]:
         """Return the generation config and the logits processors that `generate` makes for the request.

@@ -9,6 +9,7 @@ from unittest import TestCase
 from unittest.mock import patch
 
 import torch
+from tokenizers import normalizers, processors
 
 from inference.batching.room import Room
 from inference.engines.generation import forwards, pipeline_stepper, prefix_cache
@@ -326,6 +327,25 @@ class AnswerTests(StepperTestCase):
                 engine.stepper.step()
             [answer] = engine.stepper.finish("long").answer
         self.assert_prompt_is_scored(engine, "abc" * 10, answer["details"], top=0)
+
+    def test_the_tokens_of_a_prompt_start_where_its_own_text_has_them(self) -> None:
+        """The tokenizer composes characters, and leaves blanks out of its offsets."""
+        engine = decoders.over(decoders.model("Llama"))
+        known = engine.pipe.tokenizer.backend_tokenizer
+        known.normalizer, known.post_processor = normalizers.NFC(), processors.ByteLevel(trim_offsets=True)
+        given = {**GREEDY, "prompt_logprobs": 0, "prompt_only": True, "max_new_tokens": 1}
+        chat = [{"role": "user", "content": "hello"}]
+        for prompt, expected in (
+            ("e\u0301 b\U0001f600", [0, 0, 2, 3, 4, 4, 4, 4]), ("a  b", [0, 1, 2, 3]),
+            ("\u1112\u1161\u11abb", [0, 0, 0, 3]), (chat, [None] * len("user: hello\n")),
+        ):  # fmt: skip
+            for prefix in ("", "to: "):
+                with self.subTest(prompt, prefix=prefix), patch.dict(engine.steps.defaults[0], prefix=prefix):
+                    engine.stepper.join("one", prompt, given, seed=0)
+                    [answer] = ProgressCollector(engine.stepper).all().answers["one"]
+                    starts = [token.get("start") for token in answer["details"]["prefill"]]
+                    self.assertEqual(starts, ([] if prompt is chat else [0] * len(prefix)) + expected)
+        self.assertEqual(token_scores.find_starts("e\u0301  is", [(0, 1), (4, 6), (0, 0)]), [0, 2, 6])
 
     def test_prompts_are_scored_by_the_step_only(self) -> None:
         for name in ("prompt_logprobs", "prompt_only"):
