@@ -17,6 +17,7 @@ from django.db.models import Count, Exists, OuterRef, QuerySet, Sum
 from django.db.models.functions import Now
 
 from inference import budget, errors, row_locks
+from inference.catalog.sizes import lengths
 from inference.figures import ledger, tallies
 from inference.models import WAITING, Job, Status
 from inference.retry_policy import ServerErrorKind, classify_error
@@ -28,12 +29,11 @@ if tracing.on:
 
 logger = logging.getLogger(__name__)
 
-MOST_ANSWERED = 2_000_000  # numbers in the output of one job: a process that shows them takes 150 MB
 _BROKEN = (Status.FAILED, Status.EXPIRED, Status.CANCELLED)
 
 
 def describe_overflow(numbers: int) -> str:
-    return f"The answer holds about {numbers} numbers, at most {MOST_ANSWERED} are kept: send less in one job."
+    return f"The answer holds about {numbers} numbers, at most {lengths.MOST_ANSWERED} are kept: send less in one job."
 
 
 def lock_wholes(ids: Collection[UUID]) -> dict[UUID, int | None]:
@@ -69,7 +69,7 @@ def settle_whole(whole: UUID, count: int | None) -> str:
         if held["outputs"] != count:  # rows were deleted: the other outputs would be taken for those of other inputs
             gone = f"Of the {count} parts of this list {held['outputs']} are left: send it again."
             end = _make_failure(errors.Lost.code, gone)
-        elif (held["numbers"] or 0) > MOST_ANSWERED:
+        elif (held["numbers"] or 0) > lengths.MOST_ANSWERED:
             end = _make_failure(errors.InvalidInput.code, describe_overflow(held["numbers"]))
     ended = _end_whole(whole, end)
     row_locks.update_rows(parts.filter(output__isnull=False), output=None)  # an output is stored once, with the whole

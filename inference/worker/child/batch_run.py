@@ -55,20 +55,20 @@ class EngineCall:
 
         This happens before anything is computed. Tokens are counted only if the estimate comes near the limit.
         """
-        near = wholes.MOST_ANSWERED / NEAR
+        near = lengths.MOST_ANSWERED / NEAR
         if not any(job.size * job.length * engine.numbers_a_token > near for job in self.jobs):
             return []
         with engine.reading:
             tokens = iter(engine.count_tokens(self.all_items, dict(self.parameters)))
         numbers = [engine.numbers_a_token * sum(next(tokens) for _ in items) for items in self.items]
         entries = list(zip(self.jobs, self.items, numbers, strict=True))
-        kept = [(job, items) for job, items, count in entries if count <= wholes.MOST_ANSWERED]
+        kept = [(job, items) for job, items, count in entries if count <= lengths.MOST_ANSWERED]
         if len(kept) < len(entries):
             self.jobs, self.items, self.prepared = [job for job, _ in kept], [items for _, items in kept], None
         return [
             make_failure(job, errors.InvalidInput(wholes.describe_overflow(count)))
             for job, _, count in entries
-            if count > wholes.MOST_ANSWERED
+            if count > lengths.MOST_ANSWERED
         ]
 
     def make_outcomes(self) -> Iterator[Outcome]:

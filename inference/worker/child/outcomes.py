@@ -53,7 +53,7 @@ def make_outcome(
                 said, trace = logs.hide_model_words(answer.full_message), f"\n{answer.trace}" if answer.trace else ""
                 logger.warning("job=%s model=%s %s: %s%s%s", known_as, job.model, answer.code, where, said, trace)
             return make_failure(job, answer, where)
-    if (held := estimate_size(answers)) > wholes.MOST_ANSWERED:
+    if (held := estimate_size(answers)) > lengths.MOST_ANSWERED:
         error = errors.InvalidInput if is_list or spec.is_built_in else errors.BadOutput
         return make_failure(job, error(wholes.describe_overflow(held)))
     output = list(answers) if is_list else answers[0]

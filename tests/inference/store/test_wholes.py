@@ -19,6 +19,7 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from inference import budget
+from inference.catalog.sizes import lengths
 from inference.models import Job, Status
 from inference.store import notices, records, rows, transitions, wholes
 from inference.store.records import Outcome
@@ -142,7 +143,7 @@ class EndTests(WholeCase):
 
     def test_outputs_that_are_too_many_numbers_together_fail_it(self) -> None:
         batch = claim(*self.parts)
-        share = wholes.MOST_ANSWERED // 3
+        share = lengths.MOST_ANSWERED // 3
         record(batch, *(answer(part, output_size=share) for part in self.parts))
         self.assert_whole(Status.FAILED, "invalid_input", wholes.describe_overflow(4 * share))
 

@@ -110,6 +110,11 @@ class PromptScores:
         return {"prefill": [token for token, _ in found], "prefill_top_tokens": [likeliest for _, likeliest in found]}
 
 
+def count_numbers(top: int) -> int:
+    """Return how many numbers are as large as a token of a prompt, with so many others in its place, in an answer."""
+    return 7 + 5 * top  # six of the token, five of each other, and one of their list
+
+
 def find_starts(text: str, offsets: Sequence[Sequence[int]]) -> list[int]:
     """Return where the tokens of a text start, by their offsets as a tokenizer gives them.
 

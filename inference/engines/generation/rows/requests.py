@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from inference.engines.generation.processors.token_scores import PromptScores, find_starts
+from inference.catalog.sizes import lengths
+from inference.engines.generation.processors.token_scores import PromptScores, count_numbers, find_starts
 from inference.engines.generation.rows.growing_text import Decoder, GrowingText, continues_prompt
 from inference.engines.generation.rows.row import GeneratedRow
 from inference.engines.inputs import step_errors
 from inference.engines.inputs.feeds import Feed
 from inference.engines.inputs.steps import PipelineCalls
 from inference.engines.inputs.stops import list_ends, read_stops
+from inference.errors import make_field_error
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig, LogitsProcessorList, Pipeline, PreTrainedModel
@@ -67,6 +69,10 @@ class Requests:
         )
 
     def _make_prompt_scores(self, features: Mapping[str, Any], tokens: list[int], top: int) -> PromptScores:
+        """Return the scores to be read of a prompt. Raises `InvalidInput` if they are more than an answer holds."""
+        if len(tokens) > (most := lengths.MOST_ANSWERED // count_numbers(top)):
+            reason = f"at most {most} tokens of a prompt are scored with {top} others beside each, not {len(tokens)}"
+            raise make_field_error("parameters.prompt_logprobs", f"{reason}: send less, or ask for fewer others.")
         starts = list[int]()
         if "offset_mapping" in features:
             prefix = self.steps.defaults[0].get("prefix", "")  # the model's own, which stands before the prompt

@@ -12,8 +12,10 @@ import torch
 from tokenizers import normalizers, processors
 
 from inference.batching.room import Room
+from inference.catalog.sizes import lengths
 from inference.engines.generation import forwards, pipeline_stepper, prefix_cache
 from inference.engines.generation.processors import token_scores
+from inference.engines.runtime import json_values
 from inference.engines.stepper import OPEN
 from inference.errors import UNREADABLE, InvalidInput, TimedOut
 from tests import decoders, tiny_models
@@ -346,6 +348,20 @@ class AnswerTests(StepperTestCase):
                     starts = [token.get("start") for token in answer["details"]["prefill"]]
                     self.assertEqual(starts, ([] if prompt is chat else [0] * len(prefix)) + expected)
         self.assertEqual(token_scores.find_starts("e\u0301  is", [(0, 1), (4, 6), (0, 0)]), [0, 2, 6])
+
+    def test_a_prompt_with_more_scores_than_are_kept_is_refused_as_it_joins(self) -> None:
+        engine, given = decoders.engine("Llama"), {**GREEDY, "prompt_logprobs": 2, "max_new_tokens": 1}
+        numbers = 5 * token_scores.count_numbers(2)
+        with patch.object(lengths, "MOST_ANSWERED", numbers):
+            engine.stepper.join("kept", "hello", given, seed=0)
+            with self.assertRaises(InvalidInput) as refused:
+                engine.stepper.join("refused", "hello!", given, seed=0)
+        self.assertEqual(refused.exception.field, "parameters.prompt_logprobs")
+        self.assertIn("at most 5 tokens of a prompt are scored with 2 others", refused.exception.message)
+        [answer] = ProgressCollector(engine.stepper).all().answers["kept"]
+        scores = [answer["details"][name] for name in ("prefill", "prefill_top_tokens")]
+        without = 5 * 2 - 3  # the others of the first token, less what the lists count
+        self.assertEqual(json_values.estimate_size(scores), numbers - without)
 
     def test_prompts_are_scored_by_the_step_only(self) -> None:
         for name in ("prompt_logprobs", "prompt_only"):

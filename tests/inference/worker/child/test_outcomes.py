@@ -9,9 +9,9 @@ from unittest.mock import patch
 from uuid import uuid4
 
 from inference import errors
+from inference.catalog.sizes import lengths
 from inference.catalog.specs import ModelSpec
 from inference.engines.runtime import json_values
-from inference.store import wholes
 from inference.store.transitions import Claimed
 from inference.worker.child.outcomes import make_condemned_outcome, make_outcome
 
@@ -96,12 +96,12 @@ class OutcomeTests(TestCase):
         answers = [[0.5] * 3, [0.5] * 4]
         self.assertEqual(make_outcome(SPEC, part("a", "b"), answers).output_size, 8)
         self.assertIsNone(make_outcome(SPEC, claimed(["a", "b"]), answers).output_size)
-        with patch.object(wholes, "MOST_ANSWERED", 7):
+        with patch.object(lengths, "MOST_ANSWERED", 7):
             self.assertEqual(make_outcome(SPEC, part("a", "b"), answers).error_code, "invalid_input")
 
     def test_an_answer_that_is_too_large_is_the_fault_of_the_input_but_for_an_engine_of_one_s_own(self) -> None:
         pipeline = ModelSpec(name="m", task="mask-generation", model="m")
-        with patch.object(wholes, "MOST_ANSWERED", 2):
+        with patch.object(lengths, "MOST_ANSWERED", 2):
             for spec, inputs, code in ((pipeline, "a", "invalid_input"), (SPEC, "a", "bad_output"),
                                        (SPEC, ["a"], "invalid_input")):  # fmt: skip
                 with self.subTest(engine=spec.engine, inputs=inputs):

@@ -22,11 +22,12 @@ from django.test import TransactionTestCase
 from api import codec
 from inference import errors
 from inference.catalog.parameters import ParameterSpec
+from inference.catalog.sizes import lengths
 from inference.catalog.specs import ModelSpec
 from inference.engines.base import Engine
 from inference.engines.runtime import engine_calls, json_values
 from inference.models import Job, Status
-from inference.store import rows, wholes
+from inference.store import rows
 from inference.streams.texts import extract_generated_text
 from inference.worker.calls import READY, BatchCall, BatchReport, RemoteError
 from inference.worker.child import served_calls
@@ -122,7 +123,7 @@ class TooLargeTests(TransactionTestCase):
     def test_an_answer_that_would_be_too_large_is_refused_before_it_is_computed(self) -> None:
         engine = States()
         small, large = Job(model="m", inputs="ab"), Job(model="m", inputs=["abcd", "efgh"], size=2, length=4)
-        with patch.object(wholes, "MOST_ANSWERED", 15):
+        with patch.object(lengths, "MOST_ANSWERED", 15):
             report = run_batch({"m": engine}, small, large)
         self.assertEqual((small.status, small.output), (Status.SUCCEEDED, [0.5] * 4))
         self.assertEqual((report.size, small.batch_size), (1, 1))  # of what costs are learnt from
@@ -132,7 +133,7 @@ class TooLargeTests(TransactionTestCase):
 
     def test_a_batch_of_nothing_else_computes_nothing(self) -> None:
         engine, large = States(), Job(model="m", inputs="abcdefgh", length=8)
-        with patch.object(wholes, "MOST_ANSWERED", 15):
+        with patch.object(lengths, "MOST_ANSWERED", 15):
             report = run_batch({"m": engine}, large)
         self.assertEqual((large.error_code, report.calls, engine.computed), ("invalid_input", 0, []))
 
