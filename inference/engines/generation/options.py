@@ -82,7 +82,7 @@ class PipelineSteps:
         prompt_only: bool = False,
         **run: Any,
     ) -> Any:
-        if prompt_only or prompt_logprobs is not None:
+        if "custom_generate" not in run and (prompt_only or prompt_logprobs is not None):
             raise _make_stepwise_error("prompt_only" if prompt_logprobs is None else "prompt_logprobs")
         width = inputs["input_ids"].shape[1]
         run = replace_penalties(run, prompt=width, vocabulary=self.vocabulary)

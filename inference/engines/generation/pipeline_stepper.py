@@ -73,8 +73,9 @@ class PipelineStepper(Stepper):
             row = self._requests.make_row(key, value, parameters, seed=seed)
         except Exception as error:
             raise engine_calls.make_job_error(error) from None
-        if row.prompt >= self.capacity:
-            raise make_no_room_error(row.prompt, self.capacity)
+        most = self.capacity + (row.longest == row.prompt)  # a prompt alone needs no room for a token
+        if row.prompt >= most:
+            raise make_no_room_error(row.prompt, most)
         row.longest = min(row.longest, self.capacity)
         self._waiting.append(row)
 

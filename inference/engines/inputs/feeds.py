@@ -209,6 +209,7 @@ class Prompts(TextFeed):
         longest = pipe.tokenizer.model_max_length
         if not run.get("max_new_tokens"):
             longest = min(longest, run.get("max_length") or pipe.model.generation_config.max_length or longest)
+        longest += bool(run.get("prompt_only"))  # the one token that it asks for is not added
         if row.token_count >= longest:
             raise make_no_room_error(row.token_count, longest)
         left = {"max_new_tokens": longest - row.token_count, "max_length": longest}

@@ -42,7 +42,7 @@ class Requests:
     def _read_row(self, key: Hashable, value: object, given: dict[str, Any], seed: int) -> GeneratedRow:
         seed, stops = given.pop("seed", seed), given.pop("stop", ())
         details = given.pop("details", False) or not given.keys().isdisjoint(("logprobs", "prompt_logprobs"))
-        top, only_prompt = given.pop("prompt_logprobs", None), given.pop("prompt_only", False)
+        top, only_prompt = given.pop("prompt_logprobs", None), given.get("prompt_only", False)
         if top is not None and getattr(self.pipe.tokenizer, "is_fast", False):
             given["tokenizer_encode_kwargs"] = {"return_offsets_mapping": True}  # of a text, not of a chat
         parameters = self.steps.split_parameters(self.feed.complete_parameters(self.pipe, given))

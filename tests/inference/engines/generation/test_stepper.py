@@ -363,6 +363,19 @@ class AnswerTests(StepperTestCase):
         without = 5 * 2 - 3  # the others of the first token, less what the lists count
         self.assertEqual(json_values.estimate_size(scores), numbers - without)
 
+    def test_a_prompt_alone_may_have_all_tokens_of_the_context_and_of_the_cache(self) -> None:
+        engine = decoders.over(decoders.model("GPT2"))
+        for most in (decoders.POSITIONS, 100):
+            for is_alone in (True, False):
+                given = {**GREEDY, "max_new_tokens": 1, "prompt_only": is_alone, "prompt_logprobs": 0}
+                fits = most if is_alone else most - 1
+                with self.subTest(most, is_alone=is_alone), patch.object(engine.stepper, "capacity", most):
+                    engine.stepper.join("fits", "a" * fits, given, seed=0)
+                    [answer] = ProgressCollector(engine.stepper).all().answers["fits"]
+                    self.assertEqual(len(answer["details"]["prefill"]), fits)
+                    with self.assertRaisesRegex(InvalidInput, f"limit of {fits} tokens"):
+                        engine.stepper.join("too long", "a" * (fits + 1), given, seed=0)
+
     def test_prompts_are_scored_by_the_step_only(self) -> None:
         for name in ("prompt_logprobs", "prompt_only"):
             with self.assertRaises(InvalidInput) as refused:
