@@ -19,7 +19,7 @@ from inference.engines.generation.processors.token_scores import FIELD, TokenSco
 from inference.engines.generation.rows.ending import Ending
 from inference.engines.generation.rows.growing_text import Decoder, continues_prompt
 from inference.engines.inputs.stops import Stops, find_first_stop, list_ends, read_stops
-from inference.errors import InvalidInput
+from inference.errors import InvalidInput, make_field_error
 
 if TYPE_CHECKING:
     from transformers.utils.chat_template_utils import Chat
@@ -138,7 +138,8 @@ class PipelineSteps:
 
     def _make_token_scores(self, top: int, prompt: int, run: Mapping[str, Any]) -> TokenScores:
         if is_beam_search(run, self.pipe.model.generation_config):
-            raise InvalidInput(f"{FIELD}: is not served beside a search by beams.", field=FIELD)
+            right = "leave it out, or send num_beams: 1 if the model's parameters have that"
+            raise make_field_error(FIELD, f"is not served where the request or the model searches by beams; {right}.")
         return TokenScores(self.decoder, top=top, prompt=prompt)
 
     def _bound_new_tokens(self, run: dict[str, Any], width: int) -> dict[str, Any]:

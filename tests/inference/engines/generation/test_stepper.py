@@ -688,6 +688,16 @@ class TrialTests(StepperTestCase):
         engine = decoders.over(made)
         self.assertIsNone(engine.stepper)
         self.assertIn("it generates by beam_sample, 2 at once", engine.note)
+        asked = {"max_new_tokens": 2, "details": True, "logprobs": 0}
+        for more in ({}, {"num_beams": 3}):
+            with (
+                self.subTest(more),
+                self.assertRaisesRegex(InvalidInput, "send num_beams: 1 if") as refused,
+            ):
+                alone(engine, "a", **asked, **more)
+            self.assertEqual(refused.exception.field, "parameters.logprobs")
+        [answer] = alone(engine, "a", **asked, num_beams=1)
+        self.assertEqual(len(answer["details"]["tokens"]), 2)
 
     def test_a_catalog_that_allows_beams_leaves_static_batches(self) -> None:
         from inference.catalog.parameters import ParameterSpec
