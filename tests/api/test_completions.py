@@ -619,6 +619,10 @@ class AnswerTests(ApiTestCase):
     def test_a_text_with_its_prompt(self) -> None:
         completion = self.complete(TEXT, prompt="hello", echo=True)
         self.assertEqual(completion["choices"][0]["text"], "hello<hello>")
+        fields = {"model": "prompts", "prompt": "hello", "echo": True, "stream": True}
+        for refused in (self.post(TEXT, fields), self.client.get(f"{TEXT}/{completion['id']}?stream=true")):
+            self.assertEqual((refused.status_code, refused.json()["error"]["param"]), (400, "echo"))
+            self.assertIn("not served with a stream; leave out one", refused.json()["error"]["message"])
 
     def test_the_tokens_of_a_prompt_have_their_places_in_the_text(self) -> None:
         def token(text: str, start: int, logprob: float | None = -1.0, *, special: bool = False) -> dict[str, Any]:

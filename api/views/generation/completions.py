@@ -73,6 +73,7 @@ class OldCompletionView(ApiView):
         is_streamed = bodies.read_flag(request.GET, "stream")
         refuse_other_wait(request, is_streamed)
         if is_streamed:
+            completions.refuse_streamed_echo(job.parameters)
             after = streaming.read_position(request, job)
             begin = BEGINNING if shapes.may_call_tools(self.kind, job) else after
             write_chunks = partial(chunks.write_completion_chunks, kind=self.kind, after=after)

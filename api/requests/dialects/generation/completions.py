@@ -157,12 +157,18 @@ def _refuse_combination(
     if is_streamed and count > 1:
         several = field if answers == 1 else "n"
         raise make_field_error(several, "a stream has one answer; send stream: false, or ask for one.")
-    if is_streamed and parameters["return_full_text"]:
-        raise make_field_error(ECHO, "is not served with a stream; leave it out.")
+    if is_streamed:
+        refuse_streamed_echo(parameters)
     if answers > 1 and "seed" in parameters:
         raise make_field_error("n", "with a seed all answers are the same; leave out one of them.")
     if answers > 1 and parameters.get("prompt_only"):
         raise make_field_error("n", "without new tokens all answers are the same; leave it out.")
+
+
+def refuse_streamed_echo(parameters: Mapping[str, Any]) -> None:
+    """Raise `InvalidInput` if a text with these parameters begins with its prompt, which a stream does not have."""
+    if parameters.get("return_full_text"):
+        raise make_field_error(ECHO, "is not served with a stream; leave out one of them.")
 
 
 def _read_form(given: dict[str, Any], spec: ModelSpec, *, is_chat: bool) -> tuple[dict[str, Any], dict[str, str]]:
