@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterator
 from functools import partial
 
 from django.http import HttpRequest, HttpResponse
@@ -13,6 +13,7 @@ from api.answers import events, huggingface, resources, sounds
 from api.answers.completions import token_events
 from api.answers.completions.completion import list_models, make_openai_model
 from api.answers.embeddings import write_similarities
+from api.answers.huggingface import ModelRequest
 from api.errors.problems import ApiError
 from api.openapi import operations
 from api.requests import bodies
@@ -25,6 +26,7 @@ from inference.catalog.lookup import get_catalog, spec_of
 from inference.catalog.parameters import is_of_type
 from inference.catalog.specs import ModelSpec
 from inference.models import Job, Status
+from inference.streams.events import Event
 from inference.submission import jobs
 from inference.submission.submissions import Submission
 
@@ -56,19 +58,28 @@ class ModelView(ApiView):
 
     @operations.run_model
     def post(self, request: HttpRequest, name: str) -> HttpResponseBase:
-        submission, is_streamed = huggingface.read_request(spec_of(name), read_body(request), read_media_type(request))
-        refuse_other_wait(request, is_streamed)
-        if is_streamed:
+        asked = huggingface.read_request(spec_of(name), read_body(request), read_media_type(request))
+        with asked.translate_errors():
+            return self.answer_request(request, asked)
+
+    def answer_request(self, request: HttpRequest, asked: ModelRequest) -> HttpResponseBase:
+        submission = asked.submission
+        refuse_other_wait(request, asked.is_streamed)
+        if asked.is_streamed:
             submit = partial(jobs.submit, self.add_owner(request, submission), needs_worker=True)
             has_tokens = submission.spec.is_built_in and is_of_type(submission.parameters.get("logprobs"), "integer")
             write = token_events.write_token_events if has_tokens else events.write_events_with_address
-            return streaming.answer_stream(
-                self, request, submit, partial(write, plain=self.wants_plain_outputs(request))
-            )
+            plain, words = self.wants_plain_outputs(request), asked.words  # the inputs are not to be kept meanwhile
+
+            def write_translated(job: Job, found: Iterator[Event]) -> Generator[bytes, None, None]:
+                return write(job, huggingface.translate_events(found, words), plain=plain)
+
+            return streaming.answer_stream(self, request, submit, write_translated)
         if submission.spec.embeds and isinstance(submission.inputs, dict) and "source_sentence" in submission.inputs:
             compared = make_similarity_request(submission.spec, submission.inputs, submission.parameters)
             return run_in_dialect(self, request, compared, write_similarities, default_s=bodies.DEFAULT_TIMEOUT_S)
         job = run_submission(self, request, submission)
+        job.error_detail = asked.translate_text(job.error_detail)
         if not self.wants_plain_outputs(request) and sounds.is_sound_wanted(
             submission.spec, request.META.get("HTTP_ACCEPT", "")
         ):

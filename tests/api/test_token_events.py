@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
+import tempfile
 from collections.abc import Iterable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -13,10 +15,12 @@ from django.test import SimpleTestCase, override_settings
 
 from api.answers import huggingface
 from api.answers.completions.token_events import write_token_events
+from inference.errors import make_field_error
 from inference.models import Job, Status
 from inference.streams.chunks import Chunk
 from inference.streams.events import End, Event, Restart
 from inference.streams.positions import BEGINNING, Position
+from tests.api.base import ApiTestCase
 from tests.api.test_completions import MODELS_FILE, PIPELINE
 from tests.api.test_streamed_logprobs import list_events, make_job
 from tests.api.test_tool_calls import PIECES
@@ -66,8 +70,8 @@ class TokenEventTests(SimpleTestCase):
         ):
             with self.subTest(parameters):
                 body = orjson.dumps({"inputs": "a", "parameters": parameters})
-                submission, _ = huggingface.read_request(PIPELINE, body, "application/json")
-                self.assertEqual(submission.parameters.get("logprobs"), logprobs)
+                asked = huggingface.read_request(PIPELINE, body, "application/json")
+                self.assertEqual(asked.submission.parameters.get("logprobs"), logprobs)
 
     def test_scores_that_are_no_json_are_left_out_of_a_stream(self) -> None:
         scores: list[Any] = [({"start": 0, "logprob": object()}, [])]
@@ -88,3 +92,39 @@ class TokenEventTests(SimpleTestCase):
         job = Job(model="prompts", status=Status.FAILED, error_code="timed_out", error_detail="It failed.")
         ((name, _, data),) = self.write(job, [End(job=job, text=None, id="1")])
         self.assertEqual((name, data["error"], data["error_type"]), ("end", "It failed.", "timed_out"))
+
+
+class FieldTests(ApiTestCase):
+    def setUp(self) -> None:
+        super().setUp()
+        file = self.enterContext(tempfile.NamedTemporaryFile("w", suffix=".toml"))
+        file.write('[m]\ntask = "text-generation"\nmodel = "a/b"\n')
+        file.flush()
+        self.enterContext(override_settings(MODELS_FILE=Path(file.name)))
+
+    def ask(self, is_streamed: bool, **parameters: Any) -> Any:
+        body = {"inputs": "a", "stream": is_streamed, "parameters": {"details": True, **parameters}}
+        return self.post("/v1/models/m", body)
+
+    def test_errors_name_the_fields_that_were_sent(self) -> None:
+        failing: list[tuple[dict[str, Any], str, str]] = [
+            ({"decoder_input_details": True}, "prompt_logprobs", "decoder_input_details"),
+            ({"top_n_tokens": 2}, "logprobs", "top_n_tokens"),
+            ({"logprobs": 2}, "logprobs", "logprobs"),
+            ({}, "logprobs", "details"),
+        ]
+        for is_streamed in (False, True):
+            for parameters, field in (
+                ({"top_n_tokens": 21}, "top_n_tokens"),
+                ({"logprobs": 21}, "logprobs"),
+                ({"logprobs": 2, "top_n_tokens": -1}, "top_n_tokens"),
+            ):
+                with self.subTest(parameters, is_streamed=is_streamed):
+                    problem = self.assert_problem(self.ask(is_streamed, **parameters), 422, "invalid_input")
+                    self.assertTrue(problem["detail"].startswith(f"parameters.{field}: must be from 0 to 20"), problem)
+            for parameters, ours, theirs in failing:
+                failed = make_field_error(f"parameters.{ours}", "is not served.")
+                with self.subTest(parameters, is_streamed=is_streamed), self.worker(lambda *_, found=failed: found):
+                    answer = self.ask(is_streamed, **parameters)
+                    content = b"".join(answer) if is_streamed else answer.content
+                    self.assertIn(f'"parameters.{theirs}: is not served."'.encode(), content)

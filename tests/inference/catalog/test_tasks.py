@@ -65,10 +65,10 @@ class MadeUpTaskTests(SimpleTestCase):
 
     def test_clients_send_bytes_and_parameters_at_the_root_and_get_its_shape(self) -> None:
         for spec in self.specs.values():
-            call, _ = huggingface.read_request(spec, b"film", "video/mp4")
-            self.assertEqual(call.inputs, base64.b64encode(b"film").decode())
-            call, _ = huggingface.read_request(spec, b'{"inputs": "film", "speakers": 1}', "application/json")
-            self.assertEqual(call.parameters, {"speakers": 1})
+            call = huggingface.read_request(spec, b"film", "video/mp4")
+            self.assertEqual(call.submission.inputs, base64.b64encode(b"film").decode())
+            call = huggingface.read_request(spec, b'{"inputs": "film", "speakers": 1}', "application/json")
+            self.assertEqual(call.submission.parameters, {"speakers": 1})
             answer = huggingface.shape_output(spec.task, {"labels": ["a"], "scores": [1.0]}, size=1)
             self.assertEqual(answer, [{"label": "a", "score": 1.0}])
 
