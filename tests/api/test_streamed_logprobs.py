@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 from uuid import uuid4
 
@@ -14,7 +15,7 @@ from api.answers.completions.completion import CHAT, TEXT, CompletionKind
 from inference.models import Job, Status
 from inference.streams.chunks import Chunk
 from inference.streams.cursor import StreamCursor
-from inference.streams.events import End, Event
+from inference.streams.events import Delta, End, Event
 from inference.streams.positions import BEGINNING, Position
 from inference.streams.texts import read_scores
 from tests.api.test_completion_chunks import documents, text
@@ -96,6 +97,17 @@ class StreamedLogprobTests(SimpleTestCase):
                     after = Position.from_event_id(written[place]["event_id"], job.id)
                     rest = self.write(chosen, kind, job, after)[1:]
                     self.assertEqual(self.join([*written[: place + 1], *rest]), self.join(written))
+
+    def test_those_of_a_worker_that_sends_none_come_with_the_end(self) -> None:
+        chosen, text = random.Random(11), "hello, how are you?"
+        for kind, tools in ((CHAT, True), (CHAT, False), (TEXT, False)):
+            job = make_job(chosen, text, tools=tools)
+            [choice] = completion.make_completion(kind, job)["choices"]
+            made = list_events(chosen, job, text, BEGINNING)
+            events = (replace(each, scores=()) if isinstance(each, Delta) else each for each in made)
+            written = documents(chunks.write_completion_chunks(job, events, kind=kind))
+            with self.subTest(kind=kind.name, tools=tools):
+                self.assertEqual(self.join(written), self.join([{"choices": [choice]}]))
 
     def test_each_chunk_has_those_of_the_tokens_that_begin_in_its_text(self) -> None:
         chosen, at = random.Random(10), 0

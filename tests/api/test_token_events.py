@@ -18,7 +18,7 @@ from api.answers.completions.token_events import write_token_events
 from inference.errors import make_field_error
 from inference.models import Job, Status
 from inference.streams.chunks import Chunk
-from inference.streams.events import End, Event, Restart
+from inference.streams.events import Delta, End, Event, Restart
 from inference.streams.positions import BEGINNING, Position
 from tests.api.base import ApiTestCase
 from tests.api.test_completions import MODELS_FILE, PIPELINE
@@ -77,6 +77,15 @@ class TokenEventTests(SimpleTestCase):
         scores: list[Any] = [({"start": 0, "logprob": object()}, [])]
         chunk = Chunk(job_id=uuid4(), attempt=uuid4(), at=0, text="a", tokens=1, scores=scores)
         self.assertEqual(Chunk.from_bytes(chunk.job_id, chunk.to_bytes()), replace(chunk, scores=()))
+
+    def test_a_worker_that_sends_no_tokens_has_its_text_streamed(self) -> None:
+        chosen, text = random.Random(13), "hello, how are you?"
+        job = make_job(chosen, text, tools=False)
+        made = list_events(chosen, job, text, BEGINNING)
+        written = self.write(job, (replace(each, scores=()) if isinstance(each, Delta) else each for each in made))
+        self.assertEqual([name for name, _, _ in written], ["delta"] * (len(written) - 1) + ["end"])
+        self.assertEqual("".join(data["token"]["text"] for _, _, data in written), text)
+        self.assertEqual(written[-1][2]["details"], job.output[0]["details"])
 
     def test_a_text_that_begins_again_has_all_its_tokens(self) -> None:
         chosen, text = random.Random(12), "hello, how are you?"

@@ -43,7 +43,8 @@ class ChunkWriter:
         self.kind, self.job, self.after, self.translate = kind, job, after, translate
         self.reader = make_reader(job) if may_call_tools(kind, job) else None
         self.taken, self.written = DeliveredText(), DeliveredText()  # the text without what the reader holds back
-        self.at = after.at  # characters with whose chunks the scores of their tokens were written
+        self.at = after.at  # characters of which chunks were written
+        self.scored_at = after.at  # of which scores were, too: the events of a worker before an upgrade have none
         self.scores: list[Any] = []  # of text that was taken
         self.common = {**make_completion_head(kind, job), "object": kind.chunk}
         self.usage = {"usage": None} if include_usage else {}
@@ -63,7 +64,7 @@ class ChunkWriter:
         """Return the scores of the tokens that begin in the text up to `end`, of which a chunk follows."""
         taken = [each for each in self.scores if self.at <= each[0]["start"] < end]
         self.scores = [each for each in self.scores if each[0]["start"] >= end]
-        self.at = end
+        self.at, self.scored_at = end, end if taken else self.scored_at
         return taken
 
     def write_choice(
@@ -116,7 +117,7 @@ class ChunkWriter:
             is_known = self.after.at == self.taken.at  # to a client that has got the last chunk
             last = {"delta": {} if is_known else make_delta(self.job, parts)}
         reason = read_finish_reason(details, calls_tools=bool(self.reader and self.reader.count))
-        scores = [each for each in read_scores(details) or () if each[0]["start"] >= self.at]
+        scores = [each for each in read_scores(details) or () if each[0]["start"] >= self.scored_at]
         yield self.write_choice(
             last, end.id, ended=reason, scores=scores, generated_text=end.text, details=details or None
         )

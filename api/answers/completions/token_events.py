@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
+from itertools import chain
 from typing import Any
 
 from api.answers.events import RETRY, make_end_document, write_event, write_stream_event
@@ -17,7 +18,7 @@ class TokenWriter:
 
     def __init__(self, job: Job) -> None:
         self._job = job
-        self._count = 0  # tokens that were taken and show in the text
+        self.count = 0  # tokens that were taken and show in the text
         self._held: list[dict[str, Any]] = []
         self._taken, self._written = DeliveredText(), DeliveredText()
 
@@ -29,7 +30,7 @@ class TokenWriter:
             last["token"]["text"] += delta.text[: starts[0]]
         for (token, likeliest), start, end in zip(delta.scores, starts, starts[1:], strict=False):
             self._held.append(_describe(token, delta.text[start:end], likeliest))
-        self._count += len(delta.scores)
+        self.count += len(delta.scores)
         self._taken.add_text(delta.text)
         yield from self._write_tokens(self._held[:-1])
         self._held = self._held[-1:]
@@ -47,7 +48,7 @@ class TokenWriter:
 
     def _list_last_tokens(self, end: End) -> Iterator[dict[str, Any]]:
         """Yield the tokens behind the last that was taken. Only the names of special ones are shown."""
-        details, left = extract_single_answer(end.job.output).get("details", {}), self._count
+        details, left = extract_single_answer(end.job.output).get("details", {}), self.count
         for token, likeliest in zip(details.get("tokens", ()), details.get("top_tokens", ()), strict=True):
             if left <= 0:
                 yield _describe(token, token["text"] if token["special"] else "", likeliest)
@@ -65,6 +66,8 @@ def write_token_events(job: Job, events: Iterator[Event], *, plain: bool) -> Gen
     writer = TokenWriter(job)
     for event in events:
         match event:
+            case Delta() if not (writer.count or event.scores):  # of a worker before an upgrade, which has no tokens
+                yield from (write_stream_event(each, plain=plain) for each in chain([event], events))
             case Delta():
                 yield from writer.write_text(event)
             case End() if event.text is not None:
