@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
 from api.openapi.shapes import AnyValue, Shape
@@ -118,8 +119,15 @@ class SpeechBody(Shape):
     input = serializers.CharField()
 
 
+@extend_schema_field({"type": ["string", "array"], "minItems": 1, "items": {
+    "type": ["string", "integer", "array"], "items": {"type": "integer", "minimum": 0}
+}})  # fmt: skip
+class Prompts(AnyValue):
+    pass
+
+
 class TextBody(CompletionBody):
-    prompt = serializers.CharField(allow_blank=True)
+    prompt = Prompts(help_text="A text, tokens of the model as a list of numbers, or a list of either.")
     echo = serializers.BooleanField(required=False, help_text="The text begins with the prompt.")
 
 

@@ -16,6 +16,7 @@ from inference.errors import InvalidInput
 Check = Callable[[str, Any], None]
 
 MAX_SENTENCES = 1000
+TOKENS = "prompt_token_ids"  # the field of a prompt that is tokens of the model's own tokenizer, as vLLM calls them
 
 
 def accept_anything(where: str, value: object) -> None:
@@ -46,7 +47,12 @@ def check_pair(where: str, value: object) -> None:
 
 
 def check_prompt(where: str, value: object) -> None:
-    """Require a text, or a list of chat messages."""
+    """Require a text, a list of chat messages, or tokens of the model's own tokenizer."""
+    if isinstance(value, dict):
+        _check_fields(where, value, TOKENS)
+        if not is_token_list(value.get(TOKENS)):
+            raise make_input_error(f"{where}.{TOKENS}", "a list of at least one whole number from 0", value.get(TOKENS))
+        return
     if not isinstance(value, list):
         check_text(where, value)
         return
@@ -55,6 +61,11 @@ def check_prompt(where: str, value: object) -> None:
     for index, message in enumerate(value):
         if not isinstance(message, dict) or not isinstance(message.get("role"), str) or "content" not in message:
             raise make_input_error(f"{where}[{index}]", 'a message such as {"role": "user", "content": "…"}', message)
+
+
+def is_token_list(value: object) -> bool:
+    """Return True for a list of numbers that may be tokens of some tokenizer."""
+    return isinstance(value, list) and bool(value) and all(type(token) is int and token >= 0 for token in value)
 
 
 def check_sentences(where: str, value: object) -> None:

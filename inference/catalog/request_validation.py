@@ -76,12 +76,15 @@ def validate_inputs(spec: ModelSpec, inputs: object, *, most: int | None = None)
             raise checks.make_input_error(where, "an input", item)
         task.check(where, item)
         if task.generates:
-            _check_prompt_length(spec, where, item)
+            _check_prompt(spec, where, item)
         if spec.input:
             parameters.check_parameter(where, spec.input, item)
 
 
-def _check_prompt_length(spec: ModelSpec, where: str, prompt: object) -> None:
+def _check_prompt(spec: ModelSpec, where: str, prompt: object) -> None:
+    """Raise `InvalidInput` for a prompt that is surely too long, and for tokens, which an own engine might not read."""
+    if isinstance(prompt, dict) and not spec.is_built_in:
+        raise checks.make_input_error(where, "a text, or a list of chat messages", prompt)
     tokens = lengths.estimate_length(spec, prompt)
     if spec.max_length and tokens > SURELY_TOO_LONG * spec.max_length:
         error = make_context_length_error(spec.max_length, tokens)

@@ -10,12 +10,13 @@ from uuid import uuid4
 from django.test import SimpleTestCase, override_settings
 
 from api.answers.completions import completion as shapes
-from api.answers.completions.logprobs import list_all_scores, make_text_logprobs
+from api.answers.completions.logprobs import list_all_scores, make_text_logprobs, measure_prompt
 from api.requests.dialects.generation import completions
+from inference.catalog.input_checks import TOKENS
 from inference.catalog.lookup import spec_of
 from inference.catalog.reader import parse_catalog
-from inference.catalog.request_validation import validate_parameters
-from inference.catalog.sizes.lengths import CHAT_TOKENS
+from inference.catalog.request_validation import validate_inputs, validate_parameters
+from inference.catalog.sizes.lengths import CHAT_TOKENS, measure_inputs
 from inference.catalog.specs import ModelSpec
 from inference.errors import InvalidInput, UnknownModel
 from inference.models import Job, Status
@@ -563,7 +564,7 @@ class ReadTests(SimpleTestCase):
                 self.assertEqual(
                     completions.read_text_completion({"model": "prompts", "prompt": prompt}).submission.inputs, "a"
                 )
-        for wrong in (None, [], [1, 2], [[1, 2]], ["a", 1], 7):
+        for wrong in (None, [], [1, "a"], [[]], [[1], []], ["a", 1], [True], [-1], [1.0], {TOKENS: [1]}, 7):
             with self.subTest(wrong):
                 error = self.refused({"model": "prompts", "prompt": wrong}, completions.read_text_completion)
                 self.assertEqual(error.field, "prompt")
@@ -623,6 +624,23 @@ class AnswerTests(ApiTestCase):
         for refused in (self.post(TEXT, fields), self.client.get(f"{TEXT}/{completion['id']}?stream=true")):
             self.assertEqual((refused.status_code, refused.json()["error"]["param"]), (400, "echo"))
             self.assertIn("not served with a stream; leave out one", refused.json()["error"]["message"])
+
+    def test_a_prompt_may_be_tokens(self) -> None:
+        for prompt, inputs in (
+            ([1, 2], {TOKENS: [1, 2]}), ([[1, 2]], {TOKENS: [1, 2]}), ([[1], "a"], [{TOKENS: [1]}, "a"]),
+        ):  # fmt: skip
+            read = completions.read_text_completion({"prompt": prompt}, PIPELINE)
+            self.assertEqual(read.submission.inputs, inputs)
+            validate_inputs(PIPELINE, inputs)
+        answer = self.post(TEXT, {"model": "prompts", "prompt": [1, 2]})
+        self.assertEqual((answer.status_code, answer.json()["error"]["param"]), (400, "prompt"))
+        for wrong, field in (({TOKENS: ["a"]}, f"inputs.{TOKENS}"), ({}, f"inputs.{TOKENS}"), ({"x": 1}, "inputs")):
+            with self.subTest(wrong), self.assertRaises(InvalidInput) as refused:
+                validate_inputs(PIPELINE, wrong)
+            self.assertEqual(refused.exception.field, field)
+        self.assertEqual(measure_inputs(PIPELINE, {TOKENS: [7] * 9}, {"max_new_tokens": 1})[1], 10)
+        prefill = [{"text": "a", "start": 0, "special": False}, {"text": "</s>", "start": 1, "special": True}]
+        self.assertEqual([measure_prompt({}, prefill[:count]) for count in (1, 2)], [1, 1])
 
     def test_the_tokens_of_a_prompt_have_their_places_in_the_text(self) -> None:
         def token(text: str, start: int, logprob: float | None = -1.0, *, special: bool = False) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from api.answers.completions import tool_calls
-from api.answers.completions.logprobs import list_all_scores, make_chat_logprobs, make_text_logprobs
+from api.answers.completions.logprobs import list_all_scores, make_chat_logprobs, make_text_logprobs, measure_prompt
 from api.errors.problems import ApiError
 from api.requests.dialects.base import TIERS
 from inference.catalog import tasks
@@ -84,7 +84,9 @@ def _make_choice(kind: CompletionKind, job: Job, index: int, text: str, details:
     reason = read_finish_reason(details, calls_tools=bool(calls))
     scores = read_scores(details)
     if job.parameters.get("return_full_text") and details.get("prefill"):
-        prompt = len(job.inputs[index]) if job.prompt_length is None else job.prompt_length
+        prompt = job.prompt_length
+        if prompt is None:  # of several
+            prompt = measure_prompt(job.inputs[index], details["prefill"])
         scores = list_all_scores(details, prompt=prompt)
     logprobs = None if scores is None else kind.make_logprobs(scores)
     return {"index": index, **fields, "finish_reason": reason, "logprobs": logprobs}

@@ -30,6 +30,14 @@ def make_text_logprobs(scores: Sequence[Any]) -> dict[str, Any]:
     return found
 
 
+def measure_prompt(prompt: object, prefill: Sequence[Mapping[str, Any]]) -> int:
+    """Return the number of characters of a prompt: a text, or tokens, which `prefill` describes."""
+    if isinstance(prompt, str):
+        return len(prompt)
+    last = prefill[-1]
+    return int(last["start"]) + (0 if last["special"] else len(last["text"]))
+
+
 def list_all_scores(details: Mapping[str, Any], *, prompt: int) -> list[Any]:
     """Return the scores of all tokens of a text that begins with a prompt of so many characters.
 

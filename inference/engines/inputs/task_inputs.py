@@ -89,7 +89,9 @@ def read_masked_text(value: object, pipe: Pipeline) -> str:
 
 
 def read_text_or_chat(value: object, pipe: Pipeline) -> Any:
-    """Return a prompt, which is a text or a list of chat messages."""
+    """Return a prompt, which is a text or a list of chat messages: tokens are read by the stepper alone."""
+    if isinstance(value, dict):
+        raise InvalidInput("This model takes no tokens, as it does not generate by the step: send a text.")
     if isinstance(value, list):
         if not pipe.tokenizer.chat_template:
             raise InvalidInput("This model has no template for chats: send one text, in place of messages.")

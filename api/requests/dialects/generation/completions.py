@@ -21,6 +21,7 @@ from api.requests.dialects.base import (
 )
 from api.requests.dialects.generation import answer_grammars, messages, tools
 from inference.catalog import tasks
+from inference.catalog.input_checks import TOKENS, is_token_list
 from inference.catalog.neutral_values import OPENAI, is_neutral
 from inference.catalog.sizes.lengths import CHAT_TOKENS
 from inference.catalog.sizes.lengths import NONE as NOTHING
@@ -285,10 +286,10 @@ def _enable_sampling(spec: ModelSpec, parameters: dict[str, Any]) -> dict[str, A
     return {"do_sample": True, **named} if parameters.keys() & {"temperature", "top_p"} else named
 
 
-def _read_prompts(given: Mapping[str, Any]) -> list[str]:
+def _read_prompts(given: Mapping[str, Any]) -> list[Any]:
+    """Return the prompts as jobs have them: each a text, or tokens of the model's own tokenizer."""
     prompt = given.get("prompt")
-    prompts = prompt if isinstance(prompt, list) else [prompt]
-    texts = [each for each in prompts if isinstance(each, str)]
-    if not texts or len(texts) < len(prompts):
-        raise make_field_error("prompt", "must be a string, or a list of strings; tokens are not served.")
-    return texts
+    prompts = prompt if isinstance(prompt, list) and not is_token_list(prompt) else [prompt]
+    if not prompts or not all(isinstance(each, str) or is_token_list(each) for each in prompts):
+        raise make_field_error("prompt", "must be a string, tokens (a list of whole numbers), or a list of either.")
+    return [each if isinstance(each, str) else {TOKENS: each} for each in prompts]

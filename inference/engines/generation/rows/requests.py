@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from inference.catalog.input_checks import TOKENS
 from inference.catalog.sizes import lengths
 from inference.engines.generation.processors.token_scores import PromptScores, count_numbers, find_starts
 from inference.engines.generation.rows.growing_text import Decoder, GrowingText, continues_prompt
 from inference.engines.generation.rows.row import GeneratedRow
-from inference.engines.inputs import step_errors
+from inference.engines.inputs import step_errors, task_inputs
 from inference.engines.inputs.feeds import Feed
-from inference.engines.inputs.steps import PipelineCalls
+from inference.engines.inputs.steps import Parameters, PipelineCalls
 from inference.engines.inputs.stops import list_ends, read_stops
-from inference.errors import make_field_error
+from inference.engines.runtime.row_groups import InputRow
+from inference.errors import InvalidInput, make_field_error
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig, LogitsProcessorList, Pipeline, PreTrainedModel
@@ -46,7 +49,7 @@ class Requests:
         if top is not None and getattr(self.pipe.tokenizer, "is_fast", False):
             given["tokenizer_encode_kwargs"] = {"return_offsets_mapping": True}  # of a text, not of a chat
         parameters = self.steps.split_parameters(self.feed.complete_parameters(self.pipe, given))
-        [found] = self.steps.make_rows(0, value, parameters)
+        found = self._read_prompt(value, parameters)
         tokens = found.features["input_ids"][0].tolist()
         config, processors = self._capture_settings(found.features, {**parameters.forward, **found.own})
         parsed_stops = read_stops(self.pipe.tokenizer, stops)
@@ -68,6 +71,20 @@ class Requests:
             prompt_scores=None if top is None else self._make_prompt_scores(found.features, tokens, top),
         )
 
+    def _read_prompt(self, value: object, parameters: Parameters) -> InputRow:
+        if not isinstance(value, dict):
+            [found] = self.steps.make_rows(0, value, parameters)
+            return found
+        tokens, known = value[TOKENS], self.pipe.model.config.get_text_config().vocab_size
+        if (largest := max(tokens)) >= known:
+            raise InvalidInput(f"The prompt has the token {largest}; those of this model end at {known - 1}.")
+        if tools := parameters.preprocess.get("tools"):
+            task_inputs.require_tools_template(self.pipe.tokenizer, value, tools)
+        ids = torch.tensor([tokens])
+        text = self.decoder(tokens)
+        row = InputRow(item=0, features={"input_ids": ids, "attention_mask": torch.ones_like(ids), "prompt_text": text})
+        return replace(row, own=self.feed.bound_parameters(row, self.pipe, parameters.forward))
+
     def _make_prompt_scores(self, features: Mapping[str, Any], tokens: list[int], top: int) -> PromptScores:
         """Return the scores to be read of a prompt. Raises `InvalidInput` if they are more than an answer holds."""
         if len(tokens) > (most := lengths.MOST_ANSWERED // count_numbers(top)):
@@ -78,6 +95,11 @@ class Requests:
             prefix = self.steps.defaults[0].get("prefix", "")  # the model's own, which stands before the prompt
             found = find_starts(f"{prefix}{features['prompt_text']}", features["offset_mapping"][0].tolist())
             starts = [max(0, start - len(prefix)) for start in found]
+        elif isinstance(features["prompt_text"], str):
+            text = GrowingText(self.decoder)
+            for token in tokens:
+                starts.append(len(text.value))
+                text.add_token(token)
         return PromptScores(self.decoder, top=top, prompt=tokens, starts=starts)
 
     def _capture_settings(self, features: Mapping[str, Any], run: dict[str, Any]) -> tuple[Any, Any]:

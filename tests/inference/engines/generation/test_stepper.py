@@ -12,6 +12,7 @@ import torch
 from tokenizers import normalizers, processors
 
 from inference.batching.room import Room
+from inference.catalog.input_checks import TOKENS
 from inference.catalog.sizes import lengths
 from inference.engines.generation import forwards, pipeline_stepper, prefix_cache
 from inference.engines.generation.processors import token_scores
@@ -348,6 +349,30 @@ class AnswerTests(StepperTestCase):
                     starts = [token.get("start") for token in answer["details"]["prefill"]]
                     self.assertEqual(starts, ([] if prompt is chat else [0] * len(prefix)) + expected)
         self.assertEqual(token_scores.find_starts("e\u0301  is", [(0, 1), (4, 6), (0, 0)]), [0, 2, 6])
+
+    def test_a_prompt_of_tokens_is_answered_and_scored_as_its_text(self) -> None:
+        engine = decoders.engine("Llama")
+        text = "hé 🙂 llo"
+        tokens = engine.pipe.tokenizer(text)["input_ids"]
+        given = {**GREEDY, "return_full_text": True, "prompt_logprobs": 1, "max_new_tokens": 5}
+        for key, prompt in (("text", text), ("tokens", {TOKENS: tokens})):
+            engine.stepper.join(key, prompt, given, seed=0)
+        collector = ProgressCollector(engine.stepper).all()
+        self.assertEqual(collector.answers["tokens"], collector.answers["text"])
+        self.assertEqual(collector.texts["tokens"], collector.texts["text"])
+
+    def test_tokens_that_the_model_does_not_have_are_refused(self) -> None:
+        engine = decoders.engine("Llama")
+        known = engine.pipe.model.config.vocab_size
+        for prompt, more, expected in (
+            ({TOKENS: [1, known]}, {}, f"the token {known}; those of this model end at {known - 1}."),
+            ({TOKENS: [1]}, {"tools": [{}]}, "is for chats"),
+        ):  # fmt: skip
+            with self.assertRaises(InvalidInput) as refused:
+                engine.stepper.join("refused", prompt, {**GREEDY, **more}, seed=0)
+            self.assertIn(expected, refused.exception.message)
+        [answer] = engine.predict([{TOKENS: [1]}], GREEDY)
+        self.assertIn("takes no tokens, as it does not generate by the step", answer.message)
 
     def test_a_prompt_with_more_scores_than_are_kept_is_refused_as_it_joins(self) -> None:
         engine, given = decoders.engine("Llama"), {**GREEDY, "prompt_logprobs": 2, "max_new_tokens": 1}
