@@ -22,7 +22,7 @@ from tools.launcher import programs
 CALLS = Path(__file__).parent / "calls"
 GROUPS = (  # an environment each
     "openai_clients", "llama_index_clients", "haystack_clients", "litellm_clients", "instructor_clients",
-    "text_generation_clients",
+    "text_generation_clients", "lm_eval_clients",
 )  # fmt: skip
 ENVIRONMENTS = Path(settings.BASE_DIR) / ".venv" / "clients"
 PAGE = Path(settings.BASE_DIR) / "docs" / "reference" / "clients.md"
@@ -93,7 +93,7 @@ def main() -> int:
             for group in GROUPS:
                 sys.stdout.write(f"{' '.join(requirements(group))}\n")
                 sys.stdout.flush()
-                results += run_calls(group, f"http://{HOST}:{stack.port}", key)
+                results += run_calls(group, f"http://{HOST}:{stack.port}", key, str(folders["decoder"]))
     before = PAGE.read_text() if PAGE.exists() else ""
     lost = [each for each in results if not each.works and worked_before(each, before)]
     PAGE.write_text(page(results))
@@ -112,11 +112,14 @@ def requirements(group: str) -> list[str]:
     return (CALLS / f"{group}.txt").read_text().split()
 
 
-def run_calls(group: str, base: str, key: str) -> list[CallResult]:
-    """Have one group of clients call the service. Raises `CalledProcessError` where its script fails."""
+def run_calls(group: str, *arguments: str) -> list[CallResult]:
+    """Have one group of clients call the service, with the arguments that `harness` reads.
+
+    Raises `CalledProcessError` where its script fails.
+    """
     python = install(group)
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "DJANGO"))}
-    script = [str(python), str(CALLS / f"{group}.py"), base, key]
+    script = [str(python), str(CALLS / f"{group}.py"), *arguments]
     lines = subprocess.run(script, env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout.splitlines()
     return [CallResult(**json.loads(line)) for line in lines if line.startswith('{"client"')]
 

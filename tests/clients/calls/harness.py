@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-BASE, KEY = sys.argv[1:3]
+BASE, KEY, DECODER = sys.argv[1:4]  # the last is the folder of the model that generates, for its tokenizer
 QUERY, TEXTS = "what sleeps", ["a cat sleeps", "stocks fell", ""]
 PATIENCE_S = 60.0
 
