@@ -86,6 +86,11 @@ class TestJobPages(AdminCase):
         for fact in ("badge-succeeded", ">24<", "480 ms", "120 ms", "worker@host", "Normal"):
             self.assertIn(fact, text)
 
+    def test_the_first_page_leads_to_what_it_counts_also_if_that_was_accepted_long_ago(self) -> None:
+        job = make_job(status=Status.FAILED, id=make_first_id(ago(7200)), created_at=ago(7200), finished_at=ago(1))
+        [link] = re.findall(r'class="tile tile-failed" href="([^"]+)"', self.text(reverse("admin:index")))
+        self.assertEqual(list(self.client.get(link).context["cl"].result_list), [job])
+
     def test_a_page_of_each_status_can_be_read(self) -> None:
         for status in Status:
             self.assertIn(f"badge-{status}", self.text(page_of(make_job(status=status))))
