@@ -17,7 +17,7 @@ from api.errors.problems import ApiError
 from api.models import PREFIX, ApiKey, FileBatch, StoredFile, digest_key
 from api.usage import UsageCounter
 from inference import clock, process
-from inference.models import Bulk, Job, Priority
+from inference.models import PATIENT, Bulk, Job, Priority
 from inference.retry_policy import is_away
 
 logger = logging.getLogger(__name__)
@@ -68,7 +68,7 @@ class Principal:
         """Return how many jobs of this owner may wait at that priority and above, or None for no limit."""
         if self.user is None:
             return None
-        return (settings.API_KEY_MAX_LOW_QUEUED if priority == Priority.LOW else self.max_queued) or None
+        return (settings.API_KEY_MAX_LOW_QUEUED if priority >= PATIENT else self.max_queued) or None
 
 
 ANONYMOUS = Principal()

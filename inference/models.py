@@ -73,13 +73,17 @@ TERMINAL = (Status.SUCCEEDED, Status.FAILED, Status.CANCELLED, Status.EXPIRED)
 class Priority(models.IntegerChoices):
     """The priority of a job. A smaller number goes first.
 
-    The broker's numbers are in `inference.broker`, OpenAI's words in `api.requests.dialects.base`, the client's in
+    The numbers are stored, and none is free between two: a migration has to move those behind a new one. The broker's
+    numbers are in `inference.broker`, OpenAI's words in `api.requests.dialects.base`, the client's in
     `batch_inference_client.command`; a test compares them.
     """
 
     HIGH = 1
     NORMAL = 2
     LOW = 3
+
+
+PATIENT = Priority.LOW  # and larger numbers: no client waits for each of these jobs, and their limits are their own
 
 
 class Bulk(models.Model):

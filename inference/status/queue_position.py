@@ -17,7 +17,7 @@ from django.db.models import Count, QuerySet
 from inference.batching.shares import ONE_IN
 from inference.catalog import lookup
 from inference.catalog.specs import ModelSpec
-from inference.models import Job, Priority, Status
+from inference.models import PATIENT, Job, Status
 from inference.status import owners, workers
 from inference.status.workers import Remembered
 
@@ -93,7 +93,7 @@ def _count_up_to_limit(jobs: QuerySet[Job]) -> int:
 
 def count_limiting_jobs(model: str) -> int:
     """Count the jobs that can keep others out of the model's queue: all but those of low priority."""
-    return Job.objects.filter(model=model, status=Status.QUEUED, priority__lt=Priority.LOW).order_by().count()
+    return Job.objects.filter(model=model, status=Status.QUEUED, priority__lt=PATIENT).order_by().count()
 
 
 def count_queued_jobs(spec: ModelSpec) -> int:

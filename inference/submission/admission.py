@@ -16,7 +16,7 @@ from django.db.models import QuerySet
 from inference import process
 from inference.catalog.specs import ModelSpec
 from inference.errors import InvalidInput, Overloaded, QueueFull, TooManyQueued
-from inference.models import Job, Priority, Status
+from inference.models import PATIENT, Job, Priority, Status
 from inference.retry_policy import is_away
 from inference.status import queue_position, workers
 from inference.submission.submissions import Terms
@@ -41,7 +41,7 @@ def reserve_places(terms: Terms, ids: Collection[UUID]) -> Iterator[None]:
         if terms.yields:
             limit, longest_s = limit // 2 if len(ids) <= limit // 2 else limit, longest_s / 2
         line = _enter(rooms, "model", model, priority, ids, limit)
-        if priority < Priority.LOW:
+        if priority < PATIENT:
             _refuse_long_wait(terms, line.waiting - len(ids), longest_s)
         yield
 
@@ -114,9 +114,9 @@ def _count_ahead(model: str, priority: int, owner: Hashable, waiting: int) -> in
 def max_queued(spec: ModelSpec, priority: int) -> int:
     """Return how many jobs of a model may wait at a priority.
 
-    Jobs of low priority delay no others, so more of them may wait.
+    Patient jobs delay no others, so more of them may wait.
     """
-    return max(spec.max_queued, settings.MAX_LOW_QUEUED) if priority == Priority.LOW else spec.max_queued
+    return max(spec.max_queued, settings.MAX_LOW_QUEUED) if priority >= PATIENT else spec.max_queued
 
 
 def _refuse_long_wait(terms: Terms, waiting: int, limit_s: float) -> None:

@@ -13,14 +13,13 @@ from inference.batching.queue import BatchQueue, Item, Limits, ShortCalls
 from inference.batching.room import Room
 from inference.batching.shares import OwnerShares, PriorityShares
 from inference.catalog.specs import Catalog, ModelSpec
-from inference.models import Priority
+from inference.models import PATIENT
 from inference.worker.replicas.registry import ReplicaRegistry
 from inference.worker.scheduling.held_jobs import Batch, Bisection, HeldJob, MessageRequest
 from inference.worker.scheduling.isolation import Isolation, RetryGroup
 
 SHORT_S = 0.02  # engine time of a call of jobs that can wait, while a client waits for others
 ARRIVED_S = 2.0  # clients are taken to wait for so long after the last job of a higher priority has arrived
-PATIENT = int(Priority.LOW)  # and larger numbers: no client waits for each of these jobs
 SET_BACK_S = 1.0  # a clock set back by more makes jobs seem to arrive in the future
 GONE_WEIGHT = 0.05  # weight of the last batch in the share of jobs that are gone
 
