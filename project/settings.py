@@ -228,7 +228,7 @@ SPECTACULAR_SETTINGS = {
     },
     "POSTPROCESSING_HOOKS": [
         "drf_spectacular.hooks.postprocess_schema_enums",
-        "api.openapi.operation_descriptions.complete_document",
+        "api.openapi.operation_descriptions.tighten_schemas",
     ],
 }
 

@@ -80,8 +80,8 @@ class Attempt:
         redis_streams.write_chunks([replace(last, at=0, text=self.text, scores=self.scores or ())])
 
     def end(self, **outcome: Any) -> None:
-        from inference.store import records
-        from inference.store.records import Outcome
+        from inference.store import outcome_records
+        from inference.store.outcome_records import Outcome
 
         if not outcome:
             output: list[Any] = [{"generated_text": self.job.inputs + self.text}]
@@ -89,7 +89,7 @@ class Attempt:
                 pairs = [token for token, _ in self.scores], [likeliest for _, likeliest in self.scores]
                 output[0]["details"] = dict(zip(("tokens", "top_tokens"), pairs, strict=True))
             outcome = {"output": output, "prompt_length": len(self.job.inputs)}
-        records.record_outcomes(
+        outcome_records.record_outcomes(
             self.batch, [Outcome(job_id=self.job.id, model=self.job.model, **outcome)], batch_size=1
         )
 

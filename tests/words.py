@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from inference.engines.base import Engine
-from inference.engines.stepper import Progress, Stepper, TokenScore
+from inference.engines.stepper import Progress, Stepper, TokenLogprob
 from inference.errors import EngineError, InvalidInput
 from tests import echo
 
@@ -106,7 +106,7 @@ class WordsEngine(Engine):
         return [expected(value, parameters.get("max_new_tokens", NEW_TOKENS)) for value in inputs]
 
 
-def make_score(words: Sequence[str], count: int) -> TokenScore:
+def make_score(words: Sequence[str], count: int) -> TokenLogprob:
     """Return the score of the last of so many words."""
     start = len(" ".join(words[: count - 1]))
     text = " ".join(words[:count])[start:]

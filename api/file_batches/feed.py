@@ -32,9 +32,9 @@ from inference.catalog.specs import digest_parameters
 from inference.errors import InferenceError, InvalidInput, UnknownModel
 from inference.models import WAITING, Bulk, Job, Priority, Status
 from inference.retry_policy import is_away
-from inference.store import records, rows
+from inference.store import outcome_records, rows
 from inference.store.job_messages import make_message
-from inference.store.records import Outcome
+from inference.store.outcome_records import Outcome
 from inference.submission import admission, bulk_store, jobs, split_jobs
 from inference.submission.bulk_store import NewJob
 from inference.submission.submissions import Submission
@@ -202,4 +202,4 @@ def _end_refused(portion: Portion) -> None:
     for _, outcome in portion.refused:
         by_model[outcome.model].append(outcome)
     for outcomes in by_model.values():
-        records.record_outcomes(portion.refusal, outcomes, batch_size=1)
+        outcome_records.record_outcomes(portion.refusal, outcomes, batch_size=1)

@@ -6,7 +6,7 @@ from rest_framework import serializers
 
 from api.file_batches.endpoints import ENDPOINTS
 from api.models import BatchStatus
-from api.openapi.shapes import AnyValue, Shape
+from api.openapi.answer_shapes import AnyValue, Shape
 
 
 class ExpiryBody(Shape):

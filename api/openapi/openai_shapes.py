@@ -8,7 +8,7 @@ from __future__ import annotations
 from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
-from api.openapi.shapes import AnyValue, Shape
+from api.openapi.answer_shapes import AnyValue, Shape
 
 
 class CompletionBody(Shape):

@@ -10,7 +10,7 @@ from drf_spectacular.utils import OpenApiExample, OpenApiParameter, OpenApiRespo
 
 from api import codec
 from api.errors.problems import OUTCOMES
-from api.openapi import openai_shapes, shapes
+from api.openapi import answer_shapes, openai_shapes
 from api.openapi.operation_descriptions import COMPLETING, describe_operation
 from api.requests import bodies, job_pages
 from inference.catalog.specs import NAME
@@ -80,7 +80,7 @@ submit_job = describe_operation(
     "jobs_submit",
     "Submit a job",
     request=bodies.JobBody,
-    answers={202: shapes.JobShown, 200: shapes.JobShown},
+    answers={202: answer_shapes.JobShown, 200: answer_shapes.JobShown},
     problems=(*SUBMITTING, "forbidden"),
     parameters=[IDEMPOTENCY_KEY, PREFER],
     examples=[make_request_example("A text", {"model": "embeddings", "inputs": "some text", "priority": "low"})],
@@ -89,7 +89,7 @@ submit_job = describe_operation(
 list_jobs = describe_operation(
     "jobs_list",
     "Jobs, the newest first, in pages",
-    answers={200: shapes.JobPageShown},
+    answers={200: answer_shapes.JobPageShown},
     parameters=[
         make_query_parameter(
             "limit", {"type": "integer", "minimum": 1, "maximum": job_pages.LONGEST_PAGE}, "Jobs of a page."
@@ -109,7 +109,7 @@ list_jobs = describe_operation(
 get_job = describe_operation(
     "jobs_get",
     "Look at a job, or wait for it",
-    answers={200: shapes.JobShown, 304: UNCHANGED},
+    answers={200: answer_shapes.JobShown, 304: UNCHANGED},
     problems=JOB,
     parameters=[_JOB_ID, make_wait_parameter("wait", 0, "the job to be finished"), PLAIN, NONE_MATCH],
     headers={"ETag": [200, 304], "Retry-After": [200, 429, 503]},
@@ -117,7 +117,7 @@ get_job = describe_operation(
 get_output = describe_operation(
     "jobs_output",
     "The output alone",
-    answers={200: shapes.ANY},
+    answers={200: answer_shapes.ANY},
     problems=(*JOB, *FAILED_JOB),
     parameters=[_JOB_ID, make_wait_parameter("wait", 0, "the job to be finished"), PLAIN],
     headers={"Location": [504], "Retry-After": [429, 503, 504]},
@@ -126,7 +126,7 @@ wait_for_jobs = describe_operation(
     "jobs_wait",
     "Wait for any of many jobs, and fetch those that are finished",
     request=bodies.WaitBody,
-    answers={200: shapes.FinishedShown},
+    answers={200: answer_shapes.FinishedShown},
     problems=WITH_BODY,
     parameters=[make_wait_parameter("wait", 0, "one of them to be finished"), PLAIN],
     headers={"Retry-After": [200, 429, 503]},
@@ -134,7 +134,7 @@ wait_for_jobs = describe_operation(
 stream_job = describe_operation(
     "jobs_stream",
     "The text of a job as it is generated, as server-sent events",
-    answers={(200, "text/event-stream"): shapes.ANY},
+    answers={(200, "text/event-stream"): answer_shapes.ANY},
     problems=(*JOB, "overloaded", "forbidden"),
     parameters=[
         _JOB_ID,
@@ -148,14 +148,14 @@ stream_job = describe_operation(
 cancel_job = describe_operation(
     "jobs_cancel",
     "Cancel a job; a finished one stays as it is",
-    answers={200: shapes.JobShown},
+    answers={200: answer_shapes.JobShown},
     problems=(*JOB, *_STEERED),
     parameters=[_JOB_ID, PLAIN],
 )
 retry_job = describe_operation(
     "jobs_retry",
     "Run a job again, as a new job with the same inputs, parameters and priority",
-    answers={202: shapes.JobShown},
+    answers={202: answer_shapes.JobShown},
     problems=(*JOB, *_STEERED, *ADMISSION, *REFUSED),
     parameters=[_JOB_ID, IDEMPOTENCY_KEY],
     headers={"Location": [202], "Retry-After": [202, 429, 503]},
@@ -164,7 +164,7 @@ submit_bulk = describe_operation(
     "bulk_submit",
     "Submit many jobs",
     request={"application/json": bodies.BulkBody, "application/x-ndjson": bodies.LineBody},
-    answers={202: shapes.AcceptedBulkShown},
+    answers={202: answer_shapes.AcceptedBulkShown},
     problems=(*SUBMITTING, "forbidden"),
     parameters=[
         IDEMPOTENCY_KEY,
@@ -179,7 +179,7 @@ submit_bulk = describe_operation(
 get_bulk = describe_operation(
     "bulk_get",
     "Progress of a bulk",
-    answers={200: shapes.BulkShown, 304: UNCHANGED},
+    answers={200: answer_shapes.BulkShown, 304: UNCHANGED},
     problems=["bulk_not_found"],
     parameters=[_BULK_ID, make_wait_parameter("wait", 0, "its jobs to be finished"), NONE_MATCH],
     headers={"ETag": [200, 304], "Retry-After": [200]},
@@ -187,15 +187,15 @@ get_bulk = describe_operation(
 cancel_bulk = describe_operation(
     "bulk_cancel",
     "Cancel the jobs of a bulk that are not finished",
-    answers={200: shapes.BulkShown},
+    answers={200: answer_shapes.BulkShown},
     problems=("bulk_not_found", *_STEERED),
     parameters=[_BULK_ID],
 )
-list_models = describe_operation("models_list", "What is served", answers={200: shapes.ModelsShown})
+list_models = describe_operation("models_list", "What is served", answers={200: answer_shapes.ModelsShown})
 get_model = describe_operation(
     "models_get",
     "One model: its task, limits and parameters",
-    answers={200: shapes.OneModelShown},
+    answers={200: answer_shapes.OneModelShown},
     problems=["unknown_model"],
 )
 run_model = describe_operation(
@@ -203,8 +203,8 @@ run_model = describe_operation(
     "Run a model and wait for its answer",
     request={"application/json": bodies.RunBody, "application/octet-stream": OpenApiTypes.BINARY},
     answers={
-        (200, codec.CONTENT_TYPE): shapes.ANY,
-        (200, "text/event-stream"): shapes.ANY,
+        (200, codec.CONTENT_TYPE): answer_shapes.ANY,
+        (200, "text/event-stream"): answer_shapes.ANY,
         (200, "audio/wav"): OpenApiTypes.BINARY,
     },
     problems=(*SUBMITTING, *FAILED_JOB, "no_worker"),
@@ -234,20 +234,20 @@ complete_chat = describe_operation(
     "models_complete_chat",
     "Answer a chat, as Hugging Face's clients ask for it; at /openai/v1/chat/completions, as OpenAI's do",
     request=openai_shapes.ChatBody,
-    answers={(200, codec.CONTENT_TYPE): openai_shapes.ChatShown, (200, "text/event-stream"): shapes.ANY},
+    answers={(200, codec.CONTENT_TYPE): openai_shapes.ChatShown, (200, "text/event-stream"): answer_shapes.ANY},
     **completion,
 )
 complete_text = describe_operation(
     "models_complete_text",
     "Continue a text, as Hugging Face's JavaScript client asks for it; at /openai/v1/completions, as OpenAI's do",
     request=openai_shapes.TextBody,
-    answers={(200, codec.CONTENT_TYPE): openai_shapes.TextShown, (200, "text/event-stream"): shapes.ANY},
+    answers={(200, codec.CONTENT_TYPE): openai_shapes.TextShown, (200, "text/event-stream"): answer_shapes.ANY},
     **completion,
 )
 about_problem = describe_operation(
     "about_problem",
     "What a problem's code means",
-    answers={200: shapes.ProblemTypeShown},
+    answers={200: answer_shapes.ProblemTypeShown},
     problems=["not_found"],
     open_to_all=True,
 )
@@ -258,11 +258,11 @@ get_metrics = describe_operation(
     problems=["forbidden"],
 )
 is_alive = describe_operation(
-    "about_alive", "Whether the web process lives", answers={200: shapes.AliveShown}, open_to_all=True
+    "about_alive", "Whether the web process lives", answers={200: answer_shapes.AliveShown}, open_to_all=True
 )
 is_ready = describe_operation(
     "about_ready",
     "Whether database and broker answer and every model is served",
-    answers={200: shapes.ReadyShown, (503, codec.CONTENT_TYPE): shapes.ReadyShown},
+    answers={200: answer_shapes.ReadyShown, (503, codec.CONTENT_TYPE): answer_shapes.ReadyShown},
     open_to_all=True,
 )

@@ -9,7 +9,7 @@ from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
 from api.errors import cohere_tei
-from api.openapi.shapes import AnyValue, Shape
+from api.openapi.answer_shapes import AnyValue, Shape
 from api.requests.dialects import cohere, embeddings, rerank
 
 NUMBERS = {"type": "array", "items": {"type": "number"}}

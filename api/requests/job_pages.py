@@ -83,7 +83,7 @@ def _read_status(name: str, text: str) -> str:
     return text
 
 
-def _read_first_id(name: str, text: str) -> UUID:
+def _convert_time_to_id(name: str, text: str) -> UUID:
     try:
         moment = parse_datetime(text.replace(" ", "+"))
     except ValueError:
@@ -98,6 +98,6 @@ FILTERS = {  # ids begin with their time, so that the index of ids serves times 
     "model": ("model", _read_model),
     "status": ("status", _read_status),
     "bulk": ("bulk", _read_uuid),
-    "created_after": ("pk__gte", _read_first_id),
-    "created_before": ("pk__lt", _read_first_id),
+    "created_after": ("pk__gte", _convert_time_to_id),
+    "created_before": ("pk__lt", _convert_time_to_id),
 }

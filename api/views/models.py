@@ -9,15 +9,16 @@ from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 
 from api import codec
-from api.answers import events, huggingface, resources, sounds
-from api.answers.completions import token_events
+from api.answers import events, resources, sounds
+from api.answers.completions import tgi_events
 from api.answers.completions.completion import list_models, make_openai_model
 from api.answers.embeddings import write_similarities
-from api.answers.huggingface import ModelRequest
 from api.errors.problems import ApiError
 from api.openapi import operations
 from api.requests import bodies
+from api.requests.dialects import huggingface
 from api.requests.dialects.base import DialectRequest
+from api.requests.dialects.huggingface import ModelRequest
 from api.requests.dialects.tei import make_similarity_request
 from api.views import streaming
 from api.views.base import ApiView, read_body, read_media_type
@@ -68,7 +69,7 @@ class ModelView(ApiView):
         if asked.is_streamed:
             submit = partial(jobs.submit, self.add_owner(request, submission), needs_worker=True)
             has_tokens = submission.spec.is_built_in and is_of_type(submission.parameters.get("logprobs"), "integer")
-            write = token_events.write_token_events if has_tokens else events.write_events_with_address
+            write = tgi_events.write_token_events if has_tokens else events.write_events_with_address
             plain, words = self.wants_plain_outputs(request), asked.words  # the inputs are not to be kept meanwhile
 
             def write_translated(job: Job, found: Iterator[Event]) -> Generator[bytes, None, None]:

@@ -11,7 +11,7 @@ from typing import Any
 import redis
 from django.conf import settings
 
-from inference.broker import address, kombu_publisher, redis_client
+from inference.broker import address, other_broker_publisher, redis_client
 from inference.broker.messages import JobMessage, make_redis_envelope
 from inference.retry_policy import is_away
 
@@ -29,7 +29,7 @@ def publish_messages(messages: Sequence[JobMessage]) -> None:
     if not messages:
         return
     if not uses_redis():
-        kombu_publisher.get_publisher().publish(messages)
+        other_broker_publisher.get_publisher().publish(messages)
         return
     refused: dict[str, object] = {}
     for queue, command, key, texts in _group_into_pushes(messages):
@@ -38,15 +38,15 @@ def publish_messages(messages: Sequence[JobMessage]) -> None:
                 client.execute_command(command, key, *texts)
         except redis.RedisError as error:
             refused[queue] = error
-    kombu_publisher.raise_if_refused(refused)
+    other_broker_publisher.raise_if_refused(refused)
 
 
 def count_messages(queues: Sequence[str]) -> dict[str, int]:
     """Return how many messages wait in each queue, over all priorities; raise `BrokerUnavailable` if it fails."""
     if not uses_redis():
-        return kombu_publisher.get_publisher().read_queue_lengths(queues)
+        return other_broker_publisher.get_publisher().read_queue_lengths(queues)
     found = _read_list_lengths(queues)
-    kombu_publisher.raise_if_refused(
+    other_broker_publisher.raise_if_refused(
         {queue: error for queue, lengths in found.items() for error in lengths if isinstance(error, Exception)}
     )
     return {queue: sum(lengths) for queue, lengths in found.items()}
@@ -58,7 +58,7 @@ def list_waiting_priorities(queues: Sequence[str]) -> dict[str, set[int]]:
     If the broker does not report lengths by priority, they are all priorities. Raises `BrokerUnavailable`.
     """
     if not uses_redis():
-        lengths = kombu_publisher.get_publisher().read_queue_lengths(queues)
+        lengths = other_broker_publisher.get_publisher().read_queue_lengths(queues)
         return {queue: set(address.PRIORITIES if length else ()) for queue, length in lengths.items()}
     return {
         queue: {priority for priority, length in zip(address.PRIORITIES, lengths, strict=True) if length or of_any}
@@ -86,7 +86,7 @@ def _read_list_lengths(queues: Sequence[str]) -> dict[str, list[Any]]:
 def ping_broker() -> None:
     """Call the broker of the messages, and raise `BrokerUnavailable` if it does not answer."""
     if not uses_redis():
-        kombu_publisher.get_publisher().ping()
+        other_broker_publisher.get_publisher().ping()
         return
     with redis_client.breaker.guard_call():
         redis_client.get_client().ping()

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 OPEN = object()  # the answer of a row that has not ended
-TokenScore = tuple[Mapping[str, Any], Sequence[Mapping[str, Any]]]  # of `details`: a token, the likeliest in its place
+TokenLogprob = tuple[
+    Mapping[str, Any], Sequence[Mapping[str, Any]]
+]  # of `details`: a token, the likeliest in its place
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,7 +21,7 @@ class Progress:
     key: Hashable
     text: str = ""  # new text that is final: what may still become a stop string or another character is held back
     tokens: int = 0  # tokens generated in this step
-    scores: Sequence[TokenScore] = ()  # of each token whose text begins in `text`, where log probabilities are wanted
+    scores: Sequence[TokenLogprob] = ()  # of each token whose text begins in `text`, where log probabilities are wanted
     answer: Any = OPEN  # of a row that has ended: an answer as of `Engine.predict`, or an exception in its place
 
 

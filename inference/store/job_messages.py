@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from inference import failpoints, row_locks
 from inference.broker import address, publisher
 from inference.broker.circuit_breaker import CircuitOpen
-from inference.broker.kombu_publisher import PublishRefused
 from inference.broker.messages import JobMessage
+from inference.broker.other_broker_publisher import PublishRefused
 from inference.catalog import specs
 from inference.errors import BrokerUnavailable
 from inference.models import Job

@@ -1,8 +1,8 @@
 """Changes of a job's state: each is one conditional statement, with a notice to waiting requests if it ends the job.
 
-A batch is a UUID. Claiming writes it on rows that may be claimed; recording (`inference.store.records`) is conditional
-on it. Zero changed rows mean that another batch owns the job now, and the outcome is dropped. What follows for a job
-that runs in parts is in `inference.store.wholes`.
+A batch is a UUID. Claiming writes it on rows that may be claimed; recording (`inference.store.outcome_records`) is
+conditional on it. Zero changed rows mean that another batch owns the job now, and the outcome is dropped. What follows
+for a job that runs in parts is in `inference.store.wholes`.
 """
 
 from __future__ import annotations

@@ -25,8 +25,8 @@ from django.db.models.functions import Now
 from inference import errors, row_locks
 from inference.broker import publisher
 from inference.broker.address import queue_of
-from inference.broker.kombu_publisher import PublishRefused
 from inference.broker.messages import JobMessage
+from inference.broker.other_broker_publisher import PublishRefused
 from inference.catalog.lookup import get_catalog
 from inference.fields.ids import make_first_id
 from inference.figures import marks

@@ -16,7 +16,7 @@ from inference.catalog.specs import Catalog
 from inference.models import WorkerState
 from inference.worker.calls import IN_HAND, BatchCall, BatchReport, ChildCommand
 from inference.worker.child.served_calls import run_batch
-from inference.worker.maintenance import status_row
+from inference.worker.maintenance import row_values
 from inference.worker.maintenance.heartbeat import WorkerSnapshot
 from inference.worker.maintenance.housekeeping import Housekeeping
 from inference.worker.processes.replica_pool import ReplicaPool
@@ -297,8 +297,8 @@ class Dispatcher:
             model_names=[]
             if replicas.intents.is_drained
             else sorted((replicas.runnable | lazy.able) - self.refused.keys()),
-            replicas=status_row.make_replica_values(replicas, {**lazy.why_not, **self.refused}),
-            catalog=status_row.make_catalog_value(replicas, lazy),
+            replicas=row_values.make_replica_values(replicas, {**lazy.why_not, **self.refused}),
+            catalog=row_values.make_catalog_value(replicas, lazy),
             error="; ".join(f"{name}: {why}" for name, why in self._list_problems().items()),
             connected=self.connected,
             replicas_ready=replicas.able_child_count,
@@ -329,4 +329,4 @@ class Dispatcher:
         return WorkerState.READY if is_whole else WorkerState.DEGRADED
 
     def _list_problems(self) -> dict[str, str]:
-        return {**status_row.find_load_failures(self.replicas), **self.lazy.report.why_not, **self.refused}
+        return {**row_values.find_load_failures(self.replicas), **self.lazy.report.why_not, **self.refused}

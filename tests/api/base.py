@@ -19,8 +19,8 @@ from inference.catalog.lookup import get_catalog, spec_of
 from inference.catalog.sizes import lengths
 from inference.errors import InferenceError
 from inference.models import Job, Status, Worker, WorkerState
-from inference.store import records, transitions
-from inference.store.records import Outcome
+from inference.store import outcome_records, transitions
+from inference.store.outcome_records import Outcome
 from tests import echo
 from tests.conditions import PATIENCE_S
 
@@ -63,7 +63,7 @@ class Laborer(threading.Thread):
         for job in Job.objects.filter(status=Status.QUEUED).order_by("priority", "id"):
             batch = uuid4()
             for mine in self.claimed(job, batch):
-                records.record_outcomes(batch, [self.outcome(mine)], batch_size=mine.size)
+                outcome_records.record_outcomes(batch, [self.outcome(mine)], batch_size=mine.size)
 
     def claimed(self, job: Job, batch: UUID) -> list[transitions.Claimed]:
         return transitions.claim_jobs(

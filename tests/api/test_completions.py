@@ -564,7 +564,8 @@ class ReadTests(SimpleTestCase):
                 self.assertEqual(
                     completions.read_text_completion({"model": "prompts", "prompt": prompt}).submission.inputs, "a"
                 )
-        for wrong in (None, [], [1, "a"], [[]], [[1], []], ["a", 1], [True], [-1], [1.0], {TOKENS: [1]}, 7):
+        mixed: tuple[object, ...] = ([1, "a"], ["a", 1], [[1], []], [[]], [True], [-1], [1.0])
+        for wrong in (None, [], *mixed, {TOKENS: [1]}, 7):
             with self.subTest(wrong):
                 error = self.refused({"model": "prompts", "prompt": wrong}, completions.read_text_completion)
                 self.assertEqual(error.field, "prompt")

@@ -26,7 +26,7 @@ from api.requests import file_form
 from inference.catalog import lookup
 from inference.errors import EngineError
 from inference.models import Bulk, Job, Priority, Status
-from inference.store import records
+from inference.store import outcome_records
 from inference.upkeep import retention
 from tests.api.base import Answer, ApiTestCase, Laborer, Response
 from tests.api.test_completions import HELLO, generated
@@ -357,7 +357,7 @@ class BatchTests(FileBatchCase):
         worker = Laborer(embed)  # which takes no job by itself
         first = Job.objects.order_by("pk")[0]
         (mine,) = worker.claimed(first, first.id)
-        records.record_outcomes(first.id, [worker.outcome(mine)], batch_size=1)
+        outcome_records.record_outcomes(first.id, [worker.outcome(mine)], batch_size=1)
         answer = self.post(f"/v1/batches/{batch_id}/cancel")
         self.assertEqual((answer.status_code, answer.json()["status"]), (200, "cancelling"))
         shown = self.run_rounds(batch_id)

@@ -14,7 +14,7 @@ PAUSES = {"sleep", "wait", "take_next_pause_s"}
 OPTIONS = {"retry", "max_retries", "retry_policy", "autoretry_for", "retry_on_timeout", "connection_max_retries"}
 
 LISTED = {
-    "inference/broker/kombu_publisher.py _make_transport_options": "once more, at once",
+    "inference/broker/other_broker_publisher.py _make_transport_options": "once more, at once",
     "inference/broker/redis_client.py _make_client": "once more, at once",
     "api/management/commands/run_batches.py run_until": "growing pauses; else a look every LOOK_EVERY_S",
     "api/management/commands/run_batches.py show_life": "every SEEN_EVERY_S, whatever happens",
@@ -55,7 +55,7 @@ LISTED = {
     "inference/worker/maintenance/housekeeping.py Housekeeping._wait_for_round": "a round every ROUND_S",
     "inference/worker/scheduling/lazy_demand.py LazyDemand.run": "growing pauses while the database is away",
     "inference/worker/scheduling/unfetched_jobs.py UnfetchedJobs.run": "LONGEST_PAUSE_S after a failure",
-    "project/stalled_clients.py _limit_once_it_listens": "LISTENS_S",
+    "project/client_timeouts.py _limit_once_it_listens": "LISTENS_S",
     "project/settings.py": "Celery's connection to the broker: its pauses grow by 2 s up to 30 s",
 }
 

@@ -20,7 +20,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from inference.catalog import lookup
 from inference.catalog.specs import CatalogError
 from inference.store import spans
-from inference.store.records import Outcome
+from inference.store.outcome_records import Outcome
 from inference.telemetry import tracing
 from tests.conditions import ago
 

@@ -105,7 +105,7 @@ class _Line:
 _writer = csv.writer(_Line())
 
 
-def _format_csv(values: Iterable[Any]) -> str:
+def _format_csv_line(values: Iterable[Any]) -> str:
     return str(_writer.writerow([_format_cell(value) for value in values]))
 
 
@@ -125,9 +125,9 @@ def _format_json(value: dict[str, Any]) -> bytes:
 FORMS = {
     "csv": ExportFormat(
         "text/csv; charset=utf-8",
-        line=lambda record: _format_csv(record.values()),
-        end=lambda reason: _format_csv([f"INCOMPLETE: {reason}"]),
-        heading=_format_csv(COLUMNS),
+        line=lambda record: _format_csv_line(record.values()),
+        end=lambda reason: _format_csv_line([f"INCOMPLETE: {reason}"]),
+        heading=_format_csv_line(COLUMNS),
     ),
     "jsonl": ExportFormat(
         "application/x-ndjson", line=_format_json, end=lambda reason: _format_json({"incomplete": str(reason)})

@@ -30,7 +30,7 @@ def load_pipeline(spec: ModelSpec, task: str, device: str) -> tuple[Any, frozens
     placed = placement.make_loading_arguments(spec, device)
     # Those of `from_pretrained` alone. `pipeline` would look for the device of a model that a map has placed, and is
     # given a pair here.
-    own = {key: placed.pop(key) for key in ("quantization_config", "device_map") if key in placed}
+    own: dict[str, Any] = {key: placed.pop(key) for key in ("quantization_config", "device_map") if key in placed}
     missing: set[str] = set()
     try:
         pipe = pipeline(

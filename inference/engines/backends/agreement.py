@@ -41,7 +41,7 @@ def compare_answers(
 ) -> Agreement:
     pairs = [pair for answers in zip(found, expected, strict=True) for pair in zip(*answers, strict=True)]
     return Agreement(
-        difference=max((parity.measure_difference(*pair) for pair in pairs), default=0.0),
+        difference=max((parity.measure_relative_difference(*pair) for pair in pairs), default=0.0),
         same=sum(int((one.argmax(-1) == other.argmax(-1)).sum()) for one, other in pairs) if labels else 0,
         labels=sum(other.argmax(-1).numel() for _, other in pairs) if labels else 0,
     )

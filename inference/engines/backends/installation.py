@@ -96,13 +96,13 @@ def install_backend(
         found = _try_backend(spec, model, spec.precision or "float32", answers, inputs, shortcuts)
     except Exception as error:
         if isinstance(error, BackendUnfit):
-            return _refuse_backend(spec, str(error))
+            return _report_unfit_backend(spec, str(error))
         logger.warning("model=%s %s raised %s", spec.name, spec.backend, describe_exception(error))
-        return _refuse_backend(spec, "it raises an exception, which the worker's log has")
+        return _report_unfit_backend(spec, "it raises an exception, which the worker's log has")
     return shortcuts, f"{spec.backend} computes it {found}."
 
 
-def _refuse_backend(spec: ModelSpec, reason: str) -> Installed:
+def _report_unfit_backend(spec: ModelSpec, reason: str) -> Installed:
     note = f"{packages.REFUSED} {spec.backend} in {spec.precision or 'float32'}: {reason.rstrip('.')}."
     logger.warning("model=%s %s", spec.name, note)
     return None, note
@@ -133,7 +133,7 @@ def _use_bfloat16_if_accurate(
     try:
         _check_agreement(found, spec.tolerance or TOLERANCES[spec.precision])
     except BackendUnfit as error:
-        return _refuse_backend(spec, str(error))
+        return _report_unfit_backend(spec, str(error))
     _replace_data(model, own)
     note = f"torch computes it in {spec.precision}: {found}."
     logger.info("model=%s %s", spec.name, note)

@@ -54,7 +54,9 @@ class Forwards:
         `lengths` has each row's number of tokens, those in the cache and the new ones. All rows end in the last column.
         `prompts` are the rows whose prompts the tokens are of: one that is scored reads the scores of all its tokens.
         """
-        scored = {place: row.prompt_scores for place, row in enumerate(prompts) if row.prompt_scores and row.is_scored}
+        scored = {
+            place: row.prompt_logprobs for place, row in enumerate(prompts) if row.prompt_logprobs and row.is_scored
+        }
         columns = int(cache.get_seq_length()) + tokens.shape[1]
         places = torch.arange(columns) - (columns - lengths)[:, None]
         given: dict[str, Any] = {"attention_mask": (places >= 0).long()}

@@ -14,8 +14,8 @@ import torch
 from transformers import LogitsProcessorList, Pipeline, StoppingCriteria, StoppingCriteriaList
 
 from inference.engines.generation.processors.grammars import Grammars
+from inference.engines.generation.processors.logprobs import FIELD, TokenLogprobs, is_beam_search, make_score_details
 from inference.engines.generation.processors.penalties import replace_penalties
-from inference.engines.generation.processors.token_scores import FIELD, TokenScores, is_beam_search, make_score_details
 from inference.engines.generation.rows.ending import Ending
 from inference.engines.generation.rows.growing_text import Decoder, continues_prompt
 from inference.engines.inputs.stops import Stops, find_first_stop, list_ends, read_stops
@@ -53,7 +53,7 @@ class Generated:
     stops: Stops
     stopped: int | None  # number of tokens after which a stop ended it
     has_details: bool  # True if the answer has details
-    scores: TokenScores | None
+    scores: TokenLogprobs | None
     seed: int | None
     row: int  # of the scores
 
@@ -136,11 +136,11 @@ class PipelineSteps:
         endings = [self._make_ending(one, self._find_context(one.prompt, prompt, after)) for one in generated]
         return [ending.apply_to_answer(answer) for ending, answer in zip(endings, answers, strict=True)]
 
-    def _make_token_scores(self, top: int, prompt: int, run: Mapping[str, Any]) -> TokenScores:
+    def _make_token_scores(self, top: int, prompt: int, run: Mapping[str, Any]) -> TokenLogprobs:
         if is_beam_search(run, self.pipe.model.generation_config):
             right = "leave it out, or send num_beams: 1 if the model's parameters have that"
             raise make_field_error(FIELD, f"is not served where the request or the model searches by beams; {right}.")
-        return TokenScores(self.decoder, top=top, prompt=prompt)
+        return TokenLogprobs(self.decoder, top=top, prompt=prompt)
 
     def _bound_new_tokens(self, run: dict[str, Any], width: int) -> dict[str, Any]:
         """Limit the answer to what its prompt leaves of the context.

@@ -20,7 +20,7 @@ from inference.engines.generation.rows.requests import Requests
 from inference.engines.generation.rows.row import GeneratedRow
 from inference.engines.inputs.feeds import make_no_room_error
 from inference.engines.runtime import engine_calls
-from inference.engines.runtime.engine_calls import run_in_halves
+from inference.engines.runtime.engine_calls import isolate_failing_items
 from inference.engines.runtime.exceptions import is_out_of_memory
 from inference.engines.stepper import OPEN, Progress, Stepper
 from inference.errors import InferenceError, OutOfMemory, TimedOut
@@ -168,7 +168,7 @@ class PipelineStepper(Stepper):
         chosen: list[Any] = []
         size = min(len(rows), self._rows_a_forward.value)
         for first in range(0, len(rows), size):
-            chosen += run_in_halves(self._choose_next_tokens, range(first, min(first + size, len(rows))))
+            chosen += isolate_failing_items(self._choose_next_tokens, range(first, min(first + size, len(rows))))
         self.cells.add_column()
         found = list(zip(rows, chosen, strict=True))
         short = [row for row, token in found if _is_memory_short(token) and _may_wait(row, is_alone=len(rows) == 1)]
@@ -199,13 +199,13 @@ class PipelineStepper(Stepper):
             oldest.cache = self.prefixes.find_prefix(oldest.tokens)
         if _count_unread_tokens(oldest) > self._get_piece(oldest):
             group = [oldest]
-            found = run_in_halves(self._read_next_piece, group)
+            found = isolate_failing_items(self._read_next_piece, group)
         else:
             group = self._select_alike_rows()
-            found = run_in_halves(self._choose_first_tokens, group)
+            found = isolate_failing_items(self._choose_first_tokens, group)
         for row in group:
             self._new.remove(row)
-        return self._begin_rows(group, found)
+        return self._take_prefill_results(group, found)
 
     def _select_alike_rows(self) -> list[GeneratedRow]:
         """Return the oldest new row, with others of nearly its length.
@@ -247,7 +247,7 @@ class PipelineStepper(Stepper):
             token if isinstance(token, InferenceError) else (token, cache, place) for place, token in enumerate(chosen)
         ]
 
-    def _begin_rows(self, group: Sequence[GeneratedRow], found: Sequence[Any]) -> list[Progress]:
+    def _take_prefill_results(self, group: Sequence[GeneratedRow], found: Sequence[Any]) -> list[Progress]:
         progress, short, staying = [], [], []
         for row, what in zip(group, found, strict=True):
             if what is None:

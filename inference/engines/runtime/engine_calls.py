@@ -201,7 +201,7 @@ class _Batch:
             return self.engine.predict([self.items[index] for index in indexes], dict(self.parameters))
 
 
-def run_in_halves(call: Callable[[Sequence[T]], Sequence[Any]], items: Sequence[T]) -> list[Any]:
+def isolate_failing_items(call: Callable[[Sequence[T]], Sequence[Any]], items: Sequence[T]) -> list[Any]:
     """Return the answer of `call` to each item, or the `InferenceError` that an item fails with alone.
 
     If `call` raises an error, it is called again with each half of the items, until an item at fault is alone. Raises
@@ -214,7 +214,7 @@ def run_in_halves(call: Callable[[Sequence[T]], Sequence[Any]], items: Sequence[
     if len(items) == 1:
         return [found]
     first, second = _split_in_halves(items)
-    return run_in_halves(call, first) + run_in_halves(call, second)
+    return isolate_failing_items(call, first) + isolate_failing_items(call, second)
 
 
 def _split_in_halves(items: Sequence[T]) -> tuple[list[T], list[T]]:

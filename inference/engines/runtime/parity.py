@@ -95,7 +95,7 @@ class Trial:
             raise problems[-1]
         problems.clear()  # their tracebacks hold tensors
 
-    def measure_difference(self, mode: BatchingMode) -> float:
+    def measure_relative_difference(self, mode: BatchingMode) -> float:
         """Return how far the answers together are from those alone, in tolerances: up to 1 they are the same."""
         return self.measure_answers_difference(self._answers(self.inputs, mode))
 
@@ -105,7 +105,7 @@ class Trial:
         return max((_compare_answer(*pair, self._tolerance) for pair in pairs), default=0.0)
 
     def has_parity(self, mode: BatchingMode) -> bool:
-        return self.measure_difference(mode) <= 1.0
+        return self.measure_relative_difference(mode) <= 1.0
 
     def choose_batching_mode(self) -> BatchingChoice:
         """Return how inputs are to run: padded if that changes no answer, else in batches of one length, else alone."""
@@ -123,7 +123,7 @@ class Trial:
 
     def _find_problem(self, mode: BatchingMode) -> str:
         try:
-            difference = self.measure_difference(mode)
+            difference = self.measure_relative_difference(mode)
         except Exception as error:
             logger.warning("a trial in a batch raised %s", describe_exception(error))
             return "makes it raise an exception, which the worker's log has"
@@ -166,13 +166,13 @@ def _compare_answer(values: Answer, expected: Answer, tolerance: float) -> float
     """
     largest = 0.0
     for value, other in zip(values, expected, strict=False):
-        largest = max(largest, measure_difference(value, other) / tolerance)
+        largest = max(largest, measure_relative_difference(value, other) / tolerance)
         if value.shape != other.shape or not torch.equal(value.argmax(-1), other.argmax(-1)):
             break
     return largest
 
 
-def measure_difference(values: torch.Tensor, expected: torch.Tensor) -> float:
+def measure_relative_difference(values: torch.Tensor, expected: torch.Tensor) -> float:
     """Return the largest difference as a part of the largest value; infinity if the shapes differ."""
     if values.shape != expected.shape:
         return math.inf

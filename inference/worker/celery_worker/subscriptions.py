@@ -15,7 +15,7 @@ from amqp.exceptions import PreconditionFailed
 from django.conf import settings
 from kombu import Exchange
 
-from inference.broker import address, kombu_publisher, queue_declaration
+from inference.broker import address, other_broker_publisher, queue_declaration
 from inference.catalog.specs import Catalog
 from inference.retry_policy import Backoff
 
@@ -114,7 +114,7 @@ class Subscriptions:
         It runs in another thread than the event loop, over a connection of its own.
         """
         marks = self._marks
-        missing = kombu_publisher.get_publisher().find_missing_exchanges(list(marks.values()))
+        missing = other_broker_publisher.get_publisher().find_missing_exchanges(list(marks.values()))
         self._deleted = marks, frozenset(queue for queue, mark in marks.items() if mark in missing)
 
     def raise_if_deleted(self) -> None:

@@ -21,7 +21,7 @@ from inference.engines.runtime.engine_calls import run_with_isolation as run_eng
 from inference.figures import tallies
 from inference.figures.tallies import Tally
 from inference.store import wholes
-from inference.store.records import Outcome
+from inference.store.outcome_records import Outcome
 from inference.store.transitions import Claimed
 from inference.telemetry import logs
 from inference.worker.calls import BatchCall, BatchReport

@@ -11,8 +11,8 @@ from inference import errors, failpoints
 from inference.catalog import reader, request_validation, specs
 from inference.catalog.specs import ModelSpec
 from inference.retry_policy import is_away, retry_while_away
-from inference.store import records, transitions
-from inference.store.records import Outcome
+from inference.store import outcome_records, transitions
+from inference.store.outcome_records import Outcome
 from inference.store.transitions import Claimed
 from inference.telemetry import logs
 from inference.worker.calls import BatchCall
@@ -116,7 +116,7 @@ def _record_at_once(
     batch: UUID, outcomes: Sequence[Outcome], batch_size: int, beside: Mapping[str, Any] | None
 ) -> None:
     recorded = retry_while_away(
-        lambda: records.record_outcomes(batch, outcomes, batch_size=batch_size, beside=beside),
+        lambda: outcome_records.record_outcomes(batch, outcomes, batch_size=batch_size, beside=beside),
         limit_s=RECORD_PATIENCE_S,
     )
     if dropped := len(outcomes) - recorded:

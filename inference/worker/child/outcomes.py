@@ -12,7 +12,7 @@ from inference.engines.runtime.exceptions import shorten_text
 from inference.engines.runtime.json_values import estimate_size
 from inference.fields.json_field import escape_for_database
 from inference.store import wholes
-from inference.store.records import Outcome
+from inference.store.outcome_records import Outcome
 from inference.store.transitions import Claimed
 from inference.streams import texts
 from inference.telemetry import logs

@@ -181,7 +181,7 @@ class ReplicaPool:
             process.calls[number].note_begin()
         else:
             call = process.calls.pop(number)
-            process.note_wear(most_calls=self._most_calls, most_kib=self._most_kib)
+            process.note_call_end(most_calls=self._most_calls, most_kib=self._most_kib)
             (call.note_result if kind == ReplyKind.DONE else call.note_error)(value)
             self._replace_if_worn(process)
             self._on_idle()

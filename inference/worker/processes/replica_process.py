@@ -113,7 +113,7 @@ class ReplicaProcess:
         """Exclude seconds in which it was stopped with the main process."""
         self.started_at += suspended_s
 
-    def note_wear(self, *, most_calls: int | None, most_kib: int | None) -> None:
+    def note_call_end(self, *, most_calls: int | None, most_kib: int | None) -> None:
         """Note that it has run a call. It is worn once it has run as many, or takes as much memory, as it may."""
         self.calls_made += 1
         if (most_calls and self.calls_made >= most_calls) or (

@@ -1,6 +1,6 @@
 """The living replicas of this worker, what each has loaded, and so which models each of them can run now.
 
-Belongs to the worker's event loop. Other threads read what its properties and `status_row` return.
+Belongs to the worker's event loop. Other threads read what its properties and `row_values` return.
 """
 
 import itertools

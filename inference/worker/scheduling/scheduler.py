@@ -26,7 +26,10 @@ class Scheduler:
         self._others_turn: set[int] = set()  # pids of children that ran steps last: new batches have the next turn
 
     def give_out_work(self) -> None:
-        """Give work to every idle replica. Loading and unloading of models goes first."""
+        """Give work to every idle replica: first to that with the fewest open batches, of equals to the eldest.
+
+        Loading and unloading of models goes before.
+        """
         if self.may_begin:
             self._pool.assign_models()
         idle = sorted(self._pool.find_idle_pids(), key=lambda pid: len(self.list_open_batches(pid)))
@@ -150,10 +153,10 @@ class Scheduler:
     def _call_back_batches(self) -> None:
         """Call open batches back after their present step, where other work waits."""
         for batch in self.backlog.batches.values():
-            if batch.result and batch.is_open and (self._has_other_work(batch) or self._may_grow(batch)):
+            if batch.result and batch.is_open and (self._child_has_other_work(batch) or self._may_grow(batch)):
                 self.replicas.send_command(batch.pid, ChildCommand.YIELD)
 
-    def _has_other_work(self, batch: Batch) -> bool:
+    def _child_has_other_work(self, batch: Batch) -> bool:
         """Return True if other work waits for the child process of `batch`."""
         opened = self.list_open_batches(batch.pid)
         if len(opened) > 1:

@@ -15,9 +15,9 @@ from django.conf import settings
 from django.test import SimpleTestCase, override_settings
 
 from inference import budget
-from inference.broker import address, circuit_breaker, kombu_publisher, messages, publisher, redis_client
-from inference.broker.kombu_publisher import PublishRefused
+from inference.broker import address, circuit_breaker, messages, other_broker_publisher, publisher, redis_client
 from inference.broker.messages import JobMessage
+from inference.broker.other_broker_publisher import PublishRefused
 from inference.errors import BrokerUnavailable
 from tests.conditions import PATIENCE_S, eventually
 from tests.inference.broker.servers import client_of, own_broker, resume, stall
@@ -252,7 +252,7 @@ class AnyBrokerTests(SimpleTestCase):
                     self.clear()
                 return found
 
-        broker = kombu_publisher.KombuPublisher("memory://")
+        broker = other_broker_publisher.KombuPublisher("memory://")
         broker.idle = Shared([mock.Mock()])
         broker._close_idle()  # noqa: SLF001 - threads switch between a look and a pop
         self.assertEqual(len(broker.idle), 0)

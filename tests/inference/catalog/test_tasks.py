@@ -10,6 +10,7 @@ from django.conf import settings
 from django.test import SimpleTestCase
 
 from api.answers import huggingface
+from api.requests.dialects.huggingface import read_request
 from inference import checks
 from inference.catalog import input_checks, reader, specs, tasks
 from inference.catalog.parameters import ParameterSpec
@@ -65,9 +66,9 @@ class MadeUpTaskTests(SimpleTestCase):
 
     def test_clients_send_bytes_and_parameters_at_the_root_and_get_its_shape(self) -> None:
         for spec in self.specs.values():
-            call = huggingface.read_request(spec, b"film", "video/mp4")
+            call = read_request(spec, b"film", "video/mp4")
             self.assertEqual(call.submission.inputs, base64.b64encode(b"film").decode())
-            call = huggingface.read_request(spec, b'{"inputs": "film", "speakers": 1}', "application/json")
+            call = read_request(spec, b'{"inputs": "film", "speakers": 1}', "application/json")
             self.assertEqual(call.submission.parameters, {"speakers": 1})
             answer = huggingface.shape_output(spec.task, {"labels": ["a"], "scores": [1.0]}, size=1)
             self.assertEqual(answer, [{"label": "a", "score": 1.0}])

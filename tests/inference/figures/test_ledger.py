@@ -15,8 +15,8 @@ from django.test import TransactionTestCase, override_settings
 from inference import clock, errors
 from inference.figures import fold, ledger, series
 from inference.models import Figure, Grain, Job
-from inference.store import records, transitions, wholes
-from inference.store.records import Outcome
+from inference.store import outcome_records, transitions, wholes
+from inference.store.outcome_records import Outcome
 from inference.store.transitions import Claimed
 from inference.worker.child import claims, outcomes
 from tests.conditions import ago, at_once
@@ -42,7 +42,7 @@ class LedgerCase(TransactionTestCase):
     def run_one(self, **values: Any) -> None:
         job = make_job(**values)
         batch, _ = self.claimed(job)
-        records.record_outcomes(batch, [done(job)], batch_size=1)
+        outcome_records.record_outcomes(batch, [done(job)], batch_size=1)
 
     def agree(self) -> None:
         self.assertEqual(of_figures(), of_rows(Job.objects.all()))
@@ -56,7 +56,7 @@ class TestOutcomes(LedgerCase):
         good, bad = make_job(), make_job()
         batch, _ = self.claimed(good, bad)
         failure = Outcome(job_id=bad.pk, model="echo", error_code="engine_error", error_detail="no")
-        records.record_outcomes(batch, [done(good), failure], batch_size=2)
+        outcome_records.record_outcomes(batch, [done(good), failure], batch_size=2)
         transitions.cancel_job(make_job().pk)
         transitions.cancel_jobs_with_parts([make_job().pk, make_job(model="other").pk])
         make_job(expires_at=ago(1))
@@ -80,8 +80,8 @@ class TestOutcomes(LedgerCase):
     def test_what_changes_nothing_is_not_counted(self) -> None:
         job = make_job()
         batch, _ = self.claimed(job)
-        records.record_outcomes(batch, [done(job)], batch_size=1)
-        records.record_outcomes(batch, [done(job)], batch_size=1)
+        outcome_records.record_outcomes(batch, [done(job)], batch_size=1)
+        outcome_records.record_outcomes(batch, [done(job)], batch_size=1)
         transitions.cancel_job(job.pk)
         transitions.cancel_jobs_with_parts([job.pk])
         transitions.requeue_lost_jobs(Q(pk=job.pk))
@@ -92,7 +92,7 @@ class TestOutcomes(LedgerCase):
         batch, _ = self.claimed(*jobs)
         transitions.cancel_job(jobs[1].pk)
         transitions.requeue_jobs_of_stopped(Q(pk=jobs[3].pk))
-        self.assertEqual(records.record_outcomes(batch, [done(job) for job in jobs], batch_size=5), 3)
+        self.assertEqual(outcome_records.record_outcomes(batch, [done(job) for job in jobs], batch_size=5), 3)
         self.agree()
 
     def test_a_list_in_parts_is_one_job(self) -> None:
@@ -114,7 +114,7 @@ class TestOutcomes(LedgerCase):
     def test_waits_and_runs_are_those_of_the_rows(self) -> None:
         job = make_job(created_at=ago(4))
         batch, (claimed,) = self.claimed(job)
-        records.record_outcomes(batch, [outcomes.make_failure(claimed, errors.EngineError("no"))], batch_size=1)
+        outcome_records.record_outcomes(batch, [outcomes.make_failure(claimed, errors.EngineError("no"))], batch_size=1)
         tally = series.sum_all_figures()["echo"]
         job.refresh_from_db()
         assert job.queue_wait
@@ -128,10 +128,10 @@ class TestFailures(LedgerCase):
         job = make_job()
         batch, _ = self.claimed(job)
         with self.assertRaises(ZeroDivisionError), transaction.atomic():
-            records.record_outcomes(batch, [done(job)], batch_size=1)
+            outcome_records.record_outcomes(batch, [done(job)], batch_size=1)
             raise ZeroDivisionError
         self.agree()
-        records.record_outcomes(batch, [done(job)], batch_size=1)
+        outcome_records.record_outcomes(batch, [done(job)], batch_size=1)
         self.agree()
 
     def test_a_commit_that_lost_its_answer_is_counted_once(self) -> None:
@@ -190,7 +190,7 @@ class TestRows(LedgerCase):
             job = make_job()
             batch, _ = self.claimed(job)
             with self.assertNumQueries(4):  # begin, the outcomes, the figures, commit
-                records.record_outcomes(batch, [done(job)], batch_size=1)
+                outcome_records.record_outcomes(batch, [done(job)], batch_size=1)
 
     def test_what_could_not_be_flushed_is_kept(self) -> None:
         ledger.note_tally("echo", {"cost": {"off_s": 1.0}})
@@ -218,7 +218,7 @@ class TestManyAtOnce(LedgerCase):
 
         def record(place: int) -> None:
             mine = jobs[6 * place : 6 * place + 6]
-            records.record_outcomes(batches[place], [done(job) for job in mine], batch_size=6)
+            outcome_records.record_outcomes(batches[place], [done(job) for job in mine], batch_size=6)
 
         def cancel(place: int) -> None:
             for job in jobs[place::8]:

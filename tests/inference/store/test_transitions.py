@@ -17,8 +17,8 @@ from django.utils import timezone
 from inference import row_locks
 from inference.fields.ids import make_row_id
 from inference.models import Job, Status
-from inference.store import notices, records, rows, transitions
-from inference.store.records import Outcome
+from inference.store import notices, outcome_records, rows, transitions
+from inference.store.outcome_records import Outcome
 from tests.conditions import PATIENCE_S, eventually
 
 WORKER = uuid4()
@@ -117,7 +117,7 @@ class RecordTests(TestCase):
             outcome(good, output=[0.5, {"label": "A"}]),
             outcome(bad, error_code="engine_error", error_detail="no"),
         ]
-        self.assertEqual(records.record_outcomes(batch, outcomes, batch_size=2), 2)
+        self.assertEqual(outcome_records.record_outcomes(batch, outcomes, batch_size=2), 2)
         good.refresh_from_db()
         bad.refresh_from_db()
         self.assertEqual((good.status, good.output, good.batch_size), (Status.SUCCEEDED, [0.5, {"label": "A"}], 2))
@@ -132,7 +132,7 @@ class RecordTests(TestCase):
             claim(*jobs, batch=batch)
             outcomes = [outcome(job, output=f"{output} {job.pk}") for job in jobs]
             with patch.object(rows, "MOST_BYTES", 200), CaptureQueriesContext(connection) as queries:
-                self.assertEqual(records.record_outcomes(batch, outcomes, batch_size=4), 4)
+                self.assertEqual(outcome_records.record_outcomes(batch, outcomes, batch_size=4), 4)
             updates = [query["sql"] for query in queries if query["sql"].startswith("UPDATE inference_job")]
             self.assertEqual(len(updates), statements)
             for job in jobs:
@@ -143,8 +143,8 @@ class RecordTests(TestCase):
         job, zombie, owner = make_job(), uuid4(), uuid4()
         claim(job, batch=zombie)
         claim(job, batch=owner, takes_over=[zombie])
-        self.assertEqual(records.record_outcomes(zombie, [outcome(job, output="late")], batch_size=1), 0)
-        self.assertEqual(records.record_outcomes(owner, [outcome(job, output="right")], batch_size=1), 1)
+        self.assertEqual(outcome_records.record_outcomes(zombie, [outcome(job, output="late")], batch_size=1), 0)
+        self.assertEqual(outcome_records.record_outcomes(owner, [outcome(job, output="right")], batch_size=1), 1)
         job.refresh_from_db()
         self.assertEqual(job.output, "right")
 
@@ -152,14 +152,14 @@ class RecordTests(TestCase):
         job, batch = make_job(), uuid4()
         claim(job, batch=batch)
         Job.objects.filter(pk=job.pk).update(status=Status.CANCELLED)
-        self.assertEqual(records.record_outcomes(batch, [outcome(job, output="late")], batch_size=1), 0)
+        self.assertEqual(outcome_records.record_outcomes(batch, [outcome(job, output="late")], batch_size=1), 0)
         job.refresh_from_db()
         self.assertEqual((job.status, job.output), (Status.CANCELLED, None))
 
     def test_an_output_of_null_succeeds(self) -> None:
         job, batch = make_job(), uuid4()
         claim(job, batch=batch)
-        records.record_outcomes(batch, [outcome(job, output=None)], batch_size=1)
+        outcome_records.record_outcomes(batch, [outcome(job, output=None)], batch_size=1)
         job.refresh_from_db()
         self.assertEqual((job.status, job.output), (Status.SUCCEEDED, None))
 
@@ -179,7 +179,7 @@ class NoticeTests(TestCase):
     def test_whatever_ends_a_job_publishes_a_notice(self) -> None:
         batch = uuid4()
         ends: dict[str, Callable[[Job], object]] = {
-            "recorded": lambda job: records.record_outcomes(batch, [outcome(job, output="done")], batch_size=1),
+            "recorded": lambda job: outcome_records.record_outcomes(batch, [outcome(job, output="done")], batch_size=1),
             "cancelled": lambda job: transitions.cancel_job(job.pk),
             "cancelled with others": lambda job: transitions.cancel_jobs_with_parts([job.pk]),
             "lost": lambda job: transitions.requeue_lost_jobs(Q(pk=job.pk)),
@@ -239,14 +239,18 @@ class LockTests(TransactionTestCase):
     def test_who_records(self) -> None:
         older, younger, batch = self.held()
         outcomes = [outcome(job, output="done") for job in (younger, older)]
-        self.assert_locks_in_order(older, younger, lambda: records.record_outcomes(batch, outcomes, batch_size=2))
+        self.assert_locks_in_order(
+            older, younger, lambda: outcome_records.record_outcomes(batch, outcomes, batch_size=2)
+        )
         self.assertEqual(Job.objects.filter(status=Status.SUCCEEDED).count(), 2)
 
     def test_who_records_in_several_statements(self) -> None:
         older, younger, batch = self.held()
         outcomes = [outcome(job, output="x" * 200) for job in (younger, older)]
         with patch.object(rows, "MOST_BYTES", 200):
-            self.assert_locks_in_order(older, younger, lambda: records.record_outcomes(batch, outcomes, batch_size=2))
+            self.assert_locks_in_order(
+                older, younger, lambda: outcome_records.record_outcomes(batch, outcomes, batch_size=2)
+            )
         self.assertEqual(Job.objects.filter(status=Status.SUCCEEDED).count(), 2)
 
     def test_who_changes_the_jobs_of_a_batch_otherwise(self) -> None:

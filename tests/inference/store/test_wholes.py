@@ -21,8 +21,8 @@ from django.utils import timezone
 from inference import budget
 from inference.catalog.sizes import lengths
 from inference.models import Job, Status
-from inference.store import notices, records, rows, transitions, wholes
-from inference.store.records import Outcome
+from inference.store import notices, outcome_records, rows, transitions, wholes
+from inference.store.outcome_records import Outcome
 from tests.conditions import at_once
 
 ROUNDS = 5
@@ -65,7 +65,7 @@ def fail(part: Job, code: str = "engine_error") -> Outcome:
 
 
 def record(batch: UUID, *outcomes: Outcome) -> int:
-    return records.record_outcomes(batch, outcomes, batch_size=2 * len(outcomes))
+    return outcome_records.record_outcomes(batch, outcomes, batch_size=2 * len(outcomes))
 
 
 def chunks_that_take_long(*arguments: Any) -> Any:

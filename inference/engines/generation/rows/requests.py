@@ -10,7 +10,7 @@ import torch
 
 from inference.catalog.input_checks import TOKENS
 from inference.catalog.sizes import lengths
-from inference.engines.generation.processors.token_scores import PromptScores, count_numbers, find_starts
+from inference.engines.generation.processors.logprobs import PromptLogprobs, count_numbers, find_starts
 from inference.engines.generation.rows.growing_text import Decoder, GrowingText, continues_prompt
 from inference.engines.generation.rows.row import GeneratedRow
 from inference.engines.inputs import step_errors, task_inputs
@@ -68,7 +68,7 @@ class Requests:
             samples=config.do_sample,
             generator=torch.Generator(self.pipe.model.device).manual_seed(seed),
             text=GrowingText(self.decoder, parsed_stops.texts, self.decoder.find_context(before)),
-            prompt_scores=None if top is None else self._make_prompt_scores(found.features, tokens, top),
+            prompt_logprobs=None if top is None else self._make_prompt_logprobs(found.features, tokens, top),
         )
 
     def _read_prompt(self, value: object, parameters: Parameters) -> InputRow:
@@ -85,7 +85,7 @@ class Requests:
         row = InputRow(item=0, features={"input_ids": ids, "attention_mask": torch.ones_like(ids), "prompt_text": text})
         return replace(row, own=self.feed.bound_parameters(row, self.pipe, parameters.forward))
 
-    def _make_prompt_scores(self, features: Mapping[str, Any], tokens: list[int], top: int) -> PromptScores:
+    def _make_prompt_logprobs(self, features: Mapping[str, Any], tokens: list[int], top: int) -> PromptLogprobs:
         """Return the scores to be read of a prompt. Raises `InvalidInput` if they are more than an answer holds."""
         if len(tokens) > (most := lengths.MOST_ANSWERED // count_numbers(top)):
             reason = f"at most {most} tokens of a prompt are scored with {top} others beside each, not {len(tokens)}"
@@ -100,7 +100,7 @@ class Requests:
             for token in tokens:
                 starts.append(len(text.value))
                 text.add_token(token)
-        return PromptScores(self.decoder, top=top, prompt=tokens, starts=starts)
+        return PromptLogprobs(self.decoder, top=top, prompt=tokens, starts=starts)
 
     def _capture_settings(self, features: Mapping[str, Any], run: dict[str, Any]) -> tuple[Any, Any]:
         """Return the generation config and the logits processors that `generate` makes for the request.

@@ -6,15 +6,15 @@ from typing import Any
 
 import torch
 
-from inference.engines.generation.processors.token_scores import (
-    PromptScores,
-    TokenScores,
+from inference.engines.generation.processors.logprobs import (
+    PromptLogprobs,
+    TokenLogprobs,
     find_scores,
     make_score_details,
 )
 from inference.engines.generation.rows.ending import Ending
 from inference.engines.generation.rows.growing_text import GrowingText
-from inference.engines.stepper import TokenScore
+from inference.engines.stepper import TokenLogprob
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -34,16 +34,16 @@ class GeneratedRow:
     samples: bool  # True if tokens are drawn at random
     generator: torch.Generator
     text: GrowingText
-    prompt_scores: PromptScores | None = None  # of a request that asks for its prompt's log probabilities
+    prompt_logprobs: PromptLogprobs | None = None  # of a request that asks for its prompt's log probabilities
     cache: Any = None  # the `Cache` of a long prompt while it is read in pieces
     ending: Ending | None = None
     was_short: bool = False  # True if memory was short while it was the only row
-    token_scores: TokenScores | None = field(init=False)  # None if no log probabilities are wanted
-    scores: list[TokenScore] = field(default_factory=list)  # of the tokens that are generated
+    token_logprobs: TokenLogprobs | None = field(init=False)  # None if no log probabilities are wanted
+    scores: list[TokenLogprob] = field(default_factory=list)  # of the tokens that are generated
     returned_scores: int = 0
 
     def __post_init__(self) -> None:
-        self.token_scores = find_scores(self.processors or ())
+        self.token_logprobs = find_scores(self.processors or ())
 
     @property
     def tokens_read(self) -> int:
@@ -53,7 +53,7 @@ class GeneratedRow:
     @property
     def is_scored(self) -> bool:
         """True if log probabilities of its prompt are still to be computed."""
-        return self.prompt_scores is not None and not self.prompt_scores.is_complete
+        return self.prompt_logprobs is not None and not self.prompt_logprobs.is_complete
 
     @property
     def column_count(self) -> int:
@@ -66,8 +66,8 @@ class GeneratedRow:
             self.end_row("length")
             return
         self.tokens.append(token)
-        if self.token_scores:
-            self.scores.append(self.token_scores.describe_last_token(0, self.tokens[self.prompt :], self.text))
+        if self.token_logprobs:
+            self.scores.append(self.token_logprobs.describe_last_token(0, self.tokens[self.prompt :], self.text))
         self.text.add_token(token)
         if token in self.stops:
             reason = "stop_sequence"
@@ -98,10 +98,10 @@ class GeneratedRow:
     def _make_token_details(self) -> dict[str, Any]:
         """Return the details of a request that asks for the tokens of its answer or of its prompt."""
         seed = self.generator.initial_seed() if self.samples else None
-        found = make_score_details(self.scores, seed=seed) if self.token_scores else {}
-        return found | (self.prompt_scores.describe_tokens() if self.prompt_scores else {})
+        found = make_score_details(self.scores, seed=seed) if self.token_logprobs else {}
+        return found | (self.prompt_logprobs.describe_tokens() if self.prompt_logprobs else {})
 
-    def take_new_scores(self) -> list[TokenScore]:
+    def take_new_scores(self) -> list[TokenLogprob]:
         """Return the scores of the tokens whose text was returned, and whose scores were not returned before."""
         begun = [each for each in self.scores[self.returned_scores :] if each[0]["start"] < self.text.returned_length]
         self.returned_scores += len(begun)

@@ -14,7 +14,7 @@ from transformers import (
 )
 
 from inference.engines.generation.rows.row import GeneratedRow
-from inference.engines.runtime.engine_calls import run_in_halves
+from inference.engines.runtime.engine_calls import isolate_failing_items
 from inference.errors import BadOutput, InferenceError
 
 # These warpers read only the scores, so that rows with equal settings share a call.
@@ -33,12 +33,14 @@ def choose_tokens(rows: Sequence[GeneratedRow], scores: torch.Tensor) -> list[in
         elif row.samples or row.processors:
             groups[_make_group_key(row)].append(place)
     for places in groups.values():
-        made = run_in_halves(lambda part: _process_scores([rows[place] for place in part], scores[part]), places)
+        made = isolate_failing_items(
+            lambda part: _process_scores([rows[place] for place in part], scores[part]), places
+        )
         for place, values in zip(places, made, strict=True):
             chosen[place] = (
                 values
                 if isinstance(values, InferenceError)
-                else run_in_halves(_choose_token, [(rows[place], values)])[0]
+                else isolate_failing_items(_choose_token, [(rows[place], values)])[0]
             )
     return chosen
 

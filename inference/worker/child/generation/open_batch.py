@@ -23,7 +23,7 @@ from inference.figures import tallies
 from inference.figures.tallies import Tally
 from inference.retry_policy import is_away
 from inference.store import rows, transitions
-from inference.store.records import Outcome
+from inference.store.outcome_records import Outcome
 from inference.store.transitions import Claimed
 from inference.telemetry import logs
 from inference.worker.calls import BatchReport, ChildCommand, SharedState
@@ -251,7 +251,7 @@ class OpenBatch:
         overdue = [running for running in self.jobs.values() if running.until_s <= self.steps_s]
         begun = [running for running in overdue if running.token_count]
         for running in begun:
-            self._finish_job(running)
+            self._cut_job(running)
         outcomes = self._end_answered_jobs()
         for running in overdue:
             if running not in begun:
@@ -262,13 +262,13 @@ class OpenBatch:
                 )
         return outcomes
 
-    def _finish_job(self, running: RunningJob) -> None:
+    def _cut_job(self, running: RunningJob) -> None:
         """End a job with what it has generated."""
         for index, answer in enumerate(running.answers):
             if answer is OPEN:
-                running.answers[index] = self._finish_item(running, index)
+                running.answers[index] = self._cut_item(running, index)
 
-    def _finish_item(self, running: RunningJob, index: int) -> Any:
+    def _cut_item(self, running: RunningJob, index: int) -> Any:
         try:
             last = self.stepper.finish((running.job.id, index))
         except Exception as error:

@@ -15,7 +15,7 @@ from inference.batching.room import Room
 from inference.catalog.input_checks import TOKENS
 from inference.catalog.sizes import lengths
 from inference.engines.generation import forwards, pipeline_stepper, prefix_cache
-from inference.engines.generation.processors import token_scores
+from inference.engines.generation.processors import logprobs
 from inference.engines.runtime import json_values
 from inference.engines.stepper import OPEN
 from inference.errors import UNREADABLE, InvalidInput, TimedOut
@@ -285,7 +285,7 @@ class AnswerTests(StepperTestCase):
                 self.subTest(name),
                 patch.object(pipeline_stepper, "PIECE", 64),
                 patch.object(engine.stepper, "_scored_piece", 48),
-                patch.object(token_scores, "AT_ONCE", 7),
+                patch.object(logprobs, "AT_ONCE", 7),
             ):
                 collector = ProgressCollector(engine.stepper)
                 for prompt in asked:
@@ -348,7 +348,7 @@ class AnswerTests(StepperTestCase):
                     [answer] = ProgressCollector(engine.stepper).all().answers["one"]
                     starts = [token.get("start") for token in answer["details"]["prefill"]]
                     self.assertEqual(starts, ([] if prompt is chat else [0] * len(prefix)) + expected)
-        self.assertEqual(token_scores.find_starts("e\u0301  is", [(0, 1), (4, 6), (0, 0)]), [0, 2, 6])
+        self.assertEqual(logprobs.find_starts("e\u0301  is", [(0, 1), (4, 6), (0, 0)]), [0, 2, 6])
 
     def test_a_prompt_of_tokens_is_answered_and_scored_as_its_text(self) -> None:
         engine = decoders.engine("Llama")
@@ -376,7 +376,7 @@ class AnswerTests(StepperTestCase):
 
     def test_a_prompt_with_more_scores_than_are_kept_is_refused_as_it_joins(self) -> None:
         engine, given = decoders.engine("Llama"), {**GREEDY, "prompt_logprobs": 2, "max_new_tokens": 1}
-        numbers = 5 * token_scores.count_numbers(2)
+        numbers = 5 * logprobs.count_numbers(2)
         with patch.object(lengths, "MOST_ANSWERED", numbers):
             engine.stepper.join("kept", "hello", given, seed=0)
             with self.assertRaises(InvalidInput) as refused:

@@ -11,7 +11,7 @@ import kombu
 from amqp.transport import TCPTransport
 from redis import ResponseError
 
-from inference.broker import kombu_publisher
+from inference.broker import other_broker_publisher
 from inference.catalog.specs import ModelSpec
 from inference.worker.celery_worker import subscriptions
 from inference.worker.celery_worker.subscriptions import LONGEST_PAUSE_S, Subscriptions
@@ -124,7 +124,7 @@ class SubscriptionsTests(TestCase):
 
         broker = Mock(find_missing_exchanges=Missing)
         self.subscriptions._marks = {A: "mark"}  # noqa: SLF001 - it has consumed A
-        with patch.object(kombu_publisher, "get_publisher", lambda: broker):
+        with patch.object(other_broker_publisher, "get_publisher", lambda: broker):
             self.subscriptions.find_deleted_queues()
         self.subscriptions.raise_if_deleted()
 

@@ -11,14 +11,14 @@ from django.test import TestCase
 
 from inference import errors
 from inference.models import Job, Status
-from inference.store import records, transitions
-from inference.store.records import Outcome
+from inference.store import outcome_records, transitions
+from inference.store.outcome_records import Outcome
 from inference.worker.calls import BatchCall
 from inference.worker.child import claims
 from inference.worker.child.loaded_models import LoadedModels
 from tests.inference.store.test_transitions import claim, make_job, outcome
 
-record_in_database = records.record_outcomes
+record_in_database = outcome_records.record_outcomes
 REFUSED = "refused"  # the answer that the stand-in of the database does not take
 
 
@@ -66,14 +66,14 @@ class RecordTests(TestCase):
         return [(rows[job.pk].status, rows[job.pk].error_code) for job in self.jobs]
 
     def test_a_database_that_stays_away_spoils_no_answer(self) -> None:
-        away = patch.object(records, "record_outcomes", side_effect=OperationalError("away"))
+        away = patch.object(outcome_records, "record_outcomes", side_effect=OperationalError("away"))
         with away, patch.object(claims, "RECORD_PATIENCE_S", 0.0), self.assertNoLogs(claims.logger, "ERROR"):
             self.assertRaises(OperationalError, self.record, "a", "b", "c")
         self.assertEqual(self.stored(), [(Status.RUNNING, "")] * 3)
 
     def test_an_answer_that_the_database_refuses_fails_alone_and_what_is_beside_is_counted_once(self) -> None:
         beside = {"calls": 1}
-        with patch.object(records, "record_outcomes", side_effect=refuse) as record:
+        with patch.object(outcome_records, "record_outcomes", side_effect=refuse) as record:
             recorded = self.record("a", REFUSED, "c", beside=beside)
         bad = errors.BadOutput.code
         self.assertEqual(self.stored(), [(Status.SUCCEEDED, ""), (Status.FAILED, bad), (Status.SUCCEEDED, "")])
@@ -82,7 +82,7 @@ class RecordTests(TestCase):
         self.assertEqual(tried, [(3, beside), (1, beside), (1, None), (1, None), (1, None)])
 
     def test_where_even_the_refusal_is_refused_it_is_raised(self) -> None:
-        with patch.object(records, "record_outcomes", side_effect=DataError("no such value")) as record:
+        with patch.object(outcome_records, "record_outcomes", side_effect=DataError("no such value")) as record:
             self.assertRaises(DataError, self.record, "a")
         self.assertEqual(record.call_count, 2)
 

@@ -17,7 +17,7 @@ from inference import errors
 from inference.catalog.specs import ModelSpec
 from inference.clock import now
 from inference.engines.base import Engine
-from inference.store.records import Outcome
+from inference.store.outcome_records import Outcome
 from inference.store.transitions import Claimed
 from inference.worker.calls import READY, BatchCall, ChildCommand, LoadReport, ProcessLost, RemoteError, ReplyKind
 from inference.worker.child import claims, served_calls

@@ -10,7 +10,7 @@ from django.conf import settings
 
 from inference.catalog.specs import ModelSpec
 from inference.worker.calls import ENDED_BY_IT, READY, Assignment, LoadReport, SharedState
-from inference.worker.maintenance import status_row
+from inference.worker.maintenance import row_values
 from inference.worker.replicas.devices import Plan
 from inference.worker.replicas.registry import SLOW_S, OperatorIntents, ReplicaRegistry
 from inference.worker.replicas.replica import COUNTED_S, LONGEST_PAUSE_S
@@ -53,7 +53,7 @@ class ReplicasTests(TestCase):
         }
 
     def why_not(self) -> set[str]:
-        return set(status_row.find_load_failures(self.replicas))
+        return set(row_values.find_load_failures(self.replicas))
 
     def tries(self, *pids: int) -> int | None:
         """Which of these is told to load something."""
@@ -77,7 +77,7 @@ class ReplicasTests(TestCase):
 
     def test_how_often_one_ended_is_shown_but_not_of_one_that_was_to_try_again(self) -> None:
         def ended_counts() -> list[object]:
-            return [row.ended for _, row in sorted(status_row.make_replica_values(self.replicas, {}).items())]
+            return [row.ended for _, row in sorted(row_values.make_replica_values(self.replicas, {}).items())]
 
         self.load(FIRST)
         self.load(SECOND, a=BROKEN, b=BROKEN)
@@ -422,7 +422,7 @@ class ChangeTests(TestCase):
 
     def states(self) -> list[tuple[str, str, str]]:
         return [
-            (e.name, e.revision, e.state) for e in status_row.make_catalog_value(self.replicas, LazyStatus()).models
+            (e.name, e.revision, e.state) for e in row_values.make_catalog_value(self.replicas, LazyStatus()).models
         ]
 
     @property
@@ -455,7 +455,7 @@ class ChangeTests(TestCase):
             self.load(*self.last, a=BROKEN)
         self.assertIsNone(self.next_assignment())  # nor does the other try at once
         self.assertEqual((self.runs(), self.able), ({"a": "", "b": ""}, 2))
-        self.assertEqual(status_row.find_load_failures(self.replicas), {"a": status_row.OLD_GOES_ON + BROKEN})
+        self.assertEqual(row_values.find_load_failures(self.replicas), {"a": row_values.OLD_GOES_ON + BROKEN})
         self.assertEqual(self.states(), [("a", "", "ready"), ("b", "", "ready"), ("a", "2", "failed")])
         self.replicas.try_at = 0.0
         self.assertEqual((self.next_assignment() or (0,))[0], SECOND)
@@ -464,7 +464,7 @@ class ChangeTests(TestCase):
         self.replicas.try_at = 0.0
         self.assertEqual((self.next_assignment() or (0,))[0], FIRST)
         self.load(*self.last)
-        self.assertEqual((self.runs()["a"], status_row.find_load_failures(self.replicas)), ("2", {}))
+        self.assertEqual((self.runs()["a"], row_values.find_load_failures(self.replicas)), ("2", {}))
 
     def test_the_old_one_goes_on_where_the_child_that_lacks_the_new_one_ends(self) -> None:
         self.follow(self.new, CATALOG["b"])
@@ -506,7 +506,7 @@ class ChangeTests(TestCase):
         self.follow(*CATALOG.values())
         self.replicas.try_at = 0.0
         self.assertIsNone(self.next_assignment())
-        self.assertEqual(status_row.find_load_failures(self.replicas), {})
+        self.assertEqual(row_values.find_load_failures(self.replicas), {})
 
     def test_a_replica_pauses_for_a_load_only_while_another_takes_the_calls(self) -> None:
         self.replicas.note_end(1)
@@ -552,7 +552,8 @@ class ChangeTests(TestCase):
         with self.assertLogs("inference.worker.replicas.registry", "ERROR"):
             self.load(FIRST, self.replicas.make_first_assignment(0))
         self.assertRegex(
-            status_row.find_load_failures(self.replicas)["a"], "not loaded within 3600 s.*set LOAD_LIMIT_S higher"
+            row_values.find_load_failures(self.replicas)["a"],
+            "not loaded within 3600 s.*set LOAD_LIMIT_S higher",
         )
 
     def test_a_child_that_dies_of_the_new_one_starts_without_it(self) -> None:
@@ -566,7 +567,8 @@ class ChangeTests(TestCase):
         with self.assertLogs("inference.worker.replicas.registry", "ERROR"):
             self.load(FIRST, self.replicas.make_first_assignment(0))
         self.assertEqual(
-            (self.able, status_row.find_load_failures(self.replicas)), (2, {"a": status_row.OLD_GOES_ON + ENDED_BY_IT})
+            (self.able, row_values.find_load_failures(self.replicas)),
+            (2, {"a": row_values.OLD_GOES_ON + ENDED_BY_IT}),
         )
         self.assertIsNone(self.next_assignment())
 

@@ -11,7 +11,7 @@ from inference.catalog import lookup, reader, specs
 from inference.fields.worker_documents import CatalogSnapshot
 from inference.models import Job, Status
 from inference.worker.calls import READY, LoadReport
-from inference.worker.maintenance import status_row
+from inference.worker.maintenance import row_values
 from inference.worker.replicas import served_models
 from inference.worker.replicas.devices import Plan
 from inference.worker.replicas.registry import ReplicaRegistry
@@ -94,7 +94,7 @@ class ServedModelsTests(TestCase):
             self.assertEqual(self.row().digest, specs.digest_catalog(after))
 
     def row(self) -> CatalogSnapshot:
-        return status_row.make_catalog_value(self.replicas, LazyStatus())
+        return row_values.make_catalog_value(self.replicas, LazyStatus())
 
     def test_one_that_is_there_again_stays(self) -> None:
         self.write(ONE)

@@ -15,7 +15,7 @@ from inference.catalog.specs import ModelSpec
 from inference.models import Job, Status, Worker, WorkerState
 from inference.residency_policy.state import MIB, Waiting
 from inference.worker.calls import READY, LoadReport
-from inference.worker.maintenance import status_row
+from inference.worker.maintenance import row_values
 from inference.worker.replicas.devices import Plan
 from inference.worker.replicas.registry import ReplicaRegistry
 from inference.worker.replicas.replica import ReplicaState
@@ -210,7 +210,7 @@ class LazyModelsTests(SimpleTestCase):
             self.assertEqual(self.lazy.residency.room, 80 * MIB)
 
     def state_of(self, name: str) -> str:
-        entries = status_row.make_catalog_value(self.replicas, self.lazy.report).models
+        entries = row_values.make_catalog_value(self.replicas, self.lazy.report).models
         return next(entry.state for entry in reversed(entries) if entry.name == name)
 
 

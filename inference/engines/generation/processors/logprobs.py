@@ -7,7 +7,7 @@ import torch
 from transformers import LogitsProcessor
 
 from inference.engines.generation.rows.growing_text import Decoder, GrowingText
-from inference.engines.stepper import TokenScore
+from inference.engines.stepper import TokenLogprob
 from inference.errors import BadOutput
 
 FIELD = "parameters.logprobs"
@@ -16,7 +16,7 @@ AT_ONCE = 32  # positions of a prompt whose log probabilities are computed toget
 Best = list[tuple[int, float]]  # tokens with their log probabilities, the likeliest first
 
 
-class TokenScores(LogitsProcessor):
+class TokenLogprobs(LogitsProcessor):
     """A processor that leaves the scores as they are, and keeps log probabilities for each row.
 
     It stands before those of grammars and of sampling, and behind penalties. It may be called again for a step, as
@@ -45,15 +45,15 @@ class TokenScores(LogitsProcessor):
         if found is not None and step == len(tokens) - 1:
             self._chosen.setdefault(row, {})[step] = float(found[tokens[-1]])
 
-    def describe_tokens(self, row: int, tokens: Sequence[int], context: Sequence[int]) -> list[TokenScore]:
+    def describe_tokens(self, row: int, tokens: Sequence[int], context: Sequence[int]) -> list[TokenLogprob]:
         """Return the descriptions of all generated tokens of a row. `context` are the last tokens before them."""
-        text, described = GrowingText(self._decoder, context=context), list[TokenScore]()
+        text, described = GrowingText(self._decoder, context=context), list[TokenLogprob]()
         for count, token in enumerate(tokens, 1):
             described.append(self.describe_last_token(row, tokens[:count], text))
             text.add_token(token)
         return described
 
-    def describe_last_token(self, row: int, tokens: Sequence[int], text: GrowingText) -> TokenScore:
+    def describe_last_token(self, row: int, tokens: Sequence[int], text: GrowingText) -> TokenLogprob:
         """Return the last of a row's generated tokens as Hugging Face's text generation describes it.
 
         `text` has taken the tokens before it. `start` is the length of their text, in which nothing changes any more.
@@ -66,7 +66,7 @@ class TokenScores(LogitsProcessor):
         return {**token, "start": len(text.value)}, likeliest
 
 
-class PromptScores:
+class PromptLogprobs:
     """The log probabilities of one prompt's tokens. They are read piece by piece, from the beginning of the prompt."""
 
     def __init__(self, decoder: Decoder, *, top: int, prompt: Sequence[int], starts: Sequence[int] = ()) -> None:
@@ -101,7 +101,7 @@ class PromptScores:
 
     def describe_tokens(self) -> dict[str, Any]:
         """Return what the details of an answer have of the tokens of its prompt."""
-        found = list[TokenScore]()
+        found = list[TokenLogprob]()
         scored = zip(self._prompt, self._starts, self._logprobs, self._best, strict=True)
         for place, (token, start, logprob, best) in enumerate(scored):
             before = self._prompt[max(0, place - 1) : place]
@@ -142,21 +142,21 @@ def _list_best(found: torch.Tensor, top: int) -> list[Best]:
 
 def _describe_token(
     decoder: Decoder, token: int, logprob: float | None, best: Best, before: Sequence[int]
-) -> TokenScore:
+) -> TokenLogprob:
     """Return a token and the likeliest in its place, behind the tokens `before`."""
     likeliest = [{**decoder.describe_token(other, before), "logprob": value} for other, value in best]
     return {**decoder.describe_token(token, before), "logprob": logprob}, likeliest
 
 
-def make_score_details(scores: Sequence[TokenScore], *, seed: int | None) -> dict[str, Any]:
+def make_score_details(scores: Sequence[TokenLogprob], *, seed: int | None) -> dict[str, Any]:
     """Return what the details of an answer have of its tokens. `seed` is that of a text which was sampled."""
     tokens, likeliest = [token for token, _ in scores], [likeliest for _, likeliest in scores]
     return {"seed": seed, "prefill": [], "tokens": tokens, "top_tokens": likeliest}
 
 
-def find_scores(processors: Sequence[Any]) -> TokenScores | None:
+def find_scores(processors: Sequence[Any]) -> TokenLogprobs | None:
     """Return the processor among those of a row that keeps its log probabilities."""
-    return next((each for each in processors if isinstance(each, TokenScores)), None)
+    return next((each for each in processors if isinstance(each, TokenLogprobs)), None)
 
 
 def is_beam_search(run: Mapping[str, Any], config: Any) -> bool:

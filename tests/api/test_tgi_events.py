@@ -13,8 +13,8 @@ from uuid import uuid4
 import orjson
 from django.test import SimpleTestCase, override_settings
 
-from api.answers import huggingface
-from api.answers.completions.token_events import write_token_events
+from api.answers.completions.tgi_events import write_token_events
+from api.requests.dialects import huggingface
 from inference.errors import make_field_error
 from inference.models import Job, Status
 from inference.streams.chunks import Chunk
