@@ -24,7 +24,7 @@ model = "{folder}"
 max_batch_size = 8
 max_batch_tokens = 1200    # room for less than eight of the longest
 max_queued = 100000
-time_limit_s = 120
+time_limit_s = 600
 """
 SHORTEST, LONGEST = 8, 128  # tokens of an answer
 PROMPTS = 40
