@@ -6,7 +6,7 @@ from pathlib import Path
 
 from django.conf import settings
 from django.core.management import get_commands
-from django.test import SimpleTestCase
+from django.test import SimpleTestCase, tag
 from django.urls import resolve
 
 from api.errors.problems import not_found
@@ -57,6 +57,7 @@ class TestReadme(SimpleTestCase):
         samples = "".join(re.findall(r"^```.*?^```", PAGES, re.MULTILINE | re.DOTALL))
         self.assertEqual({key.strip("$.") for key in re.findall(keys, samples)}, {"KEY"})
 
+    @tag("pinned")
     def test_the_versions_are_those_of_the_requirements(self) -> None:
         pins = dict(re.findall(r"^([A-Za-z-]+)==([\d.]+)", (ROOT / "requirements.txt").read_text(), re.MULTILINE))
         for name, package in (("Django", "Django"), ("Celery", "celery"), ("torch", "torch"), ("transformers",) * 2):

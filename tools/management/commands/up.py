@@ -59,6 +59,7 @@ class LogOutput:
 
 class Command(BaseCommand):
     help = "Run everything: migrations, the embedded broker, one worker and the web server. Ctrl-C stops all."
+    requires_system_checks: tuple[str, ...] = ()  # those of Django 6 open the database, whose folder is looked at first
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("--host", default=os.environ.get("HOST", "127.0.0.1"), help="HOST, default 127.0.0.1")
@@ -69,6 +70,7 @@ class Command(BaseCommand):
     def handle(self, *args: Any, host: str, port: int, **options: Any) -> None:
         refuse_taken_port(host, port)
         refuse_unwritable_folder()
+        self.check()
         warn_of_open_access(host)
         migrate_database()
         raise_open_files_limit()
