@@ -193,7 +193,8 @@ class Dispatcher:
         now = self.looped_at
         for batch in list(self.batches.values()):
             if batch.result is None:  # it is open, and waits for its turn
-                if not self.pool.has_process(batch.pid):
+                # As the worker leaves, a process runs it to its end by itself.
+                if self.scheduler.may_begin and not self.pool.has_process(batch.pid):
                     self._run_lost_batch_again(batch)
             elif not batch.has_begun and not self.pool.is_unanswered(batch.result):
                 self._abandon_call(batch)

@@ -331,6 +331,19 @@ class EndTests(OpenCase):
         self.assertEqual((len(calls), calls[-1].takes_over), (2, (call.batch.batch,)))
         self.assertEqual((self.dispatcher.backlog.held[str(one)].crashes_alone, request.events), (0, []))
 
+    def test_what_a_child_has_run_to_its_end_as_the_worker_leaves_is_not_called_lost(self) -> None:
+        one, _ = self.add()
+        self.kick()
+        self.step(one)
+        self.add("b")
+        self.step(one)
+        self.dispatcher.drain()
+        self.pool.closing = True
+        self.pool.finish(self.last)
+        self.pool.dead.append(PID)
+        with self.assertNoLogs("inference.worker.dispatch", "ERROR"):
+            self.dispatcher.end_stuck_and_expired()
+
     def test_a_job_runs_again_once_if_its_child_died_before_it_had_the_call(self) -> None:
         one, _ = self.add()
         self.kick()
