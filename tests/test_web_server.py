@@ -1,5 +1,6 @@
 """What the web server lacks is there in its processes."""
 
+import os
 import socket
 import subprocess
 import sys
@@ -28,8 +29,38 @@ os.kill(os.getpid(), signal.SIGTERM)
 print("called", called.wait(PATIENCE_S))
 """
 
+MAIN_PROCESS = """
+import json, logging, sys
+from granian.log import LogLevels, configure_logging
+before = set(sys.modules)
+with open("project/granian.json") as file:
+    configure_logging(LogLevels.error, json.load(file))
+logging.getLogger("_granian").error("Unexpected exit from worker-%d", 1)
+try:
+    1 / 0
+except ZeroDivisionError:
+    logging.getLogger("_granian").exception("failed")
+print({name.partition(".")[0] for name in sys.modules.keys() - before} - sys.stdlib_module_names)
+"""
+
 
 class ServerTests(unittest.TestCase):
+    def test_its_main_process_keeps_no_module_that_a_new_version_may_change(self) -> None:
+        """It forks the processes that serve after a reload."""
+        for form, message in (("text", "Unexpected exit from worker-1"), ("json", '"message": "failed"')):
+            run = subprocess.run(
+                [sys.executable, "-c", MAIN_PROCESS],
+                cwd=settings.BASE_DIR,
+                capture_output=True,
+                text=True,
+                check=True,
+                env={**os.environ, "LOG_FORMAT": form},
+            )
+            *lines, kept = run.stdout.splitlines()
+            self.assertIn(message, "".join(lines))
+            self.assertIn("ZeroDivisionError: ", "".join(lines))
+            self.assertEqual(kept, "set()")
+
     def test_a_stop_calls_back_and_no_other_signal_does(self) -> None:
         run = subprocess.run(
             [sys.executable, "-c", CALL], cwd=settings.BASE_DIR, capture_output=True, text=True, check=True

@@ -114,7 +114,7 @@ class ReadableFormatter(_Formatter):
 
 
 def make_formatter() -> logging.Formatter:
-    """Return the formatter that LOG_FORMAT names, also for the web server's own lines (project/granian.json)."""
+    """Return the formatter that LOG_FORMAT names."""
     return JsonFormatter() if IS_JSON else ReadableFormatter(READABLE, defaults={"request_id": ""})
 
 
