@@ -17,6 +17,7 @@ BYTE = re.compile(r"<0x[0-9A-F]{2}>")
 
 
 CONTEXT = 16  # tokens at the end of a prompt, on which blanks and characters behind it depend
+MOST_UNFINISHED = 128  # tokens that are decoded together while no character ends with the last
 
 
 class Decoder:
@@ -62,6 +63,31 @@ class Decoder:
         """
         text = self.decode_after(before, [token]) or str(self._tokenizer.decode([token]))
         return {"id": token, "text": text.replace("\0", UNFINISHED), "special": token in self._hidden}
+
+    def find_starts(self, tokens: Sequence[int]) -> list[int]:
+        """Return where tokens start in their text.
+
+        A part of a character starts at the place of that character, and a token that does not show where the next does.
+        """
+        starts, gone, window, found = list[int](), 0, list[int](), ""  # `gone` is the text before that of the window
+        for token in tokens:
+            if token in self._hidden:
+                starts.append(gone + len(found))
+                continue
+            window.append(token)
+            before, found = found, self(window)
+            if before.endswith(UNFINISHED) and token in self.bytes:
+                starts.append(starts[-1])
+            elif before.endswith(UNFINISHED) and found == before:
+                starts.append(gone + len(before) - 1)
+            else:
+                starts.append(gone + (len(before) if token in self.bytes else _count_same(before, found)))
+            most = MOST_UNFINISHED if found.endswith(UNFINISHED) else CONTEXT
+            if len(window) > most or (found != before and not self.may_change(token, found)):
+                window, end = self.find_context(window)[-1:], gone + len(found)
+                found = self(window)
+                gone = end - len(found)
+        return starts
 
     def may_change(self, token: int, text: str) -> bool:
         """Return True if the end of a text may change with the next token.
@@ -141,6 +167,14 @@ class GrowingText:
             ),
             0,
         )
+
+
+def _count_same(before: str, after: str) -> int:
+    """Return with how many same characters two texts begin."""
+    return next(
+        (at for at, pair in enumerate(zip(before, after, strict=False)) if pair[0] != pair[1]),
+        min(len(before), len(after)),
+    )
 
 
 def continues_prompt(prompt: str | Chat, after: Mapping[str, Any]) -> bool:

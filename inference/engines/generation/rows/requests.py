@@ -96,10 +96,7 @@ class Requests:
             found = find_starts(f"{prefix}{features['prompt_text']}", features["offset_mapping"][0].tolist())
             starts = [max(0, start - len(prefix)) for start in found]
         elif isinstance(features["prompt_text"], str):
-            text = GrowingText(self.decoder)
-            for token in tokens:
-                starts.append(len(text.value))
-                text.add_token(token)
+            starts = self.decoder.find_starts(tokens)
         return PromptLogprobs(self.decoder, top=top, prompt=tokens, starts=starts)
 
     def _capture_settings(self, features: Mapping[str, Any], run: dict[str, Any]) -> tuple[Any, Any]:

@@ -1,6 +1,7 @@
 """A text that is told as it grows is in the end what the tokenizer makes of all tokens."""
 
 import random
+from collections.abc import Sequence
 from typing import Any
 from unittest import TestCase
 
@@ -117,6 +118,43 @@ class GrowingTextTests(TestCase):
 
 
 class TokenTests(TestCase):
+    @QUICK
+    @given(st.randoms(use_true_random=False), st.integers(0, 80))
+    def test_tokens_start_where_their_texts_are(self, chosen: random.Random, count: int) -> None:
+        decoder, tokenizer = DECODERS["bytes"], TOKENIZERS["bytes"]
+        tokens = chosen.choices([*range(len(tokenizer)), *tokenizer.encode("漢🙂é")], k=count)
+        text, starts = decoder(tokens), decoder.find_starts(tokens)
+        self.assertEqual(starts, sorted(starts))
+        for token, start in zip(tokens, starts, strict=True):
+            alone = decoder([token])
+            if "\ufffd" not in alone:
+                self.assertEqual(text[start : start + len(alone)], alone)
+
+    def test_bytes_start_where_their_character_does(self) -> None:
+        decoder, tokenizer = DECODERS["pieces and bytes"], TOKENIZERS["pieces and bytes"]
+        characters = "€é" * 40
+        inner = [tokenizer.convert_tokens_to_ids(f"<0x{byte:02X}>") for byte in characters.encode()]
+        first, last, hidden = tokenizer.convert_tokens_to_ids(["▁Hello", "▁done", "</s>"])
+        found = decoder.find_starts([hidden, first, hidden, *inner, last])
+        places = [5 + place for place, character in enumerate(characters) for _ in character.encode()]
+        self.assertEqual(found, [0, 0, 5, *places, 85])
+        self.assertEqual(decoder([first, *inner, last]), f"Hello{characters} done")
+
+    def test_places_of_tokens_that_show_nothing_are_found_by_decoding_each_with_few(self) -> None:
+        tokenizer = TOKENIZERS["bytes"]
+        half = tokenizer.encode("漢")[0]
+        for token in (half, tokenizer.eos_token_id):
+            decoded = 0
+
+            class Counting(Decoder):
+                def __call__(self, tokens: Sequence[int]) -> str:
+                    nonlocal decoded
+                    decoded += len(tokens)
+                    return super().__call__(tokens)
+
+            self.assertEqual(len(Counting(tokenizer).find_starts([token] * 2000)), 2000)
+            self.assertLess(decoded, 2000 * 150)
+
     def test_a_token_that_cannot_be_stored_is_shown_as_unfinished(self) -> None:
         token = TOKENIZERS["pieces and bytes"].convert_tokens_to_ids("<0x00>")
         self.assertEqual(DECODERS["pieces and bytes"].describe_token(token, [])["text"], "\ufffd")
