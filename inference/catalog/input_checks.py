@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from inference.catalog import wording
-from inference.errors import InvalidInput
+from inference.errors import InvalidInput, make_field_error
 
 Check = Callable[[str, Any], None]
 
@@ -50,8 +50,7 @@ def check_prompt(where: str, value: object) -> None:
     """Require a text, a list of chat messages, or tokens of the model's own tokenizer."""
     if isinstance(value, dict):
         _check_fields(where, value, TOKENS)
-        if not is_token_list(value.get(TOKENS)):
-            raise make_input_error(f"{where}.{TOKENS}", "a list of at least one whole number from 0", value.get(TOKENS))
+        _check_tokens(f"{where}.{TOKENS}", value[TOKENS])
         return
     if not isinstance(value, list):
         check_text(where, value)
@@ -63,9 +62,22 @@ def check_prompt(where: str, value: object) -> None:
             raise make_input_error(f"{where}[{index}]", 'a message such as {"role": "user", "content": "…"}', message)
 
 
+def _check_tokens(where: str, value: object) -> None:
+    if not isinstance(value, list) or not value:
+        raise make_field_error(where, "must be a list of at least one token.")
+    for index, token in enumerate(value):
+        if not _is_token(token):
+            reason = f"must be a whole number from 0, not {wording.describe_value(token)}."
+            raise make_field_error(f"{where}[{index}]", reason)
+
+
 def is_token_list(value: object) -> bool:
     """Return True for a list of numbers that may be tokens of some tokenizer."""
-    return isinstance(value, list) and bool(value) and all(type(token) is int and token >= 0 for token in value)
+    return isinstance(value, list) and bool(value) and all(map(_is_token, value))
+
+
+def _is_token(value: object) -> bool:
+    return type(value) is int and value >= 0
 
 
 def check_sentences(where: str, value: object) -> None:

@@ -635,10 +635,17 @@ class AnswerTests(ApiTestCase):
             validate_inputs(PIPELINE, inputs)
         answer = self.post(TEXT, {"model": "prompts", "prompt": [1, 2]})
         self.assertEqual((answer.status_code, answer.json()["error"]["param"]), (400, "prompt"))
-        for wrong, field in (({TOKENS: ["a"]}, f"inputs.{TOKENS}"), ({}, f"inputs.{TOKENS}"), ({"x": 1}, "inputs")):
+        for wrong, field, said in (
+            ({TOKENS: [1, -1]}, f"inputs.{TOKENS}[1]", "must be a whole number from 0, not -1."),
+            ({TOKENS: [1.0]}, f"inputs.{TOKENS}[0]", "must be a whole number from 0, not 1.0."),
+            ({TOKENS: []}, f"inputs.{TOKENS}", "must be a list of at least one token"),
+            ({}, f"inputs.{TOKENS}", "is required"),
+            ({"x": 1}, "inputs", "unknown field"),
+        ):
             with self.subTest(wrong), self.assertRaises(InvalidInput) as refused:
                 validate_inputs(PIPELINE, wrong)
             self.assertEqual(refused.exception.field, field)
+            self.assertIn(said, refused.exception.message)
         self.assertEqual(measure_inputs(PIPELINE, {TOKENS: [7] * 9}, {"max_new_tokens": 1})[1], 10)
         prefill = [{"text": "a", "start": 0, "special": False}, {"text": "</s>", "start": 1, "special": True}]
         self.assertEqual([measure_prompt({}, prefill[:count]) for count in (1, 2)], [1, 1])
