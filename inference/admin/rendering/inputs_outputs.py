@@ -133,7 +133,10 @@ def _render_dict(value: Mapping[str, Any], link: Link, path: served_media.Path) 
 
 
 def _is_vector(value: object) -> TypeGuard[list[float]]:
-    return isinstance(value, list) and len(value) >= SHORTEST_VECTOR and all(map(_is_number, value))
+    """Return True for a list of numbers that are not all whole, as tokens are."""
+    if not isinstance(value, list) or len(value) < SHORTEST_VECTOR or not all(map(_is_number, value)):
+        return False
+    return any(isinstance(number, float) for number in value)
 
 
 def _is_number(value: object) -> bool:

@@ -207,6 +207,7 @@ class ValueTests(AdminCase):
         self.assertLess(len(shown), 8000)
         for odd in ([float("inf")] * 9, [float("nan")] * 9, [1e308] * 9, [10**400] * 9, [True] * 9, [0.0] * 9):
             self.shown("a", odd)
+        self.assertNotIn("<path", self.shown({"prompt_token_ids": [504, 3575] * 200}))
 
     def test_a_long_text_is_folded(self) -> None:
         shown = self.shown("word " * 500)
