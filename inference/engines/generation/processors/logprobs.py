@@ -115,7 +115,7 @@ def count_numbers(top: int) -> int:
     return 7 + 5 * top  # six of the token, five of each other, and one of their list
 
 
-def find_starts(text: str, offsets: Sequence[Sequence[int]]) -> list[int]:
+def convert_offsets_to_starts(text: str, offsets: Sequence[Sequence[int]]) -> list[int]:
     """Return where the tokens of a text start, by their offsets as a tokenizer gives them.
 
     A tokenizer may leave the blanks before a token out of its offsets. One that adds a token, such as that which begins

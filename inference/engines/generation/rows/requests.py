@@ -10,7 +10,7 @@ import torch
 
 from inference.catalog.input_checks import TOKENS
 from inference.catalog.sizes import lengths
-from inference.engines.generation.processors.logprobs import PromptLogprobs, count_numbers, find_starts
+from inference.engines.generation.processors.logprobs import PromptLogprobs, convert_offsets_to_starts, count_numbers
 from inference.engines.generation.rows.growing_text import Decoder, GrowingText, continues_prompt
 from inference.engines.generation.rows.row import GeneratedRow
 from inference.engines.inputs import step_errors, task_inputs
@@ -93,7 +93,8 @@ class Requests:
         starts = list[int]()
         if "offset_mapping" in features:
             prefix = self.steps.defaults[0].get("prefix", "")  # the model's own, which stands before the prompt
-            found = find_starts(f"{prefix}{features['prompt_text']}", features["offset_mapping"][0].tolist())
+            offsets = features["offset_mapping"][0].tolist()
+            found = convert_offsets_to_starts(f"{prefix}{features['prompt_text']}", offsets)
             starts = [max(0, start - len(prefix)) for start in found]
         elif isinstance(features["prompt_text"], str):
             starts = self.decoder.find_starts(tokens)

@@ -348,7 +348,7 @@ class AnswerTests(StepperTestCase):
                     [answer] = ProgressCollector(engine.stepper).all().answers["one"]
                     starts = [token.get("start") for token in answer["details"]["prefill"]]
                     self.assertEqual(starts, ([] if prompt is chat else [0] * len(prefix)) + expected)
-        self.assertEqual(logprobs.find_starts("e\u0301  is", [(0, 1), (4, 6), (0, 0)]), [0, 2, 6])
+        self.assertEqual(logprobs.convert_offsets_to_starts("e\u0301  is", [(0, 1), (4, 6), (0, 0)]), [0, 2, 6])
 
     def test_a_prompt_of_tokens_is_answered_and_scored_as_its_text(self) -> None:
         engine = decoders.engine("Llama")
