@@ -111,7 +111,7 @@ class PromptLogprobs:
 
 
 def count_numbers(top: int) -> int:
-    """Return how many numbers are as large as a token of a prompt, with so many others in its place, in an answer."""
+    """Return the size of a prompt's token in an answer, in numbers, with `top` others in its place."""
     return 7 + 5 * top  # six of the token, five of each other, and one of their list
 
 

@@ -170,7 +170,7 @@ class GrowingText:
 
 
 def _count_same(before: str, after: str) -> int:
-    """Return with how many same characters two texts begin."""
+    """Return the length of the beginning that two texts share."""
     return next(
         (at for at, pair in enumerate(zip(before, after, strict=False)) if pair[0] != pair[1]),
         min(len(before), len(after)),

@@ -86,7 +86,7 @@ class Requests:
         return replace(row, own=self.feed.bound_parameters(row, self.pipe, parameters.forward))
 
     def _make_prompt_logprobs(self, features: Mapping[str, Any], tokens: list[int], top: int) -> PromptLogprobs:
-        """Return the scores to be read of a prompt. Raises `InvalidInput` if they are more than an answer holds."""
+        """Return the log probabilities to be read of a prompt. Raises `InvalidInput` if an answer cannot hold them."""
         if len(tokens) > (most := lengths.MOST_ANSWERED // count_numbers(top)):
             reason = f"at most {most} tokens of a prompt are scored with {top} others beside each, not {len(tokens)}"
             raise make_field_error("parameters.prompt_logprobs", f"{reason}: send less, or ask for fewer others.")
