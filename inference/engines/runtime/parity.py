@@ -95,7 +95,7 @@ class Trial:
             raise problems[-1]
         problems.clear()  # their tracebacks hold tensors
 
-    def measure_relative_difference(self, mode: BatchingMode) -> float:
+    def measure_difference(self, mode: BatchingMode) -> float:
         """Return how far the answers together are from those alone, in tolerances: up to 1 they are the same."""
         return self.measure_answers_difference(self._answers(self.inputs, mode))
 
@@ -105,7 +105,7 @@ class Trial:
         return max((_compare_answer(*pair, self._tolerance) for pair in pairs), default=0.0)
 
     def has_parity(self, mode: BatchingMode) -> bool:
-        return self.measure_relative_difference(mode) <= 1.0
+        return self.measure_difference(mode) <= 1.0
 
     def choose_batching_mode(self) -> BatchingChoice:
         """Return how inputs are to run: padded if that changes no answer, else in batches of one length, else alone."""
@@ -123,7 +123,7 @@ class Trial:
 
     def _find_problem(self, mode: BatchingMode) -> str:
         try:
-            difference = self.measure_relative_difference(mode)
+            difference = self.measure_difference(mode)
         except Exception as error:
             logger.warning("a trial in a batch raised %s", describe_exception(error))
             return "makes it raise an exception, which the worker's log has"
