@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from os.path import commonprefix  # of any strings
 from typing import TYPE_CHECKING, Any
 
 from inference.engines.inputs.stops import find_first_stop, read_special_tokens
@@ -81,7 +82,8 @@ class Decoder:
             elif before.endswith(UNFINISHED) and found == before:
                 starts.append(gone + len(before) - 1)
             else:
-                starts.append(gone + (len(before) if token in self.bytes else _count_same(before, found)))
+                same = before if token in self.bytes else commonprefix([before, found])  # noqa: RUF071 - of characters
+                starts.append(gone + len(same))
             most = MOST_UNFINISHED if found.endswith(UNFINISHED) else CONTEXT
             if len(window) > most or (found != before and not self.may_change(token, found)):
                 window, end = self.find_context(window)[-1:], gone + len(found)
@@ -167,14 +169,6 @@ class GrowingText:
             ),
             0,
         )
-
-
-def _count_same(before: str, after: str) -> int:
-    """Return the length of the beginning that two texts share."""
-    return next(
-        (at for at, pair in enumerate(zip(before, after, strict=False)) if pair[0] != pair[1]),
-        min(len(before), len(after)),
-    )
 
 
 def continues_prompt(prompt: str | Chat, after: Mapping[str, Any]) -> bool:
