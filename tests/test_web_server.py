@@ -46,7 +46,7 @@ print({name.partition(".")[0] for name in sys.modules.keys() - before} - sys.std
 
 class ServerTests(unittest.TestCase):
     def test_its_main_process_keeps_no_module_that_a_new_version_may_change(self) -> None:
-        """It forks the processes that serve after a reload."""
+        """The main process forks those that serve after a reload."""
         for form, message in (("text", "Unexpected exit from worker-1"), ("json", '"message": "failed"')):
             run = subprocess.run(
                 [sys.executable, "-c", MAIN_PROCESS],

@@ -9,9 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 OPEN = object()  # the answer of a row that has not ended
-TokenLogprob = tuple[
-    Mapping[str, Any], Sequence[Mapping[str, Any]]
-]  # of `details`: a token, the likeliest in its place
+TokenLogprob = tuple[Mapping[str, Any], Sequence[Mapping[str, Any]]]  # a token of `details`, the likeliest in its place
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -193,7 +193,7 @@ class Dispatcher:
         now = self.looped_at
         for batch in list(self.batches.values()):
             if batch.result is None:  # it is open, and waits for its turn
-                # As the worker leaves, a process runs it to its end by itself.
+                # A process runs it to its end by itself as the worker leaves.
                 if self.scheduler.may_begin and not self.pool.has_process(batch.pid):
                     self._run_lost_batch_again(batch)
             elif not batch.has_begun and not self.pool.is_unanswered(batch.result):

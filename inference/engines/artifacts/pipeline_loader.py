@@ -28,8 +28,8 @@ def load_pipeline(spec: ModelSpec, task: str, device: str) -> tuple[Any, frozens
     """
     folder = weights.fetch_folder(spec)
     placed = placement.make_loading_arguments(spec, device)
-    # Those of `from_pretrained` alone. `pipeline` would look for the device of a model that a map has placed, and is
-    # given a pair here.
+    # `from_pretrained` alone is given these: `pipeline` would ask a model that a map has placed for its device, and has
+    # a pair here.
     own: dict[str, Any] = {key: placed.pop(key) for key in ("quantization_config", "device_map") if key in placed}
     missing: set[str] = set()
     try:
