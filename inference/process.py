@@ -13,7 +13,6 @@ from typing import Any
 from django.db.models import Model
 
 from inference.streams.hub import StreamHub
-from inference.web_process.compute_slots import ComputeSlots
 from inference.web_process.finish_listener import Listener
 from inference.web_process.queue_counter import QueueCounter
 from inference.web_process.rates import Rates
@@ -24,7 +23,6 @@ from inference.web_process.writer import Writer
 
 class WebProcess:
     def __init__(self) -> None:
-        self.compute_slots = ComputeSlots()
         self.wait_slots = WaitSlots()
         self.rates = Rates()
         self.writer = Writer()

@@ -29,7 +29,6 @@ from inference.figures import ledger
 from inference.figures.sample import SERVICE
 from inference.models import Job
 from inference.store import connections
-from inference.web_process import compute_slots
 
 logger = logging.getLogger("api.access")
 
@@ -94,7 +93,6 @@ class Api:
                 answer.headers.setdefault(name, value)
             return answer
         finally:
-            compute_slots.return_slot()
             connections.release_connection()  # before the rest of the body is read, which a client may send slowly
 
     def _answer(self, request: HttpRequest, match: ResolverMatch | None) -> HttpResponse:

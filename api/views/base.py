@@ -151,7 +151,7 @@ def get_own_job(principal: Principal, job_id: str) -> Job:
 
 
 def read_body(request: HttpRequest) -> bytes:
-    """Return the body of a request. Once it is read, the request takes a compute slot.
+    """Return the body of a request.
 
     Raises `ApiError` for a body that ended before its announced length: its end is missing.
     """
@@ -161,7 +161,6 @@ def read_body(request: HttpRequest) -> bytes:
         raise ApiError("The body could not be read to its end.") from error
     if len(body) < int(request.META.get("CONTENT_LENGTH") or 0):
         raise ApiError(f"The body ended after {len(body)} bytes, before its Content-Length.")
-    process.current.compute_slots.take_slot()
     return body
 
 

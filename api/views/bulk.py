@@ -15,7 +15,6 @@ from inference.errors import BulkNotFound
 from inference.fields.uuids import parse_uuid
 from inference.models import Bulk
 from inference.submission import bulk
-from inference.web_process import compute_slots
 
 
 class BulksView(ApiView):
@@ -31,7 +30,6 @@ class BulksView(ApiView):
                 request.GET, (), dict.fromkeys(bulk_body.FIELDS, "it belongs in the body.")
             )
             submission = bulk_body.read_document(read_body(request))
-        compute_slots.return_slot()  # other requests should not wait for thousands of inputs
         accepted = bulk.submit(self.add_owner(request, submission))
         headers = {"Location": f"/v1/jobs/bulk/{accepted.bulk.id}", "Retry-After": "5"}
         return codec.make_json_response(resources.make_accepted_bulk_document(accepted), status=202, headers=headers)

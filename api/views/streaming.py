@@ -1,6 +1,6 @@
 """Answers that are written while a job runs.
 
-Each holds a thread and a slot among the requests that wait. It holds neither a compute slot nor a database connection.
+Each holds a thread and a slot among the requests that wait. It holds no database connection.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from inference import budget, clock
 from inference.catalog import lookup
 from inference.fields.worker_documents import ModelState
 from inference.models import ENDED, Worker, WorkerState
-from inference.web_process.compute_slots import release_while_waiting
+from inference.store.connections import release_while_waiting
 
 RESTING = (WorkerState.DRAINING, WorkerState.DRAINED)
 PRESENT = (WorkerState.STARTING, WorkerState.READY, WorkerState.DEGRADED, WorkerState.STOPPING, *RESTING)

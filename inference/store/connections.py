@@ -3,8 +3,13 @@
 A thread that waits keeps no connection that others could use. A thread that serves all others never waits for one.
 """
 
+import contextlib
+from collections.abc import Iterator
+
 from django.db import DEFAULT_DB_ALIAS, connection
 from django.db import connections as databases
+
+from inference import budget
 
 
 def release_connection() -> None:
@@ -14,6 +19,17 @@ def release_connection() -> None:
     """
     if databases.settings[DEFAULT_DB_ALIAS]["OPTIONS"].get("pool") and not connection.in_atomic_block:
         connection.close()
+
+
+@contextlib.contextmanager
+def release_while_waiting(limit_s: float) -> Iterator[float]:
+    """Yield the seconds that a request may wait for another request: `limit_s`, or what is left of its budget.
+
+    Meanwhile other requests may have its connection of the pool.
+    """
+    release_connection()
+    with budget.counted_wait(limit_s) as left_s:
+        yield left_s
 
 
 def use_own_connection() -> None:

@@ -20,7 +20,7 @@ from django.db import IntegrityError
 from inference import process
 from inference.errors import IdempotencyMismatch, StoreUnavailable, UnknownOwner
 from inference.models import Bulk, Job
-from inference.web_process.compute_slots import release_while_waiting
+from inference.store.connections import release_while_waiting
 
 if TYPE_CHECKING:
     from django.contrib.auth.models import AbstractBaseUser

@@ -28,7 +28,6 @@ from inference.store.rows import Changes
 from inference.submission import admission, idempotency, split_jobs
 from inference.submission.submissions import Submission
 from inference.telemetry import logs
-from inference.web_process import compute_slots
 from inference.web_process.writer import PATIENCE_S, report_row_if_away
 from inference.webhooks import delivery
 
@@ -146,8 +145,6 @@ def make_job_and_parts(submission: Submission) -> tuple[Job, list[Part]]:
     spec, inputs = submission.spec, submission.inputs
     if submission.webhook:
         delivery.check_url(submission.webhook)
-    if isinstance(inputs, list) and len(inputs) > spec.max_batch_size:
-        compute_slots.return_slot()  # other requests should not wait while thousands of inputs are checked
     parameters = request_validation.validate_request(
         spec, inputs, submission.parameters, most=split_jobs.compute_max_inputs(spec)
     )

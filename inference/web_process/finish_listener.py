@@ -21,7 +21,6 @@ from django.db import DatabaseError, InterfaceError, connection
 from inference.retry_policy import Backoff
 from inference.store import connections, notices, rows
 from inference.store.rows import Changes
-from inference.web_process import compute_slots
 
 logger = logging.getLogger(__name__)
 
@@ -53,8 +52,7 @@ class Waiter:
         if connection.connection is not None:
             connection.close()
         if self._changes is None and self._error is None:
-            with compute_slots.lend_slot():
-                self._closed.acquire(timeout=timeout_s)
+            self._closed.acquire(timeout=timeout_s)
         if self._error:
             raise self._error
         return self._changes
@@ -83,7 +81,7 @@ class FinishHints:
     def wait(self, timeout_s: float) -> set[UUID]:
         """Return the ids of jobs that have perhaps finished. The set is empty after `timeout_s`."""
         connection.close()
-        with compute_slots.lend_slot(), self._arrived:
+        with self._arrived:
             self._arrived.wait_for(lambda: self._ids, timeout_s)
             ids, self._ids = self._ids, set()
         return ids

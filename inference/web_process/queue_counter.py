@@ -16,7 +16,7 @@ from django.db.models import QuerySet
 from inference import budget
 from inference.errors import make_nothing_stored_error
 from inference.models import Job
-from inference.web_process.compute_slots import release_while_waiting
+from inference.store.connections import release_while_waiting
 
 RECOUNT_S = 0.5
 ROOM = 100  # jobs that other processes may let in before this one counts again

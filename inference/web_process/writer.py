@@ -18,8 +18,8 @@ from inference.errors import StoreUnavailable, make_nothing_stored_error
 from inference.models import Bulk, Job
 from inference.retry_policy import is_away
 from inference.store import connections, rows
+from inference.store.connections import release_while_waiting
 from inference.store.job_messages import make_message, send_messages
-from inference.web_process.compute_slots import release_while_waiting
 
 logger = logging.getLogger(__name__)
 

@@ -14,9 +14,9 @@ from django.test import TestCase, TransactionTestCase, override_settings
 from inference import errors, process
 from inference.catalog.lookup import spec_of
 from inference.models import Job, Worker, WorkerState
+from inference.store import connections as store_connections
 from inference.submission import bulk, idempotency, jobs
 from inference.submission.submissions import BulkItem, BulkSubmission, Submission
-from inference.web_process import compute_slots
 from tests.conditions import PATIENCE_S
 from tests.inference.submission import patience
 
@@ -31,7 +31,7 @@ def signal_wait(waits: threading.Event) -> Callable[[float], Any]:
 
     def release(limit_s: float) -> Any:
         waits.set()
-        return compute_slots.release_while_waiting(limit_s)
+        return store_connections.release_while_waiting(limit_s)
 
     return release
 
