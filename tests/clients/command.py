@@ -1,13 +1,13 @@
-"""Installs each group of clients, has it call a running service, and writes what became of each call."""
+"""Has each group of clients call a running service, from an environment of its own, and writes what became of it."""
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import subprocess
 import sys
 import tempfile
-import venv
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +24,6 @@ GROUPS = (  # an environment each
     "openai_clients", "llama_index_clients", "haystack_clients", "litellm_clients", "instructor_clients",
     "text_generation_clients", "lm_eval_clients",
 )  # fmt: skip
-ENVIRONMENTS = Path(settings.BASE_DIR) / ".venv" / "clients"
 PAGE = Path(settings.BASE_DIR) / "docs" / "reference" / "clients.md"
 MODELS = """
 [embeddings]
@@ -82,6 +81,26 @@ class CallResult:
 
 def main() -> int:
     """Return the exit status: 1 where a call does not work any more that worked when the page was written."""
+    parser = argparse.ArgumentParser(prog="python -m tests.clients", description=__doc__)
+    parser.add_argument(
+        "groups", nargs="*", metavar="group", help=f"of {', '.join(GROUPS)}; default: all. Some alone write no page."
+    )
+    groups = parser.parse_args().groups or GROUPS
+    if unknown := set(groups).difference(GROUPS):
+        parser.error(f"there is no group {min(unknown)}: choose from {', '.join(GROUPS)}")
+    results = call_groups(groups)
+    before = PAGE.read_text() if PAGE.exists() else ""
+    lost = [each for each in results if not each.works and worked_before(each, before)]
+    sys.stdout.write(f"{sum(each.works for each in results)} of {len(results)} calls work\n")
+    sys.stdout.writelines(f"lost: {each.row}\n" for each in lost)
+    if groups == GROUPS:
+        PAGE.write_text(page(results))
+        sys.stdout.write(f"written: {PAGE}\n")
+    return 1 if lost else 0
+
+
+def call_groups(groups: Sequence[str]) -> list[CallResult]:
+    """Return what became of the calls of these groups, all to one service that is started for them."""
     results: list[CallResult] = []
     databases.make_template()
     with tempfile.TemporaryDirectory() as name:
@@ -90,16 +109,11 @@ def main() -> int:
         with Stack(models=models, replicas=1, environment={"API_KEY_REQUIRED": "1"}) as stack:
             stack.start(programs.make_batch_runner())
             key = stack.issue_key("clients")
-            for group in GROUPS:
+            for group in groups:
                 sys.stdout.write(f"{' '.join(requirements(group))}\n")
                 sys.stdout.flush()
                 results += run_calls(group, f"http://{HOST}:{stack.port}", key, str(folders["decoder"]))
-    before = PAGE.read_text() if PAGE.exists() else ""
-    lost = [each for each in results if not each.works and worked_before(each, before)]
-    PAGE.write_text(page(results))
-    sys.stdout.write(f"{sum(each.works for each in results)} of {len(results)} calls work: {PAGE}\n")
-    sys.stdout.writelines(f"lost: {each.row}\n" for each in lost)
-    return 1 if lost else 0
+    return results
 
 
 def worked_before(result: CallResult, before: str) -> bool:
@@ -115,25 +129,16 @@ def requirements(group: str) -> list[str]:
 def run_calls(group: str, *arguments: str) -> list[CallResult]:
     """Have one group of clients call the service, with the arguments that `harness` reads.
 
-    Raises `CalledProcessError` where its script fails.
+    Its environment has the versions of its requirements, and nothing of ours. Raises `CalledProcessError` where its
+    script fails.
     """
-    python = install(group)
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "DJANGO"))}
-    script = [str(python), str(CALLS / f"{group}.py"), *arguments]
-    lines = subprocess.run(script, env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout.splitlines()
+    environment["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # litellm fetches nothing when it is imported
+    uv = [sys.executable, "-m", "uv", "run", "--quiet", "--no-project", "--isolated", "--python", sys.executable]
+    script = ["--with-requirements", str(CALLS / f"{group}.txt"), "--", "python", str(CALLS / f"{group}.py")]
+    command = [*uv, *script, *arguments]
+    lines = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout.splitlines()
     return [CallResult(**json.loads(line)) for line in lines if line.startswith('{"client"')]
-
-
-def install(group: str) -> Path:
-    """Return the Python of a group's environment, which is made where it is not there or has other versions."""
-    folder = ENVIRONMENTS / group
-    done, wanted = folder / "installed.txt", "\n".join(requirements(group))
-    if not done.exists() or done.read_text() != wanted:
-        venv.create(folder, clear=True, with_pip=True)
-        pip = ("-m", "pip", "install", "--quiet", "-r", str(CALLS / f"{group}.txt"))
-        subprocess.run([str(folder / "bin" / "python"), *pip], check=True)
-        done.write_text(wanted)
-    return folder / "bin" / "python"
 
 
 def page(results: Sequence[CallResult]) -> str:

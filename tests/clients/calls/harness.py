@@ -10,7 +10,7 @@ from typing import Any
 
 BASE, KEY, DECODER = sys.argv[1:4]  # the last is the folder of the model that generates, for its tokenizer
 QUERY, TEXTS = "what sleeps", ["a cat sleeps", "stocks fell", ""]
-PATIENCE_S = 60.0
+PATIENCE_S = 180.0
 
 
 def call(client: str, name: str, request: Callable[[], Any], check: Callable[[Any], Any] = bool) -> None:
