@@ -220,9 +220,17 @@ def _make_missing_condition() -> Q:
 
 
 def _find_reached_moments(living: Iterable[Worker], model: str) -> dict[int, datetime.datetime]:
-    """Return by priority the creation time of the newest job of this model that the living workers have started."""
-    reached: dict[int, float] = {}
+    """Return by priority the creation time of the newest job of this model that the living workers have started.
+
+    A worker that holds jobs may hold some that are older than those which other workers have started. So the moment is
+    no later than its own.
+    """
+    newest: dict[int, float] = {}
+    of_holders: dict[int, float] = {}
     for worker in living:
         for priority, moment in worker.reached.get(model, {}).items():
-            reached[priority] = max(reached.get(priority, 0.0), moment)
+            newest[priority] = max(newest.get(priority, 0.0), moment)
+            if worker.held:
+                of_holders[priority] = min(of_holders.get(priority, math.inf), moment)
+    reached = {key: min(moment, of_holders.get(key, math.inf)) for key, moment in newest.items()}
     return {key: datetime.datetime.fromtimestamp(at, datetime.UTC) for key, at in reached.items()}

@@ -259,6 +259,16 @@ class ReconcileTests(TransactionTestCase):
         self.assertGreater(passed.published_at, sent_at)
         self.assertEqual(next_.published_at, sent_at)
 
+    def test_a_job_that_another_worker_may_hold_has_not_been_passed(self) -> None:
+        sent_at = ago(reconcile.RESEND_S + 1)
+        passed, held = (make_job(created_at=ago(age), published_at=sent_at) for age in (90, 60))
+        for name, holds, age in (("a", 1, 30), ("b", 1, 70), ("idle", 0, 3600)):
+            make_worker(name=name, held=holds, reached={MODEL: {"2": ago(age).timestamp()}})
+        reconcile.reconcile()
+        sent_again = set(Job.objects.exclude(published_at=sent_at).values_list("pk", flat=True))
+        self.assertEqual(sent_again, {passed.pk})
+        self.assertNotIn(held.pk, sent_again)
+
     def test_never_more_messages_wait_than_jobs(self) -> None:
         """As when a clock was set back, by which the workers have come further than any job that waits."""
         jobs = [make_job() for _ in range(3)]
