@@ -27,7 +27,7 @@ from api import codec
 from api.answers import resources
 from api.auth import Principal
 from api.errors import problems
-from api.file_batches import batches, files
+from api.file_batches import batches, files, results
 from api.file_batches.documents import make_batch_document, make_file_document
 from api.file_batches.endpoints import ENDPOINTS
 from api.models import FilePurpose
@@ -172,6 +172,13 @@ class InProcessService(Service):
             content = files.open_content(files.get_visible_file(self._principal, file_id))
         with content:
             yield from content.chunks()
+
+    def batch_output(self, batch_id: str) -> Iterator[bytes]:
+        with _guard_call():
+            batch = batches.get_visible_batch(self._principal, batch_id)
+            source = results.open_output_source(batch)
+        with source:
+            yield from results.read_output(batch, source)
 
     def models(self) -> list[Document]:
         with _guard_call():

@@ -32,6 +32,7 @@ OF_OPENAI: Mapping[str, type[ApiView]] = {  # these addresses are below /openai,
     "v1/batches": batches.BatchesView,
     "v1/batches/<str:batch_id>": batches.BatchView,
     "v1/batches/<str:batch_id>/cancel": batches.CancelBatchView,
+    "v1/batches/<str:batch_id>/output": batches.BatchOutputView,
 }
 OF_TEI: Mapping[str, type[ApiView]] = {  # these addresses are below each model, too
     "embed": tei.EmbedView,

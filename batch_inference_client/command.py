@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import fcntl
+import io
 import json
 import logging
 import os
@@ -95,6 +96,7 @@ def make_parser() -> argparse.ArgumentParser:
     lines.add_argument("--window", default="24h", help="after which lines that did not run expire; 24h otherwise")
     lines.add_argument("--output", type=Path, metavar="FILE", help="where answers go at the end; stdout otherwise")
     lines.add_argument("--errors", type=Path, metavar="FILE", help="where lines that failed go; to stdout otherwise")
+    lines.add_argument("--so-far", action="store_true", help="write what is answered now, and do not wait for the rest")
     lines.set_defaults(call=run_batch)
 
     state = commands.add_parser("status", help="what is served, or how far a job, a bulk or a batch is")
@@ -261,11 +263,14 @@ def run_batch(client: Client, options: argparse.Namespace) -> int:
         path.open("ab").close()  # now, and not when the batch has ended: perhaps it cannot be written
     is_begun = BATCH_ID.fullmatch(options.source)
     batch_id = client.batch(options.source)["id"] if is_begun else begin_batch(client, options)
+    if options.so_far:
+        write_lines(client.open_output(batch_id), options.output)
+        return 0
     try:
         print_message(f"The batch is {batch_id}.")
         batch = client.wait_for_batch(batch_id, progress=True)
-        write_answers(client, batch["output_file_id"], options.output)
-        write_answers(client, batch["error_file_id"], options.errors)
+        for name, path in (("output_file_id", options.output), ("error_file_id", options.errors)):
+            write_lines(client.open_file(batch[name]) if batch[name] else io.BytesIO(), path)
     except (KeyboardInterrupt, ClientError, OSError):
         print_message(
             f"\nThe batch {batch_id} goes on without this command. For its answers: the same command with {batch_id} in"
@@ -286,12 +291,10 @@ def begin_batch(client: Client, options: argparse.Namespace) -> str:
     return str(client.create_batch(Path(options.source), options.endpoint, window=options.window)["id"])
 
 
-def write_answers(client: Client, file_id: str | None, path: Path | None) -> None:
-    """Write a file of the service, which may be none, over the file at a path, or to stdout."""
-    with contextlib.ExitStack() as opened:
-        target = opened.enter_context(path.open("wb")) if path else sys.stdout.buffer
-        if file_id:
-            shutil.copyfileobj(opened.enter_context(client.open_file(file_id)), target)
+def write_lines(lines: IO[bytes], path: Path | None) -> None:
+    """Write lines of the service over the file at a path, or to stdout."""
+    with lines, path.open("wb") if path else contextlib.nullcontext(sys.stdout.buffer) as target:
+        shutil.copyfileobj(lines, target)
 
 
 def show_status(client: Client, options: argparse.Namespace) -> int:

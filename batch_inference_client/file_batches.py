@@ -9,7 +9,7 @@ import re
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO
 
@@ -94,17 +94,29 @@ class FileBatches:
                 with self.open_file(batch[name]) as lines:
                     yield from map(json.loads, lines)
 
+    def read_answers_so_far(self, batch_id: str) -> Iterator[Document]:
+        """Yield the lines of a batch that have an answer now, as its output file has them at its end."""
+        with self.open_output(batch_id) as lines:
+            yield from map(json.loads, lines)
+
     def open_file(self, file_id: str) -> IO[bytes]:
         """Copy a file of the service to a temporary file, and return that, at its beginning.
 
         Thus whoever reads it slowly holds no connection.
         """
+        return self._copy(lambda: self.service.file_content(file_id))
+
+    def open_output(self, batch_id: str) -> IO[bytes]:
+        """Copy the answers of a batch so far to a temporary file, and return that, at its beginning."""
+        return self._copy(lambda: self.service.batch_output(batch_id))
+
+    def _copy(self, read_pieces: Callable[[], Iterator[bytes]]) -> IO[bytes]:
         copy = tempfile.TemporaryFile()  # noqa: SIM115 - the caller closes it
 
         def download() -> None:
             copy.seek(0)
             copy.truncate()
-            for piece in self.service.file_content(file_id):
+            for piece in read_pieces():
                 copy.write(piece)
 
         try:

@@ -130,9 +130,14 @@ class Http(Service):
         return self._request("POST", f"/v1/batches/{_check_id(batch_id, 'batch')}/cancel", members=BATCH)
 
     def file_content(self, file_id: str) -> Iterator[bytes]:
-        address = f"{self.url}/v1/files/{_check_id(file_id, 'file')}/content"
+        return self._read_pieces(f"/v1/files/{_check_id(file_id, 'file')}/content")
+
+    def batch_output(self, batch_id: str) -> Iterator[bytes]:
+        return self._read_pieces(f"/v1/batches/{_check_id(batch_id, 'batch')}/output")
+
+    def _read_pieces(self, path: str) -> Iterator[bytes]:
         with self._translate_errors():
-            answer = self._send("GET", address, headers={}, read_s=ANSWER_S)
+            answer = self._send("GET", f"{self.url}{path}", headers={}, read_s=ANSWER_S)
             try:
                 if answer.status != STREAMED:
                     raise _make_error(self.url, answer, _parse_json(answer.read()))

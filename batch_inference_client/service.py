@@ -122,6 +122,9 @@ class Service(ABC):
     def file_content(self, file_id: str) -> Iterator[bytes]: ...
 
     @abstractmethod
+    def batch_output(self, batch_id: str) -> Iterator[bytes]: ...
+
+    @abstractmethod
     def models(self) -> list[Document]: ...
 
     @abstractmethod

@@ -6,6 +6,7 @@ Both are written to the disk at first, and to the storage once they are complete
 from __future__ import annotations
 
 import contextlib
+import io
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO, Any
@@ -16,15 +17,16 @@ from django.http import HttpResponse
 
 from api import codec
 from api.errors import openai, problems
+from api.errors.problems import ApiError
 from api.file_batches.endpoints import ENDPOINTS, Endpoint
-from api.file_batches.files import begin_file, write_content
+from api.file_batches.files import begin_file, open_content, write_content
 from api.file_batches.lines import Line, read_lines
 from api.models import BatchStatus, FileBatch, FilePurpose, StoredFile
 from api.requests.file_form import open_temporary_file
 from inference.fields.ids import make_row_id
 from inference.models import Job, Status
 from inference.retry_policy import is_away
-from inference.store import output_pages
+from inference.store import connections, output_pages
 
 PAGE = 64  # jobs that are read at once
 PAGE_BYTES = 4 * 1024 * 1024  # of their lines, which are about as long as their inputs
@@ -58,17 +60,48 @@ class Results:
 
 def write_results(batch: FileBatch, file: IO[bytes], keep_on: Callable[[], None]) -> Results:
     """Write a line for each line of a batch's file. `keep_on` is called now and then, and may raise to end it."""
-    results = Results(open_temporary_file(), open_temporary_file())
-    ids = dict(Job.objects.filter(bulk=batch.id).order_by().values_list("bulk_index", "pk"))
+    results, ids = Results(open_temporary_file(), open_temporary_file()), _find_ids(batch)
     try:
-        for chunk in _split_into_pages(read_lines(file)):
+        for page in _split_into_pages(read_lines(file)):
             keep_on()
-            for line, job in _pair_with_jobs(chunk, ids):
+            for line, job in _pair_with_jobs(page, ids):
                 _write_line(batch, line, job, results)
     except BaseException:
         results.close()
         raise
     return results
+
+
+def open_output_source(batch: FileBatch) -> File[bytes]:
+    """Open the file of which `read_output` makes a batch's output: its output file once it has ended, else its input.
+
+    Raises `ApiError` if there is no such file, and `StoreUnavailable` if it cannot be read.
+    """
+    source = batch.output_file if batch.is_finished else batch.input_file
+    if source is None:
+        missing = f"{batch.public_id} has no output file: no line has an answer, or it was deleted."
+        raise ApiError(missing, "file_not_found")
+    return open_content(source)
+
+
+def read_output(batch: FileBatch, source: File[bytes]) -> Iterator[bytes]:
+    """Yield the output file of a batch, or, until it has ended, the answers so far, as that will have them."""
+    if batch.is_finished:
+        yield from source.chunks()
+        return
+    ids = _find_ids(batch, status=Status.SUCCEEDED)
+    for page in _split_into_pages(line for line in read_lines(source) if line.index in ids):
+        answers = io.BytesIO()
+        results = Results(answers, io.BytesIO())
+        for line, job in _pair_with_jobs(page, ids):
+            _write_line(batch, line, job, results)
+        connections.release_connection()  # a client may read slowly
+        yield answers.getvalue()
+
+
+def _find_ids(batch: FileBatch, **conditions: Any) -> dict[int | None, UUID]:
+    """Return the ids of a batch's jobs by the index of their line."""
+    return dict(Job.objects.filter(bulk=batch.id, **conditions).order_by().values_list("bulk_index", "pk"))
 
 
 def store_results(batch: FileBatch, written: IO[bytes], kind: str) -> StoredFile | None:

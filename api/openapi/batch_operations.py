@@ -101,6 +101,15 @@ get_batch = _describe_openai_operation(
     problems=["batch_not_found"],
     headers={"Retry-After": [200]},
 )
+get_batch_output = describe_operation(
+    "batches_output",
+    "The answers of a batch so far, as its output file will have them",
+    answers={(200, "application/octet-stream"): OpenApiTypes.BINARY},
+    form=OPENAI,
+    also_at=["/openai/v1/batches/{batch_id}/output"],
+    parameters=[_BATCH],
+    problems=["batch_not_found", "file_not_found"],
+)
 cancel_batch = _describe_openai_operation(
     "batches_cancel",
     "Cancel a batch; its answers so far are kept",

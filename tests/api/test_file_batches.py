@@ -114,7 +114,13 @@ class FileBatchCase(ApiTestCase):
         return eventually(ended)
 
     def content(self, file_id: str) -> bytes:
-        answer = self.client.get(f"/v1/files/{file_id}/content")
+        return self.download(f"/v1/files/{file_id}/content")
+
+    def output(self, batch_id: str) -> bytes:
+        return self.download(f"/v1/batches/{batch_id}/output")
+
+    def download(self, address: str) -> bytes:
+        answer = self.client.get(address)
         self.assertEqual(answer.status_code, 200)
         return b"".join(answer.streaming_content)  # type: ignore[attr-defined]  # it is a file
 
@@ -356,14 +362,17 @@ class BatchTests(FileBatchCase):
         self.turn(batch_id), self.turn(batch_id)
         worker = Laborer(embed)  # which takes no job by itself
         first = Job.objects.order_by("pk")[0]
+        self.assertEqual(self.output(batch_id), b"")
         (mine,) = worker.claimed(first, first.id)
         outcome_records.record_outcomes(first.id, [worker.outcome(mine)], batch_size=1)
+        so_far = self.output(batch_id)
+        self.assertEqual(list(read_lines(so_far)), ["a"])
         answer = self.post(f"/v1/batches/{batch_id}/cancel")
         self.assertEqual((answer.status_code, answer.json()["status"]), (200, "cancelling"))
         shown = self.run_rounds(batch_id)
         self.assertEqual(shown["status"], "cancelled")
         self.assertEqual(shown["request_counts"], {"total": 3, "completed": 1, "failed": 0})
-        self.assertEqual(list(read_lines(self.content(shown["output_file_id"]))), ["a"])
+        self.assertEqual((self.content(shown["output_file_id"]), self.output(batch_id)), (so_far, so_far))
         errors = read_lines(self.content(shown["error_file_id"]))
         self.assertEqual({each["error"]["code"] for each in errors.values()}, {"batch_cancelled"})
         self.assertEqual({each["response"] for each in errors.values()}, {None})
@@ -657,6 +666,7 @@ class OwnerTests(FileBatchCase):
             ("get", f"/v1/files/{file_id}/content"),
             ("delete", f"/v1/files/{file_id}"),
             ("get", f"/v1/batches/{batch_id}"),
+            ("get", f"/v1/batches/{batch_id}/output"),
             ("post", f"/v1/batches/{batch_id}/cancel"),
         ):
             with self.subTest(method, path=path):

@@ -120,6 +120,7 @@ class InsideFileBatchTests(FileBatchCase):
         answers = list(self.in_process_client.read_answers(batch_id))
         self.assertEqual([answer["custom_id"] for answer in answers], ["a", "b"])
         self.assertEqual([answer["response"]["status_code"] for answer in answers], [200, 400])
+        self.assertEqual(list(self.in_process_client.read_answers_so_far(batch_id)), answers[:1])
         for row in StoredFile.objects.exclude(purpose=FilePurpose.BATCH):
             StoredFile.get_storage().delete(row.stored_as)
         with self.assertRaises(ClientError) as lost:

@@ -150,6 +150,7 @@ class BatchTests(CommandCase):
         self.assertIn("2 of 3 lines have an answer", done.stderr)
         batch_id = done.stderr.split()[3].rstrip(".")
         again = self.call("batch", batch_id)
+        self.assertEqual(self.call("batch", batch_id, "--so-far").stdout, self.output.read_text())
         self.assertEqual(again.stdout, self.output.read_text() + self.errors.read_text())
         self.assertEqual(json.loads(self.call("status", batch_id).stdout)["status"], "completed")
         self.assertEqual(self.call("cancel", batch_id).stdout, "completed\n")

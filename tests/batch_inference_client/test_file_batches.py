@@ -73,7 +73,7 @@ class FileBatchTests(TestCase):
 
     def test_what_is_no_id_is_not_sent(self) -> None:
         server, client = self.serve()
-        for call in (client.batch, client.cancel_batch, client.open_file):
+        for call in (client.batch, client.cancel_batch, client.open_file, client.open_output):
             with self.subTest(call), self.assertRaises(ClientError) as refused:
                 call("../jobs")
             self.assertIn("no id", refused.exception.detail)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from django.http import HttpRequest, HttpResponse
+from django.http.response import HttpResponseBase
 
 from api import codec
+from api.file_batches import results
 from api.file_batches.batches import cancel_own_batch, create_batch, get_visible_batch
 from api.file_batches.documents import make_batch_document, make_batch_documents, make_page
 from api.file_batches.endpoints import ENDPOINTS
@@ -13,6 +15,7 @@ from api.openapi import batch_operations
 from api.requests import bodies
 from api.requests.file_batches import read_batch, read_page
 from api.views.base import ApiView, read_json
+from api.views.batch_files.files import send_pieces
 
 
 class BatchesView(ApiView):
@@ -41,6 +44,19 @@ class BatchView(ApiView):
         row = get_visible_batch(self.principal, batch_id)
         headers = None if row.is_finished else {"Retry-After": "5"}
         return codec.make_json_response(make_batch_document(row), headers=headers)
+
+
+class BatchOutputView(ApiView):
+    @batch_operations.get_batch_output
+    def get(self, request: HttpRequest, batch_id: str) -> HttpResponseBase:
+        row = get_visible_batch(self.principal, batch_id)
+        name = f"{row.public_id}_output.jsonl"
+        return send_pieces(
+            self.principal,
+            name,
+            lambda: results.open_output_source(row),
+            lambda source: results.read_output(row, source),
+        )
 
 
 class CancelBatchView(ApiView):

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from typing import IO
+from collections.abc import Callable, Iterator
 
 from django.core.files.base import File
-from django.http import FileResponse, HttpRequest, HttpResponse
+from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
 from django.http.response import HttpResponseBase
+from django.utils.http import content_disposition_header
 
 from api import codec
+from api.auth import Principal
 from api.errors.problems import ApiError
 from api.file_batches import files
 from api.file_batches.documents import make_file_document, make_page
@@ -84,21 +86,41 @@ class FileContentView(ApiView):
     @batch_operations.get_file_content
     def get(self, request: HttpRequest, file_id: str) -> HttpResponseBase:
         row = files.get_visible_file(self.principal, file_id)
-        with contextlib.ExitStack() as held:
-            if not held.enter_context(process.current.wait_slots.take_slot(self.principal.user_id, DOWNLOAD_S)):
-                raise ApiError(BUSY, "overloaded", retry_after_s=5)
-            content = held.enter_context(files.open_content(row))
-            connections.release_connection()  # a client may read slowly
-            sent = SentFile(content, row.name, held.pop_all())
-        return FileResponse(sent, content_type="application/octet-stream", headers={"Content-Length": row.size})
+        return send_pieces(self.principal, row.name, lambda: files.open_content(row), File.chunks, size=row.size)
 
 
-class SentFile(File):  # type: ignore[type-arg]  # not generic at run time
-    """A file that is sent to a client. Its request keeps a slot until it is closed, as it holds a thread."""
+def send_pieces(
+    principal: Principal,
+    name: str,
+    open_file: Callable[[], File[bytes]],
+    read: Callable[[File[bytes]], Iterator[bytes]],
+    *,
+    size: int | None = None,
+) -> StreamingHttpResponse:
+    """Send what `read` makes of a file, in pieces, from a slot among the requests that wait.
 
-    def __init__(self, content: IO[bytes], name: str, held: contextlib.ExitStack) -> None:
-        super().__init__(content, name)
-        self._held = held
+    Raises `ApiError` if no slot is free, and the errors of `open_file`.
+    """
+    with contextlib.ExitStack() as held:
+        if not held.enter_context(process.current.wait_slots.take_slot(principal.user_id, DOWNLOAD_S)):
+            raise ApiError(BUSY, "overloaded", retry_after_s=5)
+        content = held.enter_context(open_file())
+        connections.release_connection()  # a client may read slowly
+        sent = SentPieces(read(content), held.pop_all())
+    headers = {"Content-Disposition": content_disposition_header(as_attachment=False, filename=name)}
+    if size is not None:
+        headers["Content-Length"] = str(size)
+    return StreamingHttpResponse(sent, content_type="application/octet-stream", headers=headers)
+
+
+class SentPieces:
+    """What is sent to a client in pieces. Its request keeps a slot until it is closed, as it holds a thread."""
+
+    def __init__(self, pieces: Iterator[bytes], held: contextlib.ExitStack) -> None:
+        self._pieces, self._held = pieces, held
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self._pieces
 
     def close(self) -> None:
         self._held.close()
