@@ -1,4 +1,4 @@
-"""Small models of real architectures with random weights, for every task that is served: built in a second, no hub.
+"""Small models of real architectures with random weights, for the tasks that tests run: built in a second, no hub.
 
     folder = build("fill-mask", Path("/tmp/fill"))        # then: task = "fill-mask", model = the folder
 

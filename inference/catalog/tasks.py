@@ -1,6 +1,6 @@
 """The properties of each task, except its pipeline's feed, which is in `inference.engines.inputs.feeds`.
 
-A new pipeline task needs an entry of `TASKS`, its classes in `_MODEL_CLASSES`, and a feed there.
+A new pipeline task needs an entry of `TASKS`, and a feed there.
 """
 
 from __future__ import annotations
@@ -104,6 +104,7 @@ class Task:
     shape: AnswerShape = AnswerShape.AS_IT_IS
     example: Mapping[str, Any] | None = None  # the body of a request; None if an input is a file
     measured_with: Mapping[str, Any] = field(default_factory=dict)  # parameters with which `manage.py tune` measures
+    model_classes: tuple[str, ...] = ("AutoModel",)  # of transformers: one of them loads a model with all its weights
     package: str = ""  # a package that is in no requirements file, and that every model of the task needs
 
     @property
@@ -191,6 +192,7 @@ def index_tasks(tasks: Iterable[Task]) -> dict[str, Task]:
 TASKS = index_tasks((
     _text(
         name="text-classification",
+        model_classes=("AutoModelForSequenceClassification",),
         classifies=True,
         compiles=True,
         aliases=("sentiment-analysis",),
@@ -200,6 +202,7 @@ TASKS = index_tasks((
     ),
     _text(
         name=RANKING,
+        model_classes=("AutoModelForSequenceClassification",),
         pipeline="text-classification",
         ranks=True,
         compiles=True,
@@ -211,6 +214,7 @@ TASKS = index_tasks((
     _text(name="feature-extraction", compiles=True, parameters_at_root=True),
     _text(
         name="fill-mask",
+        model_classes=("AutoModelForMaskedLM",),
         compiles=True,
         parameters={
             "top_k": _make_top_k(100),
@@ -220,6 +224,7 @@ TASKS = index_tasks((
     ),
     _text(
         name="token-classification",
+        model_classes=("AutoModelForTokenClassification",),
         compiles=True,
         aliases=("ner",),
         parameters={
@@ -232,6 +237,7 @@ TASKS = index_tasks((
     ),
     _text(
         name="zero-shot-classification",
+        model_classes=("AutoModelForSequenceClassification",),
         compiles=True,
         rows=repeat_input_per_label,
         parameters={**_ZERO_SHOT, "multi_label": _FLAG},
@@ -242,6 +248,7 @@ TASKS = index_tasks((
     ),
     _text(
         name="text-generation",
+        model_classes=("AutoModelForCausalLM",),
         check=input_checks.check_prompt,
         takes_chats=True,
         generates=True,
@@ -271,21 +278,41 @@ TASKS = index_tasks((
         example={"inputs": "The capital of France is"},
         measured_with={"max_new_tokens": 16, "do_sample": False},
     ),
-    _image(name="image-classification", compiles=True, parameters=_CLASSIFICATION),
-    _sound(name="audio-classification", compiles=True, parameters=_CLASSIFICATION),
+    _image(
+        name="image-classification",
+        model_classes=("AutoModelForImageClassification",),
+        compiles=True,
+        parameters=_CLASSIFICATION,
+    ),
+    _sound(
+        name="audio-classification",
+        model_classes=("AutoModelForAudioClassification",),
+        compiles=True,
+        parameters=_CLASSIFICATION,
+    ),
     _sound(
         name="automatic-speech-recognition",
+        model_classes=("AutoModelForCTC", "AutoModelForTDT", "AutoModelForSpeechSeq2Seq"),
         transcribes=True,
         parameters={"return_timestamps": _FLAG},
         neutral={**_EMPTY_SETTINGS, "return_timestamps": (False,)},  # models whose tokens are letters refuse it
     ),
     _image(name="image-feature-extraction"),
-    _image(name="image-segmentation", shape=AnswerShape.SEGMENTS),
-    _image(name="object-detection", parameters={"threshold": ParameterSpec(type="number", min=0, max=1)}),
-    _image(name="depth-estimation"),
-    _image(name="mask-generation"),
+    _image(
+        name="image-segmentation",
+        model_classes=("AutoModelForImageSegmentation", "AutoModelForSemanticSegmentation"),
+        shape=AnswerShape.SEGMENTS,
+    ),
+    _image(
+        name="object-detection",
+        model_classes=("AutoModelForObjectDetection",),
+        parameters={"threshold": ParameterSpec(type="number", min=0, max=1)},
+    ),
+    _image(name="depth-estimation", model_classes=("AutoModelForDepthEstimation",)),
+    _image(name="mask-generation", model_classes=("AutoModelForMaskGeneration",)),
     _image(
         name="zero-shot-image-classification",
+        model_classes=("AutoModelForZeroShotImageClassification",),
         parameters=_ZERO_SHOT,
         translate=split_labels,
         measured_with={"candidate_labels": ["a town", "a river"]},
@@ -296,12 +323,18 @@ TASKS = index_tasks((
         translate=split_labels,
         measured_with={"candidate_labels": ["speech", "music"]},
     ),
-    Task(name="zero-shot-object-detection"),
-    Task(name="document-question-answering"),
-    Task(name="image-text-to-text", takes_chats=True, neutral=neutral_values.GENERATION),
-    Task(name="table-question-answering", package="pandas"),
+    Task(name="zero-shot-object-detection", model_classes=("AutoModelForZeroShotObjectDetection",)),
+    Task(name="document-question-answering", model_classes=("AutoModelForDocumentQuestionAnswering",)),
+    Task(
+        name="image-text-to-text",
+        model_classes=("AutoModelForImageTextToText",),
+        takes_chats=True,
+        neutral=neutral_values.GENERATION,
+    ),
+    Task(name="table-question-answering", model_classes=("AutoModelForTableQuestionAnswering",), package="pandas"),
     _text(
         name="text-to-audio",
+        model_classes=("AutoModelForTextToWaveform", "AutoModelForTextToSpectrogram"),
         aliases=("text-to-speech",),
         neutral=_EMPTY_SETTINGS,
         shape=AnswerShape.SOUND,
@@ -319,28 +352,6 @@ TASKS = index_tasks((
 ))  # fmt: skip
 _UNKNOWN = Task(is_pipeline=False)
 _OWN = BuiltIn()
-# The classes of transformers that have a task's head. Models of other tasks have none.
-_MODEL_CLASSES = {
-    "text-classification": ("AutoModelForSequenceClassification",),
-    RANKING: ("AutoModelForSequenceClassification",),
-    "fill-mask": ("AutoModelForMaskedLM",),
-    "token-classification": ("AutoModelForTokenClassification",),
-    "zero-shot-classification": ("AutoModelForSequenceClassification",),
-    "text-generation": ("AutoModelForCausalLM",),
-    "image-classification": ("AutoModelForImageClassification",),
-    "audio-classification": ("AutoModelForAudioClassification",),
-    "automatic-speech-recognition": ("AutoModelForCTC", "AutoModelForTDT", "AutoModelForSpeechSeq2Seq"),
-    "image-segmentation": ("AutoModelForImageSegmentation", "AutoModelForSemanticSegmentation"),
-    "object-detection": ("AutoModelForObjectDetection",),
-    "depth-estimation": ("AutoModelForDepthEstimation",),
-    "mask-generation": ("AutoModelForMaskGeneration",),
-    "zero-shot-image-classification": ("AutoModelForZeroShotImageClassification",),
-    "zero-shot-object-detection": ("AutoModelForZeroShotObjectDetection",),
-    "document-question-answering": ("AutoModelForDocumentQuestionAnswering",),
-    "image-text-to-text": ("AutoModelForImageTextToText",),
-    "table-question-answering": ("AutoModelForTableQuestionAnswering",),
-    "text-to-audio": ("AutoModelForTextToWaveform", "AutoModelForTextToSpectrogram"),
-}
 
 
 def find_built_in(engine: str) -> BuiltIn:
@@ -354,11 +365,6 @@ def find_task(name: str) -> Task:
     Such an engine may have made up the name.
     """
     return TASKS.get(name, _UNKNOWN)
-
-
-def find_model_classes(name: str) -> tuple[str, ...]:
-    """Return the classes of transformers of which one loads a model for the task with all its weights."""
-    return _MODEL_CLASSES.get(find_task(name).name, ("AutoModel",))
 
 
 def list_pipeline_tasks() -> list[str]:

@@ -139,7 +139,7 @@ def _describe_hub_problem(spec: ModelSpec, error: Exception) -> str:
 
 def describe_conversion(spec: ModelSpec, checkpoint: str = "folder") -> str:
     """Return the code that saves a model as safetensors with the head of its task, which `AutoModel` would lose."""
-    classes = tasks.find_model_classes(spec.task)
+    classes = tasks.find_task(spec.task).model_classes
     return " or ".join(f"{name}.from_pretrained({checkpoint}).save_pretrained(folder)" for name in classes)
 
 

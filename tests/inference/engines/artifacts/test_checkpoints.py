@@ -129,4 +129,4 @@ class CheckpointTests(TestCase):
     def test_the_classes_of_each_task_are_those_of_transformers(self) -> None:
         for task in {tasks.find_task(name).name for name in tasks.list_pipeline_tasks()}:
             expected = tuple(kind.__name__ for kind in check_task(tasks.find_task(task).pipeline or task)[1]["pt"])
-            self.assertEqual(tasks.find_model_classes(task), expected, task)
+            self.assertEqual(tasks.find_task(task).model_classes, expected, task)
