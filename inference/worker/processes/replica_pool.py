@@ -317,7 +317,7 @@ class ReplicaPool:
         )
 
     def find_idle_pids(self) -> list[int]:
-        """Return the pids of the replicas that would start a call at once."""
+        """Return the pids of the replicas that would start a call at once, the eldest process first."""
         return [each.pid for each in self.processes.values() if self._is_idle(each) and self._takes_calls(each)]
 
     def has_process(self, pid: int) -> bool:

@@ -26,13 +26,13 @@ class Scheduler:
         self._others_turn: set[int] = set()  # pids of children that ran steps last: new batches have the next turn
 
     def give_out_work(self) -> None:
-        """Give work to every idle replica: first to that with the fewest open batches, of equals to the eldest.
+        """Give work to every idle replica, in the order of `find_idle_pids`.
 
         Loading and unloading of models goes before.
         """
         if self.may_begin:
             self._pool.assign_models()
-        idle = sorted(self._pool.find_idle_pids(), key=lambda pid: len(self.list_open_batches(pid)))
+        idle = self._pool.find_idle_pids()
         for place, pid in enumerate(idle):
             self._give_work(pid, idle=len(idle) - place)
         self._give_work_ahead()
