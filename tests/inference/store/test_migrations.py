@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from unittest import skipUnless
 
+from django.core.management import call_command
 from django.db import connection, migrations
 from django.db.migrations.loader import MigrationLoader
 from django.db.migrations.operations.base import Operation
@@ -13,6 +14,11 @@ from django.test import SimpleTestCase, TestCase, TransactionTestCase
 from inference.store.postgresql.operations import AddIndexBesideWriters
 
 FIRST = ("0001", "0002", "0003")  # of the first days: no table was large yet
+
+
+class CompleteTests(TestCase):
+    def test_no_change_of_a_model_is_without_its_migration(self) -> None:
+        call_command("makemigrations", check_changes=True, dry_run=True, verbosity=0)
 
 
 class MigrationTests(SimpleTestCase):
