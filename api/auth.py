@@ -17,7 +17,8 @@ from api.errors.problems import ApiError
 from api.models import PREFIX, ApiKey, FileBatch, StoredFile, digest_key
 from api.usage import UsageCounter
 from inference import clock, process
-from inference.models import PATIENT, Bulk, Job, Priority
+from inference.models import Bulk, Job
+from inference.priority import PATIENT, Priority
 from inference.retry_policy import is_away
 
 logger = logging.getLogger(__name__)
@@ -119,7 +120,8 @@ def require_cancel_or_retry(principal: Principal, row: OwnedRow) -> None:
 def require_priority(principal: Principal, priority: int) -> None:
     """Raise `ApiError` if the priority is high and the principal may not use it."""
     if priority == Priority.HIGH and not principal.may_use_high:
-        raise ApiError("This key may not use the priority high. Send normal or low.", "forbidden")
+        others = " or ".join(each.name.lower() for each in Priority if each != Priority.HIGH)
+        raise ApiError(f"This key may not use the priority high. Send {others}.", "forbidden")
 
 
 class KeyCache:

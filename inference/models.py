@@ -24,6 +24,7 @@ from inference.fields.document_field import DocumentColumn, DocumentField
 from inference.fields.ids import make_row_id
 from inference.fields.indexes import IndexWithoutParts
 from inference.fields.json_field import JSONField
+from inference.priority import Priority
 from inference.telemetry.plurals import count_of
 
 FORMER_USER = "former-user"
@@ -68,22 +69,6 @@ class Status(models.TextChoices):
 
 WAITING = (Status.QUEUED, Status.RUNNING)
 TERMINAL = (Status.SUCCEEDED, Status.FAILED, Status.CANCELLED, Status.EXPIRED)
-
-
-class Priority(models.IntegerChoices):
-    """The priority of a job. A smaller number goes first.
-
-    The numbers are stored, and none is free between two: a migration has to move those behind a new one. The broker's
-    numbers are in `inference.broker`, OpenAI's words in `api.requests.dialects.base`, the client's in
-    `batch_inference_client.command`; a test compares them.
-    """
-
-    HIGH = 1
-    NORMAL = 2
-    LOW = 3
-
-
-PATIENT = Priority.LOW  # and larger numbers: no client waits for each of these jobs, and their limits are their own
 
 
 class Bulk(models.Model):

@@ -12,7 +12,8 @@ from inference.catalog.lookup import last_spec_of
 from inference.catalog.parameters import ParameterSpec
 from inference.catalog.specs import ModelSpec
 from inference.errors import RETRYABLE_OUTCOMES
-from inference.models import Bulk, Job, Priority, Status
+from inference.models import Bulk, Job, Status
+from inference.priority import Priority
 from inference.status import health, queue_position, worker_catalogs, workers
 from inference.submission import bulk as bulks
 

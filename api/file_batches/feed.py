@@ -30,7 +30,8 @@ from inference.broker.messages import JobMessage
 from inference.catalog.sizes.lengths import Part
 from inference.catalog.specs import digest_parameters
 from inference.errors import InferenceError, InvalidInput, UnknownModel
-from inference.models import WAITING, Bulk, Job, Priority, Status
+from inference.models import WAITING, Bulk, Job, Status
+from inference.priority import Priority
 from inference.retry_policy import is_away
 from inference.store import outcome_records, rows
 from inference.store.job_messages import make_message

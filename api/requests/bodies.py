@@ -13,7 +13,7 @@ from api.requests.fields import Anything, Body, Choice, Seconds, StrictArray, St
 from inference.catalog import wording
 from inference.catalog.lookup import spec_of
 from inference.errors import make_field_error
-from inference.models import Priority
+from inference.priority import Priority
 from inference.submission.submissions import Submission
 
 PRIORITIES = {priority.name.lower(): priority for priority in Priority}
@@ -36,7 +36,7 @@ class JobBody(Body):
     model = StrictString(max_length=100, help_text="A name of GET /v1/models.")
     inputs = Anything(help_text="One input, or a list of several that form one job.")
     parameters = StrictObject(required=False, help_text="What the model allows: see GET /v1/models/{name}.")
-    priority = Choice(PRIORITIES, required=False, help_text="high, normal or low.")
+    priority = Choice(PRIORITIES, required=False, help_text="What runs first; normal is the default.")
     expires_in = Seconds(*EXPIRES_IN_S, required=False, help_text="Seconds; a job not started by then expires.")
     webhook = StrictString(
         required=False, help_text="Address that is called when the job is finished, if webhooks are configured."
@@ -57,7 +57,7 @@ class BulkBody(Body):
     model = StrictString(max_length=100, help_text="A name of GET /v1/models.")
     inputs = StrictArray(help_text="Inputs, a job each.")
     parameters = StrictObject(required=False, help_text="For all of them.")
-    priority = Choice(PRIORITIES, required=False, help_text="high, normal or low, which is the default here.")
+    priority = Choice(PRIORITIES, required=False, help_text="What runs first; low is the default here.")
     expires_in = Seconds(*EXPIRES_IN_S, required=False, help_text="Seconds.")
 
 

@@ -27,13 +27,13 @@ from inference.models import (
     Grain,
     Job,
     Mark,
-    Priority,
     Status,
     Webhook,
     WebhookState,
     Worker,
     WorkerState,
 )
+from inference.priority import Priority
 from inference.store import rows
 
 MODELS = {"sentiment": 45, "embeddings": 25, "fill": 15, "entities": 10, "chat": 5}  # of a hundred jobs

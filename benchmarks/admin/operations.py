@@ -19,7 +19,8 @@ from django.urls import reverse
 from benchmarks.admin.fill import MODELS, UNUSED, Month
 from inference import errors
 from inference.figures import series
-from inference.models import Act, Bulk, Job, Priority, Status, Webhook, WebhookState, WorkerState
+from inference.models import Act, Bulk, Job, Status, Webhook, WebhookState, WorkerState
+from inference.priority import Priority
 
 FIRST_ROWS = 600  # of an export: its first chunk, and the next
 JOBS = "admin:inference_job_changelist"

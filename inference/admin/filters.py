@@ -24,11 +24,13 @@ from inference.admin.job_lookups import MINUTES
 from inference.catalog.lookup import get_catalog_or_empty
 from inference.fields.ids import make_first_id
 from inference.fields.json_field import escape_for_database
-from inference.models import Job, Priority, Status, Worker
+from inference.models import Job, Status, Worker
+from inference.priority import PATIENT, Priority
 from inference.status import workers
 from inference.telemetry.control_characters import escape_text
 
 COUNT_LIMIT = 10_000
+PATIENT_VALUES = {str(each.value) for each in Priority if each >= PATIENT}
 
 
 class BoundedPaginator(Paginator):  # type: ignore[type-arg]  # not generic at run time
@@ -168,11 +170,11 @@ class PriorityFilter(JobFilter):
         """Select jobs by priority, with the condition of the index of priorities where that index helps.
 
         Most jobs are of normal priority, and in no index. For other priorities the query states that they are not
-        normal, as `ErrorFilter` does for errors. It does not for low priority together with a filter that has a better
-        index: there may be many such jobs, and SQLite would not use the better one.
+        normal, as `ErrorFilter` does for errors. It does not for a patient priority together with a filter that has a
+        better index: there may be many such jobs, and SQLite would not use the better one.
         """
         found = super().queryset(request, queryset)
-        is_many = self.value() == str(Priority.LOW.value) and {"model", "worker", "error_code"} & request.GET.keys()
+        is_many = self.value() in PATIENT_VALUES and {"model", "worker", "error_code"} & request.GET.keys()
         is_indexed = self.value() not in (None, "", str(Priority.NORMAL.value)) and not is_many
         return found.exclude(priority=Priority.NORMAL) if is_indexed else found
 

@@ -10,10 +10,11 @@ from pathlib import Path
 
 from django.conf import settings
 
+from inference.priority import Priority
+
 LONGEST_SOCKET_PATH = 103  # bytes on macOS; Linux takes 107
 LONGEST_ROOT = 60  # leaves room for the folder's and the socket's names
-PRIORITIES = (1, 2, 3)  # high, normal, low: a Redis list each, which workers look at in this order
-PRIORITY_STEPS = (0, *PRIORITIES)  # an earlier version put messages that it sent again into the first
+PRIORITY_STEPS = (0, *Priority)  # an earlier version put messages that it sent again into the first
 
 KOMBU_KEYS = {  # keys of kombu's Redis transport, by option; its other keys have the name of an exchange in them
     "unacked_key": "unacked",

@@ -13,9 +13,12 @@ import orjson
 from celery import current_app
 from uuid_utils import uuid4
 
+from inference.priority import Priority
+
 TASK = "inference.run"
 MOST_PACKED = 1000  # jobs of one message that a worker reads
-AMQP_PRIORITIES = {1: 6, 2: 4, 3: 0}  # the largest goes first; a quorum queue distinguishes 5 and above from the rest
+# The largest goes first. A quorum queue distinguishes 5 and above from the rest.
+AMQP_PRIORITIES: dict[int, int] = {each: 6 if each == Priority.HIGH else len(Priority) - each for each in Priority}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +35,7 @@ class JobMessage:
     group: str  # digest of the parameters: only equal ones share a batch
     size: int  # items
     length: int  # of the longest item, in tokens
-    priority: int  # 1 high, 2 normal, 3 low
+    priority: int  # of `Priority`
     created_at: float  # s since the epoch
     expires_at: float | None  # s since the epoch
     owner: str | None = None  # the primary key of the job's owner: owners take turns

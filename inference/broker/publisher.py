@@ -13,6 +13,7 @@ from django.conf import settings
 
 from inference.broker import address, other_broker_publisher, redis_client
 from inference.broker.messages import JobMessage, make_redis_envelope
+from inference.priority import Priority
 from inference.retry_policy import is_away
 
 CHUNK = 500  # messages in one command: a server runs one command at a time
@@ -59,9 +60,9 @@ def list_waiting_priorities(queues: Sequence[str]) -> dict[str, set[int]]:
     """
     if not uses_redis():
         lengths = other_broker_publisher.get_publisher().read_queue_lengths(queues)
-        return {queue: set(address.PRIORITIES if length else ()) for queue, length in lengths.items()}
+        return {queue: set(Priority if length else ()) for queue, length in lengths.items()}
     return {
-        queue: {priority for priority, length in zip(address.PRIORITIES, lengths, strict=True) if length or of_any}
+        queue: {priority for priority, length in zip(Priority, lengths, strict=True) if length or of_any}
         for queue, (of_any, *lengths) in _read_list_lengths(queues).items()
     }
 

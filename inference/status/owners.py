@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 
 from django.db import connection, transaction
 
-from inference.models import Job, Priority, Status
+from inference.models import Job, Status
+from inference.priority import Priority
 from inference.status.workers import Remembered
 
 MOST_OWNERS = 32  # owners that one query looks at

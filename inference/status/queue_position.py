@@ -17,7 +17,8 @@ from django.db.models import Count, QuerySet
 from inference.batching.shares import ONE_IN
 from inference.catalog import lookup
 from inference.catalog.specs import ModelSpec
-from inference.models import PATIENT, Job, Status
+from inference.models import Job, Status
+from inference.priority import PATIENT
 from inference.status import owners, workers
 from inference.status.workers import Remembered
 

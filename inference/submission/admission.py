@@ -16,7 +16,8 @@ from django.db.models import QuerySet
 from inference import process
 from inference.catalog.specs import ModelSpec
 from inference.errors import InvalidInput, Overloaded, QueueFull, TooManyQueued
-from inference.models import PATIENT, Job, Priority, Status
+from inference.models import Job, Status
+from inference.priority import PATIENT, Priority
 from inference.retry_policy import is_away
 from inference.status import queue_position, workers
 from inference.submission.submissions import Terms

@@ -12,7 +12,8 @@ from uuid import UUID
 from inference import clock
 from inference.catalog.specs import ModelSpec
 from inference.errors import InferenceError
-from inference.models import Job, Priority
+from inference.models import Job
+from inference.priority import Priority
 from inference.store import rows
 from inference.telemetry import tracing
 

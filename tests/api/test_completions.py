@@ -11,6 +11,7 @@ from django.test import SimpleTestCase, override_settings
 
 from api.answers.completions import completion as shapes
 from api.answers.completions.logprobs import list_all_scores, make_text_logprobs, measure_prompt
+from api.requests.dialects.base import PRIORITIES_BY_TIER
 from api.requests.dialects.generation import completions
 from inference.catalog.input_checks import TOKENS
 from inference.catalog.lookup import spec_of
@@ -212,7 +213,7 @@ class ReadTests(SimpleTestCase):
                 self.assertEqual(read.submission.priority, priority)
         for wrong in ("fast", 1, ["flex"]):
             error = self.refused({"model": "prompts", "messages": HELLO, "service_tier": wrong})
-            self.assertEqual(error.message, "service_tier: must be one of auto, default, flex, priority.")
+            self.assertEqual(error.message, f"service_tier: must be one of {', '.join(PRIORITIES_BY_TIER)}.")
 
     def test_what_would_is_refused_by_name(self) -> None:
         changing: dict[str, Any] = {

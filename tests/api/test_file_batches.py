@@ -25,7 +25,8 @@ from api.models import BatchStatus, FileBatch, FileState, StoredFile
 from api.requests import file_form
 from inference.catalog import lookup
 from inference.errors import EngineError
-from inference.models import Bulk, Job, Priority, Status
+from inference.models import Bulk, Job, Status
+from inference.priority import Priority
 from inference.store import outcome_records
 from inference.upkeep import retention
 from tests.api.base import Answer, ApiTestCase, Laborer, Response

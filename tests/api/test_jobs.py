@@ -6,7 +6,8 @@ from django.test import override_settings
 
 from inference.figures import ledger
 from inference.figures.sample import SERVICE
-from inference.models import Figure, Job, Priority, Status, Webhook
+from inference.models import Figure, Job, Status, Webhook
+from inference.priority import Priority
 from inference.status import workers
 from tests import echo
 from tests.api.base import ApiTestCase

@@ -17,7 +17,8 @@ from api.auth import keyring
 from api.errors.problems import ApiError
 from api.models import ApiKey, digest_key
 from inference.broker import redis_client
-from inference.models import Job, Priority
+from inference.models import Job
+from inference.priority import Priority
 from inference.store import rows
 from inference.submission import jobs
 from inference.web_process import rates

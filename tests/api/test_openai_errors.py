@@ -14,7 +14,8 @@ from django.test import override_settings
 from api.models import ApiKey
 from inference.catalog.lookup import spec_of
 from inference.errors import InferenceError, InvalidInput, Lost, OutOfMemory, make_context_length_error
-from inference.models import Job, Priority
+from inference.models import Job
+from inference.priority import Priority
 from inference.submission import jobs
 from inference.submission.submissions import Submission
 from tests.api.base import ApiTestCase, Response

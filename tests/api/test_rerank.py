@@ -16,7 +16,8 @@ from api.errors.problems import ApiError
 from api.requests.dialects import rerank
 from inference.catalog.lookup import spec_of
 from inference.errors import InvalidInput, UnknownModel
-from inference.models import Job, Priority
+from inference.models import Job
+from inference.priority import Priority
 from tests.api.base import ApiTestCase
 from tests.api.test_completions import answering
 

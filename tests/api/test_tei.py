@@ -20,7 +20,8 @@ from api.requests.dialects.tei import read_embed, read_predict, read_similarity
 from inference.catalog.lookup import spec_of
 from inference.catalog.parameters import ParameterSpec
 from inference.errors import InvalidInput, UnknownModel
-from inference.models import Job, Priority
+from inference.models import Job
+from inference.priority import Priority
 from tests.api.base import ApiTestCase
 from tests.api.test_completions import answering
 from tests.api.test_embeddings import OWN, embed, vector_of

@@ -18,7 +18,8 @@ from api.models import ApiKey
 from inference.admin import filters, job_lookups
 from inference.admin.rendering import display
 from inference.fields.ids import make_first_id
-from inference.models import Bulk, Figure, Grain, Job, Priority, Status, Webhook, WebhookState, Worker, WorkerState
+from inference.models import Bulk, Figure, Grain, Job, Status, Webhook, WebhookState, Worker, WorkerState
+from inference.priority import Priority
 from tests.conditions import ago
 
 JOBS = reverse("admin:inference_job_changelist")

@@ -15,7 +15,8 @@ from inference.catalog.lookup import get_catalog, last_spec_of, spec_of
 from inference.catalog.sizes import lengths
 from inference.catalog.specs import ModelSpec
 from inference.errors import UnknownModel
-from inference.models import Job, Priority
+from inference.models import Job
+from inference.priority import Priority
 from inference.streams.texts import extract_generated_text, extract_single_answer, extract_text, read_scores
 
 NO_TEXT = 'The model\'s answer is not [{"generated_text": "…"}].'

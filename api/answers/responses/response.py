@@ -22,7 +22,8 @@ from api.requests.dialects.base import TIERS, replace_beginning
 from api.requests.dialects.generation.responses import REPEATED, read_repeated_fields
 from api.requests.dialects.generation.tools import requires_call
 from inference.catalog.sizes.lengths import drop_response_fields
-from inference.models import Job, Priority, Status
+from inference.models import Job, Status
+from inference.priority import Priority
 
 PREFIX = "resp_"
 STATUSES = {

@@ -14,11 +14,13 @@ from inference.catalog.lookup import get_catalog, spec_of
 from inference.catalog.neutral_values import OPENAI, OPENAI_IGNORED, Neutral, describe_refusal, is_neutral
 from inference.catalog.specs import ModelSpec
 from inference.errors import InvalidInput, make_field_error
-from inference.models import Priority
+from inference.priority import Priority
 from inference.submission.submissions import Submission
 
 SERVICE_TIER = "service_tier"
-TIERS = {Priority.NORMAL: "default", Priority.LOW: "flex", Priority.HIGH: "priority"}
+TIERS = {each: each.name.lower() for each in Priority} | {  # OpenAI has words for three
+    Priority.NORMAL: "default", Priority.LOW: "flex", Priority.HIGH: "priority",
+}  # fmt: skip
 PRIORITIES_BY_TIER = {"auto": Priority.NORMAL, **{tier: priority for priority, tier in TIERS.items()}}
 MOST_PAIRS, LONGEST_NAME, LONGEST_VALUE = 16, 64, 512  # of metadata
 PLACE = re.compile(r"inputs\[\d+\]")

@@ -21,7 +21,7 @@ from inference.catalog import tasks
 from inference.catalog.neutral_values import Neutral
 from inference.catalog.specs import ModelSpec
 from inference.errors import make_field_error
-from inference.models import Priority
+from inference.priority import Priority
 from inference.submission.submissions import Submission
 
 TEXTS, DOCUMENTS = "texts", "documents"

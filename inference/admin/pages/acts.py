@@ -16,7 +16,8 @@ from django.urls import URLPattern, path
 from inference.admin.readonly import ReadOnlyAdmin
 from inference.admin.rendering import display
 from inference.fields.ids import read_moment
-from inference.models import ACTING, Act, ActState, Priority, Worker
+from inference.models import ACTING, Act, ActState, Worker
+from inference.priority import Priority
 from inference.status import workers
 from inference.telemetry.plurals import count_of
 

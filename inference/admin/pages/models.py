@@ -25,7 +25,8 @@ from inference.batching.costs import CostModel
 from inference.catalog import lookup, specs
 from inference.catalog.parameters import ParameterSpec
 from inference.catalog.specs import ModelSpec
-from inference.models import Job, PausedModel, Priority, Status, Worker
+from inference.models import Job, PausedModel, Status, Worker
+from inference.priority import Priority
 from inference.status import owners, queue_position, worker_catalogs, workers
 from inference.store import pauses_and_drains
 

@@ -23,6 +23,7 @@ from inference.broker.kombu_redis.broadcasts import Broadcasts
 from inference.broker.kombu_redis.fetches import LONGEST_BYTES, Fetches, parse_messages
 from inference.broker.kombu_redis.qos import QoS, Unacked
 from inference.broker.kombu_redis.scripts import FETCH
+from inference.priority import PATIENT
 
 logger = logging.getLogger(__name__)
 
@@ -258,7 +259,8 @@ class Channel(virtual.Channel):
         if no_ack:
             self.qos.forget(tag)
         else:
-            self.qos.keep(raw, tag, key, is_low=key == address.make_redis_key(queue, self.priority_steps[-1]))
+            patient = (address.make_redis_key(queue, step) for step in self.priority_steps if step >= PATIENT)
+            self.qos.keep(raw, tag, key, is_patient=key in patient)
         try:
             callback(message)
         except redis.RedisError:

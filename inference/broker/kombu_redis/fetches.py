@@ -19,6 +19,7 @@ from inference import clock
 from inference.broker import address
 from inference.broker.kombu_redis.qos import Unacked
 from inference.broker.kombu_redis.scripts import FETCH
+from inference.priority import PATIENT
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +34,7 @@ class Lists(enum.IntEnum):
     """The lists that a fetch takes messages from."""
 
     NONE = 0
-    HURRIED = 1  # all but those of the lowest priority
+    HURRIED = 1  # all but those of patient priorities
     ALL = 2
 
 
@@ -114,14 +115,14 @@ class Fetches:
     def _find_room(self) -> tuple[int | None, Lists]:
         """Return for how many jobs there is room (None: for any number), and the lists to fetch from."""
         qos = self._channel.qos
-        if (low := qos.can_consume_low()) != 0:
-            return low, Lists.ALL
+        if (room := qos.can_consume_patient()) != 0:
+            return room, Lists.ALL
         hurried = qos.can_consume_max_estimate() or 0
         return hurried, Lists.HURRIED if hurried else Lists.NONE
 
     def _list_keys(self, queues: Sequence[str], lists: Lists) -> Iterator[tuple[str, str]]:
         """Yield each queue with the key of its list, the highest priority first."""
-        steps = self._channel.priority_steps if lists is Lists.ALL else self._channel.priority_steps[:-1]
+        steps = [step for step in self._channel.priority_steps if lists is Lists.ALL or step < PATIENT]
         yield from ((queue, address.make_redis_key(queue, step)) for step in steps for queue in queues)
 
     def _prepare_connection(self, connection: Any) -> None:

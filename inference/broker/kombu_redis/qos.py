@@ -42,7 +42,7 @@ class Held(NamedTuple):
     raw: Any  # as it was read
     key: str
     jobs: int  # that have not ended
-    is_low: bool
+    is_patient: bool
 
 
 class Unsettled(NamedTuple):
@@ -68,17 +68,17 @@ class QoS:
         self.sending: list[str] = []  # tags of acknowledgements on their way to the server
         self.lost_fetch: float | None = None
         self._held: dict[str, Held] = {}  # by tag
-        self._jobs = self._low_jobs = 0  # of all that are held, of those of the lowest priority
+        self._jobs = self._patient_jobs = 0  # of all that are held, of those of patient priorities
         self._looks = 0  # for messages of lost workers
         self._is_over = False
         self._pid = os.getpid()
         atexit.register(self._restore_at_exit)
 
-    def keep(self, raw: dict[str, Any], tag: str, key: str, *, is_low: bool) -> None:
+    def keep(self, raw: dict[str, Any], tag: str, key: str, *, is_patient: bool) -> None:
         """Add a message; the fetch has recorded it in the server already."""
         self._drop(tag)  # the tag is known if the message was held for too long, and has come again
         jobs = max(1, min(raw["headers"].get("jobs", 1), MOST_PACKED))
-        self._held[tag] = held = Held(raw, key, jobs, is_low)
+        self._held[tag] = held = Held(raw, key, jobs, is_patient)
         self._count(held, 1)
 
     def _drop(self, tag: str) -> None:
@@ -87,7 +87,7 @@ class QoS:
 
     def _count(self, held: Held, sign: int) -> None:
         self._jobs += sign * held.jobs
-        self._low_jobs += sign * held.jobs * held.is_low
+        self._patient_jobs += sign * held.jobs * held.is_patient
 
     def make_room(self, tag: str) -> None:
         """Count one job of this message as ended."""
@@ -98,14 +98,14 @@ class QoS:
             self._count(self._held[tag], 1)
 
     def can_consume_max_estimate(self) -> int | None:
-        """Return how many jobs of all but the lowest priority may be fetched; None without a limit.
+        """Return how many jobs of all but patient priorities may be fetched; None without a limit.
 
-        They have the prefetch count for themselves, however many jobs of the lowest priority are held.
+        They have the prefetch count for themselves, however many jobs of patient priorities are held.
         """
-        return self._compute_credit(self._jobs - self._low_jobs)
+        return self._compute_credit(self._jobs - self._patient_jobs)
 
-    def can_consume_low(self) -> int | None:
-        """Return how many jobs of any priority, the lowest one too, may be fetched; None without a limit."""
+    def can_consume_patient(self) -> int | None:
+        """Return how many jobs of any priority, patient ones too, may be fetched; None without a limit."""
         return self._compute_credit(self._jobs)
 
     def _compute_credit(self, held: int) -> int | None:
@@ -291,7 +291,7 @@ class QoS:
     def _take_all(self) -> list[Unacked]:
         messages = [self._make_unacked(tag) for tag in self._held]
         self._held.clear()
-        self._jobs = self._low_jobs = 0
+        self._jobs = self._patient_jobs = 0
         return messages
 
     def _make_unacked(self, tag: str) -> Unacked:

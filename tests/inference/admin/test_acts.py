@@ -17,7 +17,8 @@ from api.models import ApiKey
 from inference.admin import job_lookups
 from inference.admin.pages.acts import list_selection_facts
 from inference.fields.ids import make_row_id
-from inference.models import Act, ActKind, ActState, Bulk, Job, Priority, Status
+from inference.models import Act, ActKind, ActState, Bulk, Job, Status
+from inference.priority import Priority
 from inference.upkeep import acts
 from tests.inference.test_admin import JOBS, MARKUP, AdminCase, make_job, make_worker
 

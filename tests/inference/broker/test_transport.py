@@ -150,7 +150,7 @@ class TransportTests(OnOwnBroker):
             self.send("x")
             self.assertEqual(consumer.get(1), ["x"])
 
-    def test_all_other_priorities_have_the_prefetch_count_beside_the_lowest(self) -> None:
+    def test_those_whom_somebody_waits_for_have_the_prefetch_count_beside_the_patient(self) -> None:
         with mock.patch.object(fetches, "RECHECK_S", 3600):
             consumer = self.driven(prefetch=4)
             self.send(*range(10), step=3)
@@ -168,7 +168,7 @@ class TransportTests(OnOwnBroker):
             consumer.acknowledge(6)
             self.assertEqual(consumer.get(4), ["c", "d", "e", 4])
 
-    def test_room_for_the_lowest_priority_is_used_at_once_though_no_word_came(self) -> None:
+    def test_room_for_a_patient_priority_is_used_at_once_though_no_word_came(self) -> None:
         with mock.patch.object(fetches, "RECHECK_S", 3600):
             consumer = self.driven(prefetch=1)
             self.send(0, step=3)
@@ -219,7 +219,7 @@ class TransportTests(OnOwnBroker):
         consumer = self.driven(prefetch=messages.MOST_PACKED + 2)
         self.assertEqual(consumer.get(3), ["x", "y", "z"])
         consumer.channel.make_room(consumer.messages[1].delivery_tag)  # it brought more than it says
-        self.assertEqual(consumer.channel.qos.can_consume_low(), 0)
+        self.assertEqual(consumer.channel.qos.can_consume_patient(), 0)
 
     def test_what_was_not_acknowledged_is_put_back_in_its_order(self) -> None:
         self.send(*range(6))
@@ -346,7 +346,7 @@ class TransportTests(OnOwnBroker):
         consumer.run_until(lambda: len(consumer.messages) == 2)
         consumer.acknowledge()
         room = consumer.channel.qos
-        self.assertEqual((room.can_consume_low(), room.can_consume_max_estimate()), (4, 4))
+        self.assertEqual((room.can_consume_patient(), room.can_consume_max_estimate()), (4, 4))
 
     def test_queues_share_the_prefetch_whatever_their_backlogs(self) -> None:
         self.send(*range(50), queue=A)

@@ -27,13 +27,13 @@ from inference.models import (
     Grain,
     Job,
     PausedModel,
-    Priority,
     Status,
     Webhook,
     WebhookState,
     Worker,
     WorkerState,
 )
+from inference.priority import Priority
 from inference.status import attention, workers
 from inference.status.attention import locks, servers
 from inference.status.attention.item import AttentionItem

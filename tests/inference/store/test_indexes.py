@@ -15,7 +15,8 @@ from django.test import TestCase
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from inference.models import Job, Priority, Status
+from inference.models import Job, Status
+from inference.priority import Priority
 from inference.status.attention import jobs
 from inference.webhooks import delivery
 

@@ -7,7 +7,8 @@ from django.db import IntegrityError
 from django.test import TransactionTestCase
 from django.utils import timezone
 
-from inference.models import Bulk, Job, Priority, Status
+from inference.models import Bulk, Job, Status
+from inference.priority import Priority
 from inference.store import rows
 from inference.store.job_messages import make_message
 

@@ -16,7 +16,8 @@ from django.test.utils import CaptureQueriesContext
 from inference import budget, errors, process
 from inference.catalog import request_validation
 from inference.catalog.lookup import spec_of
-from inference.models import Job, Priority, Status
+from inference.models import Job, Status
+from inference.priority import Priority
 from inference.store import connections as store_connections
 from inference.store import rows
 from inference.submission import admission, bulk, jobs

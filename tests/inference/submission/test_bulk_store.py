@@ -15,7 +15,8 @@ from inference.broker import publisher, redis_client
 from inference.broker.address import queue_of
 from inference.catalog.lookup import spec_of
 from inference.catalog.reader import parse_catalog
-from inference.models import Job, Priority
+from inference.models import Job
+from inference.priority import Priority
 from inference.submission import bulk, bulk_store
 from inference.submission.submissions import BulkItem, BulkSubmission
 from inference.upkeep import reconcile

@@ -16,7 +16,8 @@ from inference.broker import publisher
 from inference.catalog.lookup import spec_of
 from inference.catalog.specs import ModelSpec
 from inference.fields.worker_documents import LOADING
-from inference.models import Job, Priority, Status, Webhook, Worker, WorkerState
+from inference.models import Job, Status, Webhook, Worker, WorkerState
+from inference.priority import Priority
 from inference.store import notices
 from inference.submission import admission, jobs
 from inference.submission.submissions import Submission, Terms

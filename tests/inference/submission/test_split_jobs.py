@@ -18,7 +18,8 @@ from inference.broker import publisher, redis_client
 from inference.catalog.lookup import spec_of
 from inference.catalog.reader import parse_catalog
 from inference.catalog.sizes import lengths
-from inference.models import Job, Priority, Status, Webhook
+from inference.models import Job, Status, Webhook
+from inference.priority import Priority
 from inference.status import workers
 from inference.store import rows
 from inference.submission import jobs
