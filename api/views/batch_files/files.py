@@ -114,7 +114,7 @@ def send_pieces(
 
 
 class SentPieces:
-    """What is sent to a client in pieces. Its request keeps a slot until it is closed, as it holds a thread."""
+    """The pieces of a file for a client. Their request keeps a slot until they are closed, as it holds a thread."""
 
     def __init__(self, pieces: Iterator[bytes], held: contextlib.ExitStack) -> None:
         self._pieces, self._held = pieces, held
