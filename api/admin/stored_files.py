@@ -20,9 +20,9 @@ from api.models import FileState, StoredFile
 from inference.admin.filters import OwnerFilter
 from inference.admin.readonly import ReadOnlyAdmin
 from inference.admin.rendering import display
-from inference.fields.uuids import parse_uuid
 from inference.store import connections
 from inference.telemetry.control_characters import escape_line
+from inference.values.uuid_parsing import parse_uuid
 
 M = TypeVar("M", bound=Model)
 

@@ -10,11 +10,11 @@ from uuid import UUID
 from api import codec
 from api.errors.problems import ApiError
 from api.requests.fields import Anything, Body, Choice, Seconds, StrictArray, StrictFlag, StrictObject, StrictString
-from inference.catalog import wording
 from inference.catalog.lookup import spec_of
 from inference.errors import make_field_error
 from inference.priority import Priority
 from inference.submission.submissions import Submission
+from inference.values.descriptions import quote_name, suggest_name
 
 PRIORITIES = {priority.name.lower(): priority for priority in Priority}
 MAX_WAIT_S = 300.0
@@ -188,8 +188,8 @@ def read_idempotency_key(header: str | None) -> str | None:
 def refuse_unknown_parameters(query: Mapping[str, str], names: Collection[str], elsewhere: Mapping[str, str]) -> None:
     """Raise `ApiError` for a parameter that is not in `names`: a misspelt one would be ignored otherwise."""
     if unknown := next((name for name in query if name not in names), None):
-        hint = elsewhere.get(unknown) or wording.suggest_name(unknown, names)
-        raise ApiError(f"Unknown query parameter {wording.quote_name(unknown)!r}; {hint}")
+        hint = elsewhere.get(unknown) or suggest_name(unknown, names)
+        raise ApiError(f"Unknown query parameter {quote_name(unknown)!r}; {hint}")
 
 
 def read_submission(body: Mapping[str, Any]) -> Submission:

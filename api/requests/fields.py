@@ -14,7 +14,7 @@ from rest_framework import serializers
 from rest_framework.fields import empty
 from rest_framework.validators import ProhibitSurrogateCharactersValidator
 
-from inference.catalog import wording
+from inference.values.descriptions import json_type_of, quote_name, suggest_name
 
 LOOKED_FOR_BEFORE = (ProhibitNullCharactersValidator, ProhibitSurrogateCharactersValidator)
 MAX_UNKNOWN_SHOWN = 3  # most unknown fields of one body that the answer names
@@ -28,7 +28,7 @@ class Strict(serializers.Field[Any, Any, Any, Any]):
 
     def to_internal_value(self, data: object) -> Any:
         if type(data) not in self.types:
-            raise serializers.ValidationError(f"must be {self.what}, not {wording.json_type_of(data)}.")
+            raise serializers.ValidationError(f"must be {self.what}, not {json_type_of(data)}.")
         return data
 
 
@@ -105,10 +105,10 @@ class Body(serializers.Serializer[None]):
 
     def to_internal_value(self, data: object) -> dict[str, Any]:
         if not isinstance(data, dict):
-            raise serializers.ValidationError(f"The body must be a JSON object, not {wording.json_type_of(data)}.")
+            raise serializers.ValidationError(f"The body must be a JSON object, not {json_type_of(data)}.")
         unknown = (name for name, value in data.items() if name not in self.fields_by_name and value is not None)
         if errors := {
-            wording.quote_name(name): self._describe_unknown_field(name) for name in islice(unknown, MAX_UNKNOWN_SHOWN)
+            quote_name(name): self._describe_unknown_field(name) for name in islice(unknown, MAX_UNKNOWN_SHOWN)
         }:
             raise serializers.ValidationError(errors)
         values: dict[str, Any] = {}
@@ -135,4 +135,4 @@ class Body(serializers.Serializer[None]):
         return list(self.fields_by_name)
 
     def _describe_unknown_field(self, name: str) -> str:
-        return f"unknown field; {self.elsewhere.get(name) or wording.suggest_name(name, self.accepted_names)}"
+        return f"unknown field; {self.elsewhere.get(name) or suggest_name(name, self.accepted_names)}"

@@ -16,9 +16,9 @@ from api.errors.problems import ApiError
 from api.requests.bodies import read_limit
 from inference.catalog.specs import NAME
 from inference.fields.ids import make_first_id
-from inference.fields.uuids import parse_uuid
 from inference.models import Bulk, Job, Status
 from inference.store import output_pages
+from inference.values.uuid_parsing import parse_uuid
 
 PAGE, LONGEST_PAGE = 50, 500
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)

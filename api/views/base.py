@@ -19,13 +19,13 @@ from api.requests import bodies
 from api.server.middleware import format_route
 from inference import process
 from inference.errors import JobNotFound, UnknownOwner
-from inference.fields.uuids import parse_uuid
 from inference.models import Job
 from inference.store import connections
 from inference.submission import jobs
 from inference.submission.submissions import Terms
 from inference.telemetry import logs
 from inference.upkeep import retention
+from inference.values.uuid_parsing import parse_uuid
 
 T = TypeVar("T", bound=Terms)
 

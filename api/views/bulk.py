@@ -12,9 +12,9 @@ from api.requests import bodies
 from api.requests import bulk as bulk_body
 from api.views.base import ApiView, add_etag, read_body, read_media_type
 from inference.errors import BulkNotFound
-from inference.fields.uuids import parse_uuid
 from inference.models import Bulk
 from inference.submission import bulk
+from inference.values.uuid_parsing import parse_uuid
 
 
 class BulksView(ApiView):

@@ -29,8 +29,8 @@ from inference import clock, errors
 from inference.admin import api_keys
 from inference.fields.ids import make_first_id
 from inference.fields.json_field import dumps, escape_for_database
-from inference.fields.uuids import parse_uuid
 from inference.models import Job
+from inference.values.uuid_parsing import parse_uuid
 
 if TYPE_CHECKING:
     from django.contrib.auth.models import AbstractBaseUser, AnonymousUser

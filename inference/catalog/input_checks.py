@@ -10,8 +10,8 @@ import binascii
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from inference.catalog import wording
 from inference.errors import InvalidInput, make_field_error
+from inference.values.descriptions import describe_value, json_type_of, quote_name, suggest_name
 
 Check = Callable[[str, Any], None]
 
@@ -67,7 +67,7 @@ def _check_tokens(where: str, value: object) -> None:
         raise make_field_error(where, "must be a list of at least one token.")
     for index, token in enumerate(value):
         if not _is_token(token):
-            reason = f"must be a whole number from 0, not {wording.describe_value(token)}."
+            reason = f"must be a whole number from 0, not {describe_value(token)}."
             raise make_field_error(f"{where}[{index}]", reason)
 
 
@@ -110,14 +110,12 @@ def check_file(where: str, value: object) -> None:
 
 
 def make_input_error(where: str, right: str, value: object) -> InvalidInput:
-    return InvalidInput(f"{where}: must be {right}, not {wording.json_type_of(value)}.", field=where)
+    return InvalidInput(f"{where}: must be {right}, not {json_type_of(value)}.", field=where)
 
 
 def _check_fields(where: str, value: Mapping[str, Any], *known: str) -> None:
     for name in value:
         if name not in known:
-            raise InvalidInput(
-                f"{where}.{wording.quote_name(name)}: unknown field; {wording.suggest_name(name, known)}", field=where
-            )
+            raise InvalidInput(f"{where}.{quote_name(name)}: unknown field; {suggest_name(name, known)}", field=where)
     if known[0] not in value:
         raise InvalidInput(f"{where}.{known[0]}: is required.", field=f"{where}.{known[0]}")

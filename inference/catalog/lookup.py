@@ -12,9 +12,10 @@ from pathlib import Path
 
 from django.conf import settings
 
-from inference.catalog import changes, reader, wording
+from inference.catalog import changes, reader
 from inference.catalog.specs import Catalog, CatalogError, ModelSpec
 from inference.errors import ModelsFileRefused, UnknownModel
+from inference.values.descriptions import quote_name
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +68,7 @@ def spec_of(model: str) -> ModelSpec:
         raise ModelsFileRefused(str(error)) from None
     except KeyError:
         known = ", ".join(sorted(get_catalog()))
-        raise UnknownModel(f"There is no model {wording.quote_name(model)!r}. Known models: {known}.") from None
+        raise UnknownModel(f"There is no model {quote_name(model)!r}. Known models: {known}.") from None
 
 
 class ModelsFile:

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from inference.catalog import wording
 from inference.errors import InvalidInput
+from inference.values.descriptions import describe_value, quote_name, suggest_name
 
 MAX_TEXT = 10_000  # characters of a string, where its spec sets no limit
 MAX_ITEMS = 1000  # items of an array, where its spec sets no limit
@@ -101,7 +101,7 @@ def fill_in_defaults(specs: Mapping[str, ParameterSpec], parameters: Mapping[str
     parameters = {name: value for name, value in parameters.items() if value is not None}
     if unknown := next((name for name in parameters if name not in specs), None):
         raise _make_parameter_error(
-            f"parameters.{wording.quote_name(unknown)}", f"unknown parameter; {_suggest_parameter(unknown, specs)}"
+            f"parameters.{quote_name(unknown)}", f"unknown parameter; {_suggest_parameter(unknown, specs)}"
         )
     values = {}
     for name, spec in specs.items():
@@ -115,7 +115,7 @@ def fill_in_defaults(specs: Mapping[str, ParameterSpec], parameters: Mapping[str
 
 
 def _suggest_parameter(name: str, specs: Mapping[str, ParameterSpec]) -> str:
-    return wording.suggest_name(name, specs) if specs else "this model takes none."
+    return suggest_name(name, specs) if specs else "this model takes none."
 
 
 def is_allowed(spec: ParameterSpec, value: object) -> bool:
@@ -133,11 +133,11 @@ def check_parameter(path: str, spec: ParameterSpec, value: Any) -> Any:
     A number is returned as a float, since models refuse a temperature of 2, but not of 2.0.
     """
     if not is_of_type(value, spec.type):
-        raise _make_parameter_error(path, f"must be {TYPES[spec.type][0]}, not {wording.describe_value(value)}.")
+        raise _make_parameter_error(path, f"must be {TYPES[spec.type][0]}, not {describe_value(value)}.")
     if spec.choices is not None and value not in spec.choices:
         one_of = "one of " if len(spec.choices) > 1 else ""
-        allowed = ", ".join(map(wording.describe_value, spec.choices))
-        raise _make_parameter_error(path, f"must be {one_of}{allowed}, not {wording.describe_value(value)}.")
+        allowed = ", ".join(map(describe_value, spec.choices))
+        raise _make_parameter_error(path, f"must be {one_of}{allowed}, not {describe_value(value)}.")
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         _check_number(path, spec, value)
     elif isinstance(value, str):
@@ -160,7 +160,7 @@ def _check_array(path: str, spec: ParameterSpec, value: list[Any]) -> None:
     for index, item in enumerate(value):
         if spec.items and not is_of_type(item, spec.items):
             raise _make_parameter_error(
-                f"{path}[{index}]", f"must be {TYPES[spec.items][0]}, not {wording.describe_value(item)}."
+                f"{path}[{index}]", f"must be {TYPES[spec.items][0]}, not {describe_value(item)}."
             )
         if isinstance(item, str):
             _check_size(f"{path}[{index}]", "characters", len(item), spec.min_length or 0, spec.max_length or MAX_TEXT)

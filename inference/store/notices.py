@@ -9,8 +9,8 @@ from django.conf import settings
 
 from inference.broker import redis_client
 from inference.errors import BrokerUnavailable
-from inference.fields.uuids import make_uuid_from_hex
 from inference.store import connections
+from inference.values.uuid_parsing import make_uuid_from_hex
 
 logger = logging.getLogger(__name__)
 

@@ -19,9 +19,9 @@ from django.db.models.functions import Now
 
 from inference.fields.ids import make_row_id
 from inference.fields.json_field import JSONField
-from inference.fields.uuids import make_uuid_from_hex
 from inference.models import TERMINAL, Bulk, Job, Status
 from inference.telemetry import tracing
+from inference.values.uuid_parsing import make_uuid_from_hex
 
 if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper

@@ -16,7 +16,7 @@ from django.db import IntegrityError
 from django.db.models import Count
 
 from inference import budget
-from inference.catalog import request_validation, wording
+from inference.catalog import request_validation
 from inference.catalog.sizes import lengths
 from inference.catalog.specs import ModelSpec, digest_parameters
 from inference.errors import BulkNotFound, InferenceError, InvalidInput, NoneAccepted
@@ -29,6 +29,7 @@ from inference.submission import admission, bulk_store, idempotency, jobs
 from inference.submission.bulk_store import NewJob, SharedColumns
 from inference.submission.submissions import BulkItem, BulkSubmission
 from inference.telemetry import logs
+from inference.values.descriptions import cut_text
 from inference.web_process import writer
 
 SHOWN_ERRORS = 100
@@ -182,7 +183,7 @@ def _make_jobs(submission: BulkSubmission, bulk: Bulk) -> Iterator[NewJob]:
             request_validation.check_rows(spec, size)
         except InferenceError as error:
             is_shown = len(bulk.rejected) < SHOWN_ERRORS
-            detail = error.message if is_shown else wording.cut_text(error.message, SHORT_DETAIL)
+            detail = error.message if is_shown else cut_text(error.message, SHORT_DETAIL)
             bulk.rejected.append({"index": index, "job": None, "code": error.code, "detail": detail})
         else:
             yield kind.common.make_job(size, length, inputs=item.inputs, bulk_index=index)

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from api.errors.problems import ApiError
-from inference.catalog import wording
 from inference.catalog.lookup import get_catalog, spec_of
 from inference.catalog.neutral_values import OPENAI, OPENAI_IGNORED, Neutral, describe_refusal, is_neutral
 from inference.catalog.specs import ModelSpec
 from inference.errors import InvalidInput, make_field_error
 from inference.priority import Priority
 from inference.submission.submissions import Submission
+from inference.values.descriptions import json_type_of, quote_name, suggest_name
 
 SERVICE_TIER = "service_tier"
 TIERS = {each: each.name.lower() for each in Priority} | {  # OpenAI has words for three
@@ -67,7 +67,7 @@ def read_fields(document: object) -> dict[str, Any]:
     Raises `InvalidInput` if the body is not a JSON object.
     """
     if not isinstance(document, dict):
-        raise InvalidInput(f"The body must be a JSON object, not {wording.json_type_of(document)}.", field="body")
+        raise InvalidInput(f"The body must be a JSON object, not {json_type_of(document)}.", field="body")
     return {name: value for name, value in document.items() if value is not None}
 
 
@@ -151,13 +151,13 @@ def refuse_unknown_fields(
     for name, value in fields.items():
         if name in known or name in ignored or is_neutral(neutral, name, value):
             continue
-        shown = f"{where}{wording.quote_name(name)}"
+        shown = f"{where}{quote_name(name)}"
         if name not in neutral:
-            raise make_field_error(shown, f"unknown field; {wording.suggest_name(name, known)}")
+            raise make_field_error(shown, f"unknown field; {suggest_name(name, known)}")
         raise make_field_error(shown, describe_refusal(neutral, name))
 
 
 def refuse_other_fields(where: str, fields: Mapping[str, Any], known: Collection[str]) -> None:
     """Raise `InvalidInput` for a field of the object at `where` that is not known and is not empty."""
     if name := next((name for name, value in fields.items() if value and name not in known), None):
-        raise make_field_error(f"{where}.{wording.quote_name(name)}", "is not served here; leave it out.")
+        raise make_field_error(f"{where}.{quote_name(name)}", "is not served here; leave it out.")

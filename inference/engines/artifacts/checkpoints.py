@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from inference.catalog import tasks, wording
+from inference.catalog import tasks
 from inference.catalog.specs import HARMLESS_LABELS, ModelSpec
 from inference.engines.artifacts import weights
 from inference.engines.runtime.exceptions import is_device_failure, is_out_of_memory
 from inference.errors import ModelUnavailable
+from inference.values.descriptions import suggest_name
 
 if TYPE_CHECKING:
     from torch import nn
@@ -73,7 +74,7 @@ def require_harmless_labels(spec: ModelSpec, model: PreTrainedModel) -> None:
         return
     labels, harmless = list(model.config.id2label.values()), spec.options[HARMLESS_LABELS]
     if unknown := next((label for label in harmless if label not in labels), None):
-        hint = wording.suggest_name(unknown, labels)
+        hint = suggest_name(unknown, labels)
         raise ModelUnavailable(f"options.{HARMLESS_LABELS} has {unknown!r}, which is none of its labels; {hint}")
     if set(labels) <= set(harmless):
         raise ModelUnavailable(f"options.{HARMLESS_LABELS} has all of its labels, so that no text is harmful.")

@@ -3,7 +3,7 @@
 import re
 import sys
 
-from inference.catalog import wording
+from inference.values.descriptions import cut_text
 
 MAX_DETAIL = 2000  # characters of a message that are stored in a row
 
@@ -109,4 +109,4 @@ def _read_message(error: BaseException) -> str:
 
 
 def shorten_text(text: str) -> str:
-    return wording.cut_text(text, MAX_DETAIL)
+    return cut_text(text, MAX_DETAIL)

@@ -9,7 +9,7 @@ from typing import Any
 
 from celery.worker.control import Panel
 
-from inference.fields.uuids import parse_uuid
+from inference.values.uuid_parsing import parse_uuid
 from inference.worker.maintenance.housekeeping import Housekeeping
 
 MOST_IDS = 500  # ids of one command

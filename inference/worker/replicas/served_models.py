@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 from django.conf import settings
 
-from inference.catalog import lookup, wording
+from inference.catalog import lookup
 from inference.catalog.specs import Catalog, digest_catalog
 from inference.models import WAITING, Job
+from inference.values.descriptions import suggest_name
 from inference.worker.replicas.registry import ReplicaRegistry
 
 LINGER_S = settings.WORKER_SILENT_S  # a web process may take jobs until it has seen that their model is gone
@@ -36,7 +37,7 @@ def parse_selection(models: Catalog, option: str | None) -> ModelSelection:
         return ModelSelection()
     names = frozenset(part.strip() for part in option.split(","))
     for name in sorted(names - models.keys()):
-        hint = wording.suggest_name(name, models)
+        hint = suggest_name(name, models)
         raise ValueError(f"--models {option}: there is no model {name!r} in models.toml; {hint}")
     return ModelSelection(names)
 

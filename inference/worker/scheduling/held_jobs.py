@@ -11,7 +11,7 @@ from uuid import UUID
 from inference.batching.queue import Item
 from inference.batching.room import Room
 from inference.catalog.specs import ModelSpec
-from inference.fields.uuids import make_uuid_from_hex
+from inference.values.uuid_parsing import make_uuid_from_hex
 from inference.worker.replicas.device_health import Incident
 
 MOST_OVER = 100  # batch ids that a claim names for a job; a job that fails more often has no lease any more

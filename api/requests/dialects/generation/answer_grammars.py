@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from api.requests.dialects.base import read_flag
-from inference.catalog import wording
 from inference.errors import make_field_error
+from inference.values.descriptions import json_type_of, quote_name
 
 OPENAI = "response_format"
 VLLM = "structured_outputs"
@@ -42,7 +42,7 @@ def read_grammar(fields: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, s
     [name] = found
     value = fields[name]
     if not isinstance(value, dict):
-        raise make_field_error(name, f"must be an object, not {wording.json_type_of(value)}.")
+        raise make_field_error(name, f"must be an object, not {json_type_of(value)}.")
     kind, grammar, where = (_read_openai if name == OPENAI else _read_vllm)(value)
     names = {"parameters.grammar.value": f"{name}.{where}", "parameters.grammar": name}
     return {"type": kind, "value": grammar}, names
@@ -68,7 +68,7 @@ def _read_vllm(value: Mapping[str, Any]) -> tuple[str, Any, str]:
     given = {name: each for name, each in value.items() if each is not None and (name in KINDS or each is not False)}
     if unknown := next((name for name in given if name not in VLLM_KINDS), ""):
         reason = f"is not served; send one of {', '.join(VLLM_KINDS)}."
-        raise make_field_error(f"{VLLM}.{wording.quote_name(unknown)}", reason)
+        raise make_field_error(f"{VLLM}.{quote_name(unknown)}", reason)
     if len(given) != 1:
         raise make_field_error(VLLM, f"must have one of {', '.join(VLLM_KINDS)}.")
     [(kind, grammar)] = given.items()

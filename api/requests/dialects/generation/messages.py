@@ -8,8 +8,8 @@ from typing import Any
 from api import codec
 from api.errors.problems import ApiError
 from api.requests.dialects.base import refuse_other_fields
-from inference.catalog import wording
 from inference.errors import make_field_error
+from inference.values.descriptions import json_type_of
 
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 MESSAGE = ("role", "content", "name", "annotations")  # fields that are read, then those that are ignored
@@ -28,7 +28,7 @@ def read_messages(messages: object) -> list[dict[str, Any]]:
 
 def _read_message(where: str, message: object, called: dict[str, str]) -> dict[str, Any]:
     if not isinstance(message, dict):
-        raise make_field_error(where, f"must be an object, not {wording.json_type_of(message)}.")
+        raise make_field_error(where, f"must be an object, not {json_type_of(message)}.")
     role = read_role(f"{where}.role", message.get("role"))
     refuse_other_fields(where, message, FIELDS.get(role, MESSAGE))
     content, calls = message.get("content"), message.get("tool_calls")
@@ -61,7 +61,7 @@ def read_call_id(where: str, call_id: object, called: Mapping[str, str]) -> dict
 
 def _read_calls(where: str, calls: object, called: dict[str, str]) -> list[dict[str, Any]]:
     if not isinstance(calls, list):
-        raise make_field_error(where, f"must be a list, not {wording.json_type_of(calls)}.")
+        raise make_field_error(where, f"must be a list, not {json_type_of(calls)}.")
     return [_read_call(f"{where}[{index}]", call, called) for index, call in enumerate(calls)]
 
 

@@ -20,11 +20,11 @@ from api.requests.dialects.base import (
     replace_beginning,
 )
 from api.requests.dialects.generation import completions, messages, tools
-from inference.catalog import wording
 from inference.catalog.neutral_values import OPENAI, OPENAI_IGNORED, Neutral
 from inference.catalog.sizes.lengths import RESPONSE_FIELDS
 from inference.catalog.specs import ModelSpec
 from inference.errors import InvalidInput, make_field_error
+from inference.values.descriptions import json_type_of
 
 PREVIOUS = "previous_response_id"
 SOURCE = {"source": "instructions"}  # of a message, which a response that follows this one does not have
@@ -151,7 +151,7 @@ def _read_settings(given: Mapping[str, Any]) -> dict[str, Any]:
 def _read_text(text: object) -> dict[str, Any]:
     """Return the fields of a chat for the form of the text."""
     if not isinstance(text, dict):
-        raise make_field_error("text", f"must be an object, not {wording.json_type_of(text)}.")
+        raise make_field_error("text", f"must be an object, not {json_type_of(text)}.")
     refuse_other_fields("text", text, ("format", "verbosity"))
     fields = {} if text.get("verbosity") is None else {"verbosity": text["verbosity"]}
     match text.get("format"):
@@ -169,7 +169,7 @@ def _read_text(text: object) -> dict[str, Any]:
 def _read_tools(given: object) -> list[Any]:
     """Return tools in the form of a chat."""
     if not isinstance(given, list):
-        raise make_field_error("tools", f"must be a list, not {wording.json_type_of(given)}.")
+        raise make_field_error("tools", f"must be a list, not {json_type_of(given)}.")
     return [_read_tool(f"tools[{index}]", tool) for index, tool in enumerate(given)]
 
 

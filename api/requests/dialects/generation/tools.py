@@ -13,8 +13,8 @@ from typing import Any
 
 from api.requests.dialects.base import read_flag, refuse_other_fields
 from api.requests.dialects.generation.answer_grammars import MORE, embed_schema
-from inference.catalog import wording
 from inference.errors import make_field_error
+from inference.values.descriptions import json_type_of
 
 FIELDS = ("tools", "tool_choice")
 PARALLEL = "parallel_tool_calls"
@@ -72,7 +72,7 @@ def _read_tool(where: str, tool: object) -> dict[str, Any]:
         reason = "must have 1 to 64 letters, digits, underscores and hyphens."
         raise make_field_error(f"{where}.function.name", reason)
     if description is not None and not isinstance(description, str):
-        reason = f"must be a string, not {wording.json_type_of(description)}."
+        reason = f"must be a string, not {json_type_of(description)}."
         raise make_field_error(f"{where}.function.description", reason)
     schema = _read_schema(f"{where}.function.parameters", function.get("parameters"))
     return {"type": "function", "function": {"name": name, "description": description or "", "parameters": schema}}
@@ -83,7 +83,7 @@ def _read_schema(where: str, schema: object) -> Mapping[str, Any]:
     if schema is None:
         return NO_ARGUMENTS
     if not isinstance(schema, dict):
-        raise make_field_error(where, f"must be a JSON schema, not {wording.json_type_of(schema)}.")
+        raise make_field_error(where, f"must be a JSON schema, not {json_type_of(schema)}.")
     if schema.keys().isdisjoint(("type", *MORE)):
         return {"type": "object", **({} if schema else NO_ARGUMENTS), **schema}
     if schema.get("type", "object") != "object":

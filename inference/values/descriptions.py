@@ -1,4 +1,4 @@
-"""Words by which an answer refers to values of a request: those of JSON, and short however long the value is."""
+"""The descriptions of given values in errors: in the words of JSON, and short however long a value is."""
 
 from __future__ import annotations
 

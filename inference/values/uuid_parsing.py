@@ -1,6 +1,6 @@
-"""Fast conversions of UUIDs from and to the forms in which they are passed on.
+"""UUIDs read from text: what a client may have sent, and, fast, what this service has written.
 
-They matter since ids are most of what is passed on of jobs that share all else.
+Speed matters since ids are most of what is passed on of jobs that share all else.
 """
 
 from __future__ import annotations
