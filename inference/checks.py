@@ -15,7 +15,7 @@ from django.core.checks import CheckMessage, Error, Warning, register
 from inference.catalog import lookup, specs, tasks
 from inference.engines.artifacts import weights
 from inference.engines.backends import packages
-from inference.engines.runtime.exceptions import describe_exception
+from inference.engines.runtime.exception_diagnosis import describe_exception
 from inference.errors import ModelUnavailable
 from inference.webhooks import delivery
 

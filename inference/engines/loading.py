@@ -15,7 +15,7 @@ from inference.engines.artifacts import memory
 from inference.engines.artifacts.memory import CPU
 from inference.engines.base import Engine
 from inference.engines.runtime import engine_calls
-from inference.engines.runtime.exceptions import (
+from inference.engines.runtime.exception_diagnosis import (
     describe_exception,
     find_device_error,
     is_device_failure,

@@ -16,7 +16,7 @@ from unittest.mock import patch
 from inference.catalog.specs import ModelSpec
 from inference.engines.artifacts.memory import free_unused_memory as free_memory
 from inference.engines.base import Engine
-from inference.engines.runtime import exceptions
+from inference.engines.runtime import exception_diagnosis
 from inference.engines.runtime.engine_calls import run_with_isolation
 from inference.errors import DeviceFailed, InferenceError
 from tests import cuda
@@ -107,7 +107,7 @@ class _Function(Engine):
 
 def _outcome(function: Callable[[], Any], *, believed: bool) -> str:
     """Its code, or "answered". With `believed`, what a device is asked is not looked at."""
-    deaf = patch.object(exceptions, "find_device_error", return_value=None)
+    deaf = patch.object(exception_diagnosis, "find_device_error", return_value=None)
     with deaf if believed else contextlib.nullcontext():
         try:
             (outcome,) = run_with_isolation(_Function(function), ["x"], {}).outcomes

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from inference.engines.accelerate.shortcut import Override, Shortcut
 from inference.engines.base import Engine
-from inference.engines.runtime.exceptions import describe_exception, is_device_failure, is_out_of_memory
+from inference.engines.runtime.exception_diagnosis import describe_exception, is_device_failure, is_out_of_memory
 from inference.engines.runtime.parity import BatchingChoice, Trial
 from inference.engines.runtime.row_groups import BatchingMode
 from inference.errors import InferenceError

@@ -13,7 +13,7 @@ import torch
 from inference.catalog import tasks
 from inference.catalog.specs import HARMLESS_LABELS, ModelSpec
 from inference.engines.artifacts import weights
-from inference.engines.runtime.exceptions import is_device_failure, is_out_of_memory
+from inference.engines.runtime.exception_diagnosis import is_device_failure, is_out_of_memory
 from inference.errors import ModelUnavailable
 from inference.values.descriptions import suggest_name
 

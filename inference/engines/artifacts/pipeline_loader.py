@@ -12,7 +12,7 @@ from transformers.utils import logging
 from inference.catalog.specs import ModelSpec
 from inference.engines.artifacts import checkpoints, weights
 from inference.engines.runtime import placement
-from inference.engines.runtime.exceptions import describe_exception
+from inference.engines.runtime.exception_diagnosis import describe_exception
 from inference.errors import ModelUnavailable
 
 logging.disable_progress_bar()  # it would be thousands of lines in a log file

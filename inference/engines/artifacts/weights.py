@@ -16,7 +16,7 @@ from django.conf import settings
 
 from inference.catalog import tasks
 from inference.catalog.specs import ModelSpec
-from inference.engines.runtime.exceptions import describe_exception
+from inference.engines.runtime.exception_diagnosis import describe_exception
 from inference.errors import ModelUnavailable
 
 PACKAGE = "package:"

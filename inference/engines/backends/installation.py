@@ -24,7 +24,7 @@ from inference.engines.accelerate.installation import Shortcuts
 from inference.engines.artifacts import file_cache, weights
 from inference.engines.backends import agreement, packages
 from inference.engines.runtime import parity, placement
-from inference.engines.runtime.exceptions import describe_exception
+from inference.engines.runtime.exception_diagnosis import describe_exception
 from inference.engines.runtime.row_groups import BatchingMode
 from inference.errors import ModelUnavailable
 

@@ -21,7 +21,7 @@ from inference.engines.generation.rows.row import GeneratedRow
 from inference.engines.inputs.feeds import make_no_room_error
 from inference.engines.runtime import engine_calls
 from inference.engines.runtime.engine_calls import isolate_failing_items
-from inference.engines.runtime.exceptions import is_out_of_memory
+from inference.engines.runtime.exception_diagnosis import is_out_of_memory
 from inference.engines.stepper import OPEN, Progress, Stepper
 from inference.errors import InferenceError, OutOfMemory, TimedOut
 

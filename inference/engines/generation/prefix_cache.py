@@ -11,7 +11,7 @@ import torch
 from transformers import Cache, DynamicCache
 from transformers.cache_utils import CacheLayerMixin
 
-from inference.engines.runtime.exceptions import is_out_of_memory
+from inference.engines.runtime.exception_diagnosis import is_out_of_memory
 
 LEAST = 128  # tokens: shorter prompts are read beside others, which saves more
 

@@ -7,7 +7,7 @@ from typing import Any
 from transformers.pipelines import PipelineException
 from transformers.utils.chat_template_utils import jinja2
 
-from inference.engines.runtime.exceptions import clean_message, describe_exception
+from inference.engines.runtime.exception_diagnosis import clean_message, describe_exception
 from inference.errors import UNREADABLE, EngineError, InvalidInput
 from inference.telemetry.exceptions import format_places
 

@@ -31,7 +31,7 @@ from inference.engines.inputs.steps import Parameters, PipelineCalls
 from inference.engines.pipeline.reference import Reference
 from inference.engines.runtime import parity, placement
 from inference.engines.runtime.engine_calls import raise_if_device_failed
-from inference.engines.runtime.exceptions import describe_exception, is_device_failure
+from inference.engines.runtime.exception_diagnosis import describe_exception, is_device_failure
 from inference.engines.runtime.row_groups import BatchingMode, InputRow
 from inference.errors import ModelUnavailable
 

@@ -10,7 +10,7 @@ from inference.engines.artifacts.pipeline_loader import NO_LIMIT, find_max_posit
 from inference.engines.inputs.feeds import Feed, TextFeed
 from inference.engines.inputs.truncation import cut_to_tokens
 from inference.engines.runtime import parity
-from inference.engines.runtime.exceptions import describe_exception, is_device_failure, is_out_of_memory
+from inference.engines.runtime.exception_diagnosis import describe_exception, is_device_failure, is_out_of_memory
 from inference.engines.runtime.json_values import convert_to_finite_json
 from inference.errors import ContextLengthExceeded
 

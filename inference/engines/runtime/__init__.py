@@ -1,1 +1,1 @@
-"""The parts of an engine call that do not depend on the model: grouping, placement, isolation and exceptions."""
+"""The parts of an engine call that do not depend on the model: grouping, placement, isolation, faults."""

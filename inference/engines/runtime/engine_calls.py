@@ -18,7 +18,12 @@ from typing import Any, TypeVar
 from inference.catalog.parameters import check_parameter
 from inference.catalog.sizes import lengths
 from inference.engines.base import Engine
-from inference.engines.runtime.exceptions import describe_exception, is_device_failure, is_gpu_in_use, is_out_of_memory
+from inference.engines.runtime.exception_diagnosis import (
+    describe_exception,
+    is_device_failure,
+    is_gpu_in_use,
+    is_out_of_memory,
+)
 from inference.engines.runtime.json_values import convert_to_finite_json
 from inference.errors import (
     UNREADABLE,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from inference.engines.runtime.exceptions import describe_exception, is_device_failure, is_out_of_memory
+from inference.engines.runtime.exception_diagnosis import describe_exception, is_device_failure, is_out_of_memory
 from inference.engines.runtime.json_values import pair_leaves
 from inference.engines.runtime.row_groups import BatchingMode, InputRow
 from inference.errors import InvalidInput

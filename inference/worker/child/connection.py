@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from inference.engines.runtime.exceptions import describe_exception
+from inference.engines.runtime.exception_diagnosis import describe_exception
 from inference.telemetry import logs
 from inference.worker import framing
 from inference.worker.calls import RemoteError, ReplyKind

@@ -8,7 +8,7 @@ from inference import errors
 from inference.catalog import tasks
 from inference.catalog.sizes import lengths
 from inference.catalog.specs import ModelSpec
-from inference.engines.runtime.exceptions import shorten_text
+from inference.engines.runtime.exception_diagnosis import shorten_text
 from inference.engines.runtime.json_values import estimate_size
 from inference.fields.json_field import escape_for_database
 from inference.store import wholes

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterator
 
 from inference import errors
-from inference.engines.runtime.exceptions import describe_exception
+from inference.engines.runtime.exception_diagnosis import describe_exception
 from inference.telemetry import logs
 from inference.telemetry.exceptions import format_places
 from inference.worker.calls import (
