@@ -6,7 +6,7 @@ import fcntl
 from pathlib import Path
 from typing import Any
 
-from inference.worker.child.time_limit import time_limit
+from inference.worker.child.time_limit import end_process_after
 from tests.echo import Fail, misbehave
 
 LEFT = 1 << 30  # bytes that a neighbour leaves
@@ -26,7 +26,7 @@ def compute_endlessly(is_stand_in: bool, began: str, lock: str, limit_s: float) 
         fcntl.flock(held, fcntl.LOCK_EX)
         if not is_stand_in:
             hold(LEFT)
-        with time_limit(limit_s):
+        with end_process_after(limit_s):
             Path(began).touch()
             if is_stand_in:
                 misbehave({"fail": Fail.HANG_SLEEP, "seconds": 3600})

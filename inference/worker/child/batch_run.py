@@ -28,7 +28,7 @@ from inference.worker.calls import BatchCall, BatchReport
 from inference.worker.child import claims
 from inference.worker.child.loaded_models import LoadedModels
 from inference.worker.child.outcomes import make_condemned_outcome, make_failure, make_outcome
-from inference.worker.child.time_limit import time_limit
+from inference.worker.child.time_limit import end_process_after
 
 logger = logging.getLogger(__name__)
 
@@ -158,7 +158,7 @@ class BatchRun:
         failpoints.reach("before_run")
         shared.computing = self.call.number
         for call in self.calls:
-            with time_limit(self.spec.time_limit_s):
+            with end_process_after(self.spec.time_limit_s):
                 if is_prepared:
                     self.is_read.wait()
                 with self._measure_time():

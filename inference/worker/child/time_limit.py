@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 
 @contextlib.contextmanager
-def time_limit(limit_s: float) -> Iterator[None]:
+def end_process_after(limit_s: float) -> Iterator[None]:
     """Make this process print its stacks and die if the block runs longer than `limit_s`.
 
     That also works while a C call of the engine holds the interpreter or receives no signal, as another thread receives

@@ -8,7 +8,7 @@ from uuid import UUID
 from inference.engines.runtime import engine_calls
 from inference.engines.stepper import Progress, Stepper
 from inference.worker.calls import NO_JOB, SharedState
-from inference.worker.child.time_limit import time_limit
+from inference.worker.child.time_limit import end_process_after
 
 Key = tuple[UUID, int]  # of a row: the id of its job, and the index of its item in that job
 
@@ -28,7 +28,7 @@ class TimeLimitedStepper:
     def _limit_call(self, job: UUID | None = None) -> Iterator[None]:
         self._shared.job[:] = job.bytes if job else NO_JOB
         try:
-            with time_limit(self._limit_s):
+            with end_process_after(self._limit_s):
                 yield
         finally:
             self._shared.job[:] = NO_JOB

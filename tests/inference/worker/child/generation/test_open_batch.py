@@ -163,7 +163,7 @@ class EngineLimitTests(SteppingCase):
         super().setUp()
         self.seen: list[tuple[str, UUID | None]] = []
         self.is_limited = False
-        self.enterContext(patch.object(time_limited_stepper, "time_limit", self.limited))
+        self.enterContext(patch.object(time_limited_stepper, "end_process_after", self.limited))
         stepper = cast("words.Words", self.engine.stepper)
         self.engine.stepper = cast("words.Words", Watched(stepper, self.note))
 
