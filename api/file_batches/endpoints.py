@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from api import codec
+from api.answers.classifications import write_moderation
 from api.answers.completions.completion import CHAT, TEXT, CompletionKind, count_tokens, make_completion
 from api.answers.embeddings import write_openai_embeddings
-from api.answers.moderations import write_moderation
 from api.answers.rankings import write_ranking
 from api.answers.responses.response import make_response
 from api.requests.dialects.base import DialectRequest

@@ -10,7 +10,7 @@ from django.http import HttpRequest, HttpResponse
 from drf_spectacular.utils import extend_schema_view
 
 from api import codec
-from api.answers import embeddings, tei
+from api.answers import classifications, embeddings, tei
 from api.openapi import retrieval_operations as operations
 from api.requests.dialects.base import DialectRequest, find_default_model
 from api.requests.dialects.tei import read_embed, read_embed_all, read_predict, read_similarity
@@ -70,9 +70,8 @@ class PredictView(DialectView):
     @operations.tei_predict
     def post(self, request: HttpRequest, name: str = "") -> HttpResponse:
         predict_request = read_predict(read_texts_json(request), spec_of(name) if name else None)
-        return run_in_dialect(
-            self, request, predict_request, partial(tei.write_predictions, is_batch=predict_request.is_batch)
-        )
+        write_answer = partial(classifications.write_tei_predictions, is_batch=predict_request.is_batch)
+        return run_in_dialect(self, request, predict_request, write_answer)
 
 
 class InfoView(ApiView):

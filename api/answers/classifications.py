@@ -1,4 +1,4 @@
-"""The harmful texts among those of a request, in the form that OpenAI's clients read."""
+"""Labels of texts with their scores, in the forms that the clients of TEI and of OpenAI's moderations read."""
 
 from __future__ import annotations
 
@@ -6,11 +6,18 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from api import codec
-from api.answers.tei import read_labels
+from api.errors.problems import ApiError
 from inference.catalog.specs import FLAG_THRESHOLD, HARMLESS_LABELS
 from inference.models import Job
 
+NO_LABELS = 'The model\'s answer is not a list of {"label": "…", "score": …} for each text.'
 DEFAULT_THRESHOLD = 0.5  # the score from which a label flags a text
+
+
+def write_tei_predictions(job: Job, *, is_batch: bool) -> bytes:
+    """Write the labels of each text. Those of one text alone are not in an outer list. Raises `ApiError`."""
+    found = read_label_scores(job)
+    return codec.write_json(found if is_batch else found[0])
 
 
 def write_moderation(job: Job, options: Mapping[str, Any]) -> bytes:
@@ -19,8 +26,26 @@ def write_moderation(job: Job, options: Mapping[str, Any]) -> bytes:
     `options` are those of the job's model. Raises `ApiError`.
     """
     harmless, threshold = options.get(HARMLESS_LABELS, ()), options.get(FLAG_THRESHOLD, DEFAULT_THRESHOLD)
-    results = [_make_result(labels, harmless, threshold) for labels in read_labels(job)]
+    results = [_make_result(labels, harmless, threshold) for labels in read_label_scores(job)]
     return codec.write_json({"id": f"modr-{job.id}", "model": job.model, "results": results})
+
+
+def read_label_scores(job: Job) -> list[list[dict[str, Any]]]:
+    """Return the labels of each text with their scores, in the order of the model's answer: a pipeline sorts them.
+
+    Raises `ApiError` if the job's output is something else.
+    """
+    outputs = job.output if isinstance(job.output, list) else [job.output]
+    if len(outputs) != job.size:
+        raise ApiError(NO_LABELS, "bad_output")
+    return [[_read_label(each) for each in (output if isinstance(output, list) else [output])] for output in outputs]
+
+
+def _read_label(given: object) -> dict[str, Any]:
+    match given:
+        case {"label": str(label), "score": float(score)}:
+            return {"score": score, "label": label}
+    raise ApiError(NO_LABELS, "bad_output")
 
 
 def _make_result(labels: Iterable[Mapping[str, Any]], harmless: Collection[str], threshold: float) -> dict[str, Any]:
