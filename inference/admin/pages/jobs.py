@@ -180,21 +180,23 @@ class JobAdmin(ReadOnlyAdmin):
 
     @admin.action(description="Cancel the selected jobs", permissions=["steer"])
     def cancel_jobs(self, request: HttpRequest, queryset: QuerySet[Job]) -> HttpResponse | None:
-        return self.start_act(request, queryset, ActKind.CANCEL)
+        return self.perform_or_confirm_action(request, queryset, ActKind.CANCEL)
 
     @admin.action(description="Retry the selected jobs", permissions=["steer"])
     def retry_jobs(self, request: HttpRequest, queryset: QuerySet[Job]) -> HttpResponse | None:
-        return self.start_act(request, queryset, ActKind.RETRY)
+        return self.perform_or_confirm_action(request, queryset, ActKind.RETRY)
 
     @admin.action(description="Retry the selected jobs, each alone", permissions=["steer"])
     def retry_jobs_alone(self, request: HttpRequest, queryset: QuerySet[Job]) -> HttpResponse | None:
         """Run jobs again with nothing beside them in their worker, which shows if one fails by itself."""
-        return self.start_act(request, queryset, ActKind.RETRY_ALONE)
+        return self.perform_or_confirm_action(request, queryset, ActKind.RETRY_ALONE)
 
-    def start_act(self, request: HttpRequest, queryset: QuerySet[Job], kind: ActKind) -> HttpResponse | None:
-        """Act at once on the jobs that were ticked, or ask for confirmation if all jobs of the list were chosen.
+    def perform_or_confirm_action(
+        self, request: HttpRequest, queryset: QuerySet[Job], kind: ActKind
+    ) -> HttpResponse | None:
+        """Cancel or retry the jobs that were ticked at once, or ask for confirmation if all of the list were chosen.
 
-        An act on all jobs is done by the workers once it is confirmed.
+        Once it is confirmed, an act on all jobs is done by the workers.
         """
         if request.POST.get("select_across", "0") != "0":
             return self.show_confirmation(request, queryset, kind)
