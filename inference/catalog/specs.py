@@ -136,9 +136,9 @@ def _convert_to_plain(value: object) -> Any:
     return asdict(value) if isinstance(value, ParameterSpec) else str(value)  # such as TOML's dates
 
 
-_spelt = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
+_encode_sorted = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 
 
-def digest_parameters(parameters: Mapping[str, Any]) -> str:
-    """Return a digest that is equal for equal parameters; only jobs with one digest share a batch."""
-    return _spelt(parameters) if parameters else ""
+def canonicalize_parameters(parameters: Mapping[str, Any]) -> str:
+    """Return the canonical JSON of parameters, by which only equal ones share a batch; no text if there are none."""
+    return _encode_sorted(parameters) if parameters else ""

@@ -161,12 +161,12 @@ class TestBadFiles(SimpleTestCase):
         self.assertIn("MODELS_FILE", str(caught.exception))
 
 
-class TestParametersDigest(SimpleTestCase):
+class TestCanonicalParameters(SimpleTestCase):
     def test_the_order_of_parameters_does_not_matter(self) -> None:
         one, other = {"top_k": 1, "z": [1]}, {"z": [1], "top_k": 1}
-        self.assertEqual(specs.digest_parameters(one), specs.digest_parameters(other))
-        self.assertEqual(json.loads(specs.digest_parameters(one)), one)
+        self.assertEqual(specs.canonicalize_parameters(one), specs.canonicalize_parameters(other))
+        self.assertEqual(json.loads(specs.canonicalize_parameters(one)), one)
 
     def test_other_parameters_are_another_group(self) -> None:
-        self.assertNotEqual(specs.digest_parameters({"top_k": 1}), specs.digest_parameters({"top_k": 2}))
-        self.assertEqual(specs.digest_parameters({}), "")
+        self.assertNotEqual(specs.canonicalize_parameters({"top_k": 1}), specs.canonicalize_parameters({"top_k": 2}))
+        self.assertEqual(specs.canonicalize_parameters({}), "")
