@@ -190,7 +190,7 @@ class _Batch:
         if problem := _find_shape_problem(answers, len(indexes)):
             return problem
         for index, answer in zip(indexes, answers, strict=True):
-            self.outcomes[index] = read_answer(answer)
+            self.outcomes[index] = convert_item_answer(answer)
         return None
 
     def _predict_answers(self, indexes: list[int]) -> Any:
@@ -237,8 +237,8 @@ def _find_shape_problem(answers: object, expected: int) -> BadOutput | None:
     return None
 
 
-def read_answer(answer: object) -> Any:
-    """Return an engine's answer as plain JSON values, or as an `InferenceError` if it is an error or is unusable."""
+def convert_item_answer(answer: object) -> Any:
+    """Return the answer to one item as plain JSON values, or as an `InferenceError` if it is an error or unusable."""
     if isinstance(answer, BaseException):
         return make_job_error(answer)
     try:

@@ -226,7 +226,7 @@ class OpenBatch:
                 tallies.add_tally(self.tally, {"tokens": row.tokens})
                 self._stream_text(running, row)
                 if row.answer is not OPEN:
-                    running.answers[index] = self.stepper.read_answer((job_id, index), row.answer)
+                    running.answers[index] = self.stepper.convert_item_answer((job_id, index), row.answer)
         ended = self._end_answered_jobs() + self._end_overdue_jobs()  # a job that has ended in this step is not overdue
         (self.publisher.publish_texts if ended else self.publisher.publish_if_due)()  # before the job's outcome
         return ended
@@ -278,7 +278,7 @@ class OpenBatch:
         return (
             running.make_cut_answer(index)
             if last.answer is OPEN
-            else self.stepper.read_answer((running.job.id, index), last.answer)
+            else self.stepper.convert_item_answer((running.job.id, index), last.answer)
         )
 
     def _forget_job(self, running: RunningJob) -> None:

@@ -49,10 +49,10 @@ class TimeLimitedStepper:
         with self._limit_call():
             return self._stepper.step()
 
-    def read_answer(self, key: Key, answer: object) -> Any:
+    def convert_item_answer(self, key: Key, answer: object) -> Any:
         """Return an answer as it is stored, or the error if it is one."""
         with self._limit_call(key[0]):
-            return engine_calls.read_answer(answer)
+            return engine_calls.convert_item_answer(answer)
 
     def __len__(self) -> int:
         with self._limit_call():
