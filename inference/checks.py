@@ -116,7 +116,7 @@ def _find_weights_problem(spec: specs.ModelSpec) -> str:
     if not spec.model or not spec.is_built_in:
         return ""
     try:
-        weights.check_files(spec)
+        weights.check_folder_or_revision(spec)
     except ModelUnavailable as error:
         return f"model: {error.message}"
     return ""

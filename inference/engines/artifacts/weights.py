@@ -38,10 +38,10 @@ def fetch_folder(spec: ModelSpec) -> Path:
     return path
 
 
-def check_files(spec: ModelSpec) -> None:
-    """Check a model's files as far as that is possible before it is loaded, and without the hub.
+def check_folder_or_revision(spec: ModelSpec) -> None:
+    """Check the folder of a model's files, or that a hub id has a pinned revision: nothing is loaded or fetched.
 
-    Raises `ModelUnavailable` if they are missing or may not be loaded.
+    Raises `ModelUnavailable` for files that are missing or may not be loaded, and for a hub id without a revision.
     """
     if path := find_local_folder(spec):
         _check_folder(path, spec)
