@@ -56,7 +56,7 @@ def compare_with_wanted(living: Iterable[Worker], wanted: Catalog) -> Changes:
     )
 
 
-def count_failed_loads(worker: Worker) -> dict[str, int]:
+def get_failures_by_digest(worker: Worker) -> dict[str, int]:
     """Return how often the worker has tried in vain to load each of its entries, by digest.
 
     Entries of models that are loaded when jobs ask for them have no such number.
@@ -64,7 +64,7 @@ def count_failed_loads(worker: Worker) -> dict[str, int]:
     return {entry.digest: entry.failures for entry in worker.catalog.models if entry.failures is not None}
 
 
-def explain_lasting_delay(worker: Worker, wanted: Catalog, known: Mapping[str, int]) -> Iterator[str]:
+def explain_failed_reload(worker: Worker, wanted: Catalog, known: Mapping[str, int]) -> Iterator[str]:
     """Yield sentences on why this worker does not run what is wanted, where waiting does not help.
 
     A failure counts only if it has happened again: `known` is how often each entry had failed before, by digest.
@@ -78,7 +78,7 @@ def explain_lasting_delay(worker: Worker, wanted: Catalog, known: Mapping[str, i
                 yield f"{worker.name} could not load {_format_entry_name(entry)}: {entry.why}"
 
 
-def describe_delay(worker: Worker, wanted: Catalog) -> str:
+def explain_pending_reload(worker: Worker, wanted: Catalog) -> str:
     """Return what is still to happen until this worker runs what is wanted; an empty string when it does."""
     if worker.catalog.digest != specs.digest_catalog(wanted):
         return f"{worker.name} has not taken over the file"

@@ -38,7 +38,7 @@ class Command(BaseCommand):
         known_at = time.monotonic() + WEB_S
         found = worker_catalogs.compare_with_wanted(living, wanted)
         self.stdout.write(f"{found}." if found else FOLLOWED)
-        self.known = {worker.pk: worker_catalogs.count_failed_loads(worker) for worker in living}
+        self.known = {worker.pk: worker_catalogs.get_failures_by_digest(worker) for worker in living}
         self._wait_for_workers(wanted, timeout)
         if found:
             time.sleep(max(0.0, known_at - time.monotonic()))
@@ -68,12 +68,12 @@ class Command(BaseCommand):
         Raises `CommandError` when it will not happen.
         """
         living: list[Worker] = list(workers.select_living())
-        waited_for = [what for worker in living if (what := worker_catalogs.describe_delay(worker, wanted))]
+        waited_for = [what for worker in living if (what := worker_catalogs.explain_pending_reload(worker, wanted))]
         # A cause may have been removed: what failed before this command began has another try.
         problems = [
             problem
             for worker in living
-            for problem in worker_catalogs.explain_lasting_delay(worker, wanted, self.known.get(worker.pk, {}))
+            for problem in worker_catalogs.explain_failed_reload(worker, wanted, self.known.get(worker.pk, {}))
         ]
         if problems and waited_s > GRACE_S:
             raise CommandError("\n".join([*problems, "What ran before goes on."]))

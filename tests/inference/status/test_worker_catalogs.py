@@ -44,7 +44,7 @@ class CatalogTests(TestCase):
             (BEFORE, "w has not taken over the file"), (NEW_WORKER, "w has not taken over the file"),
             (LOADING, "w loads a (2), b"), (FAILED, "w tries again to load a (2)"), (THERE, ""),
         ):  # fmt: skip
-            self.assertEqual(worker_catalogs.describe_delay(row, WANTED), expected)
+            self.assertEqual(worker_catalogs.explain_pending_reload(row, WANTED), expected)
 
     def test_what_will_not_happen_is_listed_with_the_reason(self) -> None:
         for row, expected in (
@@ -52,16 +52,16 @@ class CatalogTests(TestCase):
             (FAILED, ["w could not load a (2): no weights"]),
             (worker(problem="line 3: no."), ["w takes nothing over: line 3: no."]),
         ):  # fmt: skip
-            self.assertEqual(list(worker_catalogs.explain_lasting_delay(row, WANTED, {})), expected)
+            self.assertEqual(list(worker_catalogs.explain_failed_reload(row, WANTED, {})), expected)
 
     def test_what_failed_before_is_listed_once_it_has_failed_again(self) -> None:
         """Its cause may have been mended meanwhile."""
         for tries, expected in ((1, []), (2, ["w could not load a (2): no weights"])):
             row = worker(entry("a", state="failed", why="no weights") | {"failures": tries}, entry("b"))
             self.assertEqual(
-                list(worker_catalogs.explain_lasting_delay(row, WANTED, {WANTED["a"].digest: 1})), expected
+                list(worker_catalogs.explain_failed_reload(row, WANTED, {WANTED["a"].digest: 1})), expected
             )
-            self.assertEqual(worker_catalogs.count_failed_loads(row), {WANTED["a"].digest: tries})
+            self.assertEqual(worker_catalogs.get_failures_by_digest(row), {WANTED["a"].digest: tries})
 
     def test_models_that_no_worker_was_started_for_are_named(self) -> None:
         self.assertEqual(worker_catalogs.find_unassigned_models([worker(entry("a"))], WANTED), ["b"])
