@@ -63,7 +63,7 @@ def _fold_some_rows(step: Step) -> int:
             sums: dict[Key, Tally] = {}
             for figure in found:
                 for key in _list_target_keys(step, figure):
-                    tallies.add_tally(sums.setdefault(key, {}), figure.tally)
+                    tallies.merge_tally(sums.setdefault(key, {}), figure.tally)
             if not _add_sums(sums):
                 transaction.set_rollback(True)
                 return 0
@@ -91,7 +91,7 @@ def _add_sums(sums: dict[Key, Tally]) -> bool:
     changed = []
     for figure in there.select_for_update():
         if more := sums.get((Grain(figure.grain), figure.start, figure.model)):
-            tallies.add_tally(figure.tally, more)
+            tallies.merge_tally(figure.tally, more)
             changed.append(figure)
     Figure.objects.bulk_update(changed, ["tally"])
     return len(changed) == len(sums)

@@ -79,7 +79,7 @@ def add_to_own_row(model: str, tally: Tally) -> None:
 
 def _rewrite(row: _Row, tally: Tally) -> bool:
     """Write the row again with the tally added; return False if the row was folded already."""
-    tallies.add_tally(row.tally, tally)
+    tallies.merge_tally(row.tally, tally)
     key = Figure._meta.pk.get_db_prep_value(row.id, connection)
     with connection.cursor() as cursor:
         cursor.execute(_UPDATE, [_tally_field.get_db_prep_value(row.tally, connection), key])
@@ -89,7 +89,7 @@ def _rewrite(row: _Row, tally: Tally) -> bool:
 def note_tally(model: str, tally: Mapping[str, Any]) -> None:
     """Keep a tally that is no job's outcome in memory until `flush_tallies`; any thread may call this."""
     with _later.lock:
-        tallies.add_tally(_later.tallies.setdefault(model, {}), tally)
+        tallies.merge_tally(_later.tallies.setdefault(model, {}), tally)
 
 
 def flush_tallies() -> None:

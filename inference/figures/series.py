@@ -49,9 +49,9 @@ def read_series(name: str, model: str = "") -> dict[str, Any]:
     for start, of, tally in _read_rows(make_datetime(starts[0])):
         point = floor_to_tick(start.timestamp(), span.step_s)
         if point in points and of == SERVICE:
-            tallies.add_tally(service[point], tally)
+            tallies.merge_tally(service[point], tally)
         elif point in points and model in ("", of):
-            tallies.add_tally(points[point], tally)
+            tallies.merge_tally(points[point], tally)
     lasted = {start: _compute_lasted_s(start, span.step_s) for start in starts}
     found = [_compute_point(points[start], service[start], model, lasted[start]) for start in starts]
     ended = _sum_outcomes(points.values())
@@ -174,7 +174,7 @@ def sum_figures_since(moment: datetime.datetime) -> dict[str, Tally]:
     """Return by model the sum of all rows since a moment, which is as exact as these rows are short."""
     found: dict[str, Tally] = {}
     for _, model, tally in _read_rows(moment):
-        tallies.add_tally(found.setdefault(model, {}), tally)
+        tallies.merge_tally(found.setdefault(model, {}), tally)
     return found
 
 
@@ -183,5 +183,5 @@ def sum_all_figures(database: str = DEFAULT_DB_ALIAS) -> dict[str, Tally]:
     found: dict[str, Tally] = {}
     rows = Figure.objects.using(database).filter(grain__in=(Grain.EVER, Grain.WRITTEN))
     for model, tally in rows.values_list("model", "tally"):
-        tallies.add_tally(found.setdefault(model, {}), tally)
+        tallies.merge_tally(found.setdefault(model, {}), tally)
     return found

@@ -38,11 +38,11 @@ def make_end_name(status: str, code: str) -> str:
     return f"{status} {code}" if status == Status.FAILED else str(status)
 
 
-def add_tally(tally: Tally, more: Mapping[str, Any], *, largest: bool = False) -> Tally:
-    """Add `more` to `tally`, which is returned; `largest` keeps the larger of two numbers instead of their sum."""
+def merge_tally(tally: Tally, more: Mapping[str, Any], *, largest: bool = False) -> Tally:
+    """Merge `more` into `tally`, which is returned: numbers are summed, or with `largest` the larger one is kept."""
     for key, value in more.items():
         if isinstance(value, Mapping):
-            add_tally(tally.setdefault(key, {}), value, largest=largest or key == MOST)
+            merge_tally(tally.setdefault(key, {}), value, largest=largest or key == MOST)
         else:
             before = tally.get(key, 0)
             tally[key] = max(before, value) if largest else before + value
@@ -52,7 +52,7 @@ def add_tally(tally: Tally, more: Mapping[str, Any], *, largest: bool = False) -
 def sum_tallies(tallies: Iterable[Mapping[str, Any]]) -> Tally:
     total: Tally = {}
     for tally in tallies:
-        add_tally(total, tally)
+        merge_tally(total, tally)
     return total
 
 

@@ -122,7 +122,7 @@ def _record_locked(
         if rows.end_held_jobs(statement, batch) < len(statement):
             raise _NotAll
     ends = {whole: end for whole, parts in wholes.items() if (end := settle_whole(whole, parts))}
-    ledger.add_to_own_row(outcomes[0].model, tallies.add_tally(_tally_outcomes(outcomes, ends.values()), beside))
+    ledger.add_to_own_row(outcomes[0].model, tallies.merge_tally(_tally_outcomes(outcomes, ends.values()), beside))
     if tracing.on:
         transaction.on_commit(lambda: spans.try_to_record(spans.record_batch_span, batch, outcomes, batch_size))
     return len(outcomes), list(ends)
@@ -140,7 +140,7 @@ def _tally_outcomes(outcomes: Sequence[Outcome], ends: Iterable[str]) -> Tally:
             waited_s = (started_at - created_at).total_seconds()
             tallies.add_value(tally, "wait", max(0.0, waited_s), unit=tallies.UNIT_S, count=count)
             tallies.add_value(tally, "run", max(0.0, now_s - started_at.timestamp()), unit=tallies.UNIT_S, count=count)
-    return tallies.add_tally(tally, {"ended": ended})
+    return tallies.merge_tally(tally, {"ended": ended})
 
 
 def _make_outcome_row(

@@ -205,7 +205,7 @@ class OpenBatch:
         A job that has no token yet while others have some waits for their room, as far as is known. The step does not
         count against its time limit.
         """
-        tallies.add_tally(self.tally, {"engine_s": step_s})
+        tallies.merge_tally(self.tally, {"engine_s": step_s})
         step_s = min(step_s, COUNTED * self.spec.time_limit_s)
         self.steps_s += step_s
         if any(running.token_count for running in self.jobs.values()):
@@ -223,7 +223,7 @@ class OpenBatch:
                 running.counts[index] += row.tokens
                 running.pieces[index].append(row.text)
                 self.tokens += row.tokens
-                tallies.add_tally(self.tally, {"tokens": row.tokens})
+                tallies.merge_tally(self.tally, {"tokens": row.tokens})
                 self._stream_text(running, row)
                 if row.answer is not OPEN:
                     running.answers[index] = self.stepper.convert_item_answer((job_id, index), row.answer)
