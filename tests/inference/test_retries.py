@@ -48,7 +48,7 @@ LISTED = {
     "inference/worker/processes/process_launcher.py ProcessLauncher._run_tasks": "each round has another task",
     "inference/worker/processes/process_launcher.py ProcessLauncher._start_process": "once more; then growing pauses",
     "inference/worker/processes/replica_process.py ReplicaProcess.read_messages": "each round has other bytes",
-    "inference/worker/child/work_ahead.py WorkAhead._answer_calls": "each round has another call",
+    "inference/worker/child/work_ahead.py WorkAheadLoop._answer_calls": "each round has another call",
     "inference/web_process/request_figures.py RequestFigures._record_forever": "once a tick",
     "inference/worker/child/batch_run.py BatchRun.compute_answers": "waits for what reads, within the batch's limit",
     "inference/worker/maintenance/heartbeat.py Heartbeat.run": "growing pauses up to the heartbeat's own",

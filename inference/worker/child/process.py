@@ -19,7 +19,7 @@ from inference.telemetry import logs, tracing
 from inference.worker.calls import Assignment, ReplyKind, map_shared_state
 from inference.worker.child import served_calls
 from inference.worker.child.connection import MainConnection
-from inference.worker.child.work_ahead import WorkAhead
+from inference.worker.child.work_ahead import WorkAheadLoop
 from inference.worker.replicas.devices import NO_GPUS, Plan
 
 logger = logging.getLogger(__name__)
@@ -95,7 +95,7 @@ def end_with_main_process() -> None:
 def run_loop(connection: MainConnection, plan: Plan, index: int) -> NoReturn:
     """Run calls, ahead of the engine where the replica's device gains by it, until the main process wants no more."""
     if plan.works_ahead(index):
-        WorkAhead(connection).run()
+        WorkAheadLoop(connection).run()
     run_calls(connection)
 
 

@@ -36,8 +36,8 @@ class AcceptedCall:
     failure: BaseException | None = None
 
 
-class WorkAhead:
-    """The loop that takes calls from the main process, runs them and answers them."""
+class WorkAheadLoop:
+    """The loop of a child's calls in three stages: a thread claims, the main thread computes, a thread records."""
 
     def __init__(self, connection: MainConnection) -> None:
         self._connection = connection

@@ -24,7 +24,7 @@ from inference.worker.child import claims, served_calls
 from inference.worker.child.batch_run import BatchRun
 from inference.worker.child.connection import ChildCall, MainConnection
 from inference.worker.child.loaded_models import LoadedModels
-from inference.worker.child.work_ahead import WorkAhead
+from inference.worker.child.work_ahead import WorkAheadLoop
 from inference.worker.dispatch import STUCK_S
 from inference.worker.scheduling.held_jobs import HeldJob
 from tests.conditions import PATIENCE_S, eventually
@@ -112,7 +112,7 @@ class LineTests(TestCase):
 
     def run_line(self) -> None:
         with self.assertRaises(SystemExit):
-            WorkAhead(self.connection).run()
+            WorkAheadLoop(self.connection).run()
 
     def claim(self, call: BatchCall, replica: LoadedModels) -> list[Claimed]:
         self.claimed.put(call.model)

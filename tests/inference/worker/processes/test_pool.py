@@ -26,7 +26,7 @@ from inference.worker.calls import READY, Assignment, ChildCommand, LoadReport, 
 from inference.worker.child import process as child_process
 from inference.worker.child import served_calls
 from inference.worker.child.loaded_models import LoadedModels
-from inference.worker.child.work_ahead import WorkAhead
+from inference.worker.child.work_ahead import WorkAheadLoop
 from inference.worker.processes import process_launcher, replica_pool
 from inference.worker.processes.replica_pool import ReplicaPool
 from inference.worker.processes.replica_process import ReplicaProcess
@@ -377,7 +377,7 @@ class LoopTests(TestCase):
         plan = Plan(worker=uuid4(), devices=("cuda:0", "cpu"), replicas=2, threads=1)
         for index, ahead in ((0, True), (1, False)):
             with (
-                patch.object(WorkAhead, "run", side_effect=SystemExit) as works_ahead,
+                patch.object(WorkAheadLoop, "run", side_effect=SystemExit) as works_ahead,
                 patch.object(child_process, "run_calls", side_effect=SystemExit) as runs_calls,
                 self.assertRaises(SystemExit),
             ):
