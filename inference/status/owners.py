@@ -111,8 +111,11 @@ def _count_first_jobs(model: str) -> _Counted:
 
 
 @contextlib.contextmanager
-def force_index() -> Iterator[None]:
-    """Make the database read from the index only, whatever number of rows its statistics have."""
+def disable_sorting() -> Iterator[None]:
+    """Keep PostgreSQL from sorting in the block, which leaves it only plans that read the index in its order.
+
+    SQLite sorts as before: each statement tells it which index to read.
+    """
     if connection.vendor != "postgresql":
         yield
         return

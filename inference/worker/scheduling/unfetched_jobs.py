@@ -100,7 +100,7 @@ class UnfetchedJobs(threading.Thread):
         if question is None or not question.rows:
             return
         self._look_for_peers()
-        with owners.force_index():
+        with owners.disable_sorting():
             lines, self._after = owners.read_owner_queues(question.rows, after=self._after)
             missed = [line for line in lines if self._is_mine(line) and _make_line_key(line) not in question.lines][
                 :MOST_JOBS

@@ -60,7 +60,7 @@ class LineTests(OwnersCase):
             return execute(sql, params, many, context)
 
         self.wait(self.many, 200)
-        with connection.cursor() as cursor, owners.force_index(), connection.execute_wrapper(note_plan):
+        with connection.cursor() as cursor, owners.disable_sorting(), connection.execute_wrapper(note_plan):
             cursor.execute("SET LOCAL random_page_cost = 1000")  # as if the whole table were read sooner
             owners.read_first_jobs([*owners.read_owner_queues(["echo"])[0], OwnerQueue("echo", 2, None)], most=2)
         self.assertEqual([plan for plan in plans if "job_queued_by_owners" not in plan], [])
