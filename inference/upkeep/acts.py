@@ -41,7 +41,7 @@ KEPT = datetime.timedelta(days=90)
 Left = Counter[str]
 
 
-def select_jobs(selection: Mapping[str, Any], newest: UUID) -> QuerySet[Job]:
+def filter_selected_jobs(selection: Mapping[str, Any], newest: UUID) -> QuerySet[Job]:
     """Return the jobs of a selection, as far as none is newer than the id `newest`.
 
     Raises `ValueError` for a lookup that is none of `LOOKUPS`.
@@ -79,7 +79,7 @@ def _lease(act: Act, free: Q) -> bool:
 def _do_chunk(act: Act) -> bool:
     """Do one chunk of an act; return True if there is more to do now."""
     most = CANCELLED_AT_ONCE if act.kind == ActKind.CANCEL else RETRIED_AT_ONCE
-    jobs_left = select_jobs(act.selection, act.newest)
+    jobs_left = filter_selected_jobs(act.selection, act.newest)
     if act.cursor:
         jobs_left = jobs_left.filter(pk__gt=act.cursor)
     room = min(most, act.counted - act.handled)

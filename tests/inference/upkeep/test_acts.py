@@ -29,7 +29,7 @@ def make_jobs(count: int, **values: Any) -> list[Job]:
 
 def make_act(kind: ActKind, selection: dict[str, Any], **values: Any) -> Act:
     newest = make_row_id()
-    counted = acts.select_jobs(selection, newest).count()
+    counted = acts.filter_selected_jobs(selection, newest).count()
     return Act.objects.create(kind=kind, selection=selection, **{"newest": newest, "counted": counted, **values})
 
 
@@ -118,7 +118,7 @@ class CancelTests(ActsCase):
         self.assertEqual((act.done, calls.call_count), (4, 1))
 
     def test_a_selection_that_rows_do_not_know_is_refused(self) -> None:
-        self.assertRaises(ValueError, acts.select_jobs, {"inputs__contains": "x"}, make_row_id())
+        self.assertRaises(ValueError, acts.filter_selected_jobs, {"inputs__contains": "x"}, make_row_id())
 
 
 class RetryTests(ActsCase):
