@@ -26,7 +26,7 @@ def make_sample(spec: ModelSpec, engine: Engine, length: int, own: Sequence[Any]
     if unit is units.estimate_patches:
         return _image()
     if unit is units.estimate_frames:
-        return media.make_example_audio(length / units.FRAMES_PER_S)
+        return media.make_example_wav(length / units.FRAMES_PER_S)
     return engine.sample(" ".join(WORDS[place % len(WORDS)] for place in range(max(1, length - 2))))
 
 

@@ -259,8 +259,8 @@ SECOND_CUT = {"truncation": "only_second"}
 ONE_LABEL = {"candidate_labels": ["one"]}
 TABLE = {"table": {"city": ["Paris", "Rome"]}, "query": "which city?"}
 
-_image = functools.partial(Feed, prepare=task_inputs.read_image, example=media.make_example_image)
-_audio = functools.partial(Feed, prepare=task_inputs.read_audio, example=media.make_example_audio)
+_image = functools.partial(Feed, prepare=task_inputs.read_image, example=media.make_example_png)
+_audio = functools.partial(Feed, prepare=task_inputs.read_audio, example=media.make_example_wav)
 
 FEEDS: dict[str, Feed] = {
     "text-classification": TextFeed(
@@ -285,7 +285,7 @@ FEEDS: dict[str, Feed] = {
     "image-classification": _image(batched=True),
     "audio-classification": _audio(batched=True),
     "automatic-speech-recognition": Speech(
-        prepare=task_inputs.read_audio, example=media.make_example_audio, batched=True
+        prepare=task_inputs.read_audio, example=media.make_example_wav, batched=True
     ),
     "image-feature-extraction": _image(reads_states=True),
     "image-segmentation": _image(),
@@ -295,7 +295,7 @@ FEEDS: dict[str, Feed] = {
     "zero-shot-image-classification": _image(parameters=ONE_LABEL),
     "zero-shot-audio-classification": _audio(parameters=ONE_LABEL),
     "zero-shot-object-detection": Feed(
-        prepare=task_inputs.read_image_fields, example=lambda: {"image": media.make_example_image(), **ONE_LABEL}
+        prepare=task_inputs.read_image_fields, example=lambda: {"image": media.make_example_png(), **ONE_LABEL}
     ),
     "document-question-answering": Feed(prepare=task_inputs.read_image_fields, example=None),
     "image-text-to-text": Feed(prepare=task_inputs.read_image_and_text, example=None),

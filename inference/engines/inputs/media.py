@@ -142,13 +142,14 @@ def encode_png(picture: Image.Image) -> str:
     return base64.b64encode(buffer.getvalue()).decode("ascii")
 
 
-def make_example_image() -> str:
+def make_example_png() -> str:
+    """Return a small black picture, as base64 of a PNG file."""
     from PIL import Image
 
     return encode_png(Image.new("RGB", (32, 32)))
 
 
-def make_example_audio(seconds: float = 1.0) -> str:
+def make_example_wav(seconds: float = 1.0) -> str:
     """Return silence, as base64 of a WAV file."""
     buffer = io.BytesIO()
     with wave.open(buffer, "wb") as file:
