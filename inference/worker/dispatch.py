@@ -22,7 +22,7 @@ from inference.worker.maintenance.housekeeping import Housekeeping
 from inference.worker.processes.replica_pool import ReplicaPool
 from inference.worker.scheduling.backlog import Backlog
 from inference.worker.scheduling.held_jobs import Batch
-from inference.worker.scheduling.lazy_models import LazyModels
+from inference.worker.scheduling.residency_controller import ResidencyController
 from inference.worker.scheduling.scheduler import Scheduler
 from inference.worker.scheduling.settlement import Settlement
 from inference.worker.scheduling.spare_threads import SpareThreads
@@ -46,13 +46,13 @@ class Dispatcher:
         self,
         backlog: Backlog,
         pool: ReplicaPool,
-        lazy: LazyModels,
+        residency: ResidencyController,
         unfetched: UnfetchedJobs,
         housekeeping: Housekeeping,
     ) -> None:
         self.backlog = backlog
         self.pool = pool
-        self.lazy = lazy
+        self.residency = residency
         self.replicas = backlog.replicas
         self.batches = backlog.batches
         self.scheduler = Scheduler(backlog, pool, self._send_call)
@@ -290,7 +290,7 @@ class Dispatcher:
         self.backlog.give_back_waiting()
 
     def make_snapshot(self) -> WorkerSnapshot:
-        pool, replicas, lazy = self.pool, self.replicas, self.lazy.report
+        pool, replicas, lazy = self.pool, self.replicas, self.residency.report
         # Jobs of these wait for their turn: none is passed.
         waiting_models = replicas.unneeded_models | replicas.held_back_models
         return WorkerSnapshot(
@@ -322,7 +322,7 @@ class Dispatcher:
     def _choose_state(self) -> WorkerState:
         if self.replicas.intents.is_drained:
             return WorkerState.DRAINING if self.batches or self.backlog.isolation else WorkerState.DRAINED
-        lazy = self.lazy.report
+        lazy = self.residency.report
         looked_into = lazy.able | lazy.why_not.keys()
         if not self.replicas.have_all_reported or not self.replicas.unneeded_models <= looked_into:
             return WorkerState.STARTING
@@ -330,4 +330,4 @@ class Dispatcher:
         return WorkerState.READY if is_whole else WorkerState.DEGRADED
 
     def _list_problems(self) -> dict[str, str]:
-        return {**row_values.find_load_failures(self.replicas), **self.lazy.report.why_not, **self.refused}
+        return {**row_values.find_load_failures(self.replicas), **self.residency.report.why_not, **self.refused}

@@ -20,7 +20,7 @@ from inference.worker.replicas.devices import Plan
 from inference.worker.replicas.registry import ReplicaRegistry
 from inference.worker.replicas.served_models import ModelSelection, ServedModels
 from inference.worker.scheduling.backlog import Backlog
-from inference.worker.scheduling.lazy_models import LazyModels
+from inference.worker.scheduling.residency_controller import ResidencyController
 from inference.worker.scheduling.unfetched_jobs import UnfetchedJobs
 
 
@@ -41,7 +41,7 @@ class WorkerService:
     def __init__(self, plan: Plan, catalog: Catalog, selection: ModelSelection, options: WorkerOptions) -> None:
         self.replicas = ReplicaRegistry(plan, selection.select_entries(catalog))
         self.served = ServedModels(self.replicas, selection)
-        self.lazy = LazyModels(self.replicas)
+        self.residency = ResidencyController(self.replicas)
         self.unfetched = UnfetchedJobs(plan.worker)
         self.heartbeat = Heartbeat(plan, options.node, self.make_snapshot)
         self.housekeeping = Housekeeping(self.heartbeat, self.replicas)
@@ -54,11 +54,11 @@ class WorkerService:
             most_calls=options.most_calls,
             most_kib=options.most_kib,
         )
-        self.dispatcher = Dispatcher(backlog, self.pool, self.lazy, self.unfetched, self.housekeeping)
+        self.dispatcher = Dispatcher(backlog, self.pool, self.residency, self.unfetched, self.housekeeping)
 
     def start(self) -> None:
         """Register the worker, and start the threads of its main process."""
-        self.lazy.demand.start()
+        self.residency.demand.start()
         self.unfetched.start()
         lookup.start_follower()
         self.heartbeat.register_worker()
@@ -67,7 +67,7 @@ class WorkerService:
 
     def stop(self, *, of_an_error: bool) -> None:
         self.housekeeping.stop()
-        self.lazy.demand.stop()
+        self.residency.demand.stop()
         self.unfetched.stop()
         self.heartbeat.stop(of_an_error=of_an_error)
 
@@ -82,7 +82,7 @@ class WorkerService:
         """
         self.replicas.apply_intents(self.heartbeat.intents)
         self.served.follow_models_file(self.dispatcher.backlog.is_idle)
-        self.lazy.update_residency(self.dispatcher.backlog)
+        self.residency.update_residency(self.dispatcher.backlog)
         self.pool.start_and_end_processes()
 
 

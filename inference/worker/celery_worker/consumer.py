@@ -121,7 +121,7 @@ class DispatchLoop:
         dispatcher.note_refused_queues(self.subscriptions.explain_unconsumed(dispatcher.specs))
         dispatcher.give_back_unrunnable_jobs()
         self._consumer.change_prefetch_count(dispatcher.prefetch_count)
-        state = replicas.version, dispatcher.connected, dispatcher.refused, dispatcher.lazy.report
+        state = replicas.version, dispatcher.connected, dispatcher.refused, dispatcher.residency.report
         if state != self._reported:
             self._reported = state
             self.service.heartbeat.write_row_soon()

@@ -14,7 +14,7 @@ from inference.fields.worker_documents import (
 from inference.worker.calls import READY
 from inference.worker.replicas.registry import ReplicaRegistry
 from inference.worker.replicas.replica import ReplicaState
-from inference.worker.scheduling.lazy_models import LazyStatus
+from inference.worker.scheduling.residency_controller import LazyStatus
 
 OLD_GOES_ON = "its new entry is not taken over, the one before goes on: "
 

@@ -28,7 +28,7 @@ from inference.worker.replicas.replica import ReplicaState
 from inference.worker.scheduling.backlog import Backlog
 from inference.worker.scheduling.held_jobs import MOST_OVER
 from inference.worker.scheduling.isolation import CRASHES_ALONE, LONGEST_RETRY_S, LONGEST_STUCK_S, MOST_SUSPENSIONS
-from inference.worker.scheduling.lazy_models import LazyModels
+from inference.worker.scheduling.residency_controller import ResidencyController
 from inference.worker.scheduling.settlement import SUSPENDED
 from inference.worker.scheduling.unfetched_jobs import UnfetchedJobs
 from tests.conditions import PATIENCE_S
@@ -122,8 +122,8 @@ def an_item(**values: Any) -> Item:
 
 
 def make_dispatcher(replicas: ReplicaRegistry, pool: Any, housekeeping: Any = None) -> Dispatcher:
-    lazy, unfetched = LazyModels(replicas), UnfetchedJobs(uuid4())
-    return Dispatcher(Backlog(replicas), cast("ReplicaPool", pool), lazy, unfetched, housekeeping or Mock())
+    residency, unfetched = ResidencyController(replicas), UnfetchedJobs(uuid4())
+    return Dispatcher(Backlog(replicas), cast("ReplicaPool", pool), residency, unfetched, housekeeping or Mock())
 
 
 class DispatcherCase(TestCase):

@@ -14,7 +14,7 @@ from inference.worker.maintenance import row_values
 from inference.worker.replicas.devices import Plan
 from inference.worker.replicas.registry import SLOW_S, OperatorIntents, ReplicaRegistry
 from inference.worker.replicas.replica import COUNTED_S, LONGEST_PAUSE_S
-from inference.worker.scheduling.lazy_models import LazyStatus
+from inference.worker.scheduling.residency_controller import LazyStatus
 from tests.inference.worker.test_dispatch import stop_clock
 
 BROKEN = "no weights"

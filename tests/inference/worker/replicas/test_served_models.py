@@ -16,7 +16,7 @@ from inference.worker.replicas import served_models
 from inference.worker.replicas.devices import Plan
 from inference.worker.replicas.registry import ReplicaRegistry
 from inference.worker.replicas.served_models import ModelSelection, ServedModels
-from inference.worker.scheduling.lazy_models import LazyStatus
+from inference.worker.scheduling.residency_controller import LazyStatus
 
 ONE, TWO, THREE = (f'[{name}]\nengine = "x:Y"\n' for name in ("one", "two", "three"))
 PID = 7

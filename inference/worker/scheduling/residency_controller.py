@@ -1,7 +1,8 @@
-"""The lazy models of a worker: in memory from their first job until they are idle, by turns where not all fit.
+"""The controller of which lazy models a worker has in memory: from their first job until they are idle, by turns.
 
-The module runs in the event loop. It asks the policy (`inference.residency_policy`) and sets the models that are to be
-in no memory now. The replicas follow that as they follow the models file.
+It runs in the event loop. It passes the demand that `LazyDemand` has found to the policy
+(`inference.residency_policy`), which decides, and sets the models that are to be in no memory now. The replicas follow
+that as they follow the models file.
 """
 
 import logging
@@ -35,7 +36,7 @@ class LazyStatus:
     models: Mapping[str, Model] = field(default_factory=dict)  # those whose size is known, as far as it can be
 
 
-class LazyModels:
+class ResidencyController:
     def __init__(self, replicas: ReplicaRegistry) -> None:
         self.replicas = replicas
         self.residency = ResidencyState()

@@ -19,9 +19,9 @@ from inference.worker.maintenance import row_values
 from inference.worker.replicas.devices import Plan
 from inference.worker.replicas.registry import ReplicaRegistry
 from inference.worker.replicas.replica import ReplicaState
-from inference.worker.scheduling import lazy_models
+from inference.worker.scheduling import residency_controller
 from inference.worker.scheduling.backlog import Backlog
-from inference.worker.scheduling.lazy_models import LazyModels
+from inference.worker.scheduling.residency_controller import ResidencyController
 
 PID = 11
 LAZY = ("a", "b")
@@ -32,15 +32,15 @@ CATALOG = {
 
 
 @override_settings(REPLICA_MEMORY_MB=100)
-class LazyModelsTests(SimpleTestCase):
+class ResidencyControllerTests(SimpleTestCase):
     def setUp(self) -> None:
         plan = Plan(worker=uuid4(), devices=("cpu",), replicas=1, threads=1)
         self.replicas = ReplicaRegistry(plan, CATALOG)
-        self.lazy = LazyModels(self.replicas)
-        self.lazy.demand.estimates = {spec.load_digest: 50 * MIB for spec in CATALOG.values()}
+        self.controller = ResidencyController(self.replicas)
+        self.controller.demand.estimates = {spec.load_digest: 50 * MIB for spec in CATALOG.values()}
         self.backlog = Backlog(self.replicas)
         self.now_s = 1000.0
-        self.enterContext(patch.object(lazy_models, "time", Mock(monotonic=lambda: self.now_s)))
+        self.enterContext(patch.object(residency_controller, "time", Mock(monotonic=lambda: self.now_s)))
         self.replicas.note_start(0, PID, self.replicas.make_first_assignment(0))
         self.load("eager")
 
@@ -53,13 +53,13 @@ class LazyModelsTests(SimpleTestCase):
         self.replicas.note_loaded_models(LoadReport(pid=pid, models=states, memory=memory, total=1000 * MIB))
 
     def wait_for(self, *names: str) -> Any:
-        self.lazy.demand.waiting = {name: Waiting(since_s=self.now_s, priority=2) for name in names}
-        self.lazy.demand.ours = frozenset(names)
+        self.controller.demand.waiting = {name: Waiting(since_s=self.now_s, priority=2) for name in names}
+        self.controller.demand.ours = frozenset(names)
         return self.follow()
 
     def follow(self) -> Any:
-        self.lazy.update_residency(self.backlog)
-        return self.lazy.report
+        self.controller.update_residency(self.backlog)
+        return self.controller.report
 
     def goal_names(self) -> set[str]:
         """What the replicas are to have."""
@@ -72,11 +72,11 @@ class LazyModelsTests(SimpleTestCase):
 
     def test_one_is_loaded_for_its_job_within_what_eager_ones_leave(self) -> None:
         self.wait_for("a")
-        self.assertEqual((self.lazy.residency.room, self.goal_names()), (80 * MIB, {"eager", "a"}))
+        self.assertEqual((self.controller.residency.room, self.goal_names()), (80 * MIB, {"eager", "a"}))
         self.now_s += 3.0
         self.load("eager", "a")
         report = self.follow()
-        self.assertEqual(self.lazy.residency.models_in_memory, {"a"})
+        self.assertEqual(self.controller.residency.models_in_memory, {"a"})
         self.assertEqual((report.models["a"].memory, round(report.models["a"].load_s, 1)), (60 * MIB, 3.0))
 
     def test_it_gives_way_to_the_next_and_leaves_before_that_is_loaded(self) -> None:
@@ -131,7 +131,7 @@ class LazyModelsTests(SimpleTestCase):
         self.assertEqual(self.next_assignment(), (PID, {"eager", "a"}))
         self.load("eager", a="no room on its device.")
         report = self.follow()
-        self.assertEqual((self.lazy.residency.models_in_memory, report.why_not), ({"a"}, {}))
+        self.assertEqual((self.controller.residency.models_in_memory, report.why_not), ({"a"}, {}))
         self.assertEqual(
             (self.replicas.find_lacking_models(PID), self.replicas.find_lacking_models(PID + 1)), ({"a"}, frozenset())
         )
@@ -163,13 +163,13 @@ class LazyModelsTests(SimpleTestCase):
         self.test_one_is_loaded_for_its_job_within_what_eager_ones_leave()
         self.replicas.note_end(0)
         self.follow()
-        self.assertEqual((self.lazy.residency.models_in_memory, self.goal_names()), ({"a"}, {"eager", "a"}))
+        self.assertEqual((self.controller.residency.models_in_memory, self.goal_names()), ({"a"}, {"eager", "a"}))
 
     def test_one_that_becomes_eager_is_loaded_and_one_that_is_gone_is_forgotten(self) -> None:
         eager = ModelSpec(name="a", engine="x:Y")
         self.replicas.set_catalog({"eager": CATALOG["eager"], "a": eager})
         self.follow()
-        self.assertEqual((self.goal_names(), self.lazy.specs), ({"eager", "a"}, {}))
+        self.assertEqual((self.goal_names(), self.controller.specs), ({"eager", "a"}, {}))
 
     def test_another_entry_of_one_in_memory_is_loaded_for_the_next_job(self) -> None:
         self.test_one_is_loaded_for_its_job_within_what_eager_ones_leave()
@@ -177,18 +177,18 @@ class LazyModelsTests(SimpleTestCase):
         after = ModelSpec(name="a", engine="x:Z", load="lazy")
         self.replicas.set_catalog({**CATALOG, "a": after})
         self.follow()
-        self.assertEqual((self.lazy.residency.models_in_memory, self.goal_names()), (set(), {"eager"}))
+        self.assertEqual((self.controller.residency.models_in_memory, self.goal_names()), (set(), {"eager"}))
 
     def test_what_changes_or_becomes_lazy_is_served_while_its_size_is_looked_for(self) -> None:
         self.test_one_is_loaded_for_its_job_within_what_eager_ones_leave()
         self.wait_for()
         new = {"eager": replace(CATALOG["eager"], load="lazy"), "a": replace(CATALOG["a"], revision="2")}
-        self.lazy.demand.estimates = {CATALOG["b"].load_digest: 50 * MIB}
+        self.controller.demand.estimates = {CATALOG["b"].load_digest: 50 * MIB}
         self.replicas.set_catalog({**CATALOG, **new, "c": ModelSpec(name="c", engine="x:Y", load="lazy")})
         self.assertEqual(self.follow().able, {"eager", *LAZY})
         self.assertEqual(self.state_of("a"), "loading")
         self.assertEqual(self.follow().able, {"eager", *LAZY})
-        self.lazy.demand.estimates |= {new["eager"].load_digest: 1 * MIB, new["a"].load_digest: 101 * MIB}
+        self.controller.demand.estimates |= {new["eager"].load_digest: 1 * MIB, new["a"].load_digest: 101 * MIB}
         self.assertEqual(self.follow().able, {"eager", "b"})
         self.assertEqual((self.state_of("eager"), self.state_of("a")), ("not loaded", "failed"))
 
@@ -205,18 +205,18 @@ class LazyModelsTests(SimpleTestCase):
             self.replicas.note_loaded_models(LoadReport(pid=PID, models=states, memory=memory, total=1000 * MIB))
             report = self.follow()
             self.assertEqual(
-                (report.able, report.why_not, self.lazy.residency.models_in_memory), (set(LAZY), {}, {"a"})
+                (report.able, report.why_not, self.controller.residency.models_in_memory), (set(LAZY), {}, {"a"})
             )
-            self.assertEqual(self.lazy.residency.room, 80 * MIB)
+            self.assertEqual(self.controller.residency.room, 80 * MIB)
 
     def state_of(self, name: str) -> str:
-        entries = row_values.make_catalog_value(self.replicas, self.lazy.report).models
+        entries = row_values.make_catalog_value(self.replicas, self.controller.report).models
         return next(entry.state for entry in reversed(entries) if entry.name == name)
 
 
 class LazyDemandTests(TestCase):
     def setUp(self) -> None:
-        self.demand = LazyModels(
+        self.demand = ResidencyController(
             ReplicaRegistry(Plan(worker=uuid4(), devices=("cpu",), replicas=1, threads=1), CATALOG)
         ).demand
         self.demand.models = {name: CATALOG[name] for name in LAZY}
