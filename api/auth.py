@@ -18,8 +18,8 @@ from api.models import PREFIX, ApiKey, FileBatch, StoredFile, digest_key
 from api.usage import UsageCounter
 from inference import clock, process
 from inference.models import Bulk, Job
-from inference.priority import PATIENT, Priority
 from inference.retry_policy import is_away
+from inference.values.priority import PATIENT, Priority
 
 logger = logging.getLogger(__name__)
 

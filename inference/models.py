@@ -24,8 +24,8 @@ from inference.fields.document_field import DocumentColumn, DocumentField
 from inference.fields.ids import make_row_id
 from inference.fields.indexes import IndexWithoutParts
 from inference.fields.json_field import JSONField
-from inference.priority import Priority
 from inference.telemetry.plurals import count_of
+from inference.values.priority import Priority
 
 FORMER_USER = "former-user"
 NO_TIME = datetime.timedelta()  # shown for negative times, which come of a clock that was set back

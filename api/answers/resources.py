@@ -13,9 +13,9 @@ from inference.catalog.parameters import ParameterSpec
 from inference.catalog.specs import ModelSpec
 from inference.errors import RETRYABLE_OUTCOMES
 from inference.models import Bulk, Job, Status
-from inference.priority import Priority
 from inference.status import health, queue_position, worker_catalogs, workers
 from inference.submission import bulk as bulks
+from inference.values.priority import Priority
 
 
 def make_job_document(row: Job, *, with_output: bool = True, plain: bool = False) -> dict[str, Any]:

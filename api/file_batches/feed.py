@@ -31,7 +31,6 @@ from inference.catalog.sizes.lengths import Part
 from inference.catalog.specs import canonicalize_parameters
 from inference.errors import InferenceError, InvalidInput, UnknownModel
 from inference.models import WAITING, Bulk, Job, Status
-from inference.priority import Priority
 from inference.retry_policy import is_away
 from inference.store import outcome_records, rows
 from inference.store.job_messages import make_message
@@ -39,6 +38,7 @@ from inference.store.outcome_records import Outcome
 from inference.submission import admission, bulk_store, jobs, split_jobs
 from inference.submission.bulk_store import NewJob
 from inference.submission.submissions import Submission
+from inference.values.priority import Priority
 from inference.web_process import writer
 
 logger = logging.getLogger(__name__)

@@ -12,9 +12,9 @@ from api.errors.problems import ApiError
 from api.requests.fields import Anything, Body, Choice, Seconds, StrictArray, StrictFlag, StrictObject, StrictString
 from inference.catalog.lookup import spec_of
 from inference.errors import make_field_error
-from inference.priority import Priority
 from inference.submission.submissions import Submission
 from inference.values.descriptions import quote_name, suggest_name
+from inference.values.priority import Priority
 
 PRIORITIES = {priority.name.lower(): priority for priority in Priority}
 MAX_WAIT_S = 300.0

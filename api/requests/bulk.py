@@ -15,9 +15,9 @@ from api.errors.problems import ApiError
 from api.requests.bodies import EXPIRES_IN_S, PRIORITIES, BulkBody, LineBody, read_seconds
 from inference.catalog.lookup import spec_of
 from inference.errors import InferenceError, InvalidInput
-from inference.priority import Priority
 from inference.submission import bulk
 from inference.submission.submissions import BulkItem, BulkSubmission
+from inference.values.priority import Priority
 
 LINE_TYPES = ("application/x-ndjson", "application/jsonl", "application/x-jsonlines", "application/jsonlines")
 

@@ -33,8 +33,8 @@ from inference.models import (
     Worker,
     WorkerState,
 )
-from inference.priority import Priority
 from inference.store import rows
+from inference.values.priority import Priority
 
 MODELS = {"sentiment": 45, "embeddings": 25, "fill": 15, "entities": 10, "chat": 5}  # of a hundred jobs
 UNUSED = "unused"  # a model of the catalog that nobody asks for

@@ -20,7 +20,7 @@ from benchmarks.admin.fill import MODELS, UNUSED, Month
 from inference import errors
 from inference.figures import series
 from inference.models import Act, Bulk, Job, Status, Webhook, WebhookState, WorkerState
-from inference.priority import Priority
+from inference.values.priority import Priority
 
 FIRST_ROWS = 600  # of an export: its first chunk, and the next
 JOBS = "admin:inference_job_changelist"

@@ -25,9 +25,9 @@ from inference.catalog.lookup import get_catalog_or_empty
 from inference.fields.ids import make_first_id
 from inference.fields.json_field import escape_for_database
 from inference.models import Job, Status, Worker
-from inference.priority import PATIENT, Priority
 from inference.status import workers
 from inference.telemetry.control_characters import escape_text
+from inference.values.priority import PATIENT, Priority
 
 COUNT_LIMIT = 10_000
 PATIENT_VALUES = {str(each.value) for each in Priority if each >= PATIENT}

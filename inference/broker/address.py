@@ -10,7 +10,7 @@ from pathlib import Path
 
 from django.conf import settings
 
-from inference.priority import Priority
+from inference.values.priority import Priority
 
 LONGEST_SOCKET_PATH = 103  # bytes on macOS; Linux takes 107
 LONGEST_ROOT = 60  # leaves room for the folder's and the socket's names

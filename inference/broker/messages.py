@@ -13,7 +13,7 @@ import orjson
 from celery import current_app
 from uuid_utils import uuid4
 
-from inference.priority import Priority
+from inference.values.priority import Priority
 
 TASK = "inference.run"
 MOST_PACKED = 1000  # jobs of one message that a worker reads

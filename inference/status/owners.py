@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 from django.db import connection, transaction
 
 from inference.models import Job, Status
-from inference.priority import Priority
 from inference.status.workers import Remembered
+from inference.values.priority import Priority
 
 MOST_OWNERS = 32  # owners that one query looks at
 MOST_COUNTED = 10_000  # waiting jobs of a model that are counted at most

@@ -18,9 +18,9 @@ from inference.batching.shares import ONE_IN
 from inference.catalog import lookup
 from inference.catalog.specs import ModelSpec
 from inference.models import Job, Status
-from inference.priority import PATIENT
 from inference.status import owners, workers
 from inference.status.workers import Remembered
+from inference.values.priority import PATIENT
 
 _FIRST = (
     "SELECT * FROM (SELECT model, priority, id FROM inference_job WHERE status = 'queued' AND model = %s"

@@ -17,10 +17,10 @@ from inference import process
 from inference.catalog.specs import ModelSpec
 from inference.errors import InvalidInput, Overloaded, QueueFull, TooManyQueued
 from inference.models import Job, Status
-from inference.priority import PATIENT, Priority
 from inference.retry_policy import is_away
 from inference.status import queue_position, workers
 from inference.submission.submissions import Terms
+from inference.values.priority import PATIENT, Priority
 from inference.web_process.queue_counter import QueueCounter
 
 RETRY_AFTER_S = (1.0, 60.0)  # the shortest and the longest

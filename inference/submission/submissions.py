@@ -13,9 +13,9 @@ from inference import clock
 from inference.catalog.specs import ModelSpec
 from inference.errors import InferenceError
 from inference.models import Job
-from inference.priority import Priority
 from inference.store import rows
 from inference.telemetry import tracing
+from inference.values.priority import Priority
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,1 +1,1 @@
-"""Values of every kind: UUIDs read from text, and words for values in errors. The package imports no other one."""
+"""Values of every kind: priorities, UUIDs from text, and words for values in errors. It imports no other package."""

@@ -12,8 +12,8 @@ from django.test import override_settings
 from inference import budget
 from inference.errors import InvalidInput
 from inference.models import Bulk, Job
-from inference.priority import Priority
 from inference.store import rows
+from inference.values.priority import Priority
 from inference.web_process import writer
 from tests.api.base import ApiTestCase, Response, echo_answer
 from tests.conditions import PATIENCE_S, eventually

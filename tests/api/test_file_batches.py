@@ -26,9 +26,9 @@ from api.requests import file_form
 from inference.catalog import lookup
 from inference.errors import EngineError
 from inference.models import Bulk, Job, Status
-from inference.priority import Priority
 from inference.store import outcome_records
 from inference.upkeep import retention
+from inference.values.priority import Priority
 from tests.api.base import Answer, ApiTestCase, Laborer, Response
 from tests.api.test_completions import HELLO, generated
 from tests.api.test_embeddings import embed

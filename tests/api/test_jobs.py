@@ -7,8 +7,8 @@ from django.test import override_settings
 from inference.figures import ledger
 from inference.figures.sample import SERVICE
 from inference.models import Figure, Job, Status, Webhook
-from inference.priority import Priority
 from inference.status import workers
+from inference.values.priority import Priority
 from tests import echo
 from tests.api.base import ApiTestCase
 from tests.conditions import PATIENCE_S, eventually

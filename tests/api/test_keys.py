@@ -18,9 +18,9 @@ from api.errors.problems import ApiError
 from api.models import ApiKey, digest_key
 from inference.broker import redis_client
 from inference.models import Job
-from inference.priority import Priority
 from inference.store import rows
 from inference.submission import jobs
+from inference.values.priority import Priority
 from inference.web_process import rates
 from tests.api.base import ApiTestCase, Response
 from tests.api.test_streams import WORDS, StreamCase

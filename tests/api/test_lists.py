@@ -11,8 +11,8 @@ from api.auth import Principal
 from api.requests import job_pages
 from inference.fields.ids import make_first_id, make_row_id
 from inference.models import Bulk, Job, Status, Worker
-from inference.priority import Priority
 from inference.upkeep import retention
+from inference.values.priority import Priority
 from tests.api.base import ApiTestCase
 from tests.conditions import ago
 

@@ -18,7 +18,7 @@ from api.requests.dialects.moderations import read_moderation
 from inference.catalog.lookup import spec_of
 from inference.errors import InvalidInput, UnknownModel
 from inference.models import Job
-from inference.priority import Priority
+from inference.values.priority import Priority
 from tests.api.base import ApiTestCase
 from tests.api.test_completions import answering
 

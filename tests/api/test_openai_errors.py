@@ -15,9 +15,9 @@ from api.models import ApiKey
 from inference.catalog.lookup import spec_of
 from inference.errors import InferenceError, InvalidInput, Lost, OutOfMemory, make_context_length_error
 from inference.models import Job
-from inference.priority import Priority
 from inference.submission import jobs
 from inference.submission.submissions import Submission
+from inference.values.priority import Priority
 from tests.api.base import ApiTestCase, Response
 from tests.api.test_completions import CHAT, HELLO, MODELS, MODELS_FILE, TEXT, answering, generated
 

@@ -9,7 +9,7 @@ from api.requests.bodies import PRIORITIES
 from api.requests.dialects.base import PRIORITIES_BY_TIER, TIERS
 from batch_inference_client.command import main
 from inference.broker import messages
-from inference.priority import Priority
+from inference.values.priority import Priority
 
 
 class PriorityTests(SimpleTestCase):

@@ -21,7 +21,7 @@ from inference.catalog.lookup import spec_of
 from inference.catalog.parameters import ParameterSpec
 from inference.errors import InvalidInput, UnknownModel
 from inference.models import Job
-from inference.priority import Priority
+from inference.values.priority import Priority
 from tests.api.base import ApiTestCase
 from tests.api.test_completions import answering
 from tests.api.test_embeddings import OWN, embed, vector_of

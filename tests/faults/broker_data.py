@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from uuid import UUID
 
-from inference.priority import Priority
+from inference.values.priority import Priority
 from tests.faults.backends import REDIS
 from tests.faults.fault import Fault
 from tests.faults.trial import Trial

@@ -19,7 +19,7 @@ from inference.admin import filters, job_lookups
 from inference.admin.rendering import display
 from inference.fields.ids import make_first_id
 from inference.models import Bulk, Figure, Grain, Job, Status, Webhook, WebhookState, Worker, WorkerState
-from inference.priority import Priority
+from inference.values.priority import Priority
 from tests.conditions import ago
 
 JOBS = reverse("admin:inference_job_changelist")

@@ -16,8 +16,8 @@ from inference.catalog.sizes import lengths
 from inference.catalog.specs import ModelSpec
 from inference.errors import UnknownModel
 from inference.models import Job
-from inference.priority import Priority
 from inference.streams.texts import extract_generated_text, extract_single_answer, extract_text, read_scores
+from inference.values.priority import Priority
 
 NO_TEXT = 'The model\'s answer is not [{"generated_text": "…"}].'
 FINISH_REASONS = {"length": "length", "eos_token": "stop", "stop_sequence": "stop"}

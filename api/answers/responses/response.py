@@ -23,7 +23,7 @@ from api.requests.dialects.generation.responses import REPEATED, read_repeated_f
 from api.requests.dialects.generation.tools import requires_call
 from inference.catalog.sizes.lengths import drop_response_fields
 from inference.models import Job, Status
-from inference.priority import Priority
+from inference.values.priority import Priority
 
 PREFIX = "resp_"
 STATUSES = {

@@ -13,9 +13,9 @@ from inference.catalog.lookup import get_catalog, spec_of
 from inference.catalog.neutral_values import OPENAI, OPENAI_IGNORED, Neutral, describe_refusal, is_neutral
 from inference.catalog.specs import ModelSpec
 from inference.errors import InvalidInput, make_field_error
-from inference.priority import Priority
 from inference.submission.submissions import Submission
 from inference.values.descriptions import json_type_of, quote_name, suggest_name
+from inference.values.priority import Priority
 
 SERVICE_TIER = "service_tier"
 TIERS = {each: each.name.lower() for each in Priority} | {  # OpenAI has words for three

@@ -21,8 +21,8 @@ from inference.catalog import tasks
 from inference.catalog.neutral_values import Neutral
 from inference.catalog.specs import ModelSpec
 from inference.errors import make_field_error
-from inference.priority import Priority
 from inference.submission.submissions import Submission
+from inference.values.priority import Priority
 
 TEXTS, DOCUMENTS = "texts", "documents"
 FIELDS = ("model", "query", TEXTS, DOCUMENTS, "top_n", "return_documents", "return_text", "raw_scores", "priority")

@@ -17,9 +17,9 @@ from inference.admin.readonly import ReadOnlyAdmin
 from inference.admin.rendering import display
 from inference.fields.ids import read_moment
 from inference.models import ACTING, Act, ActState, Worker
-from inference.priority import Priority
 from inference.status import workers
 from inference.telemetry.plurals import count_of
+from inference.values.priority import Priority
 
 LOOKUP_NAMES = {
     "error_code": "error", "id__gte": "accepted after", "id__endswith": "end of the id", "key_start": "API key",

@@ -26,9 +26,9 @@ from inference.catalog import lookup, specs
 from inference.catalog.parameters import ParameterSpec
 from inference.catalog.specs import ModelSpec
 from inference.models import Job, PausedModel, Status, Worker
-from inference.priority import Priority
 from inference.status import owners, queue_position, worker_catalogs, workers
 from inference.store import pauses_and_drains
+from inference.values.priority import Priority
 
 ACTS, OWNERS = 10, 10  # acts and owners that a page shows
 NOTHING: tuple[Any, ...] = (None, "", (), {}, False)

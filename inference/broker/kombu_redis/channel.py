@@ -23,7 +23,7 @@ from inference.broker.kombu_redis.broadcasts import Broadcasts
 from inference.broker.kombu_redis.fetches import LONGEST_BYTES, Fetches, parse_messages
 from inference.broker.kombu_redis.qos import QoS, Unacked
 from inference.broker.kombu_redis.scripts import FETCH
-from inference.priority import PATIENT
+from inference.values.priority import PATIENT
 
 logger = logging.getLogger(__name__)
 

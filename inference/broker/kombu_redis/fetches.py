@@ -19,7 +19,7 @@ from inference import clock
 from inference.broker import address
 from inference.broker.kombu_redis.qos import Unacked
 from inference.broker.kombu_redis.scripts import FETCH
-from inference.priority import PATIENT
+from inference.values.priority import PATIENT
 
 logger = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from inference.batching.queue import BatchQueue, Item, Limits, ShortCalls
 from inference.batching.room import Room
 from inference.batching.shares import OwnerShares, PriorityShares
 from inference.catalog.specs import Catalog, ModelSpec
-from inference.priority import PATIENT
+from inference.values.priority import PATIENT
 from inference.worker.replicas.registry import ReplicaRegistry
 from inference.worker.scheduling.held_jobs import Batch, Bisection, HeldJob, MessageRequest
 from inference.worker.scheduling.isolation import Isolation, RetryGroup

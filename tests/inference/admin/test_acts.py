@@ -18,8 +18,8 @@ from inference.admin import job_lookups
 from inference.admin.pages.acts import list_selection_facts
 from inference.fields.ids import make_row_id
 from inference.models import Act, ActKind, ActState, Bulk, Job, Status
-from inference.priority import Priority
 from inference.upkeep import acts
+from inference.values.priority import Priority
 from tests.inference.test_admin import JOBS, MARKUP, AdminCase, make_job, make_worker
 
 BEGIN = reverse("admin:inference_job_act")

@@ -33,10 +33,10 @@ from inference.models import (
     Worker,
     WorkerState,
 )
-from inference.priority import Priority
 from inference.status import attention, workers
 from inference.status.attention import locks, servers
 from inference.status.attention.item import AttentionItem
+from inference.values.priority import Priority
 from tests.conditions import PATIENCE_S, ago, eventually
 
 

@@ -13,9 +13,9 @@ from django.test import TestCase
 from inference.batching.shares import ONE_IN
 from inference.catalog import lookup
 from inference.models import Job, Status
-from inference.priority import Priority
 from inference.status import owners, queue_position
 from inference.status.owners import OwnerQueue
+from inference.values.priority import Priority
 
 
 class OwnersCase(TestCase):

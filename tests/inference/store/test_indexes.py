@@ -16,8 +16,8 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from inference.models import Job, Status
-from inference.priority import Priority
 from inference.status.attention import jobs
+from inference.values.priority import Priority
 from inference.webhooks import delivery
 
 NUMBER = 300

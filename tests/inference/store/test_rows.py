@@ -8,9 +8,9 @@ from django.test import TransactionTestCase
 from django.utils import timezone
 
 from inference.models import Bulk, Job, Status
-from inference.priority import Priority
 from inference.store import rows
 from inference.store.job_messages import make_message
+from inference.values.priority import Priority
 
 ANY_TIME = timezone.now()  # is only stored and read
 CHANGED_LATER = {

@@ -17,11 +17,11 @@ from inference import budget, errors, process
 from inference.catalog import request_validation
 from inference.catalog.lookup import spec_of
 from inference.models import Job, Status
-from inference.priority import Priority
 from inference.store import connections as store_connections
 from inference.store import rows
 from inference.submission import admission, bulk, jobs
 from inference.submission.submissions import BulkItem, BulkSubmission, Submission, Terms
+from inference.values.priority import Priority
 from inference.web_process import queue_counter
 from tests.conditions import PATIENCE_S, eventually
 from tests.inference.submission import patience

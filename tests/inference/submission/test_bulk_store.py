@@ -16,10 +16,10 @@ from inference.broker.address import queue_of
 from inference.catalog.lookup import spec_of
 from inference.catalog.reader import parse_catalog
 from inference.models import Job
-from inference.priority import Priority
 from inference.submission import bulk, bulk_store
 from inference.submission.submissions import BulkItem, BulkSubmission
 from inference.upkeep import reconcile
+from inference.values.priority import Priority
 from tests.inference.submission import patience
 from tests.messages import packs
 

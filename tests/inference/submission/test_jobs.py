@@ -17,10 +17,10 @@ from inference.catalog.lookup import spec_of
 from inference.catalog.specs import ModelSpec
 from inference.fields.worker_documents import LOADING
 from inference.models import Job, Status, Webhook, Worker, WorkerState
-from inference.priority import Priority
 from inference.store import notices
 from inference.submission import admission, jobs
 from inference.submission.submissions import Submission, Terms
+from inference.values.priority import Priority
 from tests.conditions import PATIENCE_S, eventually
 from tests.inference.submission import patience
 from tests.messages import messages_for

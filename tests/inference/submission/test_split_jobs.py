@@ -19,12 +19,12 @@ from inference.catalog.lookup import spec_of
 from inference.catalog.reader import parse_catalog
 from inference.catalog.sizes import lengths
 from inference.models import Job, Status, Webhook
-from inference.priority import Priority
 from inference.status import workers
 from inference.store import rows
 from inference.submission import jobs
 from inference.submission.submissions import Submission
 from inference.upkeep import reconcile
+from inference.values.priority import Priority
 from tests.conditions import eventually
 from tests.inference.submission import patience
 from tests.messages import messages_for

@@ -5,7 +5,7 @@ from typing import Any
 from unittest.mock import patch
 from uuid import uuid4
 
-from inference.priority import Priority
+from inference.values.priority import Priority
 from inference.worker.calls import READY, BatchReport, LoadReport
 from inference.worker.replicas import devices
 from inference.worker.replicas.devices import Plan

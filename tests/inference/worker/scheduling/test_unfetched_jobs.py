@@ -14,9 +14,9 @@ from django.test.utils import CaptureQueriesContext
 from inference.batching.costs import CostModel
 from inference.batching.queue import BatchQueue, Limits
 from inference.models import Job, Status, Worker, WorkerState
-from inference.priority import Priority
 from inference.status import owners
 from inference.store.job_messages import make_message
+from inference.values.priority import Priority
 from inference.worker.scheduling.unfetched_jobs import MOST_GONE, MOST_JOBS, PORTION_S, UnfetchedJobs, make_item
 
 CALLS = 4
