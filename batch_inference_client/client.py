@@ -82,7 +82,7 @@ class BaseClient(Retrieval, FileBatches):
     def submit(self, model: str, inputs: object, **options: Any) -> JobFuture:
         """Submit a job, and return its future once the job is stored.
 
-        `options` are `parameters`, `priority` ("high", "normal", "low"), `expires_in` (seconds), `webhook`, and `key`,
+        `options` are `parameters`, `priority` (a word), `expires_in` (seconds), `webhook`, and `key`,
         an idempotency key of yours. Raises `ClientError`.
         """
         return self._make_future(self._submit(model, inputs, **options))

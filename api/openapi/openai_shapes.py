@@ -100,7 +100,7 @@ class ResponseShown(Shape):
     instructions = serializers.CharField(allow_blank=True, allow_null=True)
     tool_choice = AnyValue(help_text="As it was sent, as are temperature, top_p, text, user and parallel_tool_calls.")
     previous_response_id = serializers.CharField(allow_null=True)
-    service_tier = serializers.CharField()
+    service_tier = serializers.CharField(allow_null=True)
 
 
 class TranscriptionBody(Shape):
@@ -157,7 +157,7 @@ class CompletionShown(Shape):
     created = serializers.IntegerField()
     model = serializers.CharField()
     system_fingerprint = serializers.CharField()
-    service_tier = serializers.CharField()
+    service_tier = serializers.CharField(allow_null=True)
     usage = UsageShown(allow_null=True)
 
 

@@ -17,7 +17,6 @@ from inference.catalog.specs import ModelSpec
 from inference.errors import UnknownModel
 from inference.models import Job
 from inference.streams.texts import extract_generated_text, extract_single_answer, extract_text, read_scores
-from inference.values.priority import Priority
 
 NO_TEXT = 'The model\'s answer is not [{"generated_text": "…"}].'
 FINISH_REASONS = {"length": "length", "eos_token": "stop", "stop_sequence": "stop"}
@@ -113,7 +112,7 @@ def make_completion_head(kind: CompletionKind, job: Job) -> dict[str, Any]:
         "created": int(job.created_at.timestamp()),
         "model": job.model,
         "system_fingerprint": f"fp_{spec.load_digest}" if spec else None,
-        "service_tier": TIERS[Priority(job.priority)],
+        "service_tier": TIERS.get(job.priority),
     }
 
 

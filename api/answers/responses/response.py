@@ -23,7 +23,6 @@ from api.requests.dialects.generation.responses import REPEATED, read_repeated_f
 from api.requests.dialects.generation.tools import requires_call
 from inference.catalog.sizes.lengths import drop_response_fields
 from inference.models import Job, Status
-from inference.values.priority import Priority
 
 PREFIX = "resp_"
 STATUSES = {
@@ -76,7 +75,7 @@ def make_head(job: Job, repeated: Mapping[str, Any]) -> dict[str, Any]:
         "incomplete_details": None,
         "max_output_tokens": parameters.get("max_new_tokens"),
         "output": [],
-        "service_tier": TIERS[Priority(job.priority)],
+        "service_tier": TIERS.get(job.priority),
         "tools": tools,
         "usage": None,
     }

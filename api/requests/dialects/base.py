@@ -18,10 +18,13 @@ from inference.values.descriptions import json_type_of, quote_name, suggest_name
 from inference.values.priority import Priority
 
 SERVICE_TIER = "service_tier"
-TIERS = {each: each.name.lower() for each in Priority} | {  # OpenAI has words for three
-    Priority.NORMAL: "default", Priority.LOW: "flex", Priority.HIGH: "priority",
-}  # fmt: skip
-PRIORITIES_BY_TIER = {"auto": Priority.NORMAL, **{tier: priority for priority, tier in TIERS.items()}}
+PRIORITIES_BY_TIER = {
+    "auto": Priority.NORMAL,
+    "default": Priority.NORMAL,
+    "flex": Priority.LOW,
+    "priority": Priority.HIGH,
+}
+TIERS: dict[int, str] = {priority: tier for tier, priority in PRIORITIES_BY_TIER.items()}  # of those that have one
 MOST_PAIRS, LONGEST_NAME, LONGEST_VALUE = 16, 64, 512  # of metadata
 PLACE = re.compile(r"inputs\[\d+\]")
 
