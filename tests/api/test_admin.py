@@ -38,8 +38,9 @@ class KeyAdminTests(TestCase):
             ApiKey.objects.create(owner=self.client_user, name=name, digest=name, last_used_at=ago(30), **fields)
         self.client.force_login(self.root)
         page = self.client.get(KEYS).content.decode()
-        for shown in ("<h1>API keys</h1>", "badge-valid", "badge-expired", "badge-revoked", "30 s ago", "+00:00"):
+        for shown in ("<h1>API keys</h1>", "badge-valid", "badge-expired", "badge-revoked", "+00:00"):
             self.assertIn(shown, page)
+        self.assertRegex(page, r"\d+ s ago</span>")
         self.assertContains(self.client.get(ADD), "In UTC. If empty, the key does not expire.")
 
     def test_who_may_only_look_cannot_revoke(self) -> None:
