@@ -44,11 +44,12 @@ class LostUnderLowQueue(Fault):
         longest = max(trial.took_s(self.high, "created_at", "finished_at"))
         trial.measured["s for a high job"] = longest
         trial.in_time(longest, self.HIGH_LIMIT_S, "a high job")
+        most = self.AHEAD * trial.yardstick.slowness  # while the worker is slow to hear that its queue is another one
         for job in trial.service.jobs.filter(pk__in=self.high):
             during = trial.service.jobs.filter(
                 started_at__range=(job.created_at, job.started_at), priority=Priority.LOW
             )
-            trial.expect(during.count() <= self.AHEAD, f"{during.count()} low jobs began while a high one waited")
+            trial.expect(during.count() <= most, f"{during.count()} low jobs began while a high one waited")
 
 
 def _newer_snapshot(data: Path) -> None:
