@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from inference.catalog.sizes.lengths import drop_response_fields
 from inference.engines.inputs import media
 from inference.engines.inputs.truncation import cut_to_tokens
-from inference.errors import InvalidInput, make_context_length_error
+from inference.errors import ContextLengthExceeded, InvalidInput, make_context_length_error
 
 if TYPE_CHECKING:
     from transformers import Pipeline, PreTrainedTokenizerBase
@@ -78,7 +78,8 @@ def _require_room_beside(query: str, tokenizer: PreTrainedTokenizerBase, *, whol
         return
     tokens = len(tokenizer(query, add_special_tokens=False, verbose=False)["input_ids"])
     if tokens > most:
-        raise make_context_length_error(most, tokens, at_least=len(query) < len(whole))
+        found = f"{tokens} tokens{' or more' if len(query) < len(whole) else ''}"
+        raise ContextLengthExceeded(f"The query has {found}, and {most} leave room for a text. Shorten the query.")
 
 
 def read_masked_text(value: object, pipe: Pipeline) -> str:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from inference.errors import InvalidInput
+
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
@@ -19,8 +21,8 @@ def cut_to_tokens(tokenizer: PreTrainedTokenizerBase, text: str, limit: int | No
     """Return a part of `text` whose first `limit` tokens are those of the whole text.
 
     The limit is by default the tokenizer's own. To tokenize the whole text, and cut it then, takes a second a megabyte.
-    The part has at most `MOST_CHARACTERS` characters for each token that is wanted: if those give fewer tokens, the
-    rest of the text is not read. If the tokenizer cuts at the left, the part is the end of the text.
+    If the tokenizer cuts at the left, the part is the end of the text. No more than `MOST_CHARACTERS` characters are
+    read for each token that is wanted. Raises `InvalidInput` if those give fewer tokens, and the text goes on.
     """
     wanted = MARGIN + (limit or tokenizer.model_max_length)
     size, most = CHARACTERS * wanted, MOST_CHARACTERS * wanted
@@ -29,7 +31,16 @@ def cut_to_tokens(tokenizer: PreTrainedTokenizerBase, text: str, limit: int | No
         if len(tokenizer(part, add_special_tokens=False, verbose=False)["input_ids"]) >= wanted:
             return part
         size *= 4
-    return _cut_text(tokenizer, text, most)
+    if len(text) <= most:
+        return text
+    part = _cut_text(tokenizer, text, most)
+    found = len(tokenizer(part, add_special_tokens=False, verbose=False)["input_ids"])
+    if found < wanted:
+        raise InvalidInput(
+            f"A text of {len(text)} characters has only {found} tokens in the {most} characters that are read of it."
+            " Shorten its runs of blanks and its longest words."
+        )
+    return part
 
 
 def _cut_text(tokenizer: PreTrainedTokenizerBase, text: str, size: int) -> str:

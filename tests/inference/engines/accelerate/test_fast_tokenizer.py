@@ -10,6 +10,7 @@ from transformers import AutoTokenizer
 
 from inference.engines.accelerate.fast_tokenizer import make_encoder
 from inference.engines.inputs.truncation import MARGIN, MOST_CHARACTERS, cut_to_tokens
+from inference.errors import InvalidInput
 from tests import tiny_models
 
 TEXTS = ["a cat", "a [SEP] cat", "", "the dog runs in paris " * 40, "a"]
@@ -67,7 +68,7 @@ class EncoderTests(TestCase):
 LIMIT = 50
 LONG = {
     "words": "the dog runs in paris, a cat was good! " * 5_000,
-    "one word": "dog" * 50_000,
+    "one word": "dog" * 8_000,
     "blanks, then words": " " * 5_000 + "the dog runs in paris " * 5_000,
     "a long word, then words": "x" * 5_000 + " the dog runs in paris" * 5_000,
     "other letters": "大きい house\u0301\u200d 😀" * 5_000,
@@ -106,6 +107,13 @@ class BeginningTests(TestCase):
         self.assertEqual(cut_to_tokens(recorder, "a cat " * 100), "a cat " * 100)
         self.assertEqual(recorder.characters, 0)
 
-    def test_a_text_of_nothing_but_blanks_ends_somewhere(self) -> None:
-        part = cut_to_tokens(tokenizer(model_max_length=LIMIT), " " * 1_000_000)
-        self.assertEqual(len(part), MOST_CHARACTERS * (LIMIT + MARGIN))
+    def test_a_text_whose_tokens_are_behind_what_is_read_is_refused(self) -> None:
+        """As much of it is read as of any text; what follows would change the answer."""
+        made = tokenizer(model_max_length=LIMIT)
+        most = MOST_CHARACTERS * (LIMIT + MARGIN)
+        for text in (" " * 1_000_000, "a" + " " * most + "cat"):
+            recorder = Recorder(made)
+            with self.assertRaisesRegex(InvalidInput, f"in the {most} characters that are read"):
+                cut_to_tokens(recorder, text)
+            self.assertLess(recorder.characters, 3 * most)
+        self.assertEqual(cut_to_tokens(made, "a" + " " * (most - 4) + "cat")[-3:], "cat")
