@@ -167,6 +167,9 @@ class AnswerTests(ApiTestCase):
         given = {"normalize": False, "encoding_format": "float"}
         answer = self.infer(embed_on_a_circle, "/v1/models/vectors", SENTENCES, parameters=given)
         self.assertEqual((answer.json()[0], Job.objects.latest("created_at").parameters), (1.0, OWN))
+        refused = self.infer(embed_on_a_circle, "/v1/models/vectors", SENTENCES, parameters={"pooling": "none"})
+        self.assertEqual(refused.status_code, 422)
+        self.assertIn("parameters.pooling", refused.json()["detail"])
 
     def test_labels_are_in_lists_of_their_own_for_a_batch_alone(self) -> None:
         labels = [{"score": each["score"], "label": each["label"]} for each in LABELS]
@@ -178,6 +181,7 @@ class AnswerTests(ApiTestCase):
         for path, fields, status, kind in (
             ("/embed", {"inputs": []}, 422, "Validation"),
             ("/embed", {"inputs": ["a"] * 10_001}, 413, "Validation"),
+            ("/rerank", {"query": "a", "texts": ["a"] * 10_001}, 413, "Validation"),
             ("/", {"inputs": []}, 422, "Validation"),
             ("/v1/models/other/info", None, 422, "Validation"),
             ("/v1/models/labels/embed", {"inputs": "a"}, 422, "Validation"),

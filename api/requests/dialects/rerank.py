@@ -11,12 +11,12 @@ from typing import Any
 
 from api.requests.dialects.base import (
     DialectRequest,
-    find_default_model,
-    find_model,
+    find_model_or_default,
     read_fields,
     read_flag,
     refuse_unknown_fields,
 )
+from api.requests.dialects.tei import require_room
 from inference.catalog import tasks
 from inference.catalog.neutral_values import Neutral
 from inference.catalog.specs import ModelSpec
@@ -27,7 +27,6 @@ from inference.values.priority import Priority
 TEXTS, DOCUMENTS = "texts", "documents"
 FIELDS = ("model", "query", TEXTS, DOCUMENTS, "top_n", "return_documents", "return_text", "raw_scores", "priority")
 RENAMED = {"top_k": "top_n"}  # Voyage's name
-ANY_MODEL = "default/not-specified"  # the value that infinity's client sends if no model is named
 # These values ask for nothing, as texts that are too long are cut at their end. Other values are refused.
 NEUTRAL: Neutral = {
     "truncate": (True,), "truncation_direction": ("Right", "right"), "max_tokens_per_doc": (4096,),
@@ -57,14 +56,16 @@ def read_rerank(document: object, spec: ModelSpec | None = None) -> RerankReques
     """
     fields = _rename_fields(read_fields(document))
     if spec is None:
-        names_none = fields.get("model", ANY_MODEL) == ANY_MODEL
-        spec = find_default_model("rerank") if names_none else find_model(fields)
+        spec = find_model_or_default(fields, "rerank")
     if not tasks.find_task(spec.task).ranks:
         reason = f'{spec.name!r} does not rank texts, which a model with task = "{tasks.RANKING}" does.'
         raise make_field_error("model", reason)
     refuse_unknown_fields(fields, FIELDS, NEUTRAL, ignored=())
     name = TEXTS if TEXTS in fields else DOCUMENTS
-    texts = [_read_text(f"{name}[{index}]", text) for index, text in enumerate(_read_list(name, fields.get(name)))]
+    given = _read_list(name, fields.get(name))
+    if name == TEXTS:
+        require_room(spec, given, name=name)
+    texts = [_read_text(f"{name}[{index}]", text) for index, text in enumerate(given)]
     query = fields.get("query")
     if not isinstance(query, str):
         raise make_field_error("query", "must be a text.")

@@ -53,7 +53,7 @@ def _read_texts(
     texts = fields.get("inputs")
     texts = texts if isinstance(texts, list) else [texts]
     require_texts("inputs", texts)
-    _require_room(spec, texts)
+    require_room(spec, texts)
     parameters = {**OWN, **more, **_read_settings(fields, settings)}
     return DialectRequest(submission=Submission(spec=spec, inputs=texts, parameters=parameters), words=WORDS)
 
@@ -73,10 +73,12 @@ def read_similarity(document: object, spec: ModelSpec | None = None) -> DialectR
 
 def make_similarity_request(spec: ModelSpec, inputs: Any, parameters: Mapping[str, Any]) -> DialectRequest:
     """Make a request from {"source_sentence", "sentences"}. Raises `InvalidInput`."""
+    if parameters.get("pooling") == "none":
+        raise make_field_error("parameters.pooling", "with none there is no vector of a text to compare; leave it out.")
     match inputs:
         case {"source_sentence": str(source), "sentences": list(sentences)} if len(inputs) == 2:
             require_texts("inputs.sentences", sentences)
-            _require_room(spec, [source, *sentences])
+            require_room(spec, [source, *sentences])
             of_length_one = {**parameters, **OWN, "normalize": True}
             submission = Submission(spec=spec, inputs=[source, *sentences], parameters=of_length_one)
             return DialectRequest(submission=submission, words={})
@@ -93,7 +95,7 @@ def read_predict(document: object, spec: ModelSpec | None = None) -> PredictRequ
     is_batch = isinstance(given, list) and any(isinstance(each, list) for each in given)
     parts = {f"inputs[{place}]": each for place, each in enumerate(given)} if is_batch else {"inputs": given}
     scores = {"function_to_apply": "none"} if read_flag(fields, "raw_scores") else {}
-    _require_room(spec, list(parts))
+    require_room(spec, list(parts))
     return PredictRequest(
         submission=Submission(
             spec=spec,
@@ -124,10 +126,10 @@ def _read_settings(fields: Mapping[str, Any], known: tuple[str, ...]) -> dict[st
     return {name: fields[name] for name in known if name in fields and not is_neutral(CUT, name, fields[name])}
 
 
-def _require_room(spec: ModelSpec, inputs: list[Any]) -> None:
+def require_room(spec: ModelSpec, inputs: list[Any], *, name: str = "inputs") -> None:
     """Raise `ApiError` for more texts than a job takes: these clients then send fewer at once."""
     if len(inputs) > (most := split_jobs.compute_max_inputs(spec)):
-        raise ApiError(f"inputs: at most {most} texts are answered at once, not {len(inputs)}.", "body_too_large")
+        raise ApiError(f"{name}: at most {most} texts are answered at once, not {len(inputs)}.", "body_too_large")
 
 
 def _read_sequence(where: str, given: object) -> Any:
