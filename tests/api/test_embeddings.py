@@ -103,6 +103,10 @@ class ReadTests(SimpleTestCase):
                 error = self.refused({"model": "vectors", "input": "a", **fields})
                 self.assertEqual(error.field, field)
                 self.assertIn(words, error.message)
+
+    def test_who_names_no_model_has_the_one_that_gives_vectors(self) -> None:
+        for fields in ({}, {"model": "default/not-specified"}):
+            self.assertEqual(embeddings.read_embeddings({"input": "a", **fields}).submission.spec.name, "vectors")
         self.assertIn("must be a JSON object", self.refused([]).message)
         request = embeddings.read_embeddings({"model": "vectors", "input": ["a"]})
         later = "inputs[1]: parameters.dimensions: vectors of this model have 384 numbers"

@@ -18,6 +18,7 @@ from inference.values.descriptions import json_type_of, quote_name, suggest_name
 from inference.values.priority import Priority
 
 SERVICE_TIER = "service_tier"
+ANY_MODEL = "default/not-specified"  # the value that infinity's client sends if no model is named
 PRIORITIES_BY_TIER = {
     "auto": Priority.NORMAL,
     "default": Priority.NORMAL,
@@ -94,6 +95,15 @@ def find_default_model(kind: str, missing: str = "no model here answers this") -
         hint = f'name one of {names}, or have one marked with default_for = ["{kind}"]'
         raise ApiError(f"model: {hint if names else missing}.")
     return marked[0]
+
+
+def find_model_or_default(fields: Mapping[str, Any], kind: str) -> ModelSpec:
+    """Return the model that a body names, or the default for this kind of request if it names none.
+
+    Raises `InvalidInput`, `UnknownModel`, and the errors of `find_default_model`.
+    """
+    is_unnamed = fields.get("model", ANY_MODEL) == ANY_MODEL
+    return find_default_model(kind) if is_unnamed else find_model(fields)
 
 
 def ask_for_all_labels(spec: ModelSpec) -> dict[str, int]:

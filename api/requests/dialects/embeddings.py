@@ -8,7 +8,7 @@ from typing import Any
 from api.requests.dialects.base import (
     SERVICE_TIER,
     DialectRequest,
-    find_model,
+    find_model_or_default,
     read_fields,
     read_priority,
     refuse_unknown_fields,
@@ -39,11 +39,11 @@ class EmbeddingRequest(DialectRequest):
 def read_embeddings(document: object, spec: ModelSpec | None = None) -> EmbeddingRequest:
     """Read a body.
 
-    `spec` is the model that the address names. Without it the body names the model. Raises `InvalidInput`,
-    `UnknownModel`.
+    `spec` is the model that the address names. Without it the body names the model, or the default model for vectors is
+    taken. Raises `InvalidInput`, `UnknownModel`, and `ApiError` if several models could be meant.
     """
     fields = read_fields(document)
-    spec = spec or find_model(fields)
+    spec = spec or find_model_or_default(fields, "embed")
     require_embedding_model(spec)
     refuse_unknown_fields(fields, FIELDS)
     encoding = fields.get("encoding_format", FORMATS[0])
