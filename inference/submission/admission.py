@@ -75,7 +75,9 @@ def _make_full_error(kind: str, key: Any, waiting: int, jobs: int, limit: int) -
     low_s, high_s = RETRY_AFTER_S
     if kind == "owner":
         return TooManyQueued(
-            f"{waiting} of your jobs wait, at most {limit} may. Try again when some are finished.", retry_after_s=low_s
+            f"{waiting} of your jobs wait, and this request has {jobs}: at most {limit} may wait. Try again when some"
+            " are finished.",
+            retry_after_s=low_s,
         )
     room_in_s = workers.predict_seconds(key, waiting + jobs - limit) or 5.0  # at the measured speed
     return QueueFull(
