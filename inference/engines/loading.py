@@ -79,7 +79,8 @@ def load_engine(spec: ModelSpec, device: str) -> Engine:
     except (ModelUnavailable, SystemExit, KeyboardInterrupt):
         raise
     except BaseException as error:  # not `Exception`, as a panic of Rust is none
-        raise ModelUnavailable(f"could not be loaded on {device}: {describe_exception(error)}") from error
+        raised = getattr(error, "raised", "") or describe_exception(error)
+        raise ModelUnavailable(f"could not be loaded on {device}: {raised}") from error
     return engine
 
 

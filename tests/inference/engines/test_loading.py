@@ -10,7 +10,7 @@ from django.test import SimpleTestCase, override_settings
 from inference.catalog.specs import ModelSpec
 from inference.engines import loading
 from inference.engines.artifacts import weights
-from inference.errors import ModelUnavailable
+from inference.errors import EngineError, ModelUnavailable
 from tests.echo import EchoEngine
 
 HEADER = b'{"w":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'
@@ -116,6 +116,12 @@ class MakeTests(TestCase):
         with self.assertRaises(ModelUnavailable) as caught:
             loading.load_engine(spec(engine=f"{FailsToLoad.__module__}:FailsToLoad"), "cpu")
         self.assertEqual(caught.exception.message, "could not be loaded on cpu: OSError: disk full")
+
+    def test_an_error_of_the_first_answer_is_reported_in_the_words_that_were_raised(self) -> None:
+        failing = patch.object(FailsToLoad, "load", side_effect=EngineError("KeyError: 'bbox'"))
+        with failing, self.assertRaises(ModelUnavailable) as caught:
+            loading.load_engine(spec(engine=f"{FailsToLoad.__module__}:FailsToLoad"), "cpu")
+        self.assertEqual(caught.exception.message, "could not be loaded on cpu: KeyError: 'bbox'")
 
     def test_a_panic_while_loading_is_reported_and_does_not_end_the_process(self) -> None:
         class Panic(BaseException):
