@@ -309,7 +309,6 @@ TASKS = index_tasks((
         parameters={"threshold": ParameterSpec(type="number", min=0, max=1)},
     ),
     _image(name="depth-estimation", model_classes=("AutoModelForDepthEstimation",)),
-    _image(name="mask-generation", model_classes=("AutoModelForMaskGeneration",)),
     _image(
         name="zero-shot-image-classification",
         model_classes=("AutoModelForZeroShotImageClassification",),

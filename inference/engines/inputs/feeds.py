@@ -291,7 +291,6 @@ FEEDS: dict[str, Feed] = {
     "image-segmentation": _image(),
     "object-detection": _image(),
     "depth-estimation": _image(),
-    "mask-generation": _image(),
     "zero-shot-image-classification": _image(parameters=ONE_LABEL),
     "zero-shot-audio-classification": _audio(parameters=ONE_LABEL),
     "zero-shot-object-detection": Feed(

@@ -100,7 +100,7 @@ class OutcomeTests(TestCase):
             self.assertEqual(make_outcome(SPEC, part("a", "b"), answers).error_code, "invalid_input")
 
     def test_an_answer_that_is_too_large_is_the_fault_of_the_input_but_for_an_engine_of_one_s_own(self) -> None:
-        pipeline = ModelSpec(name="m", task="mask-generation", model="m")
+        pipeline = ModelSpec(name="m", task="depth-estimation", model="m")
         with patch.object(lengths, "MOST_ANSWERED", 2):
             for spec, inputs, code in ((pipeline, "a", "invalid_input"), (SPEC, "a", "bad_output"),
                                        (SPEC, ["a"], "invalid_input")):  # fmt: skip
