@@ -6,6 +6,7 @@ from typing import Any
 from django.utils.module_loading import import_string
 from torch import nn
 from transformers import Pipeline, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase, pipeline
+from transformers.models.auto.modeling_auto import MODEL_FOR_TEXT_TO_SPECTROGRAM_MAPPING_NAMES
 from transformers.pipelines import check_task
 from transformers.utils import logging
 
@@ -42,6 +43,8 @@ def load_pipeline(spec: ModelSpec, task: str, device: str) -> tuple[Any, frozens
             model_kwargs={"use_safetensors": True, "output_loading_info": True, **own},
             pipeline_class=_make_reporting_class(task, missing.update, is_placed="device_map" in own),
         )
+    except ModelUnavailable:
+        raise
     except Exception as error:
         raise ModelUnavailable(f"{spec.model} could not be loaded for {task}: {describe_exception(error)}") from error
     placement.configure_tf32(spec, pipe.model)
@@ -66,6 +69,11 @@ def _make_reporting_class(task: str, add_missing: Callable[[frozenset[str]], Non
     class Reporting(kind):  # type: ignore[valid-type, misc]
         def __init__(self, model: tuple[PreTrainedModel, dict[str, Any]], *, device: Any, **parts: Any) -> None:
             loaded, report = model
+            if (name := type(loaded).__name__) in MODEL_FOR_TEXT_TO_SPECTROGRAM_MAPPING_NAMES.values():
+                raise ModelUnavailable(
+                    f"{name} makes spectrograms, and transformers would fetch the model that makes sound of them from"
+                    " the hub, in no revision of yours. Use a model that makes sound, such as VITS."
+                )
             add_missing(checkpoints.find_missing_weights(loaded, report))
             if is_placed:
                 device = None if getattr(loaded, "hf_device_map", None) else loaded.device
