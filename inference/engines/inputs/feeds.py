@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -165,6 +166,16 @@ class ZeroShotTextFeed(TextFeed):
         return prepared, parameters
 
 
+class LabelledFiles(Feed):
+    """The feed of images or sound, whose labels are in the parameters."""
+
+    def complete_parameters(self, pipe: Pipeline, parameters: dict[str, Any]) -> dict[str, Any]:
+        known = inspect.signature(pipe.preprocess).parameters["hypothesis_template"].default
+        template = task_inputs.read_template(parameters.get("hypothesis_template", known))
+        task_inputs.require_short_labels(task_inputs.read_labels(parameters.get("candidate_labels")), pipe, template)
+        return parameters
+
+
 class Prompts(TextFeed):
     """The feed of prompts, which are continued and never cut."""
 
@@ -291,8 +302,12 @@ FEEDS: dict[str, Feed] = {
     "image-segmentation": _image(),
     "object-detection": _image(),
     "depth-estimation": _image(),
-    "zero-shot-image-classification": _image(parameters=ONE_LABEL),
-    "zero-shot-audio-classification": _audio(parameters=ONE_LABEL),
+    "zero-shot-image-classification": LabelledFiles(
+        prepare=task_inputs.read_image, example=media.make_example_png, parameters=ONE_LABEL
+    ),
+    "zero-shot-audio-classification": LabelledFiles(
+        prepare=task_inputs.read_audio, example=media.make_example_wav, parameters=ONE_LABEL
+    ),
     "zero-shot-object-detection": Feed(
         prepare=task_inputs.read_image_fields, example=lambda: {"image": media.make_example_png(), **ONE_LABEL}
     ),

@@ -54,6 +54,10 @@ def read_whole_text(value: object, pipe: Pipeline) -> str:
     return whole
 
 
+def _count_tokens(text: str, pipe: Pipeline) -> int:
+    return len(pipe.tokenizer(text, verbose=False)["input_ids"])
+
+
 def read_text_or_pair(value: object, pipe: Pipeline) -> Any:
     if isinstance(value, dict):
         return read_fields(value, pipe, text=read_text, text_pair=read_text)
@@ -131,6 +135,20 @@ def read_labels(value: object, pipe: Pipeline | None = None) -> Any:
             field="parameters.candidate_labels",
         )
     return value
+
+
+def require_short_labels(labels: list[str], pipe: Pipeline, template: str = "{}") -> None:
+    """Raise `InvalidInput` for a label that has more tokens than the model reads, with the template around it.
+
+    No pipeline cuts a label, and a token beyond the last position ends the process of a GPU.
+    """
+    most = pipe.tokenizer.model_max_length
+    for label in labels:
+        if (tokens := _count_tokens(template.replace("{}", label), pipe)) > most:
+            raise InvalidInput(
+                f"A label must have at most {most} tokens, with the template around it, not {tokens}.",
+                field="parameters.candidate_labels",
+            )
 
 
 def read_template(value: object, pipe: Pipeline | None = None) -> str:
