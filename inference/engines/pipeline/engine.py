@@ -311,10 +311,11 @@ def _run_or_return_error(step: Callable[..., Any], *arguments: Any) -> Any:
 def _encode_pictures(value: Any) -> Any:
     """Replace PIL images in an answer by base64 of a PNG, which Hugging Face's clients read.
 
-    Masks and depths come as PIL images.
+    Masks and depths come as PIL images. The images of a chat, which an answer repeats, are left out.
     """
     if isinstance(value, dict):
-        return {key: _encode_pictures(item) for key, item in value.items()}
+        repeated = "image" if value.get("type") == "image" else ""
+        return {key: _encode_pictures(item) for key, item in value.items() if key != repeated}
     if isinstance(value, list):
         return [_encode_pictures(item) for item in value]
     return media.encode_png(value) if hasattr(value, "getbands") else value
