@@ -5,6 +5,7 @@ whole. A wrong input then fails alone, padding never shows in an answer, and the
 would show, the trial at load finds it, and the inputs run in batches of one length, or one by one.
 """
 
+import copy
 import functools
 import importlib.util
 import logging
@@ -246,7 +247,7 @@ class PipelineEngine(Engine):
         return [_run_or_return_error(self._call_pipeline, value, parameters) for value in inputs]
 
     def _call_pipeline(self, value: object, parameters: dict[str, Any]) -> Any:
-        parameters = {**self.feed.preprocess, **parameters}
+        parameters = copy.deepcopy({**self.feed.preprocess, **parameters})  # a pipeline may change what it is given
         prepared, parameters = step_errors.run_input_step(self.feed.read_input, value, self.pipe, parameters)
         if self.feed.batched:  # without the changes that a task's own `__call__` makes to one answer
             call = functools.partial(Pipeline.__call__, self.pipe, prepared)
