@@ -34,7 +34,7 @@ class Feed:
     scores_texts: bool = False  # True if an answer is about a text as a whole
     reads_states: bool = False  # True if an answer is made of the first of the model's outputs
     preprocess: dict[str, Any] = field(default_factory=dict)  # parameters of the pipeline's preprocess
-    example: Callable[[], Any] | None = lambda: parity.TEXTS[1]  # makes a valid input, or a text for `make_input`
+    example: Callable[[], Any] = lambda: parity.TEXTS[1]  # makes a valid input, or a text for `make_input`
     parameters: dict[str, Any] = field(default_factory=dict)  # parameters for the example
     compared: dict[str, Any] = field(default_factory=dict)  # more of them, to compare with the library's answers
 
@@ -51,7 +51,8 @@ class Feed:
         return text
 
     def make_examples(self, pipe: Pipeline) -> list[Any]:
-        return [self.make_input(self.example(), pipe)] if self.example else []
+        """Return one input, or none if it is not known what the model takes."""
+        return [self.make_input(self.example(), pipe)]
 
     def describe_limits(self, pipe: Pipeline) -> str:
         """Return what an operator should know of this model's answers, or an empty string."""
@@ -176,6 +177,26 @@ class LabelledFiles(Feed):
         return parameters
 
 
+class Documents(Feed):
+    """The feed of pictures of documents, each with a question."""
+
+    def describe_limits(self, pipe: Pipeline) -> str:
+        return task_inputs.describe_missing_words(pipe)
+
+
+class ImageTexts(Feed):
+    """The feed of images with a text. Only a model for chats has an example: prompts of others are all different."""
+
+    def make_examples(self, pipe: Pipeline) -> list[Any]:
+        if not getattr(pipe.processor, "chat_template", None):
+            return []
+        content = [
+            {"type": "image", "image": media.make_example_png()},
+            {"type": "text", "text": parity.TEXTS[1]},
+        ]
+        return [[{"role": "user", "content": content}]]
+
+
 class Prompts(TextFeed):
     """The feed of prompts, which are continued and never cut."""
 
@@ -268,6 +289,7 @@ MOST_NAMED = 4
 CUT = {"truncation": True}  # cuts a text to what the model can take
 SECOND_CUT = {"truncation": "only_second"}
 ONE_LABEL = {"candidate_labels": ["one"]}
+DOCUMENT = {"question": "which word?", "word_boxes": [["one", [0, 0, 1000, 1000]]]}
 TABLE = {"table": {"city": ["Paris", "Rome"]}, "query": "which city?"}
 
 _image = functools.partial(Feed, prepare=task_inputs.read_image, example=media.make_example_png)
@@ -309,10 +331,15 @@ FEEDS: dict[str, Feed] = {
         prepare=task_inputs.read_audio, example=media.make_example_wav, parameters=ONE_LABEL
     ),
     "zero-shot-object-detection": Feed(
-        prepare=task_inputs.read_image_fields, example=lambda: {"image": media.make_example_png(), **ONE_LABEL}
+        prepare=task_inputs.read_image_and_labels, example=lambda: {"image": media.make_example_png(), **ONE_LABEL}
     ),
-    "document-question-answering": Feed(prepare=task_inputs.read_image_fields, example=None),
-    "image-text-to-text": Feed(prepare=task_inputs.read_image_and_text, example=None),
+    "document-question-answering": Documents(
+        prepare=task_inputs.read_document, example=lambda: {"image": media.make_example_png(), **DOCUMENT}
+    ),
+    "image-text-to-text": ImageTexts(
+        prepare=task_inputs.read_image_and_text,
+        parameters={"generate_kwargs": {"max_new_tokens": 1, "do_sample": False}},
+    ),
     "table-question-answering": Feed(prepare=task_inputs.read_table, example=lambda: TABLE),
-    "text-to-audio": Feed(prepare=task_inputs.read_whole_text),
+    "text-to-audio": Feed(prepare=task_inputs.read_counted_text),
 }

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
+import shutil
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +22,9 @@ MAX_LABELS = 100
 MAX_LABEL = 1000  # characters of a label
 MOST_TOKENS = 16  # of one character: a tokenizer may read it as several, and each of those as its bytes
 TOOLS = "parameters.tools"
-MAX_TABLE = 100_000  # characters of a table and its query
+MAX_TABLE = 100_000  # characters of a table and its query, or of the words of a document
+MAX_QUESTION = 1000  # characters of a question about a document
+MAX_PLACE = 1000  # of a box's side: boxes are in thousandths of the document
 
 # (input, pipeline) -> what the pipeline takes; a list is taken for a chat, so several things are a tuple
 Prepare = Callable[[object, "Pipeline"], Any]
@@ -51,6 +55,16 @@ def read_whole_text(value: object, pipe: Pipeline) -> str:
     if tokenizer and len(begun := cut_to_tokens(tokenizer, whole)) < len(whole):
         tokens = len(tokenizer(begun, add_special_tokens=False, verbose=False)["input_ids"])
         raise make_context_length_error(tokenizer.model_max_length, tokens, at_least=True)
+    return whole
+
+
+def read_counted_text(value: object, pipe: Pipeline) -> str:
+    """Return a text that must not be cut, if no later step counts its tokens."""
+    whole = read_whole_text(value, pipe)
+    if pipe.tokenizer:
+        tokens, most = _count_tokens(whole, pipe), pipe.tokenizer.model_max_length
+        if tokens > most:
+            raise make_context_length_error(most, tokens)
     return whole
 
 
@@ -162,31 +176,81 @@ def read_template(value: object, pipe: Pipeline | None = None) -> str:
     return value
 
 
-def read_image_fields(value: object, pipe: Pipeline) -> Any:
-    """Read an image, or {"image": …} with the pipeline's other arguments beside it."""
-    if not isinstance(value, dict):
-        return media.decode_image(value)
-    return {
-        key: media.decode_image(item) if key == "image" else _read_argument(key, item, pipe)
-        for key, item in value.items()
-    }
+def read_image_and_labels(value: object, pipe: Pipeline) -> Any:
+    if not isinstance(value, dict) or value.keys() != {"image", "candidate_labels"}:
+        raise InvalidInput('An input must be {"image": base64, "candidate_labels": ["…"]}.')
+    labels = read_labels(value["candidate_labels"])
+    require_short_labels(labels, pipe)
+    return {"image": media.decode_image(value["image"]), "candidate_labels": labels}
+
+
+def read_document(value: object, pipe: Pipeline) -> Any:
+    fields = {"image", "question"}
+    if not isinstance(value, dict) or not fields <= value.keys() <= fields | {"word_boxes"}:
+        raise InvalidInput('An input must be {"image": base64, "question": "…"}, and may have "word_boxes".')
+    if len(question := read_string(value["question"])) > MAX_QUESTION:
+        raise InvalidInput(f"The question must have at most {MAX_QUESTION} characters.", field="inputs.question")
+    found = {"image": media.decode_image(value["image"]), "question": question}
+    if value.get("word_boxes") is not None:
+        return {**found, "word_boxes": _read_word_boxes(value["word_boxes"])}
+    if problem := describe_missing_words(pipe):
+        raise InvalidInput(problem)
+    return found
+
+
+def describe_missing_words(pipe: Pipeline) -> str:
+    """Return why the words of a document must come with it; empty if the model or this host reads them."""
+    if pipe.model_type == "vision_encoder_decoder" or (
+        importlib.util.find_spec("pytesseract") and shutil.which("tesseract")
+    ):
+        return ""
+    return "Inputs need word_boxes: this host lacks pytesseract or Tesseract, which would read the words of an image."
+
+
+def _read_word_boxes(value: object) -> list[Any]:
+    """Return words with their boxes. A box that the model's tables do not have ends the process of a GPU."""
+    if not isinstance(value, list) or not all(map(_is_word_box, value)):
+        raise InvalidInput(
+            'word_boxes must be a list of ["word", [left, top, right, bottom]], in whole numbers from 0 to'
+            f" {MAX_PLACE}: thousandths of the image's width and length.",
+            field="inputs.word_boxes",
+        )
+    if sum(len(word) + 1 for word, _ in value) > MAX_TABLE:
+        raise InvalidInput(f"The words of a document must have at most {MAX_TABLE} characters, a word one more.")
+    return value
+
+
+def _is_word_box(value: object) -> bool:
+    match value:
+        case [str(), [int(left), int(top), int(right), int(bottom)]]:
+            return 0 <= left <= right <= MAX_PLACE and 0 <= top <= bottom <= MAX_PLACE
+    return False
 
 
 def read_image_and_text(value: object, pipe: Pipeline) -> Any:
     """Read chat messages with images in them, or {"images": [base64, …], "text": …}."""
     opened = media.Images()
     if isinstance(value, list):
-        return {"text": _require_whole_chat(read_messages(value, images=opened), pipe)}
+        chat = read_messages(value, images=opened)
+        read_counted_text(_join_strings(chat), pipe)
+        return {"text": chat}
     if not isinstance(value, dict) or "images" not in value:
         raise InvalidInput('An input must be {"images": [base64, …], "text": "…"} or a list of chat messages.')
     images = value["images"] if isinstance(value["images"], list) else [value["images"]]
-    return {"images": [opened.open_image(item) for item in images], "text": read_whole_text(value.get("text"), pipe)}
+    if not images:
+        raise InvalidInput("images is empty: send at least one, or a chat.")
+    return {"images": [opened.open_image(item) for item in images], "text": read_counted_text(value.get("text"), pipe)}
 
 
 def read_table(value: object, pipe: Pipeline) -> Any:
-    if not isinstance(value, dict) or not isinstance(value.get("table"), dict):
+    if not isinstance(value, dict) or value.keys() != {"table", "query"} or not isinstance(value["table"], dict):
         raise InvalidInput('An input must be {"table": {"column": ["cell", …]}, "query": "…"}.')
-    content = {"table": value["table"], "query": read_string(value.get("query"))}
+    content = {"table": value["table"], "query": read_string(value["query"])}
+    columns = list(value["table"].values())
+    if not all(isinstance(column, list) and all(isinstance(cell, str) for cell in column) for column in columns):
+        raise InvalidInput("Each column of a table must be a list of texts.")
+    if len({len(column) for column in columns}) != 1 or not columns[0] or not content["query"]:
+        raise InvalidInput("A table must have columns of one length, at least 1, and its query at least a character.")
     if sum(len(part) + 1 for part in _list_strings(content)) > MAX_TABLE:
         raise InvalidInput(f"A table and its query must have at most {MAX_TABLE} characters, a cell one more.")
     return content
@@ -210,8 +274,12 @@ def _read_content(message: dict[str, Any], images: media.Images | None) -> Any:
 
 
 def _require_whole_chat(chat: list[dict[str, Any]], pipe: Pipeline) -> list[dict[str, Any]]:
-    read_whole_text("\n".join(_list_strings(chat)), pipe)
+    read_whole_text(_join_strings(chat), pipe)
     return chat
+
+
+def _join_strings(chat: list[dict[str, Any]]) -> str:
+    return "\n".join(_list_strings(chat))
 
 
 def _list_strings(value: object) -> Iterator[str]:
@@ -242,11 +310,3 @@ def read_fields(value: dict[str, Any], pipe: Pipeline, **known: Prepare) -> dict
     if first not in value or not value.keys() <= known.keys():
         raise InvalidInput(f"An input must be a text or have {first}, and besides only {', '.join(known)}.")
     return {key: known[key](item, pipe) for key, item in value.items()}
-
-
-def _read_argument(key: str, value: object, pipe: Pipeline) -> Any:
-    if key == "candidate_labels":
-        return read_labels(value)
-    if key in ("question", "hypothesis_template"):
-        return read_whole_text(value, pipe)
-    raise InvalidInput(f"Unknown field {key!r}.", field=f"inputs.{key}")

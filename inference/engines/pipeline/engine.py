@@ -85,7 +85,7 @@ class PipelineEngine(Engine):
             self.spec,
             self.pipe.model,
             missing,
-            self.warm_up if self.feed.example else None,
+            self.warm_up if self.feed.make_examples(self.pipe) else None,
             first_only=self.feed.reads_states and "pool" not in self.spec.parameters,
         )
         self.shortcuts = accelerate.Shortcuts(self.task, parity.BatchingChoice(mode=BatchingMode.PADDED))
@@ -192,7 +192,7 @@ class PipelineEngine(Engine):
                 raise answer
 
     def answers_example(self) -> bool:
-        if not self.feed.example:
+        if not self.feed.make_examples(self.pipe):
             return False
         try:
             self.warm_up()
