@@ -50,6 +50,16 @@ ENCODER = {
     "max_position_embeddings": POSITIONS,
     "initializer_range": 0.5,
 }
+PATCHES = {
+    "hidden_size": WIDTH,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": WIDTH,
+    "image_size": 32,
+    "patch_size": 8,
+    "initializer_range": 0.5,
+}
+SQUARE = {"height": 32, "width": 32}  # to which processors scale an image
 SOUND = {
     "hidden_size": WIDTH,
     "num_hidden_layers": 2,
@@ -102,14 +112,14 @@ def wav(hertz: float = 440.0, seconds: float = 0.2, rate: int = 16_000) -> str:
     return base64.b64encode(buffer.getvalue()).decode()
 
 
-def _word_tokenizer(more: int = 0, longest: int = POSITIONS) -> Any:
+def _word_tokenizer(more: int = 0, longest: int = POSITIONS, **settings: Any) -> Any:
     """WordPiece over a few words and all letters, as BERT's, and so many tokens more."""
     from transformers import BertTokenizerFast
 
     vocabulary = [*SPECIAL, *WORDS, *LETTERS, *(f"##{letter}" for letter in LETTERS), *".,!?0123456789"]
     vocabulary += [f"[unused{number}]" for number in range(more)]
     unique = {token: index for index, token in enumerate(dict.fromkeys(vocabulary))}
-    return BertTokenizerFast(vocab=unique, model_max_length=longest)
+    return BertTokenizerFast(vocab=unique, model_max_length=longest, **settings)
 
 
 def byte_tokenizer(*special: str, kind: Any = None) -> Any:
@@ -179,24 +189,168 @@ def _decoder(model: str, positions: int = 128) -> list[Any]:
 def _image_classification() -> list[Any]:
     from transformers import ViTConfig, ViTForImageClassification, ViTImageProcessorPil
 
-    size = {"hidden_size": WIDTH, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": WIDTH}
-    config = ViTConfig(image_size=32, patch_size=8, initializer_range=0.5, **size, **_labels("red", "green", "blue"))
-    return [ViTForImageClassification(config).eval(), ViTImageProcessorPil(size={"height": 32, "width": 32})]
+    config = ViTConfig(**PATCHES, **_labels("red", "green", "blue"))
+    return [ViTForImageClassification(config).eval(), ViTImageProcessorPil(size=SQUARE)]
+
+
+def _image_features() -> list[Any]:
+    from transformers import ViTConfig, ViTImageProcessorPil, ViTModel
+
+    return [ViTModel(ViTConfig(**PATCHES)).eval(), ViTImageProcessorPil(size=SQUARE)]
+
+
+def _depth() -> list[Any]:
+    from transformers import DPTConfig, DPTForDepthEstimation, DPTImageProcessorPil
+
+    config = DPTConfig(
+        **{**PATCHES, "num_hidden_layers": 4},
+        backbone_out_indices=[0, 1, 2, 3],
+        neck_hidden_sizes=[8, 8, 8, 8],
+        fusion_hidden_size=8,
+    )
+    return [DPTForDepthEstimation(config).eval(), DPTImageProcessorPil(size=SQUARE)]
+
+
+def _image_and_labels(kind: str, model: str, positions: int) -> list[Any]:
+    """A model of CLIP's kind: a tower for texts, and one for images."""
+    import transformers
+
+    tokenizer = _word_tokenizer(longest=positions)
+    text = {
+        **ENCODER,
+        "vocab_size": len(tokenizer),
+        "max_position_embeddings": positions,
+        "pad_token_id": tokenizer.pad_token_id,
+        "bos_token_id": tokenizer.cls_token_id,
+        "eos_token_id": tokenizer.sep_token_id,
+    }
+    made = getattr(transformers, f"{kind}Config")
+    config = made(text_config=text, vision_config=PATCHES, projection_dim=WIDTH)
+    processor = getattr(transformers, f"{kind}ImageProcessorPil")(size=SQUARE, crop_size=SQUARE)
+    return [getattr(transformers, model)(config).eval(), tokenizer, processor]
+
+
+def _sound_and_labels() -> list[Any]:
+    from transformers import ClapConfig, ClapFeatureExtractor, ClapModel
+
+    tokenizer = _word_tokenizer(model_input_names=["input_ids", "attention_mask"])
+    text = {**ENCODER, "vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id, "projection_dim": WIDTH}
+    sound = {
+        "hidden_size": WIDTH,
+        "num_hidden_layers": 2,
+        "depths": [1, 1],
+        "num_attention_heads": [2, 2],
+        "patch_embeds_hidden_size": 16,
+        "window_size": 4,
+        "projection_dim": WIDTH,
+        "initializer_range": 0.5,
+    }
+    config = ClapConfig(text_config=text, audio_config=sound, projection_dim=WIDTH)
+    extractor = ClapFeatureExtractor(truncation="rand_trunc", padding="repeatpad", max_length_s=1)
+    return [ClapModel(config).eval(), tokenizer, extractor]
+
+
+def _document_answers() -> list[Any]:
+    from transformers import LayoutLMConfig, LayoutLMForQuestionAnswering
+
+    tokenizer = _word_tokenizer()
+    return [LayoutLMForQuestionAnswering(LayoutLMConfig(vocab_size=len(tokenizer), **ENCODER)).eval(), tokenizer]
+
+
+def _image_chat() -> list[Any]:
+    from transformers import (
+        CLIPImageProcessorPil,
+        CLIPVisionConfig,
+        LlamaConfig,
+        LlavaConfig,
+        LlavaForConditionalGeneration,
+        LlavaProcessor,
+    )
+
+    tokenizer = byte_tokenizer("<image>")
+    text = LlamaConfig(
+        **ENCODER | {"max_position_embeddings": 256},
+        vocab_size=len(tokenizer),
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.eos_token_id,
+    )
+    config = LlavaConfig(
+        vision_config=CLIPVisionConfig(**PATCHES),
+        text_config=text,
+        image_token_index=tokenizer.convert_tokens_to_ids("<image>"),
+        vision_feature_layer=-1,
+    )
+    processor = LlavaProcessor(
+        image_processor=CLIPImageProcessorPil(size={"shortest_edge": 32}, crop_size=SQUARE),
+        tokenizer=tokenizer,
+        patch_size=8,
+        num_additional_image_tokens=1,
+        vision_feature_select_strategy="default",
+        chat_template=(
+            "{% for m in messages %}{{ m.role }}: {% for c in m.content %}"
+            "{% if c.type == 'image' %}<image>{% else %}{{ c.text }}{% endif %}{% endfor %}\n{% endfor %}"
+        ),
+    )
+    model = LlavaForConditionalGeneration(config).eval()
+    model.generation_config.max_new_tokens = 6
+    return [model, processor]
+
+
+def _table_answers(folder: Path) -> list[Any]:
+    """TAPAS, which needs pandas."""
+    from transformers import TapasConfig, TapasForQuestionAnswering, TapasTokenizer
+
+    vocabulary = folder / "vocab.txt"
+    vocabulary.write_text("\n".join([*_word_tokenizer().get_vocab(), "[EMPTY]"]))
+    tokenizer = TapasTokenizer(str(vocabulary), model_max_length=POSITIONS)
+    config = TapasConfig(
+        vocab_size=len(tokenizer),
+        **ENCODER,
+        num_aggregation_labels=2,
+        aggregation_labels={0: "NONE", 1: "SUM"},
+        no_aggregation_label_index=0,
+    )
+    return [TapasForQuestionAnswering(config).eval(), tokenizer]
+
+
+def _speech(folder: Path) -> list[Any]:
+    """VITS, without its noise: the same text sounds the same."""
+    from transformers import VitsConfig, VitsModel, VitsTokenizer
+
+    tokens = ["<pad>", *LETTERS, " ", "<unk>"]
+    vocabulary = folder / "vocab.json"
+    vocabulary.write_text(json.dumps({token: index for index, token in enumerate(tokens)}))
+    tokenizer = VitsTokenizer(str(vocabulary), phonemize=False, pad_token="<pad>", unk_token="<unk>")
+    config = VitsConfig(
+        vocab_size=len(tokens),
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        ffn_dim=16,
+        flow_size=16,
+        spectrogram_bins=9,
+        upsample_initial_channel=16,
+        upsample_rates=[4, 2],
+        upsample_kernel_sizes=[8, 4],
+        resblock_kernel_sizes=[3],
+        resblock_dilation_sizes=[[1]],
+        duration_predictor_filter_channels=16,
+        posterior_encoder_num_wavenet_layers=1,
+        prior_encoder_num_flows=1,
+        prior_encoder_num_wavenet_layers=1,
+        use_stochastic_duration_prediction=False,
+        noise_scale=0.0,
+    )
+    return [VitsModel(config).eval(), tokenizer]
 
 
 def _object_detection() -> list[Any]:
     from transformers import YolosConfig, YolosForObjectDetection, YolosImageProcessorPil
 
-    size = {"hidden_size": WIDTH, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": WIDTH}
-    config = YolosConfig(
-        image_size=[32, 32],
-        patch_size=8,
-        num_detection_tokens=4,
-        initializer_range=0.5,
-        **size,
-        **_labels("cat", "dog"),
-    )
-    return [YolosForObjectDetection(config).eval(), YolosImageProcessorPil(size={"height": 32, "width": 32})]
+    shape = {**PATCHES, "image_size": [32, 32]}
+    config = YolosConfig(num_detection_tokens=4, **shape, **_labels("cat", "dog"))
+    return [YolosForObjectDetection(config).eval(), YolosImageProcessorPil(size=SQUARE)]
 
 
 def _image_segmentation() -> list[Any]:
@@ -214,7 +368,7 @@ def _image_segmentation() -> list[Any]:
         decoder_hidden_size=16,
         **_labels("sky", "sea"),
     )
-    processor = SegformerImageProcessorPil(size={"height": 32, "width": 32})
+    processor = SegformerImageProcessorPil(size=SQUARE)
     return [SegformerForSemanticSegmentation(config).eval(), processor]
 
 
@@ -299,6 +453,15 @@ BUILDERS: dict[str, Callable[[Path], list[Any]]] = {
     "text-generation": lambda _: _decoder("GPT2LMHeadModel"),
     "long-text-generation": lambda _: _decoder("GPT2LMHeadModel", 8192),
     "image-classification": lambda _: _image_classification(),
+    "image-feature-extraction": lambda _: _image_features(),
+    "depth-estimation": lambda _: _depth(),
+    "zero-shot-image-classification": lambda _: _image_and_labels("CLIP", "CLIPModel", POSITIONS),
+    "zero-shot-object-detection": lambda _: _image_and_labels("OwlViT", "OwlViTForObjectDetection", 16),
+    "zero-shot-audio-classification": lambda _: _sound_and_labels(),
+    "document-question-answering": lambda _: _document_answers(),
+    "image-text-to-text": lambda _: _image_chat(),
+    "table-question-answering": _table_answers,
+    "text-to-audio": _speech,
     "object-detection": lambda _: _object_detection(),
     "image-segmentation": lambda _: _image_segmentation(),
     "audio-classification": lambda _: _audio_classification(),

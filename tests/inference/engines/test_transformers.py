@@ -1,20 +1,27 @@
 """The contract of the pipeline engine, for every task: batched answers equal those of the bare pipeline, one by one."""
 
+import importlib.util
 import json
 import math
+import re
 import shutil
 import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
 from unittest import TestCase
 from unittest.mock import patch
 
+from inference.catalog import reader, tasks
+from inference.catalog.request_validation import validate_request
 from inference.catalog.specs import ModelSpec
 from inference.engines import loading
 from inference.engines.inputs import media
 from inference.engines.inputs.feeds import FEEDS
 from inference.engines.runtime.engine_calls import RunReport, run_with_isolation
+from inference.engines.runtime.json_values import convert_to_finite_json
 from inference.engines.runtime.row_groups import BatchingMode
 from inference.errors import UNREADABLE, EngineError, InvalidInput, ModelUnavailable
 from tests import tiny_models
@@ -27,6 +34,7 @@ TEXTS = [
     "small",
 ]
 PROMPTS = [text for text in TEXTS if text]
+PICTURES = [tiny_models.png(), tiny_models.png((0, 255, 0), (60, 20))]
 LABELS = {"candidate_labels": ["red", "a good house", "paris"]}
 GREEDY = {"max_new_tokens": 6, "do_sample": False}
 TONES = [tiny_models.wav(), tiny_models.wav(880), tiny_models.wav(300, 0.5), tiny_models.wav(500, 0.4)]
@@ -283,6 +291,188 @@ class ImageAndSoundTests(EqualTestCase):
             self.assertAlmostEqual(left["score"], right["score"], places=2)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A task that answers its inputs one by one."""
+
+    good: list[Any]
+    wrong: list[tuple[Any, str]]  # an input that fails alone, and words of its message
+    call: Callable[[Any, Any], Any]  # the library's own pipeline, with an input; its answer
+    parameters: dict[str, Any] = field(default_factory=dict)
+
+
+def _detect(pipe: Any, value: Any) -> Any:
+    return pipe(media.decode_image(value["image"]), candidate_labels=value["candidate_labels"])
+
+
+def _estimate_depth(pipe: Any, value: Any) -> Any:
+    answer = pipe(media.decode_image(value))
+    return {**answer, "depth": media.encode_png(answer["depth"])}
+
+
+def _read_document(pipe: Any, value: Any) -> Any:
+    return pipe(image=media.decode_image(value["image"]), question=value["question"], word_boxes=value["word_boxes"])
+
+
+def _hear(pipe: Any, value: Any) -> Any:
+    return pipe(media.decode_audio(value, pipe.feature_extractor.sampling_rate), **LABELS)
+
+
+def _continue_text(pipe: Any, value: Any) -> Any:
+    return pipe(images=[media.decode_image(image) for image in value["images"]], text=value["text"])
+
+
+def _answer_of_table(pipe: Any, value: Any) -> Any:
+    return pipe(table=dict(value["table"]), query=value["query"])
+
+
+NO_IMAGE = ("aGVsbG8=", "image cannot be read")
+LONG = "cat " * 200
+DETECTION = {"image": PICTURES[0], "candidate_labels": ["cat", "red"]}
+WORDS = [["the", [0, 0, 100, 100]], ["cat", [100, 0, 200, 100]], ["is", [0, 100, 100, 200]], ["red", [9, 9, 9, 9]]]
+DOCUMENT = {"image": PICTURES[0], "question": "is it red", "word_boxes": WORDS}
+IMAGE_AND_TEXT = {"images": PICTURES[:1], "text": "<image>a cat"}
+TABLE = {"table": {"city": ["paris", "a house"], "good": ["1", "2"]}, "query": "is paris good"}
+CASES = {
+    "image-feature-extraction": Case(
+        good=PICTURES, wrong=[NO_IMAGE], call=lambda pipe, value: pipe(media.decode_image(value))
+    ),
+    "depth-estimation": Case(good=PICTURES, wrong=[NO_IMAGE], call=_estimate_depth),
+    "zero-shot-image-classification": Case(
+        good=PICTURES,
+        wrong=[NO_IMAGE],
+        call=lambda pipe, value: pipe(media.decode_image(value), **LABELS),
+        parameters=LABELS,
+    ),
+    "zero-shot-audio-classification": Case(
+        good=TONES, wrong=[("aGVsbG8=", "audio cannot be read")], call=_hear, parameters=LABELS
+    ),
+    "zero-shot-object-detection": Case(
+        good=[DETECTION, {"image": PICTURES[1], "candidate_labels": ["paris"]}],
+        wrong=[
+            (PICTURES[0], "candidate_labels"),
+            ({"image": PICTURES[0]}, "candidate_labels"),
+            ({**DETECTION, "question": "a"}, "must be"),
+            ({**DETECTION, "candidate_labels": []}, "candidate_labels"),
+            ({**DETECTION, "candidate_labels": [LONG]}, "at most 16 tokens"),
+            ({**DETECTION, "image": "/etc/passwd"}, "addresses are not fetched"),
+        ],
+        call=_detect,
+    ),
+    "document-question-answering": Case(
+        good=[DOCUMENT, {**DOCUMENT, "image": PICTURES[1], "word_boxes": WORDS * 20}],
+        wrong=[
+            (PICTURES[0], "question"),
+            ({"image": PICTURES[0]}, "question"),
+            ({"image": PICTURES[0], "question": "is it"}, "word_boxes"),
+            ({**DOCUMENT, "question": 3}, "must be a text"),
+            ({**DOCUMENT, "question": LONG}, "cannot read"),
+            ({**DOCUMENT, "question": 2 * LONG}, "at most 1000 characters"),
+            ({**DOCUMENT, "word_boxes": [["cat", [0, 0, 1001, 5]]]}, "from 0 to 1000"),
+            ({**DOCUMENT, "word_boxes": [["cat", [9, 0, 8, 5]]]}, "left, top"),
+            ({**DOCUMENT, "word_boxes": [["cat", [0.5, 0, 8, 5]]]}, "whole numbers"),
+            ({**DOCUMENT, "word_boxes": [["cat", [0, 0, 8]]]}, "left, top"),
+            ({**DOCUMENT, "word_boxes": "cat"}, "must be a list"),
+        ],
+        call=_read_document,
+    ),
+    "image-text-to-text": Case(
+        good=[IMAGE_AND_TEXT, {"images": PICTURES, "text": "<image><image>the"}],
+        wrong=[
+            ("a cat", "must be"),
+            ({"images": [], "text": "a cat"}, "images is empty"),
+            ({"images": PICTURES, "text": "<image>"}, "cannot read"),
+            ({"images": PICTURES[:1]}, "must be a text"),
+            ({"images": PICTURES[:1], "text": "<image>" + LONG}, "limit of 256 tokens"),
+            ([{"role": "user", "content": LONG}], "limit of 256 tokens"),
+            ([{"role": "user", "content": [{"type": "image", "image": "http://localhost/a.png"}]}], "not fetched"),
+        ],
+        call=_continue_text,
+    ),
+    "table-question-answering": Case(
+        good=[TABLE, {"table": {"a": ["the cat"]}, "query": "a cat"}],
+        wrong=[
+            ("a text", "must be"),
+            ({"table": {"a": [1, None]}, "query": "a"}, "list of texts"),
+            ({"table": {"a": ["x"], "b": ["y", "z"]}, "query": "a"}, "one length"),
+            ({"table": {}, "query": "a"}, "one length"),
+            ({**TABLE, "query": ""}, "query"),
+        ],
+        call=_answer_of_table,
+    ),
+    "text-to-audio": Case(
+        good=["the cat", "a"],
+        wrong=[("!", "cannot read"), ("cat " * 2000, "limit of 8192 tokens")],
+        call=lambda pipe, value: pipe(value),
+    ),
+}
+# Tasks that no test runs here, with the reason.
+ELSEWHERE = {
+    "table-question-answering": "it needs pandas, which is in no requirements file: it runs where that is installed",
+    "text-ranking": "tests/api/test_encoder_clients.py runs it",
+}
+
+
+class OneByOneTests(EqualTestCase):
+    def test_answers_are_those_of_the_library_and_a_wrong_input_fails_alone(self) -> None:
+        for name, case in CASES.items():
+            package = tasks.find_task(name).package
+            if package and not importlib.util.find_spec(package):
+                continue
+            with self.subTest(name), patch.object(shutil, "which", return_value=None):
+                entry = reader.parse_catalog(f'[m]\ntask = "{name}"\nmodel = "m"\n')["m"]
+                inputs = [case.good[0], *(value for value, _ in case.wrong), *case.good[1:]]
+                given = validate_request(entry, inputs, case.parameters)
+                report = run_with_isolation(engine(name), inputs, given)
+                self.assertEqual(report.calls, 1)
+                answers = report.outcomes
+                found = [answers[0], *answers[1 + len(case.wrong) :]]
+                self.assert_equal(found, [self.answers(name, [value], given)[0] for value in case.good])
+                pipe = bare(name)
+                self.assert_equal(found, [convert_to_finite_json(case.call(pipe, value)) for value in case.good])
+                for (_, words), failed in zip(case.wrong, answers[1:], strict=False):
+                    self.assertTrue(isinstance(failed, InvalidInput), words)
+                    self.assertIn(words, failed.message)
+
+    def test_each_task_of_a_pipeline_is_run_by_a_test(self) -> None:
+        own = Path(__file__).read_text(encoding="utf-8").partition("\nELSEWHERE = ")
+        quoted = set(re.findall(r'"([\w-]+)"', own[0] + own[2].partition("\n}\n")[2]))
+        served = {task.name for task in tasks.TASKS.values() if task.is_pipeline}
+        packaged = {name for name in served if tasks.find_task(name).package}
+        self.assertEqual(served - (quoted & tiny_models.BUILDERS.keys() - packaged), ELSEWHERE.keys())
+
+    def test_a_chat_with_images_is_answered_without_them(self) -> None:
+        """Which an answer of the library repeats twice."""
+        text = {"type": "text", "text": "what is it?"}
+        chat = [{"role": "user", "content": [{"type": "image", "image": PICTURES[0]}, text]}]
+        address = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + PICTURES[1]}}
+        found = self.answers("image-text-to-text", [chat, [{"role": "user", "content": [address, text]}]])
+        shown = [{"role": "user", "content": [{"type": "image"}, text]}]
+        opened = [{"role": "user", "content": [{"type": "image", "image": media.decode_image(PICTURES[0])}, text]}]
+        [expected] = bare("image-text-to-text")(text=opened)
+        self.assertEqual(found[0], [{"input_text": shown, "generated_text": [*shown, expected["generated_text"][-1]]}])
+        self.assertEqual(found[1][0]["input_text"], shown)
+
+    def test_settings_that_a_pipeline_changes_are_the_same_for_the_next_input(self) -> None:
+        given = {"max_new_tokens": 2, "generate_kwargs": {"do_sample": False}}
+        first, second = self.answers("image-text-to-text", [IMAGE_AND_TEXT, IMAGE_AND_TEXT], given)
+        self.assertEqual(first, second)
+
+    def test_a_label_that_the_model_cannot_read_as_a_whole_is_refused(self) -> None:
+        for name in ("zero-shot-image-classification", "zero-shot-audio-classification"):
+            [outcome] = run_with_isolation(engine(name), CASES[name].good[:1], {"candidate_labels": [LONG]}).outcomes
+            self.assertIn("at most 6", outcome.message)
+            self.assertEqual(outcome.field, "parameters.candidate_labels")
+
+    def test_a_model_that_makes_no_sound_of_its_spectrogram_is_refused(self) -> None:
+        engine("text-to-audio")
+        model = str(Path(_folder().name) / "text-to-audio")
+        names = "inference.engines.artifacts.pipeline_loader.MODEL_FOR_TEXT_TO_SPECTROGRAM_MAPPING_NAMES"
+        with patch.dict(names, {"vits": "VitsModel"}), self.assertRaises(ModelUnavailable) as caught:
+            loading.load_engine(ModelSpec(name="m", task="text-to-audio", model=model), "cpu")
+        self.assertTrue(caught.exception.message.startswith("VitsModel makes spectrograms"), caught.exception.message)
+
+
 class WrongInputTests(EqualTestCase):
     def assert_fails_alone(self, name: str, good: Any, bad: Any, *words: str, **parameters: Any) -> None:
         report: RunReport = run_with_isolation(engine(name), [good, bad, good], parameters)
@@ -327,11 +517,17 @@ class WrongInputTests(EqualTestCase):
         self.assertIn("candidate_labels", report.outcomes[0].message)
 
     def test_a_template_that_formats_more_than_the_label_is_refused(self) -> None:
-        for template in ("{0.__class__}", "{:>1000000000}", "no place", "{} {}"):
-            report = run_with_isolation(
-                engine("zero-shot-classification"), ["a"], {**LABELS, "hypothesis_template": template}
-            )
-            self.assertIn("hypothesis_template", report.outcomes[0].message)
+        inputs = {
+            "zero-shot-classification": "a",
+            "zero-shot-image-classification": PICTURES[0],
+            "zero-shot-audio-classification": TONES[0],
+        }
+        for name, value in inputs.items():
+            for template in ("{0.__class__}", "{:>1000000000}", "no place", "{} {}"):
+                given = {**LABELS, "hypothesis_template": template}
+                [outcome] = run_with_isolation(engine(name), [value], given).outcomes
+                self.assertIsInstance(outcome, InvalidInput)
+                self.assertIn("hypothesis_template", outcome.message)
 
     def test_an_image_that_is_none_fails_alone(self) -> None:
         for bad in ("not base64!", "aGVsbG8=", "/etc/passwd", "http://localhost/a.png", 3):
