@@ -8,6 +8,7 @@ have succeeded.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Collection
 from typing import Any
 from uuid import UUID
@@ -33,7 +34,9 @@ _BROKEN = (Status.FAILED, Status.EXPIRED, Status.CANCELLED)
 
 
 def describe_overflow(numbers: int) -> str:
-    return f"The answer holds about {numbers} numbers, at most {lengths.MOST_ANSWERED} are kept: send less in one job."
+    """Return the error of an answer that is too large, as a factor: vectors in base64 count less than their numbers."""
+    factor = math.ceil(100 * numbers / lengths.MOST_ANSWERED) / 100
+    return f"The answer is about {factor} times as large as may be: send less in one job."
 
 
 def lock_wholes(ids: Collection[UUID]) -> dict[UUID, int | None]:
