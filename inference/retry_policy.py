@@ -32,6 +32,7 @@ class ServerErrorKind(enum.Enum):
 _AWAY = (
     "08",  # connection exception
     "25006",  # read-only: a standby that is being promoted
+    "25P03",  # ended by the server, as this process did nothing for too long within a transaction
     "40",  # rolled back: a deadlock, a serialization failure
     "53",  # disk, memory or connections used up
     "55P03",  # a lock was not available in time

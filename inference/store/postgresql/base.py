@@ -8,6 +8,8 @@ from psycopg_pool import ConnectionPool
 from inference import budget
 from inference.store.postgresql import driver
 
+IDLE_S = 30  # that a transaction may wait for its process, which may be stopped: others wait for its locks
+
 
 class CountedPool:
     """The pool that Django makes, each wait for one of whose connections is counted."""
@@ -33,7 +35,8 @@ class DatabaseWrapper(base.DatabaseWrapper):
     def get_connection_params(self) -> dict[str, Any]:
         params = super().get_connection_params()
         if limit_s := budget.read_statement_limit_s():
-            params["options"] = f"-c statement_timeout={limit_s * 1000:.0f} {params.get('options', '')}".strip()
+            limits = f"-c statement_timeout={limit_s * 1000:.0f} -c idle_in_transaction_session_timeout={IDLE_S}s"
+            params["options"] = f"{limits} {params.get('options', '')}".strip()
         return params
 
     def get_new_connection(self, conn_params: dict[str, Any]) -> Any:
