@@ -154,8 +154,10 @@ class TestLines(TestCase):
         for how, job in (*client.failing.items(), ("", client.good)):
             with self.subTest(how):
                 self.leads(job, lines)
-        [record] = [line for line in lines if line["program"] == "webhooks" and line.get("job") == client.good]
-        self.assertIn("webhook", record)
+        records = [line for line in lines if line["program"] == "webhooks" and line.get("job") == client.good]
+        self.assertTrue(records)  # more than one on a machine that is too slow for the first try
+        for record in records:
+            self.assertIn("webhook", record)
 
     def leads(self, job: str, lines: list[dict[str, Any]]) -> None:
         """From the request to the worker, and from the batch there to its end."""

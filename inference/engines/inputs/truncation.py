@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from inference.errors import InvalidInput
+from inference.errors import ContextLengthExceeded
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -22,7 +22,7 @@ def cut_to_tokens(tokenizer: PreTrainedTokenizerBase, text: str, limit: int | No
 
     The limit is by default the tokenizer's own. To tokenize the whole text, and cut it then, takes a second a megabyte.
     If the tokenizer cuts at the left, the part is the end of the text. No more than `MOST_CHARACTERS` characters are
-    read for each token that is wanted. Raises `InvalidInput` if those give fewer tokens, and the text goes on.
+    read for each token that is wanted. Raises `ContextLengthExceeded` if those give fewer tokens, and the text goes on.
     """
     wanted = MARGIN + (limit or tokenizer.model_max_length)
     size, most = CHARACTERS * wanted, MOST_CHARACTERS * wanted
@@ -36,7 +36,7 @@ def cut_to_tokens(tokenizer: PreTrainedTokenizerBase, text: str, limit: int | No
     part = _cut_text(tokenizer, text, most)
     found = len(tokenizer(part, add_special_tokens=False, verbose=False)["input_ids"])
     if found < wanted:
-        raise InvalidInput(
+        raise ContextLengthExceeded(
             f"A text of {len(text)} characters has only {found} tokens in the {most} characters that are read of it."
             " Shorten its runs of blanks and its longest words."
         )

@@ -165,7 +165,7 @@ class RankingTests(TestCase):
         self.assertNotAlmostEqual(first["score"], other["score"], places=3)
         for error in (bad, worse):
             self.assertIsInstance(error, ContextLengthExceeded)
-            self.assertIn(f"limit of {most} tokens", str(error))
+            self.assertIn(f"and {most} leave room for a text", str(error))
         self.assertIn("tokens or more", str(worse))
         marks = f"{'.' * 30} {'!' * 31}"  # a token each, in fewer characters than words have
         self.assertIsInstance(
