@@ -29,6 +29,17 @@ def _describe_openai_operation(
     )
 
 
+def _describe_download(name: str, summary: str, address: str, **described: Any) -> Callable[..., Any]:
+    return describe_operation(
+        name,
+        summary,
+        answers={(200, "application/octet-stream"): OpenApiTypes.BINARY},
+        form=OPENAI,
+        also_at=[f"/openai{address}"],
+        **described,
+    )
+
+
 upload_file = _describe_openai_operation(
     "files_upload",
     "Upload a file of requests",
@@ -60,12 +71,10 @@ delete_file = _describe_openai_operation(
     parameters=[_FILE],
     problems=["file_not_found", "file_in_use", "forbidden"],
 )
-get_file_content = describe_operation(
+get_file_content = _describe_download(
     "files_content",
     "The content of a file",
-    answers={(200, "application/octet-stream"): OpenApiTypes.BINARY},
-    form=OPENAI,
-    also_at=["/openai/v1/files/{file_id}/content"],
+    "/v1/files/{file_id}/content",
     parameters=[_FILE],
     problems=["file_not_found"],
 )
@@ -101,12 +110,10 @@ get_batch = _describe_openai_operation(
     problems=["batch_not_found"],
     headers={"Retry-After": [200]},
 )
-get_batch_output = describe_operation(
+get_batch_output = _describe_download(
     "batches_output",
     "The answers of a batch so far, as its output file will have them",
-    answers={(200, "application/octet-stream"): OpenApiTypes.BINARY},
-    form=OPENAI,
-    also_at=["/openai/v1/batches/{batch_id}/output"],
+    "/v1/batches/{batch_id}/output",
     parameters=[_BATCH],
     problems=["batch_not_found", "file_not_found"],
 )

@@ -19,7 +19,7 @@ class SessionTests(TransactionTestCase):
         self.assertIsNone(connection.get_connection_params()["prepare_threshold"])
 
     def test_the_server_ends_a_transaction_whose_process_does_nothing(self) -> None:
-        """As one that was stopped between two statements: the rows that it has locked would stay so."""
+        """A process that was stopped between two statements would keep its rows locked."""
         job = Job.objects.create(model="echo", inputs="text")
         with patch.dict(os.environ, DATABASE_ANSWER_S="20"), patch.object(base, "IDLE_S", 1):
             idle = connection.copy()

@@ -108,7 +108,7 @@ class BeginningTests(TestCase):
         self.assertEqual(recorder.characters, 0)
 
     def test_a_text_whose_tokens_are_behind_what_is_read_is_refused(self) -> None:
-        """As much of it is read as of any text; what follows would change the answer."""
+        """What follows the part that is read would change the answer."""
         made = tokenizer(model_max_length=LIMIT)
         most = MOST_CHARACTERS * (LIMIT + MARGIN)
         for text in (" " * 1_000_000, "a" + " " * most + "cat"):
