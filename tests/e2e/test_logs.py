@@ -155,9 +155,9 @@ class TestLines(TestCase):
             with self.subTest(how):
                 self.leads(job, lines)
         records = [line for line in lines if line["program"] == "webhooks" and line.get("job") == client.good]
-        self.assertTrue(records)  # more than one on a machine that is too slow for the first try
-        for record in records:
-            self.assertIn("webhook", record)
+        for record in records:  # one a try: nobody listens there, and a slow machine has time for a second
+            self.assertIn("not delivered, again in", record["message"])
+        self.assertEqual(len({record["webhook"] for record in records}), 1)
 
     def leads(self, job: str, lines: list[dict[str, Any]]) -> None:
         """From the request to the worker, and from the batch there to its end."""
