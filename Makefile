@@ -60,7 +60,7 @@ format: .venv/.installed-dev  ## Format the code
 
 # For each platform and each Python from 3.11, of which Linux with 3.11 is tested. Keeps what is there and still fits.
 lock: .venv/bin/python  ## Write requirements.lock anew, after a change of requirements (UPGRADE=1 for newer versions)
-	@tools=$$(mktemp -d) && trap 'rm -rf "$$tools"' EXIT && $(PY) -m pip install --quiet --target "$$tools" uv==0.13.9 && \
+	@tools=$$(mktemp -d) && trap 'rm -rf "$$tools"' EXIT && $(PY) -m pip install --quiet --target "$$tools" $$(grep -o "^uv==[^ ]*" requirements-dev.txt) && \
 		"$$tools/bin/uv" pip compile --quiet --universal --python-version 3.11 --fork-strategy fewest \
 		--custom-compile-command "make lock" $(if $(UPGRADE),--upgrade) requirements-dev.txt --output-file requirements.lock
 
