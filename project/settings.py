@@ -169,6 +169,8 @@ CELERY_CONTROL_EXCHANGE = f"{SERVICE_PREFIX}celery"
 CELERY_EVENT_EXCHANGE = CELERY_EVENT_QUEUE_PREFIX = f"{SERVICE_PREFIX}celeryev"
 CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
 CELERY_BROKER_CONNECTION_MAX_RETRIES = None  # no limit, 30 s at most between tries: models need not be loaded anew
+# RabbitMQ gives the messages of a worker to others when it was silent for three times this long, as if it was frozen.
+CELERY_BROKER_HEARTBEAT = max(1, round(WORKER_SILENT_S / 3))
 CELERY_BROKER_CHANNEL_ERROR_RETRY = True  # a broker without room answers with errors, until it has room again
 CELERY_ACCEPT_CONTENT = ["json"]
 CELERY_TASK_IGNORE_RESULT = True

@@ -6,6 +6,7 @@ from typing import ClassVar
 from unittest import skipUnless
 
 import kombu
+from django.conf import settings
 
 from inference.models import Status, WorkerState
 from tests import rabbitmq
@@ -89,6 +90,11 @@ class RabbitMQTests(StackCase):
         self.stack.release()
         self.assertEqual([job.status for job in self.stack.finished(slow)], [Status.SUCCEEDED])
         self.assert_served()
+
+    def test_a_worker_s_connection_has_a_heartbeat_so_that_a_frozen_one_keeps_no_messages(self) -> None:
+        self.assert_served()
+        found = self.server.evaluate("rabbit_networking:connection_info_all([timeout])")
+        self.assertIn(f"{{timeout, {settings.CELERY_BROKER_HEARTBEAT}}}", found)
 
     def test_a_restart_of_the_broker_loses_nothing(self) -> None:
         ids = [self.stack.submit("before") for _ in range(20)]
