@@ -1,7 +1,7 @@
 """Vectors of texts in the forms that the clients of OpenAI, Text Embeddings Inference and Cohere read.
 
-The outputs of jobs hold vectors in base64. They are decoded one by one: all of a large list as Python's numbers would
-take eight times their size.
+The outputs of jobs hold vectors in base64. They are decoded one by one, and written to one buffer: all of a large list
+as Python's numbers would take eight times their size, and each copy of an answer may have 80 MB.
 """
 
 from __future__ import annotations
@@ -32,21 +32,26 @@ def write_openai_embeddings(job: Job, *, is_base64: bool) -> bytes:
     )
     tokens = sum(count for _, count in found)
     usage = {"prompt_tokens": tokens, "total_tokens": tokens}
-    start, end = b'{"object":"list","data":', b',"model":' + codec.write_json(job.model) + b',"usage":'
-    return b"".join((start, write_json_list(data), end, codec.write_json(usage), b"}"))
+    written = io.BytesIO()
+    written.write(b'{"object":"list","data":')
+    write_json_list(written, data)
+    written.write(b',"model":%s,"usage":%s}' % (codec.write_json(job.model), codec.write_json(usage)))
+    return written.getvalue()
 
 
 def write_tei_embeddings(job: Job) -> bytes:
     """Write the answer as Text Embeddings Inference does: a list of lists. Raises `ApiError`."""
-    return write_json_list(codec.write_json(decode_vector(vector)) for vector, _ in read_vectors(job))
+    written = io.BytesIO()
+    _write_vectors(written, read_vectors(job))
+    return written.getvalue()
 
 
 def write_token_embeddings(job: Job) -> bytes:
     """Write for each text a list of its tokens' vectors, as Text Embeddings Inference does. Raises `ApiError`."""
-    return write_json_list(
-        write_json_list(map(codec.write_json, _split_into_vectors(decode_vector(found), count)))
-        for found, count in read_vectors(job)
-    )
+    written = io.BytesIO()
+    texts = (_split_into_vectors(decode_vector(found), count) for found, count in read_vectors(job))
+    write_json_list(written, map(codec.write_json, texts))
+    return written.getvalue()
 
 
 def _split_into_vectors(found: Sequence[float], count: int) -> list[Sequence[float]]:
@@ -63,14 +68,7 @@ def write_cohere_embeddings(job: Job, request: EmbedRequest, *, version: int) ->
     Raises `ApiError`.
     """
     found = read_vectors(job)
-    written = {
-        form: write_json_list(
-            codec.write_json(vector if form == "base64" else decode_vector(vector)) for vector, _ in found
-        )
-        for form in request.forms or ("float",)
-    }
     is_plain = version == 1 and not request.forms
-    parts = b",".join(b'"%s":%s' % (form.encode(), part) for form, part in written.items())
     answer = {
         "id": str(job.id),
         "response_type": "embeddings_floats" if is_plain else "embeddings_by_type",
@@ -80,12 +78,17 @@ def write_cohere_embeddings(job: Job, request: EmbedRequest, *, version: int) ->
             "billed_units": {"input_tokens": sum(count for _, count in found)},
         },
     }
-    return (
-        codec.write_json(answer)[:-1]
-        + b',"embeddings":'
-        + (written["float"] if is_plain else b"{" + parts + b"}")
-        + b"}"
-    )
+    written = io.BytesIO()
+    written.write(codec.write_json(answer)[:-1] + b',"embeddings":')
+    if is_plain:
+        _write_vectors(written, found)
+    else:
+        for index, form in enumerate(request.forms or ("float",)):
+            written.write(b'%s"%s":' % (b"," if index else b"{", form.encode()))
+            _write_vectors(written, found, is_base64=form == "base64")
+        written.write(b"}")
+    written.write(b"}")
+    return written.getvalue()
 
 
 def write_similarities(job: Job) -> bytes:
@@ -106,12 +109,18 @@ def _compute_cosine(source: Sequence[float], other: Sequence[float]) -> float:
     return max(-1.0, min(product, 1.0))
 
 
-def write_json_list(parts: Iterable[bytes]) -> bytes:
+def _write_vectors(written: io.BytesIO, found: Iterable[tuple[str, int]], *, is_base64: bool = False) -> None:
+    vectors = (vector if is_base64 else decode_vector(vector) for vector, _ in found)
+    write_json_list(written, map(codec.write_json, vectors))
+
+
+def write_json_list(written: io.BytesIO, parts: Iterable[bytes]) -> None:
     """Write a JSON list of items that are JSON already."""
-    written = io.BytesIO()
+    written.write(b"[")
     for index, part in enumerate(parts):
-        written.write(b"," * bool(index) + part)
-    return b"[" + written.getvalue() + b"]"
+        written.write(b"," * bool(index))
+        written.write(part)
+    written.write(b"]")
 
 
 def read_vectors(job: Job) -> list[tuple[str, int]]:
