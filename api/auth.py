@@ -112,9 +112,9 @@ def require_staff(principal: Principal) -> None:
 
 
 def require_cancel_or_retry(principal: Principal, row: OwnedRow) -> None:
-    """Raise `ApiError` if the principal, which may see the row, may neither cancel it nor run it again."""
+    """Raise `ApiError` if the principal, which may see the row, may neither cancel or delete it nor run it again."""
     if not principal.may_cancel_or_retry(row):
-        raise ApiError("This key sees the jobs of others, and may neither cancel them nor run them again.", "forbidden")
+        raise ApiError("This key sees the jobs of others. It may not cancel, delete or run them again.", "forbidden")
 
 
 def require_priority(principal: Principal, priority: int) -> None:

@@ -145,6 +145,10 @@ class JobNotFound(InferenceError):
     code = "job_not_found"  # no such job, or another owner's
 
 
+class JobInUse(InferenceError):
+    code = "job_in_use"  # it cannot be deleted
+
+
 class UnknownPosition(InferenceError):
     code = "bad_request"  # the job's stream was never at this position, though that of another job may have been
 

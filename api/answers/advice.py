@@ -14,6 +14,7 @@ WHAT_TO_DO = {
     "method_not_allowed": "Use a method that the Allow header names.",
     "cancelled": "Nothing more comes of this job. POST /v1/jobs/ID/retry makes a new one of its inputs.",
     "expired": "Submit it again with a longer expires_in, or with none.",
+    "job_in_use": "Wait for the end of the job, or cancel it: POST /v1/jobs/ID/cancel. Jobs of a bulk stay with it.",
     "file_in_use": "Wait for the end of the batch, or cancel it: POST /v1/batches/ID/cancel.",
     "job_gone": "Submit the inputs again, and fetch the output sooner.",
     "body_too_large": "Send less at once, or in parts.",

@@ -45,6 +45,7 @@ TABLE: dict[str, tuple[int, str]] = {
     "method_not_allowed": (405, "This address does not take this method"),
     "cancelled": (409, "The job was cancelled"),
     "expired": (409, "The job's deadline passed before it was started"),
+    "job_in_use": (409, "The job is not finished, or a bulk counts it"),
     "file_in_use": (409, "A batch still reads the file"),
     "job_gone": (410, "The job was removed after the time that jobs are kept"),
     "body_too_large": (413, "The body is too large"),

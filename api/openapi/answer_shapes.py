@@ -25,6 +25,12 @@ class Shape(serializers.Serializer[None]):
     pass
 
 
+class DeletedShown(Shape):
+    id = serializers.CharField()
+    object = serializers.CharField(help_text="job, file, response or chat.completion.deleted")
+    deleted = serializers.BooleanField()
+
+
 class FailureShown(Shape):
     code = serializers.CharField()
     detail = serializers.CharField()

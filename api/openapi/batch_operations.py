@@ -10,7 +10,7 @@ from drf_spectacular.utils import OpenApiParameter
 
 from api import codec
 from api.openapi import batch_shapes as shapes
-from api.openapi.answer_shapes import Shape
+from api.openapi.answer_shapes import DeletedShown, Shape
 from api.openapi.operation_descriptions import OPENAI, describe_operation
 from api.openapi.operations import IDEMPOTENCY_KEY, WITH_BODY, make_query_parameter, make_request_example
 from api.requests.file_batches import MOST_LIMIT
@@ -67,7 +67,7 @@ delete_file = _describe_openai_operation(
     "files_delete",
     "Delete a file that no batch reads any more",
     "/v1/files/{file_id}",
-    shapes.DeletedFileShown,
+    DeletedShown,
     parameters=[_FILE],
     problems=["file_not_found", "file_in_use", "forbidden"],
 )

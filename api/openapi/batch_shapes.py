@@ -39,12 +39,6 @@ class FilePageShown(Shape):
     has_more = serializers.BooleanField()
 
 
-class DeletedFileShown(Shape):
-    id = serializers.CharField()
-    object = serializers.CharField(help_text="file")
-    deleted = serializers.BooleanField()
-
-
 class BatchBody(Shape):
     input_file_id = serializers.CharField(help_text="The id of a file with the purpose batch.")
     endpoint = serializers.ChoiceField(list(ENDPOINTS))

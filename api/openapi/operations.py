@@ -152,6 +152,13 @@ cancel_job = describe_operation(
     problems=(*JOB, *_STEERED),
     parameters=[_JOB_ID, PLAIN],
 )
+delete_job = describe_operation(
+    "jobs_delete",
+    "Delete a finished job with its inputs and its output",
+    answers={200: answer_shapes.DeletedShown},
+    problems=(*JOB, "job_in_use", "forbidden"),
+    parameters=[_JOB_ID],
+)
 retry_job = describe_operation(
     "jobs_retry",
     "Run a job again, as a new job with the same inputs, parameters and priority",

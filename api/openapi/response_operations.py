@@ -6,7 +6,7 @@ from drf_spectacular.utils import OpenApiParameter
 
 from api import codec
 from api.openapi import openai_shapes as shapes
-from api.openapi.answer_shapes import ANY
+from api.openapi.answer_shapes import ANY, DeletedShown
 from api.openapi.operation_descriptions import OPENAI, describe_operation
 from api.openapi.operations import IDEMPOTENCY_KEY, ON_DISCONNECT, make_query_parameter, make_wait_parameter, waiting
 from api.requests import bodies
@@ -42,6 +42,15 @@ get_response = describe_operation(
         ON_DISCONNECT,
     ],
     problems=["job_not_found", "job_gone"],
+    form=OPENAI,
+    also_at=["/openai/v1/responses/{response_id}"],
+)
+delete_response = describe_operation(
+    "responses_delete",
+    "Delete a finished response",
+    answers={200: DeletedShown},
+    parameters=[_RESPONSE],
+    problems=["job_not_found", "job_gone", "job_in_use", "forbidden"],
     form=OPENAI,
     also_at=["/openai/v1/responses/{response_id}"],
 )

@@ -33,7 +33,7 @@ T = TypeVar("T", bound=Terms)
 class ApiView(APIView):
     """The base of the views: they answer with JSON only, so nothing is negotiated, and errors are problem documents."""
 
-    http_method_names = ["get", "head", "post"]
+    http_method_names = ["get", "head", "post", "delete"]
     query_parameters: Mapping[str, tuple[str, ...]] = {}  # by method, GET's also for HEAD; others are refused by name
     elsewhere: Mapping[str, Mapping[str, str]] = {}  # by method: the advice in the refusal of some other parameters
     is_cancellable = False  # True if POST ADDRESS/cancel exists

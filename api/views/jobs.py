@@ -67,6 +67,11 @@ class JobView(ApiView):
         job = self.wait_for_job(request, job_id)
         return add_etag(request, answer_job(job, plain=self.wants_plain_outputs(request)))
 
+    @operations.delete_job
+    def delete(self, request: HttpRequest, job_id: str) -> HttpResponse:
+        jobs.delete(get_own_job(self.principal, job_id).id)
+        return codec.make_json_response({"id": job_id, "object": "job", "deleted": True})
+
 
 class OutputView(ApiView):
     query_parameters = {"GET": ("wait",)}

@@ -24,7 +24,7 @@ from django.db.models.lookups import IsNull
 
 from inference import errors, row_locks
 from inference.figures import ledger, tallies
-from inference.models import WAITING, Job, Status
+from inference.models import TERMINAL, WAITING, Job, Status, Webhook
 from inference.store import notices, rows, wholes
 from inference.store.rows import make_moment_sql, make_now_sql, placeholders
 from inference.telemetry import tracing
@@ -147,6 +147,22 @@ def cancel_jobs_with_parts(ids: Collection[UUID]) -> Counter[str]:
     if held:
         notices.publish_finished(ids)
     return Counter(status for status, *_ in held)
+
+
+def remove_ended_jobs(ids: Collection[UUID]) -> int:
+    """Remove those of these jobs that have ended, with their webhooks, and return how many they are.
+
+    The parts of a job stay.
+    """
+    ended = Job.objects.filter(pk__in=ids, status__in=TERMINAL)
+    with transaction.atomic():
+        row_locks.delete_rows(Webhook.objects.filter(job__in=ended))
+        return row_locks.delete_rows(ended)
+
+
+def remove_parts(whole: UUID) -> None:
+    """Remove the parts of a job that is removed. The outcome of a part that still runs is dropped."""
+    row_locks.delete_rows(Job.objects.filter(whole=whole))
 
 
 def expire_jobs() -> None:

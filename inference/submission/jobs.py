@@ -19,7 +19,7 @@ from inference.catalog import request_validation
 from inference.catalog.lookup import spec_of
 from inference.catalog.sizes import lengths
 from inference.catalog.sizes.lengths import Part
-from inference.errors import JobNotFound, NoWorker
+from inference.errors import JobInUse, JobNotFound, NoWorker
 from inference.models import TERMINAL, Job
 from inference.retry_policy import is_away
 from inference.status import health, workers
@@ -117,6 +117,21 @@ def cancel(job_id: UUID) -> Job:
     else:
         transitions.cancel_job(job_id)
     return fetch(job_id)
+
+
+def delete(job_id: UUID) -> None:
+    """Delete a finished job with all that it holds: inputs, output, error, and a webhook that is not delivered yet.
+
+    Raises `JobNotFound`, and `JobInUse` for a job that is not finished or that a bulk counts.
+    """
+    job = fetch(job_id)
+    if job.bulk_id:
+        raise JobInUse(f"The job {job_id} is one of bulk {job.bulk_id}, and is removed with it.")
+    if not transitions.remove_ended_jobs([job_id]):
+        status, cancel = fetch(job_id).status, f"POST /v1/jobs/{job_id}/cancel"
+        raise JobInUse(f"The job {job_id} is {status}. Delete it once it has ended: {cancel} ends it.")
+    if job.parts:
+        transitions.remove_parts(job_id)
 
 
 def make_resubmission(old: Job, *, alone: bool = False) -> Submission:

@@ -16,15 +16,15 @@ from uuid import UUID
 from django.conf import settings
 from django.contrib.admin.models import LogEntry
 from django.contrib.sessions.models import Session
-from django.db import transaction
 from django.db.models import Exists, OuterRef, Q, QuerySet
 from django.db.models.functions import Now
 
 from inference import clock, row_locks
 from inference.fields.ids import make_first_id
 from inference.figures import fold, marks
-from inference.models import ENDED, TERMINAL, WAITING, Bulk, Job, Webhook, Worker
+from inference.models import ENDED, TERMINAL, WAITING, Bulk, Job, Worker
 from inference.status.queue_position import extract_creation_ms
+from inference.store import transitions
 from inference.upkeep import acts
 
 logger = logging.getLogger(__name__)
@@ -81,7 +81,7 @@ class Sweep:
         old = _select_ended_before(self.limit).filter(~needed, ~is_open, pk__gt=self._reached)
         ids = list(old.order_by("pk").values_list("pk", flat=True)[:CHUNK])
         for start in range(0, len(ids), STATEMENT):
-            _remove_jobs(ids[start : start + STATEMENT])
+            transitions.remove_ended_jobs(ids[start : start + STATEMENT])
         without_jobs = ~Exists(Job.objects.filter(bulk=OuterRef("pk")))
         row_locks.delete_rows(Bulk.objects.filter(without_jobs, is_open=False, pk__lt=make_first_id(self.limit)))
         if ids:
@@ -97,12 +97,6 @@ def _select_ended_before(moment: datetime.datetime) -> QuerySet[Job]:
     """
     ended = Q(finished_at__lt=moment) | Q(finished_at=None)
     return Job.objects.filter(ended, status__in=TERMINAL, pk__lt=make_first_id(moment))
-
-
-def _remove_jobs(ids: list[UUID]) -> None:
-    with transaction.atomic():
-        row_locks.delete_rows(Webhook.objects.filter(job__in=ids))
-        row_locks.delete_rows(Job.objects.filter(pk__in=ids))
 
 
 def remove_ended_workers() -> None:

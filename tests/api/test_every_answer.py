@@ -147,10 +147,16 @@ class WordsTests(ApiTestCase):
         problem = self.assert_problem(self.post(JOBS, b'{"model": "\xff"}'), 400, "invalid_json")
         self.assertEqual(problem["detail"], "The body is not UTF-8 at byte 11.")
 
-    def test_the_error_of_deleting_says_how_to_cancel(self) -> None:
+    def test_the_error_of_deleting_what_waits_says_how_to_cancel(self) -> None:
         job = self.submit()
-        problem = self.assert_problem(self.client.delete(f"{JOBS}/{job['id']}"), 405, "method_not_allowed")
-        self.assertIn(f"To cancel: POST {JOBS}/{job['id']}/cancel", problem["detail"])
+        bulk = self.post(f"{JOBS}/bulk", {"model": "echo", "inputs": ["x"]}).json()
+        for address, status, code, words in (
+            (f"{JOBS}/{job['id']}", 409, "job_in_use", "POST {}/cancel ends it"),
+            (f"{JOBS}/bulk/{bulk['id']}", 405, "method_not_allowed", "To cancel: POST {}/cancel"),
+        ):
+            with self.subTest(address):
+                problem = self.assert_problem(self.client.delete(address), status, code)
+                self.assertIn(words.format(address), problem["detail"])
 
     @override_settings(WEBHOOK_HOSTS=["a.example"])
     def test_an_address_s_schemes_are_named(self) -> None:

@@ -6,7 +6,7 @@ from django.test import override_settings
 
 from inference.figures import ledger
 from inference.figures.sample import SERVICE
-from inference.models import Figure, Job, Status, Webhook
+from inference.models import Bulk, Figure, Job, Status, Webhook
 from inference.status import workers
 from inference.values.priority import Priority
 from tests import echo
@@ -160,3 +160,38 @@ class WebhookTests(ApiTestCase):
     def test_an_address_is_kept_with_the_job(self) -> None:
         job = self.submit(webhook="https://a.example/hook")
         self.assertEqual(str(Webhook.objects.get(url="https://a.example/hook").job_id), job["id"])
+
+
+class DeleteTests(ApiTestCase):
+    def test_a_finished_job_is_deleted_with_its_parts_and_its_webhook(self) -> None:
+        kept = Job.objects.create(model="echo", inputs="kept", status=Status.SUCCEEDED)
+        job = Job.objects.create(model="echo", inputs=[], parts=2, status=Status.CANCELLED)
+        for status in (Status.SUCCEEDED, Status.RUNNING):
+            Job.objects.create(model="echo", inputs=["secret"], whole=job.id, status=status)
+        Webhook.objects.create(job=job, url="https://a.example/")
+        answer = self.client.delete(f"/v1/jobs/{job.id}")
+        self.assertEqual(answer.json(), {"id": str(job.id), "object": "job", "deleted": True})
+        self.assertEqual((list(Job.objects.all()), Webhook.objects.count()), ([kept], 0))
+        for method in (self.client.get, self.client.delete):
+            self.assert_problem(method(f"/v1/jobs/{job.id}"), 404, "job_not_found")
+
+    def test_a_job_that_is_not_finished_or_is_counted_by_a_bulk_stays(self) -> None:
+        bulk = Bulk.objects.create(model="echo", total=1)
+        for fields in (
+            {"status": Status.QUEUED},
+            {"status": Status.RUNNING},
+            {"status": Status.SUCCEEDED, "bulk": bulk, "bulk_index": 0},
+        ):
+            with self.subTest(fields):
+                job = Job.objects.create(model="echo", inputs="x", **fields)
+                self.assert_problem(self.client.delete(f"/v1/jobs/{job.id}"), 409, "job_in_use")
+                self.assertTrue(Job.objects.filter(pk=job.pk).exists())
+
+    def test_its_idempotency_key_is_free_again(self) -> None:
+        key = {"Idempotency-Key": "k"}
+        job = self.post("/v1/jobs", {"model": "echo", "inputs": "x"}, headers=key).json()
+        self.post(f"/v1/jobs/{job['id']}/cancel")
+        self.assertEqual(self.client.delete(f"/v1/jobs/{job['id']}").status_code, 200)
+        self.assertNotEqual(
+            self.post("/v1/jobs", {"model": "echo", "inputs": "y"}, headers=key).json()["id"], job["id"]
+        )

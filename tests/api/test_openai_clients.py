@@ -458,6 +458,20 @@ class ClientTests(StackCase):
         cancelled = self.client().responses.cancel(response.id)
         self.assertEqual((cancelled.status, cancelled.id), ("cancelled", response.id))
 
+    def test_a_response_and_a_chat_are_deleted(self) -> None:
+        client = self.client()
+        response = self.respond(input="hello", max_output_tokens=1)
+        chat = client.chat.completions.create(model="tiny", messages=HELLO, max_tokens=1)
+        client.responses.delete(response.id)
+        deleted = client.chat.completions.delete(chat.id)
+        self.assertEqual((deleted.id, deleted.object, deleted.deleted), (chat.id, "chat.completion.deleted", True))
+        for retrieve in (
+            functools.partial(client.responses.retrieve, response.id),
+            functools.partial(client.chat.completions.retrieve, chat.id),
+        ):
+            with self.assertRaises(openai.NotFoundError):
+                retrieve()
+
     def test_a_response_follows_a_schema(self) -> None:
         class Wall(pydantic.BaseModel):
             model_config = {"extra": "forbid"}

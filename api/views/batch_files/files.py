@@ -66,8 +66,6 @@ class FilesView(ApiView):
 
 
 class FileView(ApiView):
-    http_method_names = ["get", "head", "delete"]
-
     @batch_operations.get_file
     def get(self, request: HttpRequest, file_id: str) -> HttpResponse:
         return codec.make_json_response(make_file_document(files.get_visible_file(self.principal, file_id)))

@@ -11,6 +11,7 @@ from api import codec
 from api.answers.completions import chunks
 from api.answers.completions import completion as shapes
 from api.answers.completions.completion import CHAT, MODEL_TEXT, TEXT, CompletionKind
+from api.auth import require_cancel_or_retry
 from api.openapi import operations
 from api.requests import bodies
 from api.requests.dialects.generation import completions
@@ -67,9 +68,7 @@ class OldCompletionView(ApiView):
 
     @operations.not_described
     def get(self, request: HttpRequest, completion_id: str) -> HttpResponseBase:
-        job = get_visible_job(self.principal, completion_id.removeprefix(self.kind.prefix))
-        if not shapes.is_single_text(job):
-            raise JobNotFound(f"There is no completion {job.id}.")
+        job = self.get_visible_completion_job(completion_id)
         is_streamed = bodies.read_flag(request.GET, "stream")
         refuse_other_wait(request, is_streamed)
         if is_streamed:
@@ -82,9 +81,23 @@ class OldCompletionView(ApiView):
             row = jobs.wait(job.id, timeout_s=granted_s)
         return answer_in_dialect(self, request, row, partial(write_completion, self.kind))
 
+    def get_visible_completion_job(self, completion_id: str) -> Job:
+        job = get_visible_job(self.principal, completion_id.removeprefix(self.kind.prefix))
+        if not shapes.is_single_text(job):
+            raise JobNotFound(f"There is no completion {job.id}.")
+        return job
+
 
 class OldChatView(OldCompletionView):
     kind = CHAT
+
+    @operations.not_described
+    def delete(self, request: HttpRequest, completion_id: str) -> HttpResponse:
+        job = self.get_visible_completion_job(completion_id)
+        require_cancel_or_retry(self.principal, job)
+        jobs.delete(job.id)
+        shown = {"id": f"{self.kind.prefix}{job.id}", "object": "chat.completion.deleted", "deleted": True}
+        return codec.make_json_response(shown)
 
 
 class OldTextView(OldCompletionView):

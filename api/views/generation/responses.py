@@ -12,13 +12,13 @@ from api import codec
 from api.answers.completions.completion import is_single_text
 from api.answers.responses.events import BEGINNING, write_response_events
 from api.answers.responses.response import PREFIX, make_response, read_messages
-from api.auth import Principal
+from api.auth import Principal, require_cancel_or_retry
 from api.errors.problems import ApiError
 from api.openapi import response_operations as operations
 from api.requests import bodies
 from api.requests.dialects.generation import responses
 from api.views import streaming
-from api.views.base import ApiView, get_own_job, get_visible_job, read_json
+from api.views.base import ApiView, get_visible_job, read_json
 from api.views.models import refuse_other_wait, run_in_dialect
 from inference.catalog.lookup import spec_of
 from inference.errors import InferenceError, JobNotFound, make_field_error
@@ -75,12 +75,17 @@ class ResponseView(ApiView):
         write_events = partial(write_response_events, repeated=repeated, after=after)
         return streaming.answer_stream(self, request, lambda: job, write_events)
 
+    @operations.delete_response
+    def delete(self, request: HttpRequest, response_id: str) -> HttpResponse:
+        job = get_own_response_job(self.principal, response_id)
+        jobs.delete(job.id)
+        return codec.make_json_response({"id": f"{PREFIX}{job.id.hex}", "object": "response", "deleted": True})
+
 
 class CancelResponseView(ApiView):
     @operations.cancel_response
     def post(self, request: HttpRequest, response_id: str) -> HttpResponse:
-        job = get_response_job(self.principal, response_id)
-        row = jobs.cancel(get_own_job(self.principal, str(job.id)).id)
+        row = jobs.cancel(get_own_response_job(self.principal, response_id).id)
         return codec.make_json_response(make_response(row))
 
 
@@ -89,6 +94,13 @@ def get_response_job(principal: Principal, response_id: str) -> Job:
     job = get_visible_job(principal, response_id.removeprefix(PREFIX))
     if not is_single_text(job) or not isinstance(job.inputs, list):
         raise JobNotFound(f"There is no response {response_id}.")
+    return job
+
+
+def get_own_response_job(principal: Principal, response_id: str) -> Job:
+    """Return the job of a response that the principal may cancel and delete. Raises the errors of `get_own_job`."""
+    job = get_response_job(principal, response_id)
+    require_cancel_or_retry(principal, job)
     return job
 
 

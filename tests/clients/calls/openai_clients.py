@@ -173,6 +173,17 @@ for base in ("/v1", "/openai/v1"):
     )
     call(
         name,
+        "responses.delete",
+        lambda c=client: c.responses.delete(c.responses.create(model="story", input="a").id),
+        lambda answer: answer is None,
+    )
+    call(
+        name,
+        "chat.completions.delete",
+        lambda c=client: c.chat.completions.delete(c.chat.completions.create(model="story", messages=HELLO).id).deleted,
+    )
+    call(
+        name,
         "responses.parse",
         lambda c=client: c.responses.parse(model="decoder", input="hello", text_format=Colour),
         lambda answer: answer.output_parsed.colour in COLOURS,
