@@ -75,9 +75,12 @@ class ReadTests(SimpleTestCase):
         other = dataclasses.replace(vectors, parameters={**vectors.parameters, "encoding_format": floats})
         self.assertFalse(other.embeds)
 
-    def test_the_address_may_name_the_model(self) -> None:
-        request = embeddings.read_embeddings({"input": "a", "model": "nope"}, spec_of("vectors"))
-        self.assertEqual(request.submission.spec.name, "vectors")
+    def test_the_address_may_name_the_model_and_the_body_no_other_one(self) -> None:
+        for name in ("nope", "vectors"):
+            request = embeddings.read_embeddings({"input": "a", "model": name}, spec_of("vectors"))
+            self.assertEqual(request.submission.spec.name, "vectors")
+        with self.assertRaisesRegex(InvalidInput, "the address names 'vectors', and the body 'words'"):
+            embeddings.read_embeddings({"input": "a", "model": "words"}, spec_of("vectors"))
 
     def test_what_cannot_be_served_is_refused_with_the_field_and_what_would_be_right(self) -> None:
         for fields, field, words in (

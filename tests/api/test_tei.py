@@ -167,9 +167,11 @@ class AnswerTests(ApiTestCase):
         given = {"normalize": False, "encoding_format": "float"}
         answer = self.infer(embed_on_a_circle, "/v1/models/vectors", SENTENCES, parameters=given)
         self.assertEqual((answer.json()[0], Job.objects.latest("created_at").parameters), (1.0, OWN))
-        refused = self.infer(embed_on_a_circle, "/v1/models/vectors", SENTENCES, parameters={"pooling": "none"})
-        self.assertEqual(refused.status_code, 422)
-        self.assertIn("parameters.pooling", refused.json()["detail"])
+        for wrong in {"pooling": "none"}, {"normalize": 3}, {"encoding_format": "x"}, {"details": "x"}:
+            with self.subTest(wrong):
+                refused = self.infer(embed_on_a_circle, "/v1/models/vectors", SENTENCES, parameters=wrong)
+                problem = self.assert_problem(refused, 422, "invalid_input")
+                self.assertIn(f"parameters.{next(iter(wrong))}", problem["detail"])
 
     def test_labels_are_in_lists_of_their_own_for_a_batch_alone(self) -> None:
         labels = [{"score": each["score"], "label": each["label"]} for each in LABELS]

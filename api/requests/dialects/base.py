@@ -75,9 +75,17 @@ def read_fields(document: object) -> dict[str, Any]:
     return {name: value for name, value in document.items() if value is not None}
 
 
-def find_model(fields: Mapping[str, Any]) -> ModelSpec:
-    """Return the model that a body names. Raises `InvalidInput`, `UnknownModel`."""
+def find_model(fields: Mapping[str, Any], addressed: ModelSpec | None = None) -> ModelSpec:
+    """Return the model that the address names, or else the one that the body names.
+
+    Where the address names one, clients send any name in the body. Raises `InvalidInput` if that is another model of
+    this service, or if no model is named, and `UnknownModel`.
+    """
     name = fields.get("model")
+    if addressed:
+        if isinstance(name, str) and name != addressed.name and name in get_catalog():
+            raise make_field_error("model", f"the address names {addressed.name!r}, and the body {name!r}.")
+        return addressed
     if not isinstance(name, str):
         raise make_field_error("model", "must be a name of GET /v1/models.")
     return spec_of(name)
@@ -97,13 +105,13 @@ def find_default_model(kind: str, missing: str = "no model here answers this") -
     return marked[0]
 
 
-def find_model_or_default(fields: Mapping[str, Any], kind: str) -> ModelSpec:
-    """Return the model that a body names, or the default for this kind of request if it names none.
+def find_model_or_default(fields: Mapping[str, Any], kind: str, addressed: ModelSpec | None) -> ModelSpec:
+    """Return the model of `find_model`, or the default for this kind of request if none is named.
 
-    Raises `InvalidInput`, `UnknownModel`, and the errors of `find_default_model`.
+    Raises the errors of `find_model` and `find_default_model`.
     """
-    is_unnamed = fields.get("model", ANY_MODEL) == ANY_MODEL
-    return find_default_model(kind) if is_unnamed else find_model(fields)
+    is_unnamed = addressed is None and fields.get("model", ANY_MODEL) == ANY_MODEL
+    return find_default_model(kind) if is_unnamed else find_model(fields, addressed)
 
 
 def ask_for_all_labels(spec: ModelSpec) -> dict[str, int]:

@@ -43,7 +43,7 @@ def read_embeddings(document: object, spec: ModelSpec | None = None) -> Embeddin
     taken. Raises `InvalidInput`, `UnknownModel`, and `ApiError` if several models could be meant.
     """
     fields = read_fields(document)
-    spec = spec or find_model_or_default(fields, "embed")
+    spec = find_model_or_default(fields, "embed", spec)
     require_embedding_model(spec)
     refuse_unknown_fields(fields, FIELDS)
     encoding = fields.get("encoding_format", FORMATS[0])

@@ -55,8 +55,7 @@ def read_rerank(document: object, spec: ModelSpec | None = None) -> RerankReques
     is taken. Raises `InvalidInput`, `UnknownModel`.
     """
     fields = _rename_fields(read_fields(document))
-    if spec is None:
-        spec = find_model_or_default(fields, "rerank")
+    spec = find_model_or_default(fields, "rerank", spec)
     if not tasks.find_task(spec.task).ranks:
         reason = f'{spec.name!r} does not rank texts, which a model with task = "{tasks.RANKING}" does.'
         raise make_field_error("model", reason)

@@ -13,13 +13,13 @@ from api.errors.problems import ApiError
 from api.requests.dialects.base import (
     DialectRequest,
     ask_for_all_labels,
-    find_default_model,
-    find_model,
+    find_model_or_default,
     read_fields,
     read_flag,
     refuse_unknown_fields,
 )
 from api.requests.dialects.embeddings import OWN, require_texts
+from inference.catalog import request_validation
 from inference.catalog.neutral_values import CUT, is_neutral
 from inference.catalog.specs import ModelSpec
 from inference.errors import make_field_error
@@ -79,6 +79,7 @@ def make_similarity_request(spec: ModelSpec, inputs: Any, parameters: Mapping[st
         case {"source_sentence": str(source), "sentences": list(sentences)} if len(inputs) == 2:
             require_texts("inputs.sentences", sentences)
             require_room(spec, [source, *sentences])
+            request_validation.validate_parameters(spec, parameters)  # before some of them are replaced
             of_length_one = {**parameters, **OWN, "normalize": True}
             submission = Submission(spec=spec, inputs=[source, *sentences], parameters=of_length_one)
             return DialectRequest(submission=submission, words={})
@@ -111,7 +112,7 @@ def _read_fields_and_model(
     document: object, spec: ModelSpec | None, kind: str, known: tuple[str, ...]
 ) -> tuple[dict[str, Any], ModelSpec]:
     fields = read_fields(document)
-    spec = spec or (find_model(fields) if "model" in fields else find_default_model(kind))
+    spec = find_model_or_default(fields, kind, spec)
     if kind not in spec.request_kinds:
         raise make_field_error("model", f"{spec.name!r} does not answer this: post to /v1/models/{spec.name}.")
     refuse_unknown_fields(fields, ("model", *known), CUT, ignored=())

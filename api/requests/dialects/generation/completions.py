@@ -102,7 +102,7 @@ def _make_completion(
     `own` are parameters beside those of the body. `most_tokens` is how many tokens may be generated where neither the
     request nor the model's table of parameters says how many.
     """
-    spec = spec or find_model(given)
+    spec = find_model(given, spec)
     if not tasks.find_task(spec.task).generates:
         raise make_field_error("model", f"{spec.name!r} does not generate text: post to /v1/models/{spec.name}.")
     form, form_names = _read_form(given, spec, is_chat=field == "messages")

@@ -80,7 +80,7 @@ def read_response(
     given = read_fields(document)
     if PREVIOUS in given and before is None:
         raise make_field_error(PREVIOUS, "is not served here; send the messages themselves.")
-    spec = spec or find_model(given)
+    spec = find_model(given, spec)
     if isinstance(reasoning := given.get("reasoning"), dict):
         given["reasoning"] = read_fields(reasoning)
     own = [name for name in spec.parameters if name not in HIDDEN]
