@@ -136,7 +136,9 @@ def _resend_messages() -> None:
             ids = [message.job_id for message in messages]
             sent += row_locks.update_rows(Job.objects.filter(pk__in=ids), published_at=Now())
     if sent:
-        logger.warning("%d queued jobs had no message, sent again", sent)
+        held = sum(worker.held for worker in workers.select_living().only("held"))
+        level = logging.INFO if held >= sent else logging.WARNING  # in a slow backlog, those that are held look lost
+        logger.log(level, "%d queued jobs had no message in the broker, sent again; workers hold %d", sent, held)
     if failure:
         raise failure
 

@@ -248,6 +248,19 @@ class ReconcileTests(TransactionTestCase):
         reconcile.reconcile()
         self.assertEqual(self.queued_messages(), 1)
 
+    def test_it_is_a_warning_only_if_more_are_sent_again_than_workers_hold(self) -> None:
+        for held, level in ((2, "INFO"), (1, "WARNING")):
+            with self.subTest(held):
+                for _ in range(2):
+                    make_job()
+                Worker.objects.all().delete()
+                make_worker(held=held)
+                with self.assertLogs("inference.upkeep.reconcile", "INFO") as logs:
+                    reconcile.reconcile()
+                self.assertEqual([record.levelname for record in logs.records], [level])
+                Job.objects.all().delete()
+                redis_client.get_client().flushdb()
+
     def test_a_job_that_was_passed_by_younger_ones_is_sent_again(self) -> None:
         sent_at = ago(reconcile.RESEND_S + 1)
         passed, next_ = (make_job(created_at=ago(age), published_at=sent_at) for age in (60, 20))
