@@ -5,6 +5,7 @@ import threading
 from base64 import b64decode
 from collections import deque
 from contextlib import AbstractContextManager
+from operator import attrgetter
 from typing import Any
 from unittest import mock
 from uuid import uuid4
@@ -19,6 +20,7 @@ from inference.broker import address, circuit_breaker, messages, other_broker_pu
 from inference.broker.messages import JobMessage
 from inference.broker.other_broker_publisher import PublishRefused
 from inference.errors import BrokerUnavailable
+from inference.values.priority import Priority
 from tests.conditions import PATIENCE_S, eventually
 from tests.inference.broker.servers import client_of, own_broker, resume, stall
 
@@ -104,13 +106,13 @@ class PublishTests(SimpleTestCase):
         self.assertEqual((got.headers["task"], got.headers["id"]), ("inference.run", message.job_id))
         self.assertEqual(got.payload[:2], [[message.job_id], message.hints])
 
-    def test_high_goes_before_normal_before_low_each_in_order_and_what_is_sent_again_first_of_its_own(self) -> None:
-        sent = [job_message(priority=priority) for priority in (3, 2, 1, 3, 2, 1)]
-        again = [job_message(priority=priority, recovered=True) for priority in (1, 3, 3)]
+    def test_priorities_go_one_after_the_other_each_in_order_and_what_is_sent_again_first_of_its_own(self) -> None:
+        sent = [job_message(priority=priority) for priority in (*reversed(Priority), *reversed(Priority))]
+        again = [job_message(priority=priority, recovered=True) for priority in (*Priority, *Priority)]
         publisher.publish_messages([*sent, *again])
+        order = sorted([*again, *sent], key=attrgetter("priority"))
         with stock_connection() as connection:
-            arrived = [got.headers["id"] for got in received(connection, 9)]
-        order = [again[0], sent[2], sent[5], sent[1], sent[4], again[1], again[2], sent[0], sent[3]]
+            arrived = [got.headers["id"] for got in received(connection, len(order))]
         self.assertEqual(arrived, [message.job_id for message in order])
 
     def test_thousands_that_are_sent_again_keep_their_order(self) -> None:
