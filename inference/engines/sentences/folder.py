@@ -68,7 +68,6 @@ class SentenceFolder:
     prompts: Mapping[str, str] = dataclasses.field(default_factory=dict)
     default_prompt: str = ""  # put before each text for which the request asks for no other
     dense: tuple[Dense, ...] = ()  # modules that follow the pooling
-    strips: bool = True  # True if blanks around a text and its prompt are removed
     lowers_case: bool = False
     max_tokens: int | None = None
 
@@ -84,12 +83,8 @@ class SentenceFolder:
         return found[0] if found else "" if input_type in RETRIEVAL else self.default_prompt
 
     def prepare_text(self, text: str, prompt: str) -> str:
-        """Return the text that the tokenizer is given.
-
-        As `encode` does, it puts the prompt first, and then it may strip the text.
-        """
+        """Return the text that the tokenizer is given, with its prompt first, as `encode` has it since release 5.4."""
         whole = f"{prompt}{text}"
-        whole = whole.strip() if self.strips else whole
         return whole.lower() if self.lowers_case else whole
 
 
@@ -123,7 +118,6 @@ def read_folder(folder: Path) -> SentenceFolder:
         prompts=prompts,
         default_prompt=default_prompt,
         dense=tuple(load_dense(folder / other, _read_object(folder, f"{other}/config.json")) for other in others),
-        strips="transformer_task" not in transformer,  # Releases since 5.4 write it, and strip no text.
         lowers_case=bool(_read_field(file, transformer, "do_lower_case", bool)),
         max_tokens=_read_field(file, transformer, "max_seq_length", int),
     )

@@ -64,7 +64,7 @@ class FolderTestCase(TestCase):
         model, tokenizer = AutoModel.from_pretrained(self.folder), AutoTokenizer.from_pretrained(self.folder)
         rows = []
         for text in TEXTS:
-            whole = (prompt + text).strip()
+            whole = prompt + text
             whole = whole.lower() if lower else whole
             ids = tokenizer(whole, return_tensors="pt", truncation=True, max_length=positions)
             with torch.inference_mode():
@@ -166,13 +166,6 @@ class TextTests(FolderTestCase):
         self.assert_vectors("mean", prompt=self.PROMPT, lower=True)
         self.write("sentence_bert_config.json", {"do_lower_case": False})
         self.assert_vectors("mean", prompt=self.PROMPT)
-
-    def test_blanks_around_a_text_are_taken_off_as_releases_before_5_4_do(self) -> None:
-        gpt2 = self.folder / "gpt2"
-        self.folder = tiny_models.build("gpt2-features", gpt2)
-        self.write("sentence_bert_config.json", {"max_seq_length": 64, "do_lower_case": False})
-        found = torch.tensor(self.engine().predict([f" {text}\n" for text in TEXTS], {}))
-        torch.testing.assert_close(found, self.expected("mean"), rtol=1e-4, atol=1e-4)
 
     def test_what_newer_releases_write_beside_it_changes_no_vector(self) -> None:
         text = {"method": "forward", "method_output_name": "last_hidden_state"}
