@@ -11,10 +11,11 @@ import re
 from django.http import HttpRequest, HttpResponse
 
 from api.errors import problems
+from inference.errors import ContextLengthExceeded
 
-TEI = re.compile(r"(?:/v1/models/[^/]+)?/(?:embed|embed_all|similarity|predict|info)/|/rerank/|//")
+TEI = re.compile(r"(?:/v1/models/[^/]+)?/(?:embed|embed_all|similarity|predict|info|rerank)/|//")
 ADDRESSES = re.compile(rf"{TEI.pattern}|/v[12]/(?:embed|rerank)/")
-OVERLOADED, VALIDATION, BACKEND = "Overloaded", "Validation", "Backend"  # error types of Text Embeddings Inference
+ERROR_TYPES = OVERLOADED, VALIDATION, TOKENIZER, BACKEND = ("Overloaded", "Validation", "Tokenizer", "Backend")
 FULL = ("queue_full", "overloaded", "too_many_queued", "too_many_requests")
 FAILED, TOO_MANY = 424, 429
 STATUSES = {502: FAILED}
@@ -36,6 +37,8 @@ def reshape_problem(request: HttpRequest, answer: HttpResponse) -> HttpResponse:
         return answer
     status, detail = problem["status"], problem["detail"]
     kind = OVERLOADED if status in (429, 503) else BACKEND if status >= 500 else VALIDATION
+    if problem["code"] == ContextLengthExceeded.code:
+        kind = TOKENIZER
     problems.write_in_dialect(answer, {"message": detail, "error": detail, "error_type": kind, "code": problem["code"]})
     if TEI.fullmatch(f"{request.path_info}/"):
         answer.status_code = map_tei_status(problem["code"], status)

@@ -34,7 +34,7 @@ ranking: dict[str, Any] = {
         )
     },
 }
-rerank_below = describe_operation("models_rerank", "Rank texts by a query, with this model", **ranking)
+rerank_below = describe_operation("models_rerank", "Rank texts by a query, with this model", form=TEI, **ranking)
 rerank = describe_operation(
     "rerank_texts",
     "Rank texts by a query",

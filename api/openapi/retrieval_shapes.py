@@ -249,5 +249,5 @@ class RetrievalProblemShown(Shape):
 
     message = serializers.CharField()
     error = serializers.CharField(help_text="The same.")
-    error_type = serializers.ChoiceField([cohere_tei.OVERLOADED, cohere_tei.VALIDATION, cohere_tei.BACKEND])
+    error_type = serializers.ChoiceField(cohere_tei.ERROR_TYPES)
     code = serializers.CharField(help_text="Stable.")

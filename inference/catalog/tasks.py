@@ -129,6 +129,7 @@ def _make_top_k(limit: int, default: int | None = None) -> ParameterSpec:
 
 
 _CLASSIFICATION = {"top_k": _make_top_k(1000, 5), "function_to_apply": _SCORING}
+_TRUNCATE = {"truncate": _FLAG}  # false: what is longer than the model reads is refused, and not cut
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,7 +198,7 @@ TASKS = index_tasks((
         compiles=True,
         aliases=("sentiment-analysis",),
         check=input_checks.check_text_or_pair,
-        parameters=_CLASSIFICATION,
+        parameters={**_CLASSIFICATION, **_TRUNCATE},
         shape=AnswerShape.LISTS,
     ),
     _text(
@@ -207,7 +208,7 @@ TASKS = index_tasks((
         ranks=True,
         compiles=True,
         check=input_checks.check_pair,
-        parameters={"details": _FLAG, "function_to_apply": _SCORING},
+        parameters={"details": _FLAG, "function_to_apply": _SCORING, **_TRUNCATE},
         neutral={**neutral_values.CUT, "details": (False,)},
         example={"inputs": {"text": "What records the job?", "text_pair": _TEXT}},
     ),

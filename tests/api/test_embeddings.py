@@ -60,6 +60,8 @@ class ReadTests(SimpleTestCase):
             ({"dimensions": 64}, False, {**OWN, "dimensions": 64}),
             ({"dimensions": 0, "encoding_format": None, "user": "u", "modality": "text", "n": 1}, False, OWN),
             ({"dimensions": None, "stream": False}, False, OWN),
+            ({"output_dimension": 64}, False, {**OWN, "dimensions": 64}),
+            ({"embedding_types": ["float"], "truncate": "END", "priority": 0}, False, OWN),
             ({"dimensions": ""}, False, {**OWN, "dimensions": ""}),  # which is refused as what it is
         ):
             for given in ("a", "", ["a", "b"]):

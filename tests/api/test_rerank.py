@@ -70,9 +70,13 @@ class ReadTests(SimpleTestCase):
             ({"raw_scores": True}, "is_raw", True),
             ({"max_tokens_per_doc": 4096, "rank_fields": [], "truncate": True}, "is_raw", False),
             ({"truncation_direction": "Right", "max_chunks_per_doc": None}, "is_raw", False),
+            ({"user": "u", "input_type": "x", "modality": "text", "rank_fields": ["text"]}, "is_raw", False),
+            ({"embedding_types": ["float"], "truncate": "END"}, "is_raw", False),
         ):
             with self.subTest(fields):
                 self.assertEqual(getattr(rerank.read_rerank({**BODY, **fields}), name), expected)
+        kept = rerank.read_rerank({**BODY, "truncate": False}).submission.parameters
+        self.assertEqual(kept, {**rerank.LOGITS, "truncate": False})
         for priority, expected in ((0, Priority.NORMAL), (499, Priority.NORMAL), (500, Priority.LOW)):
             self.assertEqual(rerank.read_rerank({**BODY, "priority": priority}).submission.priority, expected)
 
@@ -106,7 +110,7 @@ class ReadTests(SimpleTestCase):
             ({"top_n": True}, "top_n", "a whole number from 1"),
             ({"raw_scores": "yes"}, "raw_scores", "true or false"),
             ({"priority": 1000}, "priority", "from 0, which is first, to 999"),
-            ({"truncate": False}, "truncate", "leave it out, or send true"),
+            ({"truncate": 3}, "truncate", "must be true or false"),
             ({"max_tokens_per_doc": 5}, "max_tokens_per_doc", "leave it out, or send 4096"),
             ({"texts": ["a"]}, "texts", "is the same as documents; send one of them"),
             ({"top_n": 1, "top_k": 1}, "top_k", "is the same as top_n; send one of them"),
@@ -176,12 +180,12 @@ class AnswerTests(ApiTestCase):
         self.assertEqual(scores, [1.0, 0.5, 0.0])
 
     def test_problems_are_shown_where_each_client_looks(self) -> None:
-        for path in ROOTS[:3]:
-            for fields, status in (({"top_n": 0}, 422), ({"model": "nope"}, 404)):
-                answer = self.post(path, {**BODY, **fields})
-                self.assertEqual((answer.status_code, answer["Content-Type"]), (status, "application/json"))
-                self.assertEqual(answer.json()["error_type"], "Validation")
-                self.assertEqual(answer.json()["error"], answer.json()["message"])
+        wrong = [(path, {"top_n": 0}, 422) for path in (*ROOTS[:3], ADDRESSES[-1])]
+        for path, fields, status in (*wrong, *((path, {"model": "nope"}, 404) for path in ROOTS[:3])):
+            answer = self.post(path, {**BODY, **fields})
+            self.assertEqual((answer.status_code, answer["Content-Type"]), (status, "application/json"))
+            self.assertEqual(answer.json()["error_type"], "Validation")
+            self.assertEqual(answer.json()["error"], answer.json()["message"])
         answer = self.post(ROOTS[0], BODY)  # nobody serves it
         self.assertEqual((answer.status_code, answer.json()["error_type"]), (503, "Overloaded"))
         self.assertEqual(self.post(ROOTS[3], {**BODY, "top_n": 0}).json()["error"]["param"], "top_n")

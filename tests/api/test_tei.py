@@ -93,7 +93,7 @@ class ReadTests(SimpleTestCase):
             (read_similarity, {"inputs": SENTENCES, "parameters": {"x": 1}}, "parameters.x", "unknown field"),
             (read_predict, {"inputs": ["a", "b", "c"]}, "inputs", "a list of two that are one pair"),
             (read_predict, {"inputs": [["a"], ["a", 3]]}, "inputs[1]", "a list of two that are one pair"),
-            (read_predict, {"inputs": "a", "truncate": False}, "truncate", "leave it out, or send true"),
+            (read_predict, {"inputs": "a", "truncate": 3}, "truncate", "must be true or false"),
             (read_predict, {"inputs": "a", "raw_scores": 1}, "raw_scores", "true or false"),
         ):  # fmt: skip
             with self.subTest(read.__name__, fields=fields):

@@ -27,6 +27,11 @@ PRIORITIES_BY_TIER = {
 }
 TIERS: dict[int, str] = {priority: tier for tier, priority in PRIORITIES_BY_TIER.items()}  # of those that have one
 MOST_PAIRS, LONGEST_NAME, LONGEST_VALUE = 16, 64, 512  # of metadata
+# Fields of servers that share an address: these values ask for nothing where vectors or scores are asked for.
+RETRIEVAL: Neutral = {
+    "embedding_types": (["float"],), "instruction": (), "modality": ("text",), "priority": (0,),
+    "truncate": (True, "END"), "truncation_direction": ("right", "Right"),
+}  # fmt: skip
 PLACE = re.compile(r"inputs\[\d+\]")
 
 
@@ -73,6 +78,14 @@ def read_fields(document: object) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise InvalidInput(f"The body must be a JSON object, not {json_type_of(document)}.", field="body")
     return {name: value for name, value in document.items() if value is not None}
+
+
+def rename_fields(given: Mapping[str, Any], renamed: Mapping[str, str]) -> dict[str, Any]:
+    """Return the fields by their own names. Raises `InvalidInput` if a field stands beside its other name."""
+    for name, other in renamed.items():
+        if name in given and other in given:
+            raise make_field_error(name, f"is the same as {other}; send one of them.")
+    return {renamed.get(name, name): value for name, value in given.items()}
 
 
 def find_model(fields: Mapping[str, Any], addressed: ModelSpec | None = None) -> ModelSpec:
@@ -131,6 +144,16 @@ def read_flag(fields: Mapping[str, Any], name: str, where: str = "", *, default:
     if not isinstance(value, bool):
         raise make_field_error(f"{where}{name}", "must be true or false.")
     return value
+
+
+def read_truncate(fields: Mapping[str, Any]) -> dict[str, bool]:
+    """Return the parameter by which what is too long is refused and not cut, if a body asks for that.
+
+    Raises `InvalidInput`.
+    """
+    value = fields.get("truncate")
+    is_cut = is_neutral(RETRIEVAL, "truncate", value) or read_flag(fields, "truncate")
+    return {} if is_cut else {"truncate": False}
 
 
 def read_priority(fields: Mapping[str, Any]) -> Priority:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from api.requests.dialects.base import DialectRequest, find_model, read_fields, refuse_unknown_fields
+from api.requests.dialects.base import RETRIEVAL, DialectRequest, find_model, read_fields, refuse_unknown_fields
 from api.requests.dialects.embeddings import OWN, require_embedding_model, translate_input_type
 from inference.catalog.neutral_values import Neutral
 from inference.errors import make_field_error
@@ -13,7 +13,7 @@ from inference.submission.submissions import Submission
 
 FORMS = ("float", "base64")
 CUT, WHOLE = "END", "NONE"  # values of `truncate`: cut a text that is too long at its end, or refuse it
-NEUTRAL: Neutral = {"images": ([],), "inputs": ([],), "priority": (0,)}
+NEUTRAL: Neutral = {**RETRIEVAL, "images": ([],), "inputs": ([],)}
 FIELDS = ("model", "texts", "input_type", "embedding_types", "output_dimension", "truncate")
 
 
@@ -28,7 +28,7 @@ def read_embed(document: object) -> EmbedRequest:
     fields = read_fields(document)
     spec = find_model(fields)
     require_embedding_model(spec)
-    refuse_unknown_fields(fields, FIELDS, NEUTRAL, ignored=())
+    refuse_unknown_fields(fields, FIELDS, NEUTRAL, ignored=("user",))
     texts = fields.get("texts")
     if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):
         raise make_field_error("texts", "must be a list of one text or more.")

@@ -6,19 +6,22 @@ from dataclasses import dataclass
 from typing import Any
 
 from api.requests.dialects.base import (
+    RETRIEVAL,
     SERVICE_TIER,
     DialectRequest,
     find_model_or_default,
     read_fields,
     read_priority,
     refuse_unknown_fields,
+    rename_fields,
 )
-from inference.catalog.neutral_values import Neutral, is_neutral
+from inference.catalog.neutral_values import OPENAI, Neutral, is_neutral
 from inference.catalog.specs import ModelSpec
 from inference.errors import make_field_error
 from inference.submission.submissions import Submission
 
 FORMATS = ("float", "base64")
+RENAMED = {"output_dimension": "dimensions"}  # infinity's name
 NEUTRAL: Neutral = {"dimensions": (0,)}  # infinity's client sends 0
 FIELDS = ("model", "input", "encoding_format", "dimensions", "input_type", "prompt_name", SERVICE_TIER)
 # This service's name of an input type, by another server's name. Types that are not here have the same name on both.
@@ -42,10 +45,10 @@ def read_embeddings(document: object, spec: ModelSpec | None = None) -> Embeddin
     `spec` is the model that the address names. Without it the body names the model, or the default model for vectors is
     taken. Raises `InvalidInput`, `UnknownModel`, and `ApiError` if several models could be meant.
     """
-    fields = read_fields(document)
+    fields = rename_fields(read_fields(document), RENAMED)
     spec = find_model_or_default(fields, "embed", spec)
     require_embedding_model(spec)
-    refuse_unknown_fields(fields, FIELDS)
+    refuse_unknown_fields(fields, FIELDS, {**OPENAI, **RETRIEVAL})
     encoding = fields.get("encoding_format", FORMATS[0])
     if encoding not in FORMATS:
         raise make_field_error("encoding_format", f"must be one of {', '.join(FORMATS)}.")

@@ -5,16 +5,18 @@ A request is one job of pairs. The field of the texts is `documents` for all but
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from api.requests.dialects.base import (
+    RETRIEVAL,
     DialectRequest,
     find_model_or_default,
     read_fields,
     read_flag,
+    read_truncate,
     refuse_unknown_fields,
+    rename_fields,
 )
 from api.requests.dialects.tei import require_room
 from inference.catalog import tasks
@@ -25,13 +27,19 @@ from inference.submission.submissions import Submission
 from inference.values.priority import Priority
 
 TEXTS, DOCUMENTS = "texts", "documents"
-FIELDS = ("model", "query", TEXTS, DOCUMENTS, "top_n", "return_documents", "return_text", "raw_scores", "priority")
+FIELDS = (
+    "model", "query", TEXTS, DOCUMENTS, "top_n", "return_documents", "return_text", "raw_scores", "priority",
+    "truncate",
+)  # fmt: skip
 RENAMED = {"top_k": "top_n"}  # Voyage's name
 # These values ask for nothing, as texts that are too long are cut at their end. Other values are refused.
 NEUTRAL: Neutral = {
-    "truncate": (True,), "truncation_direction": ("Right", "right"), "max_tokens_per_doc": (4096,),
-    "max_chunks_per_doc": (10,), "rank_fields": ([],),
-}  # fmt: skip
+    **RETRIEVAL,
+    "max_tokens_per_doc": (4096,),
+    "max_chunks_per_doc": (10,),
+    "rank_fields": ([], ["text"]),
+}
+IGNORED = ("input_type", "user")
 # Jobs that ask for logits share a batch, whichever scores are made from them. Details hold the number of tokens.
 LOGITS = {"function_to_apply": "none", "details": True}
 # All copies of the query have so many: it is stored with each text, and no body may grow to many times its size.
@@ -54,17 +62,20 @@ def read_rerank(document: object, spec: ModelSpec | None = None) -> RerankReques
     `spec` is the model that the address names. Without it the body names the model, or the default model that ranks
     is taken. Raises `InvalidInput`, `UnknownModel`.
     """
-    fields = _rename_fields(read_fields(document))
+    given = read_fields(document)
+    if TEXTS in given and DOCUMENTS in given:
+        raise make_field_error(TEXTS, f"is the same as {DOCUMENTS}; send one of them.")
+    fields = rename_fields(given, RENAMED)
     spec = find_model_or_default(fields, "rerank", spec)
     if not tasks.find_task(spec.task).ranks:
         reason = f'{spec.name!r} does not rank texts, which a model with task = "{tasks.RANKING}" does.'
         raise make_field_error("model", reason)
-    refuse_unknown_fields(fields, FIELDS, NEUTRAL, ignored=())
+    refuse_unknown_fields(fields, FIELDS, NEUTRAL, IGNORED)
     name = TEXTS if TEXTS in fields else DOCUMENTS
-    given = _read_list(name, fields.get(name))
+    listed = _read_list(name, fields.get(name))
     if name == TEXTS:
-        require_room(spec, given, name=name)
-    texts = [_read_text(f"{name}[{index}]", text) for index, text in enumerate(given)]
+        require_room(spec, listed, name=name)
+    texts = [_read_text(f"{name}[{index}]", text) for index, text in enumerate(listed)]
     query = fields.get("query")
     if not isinstance(query, str):
         raise make_field_error("query", "must be a text.")
@@ -75,7 +86,7 @@ def read_rerank(document: object, spec: ModelSpec | None = None) -> RerankReques
         submission=Submission(
             spec=spec,
             inputs=[{"text": query, "text_pair": text} for text in texts],
-            parameters=LOGITS,
+            parameters={**LOGITS, **read_truncate(fields)},
             priority=_read_priority(fields.get("priority", 0)),
         ),
         words={"parameters.": "", "inputs": name},
@@ -85,13 +96,6 @@ def read_rerank(document: object, spec: ModelSpec | None = None) -> RerankReques
         returns_texts=read_flag(fields, "return_text") | read_flag(fields, "return_documents"),
         is_raw=read_flag(fields, "raw_scores"),
     )
-
-
-def _rename_fields(given: Mapping[str, Any]) -> dict[str, Any]:
-    for name, other in (*RENAMED.items(), (TEXTS, DOCUMENTS)):
-        if name in given and other in given:
-            raise make_field_error(name, f"is the same as {other}; send one of them.")
-    return {RENAMED.get(name, name): value for name, value in given.items()}
 
 
 def _read_list(name: str, texts: object) -> list[Any]:

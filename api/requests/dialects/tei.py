@@ -11,11 +11,13 @@ from typing import Any
 
 from api.errors.problems import ApiError
 from api.requests.dialects.base import (
+    RETRIEVAL,
     DialectRequest,
     ask_for_all_labels,
     find_model_or_default,
     read_fields,
     read_flag,
+    read_truncate,
     refuse_unknown_fields,
 )
 from api.requests.dialects.embeddings import OWN, require_texts
@@ -29,6 +31,7 @@ from inference.submission.submissions import Submission
 EMBED_SETTINGS = ("normalize", "prompt_name", "truncate", "dimensions")
 TOKENIZER_SETTINGS = ("prompt_name", "truncate")
 WORDS = {"parameters.": ""}
+IGNORED = ("user",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +94,7 @@ def read_predict(document: object, spec: ModelSpec | None = None) -> PredictRequ
 
     Raises the same errors as `read_embed`.
     """
-    fields, spec = _read_fields_and_model(document, spec, "predict", ("inputs", "raw_scores"))
+    fields, spec = _read_fields_and_model(document, spec, "predict", ("inputs", "raw_scores", "truncate"))
     given: Any = fields.get("inputs")
     is_batch = isinstance(given, list) and any(isinstance(each, list) for each in given)
     parts = {f"inputs[{place}]": each for place, each in enumerate(given)} if is_batch else {"inputs": given}
@@ -101,7 +104,7 @@ def read_predict(document: object, spec: ModelSpec | None = None) -> PredictRequ
         submission=Submission(
             spec=spec,
             inputs=[_read_sequence(*part) for part in parts.items()],
-            parameters={**scores, **ask_for_all_labels(spec)},
+            parameters={**scores, **ask_for_all_labels(spec), **read_truncate(fields)},
         ),
         words=WORDS,
         is_batch=is_batch,
@@ -115,7 +118,7 @@ def _read_fields_and_model(
     spec = find_model_or_default(fields, kind, spec)
     if kind not in spec.request_kinds:
         raise make_field_error("model", f"{spec.name!r} does not answer this: post to /v1/models/{spec.name}.")
-    refuse_unknown_fields(fields, ("model", *known), CUT, ignored=())
+    refuse_unknown_fields(fields, ("model", *known), RETRIEVAL, IGNORED)
     return fields, spec
 
 

@@ -24,6 +24,7 @@ from inference.catalog.lookup import spec_of
 from inference.errors import InferenceError, JobNotFound, make_field_error
 from inference.models import Job, Status
 from inference.submission import jobs
+from inference.values.uuid_parsing import parse_uuid
 
 
 class ResponsesView(ApiView):
@@ -91,7 +92,9 @@ class CancelResponseView(ApiView):
 
 def get_response_job(principal: Principal, response_id: str) -> Job:
     """Return the job of a response. Raises the errors of `get_visible_job`."""
-    job = get_visible_job(principal, response_id.removeprefix(PREFIX))
+    if parse_uuid(key := response_id.removeprefix(PREFIX)) is None:
+        raise JobNotFound(f"There is no response {response_id[:100]!r}.")
+    job = get_visible_job(principal, key)
     if not is_single_text(job) or not isinstance(job.inputs, list):
         raise JobNotFound(f"There is no response {response_id}.")
     return job

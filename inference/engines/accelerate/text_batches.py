@@ -88,6 +88,8 @@ class BatchAnswers:
 
         If it returns None, the texts are to be answered item by item, with these parameters.
         """
+        if "truncate" in before:
+            return None
         parts = [cut_to_tokens(self.pipe.tokenizer, text) for text in texts]
         if self.encode and before == {"truncation": True}:
             return self.encode(parts)

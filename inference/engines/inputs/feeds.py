@@ -100,6 +100,13 @@ class TextFeed(Feed):
 
     is_cut = True
 
+    def read_input(self, value: object, pipe: Pipeline, parameters: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        known = {name: setting for name, setting in parameters.items() if name not in ("details", "truncate")}
+        prepared = self.prepare(value, pipe)
+        if parameters.get("truncate") is False:
+            task_inputs.require_short_input(value, pipe)
+        return prepared, known  # The library passes others to the tokenizer.
+
     def make_trial(self, pipe: Pipeline) -> tuple[list[Any], dict[str, Any]]:
         return [self.make_input(text, pipe) for text in parity.make_trial_texts(pipe.tokenizer)], self.parameters
 
@@ -112,10 +119,6 @@ class Pairs(TextFeed):
 
     def make_input(self, text: object, pipe: Pipeline) -> Any:
         return {"text": parity.TEXTS[1], "text_pair": text}
-
-    def read_input(self, value: object, pipe: Pipeline, parameters: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        known = {name: setting for name, setting in parameters.items() if name != "details"}
-        return self.prepare(value, pipe), known  # The library passes others to the tokenizer.
 
     def make_answer(self, answer: Any, row: InputRow, parameters: dict[str, Any]) -> Any:
         return {**answer, "tokens": row.token_count} if parameters.get("details") else answer

@@ -58,6 +58,14 @@ def read_whole_text(value: object, pipe: Pipeline) -> str:
     return whole
 
 
+def require_short_input(value: Any, pipe: Pipeline) -> None:
+    """Raise `ContextLengthExceeded` for a text, or a pair of texts, that would be cut."""
+    parts = [value["text"], value["text_pair"]] if isinstance(value, dict) else [value]
+    tokens = len(pipe.tokenizer(*(read_whole_text(part, pipe) for part in parts), verbose=False)["input_ids"])
+    if tokens > pipe.tokenizer.model_max_length:
+        raise make_context_length_error(pipe.tokenizer.model_max_length, tokens)
+
+
 def read_counted_text(value: object, pipe: Pipeline) -> str:
     """Return a text that must not be cut, if no later step counts its tokens."""
     whole = read_whole_text(value, pipe)

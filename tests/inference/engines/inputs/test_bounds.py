@@ -54,6 +54,13 @@ class LongTextTests(TestCase):
         pair = {"text": LONG, "text_pair": LONG}
         self.assertNotIsInstance(self.answer(engine, pair), Exception)
 
+    def test_with_truncate_of_false_what_is_too_long_is_refused(self) -> None:
+        engine = self.engine("text-classification")
+        for value in (LONG, "the dog " * 300, {"text": "the dog", "text_pair": "the dog " * 300}):
+            outcome = self.answer(engine, value, truncate=False)
+            self.assertEqual(outcome.code, "context_length_exceeded")
+        self.assertEqual(self.answer(engine, "the dog", truncate=False), self.answer(engine, "the dog"))
+
     def test_prompts_are_refused(self) -> None:
         engine = self.engine("text-generation")
         chat = [{"role": "user", "content": "the dog"}] * 50_000

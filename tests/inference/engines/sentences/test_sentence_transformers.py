@@ -1,6 +1,7 @@
 """Vectors and scores are those of the library sentence-transformers, for each kind of folder that it saves."""
 
 import itertools
+import json
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -50,11 +51,14 @@ class FolderTests(TestCase):
 
     def saved(self, modules: list[Any], **options: Any) -> tuple[Any, Any]:
         """Return the library's model of these modules, and the engine over the folder that it was saved in."""
-        place = str(self.folder / next(self.names))
+        place = self.folder / next(self.names)
         with torch.random.fork_rng():
-            self.library.SentenceTransformer(modules=modules, device="cpu", **options).save(place)
-        model = self.library.SentenceTransformer(place, device="cpu", local_files_only=True)
-        return model, loading.load_engine(ModelSpec(name="m", engine=EMBEDDINGS, model=place), "cpu")
+            self.library.SentenceTransformer(modules=modules, device="cpu", **options).save(str(place))
+        return self.loaded(place)
+
+    def loaded(self, place: Path) -> tuple[Any, Any]:
+        model = self.library.SentenceTransformer(str(place), device="cpu", local_files_only=True)
+        return model, loading.load_engine(ModelSpec(name="m", engine=EMBEDDINGS, model=str(place)), "cpu")
 
     def assert_equal(self, engine: Any, expected: Any, **parameters: Any) -> None:
         """Compare vectors that were computed in one batch, and each alone."""
@@ -115,11 +119,18 @@ class FolderTests(TestCase):
         tokenizer_kwargs = {"pad_token": "<|endoftext|>", "chat_template": None}
         first = modules.Transformer(str(self.folder / "blanks"), processor_kwargs=tokenizer_kwargs)
         model, engine = self.saved([first, pooling], prompts={"query": " in paris: "})
+        place = Path(engine.spec.model)
         texts = [" A dog \n", "\tthe cat"]
-        for parameters in ({}, {"prompt_name": "query"}):
-            expected = model.encode(texts, normalize_embeddings=True, **parameters, **TENSOR)
-            found = torch.tensor(run_with_isolation(engine, texts, parameters).outcomes)
-            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+        for is_old in (False, True):
+            if is_old:  # as releases before 5.4 have saved it
+                file = place / "sentence_bert_config.json"
+                file.write_text(json.dumps({"max_seq_length": 64, "do_lower_case": False}))
+                model, engine = self.loaded(place)
+            for parameters in ({}, {"prompt_name": "query"}):
+                with self.subTest(is_old=is_old, parameters=parameters):
+                    expected = model.encode(texts, normalize_embeddings=True, **parameters, **TENSOR)
+                    found = torch.tensor(run_with_isolation(engine, texts, parameters).outcomes)
+                    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
     def test_encoders_that_are_saved_without_their_decoder(self) -> None:
         tokenizer = tiny_models.byte_tokenizer()
@@ -167,6 +178,10 @@ class RankingTests(TestCase):
             self.assertIsInstance(error, ContextLengthExceeded)
             self.assertIn(f"and {most} leave room for a text", str(error))
         self.assertIn("tokens or more", str(worse))
+        long, short = {"text": "dog", "text_pair": "cat " * (most + 1)}, {"text": "dog", "text_pair": "cat"}
+        refused, answered = run_with_isolation(engine, [long, short], {"truncate": False}).outcomes
+        self.assertIsInstance(refused, ContextLengthExceeded)
+        self.assertEqual(answered, run_with_isolation(engine, [short], {}).outcomes[0])
         marks = f"{'.' * 30} {'!' * 31}"  # a token each, in fewer characters than words have
         self.assertIsInstance(
             run_with_isolation(engine, [{"text": marks, "text_pair": "cat"}], {}).outcomes[0], ContextLengthExceeded
