@@ -19,11 +19,13 @@ ADDRESSES = re.compile(
     r"|/v1/(?:files|moderations|responses)/"
     r"|/v1/images/"  # not served: 404 in OpenAI's form
 )
+PACKAGE = "HTTP_X_STAINLESS_LANG"  # the header that the packages have in all languages
 NAME = r"[a-z_]+(?:[.\[][\w.\[\]]*)?"
 FIELD = re.compile(rf"(?:{NAME}: (?={NAME}: ))?({NAME}): ")  # the last of "input[3]: dimensions: "
 # The field that holds the inputs, by a part of the address.
 INPUTS = {
-    "chat": "messages", "embeddings": "input", "moderations": "input", "responses": "input", "audio": "input",
+    "chat": "messages", "embeddings": "input", "moderations": "input", "rerank": "query", "responses": "input",
+    "audio": "input",
 }  # fmt: skip
 BAD_REQUEST, FORBIDDEN, TOO_MANY, UNPROCESSABLE = 400, 403, 429, 422  # OpenAI does not answer 422
 CODES = {  # the service's code: the code that programs written for OpenAI look for
@@ -34,8 +36,8 @@ CODES = {  # the service's code: the code that programs written for OpenAI look 
 
 
 def is_client_request(request: HttpRequest) -> bool:
-    """Return True if this address is one of OpenAI's."""
-    return ADDRESSES.match(f"{request.path_info}/") is not None
+    """Return True if this address is one of OpenAI's, or if OpenAI's own package has sent the request."""
+    return PACKAGE in request.META or ADDRESSES.match(f"{request.path_info}/") is not None
 
 
 def map_status(status: int) -> int:

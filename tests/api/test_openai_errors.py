@@ -54,6 +54,14 @@ class ErrorTests(ApiTestCase):
         self.assertIn("POST", wrong["Allow"])
         self.assert_problem(self.client.get("/openaiv1"), 404, "not_found")
 
+    def test_openai_s_own_package_reads_them_at_every_address(self) -> None:
+        headers = {"X-Stainless-Lang": "python"}
+        for path, code in (("/v1/models/nope", "model_not_found"), ("/v1/vector_stores", "not_found")):
+            self.assert_error(self.client.get(path, headers=headers), 404, code)
+            self.assert_problem(self.client.get(path), 404, "unknown_model" if "models" in path else "not_found")
+        wrong = self.post("/v1/models/prompts/v1/chat/completions", {**BODY, "n": 0}, headers=headers)
+        self.assert_error(wrong, 400, "invalid_input", param="n")
+
     def test_models(self) -> None:
         self.assert_error(self.client.get(f"{MODELS}/nope"), 404, "model_not_found")
         self.assert_error(self.client.get(f"{MODELS}/pictures"), 404, "model_not_found")
