@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from batch_inference_client.errors import ClientError
 
 IN_BASE64 = {"encoding_format": "base64"}  # a quarter of the size of the numbers as text
+OTHER_OUTPUTS = ("pooling", "details")
 LOGITS = {"function_to_apply": "none"}  # shares batches with the service's own rankings
 
 
@@ -50,7 +51,7 @@ class Retrieval:
         `parameters` may be `input_type`, `prompt_name`, `dimensions`, `normalize` and `truncate`.
         """
         given = _convert_texts(texts)
-        return _decode_vectors(given, self.run(model, given, parameters={**(parameters or {}), **IN_BASE64}, **options))
+        return _decode_vectors(given, self.run(model, given, parameters=_add_encoding(parameters or {}), **options))
 
     async def aembed(
         self: Runs,
@@ -63,7 +64,7 @@ class Retrieval:
         """Do as `embed` does, for asyncio."""
         given = _convert_texts(texts)
         return _decode_vectors(
-            given, await self.arun(model, given, parameters={**(parameters or {}), **IN_BASE64}, **options)
+            given, await self.arun(model, given, parameters=_add_encoding(parameters or {}), **options)
         )
 
     def rerank(
@@ -73,17 +74,25 @@ class Retrieval:
 
         They are all texts, or the best `top_n` of them, which is 1 or more. Each has its place in `texts` as `index`.
         """
-        return _rank_texts(self.run(model, _make_pairs(query, texts), parameters=LOGITS, **options), top_n)
+        pairs = _make_pairs(query, texts, top_n)
+        return _rank_texts(self.run(model, pairs, parameters=LOGITS, **options), top_n)
 
     async def arerank(
         self: Runs, model: str, query: str, texts: Sequence[str], *, top_n: int | None = None, **options: Any
     ) -> list[Ranked]:
         """Do as `rerank` does, for asyncio."""
-        return _rank_texts(await self.arun(model, _make_pairs(query, texts), parameters=LOGITS, **options), top_n)
+        pairs = _make_pairs(query, texts, top_n)
+        return _rank_texts(await self.arun(model, pairs, parameters=LOGITS, **options), top_n)
 
 
 def _convert_texts(given: str | Sequence[str]) -> str | list[str]:
     return given if isinstance(given, str) else list(given)
+
+
+def _add_encoding(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    if other := next((name for name in OTHER_OUTPUTS if name in parameters), ""):
+        raise ClientError(f"parameters.{other}: its output is more than a vector a text: use run.", code="bad_request")
+    return {**parameters, **IN_BASE64}
 
 
 def _decode_vectors(texts: str | list[str], output: Any) -> Any:
@@ -96,15 +105,17 @@ def _decode_numbers(vector: str) -> list[float]:
     return list(struct.unpack(f"<{len(written) // 4}f", written))
 
 
-def _make_pairs(query: str, texts: Sequence[str]) -> list[dict[str, str]]:
+def _make_pairs(query: str, texts: Sequence[str], top_n: int | None) -> list[dict[str, str]]:
     if isinstance(texts, str):
         raise ClientError("texts: must be several texts, not one.", code="bad_request")
+    if top_n is not None and (type(top_n) is not int or top_n < 1):
+        raise ClientError("top_n: must be a whole number from 1.", code="bad_request")
     return [{"text": query, "text_pair": text} for text in texts]
 
 
-def _rank_texts(output: list[dict[str, Any]], top_n: int | None) -> list[Ranked]:
-    if top_n is not None and top_n < 1:
-        raise ClientError("top_n: must be 1 or more.", code="bad_request")
+def _rank_texts(output: list[Any], top_n: int | None) -> list[Ranked]:
+    if not all(isinstance(answer, dict) for answer in output):
+        raise ClientError("model: must be one that ranks, with one score for each pair of texts.", code="bad_request")
     found = [Ranked(index=index, score=_compute_sigmoid(answer["score"])) for index, answer in enumerate(output)]
     return sorted(found, key=lambda each: -each.score)[:top_n]
 

@@ -173,12 +173,12 @@ class EncoderClientTests(StackCase):
         cosines = [sum(a * b for a, b in zip(expected[0], vector, strict=True)) for vector in expected[1:]]
         for found, own in zip(self.post("/similarity", {"inputs": inputs}).json, cosines, strict=True):
             self.assertAlmostEqual(found, own, places=4)
-        for fields, words in (
-            ({"truncate": False}, "exceed the configured limit of 256 tokens"),
-            ({"prompt_name": "query"}, "prompt_name: is no prompt of this model, which has none; leave it out"),
+        for fields, kind, words in (
+            ({"truncate": False}, "Tokenizer", "exceed the configured limit of 256 tokens"),
+            ({"prompt_name": "query"}, "Validation", "prompt_name: is no prompt of this model, which has none"),
         ):
             answer = self.post("/embed", {"inputs": TEXTS[3], **fields})
-            self.assertEqual((answer.status, answer.json["error_type"]), (422, "Validation"))
+            self.assertEqual((answer.status, answer.json["error_type"]), (422, kind))
             self.assertIn(words, answer.json["error"])
         self.assertEqual(self.stack.get("/health").status, 200)
         self.assertEqual(self.stack.get("/info").status, 401)
@@ -192,9 +192,12 @@ class EncoderClientTests(StackCase):
             self.assertEqual([each.index for each in ranked], self.order)
             self.assert_scored([asdict(each) for each in ranked], "score")
             self.assertEqual(client.rerank("ranker", QUERY, DOCUMENTS, top_n=2), ranked[:2])
-            for texts, top_n in (("abc", None), (DOCUMENTS, 0)):
+            wrong: list[tuple[str, Any, Any]] = [("ranker", DOCUMENTS, top_n) for top_n in (0, 1.5, "2")]
+            for model, texts, top_n in (*wrong, ("ranker", "abc", None), ("moderator", DOCUMENTS, None)):
                 with self.assertRaises(ClientError):
-                    client.rerank("ranker", QUERY, texts, top_n=top_n)
+                    client.rerank(model, QUERY, texts, top_n=top_n)
+            with self.assertRaises(ClientError):
+                client.embed("embeddings", TEXTS, parameters={"pooling": "none"})
 
             async def check_async_client() -> None:
                 self.assert_near(await client.aembed("embeddings", TEXTS), expected)

@@ -180,7 +180,9 @@ class AnswerTests(ApiTestCase):
         self.assertEqual(scores, [1.0, 0.5, 0.0])
 
     def test_problems_are_shown_where_each_client_looks(self) -> None:
-        wrong = [(path, {"top_n": 0}, 422) for path in (*ROOTS[:3], ADDRESSES[-1])]
+        wrong: list[tuple[str, dict[str, Any], int]] = [
+            (path, {"top_n": 0}, 422) for path in (*ROOTS[:3], ADDRESSES[-1])
+        ]
         for path, fields, status in (*wrong, *((path, {"model": "nope"}, 404) for path in ROOTS[:3])):
             answer = self.post(path, {**BODY, **fields})
             self.assertEqual((answer.status_code, answer["Content-Type"]), (status, "application/json"))
