@@ -288,6 +288,16 @@ class EncoderClientTests(StackCase):
         self.assertEqual(results["no documents"]["status"], 422)
         self.assertIn("documents: must be a list of one text or more", results["no documents"]["body"]["message"])
 
+    @javascript.needed
+    def test_vectors_of_the_ai_sdk(self) -> None:
+        results = javascript.run("ai.mjs", self.base, self.key, "embeddings", *TEXTS)
+        expected = self.expected(TEXTS)
+        self.assert_near([results["one"]["answer"]], expected[:1])
+        for name in ("many", "openai"):
+            self.assert_near(results[name]["answer"], expected)
+        self.assertEqual(results["no model"]["status"], 404)
+        self.assertIn("There is no model 'nope'", results["no model"]["error"])
+
     def test_the_examples_of_the_pages_of_rankings_and_of_text_embeddings_inference(self) -> None:
         for page, commands in COMMANDS.items():
             self.assertEqual(len(commands), 2, page)

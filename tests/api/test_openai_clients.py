@@ -641,6 +641,20 @@ class ClientTests(StackCase):
         return results
 
     @javascript.needed
+    def test_texts_objects_and_calls_of_the_ai_sdk(self) -> None:
+        results = javascript.run("ai.mjs", self.base, self.key, "", "tiny")
+        refused = results.pop("no model")
+        self.assertEqual([name for name, result in results.items() if "answer" not in result], [], results)
+        answers = {name: result["answer"] for name, result in results.items()}
+        for name in ("object", "call"):
+            self.assertIn(answers.pop(name)["colour"], ("red", "blue"))
+        whole = self.chat(max_tokens=5, temperature=0)
+        self.assertEqual({answer["text"] for answer in answers.values()}, {whole.choices[0].message.content})
+        self.assertEqual({answer["usage"]["outputTokens"] for answer in answers.values()}, {5})
+        self.assertEqual(refused["status"], 404)
+        self.assertIn("There is no model 'nope'", refused["error"])
+
+    @javascript.needed
     def test_chats_of_javascript(self) -> None:
         for name in ("openai", "hugging face", "hugging face at openai's address"):
             with self.subTest(name):
