@@ -14,7 +14,7 @@ from pathlib import Path
 
 from django.conf import settings
 
-from tests import databases, tiny_models
+from tests import databases, javascript, tiny_models
 from tests.ports import HOST
 from tests.stack import Stack
 from tools.launcher import programs
@@ -52,7 +52,7 @@ HEAD = """# Clients
 
 Unmodified libraries of other projects against the whole service, written by `make clients`: calls that work, and the
 words with which a client hears that something is not served. Those of npm are tested beside them
-([embeddings](../guide/embeddings.md), [rerank](../guide/rerank.md), [chats](../guide/openai.md)).
+([embeddings](../guide/embeddings.md), [rerank](../guide/rerank.md), [chats](../guide/openai.md)): {npm}.
 
 Versions: {versions}.
 
@@ -146,7 +146,13 @@ def page(results: Sequence[CallResult]) -> str:
     versions = ", ".join(line.replace("==", " ") for group in GROUPS for line in requirements(group))
     clients = dict.fromkeys(each.client for each in results)
     rows = [row for client in clients for row in list_rows(client, [each for each in results if each.client == client])]
-    return HEAD.format(versions=versions) + "\n".join(rows) + "\n"
+    npm = ", ".join(f"{name} {version}" for name, version in npm_packages().items())
+    return HEAD.format(npm=npm, versions=versions) + "\n".join(rows) + "\n"
+
+
+def npm_packages() -> dict[str, str]:
+    packages: dict[str, str] = json.loads((javascript.FOLDER / "package.json").read_text())["dependencies"]
+    return packages
 
 
 def list_rows(client: str, results: Sequence[CallResult]) -> list[str]:

@@ -3,7 +3,7 @@
 import re
 from unittest import TestCase
 
-from tests.clients.command import CALLS, GROUPS, PAGE, CallResult, page, requirements, worked_before
+from tests.clients.command import CALLS, GROUPS, PAGE, CallResult, npm_packages, page, requirements, worked_before
 
 
 class PageTests(TestCase):
@@ -12,6 +12,8 @@ class PageTests(TestCase):
         for group in GROUPS:
             for line in requirements(group):
                 self.assertIn(line.replace("==", " "), shown)
+        for name, version in npm_packages().items():
+            self.assertIn(f"{name} {version}", shown)
 
     def test_each_client_of_the_scripts_is_on_the_page(self) -> None:
         shown = PAGE.read_text()
