@@ -25,6 +25,12 @@ class Shape(serializers.Serializer[None]):
     pass
 
 
+class PrioritizedBody(Shape):
+    service_tier = serializers.CharField(
+        required=False, help_text="The priority: flex (low), default or priority (high)."
+    )
+
+
 class DeletedShown(Shape):
     id = serializers.CharField()
     object = serializers.CharField(help_text="job, file, response or chat.completion.deleted")

@@ -8,10 +8,10 @@ from __future__ import annotations
 from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
-from api.openapi.answer_shapes import AnyValue, Shape
+from api.openapi.answer_shapes import AnyValue, PrioritizedBody, Shape
 
 
-class CompletionBody(Shape):
+class CompletionBody(PrioritizedBody):
     """OpenAI's; docs/guide/openai.md has the fields that are served. Parameters of the model may stand beside them."""
 
     model = serializers.CharField(required=False, help_text="Without effect: the address names the model.")
@@ -20,9 +20,6 @@ class CompletionBody(Shape):
     top_p = serializers.FloatField(required=False)
     stop = serializers.ListField(child=serializers.CharField(), required=False, help_text="Or one string.")
     seed = serializers.IntegerField(required=False, min_value=0)
-    service_tier = serializers.CharField(
-        required=False, help_text="The priority: flex (low), default or priority (high)."
-    )
     stream = serializers.BooleanField(required=False, help_text="Chunks as server-sent events.")
     response_format = serializers.DictField(
         required=False, help_text="Of type text, json_object or json_schema: the answer follows the schema."

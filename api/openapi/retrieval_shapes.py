@@ -9,7 +9,7 @@ from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
 from api.errors import cohere_tei
-from api.openapi.answer_shapes import AnyValue, Shape
+from api.openapi.answer_shapes import AnyValue, PrioritizedBody, Shape
 from api.requests.dialects import cohere, embeddings, rerank
 
 NUMBERS = {"type": "array", "items": {"type": "number"}}
@@ -98,10 +98,10 @@ class ScoredTextShown(Shape):
     text = serializers.CharField(required=False, allow_blank=True)
 
 
-class EmbeddingsBody(Shape):
+class EmbeddingsBody(PrioritizedBody):
     """OpenAI's. Its other fields are taken where they ask for nothing: see docs/guide/embeddings.md."""
 
-    model = serializers.CharField(help_text="A name of GET /v1/models. Below a model without effect.")
+    model = serializers.CharField(required=False, help_text=f"{_ELSE_ONE} Below a model without effect.")
     input = Texts()
     encoding_format = serializers.ChoiceField(embeddings.FORMATS, required=False)
     dimensions = serializers.IntegerField(required=False, min_value=0, help_text="0 asks for nothing.")
@@ -125,14 +125,11 @@ class EmbeddingsShown(Shape):
     usage = TokensShown()
 
 
-class ModerationBody(Shape):
+class ModerationBody(PrioritizedBody):
     """OpenAI's. Its other fields are taken where they ask for nothing."""
 
     model = serializers.CharField(required=False, help_text=_ELSE_ONE)
     input = Texts()
-    service_tier = serializers.CharField(
-        required=False, help_text="The priority: flex (low), default or priority (high)."
-    )
 
 
 class ModeratedTextShown(Shape):
