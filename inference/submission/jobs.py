@@ -11,7 +11,7 @@ import time
 from collections.abc import Collection, Sequence
 from uuid import UUID
 
-from django.db import IntegrityError
+from django.db import IntegrityError, transaction
 from django.db.models import QuerySet
 
 from inference import budget, process
@@ -127,11 +127,13 @@ def delete(job_id: UUID) -> None:
     job = fetch(job_id)
     if job.bulk_id:
         raise JobInUse(f"The job {job_id} is one of bulk {job.bulk_id}, and is removed with it.")
-    if not transitions.remove_ended_jobs([job_id]):
+    with transaction.atomic():
+        is_removed = transitions.remove_ended_jobs([job_id])
+        if is_removed and job.parts:
+            transitions.remove_parts(job_id)
+    if not is_removed:
         status, cancel = fetch(job_id).status, f"POST /v1/jobs/{job_id}/cancel"
         raise JobInUse(f"The job {job_id} is {status}. Delete it once it has ended: {cancel} ends it.")
-    if job.parts:
-        transitions.remove_parts(job_id)
 
 
 def make_resubmission(old: Job, *, alone: bool = False) -> Submission:

@@ -10,7 +10,7 @@ from typing import Any
 
 from api.errors.problems import ApiError
 from inference.catalog.lookup import get_catalog, spec_of
-from inference.catalog.neutral_values import OPENAI, OPENAI_IGNORED, Neutral, describe_refusal, is_neutral
+from inference.catalog.neutral_values import CUT, OPENAI, OPENAI_IGNORED, Neutral, describe_refusal, is_neutral
 from inference.catalog.specs import ModelSpec
 from inference.errors import InvalidInput, make_field_error
 from inference.submission.submissions import Submission
@@ -29,8 +29,8 @@ TIERS: dict[int, str] = {priority: tier for tier, priority in PRIORITIES_BY_TIER
 MOST_PAIRS, LONGEST_NAME, LONGEST_VALUE = 16, 64, 512  # of metadata
 # Fields of servers that share an address: these values ask for nothing where vectors or scores are asked for.
 RETRIEVAL: Neutral = {
-    "embedding_types": (["float"],), "instruction": (), "modality": ("text",), "priority": (0,),
-    "truncate": (True, "END"), "truncation_direction": ("right", "Right"),
+    **CUT, "embedding_types": (["float"],), "instruction": (), "modality": ("text",), "priority": (0,),
+    "truncate": (True, "END"),
 }  # fmt: skip
 PLACE = re.compile(r"inputs\[\d+\]")
 
