@@ -26,6 +26,11 @@ def is_client_request(request: HttpRequest) -> bool:
     return ADDRESSES.fullmatch(f"{request.path_info}/") is not None
 
 
+def find_name(request: HttpRequest) -> str:
+    """Return the name of the dialect of this address, for figures. All that is sent to /rerank counts for TEI."""
+    return "tei" if TEI.fullmatch(f"{request.path_info}/") else "cohere"
+
+
 def map_tei_status(code: str, status: int) -> int:
     """Return the status that Text Embeddings Inference uses where this service uses `code` and `status`."""
     return TOO_MANY if code in FULL else STATUSES.get(status, status)
@@ -40,6 +45,6 @@ def reshape_problem(request: HttpRequest, answer: HttpResponse) -> HttpResponse:
     if problem["code"] == ContextLengthExceeded.code:
         kind = TOKENIZER
     problems.write_in_dialect(answer, {"message": detail, "error": detail, "error_type": kind, "code": problem["code"]})
-    if TEI.fullmatch(f"{request.path_info}/"):
+    if find_name(request) == "tei":
         answer.status_code = map_tei_status(problem["code"], status)
     return answer

@@ -40,6 +40,11 @@ def is_client_request(request: HttpRequest) -> bool:
     return PACKAGE in request.META or ADDRESSES.match(f"{request.path_info}/") is not None
 
 
+def find_name(request: HttpRequest) -> str:
+    """Return the name of the dialect, for figures."""
+    return "openai"
+
+
 def map_status(status: int) -> int:
     """Return the status that OpenAI uses where this service uses `status`."""
     return BAD_REQUEST if status == UNPROCESSABLE else status

@@ -87,7 +87,8 @@ class Api:
             answer = (dialect.reshape_problem if dialect else problems.set_stream_type)(request, answer)
             if match and match.func is not problems.not_found and request.path_info not in UNCOUNTED:
                 method = request.method if request.method in METHODS else "other"
-                kind = f"{method} {format_route(match.route)} {answer.status_code}"
+                name = dialect.find_name(request) if dialect else "service"
+                kind = f"{method} {format_route(match.route)} {answer.status_code} {name}"
                 ledger.note_tally(SERVICE, {"requests": {kind: 1}})
             for name, value in self.secured[request.scheme or "http"].items():
                 answer.headers.setdefault(name, value)

@@ -58,12 +58,11 @@ def collect_counters() -> Iterator[Metric]:
             rejections.add_metric([model, code], count)
     yield rejections
     requests = CounterMetricFamily(
-        "inference_requests", "Requests that were answered.", labels=["method", "route", "status"]
+        "inference_requests", "Requests that were answered.", labels=["method", "route", "status", "dialect"]
     )
     for answer, count in answered.items():
-        method, _, rest = answer.partition(" ")
-        route, _, status = rest.rpartition(" ")
-        requests.add_metric([method, route, status], count)
+        method, route, status, dialect = (*answer.split(" "), "")[:4]  # the version before counted no dialects
+        requests.add_metric([method, route, status, dialect], count)
     yield requests
     waiting = "Requests of all web processes that wait, or waited seconds ago."
     yield GaugeMetricFamily("inference_requests_waiting", waiting, value=_count_waiting_requests())

@@ -112,7 +112,7 @@ class TestWebServer(ShowingLog):
         finally:
             answers = clients.stop()
         self.assertEqual(answers.keys(), {"200"})
-        counted = b'inference_requests_total{method="GET",route="/v1/models",status="200"}'
+        counted = b'inference_requests_total{dialect="service",method="GET",route="/v1/models",status="200"}'
         eventually(lambda: counted in self.stack.get("/metrics").body, "those who have ended have told their counts")
 
     def test_bodies_that_do_not_come_leave_threads_for_others(self) -> None:

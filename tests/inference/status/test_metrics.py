@@ -14,6 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families as parsed
 from inference import clock, process
 from inference.figures import ledger, tallies
 from inference.figures.ledger import make_datetime
+from inference.figures.sample import SERVICE
 from inference.models import Figure, Grain, Job, Status, Worker, WorkerState
 from inference.status import counters, metrics
 from inference.web_process.request_figures import RequestFigures
@@ -105,20 +106,29 @@ class MetricsTests(TestCase):
         (refused,) = self.samples("rejections")
         self.assertEqual(refused, ("inference_rejections_total", {"model": "echo", "code": "queue_full"}, 4))
 
-    def test_answers_are_counted_by_address_but_for_probes(self) -> None:
+    def test_answers_are_counted_by_address_and_dialect_but_for_probes(self) -> None:
         self.client.get(f"/v1/jobs/{uuid4()}")
         self.client.get("/v1/jobs/none")
         self.client.generic("BREW", "/v1/embeddings/")
         self.client.get("/healthz")
         self.client.get("/no/such/address")
+        for address in ("/v2/embed", "/embed", "/v1/models/m/rerank"):
+            self.client.post(address)
+        self.client.get("/v1/models", headers={"X-Stainless-Lang": "python"})
+        ledger.note_tally(SERVICE, {"requests": {"GET /v1/models 200": 3}})  # as the version before
         ledger.flush_tallies()
-        self.assertEqual(
-            self.samples("requests"),
-            [
-                ("inference_requests_total", {"method": "GET", "route": "/v1/jobs/JOB_ID", "status": "401"}, 2),
-                ("inference_requests_total", {"method": "other", "route": "/v1/embeddings", "status": "401"}, 1),
-            ],
-        )
+        expected = {
+            ("GET", "/v1/jobs/JOB_ID", "401", "service"): 2,
+            ("other", "/v1/embeddings", "401", "openai"): 1,
+            ("POST", "/v2/embed", "401", "cohere"): 1,
+            ("POST", "/embed", "401", "tei"): 1,
+            ("POST", "/v1/models/NAME/rerank", "401", "tei"): 1,
+            ("GET", "/v1/models", "401", "openai"): 1,
+            ("GET", "/v1/models", "200", ""): 3,
+        }
+        names = ("method", "route", "status", "dialect")
+        found = {tuple(labels[name] for name in names): count for _, labels, count in self.samples("requests")}
+        self.assertEqual(found, expected)
 
     def test_what_waits_in_this_process_counts_at_once(self) -> None:
         with process.current.listener.expect_finish(uuid4()), process.current.listener.expect_finish(uuid4()):
