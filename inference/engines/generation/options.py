@@ -97,17 +97,10 @@ class PipelineSteps:
         stops = read_stops(self.pipe.tokenizer, stop)
         run = self._bound_new_tokens(run, width)
         prompts = self._list_prompt_tokens(inputs)
-        texts = inputs.get("prompt_text")
-        texts = texts if isinstance(texts, list) else [texts] * len(prompts)
-        contexts = [self._find_context(prompt, text, {}) for prompt, text in zip(prompts, texts, strict=True)]
-        criteria = StopStringCriteria(self.decoder, stops, contexts, width)
-        device = self.pipe.model.device
-        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else [], enabled=seed is not None):
-            if seed is not None:
-                torch.manual_seed(seed)
-            output = self._forward(
-                inputs, **run, **({"stopping_criteria": StoppingCriteriaList([criteria])} if stop else {})
-            )
+        criteria = self._make_stop_criteria(inputs, prompts, stops, width)
+        if stop:
+            run["stopping_criteria"] = StoppingCriteriaList([criteria])
+        output = self._generate(inputs, run, seed)
         output["ends"] = [
             tuple(
                 Generated(
@@ -125,6 +118,22 @@ class PipelineSteps:
             for place, row in enumerate(output["generated_sequence"])
         ]
         return output
+
+    def _make_stop_criteria(
+        self, inputs: Mapping[str, Any], prompts: Sequence[Sequence[int]], stops: Stops, width: int
+    ) -> StopStringCriteria:
+        texts = inputs.get("prompt_text")
+        texts = texts if isinstance(texts, list) else [texts] * len(prompts)
+        contexts = [self._find_context(prompt, text, {}) for prompt, text in zip(prompts, texts, strict=True)]
+        return StopStringCriteria(self.decoder, stops, contexts, width)
+
+    def _generate(self, inputs: Mapping[str, Any], run: Mapping[str, Any], seed: int | None) -> Any:
+        """Call the pipeline's own step, which draws with this seed, and leaves what others draw as it was."""
+        device = self.pipe.model.device
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else [], enabled=seed is not None):
+            if seed is not None:
+                torch.manual_seed(seed)
+            return self._forward(inputs, **run)
 
     def postprocess(self, output: dict[str, Any], **after: Any) -> Any:
         ends = output.pop("ends", ())
