@@ -14,7 +14,7 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(settings.BASE_DIR)
 SERVICE, DEVELOPMENT, FLOWER = "requirements.txt", "requirements-dev.txt", "requirements-flower.txt"
-TESTED = "requirements-models-test.txt"
+TESTED, BENCHMARKS = "requirements-models-test.txt", "benchmarks/requirements.txt"
 CLIENTS = ROOT / "tests" / "clients" / "calls"  # of environments of their own
 EXTRAS = ("requirements-openvino.txt", "requirements-quantized.txt", "requirements-otel.txt")  # of who asks for them
 OURS = {"project", "inference", "api", "tools", "batch_inference_client", "tests", "benchmarks", "examples"}
@@ -49,6 +49,26 @@ def modules_of(tree: ast.Module) -> Iterator[str]:
             yield node.module.partition(".")[0]
 
 
+def imported_at_start(module: str, seen: set[str]) -> set[str]:
+    """The packages of others that are imported with a module of ours, by it and by all that it imports at its start."""
+    place = ROOT / module.replace(".", "/")
+    file = next((file for file in (place / "__init__.py", place.with_suffix(".py")) if file.exists()), None)
+    if module in seen or file is None:
+        return set()
+    seen.add(module)
+    found: set[str] = set()
+    for node in ast.parse(file.read_text()).body:
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+        for name in names:
+            if name.partition(".")[0] not in OURS:
+                found.add(name.partition(".")[0])
+            for end in range(1, name.count(".") + 2):  # its packages, too
+                found |= imported_at_start(".".join(name.split(".")[:end]), seen)
+    return found - sys.stdlib_module_names
+
+
 def installed(direct: list[Requirement]) -> dict[str, str]:
     """Package to version: what these requirements and those of what they bring have brought to this environment."""
     found: dict[str, str] = {}
@@ -77,8 +97,14 @@ class TestRequirements(SimpleTestCase):
         pinned = {name for file in (SERVICE, DEVELOPMENT, TESTED, *EXTRAS) for name in pins(file)}
         self.assertEqual(imported("tests") - pinned, set())
 
+    def test_what_the_benchmarks_import_is_in_the_requirements_of_their_environment(self) -> None:
+        theirs = imported_at_start("benchmarks.__main__", set())
+        self.assertIn("httptools", theirs)
+        brought = {*pins(BENCHMARKS), "kombu"}  # celery brings it
+        self.assertEqual({canonicalize_name(name) for name in theirs} - brought, set())
+
     def test_every_requirement_is_exact(self) -> None:
-        for file in (SERVICE, DEVELOPMENT, FLOWER, TESTED, *EXTRAS):
+        for file in (SERVICE, DEVELOPMENT, FLOWER, TESTED, BENCHMARKS, *EXTRAS):
             self.assertEqual(len(requirements(file)), len(pins(file)), file)
 
 
