@@ -69,7 +69,7 @@ class JobView(ApiView):
 
     @operations.delete_job
     def delete(self, request: HttpRequest, job_id: str) -> HttpResponse:
-        jobs.delete(get_own_job(self.principal, job_id).id)
+        jobs.delete(get_own_job(self.principal, job_id))
         return codec.make_json_response({"id": job_id, "object": "job", "deleted": True})
 
 

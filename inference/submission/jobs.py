@@ -119,21 +119,20 @@ def cancel(job_id: UUID) -> Job:
     return fetch(job_id)
 
 
-def delete(job_id: UUID) -> None:
+def delete(job: Job) -> None:
     """Delete a finished job with all that it holds: inputs, output, error, and a webhook that is not delivered yet.
 
     Raises `JobNotFound`, and `JobInUse` for a job that is not finished or that a bulk counts.
     """
-    job = fetch(job_id)
     if job.bulk_id:
-        raise JobInUse(f"The job {job_id} is one of bulk {job.bulk_id}, and is removed with it.")
+        raise JobInUse(f"The job {job.id} is one of bulk {job.bulk_id}, and is removed with it.")
     with transaction.atomic():
-        is_removed = transitions.remove_ended_jobs([job_id])
+        is_removed = transitions.remove_ended_jobs([job.id])
         if is_removed and job.parts:
-            transitions.remove_parts(job_id)
+            transitions.remove_parts(job.id)
     if not is_removed:
-        status, cancel = fetch(job_id).status, f"POST /v1/jobs/{job_id}/cancel"
-        raise JobInUse(f"The job {job_id} is {status}. Delete it once it has ended: {cancel} ends it.")
+        status, cancel = fetch(job.id).status, f"POST /v1/jobs/{job.id}/cancel"
+        raise JobInUse(f"The job {job.id} is {status}. Delete it once it has ended: {cancel} ends it.")
 
 
 def make_resubmission(old: Job, *, alone: bool = False) -> Submission:

@@ -95,7 +95,7 @@ class OldChatView(OldCompletionView):
     def delete(self, request: HttpRequest, completion_id: str) -> HttpResponse:
         job = self.get_visible_completion_job(completion_id)
         require_cancel_or_retry(self.principal, job)
-        jobs.delete(job.id)
+        jobs.delete(job)
         shown = {"id": f"{self.kind.prefix}{job.id}", "object": "chat.completion.deleted", "deleted": True}
         return codec.make_json_response(shown)
 

@@ -79,7 +79,7 @@ class ResponseView(ApiView):
     @operations.delete_response
     def delete(self, request: HttpRequest, response_id: str) -> HttpResponse:
         job = get_own_response_job(self.principal, response_id)
-        jobs.delete(job.id)
+        jobs.delete(job)
         return codec.make_json_response({"id": f"{PREFIX}{job.id.hex}", "object": "response", "deleted": True})
 
 
