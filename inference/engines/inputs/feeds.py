@@ -100,6 +100,13 @@ class TextFeed(Feed):
 
     is_cut = True
 
+    def make_trial(self, pipe: Pipeline) -> tuple[list[Any], dict[str, Any]]:
+        return [self.make_input(text, pipe) for text in parity.make_trial_texts(pipe.tokenizer)], self.parameters
+
+
+class ScoredTexts(TextFeed):
+    """The feed of texts and pairs that are scored. With `truncate` of false what is too long is refused."""
+
     def read_input(self, value: object, pipe: Pipeline, parameters: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         known = {name: setting for name, setting in parameters.items() if name not in ("details", "truncate")}
         prepared = self.prepare(value, pipe)
@@ -107,11 +114,8 @@ class TextFeed(Feed):
             task_inputs.require_short_input(value, pipe)
         return prepared, known  # The library passes others to the tokenizer.
 
-    def make_trial(self, pipe: Pipeline) -> tuple[list[Any], dict[str, Any]]:
-        return [self.make_input(text, pipe) for text in parity.make_trial_texts(pipe.tokenizer)], self.parameters
 
-
-class Pairs(TextFeed):
+class Pairs(ScoredTexts):
     """The feed of pairs: a query, and a text that may answer it.
 
     With `details` the answer has the number of tokens that were read.
@@ -299,7 +303,7 @@ _image = functools.partial(Feed, prepare=task_inputs.read_image, example=media.m
 _audio = functools.partial(Feed, prepare=task_inputs.read_audio, example=media.make_example_wav)
 
 FEEDS: dict[str, Feed] = {
-    "text-classification": TextFeed(
+    "text-classification": ScoredTexts(
         prepare=task_inputs.read_text_or_pair, batched=True, scores_texts=True, preprocess=CUT
     ),
     "text-ranking": Pairs(prepare=task_inputs.read_pair, batched=True, scores_texts=True, preprocess=SECOND_CUT),
