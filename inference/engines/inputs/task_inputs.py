@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from inference.catalog.sizes.lengths import drop_response_fields
 from inference.engines.inputs import media
 from inference.engines.inputs.truncation import cut_to_tokens
-from inference.errors import ContextLengthExceeded, InvalidInput, make_context_length_error
+from inference.errors import ContextLengthExceeded, InvalidInput, describe_tokens, make_context_length_error
 
 if TYPE_CHECKING:
     from transformers import Pipeline, PreTrainedTokenizerBase
@@ -104,7 +104,7 @@ def _require_room_beside(query: str, tokenizer: PreTrainedTokenizerBase, *, whol
         return
     tokens = len(tokenizer(query, add_special_tokens=False, verbose=False)["input_ids"])
     if tokens > most:
-        found = f"{tokens} tokens{' or more' if len(query) < len(whole) else ''}"
+        found = describe_tokens(tokens, at_least=len(query) < len(whole))
         raise ContextLengthExceeded(f"The query has {found}, and {most} leave room for a text. Shorten the query.")
 
 
