@@ -83,9 +83,14 @@ def read_fields(document: object) -> dict[str, Any]:
 def rename_fields(given: Mapping[str, Any], renamed: Mapping[str, str]) -> dict[str, Any]:
     """Return the fields by their own names. Raises `InvalidInput` if a field stands beside its other name."""
     for name, other in renamed.items():
-        if name in given and other in given:
-            raise make_field_error(name, f"is the same as {other}; send one of them.")
+        refuse_both_fields(given, name, other)
     return {renamed.get(name, name): value for name, value in given.items()}
+
+
+def refuse_both_fields(given: Mapping[str, Any], name: str, other: str) -> None:
+    """Raise `InvalidInput` if two fields that mean the same are given."""
+    if name in given and other in given:
+        raise make_field_error(name, f"is the same as {other}; send one of them.")
 
 
 def find_model(fields: Mapping[str, Any], addressed: ModelSpec | None = None) -> ModelSpec:
@@ -151,9 +156,9 @@ def read_truncate(fields: Mapping[str, Any]) -> dict[str, bool]:
 
     Raises `InvalidInput`.
     """
-    value = fields.get("truncate")
-    is_cut = is_neutral(RETRIEVAL, "truncate", value) or read_flag(fields, "truncate")
-    return {} if is_cut else {"truncate": False}
+    if is_neutral(RETRIEVAL, "truncate", fields.get("truncate")):
+        return {}
+    return {"truncate": read_flag(fields, "truncate")}
 
 
 def read_priority(fields: Mapping[str, Any]) -> Priority:

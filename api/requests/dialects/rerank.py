@@ -15,6 +15,7 @@ from api.requests.dialects.base import (
     read_fields,
     read_flag,
     read_truncate,
+    refuse_both_fields,
     refuse_unknown_fields,
     rename_fields,
 )
@@ -63,8 +64,7 @@ def read_rerank(document: object, spec: ModelSpec | None = None) -> RerankReques
     is taken. Raises `InvalidInput`, `UnknownModel`.
     """
     given = read_fields(document)
-    if TEXTS in given and DOCUMENTS in given:
-        raise make_field_error(TEXTS, f"is the same as {DOCUMENTS}; send one of them.")
+    refuse_both_fields(given, TEXTS, DOCUMENTS)
     fields = rename_fields(given, RENAMED)
     spec = find_model_or_default(fields, "rerank", spec)
     if not tasks.find_task(spec.task).ranks:

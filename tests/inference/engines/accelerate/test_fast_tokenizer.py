@@ -108,7 +108,7 @@ class BeginningTests(TestCase):
         self.assertEqual(recorder.characters, 0)
 
     def test_a_text_whose_tokens_are_behind_what_is_read_is_refused(self) -> None:
-        """What follows the part that is read would change the answer."""
+        """The rest of the text, which is not read, would change the answer."""
         made = tokenizer(model_max_length=LIMIT)
         most = MOST_CHARACTERS * (LIMIT + MARGIN)
         for text in (" " * 1_000_000, "a" + " " * most + "cat"):
