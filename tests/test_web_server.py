@@ -40,7 +40,8 @@ try:
     1 / 0
 except ZeroDivisionError:
     logging.getLogger("_granian").exception("failed")
-print({name.partition(".")[0] for name in sys.modules.keys() - before} - sys.stdlib_module_names)
+kept = {name.partition(".")[0] for name in sys.modules.keys() - before} - sys.stdlib_module_names
+print({name for name in kept if not name.startswith("_sysconfigdata")})  # a part of Python's `sysconfig`
 """
 
 

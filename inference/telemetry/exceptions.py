@@ -5,6 +5,7 @@ or of a refused row may quote an input.
 """
 
 import sqlite3
+import sys
 import sysconfig
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -12,7 +13,6 @@ from pathlib import Path
 from types import TracebackType
 
 from inference.errors import InferenceError
-from inference.retry_policy import is_away
 
 HEADING = "Traceback (own code first, the last call last):"
 MOST_TRACE = 4000  # characters
@@ -82,5 +82,18 @@ def _get_safe_words(error: BaseException) -> str:
     if isinstance(error, InferenceError):
         quotes_nothing = error.retryable  # errors that may pass are about servers and devices
     else:
-        quotes_nothing = type(error).__module__.startswith(OURS) or is_away(error) or isinstance(error, sqlite3.Error)
+        quotes_nothing = type(error).__module__.startswith(OURS) or _is_away(error) or isinstance(error, sqlite3.Error)
     return str(error) if quotes_nothing else getattr(error, "strerror", None) or "…"
+
+
+def _is_away(error: BaseException) -> bool:
+    """Return True if a server is away.
+
+    No such error comes up in the web server's main process. It stays without Django, as do the processes that it forks
+    until they load their own.
+    """
+    if "django" not in sys.modules:
+        return False
+    from inference.retry_policy import is_away
+
+    return is_away(error)

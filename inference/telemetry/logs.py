@@ -3,6 +3,8 @@
 A JSON object has the ids of what its line is about. They are the ids that are bound here, and those that the line's own
 text names: "batch=%s failed=%d" has a `batch` and a `failed`. So the ids cost nothing where lines are for people to
 read, and no more than a context variable where they are JSON.
+
+The module does not import Django, as the web server's main process uses it too (`server_lines`).
 """
 
 import contextlib
@@ -20,8 +22,6 @@ import time
 from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from typing import Any
-
-from django.conf import settings
 
 from inference.telemetry import exceptions
 from inference.telemetry.control_characters import escape_text
@@ -119,6 +119,8 @@ def make_formatter() -> logging.Formatter:
 
 
 def configure(config: dict[str, Any]) -> None:
+    from django.conf import settings
+
     global quotes  # noqa: PLW0603 - of this process
     quotes = settings.DEVELOPMENT and not IS_JSON
     logging.config.dictConfig(config)

@@ -10,14 +10,11 @@ import sys
 
 
 def make_formatter() -> logging.Formatter:
-    """Return the formatter that all other lines have, and forget what was imported for it, this module included."""
-    before = set(sys.modules)
+    """Return the formatter that all other lines have, and forget the modules of this service, this one included."""
     from inference.telemetry import logs
 
     formatter = logs.make_formatter()
-    own = __name__.partition(".")[0]
     for name in list(sys.modules):
-        package = name.partition(".")[0]
-        if package == own or (name not in before and package not in sys.stdlib_module_names):
+        if name.partition(".")[0] == "inference":
             del sys.modules[name]
     return formatter
