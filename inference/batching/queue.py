@@ -229,11 +229,12 @@ class BatchQueue:
     def _shorten_batch(self, batch: list[Item], head: Item, short: ShortCalls) -> list[Item]:
         """Return the head and the items that cannot wait, with as many others as leave the call short.
 
-        Where it is longer without others already, they join only if they make it no longer.
+        Others join a call of items that cannot wait only if they make it no longer.
         """
         taken = [item for item in batch if item.priority < short.priority or item is head]
         others = [item for item in batch if item.priority >= short.priority and item is not head]
-        most_s = max(short.most_s, self.predict_following_s(taken))
+        short_s = short.most_s if head.priority >= short.priority else 0.0
+        most_s = max(short_s, self.predict_following_s(taken))
         counts = range(1, len(others) + 1)
         most = bisect_right(counts, most_s, key=lambda count: self.predict_following_s(taken + others[:count]))
         return sorted(taken + others[:most], key=self._rank_item)

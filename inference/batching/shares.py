@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Collection, Hashable
 
-ONE_IN = 8  # batches, of which one is for a lower priority whose jobs wait
+ONE_IN = 16  # batches, of which one is for a lower priority whose jobs wait
 MOST_REMEMBERED = 10_000  # owners; beyond that, owners whose jobs have had their time are forgotten
 
 

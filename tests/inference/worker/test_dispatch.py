@@ -988,16 +988,16 @@ class TurnTests(DispatcherCase):
                 self.assertAlmostEqual(few, new)
                 backlog.forget_messages()
 
-    def test_one_batch_in_eight_is_of_a_lower_priority_also_of_another_model(self) -> None:
+    def test_one_batch_in_so_many_is_of_a_lower_priority_also_of_another_model(self) -> None:
         low = [self.add(model, priority=3, size=32)[0] for model in ("a", "b")]
-        for _ in range(40):
+        for _ in range(4 * ONE_IN):
             self.add(priority=1, size=32)
         order = [self.following()[0] for _ in range(3 * ONE_IN)]
         self.assertEqual([order.index(job_id) for job_id in low], [ONE_IN - 1, 2 * ONE_IN - 1])
 
     def test_the_batch_of_a_lower_priority_is_filled_with_its_own(self) -> None:
         for priority in (1, 3):
-            for _ in range(20 * CATALOG["a"].max_batch_size):
+            for _ in range(2 * ONE_IN * CATALOG["a"].max_batch_size):
                 self.add(priority=priority)
         taken = Counter[int]()
         for _ in range(2 * ONE_IN):
