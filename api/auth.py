@@ -174,7 +174,7 @@ def choose_limit(own: int | None, default: int) -> int:
 def _compute_remembered_s(row: ApiKey) -> float:
     if row.expires_at is None:
         return REMEMBERED_S
-    return min(REMEMBERED_S, (row.expires_at - clock.now()).total_seconds())
+    return min(REMEMBERED_S, (row.expires_at - clock.get_database_time()).total_seconds())
 
 
 def _note_use(row: ApiKey) -> None:
@@ -183,7 +183,7 @@ def _note_use(row: ApiKey) -> None:
     If the database is read-only, or other writers lock it, the time is not written, and the key is accepted all the
     same.
     """
-    now = clock.now()
+    now = clock.get_database_time()
     if row.last_used_at and abs(now - row.last_used_at) < datetime.timedelta(seconds=USED_EVERY_S):
         return
     try:

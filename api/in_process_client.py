@@ -36,7 +36,7 @@ from api.requests import bulk as bulk_body
 from api.requests.file_batches import read_batch
 from api.views import streaming
 from api.views.base import get_visible_job
-from api.views.bulk import cancel_own_bulk, get_visible_bulk
+from api.views.bulk import check_and_cancel_bulk, get_visible_bulk
 from api.views.jobs import JOB_BODY, cancel_own_job, wait_for_finished_jobs
 from batch_inference_client import BaseClient, ClientError
 from batch_inference_client.client import PATIENCE_S
@@ -142,7 +142,7 @@ class InProcessService(Service):
 
     def cancel_bulk(self, bulk_id: str) -> Document:
         with _guard_call():
-            return _to_document(resources.make_bulk_document(cancel_own_bulk(self._principal, bulk_id)))
+            return _to_document(resources.make_bulk_document(check_and_cancel_bulk(self._principal, bulk_id)))
 
     def upload_file(self, path: Path) -> Document:
         if connection.in_atomic_block:
@@ -178,7 +178,7 @@ class InProcessService(Service):
             batch = batches.get_visible_batch(self._principal, batch_id)
             source = results.open_output_source(batch)
         with source:
-            yield from results.read_output(batch, source)
+            yield from results.read_output_file(batch, source)
 
     def models(self) -> list[Document]:
         with _guard_call():
@@ -189,7 +189,7 @@ class InProcessService(Service):
             reasons = health.find_problems()
             return {"ready": not reasons, "reasons": reasons}
 
-    def once_stored(self, then: Callable[[], None], *, otherwise: Callable[[], None]) -> None:
+    def call_once_stored(self, then: Callable[[], None], *, otherwise: Callable[[], None]) -> None:
         """Call `then` once the transaction is committed, or `otherwise` if it is rolled back.
 
         Django does not report a rollback: it drops the functions that it would have called after the commit. Therefore
@@ -204,7 +204,7 @@ class InProcessService(Service):
         undone.atexit = False
         transaction.on_commit(call_after_commit)
 
-    def check_wait(self) -> None:
+    def refuse_endless_wait(self) -> None:
         if connection.in_atomic_block:
             raise ClientError(UNCOMMITTED, code="bad_request")
 

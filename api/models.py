@@ -78,7 +78,7 @@ class ApiKey(models.Model):
     def revoke(self) -> None:
         """Revoke the key, at once in this process and within `auth.REMEMBERED_S` in others. It stays revoked."""
         if self.revoked_at is None:
-            self.revoked_at = clock.now()
+            self.revoked_at = clock.get_database_time()
             self.save(update_fields=["revoked_at"])
 
 

@@ -19,12 +19,12 @@ def begin_request(offered: str | None) -> str:
     It is `offered`, or a new id if `offered` is missing or unfit for a log line.
     """
     chosen = offered if offered and _ACCEPTED.fullmatch(offered) else uuid_utils.uuid7().hex
-    logs.bind_only(request_id=chosen)
+    logs.replace_bound_ids(request_id=chosen)
     return chosen
 
 
 def end_request() -> None:
-    logs.bind_only()
+    logs.replace_bound_ids()
 
 
 def get_request_id() -> str:

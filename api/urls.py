@@ -2,7 +2,7 @@ from collections.abc import Mapping
 
 from django.urls import URLPattern, path, re_path
 
-from api.errors.problems import not_found
+from api.errors.problems import answer_not_found
 from api.server.middleware import APP_NAME
 from api.views import about, bulk, embeddings, jobs, models, moderations, rerank, tei
 from api.views.base import ApiView
@@ -10,7 +10,7 @@ from api.views.batch_files import batches, files
 from api.views.generation import completions, responses, sounds
 
 
-def add_alias(address: str, view: type[ApiView]) -> URLPattern:
+def make_alias_route(address: str, view: type[ApiView]) -> URLPattern:
     """Return the route of one more address of a view, which the OpenAPI document names at the view's main address."""
     return path(address, view.as_view(schema=None))
 
@@ -47,8 +47,8 @@ urlpatterns = [
     path("v1/models/<str:name>/v1/chat/completions", completions.ChatView.as_view()),
     path("v1/models/<str:name>/v1/completions", completions.TextView.as_view()),
     path("v1/models/<str:name>/rerank", rerank.ModelRerankView.as_view()),
-    add_alias("v1/models/<str:name>/v1/embeddings", embeddings.EmbeddingsView),
-    add_alias("v1/models/<str:name>/v1/responses", responses.ResponsesView),
+    make_alias_route("v1/models/<str:name>/v1/embeddings", embeddings.EmbeddingsView),
+    make_alias_route("v1/models/<str:name>/v1/responses", responses.ResponsesView),
     path("v1/models/<str:name>", models.ModelView.as_view()),
     path("v1/models", models.ModelsView.as_view()),
     path("v1/jobs/bulk", bulk.BulksView.as_view()),
@@ -61,28 +61,28 @@ urlpatterns = [
     path("v1/jobs/<str:job_id>/cancel", jobs.CancelView.as_view()),
     path("v1/jobs/<str:job_id>/retry", jobs.RetryView.as_view()),
     path("v1/jobs", jobs.JobsView.as_view()),
-    add_alias("v1/chat/completions", completions.ChatView),
-    add_alias("openai/v1/chat/completions", completions.ChatView),
-    add_alias("v1/completions", completions.TextView),
-    add_alias("openai/v1/completions", completions.TextView),
+    make_alias_route("v1/chat/completions", completions.ChatView),
+    make_alias_route("openai/v1/chat/completions", completions.ChatView),
+    make_alias_route("v1/completions", completions.TextView),
+    make_alias_route("openai/v1/completions", completions.TextView),
     *(path(address, view.as_view()) for address, view in (*OF_OPENAI.items(), *OF_TEI.items())),
-    *(add_alias(f"openai/{address}", view) for address, view in OF_OPENAI.items()),
-    *(add_alias(f"v1/models/<str:name>/{address}", view) for address, view in OF_TEI.items()),
+    *(make_alias_route(f"openai/{address}", view) for address, view in OF_OPENAI.items()),
+    *(make_alias_route(f"v1/models/<str:name>/{address}", view) for address, view in OF_TEI.items()),
     path("health", tei.HealthView.as_view()),
     path("v1/embed", embeddings.FirstCohereView.as_view()),
     path("v2/embed", embeddings.SecondCohereView.as_view()),
-    add_alias("embeddings", embeddings.EmbeddingsView),
+    make_alias_route("embeddings", embeddings.EmbeddingsView),
     path("models", models.InfinityModelsView.as_view()),
     path("rerank", rerank.RootRerankView.as_view()),
-    add_alias("v2/rerank", rerank.RerankView),
+    make_alias_route("v2/rerank", rerank.RerankView),
     path("openai/v1/models/<str:name>", completions.OpenAIModelView.as_view()),
     path("openai/v1/models", completions.OpenAIModelsView.as_view()),
     path("v1/problems/<str:code>", about.ProblemView.as_view()),
     path("v1/schema", about.SchemaView.as_view()),
     path("v1/docs", about.DocsView.as_view()),
-    add_alias("", tei.RootView),
+    make_alias_route("", tei.RootView),
     path("metrics", about.MetricsView.as_view()),
     path("healthz", about.LiveView.as_view()),
     path("readyz", about.ReadyView.as_view()),
-    re_path(r"^(?:v1|v2|openai)(?:/|$)", not_found),
+    re_path(r"^(?:v1|v2|openai)(?:/|$)", answer_not_found),
 ]

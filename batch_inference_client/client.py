@@ -278,11 +278,11 @@ class BaseClient(Retrieval, FileBatches):
             job,
             lambda job_id: self._retry_call(lambda: service.cancel(job_id)),
             self._follow_events,
-            service.check_wait,
+            service.refuse_endless_wait,
         )
         future.settle(job)
         if not future.done():
-            service.once_stored(
+            service.call_once_stored(
                 lambda: self._watch.add(future), otherwise=lambda: future.fail(_make_undone_error(future.id))
             )
         return future

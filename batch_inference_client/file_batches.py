@@ -78,7 +78,7 @@ class FileBatches:
                 bar.show(counts["total"], done=_count_answered(batch), errors=counts["failed"])
                 if batch["status"] in ENDED:
                     return batch
-                self.service.check_wait()
+                self.service.refuse_endless_wait()
                 time.sleep(pause_s)
                 batch, pause_s = self.batch(batch_id), min(2 * pause_s, LOOK_EVERY_S)
 

@@ -26,13 +26,13 @@ class JobFuture(Future[Any]):
         job: Document,
         cancel: Callable[[str], Document],
         stream: Callable[[str, str], Iterator[StreamEvent]],
-        check_wait: Callable[[], None],
+        refuse_endless_wait: Callable[[], None],
     ) -> None:
         super().__init__()
         self.id: str = job["id"]
         self.job = job  # the job as it was last seen
         self.was_running = False  # True if the job was running when `cancel` cancelled it
-        self._cancel, self._stream, self._check_wait = cancel, stream, check_wait
+        self._cancel, self._stream, self._check_wait = cancel, stream, refuse_endless_wait
         self._settling = threading.Lock()
         self._is_settled = False
 

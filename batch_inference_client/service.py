@@ -130,11 +130,11 @@ class Service(ABC):
     @abstractmethod
     def ready(self) -> Document: ...
 
-    def once_stored(self, then: Callable[[], None], *, otherwise: Callable[[], None]) -> None:
+    def call_once_stored(self, then: Callable[[], None], *, otherwise: Callable[[], None]) -> None:
         """Call `then` once others can see what this thread submitted, or `otherwise` if they never will."""
         then()
 
-    def check_wait(self) -> None:
+    def refuse_endless_wait(self) -> None:
         """Check if this thread may wait for a job. Raises `ClientError` if it would wait for ever."""
         return
 

@@ -33,7 +33,7 @@ def time_s() -> float:
     return time.time() + _off_s
 
 
-def estimate_earliest_s() -> float:
+def estimate_earliest_now_s() -> float:
     """Return `time_s()`, or the earlier of two possible times if the host's clock was set since the last measurement.
 
     A deadline that has passed by this time has passed for certain.
@@ -53,7 +53,7 @@ def estimate_now() -> datetime.datetime:
     return datetime.datetime.fromtimestamp(time_s(), datetime.UTC)
 
 
-def now() -> datetime.datetime:
+def get_database_time() -> datetime.datetime:
     """Return the database's time, as last measured.
 
     The database is asked if it never was before, or if the host's clock was set since the last measurement. Raises

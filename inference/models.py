@@ -295,7 +295,7 @@ class Worker(models.Model):
     model_names: models.Field[list[str], list[str]] = models.JSONField(default=list, help_text="The models it serves.")
     devices: models.Field[list[str], list[str]] = models.JSONField(default=list)
     replicas: DocumentColumn[dict[str, documents.ReplicaSnapshot]] = DocumentField(
-        documents.read_each(documents.ReplicaSnapshot),
+        documents.make_documents_reader(documents.ReplicaSnapshot),
         help_text='By index: {"pid", "device", "models": {name: "ready" or why not}}.',
     )
     catalog: DocumentColumn[documents.CatalogSnapshot] = DocumentField(
@@ -317,15 +317,16 @@ class Worker(models.Model):
         help_text="By model: measured items per second while it computes."
     )
     reached: DocumentColumn[dict[str, dict[int, float]]] = DocumentField(
-        documents.read_reached, help_text="By model and priority: when the newest of the started jobs was created."
+        documents.read_newest_creation_times,
+        help_text="By model and priority: when the newest of the started jobs was created.",
     )
     generation: DocumentColumn[dict[str, documents.GenerationSnapshot]] = DocumentField(
-        documents.read_each(documents.GenerationSnapshot),
+        documents.make_documents_reader(documents.GenerationSnapshot),
         null=True,
         help_text="By model with a stepper: rows, room, tokens, tokens a second, seconds to the first token.",
     )
     costs: DocumentColumn[dict[str, documents.CostSnapshot]] = DocumentField(
-        documents.read_each(documents.CostSnapshot),
+        documents.make_documents_reader(documents.CostSnapshot),
         null=True,
         help_text="By model: the expected time of an engine call, and the last measured calls of each batch shape.",
     )

@@ -9,7 +9,7 @@ from django.conf import settings
 from django.core.handlers.wsgi import WSGIHandler
 from django.db import connection
 
-from api.server.middleware import drop_body, match_api_path
+from api.server.middleware import match_api_path, release_body
 
 
 class Handler(WSGIHandler):
@@ -26,7 +26,7 @@ class Handler(WSGIHandler):
         request = self.request_class(environ)
         answer: Any = self.get_response(request)
         if answer.streaming:
-            drop_body(request)  # Django's answer holds its request until the stream has ended
+            release_body(request)  # Django's answer holds its request until the stream has ended
         if connection.connection is not None:
             connection.close_if_unusable_or_obsolete()
         start_response(f"{answer.status_code} {answer.reason_phrase}", list(answer.items()))

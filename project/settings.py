@@ -230,7 +230,7 @@ SPECTACULAR_SETTINGS = {
     },
     "POSTPROCESSING_HOOKS": [
         "drf_spectacular.hooks.postprocess_schema_enums",
-        "api.openapi.operation_descriptions.tighten_schemas",
+        "api.openapi.operation_decorator.complete_schemas",
     ],
 }
 

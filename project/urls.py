@@ -15,13 +15,13 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("admin/", include((dashboard_updates.urls, "charts"))),
     path("admin/", admin.site.urls),
 ]
-handler400 = "api.errors.problems.bad_request"
-handler404 = "project.urls.not_found"
-handler500 = "api.errors.problems.server_error"
+handler400 = "api.errors.problems.answer_bad_request"
+handler404 = "project.urls.answer_not_found"
+handler500 = "api.errors.problems.answer_server_error"
 
 
-def not_found(request: HttpRequest, exception: Http404) -> HttpResponse:
+def answer_not_found(request: HttpRequest, exception: Http404) -> HttpResponse:
     """Answer with a page in the admin, and with a problem elsewhere."""
     if request.path_info.startswith(reverse("admin:index")):
         return defaults.page_not_found(request, exception)
-    return problems.not_found(request, exception)
+    return problems.answer_not_found(request, exception)

@@ -7,7 +7,7 @@ import django  # noqa: E402
 
 from api.server.body_reader import BodyReader  # noqa: E402
 from inference.catalog import lookup  # noqa: E402
-from project import client_timeouts, stop_signal  # noqa: E402
+from project import stalled_clients, stop_signal  # noqa: E402
 
 
 def collect_less_garbage() -> None:
@@ -38,5 +38,5 @@ os.environ.setdefault("DATABASE_POOL_SIZE", "32")
 os.environ.setdefault("DATABASE_ANSWER_S", "4")
 application = make_application()
 lookup.start_follower()
-client_timeouts.drop_stalled_clients()
+stalled_clients.drop_stalled_clients()
 collect_less_garbage()

@@ -9,7 +9,7 @@ from django.core.management import get_commands
 from django.test import SimpleTestCase, tag
 from django.urls import resolve
 
-from api.errors.problems import not_found
+from api.errors.problems import answer_not_found
 from inference.catalog import reader
 
 ROOT = Path(settings.BASE_DIR)
@@ -67,7 +67,7 @@ class TestReadme(SimpleTestCase):
         paths = re.findall(r"curl '?http://127\.0\.0\.1:8000(/[^ ?'\n]*)", README)
         self.assertGreaterEqual(len(paths), 3)
         for path in paths:
-            self.assertIsNot(resolve(path).func, not_found, path)
+            self.assertIsNot(resolve(path).func, answer_not_found, path)
 
     def test_its_table_for_models_toml_is_a_model(self) -> None:
         (table,) = re.findall(r"```toml\n(.*?)```", README, re.DOTALL)

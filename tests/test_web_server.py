@@ -8,7 +8,7 @@ import unittest
 
 from django.conf import settings
 
-from project import client_timeouts
+from project import stalled_clients
 from tests.conditions import eventually
 
 CALL = """
@@ -70,16 +70,16 @@ class ServerTests(unittest.TestCase):
 
     @unittest.skipUnless(hasattr(socket, "TCP_USER_TIMEOUT"), "Linux only")
     def test_connections_of_a_server_that_listens_are_given_up_when_nothing_is_read(self) -> None:
-        client_timeouts.drop_stalled_clients()  # which begins to listen later
+        stalled_clients.drop_stalled_clients()  # which begins to listen later
         with socket.create_server(("127.0.0.1", 0)) as listening:
-            eventually(lambda: self.limit_ms(listening) == client_timeouts.STALLED_S * 1000)
+            eventually(lambda: self.limit_ms(listening) == stalled_clients.STALLED_S * 1000)
             with socket.create_connection(listening.getsockname()):
                 accepted, _ = listening.accept()
                 with accepted:
-                    self.assertEqual(self.limit_ms(accepted), client_timeouts.STALLED_S * 1000)
+                    self.assertEqual(self.limit_ms(accepted), stalled_clients.STALLED_S * 1000)
                     self.assertEqual(accepted.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE), 1)
                     self.assertEqual(
-                        accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE), client_timeouts.STALLED_S
+                        accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE), stalled_clients.STALLED_S
                     )
 
     def limit_ms(self, connection: socket.socket) -> int:

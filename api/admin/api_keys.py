@@ -69,7 +69,7 @@ def may_manage_key(user: PermissionsMixin | AnonymousUser, key: ApiKey | None) -
 class ApiKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not generic at run time
     about = "An API key lets a client call the API in the name of a user. Add one, or use manage.py create_api_key."
     list_display = (
-        "shown_start", "name", "owner", "state_now", "last_used", "requests", "a_minute", "share", "expires",
+        "shown_start", "name", "owner", "state_now", "last_used", "requests", "a_minute", "request_share", "expires",
         "jobs",
     )  # fmt: skip
     list_filter = ("owner",)
@@ -80,8 +80,8 @@ class ApiKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not generic at
     actions = ("revoke",)
 
     shown_start = display.make_column("key", "start", "{}…".format, ordering="start")
-    last_used = display.make_column("last used", "last_used_at", display.format_age, ordering="last_used_at")
-    expires = display.make_column("expires", "expires_at", display.format_age, ordering="expires_at")
+    last_used = display.make_column("last used", "last_used_at", display.render_relative_time, ordering="last_used_at")
+    expires = display.make_column("expires", "expires_at", display.render_relative_time, ordering="expires_at")
 
     def get_readonly_fields(self, request: HttpRequest, obj: ApiKey | None = None) -> tuple[str, ...]:
         return ("owner", "last_day") if obj else ()
@@ -91,7 +91,7 @@ class ApiKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not generic at
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[ApiKey]:
         """Return the keys, with the number of requests of each key and of all keys together."""
-        now = clock.now()
+        now = clock.get_database_time()
         day, hour = now - DAY, _floor_to_hour(now) - HOUR
         of_all = KeyUse.objects.filter(hour__gte=day).aggregate(all=Sum("requests"))["all"] or 0
         keys: QuerySet[ApiKey] = super().get_queryset(request)
@@ -104,13 +104,13 @@ class ApiKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not generic at
         return f"{key.used_day:,}"
 
     @admin.display(description="share, 24 h", ordering="used_day")
-    def share(self, key: Any) -> str:
+    def request_share(self, key: Any) -> str:
         return f"{key.used_day / key.of_all:.1%}" if key.of_all else "-"
 
     @admin.display(description="requests/min", ordering="used_hour")
     def a_minute(self, key: Any) -> str:
         """Return the requests a minute over the current hour and the one before it, and the limit if there is one."""
-        now = clock.now()
+        now = clock.get_database_time()
         most = auth.choose_limit(key.requests_per_minute, settings.API_KEY_RATE)
         rate = key.used_hour / ((now - _floor_to_hour(now) + HOUR) / MINUTE)
         return f"{rate:.1f} of {most:,}" if most else f"{rate:.1f}, no limit"
@@ -124,7 +124,7 @@ class ApiKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not generic at
     @admin.display(description="last 24 hours")
     def last_day(self, key: ApiKey) -> SafeString:
         """Return a drawing of the requests of each of the last 24 hours."""
-        now = _floor_to_hour(clock.now())
+        now = _floor_to_hour(clock.get_database_time())
         used = dict(KeyUse.objects.filter(key=key, hour__gt=now - DAY).values_list("hour", "requests"))
         hours = [used.get(now - HOUR * ago, 0) for ago in reversed(range(24))]
         drawn, requests = svg.draw_lengths(hours), f"{sum(hours):,}"
@@ -134,7 +134,9 @@ class ApiKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not generic at
     def state_now(self, key: ApiKey) -> SafeString:
         if key.revoked_at:
             return display.render_badge("revoked")
-        return display.render_badge("expired" if key.expires_at and key.expires_at <= clock.now() else "valid")
+        return display.render_badge(
+            "expired" if key.expires_at and key.expires_at <= clock.get_database_time() else "valid"
+        )
 
     def get_form(
         self, request: HttpRequest, obj: ApiKey | None = None, change: bool = False, **options: Any

@@ -19,7 +19,7 @@ from api.file_batches.batches import cancel_batch
 from api.file_batches.progress import Progress, count_outcomes, measure_progress
 from api.models import BatchStatus, FileBatch
 from inference.admin.filters import BoundedList, OwnerFilter
-from inference.admin.readonly import ReadOnlyAdmin
+from inference.admin.read_only_admin import ReadOnlyAdmin
 from inference.admin.rendering import display
 
 CANCELLABLE = (BatchStatus.VALIDATING, BatchStatus.IN_PROGRESS)
@@ -87,7 +87,7 @@ class FileBatchAdmin(ReadOnlyAdmin):
     answered = display.make_column("answered", "progress", draw_progress)
     failed_now = display.make_column("failed", "progress", lambda progress: f"{progress.failed:,}")
     window_in_full = display.make_column("window ends", "expires_at", display.format_moment)
-    created = display.make_column("created", "created_at", display.format_age)
+    created = display.make_column("created", "created_at", display.render_relative_time)
     created_in_full = display.make_column("created", "created_at", display.format_moment)
     begun = display.make_column("in progress", "in_progress_at", display.format_moment)
     finalizing = display.make_column("finalizing", "finalizing_at", display.format_moment)
@@ -107,7 +107,7 @@ class FileBatchAdmin(ReadOnlyAdmin):
 
     @admin.display(description="window ends")
     def window(self, batch: FileBatch) -> SafeString | str:
-        return display.NONE if batch.is_finished else display.format_age(batch.expires_at)
+        return display.NONE if batch.is_finished else display.render_relative_time(batch.expires_at)
 
     @admin.display(description="time left")
     def left(self, batch: Any) -> str:
@@ -121,7 +121,7 @@ class FileBatchAdmin(ReadOnlyAdmin):
     ) -> tuple[QuerySet[FileBatch], bool]:
         return find_by_public_id(queryset, search_term, "batch_"), False
 
-    def collect_facts(self, request: HttpRequest, row: FileBatch) -> dict[str, Any]:
+    def make_page_context(self, request: HttpRequest, row: FileBatch) -> dict[str, Any]:
         progress = measure_progress([row])[row.id]
         return {
             "title": f"File batch …{row.public_id[-8:]}",

@@ -18,7 +18,7 @@ from django.utils.safestring import SafeString
 
 from api.models import FileState, StoredFile
 from inference.admin.filters import OwnerFilter
-from inference.admin.readonly import ReadOnlyAdmin
+from inference.admin.read_only_admin import ReadOnlyAdmin
 from inference.admin.rendering import display
 from inference.store import connections
 from inference.telemetry.control_characters import escape_line
@@ -59,9 +59,9 @@ class StoredFileAdmin(ReadOnlyAdmin):
     shown_name = display.make_column("name", "name", display.escape_text)
     owner_name = display.make_column("owner", "owner", lambda owner: display.escape_text(str(owner)))
     size_shown = display.make_column("size", "size", display.format_size)
-    created = display.make_column("created", "created_at", display.format_age)
+    created = display.make_column("created", "created_at", display.render_relative_time)
     created_in_full = display.make_column("created", "created_at", display.format_moment)
-    expires = display.make_column("expires", "expires_at", display.format_age)
+    expires = display.make_column("expires", "expires_at", display.render_relative_time)
     expires_in_full = display.make_column("expires", "expires_at", display.format_moment)
 
     @admin.display(description="download")
@@ -78,7 +78,7 @@ class StoredFileAdmin(ReadOnlyAdmin):
     ) -> tuple[QuerySet[StoredFile], bool]:
         return find_by_public_id(queryset, search_term, "file-"), False
 
-    def collect_facts(self, request: HttpRequest, row: StoredFile) -> dict[str, Any]:
+    def make_page_context(self, request: HttpRequest, row: StoredFile) -> dict[str, Any]:
         return {"title": "File", "subtitle": ""}  # the fields have the name and the id
 
     def get_urls(self) -> list[URLPattern]:

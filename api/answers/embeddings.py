@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 
 from api import codec
 from api.errors.problems import ApiError
-from api.requests.dialects.cohere import EmbedRequest
+from api.requests.dialects.cohere_embeddings import EmbedRequest
 from inference.models import Job
 
 NO_VECTOR = 'The model\'s answer is not {"embedding": "…", "tokens": …} for each text.'
@@ -34,7 +34,7 @@ def write_openai_embeddings(job: Job, *, is_base64: bool) -> bytes:
     usage = {"prompt_tokens": tokens, "total_tokens": tokens}
     written = io.BytesIO()
     written.write(b'{"object":"list","data":')
-    write_json_list(written, data)
+    write_json_items(written, data)
     written.write(b',"model":%s,"usage":%s}' % (codec.write_json(job.model), codec.write_json(usage)))
     return written.getvalue()
 
@@ -50,7 +50,7 @@ def write_token_embeddings(job: Job) -> bytes:
     """Write for each text a list of its tokens' vectors, as Text Embeddings Inference does. Raises `ApiError`."""
     written = io.BytesIO()
     texts = (_split_into_vectors(decode_vector(found), count) for found, count in read_vectors(job))
-    write_json_list(written, map(codec.write_json, texts))
+    write_json_items(written, map(codec.write_json, texts))
     return written.getvalue()
 
 
@@ -111,10 +111,10 @@ def _compute_cosine(source: Sequence[float], other: Sequence[float]) -> float:
 
 def _write_vectors(written: io.BytesIO, found: Iterable[tuple[str, int]], *, is_base64: bool = False) -> None:
     vectors = (vector if is_base64 else decode_vector(vector) for vector, _ in found)
-    write_json_list(written, map(codec.write_json, vectors))
+    write_json_items(written, map(codec.write_json, vectors))
 
 
-def write_json_list(written: io.BytesIO, parts: Iterable[bytes]) -> None:
+def write_json_items(written: io.BytesIO, parts: Iterable[bytes]) -> None:
     """Write a JSON list of items that are JSON already."""
     written.write(b"[")
     for index, part in enumerate(parts):

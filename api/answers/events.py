@@ -13,8 +13,8 @@ from api import codec
 from api.answers import resources
 from inference.models import Job, Status
 from inference.streams.events import Delta, End, Event, Interrupted, KeepAlive, Restart
+from inference.streams.output_texts import extract_single_answer
 from inference.streams.positions import BEGINNING
-from inference.streams.texts import extract_single_answer
 
 CONTENT_TYPE = "text/event-stream"
 KEEP_ALIVE = b": keep-alive\n\n"

@@ -8,7 +8,7 @@ from typing import Any
 from django.conf import settings
 
 from api.answers import huggingface
-from inference.catalog.lookup import last_spec_of
+from inference.catalog.lookup import get_last_spec
 from inference.catalog.parameters import ParameterSpec
 from inference.catalog.specs import ModelSpec
 from inference.errors import RETRYABLE_OUTCOMES
@@ -60,7 +60,7 @@ def make_output(row: Job, user_agent: str = "", spec: ModelSpec | None = None, *
 
     With `plain` it is in the model's own shape, in which an input has the same answer alone and in a list.
     """
-    if plain or row.status != Status.SUCCEEDED or not (spec := spec or last_spec_of(row.model)):
+    if plain or row.status != Status.SUCCEEDED or not (spec := spec or get_last_spec(row.model)):
         return row.output
     return huggingface.shape_output(spec.task, row.output, size=row.size, user_agent=user_agent)
 

@@ -9,7 +9,7 @@ from api import codec
 from api.answers.completions.completion import NO_TEXT
 from api.errors.problems import ApiError
 from inference.models import Job
-from inference.streams.texts import extract_single_answer
+from inference.streams.output_texts import extract_single_answer
 
 NO_TIMES = "The model's answer has no parts with their times."
 LONGEST_S = 360_000  # of a sound: beyond it a time is none

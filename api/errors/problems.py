@@ -21,7 +21,7 @@ from rest_framework import exceptions
 from api import request_id
 from inference.catalog.specs import CatalogError
 from inference.errors import RETRYABLE_OUTCOMES, InferenceError, ModelsFileRefused, NoneAccepted
-from inference.figures import ledger
+from inference.figures import tally_rows
 from inference.models import Job
 
 logger = logging.getLogger(__name__)
@@ -107,7 +107,7 @@ def make_problem(
     """
     status, title = table.get(code, table["failed"])
     if status in (429, 503):
-        ledger.note_tally(model, {"refused": {code: 1}})
+        tally_rows.note_tally(model, {"refused": {code: 1}})
     detail = detail or f"{title}."
     body = {
         "type": TYPE_PREFIX + code, "title": title, "status": status, "detail": detail, "code": code, "error": detail,
@@ -196,16 +196,16 @@ def write_in_dialect(answer: HttpResponse, body: Mapping[str, Any]) -> None:
     answer.headers["Content-Type"] = "application/json"
 
 
-def not_found(request: HttpRequest, exception: Exception | None = None) -> HttpResponse:
+def answer_not_found(request: HttpRequest, exception: Exception | None = None) -> HttpResponse:
     return make_problem("not_found", f"There is nothing at {request.path[:200]}. GET /v1/docs shows what there is.")
 
 
-def server_error(request: HttpRequest) -> HttpResponse:
+def answer_server_error(request: HttpRequest) -> HttpResponse:
     """Return the answer for an exception in a page. Django has logged the exception, and is handling it now."""
     if isinstance(sys.exc_info()[1], (OperationalError, InterfaceError)):
         return make_problem("store_unavailable")
     return make_problem("internal")
 
 
-def bad_request(request: HttpRequest, exception: Exception | None = None) -> HttpResponse:
+def answer_bad_request(request: HttpRequest, exception: Exception | None = None) -> HttpResponse:
     return make_problem("bad_request")

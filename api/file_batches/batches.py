@@ -27,7 +27,7 @@ def create_batch(principal: Principal, wanted: BatchRequest, *, key: str | None)
 
     Raises `ApiError` if the file is no input, or if the owner has too many batches, and `IdempotencyMismatch`.
     """
-    owner, now = principal.user, clock.now()
+    owner, now = principal.user, clock.get_database_time()
     request = request_id.get_request_id()
     bulk = Bulk(model="", total=0, owner=owner, request_id=request, is_open=True)  # the file was not read yet
     bulk.idempotency_key = idempotency.scope_key(owner, key)
@@ -78,7 +78,7 @@ def _refuse_too_many(owner: Any) -> None:
 def cancel_batch(batch: FileBatch) -> bool:
     """Have a batch cancelled; return False if it has ended, or is about to. Its answers so far are kept."""
     running = FileBatch.objects.filter(pk=batch.pk, status__in=(BatchStatus.VALIDATING, BatchStatus.IN_PROGRESS))
-    return bool(running.update(status=BatchStatus.CANCELLING, cancelling_at=clock.now()))
+    return bool(running.update(status=BatchStatus.CANCELLING, cancelling_at=clock.get_database_time()))
 
 
 def cancel_own_batch(principal: Principal, batch_id: str) -> FileBatch:

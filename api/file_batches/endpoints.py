@@ -18,7 +18,7 @@ from api.requests.dialects.generation.completions import read_chat, read_text_co
 from api.requests.dialects.generation.responses import read_response
 from api.requests.dialects.moderations import read_moderation
 from api.requests.dialects.rerank import read_rerank
-from inference.catalog.lookup import last_spec_of
+from inference.catalog.lookup import get_last_spec
 from inference.models import Job
 
 
@@ -50,11 +50,11 @@ def _write_embeddings(job: Job, body: Mapping[str, Any]) -> bytes:
 
 
 def _write_ranking(job: Job, body: Mapping[str, Any]) -> bytes:
-    return write_ranking(job, read_rerank(body, last_spec_of(job.model)))
+    return write_ranking(job, read_rerank(body, get_last_spec(job.model)))
 
 
 def _write_moderation(job: Job, body: Mapping[str, Any]) -> bytes:
-    spec = last_spec_of(job.model)
+    spec = get_last_spec(job.model)
     return write_moderation(job, spec.options if spec else {})
 
 

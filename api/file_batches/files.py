@@ -42,7 +42,7 @@ def store_file(
 
     Raises `ApiError` if the owner's files take too much room, and `StoreUnavailable` if the storage does not take it.
     """
-    refuse_too_much(owner, size)
+    refuse_file_over_limit(owner, size)
     row = begin_file(owner=owner, name=name, purpose=purpose, expires_in_s=expires_in_s, size=size)
     write_content(row, content, size)
     StoredFile.objects.filter(pk=row.pk).update(state=FileState.STORED)
@@ -55,7 +55,9 @@ def begin_file(
 ) -> StoredFile:
     """Make the row of a file whose content is not there yet. Nobody sees it before its state is `STORED`."""
     kept = KEPT if expires_in_s is None else datetime.timedelta(seconds=expires_in_s)
-    row = StoredFile(owner=owner, name=name[:255], purpose=purpose, size=size, expires_at=clock.now() + kept)
+    row = StoredFile(
+        owner=owner, name=name[:255], purpose=purpose, size=size, expires_at=clock.get_database_time() + kept
+    )
     row.stored_as = row.id.hex
     row.save(force_insert=True)
     return row
@@ -76,7 +78,7 @@ def write_content(row: StoredFile, content: File[bytes], size: int) -> None:
     row.stored_as, row.size = stored_as, size
 
 
-def refuse_too_much(owner: Any, size: int) -> None:
+def refuse_file_over_limit(owner: Any, size: int) -> None:
     """Raise `ApiError` if a file of `size` bytes is too much beside the other files of its owner."""
     most = settings.API_KEY_MAX_FILE_BYTES
     if owner is None or not most:
@@ -143,7 +145,7 @@ def open_content(row: StoredFile) -> File[bytes]:
 
 
 def _select_removable_files() -> QuerySet[StoredFile]:
-    left = Q(state=FileState.RECEIVING, pk__lt=make_first_id(clock.now() - UPLOAD))
+    left = Q(state=FileState.RECEIVING, pk__lt=make_first_id(clock.get_database_time() - UPLOAD))
     expired = Q(state=FileState.STORED, expires_at__lt=Now())
     read = FileBatch.objects.filter(status__in=UNFINISHED, input_file__isnull=False).values("input_file")
     return StoredFile.objects.filter(Q(state=FileState.DELETED) | left | expired).exclude(pk__in=read)

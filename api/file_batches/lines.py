@@ -10,7 +10,7 @@ from typing import IO, Any
 from django.conf import settings
 
 from api import codec
-from inference.catalog.lookup import spec_of
+from inference.catalog.lookup import get_spec
 from inference.errors import InferenceError, UnknownModel
 
 MOST_LINES = 50_000
@@ -101,6 +101,6 @@ def _read_model(body: dict[str, Any], endpoint: str) -> str:
     if not isinstance(name, str):
         raise LineRefused("missing_required_parameter", "Missing required parameter: 'body.model'.", "body.model")
     try:
-        return spec_of(name).name
+        return get_spec(name).name
     except UnknownModel as error:
         raise LineRefused("model_not_found", error.message, "body.model") from None

@@ -39,7 +39,7 @@ class Progress:
 
 def measure_progress(batches: Sequence[FileBatch]) -> dict[UUID, Progress]:
     """Return the progress of each batch by its id."""
-    now = clock.now()
+    now = clock.get_database_time()
     running = [batch.id for batch in batches if batch.status in COUNTED]
     recent = Count("pk", filter=Q(finished_at__gt=now - RECENT))
     ended = Job.objects.filter(bulk__in=running, status__in=(Status.SUCCEEDED, Status.FAILED)).order_by()

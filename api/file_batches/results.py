@@ -26,7 +26,7 @@ from api.requests.file_form import open_temporary_file
 from inference.fields.ids import make_row_id
 from inference.models import Job, Status
 from inference.retry_policy import is_away
-from inference.store import connections, output_pages
+from inference.store import connections, jobs_with_outputs
 
 PAGE = 64  # jobs that are read at once
 PAGE_BYTES = 4 * 1024 * 1024  # of their lines, which are about as long as their inputs
@@ -73,7 +73,7 @@ def write_results(batch: FileBatch, file: IO[bytes], keep_on: Callable[[], None]
 
 
 def open_output_source(batch: FileBatch) -> File[bytes]:
-    """Open the file of which `read_output` makes a batch's output: its output file once it has ended, else its input.
+    """Open the file of which `read_output_file` makes the output: its output file once it ended, else its input.
 
     Raises `ApiError` if there is no such file, and `StoreUnavailable` if it cannot be read.
     """
@@ -84,7 +84,7 @@ def open_output_source(batch: FileBatch) -> File[bytes]:
     return open_content(source)
 
 
-def read_output(batch: FileBatch, source: File[bytes]) -> Iterator[bytes]:
+def read_output_file(batch: FileBatch, source: File[bytes]) -> Iterator[bytes]:
     """Yield the output file of a batch, or, until it has ended, the answers so far, as that will have them."""
     if batch.is_finished:
         yield from source.chunks()
@@ -142,7 +142,7 @@ def _pair_with_jobs(lines: Sequence[Line], ids: Mapping[int | None, UUID]) -> It
     page: dict[int | None, Job] = {}
     for line in lines:
         if line.index in ids and line.index not in page:
-            jobs, _ = output_pages.load_with_outputs(Job.objects.filter(pk__in=left).order_by("pk"), PAGE, without=())
+            jobs, _ = jobs_with_outputs.load_job_page(Job.objects.filter(pk__in=left).order_by("pk"), PAGE, without=())
             page = {job.bulk_index: job for job in jobs}
             read = {job.pk for job in jobs}
             left = [job_id for job_id in left if job_id not in read]

@@ -21,8 +21,8 @@ from django.db.models.functions import Now
 
 from api.errors.problems import ApiError
 from api.file_batches.batches import remove_old_batches
-from api.file_batches.feed import BatchFeed, Overtaken
 from api.file_batches.files import find_file, open_content, remove_old_files
+from api.file_batches.line_submitter import LineSubmitter, Overtaken
 from api.file_batches.results import Results, store_results, write_results
 from api.file_batches.validation import check_file
 from api.models import UNFINISHED, BatchStatus, FileBatch, FileState, StoredFile
@@ -65,7 +65,7 @@ class BatchRunner:
         self._stopping = stopping
         self._id = uuid4()
         self._rests: dict[UUID, Rest] = {}  # by batch
-        self._feeds: dict[UUID, tuple[BatchFeed, IO[bytes]]] = {}  # of batches in progress, with their open files
+        self._feeds: dict[UUID, tuple[LineSubmitter, IO[bytes]]] = {}  # of batches in progress, with their open files
         self._swept_at = float("-inf")
 
     def run_round(self) -> bool:
@@ -258,9 +258,9 @@ class BatchRunner:
 
         return keep_on
 
-    def _open_feed(self, batch: FileBatch) -> tuple[BatchFeed, IO[bytes]]:
+    def _open_feed(self, batch: FileBatch) -> tuple[LineSubmitter, IO[bytes]]:
         file = _open_input_file(batch)
-        self._feeds[batch.pk] = BatchFeed(batch, file), file
+        self._feeds[batch.pk] = LineSubmitter(batch, file), file
         return self._feeds[batch.pk]
 
     def _close_feed(self, batch_id: UUID) -> None:

@@ -6,7 +6,7 @@ from drf_spectacular.types import OpenApiTypes
 
 from api import codec
 from api.openapi import openai_shapes as shapes
-from api.openapi.operation_descriptions import OPENAI, describe_operation
+from api.openapi.operation_decorator import OPENAI, describe_operation
 from api.openapi.operations import IDEMPOTENCY_KEY, make_wait_parameter, waiting
 from api.requests import bodies
 

@@ -11,7 +11,7 @@ from drf_spectacular.utils import OpenApiParameter
 from api import codec
 from api.openapi import batch_shapes as shapes
 from api.openapi.answer_shapes import DeletedShown, Shape
-from api.openapi.operation_descriptions import OPENAI, describe_operation
+from api.openapi.operation_decorator import OPENAI, describe_operation
 from api.openapi.operations import IDEMPOTENCY_KEY, WITH_BODY, make_query_parameter, make_request_example
 from api.requests.file_batches import MOST_LIMIT
 

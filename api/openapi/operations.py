@@ -11,7 +11,7 @@ from drf_spectacular.utils import OpenApiExample, OpenApiParameter, OpenApiRespo
 from api import codec
 from api.errors.problems import OUTCOMES
 from api.openapi import answer_shapes, openai_shapes
-from api.openapi.operation_descriptions import COMPLETING, describe_operation
+from api.openapi.operation_decorator import COMPLETING, describe_operation
 from api.requests import bodies, job_pages
 from inference.catalog.specs import NAME
 from inference.models import Status

@@ -7,7 +7,7 @@ from drf_spectacular.utils import OpenApiParameter
 from api import codec
 from api.openapi import openai_shapes as shapes
 from api.openapi.answer_shapes import ANY, DeletedShown
-from api.openapi.operation_descriptions import OPENAI, describe_operation
+from api.openapi.operation_decorator import OPENAI, describe_operation
 from api.openapi.operations import IDEMPOTENCY_KEY, ON_DISCONNECT, make_query_parameter, make_wait_parameter, waiting
 from api.requests import bodies
 

@@ -10,7 +10,7 @@ from uuid import UUID
 from api import codec
 from api.errors.problems import ApiError
 from api.requests.fields import Anything, Body, Choice, Seconds, StrictArray, StrictFlag, StrictObject, StrictString
-from inference.catalog.lookup import spec_of
+from inference.catalog.lookup import get_spec
 from inference.errors import make_field_error
 from inference.submission.submissions import Submission
 from inference.values.descriptions import quote_name, suggest_name
@@ -149,7 +149,7 @@ def read_whole_number(query: Mapping[str, str], name: str, default: int) -> int:
     return int(text)
 
 
-def read_limit(query: Mapping[str, str], default: int, most: int) -> int:
+def read_list_limit(query: Mapping[str, str], default: int, most: int) -> int:
     """Return how many entries of a list are asked for. Raises `ApiError`."""
     text = query.get("limit", str(default))
     if not _LIMIT.fullmatch(text) or int(text) > most:
@@ -157,7 +157,7 @@ def read_limit(query: Mapping[str, str], default: int, most: int) -> int:
     return int(text)
 
 
-def prefers_plain(header: str) -> bool:
+def prefers_plain_outputs(header: str) -> bool:
     """Return True if the header says `Prefer: outputs=plain`."""
     return bool(_PREFER_PLAIN.search(header))
 
@@ -195,7 +195,7 @@ def refuse_unknown_parameters(query: Mapping[str, str], names: Collection[str], 
 def read_submission(body: Mapping[str, Any]) -> Submission:
     """Return the submission of a validated `JobBody`. Raises `UnknownModel`."""
     return Submission(
-        spec=spec_of(body["model"]),
+        spec=get_spec(body["model"]),
         inputs=body["inputs"],
         parameters=body.get("parameters") or {},
         priority=body.get("priority", Priority.NORMAL),

@@ -13,7 +13,7 @@ from api import codec
 from api.errors import problems
 from api.errors.problems import ApiError
 from api.requests.bodies import EXPIRES_IN_S, PRIORITIES, BulkBody, LineBody, read_seconds
-from inference.catalog.lookup import spec_of
+from inference.catalog.lookup import get_spec
 from inference.errors import InferenceError, InvalidInput
 from inference.submission import bulk
 from inference.submission.submissions import BulkItem, BulkSubmission
@@ -35,7 +35,7 @@ def read_document(body: bytes) -> BulkSubmission:
     bulk.check_size(len(document["inputs"]))
     parameters = document.get("parameters")
     return BulkSubmission(
-        spec=spec_of(document["model"]),
+        spec=get_spec(document["model"]),
         items=[BulkItem(inputs=inputs, parameters=parameters) for inputs in document["inputs"]],
         priority=document.get("priority", Priority.LOW),
         expires_in_s=document.get("expires_in"),
@@ -53,7 +53,7 @@ def read_lines(body: bytes, query: Mapping[str, str]) -> BulkSubmission:
     if priority not in PRIORITIES:
         raise ApiError(f"priority must be one of {', '.join(PRIORITIES)}.")
     return BulkSubmission(
-        spec=spec_of(query["model"]),
+        spec=get_spec(query["model"]),
         items=[_read_item(line) for line in _split_lines(body)],
         priority=PRIORITIES[priority],
         expires_in_s=read_seconds(query, "expires_in", EXPIRES_IN_S),

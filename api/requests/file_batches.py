@@ -11,7 +11,7 @@ from uuid import UUID
 from django.db.models import Model, QuerySet
 
 from api.errors.problems import ApiError
-from api.requests.bodies import read_limit
+from api.requests.bodies import read_list_limit
 from api.requests.dialects.base import read_fields, read_metadata, refuse_unknown_fields
 from inference.errors import make_field_error
 
@@ -33,7 +33,7 @@ def read_public_id(text: str, prefix: str) -> UUID | None:
 
 def read_page(query: Mapping[str, str], rows: QuerySet[R], prefix: str) -> tuple[list[R], bool]:
     """Return the rows of a page, and True if there are more. Raises `ApiError`."""
-    most = min(read_limit(query, PAGE, MOST_LIMIT), LONGEST_PAGE)
+    most = min(read_list_limit(query, PAGE, MOST_LIMIT), LONGEST_PAGE)
     order = query.get("order", "desc")
     if order not in ("asc", "desc"):
         raise ApiError("order must be asc or desc.")

@@ -13,11 +13,11 @@ from django.utils.dateparse import parse_datetime
 
 from api.auth import Principal
 from api.errors.problems import ApiError
-from api.requests.bodies import read_limit
+from api.requests.bodies import read_list_limit
 from inference.catalog.specs import NAME
 from inference.fields.ids import make_first_id
 from inference.models import Bulk, Job, Status
-from inference.store import output_pages
+from inference.store import jobs_with_outputs
 from inference.values.uuid_parsing import parse_uuid
 
 PAGE, LONGEST_PAGE = 50, 500
@@ -26,13 +26,13 @@ _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
 def read_page(principal: Principal, query: Mapping[str, str]) -> tuple[list[Job], str | None]:
     """Return the jobs of a page, and the address of the next page or None. Raises `ApiError`."""
-    limit = read_limit(query, PAGE, LONGEST_PAGE)
+    limit = read_list_limit(query, PAGE, LONGEST_PAGE)
     jobs = _select_visible_jobs(principal, query)
     for name, (condition, read) in FILTERS.items():
         if name in query and (value := read(name, query[name])):
             jobs = jobs.filter(**{condition: value})
     if wants_outputs(query):
-        found, is_cut = output_pages.load_with_outputs(jobs, limit)
+        found, is_cut = jobs_with_outputs.load_job_page(jobs, limit)
     else:
         found = list(jobs.defer("inputs", "output", "parameters")[: limit + 1])
         found, is_cut = found[:limit], len(found) > limit

@@ -11,7 +11,7 @@ from wsgiref.types import InputStream
 
 from django.utils.http import parse_header_parameters
 
-from api.server.upload_limit import MOST_READ, UPLOAD, Upload, UploadRefused, find_body_limit, is_file_upload
+from api.server.body_limits import MOST_READ, UPLOAD, Upload, UploadRefused, find_body_limit, is_file_upload
 
 Application = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 READ = 65_536

@@ -23,9 +23,9 @@ from django.urls import Resolver404, ResolverMatch, get_resolver
 
 from api import request_id
 from api.errors import cohere_tei, openai, problems
-from api.server.upload_limit import find_body_limit, is_refused
+from api.server.body_limits import find_body_limit, is_refused
 from inference import budget
-from inference.figures import ledger
+from inference.figures import tally_rows
 from inference.figures.sample import SERVICE
 from inference.models import Job
 from inference.store import connections
@@ -85,11 +85,11 @@ class Api:
             answer = self._answer(request, match)
             dialect = next((each for each in (openai, cohere_tei) if each.is_client_request(request)), None)
             answer = (dialect.reshape_problem if dialect else problems.set_stream_type)(request, answer)
-            if match and match.func is not problems.not_found and request.path_info not in UNCOUNTED:
+            if match and match.func is not problems.answer_not_found and request.path_info not in UNCOUNTED:
                 method = request.method if request.method in METHODS else "other"
-                name = dialect.find_name(request) if dialect else "service"
+                name = dialect.find_dialect_name(request) if dialect else "service"
                 kind = f"{method} {format_route(match.route)} {answer.status_code} {name}"
-                ledger.note_tally(SERVICE, {"requests": {kind: 1}})
+                tally_rows.note_tally(SERVICE, {"requests": {kind: 1}})
             for name, value in self.secured[request.scheme or "http"].items():
                 answer.headers.setdefault(name, value)
             return answer
@@ -116,13 +116,13 @@ class Api:
         the garbage collector runs.
         """
         response = self.get_response(request)
-        drop_body(request)
+        release_body(request)
         if settings.DEBUG and response.status_code == 404 and not request.resolver_match:
-            return problems.not_found(request)  # the same as with DEBUG off, in place of Django's own page
+            return problems.answer_not_found(request)  # the same as with DEBUG off, in place of Django's own page
         return response
 
 
-def drop_body(request: HttpRequest) -> None:
+def release_body(request: HttpRequest) -> None:
     """Drop the body of a request that others hold for longer than it is needed."""
     for name in ("_stream", "_body", "_post", "_files"):  # private, but Django has no way to drop a body
         vars(request).pop(name, None)

@@ -112,7 +112,7 @@ class ApiView(APIView):
 
     def wants_plain_outputs(self, request: HttpRequest) -> bool:
         """Return True if outputs are wanted as the model gave them."""
-        return bodies.prefers_plain(request.META.get("HTTP_PREFER", ""))
+        return bodies.prefers_plain_outputs(request.META.get("HTTP_PREFER", ""))
 
     @contextlib.contextmanager
     def take_wait_slot(self, wait_s: float) -> Iterator[float]:
@@ -140,7 +140,7 @@ def get_visible_job(principal: Principal, job_id: str) -> Job:
     raise JobNotFound(f"There is no job {key}.")
 
 
-def get_own_job(principal: Principal, job_id: str) -> Job:
+def get_changeable_job(principal: Principal, job_id: str) -> Job:
     """Return the job with this id, if the principal may cancel it and run it again.
 
     Raises the errors of `get_visible_job`, and `ApiError` if the principal may only look at the job.

@@ -54,7 +54,7 @@ class BulkView(ApiView):
 class CancelBulkView(ApiView):
     @operations.cancel_bulk
     def post(self, request: HttpRequest, bulk_id: str) -> HttpResponse:
-        return codec.make_json_response(resources.make_bulk_document(cancel_own_bulk(self.principal, bulk_id)))
+        return codec.make_json_response(resources.make_bulk_document(check_and_cancel_bulk(self.principal, bulk_id)))
 
 
 def get_visible_bulk(principal: Principal, bulk_id: str) -> Bulk:
@@ -70,7 +70,7 @@ def get_visible_bulk(principal: Principal, bulk_id: str) -> Bulk:
     return found
 
 
-def cancel_own_bulk(principal: Principal, bulk_id: str) -> Bulk:
+def check_and_cancel_bulk(principal: Principal, bulk_id: str) -> Bulk:
     """Cancel the jobs of a bulk that are not finished, and return the bulk.
 
     Raises the errors of `get_visible_bulk`, and `ApiError` if the principal may only look at the bulk.

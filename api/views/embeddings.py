@@ -11,17 +11,17 @@ from drf_spectacular.utils import extend_schema_view
 from api import codec
 from api.answers import embeddings as answers
 from api.errors.problems import ApiError
-from api.openapi import retrieval_operations as operations
-from api.requests.dialects import cohere, embeddings
+from api.openapi import embedding_rerank_operations as operations
+from api.requests.dialects import cohere_embeddings, embeddings
 from api.views.base import read_json
 from api.views.models import DialectView, run_in_dialect
-from inference.catalog.lookup import spec_of
+from inference.catalog.lookup import get_spec
 
 
 class EmbeddingsView(DialectView):
     @operations.openai_embeddings
     def post(self, request: HttpRequest, name: str = "") -> HttpResponse:
-        embedding_request = embeddings.read_embeddings(read_texts_json(request), spec_of(name) if name else None)
+        embedding_request = embeddings.read_embeddings(read_texts_json(request), get_spec(name) if name else None)
         write = partial(answers.write_openai_embeddings, is_base64=embedding_request.is_base64)
         return run_in_dialect(self, request, embedding_request, write)
 
@@ -30,7 +30,7 @@ class CohereView(DialectView):
     version: int
 
     def post(self, request: HttpRequest) -> HttpResponse:
-        embed_request = cohere.read_embed(read_texts_json(request))
+        embed_request = cohere_embeddings.read_embed(read_texts_json(request))
         write = partial(answers.write_cohere_embeddings, request=embed_request, version=self.version)
         return run_in_dialect(self, request, embed_request, write)
 

@@ -18,11 +18,11 @@ from api.errors import problems
 from api.openapi import operations
 from api.requests import bodies, job_pages
 from api.views import streaming
-from api.views.base import ApiView, add_etag, get_own_job, get_visible_job, read_json
+from api.views.base import ApiView, add_etag, get_changeable_job, get_visible_job, read_json
 from inference.catalog.specs import ModelSpec
 from inference.models import Job, Status
 from inference.status import health
-from inference.store import output_pages
+from inference.store import jobs_with_outputs
 from inference.submission import admission, jobs
 from inference.upkeep import retention
 
@@ -52,7 +52,7 @@ class JobsView(ApiView):
         if wait_s is None:
             return answer_submission(job, plain=plain)
         with self.take_wait_slot(wait_s) as granted_s:
-            job = jobs.wait_for_stored_job(job, timeout_s=granted_s)
+            job = jobs.try_to_wait_for_job(job, timeout_s=granted_s)
         response = answer_job(job, plain=plain) if job.is_finished else answer_submission(job, plain=plain)
         response.headers["Preference-Applied"] = f"wait={wait_s}"
         return response
@@ -69,7 +69,7 @@ class JobView(ApiView):
 
     @operations.delete_job
     def delete(self, request: HttpRequest, job_id: str) -> HttpResponse:
-        jobs.delete(get_own_job(self.principal, job_id))
+        jobs.delete(get_changeable_job(self.principal, job_id))
         return codec.make_json_response({"id": job_id, "object": "job", "deleted": True})
 
 
@@ -121,15 +121,15 @@ class RetryView(ApiView):
     @operations.retry_job
     def post(self, request: HttpRequest, job_id: str) -> HttpResponse:
         """Submit the job again. The new job has the owner of the old one, whichever principal runs it again."""
-        old = get_own_job(self.principal, job_id)
+        old = get_changeable_job(self.principal, job_id)
         again = self.add_owner(request, jobs.make_resubmission(old))
         job = jobs.submit(dataclasses.replace(again, owner=old.owner))
         return answer_submission(job, plain=self.wants_plain_outputs(request))
 
 
 def cancel_own_job(principal: Principal, job_id: str, *, plain: bool) -> dict[str, Any]:
-    """Cancel a job, and return its document. Raises the errors of `get_own_job`."""
-    job = jobs.cancel(get_own_job(principal, job_id).id)
+    """Cancel a job, and return its document. Raises the errors of `get_changeable_job`."""
+    job = jobs.cancel(get_changeable_job(principal, job_id).id)
     was_running = job.status == Status.CANCELLED and job.started_at is not None
     return {**resources.make_job_document(job, plain=plain), "was_running": was_running}
 
@@ -140,7 +140,7 @@ def wait_for_finished_jobs(principal: Principal, ids: list[UUID], *, wait_s: flo
     `missing` are the ids for which the principal sees no job. `left` is the number of all others not in the answer.
     """
     ended, missing = jobs.wait_for_any(ids, principal.visible_jobs, timeout_s=wait_s)
-    found, _ = output_pages.load_with_outputs(Job.objects.filter(pk__in=ended).order_by("pk"), len(ids))
+    found, _ = jobs_with_outputs.load_job_page(Job.objects.filter(pk__in=ended).order_by("pk"), len(ids))
     return {
         "items": [resources.make_job_document(job, plain=plain) for job in found],
         "missing": [

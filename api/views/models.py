@@ -23,7 +23,7 @@ from api.requests.dialects.tei import make_similarity_request
 from api.views import streaming
 from api.views.base import ApiView, read_body, read_media_type
 from api.views.jobs import answer_output, make_job_address
-from inference.catalog.lookup import get_catalog, spec_of
+from inference.catalog.lookup import get_catalog, get_spec
 from inference.catalog.parameters import is_of_type
 from inference.catalog.specs import ModelSpec
 from inference.models import Job, Status
@@ -54,18 +54,18 @@ class ModelView(ApiView):
 
     @operations.get_model
     def get(self, request: HttpRequest, name: str) -> HttpResponse:
-        spec = spec_of(name)
+        spec = get_spec(name)
         return codec.make_json_response({**make_openai_model(spec), **resources.make_model_document(spec)})
 
     @operations.run_model
     def post(self, request: HttpRequest, name: str) -> HttpResponseBase:
-        asked = huggingface.read_request(spec_of(name), read_body(request), read_media_type(request))
+        asked = huggingface.read_request(get_spec(name), read_body(request), read_media_type(request))
         with asked.translate_errors():
             return self.answer_request(request, asked)
 
     def answer_request(self, request: HttpRequest, asked: ModelRequest) -> HttpResponseBase:
         submission = asked.submission
-        refuse_other_wait(request, asked.is_streamed)
+        refuse_unused_parameter(request, asked.is_streamed)
         if asked.is_streamed:
             submit = partial(jobs.submit, self.add_owner(request, submission), needs_worker=True)
             has_tokens = submission.spec.is_built_in and is_of_type(submission.parameters.get("logprobs"), "integer")
@@ -73,7 +73,7 @@ class ModelView(ApiView):
             plain, words = self.wants_plain_outputs(request), asked.words  # the inputs are not to be kept meanwhile
 
             def write_translated(job: Job, found: Iterator[Event]) -> Generator[bytes, None, None]:
-                return write(job, huggingface.translate_events(found, words), plain=plain)
+                return write(job, huggingface.translate_stream_errors(found, words), plain=plain)
 
             return streaming.answer_stream(self, request, submit, write_translated)
         if submission.spec.embeds and isinstance(submission.inputs, dict) and "source_sentence" in submission.inputs:
@@ -138,7 +138,7 @@ def answer_in_dialect(view: ApiView, request: HttpRequest, job: Job, write: Call
     return HttpResponse(write(job), headers=headers, content_type=codec.CONTENT_TYPE)
 
 
-def refuse_other_wait(request: HttpRequest, is_streamed: bool) -> None:
+def refuse_unused_parameter(request: HttpRequest, is_streamed: bool) -> None:
     """Raise `ApiError` for `timeout` if the answer is streamed, and for `on_disconnect` if it is not."""
     other = "timeout" if is_streamed else "on_disconnect"
     if other in request.GET:

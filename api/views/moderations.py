@@ -7,7 +7,7 @@ from functools import partial
 from django.http import HttpRequest, HttpResponse
 
 from api.answers.classifications import write_moderation
-from api.openapi import retrieval_operations as operations
+from api.openapi import embedding_rerank_operations as operations
 from api.requests.dialects.moderations import read_moderation
 from api.views.base import read_json
 from api.views.models import DialectView, run_in_dialect

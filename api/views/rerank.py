@@ -8,18 +8,18 @@ from django.http import HttpRequest, HttpResponse
 from drf_spectacular.utils import extend_schema_view
 
 from api.answers.rankings import write_ranking
-from api.openapi import retrieval_operations as operations
+from api.openapi import embedding_rerank_operations as operations
 from api.requests.dialects import rerank
 from api.views.base import read_json
 from api.views.models import DialectView, run_in_dialect
-from inference.catalog.lookup import spec_of
+from inference.catalog.lookup import get_spec
 
 
 class RerankView(DialectView):
     @operations.rerank
     def post(self, request: HttpRequest, name: str = "") -> HttpResponse:
         """Answer one request, whose pairs of query and text are one job."""
-        rerank_request = rerank.read_rerank(read_json(request), spec_of(name) if name else None)
+        rerank_request = rerank.read_rerank(read_json(request), get_spec(name) if name else None)
         return run_in_dialect(self, request, rerank_request, partial(write_ranking, request=rerank_request))
 
 

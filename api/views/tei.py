@@ -11,13 +11,13 @@ from drf_spectacular.utils import extend_schema_view
 
 from api import codec
 from api.answers import classifications, embeddings, tei
-from api.openapi import retrieval_operations as operations
+from api.openapi import embedding_rerank_operations as operations
 from api.requests.dialects.base import DialectRequest, find_default_model
 from api.requests.dialects.tei import read_embed, read_embed_all, read_predict, read_similarity
 from api.views.base import ApiView
 from api.views.embeddings import read_texts_json
 from api.views.models import DialectView, run_in_dialect
-from inference.catalog.lookup import get_catalog, spec_of
+from inference.catalog.lookup import get_catalog, get_spec
 from inference.catalog.specs import KINDS, ModelSpec
 from inference.errors import make_field_error
 from inference.models import Job
@@ -31,7 +31,7 @@ class TextsView(DialectView):
     write_answer: Callable[[Job], bytes]
 
     def post(self, request: HttpRequest, name: str = "") -> HttpResponse:
-        dialect_request = self.read_request(read_texts_json(request), spec_of(name) if name else None)
+        dialect_request = self.read_request(read_texts_json(request), get_spec(name) if name else None)
         return run_in_dialect(self, request, dialect_request, self.write_answer)
 
 
@@ -69,7 +69,7 @@ class SimilarityView(TextsView):
 class PredictView(DialectView):
     @operations.tei_predict
     def post(self, request: HttpRequest, name: str = "") -> HttpResponse:
-        predict_request = read_predict(read_texts_json(request), spec_of(name) if name else None)
+        predict_request = read_predict(read_texts_json(request), get_spec(name) if name else None)
         write_answer = partial(classifications.write_tei_predictions, is_batch=predict_request.is_batch)
         return run_in_dialect(self, request, predict_request, write_answer)
 
@@ -79,7 +79,7 @@ class InfoView(ApiView):
     def get(self, request: HttpRequest, name: str = "") -> HttpResponse:
         """Describe a model: at the root the one that embeds, or the one that classifies or ranks if none embeds."""
         kinds = {kind for spec in get_catalog().values() for kind in spec.request_kinds}
-        spec = spec_of(name) if name else find_default_model(next(filter(kinds.__contains__, KINDS), KINDS[0]))
+        spec = get_spec(name) if name else find_default_model(next(filter(kinds.__contains__, KINDS), KINDS[0]))
         if not spec.request_kinds:
             raise make_field_error("model", f"{spec.name!r} is described by GET /v1/models/{spec.name}.")
         return codec.make_json_response(tei.make_model_info(spec))

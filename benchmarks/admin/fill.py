@@ -33,7 +33,7 @@ from inference.models import (
     Worker,
     WorkerState,
 )
-from inference.store import rows
+from inference.store import job_rows
 from inference.values.priority import Priority
 
 MODELS = {"sentiment": 45, "embeddings": 25, "fill": 15, "entities": 10, "chat": 5}  # of a hundred jobs
@@ -70,14 +70,14 @@ class Month:
         with tqdm(total=self.jobs, unit="job", dynamic_ncols=True) as bar:
             while True:
                 with transaction.atomic():
-                    new = [rows.prepare_row(job) for job in islice(finished, AT_ONCE)]
-                    for chunk in rows.split_into_chunks(new):
-                        rows.insert_jobs(chunk)
+                    new = [job_rows.prepare_row(job) for job in islice(finished, AT_ONCE)]
+                    for chunk in job_rows.split_into_chunks(new):
+                        job_rows.insert_jobs(chunk)
                 bar.update(len(new))
                 if len(new) < AT_ONCE:
                     break
-        for chunk in rows.split_into_chunks([rows.prepare_row(job) for job in self.unfinished()]):
-            rows.insert_jobs(chunk)
+        for chunk in job_rows.split_into_chunks([job_rows.prepare_row(job) for job in self.unfinished()]):
+            job_rows.insert_jobs(chunk)
         self.count()
         self.keep_others()
 
@@ -156,7 +156,7 @@ class Month:
             "inputs": "some words of a text " * self.dice.randint(1, 12),
             "request_id": f"{self.dice.getrandbits(128):032x}",
         }  # fmt: skip
-        job = rows.make_unsaved_job(owner=None, model=model, **{**own, **values})
+        job = job_rows.make_unsaved_job(owner=None, model=model, **{**own, **values})
         job.id = self.id_at(at)
         return job
 

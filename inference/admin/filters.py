@@ -179,7 +179,7 @@ class PriorityFilter(JobFilter):
         return found.exclude(priority=Priority.NORMAL) if is_indexed else found
 
 
-class EndedFilter(admin.SimpleListFilter):
+class EndedWorkerFilter(admin.SimpleListFilter):
     """A filter that hides workers that ended more than an hour ago, unless their state is asked for."""
 
     title, parameter_name = "ended workers", "ended"
@@ -219,4 +219,4 @@ class AcceptedFilter(admin.SimpleListFilter):
         minutes = MINUTES.get(self.value() or "")
         if minutes is None:
             return queryset
-        return queryset.filter(id__gte=make_first_id(clock.now() - datetime.timedelta(minutes=minutes)))
+        return queryset.filter(id__gte=make_first_id(clock.get_database_time() - datetime.timedelta(minutes=minutes)))

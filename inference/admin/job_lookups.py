@@ -172,7 +172,7 @@ def make_lookups(query: QueryDict, user: AbstractBaseUser | AnonymousUser) -> Lo
         if key in LOOKUPS or key in SAME:
             found |= {LOOKUPS.get(key, key): value} if value else {}  # an empty filter lets all through
         elif key == "accepted" and value in MINUTES:
-            since = clock.now() - datetime.timedelta(minutes=MINUTES[value])
+            since = clock.get_database_time() - datetime.timedelta(minutes=MINUTES[value])
             found["id__gte"] = str(make_first_id(since))
         elif key not in PASSED_OVER | {"q"}:
             return None

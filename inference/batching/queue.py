@@ -253,7 +253,7 @@ class BatchQueue:
         for item in (key[-1] for each in priorities for key in self._by_turn[each]):
             room = room.subtract_rows(item.size, item.length)
             is_forced = most is not None and not found
-            if len(found) == most or (room.is_overdrawn and not is_forced):
+            if len(found) == most or (room.is_exceeded and not is_forced):
                 break
             found.append(item)
         for item in found:
@@ -265,7 +265,7 @@ class BatchQueue:
         head = self.find_first_item(priority) or self.find_first_item()
         if head is None:
             return False
-        return not room.subtract_rows(head.size, head.length).is_overdrawn
+        return not room.subtract_rows(head.size, head.length).is_exceeded
 
     def learn_call(self, size: int, length: float, seconds: float, *, jobs: int) -> None:
         """Learn that the engine took `seconds` for `jobs` jobs of `size` rows in all.

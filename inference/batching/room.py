@@ -26,5 +26,5 @@ class Room:
         )
 
     @property
-    def is_overdrawn(self) -> bool:
+    def is_exceeded(self) -> bool:
         return self.rows < 0 or self.tokens < 0

@@ -63,14 +63,14 @@ def make_queue_name(prefix: str, model: str) -> str:
     return f"{prefix}inference.{model}"
 
 
-def queue_of(model: str) -> str:
+def get_queue_name(model: str) -> str:
     """Return the queue of a model's messages in this service."""
     return make_queue_name(settings.SERVICE_PREFIX, model)
 
 
 def is_of_model(queue: str) -> bool:
     """Return True if the queue is that of a model of this service."""
-    return queue.startswith(queue_of(""))
+    return queue.startswith(get_queue_name(""))
 
 
 def make_redis_key(queue: str, step: int) -> str:

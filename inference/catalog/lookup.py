@@ -48,7 +48,7 @@ def find_file_problem() -> str:
     return _get_models_file(settings.MODELS_FILE).problem
 
 
-def last_spec_of(model: str) -> ModelSpec | None:
+def get_last_spec(model: str) -> ModelSpec | None:
     """Return the last entry of a model, or None.
 
     The model may be gone from the file since this process began to follow it: clients still ask for its jobs.
@@ -57,7 +57,7 @@ def last_spec_of(model: str) -> ModelSpec | None:
     return _get_models_file(settings.MODELS_FILE).known.get(model)
 
 
-def spec_of(model: str) -> ModelSpec:
+def get_spec(model: str) -> ModelSpec:
     """Return the entry of a model.
 
     Raises `UnknownModel`, and `ModelsFileRefused` if this process has never read a good file.
@@ -158,7 +158,7 @@ class Follower(threading.Thread):
             logger.exception("the models file is not understood, it is looked at again")
             return True
 
-    def look_now(self) -> None:
+    def look_soon(self) -> None:
         self._wakeup.set()
 
     def stop(self) -> None:

@@ -44,7 +44,7 @@ def is_of_type(value: object, kind: str) -> bool:
     return isinstance(value, TYPES[kind][1]) and isinstance(value, bool) == (kind == "boolean")
 
 
-def parse_parameter(name: str, table: object) -> ParameterSpec:
+def parse_parameter_spec(name: str, table: object) -> ParameterSpec:
     """Return the spec of a parameter from its table in models.toml.
 
     Raises `ValueError`, whose message has what would be right.
@@ -67,7 +67,7 @@ def _check_default(name: str, spec: ParameterSpec) -> Any:
     if not is_of_type(spec.default, spec.type):
         raise ValueError(f"parameter {name}: default {spec.default!r} is not of type {spec.type}")
     try:
-        return fill_in_defaults({name: spec}, {name: spec.default})[name]
+        return resolve_parameters({name: spec}, {name: spec.default})[name]
     except InvalidInput as error:
         raise ValueError(f"the default is not allowed: {error.message.rstrip('.')}") from error
 
@@ -93,7 +93,7 @@ _KEYS: dict[str, tuple[Callable[[dict[str, Any], Any], bool], str]] = {
 }
 
 
-def fill_in_defaults(specs: Mapping[str, ParameterSpec], parameters: Mapping[str, Any]) -> dict[str, Any]:
+def resolve_parameters(specs: Mapping[str, ParameterSpec], parameters: Mapping[str, Any]) -> dict[str, Any]:
     """Return the parameters with their defaults, in the order of `specs`.
 
     A null counts as not given. Raises `InvalidInput`.
@@ -118,7 +118,7 @@ def _suggest_parameter(name: str, specs: Mapping[str, ParameterSpec]) -> str:
     return suggest_name(name, specs) if specs else "this model takes none."
 
 
-def is_allowed(spec: ParameterSpec, value: object) -> bool:
+def is_value_allowed(spec: ParameterSpec, value: object) -> bool:
     """Return True if `spec` allows `value`."""
     try:
         check_parameter("", spec, value)

@@ -178,7 +178,7 @@ class _Reader:
 
     def read_input(self, name: str, table: object) -> ParameterSpec:
         try:
-            spec = parameters.parse_parameter("input", table)
+            spec = parameters.parse_parameter_spec("input", table)
         except ValueError as error:
             self.raise_error(str(error).removeprefix("parameter "), name, "input")
         if spec.required or spec.default is not None:
@@ -187,7 +187,7 @@ class _Reader:
 
     def read_parameter(self, name: str, key: str, table: object) -> ParameterSpec:
         try:
-            return parameters.parse_parameter(key, table)
+            return parameters.parse_parameter_spec(key, table)
         except ValueError as error:
             self.raise_error(str(error), name, key, within="parameters")
 

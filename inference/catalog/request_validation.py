@@ -47,14 +47,14 @@ def validate_parameters(spec: ModelSpec, given: Mapping[str, Any]) -> dict[str, 
     for name, value in given.items():
         described = spec.parameters.get(name)
         is_own = described is not None and described != shared.get(name)
-        is_taken = described is not None and parameters.is_allowed(described, value)
+        is_taken = described is not None and parameters.is_value_allowed(described, value)
         if is_neutral(table, name, value) and not (is_own and is_taken):
             continue
         (taken if is_taken else others)[name] = value
     requested = {**taken, **task.translate(others)}
     if known := next((name for name in requested if name in table and name not in spec.parameters), None):
         raise InvalidInput(f"parameters.{known}: {describe_refusal(table, known)}", field=f"parameters.{known}")
-    return parameters.fill_in_defaults(spec.parameters, requested)
+    return parameters.resolve_parameters(spec.parameters, requested)
 
 
 def validate_inputs(spec: ModelSpec, inputs: object, *, most: int | None = None) -> None:

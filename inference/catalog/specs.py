@@ -11,7 +11,7 @@ from typing import Any
 
 from inference.broker import address
 from inference.catalog import tasks
-from inference.catalog.parameters import ParameterSpec, is_allowed
+from inference.catalog.parameters import ParameterSpec, is_value_allowed
 
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,99}")
 TF32 = "tf32"  # weights in float32, products with fewer digits
@@ -81,7 +81,9 @@ class ModelSpec:
     def embeds(self) -> bool:
         """True if it answers a text with one vector, in the form from which answers for OpenAI's clients are made."""
         requested = {"details": True, "dimensions": 1, "encoding_format": "base64"}
-        return all(name in self.parameters and is_allowed(self.parameters[name], requested[name]) for name in requested)
+        return all(
+            name in self.parameters and is_value_allowed(self.parameters[name], requested[name]) for name in requested
+        )
 
     @property
     def request_kinds(self) -> tuple[str, ...]:
@@ -93,7 +95,7 @@ class ModelSpec:
 
     @property
     def queue(self) -> str:
-        return address.queue_of(self.name)
+        return address.get_queue_name(self.name)
 
     @property
     def weights_dtype(self) -> str:

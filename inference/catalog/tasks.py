@@ -34,7 +34,7 @@ class AnswerShape(enum.Enum):
     PAIRS = enum.auto()  # [{"label", "score"}], where the pipeline answers {"labels", "scores"}
 
 
-def list_whole_input(item: object, parameters: Mapping[str, Any]) -> tuple[list[Any], int]:
+def list_single_input(item: object, parameters: Mapping[str, Any]) -> tuple[list[Any], int]:
     return [item], 1
 
 
@@ -93,7 +93,7 @@ class Task:
     check: input_checks.Check = input_checks.accept_anything
     # The unit measures strings of an input; with any other unit they are files in base64.
     unit: units.Unit = units.estimate_tokens
-    rows: Rows = list_whole_input
+    rows: Rows = list_single_input
     takes_chats: bool = False  # a list of messages is one input, and no input is cut
     compiles: bool = False  # one call of the model answers a batch, so that another backend than torch may compute it
     generates: bool = False  # text from a prompt, which must leave room: generated tokens count

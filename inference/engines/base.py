@@ -11,7 +11,13 @@ from typing import Any
 from inference.catalog.specs import TORCH, ModelSpec
 from inference.engines.stepper import Stepper
 
-BESIDE = {"__init__", "load", "warm_up", "answers_example", "sample"}  # methods that take no part in an answer
+BESIDE = {
+    "__init__",
+    "load",
+    "warm_up",
+    "can_answer_example",
+    "make_sample_input",
+}  # methods that take no part in an answer
 
 
 class Engine(ABC):
@@ -42,7 +48,7 @@ class Engine(ABC):
     def warm_up(self) -> None:  # noqa: B027 - optional by design
         """Run once what is slow the first time, before the replica reports ready."""
 
-    def answers_example(self) -> bool:
+    def can_answer_example(self) -> bool:
         """Return True if the model answers an example of its own now.
 
         Then an input that it raised an error for, or that input's parameters, is at fault. A model without an example
@@ -50,7 +56,7 @@ class Engine(ABC):
         """
         return False
 
-    def sample(self, text: str) -> Any:
+    def make_sample_input(self, text: str) -> Any:
         """Return an input around `text`, for `manage.py tune`; by default the text itself."""
         return text
 

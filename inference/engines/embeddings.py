@@ -12,7 +12,7 @@ from transformers.utils import logging
 
 from inference.catalog.specs import TORCH, ModelSpec
 from inference.engines.accelerate import installation as accelerate
-from inference.engines.artifacts import checkpoints, pipeline_loader, weights
+from inference.engines.artifacts import checkpoint_checks, pipeline_loader, weights
 from inference.engines.backends import agreement
 from inference.engines.backends import installation as backend
 from inference.engines.base import Engine
@@ -72,10 +72,10 @@ class SentenceEmbeddings(Engine):
         self.max_tokens = pipeline_loader.find_max_tokens(self.spec, self.model, self.tokenizer)
         self.dimensions = _read_dimensions(self.spec, self.model.config)
         self.dense = [each.to(self.device) for each in self.settings.dense]
-        checkpoints.refuse_random_answers(
+        checkpoint_checks.refuse_random_answers(
             self.spec,
             self.model,
-            checkpoints.find_missing_weights(self.model, report),
+            checkpoint_checks.find_missing_weights(self.model, report),
             lambda: self._compute_trial_states(parity.TEXTS[1:2], BatchingMode.PADDED),
             first_only=True,
         )
@@ -267,7 +267,7 @@ class SentenceSimilarity(SentenceEmbeddings):
 
     prepares = False
 
-    def sample(self, text: str) -> Any:
+    def make_sample_input(self, text: str) -> Any:
         return {"source_sentence": text, "sentences": [text]}
 
     def _answer_inputs(self, inputs: list[Any], parameters: dict[str, Any]) -> list[Any]:

@@ -17,10 +17,10 @@ from inference.engines.base import Engine
 from inference.engines.runtime import engine_calls
 from inference.engines.runtime.exception_diagnosis import (
     describe_exception,
-    find_device_error,
+    is_cuda_initialized,
     is_device_failure,
-    is_gpu_in_use,
     is_out_of_memory,
+    probe_gpus,
 )
 from inference.errors import ModelUnavailable
 from inference.telemetry import exceptions
@@ -95,17 +95,19 @@ def _warm_up_largest_batch(engine: Engine) -> None:
         return
     length = min(engine.max_tokens or LONG, LONG, spec.max_batch_tokens)
     size = min(spec.max_batch_size, spec.max_batch_tokens // length)
-    report = engine_calls.run_with_isolation(engine, [engine.sample("a " * length)] * size, dict(task.measured_with))
+    report = engine_calls.run_with_isolation(
+        engine, [engine.make_sample_input("a " * length)] * size, dict(task.measured_with)
+    )
     if report.oom_shape:
         logger.warning("model=%s %d texts of %d tokens do not fit into memory at once", spec.name, *report.oom_shape)
 
 
-def find_device_failure(device: str) -> ModelUnavailable | None:
+def probe_device(device: str) -> ModelUnavailable | None:
     """Return the error of a `device` that a known good call shows to compute nothing.
 
     Return None if it computes, or if this process has not used it.
     """
-    problem = find_device_error() if device != CPU and is_gpu_in_use() else None
+    problem = probe_gpus() if device != CPU and is_cuda_initialized() else None
     return ModelUnavailable(f"the device does not compute: {describe_exception(problem)}") if problem else None
 
 
@@ -117,7 +119,7 @@ def format_own_trace(failure: ModelUnavailable) -> str:
     """
     cause = failure.__cause__ or failure
     expected = isinstance(cause, OSError | ImportError | ModelUnavailable)
-    if exceptions.has_own_code(cause) or not (expected or is_out_of_memory(cause) or is_device_failure(cause)):
+    if exceptions.has_author_frame(cause) or not (expected or is_out_of_memory(cause) or is_device_failure(cause)):
         return exceptions.format_places(cause, describe_exception)
     return ""
 

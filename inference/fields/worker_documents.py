@@ -157,11 +157,11 @@ class CostSnapshot(Document):
         return super().read({**value, "seen": tuple(map(tuple, value.get("seen", ())))})
 
 
-def read_each(kind: type[D]) -> Callable[[Mapping[str, Any]], dict[str, D]]:
+def make_documents_reader(kind: type[D]) -> Callable[[Mapping[str, Any]], dict[str, D]]:
     """Return the function that reads a JSON object whose values are documents of this kind."""
     return lambda value: {key: kind.read(each) for key, each in value.items()}
 
 
-def read_reached(value: Mapping[str, Mapping[str, float]]) -> dict[str, dict[int, float]]:
+def read_newest_creation_times(value: Mapping[str, Mapping[str, float]]) -> dict[str, dict[int, float]]:
     """Read, by model and priority, when the newest of the jobs that a worker has started was created."""
     return {model: {int(key): at for key, at in reached.items()} for model, reached in value.items()}

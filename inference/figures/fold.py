@@ -13,8 +13,8 @@ from django.db.models.functions import Now
 
 from inference import row_locks
 from inference.figures import tallies
-from inference.figures.ledger import TICK_S, floor_to_tick, make_datetime
 from inference.figures.tallies import Tally
+from inference.figures.tally_rows import TICK_S, floor_to_tick, make_datetime
 from inference.models import Figure, Grain, Mark
 
 MOST = 500  # rows that one transaction folds

@@ -7,8 +7,8 @@ from collections import Counter
 from django.db.models import Count, Min
 
 from inference import clock
-from inference.figures.ledger import floor_to_tick, make_datetime
 from inference.figures.tallies import Tally
+from inference.figures.tally_rows import floor_to_tick, make_datetime
 from inference.models import ENDED, Figure, Grain, Job, Status, Worker
 
 SERVICE = ""  # the model name of figures of the whole service

@@ -12,9 +12,9 @@ from django.db import DEFAULT_DB_ALIAS
 
 from inference import clock
 from inference.figures import tallies
-from inference.figures.ledger import TICK_S, floor_to_tick, make_datetime
 from inference.figures.sample import SERVICE
 from inference.figures.tallies import Tally
+from inference.figures.tally_rows import TICK_S, floor_to_tick, make_datetime
 from inference.models import Figure, Grain, Mark, Status
 
 MARKS = 200  # marks of a range that are returned, the latest

@@ -78,18 +78,18 @@ def compute_bucket_end(bucket: int) -> float:
     return float(2 ** (bucket / STEPS))
 
 
-def count_values(distribution: Mapping[str, Any] | None) -> int:
+def count_distribution_values(distribution: Mapping[str, Any] | None) -> int:
     return sum(distribution["in"].values()) if distribution else 0
 
 
 def compute_mean(distribution: Mapping[str, Any] | None) -> float | None:
-    count = count_values(distribution)
+    count = count_distribution_values(distribution)
     return distribution["sum"] / count if distribution and count else None
 
 
 def compute_quantile(distribution: Mapping[str, Any] | None, share: float) -> float | None:
     """Return a quantile in seconds, exact within a bucket's width of 19 %, or None if there are no values."""
-    if not (count := count_values(distribution)) or distribution is None:
+    if not (count := count_distribution_values(distribution)) or distribution is None:
         return None
     rank, seen = max(1, math.ceil(share * count)), 0
     for bucket in sorted(map(int, distribution["in"])):

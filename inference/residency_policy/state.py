@@ -38,7 +38,7 @@ class ResidencyState:
         self._left_at_s: dict[str, float] = {}
         self._began_s = 0.0
 
-    def set_room(self, room: int) -> None:
+    def set_memory_limit(self, room: int) -> None:
         """Set the bytes for lazy models: those that the other models leave."""
         self.room = room
 
@@ -55,7 +55,7 @@ class ResidencyState:
         load_s = FIRST_LOAD_S + (memory or 0) / BYTES_PER_S
         self.models[name] = Model(name=name, memory=memory or UNKNOWN, load_s=load_s, idle_unload_s=idle_unload_s)
 
-    def remove_model(self, name: str) -> None:
+    def forget_model(self, name: str) -> None:
         """Forget a model which the catalog has no longer, or in whose place it has another one of its name."""
         del self.models[name]
         self._guessed.discard(name)

@@ -14,9 +14,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 
 from inference import clock, process
 from inference.figures import series, tallies
-from inference.figures.ledger import floor_to_tick, make_datetime
 from inference.figures.sample import SERVICE
 from inference.figures.tallies import Tally
+from inference.figures.tally_rows import floor_to_tick, make_datetime
 from inference.models import Figure, Grain
 
 SECONDS, ITEMS = 20, 12  # doublings that have a bucket: of durations up to 1,049 s, and of batches up to 4,096 items

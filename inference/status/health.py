@@ -60,7 +60,7 @@ def find_problems() -> list[str]:
     """
     found = list(find_broker_problems())
     try:
-        living = list(workers.select_living())
+        living = list(workers.select_living_workers())
     except (DatabaseError, InterfaceError):
         return [*found, "The database does not answer."]
     return [*found, *_find_model_problems(living)]
@@ -122,14 +122,14 @@ def explain_wait(job: Job) -> str:
     try:
         if job.model in pauses_and_drains.list_paused_models():
             return f"{job.model!r} is paused: its jobs wait until it is resumed."
-        return "" if workers.count_serving_workers(job.model) else explain_unserved(job.model)[0]
+        return "" if workers.count_serving_workers(job.model) else explain_unserved_model(job.model)[0]
     except Exception as error:
         if not is_away(error):
             raise
         return ""
 
 
-def explain_unserved(name: str) -> tuple[str, str]:
+def explain_unserved_model(name: str) -> tuple[str, str]:
     """Return two texts on why no worker serves the model: one for clients, and the detail for its operator."""
-    reason = _find_reason(list(workers.select_living()), name)
+    reason = _find_reason(list(workers.select_living_workers()), name)
     return f"No worker serves {name!r} now. {reason.cause.sentence}", reason.detail

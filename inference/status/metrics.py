@@ -49,7 +49,7 @@ def format_metrics() -> bytes:
 
 @Remembered
 def _collect_row_metrics() -> list[Metric]:
-    living = list(workers.select_living())
+    living = list(workers.select_living_workers())
     owned = _count_jobs_of_owners()
     owners = {model: len(jobs) for model, jobs in owned.items()}
     largest = {model: max(jobs) for model, jobs in owned.items()}

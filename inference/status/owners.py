@@ -124,7 +124,7 @@ def disable_sorting() -> Iterator[None]:
         yield
 
 
-def read_owner_queues(models: Collection[str], *, after: Any = None) -> tuple[list[OwnerQueue], Any]:
+def find_owner_queues_with_jobs(models: Collection[str], *, after: Any = None) -> tuple[list[OwnerQueue], Any]:
     """Return the lines of these models in which a job waits, and the last owner that was looked at.
 
     The lines are those without an owner and those of the first `MOST_OWNERS` owners. The last owner is None if these

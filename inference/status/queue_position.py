@@ -92,7 +92,7 @@ def _count_up_to_limit(jobs: QuerySet[Job]) -> int:
     return jobs.order_by().values("pk")[:EXACT_UP_TO].count()
 
 
-def count_limiting_jobs(model: str) -> int:
+def count_jobs_above_low(model: str) -> int:
     """Count the jobs that can keep others out of the model's queue: all but those of low priority."""
     return Job.objects.filter(model=model, status=Status.QUEUED, priority__lt=PATIENT).order_by().count()
 

@@ -25,7 +25,7 @@ class CatalogEntry:
     why: str  # the reason of a failure; empty without one
 
 
-def count_entries(living: Iterable[Worker]) -> dict[str, Counter[CatalogEntry]]:
+def count_workers_by_entry(living: Iterable[Worker]) -> dict[str, Counter[CatalogEntry]]:
     """Return by model how many workers have each entry of it."""
     found: dict[str, Counter[CatalogEntry]] = {}
     for worker in living:
@@ -37,7 +37,7 @@ def count_entries(living: Iterable[Worker]) -> dict[str, Counter[CatalogEntry]]:
 
 @Remembered
 def count_living_entries() -> dict[str, Counter[CatalogEntry]]:
-    return count_entries(workers.select_living().only("catalog"))
+    return count_workers_by_entry(workers.select_living_workers().only("catalog"))
 
 
 def compare_with_wanted(living: Iterable[Worker], wanted: Catalog) -> Changes:
@@ -56,7 +56,7 @@ def compare_with_wanted(living: Iterable[Worker], wanted: Catalog) -> Changes:
     )
 
 
-def get_failures_by_digest(worker: Worker) -> dict[str, int]:
+def get_failure_counts(worker: Worker) -> dict[str, int]:
     """Return how often the worker has tried in vain to load each of its entries, by digest.
 
     Entries of models that are loaded when jobs ask for them have no such number.
@@ -94,7 +94,7 @@ def _has_old_failure(entry: EntrySnapshot, known: Mapping[str, int]) -> bool:
     return entry.failures is not None and entry.failures <= known.get(entry.digest, 0)
 
 
-def find_unassigned_models(living: Iterable[Worker], wanted: Catalog) -> list[str]:
+def find_unselected_models(living: Iterable[Worker], wanted: Catalog) -> list[str]:
     """Return the models that none of these workers was started for."""
     return sorted(wanted.keys() - {entry.name for worker in living for entry in worker.catalog.models})
 

@@ -36,7 +36,7 @@ PATIENCE_S = 5.0  # seconds that a thread waits for another thread's read
 T = TypeVar("T")
 
 
-def select_living() -> QuerySet[Worker]:
+def select_living_workers() -> QuerySet[Worker]:
     """Return the workers that were heard lately.
 
     A heartbeat in the future was written before the clock was set back. If it is further away than `WORKER_SILENT_S`,
@@ -61,7 +61,9 @@ def find_gpu_conflicts(worker: Worker) -> dict[str, list[str]]:
     Workers of one host are recognized by their names. They do not divide the memory of these GPUs between them.
     """
     host, own = worker.name.partition("@")[2], _list_gpus(worker)
-    others = select_living().filter(name__endswith=f"@{host}").exclude(name=worker.name)  # nor its own earlier starts
+    others = (
+        select_living_workers().filter(name__endswith=f"@{host}").exclude(name=worker.name)
+    )  # nor its own earlier starts
     return {other.name: sorted(both) for other in others.order_by("name") if (both := own & _list_gpus(other))}
 
 
@@ -76,7 +78,7 @@ def _make_recent_range() -> tuple[Any, Any]:
 
 def exclude_long_ended_workers(rows: QuerySet[Worker]) -> QuerySet[Worker]:
     """Return the rows without those of workers that ended long ago."""
-    return rows.exclude(state__in=ENDED, heartbeat_at__lt=clock.now() - ENDED_SHOWN)
+    return rows.exclude(state__in=ENDED, heartbeat_at__lt=clock.get_database_time() - ENDED_SHOWN)
 
 
 class Remembered(Generic[T]):
@@ -147,14 +149,14 @@ def count_workers_by_model(rows: Iterable[Worker]) -> Counter[str]:
 
 @Remembered
 def count_living_workers_by_model() -> Counter[str]:
-    return count_workers_by_model(select_living().only("model_names"))
+    return count_workers_by_model(select_living_workers().only("model_names"))
 
 
 @Remembered
 def measure_model_speeds() -> dict[str, float]:
     """Return by model the items a second of all its replicas together, while they run."""
     total: dict[str, float] = {}
-    for replicas, speeds in select_living().values_list("replicas_ready", "speeds"):
+    for replicas, speeds in select_living_workers().values_list("replicas_ready", "speeds"):
         for model, speed in speeds.items():
             total[model] = total.get(model, 0.0) + speed * max(1, replicas)
     return total
@@ -163,7 +165,7 @@ def measure_model_speeds() -> dict[str, float]:
 @Remembered
 def read_model_notes() -> dict[str, str]:
     """Return by model how it is run, if that is another way than for most."""
-    rows = select_living().filter(state__in=SERVING).values_list("replicas", flat=True)
+    rows = select_living_workers().filter(state__in=SERVING).values_list("replicas", flat=True)
     found = (replica.notes for replicas in rows for replica in replicas.values())
     return {name: note for notes in found for name, note in notes.items()}
 
@@ -190,7 +192,7 @@ class MemoryPresence:
 @Remembered
 def find_models_in_memory() -> dict[str, MemoryPresence]:
     found: dict[str, MemoryPresence] = {}
-    for catalog in select_living().filter(state__in=SERVING).values_list("catalog", flat=True):
+    for catalog in select_living_workers().filter(state__in=SERVING).values_list("catalog", flat=True):
         for entry in catalog.models:
             before = found.get(entry.name, MemoryPresence())
             found[entry.name] = MemoryPresence(

@@ -12,7 +12,7 @@ from inference.catalog import specs
 from inference.errors import BrokerUnavailable
 from inference.models import Job
 from inference.retry_policy import is_away
-from inference.store import rows
+from inference.store import job_rows
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ def make_message(job: Job, *, recovered: bool = False) -> JobMessage:
     return JobMessage(
         job_id=str(job.id),
         model=job.model,
-        queue=address.queue_of(job.model),
+        queue=address.get_queue_name(job.model),
         group=specs.canonicalize_parameters(job.parameters),
         size=job.size,
         length=job.length,
@@ -59,6 +59,6 @@ def make_message(job: Job, *, recovered: bool = False) -> JobMessage:
         created_at=job.created_at.timestamp(),
         expires_at=job.expires_at.timestamp() if job.expires_at else None,
         owner=None if job.owner_id is None else str(job.owner_id),
-        alone=job.recoveries >= rows.get_last_recovery(),
+        alone=job.recoveries >= job_rows.get_run_alone_threshold(),
         recovered=recovered,
     )

@@ -12,10 +12,10 @@ from django.db import DEFAULT_DB_ALIAS, connections, transaction
 
 from inference import clock, failpoints, row_locks
 from inference.fields.json_field import escape_for_database
-from inference.figures import ledger, tallies
+from inference.figures import tallies, tally_rows
 from inference.figures.tallies import Tally
 from inference.models import Job, Status
-from inference.store import notices, rows
+from inference.store import job_rows, notices
 from inference.store.wholes import lock_wholes, settle_whole
 from inference.telemetry import tracing
 
@@ -116,13 +116,13 @@ def _record_locked(
         return 0, []
     outcomes = sorted(outcomes, key=lambda outcome: outcome.job_id.int)  # one order of locks in all statements
     database = connections[DEFAULT_DB_ALIAS]
-    ids = rows.convert_ids_to_db([outcome.job_id for outcome in outcomes], database)
+    ids = job_rows.convert_ids_to_db([outcome.job_id for outcome in outcomes], database)
     recorded = [_make_outcome_row(*each, batch_size, database) for each in zip(ids, outcomes, strict=True)]
-    for statement in rows.group_by_statement(recorded):
-        if rows.end_held_jobs(statement, batch) < len(statement):
+    for statement in job_rows.group_by_statement(recorded):
+        if job_rows.end_held_jobs(statement, batch) < len(statement):
             raise _NotAll
     ends = {whole: end for whole, parts in wholes.items() if (end := settle_whole(whole, parts))}
-    ledger.add_to_own_row(outcomes[0].model, tallies.merge_tally(_tally_outcomes(outcomes, ends.values()), beside))
+    tally_rows.add_to_own_row(outcomes[0].model, tallies.merge_tally(_tally_outcomes(outcomes, ends.values()), beside))
     if tracing.on:
         transaction.on_commit(lambda: spans.try_to_record(spans.record_batch_span, batch, outcomes, batch_size))
     return len(outcomes), list(ends)
@@ -145,12 +145,12 @@ def _tally_outcomes(outcomes: Sequence[Outcome], ends: Iterable[str]) -> Tally:
 
 def _make_outcome_row(
     job_id: UUID | str, outcome: Outcome, batch_size: int, database: BaseDatabaseWrapper
-) -> rows.JobRow:
-    return rows.make_row(
+) -> job_rows.JobRow:
+    return job_rows.make_row(
         {
             "id": job_id,
             "status": outcome.status.value,
-            "output": rows.convert_to_db("output", outcome.output, database),
+            "output": job_rows.convert_to_db("output", outcome.output, database),
             "output_size": outcome.output_size,
             "prompt_length": outcome.prompt_length,
             "error_code": outcome.error_code,

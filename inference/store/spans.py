@@ -39,7 +39,7 @@ def record_batch_span(batch: UUID, outcomes: Sequence[Any], batch_size: int) -> 
         "inference.batch.id": str(batch),
         "inference.batch.size": batch_size,
     }
-    end_ns = _to_ns(clock.now())
+    end_ns = _to_ns(clock.get_database_time())
     spans = [
         _start_job_span(
             {**common, **_describe_usage(each.output)},
@@ -64,13 +64,13 @@ def record_batch_span(batch: UUID, outcomes: Sequence[Any], batch_size: int) -> 
         span.end(end_ns)
 
 
-def record_end_span(ids: Iterable[UUID], status: Status, code: str) -> None:
+def record_spans_without_batch(ids: Iterable[UUID], status: Status, code: str) -> None:
     """Make the spans of jobs that ended otherwise than by a batch.
 
     The span of a list in parts is the one that the spans of its parts are within.
     """
     columns = "model", "pk", "traceparent", "created_at", "started_at", "parts"
-    end_ns = _to_ns(clock.now())
+    end_ns = _to_ns(clock.get_database_time())
     held = Job.objects.filter(pk__in=list(ids), whole=None).values_list(*columns)
     for model, job, traceparent, created_at, started_at, parts in held:
         with tracing.use_span_id_of_whole(job) if parts else nullcontext():

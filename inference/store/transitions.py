@@ -23,10 +23,10 @@ from django.db.models.functions import Now
 from django.db.models.lookups import IsNull
 
 from inference import errors, row_locks
-from inference.figures import ledger, tallies
+from inference.figures import tallies, tally_rows
 from inference.models import TERMINAL, WAITING, Job, Status, Webhook
-from inference.store import notices, rows, wholes
-from inference.store.rows import make_moment_sql, make_now_sql, placeholders
+from inference.store import job_rows, notices, wholes
+from inference.store.job_rows import make_moment_sql, make_now_sql, placeholders
 from inference.telemetry import tracing
 
 if tracing.on:
@@ -86,23 +86,23 @@ def claim_jobs(
         cursor.execute(
             _make_claim_sql(len(ids), len(takes_over), lease_sql),
             [
-                *rows.convert_ids_to_db((batch, worker), database),
+                *job_rows.convert_ids_to_db((batch, worker), database),
                 device,
                 *lease,
-                *rows.convert_ids_to_db(ids, database),
+                *job_rows.convert_ids_to_db(ids, database),
                 model,
-                sys.maxsize if alone else rows.get_last_recovery(),
-                *rows.convert_ids_to_db(takes_over, database),
+                sys.maxsize if alone else job_rows.get_run_alone_threshold(),
+                *job_rows.convert_ids_to_db(takes_over, database),
             ],
         )
-        claimed = [Claimed(*values) for values in rows.convert_from_db(cursor.fetchall(), _CLAIMED, database)]
+        claimed = [Claimed(*values) for values in job_rows.convert_from_db(cursor.fetchall(), _CLAIMED, database)]
     for whole in {job.whole for job in claimed if job.whole}:
         begun = {"status": Status.RUNNING, "started_at": Now(), "attempts": 1}
         Job.objects.filter(pk=whole, status=Status.QUEUED).update(**begun)
     return sorted(claimed, key=lambda job: (job.created_at, job.id.int))
 
 
-@functools.lru_cache(maxsize=rows.SHAPES)
+@functools.lru_cache(maxsize=job_rows.SHAPES)
 def _make_claim_sql(ids: int, takes_over: int, lease: str) -> str:
     """Return one statement that locks the rows in order, changes and returns them, so that nothing comes in between."""
     now = make_now_sql()
@@ -195,7 +195,7 @@ def requeue_lost_jobs(which: Q) -> None:
     """
     lost = Job.objects.filter(which, status=Status.RUNNING)
     failed = _end_all(
-        lost.filter(recoveries__gte=rows.get_last_recovery()),
+        lost.filter(recoveries__gte=job_rows.get_run_alone_threshold()),
         Status.FAILED,
         recoveries=F("recoveries") + 1,
         error_code=errors.Lost.code,
@@ -217,7 +217,7 @@ def requeue_jobs_of_stopped(which: Q) -> None:
 
 def _end_all(jobs: QuerySet[Job], status: Status, **values: Any) -> int:
     found = jobs.order_by().values_list("pk", flat=True)
-    return sum(_end_jobs(jobs, ids, status, **values) for ids in rows.split_into_chunks(found))
+    return sum(_end_jobs(jobs, ids, status, **values) for ids in job_rows.split_into_chunks(found))
 
 
 def _end_jobs(jobs: QuerySet[Job], ids: Collection[UUID], status: Status, **values: Any) -> int:
@@ -250,8 +250,10 @@ def _end_locked(held: Sequence[tuple[UUID, str, UUID | None]], status: Status, *
     code = values.get("error_code", "")
     if tracing.on:
         transaction.on_commit(
-            lambda: spans.try_to_record(spans.record_end_span, [job_id for job_id, _, _ in held], status, code)
+            lambda: spans.try_to_record(
+                spans.record_spans_without_batch, [job_id for job_id, _, _ in held], status, code
+            )
         )
     end = tallies.make_end_name(status, code)
     for model, count in Counter(model for _, model, whole in held if not whole).items():
-        ledger.write_tally(model, {"ended": {end: count}})
+        tally_rows.write_tally(model, {"ended": {end: count}})

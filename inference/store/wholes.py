@@ -19,10 +19,10 @@ from django.db.models.functions import Now
 
 from inference import budget, errors, row_locks
 from inference.catalog.sizes import lengths
-from inference.figures import ledger, tallies
+from inference.figures import tallies, tally_rows
 from inference.models import WAITING, Job, Status
 from inference.retry_policy import ServerErrorKind, classify_error
-from inference.store import notices, rows
+from inference.store import job_rows, notices
 from inference.telemetry import logs, tracing
 
 if tracing.on:
@@ -64,9 +64,9 @@ def settle_whole(whole: UUID, count: int | None) -> str:
         waiting = waiting.filter(place__lt=broken.place)
     if waiting.exists():
         return ""
-    end: dict[str, Any] = {"status": Status.SUCCEEDED, "output": rows.make_joined_outputs_expression(whole)}
+    end: dict[str, Any] = {"status": Status.SUCCEEDED, "output": job_rows.make_parts_output_expression(whole)}
     if broken:
-        end = {name: getattr(broken, name) for name in ("status", *rows.ERROR)}
+        end = {name: getattr(broken, name) for name in ("status", *job_rows.ERROR)}
     else:
         held = parts.aggregate(outputs=Count("output"), numbers=Sum("output_size"))
         if held["outputs"] != count:  # rows were deleted: the other outputs would be taken for those of other inputs
@@ -87,7 +87,9 @@ def _end_whole(whole: UUID, end: dict[str, Any]) -> str:
     if Job.objects.filter(pk=whole, status__in=WAITING).update(**end, finished_at=Now()):
         code = end.get("error_code", "")
         if tracing.on:
-            transaction.on_commit(lambda: spans.try_to_record(spans.record_end_span, [whole], end["status"], code))
+            transaction.on_commit(
+                lambda: spans.try_to_record(spans.record_spans_without_batch, [whole], end["status"], code)
+            )
         return tallies.make_end_name(end["status"], code)
     return ""
 
@@ -100,7 +102,7 @@ def cancel_parts(parts: QuerySet[Job]) -> None:
     """
     with budget.lift_budget():  # there may be thousands
         ids = parts.order_by("pk").select_for_update(skip_locked=True).values_list("pk", flat=True)
-        for chunk in rows.split_into_chunks(ids):
+        for chunk in job_rows.split_into_chunks(ids):
             waiting = Job.objects.filter(pk__in=chunk, status__in=WAITING)
             waiting.update(status=Status.CANCELLED, finished_at=Now())
 
@@ -129,4 +131,4 @@ def finish_wholes() -> None:
 
 def _count_end(model: str, end: str) -> None:
     if end:
-        ledger.write_tally(model, {"ended": {end: 1}})
+        tally_rows.write_tally(model, {"ended": {end: 1}})

@@ -19,7 +19,7 @@ from django.conf import settings
 
 from inference.errors import BrokerUnavailable
 from inference.retry_policy import Backoff
-from inference.store.rows import Changes
+from inference.store.job_rows import Changes
 from inference.streams import redis_streams
 from inference.streams.redis_streams import FIRST, Entry
 from inference.web_process.finish_listener import Listener, Waiter
@@ -140,7 +140,7 @@ class StreamHub:
     @contextlib.contextmanager
     def subscribe_to(self, job_id: UUID) -> Iterator[StreamSubscriber]:
         """Yield a new subscriber to this job, which is also woken when the job has finished."""
-        subscriber, key = StreamSubscriber(job_id), redis_streams.make_notice([job_id])
+        subscriber, key = StreamSubscriber(job_id), redis_streams.make_text_message([job_id])
         with self._lock:
             subscriber.is_stopped = self.is_stopping
             self._ensure_thread()
@@ -198,7 +198,7 @@ class StreamHub:
     def _listen(self, backoff: Backoff) -> None:
         client = redis.Redis.from_url(settings.REDIS_URL, socket_timeout=10.0, socket_connect_timeout=1.0)
         with client, client.pubsub(ignore_subscribe_messages=True) as subscription:
-            subscription.subscribe(redis_streams.make_notice_channel())
+            subscription.subscribe(redis_streams.make_text_channel_name())
             polled_at = 0.0
             while self.subscribers or time.monotonic() - self._left_at <= LINGER_S:
                 message = subscription.get_message(timeout=POLL_S)

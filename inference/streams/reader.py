@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from django.db import DatabaseError, InterfaceError, connection
 
 from inference.models import Job, Status
-from inference.store import rows
+from inference.store import job_rows
 from inference.streams.cursor import StreamCursor, TextDiverged
 from inference.streams.events import Delta, End, Event, Interrupted, KeepAlive, Restart
 from inference.streams.hub import StreamHub, StreamSubscriber
+from inference.streams.output_texts import extract_generated_text, extract_single_answer, read_scores
 from inference.streams.positions import BEGINNING, Position
-from inference.streams.texts import extract_generated_text, extract_single_answer, read_scores
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ def _follow_events(job: Job, hub: StreamHub, cursor: StreamCursor) -> Iterator[E
     if changes is None:
         yield Interrupted()
         return
-    rows.refresh_job_attributes(job, changes)
+    job_rows.refresh_job_attributes(job, changes)
     text = extract_generated_text(job) if job.status == Status.SUCCEEDED else None
     yield from _make_last_events(job, text, cursor)
 
@@ -52,7 +52,7 @@ def _follow_events(job: Job, hub: StreamHub, cursor: StreamCursor) -> Iterator[E
 def _wake_if_finished(subscriber: StreamSubscriber) -> None:
     """Read the row once, as the job may have finished before the subscriber was registered."""
     try:
-        if finished := rows.read_finished([subscriber.job_id]):
+        if finished := job_rows.read_finished([subscriber.job_id]):
             subscriber.wake(finished[subscriber.job_id])
     except (DatabaseError, InterfaceError) as error:
         logger.warning("job=%s: its row was not read, the listener polls: %s", subscriber.job_id, error)

@@ -22,7 +22,7 @@ from inference.catalog.specs import ModelSpec, canonicalize_parameters
 from inference.errors import BulkNotFound, InferenceError, InvalidInput, NoneAccepted
 from inference.fields import json_field
 from inference.models import TERMINAL, WAITING, Bulk, Job, Status
-from inference.store import rows
+from inference.store import job_rows
 from inference.store.job_messages import make_message
 from inference.store.transitions import cancel_jobs_with_parts
 from inference.submission import admission, bulk_store, idempotency, jobs
@@ -132,7 +132,7 @@ def _make_accepted(bulk: Bulk, new: Sequence[NewJob]) -> Accepted:
 def cancel(bulk: Bulk) -> None:
     """Cancel the jobs of a bulk that are not finished."""
     waiting = bulk.job_set.filter(status__in=WAITING).order_by()
-    chunks = rows.split_into_chunks(waiting.values_list("pk", flat=True))
+    chunks = job_rows.split_into_chunks(waiting.values_list("pk", flat=True))
     cancel_jobs_with_parts(next(chunks, []))
     with budget.lift_budget():
         for ids in chunks:
@@ -204,7 +204,7 @@ class _Kinds:
 
     def __init__(self, spec: ModelSpec, common: Job) -> None:
         self._spec = spec
-        self._like, self._message = rows.make_row_factory(rows.prepare_row(common)), make_message(common)
+        self._like, self._message = job_rows.make_row_copier(job_rows.prepare_row(common)), make_message(common)
         self._known: dict[str, _Kind] = {}
 
     def find_kind(self, given: dict[str, Any]) -> _Kind:
@@ -215,7 +215,7 @@ class _Kinds:
         return self._known[spelt]
 
     def _make_kind(self, parameters: dict[str, Any]) -> _Kind:
-        like = rows.make_row_factory(self._like(parameters=parameters))
+        like = job_rows.make_row_copier(self._like(parameters=parameters))
         return _Kind(parameters, SharedColumns(like, replace(self._message, group=canonicalize_parameters(parameters))))
 
 
@@ -224,7 +224,7 @@ def _store(bulk: Bulk, new: Sequence[NewJob]) -> None:
 
     Raises `IntegrityError` if the idempotency key is taken, and `StoreUnavailable` if the bulk may have been stored.
     """
-    statements = list(rows.group_by_statement(job.row for job in new))
-    with bulk_store.commit_block(bulk):
+    statements = list(job_rows.group_by_statement(job.row for job in new))
+    with bulk_store.run_in_transaction(bulk):
         bulk.save(force_insert=True)
         bulk_store.insert_grouped_rows(statements)

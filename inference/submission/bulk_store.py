@@ -23,7 +23,7 @@ from inference.errors import InvalidInput
 from inference.fields import json_field
 from inference.fields.ids import make_row_id
 from inference.models import Bulk, Job
-from inference.store import job_messages, rows
+from inference.store import job_messages, job_rows
 from inference.web_process import writer
 
 PACKED, PACKED_AMQP = 32, 8  # jobs of one message; RabbitMQ limits the messages that a worker holds, not their jobs
@@ -33,7 +33,7 @@ class NewJob(NamedTuple):
     """A new job, with what is stored and sent of it."""
 
     id: UUID
-    row: rows.JobRow
+    row: job_rows.JobRow
     common: JobMessage
     size: int
     length: int
@@ -43,7 +43,7 @@ class NewJob(NamedTuple):
 class SharedColumns:
     """The columns and the message that jobs with the same parameters have in common."""
 
-    like: Callable[..., rows.JobRow]
+    like: Callable[..., job_rows.JobRow]
     message: JobMessage
 
     def make_job(self, size: int, length: int, **own: Any) -> NewJob:
@@ -64,7 +64,7 @@ def check_parameters(given: Mapping[str, Any], jobs: int) -> None:
 
 
 @contextlib.contextmanager
-def commit_block(row: Job | Bulk) -> Iterator[None]:
+def run_in_transaction(row: Job | Bulk) -> Iterator[None]:
     """Run the block in one transaction.
 
     Raises `StoreUnavailable`, which names `row`, if the transaction may have been committed.
@@ -74,7 +74,7 @@ def commit_block(row: Job | Bulk) -> Iterator[None]:
         committed.enter_context(writer.report_row_if_away(row))
 
 
-def insert_grouped_rows(statements: Sequence[Sequence[rows.JobRow]]) -> None:
+def insert_grouped_rows(statements: Sequence[Sequence[job_rows.JobRow]]) -> None:
     """Insert rows within a transaction; only the first statement counts against the time of the request."""
     first, *others = statements
     writer.insert_group(first)
@@ -89,7 +89,7 @@ def send_messages(spec: ModelSpec, jobs: Sequence[NewJob]) -> None:
     Neighbours share a message, which has no more rows than a batch, so that several workers get a share of the jobs.
     """
     most = PACKED if publisher.uses_redis() else PACKED_AMQP
-    for chunk in rows.split_into_chunks(jobs):
+    for chunk in job_rows.split_into_chunks(jobs):
         messages: list[JobMessage] = []
         for _, same in itertools.groupby(chunk, key=lambda job: id(job.common)):
             first, *others = same

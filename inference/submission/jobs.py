@@ -1,6 +1,6 @@
 """Functions that submit, wait for and cancel one job.
 
-job = jobs.submit(Submission(spec=spec_of("embeddings"), inputs="some text"))
+job = jobs.submit(Submission(spec=get_spec("embeddings"), inputs="some text"))
 job = jobs.wait(job.id, timeout_s=10)
 """
 
@@ -16,15 +16,15 @@ from django.db.models import QuerySet
 
 from inference import budget, process
 from inference.catalog import request_validation
-from inference.catalog.lookup import spec_of
+from inference.catalog.lookup import get_spec
 from inference.catalog.sizes import lengths
 from inference.catalog.sizes.lengths import Part
 from inference.errors import JobInUse, JobNotFound, NoWorker
 from inference.models import TERMINAL, Job
 from inference.retry_policy import is_away
 from inference.status import health, workers
-from inference.store import rows, transitions
-from inference.store.rows import Changes
+from inference.store import job_rows, transitions
+from inference.store.job_rows import Changes
 from inference.submission import admission, idempotency, split_jobs
 from inference.submission.submissions import Submission
 from inference.telemetry import logs
@@ -51,12 +51,12 @@ def run(submission: Submission, *, timeout_s: float) -> Job:
     """
     job, parts = make_job_and_parts(submission)
     if parts or submission.webhook or submission.idempotency_key is not None:
-        return wait_for_stored_job(_accept(submission, job, parts, needs_worker=True), timeout_s=timeout_s)
+        return try_to_wait_for_job(_accept(submission, job, parts, needs_worker=True), timeout_s=timeout_s)
     _require_worker(submission.spec.name)
     try:
         return _store_and_wait(submission, job, timeout_s)
     except IntegrityError as error:
-        return wait_for_stored_job(idempotency.resolve_conflict(job, error), timeout_s=timeout_s)
+        return try_to_wait_for_job(idempotency.resolve_conflict(job, error), timeout_s=timeout_s)
 
 
 def fetch(job_id: UUID) -> Job:
@@ -96,7 +96,7 @@ def wait_for_any(ids: Collection[UUID], among: QuerySet[Job], *, timeout_s: floa
     return ended, missing
 
 
-def wait_for_stored_job(job: Job, *, timeout_s: float) -> Job:
+def try_to_wait_for_job(job: Job, *, timeout_s: float) -> Job:
     """Wait as `wait` does for a job that is certainly stored; return it as it is here if the database is away."""
     try:
         return wait(job.id, timeout_s=timeout_s)
@@ -140,9 +140,9 @@ def make_resubmission(old: Job, *, alone: bool = False) -> Submission:
 
     A new job is needed, since terminal states never change. Raises `UnknownModel`.
     """
-    inputs = rows.read_inputs_of_parts(old.pk) if old.parts else old.inputs
+    inputs = job_rows.read_inputs_of_whole(old.pk) if old.parts else old.inputs
     return Submission(
-        spec=spec_of(old.model),
+        spec=get_spec(old.model),
         inputs=inputs,
         parameters=old.parameters,
         priority=old.priority,
@@ -162,7 +162,7 @@ def make_job_and_parts(submission: Submission) -> tuple[Job, list[Part]]:
     if submission.webhook:
         delivery.check_url(submission.webhook)
     parameters = request_validation.validate_request(
-        spec, inputs, submission.parameters, most=split_jobs.compute_max_inputs(spec)
+        spec, inputs, submission.parameters, most=split_jobs.compute_max_job_inputs(spec)
     )
     size, length = lengths.measure_inputs(spec, inputs, parameters)
     parts = split_jobs.split_into_parts(spec, inputs, parameters, size)
@@ -216,15 +216,15 @@ def _store_and_wait(submission: Submission, job: Job, timeout_s: float) -> Job:
         changes = changes or waiter.wait(timeout_s - first_s)
         if timeout_s > first_s:
             budget.renew_budget()
-    return _refresh_job_attributes(job, changes) if changes else wait_for_stored_job(job, timeout_s=0.0)
+    return _refresh_job_attributes(job, changes) if changes else try_to_wait_for_job(job, timeout_s=0.0)
 
 
 def _refresh_job_attributes(job: Job, changes: Changes) -> Job:
-    rows.refresh_job_attributes(job, changes)
+    job_rows.refresh_job_attributes(job, changes)
     return job
 
 
 def _require_worker(model: str) -> None:
     if not workers.count_serving_workers(model):
-        message, raised = health.explain_unserved(model)
+        message, raised = health.explain_unserved_model(model)
         raise NoWorker(f"{message} Jobs posted to /v1/jobs are kept until one does.", model=model, raised=raised)

@@ -13,14 +13,14 @@ from inference.catalog.sizes import lengths
 from inference.catalog.sizes.lengths import Part
 from inference.catalog.specs import ModelSpec
 from inference.models import Job
-from inference.store import rows
+from inference.store import job_rows
 from inference.store.job_messages import make_message
 from inference.submission import admission, bulk_store
 from inference.submission.submissions import Terms
 from inference.telemetry import tracing
 
 
-def compute_max_inputs(spec: ModelSpec) -> int:
+def compute_max_job_inputs(spec: ModelSpec) -> int:
     """Return how many inputs one job may have."""
     return max(settings.MAX_BULK_INPUTS, spec.max_batch_size)
 
@@ -46,9 +46,9 @@ def store_whole(terms: Terms, whole: Job, parts: Sequence[Part]) -> None:
     if the idempotency key is taken.
     """
     sent_at, whole.published_at = whole.published_at, None
-    row = rows.prepare_row(whole)
+    row = job_rows.prepare_row(whole)
     traced = {"traceparent": tracing.make_part_traceparent(whole.traceparent, whole.id)} if tracing.on else {}
-    of_all = rows.make_row_factory(row)(
+    of_all = job_rows.make_row_copier(row)(
         whole=whole.id,
         parts=None,
         published_at=sent_at,
@@ -58,10 +58,10 @@ def store_whole(terms: Terms, whole: Job, parts: Sequence[Part]) -> None:
         bulk_index=None,
         **traced,
     )
-    common = bulk_store.SharedColumns(rows.make_row_factory(of_all), make_message(whole))
+    common = bulk_store.SharedColumns(job_rows.make_row_copier(of_all), make_message(whole))
     new = [common.make_job(part.size, part.length, inputs=part.inputs, place=part.place) for part in parts]
-    statements = list(rows.group_by_statement([row, *(job.row for job in new)]))
-    with admission.reserve_places(terms, [whole.id, *(job.id for job in new)]), bulk_store.commit_block(whole):
+    statements = list(job_rows.group_by_statement([row, *(job.row for job in new)]))
+    with admission.reserve_places(terms, [whole.id, *(job.id for job in new)]), bulk_store.run_in_transaction(whole):
         bulk_store.insert_grouped_rows(statements)
     whole._state.adding = False
     # They are sent at once, unless the caller has a transaction of its own.

@@ -13,7 +13,7 @@ from inference import clock
 from inference.catalog.specs import ModelSpec
 from inference.errors import InferenceError
 from inference.models import Job
-from inference.store import rows
+from inference.store import job_rows
 from inference.telemetry import tracing
 from inference.values.priority import Priority
 
@@ -40,10 +40,10 @@ class Terms:
 
     def make_job(self, **values: Any) -> Job:
         """Make a job with these terms, which is not stored yet."""
-        now = clock.now()
+        now = clock.get_database_time()
         expires_at = None if self.expires_in_s is None else now + datetime.timedelta(seconds=self.expires_in_s)
         traced: dict[str, Any] = {"traceparent": tracing.get_traceparent()} if tracing.on else {}
-        return rows.make_unsaved_job(
+        return job_rows.make_unsaved_job(
             model=self.spec.name,
             priority=self.priority,
             owner=self.owner,
@@ -53,7 +53,7 @@ class Terms:
             created_at=now,
             published_at=now,
             expires_at=expires_at,
-            recoveries=rows.get_last_recovery() if self.alone else 0,
+            recoveries=job_rows.get_run_alone_threshold() if self.alone else 0,
             **traced,
             **values,
         )

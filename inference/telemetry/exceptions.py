@@ -53,7 +53,7 @@ def format_places(
     return "\n".join(blocks)[:MOST_TRACE] if error.__traceback__ else ""
 
 
-def has_own_code(error: BaseException) -> bool:
+def has_author_frame(error: BaseException) -> bool:
     """Return True if code of the model's author was called on the way to where the exception was raised."""
     frames = (frame for each in _walk_causes(error) for frame, _ in traceback.walk_tb(each.__traceback__))
     return any(not frame.f_code.co_filename.startswith(_NOT_OWN) for frame in frames)

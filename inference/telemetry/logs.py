@@ -40,7 +40,7 @@ _of_process: dict[str, Any] = {}
 _CONVERSION = re.compile(r"(?:(\w+)=)?%[-#0 +]*[\d.]*([a-zA-Z%])")
 
 
-def bind_only(**ids: Any) -> None:
+def replace_bound_ids(**ids: Any) -> None:
     """Bind these ids, and no others, to the lines that this thread logs from now on."""
     _bound.set(ids)
 
@@ -63,12 +63,12 @@ def bind_ids(**ids: Any) -> Iterator[None]:
         _bound.reset(token)
 
 
-def bind_to_process(**ids: Any) -> None:
+def bind_process_ids(**ids: Any) -> None:
     """Bind these ids to all lines of this process."""
     _of_process.update(ids)
 
 
-def hide_model_words(text: object) -> object:
+def mask_model_text(text: object) -> object:
     """Return a model's own words, or "…" if lines may not quote inputs.
 
     The words may quote an input. Rows have them. Lines do not, as many people may read the place where lines are sent.
@@ -140,7 +140,7 @@ def format_line(logger: str, text: str) -> str:
     return json.dumps({"time": written_at, "level": "INFO", "logger": logger, "message": text})
 
 
-def wrap_line(program: str, text: str) -> str:
+def add_program_name(program: str, text: str) -> str:
     """Return a line of one of several programs as JSON with the program's name, also if the line is no JSON."""
     if not _is_own_json_line(text):
         text = format_line(program or "up", text)

@@ -28,7 +28,7 @@ PLACES = (  # name, URL, and the permission that it requires
 )
 
 register = template.Library()
-register.filter("ago", display.format_age)
+register.filter("ago", display.render_relative_time)
 register.filter("badge", display.render_badge)
 register.filter("live_state", workers.find_live_state)
 register.filter("visible", display.escape_text)
@@ -53,7 +53,7 @@ def list_pages(request: HttpRequest) -> Iterator[PageLink]:
 
 @register.filter
 def age(moment: datetime.datetime | None) -> str:
-    return display.format_duration(clock.now() - moment if moment else None)
+    return display.format_duration(clock.get_database_time() - moment if moment else None)
 
 
 @register.simple_tag

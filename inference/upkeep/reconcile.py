@@ -24,7 +24,7 @@ from django.db.models.functions import Now
 
 from inference import errors, row_locks
 from inference.broker import publisher
-from inference.broker.address import queue_of
+from inference.broker.address import get_queue_name
 from inference.broker.messages import JobMessage
 from inference.broker.other_broker_publisher import PublishRefused
 from inference.catalog.lookup import get_catalog
@@ -32,7 +32,7 @@ from inference.fields.ids import make_first_id
 from inference.figures import marks
 from inference.models import Job, Status, Worker, WorkerState
 from inference.status import workers
-from inference.store import rows, transitions, wholes
+from inference.store import job_rows, transitions, wholes
 from inference.store.job_messages import make_message
 from inference.telemetry import logs
 from inference.upkeep.observer import Observer
@@ -136,7 +136,7 @@ def _resend_messages() -> None:
             ids = [message.job_id for message in messages]
             sent += row_locks.update_rows(Job.objects.filter(pk__in=ids), published_at=Now())
     if sent:
-        held = sum(worker.held for worker in workers.select_living().only("held"))
+        held = sum(worker.held for worker in workers.select_living_workers().only("held"))
         level = logging.INFO if held >= sent else logging.WARNING  # in a slow backlog, those that are held look lost
         logger.log(level, "%d queued jobs had no message in the broker, sent again; workers hold %d", sent, held)
     if failure:
@@ -174,7 +174,7 @@ def _choose_fitting_jobs(model: str, jobs: Sequence[Job]) -> list[Job]:
 
 def _count_room(model: str, most: int) -> int:
     """Return how many more messages of this model may wait, at most `most`."""
-    queue = queue_of(model)
+    queue = get_queue_name(model)
     try:
         messages = publisher.count_messages([queue])[queue]
     except PublishRefused:  # sending to this queue fails too, with the reason
@@ -190,13 +190,13 @@ def _chunk_messages(messages: Iterable[JobMessage]) -> Iterator[list[JobMessage]
     """
     line = attrgetter("priority", "queue")
     for _, group in itertools.groupby(sorted(messages, key=line), line):
-        chunks = list(rows.split_into_chunks(group, CHUNK))
+        chunks = list(job_rows.split_into_chunks(group, CHUNK))
         yield from reversed(chunks) if publisher.uses_redis() else chunks
 
 
 def _list_models_run_here() -> set[str]:
     """Return the models of the models file, and those gone from it whose last jobs workers still run."""
-    return {*get_catalog(), *workers.count_workers_by_model(workers.select_living().only("model_names"))}
+    return {*get_catalog(), *workers.count_workers_by_model(workers.select_living_workers().only("model_names"))}
 
 
 def _make_missing_condition() -> Q:
@@ -207,13 +207,13 @@ def _make_missing_condition() -> Q:
     waiting = _list_models_run_here().intersection(
         Job.objects.filter(status=Status.QUEUED).order_by().values_list("model", flat=True).distinct()
     )
-    priorities = publisher.list_waiting_priorities([queue_of(name) for name in waiting])
-    living = list(workers.select_living())
+    priorities = publisher.list_waiting_priorities([get_queue_name(name) for name in waiting])
+    living = list(workers.select_living_workers())
     held = any(worker.held or worker.replicas_busy for worker in living)
     missing = Q(pk__in=[])
     for name in waiting:
         of_lost = Q(model=name) & _make_age_condition("published_at", HELD_S if held else RESEND_S)
-        missing |= of_lost & ~Q(priority__in=priorities[queue_of(name)])
+        missing |= of_lost & ~Q(priority__in=priorities[get_queue_name(name)])
         for priority, reached in _find_reached_moments(living, name).items():
             missing |= Q(
                 model=name, priority=priority, pk__lt=make_first_id(reached - datetime.timedelta(seconds=PASSED_S))

@@ -104,7 +104,7 @@ def remove_ended_workers() -> None:
     row_locks.delete_rows(Worker.objects.filter(state__in=ENDED, heartbeat_at__lt=since))
 
 
-def remove_old_log_ins() -> None:
+def remove_old_admin_records() -> None:
     """Remove the expired sessions of the admin, and old entries of the log of what its users did."""
     row_locks.delete_rows(Session.objects.filter(expire_date__lt=Now()))
     row_locks.delete_rows(LogEntry.objects.filter(action_time__lt=Now() - datetime.timedelta(days=LOG_DAYS)))
@@ -141,7 +141,7 @@ class Sweeper:
         else:
             marks.clear_retention_stop()  # nothing is to be removed
         remove_ended_workers()
-        remove_old_log_ins()
+        remove_old_admin_records()
         acts.remove_old_acts()
         fold.remove_old_figures()
         return False

@@ -19,8 +19,8 @@ from django.conf import settings
 from django.db import DatabaseError, InterfaceError, connection
 
 from inference.retry_policy import Backoff
-from inference.store import connections, notices, rows
-from inference.store.rows import Changes
+from inference.store import connections, job_rows, notices
+from inference.store.job_rows import Changes
 
 logger = logging.getLogger(__name__)
 
@@ -180,14 +180,14 @@ class Listener:
         The rows are read for all requests at once, so that no request is woken in vain.
         """
         self._wake_waiters(list(self.waiters))
-        self._add_hints(self._read(rows.find_finished, list(self.hinted)) or ())
+        self._add_hints(self._read(job_rows.find_finished, list(self.hinted)) or ())
 
     def _wake(self, ids: Collection[UUID]) -> None:
         self._add_hints(ids)
         self._wake_waiters([job_id for job_id in ids if job_id in self.waiters])
 
     def _wake_waiters(self, ids: Collection[UUID]) -> None:
-        finished = self._read(rows.read_finished, ids) or {}
+        finished = self._read(job_rows.read_finished, ids) or {}
         with self._lock:
             for job_id, changes in finished.items():
                 for waiter in self.waiters.get(job_id, ()):

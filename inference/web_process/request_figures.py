@@ -14,7 +14,7 @@ from collections.abc import Callable
 from django.db import connection
 
 from inference import clock
-from inference.figures import ledger
+from inference.figures import tally_rows
 from inference.figures.sample import SERVICE
 from inference.store import connections
 
@@ -36,15 +36,15 @@ class RequestFigures:
     def _record_forever(self) -> None:
         connections.use_own_connection()
         while True:
-            time.sleep(ledger.TICK_S - clock.time_s() % ledger.TICK_S)
+            time.sleep(tally_rows.TICK_S - clock.time_s() % tally_rows.TICK_S)
             self.record_figures()
             connection.close()
 
     def record_figures(self) -> None:
         """Write the figures of this process. Those that cannot be written now are kept for the next tick."""
         if waiting := self._waiting():
-            ledger.note_tally(SERVICE, {"now": {"requests_waiting": waiting}})
+            tally_rows.note_tally(SERVICE, {"now": {"requests_waiting": waiting}})
         try:
-            ledger.flush_tallies()
+            tally_rows.flush_tallies()
         except Exception as error:
             logger.warning("figures not written yet: %s", error)

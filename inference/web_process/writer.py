@@ -17,7 +17,7 @@ from inference import clock, failpoints
 from inference.errors import StoreUnavailable, make_nothing_stored_error
 from inference.models import Bulk, Job
 from inference.retry_policy import is_away
-from inference.store import connections, rows
+from inference.store import connections, job_rows
 from inference.store.connections import release_while_waiting
 from inference.store.job_messages import make_message, send_messages
 
@@ -36,27 +36,27 @@ class PendingWrite:
 
     def __init__(self, job: Job, refused: Callable[[Exception], None] | None = None) -> None:
         self.job = job
-        self.row = rows.prepare_row(job)
+        self.row = job_rows.prepare_row(job)
         self.size = self.row.size
         self.refused = refused  # called with the error at once, in the writer's thread
         self.error: Exception | None = None
-        self.is_settled = False
+        self.is_finished = False
         self._open = threading.Lock()  # held until it is settled; a lock costs a third of an event
         self._open.acquire()
 
-    def settle(self, error: Exception | None) -> None:
-        if self.is_settled:
+    def finish_write(self, error: Exception | None) -> None:
+        if self.is_finished:
             return
         self.error = error
         self.job._state.adding = error is not None
-        self.is_settled = True
+        self.is_finished = True
         self._open.release()
         if error and self.refused:
             self.refused(error)
 
     def wait(self, limit_s: float) -> None:
         """Wait until it is settled, or for `limit_s`; only one thread may wait."""
-        if not self.is_settled:
+        if not self.is_finished:
             self._open.acquire(timeout=limit_s)
 
 
@@ -85,7 +85,7 @@ class Writer:
         if connection.in_atomic_block:  # the row belongs to the caller's transaction
             insert_group([pending.row])
             transaction.on_commit(lambda: send_messages([make_message(job)]))
-            pending.settle(None)
+            pending.finish_write(None)
             return pending
         with self._arrived:
             self._ensure_thread()
@@ -101,9 +101,9 @@ class Writer:
         """
         with release_while_waiting(patience_s) as left_s:
             pending.wait(left_s)
-        if not pending.is_settled and self._withdraw(pending):
+        if not pending.is_finished and self._withdraw(pending):
             raise make_nothing_stored_error()
-        if not pending.is_settled:
+        if not pending.is_finished:
             raise _make_perhaps_stored_error(pending.job)
         if pending.error:
             raise pending.error
@@ -129,13 +129,13 @@ class Writer:
             except Exception as error:
                 logger.exception("writer failed, %d jobs are refused", len(group))
                 for pending in group:
-                    pending.settle(error)
+                    pending.finish_write(error)
 
     def _wait_for_group(self) -> list[PendingWrite]:
         with self._arrived:
             while not self.pending:
                 self._arrived.wait()
-            group = next(rows.group_by_statement(self.pending, MAX_GROUP))
+            group = next(job_rows.group_by_statement(self.pending, MAX_GROUP))
             del self.pending[: len(group)]
             return group
 
@@ -153,14 +153,14 @@ class Writer:
         except Exception as error:
             return self._refuse_or_split(group, error, is_certain=_is_refusal(error))
         for pending in group:
-            pending.settle(None)
+            pending.finish_write(None)
         return [pending.job for pending in group]
 
     def _refuse_or_split(self, group: list[PendingWrite], error: Exception, *, is_certain: bool) -> list[Job]:
         if is_away(error):
             self._refuse_all(group, error, is_certain=is_certain)
         elif len(group) == 1:
-            group[0].settle(error)
+            group[0].finish_write(error)
         else:
             middle = len(group) // 2
             return self._write(group[:middle]) + self._write(group[middle:])
@@ -173,9 +173,9 @@ class Writer:
             waiting, self.pending = self.pending, []
         logger.warning("%d jobs refused, the database is away: %s", len(group) + len(waiting), error)
         for pending in group:
-            pending.settle(make_nothing_stored_error() if is_certain else _make_perhaps_stored_error(pending.job))
+            pending.finish_write(make_nothing_stored_error() if is_certain else _make_perhaps_stored_error(pending.job))
         for pending in waiting:
-            pending.settle(make_nothing_stored_error())
+            pending.finish_write(make_nothing_stored_error())
 
 
 def _connect() -> None:
@@ -192,9 +192,9 @@ def _is_refusal(error: Exception) -> bool:
     return state is not None and not state.startswith(CUT_OFF)
 
 
-def insert_group(group: Sequence[rows.JobRow]) -> None:
+def insert_group(group: Sequence[job_rows.JobRow]) -> None:
     failpoints.reach("before_insert")
-    rows.insert_jobs(group)
+    job_rows.insert_jobs(group)
     failpoints.reach("after_insert")
 
 

@@ -150,7 +150,7 @@ def make_payload(job: Job) -> bytes:
     return orjson.dumps(
         {
             "type": "job.finished",
-            "timestamp": job.finished_at or clock.now(),
+            "timestamp": job.finished_at or clock.get_database_time(),
             "data": {
                 "id": job.id,
                 "model": job.model,

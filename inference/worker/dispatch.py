@@ -100,7 +100,7 @@ class Dispatcher:
         """Give back the jobs that cannot be run here now, and report the batches whose rows go back too."""
         self.backlog.update_queues()
         if batches := self.backlog.give_back_unrunnable_jobs():
-            self._housekeeping.requeue_batches_soon(batches)
+            self._housekeeping.requeue_batch_jobs_soon(batches)
 
     def send_next_calls(self) -> None:
         if self.scheduler.may_begin:
@@ -180,7 +180,7 @@ class Dispatcher:
             if not batch.is_open:
                 self.backlog.note_end(batch)
             for other in self.scheduler.list_batches_in_hand(batch.pid):
-                other.note_turn()
+                other.note_previous_call_end()
         self.give_back_unrunnable_jobs()
         self.send_next_calls()
 
@@ -244,7 +244,7 @@ class Dispatcher:
         self.replicas.mark_unkillable(batch.pid)
         for lost in {*self.scheduler.list_batches_in_hand(batch.pid), *self.scheduler.list_open_batches(batch.pid)}:
             lost.note_end()
-            self.settlement.settle_lost_batch(lost)
+            self.settlement.rerun_lost_batch(lost)
             self.backlog.note_end(lost)
         self.backlog.update_queues()  # other replicas may have a newer entry
 
@@ -254,7 +254,7 @@ class Dispatcher:
         None of its jobs is to blame.
         """
         logger.error("batch=%s of %d lost: its process ended while it ran something else", batch.id, len(batch.jobs))
-        self.settlement.settle_lost_batch(batch)
+        self.settlement.rerun_lost_batch(batch)
         self.backlog.note_end(batch)
 
     def _abandon_call(self, batch: Batch) -> None:
@@ -266,7 +266,7 @@ class Dispatcher:
         batch.note_call_end()
         forgotten = [held for held in batch.called if not (held.requests or held.takes_over or held.is_from_row)]
         for held in forgotten:
-            self.backlog.drop_redelivered_job(held)
+            self.backlog.drop_forgotten_job(held)
         if batch.is_open:
             batch.take_out_jobs({held.job_id for held in batch.called})
             self.backlog.isolation.run_joining_jobs_again([held for held in batch.called if held not in forgotten])

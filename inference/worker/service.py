@@ -81,7 +81,7 @@ class WorkerService:
         Runs twice a second in the event loop.
         """
         self.replicas.apply_intents(self.heartbeat.intents)
-        self.served.follow_models_file(self.dispatcher.backlog.is_idle)
+        self.served.follow_models_file(self.dispatcher.backlog.has_no_jobs_of)
         self.residency.update_residency(self.dispatcher.backlog)
         self.pool.start_and_end_processes()
 
@@ -99,7 +99,7 @@ def make_service(catalog: Catalog, selection: ModelSelection, options: WorkerOpt
         worker=make_row_id(), choice=choice, sizes=sizes, most=most, concurrency=options.concurrency
     )
     plan = replace(plan, ahead=settings.WORK_AHEAD)
-    logs.bind_to_process(worker=plan.worker)
+    logs.bind_process_ids(worker=plan.worker)
     devices.set_up_libraries(plan.threads, is_cpu=choice.is_cpu)
     process_launcher.start_fork_server(specs)
     return WorkerService(plan, catalog, selection, options)

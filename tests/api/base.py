@@ -15,7 +15,7 @@ from django.test import TransactionTestCase, override_settings
 
 from inference import process
 from inference.broker import redis_client
-from inference.catalog.lookup import get_catalog, spec_of
+from inference.catalog.lookup import get_catalog, get_spec
 from inference.catalog.sizes import lengths
 from inference.errors import InferenceError
 from inference.models import Job, Status, Worker, WorkerState
@@ -33,7 +33,7 @@ Response: TypeAlias = "_MonkeyPatchedWSGIResponse"  # what the test client answe
 
 
 def echo_answer(value: Any, parameters: dict[str, Any]) -> Any:
-    (answer,) = echo.EchoEngine(spec_of("echo")).predict([value], parameters)
+    (answer,) = echo.EchoEngine(get_spec("echo")).predict([value], parameters)
     return answer
 
 
@@ -71,7 +71,7 @@ class Laborer(threading.Thread):
         )
 
     def outcome(self, job: transitions.Claimed) -> Outcome:
-        several = lengths.is_list(spec_of(job.model), job.inputs)
+        several = lengths.is_list(get_spec(job.model), job.inputs)
         answers = [self.answer(item, job.parameters) for item in (job.inputs if several else [job.inputs])]
         of: dict[str, Any] = {"job_id": job.id, "model": job.model, "whole": job.whole}
         for answer in answers:

@@ -12,7 +12,7 @@ from django.test import override_settings
 from inference import budget
 from inference.errors import InvalidInput
 from inference.models import Bulk, Job
-from inference.store import rows
+from inference.store import job_rows
 from inference.values.priority import Priority
 from inference.web_process import writer
 from tests.api.base import ApiTestCase, Response, echo_answer
@@ -134,11 +134,11 @@ class BulkTests(ApiTestCase):
         left_s: list[float] = []
         insert = writer.insert_group
 
-        def noted(group: Sequence[rows.JobRow]) -> None:
+        def noted(group: Sequence[job_rows.JobRow]) -> None:
             left_s.append(budget.get_remaining_s())
             insert(group)
 
         with patch.dict(os.environ, DATABASE_ANSWER_S=f"{PATIENCE_S:g}"), patch.object(writer, "insert_group", noted):
-            self.assertEqual(self.bulk(["x"] * (2 * rows.MOST + 1)).status_code, 202)
+            self.assertEqual(self.bulk(["x"] * (2 * job_rows.MOST + 1)).status_code, 202)
         self.assertTrue(0 < left_s[0] < PATIENCE_S + budget.GRACE_S, left_s)
         self.assertEqual(left_s[1:], [math.inf] * 2)

@@ -14,7 +14,7 @@ from api.answers.completions.logprobs import list_all_scores, make_text_logprobs
 from api.requests.dialects.base import PRIORITIES_BY_TIER
 from api.requests.dialects.generation import completions
 from inference.catalog.input_checks import TOKENS
-from inference.catalog.lookup import spec_of
+from inference.catalog.lookup import get_spec
 from inference.catalog.reader import parse_catalog
 from inference.catalog.request_validation import validate_inputs, validate_parameters
 from inference.catalog.sizes.lengths import CHAT_TOKENS, measure_inputs
@@ -111,7 +111,7 @@ class ReadTests(SimpleTestCase):
 
     def test_any_number_of_tokens_may_be_requested(self) -> None:
         for most in (4096, 2**62):
-            validated = validate_parameters(spec_of("prompts"), self.parameters(max_tokens=most))
+            validated = validate_parameters(get_spec("prompts"), self.parameters(max_tokens=most))
             self.assertEqual(validated["max_new_tokens"], most)
 
     def test_what_would_not_change_the_answer_is_ignored(self) -> None:
@@ -580,7 +580,7 @@ class ReadTests(SimpleTestCase):
         self.assertEqual(self.refused(["x"]).field, "body")
 
     def test_an_address_that_names_the_model_comes_before_the_body(self) -> None:
-        spec: ModelSpec = spec_of("prompts")
+        spec: ModelSpec = get_spec("prompts")
         self.assertIs(completions.read_chat({"model": "dummy", "messages": HELLO}, spec).submission.spec, spec)
 
 
@@ -706,7 +706,7 @@ class AnswerTests(ApiTestCase):
         self.assertEqual(self.client.get(f"{CHAT}/{completion['id']}").json(), completion)
 
     def test_a_job_that_still_runs_is_waited_for(self) -> None:
-        job = jobs.submit(Submission(spec=spec_of("prompts"), inputs="hello"))
+        job = jobs.submit(Submission(spec=get_spec("prompts"), inputs="hello"))
         self.assertEqual(self.client.get(f"{CHAT}/chatcmpl-{job.id}?timeout=0.01").status_code, 504)
         with self.worker(generated):
             found = self.client.get(f"{CHAT}/chatcmpl-{job.id}").json()
@@ -722,8 +722,8 @@ class AnswerTests(ApiTestCase):
             self.assertIsNone(found["usage"])
 
     def test_what_is_no_completion_is_not_found(self) -> None:
-        picture = jobs.submit(Submission(spec=spec_of("pictures"), inputs="aGVsbG8="))
-        several = jobs.submit(Submission(spec=spec_of("prompts"), inputs=["a", "b"]))
+        picture = jobs.submit(Submission(spec=get_spec("pictures"), inputs="aGVsbG8="))
+        several = jobs.submit(Submission(spec=get_spec("prompts"), inputs=["a", "b"]))
         for found in ("x", uuid4(), picture.id, several.id):
             for query in ("", "?stream=true"):
                 with self.subTest(found=found, query=query):

@@ -15,7 +15,7 @@ from unittest.mock import patch
 from django.test import SimpleTestCase, override_settings
 
 from api.requests.dialects import embeddings
-from inference.catalog.lookup import spec_of
+from inference.catalog.lookup import get_spec
 from inference.errors import InvalidInput, UnknownModel
 from inference.models import Job, Status
 from inference.submission import jobs
@@ -71,7 +71,7 @@ class ReadTests(SimpleTestCase):
                     self.assertEqual((request.submission.spec.name, request.is_base64), ("vectors", is_base64))
 
     def test_only_a_model_that_takes_the_parameters_of_the_request_gives_vectors(self) -> None:
-        vectors = spec_of("vectors")
+        vectors = get_spec("vectors")
         self.assertTrue(vectors.embeds)
         floats = dataclasses.replace(vectors.parameters["encoding_format"], choices=("float",))
         other = dataclasses.replace(vectors, parameters={**vectors.parameters, "encoding_format": floats})
@@ -79,10 +79,10 @@ class ReadTests(SimpleTestCase):
 
     def test_the_address_may_name_the_model_and_the_body_no_other_one(self) -> None:
         for name in ("nope", "vectors"):
-            request = embeddings.read_embeddings({"input": "a", "model": name}, spec_of("vectors"))
+            request = embeddings.read_embeddings({"input": "a", "model": name}, get_spec("vectors"))
             self.assertEqual(request.submission.spec.name, "vectors")
         with self.assertRaisesRegex(InvalidInput, "the address names 'vectors', and the body 'words'"):
-            embeddings.read_embeddings({"input": "a", "model": "words"}, spec_of("vectors"))
+            embeddings.read_embeddings({"input": "a", "model": "words"}, get_spec("vectors"))
 
     def test_what_cannot_be_served_is_refused_with_the_field_and_what_would_be_right(self) -> None:
         for fields, field, words in (
@@ -177,7 +177,7 @@ class AnswerTests(ApiTestCase):
                         self.assertIn("check_embedding_ctx_length=False", error["message"])
 
     def test_a_later_failure_is_described_in_the_client_s_words_too(self) -> None:
-        failed = jobs.submit(Submission(spec=spec_of("vectors"), inputs=["a", "b"]))
+        failed = jobs.submit(Submission(spec=get_spec("vectors"), inputs=["a", "b"]))
         failed.status, failed.error_code = Status.FAILED, InvalidInput.code
         failed.error_detail = "inputs[1]: is no text of ours."
         for path in ADDRESSES:

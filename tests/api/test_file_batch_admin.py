@@ -34,7 +34,7 @@ def page_of(row: FileBatch | StoredFile) -> str:
 
 def make_batch(**values: Any) -> FileBatch:
     """Make a batch with its bulk."""
-    window = {"completion_window": "24h", "expires_at": clock.now() + datetime.timedelta(hours=24)}
+    window = {"completion_window": "24h", "expires_at": clock.get_database_time() + datetime.timedelta(hours=24)}
     batch = FileBatch.objects.create(**{"endpoint": "/v1/embeddings", "model": "embeddings", **window, **values})
     Bulk.objects.create(pk=batch.pk, model=batch.model, total=batch.total, owner=batch.owner)
     return batch

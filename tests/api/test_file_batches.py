@@ -17,7 +17,7 @@ from django.core.files.uploadedfile import SimpleUploadedFile
 from django.test import override_settings
 from django.test.client import BOUNDARY, encode_multipart
 
-from api.file_batches import feed, files, lines, runner, validation
+from api.file_batches import files, line_submitter, lines, runner, validation
 from api.file_batches.batches import MOST_UNFINISHED, remove_old_batches
 from api.file_batches.endpoints import ENDPOINTS
 from api.file_batches.runner import BatchRunner
@@ -387,7 +387,7 @@ class BatchTests(FileBatchCase):
         self.assertEqual((shown["status"], shown["output_file_id"], shown["error_file_id"]), ("cancelled", None, None))
 
     def test_what_is_not_answered_within_the_window_expires(self) -> None:
-        with patch.object(feed, "PORTION", 2), patch.object(feed, "MOST_WAITING", 2):
+        with patch.object(line_submitter, "PORTION", 2), patch.object(line_submitter, "MOST_WAITING", 2):
             batch_id = self.begin(line("a"), line("b"), line("c"))
             self.turn(batch_id), self.turn(batch_id)
         self.assertEqual(Job.objects.count(), 2)
@@ -401,7 +401,7 @@ class BatchTests(FileBatchCase):
         )
 
     def test_lines_become_jobs_in_portions_each_once_whatever_ends_the_process(self) -> None:
-        with patch.object(feed, "PORTION", 2):
+        with patch.object(line_submitter, "PORTION", 2):
             batch_id = self.begin(*(line(str(number)) for number in range(7)))
             self.turn(batch_id)
             for fault in ("before_insert", "after_insert", "before_publish"):
@@ -421,14 +421,17 @@ class BatchTests(FileBatchCase):
         self.turn(batch_id)
         batch = FileBatch.objects.get()
         self.runner.run_round()
-        with StoredFile.get_storage().open(batch.input_file.stored_as) as file, self.assertRaises(feed.Overtaken):  # type: ignore[union-attr]
-            feed.BatchFeed(batch, file).store_portion(batch)
+        with (
+            StoredFile.get_storage().open(batch.input_file.stored_as) as file,  # type: ignore[union-attr]
+            self.assertRaises(line_submitter.Overtaken),
+        ):
+            line_submitter.LineSubmitter(batch, file).store_portion(batch)
         self.assertEqual(Job.objects.count(), 2)
 
     def test_lines_wait_while_the_queue_is_full_and_while_their_model_is_gone(self) -> None:
         batch_id = self.begin(line("a"), line("b"))
         self.turn(batch_id)
-        with override_settings(MAX_LOW_QUEUED=1), patch.object(lookup.spec_of("vectors").__class__, "max_queued", 1):
+        with override_settings(MAX_LOW_QUEUED=1), patch.object(lookup.get_spec("vectors").__class__, "max_queued", 1):
             self.assertEqual(self.turn(batch_id)["status"], "in_progress")
         with override_settings(MODELS_FILE=MODELS_FILE.with_name("ranking.toml")):
             self.assertEqual(self.turn(batch_id)["status"], "in_progress")
@@ -481,7 +484,7 @@ class BatchTests(FileBatchCase):
         broken = replace(endpoint, read=fail("unread"), write=fail("unwritten"))
         with (
             patch.dict(ENDPOINTS, {ENDPOINT: broken}),
-            self.assertLogs("api.file_batches.feed", "ERROR"),
+            self.assertLogs("api.file_batches.line_submitter", "ERROR"),
             self.assertLogs("api.errors.problems", "ERROR"),
         ):
             shown = self.run_to_end(self.begin(line("good"), line("one", "unread"), line("other", "unwritten")))
@@ -510,7 +513,7 @@ class BatchTests(FileBatchCase):
         self.assertIsNone(self.shown(batch_id)["input_file_id"])
 
     def test_a_batch_whose_file_lost_its_end_fails_and_says_so(self) -> None:
-        with patch.object(feed, "PORTION", 1):
+        with patch.object(line_submitter, "PORTION", 1):
             batch_id = self.begin(line("a"), line("b"))
             self.turn(batch_id)
         (file,) = self.folder.iterdir()

@@ -4,7 +4,7 @@ from uuid import uuid4
 
 from django.test import override_settings
 
-from inference.figures import ledger
+from inference.figures import tally_rows
 from inference.figures.sample import SERVICE
 from inference.models import Bulk, Figure, Job, Status, Webhook
 from inference.status import workers
@@ -75,7 +75,7 @@ class SubmitTests(ApiTestCase):
         drop_tallies()
         for address, body in (("/v1/jobs", {"model": "echo", "inputs": "x"}), ("/v1/models/echo", {"inputs": "x"})):
             self.assertEqual(self.post(address, body).status_code, 503)
-        ledger.flush_tallies()
+        tally_rows.flush_tallies()
         refused = {figure.model: figure.tally["refused"] for figure in Figure.objects.exclude(model=SERVICE)}
         self.assertEqual(refused, {"echo": {"queue_full": 1, "no_worker": 1}})
 

@@ -20,7 +20,7 @@ from inference import budget, process
 from inference.errors import InvalidInput
 from inference.fields.ids import make_first_id
 from inference.models import Bulk, Job, Status
-from inference.store import output_pages
+from inference.store import jobs_with_outputs
 from inference.web_process import finish_listener
 from tests import echo
 from tests.api.base import ApiTestCase, Response, echo_answer
@@ -181,7 +181,7 @@ class WaitForAnyTests(ApiTestCase):
             Job(model="echo", inputs="x", status=Status.SUCCEEDED, output="n" * 100) for _ in range(5)
         )
         left, calls = {str(job.id) for job in jobs}, 0
-        with patch.object(output_pages, "MOST", 250):
+        with patch.object(jobs_with_outputs, "MOST", 250):
             while left:
                 shown = self.wait(*left).json()
                 left -= {job["id"] for job in shown["items"]}
@@ -194,8 +194,8 @@ class WaitForAnyTests(ApiTestCase):
             Job(model="echo", inputs="x", status=Status.SUCCEEDED, output="n" * 100) for _ in range(30)
         )
         found = Job.objects.order_by("pk")
-        with patch.multiple(output_pages, MOST=250, MEASURED=4), CaptureQueriesContext(connection) as queries:
-            shown, is_cut = output_pages.load_with_outputs(found, 30)
+        with patch.multiple(jobs_with_outputs, MOST=250, MEASURED=4), CaptureQueriesContext(connection) as queries:
+            shown, is_cut = jobs_with_outputs.load_job_page(found, 30)
         self.assertEqual((shown, is_cut), (list(found[:2]), True))
         self.assertEqual(sum("COALESCE(" in query["sql"] for query in queries), 1)
 
@@ -249,7 +249,7 @@ class PageTests(ApiTestCase):
             Job(model="echo", inputs="x", status=Status.SUCCEEDED, output="é" * length)
             for length in (10, 300, 10, 10, 10, 300, 300)
         )
-        with patch.object(output_pages, "MOST", 250):
+        with patch.object(jobs_with_outputs, "MOST", 250):
             pages = self.pages("/v1/jobs?outputs=1&limit=2")
         self.assertEqual([len(page) for page in pages], [1, 1, 2, 1, 1, 1])
         found = [(job["id"], len(job["output"])) for page in pages for job in page]

@@ -15,7 +15,7 @@ from api.errors.problems import ApiError
 from api.file_batches import endpoints
 from api.requests.dialects import base
 from api.requests.dialects.moderations import read_moderation
-from inference.catalog.lookup import spec_of
+from inference.catalog.lookup import get_spec
 from inference.errors import InvalidInput, UnknownModel
 from inference.models import Job
 from inference.values.priority import Priority
@@ -56,7 +56,7 @@ class ReadTests(SimpleTestCase):
             request = read_moderation({"input": "a", "service_tier": "flex", **fields})
             self.assertEqual((request.submission.spec.name, request.submission.priority), (name, Priority.LOW))
         with (
-            patch.object(base, "get_catalog", return_value={"sentiment": spec_of("sentiment")}),
+            patch.object(base, "get_catalog", return_value={"sentiment": get_spec("sentiment")}),
             self.assertRaisesRegex(ApiError, "model: no model here tells harmful texts: .*harmless_labels"),
         ):
             read_moderation({"input": "a"})
@@ -122,8 +122,8 @@ class AnswerTests(ApiTestCase):
     def test_a_line_of_a_file_is_answered_also_where_the_model_moderates_no_more(self) -> None:
         self.moderate("you fool!", model="toxic")
         job = Job.objects.latest("created_at")
-        for spec in (replace(spec_of("toxic"), options={}), None):
-            with patch.object(endpoints, "last_spec_of", return_value=spec):
+        for spec in (replace(get_spec("toxic"), options={}), None):
+            with patch.object(endpoints, "get_last_spec", return_value=spec):
                 written = json.loads(endpoints.ENDPOINTS["/v1/moderations"].write(job, {"input": "you fool!"}))
             self.assertTrue(written["results"][0]["flagged"])
 

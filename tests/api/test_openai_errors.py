@@ -12,7 +12,7 @@ from django.db import OperationalError
 from django.test import override_settings
 
 from api.models import ApiKey
-from inference.catalog.lookup import spec_of
+from inference.catalog.lookup import get_spec
 from inference.errors import InferenceError, InvalidInput, Lost, OutOfMemory, make_context_length_error
 from inference.models import Job
 from inference.submission import jobs
@@ -137,7 +137,7 @@ class ErrorTests(ApiTestCase):
         self.assert_error(self.post(CHAT, BODY), 503, "no_worker", "server_error")
         self.idle_worker()
         for _ in range(2):
-            jobs.submit(Submission(spec=spec_of("prompts"), inputs="x", priority=Priority.NORMAL))
+            jobs.submit(Submission(spec=get_spec("prompts"), inputs="x", priority=Priority.NORMAL))
         full = self.post(CHAT, BODY)
         self.assert_error(full, 503, "queue_full", "server_error")
         self.assertIn("Retry-After", full)

@@ -14,7 +14,7 @@ from django.test import SimpleTestCase, override_settings
 from api.answers.rankings import write_ranking
 from api.errors.problems import ApiError
 from api.requests.dialects import rerank
-from inference.catalog.lookup import spec_of
+from inference.catalog.lookup import get_spec
 from inference.errors import InvalidInput, UnknownModel
 from inference.models import Job
 from inference.values.priority import Priority
@@ -84,7 +84,7 @@ class ReadTests(SimpleTestCase):
         for fields in ({}, {"model": None}, {"model": "default/not-specified"}):
             request = rerank.read_rerank({"query": "q", "texts": ["a"], **fields})
             self.assertEqual(request.submission.spec.name, "ranker")
-        self.assertEqual(rerank.read_rerank({**BODY, "model": "x"}, spec_of("ranker")).submission.spec.name, "ranker")
+        self.assertEqual(rerank.read_rerank({**BODY, "model": "x"}, get_spec("ranker")).submission.spec.name, "ranker")
         for table, words in (
             ('[a]\nengine = "x:Y"\ntask = "text-ranking"\n[b]\nengine = "x:Y"\ntask = "text-ranking"\n', "one of a, b"),
             ('[a]\nengine = "x:Y"\n', "no model here answers this"),

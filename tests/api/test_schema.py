@@ -14,7 +14,7 @@ from drf_spectacular.validation import validate_schema
 
 from api import urls
 from api.errors import cohere_tei, openai, problems
-from api.openapi import operation_descriptions
+from api.openapi import operation_decorator
 from tests.api.base import ApiTestCase
 
 NOT_DESCRIBED = ("/v1/schema", "/v1/docs", "/models")
@@ -99,7 +99,7 @@ class SchemaTests(ApiTestCase):
 
     def test_null_is_not_given_in_the_document_too(self) -> None:
         schemas = self.document()["components"]["schemas"]
-        for name in operation_descriptions.BODIES:
+        for name in operation_decorator.BODIES:
             for field, shape in schemas[name]["properties"].items():
                 with self.subTest(f"{name}.{field}"):
                     kinds = [*shape.get("type", ()), *(kind.get("type") for kind in shape.get("oneOf", ()))]

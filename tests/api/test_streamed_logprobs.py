@@ -16,8 +16,8 @@ from inference.models import Job, Status
 from inference.streams.chunks import Chunk
 from inference.streams.cursor import StreamCursor
 from inference.streams.events import Delta, End, Event
+from inference.streams.output_texts import read_scores
 from inference.streams.positions import BEGINNING, Position
-from inference.streams.texts import read_scores
 from tests.api.test_completion_chunks import documents, text
 from tests.api.test_completions import HELLO, MODELS_FILE
 from tests.api.test_tool_calls import NAMES, PIECES

@@ -17,7 +17,7 @@ from api.errors.problems import ApiError
 from api.requests.dialects import base
 from api.requests.dialects.base import find_default_model
 from api.requests.dialects.tei import read_embed, read_predict, read_similarity
-from inference.catalog.lookup import spec_of
+from inference.catalog.lookup import get_spec
 from inference.catalog.parameters import ParameterSpec
 from inference.errors import InvalidInput, UnknownModel
 from inference.models import Job
@@ -70,7 +70,7 @@ class ReadTests(SimpleTestCase):
                 request = read_predict({"inputs": given})
                 self.assertEqual((request.submission.inputs, request.is_batch), (inputs, is_batch))
                 self.assertEqual(request.submission.parameters, {"top_k": 1000})
-        few = dataclasses.replace(spec_of("labels"), parameters={"top_k": ParameterSpec(type="integer", max=3)})
+        few = dataclasses.replace(get_spec("labels"), parameters={"top_k": ParameterSpec(type="integer", max=3)})
         self.assertEqual(read_predict({"inputs": "a"}, few).submission.parameters, {"top_k": 3})
         raw = read_predict({"inputs": "a", "raw_scores": True}).submission.parameters
         self.assertEqual(raw, {"top_k": 1000, "function_to_apply": "none"})
@@ -105,7 +105,7 @@ class ReadTests(SimpleTestCase):
             read_embed({"inputs": "a", "model": "nope"})
 
     def test_one_of_several_models_answers_those_who_name_none_once_it_is_marked(self) -> None:
-        vectors = spec_of("vectors")
+        vectors = get_spec("vectors")
         other = dataclasses.replace(vectors, name="other")
         two = {"vectors": vectors, "other": other}
         message = r'one of vectors, other, or have one marked with default_for = \["embed"'

@@ -117,7 +117,7 @@ class CallTests(StackCase):
         self.assertFalse(future.cancel())
         service = self.client.service
         queued = {"id": future.id, "status": "queued"}
-        unseen = JobFuture(queued, service.cancel, lambda *_: iter(()), service.check_wait)
+        unseen = JobFuture(queued, service.cancel, lambda *_: iter(()), service.refuse_endless_wait)
         self.assertFalse(unseen.cancel())
         self.assertEqual(unseen.result(0), echo.expected("x"))
 

@@ -98,7 +98,7 @@ class ServedCase(TestCase):
 
     def setUp(self) -> None:
         self.service = Mock(spec=Service)
-        self.service.once_stored.side_effect = lambda then, otherwise: then()
+        self.service.call_once_stored.side_effect = lambda then, otherwise: then()
         self.service.wait.side_effect = lambda ids, wait_s: {"items": list(map(finished, ids)), "missing": []}
         self.client = self.enterContext(BaseClient(self.service, patience_s=60.0))
 

@@ -259,7 +259,7 @@ class OfAService(Drill):
     @contextlib.contextmanager
     def not_worked_on(self, trial: Trial) -> Iterator[None]:
         """An open bulk, as each file batch has one."""
-        posted = make_first_id(clock.now() - 2 * AGED)
+        posted = make_first_id(clock.get_database_time() - 2 * AGED)
         Bulk.objects.using(trial.service.alias).create(pk=posted, model="", total=1, is_open=True)
         yield
         trial.service.start(programs.make_batch_runner())

@@ -65,7 +65,7 @@ def _predict(made: Any, name: str, given: dict[str, Any]) -> list[Any]:
     """Each alone, then all together."""
     task = tasks.find_task(name)
     inputs: list[Any] = {
-        units.estimate_tokens: [made.sample(text) for text in TEXTS],
+        units.estimate_tokens: [made.make_sample_input(text) for text in TEXTS],
         units.estimate_patches: [tiny_models.png(), tiny_models.png((20, 200, 90))],
         units.estimate_frames: [tiny_models.wav(), tiny_models.wav(900.0)],
     }[task.unit]

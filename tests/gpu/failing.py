@@ -107,7 +107,7 @@ class _Function(Engine):
 
 def _outcome(function: Callable[[], Any], *, believed: bool) -> str:
     """Its code, or "answered". With `believed`, what a device is asked is not looked at."""
-    deaf = patch.object(exception_diagnosis, "find_device_error", return_value=None)
+    deaf = patch.object(exception_diagnosis, "probe_gpus", return_value=None)
     with deaf if believed else contextlib.nullcontext():
         try:
             (outcome,) = run_with_isolation(_Function(function), ["x"], {}).outcomes

@@ -12,7 +12,7 @@ from django.test import TransactionTestCase
 from django.utils import timezone
 
 from inference import clock, process
-from inference.catalog.lookup import spec_of
+from inference.catalog.lookup import get_spec
 from inference.fields.ids import make_first_id, make_row_id
 from inference.models import Act, Job, Webhook, Worker
 from inference.submission import jobs
@@ -26,7 +26,7 @@ class ClockTests(TransactionTestCase):
         process.current.queue_counters.clear()
         before = timezone.now()  # of which the database's clock is the other side
         with patch.object(clock, "_off_s", -AHEAD_S):  # this host's clock is ahead
-            submitted = jobs.submit(Submission(spec=spec_of("embeddings"), inputs="x", expires_in_s=60))
+            submitted = jobs.submit(Submission(spec=get_spec("embeddings"), inputs="x", expires_in_s=60))
         job = Job.objects.get(pk=submitted.pk)
         late = before - datetime.timedelta(seconds=AHEAD_S / 2)
         assert job.published_at
@@ -67,7 +67,7 @@ class ClockTests(TransactionTestCase):
             clock.measure_offset(connection)
             for set_s in (AHEAD_S, -AHEAD_S):
                 with patch.object(time, "time", lambda set_s=set_s: real() + set_s):
-                    self.assertAlmostEqual(clock.now().timestamp(), real(), delta=AHEAD_S / 2)
+                    self.assertAlmostEqual(clock.get_database_time().timestamp(), real(), delta=AHEAD_S / 2)
 
     def test_an_id_goes_back_with_the_clock(self) -> None:
         """uuid7 stays at the latest time that it has seen."""

@@ -65,7 +65,7 @@ class TestLayers(unittest.TestCase):
             for package in ("project", "inference", "api", "tools", "batch_inference_client", "tests", "benchmarks"):
                 shutil.copytree(settings.BASE_DIR / package, Path(folder, package))
             shutil.copy(settings.BASE_DIR / "pyproject.toml", folder)
-            with Path(folder, "inference/store/rows.py").open("a") as rows:
+            with Path(folder, "inference/store/job_rows.py").open("a") as rows:
                 rows.write("import kombu\nfrom inference.worker.maintenance import heartbeat\n")
             code = "from importlinter.cli import lint_imports_command as lint; lint()"
             run = subprocess.run(

@@ -29,7 +29,7 @@ def line(text: str, *arguments: Any, **more: Any) -> dict[str, Any]:
 
 class LineTests(TestCase):
     def tearDown(self) -> None:
-        logs.bind_only()
+        logs.replace_bound_ids()
 
     def test_what_the_text_names_is_a_field(self) -> None:
         found = line("batch=%s %d%% %5.1f jobs=%d ms=%.1f", "b", 50, 1.0, 3, 0.25)
@@ -37,7 +37,7 @@ class LineTests(TestCase):
         self.assertEqual({name: found[name] for name in ("batch", "jobs", "ms")}, {"batch": "b", "jobs": 3, "ms": 0.25})
 
     def test_what_is_bound_is_on_each_line_of_the_thread_until_it_ends(self) -> None:
-        logs.bind_only(request_id="r")
+        logs.replace_bound_ids(request_id="r")
         logs.bind_more(job="j")
         with logs.bind_ids(batch="b"):
             self.assertLessEqual({"request_id": "r", "job": "j", "batch": "b"}.items(), line("x").items())
@@ -47,7 +47,7 @@ class LineTests(TestCase):
         other.start()
         other.join()
         self.assertNotIn("job", seen[0])
-        logs.bind_only(request_id="s")
+        logs.replace_bound_ids(request_id="s")
         self.assertNotIn("job", line("x"))
 
     def test_what_the_line_names_goes_before_what_is_bound(self) -> None:
@@ -113,18 +113,18 @@ class LineTests(TestCase):
 
     def test_what_is_no_json_is_wrapped(self) -> None:
         for text in ("", "plain", '{"time": "cut of', logs.format_line("a", "b")):
-            self.assertEqual(json.loads(logs.wrap_line("web", text))["program"], "web")
+            self.assertEqual(json.loads(logs.add_program_name("web", text))["program"], "web")
 
     def test_what_only_looks_like_a_line_of_json_is_wrapped_too(self) -> None:
         for text in ('{"time": soon}', '{"time": 1} {"time": 2}', '{"time": "\\x1b[2J"}'):
-            self.assertEqual(json.loads(logs.wrap_line("worker", text))["message"], text)
-        self.assertEqual(json.loads(logs.wrap_line("web", '{"time": 1, "message": "a"}'))["message"], "a")
+            self.assertEqual(json.loads(logs.add_program_name("worker", text))["message"], text)
+        self.assertEqual(json.loads(logs.add_program_name("web", '{"time": 1, "message": "a"}'))["message"], "a")
 
     def test_texts_that_may_quote_an_input_are_left_out_but_for_who_develops(self) -> None:
-        self.assertNotIn("input", f"{logs.hide_model_words('input')} {logs.describe_error(ValueError('input'))}")
+        self.assertNotIn("input", f"{logs.mask_model_text('input')} {logs.describe_error(ValueError('input'))}")
         with patch.object(logs, "quotes", True):
             self.assertEqual(
-                (logs.hide_model_words("input"), logs.describe_error(KeyError("input"))), ("input", "KeyError('input')")
+                (logs.mask_model_text("input"), logs.describe_error(KeyError("input"))), ("input", "KeyError('input')")
             )
 
 

@@ -54,14 +54,14 @@ ASSIGNED: Table = {
         "setattr(self.owner)": "the forward of a module, or an attribute of an engine of ours"
     },
     "inference/engines/backends/installation.py": {"self.model.forward": "PyTorch calls what is set on a module"},
-    "inference/engines/generation/options.py": {
+    "inference/engines/generation/generate_calls.py": {
         "pipe.forward": "a pipeline's step, by its documented name",
         "pipe.postprocess": "the same",
     },
     "inference/engines/pipeline/engine.py": {"setattr(self.pipe)": "a pipeline's steps, by their documented names"},
     "inference/engines/runtime/placement.py": {"torch.backends.": "PyTorch documents these flags"},
     "inference/store/connections.py": {"connection.is_own": "an attribute of our own database engine"},
-    "inference/store/rows.py": {
+    "inference/store/job_rows.py": {
         "setattr(job)": "a model of our own",
         "delattr(job)": "Django documents that a field is then deferred",
     },

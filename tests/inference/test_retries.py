@@ -25,7 +25,7 @@ LISTED = {
     "batch_inference_client/mapping.py Map.batches": "growing pauses, patience_s without progress",
     "batch_inference_client/watch.py Watch._run": "each round waits for what is left; patiently",
     "inference/catalog/lookup.py Follower.run": "a look every LOOK_S, which concerns nobody else",
-    "inference/engines/artifacts/file_cache.py _hold_lock": "a look every LOOK_S, for WAIT_S",
+    "inference/engines/artifacts/folder_cache.py _hold_lock": "a look every LOOK_S, for WAIT_S",
     "inference/engines/generation/pipeline_stepper.py PipelineStepper._make_room_for_next_tokens": "fewer rows each",
     "inference/retry_policy.py retry_while_away": "growing pauses, limit_s",
     "tools/launcher/reaper.py end_group": "waits for an end: grace_s, then it is killed",
@@ -53,9 +53,9 @@ LISTED = {
     "inference/worker/child/batch_run.py BatchRun.compute_answers": "waits for what reads, within the batch's limit",
     "inference/worker/maintenance/heartbeat.py Heartbeat.run": "growing pauses up to the heartbeat's own",
     "inference/worker/maintenance/housekeeping.py Housekeeping._wait_for_round": "a round every ROUND_S",
-    "inference/worker/scheduling/lazy_demand.py LazyDemand.run": "growing pauses while the database is away",
+    "inference/worker/scheduling/demand_poller.py DemandPoller.run": "growing pauses while the database is away",
     "inference/worker/scheduling/unfetched_jobs.py UnfetchedJobs.run": "LONGEST_PAUSE_S after a failure",
-    "project/client_timeouts.py _limit_once_it_listens": "LISTENS_S",
+    "project/stalled_clients.py _limit_once_it_listens": "LISTENS_S",
     "project/settings.py": "Celery's connection to the broker: its pauses grow by 2 s up to 30 s",
 }
 

@@ -27,7 +27,7 @@ def make_sample(spec: ModelSpec, engine: Engine, length: int, own: Sequence[Any]
         return _image()
     if unit is units.estimate_frames:
         return media.make_example_wav(length / units.FRAMES_PER_S)
-    return engine.sample(" ".join(WORDS[place % len(WORDS)] for place in range(max(1, length - 2))))
+    return engine.make_sample_input(" ".join(WORDS[place % len(WORDS)] for place in range(max(1, length - 2))))
 
 
 def make_compared_texts(spec: ModelSpec, engine: Engine, lengths: Sequence[int]) -> list[Any]:
@@ -39,7 +39,10 @@ def make_compared_texts(spec: ModelSpec, engine: Engine, lengths: Sequence[int])
     if task.generates or task.unit in (units.estimate_patches, units.estimate_frames):
         return [make_sample(spec, engine, length, ()) for length in lengths]
     longest = min(lengths[-1], LONGEST)
-    return [engine.sample(" ".join(rng.choices(WORDS, k=rng.randint(1, max(1, longest - 2))))) for _ in range(TEXTS)]
+    return [
+        engine.make_sample_input(" ".join(rng.choices(WORDS, k=rng.randint(1, max(1, longest - 2)))))
+        for _ in range(TEXTS)
+    ]
 
 
 def _image() -> str:

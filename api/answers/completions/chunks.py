@@ -28,8 +28,8 @@ from api.answers.events import BEGINS_AGAIN, GOES_ON, KEEP_ALIVE
 from api.errors import openai, problems
 from inference.models import Job, Status
 from inference.streams.events import Delta, End, Event, Interrupted, KeepAlive, Restart
+from inference.streams.output_texts import read_scores
 from inference.streams.positions import BEGINNING, DeliveredText, Position
-from inference.streams.texts import read_scores
 
 DONE = b"data: [DONE]\n\n"
 
@@ -60,7 +60,7 @@ class ChunkWriter:
         self.written.add_text(held[: len(held) - len(reader.held)])
         return parts
 
-    def take_scores(self, end: int) -> list[Any]:
+    def take_scores_before(self, end: int) -> list[Any]:
         """Return the scores of the tokens that begin in the text up to `end`, of which a chunk follows."""
         taken = [each for each in self.scores if self.at <= each[0]["start"] < end]
         self.scores = [each for each in self.scores if each[0]["start"] >= end]
@@ -91,11 +91,11 @@ class ChunkWriter:
         text = delta.text
         self.scores += delta.scores
         if self.reader is None:
-            scores = self.take_scores(self.at + len(text))
+            scores = self.take_scores_before(self.at + len(text))
             yield self.write_choice(self.kind.part(text), delta.id, text=text, scores=scores)
         elif parts := self.read_parts(self.reader, text):
             place = self.written.position.make_event_id(self.job.id)
-            scores = self.take_scores(self.written.at)
+            scores = self.take_scores_before(self.written.at)
             yield self.write_choice({"delta": make_delta(self.job, parts)}, place, scores=scores)
 
     def write_end(self, end: End) -> Iterator[bytes]:

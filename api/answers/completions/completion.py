@@ -11,12 +11,12 @@ from api.answers.completions.logprobs import list_all_scores, make_chat_logprobs
 from api.errors.problems import ApiError
 from api.requests.dialects.base import TIERS
 from inference.catalog import tasks
-from inference.catalog.lookup import get_catalog, last_spec_of, spec_of
+from inference.catalog.lookup import get_catalog, get_last_spec, get_spec
 from inference.catalog.sizes import lengths
 from inference.catalog.specs import ModelSpec
 from inference.errors import UnknownModel
 from inference.models import Job
-from inference.streams.texts import extract_generated_text, extract_single_answer, extract_text, read_scores
+from inference.streams.output_texts import extract_generated_text, extract_single_answer, extract_text, read_scores
 
 NO_TEXT = 'The model\'s answer is not [{"generated_text": "…"}].'
 FINISH_REASONS = {"length": "length", "eos_token": "stop", "stop_sequence": "stop"}
@@ -99,14 +99,14 @@ def may_call_tools(kind: CompletionKind, job: Job) -> bool:
 
 def is_single_text(job: Job) -> bool:
     """Return True if the job generates one text."""
-    spec = last_spec_of(job.model)
+    spec = get_last_spec(job.model)
     if spec is None or job.parts or not tasks.find_task(spec.task).generates:
         return False
     return not lengths.is_list(spec, job.inputs)
 
 
 def make_completion_head(kind: CompletionKind, job: Job) -> dict[str, Any]:
-    spec = last_spec_of(job.model)
+    spec = get_last_spec(job.model)
     return {
         "id": f"{kind.prefix}{job.id}",
         "created": int(job.created_at.timestamp()),
@@ -185,7 +185,7 @@ def _is_openai_model(spec: ModelSpec) -> bool:
 
 def get_openai_model(name: str) -> dict[str, Any]:
     """Return a model in OpenAI's form. Raises `UnknownModel` if OpenAI's interface has no use for it."""
-    spec = spec_of(name)
+    spec = get_spec(name)
     if not _is_openai_model(spec):
         wanted = "generates text, gives vectors or tells harmful texts"
         message = f"{spec.name!r} is no model that {wanted}: GET /v1/models/{spec.name} shows it."

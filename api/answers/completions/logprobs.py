@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from inference.streams.texts import place_scores
+from inference.streams.output_texts import place_scores
 
 UNFINISHED = "\ufffd"  # in the text of a token that is a part of a character
 

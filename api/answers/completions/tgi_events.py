@@ -9,8 +9,8 @@ from typing import Any
 from api.answers.events import RETRY, make_end_document, write_event, write_stream_event
 from inference.models import Job
 from inference.streams.events import Delta, End, Event, Restart
+from inference.streams.output_texts import extract_single_answer
 from inference.streams.positions import DeliveredText
-from inference.streams.texts import extract_single_answer
 
 
 class TokenWriter:

@@ -38,7 +38,7 @@ class ResponseWriter:
         self._is_open = False
 
     def begin_response(self) -> Iterator[Document]:
-        head = shapes.make_head(self.job, self.repeated)
+        head = shapes.make_empty_response(self.job, self.repeated)
         for number, kind in enumerate(("created", "in_progress"), start=LAST_BEFORE_TEXT - 1):
             yield {"type": f"response.{kind}", "response": head, "sequence_number": number}
 

@@ -53,10 +53,10 @@ def make_response(job: Job, repeated: Mapping[str, Any] | None = None) -> dict[s
         [(text, details)] = read_generated_texts(job)
         is_cut = read_finish_reason(details) == "length"
         output, usage = _make_items(job, text, is_cut=is_cut), _make_usage(details)
-    return {**make_head(job, repeated), "output": output, "usage": usage, **_make_status(job, is_cut=is_cut)}
+    return {**make_empty_response(job, repeated), "output": output, "usage": usage, **_make_status(job, is_cut=is_cut)}
 
 
-def make_head(job: Job, repeated: Mapping[str, Any]) -> dict[str, Any]:
+def make_empty_response(job: Job, repeated: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a response that has no output yet. It repeats some fields of its request."""
     parameters = job.parameters
     tools = [{"type": "function", **function, "strict": True} for function in list_functions(job)]

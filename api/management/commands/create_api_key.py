@@ -38,7 +38,7 @@ class Command(BaseCommand):
         row, key = ApiKey.objects.issue_key(
             owner=self.get_or_create_owner(options["owner"], options["staff"]),
             name=options["name"][:100],
-            expires_at=clock.now() + datetime.timedelta(days=days) if days else None,
+            expires_at=clock.get_database_time() + datetime.timedelta(days=days) if days else None,
             requests_per_minute=options["rate"],
             max_queued=options["max_queued"],
             may_use_high=not options["no_high"],

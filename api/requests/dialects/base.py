@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from api.errors.problems import ApiError
-from inference.catalog.lookup import get_catalog, spec_of
+from inference.catalog.lookup import get_catalog, get_spec
 from inference.catalog.neutral_values import CUT, OPENAI, OPENAI_IGNORED, Neutral, describe_refusal, is_neutral
 from inference.catalog.specs import ModelSpec
 from inference.errors import InvalidInput, make_field_error
@@ -106,7 +106,7 @@ def find_model(fields: Mapping[str, Any], addressed: ModelSpec | None = None) ->
         return addressed
     if not isinstance(name, str):
         raise make_field_error("model", "must be a name of GET /v1/models.")
-    return spec_of(name)
+    return get_spec(name)
 
 
 def find_default_model(kind: str, missing: str = "no model here answers this") -> ModelSpec:
@@ -206,7 +206,7 @@ def refuse_unknown_fields(
         raise make_field_error(shown, describe_refusal(neutral, name))
 
 
-def refuse_other_fields(where: str, fields: Mapping[str, Any], known: Collection[str]) -> None:
+def refuse_unserved_fields(where: str, fields: Mapping[str, Any], known: Collection[str]) -> None:
     """Raise `InvalidInput` for a field of the object at `where` that is not known and is not empty."""
     if name := next((name for name, value in fields.items() if value and name not in known), None):
         raise make_field_error(f"{where}.{quote_name(name)}", "is not served here; leave it out.")

@@ -50,7 +50,7 @@ def read_request(spec: ModelSpec, body: bytes, media_type: str) -> ModelRequest:
     return ModelRequest(submission=submission, words=words, is_streamed=fields.get("stream", False))
 
 
-def translate_events(events: Iterator[Event], words: Mapping[str, str]) -> Iterator[Event]:
+def translate_stream_errors(events: Iterator[Event], words: Mapping[str, str]) -> Iterator[Event]:
     """Yield the events of a stream, with the words of its request in the error of a job that has failed."""
     for event in events:
         if isinstance(event, End):

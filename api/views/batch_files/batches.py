@@ -55,7 +55,7 @@ class BatchOutputView(ApiView):
             self.principal,
             name,
             lambda: results.open_output_source(row),
-            lambda source: results.read_output(row, source),
+            lambda source: results.read_output_file(row, source),
         )
 
 

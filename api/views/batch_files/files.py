@@ -19,7 +19,7 @@ from api.models import FilePurpose, FileState, StoredFile
 from api.openapi import batch_operations
 from api.requests.file_batches import read_form_expiry_s, read_page
 from api.requests.file_form import read_file_form
-from api.server.upload_limit import find_body_limit
+from api.server.body_limits import find_body_limit
 from api.views.base import ApiView
 from inference import process
 from inference.store import connections

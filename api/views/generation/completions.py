@@ -18,8 +18,8 @@ from api.requests.dialects.generation import completions
 from api.requests.dialects.generation.completions import Completion
 from api.views import streaming
 from api.views.base import ApiView, get_visible_job, read_json
-from api.views.models import answer_in_dialect, read_wait_limit_s, refuse_other_wait, run_in_dialect
-from inference.catalog.lookup import spec_of
+from api.views.models import answer_in_dialect, read_wait_limit_s, refuse_unused_parameter, run_in_dialect
+from inference.catalog.lookup import get_spec
 from inference.errors import JobNotFound
 from inference.models import Job
 from inference.streams.positions import BEGINNING
@@ -30,7 +30,7 @@ class CompletionView(ApiView):
     query_parameters = {"POST": ("timeout", *streaming.QUERY)}
 
     def answer_request(self, request: HttpRequest, kind: CompletionKind, completion: Completion) -> HttpResponseBase:
-        refuse_other_wait(request, completion.is_streamed)
+        refuse_unused_parameter(request, completion.is_streamed)
         if not completion.is_streamed:
             write = partial(write_completion, kind, answers=completion.answers)
             return run_in_dialect(self, request, completion, write)
@@ -48,14 +48,14 @@ class CompletionView(ApiView):
 class ChatView(CompletionView):
     @operations.complete_chat
     def post(self, request: HttpRequest, name: str = "") -> HttpResponseBase:
-        document, spec = read_json(request), spec_of(name) if name else None
+        document, spec = read_json(request), get_spec(name) if name else None
         return self.answer_request(request, CHAT, completions.read_chat(document, spec))
 
 
 class TextView(CompletionView):
     @operations.complete_text
     def post(self, request: HttpRequest, name: str = "") -> HttpResponseBase:
-        document, spec = read_json(request), spec_of(name) if name else None
+        document, spec = read_json(request), get_spec(name) if name else None
         kind = MODEL_TEXT if spec else TEXT
         return self.answer_request(request, kind, completions.read_text_completion(document, spec))
 
@@ -70,7 +70,7 @@ class OldCompletionView(ApiView):
     def get(self, request: HttpRequest, completion_id: str) -> HttpResponseBase:
         job = self.get_visible_completion_job(completion_id)
         is_streamed = bodies.read_flag(request.GET, "stream")
-        refuse_other_wait(request, is_streamed)
+        refuse_unused_parameter(request, is_streamed)
         if is_streamed:
             completions.refuse_streamed_echo(job.parameters)
             after = streaming.read_position(request, job)

@@ -19,8 +19,8 @@ from api.requests import bodies
 from api.requests.dialects.generation import responses
 from api.views import streaming
 from api.views.base import ApiView, get_visible_job, read_json
-from api.views.models import refuse_other_wait, run_in_dialect
-from inference.catalog.lookup import spec_of
+from api.views.models import refuse_unused_parameter, run_in_dialect
+from inference.catalog.lookup import get_spec
 from inference.errors import InferenceError, JobNotFound, make_field_error
 from inference.models import Job, Status
 from inference.submission import jobs
@@ -32,9 +32,9 @@ class ResponsesView(ApiView):
 
     @operations.create_response
     def post(self, request: HttpRequest, name: str = "") -> HttpResponseBase:
-        document, spec = read_json(request), spec_of(name) if name else None
+        document, spec = read_json(request), get_spec(name) if name else None
         asked = responses.read_response(document, spec, before=self._read_previous_messages(document))
-        refuse_other_wait(request, asked.is_streamed)
+        refuse_unused_parameter(request, asked.is_streamed)
         if asked.is_background and "timeout" in request.GET:
             raise ApiError("timeout: not for a response in the background; leave it out.")
         if not asked.is_streamed and not asked.is_background:
@@ -101,7 +101,7 @@ def get_response_job(principal: Principal, response_id: str) -> Job:
 
 
 def get_own_response_job(principal: Principal, response_id: str) -> Job:
-    """Return the job of a response that the principal may cancel and delete. Raises the errors of `get_own_job`."""
+    """Return the job of a response that the principal may cancel and delete. Raises as `get_changeable_job` does."""
     job = get_response_job(principal, response_id)
     require_cancel_or_retry(principal, job)
     return job

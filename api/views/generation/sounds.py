@@ -13,7 +13,7 @@ from api.errors.problems import ApiError
 from api.openapi import audio_operations as operations
 from api.requests.dialects import sounds
 from api.requests.file_form import read_file_form
-from api.server.upload_limit import find_body_limit
+from api.server.body_limits import find_body_limit
 from api.views.base import read_body, read_json
 from api.views.models import DialectView, run_in_dialect
 from inference.models import Job

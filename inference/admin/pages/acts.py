@@ -13,7 +13,7 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect
 from django.urls import URLPattern, path
 
-from inference.admin.readonly import ReadOnlyAdmin
+from inference.admin.read_only_admin import ReadOnlyAdmin
 from inference.admin.rendering import display
 from inference.fields.ids import read_moment
 from inference.models import ACTING, Act, ActState, Worker
@@ -82,16 +82,16 @@ class ActAdmin(ReadOnlyAdmin):
     state_now = display.make_column("state", "state", display.render_badge)
     selection_shown = display.make_column("selection", "selection", describe_selection)
     started_by = display.make_column("by", "by", lambda user: display.escape_text(str(user)))
-    created = display.make_column("started", "created_at", display.format_age)
-    finished = display.make_column("ended", "finished_at", display.format_age)
+    created = display.make_column("started", "created_at", display.render_relative_time)
+    finished = display.make_column("ended", "finished_at", display.render_relative_time)
     left_shown = display.make_column(
         "not changed",
         "left",
         lambda left: display.escape_text("; ".join(f"{count:,} {reason}" for reason, count in left.items())),
     )
 
-    def collect_facts(self, request: HttpRequest, row: Act) -> dict[str, Any]:
-        return {"title": "Action on jobs", "nobody": not workers.select_living().exists()}
+    def make_page_context(self, request: HttpRequest, row: Act) -> dict[str, Any]:
+        return {"title": "Action on jobs", "nobody": not workers.select_living_workers().exists()}
 
     def get_urls(self) -> list[URLPattern]:
         return [

@@ -29,7 +29,7 @@ SIZES = ("1", "2", "3-4", "5-8", "9-16", "17-32", "33+")  # items of a batch
 
 
 def collect_dashboard() -> dict[str, Any]:
-    hour = series.count_outcomes_since(clock.now() - datetime.timedelta(hours=1))
+    hour = series.count_outcomes_since(clock.get_database_time() - datetime.timedelta(hours=1))
     ended = series.count_by_status(hour)
     return {
         "attention": list_attention_rows(),
@@ -70,8 +70,8 @@ def _find_page_address(about: tuple[str, ...]) -> str:
 
 def list_model_rows() -> list[dict[str, Any]]:
     (queued, ages), running = sample.count_queued_jobs(), sample.count_running_jobs()
-    living, recent = list(workers.select_living()), series.sum_figures_since(clock.now() - RECENT)
-    serving, runs = workers.count_workers_by_model(living), worker_catalogs.count_entries(living)
+    living, recent = list(workers.select_living_workers()), series.sum_figures_since(clock.get_database_time() - RECENT)
+    serving, runs = workers.count_workers_by_model(living), worker_catalogs.count_workers_by_entry(living)
     specs = get_catalog_or_empty()
     gone = sorted((queued.keys() | running.keys() | runs.keys()) - specs.keys())
     return [
@@ -119,7 +119,7 @@ def list_failure_rows(ended: Mapping[str, Counter[str]]) -> list[dict[str, Any]]
     The newest job is found by its id: a search for the one that ended last would read all of them. It is one of the
     last day, as the search has to be bounded, and jobs that failed within the last hour were mostly made within a day.
     """
-    first = make_first_id(clock.now() - datetime.timedelta(days=1))
+    first = make_first_id(clock.get_database_time() - datetime.timedelta(days=1))
     failed = Job.objects.filter(status=Status.FAILED, whole=None, pk__gte=first).order_by("-pk")
     return [
         {"model": model, "error_code": code, "jobs": count, "latest": latest}

@@ -17,7 +17,7 @@ from django.utils.safestring import SafeString, mark_safe
 from inference.admin.rendering import display, svg
 from inference.models import Job, PausedModel, Status, Webhook, WebhookState
 from inference.status import queue_position, workers
-from inference.store import rows
+from inference.store import job_rows
 
 NOTHING = mark_safe("")
 
@@ -96,7 +96,7 @@ def _list_recovery_events(job: Job) -> Iterator[Event]:
         detail = "each time the process died and the batch was divided, or the batch was given back"
         yield Event(what=f"Claimed {_format_times(earlier)} before", detail=detail)
     if job.recoveries:
-        alone = "; it now runs alone" if job.recoveries >= rows.get_last_recovery() else ""
+        alone = "; it now runs alone" if job.recoveries >= job_rows.get_run_alone_threshold() else ""
         times = f"{_format_times(job.recoveries)}, of at most {settings.MAX_RECOVERIES}{alone}"
         yield Event(what="Queued again: the process that ran it was lost", detail=times, state=EventState.FAILED)
 
@@ -122,7 +122,7 @@ def _list_claim_events(job: Job) -> Iterator[Event]:
         detail=format_html("by {}{}, in {}{}", render_worker_link(job), where, render_batch_link(job), attempt),
     )
     if job.status == Status.RUNNING and job.lease_until:
-        detail = format_html("the lease ends {}", display.format_age(job.lease_until))
+        detail = format_html("the lease ends {}", display.render_relative_time(job.lease_until))
         yield Event(what="Running", detail=detail, state=EventState.NOW)
 
 

@@ -32,8 +32,8 @@ from inference.admin.filters import (
 )
 from inference.admin.pages import acts as act_pages
 from inference.admin.pages import batches, job_timeline
-from inference.admin.readonly import ReadOnlyAdmin
-from inference.admin.rendering import display, export, job_payload, served_media
+from inference.admin.read_only_admin import ReadOnlyAdmin
+from inference.admin.rendering import display, export, job_media, job_payload
 from inference.fields.ids import make_row_id
 from inference.models import Act, ActKind, Job, Status, Webhook, Worker
 from inference.telemetry.plurals import count_of
@@ -111,7 +111,7 @@ class JobAdmin(ReadOnlyAdmin):
     items = display.make_column("items", "size")
     wait = display.make_column("wait", "queue_wait", display.format_duration)
     run = display.make_column("run", "run_time", display.format_duration)
-    accepted = display.make_column("accepted", "created_at", display.format_age)
+    accepted = display.make_column("accepted", "created_at", display.render_relative_time)
     created = display.make_column("accepted", "created_at", display.format_moment)
     started = display.make_column("started", "started_at", display.format_moment)
     finished = display.make_column("finished", "finished_at", display.format_moment)
@@ -287,7 +287,7 @@ class JobAdmin(ReadOnlyAdmin):
             raise Http404
         return self.render_page(request, "inference/batch.html", title=f"Batch …{pk.hex[-8:]}", batch=found)
 
-    def collect_facts(self, request: HttpRequest, row: Job) -> dict[str, Any]:
+    def make_page_context(self, request: HttpRequest, row: Job) -> dict[str, Any]:
         return {
             "title": f"Job …{row.pk.hex[-8:]}",
             "story": job_timeline.list_events(row),
@@ -309,7 +309,7 @@ class JobAdmin(ReadOnlyAdmin):
         """Return an image or a sound of the job's inputs or output."""
         found, _ = job_payload.read_payload(self.get_visible_job(request, pk))
         try:
-            answer = served_media.serve_media(served_media.look_up_value(found, request.GET.get("at", "")))
+            answer = job_media.serve_media(job_media.look_up_value(found, request.GET.get("at", "")))
         except LookupError:
             answer = None
         if answer is None:
@@ -319,7 +319,7 @@ class JobAdmin(ReadOnlyAdmin):
     def get_live_state(self, request: HttpRequest, pk: UUID) -> JsonResponse:
         """Return what changes while the job waits and runs."""
         job = self.get_visible_job(request, pk)
-        text = job_payload.read_generated_text(job.pk) if job.status == Status.RUNNING else ""
+        text = job_payload.read_text_so_far(job.pk) if job.status == Status.RUNNING else ""
         return JsonResponse({"status": job.status, "text": text}, headers={"Cache-Control": "no-store"})
 
     def handle_button(self, request: HttpRequest, pk: UUID) -> HttpResponse:

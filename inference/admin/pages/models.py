@@ -19,7 +19,7 @@ from django.shortcuts import redirect
 from django.urls import URLPattern, path
 from django.utils.safestring import SafeString
 
-from inference.admin.readonly import ReadOnlyAdmin
+from inference.admin.read_only_admin import ReadOnlyAdmin
 from inference.admin.rendering import display, svg
 from inference.batching.costs import CostModel
 from inference.catalog import lookup, specs
@@ -35,8 +35,8 @@ NOTHING: tuple[Any, ...] = (None, "", (), {}, False)
 
 
 def list_model_rows() -> list[dict[str, Any]]:
-    living = list(workers.select_living())
-    runs, served = worker_catalogs.count_entries(living), workers.count_workers_by_model(living)
+    living = list(workers.select_living_workers())
+    runs, served = worker_catalogs.count_workers_by_entry(living), workers.count_workers_by_model(living)
     paused = PausedModel.objects.in_bulk()
     known = lookup.get_catalog_or_empty()
     return [
@@ -130,7 +130,7 @@ def draw_cost_plots(name: str, living: list[Worker]) -> Iterator[tuple[Worker, S
             yield worker, svg.draw_scatter_plot(points), beside
 
 
-def list_last_acts(name: str) -> QuerySet[LogEntry]:
+def list_log_entries(name: str) -> QuerySet[LogEntry]:
     """Return the last acts on a model, paused or not: Django's own history page exists for a paused one only."""
     models = ContentType.objects.get_for_model(PausedModel)
     return LogEntry.objects.filter(content_type=models, object_id=name).select_related("user")[:ACTS]
@@ -150,7 +150,7 @@ class ModelsAdmin(ReadOnlyAdmin):
     ) -> HttpResponse:
         if not self.has_view_permission(request):
             raise PermissionDenied
-        name, living = object_id, list(workers.select_living())
+        name, living = object_id, list(workers.select_living_workers())
         spec, where = lookup.get_catalog_or_empty().get(name), list(list_places(name, living))
         pause = PausedModel.objects.select_related("paused_by").filter(pk=name).first()
         if not (spec or where or pause):
@@ -167,7 +167,7 @@ class ModelsAdmin(ReadOnlyAdmin):
             places=where,
             plots=list(draw_cost_plots(name, living)),
             queued=queue_position.count_queued_jobs(spec) if spec else None,
-            acts=list_last_acts(name),
+            acts=list_log_entries(name),
             owners=list_waiting_owners(name),
             oldest=queued.order_by("priority", "pk").only("created_at").first(),
         )

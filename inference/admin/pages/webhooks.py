@@ -12,7 +12,7 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
 from inference import row_locks
-from inference.admin.readonly import ReadOnlyAdmin
+from inference.admin.read_only_admin import ReadOnlyAdmin
 from inference.admin.rendering import display
 from inference.models import Webhook, WebhookState
 from inference.telemetry.plurals import count_of
@@ -21,7 +21,7 @@ from inference.telemetry.plurals import count_of
 @admin.register(Webhook)
 class WebhookAdmin(ReadOnlyAdmin):
     about = "A webhook is a notice to a client that its job is finished. Its host must be in WEBHOOK_HOSTS."
-    list_display = ("address", "state_now", "attempts", "due", "failure", "of_job")
+    list_display = ("address", "state_now", "attempts", "due", "failure", "job_link")
     list_filter = ("state",)
     ordering = ("-id",)
     fields = list_display
@@ -34,14 +34,14 @@ class WebhookAdmin(ReadOnlyAdmin):
     @admin.display(description="next try")
     def due(self, webhook: Webhook) -> SafeString | str:
         """Return when a notice that is still to be sent is due."""
-        return display.format_age(webhook.due_at) if webhook.state == WebhookState.PENDING else display.NONE
+        return display.render_relative_time(webhook.due_at) if webhook.state == WebhookState.PENDING else display.NONE
 
     @admin.display(description="job")
-    def of_job(self, webhook: Webhook) -> SafeString:
+    def job_link(self, webhook: Webhook) -> SafeString:
         url = reverse("admin:inference_job_change", args=[webhook.job_id])
         return format_html('<a href="{}">…{}</a>', url, webhook.job_id.hex[-8:])
 
-    def collect_facts(self, request: HttpRequest, row: Webhook) -> dict[str, Any]:
+    def make_page_context(self, request: HttpRequest, row: Webhook) -> dict[str, Any]:
         return {"title": "Webhook", "subtitle": ""}  # the fields have the address and the job
 
     @admin.action(description="Send the selected notices now", permissions=["steer"])

@@ -13,8 +13,8 @@ from django.urls import URLPattern, path
 from django.utils.safestring import SafeString
 
 from inference import clock
-from inference.admin.filters import EndedFilter
-from inference.admin.readonly import ReadOnlyAdmin
+from inference.admin.filters import EndedWorkerFilter
+from inference.admin.read_only_admin import ReadOnlyAdmin
 from inference.admin.rendering import display
 from inference.fields.worker_documents import GenerationSnapshot, ReplicaSnapshot
 from inference.models import Worker
@@ -30,7 +30,7 @@ def find_live_state(worker: Worker) -> str:
     """
     if worker.has_ended:
         return worker.state
-    silent = clock.now() - worker.heartbeat_at > datetime.timedelta(seconds=settings.WORKER_SILENT_S)
+    silent = clock.get_database_time() - worker.heartbeat_at > datetime.timedelta(seconds=settings.WORKER_SILENT_S)
     return "silent" if silent else worker.state
 
 
@@ -54,7 +54,7 @@ class WorkerAdmin(ReadOnlyAdmin):
         "name", "state_now", "models", "device_names", "replicas_now", "held", "rate", "finished_jobs", "heartbeat",
         "started",
     )  # fmt: skip
-    list_filter = (EndedFilter, "state")
+    list_filter = (EndedWorkerFilter, "state")
     steered_by = "inference.change_worker"
     change_form_template = "inference/worker.html"
     fieldsets = (
@@ -89,8 +89,8 @@ class WorkerAdmin(ReadOnlyAdmin):
         return display.NONE if worker.has_ended else f"{worker.jobs_per_s:.1f}"
 
     finished_jobs = display.make_column("finished", "finished", lambda jobs: f"{count_of(jobs, 'job')} since its start")
-    heartbeat = display.make_column("heartbeat", "heartbeat_at", display.format_age)
-    started = display.make_column("started", "started_at", display.format_age)
+    heartbeat = display.make_column("heartbeat", "heartbeat_at", display.render_relative_time)
+    started = display.make_column("started", "started_at", display.render_relative_time)
     started_in_full = display.make_column("started", "started_at", display.format_moment)
     error_shown = display.make_column("error", "error", display.render_block)
     generation_shown = display.make_column(
@@ -108,7 +108,7 @@ class WorkerAdmin(ReadOnlyAdmin):
             return display.NONE
         return f"{worker.replicas_ready} of {worker.replicas_total} ready, {worker.replicas_busy} busy"
 
-    def collect_facts(self, request: HttpRequest, row: Worker) -> dict[str, Any]:
+    def make_page_context(self, request: HttpRequest, row: Worker) -> dict[str, Any]:
         return {
             "title": "Worker",
             "replicas": list(list_replicas(row)),

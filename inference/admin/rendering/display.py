@@ -69,7 +69,7 @@ def format_size(size: int) -> str:
     return f"{size} bytes"
 
 
-def format_age(moment: datetime.datetime) -> SafeString:
+def render_relative_time(moment: datetime.datetime) -> SafeString:
     return format_html(
         '<span class="nowrap" title="{}">{}</span>',
         moment.isoformat(" ", "milliseconds"),
@@ -82,7 +82,7 @@ def format_moment(moment: datetime.datetime) -> str:
 
 
 def _format_relative_time(moment: datetime.datetime) -> str:
-    age_s = (clock.now() - moment).total_seconds()
+    age_s = (clock.get_database_time() - moment).total_seconds()
     return f"{format_duration(age_s)} ago" if age_s >= 0 else f"in {format_duration(-age_s)}"
 
 

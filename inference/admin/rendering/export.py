@@ -50,7 +50,7 @@ def stream_export(jobs: QuerySet[Job], name: str) -> StreamingHttpResponse:
     Raises `KeyError` if there is no form of this name.
     """
     form = FORMS[name]
-    file = f"jobs-{clock.now():%Y%m%dT%H%M%SZ}.{name}"
+    file = f"jobs-{clock.get_database_time():%Y%m%dT%H%M%SZ}.{name}"
     headers = {"Content-Disposition": f'attachment; filename="{file}"', "X-Content-Type-Options": "nosniff"}
     return StreamingHttpResponse(_stream_lines(jobs, form), content_type=form.content_type, headers=headers)
 

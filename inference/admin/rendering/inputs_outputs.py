@@ -13,7 +13,7 @@ from typing import Any, TypeGuard
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString, mark_safe
 
-from inference.admin.rendering import served_media, svg
+from inference.admin.rendering import job_media, svg
 from inference.admin.rendering.display import LONGEST_TEXT, escape_text, format_json, render_block
 
 FOLDED = 600  # characters of a text; longer ones are folded
@@ -23,7 +23,7 @@ MOST_SPANS = 500
 SHORTEST_VECTOR = 8
 NAMES = ("label", "token_str", "answer", "entity_group", "entity")  # the keys that may name an entry with a score
 
-Link = Callable[[served_media.Path], str]  # returns the address of the medium at a path
+Link = Callable[[job_media.Path], str]  # returns the address of the medium at a path
 
 
 def render_pairs(
@@ -51,7 +51,7 @@ def count_left_out(inputs: object) -> int:
     return max(0, len(inputs) - MOST_ITEMS) if isinstance(inputs, list) and not _is_chat(inputs) else 0
 
 
-def render_value(value: object, link: Link, path: served_media.Path, of: object = None) -> SafeString:
+def render_value(value: object, link: Link, path: job_media.Path, of: object = None) -> SafeString:
     """Return a value as HTML; `of` is the input that it is the answer to."""
     if isinstance(value, str):
         return _render_medium(value, link, path) or render_text(value)
@@ -81,8 +81,8 @@ def _render_more(count: int, what: str) -> SafeString | str:
     return format_html('<p class="help">{} more {}</p>', f"{count:,}", what) if count > 0 else ""
 
 
-def _render_medium(value: str, link: Link, path: served_media.Path) -> SafeString | None:
-    kind = served_media.detect_media_type(value)
+def _render_medium(value: str, link: Link, path: job_media.Path) -> SafeString | None:
+    kind = job_media.detect_media_type(value)
     if kind.startswith("image/"):
         return format_html('<img class="shown" src="{}" alt="the image" loading="lazy">', link(path))
     if kind.startswith("audio/"):
@@ -90,7 +90,7 @@ def _render_medium(value: str, link: Link, path: served_media.Path) -> SafeStrin
     return None
 
 
-def _render_list(value: list[Any], link: Link, path: served_media.Path, of: object) -> SafeString:
+def _render_list(value: list[Any], link: Link, path: job_media.Path, of: object) -> SafeString:
     if _is_chat(value):
         return _render_chat(value)
     if isinstance(of, str) and all(_is_span(entry, of) for entry in value[:MOST_SPANS]):
@@ -104,20 +104,20 @@ def _render_list(value: list[Any], link: Link, path: served_media.Path, of: obje
     if all(_is_vector(entry) for entry in value[:MOST_ITEMS]):
         drawn = format_html_join("", "<li>{}</li>", ((_render_vector(entry),) for entry in value[:MOST_ITEMS]))
         return format_html('<ol class="rows" start="0">{}</ol>{}', drawn, _render_more(len(value) - MOST_ITEMS, "rows"))
-    if any(served_media.detect_media_type(entry) for entry in value[:MOST_ITEMS]):
+    if any(job_media.detect_media_type(entry) for entry in value[:MOST_ITEMS]):
         items = ((render_value(entry, link, (*path, place)),) for place, entry in enumerate(value[:MOST_ITEMS]))
         return format_html('<ol class="rows" start="0">{}</ol>', format_html_join("", "<li>{}</li>", items))
     return format_json(value)
 
 
-def _render_dict(value: Mapping[str, Any], link: Link, path: served_media.Path) -> SafeString:
+def _render_dict(value: Mapping[str, Any], link: Link, path: job_media.Path) -> SafeString:
     """Return long texts, vectors, chats and media each by itself, and the rest as JSON."""
     apart = {
         name: entry
         for name, entry in islice(value.items(), MOST_ITEMS)
         if (
             isinstance(entry, str)
-            and (len(entry) > FOLDED or name == "generated_text" or served_media.detect_media_type(entry))
+            and (len(entry) > FOLDED or name == "generated_text" or job_media.detect_media_type(entry))
         )
         or _is_vector(entry)
         or (isinstance(entry, list) and _is_chat(entry))

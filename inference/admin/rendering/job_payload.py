@@ -13,7 +13,7 @@ from django.db.models.functions import Cast, Length
 from django.urls import reverse
 from django.utils.safestring import SafeString
 
-from inference.admin.rendering import display, inputs_outputs, served_media
+from inference.admin.rendering import display, inputs_outputs, job_media
 from inference.errors import BrokerUnavailable
 from inference.models import Job
 from inference.streams import redis_streams
@@ -36,9 +36,9 @@ def load_payload(job: Job) -> JobPayload:
     if "inputs" not in found:
         return JobPayload(problems=problems)
 
-    def link(path: served_media.Path) -> str:
+    def link(path: job_media.Path) -> str:
         return reverse(
-            "admin:inference_job_media", args=[job.pk], query={"at": served_media.make_address(str(path[0]), path[1:])}
+            "admin:inference_job_media", args=[job.pk], query={"at": job_media.make_address(str(path[0]), path[1:])}
         )
 
     inputs = found["inputs"]
@@ -74,7 +74,7 @@ def _read_first_inputs(whole: UUID) -> list[Any]:
     return list(islice(chain.from_iterable(parts[:most].iterator(chunk_size=1)), most))
 
 
-def read_generated_text(job_id: UUID) -> str:
+def read_text_so_far(job_id: UUID) -> str:
     """Return what was generated until now of a text, or an empty string if that is not known."""
     try:
         entries = redis_streams.read_entries({job_id: redis_streams.FIRST}, redis_streams.MOST_CHUNKS).get(job_id, [])

@@ -16,7 +16,7 @@ from kombu.utils.json import dumps
 
 from inference import clock
 from inference.broker import address
-from inference.broker.json_types import loads
+from inference.broker.kombu_json import loads
 from inference.broker.kombu_redis import connections
 from inference.broker.kombu_redis.bindings import Bindings
 from inference.broker.kombu_redis.broadcasts import Broadcasts
@@ -197,9 +197,9 @@ class Channel(virtual.Channel):
         self.fetches.close()
         self.client.connection_pool.disconnect()
 
-    def make_room(self, tag: str) -> None:
+    def free_prefetch_place(self, tag: str) -> None:
         """Make room for a job: one of the jobs of this message has ended, others have not."""
-        self.qos.make_room(tag)
+        self.qos.free_prefetch_place(tag)
 
     # Methods that the transport calls
 

@@ -89,7 +89,7 @@ class QoS:
         self._jobs += sign * held.jobs
         self._patient_jobs += sign * held.jobs * held.is_patient
 
-    def make_room(self, tag: str) -> None:
+    def free_prefetch_place(self, tag: str) -> None:
         """Count one job of this message as ended."""
         held = self._held.get(tag)
         if held and held.jobs > 1:

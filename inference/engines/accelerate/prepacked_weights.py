@@ -58,7 +58,7 @@ class PackedLinear:
         def product(states: torch.Tensor) -> Any:
             return torch.ops.mkldnn._linear_pointwise(states, packed, bias, "none", [], "")
 
-        forward = functools.partial(multiply_in_steps, product)
+        forward = functools.partial(multiply_padded_rows, product)
         self.layer.forward = (
             _choose_by_rows(_make_half_product(own.detach(), bias), forward) if _are_halves(own) else forward
         )
@@ -97,7 +97,7 @@ def _are_halves(weights: torch.Tensor) -> bool:
     return all(bool(((part.half().float() - part).abs() <= SMALLEST / 2).all()) for part in rows)
 
 
-def multiply_in_steps(product: Product, states: torch.Tensor) -> Any:
+def multiply_padded_rows(product: Product, states: torch.Tensor) -> Any:
     """Compute a product, (..., hidden) to (..., width), for one of the numbers of rows that oneDNN has code for."""
     count = states[..., 0].numel()
     size = round_rows(count)

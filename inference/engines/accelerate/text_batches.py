@@ -62,7 +62,7 @@ def _choose_function(config: PreTrainedConfig) -> ClassificationFunction:
     return ClassificationFunction.SOFTMAX
 
 
-def answer_states(pipe: Pipeline, output: ModelOutput, lengths: Sequence[int], **parameters: Any) -> list[Any]:
+def answer_token_states(pipe: Pipeline, output: ModelOutput, lengths: Sequence[int], **parameters: Any) -> list[Any]:
     """Return the answers of feature extraction: the states of each text's own tokens and none of the padding."""
     hidden = output[0]
     return [pipe.postprocess((hidden[text : text + 1, :tokens],), **parameters) for text, tokens in enumerate(lengths)]
@@ -71,7 +71,7 @@ def answer_states(pipe: Pipeline, output: ModelOutput, lengths: Sequence[int], *
 # Tasks whose preprocessing is one call of the tokenizer, with one row a text.
 READS: dict[str, Callable[..., list[Any]]] = {
     "text-classification": answer_classifications,
-    "feature-extraction": answer_states,
+    "feature-extraction": answer_token_states,
 }
 
 

@@ -11,7 +11,7 @@ from transformers.pipelines import check_task
 from transformers.utils import logging
 
 from inference.catalog.specs import ModelSpec
-from inference.engines.artifacts import checkpoints, weights
+from inference.engines.artifacts import checkpoint_checks, weights
 from inference.engines.runtime import placement
 from inference.engines.runtime.exception_diagnosis import describe_exception
 from inference.errors import ModelUnavailable
@@ -74,7 +74,7 @@ def _make_reporting_class(task: str, add_missing: Callable[[frozenset[str]], Non
                     f"{name} makes spectrograms, and transformers would fetch the model that makes sound of them from"
                     " the hub, in no revision of yours. Use a model that makes sound, such as VITS."
                 )
-            add_missing(checkpoints.find_missing_weights(loaded, report))
+            add_missing(checkpoint_checks.find_missing_weights(loaded, report))
             if is_placed:
                 device = None if getattr(loaded, "hf_device_map", None) else loaded.device
             super().__init__(model=loaded, device=device, **parts)
@@ -82,7 +82,7 @@ def _make_reporting_class(task: str, add_missing: Callable[[frozenset[str]], Non
     return Reporting
 
 
-def prepare_batches(spec: ModelSpec, pipe: Pipeline, *, padding_side: str, scores_texts: bool) -> None:
+def set_up_padding(spec: ModelSpec, pipe: Pipeline, *, padding_side: str, scores_texts: bool) -> None:
     """Give the tokenizer a padding token and a limit to cut at: batches need both, and many checkpoints lack one.
 
     Nothing that a head reads of a single text is changed. `scores_texts` is True if a text has one answer, for which a

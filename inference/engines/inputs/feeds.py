@@ -34,7 +34,7 @@ class Feed:
     scores_texts: bool = False  # True if an answer is about a text as a whole
     reads_states: bool = False  # True if an answer is made of the first of the model's outputs
     preprocess: dict[str, Any] = field(default_factory=dict)  # parameters of the pipeline's preprocess
-    example: Callable[[], Any] = lambda: parity.TEXTS[1]  # makes a valid input, or a text for `make_input`
+    example: Callable[[], Any] = lambda: parity.TEXTS[1]  # makes a valid input, or a text for `make_sample_input`
     parameters: dict[str, Any] = field(default_factory=dict)  # parameters for the example
     compared: dict[str, Any] = field(default_factory=dict)  # more of them, to compare with the library's answers
 
@@ -46,13 +46,13 @@ class Feed:
         """Return the feed of this pipeline, which may differ from that of others with the same task."""
         return self
 
-    def make_input(self, text: object, pipe: Pipeline) -> Any:
+    def make_sample_input(self, text: object, pipe: Pipeline) -> Any:
         """Return an input that holds `text`."""
         return text
 
     def make_examples(self, pipe: Pipeline) -> list[Any]:
         """Return one input, or none if it is not known what the model takes."""
-        return [self.make_input(self.example(), pipe)]
+        return [self.make_sample_input(self.example(), pipe)]
 
     def describe_limits(self, pipe: Pipeline) -> str:
         """Return what an operator should know of this model's answers, or an empty string."""
@@ -101,7 +101,7 @@ class TextFeed(Feed):
     is_cut = True
 
     def make_trial(self, pipe: Pipeline) -> tuple[list[Any], dict[str, Any]]:
-        return [self.make_input(text, pipe) for text in parity.make_trial_texts(pipe.tokenizer)], self.parameters
+        return [self.make_sample_input(text, pipe) for text in parity.make_trial_texts(pipe.tokenizer)], self.parameters
 
 
 class ScoredTexts(TextFeed):
@@ -121,7 +121,7 @@ class Pairs(ScoredTexts):
     With `details` the answer has the number of tokens that were read.
     """
 
-    def make_input(self, text: object, pipe: Pipeline) -> Any:
+    def make_sample_input(self, text: object, pipe: Pipeline) -> Any:
         return {"text": parity.TEXTS[1], "text_pair": text}
 
     def make_answer(self, answer: Any, row: InputRow, parameters: dict[str, Any]) -> Any:
@@ -139,7 +139,7 @@ class States(TextFeed):
 
 
 class Masked(TextFeed):
-    def make_input(self, text: object, pipe: Pipeline) -> Any:
+    def make_sample_input(self, text: object, pipe: Pipeline) -> Any:
         return f"{pipe.tokenizer.mask_token} {text}"
 
 
@@ -188,7 +188,7 @@ class Documents(Feed):
     """The feed of pictures of documents, each with a question."""
 
     def describe_limits(self, pipe: Pipeline) -> str:
-        return task_inputs.describe_missing_words(pipe)
+        return task_inputs.describe_missing_ocr(pipe)
 
 
 class ImageTexts(Feed):

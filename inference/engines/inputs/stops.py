@@ -41,7 +41,7 @@ def read_special_tokens(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
     return {str(token): number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
 
 
-def list_ends(token: int | list[int] | None) -> list[int]:
+def list_end_tokens(token: int | list[int] | None) -> list[int]:
     """Return the tokens that end a text, which a generation config has as a list, as a number or not at all."""
     if token is None:
         return []

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from inference.catalog.sizes.lengths import drop_response_fields
 from inference.engines.inputs import media
 from inference.engines.inputs.truncation import cut_to_tokens
-from inference.errors import ContextLengthExceeded, InvalidInput, describe_tokens, make_context_length_error
+from inference.errors import ContextLengthExceeded, InvalidInput, describe_token_count, make_context_length_error
 
 if TYPE_CHECKING:
     from transformers import Pipeline, PreTrainedTokenizerBase
@@ -104,7 +104,7 @@ def _require_room_beside(query: str, tokenizer: PreTrainedTokenizerBase, *, whol
         return
     tokens = len(tokenizer(query, add_special_tokens=False, verbose=False)["input_ids"])
     if tokens > most:
-        found = describe_tokens(tokens, at_least=len(query) < len(whole))
+        found = describe_token_count(tokens, at_least=len(query) < len(whole))
         raise ContextLengthExceeded(f"The query has {found}, and {most} leave room for a text. Shorten the query.")
 
 
@@ -201,12 +201,12 @@ def read_document(value: object, pipe: Pipeline) -> Any:
     found = {"image": media.decode_image(value["image"]), "question": question}
     if value.get("word_boxes") is not None:
         return {**found, "word_boxes": _read_word_boxes(value["word_boxes"])}
-    if problem := describe_missing_words(pipe):
+    if problem := describe_missing_ocr(pipe):
         raise InvalidInput(problem)
     return found
 
 
-def describe_missing_words(pipe: Pipeline) -> str:
+def describe_missing_ocr(pipe: Pipeline) -> str:
     """Return why the words of a document must come with it; empty if the model or this host reads them."""
     if pipe.model_type == "vision_encoder_decoder" or (
         importlib.util.find_spec("pytesseract") and shutil.which("tesseract")

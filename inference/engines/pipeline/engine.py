@@ -21,11 +21,11 @@ from inference.catalog.specs import TORCH
 from inference.catalog.tasks import Task
 from inference.engines.accelerate import installation as accelerate
 from inference.engines.accelerate.shortcut import Override
-from inference.engines.artifacts import checkpoints, pipeline_loader
+from inference.engines.artifacts import checkpoint_checks, pipeline_loader
 from inference.engines.backends import agreement
 from inference.engines.backends import installation as backend
 from inference.engines.base import Engine
-from inference.engines.generation import options
+from inference.engines.generation import generate_calls
 from inference.engines.inputs import media, step_errors
 from inference.engines.inputs.feeds import FEEDS
 from inference.engines.inputs.steps import Parameters, PipelineCalls
@@ -69,19 +69,19 @@ class PipelineEngine(Engine):
         self.pipe, missing = pipeline_loader.load_pipeline(self.spec, task.pipeline or task.name, device)
         self.feed = self.feed.fit_to_pipeline(self.pipe)
         if task.ranks:
-            checkpoints.require_one_label(self.spec, self.pipe.model)
+            checkpoint_checks.require_one_label(self.spec, self.pipe.model)
         if task.classifies:
-            checkpoints.require_harmless_labels(self.spec, self.pipe.model)
+            checkpoint_checks.require_harmless_labels(self.spec, self.pipe.model)
         reference = Reference(self.pipe, self.feed) if self.feed.batched else None
         if task.generates:
-            options.install_steps(self.pipe)
+            generate_calls.install_steps(self.pipe)
         if self.pipe.tokenizer is not None:
-            pipeline_loader.prepare_batches(
+            pipeline_loader.set_up_padding(
                 self.spec, self.pipe, padding_side=self.feed.padding_side, scores_texts=self.feed.scores_texts
             )
         if self.feed.is_cut or task.generates:
             self.max_tokens = self.pipe.tokenizer.model_max_length
-        checkpoints.refuse_random_answers(
+        checkpoint_checks.refuse_random_answers(
             self.spec,
             self.pipe.model,
             missing,
@@ -163,7 +163,7 @@ class PipelineEngine(Engine):
     def _make_backend_trial_inputs(self) -> list[Any]:
         """Return inputs that show how far the answers of another backend are from those of torch."""
         if self.feed.is_cut:
-            return [self.feed.make_input(text, self.pipe) for text in agreement.TEXTS]
+            return [self.feed.make_sample_input(text, self.pipe) for text in agreement.TEXTS]
         return 2 * self.feed.make_examples(self.pipe)
 
     def _compute_values(
@@ -173,7 +173,7 @@ class PipelineEngine(Engine):
         parameters = replace(steps.split_parameters(self.feed.complete_parameters(self.pipe, given)), mode=mode)
         ready = [row for index, value in enumerate(inputs) for row in steps.make_rows(index, value, parameters)]
         return [
-            parity.read_output(output, row, self.pipe)
+            parity.extract_row_tensors(output, row, self.pipe)
             for row, output in steps.compute_outputs(ready, parameters, limit=len(ready))
         ]
 
@@ -191,7 +191,7 @@ class PipelineEngine(Engine):
             if isinstance(answer, BaseException):
                 raise answer
 
-    def answers_example(self) -> bool:
+    def can_answer_example(self) -> bool:
         if not self.feed.make_examples(self.pipe):
             return False
         try:
@@ -201,8 +201,8 @@ class PipelineEngine(Engine):
             return False
         return True
 
-    def sample(self, text: str) -> Any:
-        return self.feed.make_input(text, self.pipe)
+    def make_sample_input(self, text: str) -> Any:
+        return self.feed.make_sample_input(text, self.pipe)
 
     def count_tokens(self, inputs: list[Any], parameters: dict[str, Any]) -> list[int]:
         if self.steps is None:

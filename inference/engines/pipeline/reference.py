@@ -82,7 +82,7 @@ def _make_inputs(pipe: Pipeline, feed: Feed) -> Iterator[Any]:
         yield from feed.make_examples(pipe)
         return
     for text in (CASED, *parity.make_special_token_texts(pipe.tokenizer)):
-        yield feed.make_input(text, pipe)
+        yield feed.make_sample_input(text, pipe)
 
 
 def _make_long_text(pipe: Pipeline, feed: Feed) -> str:

@@ -20,8 +20,8 @@ from inference.catalog.sizes import lengths
 from inference.engines.base import Engine
 from inference.engines.runtime.exception_diagnosis import (
     describe_exception,
+    is_cuda_initialized,
     is_device_failure,
-    is_gpu_in_use,
     is_out_of_memory,
 )
 from inference.engines.runtime.json_values import convert_to_finite_json
@@ -112,7 +112,7 @@ class _Batch:
         logger.warning(
             "call of %d items failed, looking for the culprit: %s",
             len(indexes),
-            logs.hide_model_words(problem.full_message),
+            logs.mask_model_text(problem.full_message),
         )
         if isinstance(problem, OutOfMemory):
             self.run_halves(indexes)
@@ -132,10 +132,10 @@ class _Batch:
         if not raised:
             return
         with self.engine.reading:
-            is_well = self.engine.answers_example()
+            is_well = self.engine.can_answer_example()
         for index in raised if is_well else ():
             found = self.outcomes[index]
-            logger.warning("the model answers its example, and not an input: %s", logs.hide_model_words(found.raised))
+            logger.warning("the model answers its example, and not an input: %s", logs.mask_model_text(found.raised))
             self.outcomes[index] = InvalidInput(UNREADABLE, raised=found.raised, trace=found.trace)
 
     def search_culprit(self, suspects: list[int]) -> None:
@@ -284,7 +284,7 @@ def _free_memory(error: BaseException) -> None:
         behind = (held.__cause__, held.__context__)
         chain += [other for other in behind if other and all(other is not known for known in chain)]
     gc.collect()
-    if is_gpu_in_use():
+    if is_cuda_initialized():
         try:
             sys.modules["torch"].cuda.empty_cache()
         except Exception as problem:

@@ -50,21 +50,21 @@ def is_device_failure(error: BaseException) -> bool:
     Where torch uses a GPU, a known good call decides. Else the type and the message of the error do, as it comes from
     another library.
     """
-    if is_gpu_in_use():
-        return find_device_error() is not None
+    if is_cuda_initialized():
+        return probe_gpus() is not None
     if is_out_of_memory(error) or not isinstance(error, RuntimeError):
         return False
     text = _read_message(error).lower()
     return type(error).__name__ == "AcceleratorError" or any(sign in text for sign in _DEVICE_FAILURES)
 
 
-def is_gpu_in_use() -> bool:
+def is_cuda_initialized() -> bool:
     """Return True if torch has begun to use a GPU in this process."""
     torch = sys.modules.get("torch")
     return torch is not None and bool(torch.cuda.is_initialized())
 
 
-def find_device_error() -> Exception | None:
+def probe_gpus() -> Exception | None:
     """Return the error of the first GPU of this process that fails a tiny operation, for which it waits.
 
     A GPU that only lacks memory computes. Return None if all GPUs compute.
@@ -87,7 +87,7 @@ def describe_exception(error: BaseException) -> str:
     So the text may be shown.
     """
     name, message = type(error).__name__, clean_message(error)
-    return shorten_text(f"{name}: {message}" if message else name)
+    return shorten_detail(f"{name}: {message}" if message else name)
 
 
 def clean_message(error: BaseException) -> str:
@@ -97,7 +97,7 @@ def clean_message(error: BaseException) -> str:
         message = message.splitlines()[-1].strip()
     for pattern, shown in _SECRETS:
         message = pattern.sub(shown, message)
-    return shorten_text(_PATH.sub("", message))
+    return shorten_detail(_PATH.sub("", message))
 
 
 def _read_message(error: BaseException) -> str:
@@ -108,5 +108,5 @@ def _read_message(error: BaseException) -> str:
         return ""
 
 
-def shorten_text(text: str) -> str:
+def shorten_detail(text: str) -> str:
     return cut_text(text, MAX_DETAIL)

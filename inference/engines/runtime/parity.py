@@ -144,7 +144,7 @@ def are_alike(answers: object, expected: object) -> bool:
     )
 
 
-def read_output(output: Any, row: InputRow, pipe: Pipeline) -> Answer:
+def extract_row_tensors(output: Any, row: InputRow, pipe: Pipeline) -> Answer:
     """Return what the model computed for a row.
 
     That is the states or scores of its own tokens, of its masks, of its text, or of each step that it generated.

@@ -21,7 +21,7 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         with show_errors_as_sentences():
-            living = list(workers.select_living())
+            living = list(workers.select_living_workers())
             for spec in lookup.get_catalog().values():
                 self.stdout.write(self.style.MIGRATE_HEADING(spec.name))
                 for name, fact in list_entry_facts(spec, living):

@@ -32,20 +32,21 @@ class Command(BaseCommand):
             wanted = reader.load_catalog(settings.MODELS_FILE)
         except CatalogError as error:
             raise CommandError(f"Nothing changes. {error}") from error
-        living = list(workers.select_living())
+        living = list(workers.select_living_workers())
         if not living:
             raise CommandError("No worker runs. One that is started reads the file by itself.")
         known_at = time.monotonic() + WEB_S
         found = worker_catalogs.compare_with_wanted(living, wanted)
         self.stdout.write(f"{found}." if found else FOLLOWED)
-        self.known = {worker.pk: worker_catalogs.get_failures_by_digest(worker) for worker in living}
+        self.known = {worker.pk: worker_catalogs.get_failure_counts(worker) for worker in living}
         self._wait_for_workers(wanted, timeout)
         if found:
             time.sleep(max(0.0, known_at - time.monotonic()))
-        if missing := worker_catalogs.find_unassigned_models(workers.select_living(), wanted):
+        if missing := worker_catalogs.find_unselected_models(workers.select_living_workers(), wanted):
             raise CommandError(f"No living worker was started for {', '.join(missing)}: see its option --models.")
         self.stdout.write(
-            f"{', '.join(wanted)}: run as the file says, by {count_of(workers.select_living().count(), 'worker')}."
+            f"{', '.join(wanted)}: run as the file says,"
+            f" by {count_of(workers.select_living_workers().count(), 'worker')}."
         )
 
     def _wait_for_workers(self, wanted: Catalog, timeout_s: float) -> None:
@@ -67,7 +68,7 @@ class Command(BaseCommand):
 
         Raises `CommandError` when it will not happen.
         """
-        living: list[Worker] = list(workers.select_living())
+        living: list[Worker] = list(workers.select_living_workers())
         waited_for = [what for worker in living if (what := worker_catalogs.explain_pending_reload(worker, wanted))]
         # A cause may have been removed: what failed before this command began has another try.
         problems = [

@@ -9,7 +9,7 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError
 
 from batch_inference_client.command import parse_json_object
-from inference.catalog.lookup import spec_of
+from inference.catalog.lookup import get_spec
 from inference.management.command_errors import show_errors_as_sentences
 from inference.models import Job, Status
 from inference.status import health
@@ -35,12 +35,12 @@ class Command(BaseCommand):
         self, *args: Any, model: str, text: str, parameters: dict[str, Any], timeout: float, **options: Any
     ) -> None:
         with show_errors_as_sentences():
-            submission = Submission(spec=spec_of(model), inputs=text, parameters=parameters)
+            submission = Submission(spec=get_spec(model), inputs=text, parameters=parameters)
             job = jobs.run(submission, timeout_s=timeout)
-        self.stdout.write(json.dumps(read_output(job, timeout), ensure_ascii=False))
+        self.stdout.write(json.dumps(get_job_output(job, timeout), ensure_ascii=False))
 
 
-def read_output(job: Job, waited_s: float) -> Any:
+def get_job_output(job: Job, waited_s: float) -> Any:
     if job.status == Status.SUCCEEDED:
         return job.output
     if not job.is_finished:

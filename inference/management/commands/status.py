@@ -85,10 +85,10 @@ def collect_facts() -> Facts:
     ]
     found: Facts = {"attention": needed, "models": [], "workers": [], "ended": {}, "failures": []}
     try:
-        living = list(workers.select_living())
+        living = list(workers.select_living_workers())
         queued, ages = sample.count_queued_jobs()
-        running, recent = sample.count_running_jobs(), series.sum_figures_since(clock.now() - RECENT)
-        ended = series.count_outcomes_since(clock.now() - HOUR)
+        running, recent = sample.count_running_jobs(), series.sum_figures_since(clock.get_database_time() - RECENT)
+        ended = series.count_outcomes_since(clock.get_database_time() - HOUR)
         serving = workers.count_workers_by_model(living)
     except (DatabaseError, InterfaceError):
         connection.close()

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from django.db import DatabaseError, InterfaceError, ProgrammingError
 
 from inference.status import health, workers
-from inference.status.attention import fleet, jobs, servers
-from inference.status.attention.item import AttentionItem, group_items_by_cause
+from inference.status.attention import fleet, infrastructure, jobs
+from inference.status.attention.item import AttentionItem, order_items_by_cause
 from inference.store import pauses_and_drains
 
 CODES = (
@@ -27,11 +27,11 @@ def find_items() -> list[AttentionItem]:
 
     A database or a broker that is away makes this function raise nothing: it is an item of the list then.
     """
-    found = [*servers.find_broker_problem(), *servers.find_full_disks()]
+    found = [*infrastructure.find_broker_items(), *infrastructure.find_full_disks()]
     try:
-        slow, locked = list(servers.find_slow_database()), list(servers.find_locked_database())
+        slow, locked = list(infrastructure.find_slow_database()), list(infrastructure.find_locked_database())
         # While the database is locked, its rows are out of date.
-        return group_items_by_cause([*slow, *locked, *found, *(() if locked else _find_row_items())])
+        return order_items_by_cause([*slow, *locked, *found, *(() if locked else _find_row_items())])
     except (DatabaseError, InterfaceError) as error:
         text = f"The database does not answer: {error}".strip()
         return [AttentionItem(code="DatabaseAway", text=text, todo=_choose_todo(error)), *found]
@@ -44,7 +44,7 @@ def _choose_todo(error: Exception) -> str:
 
 
 def _find_row_items() -> Iterator[AttentionItem]:
-    living = list(workers.select_living())
+    living = list(workers.select_living_workers())
     paused = pauses_and_drains.list_paused_models()
     unserved = {name: why for name, why in health.find_unserved_models(living).items() if name not in paused}
     yield from fleet.find_refused_models_file(living)

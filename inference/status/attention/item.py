@@ -24,7 +24,7 @@ class AttentionItem:
         return self.code, self.about
 
 
-def group_items_by_cause(items: Sequence[AttentionItem]) -> list[AttentionItem]:
+def order_items_by_cause(items: Sequence[AttentionItem]) -> list[AttentionItem]:
     """Put each item below its cause.
 
     An item that has several causes goes below the first item of the same code that has the same causes.

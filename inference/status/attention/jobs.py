@@ -42,7 +42,9 @@ def find_long_queues(living: Sequence[Worker], *, quiet: Collection[str]) -> Ite
     """
     queued, ages = sample.count_queued_jobs()
     refused, past = _count_refusals(), _read_past_queues()
-    late = set(workers.select_living().filter(workers.make_late_heartbeat_condition()).values_list("pk", flat=True))
+    late = set(
+        workers.select_living_workers().filter(workers.make_late_heartbeat_condition()).values_list("pk", flat=True)
+    )
     known = lookup.get_catalog_or_empty()
     removed = queued.keys() - known.keys() - {name for worker in living for name in worker.model_names} if known else ()
     for model in sorted(queued.keys() | refused.keys()):
@@ -95,7 +97,7 @@ def _count_refusals() -> dict[str, int]:
     """
     refused = {
         model: sum(tally.get("refused", {}).get(error.code, 0) for error in (QueueFull, Overloaded))
-        for model, tally in series.sum_figures_since(clock.now() - RECENT).items()
+        for model, tally in series.sum_figures_since(clock.get_database_time() - RECENT).items()
     }
     return {model: count for model, count in refused.items() if count >= FEW}
 
@@ -103,7 +105,7 @@ def _count_refusals() -> dict[str, int]:
 def _describe_full_queue(model: str, count: int, refused: int) -> str:
     """Return text on a queue that takes no more jobs, or refused requests in the last minutes; else an empty string."""
     spec, found = lookup.get_catalog_or_empty().get(model), []
-    if spec and count >= spec.max_queued and (waiting := queue_position.count_limiting_jobs(model)) >= spec.max_queued:
+    if spec and count >= spec.max_queued and (waiting := queue_position.count_jobs_above_low(model)) >= spec.max_queued:
         waits = count_of(waiting, "job", ("waits", "wait"))
         found = [f"The queue of {model} is full: {waits}, and max_queued is {spec.max_queued:,}."]
     if refused:
@@ -114,7 +116,7 @@ def _describe_full_queue(model: str, count: int, refused: int) -> str:
 
 def _read_past_queues() -> list[tuple[datetime.datetime, Mapping[str, float]]]:
     """Return the mean lengths of the queues in each stretch of the last day that was sampled, the oldest first."""
-    grains, now = (Grain.TICK, Grain.TEN_MINUTES), clock.now()
+    grains, now = (Grain.TICK, Grain.TEN_MINUTES), clock.get_database_time()
     rows = Figure.objects.filter(grain__in=grains, model=sample.SERVICE, start__range=(now - DAY, now))
     looks = [(at, tally.get("now", {})) for at, tally in rows.order_by("start").values_list("start", "tally")]
     return [
@@ -137,7 +139,7 @@ def _find_growth(
     place, (at, lowest) = min(enumerate(past), key=lambda moment: (moment[1][1], -moment[0]))
     if count < 0.9 * max(before for _, before in past[place:]) or count < lowest + max(GROWN, lowest / 2):
         return None
-    is_new = at >= clock.now() - SEEN
+    is_new = at >= clock.get_database_time() - SEEN
     return (at, lowest) if is_new or age_s > STUCK_S else None
 
 
@@ -146,7 +148,7 @@ def find_unusual_failures() -> Iterator[AttentionItem]:
 
     Failures that are several times as frequent as before they began are reported too, for a day.
     """
-    now = clock.now()
+    now = clock.get_database_time()
     for model, ends in series.list_outcomes_since(now - DAY).items():
         last = _collect_last_ends(ends, now)
         high = _find_high_failures(last)
@@ -228,7 +230,7 @@ def find_late_webhooks() -> Iterator[AttentionItem]:
 
     Only pending notices count. Those that were delivered or given up need no attention.
     """
-    now = clock.now()
+    now = clock.get_database_time()
     pending = Webhook.objects.filter(state=WebhookState.PENDING)
     tried = pending.filter(attempts__gte=1, due_at__gt=now - RECENT).order_by("-due_at")
     hosts: dict[str, list[tuple[int, str]]] = {}
@@ -258,7 +260,7 @@ def find_late_webhooks() -> Iterator[AttentionItem]:
 
 def find_waiting_file_batches() -> Iterator[AttentionItem]:
     """Yield an item if no process works on file batches: each has an open bulk, in which that process is noted."""
-    now = clock.now()
+    now = clock.get_database_time()
     since = now - MINUTE
     left = Bulk.objects.filter(is_open=True, pk__lt=make_first_id(since)).order_by()
     left = left.exclude(worked_at__range=(since, now + MINUTE))  # later ones are from before the clock was set back

@@ -11,7 +11,7 @@ from inference.store.postgresql import driver
 IDLE_S = 30  # that a transaction may wait for its process, which may be stopped: others wait for its locks
 
 
-class CountedPool:
+class BudgetedPool:
     """The pool that Django makes, each wait for one of whose connections is counted."""
 
     def __init__(self, pool: ConnectionPool[driver.Connection]) -> None:
@@ -30,7 +30,7 @@ class DatabaseWrapper(base.DatabaseWrapper):
     @property
     def pool(self) -> Any:
         pool = None if self.is_own else super().pool
-        return pool and CountedPool(pool)
+        return pool and BudgetedPool(pool)
 
     def get_connection_params(self) -> dict[str, Any]:
         params = super().get_connection_params()

@@ -112,7 +112,7 @@ class DispatchLoop:
         or are on their way, go back to it.
         """
         dispatcher, replicas = self.dispatcher, self.dispatcher.replicas
-        wanted = {address.queue_of(name) for name in replicas.serving_models if dispatcher.connected}
+        wanted = {address.get_queue_name(name) for name in replicas.serving_models if dispatcher.connected}
         consumed = self.subscriptions.consumed_queues
         for queue in consumed - wanted:
             self.subscriptions.stop_consuming_queue(queue)
@@ -127,7 +127,7 @@ class DispatchLoop:
             self.service.heartbeat.write_row_soon()
 
     def _sweep(self) -> None:
-        self.subscriptions.raise_if_deleted()
+        self.subscriptions.raise_if_queue_deleted()
         self.service.follow_changes()
         self.update_subscriptions()
         self.dispatcher.end_stuck_and_expired(self.service.heartbeat.answering_s)

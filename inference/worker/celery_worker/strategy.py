@@ -14,7 +14,7 @@ from kombu.exceptions import ContentDisallowed, DecodeError
 
 from inference import clock
 from inference.batching.queue import Item, check_items
-from inference.broker import json_types
+from inference.broker import kombu_json
 from inference.broker.messages import MOST_PACKED
 from inference.worker.celery_worker.consumer import JobConsumer
 from inference.worker.dispatch import Dispatcher
@@ -94,8 +94,8 @@ class JobRequest(Request):
 
     def _free_prefetch_place(self) -> None:
         """Free the prefetch place of one job, if the transport counts jobs and not messages."""
-        if make_room := getattr(self.message.channel, "make_room", None):
-            make_room(self.message.delivery_tag)
+        if free_prefetch_place := getattr(self.message.channel, "free_prefetch_place", None):
+            free_prefetch_place(self.message.delivery_tag)
 
 
 def strategy(task: Any, app: Celery, consumer: JobConsumer) -> Callable[..., None]:
@@ -142,7 +142,7 @@ def make_request(message: Any, **common: Any) -> JobRequest:
     Raises only errors that Celery answers by dropping the message with one log line: any other would end the worker.
     """
     try:
-        request = JobRequest(message, body=read_payload(message), headers=message.headers, decoded=True, **common)
+        request = JobRequest(message, body=decode_payload(message), headers=message.headers, decoded=True, **common)
         hash(request.id)  # Celery looks the id up among the revoked ones
         return request
     except (ContentDisallowed, DecodeError):
@@ -151,10 +151,10 @@ def make_request(message: Any, **common: Any) -> JobRequest:
         raise InvalidTaskError(f"not a task message: {error!r}") from error
 
 
-def read_payload(message: Any) -> Any:
+def decode_payload(message: Any) -> Any:
     """Return `message.payload`, which would take ten times as long for the messages that we send."""
     if (message.content_type, message.content_encoding) == ("application/json", "utf-8"):
-        return json_types.loads(message.body)
+        return kombu_json.loads(message.body)
     return message.payload
 
 

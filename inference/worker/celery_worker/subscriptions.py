@@ -117,7 +117,7 @@ class Subscriptions:
         missing = other_broker_publisher.get_publisher().find_missing_exchanges(list(marks.values()))
         self._deleted = marks, frozenset(queue for queue, mark in marks.items() if mark in missing)
 
-    def raise_if_deleted(self) -> None:
+    def raise_if_queue_deleted(self) -> None:
         """Raise `ConnectionError` if a consumed queue was deleted, as if RabbitMQ had reported it.
 
         The worker then reconnects, and receives the messages that its consumers dropped.

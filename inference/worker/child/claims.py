@@ -41,7 +41,7 @@ def claim_jobs(call: BatchCall, replica: LoadedModels) -> list[Claimed]:
             alone=call.alone,
             takes_over=call.takes_over,
             worker=replica.worker,
-            device=devices.abbreviate_device(replica.host_device),
+            device=devices.truncate_device_name(replica.host_device),
         )
 
     failpoints.reach("before_claim")

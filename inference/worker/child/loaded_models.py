@@ -46,7 +46,7 @@ class LoadedModels:
         failures = {
             spec.digest: why for place, spec in enumerate(assignment, 1) if (why := self._load_model(place, spec))
         }
-        if broken := loading.find_device_failure(self.device):
+        if broken := loading.probe_device(self.device):
             self.specs.clear()
             self.engines.clear()
             failures = {spec.digest: broken for spec in assignment}

@@ -8,13 +8,13 @@ from inference import errors
 from inference.catalog import tasks
 from inference.catalog.sizes import lengths
 from inference.catalog.specs import ModelSpec
-from inference.engines.runtime.exception_diagnosis import shorten_text
+from inference.engines.runtime.exception_diagnosis import shorten_detail
 from inference.engines.runtime.json_values import estimate_size
 from inference.fields.json_field import escape_for_database
 from inference.store import wholes
 from inference.store.outcome_records import Outcome
 from inference.store.transitions import Claimed
-from inference.streams import texts
+from inference.streams import output_texts
 from inference.telemetry import logs
 
 logger = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ def make_outcome(
             where = f"inputs[{index}]: " if is_list else ""
             if isinstance(answer, errors.JobError):
                 known_as = job.whole or job.id
-                said, trace = logs.hide_model_words(answer.full_message), f"\n{answer.trace}" if answer.trace else ""
+                said, trace = logs.mask_model_text(answer.full_message), f"\n{answer.trace}" if answer.trace else ""
                 logger.warning("job=%s model=%s %s: %s%s%s", known_as, job.model, answer.code, where, said, trace)
             return make_failure(job, answer, where)
     if (held := estimate_size(answers)) > lengths.MOST_ANSWERED:
@@ -65,7 +65,7 @@ def _measure_prompt_length(
     spec: ModelSpec, job: Claimed, output: object, *, full_text: bool, generated: int | None
 ) -> int | None:
     """Return how many characters of the prompt stand before the generated text, or None if there is no such text."""
-    text = texts.extract_text(output)
+    text = output_texts.extract_text(output)
     if text is None:
         return None
     if generated is not None:
@@ -110,8 +110,8 @@ def make_failure(job: Claimed, error: errors.InferenceError, where: str = "") ->
     return _make_job_outcome(
         job,
         error_code=error.code,
-        error_detail=shorten_text(escape_for_database(f"{where}{error.message}")),
-        error_raised=shorten_text(escape_for_database(error.raised)),
+        error_detail=shorten_detail(escape_for_database(f"{where}{error.message}")),
+        error_raised=shorten_detail(escape_for_database(error.raised)),
         error_trace=escape_for_database(error.trace),
     )
 

@@ -59,12 +59,12 @@ def start_replica(plan: Plan, index: int, assignment: Assignment, shared: Shared
     faulthandler.register(signal.SIGUSR2, file=2, all_threads=True)
     faulthandler.register(PAST_ITS_LIMIT, file=2, all_threads=True, chain=True)
     threading.Thread(target=threading.Event().wait, name="hears-signals", daemon=True).start()
-    logs.bind_to_process(worker=plan.worker)
+    logs.bind_process_ids(worker=plan.worker)
     device = plan.bind_device(index)
     replica = LoadedModels(
         worker=plan.worker,
         device=device,
-        host_device=plan.device_of(index),
+        host_device=plan.get_device(index),
         sharing=plan.most_replicas_per_device,
         shared=shared,
     )

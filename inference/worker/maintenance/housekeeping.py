@@ -16,8 +16,8 @@ from django.conf import settings
 from django.db.models import Q
 
 from inference.broker import publisher
-from inference.broker.address import queue_of
-from inference.figures import fold, ledger, sample
+from inference.broker.address import get_queue_name
+from inference.figures import fold, sample, tally_rows
 from inference.store import transitions
 from inference.upkeep import acts, reconcile, retention
 from inference.upkeep.observer import Observer
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 MOST_REVOKED = 10_000  # most revoked jobs that are kept while the database is away
 ROUND_S = settings.WORKER_SILENT_S / 3
-FIGURES = (sample.record_sample, ledger.flush_tallies, fold.fold_rows)
+FIGURES = (sample.record_sample, tally_rows.flush_tallies, fold.fold_rows)
 
 
 class Housekeeping(threading.Thread):
@@ -65,7 +65,7 @@ class Housekeeping(threading.Thread):
             for chore in self._chores:
                 run_chore(chore, self.heartbeat.node)
             self._wait_for_round()
-        run_chore(ledger.flush_tallies, self.heartbeat.node)
+        run_chore(tally_rows.flush_tallies, self.heartbeat.node)
 
     def add_chore(self, chore: Callable[[], object]) -> None:
         """Have something else done in each round. Its name is in the log."""
@@ -88,7 +88,7 @@ class Housekeeping(threading.Thread):
         """Have expired jobs marked on their rows soon, since jobs that this worker held are past their deadline."""
         self._woken.set()
 
-    def requeue_batches_soon(self, batches: Iterable[UUID]) -> None:
+    def requeue_batch_jobs_soon(self, batches: Iterable[UUID]) -> None:
         """Have the rows of these batches queued again soon: the batches have ended, and do not run again here."""
         self._given_up.extend(batches)
         self._woken.set()
@@ -117,7 +117,7 @@ class Housekeeping(threading.Thread):
         # This raises while the broker is away or full, for which the event loop itself waits. The lengths of queues
         # can be read from a full broker.
         publisher.ping_broker()
-        consumed = [queue_of(name) for name in self.replicas.serving_models.intersection(snapshot.model_names)]
+        consumed = [get_queue_name(name) for name in self.replicas.serving_models.intersection(snapshot.model_names)]
         waiting = sum(publisher.count_messages(consumed).values())
         reason = self.watchdog.find_reason_to_end(
             now=time.monotonic(),

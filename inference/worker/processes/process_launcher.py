@@ -81,7 +81,7 @@ class ProcessLauncher:
         """
         self._run_in_thread(lambda: _reap_process(process), then)
 
-    def poll_exit_code(self, process: BaseProcess, then: Callable[[int | None], object]) -> None:
+    def request_exit_code(self, process: BaseProcess, then: Callable[[int | None], object]) -> None:
         """Pass the exit code of a process to `then`; None if it has not ended, or if the code is not known.
 
         If the process that forks has ended, another one begins its imports now.

@@ -150,7 +150,7 @@ class ReplicaPool:
         `start_and_end_processes` looks whether they exist.
         """
         self._stop_watching(process.process.sentinel)
-        self._launcher.poll_exit_code(
+        self._launcher.request_exit_code(
             process.process, self._guard_callback(lambda exit_code: self._note_exit_code(process, exit_code))
         )
 

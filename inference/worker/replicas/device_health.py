@@ -76,7 +76,7 @@ class DeviceHealth:
                 record.faults,
             )
 
-    def withdrawn_s(self, device: str) -> float:
+    def compute_withdrawn_s(self, device: str) -> float:
         """Return for how many more seconds a device is withdrawn; 0 if it is not."""
         left_s = self._compute_left_s(device)
         return left_s if left_s and self._others_compute(device) else 0.0

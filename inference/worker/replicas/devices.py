@@ -62,9 +62,9 @@ class Plan:
 
         Nothing is gained by it on a CPU: the work is the same, and batches would be smaller.
         """
-        return self.device_of(index) != CPU if self.ahead is None else self.ahead
+        return self.get_device(index) != CPU if self.ahead is None else self.ahead
 
-    def device_of(self, index: int) -> str:
+    def get_device(self, index: int) -> str:
         return self.devices[index % len(self.devices)]
 
     @property
@@ -165,7 +165,7 @@ def _parse_device(option: str, name: str, found: FoundGpus) -> Device:
     return Device(name=name, visible=",".join(part.visible for part in parts), memory=memory)
 
 
-def abbreviate_device(name: str) -> str:
+def truncate_device_name(name: str) -> str:
     """Return a device's name, cut to the room that a job's row has for it."""
     return name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 1]}…"
 

@@ -46,7 +46,7 @@ class ReplicaRegistry:
         self.specs: Catalog = dict(catalog)  # the entries by which jobs run; replaced as a whole
         # By digest: the entries that each child is to have loaded. Those that run come first.
         self.goal: dict[str, ModelSpec] = {spec.digest: spec for spec in catalog.values()}
-        self.replicas = [ReplicaState(plan.device_of(index)) for index in range(plan.replicas)]
+        self.replicas = [ReplicaState(plan.get_device(index)) for index in range(plan.replicas)]
         self._runs: frozenset[str] = frozenset()  # digests of the entries that some child can run now
         self._load_s: dict[str, float] = {}  # by digest: seconds that the last load of the entry took
         self.runnable: frozenset[str] = frozenset()  # the names of the models that some child can run now
@@ -82,7 +82,7 @@ class ReplicaRegistry:
         self.unneeded_models = frozenset(names)
         self._try_anew()
         for replica in self.replicas:
-            replica.forget_failures(self.goal.keys())
+            replica.forget_obsolete_failures(self.goal.keys())
 
     def release_model(self, name: str) -> None:
         """Stop running a model that is not in the catalog any more and has no jobs left."""
@@ -131,7 +131,7 @@ class ReplicaRegistry:
         """Note that no process could be started for a replica, by no fault of a model."""
         replica = self.replicas[index]
         digests = [spec.digest for spec in self.specs.values()]
-        replica.note_failed_load(dict.fromkeys(digests, f"its process could not be started: {error}"))
+        replica.note_missing_report(dict.fromkeys(digests, f"its process could not be started: {error}"))
         self.failures.update(digests)
         pause_s = replica.retry_at - time.monotonic()
         logger.error(
@@ -173,7 +173,7 @@ class ReplicaRegistry:
             if self.may_run(replica.pid):
                 replica.count_end()
         else:
-            replica.note_failed_load(self._explain_failed_load(replica), had)
+            replica.note_missing_report(self._explain_failed_load(replica), had)
             self.failures.update(replica.models.keys())
             self._log_failures(replica, {})
         replica.note_end(had)
@@ -278,7 +278,7 @@ class ReplicaRegistry:
         """Return True if this child can be given a call."""
         return bool(self._list_runnable_entries(pid))
 
-    def find_lacking_models(self, pid: int) -> frozenset[str]:
+    def find_missing_models(self, pid: int) -> frozenset[str]:
         """Return the models that are run and that this child cannot be given a call of."""
         return self._list_models(self._runs - self._list_runnable_entries(pid))
 
@@ -299,7 +299,7 @@ class ReplicaRegistry:
         return self._list_models(self._runs.intersection(itertools.chain.from_iterable(able)))
 
     def _is_withdrawn(self, replica: ReplicaState) -> bool:
-        return self.trust.withdrawn_s(replica.device) > 0.0
+        return self.trust.compute_withdrawn_s(replica.device) > 0.0
 
     def _computes(self, device: str, instead_of: str) -> bool:
         """Return True if a device has what is run on another, or had it and starts again."""
@@ -309,7 +309,7 @@ class ReplicaRegistry:
         )
         return bool(has) and has >= needed & self._runs
 
-    def device_of(self, pid: int) -> str:
+    def find_device(self, pid: int) -> str:
         return next((replica.device for replica in self.replicas if replica.pid == pid), "")
 
     def works_ahead(self, pid: int) -> bool:

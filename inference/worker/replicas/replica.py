@@ -75,7 +75,7 @@ class ReplicaState:
         else:
             self._set_retry_time()
 
-    def note_failed_load(self, why: Mapping[str, str], had: frozenset[str] = frozenset()) -> None:
+    def note_missing_report(self, why: Mapping[str, str], had: frozenset[str] = frozenset()) -> None:
         """Note why entries are not loaded, by digest: no process could be started, or it ended before its report.
 
         `had` are the digests of those that the next process is to load again.
@@ -104,7 +104,7 @@ class ReplicaState:
         """Note that its process cannot be ended, so that no other one is started."""
         self.had, self.models = frozenset(), dict.fromkeys(goal, NEVER_ENDS)
 
-    def forget_failures(self, goal: Set[str]) -> None:
+    def forget_obsolete_failures(self, goal: Set[str]) -> None:
         """Forget the failures to load entries that are not in `goal` any more."""
         self.models = {key: why for key, why in self.models.items() if why == READY or key in goal}
         self.killers &= goal

@@ -56,10 +56,10 @@ class ServedModels:
         self._jobless: dict[str, float] = {}  # of each model without a job left: when it had left
         replicas.note_file_digest(digest_catalog(self._followed))
 
-    def follow_models_file(self, is_idle: Callable[[str], bool]) -> None:
+    def follow_models_file(self, has_no_jobs_of: Callable[[str], bool]) -> None:
         """Follow the models file, in the event loop.
 
-        `is_idle` returns True if this worker holds no job of a model.
+        `has_no_jobs_of` returns True if this worker holds no job of a model.
         """
         replicas, models = self.replicas, lookup.get_catalog()
         if models is not self._followed:
@@ -69,7 +69,9 @@ class ServedModels:
             now = time.monotonic()
             self._left_at = {name: self._left_at.get(name, now) for name in replicas.leaving_models}
         for name in replicas.leaving_models & self._jobless.keys():
-            if self._jobless[name] == self._left_at[name] and is_idle(name):  # the model may have come back meanwhile
+            if self._jobless[name] == self._left_at[name] and has_no_jobs_of(
+                name
+            ):  # the model may have come back meanwhile
                 replicas.release_model(name)
 
     def update_jobless_models(self) -> None:

@@ -69,7 +69,7 @@ class Backlog:
                 queue.forget_costs()
         self.specs, self.queues = after, queues
 
-    def is_idle(self, model: str) -> bool:
+    def has_no_jobs_of(self, model: str) -> bool:
         """Return True if no job of this model is held."""
         return all(held.model != model for held in self.held.values())
 
@@ -109,9 +109,9 @@ class Backlog:
     def note_start(self, batch: Batch) -> None:
         self.batches[batch.id] = batch
         self.isolation.note_sent_batch(batch)
-        self.note_joined_jobs(batch)
+        self.update_reached_arrivals(batch)
 
-    def note_joined_jobs(self, batch: Batch) -> None:
+    def update_reached_arrivals(self, batch: Batch) -> None:
         """Update `reached` by the jobs that a batch's last call brings."""
         reached = self.reached[batch.spec.name]
         queue = self.queues[batch.spec.name]
@@ -121,7 +121,7 @@ class Backlog:
             was_set_back = known > clock.time_s() + SET_BACK_S
             reached[priority] = arrived_at_s if was_set_back else max(known, arrived_at_s)
 
-    def note_call_length(self, model: str, *, is_long: bool) -> None:
+    def note_long_calls(self, model: str, *, is_long: bool) -> None:
         """Note whether an engine call of a model took much longer than the work before and after it."""
         (self.long.add if is_long else self.long.discard)(model)
 
@@ -133,7 +133,7 @@ class Backlog:
         self.batches.pop(batch.id, None)
         self.isolation.note_ended_batch(batch)
 
-    def release_job(self, held: HeldJob, error: str, engine_s: float) -> None:
+    def acknowledge_job(self, held: HeldJob, error: str, engine_s: float) -> None:
         """Release a job and acknowledge its messages.
 
         Its outcome is on its row, or the row does not belong to this worker any more.
@@ -142,7 +142,7 @@ class Backlog:
         for request in held.requests:
             request.note_job_end(error, engine_s)
 
-    def drop_redelivered_job(self, held: HeldJob) -> None:
+    def drop_forgotten_job(self, held: HeldJob) -> None:
         """Drop a job whose messages are forgotten: the broker delivers them again."""
         self.held.pop(held.item.id, None)
 
@@ -189,10 +189,12 @@ class Backlog:
 
         Return True if there were any: their rows are still to be marked.
         """
-        expired = [item for queue in self.queues.values() for item in queue.remove_expired(clock.estimate_earliest_s())]
+        expired = [
+            item for queue in self.queues.values() for item in queue.remove_expired(clock.estimate_earliest_now_s())
+        ]
         for item in expired:
             self.return_cost_to_owner(self.held[item.id])
-            self.release_job(self.held[item.id], errors.Expired.code, 0.0)
+            self.acknowledge_job(self.held[item.id], errors.Expired.code, 0.0)
         return bool(expired)
 
     def drop_ended(self, id: str) -> None:
@@ -200,7 +202,7 @@ class Backlog:
         held = self.held.get(id)
         if held and self.queues[held.model].remove(id):
             self.return_cost_to_owner(held)
-            self.release_job(held, "", 0.0)
+            self.acknowledge_job(held, "", 0.0)
 
     def return_cost_to_owner(self, held: HeldJob) -> None:
         """Return to the owner's share the cost of a job that is not run here."""
@@ -214,7 +216,7 @@ class Backlog:
         The search is the bisection that the batch is a step of, if any. No job may join a closed batch. `idle` child
         processes share the jobs of a model that generates step by step. Return None if nothing may go.
         """
-        now = clock.estimate_earliest_s()
+        now = clock.estimate_earliest_now_s()
         while part := self.find_next_alone(now) or self.isolation.find_next_group(self.replicas.runnable - without):
             if part.jobs[0].model in without:  # it has to run alone, in a child that has its model
                 return None
@@ -232,7 +234,7 @@ class Backlog:
         Return None if no batch may go, or if the next one needs an idle child: it is run again, or its model generates
         step by step.
         """
-        now = clock.estimate_earliest_s()
+        now = clock.estimate_earliest_now_s()
         if self.isolation.parts and self.isolation.find_next_group(self.replicas.models_runnable_soon):
             return None
         for turn in self._list_turns(now, without):
@@ -266,7 +268,7 @@ class Backlog:
 
     def has_next_batch(self, without: Set[str]) -> bool:
         """Return True if there is a next batch, of models not in `without`."""
-        now = clock.estimate_earliest_s()
+        now = clock.estimate_earliest_now_s()
         if self.isolation.find_next_group(self.replicas.runnable - without):
             return True
         return any(turn.model not in without for turn in self._list_due_turns(now))
@@ -277,7 +279,9 @@ class Backlog:
             return []
         queue = self.queues[batch.spec.name]
         turn = self._find_turn(batch.spec.name, queue)
-        items = queue.take_next_items(clock.estimate_earliest_s(), batch.room, priority=turn.priority) if turn else []
+        items = (
+            queue.take_next_items(clock.estimate_earliest_now_s(), batch.room, priority=turn.priority) if turn else []
+        )
         return self._collect_jobs(turn, items) if turn and items else []
 
     def can_any_job_join(self, batch: Batch) -> bool:
@@ -301,7 +305,7 @@ class Backlog:
 
     def find_next_due_in_s(self) -> float | None:
         """Return the seconds until the next batch may go, or None if none waits for time to pass."""
-        now = clock.estimate_earliest_s()
+        now = clock.estimate_earliest_now_s()
         due = [wait_s for queue in self._list_able_queues() if (wait_s := _find_wait_s(queue, now)) is not None]
         if (again := self.isolation.find_next_due_in_s(self.replicas.runnable)) is not None:
             due.append(again)

@@ -58,7 +58,7 @@ class GenerationStats:
         if report.capacity:
             self._models.setdefault(batch.spec.name, _Model()).add_report(report)
 
-    def estimate_answer_count(self, model: str, tokens: int) -> float:
+    def convert_tokens_to_answers(self, model: str, tokens: int) -> float:
         """Return how many answers of a model `tokens` tokens make; 0.0 while no answer has ended.
 
         A count of the answers that end would leave out the progress of the others, and long answers take many slices of

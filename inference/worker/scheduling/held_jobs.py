@@ -154,7 +154,7 @@ class Batch:
         self.pid, self.has_begun, self.accepted_at = pid, True, time.monotonic()
         self.begun_at = self.begun_at or self.accepted_at
 
-    def note_turn(self) -> None:
+    def note_previous_call_end(self) -> None:
         """Note that its child process has ended the call before, and begins the last one."""
         self.accepted_at = time.monotonic()
 

@@ -112,7 +112,7 @@ class Isolation:
         """Run jobs again that were to join an open batch in a call that was forgotten."""
         self._add_group(list(jobs))
 
-    def put_off_jobs(self, jobs: Sequence[HeldJob]) -> None:
+    def postpone_joins(self, jobs: Sequence[HeldJob]) -> None:
         """Run jobs later that were to join an open batch and cannot yet."""
         if jobs:
             self._add_group(list(jobs), after_s=self.backoff.take_next_pause_s())
@@ -129,7 +129,7 @@ class Isolation:
         logger.error("batch=%s not begun, tried again in %.1f s: %s", batch.id, after_s, logs.describe_error(cause))
         self.run_batch_again(batch, after_s)
 
-    def retry_stuck_batch(self, batch: Batch, cause: BaseException) -> None:
+    def retry_blocked_batch(self, batch: Batch, cause: BaseException) -> None:
         """Run a batch again later that waited for something else than its engine, such as a lock of the database.
 
         No job is blamed. A job that is stuck for ever ends as lost: its lease runs out with each try.

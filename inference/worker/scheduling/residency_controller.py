@@ -1,6 +1,6 @@
 """The controller of which lazy models a worker has in memory: from their first job until they are idle, by turns.
 
-It runs in the event loop. It passes the demand that `LazyDemand` has found to the policy
+It runs in the event loop. It passes the demand that `DemandPoller` has found to the policy
 (`inference.residency_policy`), which decides, and sets the models that are to be in no memory now. The replicas follow
 that as they follow the models file.
 """
@@ -20,7 +20,7 @@ from inference.residency_policy.state import MIB, ResidencyState
 from inference.worker.replicas.registry import ReplicaRegistry
 from inference.worker.replicas.replica import ReplicaState
 from inference.worker.scheduling.backlog import Backlog
-from inference.worker.scheduling.lazy_demand import LazyDemand
+from inference.worker.scheduling.demand_poller import DemandPoller
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ class ResidencyController:
     def __init__(self, replicas: ReplicaRegistry) -> None:
         self.replicas = replicas
         self.residency = ResidencyState()
-        self.demand = LazyDemand(replicas.plan, self.residency)
+        self.demand = DemandPoller(replicas.plan, self.residency)
         self.specs: dict[str, ModelSpec] = {}  # entries whose size is known, as far as it can be
         self.report = LazyStatus()
         self._unload_unneeded_models()
@@ -52,7 +52,7 @@ class ResidencyController:
         if not self.replicas.have_all_reported:
             return
         now_s = time.monotonic()
-        self.residency.set_room(self._compute_room())
+        self.residency.set_memory_limit(self._compute_room())
         self._note_change_end(now_s)
         self._update_demand(backlog, now_s)
         if change := self.residency.begin_next_change(now_s):
@@ -75,7 +75,7 @@ class ResidencyController:
         for name, spec in list(self.specs.items()):
             if name not in lazy or lazy[name].load_digest != spec.load_digest:
                 del self.specs[name]
-                self.residency.remove_model(name)
+                self.residency.forget_model(name)
         for name, spec in lazy.items():
             if spec.load_digest in self.demand.estimates and self.specs.get(name) is not spec:
                 self.specs[name] = spec

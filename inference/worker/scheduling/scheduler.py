@@ -76,7 +76,7 @@ class Scheduler:
     def _make_batch(
         self, pid: int, jobs: list[HeldJob], search: Bisection | None = None, *, is_closed: bool = False
     ) -> Batch:
-        spec, device = self.backlog.specs[jobs[0].model], self.replicas.device_of(pid)
+        spec, device = self.backlog.specs[jobs[0].model], self.replicas.find_device(pid)
         return Batch(id=uuid4(), spec=spec, jobs=jobs, pid=pid, device=device, search=search, is_closed=is_closed)
 
     def list_batches_in_hand(self, pid: int) -> list[Batch]:
@@ -109,7 +109,7 @@ class Scheduler:
         return IN_HAND - 1 if all(batch.spec.name in self.backlog.long for batch in running) else IN_HAND
 
     def _begin_batch_ahead(self, pid: int) -> bool:
-        if not (jobs := self.backlog.take_batch_ahead(self.replicas.find_lacking_models(pid))):
+        if not (jobs := self.backlog.take_batch_ahead(self.replicas.find_missing_models(pid))):
             return False
         batch = self._make_batch(pid, jobs)
         if not self._call(batch):
@@ -122,7 +122,7 @@ class Scheduler:
     def _continue_batch(self, batch: Batch) -> None:
         """Send the next call of an open batch, with the jobs that join now."""
         batch.add_joining_jobs(self.backlog.take_joining_jobs(batch) if self._may_be_joined(batch) else [])
-        self.backlog.note_joined_jobs(batch)
+        self.backlog.update_reached_arrivals(batch)
         self._call(batch)
 
     def _may_be_joined(self, batch: Batch) -> bool:
@@ -135,7 +135,7 @@ class Scheduler:
             and not batch.is_closed
             and batch.pid != self._pool.awaited
             and batch.spec is self.backlog.specs.get(batch.spec.name)
-            and batch.spec.name not in self.replicas.find_lacking_models(batch.pid)
+            and batch.spec.name not in self.replicas.find_missing_models(batch.pid)
             and not self._is_kept_free()
         )
 
@@ -145,7 +145,7 @@ class Scheduler:
         They are the models that it lacks and those with a batch open in it. If it is to load a model once none is open,
         they are also the models whose batches would stay open.
         """
-        names = {*self.replicas.find_lacking_models(pid), *(batch.spec.name for batch in opened)}
+        names = {*self.replicas.find_missing_models(pid), *(batch.spec.name for batch in opened)}
         if pid == self._pool.awaited:
             names.update(filter(self.replicas.generates_by_steps, self.backlog.queues))
         return names
@@ -174,4 +174,4 @@ class Scheduler:
         """Return True if a job that nothing may run beside runs, or waits until all running batches have ended."""
         if any(batch.is_alone for batch in self.backlog.batches.values()):
             return True
-        return bool(self.backlog.batches) and self.backlog.find_next_alone(clock.estimate_earliest_s()) is not None
+        return bool(self.backlog.batches) and self.backlog.find_next_alone(clock.estimate_earliest_now_s()) is not None

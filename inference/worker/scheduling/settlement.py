@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 from inference import clock, errors, failpoints
 from inference.batching.queue import BatchQueue
-from inference.figures import ledger
+from inference.figures import tally_rows
 from inference.telemetry import logs
 from inference.worker.calls import NO_JOB, BatchReport, ProcessLost, RemoteError
 from inference.worker.replicas.device_health import Incident
@@ -76,15 +76,15 @@ class Settlement:
             queue.costs.learn_reading(report.read_s)
             queue.costs.learn_overhead(report.overhead_s, jobs=max(1, report.jobs))
             is_long = report.engine_s > LONG * (report.overhead_s + report.read_s)
-            self.backlog.note_call_length(batch.spec.name, is_long=is_long)
+            self.backlog.note_long_calls(batch.spec.name, is_long=is_long)
         if report.oom_shape:
-            queue.limit_after_out_of_memory(*report.oom_shape, now_s=clock.estimate_earliest_s())
+            queue.limit_after_out_of_memory(*report.oom_shape, now_s=clock.estimate_earliest_now_s())
 
     def _note_cost(self, batch: Batch, report: BatchReport) -> None:
         """Record how far off the expected cost of an engine call was, before it is learnt from the call."""
         expected_s = self.backlog.queues[batch.spec.name].costs.predict_engine_s(report.size, report.length)
         cost = {"expected_s": expected_s, "real_s": report.engine_s, "off_s": abs(report.engine_s - expected_s)}
-        ledger.note_tally(batch.spec.name, {"cost": cost})
+        tally_rows.note_tally(batch.spec.name, {"cost": cost})
 
     def settle_steps(self, batch: Batch, report: BatchReport) -> None:
         """Release the jobs of an open batch that have ended. The others continue."""
@@ -101,16 +101,16 @@ class Settlement:
         put_off = batch.take_out_jobs(report.put_off)
         for held in put_off:
             held.note_batch_end(batch.id)
-        self.backlog.isolation.put_off_jobs(put_off)
+        self.backlog.isolation.postpone_joins(put_off)
 
     def _learn_step_costs(self, batch: Batch, report: BatchReport) -> None:
         """Learn how many jobs are answered in how much time. No batch is formed by the cost of steps."""
         self.generated.add_report(batch, report)
-        jobs = self.generated.estimate_answer_count(batch.spec.name, report.tokens)
+        jobs = self.generated.convert_tokens_to_answers(batch.spec.name, report.tokens)
         if report.engine_s and jobs and not batch.spare_threads:
             self.backlog.queues[batch.spec.name].costs.learn_call(max(1, report.size), 1.0, report.engine_s, jobs=jobs)
 
-    def settle_lost_batch(self, batch: Batch) -> None:
+    def rerun_lost_batch(self, batch: Batch) -> None:
         """Run a batch again that was lost by no fault of its jobs."""
         for held in batch.jobs:
             held.note_batch_end(batch.id)
@@ -124,7 +124,7 @@ class Settlement:
                 self._note_fault(held, error)
             else:  # its row could not be claimed any more
                 self.backlog.return_cost_to_owner(held)
-            self.backlog.release_job(held, error, report.engine_s)
+            self.backlog.acknowledge_job(held, error, report.engine_s)
 
     def _note_fault(self, held: HeldJob, error: str) -> None:
         """Note whether the device or the job was at fault, if a device failed with the job before."""
@@ -143,7 +143,7 @@ class Settlement:
         if isinstance(cause, errors.DeviceFailed):
             self._settle_device_failure(batch, cause)
         elif batch.stuck:
-            self.backlog.isolation.retry_stuck_batch(batch, cause)
+            self.backlog.isolation.retry_blocked_batch(batch, cause)
         elif isinstance(cause, ProcessLost) and self._is_innocent(batch):
             logger.error("batch=%s of %d lost: its process ended, perhaps of another batch", batch.id, len(batch.jobs))
             self.backlog.isolation.run_batch_again(batch)

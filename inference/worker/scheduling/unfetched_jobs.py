@@ -101,7 +101,7 @@ class UnfetchedJobs(threading.Thread):
             return
         self._look_for_peers()
         with owners.disable_sorting():
-            lines, self._after = owners.read_owner_queues(question.rows, after=self._after)
+            lines, self._after = owners.find_owner_queues_with_jobs(question.rows, after=self._after)
             missed = [line for line in lines if self._is_mine(line) and _make_line_key(line) not in question.lines][
                 :MOST_JOBS
             ]
@@ -124,7 +124,7 @@ class UnfetchedJobs(threading.Thread):
             return
         self._peers_until = time.monotonic() + PEERS_S
         able = (
-            workers.select_living()
+            workers.select_living_workers()
             .filter(~workers.make_late_heartbeat_condition(), state__in=workers.SERVING)
             .order_by("pk")
         )

@@ -8,7 +8,7 @@ from django.test import TestCase
 from django.urls import reverse
 
 from inference import clock
-from inference.figures.ledger import floor_to_tick, make_datetime
+from inference.figures.tally_rows import floor_to_tick, make_datetime
 from inference.models import Figure, Grain
 from tests.browser import WIDE
 from tests.conditions import ago

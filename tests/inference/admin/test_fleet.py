@@ -153,7 +153,7 @@ class WorkerTests(FleetCase):
     def test_one_that_rests_lives_and_serves_nothing(self) -> None:
         for state in (WorkerState.DRAINING, WorkerState.DRAINED):
             make_worker(state=state, model_names=[])
-        self.assertEqual(workers.select_living().count(), 2)
+        self.assertEqual(workers.select_living_workers().count(), 2)
         self.assertIn("badge-drained", self.text(WORKERS))
 
     def test_one_that_ended_has_neither_ready_replicas_nor_a_rate(self) -> None:

@@ -20,7 +20,7 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
-from inference.admin.rendering import display, inputs_outputs, job_payload, served_media
+from inference.admin.rendering import display, inputs_outputs, job_media, job_payload
 from inference.models import Bulk, Job, Status, Webhook, WebhookState
 from inference.store.job_messages import make_message
 from inference.streams import redis_streams
@@ -284,7 +284,7 @@ class ValueTests(AdminCase):
 class MediaTests(AdminCase):
     def get(self, job: Job, *path: Any) -> Any:
         return self.client.get(
-            reverse("admin:inference_job_media", args=[job.pk]), {"at": served_media.make_address(path[0], path[1:])}
+            reverse("admin:inference_job_media", args=[job.pk]), {"at": job_media.make_address(path[0], path[1:])}
         )
 
     def test_images_and_sounds_are_shown_and_played(self) -> None:
@@ -297,7 +297,7 @@ class MediaTests(AdminCase):
                            (("output", "image"), "image/png")):  # fmt: skip
             answer = self.get(job, *path)
             self.assertEqual(answer.headers["Content-Type"], kind)
-            self.assertEqual(answer.headers["Content-Security-Policy"], served_media.POLICY)
+            self.assertEqual(answer.headers["Content-Security-Policy"], job_media.POLICY)
             self.assertEqual(answer.headers["X-Content-Type-Options"], "nosniff")
         self.assertEqual(self.get(job, "inputs", 0).content, base64.b64decode(png()))
 
@@ -309,11 +309,11 @@ class MediaTests(AdminCase):
             self.assertEqual(self.get(job, "inputs", place).status_code, 404)
         self.assertNotIn("<img class=", self.text(page_of(job)).replace(png()[:10], ""))
         # The text begins as an image does, and is no base64.
-        self.assertIsNone(served_media.serve_media(png()[: served_media.HEAD] + "!" * 60))
+        self.assertIsNone(job_media.serve_media(png()[: job_media.HEAD] + "!" * 60))
 
     def test_an_image_of_too_many_pixels_is_not(self) -> None:
-        self.assertEqual(served_media.detect_media_type(png(100_000, 100_000)), "")
-        self.assertEqual(served_media.detect_media_type("A" * (served_media.MOST_BYTES * 2)), "")
+        self.assertEqual(job_media.detect_media_type(png(100_000, 100_000)), "")
+        self.assertEqual(job_media.detect_media_type("A" * (job_media.MOST_BYTES * 2)), "")
 
     def test_an_address_that_leads_nowhere_is_not_found(self) -> None:
         job = make_job(inputs={"a": [png()]})
@@ -358,6 +358,6 @@ class DisplayTests(AdminCase):
         redis_streams.write_chunks(
             [Chunk(job_id=job_id, attempt=uuid.uuid4(), at=0, text="\u202e" + "x" * 30_000, tokens=2)]
         )
-        text = job_payload.read_generated_text(job_id)
+        text = job_payload.read_text_so_far(job_id)
         self.assertTrue(text.startswith("\\u202e"))
         self.assertLess(len(text), display.LONGEST_TEXT + 10)

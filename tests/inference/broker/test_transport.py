@@ -204,10 +204,10 @@ class TransportTests(OnOwnBroker):
         consumer = self.driven(prefetch=5)
         self.assertEqual(consumer.get(2), [0, 1])
         tag = consumer.messages[0].delivery_tag
-        consumer.channel.make_room(tag)
+        consumer.channel.free_prefetch_place(tag)
         consumer.turn()
         self.assertEqual(consumer.bodies, [0, 1])
-        consumer.channel.make_room(tag)
+        consumer.channel.free_prefetch_place(tag)
         self.assertEqual(consumer.get(3), [0, 1, 2])
         consumer.acknowledge()
         self.assertEqual(consumer.get(1), [3])
@@ -218,7 +218,7 @@ class TransportTests(OnOwnBroker):
         self.send("z")
         consumer = self.driven(prefetch=messages.MOST_PACKED + 2)
         self.assertEqual(consumer.get(3), ["x", "y", "z"])
-        consumer.channel.make_room(consumer.messages[1].delivery_tag)  # it brought more than it says
+        consumer.channel.free_prefetch_place(consumer.messages[1].delivery_tag)  # it brought more than it says
         self.assertEqual(consumer.channel.qos.can_consume_patient(), 0)
 
     def test_what_was_not_acknowledged_is_put_back_in_its_order(self) -> None:

@@ -122,13 +122,13 @@ class ProcessTests(FileCase):
             follower = lookup.Follower()
             with self.assertLogs("inference.catalog.lookup", "INFO") as logs:
                 follower.start()
-                follower.look_now()
+                follower.look_soon()
                 eventually(lambda: "b" in lookup.get_catalog(), "it is taken over")
                 follower.stop()
             self.assertIn("added: b; removed: a", logs.output[-1])
-            self.assertRaises(UnknownModel, lookup.spec_of, "a")
-            last = lookup.last_spec_of("a")
-            self.assertEqual((last and last.name, lookup.last_spec_of("c")), ("a", None))
+            self.assertRaises(UnknownModel, lookup.get_spec, "a")
+            last = lookup.get_last_spec("a")
+            self.assertEqual((last and last.name, lookup.get_last_spec("c")), ("a", None))
         self.assertNotIn(follower, threading.enumerate())
 
     def test_a_bug_of_the_reader_does_not_end_the_follower(self) -> None:

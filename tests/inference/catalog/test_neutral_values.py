@@ -36,7 +36,7 @@ stop = { type = "array", items = "string", min_items = 1, max_items = 2 }
 """
 
 
-def spec_of(task: str) -> ModelSpec:
+def get_spec(task: str) -> ModelSpec:
     return parse_catalog(f'[m]\ntask = "{task}"\nmodel = "x"\n')["m"]
 
 
@@ -51,22 +51,22 @@ class NeutralTests(SimpleTestCase):
         self.assertEqual(refused.exception.field, f"parameters.{name}")
 
     def test_what_clients_of_text_generation_always_send_has_no_effect(self) -> None:
-        self.assertEqual(validate_parameters(spec_of("text-generation"), TEXT_GENERATION), EFFECTIVE_PARAMETERS)
+        self.assertEqual(validate_parameters(get_spec("text-generation"), TEXT_GENERATION), EFFECTIVE_PARAMETERS)
 
     def test_null_is_not_given_whatever_the_task_and_the_name(self) -> None:
         for task in tasks.list_pipeline_tasks():
-            spec = spec_of(task)
+            spec = get_spec(task)
             given = validate_parameters(spec, required(spec))
             for name in (*(spec.parameters.keys() - required(spec).keys()), "unheard_of"):
                 with self.subTest(task=task, name=name):
                     self.assertEqual(validate_parameters(spec, {**required(spec), name: None}), given)
 
     def test_null_does_not_stand_for_what_is_required(self) -> None:
-        self.assert_refused(spec_of("zero-shot-classification"), "candidate_labels", None)
+        self.assert_refused(get_spec("zero-shot-classification"), "candidate_labels", None)
 
     def test_the_values_of_the_table_are_not_given(self) -> None:
         for task in (*tasks.list_pipeline_tasks(), "sentence-similarity"):
-            spec = spec_of(task)
+            spec = get_spec(task)
             given = validate_parameters(spec, required(spec))
             for name, values in tasks.find_task(task).neutral.items():
                 for value in values:
@@ -74,7 +74,7 @@ class NeutralTests(SimpleTestCase):
                         self.assertEqual(validate_parameters(spec, {**required(spec), name: value}), given)
 
     def test_a_request_for_no_times_of_sound_has_no_effect(self) -> None:
-        spec = spec_of("automatic-speech-recognition")
+        spec = get_spec("automatic-speech-recognition")
         self.assertEqual(validate_parameters(spec, {"return_timestamps": False}), {})
         self.assertEqual(validate_parameters(spec, {"return_timestamps": True}), {"return_timestamps": True})
 
@@ -86,7 +86,7 @@ class NeutralTests(SimpleTestCase):
                 self.assertIn(f"`{name}`", section)
 
     def test_values_with_an_effect_are_refused_by_name(self) -> None:
-        spec = spec_of("text-generation")
+        spec = get_spec("text-generation")
         values: dict[str, Any] = {
             "watermark": True, "best_of": 2, "frequency_penalty": 2.1, "presence_penalty": False, "n": True,
             "logprobs": 21, "top_n_tokens": 1, "decoder_input_details": True,
@@ -94,11 +94,11 @@ class NeutralTests(SimpleTestCase):
         for name, value in values.items():
             with self.subTest(name):
                 self.assert_refused(spec, name, value)
-        self.assert_refused(spec_of("feature-extraction"), "truncate", False)
-        self.assert_refused(spec_of("feature-extraction"), "normalize", True)
+        self.assert_refused(get_spec("feature-extraction"), "truncate", False)
+        self.assert_refused(get_spec("feature-extraction"), "normalize", True)
 
     def test_what_is_not_served_is_refused_as_such_and_not_as_a_slip(self) -> None:
-        spec = spec_of("text-generation")
+        spec = get_spec("text-generation")
         for name, words in (("top_n_tokens", "send 0."), ("best_of", "send 1."), ("watermark", "send false.")):
             with self.assertRaisesRegex(
                 InvalidInput, f"parameters.{name}: is not served here; leave it out, or {words}"
@@ -141,7 +141,7 @@ class NeutralTests(SimpleTestCase):
 
 class TranslatedTests(SimpleTestCase):
     def test_sampling_in_other_words(self) -> None:
-        spec = spec_of("text-generation")
+        spec = get_spec("text-generation")
         table: list[tuple[dict[str, Any], dict[str, Any]]] = [
             ({"temperature": 0.001}, {"do_sample": False}),
             ({"temperature": 0, "do_sample": True}, {"do_sample": False}),
@@ -162,7 +162,7 @@ class TranslatedTests(SimpleTestCase):
     def test_labels_as_one_string(self) -> None:
         for task in ("zero-shot-classification", "zero-shot-image-classification", "zero-shot-audio-classification"):
             with self.subTest(task):
-                spec = spec_of(task)
+                spec = get_spec(task)
                 labels = validate_parameters(spec, {"candidate_labels": "a cat, a dog,"})["candidate_labels"]
                 self.assertEqual(labels, ["a cat", "a dog"])
                 with self.assertRaises(InvalidInput):

@@ -16,7 +16,7 @@ from unittest.mock import patch
 import torch
 
 from inference.catalog import reader
-from inference.catalog.parameters import fill_in_defaults
+from inference.catalog.parameters import resolve_parameters
 from inference.catalog.specs import ModelSpec
 from inference.engines import loading
 from inference.engines.accelerate import fast_tokenizer
@@ -226,10 +226,10 @@ class SentenceEmbeddingsTests(TestCase):
             "m"
         ]
         self.assertEqual(
-            fill_in_defaults(entry.parameters, {"encoding_format": "base64"}), {"encoding_format": "base64"}
+            resolve_parameters(entry.parameters, {"encoding_format": "base64"}), {"encoding_format": "base64"}
         )
         with self.assertRaisesRegex(InvalidInput, "must be one of"):
-            fill_in_defaults(entry.parameters, {"encoding_format": "hex"})
+            resolve_parameters(entry.parameters, {"encoding_format": "hex"})
 
     def test_what_is_no_text_fails_alone(self) -> None:
         report = run_with_isolation(self.engine, ["a", 3, "b", None], {})

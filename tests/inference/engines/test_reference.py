@@ -136,7 +136,7 @@ class TrialTests(FolderTestCase):
             pipe.tokenizer.pad_token = END
             pipe.model.config.pad_token_id = pipe.tokenizer.pad_token_id
 
-        with patch.object(pipeline_loader, "prepare_batches", change), self.assertRaises(ModelUnavailable) as caught:
+        with patch.object(pipeline_loader, "set_up_padding", change), self.assertRaises(ModelUnavailable) as caught:
             self.engine()
         self.assertIn(f"'the cat{END}' is answered otherwise", caught.exception.message)
 
@@ -153,7 +153,7 @@ class TrialTests(FolderTestCase):
 
             with (
                 self.subTest(text),
-                patch.object(pipeline_loader, "prepare_batches", change),
+                patch.object(pipeline_loader, "set_up_padding", change),
                 self.assertRaises(ModelUnavailable) as caught,
             ):
                 self.engine()

@@ -5,14 +5,14 @@ from collections import Counter
 from django.db import DEFAULT_DB_ALIAS
 from django.db.models import QuerySet
 
-from inference.figures import ledger, series
-from inference.figures.ledger import TICK_S, floor_to_tick
+from inference.figures import series, tally_rows
+from inference.figures.tally_rows import TICK_S, floor_to_tick
 from inference.models import TERMINAL, Figure, Grain, Job, Status
 
 
 def drop_tallies() -> None:
     """Write what other tests noted, and delete it."""
-    ledger.flush_tallies()
+    tally_rows.flush_tallies()
     Figure.objects.all().delete()
 
 

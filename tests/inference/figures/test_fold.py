@@ -11,7 +11,7 @@ from django.db.models import QuerySet
 from django.test import TransactionTestCase
 
 from inference.figures import fold, series
-from inference.figures.ledger import floor_to_tick, make_datetime
+from inference.figures.tally_rows import floor_to_tick, make_datetime
 from inference.models import Figure, Grain, Mark
 from tests.conditions import ago, at_once
 

@@ -9,7 +9,7 @@ from django.test import TestCase
 
 from inference import clock
 from inference.figures import marks, sample, series
-from inference.figures.ledger import TICK_S, floor_to_tick, make_datetime
+from inference.figures.tally_rows import TICK_S, floor_to_tick, make_datetime
 from inference.models import Figure, Grain, Job, Status, Worker, WorkerState
 from tests.conditions import ago
 

@@ -82,6 +82,6 @@ class ResidencyStateTests(TestCase):
 
     def test_one_that_the_catalog_has_no_more_is_forgotten(self) -> None:
         self.see(0.0, "a")
-        self.residency.remove_model("a")
+        self.residency.forget_model("a")
         self.residency.finish_change(1.0)
         self.assertEqual((self.residency.models_in_memory, self.residency.change), (frozenset(), None))

@@ -20,7 +20,7 @@ from inference.catalog import lookup
 from inference.errors import BrokerUnavailable
 from inference.fields.ids import make_first_id
 from inference.fields.worker_documents import LOADING
-from inference.figures.ledger import floor_to_tick, make_datetime
+from inference.figures.tally_rows import floor_to_tick, make_datetime
 from inference.models import (
     Bulk,
     Figure,
@@ -34,7 +34,7 @@ from inference.models import (
     WorkerState,
 )
 from inference.status import attention, workers
-from inference.status.attention import locks, servers
+from inference.status.attention import infrastructure, locks
 from inference.status.attention.item import AttentionItem
 from inference.values.priority import Priority
 from tests.conditions import PATIENCE_S, ago, eventually
@@ -49,7 +49,7 @@ def figure(age_s: float, model: str = "embeddings", **tally: object) -> datetime
 
 DAY_S = 86_400.0
 HAS_IT = {"0": {"device": "cpu", "models": {"embeddings": "ready"}}}
-NEVER_SLOW = patch.object(servers, "SLOW_S", PATIENCE_S)
+NEVER_SLOW = patch.object(infrastructure, "SLOW_S", PATIENCE_S)
 
 
 @override_settings(WORKER_SILENT_S=PATIENCE_S, WORKER_HEARTBEAT_S=PATIENCE_S)
@@ -90,7 +90,7 @@ class TestItems(AttentionCase):
         self.assertEqual(self.named(), [])
 
     def test_a_slow_database_and_a_slow_broker(self) -> None:
-        with patch.object(servers, "SLOW_S", -1.0):
+        with patch.object(infrastructure, "SLOW_S", -1.0):
             self.assertEqual(self.named(), ["DatabaseSlow", "BrokerSlow"])
 
     def test_a_broker_that_is_away(self) -> None:

@@ -12,9 +12,9 @@ from django.test import TestCase
 from prometheus_client.parser import text_string_to_metric_families as parsed
 
 from inference import clock, process
-from inference.figures import ledger, tallies
-from inference.figures.ledger import make_datetime
+from inference.figures import tallies, tally_rows
 from inference.figures.sample import SERVICE
+from inference.figures.tally_rows import make_datetime
 from inference.models import Figure, Grain, Job, Status, Worker, WorkerState
 from inference.status import counters, metrics
 from inference.web_process.request_figures import RequestFigures
@@ -94,13 +94,16 @@ class MetricsTests(TestCase):
         self.assertEqual(unserved, [1])
 
     def test_each_web_process_counts_the_requests_of_all(self) -> None:
-        with patch.object(clock, "time_s", return_value=1_000_000_005.0), patch.object(ledger, "flush_tallies"):
+        with patch.object(clock, "time_s", return_value=1_000_000_005.0), patch.object(tally_rows, "flush_tallies"):
             for waiting in (3, 4):
                 RequestFigures(partial(int, waiting)).record_figures()
-                ledger.note_tally("echo", {"refused": {"queue_full": 2}})
-        ledger.flush_tallies()
+                tally_rows.note_tally("echo", {"refused": {"queue_full": 2}})
+        tally_rows.flush_tallies()
         start = Figure.objects.get(model="").start.timestamp()
-        for now, waiting in ((start + counters.WRITE_DELAY_S, 7), (start + ledger.TICK_S + counters.WRITE_DELAY_S, 0)):
+        for now, waiting in (
+            (start + counters.WRITE_DELAY_S, 7),
+            (start + tally_rows.TICK_S + counters.WRITE_DELAY_S, 0),
+        ):
             with patch.object(clock, "time_s", return_value=now):
                 self.assertEqual(self.samples("requests_waiting"), [("inference_requests_waiting", {}, waiting)])
         (refused,) = self.samples("rejections")
@@ -115,8 +118,8 @@ class MetricsTests(TestCase):
         for address in ("/v2/embed", "/embed", "/v1/models/m/rerank"):
             self.client.post(address)
         self.client.get("/v1/models", headers={"X-Stainless-Lang": "python"})
-        ledger.note_tally(SERVICE, {"requests": {"GET /v1/models 200": 3}})  # as the version before
-        ledger.flush_tallies()
+        tally_rows.note_tally(SERVICE, {"requests": {"GET /v1/models 200": 3}})  # as the version before
+        tally_rows.flush_tallies()
         expected = {
             ("GET", "/v1/jobs/JOB_ID", "401", "service"): 2,
             ("other", "/v1/embeddings", "401", "openai"): 1,

@@ -36,8 +36,10 @@ class LineTests(OwnersCase):
         self.wait(None)
         self.wait(self.few, status=Status.SUCCEEDED)
         expected = {("echo", 2, self.many.pk), ("echo", 3, self.many.pk), ("other", 2, self.few.pk), ("echo", 2, None)}
-        self.assertEqual(set(owners.read_owner_queues(["echo", "other"])[0]), expected)
-        self.assertEqual(owners.read_owner_queues(["other"], after=self.many.pk)[0], [("other", 2, self.few.pk)])
+        self.assertEqual(set(owners.find_owner_queues_with_jobs(["echo", "other"])[0]), expected)
+        self.assertEqual(
+            owners.find_owner_queues_with_jobs(["other"], after=self.many.pk)[0], [("other", 2, self.few.pk)]
+        )
 
     def test_the_first_jobs_of_each_line_come_in_the_order_of_their_ids(self) -> None:
         many, few = self.wait(self.many, 5), self.wait(None, 3)
@@ -62,7 +64,9 @@ class LineTests(OwnersCase):
         self.wait(self.many, 200)
         with connection.cursor() as cursor, owners.disable_sorting(), connection.execute_wrapper(note_plan):
             cursor.execute("SET LOCAL random_page_cost = 1000")  # as if the whole table were read sooner
-            owners.read_first_jobs([*owners.read_owner_queues(["echo"])[0], OwnerQueue("echo", 2, None)], most=2)
+            owners.read_first_jobs(
+                [*owners.find_owner_queues_with_jobs(["echo"])[0], OwnerQueue("echo", 2, None)], most=2
+            )
         self.assertEqual([plan for plan in plans if "job_queued_by_owners" not in plan], [])
         self.assertGreater(len(plans), 4)
 

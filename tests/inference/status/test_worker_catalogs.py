@@ -61,12 +61,12 @@ class CatalogTests(TestCase):
             self.assertEqual(
                 list(worker_catalogs.explain_failed_reload(row, WANTED, {WANTED["a"].digest: 1})), expected
             )
-            self.assertEqual(worker_catalogs.get_failures_by_digest(row), {WANTED["a"].digest: tries})
+            self.assertEqual(worker_catalogs.get_failure_counts(row), {WANTED["a"].digest: tries})
 
     def test_models_that_no_worker_was_started_for_are_named(self) -> None:
-        self.assertEqual(worker_catalogs.find_unassigned_models([worker(entry("a"))], WANTED), ["b"])
+        self.assertEqual(worker_catalogs.find_unselected_models([worker(entry("a"))], WANTED), ["b"])
 
     def test_workers_with_the_same_entry_in_the_same_state_are_counted_together(self) -> None:
-        found = worker_catalogs.count_entries([THERE, LOADING, FAILED, NEW_WORKER])
+        found = worker_catalogs.count_workers_by_entry([THERE, LOADING, FAILED, NEW_WORKER])
         shown = {(run.revision, run.state): count for run, count in found["a"].items()}
         self.assertEqual(shown, {("2", "ready"): 1, ("1", "ready"): 2, ("2", "loading"): 1, ("2", "failed"): 1})

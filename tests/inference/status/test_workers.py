@@ -51,7 +51,7 @@ class LivingTests(DatabaseTestCase):
         for age_s, lives in ((0.0, True), (2 * PATIENCE_S, False), (-2 * PATIENCE_S, False)):
             with self.subTest(age_s), self.settings(WORKER_SILENT_S=PATIENCE_S):
                 Worker.objects.update(heartbeat_at=ago(age_s))
-                self.assertEqual(list(workers.select_living()), [worker] if lives else [])
+                self.assertEqual(list(workers.select_living_workers()), [worker] if lives else [])
                 self.assertEqual(list(workers.select_silent()), [] if lives else [worker])
 
 

@@ -17,7 +17,7 @@ from django.utils import timezone
 from inference import row_locks
 from inference.fields.ids import make_row_id
 from inference.models import Job, Status
-from inference.store import notices, outcome_records, rows, transitions
+from inference.store import job_rows, notices, outcome_records, transitions
 from inference.store.outcome_records import Outcome
 from tests.conditions import PATIENCE_S, eventually
 
@@ -131,7 +131,7 @@ class RecordTests(TestCase):
             jobs, batch = [make_job() for _ in range(4)], uuid4()
             claim(*jobs, batch=batch)
             outcomes = [outcome(job, output=f"{output} {job.pk}") for job in jobs]
-            with patch.object(rows, "MOST_BYTES", 200), CaptureQueriesContext(connection) as queries:
+            with patch.object(job_rows, "MOST_BYTES", 200), CaptureQueriesContext(connection) as queries:
                 self.assertEqual(outcome_records.record_outcomes(batch, outcomes, batch_size=4), 4)
             updates = [query["sql"] for query in queries if query["sql"].startswith("UPDATE inference_job")]
             self.assertEqual(len(updates), statements)
@@ -247,7 +247,7 @@ class LockTests(TransactionTestCase):
     def test_who_records_in_several_statements(self) -> None:
         older, younger, batch = self.held()
         outcomes = [outcome(job, output="x" * 200) for job in (younger, older)]
-        with patch.object(rows, "MOST_BYTES", 200):
+        with patch.object(job_rows, "MOST_BYTES", 200):
             self.assert_locks_in_order(
                 older, younger, lambda: outcome_records.record_outcomes(batch, outcomes, batch_size=2)
             )
@@ -280,7 +280,7 @@ class LockTests(TransactionTestCase):
 
         def insert() -> None:
             try:
-                rows.insert_jobs([rows.prepare_row(job) for job in jobs])
+                job_rows.insert_jobs([job_rows.prepare_row(job) for job in jobs])
             finally:
                 connection.close()
 

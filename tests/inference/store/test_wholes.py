@@ -21,13 +21,13 @@ from django.utils import timezone
 from inference import budget
 from inference.catalog.sizes import lengths
 from inference.models import Job, Status
-from inference.store import notices, outcome_records, rows, transitions, wholes
+from inference.store import job_rows, notices, outcome_records, transitions, wholes
 from inference.store.outcome_records import Outcome
 from tests.conditions import at_once
 
 ROUNDS = 5
 A_DAY = datetime.timedelta(days=1)  # before and after now, however slow the machine is
-CHUNKS = rows.split_into_chunks
+CHUNKS = job_rows.split_into_chunks
 LOCKS = re.compile(r'SELECT "\w+"."id"[^,]*, "\w+"."parts"[^,]* FROM ')  # wholes
 
 
@@ -109,7 +109,7 @@ class EndTests(WholeCase):
         self.assert_whole(Status.SUCCEEDED)
         self.assertEqual(self.whole.output, ["0", "more", "2", "more", "4", "more", "6", "more"])
         self.assertEqual(set(Job.objects.filter(whole=self.whole.pk).values_list("output", flat=True)), {None})
-        self.assertEqual(rows.read_inputs_of_parts(self.whole.pk), ["0a", "0b", "1a", "1b", "2a", "2b", "3a", "3b"])
+        self.assertEqual(job_rows.read_inputs_of_whole(self.whole.pk), ["0a", "0b", "1a", "1b", "2a", "2b", "3a", "3b"])
 
     def test_whatever_json_answers_are_is_put_together_as_it_is(self) -> None:
         answers: list[list[Any]] = [[None, "a, ] b"], [[0.25, -1], {"é": [1e300]}], [[], {}], [True, 2**63 - 1]]
@@ -230,7 +230,7 @@ class HousekeepingTests(WholeCase):
 
     def test_a_cancel_of_thousands_of_parts_is_not_cut_off_by_the_time_of_its_request(self) -> None:
         whole, _ = make_whole(3)
-        slow = patch.object(rows, "split_into_chunks", chunks_that_take_long)
+        slow = patch.object(job_rows, "split_into_chunks", chunks_that_take_long)
         with patch.dict(os.environ, DATABASE_ANSWER_S="4"), budget.request_budget(), slow:
             transitions.cancel_jobs_with_parts([whole.pk])
         self.assertEqual(set(Job.objects.filter(whole=whole.pk).values_list("status", flat=True)), {"cancelled"})

@@ -315,7 +315,7 @@ class ReaderTests(ReaderCase):
 
     def test_a_missed_notice_is_made_good_by_the_slow_poll(self) -> None:
         reading = Reader(self.job)
-        with patch.object(hub, "POLL_S", 0.1), patch.object(redis_streams, "make_notice_channel", lambda: "nowhere"):
+        with patch.object(hub, "POLL_S", 0.1), patch.object(redis_streams, "make_text_channel_name", lambda: "nowhere"):
             attempt = Attempt(self.job)
             attempt.write(" heard late")
             reading.has(" heard late")

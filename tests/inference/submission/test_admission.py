@@ -15,10 +15,10 @@ from django.test.utils import CaptureQueriesContext
 
 from inference import budget, errors, process
 from inference.catalog import request_validation
-from inference.catalog.lookup import spec_of
+from inference.catalog.lookup import get_spec
 from inference.models import Job, Status
 from inference.store import connections as store_connections
-from inference.store import rows
+from inference.store import job_rows
 from inference.submission import admission, bulk, jobs
 from inference.submission.submissions import BulkItem, BulkSubmission, Submission, Terms
 from inference.values.priority import Priority
@@ -27,7 +27,7 @@ from tests.conditions import PATIENCE_S, eventually
 from tests.inference.submission import patience
 
 MODEL = "embeddings"
-SPEC = spec_of(MODEL)
+SPEC = get_spec(MODEL)
 
 
 class ShareTests(TransactionTestCase):
@@ -107,13 +107,13 @@ class BulkTests(TransactionTestCase):
 
     def test_rows_are_prepared_before_the_transaction(self) -> None:
         within: list[bool] = []
-        prepare = rows.convert_to_db
+        prepare = job_rows.convert_to_db
 
         def note(*arguments: Any) -> Any:
             within.append(connection.in_atomic_block)
             return prepare(*arguments)
 
-        with patch.object(rows, "convert_to_db", note):
+        with patch.object(job_rows, "convert_to_db", note):
             bulk.submit(BulkSubmission(spec=SPEC, items=[BulkItem(inputs="x")] * 2))
         self.assertEqual(set(within), {False})
 

@@ -1,7 +1,7 @@
 from django.test import TestCase, override_settings
 
 from inference import errors
-from inference.catalog.lookup import spec_of
+from inference.catalog.lookup import get_spec
 from inference.models import Bulk
 from inference.submission import bulk
 from inference.submission.submissions import BulkItem, BulkSubmission
@@ -13,5 +13,5 @@ class SizeTests(TestCase):
         for count in (0, 3):
             items = [BulkItem(inputs=str(number)) for number in range(count)]
             with self.subTest(count), self.assertRaisesRegex(errors.InvalidInput, "from 1 to 2 inputs"):
-                bulk.submit(BulkSubmission(spec=spec_of("embeddings"), items=items))
+                bulk.submit(BulkSubmission(spec=get_spec("embeddings"), items=items))
         self.assertFalse(Bulk.objects.exists())

@@ -12,8 +12,8 @@ from django.utils import timezone
 
 from inference import errors, process
 from inference.broker import publisher, redis_client
-from inference.broker.address import queue_of
-from inference.catalog.lookup import spec_of
+from inference.broker.address import get_queue_name
+from inference.catalog.lookup import get_spec
 from inference.catalog.reader import parse_catalog
 from inference.models import Job
 from inference.submission import bulk, bulk_store
@@ -23,7 +23,7 @@ from inference.values.priority import Priority
 from tests.inference.submission import patience
 from tests.messages import packs
 
-SPEC = dataclasses.replace(spec_of("embeddings"), max_batch_size=4)
+SPEC = dataclasses.replace(get_spec("embeddings"), max_batch_size=4)
 
 
 class PackTests(TransactionTestCase):
@@ -41,7 +41,7 @@ class PackTests(TransactionTestCase):
     def sent(self) -> list[list[str]]:
         """But for what other tests' writers were still sending."""
         known = set(map(str, Job.objects.values_list("pk", flat=True)))
-        return [pack for pack in packs(queue_of(SPEC.name)) if known.issuperset(pack)]
+        return [pack for pack in packs(get_queue_name(SPEC.name)) if known.issuperset(pack)]
 
     def texts(self, count: int) -> list[BulkItem]:
         return [BulkItem(inputs=f"text {number}") for number in range(count)]

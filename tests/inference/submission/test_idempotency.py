@@ -12,7 +12,7 @@ from django.db import IntegrityError, connections
 from django.test import TestCase, TransactionTestCase, override_settings
 
 from inference import errors, process
-from inference.catalog.lookup import spec_of
+from inference.catalog.lookup import get_spec
 from inference.models import Job, Worker, WorkerState
 from inference.store import connections as store_connections
 from inference.submission import bulk, idempotency, jobs
@@ -21,7 +21,7 @@ from tests.conditions import PATIENCE_S
 from tests.inference.submission import patience
 
 CLIENTS = 10
-SPEC = dataclasses.replace(spec_of("embeddings"), max_queued=1)
+SPEC = dataclasses.replace(get_spec("embeddings"), max_queued=1)
 ONE = Submission(spec=SPEC, inputs="x", idempotency_key="k")
 KEYED = Job(idempotency_key=idempotency.scope_key(None, "k"))
 

@@ -13,7 +13,7 @@ from api.auth import Principal
 from api.views.base import get_visible_job
 from inference import errors, process
 from inference.broker import publisher
-from inference.catalog.lookup import spec_of
+from inference.catalog.lookup import get_spec
 from inference.catalog.specs import ModelSpec
 from inference.fields.worker_documents import LOADING
 from inference.models import Job, Status, Webhook, Worker, WorkerState
@@ -26,7 +26,7 @@ from tests.inference.submission import patience
 from tests.messages import messages_for
 
 MODEL = "embeddings"
-SPEC = spec_of(MODEL)
+SPEC = get_spec(MODEL)
 
 
 class JobsTests(TransactionTestCase):
@@ -51,7 +51,7 @@ class JobsTests(TransactionTestCase):
 
     def test_an_unknown_model_is_refused_with_the_known_ones(self) -> None:
         with self.assertRaisesRegex(errors.UnknownModel, "no model 'nope'. Known models: embeddings"):
-            spec_of("nope")
+            get_spec("nope")
         self.assertEqual(Job.objects.count(), 0)
 
     def test_a_job_is_accepted_while_the_broker_is_away(self) -> None:

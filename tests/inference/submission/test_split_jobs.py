@@ -15,12 +15,12 @@ from django.utils import timezone
 
 from inference import errors, process
 from inference.broker import publisher, redis_client
-from inference.catalog.lookup import spec_of
+from inference.catalog.lookup import get_spec
 from inference.catalog.reader import parse_catalog
 from inference.catalog.sizes import lengths
 from inference.models import Job, Status, Webhook
 from inference.status import workers
-from inference.store import rows
+from inference.store import job_rows
 from inference.submission import jobs
 from inference.submission.submissions import Submission
 from inference.upkeep import reconcile
@@ -29,7 +29,7 @@ from tests.conditions import eventually
 from tests.inference.submission import patience
 from tests.messages import messages_for
 
-SPEC = dataclasses.replace(spec_of("embeddings"), max_batch_size=4)
+SPEC = dataclasses.replace(get_spec("embeddings"), max_batch_size=4)
 ZERO_SHOT = parse_catalog('[m]\ntask = "zero-shot-classification"\nmodel = "m"\nmax_batch_size = 8\n')["m"]
 TEXTS = [f"text {number}" for number in range(10)]
 
@@ -127,7 +127,7 @@ class ListTests(TransactionTestCase):
 
     def test_it_is_stored_whole_or_not_at_all(self) -> None:
         inserted: list[int] = []
-        insert = rows.insert_jobs
+        insert = job_rows.insert_jobs
 
         def fail_the_second(group: Any) -> None:
             if inserted:
@@ -136,7 +136,7 @@ class ListTests(TransactionTestCase):
             insert(group)
 
         second = self.assertRaisesRegex(ValueError, "the second")
-        with patch.object(rows, "MOST_BYTES", 100), patch.object(rows, "insert_jobs", fail_the_second), second:
+        with patch.object(job_rows, "MOST_BYTES", 100), patch.object(job_rows, "insert_jobs", fail_the_second), second:
             self.submit()
         self.assertFalse(Job.objects.exists())
 
@@ -156,7 +156,7 @@ class ListTests(TransactionTestCase):
         jobs.cancel(whole.pk)
         again = jobs.submit(dataclasses.replace(jobs.make_resubmission(jobs.fetch(whole.pk)), spec=SPEC))
         self.assertNotEqual(again.pk, whole.pk)
-        self.assertEqual(rows.read_inputs_of_parts(again.pk), TEXTS)
+        self.assertEqual(job_rows.read_inputs_of_whole(again.pk), TEXTS)
 
     def test_cancelling_it_cancels_its_parts(self) -> None:
         whole = self.submit()
@@ -170,10 +170,10 @@ class ListTests(TransactionTestCase):
 
     def test_it_costs_a_statement_for_500_parts(self) -> None:
         with CaptureQueriesContext(connection) as queries:
-            self.submit(["x"] * 4 * (rows.MOST - 1), priority=Priority.LOW)
+            self.submit(["x"] * 4 * (job_rows.MOST - 1), priority=Priority.LOW)
         inserts = [query["sql"] for query in queries if query["sql"].startswith("INSERT")]
         self.assertEqual(len(inserts), 1)
-        self.assertEqual(Job.objects.count(), rows.MOST)
+        self.assertEqual(Job.objects.count(), job_rows.MOST)
 
     def test_a_job_that_fits_costs_what_it_did(self) -> None:
         workers.predict_seconds(SPEC.name, 1)  # is remembered

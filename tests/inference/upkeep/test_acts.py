@@ -10,7 +10,7 @@ from unittest.mock import patch
 from django.test import TransactionTestCase
 
 from inference import errors
-from inference.catalog.lookup import spec_of
+from inference.catalog.lookup import get_spec
 from inference.fields.ids import make_row_id
 from inference.models import Act, ActKind, ActState, Job, Status
 from inference.store import transitions
@@ -172,11 +172,11 @@ class RetryTests(ActsCase):
             self.assertEqual((after(act).done, act.state), (4, ActState.DONE))
 
     def test_half_of_the_queue_is_left_to_clients(self) -> None:
-        spec = dataclasses.replace(spec_of("embeddings"), max_queued=6)
+        spec = dataclasses.replace(get_spec("embeddings"), max_queued=6)
         make_jobs(8, status=Status.FAILED)
         make_jobs(1)
         act = make_act(ActKind.RETRY, FAILED)
-        with patch.object(jobs, "spec_of", return_value=spec):
+        with patch.object(jobs, "get_spec", return_value=spec):
             self.assertEqual((after(act).done, act.state), (2, ActState.RUNNING))
             for _ in range(3):
                 jobs.submit(Submission(spec=spec, inputs="x"))
@@ -186,13 +186,13 @@ class RetryTests(ActsCase):
             self.assertEqual(after(act).done, 5)
 
     def test_a_list_of_more_parts_than_that_runs_again_beside_others(self) -> None:
-        spec = dataclasses.replace(spec_of("embeddings"), max_queued=6, max_batch_size=1)
+        spec = dataclasses.replace(get_spec("embeddings"), max_queued=6, max_batch_size=1)
         [whole] = make_jobs(1, status=Status.FAILED, inputs=[], parts=4)
         for place in range(4):
             make_jobs(1, status=Status.FAILED, whole=whole.pk, place=place, inputs=["x"])
         _, *others = make_jobs(3)
         act = make_act(ActKind.RETRY, {**FAILED, "id": str(whole.pk)})
-        with patch.object(jobs, "spec_of", return_value=spec):
+        with patch.object(jobs, "get_spec", return_value=spec):
             self.assertEqual((after(act).done, act.left), (0, {}))
             Job.objects.filter(pk__in=[other.pk for other in others]).update(status=Status.SUCCEEDED)
             Act.objects.update(lease_until=None)

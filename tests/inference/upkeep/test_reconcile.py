@@ -299,7 +299,7 @@ class ReconcileTests(TransactionTestCase):
         make_job(model="other")
         with patch.object(reconcile, "MOST", 2), patch.object(reconcile, "get_catalog", return_value=catalog):
             reconcile.reconcile()
-        queue = address.queue_of("other")
+        queue = address.get_queue_name("other")
         self.assertEqual((self.queued_messages(), publisher.count_messages([queue])[queue]), (2, 1))
 
     def test_a_message_that_was_sent_before_the_clock_was_set_back_is_found_when_it_is_lost(self) -> None:

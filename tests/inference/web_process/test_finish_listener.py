@@ -12,7 +12,7 @@ from redis.exceptions import ConnectionError, NoPermissionError
 
 from inference.broker import redis_client
 from inference.models import Job, Status
-from inference.store import notices, rows
+from inference.store import job_rows, notices
 from inference.streams.hub import StreamHub
 from inference.web_process import finish_listener
 from tests.conditions import PATIENCE_S, eventually
@@ -96,7 +96,7 @@ class ListenerTests(TransactionTestCase):
     def test_a_notice_of_an_unfinished_job_wakes_nobody(self) -> None:
         self.without_polls()
         thread, answers = self.wait_in_thread()
-        with patch.object(rows, "read_finished", wraps=rows.read_finished) as read:
+        with patch.object(job_rows, "read_finished", wraps=job_rows.read_finished) as read:
             self.notify_until(lambda: read.called, [self.job.id])
         self.finish()
         self.notify([self.job.id], answers)

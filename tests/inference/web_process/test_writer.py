@@ -14,7 +14,7 @@ from inference import errors
 from inference.broker import address, publisher, redis_client
 from inference.broker.circuit_breaker import CircuitBreaker
 from inference.models import Job
-from inference.store import connections, job_messages, rows
+from inference.store import connections, job_messages, job_rows
 from inference.store.job_messages import make_message, send_messages
 from inference.web_process import writer
 from tests.conditions import PATIENCE_S, eventually
@@ -161,7 +161,7 @@ class WriterTests(TransactionTestCase):
     def test_only_what_the_broker_refused_is_marked_as_not_sent(self) -> None:
         messages = [make_message(new_job(model=model)) for model in (MODEL, "refused")]
         for message in messages:
-            rows.insert_jobs([rows.prepare_row(new_job(id=message.job_id, model=message.model))])
+            job_rows.insert_jobs([job_rows.prepare_row(new_job(id=message.job_id, model=message.model))])
         client, key = redis_client.get_client(), address.make_redis_key(messages[1].queue, messages[1].priority)
         self.addCleanup(client.delete, key)
         client.set(key, "no list")
@@ -203,7 +203,7 @@ class WriterTests(TransactionTestCase):
             sizes.append(sum(row.size for row in group))
             insert(group)
 
-        with patch.object(rows, "MOST_BYTES", 10_000), patch.object(writer, "insert_group", count):
+        with patch.object(job_rows, "MOST_BYTES", 10_000), patch.object(writer, "insert_group", count):
             self.assertEqual(self.accept_together([new_job(inputs="x" * 4000) for _ in range(12)]), [None] * 12)
         self.assertLessEqual(max(sizes), 10_000)
 

@@ -135,7 +135,7 @@ class DispatcherCase(TestCase):
         self.replicas.note_start(0, PID)
         self.load(a=READY, b=READY)
         self.rows_left: list[frozenset[UUID]] = []  # the batches whose rows go back
-        housekeeping = Mock(requeue_batches_soon=self.rows_left.append)
+        housekeeping = Mock(requeue_batch_jobs_soon=self.rows_left.append)
         self.dispatcher = make_dispatcher(self.replicas, self.pool, housekeeping)
         self.clock = 1760000000.0
 

@@ -55,7 +55,7 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, model: str, device: str, inputs: Path | None, seconds: float, **options: Any) -> None:
         with show_errors_as_sentences():
-            spec = lookup.spec_of(model)
+            spec = lookup.get_spec(model)
         own = _device(device)
         spec = spec if own.name == devices.CPU else spec.with_gpu_limits()
         self.others = list(processor.warn_of_other_load(devices.count_cores()))  # looked up before anything is measured

@@ -41,7 +41,9 @@ class LogOutput:
         with self.lock:
             try:
                 print(
-                    logs.wrap_line(name, line) if logs.IS_JSON else f"{self.format_head(name)}{escape_text(line)}",
+                    logs.add_program_name(name, line)
+                    if logs.IS_JSON
+                    else f"{self.format_head(name)}{escape_text(line)}",
                     flush=True,
                 )
             except BrokenPipeError:  # the process that read this output is gone

@@ -16,8 +16,8 @@ from api.requests.dialects.base import (
     read_fields,
     read_flag,
     read_priority,
-    refuse_other_fields,
     refuse_unknown_fields,
+    refuse_unserved_fields,
 )
 from api.requests.dialects.generation import answer_grammars, messages, tools
 from inference.catalog import tasks
@@ -248,7 +248,7 @@ def _ignore_end(spec: ModelSpec, parameters: Mapping[str, Any]) -> dict[str, Any
 def _read_include_usage(options: object) -> bool:
     if not isinstance(options, dict):
         raise make_field_error("stream_options", "must be an object.")
-    refuse_other_fields("stream_options", options, STREAM_OPTIONS)
+    refuse_unserved_fields("stream_options", options, STREAM_OPTIONS)
     return read_flag(options, "include_usage", "stream_options.")
 
 

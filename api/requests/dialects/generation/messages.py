@@ -7,7 +7,7 @@ from typing import Any
 
 from api import codec
 from api.errors.problems import ApiError
-from api.requests.dialects.base import refuse_other_fields
+from api.requests.dialects.base import refuse_unserved_fields
 from inference.errors import make_field_error
 from inference.values.descriptions import json_type_of
 
@@ -30,7 +30,7 @@ def _read_message(where: str, message: object, called: dict[str, str]) -> dict[s
     if not isinstance(message, dict):
         raise make_field_error(where, f"must be an object, not {json_type_of(message)}.")
     role = read_role(f"{where}.role", message.get("role"))
-    refuse_other_fields(where, message, FIELDS.get(role, MESSAGE))
+    refuse_unserved_fields(where, message, FIELDS.get(role, MESSAGE))
     content, calls = message.get("content"), message.get("tool_calls")
     if role == "assistant" and content in (None, []):  # a message with tool calls, or an empty one
         content = ""

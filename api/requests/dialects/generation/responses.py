@@ -15,8 +15,8 @@ from api.requests.dialects.base import (
     read_fields,
     read_flag,
     read_metadata,
-    refuse_other_fields,
     refuse_unknown_fields,
+    refuse_unserved_fields,
     replace_beginning,
 )
 from api.requests.dialects.generation import completions, messages, tools
@@ -152,7 +152,7 @@ def _read_text(text: object) -> dict[str, Any]:
     """Return the fields of a chat for the form of the text."""
     if not isinstance(text, dict):
         raise make_field_error("text", f"must be an object, not {json_type_of(text)}.")
-    refuse_other_fields("text", text, ("format", "verbosity"))
+    refuse_unserved_fields("text", text, ("format", "verbosity"))
     fields = {} if text.get("verbosity") is None else {"verbosity": text["verbosity"]}
     match text.get("format"):
         case None:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from api.requests.dialects.base import read_flag, refuse_other_fields
+from api.requests.dialects.base import read_flag, refuse_unserved_fields
 from api.requests.dialects.generation.answer_grammars import MORE, embed_schema
 from inference.errors import make_field_error
 from inference.values.descriptions import json_type_of
@@ -64,8 +64,8 @@ def _read_tool(where: str, tool: object) -> dict[str, Any]:
     function = tool.get("function") if isinstance(tool, dict) and is_function else None
     if not isinstance(tool, dict) or not isinstance(function, dict):
         raise make_field_error(where, f"must be a tool such as {EXAMPLE}.")
-    refuse_other_fields(where, tool, ("type", "function"))
-    refuse_other_fields(f"{where}.function", function, ("name", "description", "parameters", "strict"))
+    refuse_unserved_fields(where, tool, ("type", "function"))
+    refuse_unserved_fields(f"{where}.function", function, ("name", "description", "parameters", "strict"))
     read_flag(function, "strict", f"{where}.function.")
     name, description = function.get("name"), function.get("description")
     if not isinstance(name, str) or not NAME.fullmatch(name):

@@ -110,7 +110,7 @@ class PromptLogprobs:
         return {"prefill": [token for token, _ in found], "prefill_top_tokens": [likeliest for _, likeliest in found]}
 
 
-def count_numbers(top: int) -> int:
+def count_numbers_per_token(top: int) -> int:
     """Return the size of a prompt's token in an answer, in numbers, with `top` others in its place."""
     return 7 + 5 * top  # six of the token, five of each other, and one of their list
 

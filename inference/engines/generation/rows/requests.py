@@ -10,13 +10,17 @@ import torch
 
 from inference.catalog.input_checks import TOKENS
 from inference.catalog.sizes import lengths
-from inference.engines.generation.processors.logprobs import PromptLogprobs, convert_offsets_to_starts, count_numbers
+from inference.engines.generation.processors.logprobs import (
+    PromptLogprobs,
+    convert_offsets_to_starts,
+    count_numbers_per_token,
+)
 from inference.engines.generation.rows.growing_text import Decoder, GrowingText, continues_prompt
 from inference.engines.generation.rows.row import GeneratedRow
 from inference.engines.inputs import step_errors, task_inputs
 from inference.engines.inputs.feeds import Feed
 from inference.engines.inputs.steps import Parameters, PipelineCalls
-from inference.engines.inputs.stops import list_ends, read_stops
+from inference.engines.inputs.stops import list_end_tokens, read_stops
 from inference.engines.runtime.row_groups import InputRow
 from inference.errors import InvalidInput, make_field_error
 
@@ -62,7 +66,7 @@ class Requests:
             tokens=tokens,
             prompt=len(tokens),
             longest=len(tokens) if only_prompt else min(config.max_length, self.context),
-            ends=frozenset(list_ends(config.eos_token_id)),
+            ends=frozenset(list_end_tokens(config.eos_token_id)),
             stops=parsed_stops.tokens,
             processors=processors,
             samples=config.do_sample,
@@ -87,7 +91,7 @@ class Requests:
 
     def _make_prompt_logprobs(self, features: Mapping[str, Any], tokens: list[int], top: int) -> PromptLogprobs:
         """Return the log probabilities to be read of a prompt. Raises `InvalidInput` if an answer cannot hold them."""
-        if len(tokens) > (most := lengths.MOST_ANSWERED // count_numbers(top)):
+        if len(tokens) > (most := lengths.MOST_ANSWERED // count_numbers_per_token(top)):
             reason = f"at most {most} tokens of a prompt are scored with {top} others beside each, not {len(tokens)}"
             raise make_field_error("parameters.prompt_logprobs", f"{reason}: send less, or ask for fewer others.")
         starts = list[int]()

@@ -12,7 +12,7 @@ from inference.engines.generation.processors.logprobs import (
     find_scores,
     make_score_details,
 )
-from inference.engines.generation.rows.ending import Ending
+from inference.engines.generation.rows.answer_ending import Ending
 from inference.engines.generation.rows.growing_text import GrowingText
 from inference.engines.stepper import TokenLogprob
 

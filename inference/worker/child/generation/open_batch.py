@@ -22,7 +22,7 @@ from inference.engines.stepper import OPEN, Progress, Stepper
 from inference.figures import tallies
 from inference.figures.tallies import Tally
 from inference.retry_policy import is_away
-from inference.store import rows, transitions
+from inference.store import job_rows, transitions
 from inference.store.outcome_records import Outcome
 from inference.store.transitions import Claimed
 from inference.telemetry import logs
@@ -54,7 +54,7 @@ class RunningJob:
     counts: list[int]  # of each item: the tokens that are generated
 
     @property
-    def token_count(self) -> int:
+    def generated_token_count(self) -> int:
         return sum(self.counts)
 
     @property
@@ -208,16 +208,16 @@ class OpenBatch:
         tallies.merge_tally(self.tally, {"engine_s": step_s})
         step_s = min(step_s, COUNTED * self.spec.time_limit_s)
         self.steps_s += step_s
-        if any(running.token_count for running in self.jobs.values()):
+        if any(running.generated_token_count for running in self.jobs.values()):
             for running in self.jobs.values():
-                running.until_s += 0.0 if running.token_count else step_s
+                running.until_s += 0.0 if running.generated_token_count else step_s
 
     def _take_progress(self, progress: Sequence[Progress]) -> list[Outcome]:
         """Take in the progress of a step, and return the outcomes of jobs that have ended."""
         for row in progress:
             job_id, index = cast("Key", row.key)
             if running := self.jobs.get(job_id):
-                if row.tokens and not running.token_count:
+                if row.tokens and not running.generated_token_count:
                     self.firsts.append(max(0.0, clock.time_s() - running.job.created_at.timestamp()))
                     tallies.add_value(self.tally, "first", self.firsts[-1], unit=tallies.UNIT_S)
                 running.counts[index] += row.tokens
@@ -233,11 +233,11 @@ class OpenBatch:
 
     def _stream_text(self, running: RunningJob, row: Progress) -> None:
         if row.text and running.is_streamed:
-            self.publisher.add_text(running.job.id, row.text, tokens=running.token_count, scores=row.scores)
+            self.publisher.add_text(running.job.id, row.text, tokens=running.generated_token_count, scores=row.scores)
 
     def _end_answered_jobs(self) -> list[Outcome]:
         ended = [running for running in self.jobs.values() if running.has_ended]
-        self.answers += [running.token_count for running in ended if running.token_count]
+        self.answers += [running.generated_token_count for running in ended if running.generated_token_count]
         for running in ended:
             self._forget_job(running)
         return [make_outcome(self.spec, each.job, each.answers, generated=each.character_count) for each in ended]
@@ -249,7 +249,7 @@ class OpenBatch:
         not count.
         """
         overdue = [running for running in self.jobs.values() if running.until_s <= self.steps_s]
-        begun = [running for running in overdue if running.token_count]
+        begun = [running for running in overdue if running.generated_token_count]
         for running in begun:
             self._cut_job(running)
         outcomes = self._end_answered_jobs()
@@ -305,7 +305,7 @@ class OpenBatch:
         self.looked_at = now
         try:
             self._renew_leases()
-            held = rows.find_running(self.id, self.jobs)
+            held = job_rows.find_running_ids(self.id, self.jobs)
         except Exception as error:
             if not is_away(error):
                 raise
@@ -337,7 +337,7 @@ class OpenBatch:
     def _compute_lease_end(self, beside_s: float = 0.0) -> float:
         return time.monotonic() + beside_s + self.spec.time_limit_s + transitions.LEASE_MARGIN_S
 
-    def give_up_jobs(self) -> None:
+    def drop_jobs(self) -> None:
         """Give up all jobs that have not ended, and keep nothing of them."""
         for running in list(self.jobs.values()):
             self._drop_job(running)

@@ -103,7 +103,7 @@ class PackedTests(TestCase):
     def test_few_numbers_of_rows_are_computed_as_code_is_kept_for_each(self) -> None:
         product = Mock(side_effect=lambda states: states)
         for count in range(1, 2000):
-            self.assertEqual(len(prepacked_weights.multiply_in_steps(product, torch.empty(count, 1))), count)
+            self.assertEqual(len(prepacked_weights.multiply_padded_rows(product, torch.empty(count, 1))), count)
         counts = {len(call.args[0]) for call in product.call_args_list}
         self.assertLess(len(counts), 140)
         self.assertLess(max(prepacked_weights.round_rows(count) / count for count in range(1, 9000)), 1 + 1 / 16)

@@ -376,7 +376,7 @@ class AnswerTests(StepperTestCase):
 
     def test_a_prompt_with_more_scores_than_are_kept_is_refused_as_it_joins(self) -> None:
         engine, given = decoders.engine("Llama"), {**GREEDY, "prompt_logprobs": 2, "max_new_tokens": 1}
-        numbers = 5 * logprobs.count_numbers(2)
+        numbers = 5 * logprobs.count_numbers_per_token(2)
         with patch.object(lengths, "MOST_ANSWERED", numbers):
             engine.stepper.join("kept", "hello", given, seed=0)
             with self.assertRaises(InvalidInput) as refused:

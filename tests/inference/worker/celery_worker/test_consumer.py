@@ -106,7 +106,7 @@ class ConsumerTests(TestCase):
     def end(self, job_id: str, error: str = "") -> None:
         backlog = self.dispatcher.backlog
         backlog.queues["a"].remove(job_id)
-        backlog.release_job(backlog.held[job_id], error, 0.1)
+        backlog.acknowledge_job(backlog.held[job_id], error, 0.1)
 
     def test_what_runs_as_its_connection_is_lost_runs_no_more_for_celery(self) -> None:
         state.reset_state()
@@ -158,7 +158,7 @@ class ConsumerTests(TestCase):
         backlog.note_start(batch)
         backlog.give_back_waiting()
         self.assertEqual(self.events, ["given back", "given back"])
-        backlog.release_job(held, "", 0.1)
+        backlog.acknowledge_job(held, "", 0.1)
         self.assertEqual((self.events, backlog.held), (["given back", "given back"], {}))
 
     def test_what_is_revoked_of_them_takes_no_other_with_it(self) -> None:

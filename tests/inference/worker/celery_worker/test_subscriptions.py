@@ -126,7 +126,7 @@ class SubscriptionsTests(TestCase):
         self.subscriptions._marks = {A: "mark"}  # noqa: SLF001 - it has consumed A
         with patch.object(other_broker_publisher, "get_publisher", lambda: broker):
             self.subscriptions.find_deleted_queues()
-        self.subscriptions.raise_if_deleted()
+        self.subscriptions.raise_if_queue_deleted()
 
     def test_a_connection_to_redis_that_is_lost_is_held_against_no_queue(self) -> None:
         with patch.object(self.consumer, "add_task_queue", side_effect=ConnectionError):

@@ -27,8 +27,8 @@ from inference.catalog.specs import ModelSpec
 from inference.engines.base import Engine
 from inference.engines.runtime import engine_calls, json_values
 from inference.models import Job, Status
-from inference.store import rows
-from inference.streams.texts import extract_generated_text
+from inference.store import job_rows
+from inference.streams.output_texts import extract_generated_text
 from inference.worker.calls import READY, BatchCall, BatchReport, RemoteError
 from inference.worker.child import served_calls
 from inference.worker.child.loaded_models import LoadedModels
@@ -53,7 +53,7 @@ class Answers(Engine):
 def run_batch(
     engines: dict[str, Engine], *jobs: Job, verdict: str = "", is_last: bool = False, host_device: str = "cpu"
 ) -> BatchReport:
-    rows.insert_jobs(list(map(rows.prepare_row, jobs)))
+    job_rows.insert_jobs(list(map(job_rows.prepare_row, jobs)))
     replica = LoadedModels(
         worker=uuid4(),
         device="cpu",

@@ -15,7 +15,7 @@ from uuid import UUID, uuid4
 
 from inference import errors
 from inference.catalog.specs import ModelSpec
-from inference.clock import now
+from inference.clock import get_database_time
 from inference.engines.base import Engine
 from inference.store.outcome_records import Outcome
 from inference.store.transitions import Claimed
@@ -126,8 +126,8 @@ class LineTests(TestCase):
                 parameters={},
                 size=1,
                 length=1,
-                created_at=now(),
-                started_at=now(),
+                created_at=get_database_time(),
+                started_at=get_database_time(),
                 whole=None,
                 place=None,
             )

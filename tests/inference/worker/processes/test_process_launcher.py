@@ -33,7 +33,7 @@ for name in ("is_available", "device_count", "_lazy_init"):
     setattr(torch.cuda, name, refused)
 import inference.worker.processes.preload
 from django.db import connections
-from inference.store import rows
+from inference.store import job_rows
 assert "inference.engines.pipeline.engine" in sys.modules and "transformers" in sys.modules
 # OpenBLAS ends its own before a fork, and starts them after it: here it has none.
 assert len(os.listdir("/proc/self/task")) == threading.active_count() == 1, os.listdir("/proc/self/task")
@@ -139,7 +139,7 @@ class LauncherCase(TestCase):
         return self.wait_for(lambda then: self.launcher.wait_for_exit(process, then))
 
     def look(self, process: BaseProcess) -> Any:
-        return self.wait_for(lambda then: self.launcher.poll_exit_code(process, then))
+        return self.wait_for(lambda then: self.launcher.request_exit_code(process, then))
 
     def run_in_child(self, function: Callable[[Any], None]) -> Any:
         """Return what a new child sends before it ends."""

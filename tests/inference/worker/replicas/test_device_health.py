@@ -55,7 +55,7 @@ class TrustTests(DispatcherCase):
             self.pool.finish(self.last, dict.fromkeys(self.last.batch.job_ids, error))
 
     def is_withdrawn(self, device: str) -> bool:
-        return self.replicas.trust.withdrawn_s(device) > 0
+        return self.replicas.trust.compute_withdrawn_s(device) > 0
 
     def test_a_device_that_fails_with_what_others_compute_is_withdrawn_and_the_others_serve(self) -> None:
         for faults in range(device_health.FAULTS):
@@ -86,7 +86,7 @@ class TrustTests(DispatcherCase):
                     self.add()
                     self.fails_on_bad()
                     self.ends_on_good()
-            pauses.append(self.replicas.trust.withdrawn_s(BAD))
+            pauses.append(self.replicas.trust.compute_withdrawn_s(BAD))
             later = time.monotonic() + 2 * pauses[-1]  # the clock stands
             with patch("inference.worker.replicas.device_health.time.monotonic", return_value=later):
                 self.assertTrue(self.replicas.may_start(0))
@@ -194,4 +194,4 @@ class TrustTests(DispatcherCase):
         only = device_health.DeviceHealth([BAD], lambda *_: True)
         for _ in range(9):
             only.note_success_elsewhere(device_health.Incident(device=BAD, jobs=1))
-        self.assertEqual(only.withdrawn_s(BAD), 0)
+        self.assertEqual(only.compute_withdrawn_s(BAD), 0)

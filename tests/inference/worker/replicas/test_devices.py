@@ -101,8 +101,8 @@ class ChoiceTests(TestCase):
     def test_a_name_fits_into_a_jobs_row(self) -> None:
         eight = FoundGpus(gpus=tuple(Device(name=f"cuda:{n}", visible=str(n)) for n in range(8)), why="")
         (name,) = names(whole := "+".join(f"cuda:{n}" for n in range(8)), eight)
-        self.assertEqual((name, devices.abbreviate_device(name)), (whole, "cuda:0+cuda:1+cuda:…"))
-        self.assertEqual(len(devices.abbreviate_device(name)), 20)
+        self.assertEqual((name, devices.truncate_device_name(name)), (whole, "cuda:0+cuda:1+cuda:…"))
+        self.assertEqual(len(devices.truncate_device_name(name)), 20)
 
 
 class PlanTests(TestCase):
@@ -145,7 +145,7 @@ class PlanTests(TestCase):
 
     def test_child_i_is_bound_to_device_i_mod_n(self) -> None:
         bound = plan(choose("auto"), 4)
-        self.assertEqual([bound.device_of(i) for i in range(4)], ["cuda:4", "cuda:7", "cuda:4", "cuda:7"])
+        self.assertEqual([bound.get_device(i) for i in range(4)], ["cuda:4", "cuda:7", "cuda:4", "cuda:7"])
         self.assertEqual(
             (
                 bound.most_replicas_per_device,

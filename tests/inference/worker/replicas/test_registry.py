@@ -105,13 +105,13 @@ class ReplicasTests(TestCase):
             (self.able(), self.replicas.find_children_to_restart(), self.tries()), ([FIRST, SECOND], [], None)
         )
         self.assertEqual(
-            (self.replicas.find_lacking_models(FIRST), self.replicas.find_lacking_models(SECOND)), (set(), {"b"})
+            (self.replicas.find_missing_models(FIRST), self.replicas.find_missing_models(SECOND)), (set(), {"b"})
         )
-        self.assertEqual(self.replicas.find_lacking_models(33), {"a", "b"})
+        self.assertEqual(self.replicas.find_missing_models(33), {"a", "b"})
         self.replicas.try_at = 0.0
         self.assertEqual(self.tries(), SECOND)
         self.load(SECOND)
-        self.assertEqual(self.replicas.find_lacking_models(SECOND), set())
+        self.assertEqual(self.replicas.find_missing_models(SECOND), set())
 
     def test_the_pauses_of_one_that_dies_of_what_another_runs_grow(self) -> None:
         self.load(FIRST)
@@ -121,7 +121,7 @@ class ReplicasTests(TestCase):
             self.replicas.note_end(1)
             self.start(1, SECOND)
             self.load(SECOND)
-            self.assertEqual((self.replicas.find_lacking_models(SECOND), self.tries()), ({"b"}, None))
+            self.assertEqual((self.replicas.find_missing_models(SECOND), self.tries()), ({"b"}, None))
             self.replicas.try_at = 0.0
             self.assertEqual(self.tries(), SECOND)
             pauses.append(self.replicas.tries.pause_s)
@@ -159,7 +159,7 @@ class ReplicasTests(TestCase):
             self.load_in_turn(index)
             self.assertEqual((self.replicas.serving_models, self.replicas.find_children_to_restart()), ({"a", "b"}, []))
             self.assertEqual(
-                [pid for pid in range(8) if self.replicas.find_lacking_models(pid)], list(range(index + 1, 8))
+                [pid for pid in range(8) if self.replicas.find_missing_models(pid)], list(range(index + 1, 8))
             )
 
     def test_what_loads_slowly_is_left_to_one_of_two_where_the_rest_is_not_run(self) -> None:
@@ -480,7 +480,7 @@ class ChangeTests(TestCase):
         self.replicas.note_start(0, FIRST, first)
         with self.assertLogs("inference.worker.replicas.registry", "ERROR"):
             self.load(FIRST, first, a="no weights, said in other words")
-        self.assertEqual((self.runs()["a"], self.replicas.find_lacking_models(FIRST)), ("", set()))
+        self.assertEqual((self.runs()["a"], self.replicas.find_missing_models(FIRST)), ("", set()))
 
     def test_a_process_that_dies_of_the_new_one_as_it_starts_again_leaves_the_old(self) -> None:
         self.follow(self.new, CATALOG["b"])

@@ -133,7 +133,7 @@ class ResidencyControllerTests(SimpleTestCase):
         report = self.follow()
         self.assertEqual((self.controller.residency.models_in_memory, report.why_not), ({"a"}, {}))
         self.assertEqual(
-            (self.replicas.find_lacking_models(PID), self.replicas.find_lacking_models(PID + 1)), ({"a"}, frozenset())
+            (self.replicas.find_missing_models(PID), self.replicas.find_missing_models(PID + 1)), ({"a"}, frozenset())
         )
 
     def next_assignment(self) -> tuple[int, set[str]]:
@@ -214,7 +214,7 @@ class ResidencyControllerTests(SimpleTestCase):
         return next(entry.state for entry in reversed(entries) if entry.name == name)
 
 
-class LazyDemandTests(TestCase):
+class DemandPollerTests(TestCase):
     def setUp(self) -> None:
         self.demand = ResidencyController(
             ReplicaRegistry(Plan(worker=uuid4(), devices=("cpu",), replicas=1, threads=1), CATALOG)

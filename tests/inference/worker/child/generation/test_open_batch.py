@@ -21,7 +21,7 @@ from inference.catalog.specs import ModelSpec
 from inference.engines.stepper import Progress
 from inference.errors import DeviceFailed, ModelUnavailable, StoreUnavailable, TimedOut
 from inference.models import Job, Status
-from inference.store import rows, transitions
+from inference.store import job_rows, transitions
 from inference.streams import reader, redis_streams
 from inference.streams.cursor import StreamCursor
 from inference.streams.events import Delta, End
@@ -68,7 +68,7 @@ class SteppingCase(TransactionTestCase):
 
     def job(self, tokens: int = 3, inputs: Any = "text") -> UUID:
         job = Job(model="words", inputs=inputs, parameters={"max_new_tokens": tokens})
-        rows.insert_jobs([rows.prepare_row(job)])
+        job_rows.insert_jobs([job_rows.prepare_row(job)])
         return job.pk
 
     def call(self, *ids: UUID, goes_on: bool = False, command: int = ChildCommand.YIELD, **fields: Any) -> BatchReport:
@@ -255,7 +255,7 @@ class BesideTests(SteppingCase):
     def beside(self, *, command: int = ChildCommand.CONTINUE, **fields: Any) -> BatchReport:
         self.replica.shared.command = command
         job = Job(model="echo", inputs="text")
-        rows.insert_jobs([rows.prepare_row(job)])
+        job_rows.insert_jobs([job_rows.prepare_row(job)])
         fields = {"digest": self.other.digest, "waiting": (self.batch,), **fields}
         return served_calls.run_batch(
             BatchCall(batch=uuid4(), model="echo", job_ids=(job.pk,), time_limit_s=300, **fields)

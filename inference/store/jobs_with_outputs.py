@@ -12,7 +12,7 @@ MOST = 4_000_000  # characters of JSON; one output alone may have more
 MEASURED = 32  # outputs measured at first, then four times as many: the database reads an output to measure it
 
 
-def load_with_outputs(
+def load_job_page(
     jobs: QuerySet[Job], most: int, *, without: Sequence[str] = ("inputs", "parameters")
 ) -> tuple[list[Job], bool]:
     """Return the first of `jobs` with their outputs, and True if there are more.

@@ -29,10 +29,10 @@ class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not generic 
     ) -> HttpResponse:
         row = self.get_object(request, object_id)
         may_see = row is not None and self.has_view_permission(request, row)
-        context = self.collect_facts(request, row) if may_see else {}
+        context = self.make_page_context(request, row) if may_see else {}
         return super().change_view(request, object_id, form_url, {**context, **(extra_context or {})})
 
-    def collect_facts(self, request: HttpRequest, row: Any) -> dict[str, Any]:
+    def make_page_context(self, request: HttpRequest, row: Any) -> dict[str, Any]:
         """Return what the page of a row shows beside the row's fields, by name in the page's template."""
         return {}
 

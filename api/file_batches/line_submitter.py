@@ -32,7 +32,7 @@ from inference.catalog.specs import canonicalize_parameters
 from inference.errors import InferenceError, InvalidInput, UnknownModel
 from inference.models import WAITING, Bulk, Job, Status
 from inference.retry_policy import is_away
-from inference.store import outcome_records, rows
+from inference.store import job_rows, outcome_records
 from inference.store.job_messages import make_message
 from inference.store.outcome_records import Outcome
 from inference.submission import admission, bulk_store, jobs, split_jobs
@@ -61,13 +61,13 @@ class Portion:
     lines: Sequence[Line]
     small: dict[str, list[NewJob]] = field(default_factory=lambda: defaultdict(list))  # by model: those without parts
     long: list[tuple[Submission, Job, list[Part]]] = field(default_factory=list)
-    refused: list[tuple[rows.JobRow, Outcome]] = field(default_factory=list)
+    refused: list[tuple[job_rows.JobRow, Outcome]] = field(default_factory=list)
     refusal: UUID = field(default_factory=uuid4)  # the batch that the refused jobs end in
     terms: dict[str, Submission] = field(default_factory=dict)  # by model: one of its submissions
     messages: dict[tuple[str, str], JobMessage] = field(default_factory=dict)  # by what jobs share: model, parameters
 
 
-class BatchFeed:
+class LineSubmitter:
     """The feed of one batch from its file."""
 
     def __init__(self, batch: FileBatch, file: IO[bytes]) -> None:
@@ -141,7 +141,9 @@ class BatchFeed:
                 portion.terms[job.model] = submission
                 shared = job.model, canonicalize_parameters(job.parameters)
                 message = portion.messages.setdefault(shared, make_message(job))
-                portion.small[job.model].append(NewJob(job.id, rows.prepare_row(job), message, job.size, job.length))
+                portion.small[job.model].append(
+                    NewJob(job.id, job_rows.prepare_row(job), message, job.size, job.length)
+                )
         return portion
 
     def _make_line_job(self, batch: FileBatch, body: dict[str, Any]) -> tuple[Submission, Job, list[Part]]:
@@ -162,8 +164,8 @@ class BatchFeed:
 
     def _add_refused_job(self, batch: FileBatch, line: Line, error: InferenceError, portion: Portion) -> None:
         """Make the job of a line whose body no model takes. It ends in the transaction that stores it."""
-        body, now = codec.parse_json(line.text)["body"], clock.now()
-        job = rows.make_unsaved_job(
+        body, now = codec.parse_json(line.text)["body"], clock.get_database_time()
+        job = job_rows.make_unsaved_job(
             model=str(body.get("model", ""))[:100],
             owner=batch.owner,
             key_start=batch.key_start,
@@ -177,7 +179,7 @@ class BatchFeed:
         )
         self._bind(batch, line, job)
         outcome = Outcome(job.id, job.model, error_code=error.code, error_detail=error.message)
-        portion.refused.append((rows.prepare_row(job), outcome))
+        portion.refused.append((job_rows.prepare_row(job), outcome))
 
     def _bind(self, batch: FileBatch, line: Line, job: Job) -> None:
         job.bulk, job.bulk_index, job.expires_at = self._bulk, line.index, batch.expires_at
@@ -190,7 +192,7 @@ def _insert_portion(batch: FileBatch, portion: Portion) -> None:
         if not here.update(lines_read=last.index + 1, bytes_read=last.end):
             raise Overtaken
         of_small = (job.row for new in portion.small.values() for job in new)
-        for statement in rows.group_by_statement([*(row for row, _ in portion.refused), *of_small]):
+        for statement in job_rows.group_by_statement([*(row for row, _ in portion.refused), *of_small]):
             writer.insert_group(statement)
         _end_refused(portion)
         for submission, job, parts in portion.long:

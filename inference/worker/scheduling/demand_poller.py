@@ -23,7 +23,7 @@ LOOK_S, LONGEST_PAUSE_S = 0.5, 10.0  # pauses between two looks; the second whil
 INSIDE = (ModelState.READY, ModelState.LOADING)  # states of a model that is in memory, or soon will be
 
 
-class LazyDemand(threading.Thread):
+class DemandPoller(threading.Thread):
     """The thread that looks for the demand for lazy models.
 
     The event loop calls the methods that follow its models, and writes `residency`. The thread replaces its results as
@@ -103,7 +103,9 @@ class LazyDemand(threading.Thread):
 
     def _read_other_workers(self) -> dict[str, dict[str, bool]]:
         """Return, by worker and model, whether the worker has the model in memory or loads it."""
-        others = workers.select_living().filter(connected=True, state__in=workers.SERVING).exclude(pk=self.worker)
+        others = (
+            workers.select_living_workers().filter(connected=True, state__in=workers.SERVING).exclude(pk=self.worker)
+        )
         return {
             str(worker.pk): {entry.name: entry.state in INSIDE for entry in worker.catalog.models}
             for worker in others.only("catalog")

@@ -13,7 +13,7 @@ from django.db.models import Q
 from django.test import TransactionTestCase, override_settings
 
 from inference import clock, errors
-from inference.figures import fold, ledger, series
+from inference.figures import fold, series, tally_rows
 from inference.models import Figure, Grain, Job
 from inference.store import outcome_records, transitions, wholes
 from inference.store.outcome_records import Outcome
@@ -171,7 +171,7 @@ class TestRows(LedgerCase):
             for _ in range(4):
                 self.run_one()
             self.assertEqual(self.written(), 1)
-        with patch.object(clock, "time_s", return_value=1_000_000_000.0 + ledger.TICK_S):
+        with patch.object(clock, "time_s", return_value=1_000_000_000.0 + tally_rows.TICK_S):
             self.run_one()
         self.assertEqual(self.written(), 2)
         self.agree()
@@ -193,20 +193,20 @@ class TestRows(LedgerCase):
                 outcome_records.record_outcomes(batch, [done(job)], batch_size=1)
 
     def test_what_could_not_be_flushed_is_kept(self) -> None:
-        ledger.note_tally("echo", {"cost": {"off_s": 1.0}})
-        with patch.object(ledger, "write_tally", side_effect=OperationalError), self.assertRaises(OperationalError):
-            ledger.flush_tallies()
-        ledger.note_tally("echo", {"cost": {"off_s": 0.5}})
-        ledger.flush_tallies()
-        ledger.flush_tallies()
+        tally_rows.note_tally("echo", {"cost": {"off_s": 1.0}})
+        with patch.object(tally_rows, "write_tally", side_effect=OperationalError), self.assertRaises(OperationalError):
+            tally_rows.flush_tallies()
+        tally_rows.note_tally("echo", {"cost": {"off_s": 0.5}})
+        tally_rows.flush_tallies()
+        tally_rows.flush_tallies()
         self.assertEqual(series.sum_all_figures()["echo"]["cost"], {"off_s": 1.5})
 
     def test_what_was_so_at_a_moment_is_not_kept(self) -> None:
         for waiting in (100, 100, 7):
-            ledger.note_tally("", {"now": {"requests_waiting": waiting}})
-            away = patch.object(ledger, "write_tally", side_effect=OperationalError if waiting == 100 else None)
+            tally_rows.note_tally("", {"now": {"requests_waiting": waiting}})
+            away = patch.object(tally_rows, "write_tally", side_effect=OperationalError if waiting == 100 else None)
             with away as write, contextlib.suppress(OperationalError):
-                ledger.flush_tallies()
+                tally_rows.flush_tallies()
         write.assert_called_once_with("", {"now": {"requests_waiting": 7}})
 
 

@@ -55,7 +55,7 @@ def refuse_random_answers(
     raise ModelUnavailable(
         f"its files lack {shown}, without which {type(model).__name__} answers at random. Use a checkpoint that was"
         f" trained{f' for {task.name}' if task.name else ''}. If yours was, it has lost them when it was saved: save it"
-        f" again, with {weights.describe_conversion(spec, 'checkpoint')}."
+        f" again, with {weights.make_conversion_code(spec, 'checkpoint')}."
     )
 
 

@@ -16,9 +16,9 @@ from transformers import LogitsProcessorList, Pipeline, StoppingCriteria, Stoppi
 from inference.engines.generation.processors.grammars import Grammars
 from inference.engines.generation.processors.logprobs import FIELD, TokenLogprobs, is_beam_search, make_score_details
 from inference.engines.generation.processors.penalties import replace_penalties
-from inference.engines.generation.rows.ending import Ending
+from inference.engines.generation.rows.answer_ending import Ending
 from inference.engines.generation.rows.growing_text import Decoder, continues_prompt
-from inference.engines.inputs.stops import Stops, find_first_stop, list_ends, read_stops
+from inference.engines.inputs.stops import Stops, find_first_stop, list_end_tokens, read_stops
 from inference.errors import InvalidInput, make_field_error
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class PipelineSteps:
         self.pipe = pipe
         self.decoder = Decoder(pipe.tokenizer)
         self.vocabulary: int = pipe.model.config.get_text_config().vocab_size
-        self.ends = list_ends(pipe.model.generation_config.eos_token_id)
+        self.ends = list_end_tokens(pipe.model.generation_config.eos_token_id)
         self.grammars = Grammars(pipe.tokenizer, vocabulary=self.vocabulary, ends=self.ends)
         self._forward, self._postprocess = pipe.forward, pipe.postprocess
 

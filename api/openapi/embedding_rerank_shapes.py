@@ -10,7 +10,7 @@ from rest_framework import serializers
 
 from api.errors import cohere_tei
 from api.openapi.answer_shapes import AnyValue, PrioritizedBody, Shape
-from api.requests.dialects import cohere, embeddings, rerank
+from api.requests.dialects import cohere_embeddings, embeddings, rerank
 
 NUMBERS = {"type": "array", "items": {"type": "number"}}
 VECTORS = {"type": "array", "items": NUMBERS}
@@ -151,9 +151,9 @@ class CohereBody(Shape):
     model = serializers.CharField(help_text="A name of GET /v1/models.")
     texts = serializers.ListField(child=serializers.CharField(allow_blank=True), min_length=1)
     input_type = serializers.CharField(required=False, help_text="search_query, search_document, or another type.")
-    embedding_types = serializers.ListField(child=serializers.ChoiceField(cohere.FORMS), required=False)
+    embedding_types = serializers.ListField(child=serializers.ChoiceField(cohere_embeddings.FORMS), required=False)
     output_dimension = serializers.IntegerField(required=False, min_value=1)
-    truncate = serializers.ChoiceField((cohere.CUT, cohere.WHOLE), required=False)
+    truncate = serializers.ChoiceField((cohere_embeddings.CUT, cohere_embeddings.WHOLE), required=False)
 
 
 class CohereVersionShown(Shape):

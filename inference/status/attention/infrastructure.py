@@ -37,7 +37,7 @@ def find_locked_database() -> Iterator[AttentionItem]:
         )
 
 
-def find_broker_problem() -> Iterator[AttentionItem]:
+def find_broker_items() -> Iterator[AttentionItem]:
     began_at = time.monotonic()
     problems = list(health.find_broker_problems())
     took_s = time.monotonic() - began_at

@@ -12,8 +12,8 @@ from api import codec
 from api.errors import cohere_tei, openai
 from api.errors.problems import CONTENT_TYPE, TABLE
 from api.openapi.answer_shapes import ProblemShown, Shape
+from api.openapi.embedding_rerank_shapes import RetrievalProblemShown
 from api.openapi.openai_shapes import OpenAIProblemShown
-from api.openapi.retrieval_shapes import RetrievalProblemShown
 from inference.catalog.lookup import get_catalog_or_empty
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ def _allow_null(shape: dict[str, Any]) -> None:
         shape["oneOf"] = [{wrapper: shape.pop(wrapper)}, {"type": "null"}]
 
 
-def tighten_schemas(result: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+def complete_schemas(result: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
     """Add what the fields cannot say: unknown ones are refused, null means not given, and the names of the models."""
     names = {"type": "string", "enum": sorted(get_catalog_or_empty())}
     for name in BODIES:

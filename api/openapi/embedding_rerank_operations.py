@@ -8,9 +8,9 @@ from typing import Any
 from drf_spectacular.utils import PolymorphicProxySerializer
 
 from api import codec
-from api.openapi import retrieval_shapes as shapes
+from api.openapi import embedding_rerank_shapes as shapes
 from api.openapi.answer_shapes import Shape
-from api.openapi.operation_descriptions import COHERE, OPENAI, TEI, describe_operation
+from api.openapi.operation_decorator import COHERE, OPENAI, TEI, describe_operation
 from api.openapi.operations import IDEMPOTENCY_KEY, make_request_example, make_wait_parameter, waiting
 from api.requests import bodies
 

@@ -60,7 +60,7 @@ _in_order = operator.itemgetter(*[field.attname for field in _FIELDS])  # as `Jo
 _DOCUMENTS = [field.attname for field in _FIELDS if isinstance(field, models.JSONField)]
 
 
-def get_last_recovery() -> int:
+def get_run_alone_threshold() -> int:
     """Return the number of losses after which a job runs alone in its worker, as its next loss is its last.
 
     A job that an operator has run alone has so many from the start.
@@ -112,7 +112,7 @@ def _list_defaults(alias: str) -> list[tuple[str, Any, Any]]:
     return [(name, _DEFAULTS.get(name, stored), stored.get(name)) for name in PREPARED]
 
 
-def make_row_factory(other: JobRow) -> Callable[..., JobRow]:
+def make_row_copier(other: JobRow) -> Callable[..., JobRow]:
     """Return a function that makes rows equal to `other` except in the columns that it is given.
 
     This takes a tenth of what a `Job` and its row cost.
@@ -146,12 +146,12 @@ def split_into_chunks(items: Iterable[T], most: int = MOST) -> Iterator[list[T]]
         yield chunk
 
 
-class Sized(Protocol):
+class SizedItem(Protocol):
     @property
     def size(self) -> int: ...
 
 
-S = TypeVar("S", bound=Sized)
+S = TypeVar("S", bound=SizedItem)
 
 
 def group_by_statement(items: Iterable[S], most: int = MOST) -> Iterator[list[S]]:
@@ -287,19 +287,19 @@ def refresh_job_attributes(job: Job, changes: Changes) -> None:
         delattr(job, name)
 
 
-def find_running(batch: UUID, ids: Collection[UUID]) -> set[UUID]:
+def find_running_ids(batch: UUID, ids: Collection[UUID]) -> set[UUID]:
     """Return those of `ids` that `batch` still runs."""
     running = Job.objects.filter(pk__in=ids, batch=batch, status=Status.RUNNING)
     return set(running.order_by().values_list("pk", flat=True))
 
 
-def read_inputs_of_parts(whole: UUID) -> list[Any]:
+def read_inputs_of_whole(whole: UUID) -> list[Any]:
     """Return the inputs of a whole's parts, in the order of the list."""
     parts = Job.objects.filter(whole=whole).order_by("place").values_list("inputs", flat=True)
     return [item for part in parts for item in part]
 
 
-def make_joined_outputs_expression(whole: UUID) -> RawSQL:
+def make_parts_output_expression(whole: UUID) -> RawSQL:
     """Return an expression by which the database joins the outputs of a whole's parts in order."""
     database: Any = connections[DEFAULT_DB_ALIAS]
     sql = _OUTPUTS[database.vendor].format(table=Job._meta.db_table)
