@@ -33,7 +33,7 @@ from api.file_batches.endpoints import ENDPOINTS
 from api.models import FilePurpose
 from api.requests import bodies
 from api.requests import bulk as bulk_body
-from api.requests.file_batches import read_batch
+from api.requests.file_batches import read_file_batch
 from api.views import streaming
 from api.views.base import get_visible_job
 from api.views.bulk import check_and_cancel_bulk, get_visible_bulk
@@ -133,7 +133,7 @@ class InProcessService(Service):
     def submit_bulk(self, lines: Sequence[bytes], *, terms: Mapping[str, Any], key: str) -> Document:
         query = {name: str(value) for name, value in terms.items()}
         with _guard_call(committed=True):
-            submission = bulk_body.read_lines(b"\n".join(lines), query)
+            submission = bulk_body.read_bulk_from_lines(b"\n".join(lines), query)
             return _to_document(resources.make_accepted_bulk_document(bulk.submit(self._add_owner(submission, key))))
 
     def bulk(self, bulk_id: str) -> Document:
@@ -156,7 +156,7 @@ class InProcessService(Service):
 
     def create_batch(self, batch: Mapping[str, Any], *, key: str) -> Document:
         with _guard_call():
-            wanted = read_batch(codec.parse_json(dumps(batch)), ENDPOINTS)
+            wanted = read_file_batch(codec.parse_json(dumps(batch)), ENDPOINTS)
             return _to_document(make_batch_document(batches.create_batch(self._principal, wanted, key=key)))
 
     def batch(self, batch_id: str) -> Document:

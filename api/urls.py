@@ -16,8 +16,8 @@ def make_alias_route(address: str, view: type[ApiView]) -> URLPattern:
 
 
 OF_OPENAI: Mapping[str, type[ApiView]] = {  # these addresses are below /openai, too
-    "v1/chat/completions/<str:completion_id>": completions.OldChatView,
-    "v1/completions/<str:completion_id>": completions.OldTextView,
+    "v1/chat/completions/<str:completion_id>": completions.StoredChatView,
+    "v1/completions/<str:completion_id>": completions.StoredTextView,
     "v1/embeddings": embeddings.EmbeddingsView,
     "v1/rerank": rerank.RerankView,
     "v1/moderations": moderations.ModerationView,
@@ -45,7 +45,7 @@ OF_TEI: Mapping[str, type[ApiView]] = {  # these addresses are below each model,
 app_name = APP_NAME  # by which the middleware recognizes these views
 urlpatterns = [
     path("v1/models/<str:name>/v1/chat/completions", completions.ChatView.as_view()),
-    path("v1/models/<str:name>/v1/completions", completions.TextView.as_view()),
+    path("v1/models/<str:name>/v1/completions", completions.TextCompletionView.as_view()),
     path("v1/models/<str:name>/rerank", rerank.ModelRerankView.as_view()),
     make_alias_route("v1/models/<str:name>/v1/embeddings", embeddings.EmbeddingsView),
     make_alias_route("v1/models/<str:name>/v1/responses", responses.ResponsesView),
@@ -63,8 +63,8 @@ urlpatterns = [
     path("v1/jobs", jobs.JobsView.as_view()),
     make_alias_route("v1/chat/completions", completions.ChatView),
     make_alias_route("openai/v1/chat/completions", completions.ChatView),
-    make_alias_route("v1/completions", completions.TextView),
-    make_alias_route("openai/v1/completions", completions.TextView),
+    make_alias_route("v1/completions", completions.TextCompletionView),
+    make_alias_route("openai/v1/completions", completions.TextCompletionView),
     *(path(address, view.as_view()) for address, view in (*OF_OPENAI.items(), *OF_TEI.items())),
     *(make_alias_route(f"openai/{address}", view) for address, view in OF_OPENAI.items()),
     *(make_alias_route(f"v1/models/<str:name>/{address}", view) for address, view in OF_TEI.items()),

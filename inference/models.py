@@ -22,9 +22,9 @@ from inference import clock, errors
 from inference.fields import worker_documents as documents
 from inference.fields.document_field import DocumentColumn, DocumentField
 from inference.fields.ids import make_row_id
-from inference.fields.indexes import IndexWithoutParts
+from inference.fields.indexes import PostgresqlPartialIndex
 from inference.fields.json_field import JSONField
-from inference.telemetry.plurals import count_of
+from inference.telemetry.plurals import format_count
 from inference.values.priority import Priority
 
 FORMER_USER = "former-user"
@@ -204,7 +204,7 @@ class Job(models.Model):
             models.Index(fields=["model", "priority", "id"], name="job_queued", condition=Q(status=Status.QUEUED)),
             models.Index(fields=["status", "expires_at"], name="job_expiring", condition=Q(expires_at__isnull=False)),
             models.Index(fields=["status", "-id"], name="job_by_status"),
-            IndexWithoutParts(fields=["model", "-id"], name="job_of_model", condition=Q(whole__isnull=True)),
+            PostgresqlPartialIndex(fields=["model", "-id"], name="job_of_model", condition=Q(whole__isnull=True)),
             models.Index(fields=["owner", "-id"], name="job_by_owner"),
             models.Index(
                 fields=["owner", "priority", "model", "id"],
@@ -411,7 +411,7 @@ class Act(models.Model):
         ordering = ["-id"]
 
     def __str__(self) -> str:
-        return f"{self.kind} {count_of(self.counted, 'job')}"
+        return f"{self.kind} {format_count(self.counted, 'job')}"
 
     @property
     def is_over(self) -> bool:

@@ -51,7 +51,7 @@ _SQLITE_AWAY = frozenset(
 _REDIS_AWAY = (redis.ConnectionError, redis.TimeoutError, redis.OutOfMemoryError, redis.ReadOnlyError)
 
 
-def classify_error(error: BaseException) -> ServerErrorKind:
+def classify_server_error(error: BaseException) -> ServerErrorKind:
     """Return the kind of an error of the database or the broker, or of a value that cannot be encoded for them."""
     if isinstance(error, DatabaseError | InterfaceError):
         return _classify_database_error(error)
@@ -64,7 +64,7 @@ def classify_error(error: BaseException) -> ServerErrorKind:
 
 def is_away(error: BaseException) -> bool:
     """Return True if trying again later can help."""
-    return classify_error(error) is ServerErrorKind.CONNECTION
+    return classify_server_error(error) is ServerErrorKind.CONNECTION
 
 
 def _classify_database_error(error: DatabaseError | InterfaceError) -> ServerErrorKind:

@@ -62,7 +62,7 @@ def read_number(name: str, default: float) -> float:
     return value
 
 
-def read_document(name: str, default: dict[str, Any]) -> dict[str, Any]:
+def read_json_object(name: str, default: dict[str, Any]) -> dict[str, Any]:
     """Return a JSON object."""
     try:
         value = json.loads(os.environ[name]) if os.environ.get(name) else default

@@ -106,7 +106,7 @@ STORAGES = {
     "staticfiles": {"BACKEND": "django.contrib.staticfiles.storage.StaticFilesStorage"},
     "files": {  # of clients, and of the answers of their batches
         "BACKEND": os.environ.get("FILE_STORAGE", "django.core.files.storage.FileSystemStorage"),
-        "OPTIONS": env.read_document(
+        "OPTIONS": env.read_json_object(
             "FILE_STORAGE_OPTIONS", {"location": str(FILES_DIR), "file_permissions_mode": 0o600}
         ),
     },

@@ -7,7 +7,7 @@ import signal
 import subprocess
 from pathlib import Path
 
-from inference.broker.embedded import is_answering, make_server_command, prepare_folders
+from inference.broker.embedded import is_answering, make_server_command, prepare_and_lock_folders
 from inference.broker.embedded_folder import EmbeddedBrokerError
 from tests.conditions import PATIENCE_S, wait_for
 
@@ -25,7 +25,7 @@ class EmbeddedBroker:
 
     def start(self) -> None:
         """Returns once it answers. Raises `EmbeddedBrokerError`, also when a living server has the socket."""
-        lock = prepare_folders(self.data, self.path)
+        lock = prepare_and_lock_folders(self.data, self.path)
         try:
             with open(self.log, "ab") as log:
                 self.process = subprocess.Popen(

@@ -15,7 +15,7 @@ def messages_for(job: Job) -> int:
 def packs(queue: str) -> list[list[str]]:
     """Of each message the ids of its jobs, the next message first."""
     client = redis_client.get_client()
-    keys = [address.make_redis_key(queue, step) for step in address.PRIORITY_STEPS]
+    keys = [address.make_queue_key(queue, step) for step in address.PRIORITY_STEPS]
     return [ids_of(text) for key in keys for text in reversed(client.lrange(key, 0, -1))]
 
 

@@ -58,13 +58,13 @@ def compute_answers(task: str, folder: Path, inputs: Any, parameters: dict[str, 
 
     from inference.catalog.specs import ModelSpec
     from inference.engines import loading
-    from inference.engines.runtime.engine_calls import run_with_isolation
+    from inference.engines.runtime.engine_calls import run_engine_with_isolation
     from inference.engines.runtime.json_values import convert_to_finite_json
 
     warnings = Warnings()
     logging.getLogger("inference").addHandler(warnings)
     engine: Any = loading.load_engine(ModelSpec(name=task, task=task, model=str(folder)), "cpu")
-    answers = run_with_isolation(engine, inputs, parameters).outcomes
+    answers = run_engine_with_isolation(engine, inputs, parameters).outcomes
     logging.getLogger("inference").removeHandler(warnings)
     bare = pipeline(task, model=str(folder), device="cpu")
     read = [engine.feed.read_input(value, engine.pipe, parameters) for value in inputs]

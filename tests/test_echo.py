@@ -7,7 +7,7 @@ from typing import Any
 from unittest import TestCase
 
 from inference.catalog.specs import ModelSpec
-from inference.engines.runtime.engine_calls import run_with_isolation
+from inference.engines.runtime.engine_calls import run_engine_with_isolation
 from inference.errors import InvalidInput, ModelUnavailable
 from tests.conditions import PATIENCE_S
 from tests.echo import EchoEngine, expected
@@ -16,7 +16,7 @@ PREAMBLE = """
 import itertools, resource, signal, sys, threading, time
 from inference.catalog.specs import ModelSpec
 from tests.echo import EchoEngine, expected
-from inference.engines.runtime.engine_calls import run_with_isolation
+from inference.engines.runtime.engine_calls import run_engine_with_isolation
 engine = EchoEngine(ModelSpec(name="echo"))
 """
 
@@ -28,18 +28,20 @@ def python(code: str) -> subprocess.CompletedProcess[str]:
 
 class EchoTests(TestCase):
     def test_it_loads_no_torch(self) -> None:
-        done = python("print(run_with_isolation(engine, ['a'], {}).outcomes, 'torch' in sys.modules)")
+        done = python("print(run_engine_with_isolation(engine, ['a'], {}).outcomes, 'torch' in sys.modules)")
         self.assertEqual(done.stdout.strip(), f"{[expected('a')]} False", done.stderr)
 
     def test_the_answer_is_a_function_of_the_input(self) -> None:
         for value in ("a", "", 3, None, {"b": [1, {"c": 2}]}, ["a"]):
             self.assertEqual(
-                run_with_isolation(EchoEngine(ModelSpec(name="echo")), [value], {}).outcomes, [expected(value)]
+                run_engine_with_isolation(EchoEngine(ModelSpec(name="echo")), [value], {}).outcomes, [expected(value)]
             )
         self.assertNotEqual(expected("a")["digest"], expected("b")["digest"])
 
     def test_an_unknown_failure_names_the_known_ones(self) -> None:
-        outcome: Any = run_with_isolation(EchoEngine(ModelSpec(name="echo")), [{"fail": "explode"}], {}).outcomes[0]
+        outcome: Any = run_engine_with_isolation(
+            EchoEngine(ModelSpec(name="echo")), [{"fail": "explode"}], {}
+        ).outcomes[0]
         self.assertIsInstance(outcome, InvalidInput)
         self.assertIn("hang-sleep", outcome.message)
 
@@ -78,7 +80,7 @@ print(max(later - before for before, later in itertools.pairwise(list(beats))) >
     def test_an_item_that_exhausts_memory_fails_alone(self) -> None:
         done = python("""
 resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
-report = run_with_isolation(engine, ["a", {"fail": "exhaust", "megabytes": 4096}, "c"], {})
+report = run_engine_with_isolation(engine, ["a", {"fail": "exhaust", "megabytes": 4096}, "c"], {})
 codes = [getattr(outcome, "code", outcome) for outcome in report.outcomes]
 print(codes == [expected("a"), "out_of_memory", expected("c")])
 """)

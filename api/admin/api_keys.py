@@ -20,7 +20,7 @@ from api.models import ApiKey, KeyUse
 from inference import clock
 from inference.admin import api_keys
 from inference.admin.rendering import display, svg
-from inference.telemetry.plurals import count_of
+from inference.telemetry.plurals import format_count
 
 if TYPE_CHECKING:
     from django.contrib.auth.models import AnonymousUser, PermissionsMixin
@@ -162,11 +162,11 @@ class ApiKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not generic at
         for key in keys:
             key.revoke()
             self.log_change(request, key, "Revoked.")
-        self.message_user(request, f"Revoked {count_of(len(keys), 'key')}.", messages.SUCCESS)
+        self.message_user(request, f"Revoked {format_count(len(keys), 'key')}.", messages.SUCCESS)
         if left:
             self.message_user(
                 request,
-                f"{count_of(left, 'key', ('is', 'are'))} not revoked: the owner has permissions that you lack.",
+                f"{format_count(left, 'key', ('is', 'are'))} not revoked: the owner has permissions that you lack.",
                 messages.ERROR,
             )
 

@@ -60,7 +60,7 @@ class FileBatchAdmin(ReadOnlyAdmin):
     about = "A file batch answers the lines of a file that a client stored, from POST /v1/batches."
     steered_by = "api.change_filebatch"
     list_display = (
-        "short_id", "owner_name", "endpoint", "model_name", "status_now", "answered", "failed_now", "rate", "left",
+        "short_id", "owner_name", "endpoint", "model_name", "status_now", "answered", "failed_now", "rate", "time_left",
         "window", "created",
     )  # fmt: skip
     list_filter = ("status", OwnerFilter)
@@ -110,7 +110,7 @@ class FileBatchAdmin(ReadOnlyAdmin):
         return display.NONE if batch.is_finished else display.render_relative_time(batch.expires_at)
 
     @admin.display(description="time left")
-    def left(self, batch: Any) -> str:
+    def time_left(self, batch: Any) -> str:
         return display.format_duration(batch.progress.left_s)
 
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[BatchList]:

@@ -23,7 +23,7 @@ NO_VECTOR = 'The model\'s answer is not {"embedding": "…", "tokens": …} for 
 
 def write_openai_embeddings(job: Job, *, is_base64: bool) -> bytes:
     """Write the answer of a job that has succeeded as OpenAI does. Raises `ApiError`."""
-    found = read_vectors(job)
+    found = read_base64_vectors(job)
     data = (
         codec.write_json(
             {"object": "embedding", "index": index, "embedding": vector if is_base64 else decode_vector(vector)}
@@ -42,14 +42,14 @@ def write_openai_embeddings(job: Job, *, is_base64: bool) -> bytes:
 def write_tei_embeddings(job: Job) -> bytes:
     """Write the answer as Text Embeddings Inference does: a list of lists. Raises `ApiError`."""
     written = io.BytesIO()
-    _write_vectors(written, read_vectors(job))
+    _write_vectors(written, read_base64_vectors(job))
     return written.getvalue()
 
 
 def write_token_embeddings(job: Job) -> bytes:
     """Write for each text a list of its tokens' vectors, as Text Embeddings Inference does. Raises `ApiError`."""
     written = io.BytesIO()
-    texts = (_split_into_vectors(decode_vector(found), count) for found, count in read_vectors(job))
+    texts = (_split_into_vectors(decode_vector(found), count) for found, count in read_base64_vectors(job))
     write_json_items(written, map(codec.write_json, texts))
     return written.getvalue()
 
@@ -67,7 +67,7 @@ def write_cohere_embeddings(job: Job, request: EmbedRequest, *, version: int) ->
 
     Raises `ApiError`.
     """
-    found = read_vectors(job)
+    found = read_base64_vectors(job)
     is_plain = version == 1 and not request.forms
     answer = {
         "id": str(job.id),
@@ -93,7 +93,7 @@ def write_cohere_embeddings(job: Job, request: EmbedRequest, *, version: int) ->
 
 def write_similarities(job: Job) -> bytes:
     """Write the cosine of the first text's vector with each of the others, all of length one. Raises `ApiError`."""
-    first, *others = read_vectors(job)
+    first, *others = read_base64_vectors(job)
     source = decode_vector(first[0])
     return codec.write_json([_compute_cosine(source, decode_vector(vector)) for vector, _ in others])
 
@@ -123,7 +123,7 @@ def write_json_items(written: io.BytesIO, parts: Iterable[bytes]) -> None:
     written.write(b"]")
 
 
-def read_vectors(job: Job) -> list[tuple[str, int]]:
+def read_base64_vectors(job: Job) -> list[tuple[str, int]]:
     """Return the vector of each text in base64, and how many tokens were read. Raises `ApiError`."""
     outputs = job.output if isinstance(job.output, list) else [job.output]
     if len(outputs) != job.size:

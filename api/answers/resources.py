@@ -101,7 +101,7 @@ def make_model_document(spec: ModelSpec) -> dict[str, Any]:
         "parameters": {name: _make_parameter_document(parameter) for name, parameter in spec.parameters.items()},
         "served": {
             "workers": workers.count_serving_workers(spec.name),
-            "memory_bytes": workers.find_models_in_memory().get(spec.name, workers.MemoryPresence()).bytes,
+            "memory_bytes": workers.find_memory_presence().get(spec.name, workers.MemoryPresence()).bytes,
             "queued": queue_position.count_queued_jobs(spec),
             "items_per_s": workers.measure_model_speeds().get(spec.name),
             "note": workers.read_model_notes().get(spec.name),

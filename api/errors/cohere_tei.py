@@ -44,7 +44,7 @@ def reshape_problem(request: HttpRequest, answer: HttpResponse) -> HttpResponse:
     kind = OVERLOADED if status in (429, 503) else BACKEND if status >= 500 else VALIDATION
     if problem["code"] == ContextLengthExceeded.code:
         kind = TOKENIZER
-    problems.write_in_dialect(answer, {"message": detail, "error": detail, "error_type": kind, "code": problem["code"]})
+    problems.replace_body(answer, {"message": detail, "error": detail, "error_type": kind, "code": problem["code"]})
     if find_dialect_name(request) == "tei":
         answer.status_code = map_tei_status(problem["code"], status)
     return answer

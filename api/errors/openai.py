@@ -55,7 +55,7 @@ def reshape_problem(request: HttpRequest, answer: HttpResponse) -> HttpResponse:
     if not (problem := problems.read_problem(answer)):
         return answer
     inputs = next((INPUTS[part] for part in request.path_info.split("/") if part in INPUTS), "prompt")
-    problems.write_in_dialect(answer, make_error_document(problem, inputs=inputs))
+    problems.replace_body(answer, make_error_document(problem, inputs=inputs))
     answer.status_code = map_status(answer.status_code)
     is_same = request.method == "GET" or "HTTP_IDEMPOTENCY_KEY" in request.META
     again = _may_be_sent_again(problem, is_same)

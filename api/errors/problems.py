@@ -172,7 +172,7 @@ def _flatten(detail: object, path: str = "") -> Iterator[dict[str, str]]:
         yield {"field": path or "body", "message": str(detail)}
 
 
-def set_stream_type(request: HttpRequest, response: HttpResponse) -> HttpResponse:
+def set_completion_problem_type(request: HttpRequest, response: HttpResponse) -> HttpResponse:
     """Return the answer, with application/json as the type of a problem at a model's completion addresses.
 
     Hugging Face's JavaScript client reads a failed stream there only if its type is application/json.
@@ -190,7 +190,7 @@ def read_problem(answer: HttpResponse) -> dict[str, Any] | None:
     return document
 
 
-def write_in_dialect(answer: HttpResponse, body: Mapping[str, Any]) -> None:
+def replace_body(answer: HttpResponse, body: Mapping[str, Any]) -> None:
     """Replace the body of a problem by one that the clients of its address read."""
     answer.content = orjson.dumps(body)
     answer.headers["Content-Type"] = "application/json"

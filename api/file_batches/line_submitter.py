@@ -192,7 +192,7 @@ def _insert_portion(batch: FileBatch, portion: Portion) -> None:
         if not here.update(lines_read=last.index + 1, bytes_read=last.end):
             raise Overtaken
         of_small = (job.row for new in portion.small.values() for job in new)
-        for statement in job_rows.group_by_statement([*(row for row, _ in portion.refused), *of_small]):
+        for statement in job_rows.split_by_size([*(row for row, _ in portion.refused), *of_small]):
             writer.insert_group(statement)
         _end_refused(portion)
         for submission, job, parts in portion.long:

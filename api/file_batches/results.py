@@ -104,7 +104,7 @@ def _find_ids(batch: FileBatch, **conditions: Any) -> dict[int | None, UUID]:
     return dict(Job.objects.filter(bulk=batch.id, **conditions).order_by().values_list("bulk_index", "pk"))
 
 
-def store_results(batch: FileBatch, written: IO[bytes], kind: str) -> StoredFile | None:
+def store_results_file(batch: FileBatch, written: IO[bytes], kind: str) -> StoredFile | None:
     """Store a file of results, which nobody sees yet; return None if it is empty."""
     if not (size := written.tell()):
         return None
@@ -185,7 +185,7 @@ def _find_reason(batch: FileBatch, line: Line) -> Status:
 def _make_job_problem(job: Job, endpoint: Endpoint, body: dict[str, Any]) -> HttpResponse:
     # A body that was refused was so in the client's words, and one that met a bug may meet it again.
     with contextlib.suppress(Exception):
-        job.error_detail = endpoint.read(body).translate_text(job.error_detail)
+        job.error_detail = endpoint.read(body).translate_field_names(job.error_detail)
     return problems.make_job_problem(job)
 
 

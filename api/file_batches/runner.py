@@ -23,7 +23,7 @@ from api.errors.problems import ApiError
 from api.file_batches.batches import remove_old_batches
 from api.file_batches.files import find_file, open_content, remove_old_files
 from api.file_batches.line_submitter import LineSubmitter, Overtaken
-from api.file_batches.results import Results, store_results, write_results
+from api.file_batches.results import Results, store_results_file, write_results
 from api.file_batches.validation import check_file
 from api.models import UNFINISHED, BatchStatus, FileBatch, FileState, StoredFile
 from inference import row_locks
@@ -206,8 +206,8 @@ class BatchRunner:
         except FileNotFoundError:
             return self._fail(batch, "input_file_missing", MISSING)
         try:
-            answers = store_results(batch, results.answers, "output")
-            errors = store_results(batch, results.errors, "error")
+            answers = store_results_file(batch, results.answers, "output")
+            errors = store_results_file(batch, results.errors, "error")
         finally:
             results.close()  # a file that was stored beside one that was not is removed with the old ones
         self._end(

@@ -139,7 +139,7 @@ def read_flag(query: Mapping[str, str], name: str) -> bool:
     return query.get(name) == "true"
 
 
-def read_whole_number(query: Mapping[str, str], name: str, default: int) -> int:
+def read_query_integer(query: Mapping[str, str], name: str, default: int) -> int:
     """Return a parameter that is a whole number from 0, or `default`. Raises `ApiError`."""
     text = query.get(name)
     if text is None:
@@ -185,7 +185,9 @@ def read_idempotency_key(header: str | None) -> str | None:
     return header
 
 
-def refuse_unknown_parameters(query: Mapping[str, str], names: Collection[str], elsewhere: Mapping[str, str]) -> None:
+def refuse_unknown_query_parameters(
+    query: Mapping[str, str], names: Collection[str], elsewhere: Mapping[str, str]
+) -> None:
     """Raise `ApiError` for a parameter that is not in `names`: a misspelt one would be ignored otherwise."""
     if unknown := next((name for name in query if name not in names), None):
         hint = elsewhere.get(unknown) or suggest_name(unknown, names)

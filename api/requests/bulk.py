@@ -29,7 +29,7 @@ _LINE_FIELDS = set(_LINE_BODY.accepted_names)
 _LINE = re.compile(rb"\S[^\n]*")
 
 
-def read_document(body: bytes) -> BulkSubmission:
+def read_bulk_from_document(body: bytes) -> BulkSubmission:
     """Read a bulk from one JSON document. Raises `InvalidInput`, `UnknownModel`."""
     document = _BULK_BODY.run_validation(codec.parse_json(body))
     bulk.check_size(len(document["inputs"]))
@@ -42,7 +42,7 @@ def read_document(body: bytes) -> BulkSubmission:
     )
 
 
-def read_lines(body: bytes, query: Mapping[str, str]) -> BulkSubmission:
+def read_bulk_from_lines(body: bytes, query: Mapping[str, str]) -> BulkSubmission:
     """Read a bulk from JSON lines. A line that is not valid becomes an item with an error.
 
     Raises `ApiError`, `UnknownModel`.

@@ -1,4 +1,4 @@
-"""Strict fields: JSON has types, so `"7"` is not a number and `1.0` is not a whole number."""
+"""StrictField fields: JSON has types, so `"7"` is not a number and `1.0` is not a whole number."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LOOKED_FOR_BEFORE = (ProhibitNullCharactersValidator, ProhibitSurrogateCharacter
 MAX_UNKNOWN_SHOWN = 3  # most unknown fields of one body that the answer names
 
 
-class Strict(serializers.Field[Any, Any, Any, Any]):
+class StrictField(serializers.Field[Any, Any, Any, Any]):
     """A JSON value of one of `types`. The contents of an object or an array are checked elsewhere."""
 
     types: tuple[type, ...] = ()
@@ -32,7 +32,7 @@ class Strict(serializers.Field[Any, Any, Any, Any]):
         return data
 
 
-class StrictString(Strict, serializers.CharField):
+class StrictString(StrictField, serializers.CharField):
     types, what = (str,), "a string"
 
     def __init__(self, **options: Any) -> None:
@@ -41,7 +41,7 @@ class StrictString(Strict, serializers.CharField):
         self.validators = [each for each in self.validators if not isinstance(each, LOOKED_FOR_BEFORE)]
 
 
-class StrictNumber(Strict, serializers.FloatField):
+class StrictNumber(StrictField, serializers.FloatField):
     types, what = (int, float), "a number"
 
 
@@ -55,22 +55,22 @@ class Seconds(StrictNumber):
 
 
 @extend_schema_field({"type": "object", "additionalProperties": True})
-class StrictObject(Strict):
+class StrictObject(StrictField):
     types, what = (dict,), "an object"
 
 
 @extend_schema_field({"type": "array", "items": {}, "minItems": 1})
-class StrictArray(Strict):
+class StrictArray(StrictField):
     types, what = (list,), "an array"
 
 
 @extend_schema_field({"type": "boolean"})
-class StrictFlag(Strict):
+class StrictFlag(StrictField):
     types, what = (bool,), "true or false"
 
 
 @extend_schema_field({"type": ["string", "number", "boolean", "object", "array"], "items": {}})
-class Anything(Strict):
+class Anything(StrictField):
     """Any JSON value but null."""
 
     types = (str, int, float, bool, dict, list)

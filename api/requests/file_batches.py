@@ -12,7 +12,7 @@ from django.db.models import Model, QuerySet
 
 from api.errors.problems import ApiError
 from api.requests.bodies import read_list_limit
-from api.requests.dialects.base import read_fields, read_metadata, refuse_unknown_fields
+from api.requests.dialects.base import read_metadata, read_non_null_fields, refuse_unknown_fields
 from inference.errors import make_field_error
 
 PAGE, LONGEST_PAGE, MOST_LIMIT = 20, 1_000, 10_000  # a larger limit than the longest page has more pages
@@ -31,7 +31,7 @@ def read_public_id(text: str, prefix: str) -> UUID | None:
     return UUID(digits) if digits != text and HEX.fullmatch(digits) else None
 
 
-def read_page(query: Mapping[str, str], rows: QuerySet[R], prefix: str) -> tuple[list[R], bool]:
+def load_page(query: Mapping[str, str], rows: QuerySet[R], prefix: str) -> tuple[list[R], bool]:
     """Return the rows of a page, and True if there are more. Raises `ApiError`."""
     most = min(read_list_limit(query, PAGE, MOST_LIMIT), LONGEST_PAGE)
     order = query.get("order", "desc")
@@ -77,9 +77,9 @@ class BatchRequest:
     body: Mapping[str, Any]
 
 
-def read_batch(document: object, endpoints: Collection[str]) -> BatchRequest:
+def read_file_batch(document: object, endpoints: Collection[str]) -> BatchRequest:
     """Read the body of a new batch. Raises `InvalidInput`."""
-    fields = read_fields(document)
+    fields = read_non_null_fields(document)
     refuse_unknown_fields(fields, FIELDS)
     file_id, endpoint, window = (fields.get(name) for name in FIELDS[:3])
     if not isinstance(file_id, str):

@@ -24,7 +24,7 @@ PAGE, LONGEST_PAGE = 50, 500
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
 
-def read_page(principal: Principal, query: Mapping[str, str]) -> tuple[list[Job], str | None]:
+def load_page(principal: Principal, query: Mapping[str, str]) -> tuple[list[Job], str | None]:
     """Return the jobs of a page, and the address of the next page or None. Raises `ApiError`."""
     limit = read_list_limit(query, PAGE, LONGEST_PAGE)
     jobs = _select_visible_jobs(principal, query)

@@ -84,7 +84,7 @@ class Api:
                 request.path_info = request.path = request.path_info.rstrip("/") or "/"
             answer = self._answer(request, match)
             dialect = next((each for each in (openai, cohere_tei) if each.is_client_request(request)), None)
-            answer = (dialect.reshape_problem if dialect else problems.set_stream_type)(request, answer)
+            answer = (dialect.reshape_problem if dialect else problems.set_completion_problem_type)(request, answer)
             if match and match.func is not problems.answer_not_found and request.path_info not in UNCOUNTED:
                 method = request.method if request.method in METHODS else "other"
                 name = dialect.find_dialect_name(request) if dialect else "service"

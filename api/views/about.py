@@ -18,7 +18,7 @@ from inference.status import health, metrics
 
 
 @functools.lru_cache(maxsize=1)
-def make_openapi_document(models: tuple[str, ...]) -> bytes:
+def write_openapi_document(models: tuple[str, ...]) -> bytes:
     """Return the OpenAPI document, which lists the names of the models."""
     from drf_spectacular.generators import SchemaGenerator  # it imports Django's tests, and is seldom needed
 
@@ -31,7 +31,7 @@ class SchemaView(ApiView):
     @operations.not_described
     def get(self, request: HttpRequest) -> HttpResponse:
         return HttpResponse(
-            make_openapi_document(tuple(get_catalog_or_empty())), content_type="application/vnd.oai.openapi+json"
+            write_openapi_document(tuple(get_catalog_or_empty())), content_type="application/vnd.oai.openapi+json"
         )
 
 

@@ -71,7 +71,7 @@ class ApiView(APIView):
         method = request.method or ""
         if method in self.allowed_methods:
             method = "GET" if method == "HEAD" else method
-            bodies.refuse_unknown_parameters(
+            bodies.refuse_unknown_query_parameters(
                 request.GET, self.query_parameters.get(method, ()), self.elsewhere.get(method, {})
             )
 
@@ -88,7 +88,7 @@ class ApiView(APIView):
         exc.__traceback__ = None  # its frames may refer to the error, and would hold the body too
         return response
 
-    def add_owner(self, request: HttpRequest, submission: T) -> T:
+    def add_request_terms(self, request: HttpRequest, submission: T) -> T:
         """Return the submission with its owner and all else that the body does not hold. Raises `ApiError`."""
         auth.require_priority(self.principal, submission.priority)
         return dataclasses.replace(
@@ -129,7 +129,7 @@ def get_visible_job(principal: Principal, job_id: str) -> Job:
     """
     if (key := parse_uuid(job_id)) is None:
         raise JobNotFound(f"There is no job {job_id[:100]!r}: ids are UUIDs.")
-    logs.bind_more(job=key)
+    logs.bind_more_ids(job=key)
     with contextlib.suppress(JobNotFound):
         job = jobs.fetch(key)
         if principal.may_see(job):

@@ -23,14 +23,14 @@ class BulksView(ApiView):
     @operations.submit_bulk
     def post(self, request: HttpRequest) -> HttpResponse:
         if read_media_type(request) in bulk_body.LINE_TYPES:
-            submission = bulk_body.read_lines(read_body(request), request.GET)
+            submission = bulk_body.read_bulk_from_lines(read_body(request), request.GET)
         else:
             bodies.require_json(read_media_type(request))
-            bodies.refuse_unknown_parameters(
+            bodies.refuse_unknown_query_parameters(
                 request.GET, (), dict.fromkeys(bulk_body.FIELDS, "it belongs in the body.")
             )
-            submission = bulk_body.read_document(read_body(request))
-        accepted = bulk.submit(self.add_owner(request, submission))
+            submission = bulk_body.read_bulk_from_document(read_body(request))
+        accepted = bulk.submit(self.add_request_terms(request, submission))
         headers = {"Location": f"/v1/jobs/bulk/{accepted.bulk.id}", "Retry-After": "5"}
         return codec.make_json_response(resources.make_accepted_bulk_document(accepted), status=202, headers=headers)
 

@@ -37,7 +37,7 @@ class JobsView(ApiView):
 
     @operations.list_jobs
     def get(self, request: HttpRequest) -> HttpResponse:
-        found, following = job_pages.read_page(self.principal, request.GET)
+        found, following = job_pages.load_page(self.principal, request.GET)
         shown = {"with_output": job_pages.wants_outputs(request.GET), "plain": self.wants_plain_outputs(request)}
         return codec.make_json_response(
             {"items": [resources.make_job_document(job, **shown) for job in found], "next": following}
@@ -47,7 +47,7 @@ class JobsView(ApiView):
     def post(self, request: HttpRequest) -> HttpResponse:
         submission = bodies.read_submission(JOB_BODY.run_validation(read_json(request)))
         wait_s = bodies.read_preferred_wait(request.META.get("HTTP_PREFER", ""))
-        job = jobs.submit(self.add_owner(request, submission))
+        job = jobs.submit(self.add_request_terms(request, submission))
         plain = self.wants_plain_outputs(request)
         if wait_s is None:
             return answer_submission(job, plain=plain)
@@ -122,7 +122,7 @@ class RetryView(ApiView):
     def post(self, request: HttpRequest, job_id: str) -> HttpResponse:
         """Submit the job again. The new job has the owner of the old one, whichever principal runs it again."""
         old = get_changeable_job(self.principal, job_id)
-        again = self.add_owner(request, jobs.make_resubmission(old))
+        again = self.add_request_terms(request, jobs.make_resubmission(old))
         job = jobs.submit(dataclasses.replace(again, owner=old.owner))
         return answer_submission(job, plain=self.wants_plain_outputs(request))
 

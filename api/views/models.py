@@ -67,7 +67,7 @@ class ModelView(ApiView):
         submission = asked.submission
         refuse_unused_parameter(request, asked.is_streamed)
         if asked.is_streamed:
-            submit = partial(jobs.submit, self.add_owner(request, submission), needs_worker=True)
+            submit = partial(jobs.submit, self.add_request_terms(request, submission), needs_worker=True)
             has_tokens = submission.spec.is_built_in and is_of_type(submission.parameters.get("logprobs"), "integer")
             write = tgi_events.write_token_events if has_tokens else events.write_events_with_address
             plain, words = self.wants_plain_outputs(request), asked.words  # the inputs are not to be kept meanwhile
@@ -79,8 +79,8 @@ class ModelView(ApiView):
         if submission.spec.embeds and isinstance(submission.inputs, dict) and "source_sentence" in submission.inputs:
             compared = make_similarity_request(submission.spec, submission.inputs, submission.parameters)
             return run_in_dialect(self, request, compared, write_similarities, default_s=bodies.DEFAULT_TIMEOUT_S)
-        job = run_submission(self, request, submission)
-        job.error_detail = asked.translate_text(job.error_detail)
+        job = run_job_within_timeout(self, request, submission)
+        job.error_detail = asked.translate_field_names(job.error_detail)
         if not self.wants_plain_outputs(request) and sounds.is_sound_wanted(
             submission.spec, request.META.get("HTTP_ACCEPT", "")
         ):
@@ -97,12 +97,12 @@ def answer_sound(view: ApiView, request: HttpRequest, job: Job, spec: ModelSpec)
     return HttpResponse(file, content_type=sounds.CONTENT_TYPE, headers=headers)
 
 
-def run_submission(
+def run_job_within_timeout(
     view: ApiView, request: HttpRequest, submission: Submission, *, default_s: float = bodies.DEFAULT_TIMEOUT_S
 ) -> Job:
     """Submit a job, and return it, finished or not, after ?timeout= seconds at most."""
     with view.take_wait_slot(read_wait_limit_s(request, default_s)) as granted_s:
-        return jobs.run(view.add_owner(request, submission), timeout_s=granted_s)
+        return jobs.run(view.add_request_terms(request, submission), timeout_s=granted_s)
 
 
 class DialectView(ApiView):
@@ -124,9 +124,9 @@ def run_in_dialect(
     `write` writes the answer of a job that has succeeded, as JSON. `default_s` is the wait if the client names none.
     """
     with dialect_request.translate_errors():
-        job = run_submission(view, request, dialect_request.submission, default_s=default_s)
+        job = run_job_within_timeout(view, request, dialect_request.submission, default_s=default_s)
     if job.status != Status.SUCCEEDED:
-        job.error_detail = dialect_request.translate_text(job.error_detail)
+        job.error_detail = dialect_request.translate_field_names(job.error_detail)
     return answer_in_dialect(view, request, job, write)
 
 

@@ -102,7 +102,7 @@ def read_position(request: HttpRequest, job: Job) -> Position:
 
 def require_single_text(job: Job) -> None:
     """Raise `ApiError` for a job that generates no text, or several texts."""
-    if not completion.is_single_text(job):
+    if not completion.generates_single_text(job):
         raise ApiError(
             f"The job {job.id} has no stream: it does not generate one text. GET /v1/jobs/{job.id}/output?wait=30"
             " waits for its output."

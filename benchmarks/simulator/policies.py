@@ -20,7 +20,7 @@ SORTED_BATCHES = 8
 class Policy(Protocol):
     def add(self, item: Item) -> object: ...
 
-    def due_at_s(self) -> float | None:
+    def find_due_at_s(self) -> float | None:
         """When the next batch may go; None when empty."""
 
     def take_batch(self, now_s: float) -> list[Item]: ...
@@ -61,7 +61,7 @@ class FirstCome:
     def add(self, item: Item) -> None:
         self.waiting.append(item)
 
-    def due_at_s(self) -> float | None:
+    def find_due_at_s(self) -> float | None:
         if not self.waiting:
             return None
         return self.waiting[0].arrived_at_s + (self.window_s if len(self.waiting) < self.max_size else 0.0)
@@ -89,8 +89,8 @@ class SortedBatches(FirstCome):
 
     sorted: deque[list[Item]] = field(default_factory=deque)
 
-    def due_at_s(self) -> float | None:
-        return -math.inf if self.sorted else super().due_at_s()
+    def find_due_at_s(self) -> float | None:
+        return -math.inf if self.sorted else super().find_due_at_s()
 
     def take_batch(self, now_s: float) -> list[Item]:
         if not self.sorted:

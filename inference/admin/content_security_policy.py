@@ -31,5 +31,5 @@ class ContentSecurityPolicy:
         if request.path_info.startswith(self.root):
             response.headers.setdefault("Content-Security-Policy", POLICY)
             if not response.streaming and response.headers["Content-Type"].startswith("text/html"):
-                response.content = control_characters.escape_page(response.content.decode())
+                response.content = control_characters.escape_web_page(response.content.decode())
         return response

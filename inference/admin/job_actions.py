@@ -15,7 +15,7 @@ from inference import errors
 from inference.admin.rendering import display
 from inference.models import Job, Status
 from inference.submission import jobs
-from inference.telemetry.plurals import count_of
+from inference.telemetry.plurals import format_count
 from inference.upkeep import acts
 
 LINKED = 5
@@ -23,7 +23,7 @@ Line = tuple[int, str]  # for the operator: a level of `django.contrib.messages`
 
 
 def cancel_jobs(ids: Sequence[UUID]) -> Iterator[Line]:
-    cancelled, left = acts.cancel_selected(ids)
+    cancelled, left = acts.cancel_and_count_jobs(ids)
     yield from _report_count(messages.SUCCESS, cancelled[Status.QUEUED], "cancelled before the run")
     yield from _report_count(
         messages.SUCCESS, cancelled[Status.RUNNING], "cancelled during the run; the output is dropped"
@@ -55,4 +55,4 @@ def _render_links(made: Sequence[Job]) -> SafeString:
 
 def _report_count(level: int, count: int, what: str) -> Iterator[Line]:
     if count:
-        yield level, f"{count_of(count, 'job')} {what}"
+        yield level, f"{format_count(count, 'job')} {what}"

@@ -63,13 +63,13 @@ class CostModel:
 
         `length` is the tokens of each item: those it is padded to, or the average where nothing is padded.
         """
-        return self.predict_each_s([size], length)[0]
+        return self.predict_calls_s([size], length)[0]
 
     def predict_engine_s(self, size: int, length: float) -> float:
         """Predict how many of the seconds of a call the engine takes."""
         return self.predict_s(size, length) - self.overhead_s
 
-    def predict_each_s(self, sizes: Sequence[int], length: float) -> list[float]:
+    def predict_calls_s(self, sizes: Sequence[int], length: float) -> list[float]:
         """Predict the seconds of several calls with items of one length. `sizes` has the largest call first."""
         call, item, token, token_length, *beyond = self.weights
         call += self.overhead_s
@@ -128,7 +128,7 @@ class CostModel:
         """Return the measured jobs a second of the engine while it runs; 0.0 before the first call."""
         return self._ran_jobs / self._ran_s if self._ran_s else 0.0
 
-    def snapshot(self) -> CostSnapshot:
+    def make_snapshot(self) -> CostSnapshot:
         """Return what was learnt and what was measured, so that the two can be compared elsewhere.
 
         It may be called from another thread.

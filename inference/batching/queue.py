@@ -114,7 +114,7 @@ class BatchQueue:
             self.limits = limits
             self.max_tokens, self._lowered_until_s = limits.max_batch_tokens, math.inf
 
-    def note_rows(self, *, padded: bool, cut_at: int | None) -> None:
+    def note_padding_and_cut(self, *, padded: bool, cut_at: int | None) -> None:
         """Note how the model takes rows: padded to the longest or not, and cut at how many tokens, if it cuts them."""
         self.padded, self.cut_at = padded, cut_at or math.inf
 
@@ -161,7 +161,7 @@ class BatchQueue:
         expired, self._expired = list(self._expired.values()), {}
         return expired
 
-    def due_at_s(self) -> float | None:
+    def find_due_at_s(self) -> float | None:
         """Return the time from which the next batch may go: `AT_ONCE` for now; None if no item waits.
 
         Like all times here it is in seconds by the caller's clock. It may lie in the past.
@@ -192,7 +192,7 @@ class BatchQueue:
         line = self._by_age.get(priority)
         return float(line[0][0]) if line else math.inf
 
-    def predict_following_s(self, items: Sequence[Item]) -> float:
+    def predict_following_call_s(self, items: Sequence[Item]) -> float:
         """Return the seconds that a call of these items is expected to take when it follows other calls.
 
         The inputs are read while the call before computes. Where reading takes longer than the engine, its time counts.
@@ -202,7 +202,7 @@ class BatchQueue:
         engine_s = self.costs.predict_engine_s(size, longest if self.padded else tokens / size)
         return engine_s * self.costs.following_factor
 
-    def estimate_cost_s(self, item: Item) -> float:
+    def estimate_item_cost_s(self, item: Item) -> float:
         """Return the item's part, in seconds, of the time of a full batch of such items."""
         most = self.limits.max_batch_size
         return self.costs.predict_s(most, min(item.length, self.cut_at)) / most * item.size
@@ -234,9 +234,9 @@ class BatchQueue:
         taken = [item for item in batch if item.priority < short.priority or item is head]
         others = [item for item in batch if item.priority >= short.priority and item is not head]
         short_s = short.most_s if head.priority >= short.priority else 0.0
-        most_s = max(short_s, self.predict_following_s(taken))
+        most_s = max(short_s, self.predict_following_call_s(taken))
         counts = range(1, len(others) + 1)
-        most = bisect_right(counts, most_s, key=lambda count: self.predict_following_s(taken + others[:count]))
+        most = bisect_right(counts, most_s, key=lambda count: self.predict_following_call_s(taken + others[:count]))
         return sorted(taken + others[:most], key=self._rank_item)
 
     def take_next_items(

@@ -73,7 +73,7 @@ def is_of_model(queue: str) -> bool:
     return queue.startswith(get_queue_name(""))
 
 
-def make_redis_key(queue: str, step: int) -> str:
+def make_queue_key(queue: str, step: int) -> str:
     """Return the key of the list in which kombu's Redis transport keeps a queue's messages of one priority."""
     return f"{queue}\x06\x16{step}" if step else queue
 

@@ -77,7 +77,7 @@ def make_server_command(data: Path, path: Path) -> tuple[str, ...]:
     return (find_server_binary(), *(part for name, value in options.items() for part in (f"--{name}", value)))
 
 
-def prepare_folders(data: Path, path: Path) -> int:
+def prepare_and_lock_folders(data: Path, path: Path) -> int:
     """Make both folders usable, lock the socket's, and return the lock's descriptor.
 
     The server is to inherit the descriptor. Raises `EmbeddedBrokerError`.
@@ -160,7 +160,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     try:
         command = make_server_command(options.data, options.socket)
-        os.set_inheritable(prepare_folders(options.data, options.socket), True)
+        os.set_inheritable(prepare_and_lock_folders(options.data, options.socket), True)
     except (EmbeddedBrokerError, OSError) as error:
         sys.exit(f"Error: {error}")
     os.execv(command[0], command)  # noqa: S606 - no shell is wanted

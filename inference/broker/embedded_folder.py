@@ -33,7 +33,7 @@ def make_folder_usable(folder: Path, start: Callable[[Path], str]) -> None:
     Raises `EmbeddedBrokerError`, and leaves the files as they are, if the server does not start for another reason.
     """
     with _translate_os_errors(folder):
-        make_folder_writable(folder)
+        require_writable_folder(folder)
     if any((folder / name).exists() for name in FILES) and (reason := start(folder)):
         with _translate_os_errors(folder):
             _set_aside_if_broken(folder, start, reason)
@@ -50,7 +50,7 @@ def _translate_os_errors(folder: Path) -> Iterator[None]:
         ) from error
 
 
-def make_folder_writable(folder: Path) -> None:
+def require_writable_folder(folder: Path) -> None:
     """Make the folder, and write a file of `ROOM` bytes to it; raise `OSError` if that fails."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=folder) as probe:

@@ -75,7 +75,7 @@ def _read_list_lengths(queues: Sequence[str]) -> dict[str, list[Any]]:
     steps = address.PRIORITY_STEPS
     with redis_client.breaker.guard_call(), redis_client.get_client().pipeline(transaction=False) as pipe:
         for queue, step in itertools.product(queues, steps):
-            pipe.llen(address.make_redis_key(queue, step))
+            pipe.llen(address.make_queue_key(queue, step))
         found = pipe.execute(raise_on_error=False)
         for error in found:
             if isinstance(error, Exception) and is_away(error):
@@ -107,7 +107,7 @@ def _group_into_pushes(messages: Sequence[JobMessage]) -> Iterator[tuple[str, st
     texts: dict[tuple[str, str, str], list[bytes]] = {}
     for message in messages:
         command = "RPUSH" if message.recovered else "LPUSH"
-        key = address.make_redis_key(message.queue, message.priority)
+        key = address.make_queue_key(message.queue, message.priority)
         texts.setdefault((message.queue, command, key), []).append(make_redis_envelope(message))
     for (queue, command, key), waiting in texts.items():
         ordered = waiting[::-1] if command == "RPUSH" else waiting

@@ -92,7 +92,7 @@ def check_sentences(where: str, value: object) -> None:
         check_text(f"{where}.sentences[{index}]", sentence)
 
 
-def check_file(where: str, value: object) -> None:
+def check_media(where: str, value: object) -> None:
     """Require the bytes of an image or a sound, in base64."""
     if not isinstance(value, str):
         raise make_input_error(where, "a base64 string of the file's bytes", value)

@@ -1,7 +1,7 @@
 """Values that ask for nothing: a request that has one means the same as a request without the field.
 
 Clients send every field that they have. A null counts as not given. The other neutral values are listed here by field,
-for tasks (`Task.neutral`), for engines of this project (`BuiltIn.neutral`) and for the fields of OpenAI's interface.
+for tasks (`Task.neutral`), for this project's engines (`BuiltInEngine.neutral`) and for fields of OpenAI's interface.
 """
 
 from __future__ import annotations

@@ -118,7 +118,7 @@ class _Reader:
         if "input" in table:
             values["input"] = self.read_input(name, table["input"])
         own = self.read_parameters(name, table.get("parameters", {}))
-        engine = tasks.find_built_in(values.get("engine", TRANSFORMERS_ENGINE))
+        engine = tasks.find_engine_properties(values.get("engine", TRANSFORMERS_ENGINE))
         if engine.task:
             values.setdefault("task", engine.task)
         task = tasks.find_task(values.get("task", ""))

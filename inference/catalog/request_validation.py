@@ -39,7 +39,7 @@ def validate_parameters(spec: ModelSpec, given: Mapping[str, Any]) -> dict[str, 
     A value that the table takes stays as it is. Other values may be neutral, or in the words of another server. The
     child process calls this again, since any program may have written the row. Raises `InvalidInput`.
     """
-    task, engine = tasks.find_task(spec.task), tasks.find_built_in(spec.engine)
+    task, engine = tasks.find_task(spec.task), tasks.find_engine_properties(spec.engine)
     table = {**task.neutral, **engine.neutral}
     shared = {**task.parameters, **engine.list_parameters(task.name)}
     taken: dict[str, Any] = {}

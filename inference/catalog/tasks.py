@@ -133,7 +133,7 @@ _TRUNCATE = {"truncate": _FLAG}  # false: what is longer than the model reads is
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BuiltIn:
+class BuiltInEngine:
     """The properties of an engine class of this project, beside those of its model's task."""
 
     task: str = ""  # of a model whose table names no task
@@ -146,8 +146,8 @@ class BuiltIn:
         return {**self.parameters, **self.parameters_by_task.get(task, {})}
 
 
-BUILT_IN: Mapping[str, BuiltIn] = {
-    "inference.engines.pipeline.engine:PipelineEngine": BuiltIn(
+BUILT_IN: Mapping[str, BuiltInEngine] = {
+    "inference.engines.pipeline.engine:PipelineEngine": BuiltInEngine(
         neutral={"normalize": (False,)},  # no pipeline does it
         parameters_by_task={
             # {"type": "json", "regex" or "choice", "value": …}, which an engine of the user's own might overlook
@@ -161,7 +161,7 @@ BUILT_IN: Mapping[str, BuiltIn] = {
             "automatic-speech-recognition": {"language": ParameterSpec(type="string", min_length=1, max_length=20)},
         },
     ),
-    "inference.engines.embeddings:SentenceEmbeddings": BuiltIn(
+    "inference.engines.embeddings:SentenceEmbeddings": BuiltInEngine(
         task="feature-extraction",
         parameters={
             "details": _FLAG,
@@ -175,14 +175,14 @@ BUILT_IN: Mapping[str, BuiltIn] = {
         },
         neutral={"details": (False,), "encoding_format": ("float",), "normalize": (True,), "truncate": (True,)},
     ),
-    "inference.engines.embeddings:SentenceSimilarity": BuiltIn(task="sentence-similarity"),
+    "inference.engines.embeddings:SentenceSimilarity": BuiltInEngine(task="sentence-similarity"),
 }
 
 EMBEDDINGS = ("feature-extraction", "sentence-similarity")  # tasks that traces call embeddings
 
 _text = partial(Task, check=input_checks.check_text, neutral=neutral_values.CUT, example={"inputs": _TEXT})
-_image = partial(Task, check=input_checks.check_file, unit=units.estimate_patches)
-_sound = partial(Task, check=input_checks.check_file, unit=units.estimate_frames)
+_image = partial(Task, check=input_checks.check_media, unit=units.estimate_patches)
+_sound = partial(Task, check=input_checks.check_media, unit=units.estimate_frames)
 
 
 def index_tasks(tasks: Iterable[Task]) -> dict[str, Task]:
@@ -351,10 +351,10 @@ TASKS = index_tasks((
     Task(is_pipeline=False, example={"inputs": _TEXT}),
 ))  # fmt: skip
 _UNKNOWN = Task(is_pipeline=False)
-_OWN = BuiltIn()
+_OWN = BuiltInEngine()
 
 
-def find_built_in(engine: str) -> BuiltIn:
+def find_engine_properties(engine: str) -> BuiltInEngine:
     """Return the properties of an engine by its name in models.toml; the defaults for an engine of the user's own."""
     return BUILT_IN.get(engine, _OWN)
 

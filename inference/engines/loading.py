@@ -45,7 +45,7 @@ class FunctionEngine(Engine):
         return self.function(inputs, parameters)
 
 
-def make_engine(spec: ModelSpec) -> Engine:
+def make_unloaded_engine(spec: ModelSpec) -> Engine:
     """Import the module that `spec.engine` names, and return its engine, not loaded yet.
 
     Raises `ModelUnavailable` if the module or its engine is missing or wrong.
@@ -67,7 +67,7 @@ def load_engine(spec: ModelSpec, device: str) -> Engine:
     Raises `ModelUnavailable` if that fails.
     """
     try:
-        engine = make_engine(spec)
+        engine = make_unloaded_engine(spec)
         engine.load(device)
         engine.warm_up()
         if device == CPU:
@@ -95,7 +95,7 @@ def _warm_up_largest_batch(engine: Engine) -> None:
         return
     length = min(engine.max_tokens or LONG, LONG, spec.max_batch_tokens)
     size = min(spec.max_batch_size, spec.max_batch_tokens // length)
-    report = engine_calls.run_with_isolation(
+    report = engine_calls.run_engine_with_isolation(
         engine, [engine.make_sample_input("a " * length)] * size, dict(task.measured_with)
     )
     if report.oom_shape:

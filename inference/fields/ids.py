@@ -35,7 +35,7 @@ def make_first_id(moment: datetime.datetime) -> UUID:
     return UUID(int=(int(moment.timestamp() * 1000) << 80) | (7 << 76) | (2 << 62))
 
 
-def read_moment(row_id: UUID) -> datetime.datetime:
+def extract_creation_moment(row_id: UUID) -> datetime.datetime:
     return datetime.datetime.fromtimestamp((row_id.int >> 80) / 1000, datetime.UTC)
 
 

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from django.db.backends.base.schema import BaseDatabaseSchemaEditor
 
 
-class IndexWithoutParts(models.Index):
+class PostgresqlPartialIndex(models.Index):
     """An index whose condition only PostgreSQL gets.
 
     PostgreSQL counts the listed jobs with this index alone. SQLite would assume that an index with a condition finds

@@ -17,10 +17,10 @@ SERVICE = ""  # the model name of figures of the whole service
 def record_sample() -> None:
     tick = {"grain": Grain.TICK, "start": make_datetime(floor_to_tick(clock.time_s())), "model": SERVICE}
     if not Figure.objects.filter(**tick).exists():
-        Figure.objects.get_or_create(**tick, defaults={"tally": take_sample()})
+        Figure.objects.get_or_create(**tick, defaults={"tally": sample_state()})
 
 
-def take_sample() -> Tally:
+def sample_state() -> Tally:
     """Return a sample of the present state, by model except for replicas.
 
     `now` is summed over samples and divided by their number. Of `most` the largest value is kept.

@@ -139,7 +139,7 @@ def count_outcomes_since(moment: datetime.datetime) -> dict[str, Counter[str]]:
     return found
 
 
-def count_by_status(ended: Mapping[str, Counter[str]]) -> Counter[str]:
+def sum_outcomes_by_status(ended: Mapping[str, Counter[str]]) -> Counter[str]:
     """Add up the outcomes of all models by the status that they begin with."""
     found = Counter[str]()
     for ends in ended.values():

@@ -59,22 +59,22 @@ def sum_tallies(tallies: Iterable[Mapping[str, Any]]) -> Tally:
 def add_value(tally: Tally, name: str, value: float, *, unit: float = 1.0, count: int = 1) -> None:
     """Add a value, or `count` times the same value, to a distribution.
 
-    Its bucket ends at `compute_bucket_end(bucket) * unit`.
+    Its bucket ends at `compute_histogram_bucket_end(bucket) * unit`.
     """
     found = tally.setdefault(name, {"sum": 0.0, "in": {}})
-    key = str(find_bucket(value / unit))
+    key = str(find_histogram_bucket(value / unit))
     found["sum"] += value * count
     found["in"][key] = found["in"].get(key, 0) + count
 
 
-def find_bucket(value: float) -> int:
+def find_histogram_bucket(value: float) -> int:
     """Return the first bucket whose end is not below the value."""
     if value <= 1:
         return _SMALLEST
     return min(_LARGEST, math.ceil(STEPS * math.log2(value) - 1e-9))
 
 
-def compute_bucket_end(bucket: int) -> float:
+def compute_histogram_bucket_end(bucket: int) -> float:
     return float(2 ** (bucket / STEPS))
 
 
@@ -96,4 +96,4 @@ def compute_quantile(distribution: Mapping[str, Any] | None, share: float) -> fl
         seen += distribution["in"][str(bucket)]
         if seen >= rank:
             break
-    return compute_bucket_end(bucket) * UNIT_S
+    return compute_histogram_bucket_end(bucket) * UNIT_S

@@ -1,4 +1,4 @@
-"""The ledger, which writes tallies in the transaction of what they count.
+"""The rows of tallies, which are written in the transaction of what they count.
 
 A figure thus counts what was committed, whichever process is killed.
 

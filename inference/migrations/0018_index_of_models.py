@@ -1,6 +1,6 @@
 from django.db import migrations, models
 
-from inference.fields.indexes import IndexWithoutParts
+from inference.fields.indexes import PostgresqlPartialIndex
 from inference.store.postgresql.operations import AddIndexBesideWriters, RemoveIndexBesideWriters
 
 
@@ -15,7 +15,7 @@ class Migration(migrations.Migration):
     operations = [
         AddIndexBesideWriters(
             model_name='job',
-            index=IndexWithoutParts(condition=models.Q(('whole__isnull', True)), fields=['model', '-id'], name='job_of_model'),
+            index=PostgresqlPartialIndex(condition=models.Q(('whole__isnull', True)), fields=['model', '-id'], name='job_of_model'),
         ),
         RemoveIndexBesideWriters(model_name='job', name='job_by_model'),
     ]

@@ -32,7 +32,7 @@ class Model:
     not_before_s: float = -math.inf  # time before which it is not loaded again after a load that failed
 
     @property
-    def turn_at(self) -> tuple[float, str]:
+    def turn_key(self) -> tuple[float, str]:
         return (self.waits_since_s or 0.0) + STEP_S * self.priority, self.name
 
     def compute_earliest_unload_s(self) -> float:
@@ -60,7 +60,7 @@ def choose_change(models: Iterable[Model], *, room: int, now_s: float) -> Change
 
     The caller asks again and again, but not while a change is being made.
     """
-    models = sorted(models, key=lambda model: model.turn_at)
+    models = sorted(models, key=lambda model: model.turn_key)
     inside = sorted((m for m in models if m.loaded_at_s is not None), key=lambda model: _make_leaving_key(model, now_s))
     unload = [m for m in inside if m.is_idle(now_s) or (m.memory > room and not m.is_kept)]
     inside = [m for m in inside if m not in unload]

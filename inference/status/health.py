@@ -83,11 +83,11 @@ def _find_model_problems(living: Sequence[Worker]) -> Iterator[str]:
     is_full = settings.ENGINE_ERRORS == "full"
     if not lookup.get_catalog_or_empty():
         yield f"The models file is refused{f': {lookup.find_file_problem()}' if is_full else '.'}"
-    for name, reason in find_unserved_models(living).items():
+    for name, reason in find_unserved_reasons(living).items():
         yield f"{name}: {reason.text if is_full else reason.cause.value}"
 
 
-def find_unserved_models(living: Sequence[Worker]) -> dict[str, Reason]:
+def find_unserved_reasons(living: Sequence[Worker]) -> dict[str, Reason]:
     """Return the models of the models file that none of these workers serves, and why."""
     served = workers.count_workers_by_model(worker for worker in living if worker.connected)
     return {name: _find_reason(living, name) for name in lookup.get_catalog_or_empty() if not served[name]}
@@ -95,11 +95,11 @@ def find_unserved_models(living: Sequence[Worker]) -> dict[str, Reason]:
 
 def _find_reason(living: Iterable[Worker], name: str) -> Reason:
     """Return the reason why no worker serves the model; of several, the one that needs the least action."""
-    reasons = (reason for worker in living if (reason := explain_worker(worker, name)))
+    reasons = (reason for worker in living if (reason := find_worker_reason(worker, name)))
     return min(reasons, key=lambda reason: list(Cause).index(reason.cause), default=Reason(Cause.ABSENT))
 
 
-def explain_worker(worker: Worker, name: str) -> Reason | None:
+def find_worker_reason(worker: Worker, name: str) -> Reason | None:
     """Return why the worker does not serve the model; None if it serves it, or if its row does not mention it."""
     if name in worker.model_names:
         return None if worker.connected else Reason(Cause.CUT_OFF)

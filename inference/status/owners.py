@@ -76,7 +76,7 @@ class OwnerQueue(NamedTuple):
     owner: Any  # the user's primary key as the database returns it; None for jobs without an owner
 
 
-def format_owner(owner: Hashable) -> str | None:
+def format_owner_id(owner: Hashable) -> str | None:
     """Return the name of an owner in messages, from the primary key as the database returned it.
 
     The key may be a number or a UUID.

@@ -55,7 +55,7 @@ def find_position(job: Job) -> QueuePosition:
         own = _count_up_to_limit(queued.filter(priority=job.priority, owner=job.owner_id, pk__lt=job.pk))
         if own < EXACT_UP_TO:
             count = min(count, _count_ahead_in_turn(job.model, counts, job.priority, job.owner_id, own))
-    return QueuePosition(position=count + 1, wait_s=workers.predict_seconds(job.model, count + 1))
+    return QueuePosition(position=count + 1, wait_s=workers.predict_jobs_s(job.model, count + 1))
 
 
 def count_jobs_ahead(model: str, priority: int, owner: Hashable) -> int:

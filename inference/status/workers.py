@@ -24,7 +24,7 @@ from inference import budget, clock
 from inference.catalog import lookup
 from inference.fields.worker_documents import ModelState
 from inference.models import ENDED, Worker, WorkerState
-from inference.store.connections import release_while_waiting
+from inference.store.connections import release_connection_while_waiting
 
 RESTING = (WorkerState.DRAINING, WorkerState.DRAINED)
 PRESENT = (WorkerState.STARTING, WorkerState.READY, WorkerState.DEGRADED, WorkerState.STOPPING, *RESTING)
@@ -115,7 +115,7 @@ class Remembered(Generic[T]):
 
     def _wait_for(self, reading: Future[T]) -> T:
         try:
-            with release_while_waiting(PATIENCE_S) as patience_s:
+            with release_connection_while_waiting(PATIENCE_S) as patience_s:
                 return reading.result(patience_s)
         except TimeoutError as error:
             raise OperationalError("the database has not answered another request yet that asks the same") from error
@@ -190,7 +190,7 @@ class MemoryPresence:
 
 
 @Remembered
-def find_models_in_memory() -> dict[str, MemoryPresence]:
+def find_memory_presence() -> dict[str, MemoryPresence]:
     found: dict[str, MemoryPresence] = {}
     for catalog in select_living_workers().filter(state__in=SERVING).values_list("catalog", flat=True):
         for entry in catalog.models:
@@ -203,7 +203,7 @@ def find_models_in_memory() -> dict[str, MemoryPresence]:
     return found
 
 
-def predict_seconds(model: str, jobs: int) -> float | None:
+def predict_jobs_s(model: str, jobs: int) -> float | None:
     """Return how many seconds so many jobs take at the measured speed.
 
     The load of a lazy model that no worker has in memory is added. The result is None while neither was measured.
@@ -216,5 +216,5 @@ def _find_load_time_s(model: str) -> float:
     spec = lookup.get_catalog_or_empty().get(model)
     if spec is None or not spec.is_lazy:
         return 0.0
-    place = find_models_in_memory().get(model, MemoryPresence())
+    place = find_memory_presence().get(model, MemoryPresence())
     return 0.0 if place.workers else place.load_s or 0.0

@@ -22,7 +22,7 @@ def release_connection() -> None:
 
 
 @contextlib.contextmanager
-def release_while_waiting(limit_s: float) -> Iterator[float]:
+def release_connection_while_waiting(limit_s: float) -> Iterator[float]:
     """Yield the seconds that a request may wait for another request: `limit_s`, or what is left of its budget.
 
     Meanwhile other requests may have its connection of the pool.
@@ -32,7 +32,7 @@ def release_while_waiting(limit_s: float) -> Iterator[float]:
         yield left_s
 
 
-def use_own_connection() -> None:
+def bypass_connection_pool() -> None:
     """Give this thread a connection of its own beside the pool, from now on."""
     connection.is_own = True  # type: ignore[attr-defined]  # read by inference.store.postgresql
 

@@ -92,7 +92,7 @@ def make_unsaved_job(*, owner: Any, bulk: Bulk | None = None, **values: Any) -> 
 def prepare_row(job: Job) -> JobRow:
     database: Any = connections[DEFAULT_DB_ALIAS]
     values = vars(job)
-    return make_row(
+    return make_job_row(
         {
             name: stored if values[name] is default else convert_to_db(name, values[name], database)
             for name, default, stored in _list_defaults(database.alias)
@@ -120,12 +120,14 @@ def make_row_copier(other: JobRow) -> Callable[..., JobRow]:
     database: Any = connections[DEFAULT_DB_ALIAS]
 
     def make_equal_row(**own: Any) -> JobRow:
-        return make_row({**other.values, **{name: convert_to_db(name, value, database) for name, value in own.items()}})
+        return make_job_row(
+            {**other.values, **{name: convert_to_db(name, value, database) for name, value in own.items()}}
+        )
 
     return make_equal_row
 
 
-def make_row(values: Mapping[str, Any]) -> JobRow:
+def make_job_row(values: Mapping[str, Any]) -> JobRow:
     size = 0
     for name in _DOCUMENTS:
         if (document := values.get(name)) is not None:
@@ -154,7 +156,7 @@ class SizedItem(Protocol):
 S = TypeVar("S", bound=SizedItem)
 
 
-def group_by_statement(items: Iterable[S], most: int = MOST) -> Iterator[list[S]]:
+def split_by_size(items: Iterable[S], most: int = MOST) -> Iterator[list[S]]:
     """Split items into groups for one statement each: at most `most` rows and `MOST_BYTES`.
 
     A row that alone has more bytes is a group by itself.
@@ -192,11 +194,11 @@ def insert_jobs(rows: Sequence[JobRow]) -> None:
 def _make_insert_sql(own: Sequence[str], common: Sequence[str], count: int) -> str:
     names = ", ".join(map(connections[DEFAULT_DB_ALIAS].ops.quote_name, (*own, *common)))
     selected = ", ".join(["own.*", *["%s"] * len(common)])
-    values = ", ".join([f"({placeholders(len(own))})"] * count)
+    values = ", ".join([f"({make_placeholders(len(own))})"] * count)
     return f"INSERT INTO {Job._meta.db_table} ({names}) SELECT {selected} FROM (VALUES {values}) AS own"  # noqa: S608 - own names
 
 
-def end_held_jobs(rows: Sequence[JobRow], batch: UUID) -> int:
+def end_claimed_jobs(rows: Sequence[JobRow], batch: UUID) -> int:
     """Write what ends running jobs of `batch` in one statement, as `insert_jobs` does.
 
     The columns of each row are its id and what is written beside the time. Jobs that are not the batch's any more are
@@ -221,7 +223,7 @@ def _make_update_sql(own: Sequence[str], common: Sequence[str], count: int) -> s
     assigned += [f"{name} = own.column{number}" for number, name in enumerate(own, 1) if name != "id"]
     assigned += [f"finished_at = {make_now_sql()}"]
     is_held = "job.batch = %s AND job.status = 'running'"
-    of_own = f"(VALUES {', '.join([f'({placeholders(len(own))})'] * count)}) AS own"
+    of_own = f"(VALUES {', '.join([f'({make_placeholders(len(own))})'] * count)}) AS own"
     table, is_own = Job._meta.db_table, f"job.id = own.column{1 + own.index('id')} AND {is_held}"
     if connections[DEFAULT_DB_ALIAS].features.has_select_for_update:
         in_order = f"JOIN {table} AS job ON {is_own} ORDER BY job.id FOR UPDATE OF job"
@@ -252,7 +254,7 @@ def convert_ids_to_db(ids: Iterable[UUID], database: BaseDatabaseWrapper) -> lis
     return list(ids) if database.features.has_native_uuid_field else [f"{each.int:032x}" for each in ids]
 
 
-def read_finished(ids: Collection[UUID]) -> dict[UUID, Changes]:
+def read_outcomes(ids: Collection[UUID]) -> dict[UUID, Changes]:
     """Return the changes of those of these jobs that are finished, by id."""
     database: Any = connections[DEFAULT_DB_ALIAS]
     with database.cursor() as cursor:
@@ -272,11 +274,11 @@ def find_finished(ids: Iterable[UUID]) -> set[UUID]:
 
 @functools.lru_cache(maxsize=SHAPES)
 def _make_finished_sql(count: int) -> str:
-    where = f"id IN ({placeholders(count)}) AND status IN ({placeholders(len(TERMINAL))})"
+    where = f"id IN ({make_placeholders(count)}) AND status IN ({make_placeholders(len(TERMINAL))})"
     return f"SELECT {', '.join(_OUTCOME_COLUMNS)} FROM {Job._meta.db_table} WHERE {where}"  # noqa: S608 - own names
 
 
-def refresh_job_attributes(job: Job, changes: Changes) -> None:
+def apply_job_changes(job: Job, changes: Changes) -> None:
     """Set the attributes of a job that is finished.
 
     Attributes that changed as well and are not among `changes` are deferred: Django reads them on their first use.
@@ -363,7 +365,7 @@ def _convert_distinct(
     return [known[value] for value in values]
 
 
-def placeholders(count: int) -> str:
+def make_placeholders(count: int) -> str:
     """Return `count` placeholders of a statement."""
     return ", ".join(["%s"] * count)
 

@@ -118,8 +118,8 @@ def _record_locked(
     database = connections[DEFAULT_DB_ALIAS]
     ids = job_rows.convert_ids_to_db([outcome.job_id for outcome in outcomes], database)
     recorded = [_make_outcome_row(*each, batch_size, database) for each in zip(ids, outcomes, strict=True)]
-    for statement in job_rows.group_by_statement(recorded):
-        if job_rows.end_held_jobs(statement, batch) < len(statement):
+    for statement in job_rows.split_by_size(recorded):
+        if job_rows.end_claimed_jobs(statement, batch) < len(statement):
             raise _NotAll
     ends = {whole: end for whole, parts in wholes.items() if (end := settle_whole(whole, parts))}
     tally_rows.add_to_own_row(outcomes[0].model, tallies.merge_tally(_tally_outcomes(outcomes, ends.values()), beside))
@@ -146,7 +146,7 @@ def _tally_outcomes(outcomes: Sequence[Outcome], ends: Iterable[str]) -> Tally:
 def _make_outcome_row(
     job_id: UUID | str, outcome: Outcome, batch_size: int, database: BaseDatabaseWrapper
 ) -> job_rows.JobRow:
-    return job_rows.make_row(
+    return job_rows.make_job_row(
         {
             "id": job_id,
             "status": outcome.status.value,

@@ -26,7 +26,7 @@ from inference import errors, row_locks
 from inference.figures import tallies, tally_rows
 from inference.models import TERMINAL, WAITING, Job, Status, Webhook
 from inference.store import job_rows, notices, wholes
-from inference.store.job_rows import make_moment_sql, make_now_sql, placeholders
+from inference.store.job_rows import make_moment_sql, make_now_sql, make_placeholders
 from inference.telemetry import tracing
 
 if tracing.on:
@@ -107,9 +107,9 @@ def _make_claim_sql(ids: int, takes_over: int, lease: str) -> str:
     """Return one statement that locks the rows in order, changes and returns them, so that nothing comes in between."""
     now = make_now_sql()
     free = f"status = 'queued' AND (expires_at IS NULL OR expires_at > {now}) AND recoveries < %s"
-    free += f" OR status = 'running' AND batch IN ({placeholders(takes_over)})"
+    free += f" OR status = 'running' AND batch IN ({make_placeholders(takes_over)})"
     table = Job._meta.db_table
-    claimable = f"id IN ({placeholders(ids)}) AND model = %s AND parts IS NULL AND ({free})"
+    claimable = f"id IN ({make_placeholders(ids)}) AND model = %s AND parts IS NULL AND ({free})"
     if connections[DEFAULT_DB_ALIAS].features.has_select_for_update:
         claimable = f"id IN (SELECT id FROM {table} WHERE {claimable} ORDER BY id FOR UPDATE)"  # noqa: S608 - as below
     return (
@@ -179,7 +179,7 @@ def expire_jobs() -> None:
         wholes.finish_wholes()
 
 
-def renew_future_leases() -> None:
+def restart_overlong_leases() -> None:
     """Restart the leases that were given before the database's clock was set back.
 
     They would end later by as much as the clock was set back.
@@ -206,7 +206,7 @@ def requeue_lost_jobs(which: Q) -> None:
         logger.warning("%d running jobs given back, %d given up as lost", given, failed)
 
 
-def requeue_jobs_of_stopped(which: Q) -> None:
+def requeue_stopped_worker_jobs(which: Q) -> None:
     """Queue the running jobs of stopped workers again.
 
     This does not count as a loss: a stop says nothing about the jobs.

@@ -21,7 +21,7 @@ from inference import budget, errors, row_locks
 from inference.catalog.sizes import lengths
 from inference.figures import tallies, tally_rows
 from inference.models import WAITING, Job, Status
-from inference.retry_policy import ServerErrorKind, classify_error
+from inference.retry_policy import ServerErrorKind, classify_server_error
 from inference.store import job_rows, notices
 from inference.telemetry import logs, tracing
 
@@ -118,7 +118,7 @@ def finish_wholes() -> None:
                 end = next((settle_whole(*locked) for locked in lock_wholes([whole]).items()), "")
                 _count_end(model, end)
         except DatabaseError as error:
-            if classify_error(error) is not ServerErrorKind.DATA:
+            if classify_server_error(error) is not ServerErrorKind.DATA:
                 raise
             logger.error("job=%s not put together, the database refuses it: %s", whole, logs.describe_error(error))
             with transaction.atomic():

@@ -30,7 +30,7 @@ class StreamCursor:
         return self._delivered.make_event_id(self.job_id)
 
     @property
-    def start_entry(self) -> bytes:
+    def entry_before_attempt(self) -> bytes:
         """The id of the entry before the first entry of the attempt."""
         return self._before
 

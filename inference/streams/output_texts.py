@@ -31,7 +31,7 @@ def extract_single_answer(output: object) -> Mapping[str, Any]:
     return answer if isinstance(answer, dict) else {}
 
 
-def read_scores(details: object) -> list[Any] | None:
+def read_token_logprobs(details: object) -> list[Any] | None:
     """Return the scores of the tokens that show in a text, as chunks have them, from the details of the answer.
 
     The result is None if there are no log probabilities.

@@ -13,7 +13,7 @@ from inference.store import job_rows
 from inference.streams.cursor import StreamCursor, TextDiverged
 from inference.streams.events import Delta, End, Event, Interrupted, KeepAlive, Restart
 from inference.streams.hub import StreamHub, StreamSubscriber
-from inference.streams.output_texts import extract_generated_text, extract_single_answer, read_scores
+from inference.streams.output_texts import extract_generated_text, extract_single_answer, read_token_logprobs
 from inference.streams.positions import BEGINNING, Position
 
 logger = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ def _follow_events(job: Job, hub: StreamHub, cursor: StreamCursor) -> Iterator[E
     if changes is None:
         yield Interrupted()
         return
-    job_rows.refresh_job_attributes(job, changes)
+    job_rows.apply_job_changes(job, changes)
     text = extract_generated_text(job) if job.status == Status.SUCCEEDED else None
     yield from _make_last_events(job, text, cursor)
 
@@ -52,7 +52,7 @@ def _follow_events(job: Job, hub: StreamHub, cursor: StreamCursor) -> Iterator[E
 def _wake_if_finished(subscriber: StreamSubscriber) -> None:
     """Read the row once, as the job may have finished before the subscriber was registered."""
     try:
-        if finished := job_rows.read_finished([subscriber.job_id]):
+        if finished := job_rows.read_outcomes([subscriber.job_id]):
             subscriber.wake(finished[subscriber.job_id])
     except (DatabaseError, InterfaceError) as error:
         logger.warning("job=%s: its row was not read, the listener polls: %s", subscriber.job_id, error)
@@ -64,14 +64,14 @@ def _wait_for_event(subscriber: StreamSubscriber, cursor: StreamCursor) -> Delta
     try:
         return cursor.take_new_text(subscriber.wait_for_entries(SILENCE_S))
     except TextDiverged:
-        subscriber.replay_after(cursor.start_entry)
+        subscriber.replay_after(cursor.entry_before_attempt)
         return cursor.restart_attempt()
 
 
 def _make_last_events(job: Job, text: str | None, cursor: StreamCursor) -> Iterator[Event]:
     """Yield the part of the text that was not sent yet, and the end."""
     if text is not None:
-        scores = read_scores(extract_single_answer(job.output).get("details")) or ()
+        scores = read_token_logprobs(extract_single_answer(job.output).get("details")) or ()
         try:
             rest = cursor.take_rest_of_text(text, scores)
         except TextDiverged:

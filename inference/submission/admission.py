@@ -38,7 +38,7 @@ def reserve_places(terms: Terms, ids: Collection[UUID]) -> Iterator[None]:
         if terms.max_owned is not None and terms.owner is not None:
             shared = max(priority, Priority.NORMAL)  # high and normal share one limit
             _enter(rooms, "owner", terms.owner.pk, shared, ids, terms.max_owned)
-        limit, longest_s = max_queued(terms.spec, priority), settings.MAX_ESTIMATED_WAIT_S
+        limit, longest_s = find_queue_limit(terms.spec, priority), settings.MAX_ESTIMATED_WAIT_S
         if terms.yields:
             limit, longest_s = limit // 2 if len(ids) <= limit // 2 else limit, longest_s / 2
         line = _enter(rooms, "model", model, priority, ids, limit)
@@ -79,7 +79,7 @@ def _make_full_error(kind: str, key: Any, waiting: int, jobs: int, limit: int) -
             " are finished.",
             retry_after_s=low_s,
         )
-    room_in_s = workers.predict_seconds(key, waiting + jobs - limit) or 5.0  # at the measured speed
+    room_in_s = workers.predict_jobs_s(key, waiting + jobs - limit) or 5.0  # at the measured speed
     return QueueFull(
         f"The queue of {key!r} is full: {waiting} jobs wait, at most {limit} may. Try again later.",
         retry_after_s=min(max(room_in_s, low_s), high_s),
@@ -102,7 +102,7 @@ def estimate_wait_s(job: Job) -> float | None:
     """
     try:
         waiting = _get_line("model", job.model, job.priority).waiting
-        return workers.predict_seconds(job.model, _count_ahead(job.model, job.priority, job.owner_id, waiting))
+        return workers.predict_jobs_s(job.model, _count_ahead(job.model, job.priority, job.owner_id, waiting))
     except Exception as error:
         if not is_away(error):
             raise
@@ -114,7 +114,7 @@ def _count_ahead(model: str, priority: int, owner: Hashable, waiting: int) -> in
     return min(waiting, queue_position.count_jobs_ahead(model, priority, owner)) if waiting > 1 else waiting
 
 
-def max_queued(spec: ModelSpec, priority: int) -> int:
+def find_queue_limit(spec: ModelSpec, priority: int) -> int:
     """Return how many jobs of a model may wait at a priority.
 
     Patient jobs delay no others, so more of them may wait.
@@ -125,10 +125,10 @@ def max_queued(spec: ModelSpec, priority: int) -> int:
 def _refuse_long_wait(terms: Terms, waiting: int, limit_s: float) -> None:
     """Raise `Overloaded` if a new job would wait for more than `limit_s` behind `waiting` jobs."""
     model = terms.spec.name
-    wait_s = workers.predict_seconds(model, waiting)
+    wait_s = workers.predict_jobs_s(model, waiting)
     if limit_s and wait_s and wait_s > limit_s:
         owner = terms.owner and terms.owner.pk
-        wait_s = workers.predict_seconds(model, _count_ahead(model, terms.priority, owner, waiting))
+        wait_s = workers.predict_jobs_s(model, _count_ahead(model, terms.priority, owner, waiting))
     if limit_s and wait_s and wait_s > limit_s:
         raise Overloaded(
             f"A new job of {model!r} would wait about {wait_s:.0f} s, more than {limit_s:g} s. Try again later.",

@@ -115,7 +115,7 @@ def _read_accepted(known: Bulk) -> Accepted:
 
     Raises `StoreUnavailable` if the database is away.
     """
-    with writer.report_row_if_away(known):
+    with writer.report_perhaps_stored_row(known):
         found = list(known.job_set.order_by("bulk_index").values_list("bulk_index", "pk"))
         return Accepted(bulk=known, progress=read_progress(known), jobs=found)
 
@@ -149,7 +149,7 @@ def _check_parameters(items: Sequence[BulkItem]) -> None:
     """Raise `InvalidInput` if parameters that all items share are too large to be stored with each job."""
     given = items[0].parameters
     if given and all(item.parameters is given for item in items):
-        bulk_store.check_parameters(given, len(items))
+        bulk_store.check_parameter_size(given, len(items))
 
 
 def _make_bulk(submission: BulkSubmission) -> Bulk:
@@ -158,7 +158,7 @@ def _make_bulk(submission: BulkSubmission) -> Bulk:
     check_size(len(items))
     _check_parameters(items)
     bulk = Bulk(model=model, total=len(items), owner=owner, request_id=submission.request_id)
-    logs.bind_more(bulk=bulk.id, model=model)
+    logs.bind_more_ids(bulk=bulk.id, model=model)
     if submission.idempotency_key is not None:
         bodies = [[item.inputs, item.parameters, item.error is None] for item in items]
         bulk.idempotency_key = idempotency.scope_key(owner, submission.idempotency_key)
@@ -224,7 +224,7 @@ def _store(bulk: Bulk, new: Sequence[NewJob]) -> None:
 
     Raises `IntegrityError` if the idempotency key is taken, and `StoreUnavailable` if the bulk may have been stored.
     """
-    statements = list(job_rows.group_by_statement(job.row for job in new))
+    statements = list(job_rows.split_by_size(job.row for job in new))
     with bulk_store.run_in_transaction(bulk):
         bulk.save(force_insert=True)
         bulk_store.insert_grouped_rows(statements)

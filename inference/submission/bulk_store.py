@@ -53,7 +53,7 @@ class SharedColumns:
         return NewJob(job_id, row, self.message, size, length)
 
 
-def check_parameters(given: Mapping[str, Any], jobs: int) -> None:
+def check_parameter_size(given: Mapping[str, Any], jobs: int) -> None:
     """Raise `InvalidInput` if parameters that are given once are too large to be stored with each of `jobs` jobs."""
     most = settings.DATA_UPLOAD_MAX_MEMORY_SIZE // jobs
     if given and len(json_field.dumps(given)) > most:
@@ -71,7 +71,7 @@ def run_in_transaction(row: Job | Bulk) -> Iterator[None]:
     """
     with contextlib.ExitStack() as committed, transaction.atomic():
         yield
-        committed.enter_context(writer.report_row_if_away(row))
+        committed.enter_context(writer.report_perhaps_stored_row(row))
 
 
 def insert_grouped_rows(statements: Sequence[Sequence[job_rows.JobRow]]) -> None:

@@ -20,7 +20,7 @@ from django.db import IntegrityError
 from inference import process
 from inference.errors import IdempotencyMismatch, StoreUnavailable, UnknownOwner
 from inference.models import Bulk, Job
-from inference.store.connections import release_while_waiting
+from inference.store.connections import release_connection_while_waiting
 
 if TYPE_CHECKING:
     from django.contrib.auth.models import AbstractBaseUser
@@ -100,7 +100,7 @@ def _store_and_share(key: Key, storing: Future[Row], store: Callable[[], Row]) -
 
 def _wait_for(storing: Future[Row]) -> Row:
     try:
-        with release_while_waiting(PATIENCE_S) as patience_s:
+        with release_connection_while_waiting(PATIENCE_S) as patience_s:
             return storing.result(patience_s)
     except TimeoutError:
         raise StoreUnavailable(

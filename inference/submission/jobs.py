@@ -28,7 +28,7 @@ from inference.store.job_rows import Changes
 from inference.submission import admission, idempotency, split_jobs
 from inference.submission.submissions import Submission
 from inference.telemetry import logs
-from inference.web_process.writer import PATIENCE_S, report_row_if_away
+from inference.web_process.writer import PATIENCE_S, report_perhaps_stored_row
 from inference.webhooks import delivery
 
 logger = logging.getLogger(__name__)
@@ -169,7 +169,7 @@ def make_job_and_parts(submission: Submission) -> tuple[Job, list[Part]]:
     job = submission.make_job(
         inputs=[] if parts else inputs, parameters=parameters, size=size, length=length, parts=len(parts) or None
     )
-    logs.bind_more(job=job.id, model=spec.name)
+    logs.bind_more_ids(job=job.id, model=spec.name)
     if submission.idempotency_key is not None:
         job.idempotency_key = idempotency.scope_key(submission.owner, submission.idempotency_key)
         asked = (inputs, submission.parameters, submission.priority, submission.expires_in_s, submission.webhook)
@@ -181,7 +181,7 @@ def _accept(submission: Submission, job: Job, parts: Sequence[Part], *, needs_wo
     """Store and send the job, and return it, or the job of an earlier request with its idempotency key."""
     accepted = idempotency.store_once(job, lambda: _store(submission, job, parts, needs_worker=needs_worker))
     if submission.webhook:
-        with report_row_if_away(accepted):
+        with report_perhaps_stored_row(accepted):
             delivery.register_webhook(accepted, submission.webhook)
     return accepted
 
@@ -212,7 +212,7 @@ def _store_and_wait(submission: Submission, job: Job, timeout_s: float) -> Job:
             written = process.current.writer.enqueue_job(job, waiter.fail)
             changes = waiter.wait(first_s)
             if not changes:
-                process.current.writer.wait_until_written(written, patience_s - first_s)
+                process.current.writer.wait_for_write(written, patience_s - first_s)
         changes = changes or waiter.wait(timeout_s - first_s)
         if timeout_s > first_s:
             budget.renew_budget()
@@ -220,7 +220,7 @@ def _store_and_wait(submission: Submission, job: Job, timeout_s: float) -> Job:
 
 
 def _refresh_job_attributes(job: Job, changes: Changes) -> Job:
-    job_rows.refresh_job_attributes(job, changes)
+    job_rows.apply_job_changes(job, changes)
     return job
 
 

@@ -35,7 +35,7 @@ def split_into_parts(spec: ModelSpec, inputs: Any, parameters: Mapping[str, Any]
     request_validation.check_rows(spec, max((part.size for part in parts), default=size))
     if len(parts) < 2:
         return []
-    bulk_store.check_parameters(parameters, len(parts))
+    bulk_store.check_parameter_size(parameters, len(parts))
     return parts
 
 
@@ -60,7 +60,7 @@ def store_whole(terms: Terms, whole: Job, parts: Sequence[Part]) -> None:
     )
     common = bulk_store.SharedColumns(job_rows.make_row_copier(of_all), make_message(whole))
     new = [common.make_job(part.size, part.length, inputs=part.inputs, place=part.place) for part in parts]
-    statements = list(job_rows.group_by_statement([row, *(job.row for job in new)]))
+    statements = list(job_rows.split_by_size([row, *(job.row for job in new)]))
     with admission.reserve_places(terms, [whole.id, *(job.id for job in new)]), bulk_store.run_in_transaction(whole):
         bulk_store.insert_grouped_rows(statements)
     whole._state.adding = False

@@ -17,7 +17,7 @@ def escape_text(text: str) -> str:
     return "".join(c if _is_harmless(c) else f"\\u{ord(c):04x}" for c in text)
 
 
-def escape_page(text: str) -> str:
+def escape_web_page(text: str) -> str:
     r"""Return a whole page with the characters that steer text as \uXXXX. Our own text has no such character."""
     return _STEERING.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 

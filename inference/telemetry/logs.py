@@ -45,7 +45,7 @@ def replace_bound_ids(**ids: Any) -> None:
     _bound.set(ids)
 
 
-def bind_more(**ids: Any) -> None:
+def bind_more_ids(**ids: Any) -> None:
     """Bind these ids, too, to the lines that this thread logs from now on."""
     _bound.set({**_bound.get(), **ids})
 
@@ -135,7 +135,7 @@ def configure(config: dict[str, Any]) -> None:
         threading.excepthook = _log_thread_end
 
 
-def format_line(logger: str, text: str) -> str:
+def format_json_line(logger: str, text: str) -> str:
     written_at = _format_time(time.time())  # noqa: TID251 - its host's clock, as logging has it for all other lines
     return json.dumps({"time": written_at, "level": "INFO", "logger": logger, "message": text})
 
@@ -143,7 +143,7 @@ def format_line(logger: str, text: str) -> str:
 def add_program_name(program: str, text: str) -> str:
     """Return a line of one of several programs as JSON with the program's name, also if the line is no JSON."""
     if not _is_own_json_line(text):
-        text = format_line(program or "up", text)
+        text = format_json_line(program or "up", text)
     return f'{text[:-1]}, "program": {json.dumps(program or "up")}}}'
 
 

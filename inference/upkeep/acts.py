@@ -88,13 +88,13 @@ def _do_chunk(act: Act) -> bool:
         _finish(act)
         return False
     if act.kind == ActKind.CANCEL:
-        cancelled, left = cancel_selected(ids)
+        cancelled, left = cancel_and_count_jobs(ids)
         return _record_progress(act, ids[-1], cancelled.total(), left)
     cursor, done, left = _retry(act, ids)
     return cursor is not None and _record_progress(act, cursor, done, left) and cursor == ids[-1]
 
 
-def cancel_selected(ids: Sequence[UUID]) -> tuple[Counter[str], Left]:
+def cancel_and_count_jobs(ids: Sequence[UUID]) -> tuple[Counter[str], Left]:
     """Cancel jobs, and return their number by earlier status, and the number of those left as they were, by reason."""
     cancelled = transitions.cancel_jobs_with_parts(ids)
     states = Counter(dict(Job.objects.filter(pk__in=ids).order_by().values_list("status").annotate(Count("pk"))))

@@ -58,17 +58,17 @@ class Observer:
         silent_since = time.monotonic() - settings.WORKER_SILENT_S
         return {worker: beat for worker, (beat, since) in self._heartbeats.items() if since < silent_since}
 
-    def make_expired_lease_condition(self, *, answering_s: float) -> Q:
+    def make_expired_lease_condition(self, *, database_up_s: float) -> Q:
         """Return the condition for running jobs whose lease is over.
 
         A lease holds for as long as it was given for. Only time counts in which the database has answered this process
-        (for `answering_s` by now) and in which its clock was not set.
+        (for `database_up_s` by now) and in which its clock was not set.
         """
         if self._looked is None:
             return Q(pk__in=())
         now_s, seen_at = self._looked
         over = Q(lease_until__lt=datetime.datetime.fromtimestamp(now_s, datetime.UTC))
-        seen_s = min(answering_s, seen_at - self._steady_since)
+        seen_s = min(database_up_s, seen_at - self._steady_since)
         if seen_s < datetime.timedelta.max.total_seconds():
             over &= Q(lease_until__lte=F("started_at") + datetime.timedelta(seconds=seen_s))
         return over

@@ -48,17 +48,17 @@ MOST = 20 * CHUNK  # jobs whose messages are sent again in a round
 MILLISECOND = datetime.timedelta(milliseconds=1)
 
 
-def reconcile(*, answering_s: float = math.inf, observer: Observer | None = None) -> None:
+def reconcile(*, database_up_s: float = math.inf, observer: Observer | None = None) -> None:
     """Run one round: each of its steps has its turn, whatever becomes of those before it.
 
     Parameters:
-        answering_s: Seconds for which the database has answered the caller. After an outage no worker is judged before
-            all have had the time to be heard again: the first to come back would take the jobs of all others.
+        database_up_s: Seconds for which the database has answered the caller. After an outage no worker is judged
+            before all have had the time to be heard again: the first to come back would take the jobs of all others.
         observer: What this process saw in the rounds before; the caller keeps it.
 
     Raises what the first step that failed has raised.
     """
-    give_back_lost = functools.partial(_give_back_lost, observer or Observer(), answering_s)
+    give_back_lost = functools.partial(_give_back_lost, observer or Observer(), database_up_s)
     steps = (give_back_lost, _give_back_stopped, transitions.expire_jobs, _resend_messages, wholes.finish_wholes)
     failures = [failure for step in steps if (failure := _run_step(step))]
     if failures:
@@ -78,17 +78,17 @@ def _run_step(step: Callable[[], None]) -> Exception | None:
     return None
 
 
-def _give_back_lost(observer: Observer, answering_s: float) -> None:
+def _give_back_lost(observer: Observer, database_up_s: float) -> None:
     observer.read_heartbeats()
-    transitions.renew_future_leases()
-    if answering_s >= settings.WORKER_SILENT_S:
+    transitions.restart_overlong_leases()
+    if database_up_s >= settings.WORKER_SILENT_S:
         _mark_silent(observer)
-        is_expired = observer.make_expired_lease_condition(answering_s=answering_s)
+        is_expired = observer.make_expired_lease_condition(database_up_s=database_up_s)
         transitions.requeue_lost_jobs(Q(worker__in=_select_worker_ids(WorkerState.GONE)) | is_expired)
 
 
 def _give_back_stopped() -> None:
-    transitions.requeue_jobs_of_stopped(Q(worker__in=_select_worker_ids(WorkerState.STOPPED)))
+    transitions.requeue_stopped_worker_jobs(Q(worker__in=_select_worker_ids(WorkerState.STOPPED)))
 
 
 def _make_past_moment(seconds: float) -> Now:

@@ -116,13 +116,13 @@ class Listener:
         """Return the context within which a wait for any of these jobs is registered: see `expect_finish`."""
         return Registered(self, self.hinted, ids, FinishHints())
 
-    def register(self, registered: dict[UUID, list[W]], ids: Collection[UUID], waiting: W) -> None:
+    def register_wait(self, registered: dict[UUID, list[W]], ids: Collection[UUID], waiting: W) -> None:
         with self._lock:
             self._ensure_thread()  # first: if no thread can be started, no registration is left behind
             for job_id in ids:
                 registered.setdefault(job_id, []).append(waiting)
 
-    def unregister(self, registered: dict[UUID, list[W]], ids: Collection[UUID], waiting: W) -> None:
+    def unregister_wait(self, registered: dict[UUID, list[W]], ids: Collection[UUID], waiting: W) -> None:
         with self._lock:
             for job_id in ids:
                 registered[job_id].remove(waiting)
@@ -139,7 +139,7 @@ class Listener:
             self._thread.start()
 
     def _listen_forever(self) -> None:
-        connections.use_own_connection()
+        connections.bypass_connection_pool()
         backoff = Backoff(first_s=POLL_DEAF_S, longest_s=LONGEST_DEAF_S)
         while True:
             try:
@@ -187,7 +187,7 @@ class Listener:
         self._wake_waiters([job_id for job_id in ids if job_id in self.waiters])
 
     def _wake_waiters(self, ids: Collection[UUID]) -> None:
-        finished = self._read(job_rows.read_finished, ids) or {}
+        finished = self._read(job_rows.read_outcomes, ids) or {}
         with self._lock:
             for job_id, changes in finished.items():
                 for waiter in self.waiters.get(job_id, ()):
@@ -221,8 +221,8 @@ class Registered(Generic[W]):  # a class, as it costs half of what a generator c
         self._waiting: W = waiting
 
     def __enter__(self) -> W:
-        self._listener.register(self._registered, self._ids, self._waiting)
+        self._listener.register_wait(self._registered, self._ids, self._waiting)
         return self._waiting
 
     def __exit__(self, *error: object) -> None:
-        self._listener.unregister(self._registered, self._ids, self._waiting)
+        self._listener.unregister_wait(self._registered, self._ids, self._waiting)

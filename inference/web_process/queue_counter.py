@@ -16,7 +16,7 @@ from django.db.models import QuerySet
 from inference import budget
 from inference.errors import make_nothing_stored_error
 from inference.models import Job
-from inference.store.connections import release_while_waiting
+from inference.store.connections import release_connection_while_waiting
 
 RECOUNT_S = 0.5
 ROOM = 100  # jobs that other processes may let in before this one counts again
@@ -89,7 +89,7 @@ class QueueCounter:
     @contextlib.contextmanager
     def _hold_count_lock(self, came_at: float) -> Iterator[None]:
         if not self._counting.acquire(blocking=False):
-            with release_while_waiting(PATIENCE_S) as patience_s:
+            with release_connection_while_waiting(PATIENCE_S) as patience_s:
                 is_alone = self._counting.acquire(timeout=patience_s)
             if not is_alone:
                 raise make_nothing_stored_error()

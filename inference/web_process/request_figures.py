@@ -34,7 +34,7 @@ class RequestFigures:
         threading.Thread(target=self._record_forever, name="figures", daemon=True).start()
 
     def _record_forever(self) -> None:
-        connections.use_own_connection()
+        connections.bypass_connection_pool()
         while True:
             time.sleep(tally_rows.TICK_S - clock.time_s() % tally_rows.TICK_S)
             self.record_figures()

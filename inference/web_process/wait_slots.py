@@ -27,7 +27,7 @@ class WaitSlots:
         """
         return Slot(self, principal, timeout_s)
 
-    def grant_slot(self, principal: Hashable) -> bool:
+    def try_take_slot(self, principal: Hashable) -> bool:
         with self._lock:
             free = settings.MAX_WAITING_REQUESTS - self._held.total()
             granted = free > 0 and (not settings.API_KEY_REQUIRED or self._held[principal] < free)
@@ -47,7 +47,7 @@ class Slot:  # a class costs half of what a generator does
         self._slots, self._principal, self._timeout_s = slots, principal, timeout_s
 
     def __enter__(self) -> float:
-        self._is_held = self._timeout_s > 0 and self._slots.grant_slot(self._principal)
+        self._is_held = self._timeout_s > 0 and self._slots.try_take_slot(self._principal)
         return self._timeout_s if self._is_held else 0.0
 
     def __exit__(self, *error: object) -> None:

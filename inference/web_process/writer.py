@@ -18,7 +18,7 @@ from inference.errors import StoreUnavailable, make_nothing_stored_error
 from inference.models import Bulk, Job
 from inference.retry_policy import is_away
 from inference.store import connections, job_rows
-from inference.store.connections import release_while_waiting
+from inference.store.connections import release_connection_while_waiting
 from inference.store.job_messages import make_message, send_messages
 
 logger = logging.getLogger(__name__)
@@ -73,12 +73,12 @@ class Writer:
 
         Raises `StoreUnavailable`, and `IntegrityError` if the idempotency key is taken.
         """
-        self.wait_until_written(self.enqueue_job(job), PATIENCE_S)
+        self.wait_for_write(self.enqueue_job(job), PATIENCE_S)
 
     def enqueue_job(self, job: Job, refused: Callable[[Exception], None] | None = None) -> PendingWrite:
         """Hand a job to the writer, and return at once.
 
-        It is for a request that waits for the job's end anyway, and that calls `wait_until_written` if the end does
+        It is for a request that waits for the job's end anyway, and that calls `wait_for_write` if the end does
         not come soon. `refused` is called with the error if the job is not stored.
         """
         pending = PendingWrite(job, refused)
@@ -93,13 +93,13 @@ class Writer:
             self._arrived.notify()
         return pending
 
-    def wait_until_written(self, pending: PendingWrite, patience_s: float) -> None:
+    def wait_for_write(self, pending: PendingWrite, patience_s: float) -> None:
         """Wait until the row is committed.
 
         Raises `StoreUnavailable`, also if it is not committed within `patience_s`, and `IntegrityError` if the
         idempotency key is taken.
         """
-        with release_while_waiting(patience_s) as left_s:
+        with release_connection_while_waiting(patience_s) as left_s:
             pending.wait(left_s)
         if not pending.is_finished and self._withdraw(pending):
             raise make_nothing_stored_error()
@@ -121,7 +121,7 @@ class Writer:
             self._thread.start()
 
     def _write_forever(self) -> None:
-        connections.use_own_connection()
+        connections.bypass_connection_pool()
         while True:
             group = self._wait_for_group()
             try:
@@ -135,7 +135,7 @@ class Writer:
         with self._arrived:
             while not self.pending:
                 self._arrived.wait()
-            group = next(job_rows.group_by_statement(self.pending, MAX_GROUP))
+            group = next(job_rows.split_by_size(self.pending, MAX_GROUP))
             del self.pending[: len(group)]
             return group
 
@@ -199,7 +199,7 @@ def insert_group(group: Sequence[job_rows.JobRow]) -> None:
 
 
 @contextlib.contextmanager
-def report_row_if_away(row: Job | Bulk) -> Iterator[None]:
+def report_perhaps_stored_row(row: Job | Bulk) -> Iterator[None]:
     """Raise `StoreUnavailable`, which names `row`, if the database is away in the block.
 
     The block begins with the commit of the row, which may therefore have been stored.

@@ -142,7 +142,7 @@ def _postpone(webhook: Webhook, why: str) -> None:
     logger.warning("webhook=%s job=%s not delivered, again in %d s: %s", webhook.pk, webhook.job_id, delay_s, why)
 
 
-def make_payload(job: Job) -> bytes:
+def make_webhook_body(job: Job) -> bytes:
     """Return the body of a notice.
 
     It is without the output, which may be large: the client fetches the output with its API key.
@@ -187,7 +187,7 @@ def _post(webhook: Webhook, resolver: Resolver) -> None:
     host = parse_host(webhook.url)
     if host not in settings.WEBHOOK_HOSTS:
         raise outbound_post.NotSent(f"the host {host} may no longer be called")
-    body, now = make_payload(webhook.job), int(clock.time_s())
+    body, now = make_webhook_body(webhook.job), int(clock.time_s())
     headers = {
         "Content-Type": "application/json",
         "webhook-id": str(webhook.pk),

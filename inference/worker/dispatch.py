@@ -121,7 +121,7 @@ class Dispatcher:
             ahead_s=sum(other.spec.time_limit_s for other in self.scheduler.list_batches_in_hand(batch.pid)),
             is_last=self.replicas.has_failed_successor(batch.spec),
             again=batch.is_closed,
-            alone=batch.is_alone,
+            alone=batch.must_run_alone,
             takes_over=tuple({over for held in batch.called for over in held.takes_over}),
             goes_on=batch.is_open,
             waiting=tuple(other.id for other in self.scheduler.list_open_batches(batch.pid) if other is not batch),
@@ -130,7 +130,7 @@ class Dispatcher:
             raised=batch.begun[0].raised,
             trace=batch.begun[0].trace,
         )
-        self.replicas.send_command(batch.pid, ChildCommand.CONTINUE)
+        self.replicas.send_step_command(batch.pid, ChildCommand.CONTINUE)
         result = self.pool.send_call(
             batch.pid,
             run_batch,
@@ -141,7 +141,7 @@ class Dispatcher:
         )
         batch.note_sent_call(result)
         if result is None:  # the pool is closing: the broker restores unfinished messages
-            self.scheduler.stop_beginning()
+            self.scheduler.stop_new_batches()
         return result is not None
 
     def _note_accepted_call(self, batch: Batch, pid: int) -> None:
@@ -151,7 +151,7 @@ class Dispatcher:
                 request.report_started(pid)
 
     def _settle_report(self, batch: Batch, report: BatchReport) -> None:
-        batch.note_jobs_left(report.left)
+        batch.note_remaining_jobs(report.left)
         if batch.is_open:
             self.settlement.settle_steps(batch, report)
         else:
@@ -174,20 +174,20 @@ class Dispatcher:
         except Exception as error:
             logger.exception("batch=%s not settled", batch.id)
             batch.note_end()
-            self.settlement.settle_broken_batch(batch, error)
+            self.settlement.settle_unexpected_failure(batch, error)
         finally:
             batch.note_call_end()
             if not batch.is_open:
-                self.backlog.note_end(batch)
+                self.backlog.note_batch_end(batch)
             for other in self.scheduler.list_batches_in_hand(batch.pid):
                 other.note_previous_call_end()
         self.give_back_unrunnable_jobs()
         self.send_next_calls()
 
-    def end_stuck_and_expired(self, answering_s: float = math.inf) -> None:
+    def end_stuck_and_expired(self, database_up_s: float = math.inf) -> None:
         """Kill stuck children, forget calls that the pool dropped, and drop expired jobs. Runs twice a second.
 
-        `answering_s` are the seconds for which the database has answered.
+        `database_up_s` are the seconds for which the database has answered.
         """
         self._note_suspension()
         now = self.looped_at
@@ -199,7 +199,7 @@ class Dispatcher:
             elif not batch.has_begun and not self.pool.is_unanswered(batch.result):
                 self._abandon_call(batch)
             elif self.scheduler.list_batches_in_hand(batch.pid)[:1] == [batch]:
-                self._end_if_stuck(batch, now, answering_s)
+                self._end_if_stuck(batch, now, database_up_s)
         if self.backlog.drop_expired():
             self._housekeeping.mark_expired_soon()
         self.send_next_calls()
@@ -216,13 +216,13 @@ class Dispatcher:
             for batch in self.batches.values():
                 batch.note_suspension(now - before, now)
 
-    def _end_if_stuck(self, batch: Batch, now: float, answering_s: float) -> None:
+    def _end_if_stuck(self, batch: Batch, now: float, database_up_s: float) -> None:
         """End the child process of a batch that is stuck.
 
         Such a batch hangs outside its engine, where the time limit of the engine does not apply, or its child never
         begins it. The first call asks for the stack, a call `KILL_GRACE_S` later kills.
         """
-        stuck_s = min(now - batch.accepted_at - batch.spec.time_limit_s, answering_s) - STUCK_S
+        stuck_s = min(now - batch.accepted_at - batch.spec.time_limit_s, database_up_s) - STUCK_S
         if stuck_s <= 0 or (batch.stuck and stuck_s <= KILL_GRACE_S):
             return
         if not batch.stuck:
@@ -245,7 +245,7 @@ class Dispatcher:
         for lost in {*self.scheduler.list_batches_in_hand(batch.pid), *self.scheduler.list_open_batches(batch.pid)}:
             lost.note_end()
             self.settlement.rerun_lost_batch(lost)
-            self.backlog.note_end(lost)
+            self.backlog.note_batch_end(lost)
         self.backlog.update_queues()  # other replicas may have a newer entry
 
     def _run_lost_batch_again(self, batch: Batch) -> None:
@@ -255,7 +255,7 @@ class Dispatcher:
         """
         logger.error("batch=%s of %d lost: its process ended while it ran something else", batch.id, len(batch.jobs))
         self.settlement.rerun_lost_batch(batch)
-        self.backlog.note_end(batch)
+        self.backlog.note_batch_end(batch)
 
     def _abandon_call(self, batch: Batch) -> None:
         """Drop a call that the pool forgot before the child process reported that it had begun it.
@@ -271,7 +271,7 @@ class Dispatcher:
             batch.take_out_jobs({held.job_id for held in batch.called})
             self.backlog.isolation.run_joining_jobs_again([held for held in batch.called if held not in forgotten])
         else:
-            self.backlog.note_end(batch)
+            self.backlog.note_batch_end(batch)
             for held in batch.jobs if not self.pool.has_process(batch.pid) else ():
                 held.note_batch_end(batch.id)
             self.backlog.isolation.run_batch_again(batch)
@@ -281,18 +281,18 @@ class Dispatcher:
 
         Other workers can run these at once, and not only when the running batches have ended.
         """
-        self.scheduler.stop_beginning()
+        self.scheduler.stop_new_batches()
         for batch in list(self.batches.values()):
             if not batch.is_open and not self.pool.is_unanswered(batch.result):
-                self.backlog.note_end(batch)
+                self.backlog.note_batch_end(batch)
         running = sum(len(batch.jobs) for batch in self.batches.values())
         logger.info("the worker leaves once %d jobs have ended that run", running)
-        self.backlog.give_back_waiting()
+        self.backlog.give_back_waiting_jobs()
 
     def make_snapshot(self) -> WorkerSnapshot:
         pool, replicas, lazy = self.pool, self.replicas, self.residency.report
         # Jobs of these wait for their turn: none is passed.
-        waiting_models = replicas.unneeded_models | replicas.held_back_models
+        waiting_models = replicas.unneeded_models | replicas.paused_or_drained_models
         return WorkerSnapshot(
             state=self._choose_state(),
             model_names=[]
@@ -315,7 +315,7 @@ class Dispatcher:
             generation=self.settlement.generated.make_row_value(
                 list(self.batches.values()), replicas=replicas.able_child_count
             ),
-            costs={name: queue.costs.snapshot() for name, queue in self.backlog.queues.items()},
+            costs={name: queue.costs.make_snapshot() for name, queue in self.backlog.queues.items()},
             looped_at=self.looped_at,
         )
 

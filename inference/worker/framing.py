@@ -37,7 +37,7 @@ class Unpacker:
     def __init__(self) -> None:
         self._received = bytearray()
 
-    def feed(self, data: bytes) -> Iterator[Message]:
+    def unpack_messages(self, data: bytes) -> Iterator[Message]:
         """Add received bytes, and yield each message that is complete."""
         self._received += data
         begin = 0

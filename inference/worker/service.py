@@ -45,7 +45,7 @@ class WorkerService:
         self.unfetched = UnfetchedJobs(plan.worker)
         self.heartbeat = Heartbeat(plan, options.node, self.make_snapshot)
         self.housekeeping = Housekeeping(self.heartbeat, self.replicas)
-        self.housekeeping.add_chore(self.served.update_jobless_models)
+        self.housekeeping.add_chore(self.served.update_releasable_models)
         backlog = Backlog(self.replicas)
         self.pool = ReplicaPool(
             self.replicas,

@@ -10,7 +10,7 @@ from uuid import uuid4
 from django.test import SimpleTestCase, override_settings
 
 from api.answers.completions import completion as shapes
-from api.answers.completions.logprobs import list_all_scores, make_text_logprobs, measure_prompt
+from api.answers.completions.logprobs import list_scores_with_prompt, make_text_logprobs, measure_prompt
 from api.requests.dialects.base import PRIORITIES_BY_TIER
 from api.requests.dialects.generation import completions
 from inference.catalog.input_checks import TOKENS
@@ -154,12 +154,12 @@ class ReadTests(SimpleTestCase):
             with self.subTest(fields):
                 request = completions.read_chat({"messages": HELLO, **fields}, PIPELINE)
                 self.assertEqual(request.submission.parameters["grammar"], {"type": kind, "value": value})
-                self.assertEqual(request.translate_text("parameters.grammar: no"), f"{next(iter(fields))}: no")
+                self.assertEqual(request.translate_field_names("parameters.grammar: no"), f"{next(iter(fields))}: no")
         read = completions.read_chat(
             {"messages": HELLO, "response_format": {"type": "json_schema", "json_schema": named}}, PIPELINE
         )
         where = "response_format.json_schema.schema"
-        self.assertEqual(read.translate_text("parameters.grammar.value: no"), f"{where}: no")
+        self.assertEqual(read.translate_field_names("parameters.grammar.value: no"), f"{where}: no")
         text = {"response_format": {"type": "text"}}
         plain = completions.read_chat({"messages": HELLO, **text}, PIPELINE)
         self.assertNotIn("grammar", plain.submission.parameters)
@@ -466,11 +466,11 @@ class ReadTests(SimpleTestCase):
     def test_several_answers_are_a_list_of_the_same_prompt(self) -> None:
         chat = completions.read_chat({"model": "prompts", "messages": HELLO, "n": 3})
         self.assertEqual((chat.submission.inputs, chat.answers), ([HELLO] * 3, 3))
-        self.assertEqual(chat.translate_text("inputs[1]: is too long."), "messages: is too long.")
+        self.assertEqual(chat.translate_field_names("inputs[1]: is too long."), "messages: is too long.")
         text = {"model": "prompts", "prompt": ["a", "b"], "n": 2}
         read = completions.read_text_completion(text)
         self.assertEqual(read.submission.inputs, ["a", "a", "b", "b"])
-        self.assertEqual(read.translate_text("inputs[3]: is too long."), "prompt[1]: is too long.")
+        self.assertEqual(read.translate_field_names("inputs[3]: is too long."), "prompt[1]: is too long.")
         for fields, field in (
             ({"n": 0}, "n"), ({"n": 129}, "n"), ({"n": True}, "n"), ({"n": "2"}, "n"), ({"n": 2, "stream": True}, "n"),
             ({"n": 2, "seed": 1}, "n"),
@@ -661,13 +661,13 @@ class AnswerTests(ApiTestCase):
         best = [token("x", 0, -0.5), token("x", 0, -0.7)]
         details = {"prefill": prompt, "prefill_top_tokens": [[], best, [], [], []]}
         details |= {"tokens": answer, "top_tokens": [best, []]}
-        found = make_text_logprobs(list_all_scores(details, prompt=len("ae\u0301 b")))
+        found = make_text_logprobs(list_scores_with_prompt(details, prompt=len("ae\u0301 b")))
         self.assertEqual(found["tokens"], ["<s>", "a", "\ufffd", "\ufffd", " b", " c", "</s>"])
         self.assertEqual(found["token_logprobs"], [None] + 6 * [-1.0])
         self.assertEqual(found["top_logprobs"], [None, {"x": -0.5}, {}, {}, {}, {"x": -0.5}, {}])
         self.assertEqual(found["text_offset"], [0, 0, 1, 1, 3, 5, 7])
         described = [{name: value for name, value in each.items() if name != "start"} for each in prompt]
-        found = make_text_logprobs(list_all_scores({**details, "prefill": described}, prompt=5))
+        found = make_text_logprobs(list_scores_with_prompt({**details, "prefill": described}, prompt=5))
         self.assertEqual(found["text_offset"], [0, 0, 1, 2, 3, 5, 7])  # as far as an engine of one's own says
         scored = {"generated_text": "ab", "details": details}
         for inputs, outputs, before in (("a", [scored], 1), (["x", "a"], [[scored], [scored]], None)):

@@ -115,8 +115,12 @@ class ReadTests(SimpleTestCase):
         self.assertIn("must be a JSON object", self.refused([]).message)
         request = embeddings.read_embeddings({"model": "vectors", "input": ["a"]})
         later = "inputs[1]: parameters.dimensions: vectors of this model have 384 numbers"
-        self.assertEqual(request.translate_text(later), "input[1]: dimensions: vectors of this model have 384 numbers")
-        self.assertEqual(request.translate_text("The model failed: parameters.x"), "The model failed: parameters.x")
+        self.assertEqual(
+            request.translate_field_names(later), "input[1]: dimensions: vectors of this model have 384 numbers"
+        )
+        self.assertEqual(
+            request.translate_field_names("The model failed: parameters.x"), "The model failed: parameters.x"
+        )
         with self.assertRaises(UnknownModel):
             embeddings.read_embeddings({"model": "nope", "input": "a"})
 
@@ -181,7 +185,7 @@ class AnswerTests(ApiTestCase):
         failed.status, failed.error_code = Status.FAILED, InvalidInput.code
         failed.error_detail = "inputs[1]: is no text of ours."
         for path in ADDRESSES:
-            with patch("api.views.models.run_submission", return_value=copy.copy(failed)):
+            with patch("api.views.models.run_job_within_timeout", return_value=copy.copy(failed)):
                 answer = self.post(path, {"model": "vectors", "input": ["a", "b"]})
             error = (answer.status_code, answer.json()["error"]["message"])
             self.assertEqual(error, (400, "input[1]: is no text of ours."))

@@ -61,9 +61,9 @@ class PageTests(ApiTestCase):
         for query in ({}, {"cursor": str(make_row_id())}, {"status": "queued"}):
             parameters = {"bulk": str(bulk.id), **query}
             with CaptureQueriesContext(connection) as queries:
-                self.assertEqual(job_pages.read_page(ada, parameters)[0], wanted[::-1])
-            self.assertEqual(job_pages.read_page(bob, parameters)[0], [])
-            self.assertEqual(job_pages.read_page(Principal(), parameters)[0], [])
+                self.assertEqual(job_pages.load_page(ada, parameters)[0], wanted[::-1])
+            self.assertEqual(job_pages.load_page(bob, parameters)[0], [])
+            self.assertEqual(job_pages.load_page(Principal(), parameters)[0], [])
             if connection.vendor == "sqlite":  # it keeps no statistics
                 with connection.cursor() as cursor:
                     cursor.execute(f"EXPLAIN QUERY PLAN {queries[-1]['sql']}")

@@ -94,10 +94,10 @@ class ReadTests(SimpleTestCase):
                 self.assertEqual(parameters, found)
         named = self.read(tools=[TOOL], tool_choice={"type": "function", "name": "f"})
         self.assertIn("grammar", named.submission.parameters)
-        self.assertEqual(named.translate_text("parameters.max_new_tokens: no"), "max_new_tokens: no")
+        self.assertEqual(named.translate_field_names("parameters.max_new_tokens: no"), "max_new_tokens: no")
         limited = self.read(max_output_tokens=5)
-        self.assertEqual(limited.translate_text("parameters.max_new_tokens: no"), "max_output_tokens: no")
-        self.assertEqual(limited.translate_text("inputs: no"), "input: no")
+        self.assertEqual(limited.translate_field_names("parameters.max_new_tokens: no"), "max_output_tokens: no")
+        self.assertEqual(limited.translate_field_names("inputs: no"), "input: no")
 
     def test_a_response_repeats_fields_of_its_request_that_its_job_keeps(self) -> None:
         named = {"type": "function", "name": "f"}

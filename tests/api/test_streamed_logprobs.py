@@ -16,7 +16,7 @@ from inference.models import Job, Status
 from inference.streams.chunks import Chunk
 from inference.streams.cursor import StreamCursor
 from inference.streams.events import Delta, End, Event
-from inference.streams.output_texts import read_scores
+from inference.streams.output_texts import read_token_logprobs
 from inference.streams.positions import BEGINNING, Position
 from tests.api.test_completion_chunks import documents, text
 from tests.api.test_completions import HELLO, MODELS_FILE
@@ -53,7 +53,7 @@ def make_job(chosen: random.Random, text: str, *, tools: bool) -> Job:
 
 def list_events(chosen: random.Random, job: Job, text: str, after: Position) -> Iterator[Event]:
     """Yield the events of a job whose text comes in pieces of random sizes, the last of them in its row."""
-    scores = read_scores(job.output[0]["details"]) or []
+    scores = read_token_logprobs(job.output[0]["details"]) or []
     cursor, at, until = StreamCursor(job.id, after), 0, chosen.randrange(len(text) + 1)
     while at < until:
         piece = text[at : at + chosen.randrange(1, 9)]

@@ -195,7 +195,7 @@ class AnswerTests(ApiTestCase):
                 self.assertEqual((answer.status_code, answer.json()["error_type"]), (status, kind))
                 self.assertEqual(answer["Content-Type"], "application/json")
         for code, status in (("queue_full", 429), ("overloaded", 429), ("bad_output", 424), ("not_finished", 504)):
-            with patch("api.views.models.run_submission", side_effect=ApiError("told", code)):
+            with patch("api.views.models.run_job_within_timeout", side_effect=ApiError("told", code)):
                 answers = [self.post("/embed", {"inputs": "a"}), self.post("/rerank", {"query": "a", "texts": ["b"]})]
             for answer in answers:
                 self.assertEqual((answer.status_code, answer.json()["error"]), (status, "told"))

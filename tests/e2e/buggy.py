@@ -24,8 +24,8 @@ class Bugs(AppConfig):
         from inference.worker.child import outcomes
 
         add(IN_WEB, request_validation, "validate_inputs", lambda given: given[1])
-        add(IN_WORKER, outcomes, "estimate_size", lambda given: given[0])
-        add(IN_WEBHOOKS, delivery, "make_payload", lambda given: given[0].inputs)
+        add(IN_WORKER, outcomes, "estimate_size_in_numbers", lambda given: given[0])
+        add(IN_WEBHOOKS, delivery, "make_webhook_body", lambda given: given[0].inputs)
 
 
 def add(bug: str, module: ModuleType, name: str, of: Callable[[Any], object]) -> None:

@@ -14,7 +14,7 @@ from uuid import UUID
 import kombu
 from kombu.transport import pyamqp
 
-from inference.broker.address import make_redis_key
+from inference.broker.address import make_queue_key
 from tests import rabbitmq
 from tests.postgres import program
 from tests.rabbitmq import RabbitMQ
@@ -92,7 +92,7 @@ class RedisBroker:
 
     def put(self, queue: str, message: bytes | str) -> None:
         with contextlib.closing(self.stack.redis()) as client:
-            client.lpush(make_redis_key(queue, NORMAL), message)
+            client.lpush(make_queue_key(queue, NORMAL), message)
 
     def messages(self) -> tuple[dict[str, int], set[UUID]]:
         waiting: dict[str, int] = {}

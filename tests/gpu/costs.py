@@ -11,7 +11,7 @@ from typing import Any
 from inference.batching.costs import CostModel
 from inference.catalog.specs import ModelSpec
 from inference.engines.base import Engine
-from inference.engines.runtime.engine_calls import run_with_isolation
+from inference.engines.runtime.engine_calls import run_engine_with_isolation
 from tests import tiny_models
 from tests.gpu.answers import MINILM, mixed_texts
 from tests.gpu.machine import Machine, StandIn, engine, expect
@@ -54,9 +54,9 @@ def timing(machine: Machine) -> str:
         machine.call_s = 0.5
     made, texts = _engine(machine), mixed_texts(64)
     with machine.measured():
-        run_with_isolation(made, texts, {})
+        run_engine_with_isolation(made, texts, {})
         machine.synchronize()
-        seen_s = run_with_isolation(made, texts, {}).engine_s
+        seen_s = run_engine_with_isolation(made, texts, {}).engine_s
     is_busy = machine.is_busy()
     started = machine.now_s()
     machine.synchronize()
@@ -108,7 +108,7 @@ def _error(machine: Machine, values: dict[str, Any], dtype: str) -> float:
 
 def _engine_s(made: Any, texts: list[str]) -> float:
     """Of texts that were read ahead."""
-    report = run_with_isolation(made, texts, {}, made.prepare(texts, {}) if made.prepares else None)
+    report = run_engine_with_isolation(made, texts, {}, made.prepare(texts, {}) if made.prepares else None)
     if failed := [outcome for outcome in report.outcomes if isinstance(outcome, BaseException)]:
         raise failed[0]
     return report.engine_s

@@ -17,7 +17,7 @@ from inference.catalog.specs import ModelSpec
 from inference.engines.artifacts.memory import free_unused_memory as free_memory
 from inference.engines.base import Engine
 from inference.engines.runtime import exception_diagnosis
-from inference.engines.runtime.engine_calls import run_with_isolation
+from inference.engines.runtime.engine_calls import run_engine_with_isolation
 from inference.errors import DeviceFailed, InferenceError
 from tests import cuda
 from tests.conditions import PATIENCE_S, wait_for
@@ -55,7 +55,7 @@ def memory(machine: Machine) -> str:
         made = Small(machine) if isinstance(machine, StandIn) else engine(machine, **MINILM, max_batch_size=1024)
         free_memory()
         before = machine.reserved()
-        report = run_with_isolation(made, [" ".join(["day"] * 200)] * (9 if machine.is_stand_in else 1024), {})
+        report = run_engine_with_isolation(made, [" ".join(["day"] * 200)] * (9 if machine.is_stand_in else 1024), {})
         free_memory()
         after = machine.reserved()
     failed = sum(isinstance(outcome, InferenceError) for outcome in report.outcomes)
@@ -110,7 +110,7 @@ def _outcome(function: Callable[[], Any], *, believed: bool) -> str:
     deaf = patch.object(exception_diagnosis, "probe_gpus", return_value=None)
     with deaf if believed else contextlib.nullcontext():
         try:
-            (outcome,) = run_with_isolation(_Function(function), ["x"], {}).outcomes
+            (outcome,) = run_engine_with_isolation(_Function(function), ["x"], {}).outcomes
         except DeviceFailed as error:
             return error.code
     return outcome.code if isinstance(outcome, InferenceError) else "answered"

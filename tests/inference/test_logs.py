@@ -38,7 +38,7 @@ class LineTests(TestCase):
 
     def test_what_is_bound_is_on_each_line_of_the_thread_until_it_ends(self) -> None:
         logs.replace_bound_ids(request_id="r")
-        logs.bind_more(job="j")
+        logs.bind_more_ids(job="j")
         with logs.bind_ids(batch="b"):
             self.assertLessEqual({"request_id": "r", "job": "j", "batch": "b"}.items(), line("x").items())
         self.assertNotIn("batch", line("x"))
@@ -55,7 +55,7 @@ class LineTests(TestCase):
             self.assertEqual(line("job=%s", "named")["job"], "named")
 
     def test_what_a_chore_notes_is_over_with_it(self) -> None:
-        self.assertTrue(chores.run_chore(lambda: logs.bind_more(job="j"), "node"))
+        self.assertTrue(chores.run_chore(lambda: logs.bind_more_ids(job="j"), "node"))
         self.assertNotIn("job", line("x"))
 
     def test_it_is_json_whatever_it_says(self) -> None:
@@ -112,7 +112,7 @@ class LineTests(TestCase):
         self.assertEqual(exceptions.format_exception(error, None), "KeyError: …\nValueError: …")
 
     def test_what_is_no_json_is_wrapped(self) -> None:
-        for text in ("", "plain", '{"time": "cut of', logs.format_line("a", "b")):
+        for text in ("", "plain", '{"time": "cut of', logs.format_json_line("a", "b")):
             self.assertEqual(json.loads(logs.add_program_name("web", text))["program"], "web")
 
     def test_what_only_looks_like_a_line_of_json_is_wrapped_too(self) -> None:

@@ -6,7 +6,7 @@ from django.db import DatabaseError, DataError, IntegrityError, InterfaceError, 
 from django.test import SimpleTestCase
 
 from inference import retry_policy
-from inference.retry_policy import Backoff, ServerErrorKind, classify_error, retry_while_away
+from inference.retry_policy import Backoff, ServerErrorKind, classify_server_error, retry_while_away
 
 
 def caused(error: Exception, **attributes: object) -> Exception:
@@ -46,7 +46,7 @@ class KindTests(SimpleTestCase):
         ]
         for error, kind in cases:
             with self.subTest(error=error):
-                self.assertIs(classify_error(_raised(error)), kind)
+                self.assertIs(classify_server_error(_raised(error)), kind)
 
 
 def _raised(error: object) -> BaseException:

@@ -211,7 +211,9 @@ def _step(stepper: Stepper) -> list[Progress]:
 
 def _run(items: list[Any]) -> list[Any]:
     """Return the answers. Raises the first error among them, and `OutOfMemory` also if only halves fitted."""
-    report = engine_calls.run_with_isolation(_engine, items, dict(tasks.find_task(_setup.spec.task).measured_with))
+    report = engine_calls.run_engine_with_isolation(
+        _engine, items, dict(tasks.find_task(_setup.spec.task).measured_with)
+    )
     if report.oom_shape:
         raise OutOfMemory(f"{len(items)} items do not fit.")
     for outcome in report.outcomes:

@@ -28,7 +28,7 @@ from api.answers.events import BEGINS_AGAIN, GOES_ON, KEEP_ALIVE
 from api.errors import openai, problems
 from inference.models import Job, Status
 from inference.streams.events import Delta, End, Event, Interrupted, KeepAlive, Restart
-from inference.streams.output_texts import read_scores
+from inference.streams.output_texts import read_token_logprobs
 from inference.streams.positions import BEGINNING, DeliveredText, Position
 
 DONE = b"data: [DONE]\n\n"
@@ -49,7 +49,7 @@ class ChunkWriter:
         self.common = {**make_completion_head(kind, job), "object": kind.chunk}
         self.usage = {"usage": None} if include_usage else {}
 
-    def read_parts(self, reader: ToolCallReader, text: str) -> list[Part]:
+    def read_text_and_calls(self, reader: ToolCallReader, text: str) -> list[Part]:
         """Take more of an answer that may have calls, and return its parts."""
         if self.taken.at == self.after.at:  # what is held back here was sent before: what follows shows that it is text
             self.written.add_text(reader.held)
@@ -93,7 +93,7 @@ class ChunkWriter:
         if self.reader is None:
             scores = self.take_scores_before(self.at + len(text))
             yield self.write_choice(self.kind.part(text), delta.id, text=text, scores=scores)
-        elif parts := self.read_parts(self.reader, text):
+        elif parts := self.read_text_and_calls(self.reader, text):
             place = self.written.position.make_event_id(self.job.id)
             scores = self.take_scores_before(self.written.at)
             yield self.write_choice({"delta": make_delta(self.job, parts)}, place, scores=scores)
@@ -117,7 +117,7 @@ class ChunkWriter:
             is_known = self.after.at == self.taken.at  # to a client that has got the last chunk
             last = {"delta": {} if is_known else make_delta(self.job, parts)}
         reason = read_finish_reason(details, calls_tools=bool(self.reader and self.reader.count))
-        scores = [each for each in read_scores(details) or () if each[0]["start"] >= self.scored_at]
+        scores = [each for each in read_token_logprobs(details) or () if each[0]["start"] >= self.scored_at]
         yield self.write_choice(
             last, end.id, ended=reason, scores=scores, generated_text=end.text, details=details or None
         )
@@ -146,7 +146,7 @@ def write_completion_chunks(
     chunks = ChunkWriter(kind, job, after=after, include_usage=include_usage, translate=translate)
     yield chunks.write_choice(kind.first, after.make_event_id(job.id))
     if chunks.reader:
-        events = _skip_sent_text(events, chunks.taken, after, partial(chunks.read_parts, chunks.reader))
+        events = _skip_sent_text(events, chunks.taken, after, partial(chunks.read_text_and_calls, chunks.reader))
     for event in events:
         match event:
             case Delta():

@@ -7,7 +7,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from api.answers.completions import tool_calls
-from api.answers.completions.logprobs import list_all_scores, make_chat_logprobs, make_text_logprobs, measure_prompt
+from api.answers.completions.logprobs import (
+    list_scores_with_prompt,
+    make_chat_logprobs,
+    make_text_logprobs,
+    measure_prompt,
+)
 from api.errors.problems import ApiError
 from api.requests.dialects.base import TIERS
 from inference.catalog import tasks
@@ -16,7 +21,12 @@ from inference.catalog.sizes import lengths
 from inference.catalog.specs import ModelSpec
 from inference.errors import UnknownModel
 from inference.models import Job
-from inference.streams.output_texts import extract_generated_text, extract_single_answer, extract_text, read_scores
+from inference.streams.output_texts import (
+    extract_generated_text,
+    extract_single_answer,
+    extract_text,
+    read_token_logprobs,
+)
 
 NO_TEXT = 'The model\'s answer is not [{"generated_text": "…"}].'
 FINISH_REASONS = {"length": "length", "eos_token": "stop", "stop_sequence": "stop"}
@@ -77,17 +87,19 @@ def make_completion(kind: CompletionKind, job: Job, answers: int = 1) -> dict[st
 
 
 def _make_choice(kind: CompletionKind, job: Job, index: int, text: str, details: Mapping[str, Any]) -> dict[str, Any]:
-    words, calls = tool_calls.read_calls(job, text, choice=index) if may_call_tools(kind, job) else (text, [])
+    words, calls = (
+        tool_calls.separate_text_and_calls(job, text, choice=index) if may_call_tools(kind, job) else (text, [])
+    )
     fields = kind.whole(words)
     if calls:
         fields["message"] |= {"content": words or None, "tool_calls": calls}
     reason = read_finish_reason(details, calls_tools=bool(calls))
-    scores = read_scores(details)
+    scores = read_token_logprobs(details)
     if job.parameters.get("return_full_text") and details.get("prefill"):
         prompt = job.prompt_length
         if prompt is None:  # of several
             prompt = measure_prompt(job.inputs[index], details["prefill"])
-        scores = list_all_scores(details, prompt=prompt)
+        scores = list_scores_with_prompt(details, prompt=prompt)
     logprobs = None if scores is None else kind.make_logprobs(scores)
     return {"index": index, **fields, "finish_reason": reason, "logprobs": logprobs}
 
@@ -97,7 +109,7 @@ def may_call_tools(kind: CompletionKind, job: Job) -> bool:
     return kind.has_calls and "tools" in job.parameters
 
 
-def is_single_text(job: Job) -> bool:
+def generates_single_text(job: Job) -> bool:
     """Return True if the job generates one text."""
     spec = get_last_spec(job.model)
     if spec is None or job.parts or not tasks.find_task(spec.task).generates:
@@ -121,7 +133,7 @@ def read_generated_texts(job: Job) -> list[tuple[str, Mapping[str, Any]]]:
 
     The text begins with its prompt where the job asks for that. Raises `ApiError` if the output holds no text.
     """
-    if is_single_text(job):
+    if generates_single_text(job):
         text = extract_text(job.output) if job.parameters.get("return_full_text") else extract_generated_text(job)
         found = [(text, read_details(job.output))]
     else:
@@ -156,7 +168,7 @@ def make_usage(details: Mapping[str, Any]) -> dict[str, int] | None:
 
 def count_tokens(job: Job, answers: int) -> tuple[int, int]:
     """Return how many tokens a job with so many answers to each prompt has read, and how many it has made."""
-    outputs = job.output if isinstance(job.output, list) and not is_single_text(job) else [job.output]
+    outputs = job.output if isinstance(job.output, list) and not generates_single_text(job) else [job.output]
     usage = _make_usage([read_details(output) for output in outputs], answers) or {}
     return usage.get("prompt_tokens", 0), usage.get("completion_tokens", 0)
 
@@ -183,7 +195,7 @@ def _is_openai_model(spec: ModelSpec) -> bool:
     return tasks.find_task(spec.task).generates or spec.embeds or "moderate" in spec.request_kinds
 
 
-def get_openai_model(name: str) -> dict[str, Any]:
+def get_openai_model_document(name: str) -> dict[str, Any]:
     """Return a model in OpenAI's form. Raises `UnknownModel` if OpenAI's interface has no use for it."""
     spec = get_spec(name)
     if not _is_openai_model(spec):

@@ -38,7 +38,7 @@ def measure_prompt(prompt: object, prefill: Sequence[Mapping[str, Any]]) -> int:
     return int(last["start"]) + (0 if last["special"] else len(last["text"]))
 
 
-def list_all_scores(details: Mapping[str, Any], *, prompt: int) -> list[Any]:
+def list_scores_with_prompt(details: Mapping[str, Any], *, prompt: int) -> list[Any]:
     """Return the scores of all tokens of a text that begins with a prompt of so many characters.
 
     Those that do not show are among them.

@@ -235,7 +235,7 @@ def make_call(job: Job, call: Call, choice: int = 0) -> dict[str, Any]:
     return {"id": f"call_{random}{choice:02x}{call.index:02x}", "type": "function", "function": function}
 
 
-def read_calls(job: Job, text: str, *, choice: int) -> tuple[str, list[dict[str, Any]]]:
+def separate_text_and_calls(job: Job, text: str, *, choice: int) -> tuple[str, list[dict[str, Any]]]:
     """Return the text of an answer without its calls, and the calls in OpenAI's form."""
     words, calls = "", list[dict[str, Any]]()
     reader = make_reader(job)

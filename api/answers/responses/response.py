@@ -15,7 +15,7 @@ from api.answers.completions.tool_calls import (
     list_functions,
     make_call,
     make_reader,
-    read_calls,
+    separate_text_and_calls,
 )
 from api.errors.problems import ApiError
 from api.requests.dialects.base import TIERS, replace_beginning
@@ -115,7 +115,7 @@ def read_messages(job: Job) -> list[dict[str, Any]]:
     They are as chat templates take them. Raises `ApiError` if the output holds no text.
     """
     [(text, _)] = read_generated_texts(job)
-    words, calls = read_calls(job, text, choice=0) if "tools" in job.parameters else (text, [])
+    words, calls = separate_text_and_calls(job, text, choice=0) if "tools" in job.parameters else (text, [])
     answer: dict[str, Any] = {"role": "assistant", "content": words}
     if calls:
         answer["tool_calls"] = [_make_template_call(call) for call in calls]

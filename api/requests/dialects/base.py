@@ -48,9 +48,11 @@ class DialectRequest:
         try:
             yield
         except InvalidInput as error:
-            raise type(error)(self.translate_text(error.message), field=self.translate_text(error.field)) from None
+            raise type(error)(
+                self.translate_field_names(error.message), field=self.translate_field_names(error.field)
+            ) from None
 
-    def translate_text(self, text: str) -> str:
+    def translate_field_names(self, text: str) -> str:
         """Return a message or field of this service with the client's names.
 
         A name is replaced at the beginning, and after the place of an input, such as `inputs[3]: `.
@@ -70,7 +72,7 @@ def replace_beginning(text: str, words: Mapping[str, str]) -> str:
     return words[ours] + text[len(ours) :] if ours else text
 
 
-def read_fields(document: object) -> dict[str, Any]:
+def read_non_null_fields(document: object) -> dict[str, Any]:
     """Return the fields of a body that are not null: some clients send all the fields they know.
 
     Raises `InvalidInput` if the body is not a JSON object.

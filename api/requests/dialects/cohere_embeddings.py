@@ -5,7 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from api.requests.dialects.base import RETRIEVAL, DialectRequest, find_model, read_fields, refuse_unknown_fields
+from api.requests.dialects.base import (
+    RETRIEVAL,
+    DialectRequest,
+    find_model,
+    read_non_null_fields,
+    refuse_unknown_fields,
+)
 from api.requests.dialects.embeddings import OWN, require_embedding_model, translate_input_type
 from inference.catalog.neutral_values import Neutral
 from inference.errors import make_field_error
@@ -25,7 +31,7 @@ class EmbedRequest(DialectRequest):
 
 def read_embed(document: object) -> EmbedRequest:
     """Read a body. Raises `InvalidInput`, `UnknownModel`."""
-    fields = read_fields(document)
+    fields = read_non_null_fields(document)
     spec = find_model(fields)
     require_embedding_model(spec)
     refuse_unknown_fields(fields, FIELDS, NEUTRAL, ignored=("user",))

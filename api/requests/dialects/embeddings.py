@@ -10,7 +10,7 @@ from api.requests.dialects.base import (
     SERVICE_TIER,
     DialectRequest,
     find_model_or_default,
-    read_fields,
+    read_non_null_fields,
     read_priority,
     refuse_unknown_fields,
     rename_fields,
@@ -45,7 +45,7 @@ def read_embeddings(document: object, spec: ModelSpec | None = None) -> Embeddin
     `spec` is the model that the address names. Without it the body names the model, or the default model for vectors is
     taken. Raises `InvalidInput`, `UnknownModel`, and `ApiError` if several models could be meant.
     """
-    fields = rename_fields(read_fields(document), RENAMED)
+    fields = rename_fields(read_non_null_fields(document), RENAMED)
     spec = find_model_or_default(fields, "embed", spec)
     require_embedding_model(spec)
     refuse_unknown_fields(fields, FIELDS, {**OPENAI, **RETRIEVAL})

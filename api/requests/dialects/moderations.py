@@ -10,7 +10,7 @@ from api.requests.dialects.base import (
     ask_for_all_labels,
     find_default_model,
     find_model,
-    read_fields,
+    read_non_null_fields,
     read_priority,
     refuse_unknown_fields,
 )
@@ -32,7 +32,7 @@ def read_moderation(document: object) -> DialectRequest:
 
     Raises `InvalidInput`, `UnknownModel`, and `ApiError` if no model is named and none is the default.
     """
-    fields = read_fields(document)
+    fields = read_non_null_fields(document)
     missing = f"no model here tells harmful texts: {NEEDED}"
     spec = find_model(fields) if "model" in fields else find_default_model("moderate", missing)
     if "moderate" not in spec.request_kinds:

@@ -12,14 +12,14 @@ from api.requests.dialects.base import (
     RETRIEVAL,
     DialectRequest,
     find_model_or_default,
-    read_fields,
     read_flag,
+    read_non_null_fields,
     read_truncate,
     refuse_both_fields,
     refuse_unknown_fields,
     rename_fields,
 )
-from api.requests.dialects.tei import require_room
+from api.requests.dialects.tei import refuse_too_many_inputs
 from inference.catalog import tasks
 from inference.catalog.neutral_values import Neutral
 from inference.catalog.specs import ModelSpec
@@ -63,7 +63,7 @@ def read_rerank(document: object, spec: ModelSpec | None = None) -> RerankReques
     `spec` is the model that the address names. Without it the body names the model, or the default model that ranks
     is taken. Raises `InvalidInput`, `UnknownModel`.
     """
-    given = read_fields(document)
+    given = read_non_null_fields(document)
     refuse_both_fields(given, TEXTS, DOCUMENTS)
     fields = rename_fields(given, RENAMED)
     spec = find_model_or_default(fields, "rerank", spec)
@@ -74,7 +74,7 @@ def read_rerank(document: object, spec: ModelSpec | None = None) -> RerankReques
     name = TEXTS if TEXTS in fields else DOCUMENTS
     listed = _read_list(name, fields.get(name))
     if name == TEXTS:
-        require_room(spec, listed, name=name)
+        refuse_too_many_inputs(spec, listed, name=name)
     texts = [_read_text(f"{name}[{index}]", text) for index, text in enumerate(listed)]
     query = fields.get("query")
     if not isinstance(query, str):

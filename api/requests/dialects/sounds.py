@@ -6,7 +6,13 @@ import base64
 from dataclasses import dataclass
 from typing import Any
 
-from api.requests.dialects.base import DialectRequest, find_model, read_fields, read_priority, refuse_unknown_fields
+from api.requests.dialects.base import (
+    DialectRequest,
+    find_model,
+    read_non_null_fields,
+    read_priority,
+    refuse_unknown_fields,
+)
 from api.requests.file_form import FileForm
 from inference.catalog import tasks
 from inference.catalog.neutral_values import Neutral
@@ -57,7 +63,7 @@ def read_transcription(form: FileForm) -> TranscriptionRequest:
 
 def read_speech(document: object) -> DialectRequest:
     """Read a request to speak a text. Raises `InvalidInput`, `UnknownModel`."""
-    fields = read_fields(document)
+    fields = read_non_null_fields(document)
     spec = find_model(fields)
     if tasks.find_task(spec.task).shape is not AnswerShape.SOUND:
         raise make_field_error("model", f"{spec.name!r} does not speak.")

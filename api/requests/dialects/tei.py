@@ -15,8 +15,8 @@ from api.requests.dialects.base import (
     DialectRequest,
     ask_for_all_labels,
     find_model_or_default,
-    read_fields,
     read_flag,
+    read_non_null_fields,
     read_truncate,
     refuse_unknown_fields,
 )
@@ -56,7 +56,7 @@ def _read_texts(
     texts = fields.get("inputs")
     texts = texts if isinstance(texts, list) else [texts]
     require_texts("inputs", texts)
-    require_room(spec, texts)
+    refuse_too_many_inputs(spec, texts)
     parameters = {**OWN, **more, **_read_settings(fields, settings)}
     return DialectRequest(submission=Submission(spec=spec, inputs=texts, parameters=parameters), words=WORDS)
 
@@ -81,7 +81,7 @@ def make_similarity_request(spec: ModelSpec, inputs: Any, parameters: Mapping[st
     match inputs:
         case {"source_sentence": str(source), "sentences": list(sentences)} if len(inputs) == 2:
             require_texts("inputs.sentences", sentences)
-            require_room(spec, [source, *sentences])
+            refuse_too_many_inputs(spec, [source, *sentences])
             request_validation.validate_parameters(spec, parameters)  # before some of them are replaced
             of_length_one = {**parameters, **OWN, "normalize": True}
             submission = Submission(spec=spec, inputs=[source, *sentences], parameters=of_length_one)
@@ -99,7 +99,7 @@ def read_predict(document: object, spec: ModelSpec | None = None) -> PredictRequ
     is_batch = isinstance(given, list) and any(isinstance(each, list) for each in given)
     parts = {f"inputs[{place}]": each for place, each in enumerate(given)} if is_batch else {"inputs": given}
     scores = {"function_to_apply": "none"} if read_flag(fields, "raw_scores") else {}
-    require_room(spec, list(parts))
+    refuse_too_many_inputs(spec, list(parts))
     return PredictRequest(
         submission=Submission(
             spec=spec,
@@ -114,7 +114,7 @@ def read_predict(document: object, spec: ModelSpec | None = None) -> PredictRequ
 def _read_fields_and_model(
     document: object, spec: ModelSpec | None, kind: str, known: tuple[str, ...]
 ) -> tuple[dict[str, Any], ModelSpec]:
-    fields = read_fields(document)
+    fields = read_non_null_fields(document)
     spec = find_model_or_default(fields, kind, spec)
     if kind not in spec.request_kinds:
         raise make_field_error("model", f"{spec.name!r} does not answer this: post to /v1/models/{spec.name}.")
@@ -130,7 +130,7 @@ def _read_settings(fields: Mapping[str, Any], known: tuple[str, ...]) -> dict[st
     return {name: fields[name] for name in known if name in fields and not is_neutral(CUT, name, fields[name])}
 
 
-def require_room(spec: ModelSpec, inputs: list[Any], *, name: str = "inputs") -> None:
+def refuse_too_many_inputs(spec: ModelSpec, inputs: list[Any], *, name: str = "inputs") -> None:
     """Raise `ApiError` for more texts than a job takes: these clients then send fewer at once."""
     if len(inputs) > (most := split_jobs.compute_max_job_inputs(spec)):
         raise ApiError(f"{name}: at most {most} texts are answered at once, not {len(inputs)}.", "body_too_large")

@@ -13,7 +13,7 @@ from api.file_batches.endpoints import ENDPOINTS
 from api.models import FileBatch
 from api.openapi import batch_operations
 from api.requests import bodies
-from api.requests.file_batches import read_batch, read_page
+from api.requests.file_batches import load_page, read_file_batch
 from api.views.base import ApiView, read_json
 from api.views.batch_files.files import send_pieces
 
@@ -26,12 +26,12 @@ class BatchesView(ApiView):
         visible = FileBatch.objects.all()
         if not self.principal.is_staff:
             visible = visible.filter(owner=self.principal.user)
-        found, has_more = read_page(request.GET, visible, "batch_")
+        found, has_more = load_page(request.GET, visible, "batch_")
         return codec.make_json_response(make_page(make_batch_documents(found), has_more=has_more))
 
     @batch_operations.create_batch
     def post(self, request: HttpRequest) -> HttpResponse:
-        wanted = read_batch(read_json(request), ENDPOINTS)
+        wanted = read_file_batch(read_json(request), ENDPOINTS)
         key = bodies.read_idempotency_key(request.META.get("HTTP_IDEMPOTENCY_KEY"))
         return codec.make_json_response(make_batch_document(create_batch(self.principal, wanted, key=key)))
 

@@ -17,7 +17,7 @@ from api.file_batches import files
 from api.file_batches.documents import make_file_document, make_page
 from api.models import FilePurpose, FileState, StoredFile
 from api.openapi import batch_operations
-from api.requests.file_batches import read_form_expiry_s, read_page
+from api.requests.file_batches import load_page, read_form_expiry_s
 from api.requests.file_form import read_file_form
 from api.server.body_limits import find_body_limit
 from api.views.base import ApiView
@@ -41,7 +41,7 @@ class FilesView(ApiView):
             if purpose not in FilePurpose.values:
                 raise ApiError(f"purpose must be one of {', '.join(FilePurpose.values)}.")
             visible = visible.filter(purpose=purpose)
-        found, has_more = read_page(request.GET, visible, "file-")
+        found, has_more = load_page(request.GET, visible, "file-")
         return codec.make_json_response(make_page(list(map(make_file_document, found)), has_more=has_more))
 
     @batch_operations.upload_file
@@ -104,14 +104,14 @@ def send_pieces(
             raise ApiError(BUSY, "overloaded", retry_after_s=5)
         content = held.enter_context(open_file())
         connections.release_connection()  # a client may read slowly
-        sent = SentPieces(read(content), held.pop_all())
+        sent = DownloadPieces(read(content), held.pop_all())
     headers = {"Content-Disposition": content_disposition_header(as_attachment=False, filename=name)}
     if size is not None:
         headers["Content-Length"] = str(size)
     return StreamingHttpResponse(sent, content_type="application/octet-stream", headers=headers)
 
 
-class SentPieces:
+class DownloadPieces:
     """The pieces of a file for a client. Their request keeps a slot until they are closed, as it holds a thread."""
 
     def __init__(self, pieces: Iterator[bytes], held: contextlib.ExitStack) -> None:

@@ -35,12 +35,12 @@ class CompletionView(ApiView):
             write = partial(write_completion, kind, answers=completion.answers)
             return run_in_dialect(self, request, completion, write)
         with completion.translate_errors():
-            submit = partial(jobs.submit, self.add_owner(request, completion.submission), needs_worker=True)
+            submit = partial(jobs.submit, self.add_request_terms(request, completion.submission), needs_worker=True)
             write_chunks = partial(
                 chunks.write_completion_chunks,
                 kind=kind,
                 include_usage=completion.include_usage,
-                translate=completion.translate_text,
+                translate=completion.translate_field_names,
             )
             return streaming.answer_stream(self, request, submit, write_chunks)
 
@@ -52,7 +52,7 @@ class ChatView(CompletionView):
         return self.answer_request(request, CHAT, completions.read_chat(document, spec))
 
 
-class TextView(CompletionView):
+class TextCompletionView(CompletionView):
     @operations.complete_text
     def post(self, request: HttpRequest, name: str = "") -> HttpResponseBase:
         document, spec = read_json(request), get_spec(name) if name else None
@@ -60,7 +60,7 @@ class TextView(CompletionView):
         return self.answer_request(request, kind, completions.read_text_completion(document, spec))
 
 
-class OldCompletionView(ApiView):
+class StoredCompletionView(ApiView):
     """The completion of a job that was submitted before, whose client lost the answer or did not wait for it."""
 
     kind: CompletionKind
@@ -83,12 +83,12 @@ class OldCompletionView(ApiView):
 
     def get_visible_completion_job(self, completion_id: str) -> Job:
         job = get_visible_job(self.principal, completion_id.removeprefix(self.kind.prefix))
-        if not shapes.is_single_text(job):
+        if not shapes.generates_single_text(job):
             raise JobNotFound(f"There is no completion {job.id}.")
         return job
 
 
-class OldChatView(OldCompletionView):
+class StoredChatView(StoredCompletionView):
     kind = CHAT
 
     @operations.not_described
@@ -100,7 +100,7 @@ class OldChatView(OldCompletionView):
         return codec.make_json_response(shown)
 
 
-class OldTextView(OldCompletionView):
+class StoredTextView(StoredCompletionView):
     kind = TEXT
 
 
@@ -117,4 +117,4 @@ class OpenAIModelsView(ApiView):
 class OpenAIModelView(ApiView):
     @operations.not_described
     def get(self, request: HttpRequest, name: str) -> HttpResponse:
-        return codec.make_json_response(shapes.get_openai_model(name))
+        return codec.make_json_response(shapes.get_openai_model_document(name))

@@ -9,7 +9,7 @@ from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 
 from api import codec
-from api.answers.completions.completion import is_single_text
+from api.answers.completions.completion import generates_single_text
 from api.answers.responses.events import BEGINNING, write_response_events
 from api.answers.responses.response import PREFIX, make_response, read_messages
 from api.auth import Principal, require_cancel_or_retry
@@ -40,7 +40,7 @@ class ResponsesView(ApiView):
         if not asked.is_streamed and not asked.is_background:
             return run_in_dialect(self, request, asked, write_response)
         with asked.translate_errors():
-            submission = self.add_owner(request, asked.submission)
+            submission = self.add_request_terms(request, asked.submission)
             if not asked.is_streamed:
                 return codec.make_json_response(make_response(jobs.submit(submission)))
             submit = partial(jobs.submit, submission, needs_worker=not asked.is_background)
@@ -71,7 +71,7 @@ class ResponseView(ApiView):
             if "starting_after" in request.GET:
                 raise ApiError("starting_after: is for events; send stream=true with it.")
             return codec.make_json_response(make_response(job))
-        after = bodies.read_whole_number(request.GET, "starting_after", BEGINNING)
+        after = bodies.read_query_integer(request.GET, "starting_after", BEGINNING)
         repeated = responses.read_repeated_fields(job.inputs)
         write_events = partial(write_response_events, repeated=repeated, after=after)
         return streaming.answer_stream(self, request, lambda: job, write_events)
@@ -95,7 +95,7 @@ def get_response_job(principal: Principal, response_id: str) -> Job:
     if parse_uuid(key := response_id.removeprefix(PREFIX)) is None:
         raise JobNotFound(f"There is no response {response_id[:100]!r}.")
     job = get_visible_job(principal, key)
-    if not is_single_text(job) or not isinstance(job.inputs, list):
+    if not generates_single_text(job) or not isinstance(job.inputs, list):
         raise JobNotFound(f"There is no response {response_id}.")
     return job
 

@@ -15,10 +15,10 @@ from django.urls import URLPattern, path
 
 from inference.admin.read_only_admin import ReadOnlyAdmin
 from inference.admin.rendering import display
-from inference.fields.ids import read_moment
+from inference.fields.ids import extract_creation_moment
 from inference.models import ACTING, Act, ActState, Worker
 from inference.status import workers
-from inference.telemetry.plurals import count_of
+from inference.telemetry.plurals import format_count
 from inference.values.priority import Priority
 
 LOOKUP_NAMES = {
@@ -40,7 +40,7 @@ def list_selection_facts(selection: dict[str, Any]) -> list[tuple[str, str]]:
         if lookup not in ("whole__isnull", "id__in")
     }
     if found := selection.get("id__in"):
-        conditions["found by search"] = count_of(len(found), "job")
+        conditions["found by search"] = format_count(len(found), "job")
     return list(conditions.items())
 
 
@@ -56,7 +56,7 @@ def _name_value(lookup: str, value: Any) -> str:
     """Return the value of a lookup, by its name if it is a key of another row that still exists."""
     match lookup:
         case "id__gte":
-            return f"{read_moment(UUID(value)):%Y-%m-%d %H:%M:%S} UTC"
+            return f"{extract_creation_moment(UUID(value)):%Y-%m-%d %H:%M:%S} UTC"
         case "priority":
             return str(Priority(int(value)).label)
         case "owner" | "worker":

@@ -30,7 +30,7 @@ SIZES = ("1", "2", "3-4", "5-8", "9-16", "17-32", "33+")  # items of a batch
 
 def collect_dashboard() -> dict[str, Any]:
     hour = series.count_outcomes_since(clock.get_database_time() - datetime.timedelta(hours=1))
-    ended = series.count_by_status(hour)
+    ended = series.sum_outcomes_by_status(hour)
     return {
         "attention": list_attention_rows(),
         "models": list_model_rows(),

@@ -36,7 +36,7 @@ from inference.admin.read_only_admin import ReadOnlyAdmin
 from inference.admin.rendering import display, export, job_media, job_payload
 from inference.fields.ids import make_row_id
 from inference.models import Act, ActKind, Job, Status, Webhook, Worker
-from inference.telemetry.plurals import count_of
+from inference.telemetry.plurals import format_count
 from inference.upkeep import acts
 
 logger = logging.getLogger(__name__)
@@ -76,7 +76,7 @@ class JobAdmin(ReadOnlyAdmin):
         ("Times", {"fields": ("created", "message_sent_at", "wait", "started", "run", "finished", "expires")}),
         ("Client", {
             "fields": (
-                "jobs_of_owner", "api_key", "bulk_link", "webhook_link", "request_id_shown", "idempotency_key_shown",
+                "owner_link", "api_key", "bulk_link", "webhook_link", "request_id_shown", "idempotency_key_shown",
             ),
         }),
     )  # fmt: skip
@@ -120,7 +120,7 @@ class JobAdmin(ReadOnlyAdmin):
     idempotency_key_shown = display.make_column("idempotency key", "idempotency_key", display.escape_text)
 
     @admin.display(description="owner")
-    def jobs_of_owner(self, job: Any) -> SafeString | str:
+    def owner_link(self, job: Any) -> SafeString | str:
         if job.owner_id is None:
             return display.NONE
         url = reverse("admin:inference_job_changelist", query={"owner": job.owner_id})
@@ -224,7 +224,7 @@ class JobAdmin(ReadOnlyAdmin):
         return self.render_page(
             request,
             "inference/confirm.html",
-            title=f"{kind.label} {count_of(counted, 'job')}?",
+            title=f"{kind.label} {format_count(counted, 'job')}?",
             kind=kind,
             counted=counted,
             is_more=count > counted,
@@ -247,7 +247,8 @@ class JobAdmin(ReadOnlyAdmin):
             self.log_addition(
                 request,
                 act,
-                f"Began to {act.kind} {count_of(act.counted, 'job')}: {act_pages.describe_selection(act.selection)}",
+                f"Began to {act.kind} {format_count(act.counted, 'job')}:"
+                f" {act_pages.describe_selection(act.selection)}",
             )
         return redirect("admin:inference_act_change", act.pk)
 
@@ -259,7 +260,7 @@ class JobAdmin(ReadOnlyAdmin):
             path("<uuid:pk>/now/", view(self.get_live_state), name="inference_job_now"),
             path("act/", self.make_button_view(self.store_confirmed_act), name="inference_job_act"),
             path("export/<slug:form>/", view(self.export_list), name="inference_job_export"),
-            path("batches/", view(self.show_batches), name="inference_job_batches"),
+            path("batches/", view(self.show_recent_batches), name="inference_job_batches"),
             path("batches/<uuid:pk>/", view(self.show_batch), name="inference_job_batch"),
         ]
         return [*urls, *super().get_urls()]
@@ -277,7 +278,7 @@ class JobAdmin(ReadOnlyAdmin):
         logger.info("user=%s exports jobs as %s: %.500s", request.user.pk, form, request.GET.urlencode())
         return export.stream_export(listed, form)
 
-    def show_batches(self, request: HttpRequest) -> HttpResponse:
+    def show_recent_batches(self, request: HttpRequest) -> HttpResponse:
         return self.render_page(
             request, "inference/batches.html", title="Batches", batches=batches.list_recent_batches()
         )
@@ -292,7 +293,7 @@ class JobAdmin(ReadOnlyAdmin):
             "title": f"Job …{row.pk.hex[-8:]}",
             "story": job_timeline.list_events(row),
             "bar": job_timeline.draw_timeline(row),
-            "data": job_payload.load_payload(row),
+            "data": job_payload.render_payload(row),
             "parameters": display.format_json(row.parameters),
         }
 
@@ -309,7 +310,7 @@ class JobAdmin(ReadOnlyAdmin):
         """Return an image or a sound of the job's inputs or output."""
         found, _ = job_payload.read_payload(self.get_visible_job(request, pk))
         try:
-            answer = job_media.serve_media(job_media.look_up_value(found, request.GET.get("at", "")))
+            answer = job_media.make_media_response(job_media.look_up_value(found, request.GET.get("at", "")))
         except LookupError:
             answer = None
         if answer is None:

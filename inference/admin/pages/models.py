@@ -72,7 +72,7 @@ def _format_value(value: object) -> str:
     return ", ".join(f"{field} = {json.dumps(bound)}" for field, bound in fields if bound not in NOTHING)
 
 
-def list_places(name: str, living: list[Worker]) -> Iterator[dict[str, Any]]:
+def list_model_workers(name: str, living: list[Worker]) -> Iterator[dict[str, Any]]:
     """Yield where the model runs, or why it does not."""
     for worker in living:
         for entry in worker.catalog.models:
@@ -105,7 +105,7 @@ def list_waiting_owners(model: str) -> list[dict[str, Any]]:
             "pk": owner,
             "name": names.get(owner, "no owner"),
             "jobs": jobs[owner],
-            "wait_s": workers.predict_seconds(model, queue_position.count_jobs_ahead(model, Priority.NORMAL, owner)),
+            "wait_s": workers.predict_jobs_s(model, queue_position.count_jobs_ahead(model, Priority.NORMAL, owner)),
         }
         for owner in most
     ]
@@ -151,7 +151,7 @@ class ModelsAdmin(ReadOnlyAdmin):
         if not self.has_view_permission(request):
             raise PermissionDenied
         name, living = object_id, list(workers.select_living_workers())
-        spec, where = lookup.get_catalog_or_empty().get(name), list(list_places(name, living))
+        spec, where = lookup.get_catalog_or_empty().get(name), list(list_model_workers(name, living))
         pause = PausedModel.objects.select_related("paused_by").filter(pk=name).first()
         if not (spec or where or pause):
             raise Http404
@@ -181,12 +181,12 @@ class ModelsAdmin(ReadOnlyAdmin):
         if act == "pause" and (
             name in lookup.get_catalog_or_empty() or worker_catalogs.count_living_entries().get(name)
         ):
-            self.log_act(request, name, "Paused", pauses_and_drains.pause_model(name, request.user))
+            self.report_pause_change(request, name, "Paused", pauses_and_drains.pause_model(name, request.user))
         elif act == "resume":
-            self.log_act(request, name, "Resumed", pauses_and_drains.resume_model(name))
+            self.report_pause_change(request, name, "Resumed", pauses_and_drains.resume_model(name))
         return redirect("admin:inference_pausedmodel_change", name)
 
-    def log_act(self, request: HttpRequest, name: str, what: str, happened: bool) -> None:
+    def report_pause_change(self, request: HttpRequest, name: str, what: str, happened: bool) -> None:
         if happened:
             self.log_change(request, PausedModel(name), f"{what}.")
             self.message_user(request, f"{what} {name}. This takes effect within seconds.", messages.SUCCESS)

@@ -15,7 +15,7 @@ from inference import row_locks
 from inference.admin.read_only_admin import ReadOnlyAdmin
 from inference.admin.rendering import display
 from inference.models import Webhook, WebhookState
-from inference.telemetry.plurals import count_of
+from inference.telemetry.plurals import format_count
 
 
 @admin.register(Webhook)
@@ -50,4 +50,4 @@ class WebhookAdmin(ReadOnlyAdmin):
         undelivered = queryset.exclude(state=WebhookState.DELIVERED)
         LogEntry.objects.log_actions(str(request.user.pk), list(undelivered[:100]), CHANGE, "Requested to send it now.")
         count = row_locks.update_rows(undelivered, state=WebhookState.PENDING, attempts=0, due_at=Now())
-        self.message_user(request, f"{count_of(count, 'notice', ('is', 'are'))} due now.", messages.SUCCESS)
+        self.message_user(request, f"{format_count(count, 'notice', ('is', 'are'))} due now.", messages.SUCCESS)

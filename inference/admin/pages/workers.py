@@ -20,7 +20,7 @@ from inference.fields.worker_documents import GenerationSnapshot, ReplicaSnapsho
 from inference.models import Worker
 from inference.status import workers
 from inference.store import pauses_and_drains
-from inference.telemetry.plurals import count_of
+from inference.telemetry.plurals import format_count
 
 
 def find_live_state(worker: Worker) -> str:
@@ -88,7 +88,9 @@ class WorkerAdmin(ReadOnlyAdmin):
     def rate(self, worker: Worker) -> str:
         return display.NONE if worker.has_ended else f"{worker.jobs_per_s:.1f}"
 
-    finished_jobs = display.make_column("finished", "finished", lambda jobs: f"{count_of(jobs, 'job')} since its start")
+    finished_jobs = display.make_column(
+        "finished", "finished", lambda jobs: f"{format_count(jobs, 'job')} since its start"
+    )
     heartbeat = display.make_column("heartbeat", "heartbeat_at", display.render_relative_time)
     started = display.make_column("started", "started_at", display.render_relative_time)
     started_in_full = display.make_column("started", "started_at", display.format_moment)

@@ -56,7 +56,7 @@ def _count_pixels(head: bytes) -> int:
     return 0
 
 
-def make_address(side: str, path: Path) -> str:
+def encode_value_path(side: str, path: Path) -> str:
     """Return the parameter `at` of the address of a job's media, for the value at this path."""
     return json.dumps([side, *path])
 
@@ -81,7 +81,7 @@ def look_up_value(values: dict[str, Any], address: str) -> Any:
     return found
 
 
-def serve_media(value: Any) -> HttpResponse | None:
+def make_media_response(value: Any) -> HttpResponse | None:
     """Return the bytes under a policy that lets them do nothing, or None if they are not what is shown."""
     content_type = detect_media_type(value)
     try:

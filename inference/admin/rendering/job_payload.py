@@ -31,14 +31,16 @@ class JobPayload:
     problems: list[str] = field(default_factory=list)
 
 
-def load_payload(job: Job) -> JobPayload:
+def render_payload(job: Job) -> JobPayload:
     found, problems = read_payload(job)
     if "inputs" not in found:
         return JobPayload(problems=problems)
 
     def link(path: job_media.Path) -> str:
         return reverse(
-            "admin:inference_job_media", args=[job.pk], query={"at": job_media.make_address(str(path[0]), path[1:])}
+            "admin:inference_job_media",
+            args=[job.pk],
+            query={"at": job_media.encode_value_path(str(path[0]), path[1:])},
         )
 
     inputs = found["inputs"]

@@ -37,7 +37,7 @@ class Bindings:
                 pipe.sadd(key + exchange, _make_member(binding))
             pipe.execute()
 
-    def refresh(self, exchange: str, binding: Binding, expiry_ms: int) -> None:
+    def renew_binding(self, exchange: str, binding: Binding, expiry_ms: int) -> None:
         """Add the binding of a queue that expires, or make it live longer."""
         keys = [BOUND + exchange, self._deadlines]
         self._refresh(keys=keys, args=[_make_member(binding), exchange, _compute_life_ms(expiry_ms)])
@@ -59,7 +59,7 @@ class Bindings:
         now = monotonic()
         if now - self._refreshed_at >= min(_compute_life_ms(expiry_ms) for *_, expiry_ms in bindings) / 3000:
             for binding in bindings:
-                self.refresh(*binding)
+                self.renew_binding(*binding)
             self._refreshed_at = now
         if now - self._swept_at >= SWEEP_S:
             self._sweep(keys=[self._deadlines], args=[BOUND, PERMANENT, SWEPT])

@@ -78,7 +78,7 @@ class Channel(virtual.Channel):
             priority = max(self.min_priority, min(int(raw["properties"]["priority"]), self.max_priority))
         except (LookupError, TypeError, ValueError):
             priority = self.default_priority
-        return address.make_redis_key(queue, self.priority_steps[bisect(self.priority_steps, priority) - 1])
+        return address.make_queue_key(queue, self.priority_steps[bisect(self.priority_steps, priority) - 1])
 
     def find_queues(self, exchange: str, routing_key: str) -> Collection[str]:
         """Return the queues that get messages to this exchange with this routing key."""
@@ -134,7 +134,7 @@ class Channel(virtual.Channel):
 
     def _queue_bind(self, exchange: str, routing_key: str, pattern: str, queue: str) -> None:
         if queue in self._expiries_ms:
-            self.bindings.refresh(exchange, (routing_key, pattern, queue), self._expiries_ms[queue])
+            self.bindings.renew_binding(exchange, (routing_key, pattern, queue), self._expiries_ms[queue])
         else:
             self.bindings.add(exchange, (routing_key, pattern, queue))
 
@@ -167,12 +167,12 @@ class Channel(virtual.Channel):
         self.fetches.remove_queue(queue)
         if not self.fetches.queues:
             self.fetches.settle()
-            self.qos.put_back_soon(self.fetches.take_unread())
+            self.qos.put_back_or_defer(self.fetches.take_unread())
 
     def basic_get(self, queue: str, no_ack: bool = False, **kwargs: Any) -> Any:
         """Take one message of a queue that is not consumed; None if it has none."""
         messages: list[Any] = []
-        lists = [(queue, address.make_redis_key(queue, step)) for step in self.priority_steps]
+        lists = [(queue, address.make_queue_key(queue, step)) for step in self.priority_steps]
         names = [*self.qos.server_keys, *(key for _, key in lists)]
         fetched: Any = self.client.eval(FETCH, len(names), *names, clock.time_s(), 1, 1, LONGEST_BYTES)
         for _, arrived in parse_messages(fetched, lists):
@@ -224,7 +224,7 @@ class Channel(virtual.Channel):
         )
 
     def _list_keys(self, queue: str) -> list[str]:
-        return [address.make_redis_key(queue, step) for step in self.priority_steps]
+        return [address.make_queue_key(queue, step) for step in self.priority_steps]
 
     def _make_topic(self, exchange: str, routing_key: str) -> str:
         database = self.client.get_connection_kwargs()["db"]
@@ -245,7 +245,7 @@ class Channel(virtual.Channel):
         """
         taker = taker or self._takers.get(queue)
         if taker is None:
-            self.qos.put_back_soon([arrived])
+            self.qos.put_back_or_defer([arrived])
             return
         tag, key, text = arrived
         try:
@@ -259,7 +259,7 @@ class Channel(virtual.Channel):
         if no_ack:
             self.qos.forget(tag)
         else:
-            patient = (address.make_redis_key(queue, step) for step in self.priority_steps if step >= PATIENT)
+            patient = (address.make_queue_key(queue, step) for step in self.priority_steps if step >= PATIENT)
             self.qos.keep(raw, tag, key, is_patient=key in patient)
         try:
             callback(message)

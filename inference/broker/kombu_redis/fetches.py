@@ -86,7 +86,7 @@ class Fetches:
             return False
         return lists > self._lists or monotonic() - self._empty_since >= RECHECK_S
 
-    def drop_overdue(self) -> None:
+    def drop_overdue_connection(self) -> None:
         """Drop a connection whose answer is overdue; the next turn makes another one."""
         limit_s = self._channel.health_check_interval  # 0 is none
         if limit_s and self.is_fetching and monotonic() - self._sent_at > limit_s:
@@ -107,7 +107,7 @@ class Fetches:
         except (redis.RedisError, OSError) as error:
             logger.warning("the last fetch is looked for when the broker answers again: %s", error)
         self._is_asked = False
-        self._channel.qos.note_open_fetch(self._fetched_at)
+        self._channel.qos.note_unanswered_fetch(self._fetched_at)
 
     def close(self) -> None:
         self._link.disconnect()
@@ -115,7 +115,7 @@ class Fetches:
     def _find_room(self) -> tuple[int | None, Lists]:
         """Return for how many jobs there is room (None: for any number), and the lists to fetch from."""
         qos = self._channel.qos
-        if (room := qos.can_consume_patient()) != 0:
+        if (room := qos.compute_patient_credit()) != 0:
             return room, Lists.ALL
         hurried = qos.can_consume_max_estimate() or 0
         return hurried, Lists.HURRIED if hurried else Lists.NONE
@@ -123,7 +123,7 @@ class Fetches:
     def _list_keys(self, queues: Sequence[str], lists: Lists) -> Iterator[tuple[str, str]]:
         """Yield each queue with the key of its list, the highest priority first."""
         steps = [step for step in self._channel.priority_steps if lists is Lists.ALL or step < PATIENT]
-        yield from ((queue, address.make_redis_key(queue, step)) for step in steps for queue in queues)
+        yield from ((queue, address.make_queue_key(queue, step)) for step in steps for queue in queues)
 
     def _prepare_connection(self, connection: Any) -> None:
         """Prepare a new connection: track keys, load the script, and settle what earlier ones could not.
@@ -133,9 +133,9 @@ class Fetches:
         try:
             connection.set_invalidation_handler(self._handle_invalidation)
             # NOLOOP: no notices of changes by this connection, else each fetch would wake up the channel.
-            connection.send_command("CLIENT", "TRACKING", "ON", "NOLOOP")
+            connection.send_step_command("CLIENT", "TRACKING", "ON", "NOLOOP")
             connection.read_response()
-            connection.send_command("SCRIPT", "LOAD", FETCH)
+            connection.send_step_command("SCRIPT", "LOAD", FETCH)
             self._fetch_sha = connection.read_response()
             self._empty_since = UNKNOWN
             if self._fetched_at is not None:

@@ -104,7 +104,7 @@ class QoS:
         """
         return self._compute_credit(self._jobs - self._patient_jobs)
 
-    def can_consume_patient(self) -> int | None:
+    def compute_patient_credit(self) -> int | None:
         """Return how many jobs of any priority, patient ones too, may be fetched; None without a limit."""
         return self._compute_credit(self._jobs)
 
@@ -126,7 +126,7 @@ class QoS:
 
     def reject(self, tag: str, requeue: bool = False) -> None:
         if requeue and tag in self._held:
-            self.put_back_soon([self._make_unacked(tag)])
+            self.put_back_or_defer([self._make_unacked(tag)])
             self._drop(tag)
         else:
             self.ack(tag)
@@ -158,7 +158,7 @@ class QoS:
         names = [*self.server_keys, *lists]
         self._client.eval(PUT_BACK, len(names), *names, *arguments)
 
-    def put_back_soon(self, messages: Sequence[Unacked]) -> None:
+    def put_back_or_defer(self, messages: Sequence[Unacked]) -> None:
         """Put messages back now, or once the server answers again; this channel no longer holds them.
 
         The server is not called while earlier messages wait for it to answer again. Raises the error if it refuses.
@@ -223,7 +223,7 @@ class QoS:
 
     def restore_unacked(self) -> None:
         """Put back all messages, which the consumer asks for."""
-        self.put_back_soon(self._take_all())
+        self.put_back_or_defer(self._take_all())
 
     def _restore_at_exit(self) -> None:
         if os.getpid() == self._pid:  # not in a copy of the process that holds the messages
@@ -258,7 +258,7 @@ class QoS:
         except (redis.RedisError, OSError) as error:
             logger.warning("messages are not put back into the broker yet: %s", error)
 
-    def note_open_fetch(self, fetched_at: float | None) -> None:
+    def note_unanswered_fetch(self, fetched_at: float | None) -> None:
         """Note a fetch whose answer did not arrive, if there is one. It is settled at the end of the channel."""
         self.lost_fetch = fetched_at
 

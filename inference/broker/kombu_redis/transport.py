@@ -90,7 +90,7 @@ class Transport(virtual.Transport):
         if not ready:
             self.restore_messages()
             for channel in self.channels:
-                channel.fetches.drop_overdue()
+                channel.fetches.drop_overdue_connection()
         has_arrived = [self._readers[fd]() for fd in ready if fd in self._readers]  # one may close another
         return any(has_arrived)
 
@@ -125,7 +125,7 @@ class Transport(virtual.Transport):
 
     def check_health(self) -> None:
         for channel in list(self.channels):
-            channel.fetches.drop_overdue()
+            channel.fetches.drop_overdue_connection()
             channel.broadcasts.check_health()
 
     def keep_bindings(self) -> None:

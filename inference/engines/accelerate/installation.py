@@ -125,7 +125,7 @@ def install_shortcuts(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
 # Modules are imported while a shortcut is made: if one cannot be imported, the plain pipeline answers.
 
 
-def make_batch_shortcut(engine: Engine, pipe: Pipeline, task: str) -> Override | None:
+def make_batch_answers_shortcut(engine: Engine, pipe: Pipeline, task: str) -> Override | None:
     """Make the shortcut by which `engine.at_once` answers many texts together; None for a task that has none."""
     from inference.engines.accelerate import fill_mask, text_batches
 
@@ -159,7 +159,7 @@ def _make_graphs(
 def _make_packed_weights(model: PreTrainedModel) -> Shortcut | None:
     from inference.engines.accelerate import prepacked_weights
 
-    return prepacked_weights.pack_weights(model)
+    return prepacked_weights.make_packed_weights(model)
 
 
 def _make_scorer(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Any:

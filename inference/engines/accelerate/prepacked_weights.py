@@ -133,7 +133,7 @@ class PackedWeights:
                 layer.turn_off()
 
 
-def pack_weights(model: PreTrainedModel) -> PackedWeights | None:
+def make_packed_weights(model: PreTrainedModel) -> PackedWeights | None:
     """Return the shortcut that packs the weights of a model's layers.
 
     Return None for a model on another device than the CPU, of numbers for which oneDNN is of no use here, or without

@@ -68,7 +68,7 @@ def require_one_label(spec: ModelSpec, model: PreTrainedModel) -> None:
         )
 
 
-def require_harmless_labels(spec: ModelSpec, model: PreTrainedModel) -> None:
+def check_harmless_labels_option(spec: ModelSpec, model: PreTrainedModel) -> None:
     """Raise `ModelUnavailable` if a model cannot tell harmful texts by its other labels, as its options say it does."""
     if HARMLESS_LABELS not in spec.options:
         return

@@ -15,7 +15,7 @@ from transformers import LogitsProcessorList, Pipeline, StoppingCriteria, Stoppi
 
 from inference.engines.generation.processors.grammars import Grammars
 from inference.engines.generation.processors.logprobs import FIELD, TokenLogprobs, is_beam_search, make_score_details
-from inference.engines.generation.processors.penalties import replace_penalties
+from inference.engines.generation.processors.penalties import translate_penalties
 from inference.engines.generation.rows.answer_ending import Ending
 from inference.engines.generation.rows.growing_text import Decoder, continues_prompt
 from inference.engines.inputs.stops import Stops, find_first_stop, list_end_tokens, read_stops
@@ -85,7 +85,7 @@ class PipelineSteps:
         if "custom_generate" not in run and (prompt_only or prompt_logprobs is not None):
             raise _make_stepwise_error("prompt_only" if prompt_logprobs is None else "prompt_logprobs")
         width = inputs["input_ids"].shape[1]
-        run = replace_penalties(run, prompt=width, vocabulary=self.vocabulary)
+        run = translate_penalties(run, prompt=width, vocabulary=self.vocabulary)
         scores = None if logprobs is None else self._make_token_scores(logprobs, width, run)
         if scores:
             run["logits_processor"] = LogitsProcessorList([*run.get("logits_processor", ()), scores])

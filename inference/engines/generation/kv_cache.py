@@ -131,7 +131,7 @@ class KVCache(Cache):
         """Extend the window by the column behind it, which is written now."""
         self.window.end += 1
 
-    def drop_columns(self, columns: int) -> None:
+    def keep_last_columns(self, columns: int) -> None:
         """Drop the columns before the last `columns`, which belong to no row any more."""
         self.window.start = self.window.end - columns
 

@@ -18,7 +18,7 @@ from inference.engines.generation.prefix_cache import PrefixCache
 from inference.engines.generation.rows import sampling
 from inference.engines.generation.rows.requests import Requests
 from inference.engines.generation.rows.row import GeneratedRow
-from inference.engines.inputs.feeds import make_no_room_error
+from inference.engines.inputs.feeds import make_prompt_length_error
 from inference.engines.runtime import engine_calls
 from inference.engines.runtime.engine_calls import isolate_failing_items
 from inference.engines.runtime.exception_diagnosis import is_out_of_memory
@@ -75,7 +75,7 @@ class PipelineStepper(Stepper):
             raise engine_calls.make_job_error(error) from None
         most = self.capacity + (row.longest == row.prompt)  # a prompt alone needs no room for a token
         if row.prompt >= most:
-            raise make_no_room_error(row.prompt, most)
+            raise make_prompt_length_error(row.prompt, most)
         row.longest = min(row.longest, self.capacity)
         self._waiting.append(row)
 
@@ -144,7 +144,7 @@ class PipelineStepper(Stepper):
             self.rows[place] = self.rows[-1]
             self.rows.pop()
         if rows and self.rows:
-            self.cells.drop_columns(max(row.column_count for row in self.rows))
+            self.cells.keep_last_columns(max(row.column_count for row in self.rows))
 
     def _put_rows_aside(self, rows: Sequence[GeneratedRow]) -> None:
         """Let rows wait at the head of the queue until others have ended.

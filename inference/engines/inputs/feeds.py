@@ -54,7 +54,7 @@ class Feed:
         """Return one input, or none if it is not known what the model takes."""
         return [self.make_sample_input(self.example(), pipe)]
 
-    def describe_limits(self, pipe: Pipeline) -> str:
+    def make_operator_note(self, pipe: Pipeline) -> str:
         """Return what an operator should know of this model's answers, or an empty string."""
         return ""
 
@@ -62,7 +62,7 @@ class Feed:
         """Return inputs of several lengths, which are tried together at load, and the parameters for them."""
         return [], {}
 
-    def complete_parameters(self, pipe: Pipeline, parameters: dict[str, Any]) -> dict[str, Any]:
+    def check_and_complete_parameters(self, pipe: Pipeline, parameters: dict[str, Any]) -> dict[str, Any]:
         """Return a request's parameters, checked, and with those that the model must always have."""
         return parameters
 
@@ -78,7 +78,7 @@ class Feed:
         """Return how many numbers an answer has for each token that is read; 0 if it is not made by token."""
         return 0
 
-    def bound_parameters(self, row: InputRow, pipe: Pipeline, run: dict[str, Any]) -> dict[str, Any]:
+    def make_row_parameters(self, row: InputRow, pipe: Pipeline, run: dict[str, Any]) -> dict[str, Any]:
         """Return the row's own parameters of the forward, which replace those of its call.
 
         They limit the answer to what the row's tokens leave room for. Raises `InvalidInput` for a row that the model
@@ -146,7 +146,7 @@ class Masked(TextFeed):
 class ZeroShotTextFeed(TextFeed):
     """The feed of a text, or of {"sequences", "candidate_labels"}: a text with labels of its own."""
 
-    def describe_limits(self, pipe: Pipeline) -> str:
+    def make_operator_note(self, pipe: Pipeline) -> str:
         if pipe.entailment_id != UNKNOWN_LABEL:
             return ""
         names = ", ".join(list(pipe.model.config.label2id)[:MOST_NAMED])
@@ -155,7 +155,7 @@ class ZeroShotTextFeed(TextFeed):
             " Name them in id2label and label2id of config.json."
         )
 
-    def complete_parameters(self, pipe: Pipeline, parameters: dict[str, Any]) -> dict[str, Any]:
+    def check_and_complete_parameters(self, pipe: Pipeline, parameters: dict[str, Any]) -> dict[str, Any]:
         if "hypothesis_template" in parameters:
             task_inputs.read_template(parameters["hypothesis_template"])
         return parameters
@@ -177,7 +177,7 @@ class ZeroShotTextFeed(TextFeed):
 class LabelledFiles(Feed):
     """The feed of images or sound, whose labels are in the parameters."""
 
-    def complete_parameters(self, pipe: Pipeline, parameters: dict[str, Any]) -> dict[str, Any]:
+    def check_and_complete_parameters(self, pipe: Pipeline, parameters: dict[str, Any]) -> dict[str, Any]:
         known = inspect.signature(pipe.preprocess).parameters["hypothesis_template"].default
         template = task_inputs.read_template(parameters.get("hypothesis_template", known))
         task_inputs.require_short_labels(task_inputs.read_labels(parameters.get("candidate_labels")), pipe, template)
@@ -187,7 +187,7 @@ class LabelledFiles(Feed):
 class Documents(Feed):
     """The feed of pictures of documents, each with a question."""
 
-    def describe_limits(self, pipe: Pipeline) -> str:
+    def make_operator_note(self, pipe: Pipeline) -> str:
         return task_inputs.describe_missing_ocr(pipe)
 
 
@@ -213,7 +213,7 @@ class Prompts(TextFeed):
     def make_trial(self, pipe: Pipeline) -> tuple[list[Any], dict[str, Any]]:
         return parity.make_trial_texts(pipe.tokenizer), TRIAL
 
-    def complete_parameters(self, pipe: Pipeline, parameters: dict[str, Any]) -> dict[str, Any]:
+    def check_and_complete_parameters(self, pipe: Pipeline, parameters: dict[str, Any]) -> dict[str, Any]:
         """Add a number of new tokens, unless the request has one, or it or the model asks for a total length."""
         own = pipe.model.generation_config
         if parameters.keys() & {"max_new_tokens", "max_length"} or (own.max_length and not own.max_new_tokens):
@@ -242,7 +242,7 @@ class Prompts(TextFeed):
         penalized = active.get("repetition_penalty", 1.0) != 1.0 or active.get("no_repeat_ngram_size", 0) > 0
         return BatchingMode.EQUAL if penalized else BatchingMode.PADDED
 
-    def bound_parameters(self, row: InputRow, pipe: Pipeline, run: dict[str, Any]) -> dict[str, Any]:
+    def make_row_parameters(self, row: InputRow, pipe: Pipeline, run: dict[str, Any]) -> dict[str, Any]:
         """Limit the answer to what the prompt leaves of the model's context, or of a total length."""
         read_stops(pipe.tokenizer, run.get("stop", ()))
         longest = pipe.tokenizer.model_max_length
@@ -250,7 +250,7 @@ class Prompts(TextFeed):
             longest = min(longest, run.get("max_length") or pipe.model.generation_config.max_length or longest)
         longest += bool(run.get("prompt_only"))  # the one token that it asks for is not added
         if row.token_count >= longest:
-            raise make_no_room_error(row.token_count, longest)
+            raise make_prompt_length_error(row.token_count, longest)
         left = {"max_new_tokens": longest - row.token_count, "max_length": longest}
         return {name: most for name, most in left.items() if (run.get(name) or 0) > most}
 
@@ -269,7 +269,7 @@ class Speech(Feed):
         """
         return replace(self, parameters={"max_new_tokens": 8}) if pipe.type in ("seq2seq", "seq2seq_whisper") else self
 
-    def complete_parameters(self, pipe: Pipeline, parameters: dict[str, Any]) -> dict[str, Any]:
+    def check_and_complete_parameters(self, pipe: Pipeline, parameters: dict[str, Any]) -> dict[str, Any]:
         """Return the parameters as they are. Raises `InvalidInput` for a language that the model does not know."""
         if language := parameters.get("language"):
             known = getattr(pipe.model.generation_config, "lang_to_id", None) or {}
@@ -279,14 +279,14 @@ class Speech(Feed):
                 raise InvalidInput(message, field="parameters.language")
         return parameters
 
-    def bound_parameters(self, row: InputRow, pipe: Pipeline, run: dict[str, Any]) -> dict[str, Any]:
+    def make_row_parameters(self, row: InputRow, pipe: Pipeline, run: dict[str, Any]) -> dict[str, Any]:
         if pipe.type != "seq2seq_whisper" or run.get("return_timestamps"):
             return {}
         is_long = row.features["input_features"].shape[-1] > pipe.feature_extractor.nb_max_frames
         return {"return_timestamps": True} if is_long else {}
 
 
-def make_no_room_error(tokens: int, longest: int) -> InvalidInput:
+def make_prompt_length_error(tokens: int, longest: int) -> InvalidInput:
     """Return the error of a prompt of `tokens` tokens, if it and its answer may have `longest` together."""
     return make_context_length_error(longest - 1, tokens)  # an answer has at least one token
 

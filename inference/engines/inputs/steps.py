@@ -62,14 +62,14 @@ class PipelineCalls:
         for row in rows:
             if "input_ids" in row.features and not row.token_count:
                 raise InvalidInput("The text is empty for this model's tokenizer: send at least one word.")
-        return [replace(row, own=self.feed.bound_parameters(row, self.pipe, parameters.forward)) for row in rows]
+        return [replace(row, own=self.feed.make_row_parameters(row, self.pipe, parameters.forward)) for row in rows]
 
     def compute_outputs(
         self, rows: Sequence[InputRow], parameters: Parameters, *, limit: int
     ) -> list[tuple[InputRow, Any]]:
         """Return the rows in their order, each with the model's output for it."""
         outputs: dict[int, Any] = {}
-        for group in row_groups.group_rows(rows, limit=limit, mode=parameters.mode):
+        for group in row_groups.group_stackable_rows(rows, limit=limit, mode=parameters.mode):
             found = row_groups.run_forward(group, self.pipe.forward, self.collate, parameters.forward)
             outputs |= {id(row): output for row, output in zip(group, found, strict=True)}
         return [(row, outputs[id(row)]) for row in rows]

@@ -71,7 +71,7 @@ class PipelineEngine(Engine):
         if task.ranks:
             checkpoint_checks.require_one_label(self.spec, self.pipe.model)
         if task.classifies:
-            checkpoint_checks.require_harmless_labels(self.spec, self.pipe.model)
+            checkpoint_checks.check_harmless_labels_option(self.spec, self.pipe.model)
         reference = Reference(self.pipe, self.feed) if self.feed.batched else None
         if task.generates:
             generate_calls.install_steps(self.pipe)
@@ -91,7 +91,7 @@ class PipelineEngine(Engine):
         self.shortcuts = accelerate.Shortcuts(self.task, parity.BatchingChoice(mode=BatchingMode.PADDED))
         if reference:
             self._install_shortcuts(reference)
-        self.note = f"{self.note} {self.feed.describe_limits(self.pipe)}".strip()
+        self.note = f"{self.note} {self.feed.make_operator_note(self.pipe)}".strip()
         if self.steps is None:  # the pipeline calls these steps by itself
             for step in ("forward", "postprocess"):
                 setattr(self.pipe, step, step_errors.wrap_model_step(getattr(self.pipe, step)))
@@ -130,7 +130,7 @@ class PipelineEngine(Engine):
             self.shortcuts = accelerate.install_shortcuts(self.pipe.model, self.pipe.tokenizer, self.task, trial)
         self.shortcuts.add_if_equal(
             "texts at once",
-            lambda: accelerate.make_batch_shortcut(self, self.pipe, self.task),
+            lambda: accelerate.make_batch_answers_shortcut(self, self.pipe, self.task),
             lambda: self._has_same_answers(inputs[:1]) and self._has_same_answers([*inputs, *reference.inputs]),
         )
         self.padded, self.note = self.shortcuts.is_padded, f"{self.shortcuts.batching_choice.note} {note}".strip()
@@ -170,7 +170,9 @@ class PipelineEngine(Engine):
         self, steps: PipelineCalls, given: dict[str, Any], inputs: Sequence[Any], mode: BatchingMode
     ) -> list[parity.Answer]:
         """Return what the model computes for inputs, before the pipeline makes answers of it."""
-        parameters = replace(steps.split_parameters(self.feed.complete_parameters(self.pipe, given)), mode=mode)
+        parameters = replace(
+            steps.split_parameters(self.feed.check_and_complete_parameters(self.pipe, given)), mode=mode
+        )
         ready = [row for index, value in enumerate(inputs) for row in steps.make_rows(index, value, parameters)]
         return [
             parity.extract_row_tensors(output, row, self.pipe)
@@ -208,14 +210,16 @@ class PipelineEngine(Engine):
         if self.steps is None:
             return [0] * len(inputs)
         read = _read_inputs(
-            self.steps, inputs, self.steps.split_parameters(self.feed.complete_parameters(self.pipe, parameters))
+            self.steps,
+            inputs,
+            self.steps.split_parameters(self.feed.check_and_complete_parameters(self.pipe, parameters)),
         )
         return [sum(row.token_count for row in rows) if isinstance(rows, list) else 0 for rows in read]
 
     def predict(self, inputs: list[Any], parameters: dict[str, Any]) -> list[Any]:
         steps = self.steps
         try:
-            given = step_errors.run_input_step(self.feed.complete_parameters, self.pipe, parameters)
+            given = step_errors.run_input_step(self.feed.check_and_complete_parameters, self.pipe, parameters)
             ready: Any = step_errors.run_input_step(steps.split_parameters, given) if steps else None
         except Exception as error:  # of parameters that are wrong
             return [error] * len(inputs)
@@ -228,7 +232,7 @@ class PipelineEngine(Engine):
     def prepare(self, inputs: list[Any], parameters: dict[str, Any]) -> Any:
         if (steps := self.steps) is None:
             return None
-        ready = steps.split_parameters(self.feed.complete_parameters(self.pipe, parameters))
+        ready = steps.split_parameters(self.feed.check_and_complete_parameters(self.pipe, parameters))
         tokens = self.at_once.encode_texts(inputs, ready.preprocess) if self._can_run_at_once(inputs, ready) else None
         if tokens:
             return Prepared(ready, tokens=tokens)

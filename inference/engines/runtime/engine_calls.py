@@ -56,7 +56,7 @@ class RunReport:
     oom_shape: tuple[int, float] | None = None  # (rows, tokens of each) that did not fit, though its halves did
 
 
-def run_with_isolation(
+def run_engine_with_isolation(
     engine: Engine, items: Sequence[Any], parameters: dict[str, Any], prepared: object = None
 ) -> RunReport:
     """Answer every item, in order.

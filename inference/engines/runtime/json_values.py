@@ -50,14 +50,14 @@ def pair_leaves(first: object, second: object) -> Iterator[tuple[Any, Any]]:
         yield first, second
 
 
-def estimate_size(value: object) -> int:
+def estimate_size_in_numbers(value: object) -> int:
     """Estimate how many numbers are as large as the JSON `value`: 24 characters of a text count as one."""
     if isinstance(value, str):
         return 1 + len(value) // 24
     if isinstance(value, dict):
-        return 1 + sum(map(estimate_size, value.values()))
+        return 1 + sum(map(estimate_size_in_numbers, value.values()))
     if isinstance(value, list):
-        return len(value) if set(map(type, value)) == {float} else 1 + sum(map(estimate_size, value))
+        return len(value) if set(map(type, value)) == {float} else 1 + sum(map(estimate_size_in_numbers, value))
     return 1
 
 

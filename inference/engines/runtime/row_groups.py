@@ -32,7 +32,7 @@ class InputRow:
         return self.features["input_ids"].shape[1] if "input_ids" in self.features else 0
 
 
-def group_rows(rows: Sequence[InputRow], *, limit: int, mode: BatchingMode) -> Iterator[list[InputRow]]:
+def group_stackable_rows(rows: Sequence[InputRow], *, limit: int, mode: BatchingMode) -> Iterator[list[InputRow]]:
     """Yield groups of rows that may be stacked, each of at most `limit` rows."""
     limit = 1 if mode is BatchingMode.ALONE else limit
     stacks: dict[Any, list[InputRow]] = {}

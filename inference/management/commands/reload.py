@@ -13,7 +13,7 @@ from inference.catalog import lookup, reader
 from inference.catalog.specs import Catalog, CatalogError
 from inference.models import Worker
 from inference.status import worker_catalogs, workers
-from inference.telemetry.plurals import count_of
+from inference.telemetry.plurals import format_count
 
 LOOK_EVERY_S = 0.5
 WEB_S = lookup.LOOK_S + 3 * lookup.SETTLE_S  # seconds until this host's web processes, which have no rows, use the file
@@ -46,7 +46,7 @@ class Command(BaseCommand):
             raise CommandError(f"No living worker was started for {', '.join(missing)}: see its option --models.")
         self.stdout.write(
             f"{', '.join(wanted)}: run as the file says,"
-            f" by {count_of(workers.select_living_workers().count(), 'worker')}."
+            f" by {format_count(workers.select_living_workers().count(), 'worker')}."
         )
 
     def _wait_for_workers(self, wanted: Catalog, timeout_s: float) -> None:

@@ -6,7 +6,7 @@ from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from inference.figures import marks
-from inference.telemetry.plurals import count_of
+from inference.telemetry.plurals import format_count
 from inference.upkeep import retention
 
 
@@ -22,10 +22,10 @@ class Command(BaseCommand):
         if not settings.JOB_RETENTION_DAYS:
             raise CommandError("JOB_RETENTION_DAYS is 0: jobs are kept for ever.")
         sweep = retention.Sweep()
-        if sweep.problem and not force:
-            raise CommandError(f"{sweep.problem} If that clock is right, remove them with --force.")
+        if sweep.overdue_warning and not force:
+            raise CommandError(f"{sweep.overdue_warning} If that clock is right, remove them with --force.")
         removed = 0
         while count := sweep.remove_chunk():
             removed += count
         marks.clear_retention_stop()
-        self.stdout.write(f"{count_of(removed, 'job')} removed")
+        self.stdout.write(f"{format_count(removed, 'job')} removed")

@@ -115,7 +115,7 @@ def collect_facts() -> Facts:
         }
         for worker in living
     ]
-    counts = series.count_by_status(ended)
+    counts = series.sum_outcomes_by_status(ended)
     found["ended"] = {str(status): counts[status] for status in TERMINAL}
     found["failures"] = [
         {"model": model, "error": code, "jobs": count} for model, code, count in series.list_failures(ended)

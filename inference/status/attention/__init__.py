@@ -46,14 +46,14 @@ def _choose_todo(error: Exception) -> str:
 def _find_row_items() -> Iterator[AttentionItem]:
     living = list(workers.select_living_workers())
     paused = pauses_and_drains.list_paused_models()
-    unserved = {name: why for name, why in health.find_unserved_models(living).items() if name not in paused}
+    unserved = {name: why for name, why in health.find_unserved_reasons(living).items() if name not in paused}
     yield from fleet.find_refused_models_file(living)
     yield from fleet.find_unserved_models(unserved, living)
     yield from fleet.find_paused_models()
     yield from fleet.find_gone_workers(living)
-    yield from fleet.find_degraded_workers(living)
+    yield from fleet.find_worker_items(living)
     yield from jobs.find_long_queues(living, quiet={*unserved, *paused})
     yield from jobs.find_unusual_failures()
-    yield from jobs.find_late_webhooks()
+    yield from jobs.find_undelivered_webhooks()
     yield from jobs.find_waiting_file_batches()
     yield from fleet.find_stopped_retention()

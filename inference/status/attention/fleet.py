@@ -47,7 +47,7 @@ def _find_causes(name: str, cause: Cause, living: Iterable[Worker], missed: Iter
     A drained worker whose row lists no replica may have had the model.
     """
     for worker in living:
-        why_not = health.explain_worker(worker, name)
+        why_not = health.find_worker_reason(worker, name)
         may_have = cause is Cause.DRAINED and worker.is_to_rest and not worker.replicas
         if cause in CODE_OF and (may_have or (why_not and why_not.cause is cause)):
             yield CODE_OF[cause], ("worker", str(worker.pk))
@@ -111,7 +111,7 @@ def _find_missed_workers(living: Sequence[Worker]) -> Iterable[Worker]:
     return {worker.name: worker for worker in recent if worker.name not in there}.values()
 
 
-def find_degraded_workers(living: Iterable[Worker]) -> Iterator[AttentionItem]:
+def find_worker_items(living: Iterable[Worker]) -> Iterator[AttentionItem]:
     for worker in living:
         about = ("worker", str(worker.pk))
         if not worker.connected and worker.state in workers.SERVING:

@@ -18,7 +18,7 @@ from inference.models import TERMINAL, Bulk, Figure, Grain, Job, Webhook, Webhoo
 from inference.status import queue_position, workers
 from inference.status.attention.fleet import BROKER
 from inference.status.attention.item import AttentionItem
-from inference.telemetry.plurals import count_of
+from inference.telemetry.plurals import format_count
 from inference.webhooks.delivery import parse_host
 
 GROWN = 10  # jobs by which a queue has grown at least, or half of its shortest length if that is more
@@ -60,7 +60,9 @@ def find_long_queues(living: Sequence[Worker], *, quiet: Collection[str]) -> Ite
             causes=reasons if model in quiet else (BROKER,),
             todo=_choose_growth_todo(model, heard_of, unheard),
         )
-        waits = f"{count_of(count, 'job')} of {model} {'waits' if count == 1 else 'wait'}, the oldest for {age_s:.0f} s"
+        waits = (
+            f"{format_count(count, 'job')} of {model} {'waits' if count == 1 else 'wait'}, the oldest for {age_s:.0f} s"
+        )
         if model in removed:
             if age_s > STUCK_S:
                 todo = "Add the model to models.toml again, or cancel the jobs in the admin."
@@ -106,10 +108,10 @@ def _describe_full_queue(model: str, count: int, refused: int) -> str:
     """Return text on a queue that takes no more jobs, or refused requests in the last minutes; else an empty string."""
     spec, found = lookup.get_catalog_or_empty().get(model), []
     if spec and count >= spec.max_queued and (waiting := queue_position.count_jobs_above_low(model)) >= spec.max_queued:
-        waits = count_of(waiting, "job", ("waits", "wait"))
+        waits = format_count(waiting, "job", ("waits", "wait"))
         found = [f"The queue of {model} is full: {waits}, and max_queued is {spec.max_queued:,}."]
     if refused:
-        were_refused = f"{count_of(refused, 'request', ('was', 'were'))} refused"
+        were_refused = f"{format_count(refused, 'request', ('was', 'were'))} refused"
         found += [f"{were_refused} in the last minutes because too many jobs of {model} waited."]
     return " ".join(found)
 
@@ -162,7 +164,7 @@ def find_unusual_failures() -> Iterator[AttentionItem]:
                     code="FailuresUnusual",
                     about=("failed", model, code),
                     todo=_choose_failure_todo(code),
-                    text=f"{count_of(count, 'job')} of {model} failed with {code} in the last minutes:"
+                    text=f"{format_count(count, 'job')} of {model} failed with {code} in the last minutes:"
                     f" {share:.0%} of the jobs that ended, and {usual:.0%} before.",
                 )
 
@@ -225,7 +227,7 @@ def _choose_failure_todo(code: str) -> str:
     return known.get(code, "Open the newest of these jobs: it has the full error.")
 
 
-def find_late_webhooks() -> Iterator[AttentionItem]:
+def find_undelivered_webhooks() -> Iterator[AttentionItem]:
     """Yield items for notices that a host does not take, and for notices that are overdue.
 
     Only pending notices count. Those that were delivered or given up need no attention.

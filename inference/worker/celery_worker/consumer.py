@@ -61,7 +61,7 @@ class BatchingStep(bootsteps.StartStopStep):
         self.dispatch_loop.begin_connection(hub)
 
     def stop(self, parent: JobConsumer) -> None:
-        self.dispatch_loop.end_connection()
+        self.dispatch_loop.clear_connection_state()
 
 
 class DispatchLoop:
@@ -89,7 +89,7 @@ class DispatchLoop:
         hub.call_repeatedly(SWEEP_S, self._sweep)
         self.update_subscriptions()
 
-    def end_connection(self) -> None:
+    def clear_connection_state(self) -> None:
         consumer = self._consumer
         if self.service.heartbeat.leaving and consumer.task_consumer:
             # Else a broker might deliver again what is given back.
@@ -112,7 +112,7 @@ class DispatchLoop:
         or are on their way, go back to it.
         """
         dispatcher, replicas = self.dispatcher, self.dispatcher.replicas
-        wanted = {address.get_queue_name(name) for name in replicas.serving_models if dispatcher.connected}
+        wanted = {address.get_queue_name(name) for name in replicas.active_models if dispatcher.connected}
         consumed = self.subscriptions.consumed_queues
         for queue in consumed - wanted:
             self.subscriptions.stop_consuming_queue(queue)
@@ -130,7 +130,7 @@ class DispatchLoop:
         self.subscriptions.raise_if_queue_deleted()
         self.service.follow_changes()
         self.update_subscriptions()
-        self.dispatcher.end_stuck_and_expired(self.service.heartbeat.answering_s)
+        self.dispatcher.end_stuck_and_expired(self.service.heartbeat.database_up_s)
 
     def _dispatch(self) -> None:
         self._is_scheduled = False

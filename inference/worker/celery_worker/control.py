@@ -24,7 +24,7 @@ INSTEAD = {
 Command = Callable[..., dict[str, Any]]
 
 
-def install_commands(housekeeping: Housekeeping) -> None:
+def override_commands(housekeeping: Housekeeping) -> None:
     for name, instead in INSTEAD.items():
         Panel.data[name] = _make_refusing_command(instead)
     for name in ("revoke", "terminate"):

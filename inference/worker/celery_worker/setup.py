@@ -35,7 +35,7 @@ to device i mod n; cuda:0+cuda:1 is one device, of two GPUs, for a model that fi
 replicas a GPU, by its memory and the models' sizes, or one a CPU core."""
 
 
-class ServiceStep(bootsteps.StartStopStep):
+class ReplicaStep(bootsteps.StartStopStep):
     """The bootstep that gives the pool its processes, and has the models file read at SIGHUP.
 
     Celery would restart the whole worker at SIGHUP.
@@ -56,7 +56,7 @@ class ServiceStep(bootsteps.StartStopStep):
 
 
 def install_options_and_steps(app: Celery) -> None:
-    app.steps["worker"].add(ServiceStep)
+    app.steps["worker"].add(ReplicaStep)
     app.steps["consumer"].add("inference.worker.celery_worker.consumer:BatchingStep")
     app.user_options["worker"].add(click.Option(("--models",), help=MODELS_HELP))
     app.user_options["worker"].add(click.Option(("--devices",), default="auto", show_default=True, help=DEVICES_HELP))
@@ -113,7 +113,7 @@ def _prepare(worker: Any) -> None:
     worker.service = service = make_service(models, selection, options)
     worker.concurrency = service.replicas.plan.replicas
     signals.worker_shutting_down.connect(lambda **_: service.heartbeat.announce_stop(), weak=False)
-    control.install_commands(service.housekeeping)
+    control.override_commands(service.housekeeping)
     service.start()
 
 
@@ -185,7 +185,7 @@ def _write_json_line(text: str, file: Any = None) -> None:
 
     They come from a signal handler: the logging, which takes locks, is bypassed.
     """
-    os.write(2, f"{logs.format_line(__name__, text)}\n".encode())
+    os.write(2, f"{logs.format_json_line(__name__, text)}\n".encode())
 
 
 def stop_service(sender: Any, **kwargs: Any) -> None:

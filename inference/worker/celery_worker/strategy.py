@@ -201,6 +201,6 @@ def _is_ours(model: str, request: Request, dispatcher: Dispatcher) -> bool:
     Jobs of a model that cannot be run now are taken only from the model's own queue: it is not consumed meanwhile, so
     they can be given back to it. Another queue would deliver them again at once.
     """
-    if model in dispatcher.replicas.serving_models:
+    if model in dispatcher.replicas.active_models:
         return True
     return model in dispatcher.specs and request.delivery_info.get("routing_key") == dispatcher.specs[model].queue

@@ -66,7 +66,7 @@ class TaskPool(BasePool):
 
     def on_terminate(self) -> None:
         if self.replicas:
-            self.replicas.terminate()
+            self.replicas.kill_children()
             self.replicas = None
 
     def terminate_job(self, pid: int, signal: Any = None) -> None:

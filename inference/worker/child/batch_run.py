@@ -17,7 +17,7 @@ from inference.catalog.sizes import lengths
 from inference.catalog.specs import ModelSpec, canonicalize_parameters
 from inference.engines.base import Engine
 from inference.engines.runtime.engine_calls import RunReport
-from inference.engines.runtime.engine_calls import run_with_isolation as run_engine
+from inference.engines.runtime.engine_calls import run_engine_with_isolation as run_engine
 from inference.figures import tallies
 from inference.figures.tallies import Tally
 from inference.store import wholes

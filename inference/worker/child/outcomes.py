@@ -9,7 +9,7 @@ from inference.catalog import tasks
 from inference.catalog.sizes import lengths
 from inference.catalog.specs import ModelSpec
 from inference.engines.runtime.exception_diagnosis import shorten_detail
-from inference.engines.runtime.json_values import estimate_size
+from inference.engines.runtime.json_values import estimate_size_in_numbers
 from inference.fields.json_field import escape_for_database
 from inference.store import wholes
 from inference.store.outcome_records import Outcome
@@ -53,7 +53,7 @@ def make_outcome(
                 said, trace = logs.mask_model_text(answer.full_message), f"\n{answer.trace}" if answer.trace else ""
                 logger.warning("job=%s model=%s %s: %s%s%s", known_as, job.model, answer.code, where, said, trace)
             return make_failure(job, answer, where)
-    if (held := estimate_size(answers)) > lengths.MOST_ANSWERED:
+    if (held := estimate_size_in_numbers(answers)) > lengths.MOST_ANSWERED:
         error = errors.InvalidInput if is_list or spec.is_built_in else errors.BadOutput
         return make_failure(job, error(wholes.describe_overflow(held)))
     output = list(answers) if is_list else answers[0]

@@ -131,7 +131,7 @@ def continue_batch(call: BatchCall) -> BatchReport:
 @contextlib.contextmanager
 def run_beside_open_batches(call: BatchCall) -> Iterator[None]:
     """Run a call beside the batches that are open, and if it is the last call, run these to their end."""
-    opened.keep_only_waiting(call.waiting, call=call)
+    opened.close_abandoned_batches(call.waiting, call=call)
     try:
         yield
     finally:

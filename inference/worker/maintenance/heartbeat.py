@@ -93,7 +93,7 @@ class Heartbeat(threading.Thread):
             self._changed.clear()
 
     @property
-    def answering_s(self) -> float:
+    def database_up_s(self) -> float:
         """The seconds for which the database has answered each heartbeat in time, as far as this worker can tell."""
         now = time.monotonic()
         return now - self.answering_since if now - self.beaten_at < LATE_S else 0.0

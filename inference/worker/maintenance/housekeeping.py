@@ -109,7 +109,7 @@ class Housekeeping(threading.Thread):
             self._given_up.popleft()
 
     def _reconcile(self) -> None:
-        reconcile.reconcile(answering_s=self.heartbeat.answering_s, observer=self._observer)
+        reconcile.reconcile(database_up_s=self.heartbeat.database_up_s, observer=self._observer)
 
     def end_broken_worker(self) -> None:
         """End the worker at once if its main process no longer works: its supervisor starts another."""
@@ -117,7 +117,7 @@ class Housekeeping(threading.Thread):
         # This raises while the broker is away or full, for which the event loop itself waits. The lengths of queues
         # can be read from a full broker.
         publisher.ping_broker()
-        consumed = [get_queue_name(name) for name in self.replicas.serving_models.intersection(snapshot.model_names)]
+        consumed = [get_queue_name(name) for name in self.replicas.active_models.intersection(snapshot.model_names)]
         waiting = sum(publisher.count_messages(consumed).values())
         reason = self.watchdog.find_reason_to_end(
             now=time.monotonic(),

@@ -80,7 +80,7 @@ def _make_entry(replicas: ReplicaRegistry, spec: ModelSpec, lazy: LazyStatus) ->
         state=_find_state(replicas, spec, lazy, why),
         why=why,
         memory=lazy_model.memory if lazy_model else _find_memory(replicas, spec),
-        held_back=spec.name in replicas.held_back_models,
+        held_back=spec.name in replicas.paused_or_drained_models,
         failures=None if spec.name in replicas.unneeded_models else replicas.failures[spec.digest],
         load_s=round(lazy_model.load_s, 1) if lazy_model else None,
     )

@@ -98,12 +98,12 @@ class ReplicaPool:
             process.close()
             self.replicas.note_failed_start(process.index, started)
         else:
-            process.note_start(started)
+            process.note_process_start(started)
             self.processes[process.index] = process
             self.replicas.note_start(process.index, process.pid, assignment, process.shared)
             self._watch_process(process)
             if self.is_closed:
-                process.give_up()
+                process.stop_sending_calls()
                 process.kill()
         self.start_missing()
 
@@ -155,7 +155,7 @@ class ReplicaPool:
         )
 
     def _note_exit_code(self, process: ReplicaProcess, exit_code: int | None) -> None:
-        process.note_exit_code(exit_code)
+        process.note_orphan_state(exit_code)
         if exit_code is not None and not process.is_reaped:
             self._read_replies(process)
             self._reap_process(process)
@@ -181,7 +181,7 @@ class ReplicaPool:
             process.calls[number].note_begin()
         else:
             call = process.calls.pop(number)
-            process.note_call_end(most_calls=self._most_calls, most_kib=self._most_kib)
+            process.count_call(most_calls=self._most_calls, most_kib=self._most_kib)
             (call.note_result if kind == ReplyKind.DONE else call.note_error)(value)
             self._replace_if_worn(process)
             self._on_idle()
@@ -195,7 +195,7 @@ class ReplicaPool:
         if process.is_reaped:
             return
         process.note_closed()
-        process.note_reaped()
+        process.note_exit_wait()
         self._stop_watching(process.connection, process.writer, process.process.sentinel)
         self._launcher.wait_for_exit(
             process.process, self._guard_callback(lambda exit_code: self._note_process_end(process, exit_code))
@@ -254,14 +254,14 @@ class ReplicaPool:
         """Have a worn process end once nothing runs in it."""
         idle = not (process.calls or process.is_given_up or self._has_open_batch(process.pid))
         if process.is_worn and idle and not self.is_closed:
-            process.give_up()
+            process.stop_sending_calls()
             self.replicas.note_end(process.index)
             self._send_message(process)
 
     def end_process(self, pid: int) -> None:
         """End a child, which must not be given another call."""
         if process := self._find_process(pid):
-            process.give_up()
+            process.stop_sending_calls()
             self.replicas.note_end(process.index)
             process.kill()
 
@@ -298,7 +298,7 @@ class ReplicaPool:
         self._watch_unsent(process)
 
     def _write_unsent(self, process: ReplicaProcess) -> None:
-        process.write_unsent()
+        process.write_unsent_bytes()
         if not process.unsent:
             self._stop_watching(process.writer)
 
@@ -387,7 +387,7 @@ class ReplicaPool:
 
     def _note_finished_load(self, loaded: LoadReport, took_s: float) -> None:
         self._load_call = None
-        self.replicas.pause_tries(took_s)
+        self.replicas.postpone_next_try(took_s)
         self._note_loaded_models(loaded)
 
     def _end_after_failed_load(self, pid: int, took_s: float) -> None:
@@ -396,7 +396,7 @@ class ReplicaPool:
         It is not known what it has loaded, and it would be sent the same assignment again and again.
         """
         self._load_call = None
-        self.replicas.pause_tries(took_s)
+        self.replicas.postpone_next_try(took_s)
         self.end_process(pid)
 
     # The end of the worker
@@ -414,21 +414,21 @@ class ReplicaPool:
         self.register_with_loop(loop)
         for process in self.processes.values():
             if not process.is_up or process.pid == self._loading_pid:
-                process.give_up()
+                process.stop_sending_calls()
                 process.kill()
             else:
                 self._send_message(process)
         while self.processes and not is_aborted():
             loop.run_once()
             self._end_overdue_processes()
-        self.terminate()
+        self.kill_children()
 
-    def terminate(self) -> None:
+    def kill_children(self) -> None:
         """Kill all children that are left, and forget their calls. Calling it again does nothing."""
         self.is_closed = True
         for process in self.processes.values():
             process.kill()
             if not process.is_reaped:
-                process.note_reaped()
+                process.note_exit_wait()
                 self._launcher.wait_for_exit(process.process, lambda _: None)
         self._launcher.stop_thread()

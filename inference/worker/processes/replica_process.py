@@ -85,7 +85,7 @@ class ReplicaProcess:
             self.close()
             raise
 
-    def note_start(self, process: BaseProcess) -> None:
+    def note_process_start(self, process: BaseProcess) -> None:
         self.process, self.pid, self.started_at = process, process.pid or 0, time.monotonic()
         self.other_end.close()
 
@@ -101,11 +101,11 @@ class ReplicaProcess:
         """Note that nothing more is read from it."""
         self.is_closed = True
 
-    def note_reaped(self) -> None:
+    def note_exit_wait(self) -> None:
         """Note that the launcher waits for its end."""
         self.is_reaped = True
 
-    def note_exit_code(self, exit_code: int | None) -> None:
+    def note_orphan_state(self, exit_code: int | None) -> None:
         """Note its exit code, or None if the process that forked it has ended: nothing tells how this one will end."""
         self.is_orphan = exit_code is None
 
@@ -113,7 +113,7 @@ class ReplicaProcess:
         """Exclude seconds in which it was stopped with the main process."""
         self.started_at += suspended_s
 
-    def note_call_end(self, *, most_calls: int | None, most_kib: int | None) -> None:
+    def count_call(self, *, most_calls: int | None, most_kib: int | None) -> None:
         """Note that it has run a call. It is worn once it has run as many, or takes as much memory, as it may."""
         self.calls_made += 1
         if (most_calls and self.calls_made >= most_calls) or (
@@ -121,16 +121,16 @@ class ReplicaProcess:
         ):
             self.is_worn = True
 
-    def give_up(self) -> None:
+    def stop_sending_calls(self) -> None:
         """Give it no other call: it ends, or is ended."""
         self.is_given_up = True
 
     def send_call(self, *message: Any) -> None:
         """Send a call, or without arguments the message that no more will follow."""
         self.unsent += framing.pack_message(message)
-        self.write_unsent()
+        self.write_unsent_bytes()
 
-    def write_unsent(self) -> None:
+    def write_unsent_bytes(self) -> None:
         """Write what the connection has room for. The rest stays in `unsent`."""
         with contextlib.suppress(BlockingIOError, ConnectionError):  # a lost connection is noticed by its reader
             while self.unsent:
@@ -151,7 +151,7 @@ class ReplicaProcess:
             if not data:
                 self.is_closed = True
                 return
-            yield from self._unpacker.feed(data)
+            yield from self._unpacker.unpack_messages(data)
             if len(data) < CHUNK:
                 return
 

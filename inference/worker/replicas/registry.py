@@ -74,7 +74,7 @@ class ReplicaRegistry:
         """Note the digest of the models file that the catalog is from. It is noted after the catalog."""
         self.file_digest = digest
 
-    def unload_models(self, names: Collection[str]) -> None:
+    def set_unneeded_models(self, names: Collection[str]) -> None:
         """Stop running these models and unload them; all others are to be loaded.
 
         Failures to load one of these models are forgotten.
@@ -111,15 +111,17 @@ class ReplicaRegistry:
             self.version += 1
 
     @property
-    def held_back_models(self) -> frozenset[str]:
+    def paused_or_drained_models(self) -> frozenset[str]:
         names = frozenset(self.specs.keys() | self.catalog.keys())
         return names if self.intents.is_drained else names & self.intents.paused
 
     @property
-    def serving_models(self) -> frozenset[str]:
+    def active_models(self) -> frozenset[str]:
         """The models of which jobs are begun now."""
         return (
-            self.runnable - self.held_back_models if self.intents.is_drained or self.intents.paused else self.runnable
+            self.runnable - self.paused_or_drained_models
+            if self.intents.is_drained or self.intents.paused
+            else self.runnable
         )
 
     # What happens to the children
@@ -147,7 +149,7 @@ class ReplicaRegistry:
                 replica.note_report(loaded, self.goal.keys())
                 self._load_s.update(loaded.load_s)
                 if is_first and not self.goal.keys() <= replica.ready:
-                    self.pause_tries()
+                    self.postpone_next_try()
                 self.failures.update(key for key, state in loaded.models.items() if state != READY)
                 self._log_failures(replica, loaded.tracebacks)
                 if not is_first and replica.ready - had:  # the other children may now try the same, one by one
@@ -167,7 +169,7 @@ class ReplicaRegistry:
         if killer := replica.loading_digest:
             had = replica.had - {killer}
             self.failures[killer] += 1
-            replica.note_killer(killer, self.goal.keys())
+            replica.note_fatal_load(killer, self.goal.keys())
         if replica.is_up:
             had = replica.ready & self._runs
             if self.may_run(replica.pid):
@@ -288,7 +290,7 @@ class ReplicaRegistry:
         return next((replica.ready & self._runs for replica in able), frozenset())
 
     @property
-    def models_runnable_soon(self) -> frozenset[str]:
+    def models_runnable_without_load(self) -> frozenset[str]:
         """The models of which a replica begins a batch now, or once its batch ends.
 
         A replica that is loading does not count, as a load may take an hour.
@@ -327,7 +329,7 @@ class ReplicaRegistry:
         spec = self.specs.get(model)
         return spec is not None and any(spec.digest in replica.steps for replica in self.replicas)
 
-    def send_command(self, pid: int, command: ChildCommand) -> None:
+    def send_step_command(self, pid: int, command: ChildCommand) -> None:
         """Send a command to a child that generates step by step.
 
         Nothing is sent once the worker leaves: the command stays `DRAIN` then.
@@ -387,7 +389,7 @@ class ReplicaRegistry:
             return None
         replica, keys = following
         if not keys <= replica.ready:
-            self.pause_tries()
+            self.postpone_next_try()
         assignment = tuple(spec for key, spec in self.goal.items() if key in keys)
         replica.note_assignment(assignment)
         return replica.pid or 0, assignment
@@ -456,7 +458,7 @@ class ReplicaRegistry:
             and not self._list_untried_entries(replica)
         ]
 
-    def pause_tries(self, took_s: float = 0.0) -> None:
+    def postpone_next_try(self, took_s: float = 0.0) -> None:
         """Note a try to load what a child lacks, and set the time of the next one.
 
         The child can run nothing during a try, so tries that take long are seldom made.

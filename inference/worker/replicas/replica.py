@@ -83,7 +83,7 @@ class ReplicaState:
         self.models, self.had, self.has_reported = dict(why), had, True
         self._set_retry_time()
 
-    def note_killer(self, key: str, goal: Set[str]) -> None:
+    def note_fatal_load(self, key: str, goal: Set[str]) -> None:
         """Note that its process ended while it loaded the entry with this digest.
 
         The killers are never all entries of `goal`, so that something is always left to be loaded.

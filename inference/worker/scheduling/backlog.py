@@ -92,7 +92,7 @@ class Backlog:
         if item.priority < PATIENT:
             self._hurried_at = time.monotonic()
         item = item._replace(
-            turn=self._owners[item.priority].assign_turn(item.owner, self.queues[model].estimate_cost_s(item))
+            turn=self._owners[item.priority].assign_turn(item.owner, self.queues[model].estimate_item_cost_s(item))
         )
         self.held[item.id] = held = HeldJob(
             item=item, model=model, requests=[request] if request else [], is_from_row=not request
@@ -106,9 +106,9 @@ class Backlog:
         """Return True if a batch is open in the child process `pid`."""
         return any(batch.is_open and batch.pid == pid for batch in self.batches.values())
 
-    def note_start(self, batch: Batch) -> None:
+    def note_batch_start(self, batch: Batch) -> None:
         self.batches[batch.id] = batch
-        self.isolation.note_sent_batch(batch)
+        self.isolation.begin_turn_of_others(batch)
         self.update_reached_arrivals(batch)
 
     def update_reached_arrivals(self, batch: Batch) -> None:
@@ -129,9 +129,9 @@ class Backlog:
         """Update the share of gone jobs: `run` of a batch's `given` jobs ran, the others only took up room in it."""
         self.gone_share += (1.0 - run / given - self.gone_share) * GONE_WEIGHT
 
-    def note_end(self, batch: Batch) -> None:
+    def note_batch_end(self, batch: Batch) -> None:
         self.batches.pop(batch.id, None)
-        self.isolation.note_ended_batch(batch)
+        self.isolation.record_owed_time(batch)
 
     def acknowledge_job(self, held: HeldJob, error: str, engine_s: float) -> None:
         """Release a job and acknowledge its messages.
@@ -160,7 +160,7 @@ class Backlog:
         for held in waiting:
             self._forget_job(held)
 
-    def give_back_waiting(self) -> None:
+    def give_back_waiting_jobs(self) -> None:
         """Give back the waiting jobs, the newest first, since a returned job goes before all others of its queue."""
         self._give_back_jobs(reversed(self._list_waiting_jobs()))
 
@@ -170,13 +170,13 @@ class Backlog:
         A job that has run stays while a replica that had its model restarts. If the restart fails, the job's row goes
         back too.
         """
-        if self.replicas.serving_models >= self.queues.keys():
+        if self.replicas.active_models >= self.queues.keys():
             return frozenset()
         running = self._list_running_ids()
         leaving = [
             held
             for held in self.held.values()
-            if held.model not in (self.replicas.served_models if held.takes_over else self.replicas.serving_models)
+            if held.model not in (self.replicas.served_models if held.takes_over else self.replicas.active_models)
             and held.item.id not in running
         ]
         self._give_back_jobs(leaving)
@@ -197,7 +197,7 @@ class Backlog:
             self.acknowledge_job(self.held[item.id], errors.Expired.code, 0.0)
         return bool(expired)
 
-    def drop_ended(self, id: str) -> None:
+    def drop_ended_job(self, id: str) -> None:
         """Drop a waiting job whose row shows that it has ended, and acknowledge its messages."""
         held = self.held.get(id)
         if held and self.queues[held.model].remove(id):
@@ -207,7 +207,7 @@ class Backlog:
     def return_cost_to_owner(self, held: HeldJob) -> None:
         """Return to the owner's share the cost of a job that is not run here."""
         self._owners[held.item.priority].take_back_turn(
-            held.item.owner, self.queues[held.model].estimate_cost_s(held.item)
+            held.item.owner, self.queues[held.model].estimate_item_cost_s(held.item)
         )
 
     def take_next_batch(self, without: Set[str], *, idle: int) -> tuple[list[HeldJob], Bisection | None, bool] | None:
@@ -217,7 +217,9 @@ class Backlog:
         processes share the jobs of a model that generates step by step. Return None if nothing may go.
         """
         now = clock.estimate_earliest_now_s()
-        while part := self.find_next_alone(now) or self.isolation.find_next_group(self.replicas.runnable - without):
+        while part := self.find_next_lone_group(now) or self.isolation.find_next_group(
+            self.replicas.runnable - without
+        ):
             if part.jobs[0].model in without:  # it has to run alone, in a child that has its model
                 return None
             self.isolation.remove_group(part)
@@ -235,7 +237,7 @@ class Backlog:
         step by step.
         """
         now = clock.estimate_earliest_now_s()
-        if self.isolation.parts and self.isolation.find_next_group(self.replicas.models_runnable_soon):
+        if self.isolation.parts and self.isolation.find_next_group(self.replicas.models_runnable_without_load):
             return None
         for turn in self._list_turns(now, without):
             if self.replicas.generates_by_steps(turn.model):
@@ -295,12 +297,12 @@ class Backlog:
         turn = self._find_turn(name, queue)
         return turn is not None and queue.can_take_next_item(batch.room, turn.priority)
 
-    def find_next_alone(self, now: float) -> RetryGroup | None:
+    def find_next_lone_group(self, now: float) -> RetryGroup | None:
         """Return the jobs whose turn it is to run alone, if any."""
         if not self.isolation.parts:
             return None
-        return self.isolation.find_next_alone(
-            self.replicas.models_runnable_soon, [turn.order for turn in self._list_due_turns(now)]
+        return self.isolation.find_next_lone_group(
+            self.replicas.models_runnable_without_load, [turn.order for turn in self._list_due_turns(now)]
         )
 
     def find_next_due_in_s(self) -> float | None:
@@ -313,7 +315,7 @@ class Backlog:
 
     def _list_due_turns(self, now: float) -> list[Turn]:
         """Return the queues whose next batch may go, in the order of the first job of each."""
-        able = {name: queue for name, queue in self.queues.items() if name in self.replicas.serving_models}
+        able = {name: queue for name, queue in self.queues.items() if name in self.replicas.active_models}
         due = [
             Turn(name, queue, head.priority, head.order)
             for name, queue in able.items()
@@ -341,7 +343,7 @@ class Backlog:
         return Turn(model, queue, head.priority, head.order) if head else None
 
     def _list_able_queues(self) -> list[BatchQueue]:
-        return [queue for name, queue in self.queues.items() if name in self.replicas.serving_models]
+        return [queue for name, queue in self.queues.items() if name in self.replicas.active_models]
 
     def _list_running_ids(self) -> set[str]:
         return {held.item.id for batch in self.batches.values() for held in batch.jobs}
@@ -369,7 +371,7 @@ def _find_wait_s(queue: BatchQueue, now: float) -> float | None:
 
     No batch waits longer than the limit: one that seems to has times of a clock that was set back, and goes now.
     """
-    if (at := queue.due_at_s()) is None:
+    if (at := queue.find_due_at_s()) is None:
         return None
     return at - now if at - now < queue.limits.max_wait_s + SET_BACK_S else 0.0
 

@@ -111,7 +111,7 @@ class Batch:
         self.begun, self.called = list(self.jobs), list(self.jobs)
 
     @property
-    def is_alone(self) -> bool:
+    def must_run_alone(self) -> bool:
         """True if nothing may run beside the batch."""
         return self.begun[0].item.alone
 
@@ -138,7 +138,7 @@ class Batch:
         """Note the spare threads of the next call, and whether nothing else runs or waits as it is sent."""
         self.spare_threads, self.is_only = spare, is_only
 
-    def note_company(self) -> None:
+    def note_concurrent_batch(self) -> None:
         """Note that its child process has another batch at the same time."""
         self.has_company = True
 
@@ -161,7 +161,7 @@ class Batch:
     def note_call_end(self) -> None:
         self.result = None
 
-    def note_jobs_left(self, left: Collection[UUID]) -> None:
+    def note_remaining_jobs(self, left: Collection[UUID]) -> None:
         """Note which jobs continue with the next call of the batch, if any."""
         self.is_open = bool(left)
 

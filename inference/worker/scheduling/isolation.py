@@ -32,7 +32,7 @@ class RetryGroup:
     search: Bisection | None = None  # the search that this is a step of
 
     @property
-    def is_alone(self) -> bool:
+    def must_run_alone(self) -> bool:
         """True if nothing may run beside the group."""
         return self.jobs[0].item.alone
 
@@ -59,15 +59,17 @@ class Isolation:
 
     def find_next_group(self, models: Container[str]) -> RetryGroup | None:
         """Return the first part of these models that may run now beside others, if any."""
-        return next((part for part in self._list_due_parts(models) if not part.is_alone), None)
+        return next((part for part in self._list_due_parts(models) if not part.must_run_alone), None)
 
-    def find_next_alone(self, models: Container[str], heads: Collection[tuple[int, float, float]]) -> RetryGroup | None:
+    def find_next_lone_group(
+        self, models: Container[str], heads: Collection[tuple[int, float, float]]
+    ) -> RetryGroup | None:
         """Return the part that must run alone and whose turn it is, if any.
 
         A part whose job this worker has claimed goes first. Any other must precede `heads`, the orders of the first job
         of each queue, and waits while the other jobs have their turn.
         """
-        due = [part for part in self._list_due_parts(models) if part.is_alone]
+        due = [part for part in self._list_due_parts(models) if part.must_run_alone]
         first = min(due, key=lambda part: part.turn_order, default=None)
         if first is None or first.jobs[0].takes_over:
             return first
@@ -91,13 +93,13 @@ class Isolation:
         """Forget the part of a job that is held no more. A part that it shares with others drops it when it is next."""
         self.parts = [part for part in self.parts if part.jobs != [held]]
 
-    def note_sent_batch(self, batch: Batch) -> None:
+    def begin_turn_of_others(self, batch: Batch) -> None:
         """Note that a batch was sent. The turn of the jobs that run beside others begins with the first of them."""
-        if self._owed_s and not batch.is_alone:
+        if self._owed_s and not batch.must_run_alone:
             self.others_until, self._owed_s = time.monotonic() + self._owed_s, 0.0
 
-    def note_ended_batch(self, batch: Batch) -> None:
-        if batch.is_alone and batch.has_begun:
+    def record_owed_time(self, batch: Batch) -> None:
+        if batch.must_run_alone and batch.has_begun:
             self._owed_s = time.monotonic() - batch.begun_at
 
     def find_next_due_in_s(self, models: Container[str]) -> float | None:
@@ -140,7 +142,7 @@ class Isolation:
         logger.error("batch=%s killed, tried again in %.0f s: %s", batch.id, after_s, logs.describe_error(cause))
         self.run_batch_again(batch, after_s)
 
-    def retry_suspended_batch(self, batch: Batch, cause: BaseException) -> None:
+    def retry_after_worker_suspension(self, batch: Batch, cause: BaseException) -> None:
         """Run a batch again whose time limit ended while the worker itself was stopped.
 
         No job is blamed for the first `MOST_SUSPENSIONS` times.
@@ -181,7 +183,7 @@ class Isolation:
         elif search:
             self._add_group(search.aside)
 
-    def suspect_job(self, culprit: HeldJob, batch: Batch, cause: BaseException) -> None:
+    def blame_job(self, culprit: HeldJob, batch: Batch, cause: BaseException) -> None:
         """Suspect the job that the engine was busy with alone when the batch's process died.
 
         The others run again together, and are not blamed.

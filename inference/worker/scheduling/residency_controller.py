@@ -71,7 +71,7 @@ class ResidencyController:
         An entry that would be loaded in another way counts as another model, which is not in memory.
         """
         lazy = self._catalog
-        self.demand.follow_models(lazy, held_back=self.replicas.held_back_models)
+        self.demand.follow_models(lazy, held_back=self.replicas.paused_or_drained_models)
         for name, spec in list(self.specs.items()):
             if name not in lazy or lazy[name].load_digest != spec.load_digest:
                 del self.specs[name]
@@ -135,7 +135,7 @@ class ResidencyController:
         absent = frozenset(self._catalog.keys() - residency.models_in_memory - {residency.loading_model})
         self.demand.follow_absent_models(absent)
         if absent != self.replicas.unneeded_models:
-            self.replicas.unload_models(absent)
+            self.replicas.set_unneeded_models(absent)
 
     def _make_status(self, now_s: float, served: frozenset[str]) -> LazyStatus:
         """Return the status. `served` are the models that were served until now.

@@ -38,7 +38,7 @@ class Scheduler:
         self._give_work_ahead()
         self._call_back_batches()
 
-    def stop_beginning(self) -> None:
+    def stop_new_batches(self) -> None:
         """Begin no other batch: the worker leaves."""
         self.may_begin = False
 
@@ -70,7 +70,7 @@ class Scheduler:
         jobs, search, is_closed = following
         batch = self._make_batch(pid, jobs, search, is_closed=is_closed)
         if self._call(batch):
-            self.backlog.note_start(batch)
+            self.backlog.note_batch_start(batch)
         return True
 
     def _make_batch(
@@ -114,9 +114,9 @@ class Scheduler:
         batch = self._make_batch(pid, jobs)
         if not self._call(batch):
             return False
-        self.backlog.note_start(batch)
+        self.backlog.note_batch_start(batch)
         for each in self.list_batches_in_hand(pid):
-            each.note_company()
+            each.note_concurrent_batch()
         return True
 
     def _continue_batch(self, batch: Batch) -> None:
@@ -154,7 +154,7 @@ class Scheduler:
         """Call open batches back after their present step, where other work waits."""
         for batch in self.backlog.batches.values():
             if batch.result and batch.is_open and (self._child_has_other_work(batch) or self._may_grow(batch)):
-                self.replicas.send_command(batch.pid, ChildCommand.YIELD)
+                self.replicas.send_step_command(batch.pid, ChildCommand.YIELD)
 
     def _child_has_other_work(self, batch: Batch) -> bool:
         """Return True if other work waits for the child process of `batch`."""
@@ -172,6 +172,9 @@ class Scheduler:
 
     def _is_kept_free(self) -> bool:
         """Return True if a job that nothing may run beside runs, or waits until all running batches have ended."""
-        if any(batch.is_alone for batch in self.backlog.batches.values()):
+        if any(batch.must_run_alone for batch in self.backlog.batches.values()):
             return True
-        return bool(self.backlog.batches) and self.backlog.find_next_alone(clock.estimate_earliest_now_s()) is not None
+        return (
+            bool(self.backlog.batches)
+            and self.backlog.find_next_lone_group(clock.estimate_earliest_now_s()) is not None
+        )

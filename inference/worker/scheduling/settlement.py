@@ -69,7 +69,7 @@ class Settlement:
         """Learn the costs of an engine call, which are those of a call without spare threads."""
         is_measured = report.engine_s > 0 and report.calls == 1  # no culprit was isolated
         if is_measured:
-            queue.note_rows(padded=report.padded, cut_at=report.cut_at)
+            queue.note_padding_and_cut(padded=report.padded, cut_at=report.cut_at)
         if is_measured and not batch.spare_threads:
             self._note_cost(batch, report)
             queue.learn_call(report.size, report.length, report.engine_s, jobs=report.jobs)
@@ -89,7 +89,7 @@ class Settlement:
     def settle_steps(self, batch: Batch, report: BatchReport) -> None:
         """Release the jobs of an open batch that have ended. The others continue."""
         batch.note_room(report.room)
-        self.backlog.queues[batch.spec.name].note_rows(padded=report.room.longest > 0, cut_at=report.cut_at)
+        self.backlog.queues[batch.spec.name].note_padding_and_cut(padded=report.room.longest > 0, cut_at=report.cut_at)
         self._learn_step_costs(batch, report)
         self._spare_threads.learn_from_report(batch, report)
         self._put_off_jobs(batch, report)
@@ -149,9 +149,9 @@ class Settlement:
             self.backlog.isolation.run_batch_again(batch)
         elif isinstance(cause, ProcessLost):
             if cause.is_past_limit and batch.suspended_s > SUSPENDED * batch.spec.time_limit_s:
-                self.backlog.isolation.retry_suspended_batch(batch, cause)
+                self.backlog.isolation.retry_after_worker_suspension(batch, cause)
             elif culprit := self._find_job_at_work(batch):
-                self.backlog.isolation.suspect_job(culprit, batch, cause)
+                self.backlog.isolation.blame_job(culprit, batch, cause)
             else:
                 self.backlog.isolation.search_culprit(batch, cause)
         elif isinstance(cause, errors.InferenceError) and cause.retryable:
@@ -159,7 +159,7 @@ class Settlement:
         else:
             trace = f"\n{cause.trace}" if isinstance(cause, (RemoteError, errors.InferenceError)) else ""
             logger.error("batch=%s its call raised %s%s", batch.id, logs.describe_error(cause), trace)
-            self.settle_broken_batch(batch, cause)
+            self.settle_unexpected_failure(batch, cause)
 
     def _find_job_at_work(self, batch: Batch) -> HeldJob | None:
         """Return the one job that the engine of an open batch was busy with as its process ended, if any."""
@@ -178,7 +178,7 @@ class Settlement:
             return batch.has_company
         return len(batch.jobs) == 1 and shared.reading not in (0, batch.number)
 
-    def settle_broken_batch(self, batch: Batch, cause: BaseException) -> None:
+    def settle_unexpected_failure(self, batch: Batch, cause: BaseException) -> None:
         for held in batch.jobs:
             held.note_batch_end(batch.id)
         if not batch.begun[0].verdict:

@@ -78,10 +78,10 @@ class UnfetchedJobs(threading.Thread):
     def hand_over_found_jobs(self, backlog: Backlog) -> None:
         """Add the found jobs to the backlog, and drop those that have ended. Runs in the event loop."""
         while self._ended:
-            backlog.drop_ended(self._ended.popleft())
+            backlog.drop_ended_job(self._ended.popleft())
         while self._found:
             model, item = self._found.popleft()
-            if model in backlog.replicas.serving_models and item.id not in backlog.held:
+            if model in backlog.replicas.active_models and item.id not in backlog.held:
                 backlog.hold_job(item, model)
 
     def request_look(self, backlog: Backlog, *, calls: int) -> None:
@@ -144,7 +144,7 @@ class UnfetchedJobs(threading.Thread):
 
 
 def _question(backlog: Backlog, calls: int) -> LookQuestion:
-    serving = {name: queue for name, queue in backlog.queues.items() if name in backlog.replicas.serving_models}
+    serving = {name: queue for name, queue in backlog.queues.items() if name in backlog.replicas.active_models}
     return LookQuestion(
         rows={name: calls * queue.limits.max_batch_size for name, queue in serving.items()},
         jobs={name: int(PORTION_S * queue.costs.items_per_s()) for name, queue in serving.items()},
@@ -156,7 +156,7 @@ def _question(backlog: Backlog, calls: int) -> LookQuestion:
 
 
 def _make_line_key(line: OwnerQueue) -> tuple[str, int, str | None]:
-    return line.model, line.priority, owners.format_owner(line.owner)
+    return line.model, line.priority, owners.format_owner_id(line.owner)
 
 
 def _take_portion(jobs: Iterable[Job], rows: int, most: int) -> Iterator[Job]:

@@ -40,7 +40,7 @@ def learnt() -> CostSnapshot:
     for size in (1, 4, 16):
         for length in (8, 64):
             model.learn_call(size, length, 0.001 + size * length * 1e-5)
-    return model.snapshot()
+    return model.make_snapshot()
 
 
 def entry(**values: Any) -> dict[str, Any]:

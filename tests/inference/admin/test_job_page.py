@@ -284,7 +284,7 @@ class ValueTests(AdminCase):
 class MediaTests(AdminCase):
     def get(self, job: Job, *path: Any) -> Any:
         return self.client.get(
-            reverse("admin:inference_job_media", args=[job.pk]), {"at": job_media.make_address(path[0], path[1:])}
+            reverse("admin:inference_job_media", args=[job.pk]), {"at": job_media.encode_value_path(path[0], path[1:])}
         )
 
     def test_images_and_sounds_are_shown_and_played(self) -> None:
@@ -309,7 +309,7 @@ class MediaTests(AdminCase):
             self.assertEqual(self.get(job, "inputs", place).status_code, 404)
         self.assertNotIn("<img class=", self.text(page_of(job)).replace(png()[:10], ""))
         # The text begins as an image does, and is no base64.
-        self.assertIsNone(job_media.serve_media(png()[: job_media.HEAD] + "!" * 60))
+        self.assertIsNone(job_media.make_media_response(png()[: job_media.HEAD] + "!" * 60))
 
     def test_an_image_of_too_many_pixels_is_not(self) -> None:
         self.assertEqual(job_media.detect_media_type(png(100_000, 100_000)), "")

@@ -97,7 +97,7 @@ class PredictionTests(TestCase):
         costs = CostModel()
         for call in calls:
             costs.learn_call(*call)
-        by_size = costs.predict_each_s([size + 2, size + 1, size], length)
+        by_size = costs.predict_calls_s([size + 2, size + 1, size], length)
         by_length = [costs.predict_s(size, length + more) for more in (2, 1, 0)]
         for most, more, least in (by_size, by_length):
             self.assertGreaterEqual(least, costs.overhead_s)
@@ -108,14 +108,14 @@ class PredictionTests(TestCase):
         costs = CostModel()
         for number in range(100):
             costs.learn_overhead(5.0 if number % 4 == 0 else 0.004)
-        self.assertAlmostEqual(costs.overhead_s + costs.snapshot().job_s, 0.004, places=5)
+        self.assertAlmostEqual(costs.overhead_s + costs.make_snapshot().job_s, 0.004, places=5)
 
     def test_what_its_jobs_cost_there_is_in_the_snapshot_and_not_predicted(self) -> None:
         costs = CostModel()
         for jobs in (1, 10, 100) * 20:
             costs.learn_overhead(0.004 + 0.0002 * jobs, jobs=jobs)
         self.assertAlmostEqual(costs.overhead_s, 0.004, places=4)
-        self.assertAlmostEqual(costs.snapshot().job_s, 0.0002, places=5)
+        self.assertAlmostEqual(costs.make_snapshot().job_s, 0.0002, places=5)
         self.assertAlmostEqual(costs.predict_s(1, 1), costs.overhead_s + costs.weights[0], places=3)
 
     def test_the_measured_speed_is_items_over_seconds_of_late(self) -> None:
@@ -146,7 +146,7 @@ class SnapshotTests(TestCase):
         model = CostModel()
         for size, length in SHAPES * 3:
             model.learn_call(size, length, cpu(size, length))
-        snapshot = model.snapshot()
+        snapshot = model.make_snapshot()
         other = CostModel.from_snapshot(snapshot)
         for size, length in SHAPES:
             self.assertAlmostEqual(other.predict_s(size, length), model.predict_s(size, length), places=4)
@@ -154,4 +154,4 @@ class SnapshotTests(TestCase):
         self.assertIn((32, 300, round(cpu(32, 300), 6)), snapshot.seen)
         for length in range(1, 200):
             model.learn_call(2 ** (length % 11), 2.0 ** (length % 19), 0.1)
-        self.assertLessEqual(len(model.snapshot().seen), MOST_SHAPES)
+        self.assertLessEqual(len(model.make_snapshot().seen), MOST_SHAPES)

@@ -168,7 +168,9 @@ class BatchTests(TestCase):
         self.assertLessEqual(set(first), set(batch))
         if len(batch) > len(first):
             short_s = most_s if head and head.priority >= LOW else 0.0
-            self.assertLessEqual(queue.predict_following_s(batch), max(short_s, queue.predict_following_s(first)))
+            self.assertLessEqual(
+                queue.predict_following_call_s(batch), max(short_s, queue.predict_following_call_s(first))
+            )
 
     def test_near_lengths_share_a_batch_and_far_ones_do_not(self) -> None:
         batch = filled(item(str(n), length=length) for n, length in enumerate([10, 500, 12, 11, 480])).take_batch(0.0)
@@ -297,9 +299,9 @@ class MemoryTests(TestCase):
 class CountingCosts(CostModel):
     predicted = 0
 
-    def predict_each_s(self, sizes: Sequence[int], length: float) -> list[float]:
+    def predict_calls_s(self, sizes: Sequence[int], length: float) -> list[float]:
         self.predicted += len(sizes)
-        return super().predict_each_s(sizes, length)
+        return super().predict_calls_s(sizes, length)
 
 
 class WaitTests(TestCase):
@@ -307,36 +309,36 @@ class WaitTests(TestCase):
         return filled(items.values(), Limits(max_batch_size=4, max_batch_tokens=100, max_wait_s=max_wait_s))
 
     def test_an_empty_queue_is_never_due(self) -> None:
-        self.assertIsNone(self.queue().due_at_s())
+        self.assertIsNone(self.queue().find_due_at_s())
         self.assertIsNone(self.queue().find_first_item())
         self.assertEqual(self.queue().take_batch(0.0), [])
 
     def test_no_wait_means_at_once(self) -> None:
         queue = self.queue(max_wait_s=0.0, future=item("a", arrived_at_s=1e12))
-        self.assertEqual(queue.due_at_s(), AT_ONCE)
+        self.assertEqual(queue.find_due_at_s(), AT_ONCE)
 
     def test_one_deadline_counts_from_the_oldest_job_and_not_from_a_later_one(self) -> None:
         queue = self.queue(old=item("old", arrived_at_s=3.0, priority=3))
-        self.assertEqual(queue.due_at_s(), 8.0)
+        self.assertEqual(queue.find_due_at_s(), 8.0)
         queue.add(item("young", arrived_at_s=7.0, priority=1))
-        self.assertEqual(queue.due_at_s(), 8.0)
+        self.assertEqual(queue.find_due_at_s(), 8.0)
         queue.remove("old")
-        self.assertEqual(queue.due_at_s(), 12.0)
+        self.assertEqual(queue.find_due_at_s(), 12.0)
 
     def test_a_batch_full_of_items_goes_at_once(self) -> None:
         queue = self.queue(one=item("one", size=3))
-        self.assertEqual(queue.due_at_s(), 5.0)
+        self.assertEqual(queue.find_due_at_s(), 5.0)
         queue.add(item("two", arrived_at_s=1.0))
-        self.assertEqual(queue.due_at_s(), AT_ONCE)
+        self.assertEqual(queue.find_due_at_s(), AT_ONCE)
 
     def test_a_batch_full_of_tokens_goes_at_once(self) -> None:
         queue = self.queue(one=item("one", length=60))
-        self.assertEqual(queue.due_at_s(), 5.0)
+        self.assertEqual(queue.find_due_at_s(), 5.0)
         queue.add(item("two", length=40))
-        self.assertEqual(queue.due_at_s(), AT_ONCE)
+        self.assertEqual(queue.find_due_at_s(), AT_ONCE)
 
     def test_another_group_does_not_make_a_batch_full(self) -> None:
-        self.assertEqual(self.queue(one=item("one"), two=item("two", group="b", size=4)).due_at_s(), 5.0)
+        self.assertEqual(self.queue(one=item("one"), two=item("two", group="b", size=4)).find_due_at_s(), 5.0)
 
 
 class QueueMachine(RuleBasedStateMachine):
@@ -445,4 +447,4 @@ class ManyRowsTests(TestCase):
         for name, length in (("long", 19_802), ("short", 20)):
             queue.add(item(name, length=length))
         self.assertEqual(sorted(job.length for batch in batches(queue) for job in batch), [20, 512])
-        self.assertEqual(*(queue.estimate_cost_s(item("long", length=length)) for length in (512, 19_802)))
+        self.assertEqual(*(queue.estimate_item_cost_s(item("long", length=length)) for length in (512, 19_802)))

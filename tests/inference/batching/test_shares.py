@@ -33,7 +33,7 @@ class Line:
     def add(self, owner: str | None, *, length: int = 10, size: int = 1) -> str:
         number = next(self.numbers)
         item = Item(str(number), "", size, length, 2, arrived_at_s=float(number), owner=owner)
-        self.queue.add(item._replace(turn=self.owners.assign_turn(owner, self.queue.estimate_cost_s(item))))
+        self.queue.add(item._replace(turn=self.owners.assign_turn(owner, self.queue.estimate_item_cost_s(item))))
         return item.id
 
     def take(self) -> list[Item]:

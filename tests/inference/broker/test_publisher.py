@@ -74,7 +74,7 @@ class PublishTests(SimpleTestCase):
 
     def waiting(self, step: int = 2) -> list[dict[str, Any]]:
         """Oldest first."""
-        return [json.loads(text) for text in self.redis.lrange(address.make_redis_key(QUEUE, step), 0, -1)[::-1]]
+        return [json.loads(text) for text in self.redis.lrange(address.make_queue_key(QUEUE, step), 0, -1)[::-1]]
 
     def test_a_message_is_what_celery_and_kombu_write_for_the_same_task(self) -> None:
         message = job_message()
@@ -132,13 +132,13 @@ class PublishTests(SimpleTestCase):
         self.assertEqual(len(self.waiting()), 1)
 
     def test_what_an_earlier_version_sent_again_is_still_consumed(self) -> None:
-        self.redis.lpush(address.make_redis_key(QUEUE, 0), messages.make_redis_envelope(job_message()))
+        self.redis.lpush(address.make_queue_key(QUEUE, 0), messages.make_redis_envelope(job_message()))
         with stock_connection() as connection:
             self.assertEqual(len(received(connection, 1)), 1)
 
     def test_a_queue_that_is_refused_keeps_no_message_from_the_others_and_no_caller_from_the_broker(self) -> None:
         bad = "inference.another-type"
-        self.redis.set(address.make_redis_key(bad, 2), "no list")
+        self.redis.set(address.make_queue_key(bad, 2), "no list")
         with self.assertRaisesRegex(PublishRefused, f"{bad}: .*WRONGTYPE") as caught:
             publisher.publish_messages([job_message(queue=bad), job_message(), job_message(queue=bad, priority=1)])
         self.assertEqual(caught.exception.queues, {bad})

@@ -219,7 +219,7 @@ class TransportTests(OnOwnBroker):
         consumer = self.driven(prefetch=messages.MOST_PACKED + 2)
         self.assertEqual(consumer.get(3), ["x", "y", "z"])
         consumer.channel.free_prefetch_place(consumer.messages[1].delivery_tag)  # it brought more than it says
-        self.assertEqual(consumer.channel.qos.can_consume_patient(), 0)
+        self.assertEqual(consumer.channel.qos.compute_patient_credit(), 0)
 
     def test_what_was_not_acknowledged_is_put_back_in_its_order(self) -> None:
         self.send(*range(6))
@@ -321,7 +321,7 @@ class TransportTests(OnOwnBroker):
             for message in consumer.messages:
                 message.reject_log_error(logging.getLogger(__name__), errors, requeue=True)
         consumer.connection.close()
-        self.assertEqual(self.client.llen(address.make_redis_key(A, 2)), 2)
+        self.assertEqual(self.client.llen(address.make_queue_key(A, 2)), 2)
 
     def test_so_it_is_with_what_arrives_as_its_queue_is_left(self) -> None:
         self.send("x", "y")
@@ -335,7 +335,7 @@ class TransportTests(OnOwnBroker):
         with self.refusing():
             consumer.run_until(lambda: qos.unsettled_by_server[consumer.channel.server])
         consumer.channel.connection.restore_messages()
-        self.assertEqual(self.client.llen(address.make_redis_key(A, 2)), 1)
+        self.assertEqual(self.client.llen(address.make_queue_key(A, 2)), 1)
 
     def test_a_message_that_comes_again_takes_the_room_of_one(self) -> None:
         consumer = self.driven(prefetch=4)
@@ -346,7 +346,7 @@ class TransportTests(OnOwnBroker):
         consumer.run_until(lambda: len(consumer.messages) == 2)
         consumer.acknowledge()
         room = consumer.channel.qos
-        self.assertEqual((room.can_consume_patient(), room.can_consume_max_estimate()), (4, 4))
+        self.assertEqual((room.compute_patient_credit(), room.can_consume_max_estimate()), (4, 4))
 
     def test_queues_share_the_prefetch_whatever_their_backlogs(self) -> None:
         self.send(*range(50), queue=A)
@@ -459,7 +459,7 @@ class TransportTests(OnOwnBroker):
         with connect(self, self.url, visibility_timeout=-10) as other:
             other.default_channel.qos.restore_visible()
         consumer.connection.close()
-        self.assertEqual(self.client.llen(address.make_redis_key(A, 2)), 1)
+        self.assertEqual(self.client.llen(address.make_queue_key(A, 2)), 1)
 
     def test_the_stock_transport_consumes_what_ours_publishes_and_puts_back(self) -> None:
         self.send(*range(3))

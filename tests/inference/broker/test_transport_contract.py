@@ -39,7 +39,7 @@ class Contract(TestCase):
                 producer.publish(body, routing_key=queue, priority=step)
 
     def waiting(self, queue: str = A) -> int:
-        return sum(self.client.llen(address.make_redis_key(queue, step)) for step in address.PRIORITY_STEPS)
+        return sum(self.client.llen(address.make_queue_key(queue, step)) for step in address.PRIORITY_STEPS)
 
     def unacked(self) -> tuple[int, int]:
         return self.client.hlen("unacked"), self.client.zcard("unacked_index")

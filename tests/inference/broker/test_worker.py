@@ -73,7 +73,7 @@ class OnOwnBroker(TestCase):
         return sorted(int(path.name.partition("-")[2]) for path in self.folder.glob(f"{what}-*"))
 
     def back_in_line(self) -> list[int]:
-        texts = self.client.lrange(address.make_redis_key(QUEUE, 2), 0, -1)
+        texts = self.client.lrange(address.make_queue_key(QUEUE, 2), 0, -1)
         return [int(json.loads(text)["headers"]["id"]) for text in reversed(texts)]
 
     def prefetched(self) -> int:

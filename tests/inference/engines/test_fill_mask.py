@@ -10,7 +10,7 @@ from unittest import TestCase
 from inference.catalog.specs import ModelSpec
 from inference.engines import loading
 from inference.engines.base import Engine
-from inference.engines.runtime.engine_calls import run_with_isolation
+from inference.engines.runtime.engine_calls import run_engine_with_isolation
 
 INSIDE = "models/transformers/albert_heads_8_uspto_all_1310k"
 SMILES = r"(\[[^\]]+]|Br?|Cl?|N|O|S|P|F|I|b|c|n|o|s|p|\(|\)|\.|=|#|-|\+|\\|\/|:|~|@|\?|>>?|\*|\$|\%[0-9]{2}|[0-9])"
@@ -55,8 +55,8 @@ class ReactionTests(TestCase):
 
     def test_the_missing_atom_of_an_ester_is_found_alone_and_in_a_batch(self) -> None:
         inputs = [ESTER, "C[MASK]", "CC(=O)O.OCC>>CC(=O)OCC.CCO[MASK]"]
-        alone: Any = run_with_isolation(self.engine, [ESTER], {}).outcomes[0]
-        together: Any = run_with_isolation(self.engine, inputs, {}).outcomes[0]
+        alone: Any = run_engine_with_isolation(self.engine, [ESTER], {}).outcomes[0]
+        together: Any = run_engine_with_isolation(self.engine, inputs, {}).outcomes[0]
         self.assertEqual(alone[0]["token_str"], "O")
         self.assertAlmostEqual(alone[0]["score"], 0.86, places=2)
         for first, second in zip(alone, together, strict=True):

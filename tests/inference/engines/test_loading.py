@@ -51,7 +51,9 @@ class OfOurs(EchoEngine):
 class WarmUpTests(TestCase):
     def calls(self, device: str, **values: Any) -> list[tuple[int, int]]:
         OfOurs.calls.clear()
-        with patch.object(loading, "make_engine", return_value=OfOurs(spec(engine="inference.engines.x:Y", **values))):
+        with patch.object(
+            loading, "make_unloaded_engine", return_value=OfOurs(spec(engine="inference.engines.x:Y", **values))
+        ):
             loading.load_engine(spec(), device)
         return [(len(call), len(call[0].split())) for call in OfOurs.calls]
 
@@ -70,12 +72,12 @@ class WarmUpTests(TestCase):
 class MakeTests(TestCase):
     def assert_refused(self, engine: str, *words: str) -> None:
         with self.assertRaises(ModelUnavailable) as caught:
-            loading.make_engine(spec(engine=engine))
+            loading.make_unloaded_engine(spec(engine=engine))
         for word in words:
             self.assertIn(word, caught.exception.message)
 
     def test_a_class_becomes_an_engine(self) -> None:
-        self.assertIsInstance(loading.make_engine(spec(engine="tests.echo:EchoEngine")), EchoEngine)
+        self.assertIsInstance(loading.make_unloaded_engine(spec(engine="tests.echo:EchoEngine")), EchoEngine)
 
     def test_a_plain_function_becomes_an_engine(self) -> None:
         engine = loading.load_engine(spec(engine=f"{__name__}:shout"), "cpu")

@@ -31,10 +31,10 @@ class PreparedTests(TestCase):
     def assert_same(self, engine: Engine, inputs: list[Any], **parameters: Any) -> None:
         """And nothing is read by the call itself."""
         self.assertTrue(engine.prepares)
-        apart = engine_calls.run_with_isolation(engine, inputs, parameters).outcomes
+        apart = engine_calls.run_engine_with_isolation(engine, inputs, parameters).outcomes
         prepared = engine.prepare(inputs, parameters)
         with patch.object(type(engine), "predict", side_effect=AssertionError("it reads by itself")):
-            report = engine_calls.run_with_isolation(engine, inputs, parameters, prepared)
+            report = engine_calls.run_engine_with_isolation(engine, inputs, parameters, prepared)
         self.assertEqual((report.outcomes, report.calls), (apart, 1))
 
     def test_texts_at_once(self) -> None:
@@ -60,24 +60,26 @@ class PreparedTests(TestCase):
     def test_an_input_that_cannot_be_read_fails_alone(self) -> None:
         classified = engine("text-classification", self.folder)
         inputs = [*TEXTS, {"neither": "text"}]
-        outcomes = engine_calls.run_with_isolation(classified, inputs, {}, classified.prepare(inputs, {})).outcomes
-        self.assertEqual(outcomes[:3], engine_calls.run_with_isolation(classified, TEXTS, {}).outcomes)
+        outcomes = engine_calls.run_engine_with_isolation(
+            classified, inputs, {}, classified.prepare(inputs, {})
+        ).outcomes
+        self.assertEqual(outcomes[:3], engine_calls.run_engine_with_isolation(classified, TEXTS, {}).outcomes)
         self.assertIsInstance(outcomes[3], InvalidInput)
 
     def test_a_call_that_fails_reads_its_parts_by_itself(self) -> None:
         classified = engine("text-classification", self.folder)
         with patch.object(type(classified), "predict_prepared", side_effect=RuntimeError("out of memory")):
-            report = engine_calls.run_with_isolation(classified, TEXTS, {}, classified.prepare(TEXTS, {}))
+            report = engine_calls.run_engine_with_isolation(classified, TEXTS, {}, classified.prepare(TEXTS, {}))
         self.assertTrue(
-            parity.are_alike(report.outcomes, engine_calls.run_with_isolation(classified, TEXTS, {}).outcomes)
+            parity.are_alike(report.outcomes, engine_calls.run_engine_with_isolation(classified, TEXTS, {}).outcomes)
         )
         self.assertGreater(report.calls, 1)
 
     def test_an_input_alone_is_answered_by_predict_before_it_fails(self) -> None:
         classified, alone = engine("text-classification", self.folder), TEXTS[:1]
         with patch.object(type(classified), "predict_prepared", side_effect=RuntimeError("a shortcut")):
-            report = engine_calls.run_with_isolation(classified, alone, {}, classified.prepare(alone, {}))
-        self.assertEqual(report.outcomes, engine_calls.run_with_isolation(classified, alone, {}).outcomes)
+            report = engine_calls.run_engine_with_isolation(classified, alone, {}, classified.prepare(alone, {}))
+        self.assertEqual(report.outcomes, engine_calls.run_engine_with_isolation(classified, alone, {}).outcomes)
 
     def test_a_class_with_a_predict_of_its_own_answers_by_it(self) -> None:
         class Own(PipelineEngine):

@@ -14,7 +14,7 @@ from transformers import pipeline
 from inference.catalog.specs import ModelSpec
 from inference.engines import loading
 from inference.engines.artifacts import pipeline_loader
-from inference.engines.runtime.engine_calls import run_with_isolation
+from inference.engines.runtime.engine_calls import run_engine_with_isolation
 from inference.engines.runtime.json_values import convert_to_finite_json
 from inference.engines.runtime.parity import are_alike
 from inference.engines.runtime.row_groups import BatchingMode
@@ -58,12 +58,14 @@ class FolderTestCase(TestCase):
         bare = pipeline(engine.task, model=str(self.folder), device="cpu")
         expected = [convert_to_finite_json(bare(text, **parameters)) for text in inputs]
         self.assertTrue(
-            are_alike(convert_to_finite_json(run_with_isolation(engine, inputs, parameters).outcomes), expected),
+            are_alike(convert_to_finite_json(run_engine_with_isolation(engine, inputs, parameters).outcomes), expected),
             "together",
         )
         for text, answer in zip(inputs, expected, strict=True):
             self.assertTrue(
-                are_alike(convert_to_finite_json(run_with_isolation(engine, [text], parameters).outcomes), [answer]),
+                are_alike(
+                    convert_to_finite_json(run_engine_with_isolation(engine, [text], parameters).outcomes), [answer]
+                ),
                 text,
             )
 
@@ -78,7 +80,7 @@ class MaskTests(FolderTestCase):
         parameters = {"max_new_tokens": 4, "do_sample": False}
         texts = ["the cat", "a", "it is a good house"]
         self.assert_answers_of_the_library(engine, texts, parameters)
-        counted = run_with_isolation(engine, texts, {**parameters, "details": True}).outcomes
+        counted = run_engine_with_isolation(engine, texts, {**parameters, "details": True}).outcomes
         self.assertEqual([answer[0]["details"]["prompt_tokens"] for answer in counted], [7, 1, 18])
 
 
@@ -89,7 +91,7 @@ class WholeTests(FolderTestCase):
         file.write_text(json.dumps({**json.loads(file.read_text()), "pad_token": None, "eos_token": None}))
         engine = self.engine("text-generation")
         self.assertIsNone(engine.steps)
-        [answer] = run_with_isolation(
+        [answer] = run_engine_with_isolation(
             engine, ["the cat"], {"max_new_tokens": 1000, "do_sample": False, "details": True}
         ).outcomes
         self.assertEqual(answer[0]["details"]["generated_tokens"], engine.max_tokens - len("the cat"))

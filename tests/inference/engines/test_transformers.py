@@ -20,7 +20,7 @@ from inference.catalog.specs import ModelSpec
 from inference.engines import loading
 from inference.engines.inputs import media
 from inference.engines.inputs.feeds import FEEDS
-from inference.engines.runtime.engine_calls import RunReport, run_with_isolation
+from inference.engines.runtime.engine_calls import RunReport, run_engine_with_isolation
 from inference.engines.runtime.json_values import convert_to_finite_json
 from inference.engines.runtime.row_groups import BatchingMode
 from inference.errors import UNREADABLE, EngineError, InvalidInput, ModelUnavailable
@@ -77,7 +77,7 @@ def bare(name: str) -> Any:
 
 class EqualTestCase(TestCase):
     def answers(self, name: str, inputs: list[Any], parameters: dict[str, Any] | None = None) -> list[Any]:
-        report = run_with_isolation(engine(name), inputs, parameters or {})
+        report = run_engine_with_isolation(engine(name), inputs, parameters or {})
         self.assertEqual(report.calls, 1)
         json.dumps(report.outcomes, allow_nan=False)
         return report.outcomes
@@ -215,7 +215,9 @@ class GenerationTests(EqualTestCase):
 
     def test_a_prompt_without_room_for_an_answer_fails_alone(self) -> None:
         for length, parameters in ((128, GREEDY), (20, {"max_length": 20, "do_sample": False})):
-            answers = run_with_isolation(engine("text-generation"), ["a", "b" * length, "c"], parameters).outcomes
+            answers = run_engine_with_isolation(
+                engine("text-generation"), ["a", "b" * length, "c"], parameters
+            ).outcomes
             self.assertIsInstance(answers[1], InvalidInput)
             self.assertIn(f"limit of {length - 1} tokens", answers[1].message)
             self.assertEqual(answers[1].code, "context_length_exceeded")
@@ -423,7 +425,7 @@ class OneByOneTests(EqualTestCase):
                 entry = reader.parse_catalog(f'[m]\ntask = "{name}"\nmodel = "m"\n')["m"]
                 inputs = [case.good[0], *(value for value, _ in case.wrong), *case.good[1:]]
                 given = validate_request(entry, inputs, case.parameters)
-                report = run_with_isolation(engine(name), inputs, given)
+                report = run_engine_with_isolation(engine(name), inputs, given)
                 self.assertEqual(report.calls, 1)
                 answers = report.outcomes
                 found = [answers[0], *answers[1 + len(case.wrong) :]]
@@ -460,7 +462,9 @@ class OneByOneTests(EqualTestCase):
 
     def test_a_label_that_the_model_cannot_read_as_a_whole_is_refused(self) -> None:
         for name in ("zero-shot-image-classification", "zero-shot-audio-classification"):
-            [outcome] = run_with_isolation(engine(name), CASES[name].good[:1], {"candidate_labels": [LONG]}).outcomes
+            [outcome] = run_engine_with_isolation(
+                engine(name), CASES[name].good[:1], {"candidate_labels": [LONG]}
+            ).outcomes
             self.assertIn("at most 6", outcome.message)
             self.assertEqual(outcome.field, "parameters.candidate_labels")
 
@@ -475,7 +479,7 @@ class OneByOneTests(EqualTestCase):
 
 class WrongInputTests(EqualTestCase):
     def assert_fails_alone(self, name: str, good: Any, bad: Any, *words: str, **parameters: Any) -> None:
-        report: RunReport = run_with_isolation(engine(name), [good, bad, good], parameters)
+        report: RunReport = run_engine_with_isolation(engine(name), [good, bad, good], parameters)
         self.assertEqual(report.calls, 1)
         self.assertIsInstance(report.outcomes[1], InvalidInput)
         for word in words:
@@ -488,11 +492,11 @@ class WrongInputTests(EqualTestCase):
             for samples in (0, 1, 10):
                 with self.subTest(name=name, samples=samples):
                     short = tiny_models.wav(seconds=samples / 16_000)
-                    first, bad, last = run_with_isolation(engine(name), [TONES[0], short, TONES[1]], {}).outcomes
+                    first, bad, last = run_engine_with_isolation(engine(name), [TONES[0], short, TONES[1]], {}).outcomes
                     self.assertIsInstance(bad, InvalidInput)
                     self.assertFalse(isinstance(first, Exception) or isinstance(last, Exception))
         # a sound of several windows, for a model that cannot tell times
-        [long] = run_with_isolation(engine("whisper"), [tiny_models.wav(seconds=31)], {}).outcomes
+        [long] = run_engine_with_isolation(engine("whisper"), [tiny_models.wav(seconds=31)], {}).outcomes
         self.assertIsInstance(long, InvalidInput)
 
     def test_a_text_without_a_place_to_fill_fails_alone(self) -> None:
@@ -513,7 +517,7 @@ class WrongInputTests(EqualTestCase):
         self.assert_fails_alone("zero-shot-classification", "a cat", bad, "candidate_labels", **LABELS)
 
     def test_missing_labels_are_named(self) -> None:
-        report = run_with_isolation(engine("zero-shot-classification"), ["a cat"], {})
+        report = run_engine_with_isolation(engine("zero-shot-classification"), ["a cat"], {})
         self.assertIn("candidate_labels", report.outcomes[0].message)
 
     def test_a_template_that_formats_more_than_the_label_is_refused(self) -> None:
@@ -525,7 +529,7 @@ class WrongInputTests(EqualTestCase):
         for name, value in inputs.items():
             for template in ("{0.__class__}", "{:>1000000000}", "no place", "{} {}"):
                 given = {**LABELS, "hypothesis_template": template}
-                [outcome] = run_with_isolation(engine(name), [value], given).outcomes
+                [outcome] = run_engine_with_isolation(engine(name), [value], given).outcomes
                 self.assertIsInstance(outcome, InvalidInput)
                 self.assertIn("hypothesis_template", outcome.message)
 
@@ -543,7 +547,7 @@ class WrongInputTests(EqualTestCase):
             self.assert_fails_alone("text-generation", "a", bad, **GREEDY)
 
     def test_an_unknown_parameter_is_the_input_s_fault_and_not_the_model_s(self) -> None:
-        report = run_with_isolation(engine("fill-mask"), ["a [MASK]", "b [MASK]"], {"colour": "red"})
+        report = run_engine_with_isolation(engine("fill-mask"), ["a [MASK]", "b [MASK]"], {"colour": "red"})
         self.assertEqual([type(outcome) for outcome in report.outcomes], [InvalidInput, InvalidInput])
         self.assertEqual(report.calls, 1)
 
@@ -573,7 +577,7 @@ class ModelFaultTests(TestCase):
             for error in (KeyError("secret"), ValueError("secret"), AttributeError("secret"), TypeError("secret")):
                 with self.subTest(name=name, step=step, error=error):
                     with patch.object(owner, step, side_effect=error):
-                        [outcome] = run_with_isolation(engine(name), [value], {}).outcomes
+                        [outcome] = run_engine_with_isolation(engine(name), [value], {}).outcomes
                     self.assertIsInstance(outcome, EngineError)
                     self.assertIn("secret", outcome.raised)
                     self.assertNotIn("secret", outcome.message)
@@ -581,7 +585,7 @@ class ModelFaultTests(TestCase):
     def test_clients_get_what_preprocess_raises_in_our_words_only(self) -> None:
         for name, value in (("object-detection", tiny_models.png()), ("token-classification", "a cat")):
             with patch.object(type(engine(name).pipe), "preprocess", side_effect=KeyError("secret")):
-                [outcome] = run_with_isolation(engine(name), [value], {}).outcomes
+                [outcome] = run_engine_with_isolation(engine(name), [value], {}).outcomes
             self.assertIsInstance(outcome, InvalidInput)
             self.assertEqual((outcome.message, outcome.raised), (UNREADABLE, "KeyError: 'secret'"))
 
@@ -616,4 +620,4 @@ class LoadTests(TestCase):
             spec = ModelSpec(name="m", task="sentiment-analysis", model=folder, dtype="bfloat16")
             loaded: Any = loading.load_engine(spec, "cpu")
             self.assertEqual(str(loaded.pipe.model.dtype), "torch.bfloat16")
-            self.assertEqual(run_with_isolation(loaded, ["a cat"], {}).calls, 1)
+            self.assertEqual(run_engine_with_isolation(loaded, ["a cat"], {}).calls, 1)

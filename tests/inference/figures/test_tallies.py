@@ -36,12 +36,14 @@ class TestTallies(unittest.TestCase):
         self.assertAlmostEqual(merged["sum"], sum(values), places=6)
 
     def test_small_counts_have_buckets_of_their_own(self) -> None:
-        ends = [tallies.compute_bucket_end(tallies.find_bucket(size)) for size in (1, 2, 4, 8, 16, 32)]
+        ends = [
+            tallies.compute_histogram_bucket_end(tallies.find_histogram_bucket(size)) for size in (1, 2, 4, 8, 16, 32)
+        ]
         self.assertEqual(ends, [1, 2, 4, 8, 16, 32])
 
     def test_any_value_has_a_bucket(self) -> None:
         for value in (0.0, 1e-9, 1e12):
-            self.assertIn(tallies.find_bucket(value), range(121))
+            self.assertIn(tallies.find_histogram_bucket(value), range(121))
 
     def test_of_nothing_nothing_is_known(self) -> None:
         self.assertIsNone(tallies.compute_quantile(None, 0.5))

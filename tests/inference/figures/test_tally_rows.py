@@ -91,7 +91,7 @@ class TestOutcomes(LedgerCase):
         jobs = [make_job() for _ in range(5)]
         batch, _ = self.claimed(*jobs)
         transitions.cancel_job(jobs[1].pk)
-        transitions.requeue_jobs_of_stopped(Q(pk=jobs[3].pk))
+        transitions.requeue_stopped_worker_jobs(Q(pk=jobs[3].pk))
         self.assertEqual(outcome_records.record_outcomes(batch, [done(job) for job in jobs], batch_size=5), 3)
         self.agree()
 

@@ -48,7 +48,9 @@ class LineTests(OwnersCase):
         self.assertEqual(owners.read_first_jobs([], most=2), [])
 
     def test_an_owner_is_named_as_in_messages(self) -> None:
-        self.assertEqual((owners.format_owner(None), owners.format_owner(self.many.pk)), (None, str(self.many.pk)))
+        self.assertEqual(
+            (owners.format_owner_id(None), owners.format_owner_id(self.many.pk)), (None, str(self.many.pk))
+        )
 
     @skipUnless(connection.vendor == "postgresql", "SQLite is told which index to read")
     def test_only_their_index_is_read_whatever_the_planner_knows(self) -> None:
@@ -91,14 +93,14 @@ class PlaceTests(OwnersCase):
             (queue_position.find_position(first).position, queue_position.find_position(last).position), (2, 12)
         )
 
-    def test_higher_priorities_leave_one_batch_in_eight(self) -> None:
+    def test_higher_priorities_leave_one_batch_in_so_many(self) -> None:
         self.wait(self.many, 50, priority=Priority.HIGH)
         (job,) = self.wait(self.few)
         self.assertEqual(queue_position.find_position(job).position, ONE_IN)
 
     def test_those_batches_are_full(self) -> None:
         most = lookup.get_catalog()["embeddings"].max_batch_size
-        self.wait(self.many, 10 * most, priority=Priority.HIGH, model="embeddings")
+        self.wait(self.many, (ONE_IN + 2) * most, priority=Priority.HIGH, model="embeddings")
         job, *_, last = self.wait(self.few, most, model="embeddings")
         before = (ONE_IN - 1) * most
         self.assertEqual(

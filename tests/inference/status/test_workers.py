@@ -151,22 +151,22 @@ class SecondsTests(DatabaseTestCase):
 
     def test_an_estimate_has_the_load_of_a_lazy_model_in_it_while_no_worker_has_it_in_memory(self) -> None:
         self.worker("not loaded", a=2.0)
-        self.assertEqual(workers.predict_seconds("a", 10), 10.0)
-        self.assertEqual(workers.find_models_in_memory()["a"], MemoryPresence(workers=0, bytes=7, load_s=5.0))
+        self.assertEqual(workers.predict_jobs_s("a", 10), 10.0)
+        self.assertEqual(workers.find_memory_presence()["a"], MemoryPresence(workers=0, bytes=7, load_s=5.0))
 
     def test_the_load_is_all_that_is_known_before_the_first(self) -> None:
         self.worker("not loaded")
-        self.assertEqual(workers.predict_seconds("a", 10), 5.0)
+        self.assertEqual(workers.predict_jobs_s("a", 10), 5.0)
 
     def test_what_one_worker_has_in_memory_is_not_loaded_first(self) -> None:
         self.worker("not loaded", a=1.0)
         self.worker("ready", a=1.0)
-        self.assertEqual(workers.predict_seconds("a", 10), 5.0)
+        self.assertEqual(workers.predict_jobs_s("a", 10), 5.0)
 
     def test_nothing_is_known_without_a_worker_or_of_one_of_an_earlier_version(self) -> None:
-        self.assertIsNone(workers.predict_seconds("a", 10))
+        self.assertIsNone(workers.predict_jobs_s("a", 10))
         Worker.objects.create(name="w", pid=1, state=WorkerState.READY, catalog=None)
-        self.assertIsNone(workers.predict_seconds("a", 10))
+        self.assertIsNone(workers.predict_jobs_s("a", 10))
 
 
 class ServingTests(DatabaseTestCase):

@@ -90,7 +90,7 @@ class IndexTests(TestCase):
     @skipUnless(connection.vendor == "sqlite", "which keeps no statistics")
     def test_notices_are_looked_for_among_those_that_are_pending(self) -> None:
         with CaptureQueriesContext(connection) as queries:
-            list(jobs.find_late_webhooks())
+            list(jobs.find_undelivered_webhooks())
             delivery.lease_due_webhooks(10)
         looks = [query["sql"] for query in queries if '"status" IN' in query["sql"]]
         self.assertEqual(len(looks), 2)

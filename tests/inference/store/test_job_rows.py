@@ -82,16 +82,16 @@ class RowsTests(TransactionTestCase):
         small, large = (job_rows.prepare_row(Job(model="echo", inputs="ä" * length)) for length in (500, 600_000))
         self.assertGreater(large.size, 1_200_000)
         with patch.object(job_rows, "MOST_BYTES", 1_000_000):
-            groups = list(job_rows.group_by_statement([small, large, *[small] * 7], most=5))
+            groups = list(job_rows.split_by_size([small, large, *[small] * 7], most=5))
         self.assertEqual([len(group) for group in groups], [1, 1, 5, 2])
 
     def test_all_that_changes_is_read_as_the_orm_reads_it_or_on_first_use(self) -> None:
         job, unfinished = Job(model="echo", inputs="text"), Job(model="echo", inputs="text")
         job_rows.insert_jobs([job_rows.prepare_row(job), job_rows.prepare_row(unfinished)])
         Job.objects.filter(pk=job.pk).update(**CHANGED_LATER)
-        found = job_rows.read_finished([job.pk, unfinished.pk, uuid.uuid4()])
+        found = job_rows.read_outcomes([job.pk, unfinished.pk, uuid.uuid4()])
         self.assertEqual(list(found), [job.pk])
-        job_rows.refresh_job_attributes(job, found[job.pk])
+        job_rows.apply_job_changes(job, found[job.pk])
         with self.assertNumQueries(0):  # in the thread that sends it
             make_message(job)
         stored = Job.objects.get(pk=job.pk)

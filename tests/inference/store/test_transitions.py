@@ -169,7 +169,7 @@ class NoticeTests(TestCase):
         job, batch = make_job(), uuid4()
         with patch.object(notices, "publish_finished") as publish:
             claim(job, batch=batch)
-            transitions.requeue_jobs_of_stopped(Q(pk=job.pk))
+            transitions.requeue_stopped_worker_jobs(Q(pk=job.pk))
             transitions.expire_jobs()
             publish.assert_not_called()
             transitions.cancel_job(job.pk)
@@ -257,7 +257,7 @@ class LockTests(TransactionTestCase):
         changes: dict[str, Callable[[UUID, list[UUID]], object]] = {
             "keep": lambda batch, ids: transitions.extend_lease(batch, ids, time_limit_s=60),
             "give back lost": lambda batch, ids: transitions.requeue_lost_jobs(Q(batch=batch)),
-            "give back stopped": lambda batch, ids: transitions.requeue_jobs_of_stopped(Q(batch=batch)),
+            "give back stopped": lambda batch, ids: transitions.requeue_stopped_worker_jobs(Q(batch=batch)),
             "cancel": lambda batch, ids: transitions.cancel_jobs_with_parts(ids),
             "mark": lambda batch, ids: row_locks.update_rows(Job.objects.filter(pk__in=ids), published_at=None),
             "delete": lambda batch, ids: row_locks.delete_rows(Job.objects.filter(pk__in=ids)),

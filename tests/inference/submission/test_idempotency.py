@@ -27,11 +27,11 @@ KEYED = Job(idempotency_key=idempotency.scope_key(None, "k"))
 
 
 def signal_wait(waits: threading.Event) -> Callable[[float], Any]:
-    """Return what `release_while_waiting` does, after an event is set: a request is about to wait for another one."""
+    """Return what replaces `release_connection_while_waiting`: it sets an event as a request is about to wait."""
 
     def release(limit_s: float) -> Any:
         waits.set()
-        return store_connections.release_while_waiting(limit_s)
+        return store_connections.release_connection_while_waiting(limit_s)
 
     return release
 
@@ -64,7 +64,10 @@ class OnceTests(TransactionTestCase):
             self.assertTrue(waits.wait(PATIENCE_S))
             raise errors.QueueFull("full")
 
-        with ThreadPoolExecutor(1) as pool, patch.object(idempotency, "release_while_waiting", signal_wait(waits)):
+        with (
+            ThreadPoolExecutor(1) as pool,
+            patch.object(idempotency, "release_connection_while_waiting", signal_wait(waits)),
+        ):
             self.assertRaises(errors.QueueFull, idempotency.store_once, KEYED, fail)
             self.assertEqual(others[0].result().pk, Job.objects.get().pk)
 
@@ -86,7 +89,7 @@ class OnceTests(TransactionTestCase):
 
         seams = patch.multiple(
             idempotency,
-            release_while_waiting=signal_wait(comes),
+            release_connection_while_waiting=signal_wait(comes),
             Future=new_future,
             _require_same_body=lambda _, stored: stored,
         )
@@ -107,7 +110,7 @@ class OnceTests(TransactionTestCase):
 
         with (
             ThreadPoolExecutor(1) as pool,
-            patch.multiple(idempotency, release_while_waiting=signal_wait(waits), find_stored=find_stored),
+            patch.multiple(idempotency, release_connection_while_waiting=signal_wait(waits), find_stored=find_stored),
         ):
             first, second = jobs.submit(ONE), others[0].result()
         self.assertEqual(first, second)

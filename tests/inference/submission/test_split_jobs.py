@@ -176,7 +176,7 @@ class ListTests(TransactionTestCase):
         self.assertEqual(Job.objects.count(), job_rows.MOST)
 
     def test_a_job_that_fits_costs_what_it_did(self) -> None:
-        workers.predict_seconds(SPEC.name, 1)  # is remembered
+        workers.predict_jobs_s(SPEC.name, 1)  # is remembered
         with CaptureQueriesContext(connection) as queries:  # of this thread: another one inserts the row
             self.submit(TEXTS[:4])
         of_jobs = [query["sql"] for query in queries if "inference_job" in query["sql"]]  # others: what is remembered

@@ -80,7 +80,7 @@ class ReconcileTests(TransactionTestCase):
 
     def test_a_queue_that_the_broker_refuses_keeps_no_job_of_the_others_from_being_sent_once(self) -> None:
         catalog = {**get_catalog(), "refused": replace(get_catalog()[MODEL], name="refused")}
-        redis_client.get_client().set(address.make_redis_key("inference.refused", 2), "no list")
+        redis_client.get_client().set(address.make_queue_key("inference.refused", 2), "no list")
         make_job(model="refused", published_at=None)
         sent = make_job(published_at=None)
         with patch.object(reconcile, "get_catalog", return_value=catalog):
@@ -123,7 +123,7 @@ class ReconcileTests(TransactionTestCase):
     def test_after_an_outage_nobody_is_judged_before_all_could_be_heard(self) -> None:
         worker = make_worker(heartbeat_at=ago(settings.WORKER_SILENT_S + 5))
         job = self.running(worker, recoveries=settings.MAX_RECOVERIES - 1, lease_until=ago(1))
-        reconcile.reconcile(answering_s=settings.WORKER_SILENT_S / 2)
+        reconcile.reconcile(database_up_s=settings.WORKER_SILENT_S / 2)
         worker.refresh_from_db()
         job.refresh_from_db()
         self.assertEqual((worker.state, job.status), (WorkerState.READY, Status.RUNNING))
@@ -310,7 +310,7 @@ class ReconcileTests(TransactionTestCase):
 
     def waiting(self, step: int) -> list[str]:
         """The ids of the messages of a priority, the next one first."""
-        texts = redis_client.get_client().lrange(address.make_redis_key(self.queue, step), 0, -1)
+        texts = redis_client.get_client().lrange(address.make_queue_key(self.queue, step), 0, -1)
         return [json.loads(text)["headers"]["id"] for text in reversed(texts)]
 
     def test_after_a_loss_a_high_job_goes_before_all_low_ones_and_the_oldest_of_these_first(self) -> None:
@@ -370,7 +370,7 @@ class ReconcileTests(TransactionTestCase):
         made = [make_job(published_at=None, created_at=ago(20 - number)) for number in range(5)]
         with patch.object(reconcile, "CHUNK", 2):
             reconcile.reconcile()
-        texts = redis_client.get_client().lrange(address.make_redis_key(self.queue, made[0].priority), 0, -1)
+        texts = redis_client.get_client().lrange(address.make_queue_key(self.queue, made[0].priority), 0, -1)
         ids = [json.loads(text)["headers"]["id"] for text in reversed(texts)]
         self.assertEqual(ids, [str(job.pk) for job in made])
 

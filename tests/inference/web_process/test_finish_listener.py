@@ -96,7 +96,7 @@ class ListenerTests(TransactionTestCase):
     def test_a_notice_of_an_unfinished_job_wakes_nobody(self) -> None:
         self.without_polls()
         thread, answers = self.wait_in_thread()
-        with patch.object(job_rows, "read_finished", wraps=job_rows.read_finished) as read:
+        with patch.object(job_rows, "read_outcomes", wraps=job_rows.read_outcomes) as read:
             self.notify_until(lambda: read.called, [self.job.id])
         self.finish()
         self.notify([self.job.id], answers)

@@ -119,11 +119,11 @@ class WriterTests(TransactionTestCase):
             eventually(lambda: not self.writer.pending, "the first is being written")
             second = self.writer.enqueue_job(new_job())
             with self.assertRaises(errors.StoreUnavailable) as perhaps:
-                self.writer.wait_until_written(first, 0.0)
+                self.writer.wait_for_write(first, 0.0)
             with self.assertRaisesRegex(errors.StoreUnavailable, "nothing was stored") as certain:
-                self.writer.wait_until_written(second, 0.0)
+                self.writer.wait_for_write(second, 0.0)
             go_on.set()
-            self.writer.wait_until_written(first, PATIENCE_S)
+            self.writer.wait_for_write(first, PATIENCE_S)
             self.writer.write_job(new_job())
         self.assertEqual((perhaps.exception.job_id, certain.exception.job_id), (first.job.id, None))
         self.assertIn(str(first.job.id), perhaps.exception.message)
@@ -138,7 +138,7 @@ class WriterTests(TransactionTestCase):
             go_on.set()
             for submission in offered[1:]:
                 with self.assertRaisesRegex(errors.StoreUnavailable, "nothing was stored"):
-                    self.writer.wait_until_written(submission, PATIENCE_S)
+                    self.writer.wait_for_write(submission, PATIENCE_S)
         self.assertEqual(Job.objects.count(), 0)
 
     @contextlib.contextmanager
@@ -162,7 +162,7 @@ class WriterTests(TransactionTestCase):
         messages = [make_message(new_job(model=model)) for model in (MODEL, "refused")]
         for message in messages:
             job_rows.insert_jobs([job_rows.prepare_row(new_job(id=message.job_id, model=message.model))])
-        client, key = redis_client.get_client(), address.make_redis_key(messages[1].queue, messages[1].priority)
+        client, key = redis_client.get_client(), address.make_queue_key(messages[1].queue, messages[1].priority)
         self.addCleanup(client.delete, key)
         client.set(key, "no list")
         send_messages(messages)

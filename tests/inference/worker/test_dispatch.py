@@ -616,7 +616,7 @@ class DispatcherTests(DispatcherCase):
             self.dispatcher.end_stuck_and_expired()
         self.assertEqual([call.args for call in kill.call_args_list], [(PID, signal.SIGUSR2), (PID, signal.SIGKILL)])
         self.assertEqual(
-            (self.dispatcher.batches, self.replicas.serving_models, self.replicas.served_models), ({}, set(), set())
+            (self.dispatcher.batches, self.replicas.active_models, self.replicas.served_models), ({}, set(), set())
         )
         self.assertIn("cannot be ended", self.dispatcher.make_snapshot().error)
         self.replicas.note_start(0, PID)
@@ -975,7 +975,7 @@ class TurnTests(DispatcherCase):
             self.last.done(BatchReport(errors={}))  # another worker ran it
 
         ends: tuple[Callable[[UUID], object], ...] = (
-            lambda job_id: backlog.drop_ended(str(job_id)),
+            lambda job_id: backlog.drop_ended_job(str(job_id)),
             lambda job_id: backlog.forget_messages(),
             run_nothing,
         )
@@ -1017,7 +1017,7 @@ class TurnTests(DispatcherCase):
         (running,) = self.dispatcher.backlog.held
         waiting, request = self.add()
         for job_id in (running, str(waiting), str(uuid4())):
-            self.dispatcher.backlog.drop_ended(job_id)
+            self.dispatcher.backlog.drop_ended_job(job_id)
         self.assertEqual((list(self.dispatcher.backlog.held), request.events), ([running], [("finished", "")]))
 
     def test_others_are_looked_for_once_as_many_are_held_as_may_be(self) -> None:

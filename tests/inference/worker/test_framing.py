@@ -18,7 +18,7 @@ class FramingTests(TestCase):
             found = [
                 message
                 for begin in range(0, len(self.data), size)
-                for message in unpacker.feed(self.data[begin : begin + size])
+                for message in unpacker.unpack_messages(self.data[begin : begin + size])
             ]
             self.assertEqual(found, MESSAGES)
 
@@ -31,4 +31,4 @@ class FramingTests(TestCase):
 
     def test_what_is_no_message_raises(self) -> None:
         with self.assertRaises(pickle.UnpicklingError):
-            list(framing.Unpacker().feed(b"\0\0\0\1x"))
+            list(framing.Unpacker().unpack_messages(b"\0\0\0\1x"))

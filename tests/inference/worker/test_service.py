@@ -39,7 +39,7 @@ class ServiceTests(TestCase):
         plan = Plan(worker=uuid4(), devices=("cpu",), replicas=1, threads=1)
         options = WorkerOptions(node="w", devices="cpu", concurrency=1, most_calls=None, most_kib=None)
         made = WorkerService(plan, get_catalog(), ModelSelection(), options)
-        self.addCleanup(made.pool.terminate)
+        self.addCleanup(made.pool.kill_children)
         snapshot = made.heartbeat.make_snapshot()
         self.assertEqual(
             (snapshot.state, snapshot.model_names, snapshot.connected, snapshot.replicas_ready),

@@ -158,7 +158,7 @@ def refuse_unwritable_folder() -> None:
         return
     folder = settings.DATA_DIR
     try:
-        embedded_folder.make_folder_writable(folder)
+        embedded_folder.require_writable_folder(folder)
     except OSError as error:
         raise CommandError(
             f"DATA_DIR {folder} cannot be written: {error.strerror}. Free some space, make it writable, or choose"

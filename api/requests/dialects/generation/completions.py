@@ -13,8 +13,8 @@ from api.requests.dialects.base import (
     SERVICE_TIER,
     DialectRequest,
     find_model,
-    read_fields,
     read_flag,
+    read_non_null_fields,
     read_priority,
     refuse_unknown_fields,
     refuse_unserved_fields,
@@ -56,11 +56,11 @@ def read_chat(document: object, spec: ModelSpec | None = None) -> Completion:
     `spec` is the model that the address names. Without it the body names the model. Raises `InvalidInput`,
     `UnknownModel`.
     """
-    given = read_fields(document)
-    return read_chat_settings(given, spec, messages.read_messages(given.get("messages")))
+    given = read_non_null_fields(document)
+    return make_chat_completion(given, spec, messages.read_messages(given.get("messages")))
 
 
-def read_chat_settings(given: dict[str, Any], spec: ModelSpec | None, chat: list[dict[str, Any]]) -> Completion:
+def make_chat_completion(given: dict[str, Any], spec: ModelSpec | None, chat: list[dict[str, Any]]) -> Completion:
     """Return the request to answer a chat, which is as templates take it. Raises the errors of `read_chat`."""
     turn = _read_turn(given, chat[-1]["role"])
     rest = {name: value for name, value in given.items() if name not in TURN}
@@ -69,7 +69,7 @@ def read_chat_settings(given: dict[str, Any], spec: ModelSpec | None, chat: list
 
 def read_text_completion(document: object, spec: ModelSpec | None = None) -> Completion:
     """Read a request to continue a text. `spec` and the errors are those of `read_chat`."""
-    given = read_fields(document)
+    given = read_non_null_fields(document)
     return _make_completion(given, spec, "prompt", _read_prompts(given))
 
 

@@ -21,7 +21,7 @@ def read_messages(messages: object) -> list[dict[str, Any]]:
     """Return the messages of a request. Raises `InvalidInput`."""
     if not isinstance(messages, list) or not messages:
         raise make_field_error("messages", 'must be a list such as [{"role": "user", "content": "…"}].')
-    refuse_too_many_values("messages", _list_arguments(messages))
+    refuse_large_arguments("messages", _list_arguments(messages))
     called: dict[str, str] = {}  # names of tools by the ids of their calls
     return [_read_message(f"messages[{index}]", message, called) for index, message in enumerate(messages)]
 
@@ -69,12 +69,12 @@ def _read_call(where: str, call: object, called: dict[str, str]) -> dict[str, An
     match call:
         case {"id": str(call_id), "function": {"name": str(name), "arguments": str(text)}}:
             called[call_id] = name
-            return make_call(call_id, name, read_arguments(f"{where}.function.arguments", text))
+            return make_template_call(call_id, name, read_arguments(f"{where}.function.arguments", text))
     right = '{"id": "…", "type": "function", "function": {"name": "…", "arguments": "{…}"}}'
     raise make_field_error(where, f"must be a call such as {right}.")
 
 
-def make_call(call_id: str, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+def make_template_call(call_id: str, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
     """Return a call as templates take it: its arguments are an object, which are a JSON text for OpenAI's clients."""
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
@@ -90,7 +90,7 @@ def read_arguments(where: str, text: str) -> dict[str, Any]:
     return arguments
 
 
-def refuse_too_many_values(where: str, arguments: Iterator[str]) -> None:
+def refuse_large_arguments(where: str, arguments: Iterator[str]) -> None:
     """Raise `InvalidInput` if the JSON texts of all arguments together hold more values than a body may."""
     try:
         codec.refuse_too_many_values(",".join(arguments).encode(errors="surrogatepass"))

@@ -12,9 +12,9 @@ from api.requests.dialects.base import (
     SERVICE_TIER,
     DialectRequest,
     find_model,
-    read_fields,
     read_flag,
     read_metadata,
+    read_non_null_fields,
     refuse_unknown_fields,
     refuse_unserved_fields,
     replace_beginning,
@@ -63,7 +63,7 @@ class ResponseRequest(DialectRequest):
 
 def read_previous_id(document: object) -> str | None:
     """Return the id of the response that a request follows. Raises `InvalidInput`."""
-    previous = read_fields(document).get(PREVIOUS)
+    previous = read_non_null_fields(document).get(PREVIOUS)
     if previous is not None and not isinstance(previous, str):
         raise make_field_error(PREVIOUS, "must be the id of a response.")
     return previous
@@ -77,18 +77,18 @@ def read_response(
     `before` are the messages of the response that it follows, as chat templates take them. Raises `InvalidInput`,
     `UnknownModel`.
     """
-    given = read_fields(document)
+    given = read_non_null_fields(document)
     if PREVIOUS in given and before is None:
         raise make_field_error(PREVIOUS, "is not served here; send the messages themselves.")
     spec = find_model(given, spec)
     if isinstance(reasoning := given.get("reasoning"), dict):
-        given["reasoning"] = read_fields(reasoning)
+        given["reasoning"] = read_non_null_fields(reasoning)
     own = [name for name in spec.parameters if name not in HIDDEN]
     refuse_unknown_fields(given, (*FIELDS, *own), NEUTRAL, IGNORED)
     chat = _read_input(given, list(before or ()))
     settings = {name: given[name] for name in given if name in own}
     try:
-        completion = completions.read_chat_settings({**settings, **_read_settings(given)}, spec, chat)
+        completion = completions.make_chat_completion({**settings, **_read_settings(given)}, spec, chat)
     except InvalidInput as error:
         raise type(error)(_translate(error.message), field=_translate(error.field or "")) from None
     kept = _read_kept_fields(given, completion.submission.parameters)
@@ -114,7 +114,7 @@ def _read_kept_fields(given: Mapping[str, Any], parameters: Mapping[str, Any]) -
     user = given.get("user", "")
     if not isinstance(user, str) or len(user) > LONGEST_VALUE:
         raise make_field_error("user", f"must be a string of at most {LONGEST_VALUE} characters.")
-    told = {**given, "text": {**REPEATED["text"], **read_fields(given.get("text", {}))}}
+    told = {**given, "text": {**REPEATED["text"], **read_non_null_fields(given.get("text", {}))}}
     told["metadata"] = read_metadata(given) or {}
     told[tools.PARALLEL] = read_flag(given, tools.PARALLEL, default=True)
     others = (name for name in REPEATED if name in told and name not in ("instructions", *parameters))
@@ -190,7 +190,7 @@ def _read_input(given: Mapping[str, Any], before: list[Mapping[str, Any]]) -> li
         return [*first, *map(dict, before), {"role": "user", "content": value}]
     if not isinstance(value, list) or not value:
         raise make_field_error("input", "must be a string, or a list of messages and calls.")
-    messages.refuse_too_many_values("input", _list_arguments(value))
+    messages.refuse_large_arguments("input", _list_arguments(value))
     called = {call["id"]: call["function"]["name"] for call in _list_calls(before)}
     chat: list[dict[str, Any]] = []
     for index, item in enumerate(value):
@@ -231,7 +231,11 @@ def _read_item(where: str, item: object, called: dict[str, str]) -> dict[str, An
         case {"call_id": str(call_id), "name": str(name), "arguments": str(text)} if kind == "function_call":
             called[call_id] = name
             arguments = messages.read_arguments(f"{where}.arguments", text)
-            return {"role": "assistant", "content": "", "tool_calls": [messages.make_call(call_id, name, arguments)]}
+            return {
+                "role": "assistant",
+                "content": "",
+                "tool_calls": [messages.make_template_call(call_id, name, arguments)],
+            }
         case {"call_id": call_id, "output": output} if kind == "function_call_output":
             read = messages.read_content(f"{where}.output", output, TEXTS, PART)
             return {"role": "tool", "content": read, **messages.read_call_id(f"{where}.call_id", call_id, called)}

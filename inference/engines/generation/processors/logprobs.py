@@ -154,7 +154,7 @@ def make_score_details(scores: Sequence[TokenLogprob], *, seed: int | None) -> d
     return {"seed": seed, "prefill": [], "tokens": tokens, "top_tokens": likeliest}
 
 
-def find_scores(processors: Sequence[Any]) -> TokenLogprobs | None:
+def find_logprobs_processor(processors: Sequence[Any]) -> TokenLogprobs | None:
     """Return the processor among those of a row that keeps its log probabilities."""
     return next((each for each in processors if isinstance(each, TokenLogprobs)), None)
 

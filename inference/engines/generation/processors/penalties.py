@@ -27,7 +27,7 @@ class CountPenalty(LogitsProcessor):
         return scores - self.frequency * counts - self.presence * (counts > 0)
 
 
-def replace_penalties(run: Mapping[str, Any], *, prompt: int, vocabulary: int) -> dict[str, Any]:
+def translate_penalties(run: Mapping[str, Any], *, prompt: int, vocabulary: int) -> dict[str, Any]:
     """Return the parameters of `generate` for those of a request.
 
     Args:

@@ -52,7 +52,7 @@ class Requests:
         top, only_prompt = given.pop("prompt_logprobs", None), given.get("prompt_only", False)
         if top is not None and getattr(self.pipe.tokenizer, "is_fast", False):
             given["tokenizer_encode_kwargs"] = {"return_offsets_mapping": True}  # of a text, not of a chat
-        parameters = self.steps.split_parameters(self.feed.complete_parameters(self.pipe, given))
+        parameters = self.steps.split_parameters(self.feed.check_and_complete_parameters(self.pipe, given))
         found = self._read_prompt(value, parameters)
         tokens = found.features["input_ids"][0].tolist()
         config, processors = self._capture_settings(found.features, {**parameters.forward, **found.own})
@@ -87,7 +87,7 @@ class Requests:
         ids = torch.tensor([tokens])
         text = self.decoder(tokens)
         row = InputRow(item=0, features={"input_ids": ids, "attention_mask": torch.ones_like(ids), "prompt_text": text})
-        return replace(row, own=self.feed.bound_parameters(row, self.pipe, parameters.forward))
+        return replace(row, own=self.feed.make_row_parameters(row, self.pipe, parameters.forward))
 
     def _make_prompt_logprobs(self, features: Mapping[str, Any], tokens: list[int], top: int) -> PromptLogprobs:
         """Return the log probabilities to be read of a prompt. Raises `InvalidInput` if an answer cannot hold them."""

@@ -9,7 +9,7 @@ import torch
 from inference.engines.generation.processors.logprobs import (
     PromptLogprobs,
     TokenLogprobs,
-    find_scores,
+    find_logprobs_processor,
     make_score_details,
 )
 from inference.engines.generation.rows.answer_ending import Ending
@@ -43,7 +43,7 @@ class GeneratedRow:
     returned_scores: int = 0
 
     def __post_init__(self) -> None:
-        self.token_logprobs = find_scores(self.processors or ())
+        self.token_logprobs = find_logprobs_processor(self.processors or ())
 
     @property
     def tokens_read(self) -> int:

@@ -49,7 +49,7 @@ class OpenBatches:
             if not batch.jobs:
                 del self.batches[call.batch]
 
-    def keep_only_waiting(self, waiting: Collection[UUID], *, call: BatchCall) -> None:
+    def close_abandoned_batches(self, waiting: Collection[UUID], *, call: BatchCall) -> None:
         """Keep the jobs of the `waiting` batches while the call runs, and close all others but its own.
 
         The main process has lost track of those others: their jobs run elsewhere.

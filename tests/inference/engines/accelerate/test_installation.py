@@ -94,7 +94,9 @@ class EngineTests(EqualTestCase):
                 installation, "_make_unpadded_encoder", side_effect=ImportError("cannot import name 'BaseModelOutput'")
             ),
             patch.object(
-                installation, "make_batch_shortcut", side_effect=ImportError("cannot import name 'TokenizersBackend'")
+                installation,
+                "make_batch_answers_shortcut",
+                side_effect=ImportError("cannot import name 'TokenizersBackend'"),
             ),
             patch.dict(unpadded_encoder.KINDS, {"bert": fail}),
             patch.object(unpadded_encoder.UnpaddedForward, "__call__", fail),

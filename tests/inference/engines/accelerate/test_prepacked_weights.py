@@ -30,7 +30,7 @@ class PackedTests(TestCase):
             with self.subTest(kind, **settings):
                 model = decoders.model(kind, **{**settings, "hidden_size": 256})
                 expected, size = scores_of(model, ids), _numbers(model)
-                shortcut = prepacked_weights.pack_weights(model)
+                shortcut = prepacked_weights.make_packed_weights(model)
                 assert shortcut is not None
                 shortcut.turn_on()
                 torch.testing.assert_close(scores_of(model, ids), expected, rtol=1e-3, atol=1e-3)
@@ -42,22 +42,24 @@ class PackedTests(TestCase):
 
     def test_weights_that_two_layers_share_stay(self) -> None:
         model = decoders.model("Llama", hidden_size=512, tie_word_embeddings=True)
-        shortcut = prepacked_weights.pack_weights(model)
+        shortcut = prepacked_weights.make_packed_weights(model)
         assert shortcut is not None
         shortcut.turn_on()
         self.assertEqual(model.lm_head.weight.numel(), model.get_input_embeddings().weight.numel())
 
     def test_small_layers_and_numbers_that_the_processor_has_not_are_left_alone(self) -> None:
-        self.assertIsNone(prepacked_weights.pack_weights(decoders.model("Llama")))
-        self.assertIsNone(prepacked_weights.pack_weights(decoders.model("Llama", hidden_size=512).half()))
+        self.assertIsNone(prepacked_weights.make_packed_weights(decoders.model("Llama")))
+        self.assertIsNone(prepacked_weights.make_packed_weights(decoders.model("Llama", hidden_size=512).half()))
         with patch.object(torch.cpu, "get_capabilities", return_value={"avx2": True}):
-            self.assertIsNone(prepacked_weights.pack_weights(decoders.model("Llama", hidden_size=512).bfloat16()))
+            self.assertIsNone(
+                prepacked_weights.make_packed_weights(decoders.model("Llama", hidden_size=512).bfloat16())
+            )
 
     def test_short_numbers_are_packed_where_the_processor_has_them(self) -> None:
         model = decoders.model("Llama", hidden_size=512).bfloat16()
         ids = torch.tensor([[5, 3, 7, 8]])
         expected = scores_of(model, ids)
-        shortcut = prepacked_weights.pack_weights(model)
+        shortcut = prepacked_weights.make_packed_weights(model)
         if shortcut is None:
             self.skipTest("a processor without bfloat16")
         shortcut.turn_on()
@@ -112,7 +114,7 @@ class PackedTests(TestCase):
         model = decoders.model("Llama", hidden_size=256, intermediate_size=512)
         ids = torch.tensor([[5, 3, 7, 8]])
         expected, size = scores_of(model, ids), _numbers(model)
-        shortcut = prepacked_weights.pack_weights(model)
+        shortcut = prepacked_weights.make_packed_weights(model)
         assert shortcut is not None
         for owner, name in ((shortcut.layers[3], "turn_on"), (shortcut.layers[3], "turn_off")):
             with patch.object(owner, name, side_effect=MemoryError), self.assertRaises(MemoryError):
@@ -135,7 +137,7 @@ class PackedTests(TestCase):
         hooked.forward = forward = Mock()
         quantized.weight = nn.Parameter(quantized.weight.detach().as_subclass(_Quantized))
         elsewhere.to("meta")
-        shortcut = prepacked_weights.pack_weights(model)
+        shortcut = prepacked_weights.make_packed_weights(model)
         assert shortcut is not None
         found = [layer.layer for layer in shortcut.layers]
         self.assertFalse([layer for layer in found if any(layer is one for one in (hooked, quantized, elsewhere))])
@@ -155,7 +157,7 @@ class PackedTests(TestCase):
         memory.free_unused_memory()
         before = resident()
         model = kind.from_pretrained(folder)
-        shortcut = prepacked_weights.pack_weights(model)
+        shortcut = prepacked_weights.make_packed_weights(model)
         assert shortcut is not None
         shortcut.turn_on()
         memory.free_unused_memory()

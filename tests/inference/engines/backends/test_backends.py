@@ -20,7 +20,7 @@ from inference.catalog.specs import ModelSpec
 from inference.engines import loading
 from inference.engines.artifacts import folder_cache
 from inference.engines.backends import installation, openvino_forward, openvino_graph
-from inference.engines.runtime.engine_calls import run_with_isolation
+from inference.engines.runtime.engine_calls import run_engine_with_isolation
 from inference.errors import EngineError, ModelUnavailable
 from tests import tiny_models
 from tests.inference.broker.test_embedded_folder import mount_small_disk
@@ -73,7 +73,7 @@ class CompiledCase(EqualTestCase):
 
     def predict(self, engine: Any, task: str = CLASSIFICATION, inputs: list[Any] | None = None) -> list[Any]:
         inputs = INPUTS.get(task, TEXTS) if inputs is None else inputs
-        report = run_with_isolation(engine, inputs, PARAMETERS.get(task, {}))
+        report = run_engine_with_isolation(engine, inputs, PARAMETERS.get(task, {}))
         self.assertEqual(report.calls, 1)
         return report.outcomes
 
@@ -260,7 +260,7 @@ class WeightsTests(CompiledCase):
         engine, expected = self.loaded(model=str(model)), self.torch_answers()
         (model / "model.safetensors").rename(model / "away")
         with self.failing(), self.assertLogs("inference.engines"):
-            outcomes = run_with_isolation(engine, TEXTS, {}).outcomes
+            outcomes = run_engine_with_isolation(engine, TEXTS, {}).outcomes
         self.assertTrue(all(isinstance(outcome, EngineError) for outcome in outcomes), outcomes)
         self.assertTrue(self.computes(engine))
         self.assert_equal(self.predict(engine), expected)

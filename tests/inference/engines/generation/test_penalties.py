@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from inference.engines.generation.processors.penalties import CountPenalty, replace_penalties
+from inference.engines.generation.processors.penalties import CountPenalty, translate_penalties
 from inference.errors import InvalidInput
 from tests import decoders
 
@@ -26,7 +26,7 @@ class CountPenaltyTests(unittest.TestCase):
 
 class ReplacedParametersTests(unittest.TestCase):
     def replaced(self, **run: Any) -> dict[str, Any]:
-        return replace_penalties(run, prompt=2, vocabulary=100)
+        return translate_penalties(run, prompt=2, vocabulary=100)
 
     def test_what_asks_for_nothing_leaves_nothing(self) -> None:
         self.assertEqual(

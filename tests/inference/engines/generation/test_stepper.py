@@ -386,7 +386,7 @@ class AnswerTests(StepperTestCase):
         [answer] = ProgressCollector(engine.stepper).all().answers["kept"]
         scores = [answer["details"][name] for name in ("prefill", "prefill_top_tokens")]
         without = 5 * 2 - 3  # the others of the first token, less what the lists count
-        self.assertEqual(json_values.estimate_size(scores), numbers - without)
+        self.assertEqual(json_values.estimate_size_in_numbers(scores), numbers - without)
 
     def test_a_prompt_alone_may_have_all_tokens_of_the_context_and_of_the_cache(self) -> None:
         engine = decoders.over(decoders.model("GPT2"))

@@ -12,7 +12,7 @@ from inference.catalog.specs import ModelSpec
 from inference.engines import loading
 from inference.engines.embeddings import SentenceEmbeddings
 from inference.engines.inputs import task_inputs
-from inference.engines.runtime.engine_calls import run_with_isolation
+from inference.engines.runtime.engine_calls import run_engine_with_isolation
 from inference.errors import InvalidInput
 from tests import tiny_models
 from tests.inference.engines.accelerate.test_fast_tokenizer import Recorder
@@ -34,7 +34,7 @@ class LongTextTests(TestCase):
         return engine
 
     def answer(self, engine: Any, value: Any, **parameters: Any) -> Any:
-        (outcome,) = run_with_isolation(engine, [value], parameters).outcomes
+        (outcome,) = run_engine_with_isolation(engine, [value], parameters).outcomes
         self.assertLess(engine.pipe.tokenizer.characters, READ)
         return outcome
 
@@ -88,7 +88,7 @@ class ImageTests(TestCase):
                 ModelSpec(name="m", task="image-classification", model=model, dtype="float32"), "cpu"
             )
         large = base64.b64encode(png_bomb(8_000, 6_300)).decode()
-        first, bad, last = run_with_isolation(engine, [tiny_models.png(), large, tiny_models.png()], {}).outcomes
+        first, bad, last = run_engine_with_isolation(engine, [tiny_models.png(), large, tiny_models.png()], {}).outcomes
         self.assertIsInstance(bad, InvalidInput)
         self.assertEqual(first, last)
 
@@ -98,7 +98,7 @@ class ProductTests(TestCase):
         with tempfile.TemporaryDirectory() as folder:
             model = str(tiny_models.build("fill-mask", Path(folder)))
             engine = loading.load_engine(ModelSpec(name="m", task="fill-mask", model=model, dtype="float32"), "cpu")
-        (outcome,) = run_with_isolation(engine, ["[MASK] " * 33], {}).outcomes
+        (outcome,) = run_engine_with_isolation(engine, ["[MASK] " * 33], {}).outcomes
         self.assertIn("from 1 to 32 times", outcome.message)
         for labels in (["a"] * 101, ["a" * 1001], [""], []):
             with self.assertRaisesRegex(InvalidInput, "1 to 100 texts of 1 to 1000 characters"):

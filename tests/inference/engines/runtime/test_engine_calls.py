@@ -10,7 +10,7 @@ from unittest.mock import Mock, patch
 
 from inference.catalog.specs import ModelSpec
 from inference.engines.base import Engine
-from inference.engines.runtime.engine_calls import RunReport, run_with_isolation
+from inference.engines.runtime.engine_calls import RunReport, run_engine_with_isolation
 from inference.errors import BadOutput, DeviceFailed, EngineError, InvalidInput, OutOfMemory
 from tests.cuda import OutOfMemoryError, gpus
 from tests.echo import EchoEngine, expected
@@ -30,7 +30,7 @@ SPEC = ModelSpec(name="echo", engine="tests.echo:EchoEngine")
 
 
 def echo(items: list[Any], **options: Any) -> RunReport:
-    return run_with_isolation(EchoEngine(ModelSpec(name="echo", options=options)), items, {})
+    return run_engine_with_isolation(EchoEngine(ModelSpec(name="echo", options=options)), items, {})
 
 
 def poison(fail: str) -> dict[str, str]:
@@ -123,7 +123,7 @@ class OneBadInputTests(TestCase):
                 return items
 
             with self.subTest(type(error).__name__):
-                report = run_with_isolation(FunctionOf(predict), ["a", "bad", "c"], {})
+                report = run_engine_with_isolation(FunctionOf(predict), ["a", "bad", "c"], {})
                 self.assertEqual(report.outcomes[::2], ["a", "c"])
                 self.assertIsInstance(report.outcomes[1], EngineError)
                 self.assertIn(type(error).__name__, report.outcomes[1].raised)
@@ -131,15 +131,15 @@ class OneBadInputTests(TestCase):
     def test_what_ends_the_process_does(self) -> None:
         for error in (SystemExit, KeyboardInterrupt):
             with self.assertRaises(error):
-                run_with_isolation(FunctionOf(Mock(side_effect=error)), ["a"], {})
+                run_engine_with_isolation(FunctionOf(Mock(side_effect=error)), ["a"], {})
 
     def test_an_answer_of_none_counts_as_an_answer(self) -> None:
-        report = run_with_isolation(FunctionOf(lambda items: [None for _ in items]), ["a", "b"], {})
+        report = run_engine_with_isolation(FunctionOf(lambda items: [None for _ in items]), ["a", "b"], {})
         self.assertEqual(report.outcomes, [None, None])
         self.assertEqual(report.calls, 1)
 
     def test_an_engine_that_answers_no_list_fails_with_what_would_be_right(self) -> None:
-        report = run_with_isolation(FunctionOf(lambda items: "text"), ["a"], {})
+        report = run_engine_with_isolation(FunctionOf(lambda items: "text"), ["a"], {})
         self.assertIn("must answer a list", report.outcomes[0].message)
 
 
@@ -168,7 +168,7 @@ class MemoryTests(TestCase):
                 raise RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate")
             return items
 
-        self.assertEqual(run_with_isolation(FunctionOf(predict), [1, 2], {}).oom_shape, (2, 1))
+        self.assertEqual(run_engine_with_isolation(FunctionOf(predict), [1, 2], {}).oom_shape, (2, 1))
 
     def test_python_s_own_memory_error_is_one(self) -> None:
         def predict(items: list[Any]) -> list[Any]:
@@ -176,7 +176,7 @@ class MemoryTests(TestCase):
                 raise MemoryError
             return items
 
-        report = run_with_isolation(FunctionOf(predict), [1, 2, 3, 4], {})
+        report = run_engine_with_isolation(FunctionOf(predict), [1, 2, 3, 4], {})
         self.assertEqual(report.outcomes, [1, 2, 3, 4])
         self.assertEqual(report.oom_shape, (4, 1))
 
@@ -190,12 +190,14 @@ class DeviceTests(TestCase):
     def test_so_does_one_that_shows_it_only_as_the_answer_is_read(self) -> None:
         answer = Mock(tolist=Mock(side_effect=RuntimeError("CUDA error: device-side assert triggered")))
         with self.assertRaises(DeviceFailed):
-            run_with_isolation(FunctionOf(lambda items: [answer for _ in items]), ["a"], {})
+            run_engine_with_isolation(FunctionOf(lambda items: [answer for _ in items]), ["a"], {})
 
     def test_it_is_known_by_its_type_too(self) -> None:
         accelerator_error = type("AcceleratorError", (RuntimeError,), {})
         with self.assertRaises(DeviceFailed):
-            run_with_isolation(FunctionOf(Mock(side_effect=accelerator_error("the launch timed out"))), ["a"], {})
+            run_engine_with_isolation(
+                FunctionOf(Mock(side_effect=accelerator_error("the launch timed out"))), ["a"], {}
+            )
 
 
 class ProbeTests(TestCase):
@@ -209,7 +211,7 @@ class ProbeTests(TestCase):
             self.gpus.broken = RuntimeError("CUDA error: unknown error") if broken else None
             raise RuntimeError(message)
 
-        return run_with_isolation(FunctionOf(predict), items, {})
+        return run_engine_with_isolation(FunctionOf(predict), items, {})
 
     def test_a_device_that_computes_no_more_is_known_whatever_was_raised(self) -> None:
         for message in (
@@ -233,7 +235,7 @@ class ProbeTests(TestCase):
 
     def test_a_full_memory_is_no_broken_device(self) -> None:
         self.gpus.broken = OutOfMemoryError("CUDA out of memory")
-        report = run_with_isolation(FunctionOf(Mock(side_effect=ValueError("no"))), ["a"], {})
+        report = run_engine_with_isolation(FunctionOf(Mock(side_effect=ValueError("no"))), ["a"], {})
         self.assertIsInstance(report.outcomes[0], EngineError)
 
     def test_a_full_memory_does_not_hide_another_device_that_is_broken(self) -> None:
@@ -241,7 +243,7 @@ class ProbeTests(TestCase):
         failures = [OutOfMemoryError("CUDA out of memory"), RuntimeError("CUDA error")]
         broken = patch.object(sys.modules["torch"].cuda, "synchronize", side_effect=failures)
         with broken, self.assertRaises(DeviceFailed):
-            run_with_isolation(FunctionOf(Mock(side_effect=ValueError("no"))), ["a"], {})
+            run_engine_with_isolation(FunctionOf(Mock(side_effect=ValueError("no"))), ["a"], {})
 
     def test_an_error_that_comes_as_the_answer_is_read_is_looked_into(self) -> None:
         def break_device() -> Any:
@@ -249,7 +251,7 @@ class ProbeTests(TestCase):
             raise RuntimeError("Triton Error [CUDA]: an illegal instruction")
 
         with self.assertRaises(DeviceFailed):
-            run_with_isolation(FunctionOf(lambda items: [Mock(tolist=break_device) for _ in items]), ["a"], {})
+            run_engine_with_isolation(FunctionOf(lambda items: [Mock(tolist=break_device) for _ in items]), ["a"], {})
 
     def test_so_is_one_that_comes_as_the_cache_is_emptied(self) -> None:
         def breaks() -> None:
@@ -257,7 +259,7 @@ class ProbeTests(TestCase):
             raise self.gpus.broken
 
         with patch.object(sys.modules["torch"].cuda, "empty_cache", breaks), self.assertRaises(DeviceFailed):
-            run_with_isolation(FunctionOf(Mock(side_effect=OutOfMemoryError("CUDA out of memory"))), ["a"], {})
+            run_engine_with_isolation(FunctionOf(Mock(side_effect=OutOfMemoryError("CUDA out of memory"))), ["a"], {})
 
     def test_what_the_call_held_is_let_go_before_the_cache_is_emptied(self) -> None:
         held: list[weakref.ref[Any]] = []
@@ -270,7 +272,7 @@ class ProbeTests(TestCase):
 
         emptied = patch.object(sys.modules["torch"].cuda, "empty_cache", lambda: alive.append(held[-1]() is not None))
         with emptied:
-            run_with_isolation(FunctionOf(predict), ["a", "b"], {})
+            run_engine_with_isolation(FunctionOf(predict), ["a", "b"], {})
         self.assertEqual(set(alive), {False})
 
     def test_so_is_what_is_held_by_any_error_behind_it_and_by_one_that_is_its_own_cause(self) -> None:
@@ -297,7 +299,7 @@ class ProbeTests(TestCase):
         emptied = patch.object(sys.modules["torch"].cuda, "empty_cache", lambda: alive.append(held[-1]() is not None))
         for predict in (behind, own_cause):
             with self.subTest(predict.__name__), emptied:
-                report = run_with_isolation(FunctionOf(predict), ["a", "b"], {})
+                report = run_engine_with_isolation(FunctionOf(predict), ["a", "b"], {})
                 self.assertIsInstance(report.outcomes[0], OutOfMemory)
                 self.assertEqual(set(alive), {False})
 
@@ -307,7 +309,7 @@ class ProbeTests(TestCase):
                 raise OutOfMemoryError("CUDA out of memory")
             return items
 
-        report = run_with_isolation(FunctionOf(predict), ["a"], {})
+        report = run_engine_with_isolation(FunctionOf(predict), ["a"], {})
         self.assertEqual((report.outcomes, report.calls), (["a"], 2))
 
 
@@ -316,7 +318,7 @@ class DetailTests(TestCase):
         def predict(items: list[Any]) -> list[Any]:
             raise error
 
-        return str(run_with_isolation(FunctionOf(predict), ["a"], {}).outcomes[0].raised)
+        return str(run_engine_with_isolation(FunctionOf(predict), ["a"], {}).outcomes[0].raised)
 
     def test_the_author_reads_type_and_message(self) -> None:
         self.assertEqual(self.detail(ValueError("labels must be sorted")), "ValueError: labels must be sorted")
@@ -337,7 +339,7 @@ class DetailTests(TestCase):
 
 class PlainTests(TestCase):
     def answer(self, value: Any) -> Any:
-        return run_with_isolation(FunctionOf(lambda items: [value]), ["a"], {}).outcomes[0]
+        return run_engine_with_isolation(FunctionOf(lambda items: [value]), ["a"], {}).outcomes[0]
 
     def test_numpy_values_become_json_values(self) -> None:
         import numpy as np

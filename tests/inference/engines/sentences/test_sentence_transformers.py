@@ -13,7 +13,7 @@ from transformers import MT5Config, MT5EncoderModel, T5Config, T5EncoderModel, U
 
 from inference.catalog.specs import ModelSpec
 from inference.engines import loading
-from inference.engines.runtime.engine_calls import run_with_isolation
+from inference.engines.runtime.engine_calls import run_engine_with_isolation
 from inference.errors import ContextLengthExceeded
 from tests import sentence_transformers, tiny_models
 
@@ -62,8 +62,8 @@ class FolderTests(TestCase):
 
     def assert_equal(self, engine: Any, expected: Any, **parameters: Any) -> None:
         """Compare vectors that were computed in one batch, and each alone."""
-        alone = [run_with_isolation(engine, [text], parameters).outcomes[0] for text in TEXTS]
-        for found in (run_with_isolation(engine, TEXTS, parameters).outcomes, alone):
+        alone = [run_engine_with_isolation(engine, [text], parameters).outcomes[0] for text in TEXTS]
+        for found in (run_engine_with_isolation(engine, TEXTS, parameters).outcomes, alone):
             vectors = torch.tensor(found)
             cosines = torch.nn.functional.cosine_similarity(vectors, expected)
             self.assertGreater(float(cosines.min()), LEAST)
@@ -129,7 +129,7 @@ class FolderTests(TestCase):
             for parameters in ({}, {"prompt_name": "query"}):
                 with self.subTest(is_old=is_old, parameters=parameters):
                     expected = model.encode(texts, normalize_embeddings=True, **parameters, **TENSOR)
-                    found = torch.tensor(run_with_isolation(engine, texts, parameters).outcomes)
+                    found = torch.tensor(run_engine_with_isolation(engine, texts, parameters).outcomes)
                     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
     def test_encoders_that_are_saved_without_their_decoder(self) -> None:
@@ -145,7 +145,7 @@ class FolderTests(TestCase):
                 pooling = self.library.sentence_transformer.modules.Pooling(tiny_models.WIDTH)
                 model, engine = self.saved([modules.Transformer(str(base)), pooling])
                 texts = [text for text in TEXTS if text]
-                found = torch.tensor(run_with_isolation(engine, texts, {"normalize": False}).outcomes)
+                found = torch.tensor(run_engine_with_isolation(engine, texts, {"normalize": False}).outcomes)
                 torch.testing.assert_close(found, model.encode(texts, **TENSOR), rtol=1e-4, atol=1e-5)
 
     def test_texts_in_lower_case_and_cut(self) -> None:
@@ -161,7 +161,7 @@ class RankingTests(TestCase):
             engine = loading.load_engine(ModelSpec(name="m", task="text-ranking", model=place), "cpu")
         most = tiny_models.POSITIONS - 4  # three special tokens, and one of a text
         query = " ".join(["dog"] * (most - 1))
-        first, same, other, bad, worse = run_with_isolation(
+        first, same, other, bad, worse = run_engine_with_isolation(
             engine,
             [
                 {"text": query, "text_pair": "cat red"},
@@ -179,12 +179,13 @@ class RankingTests(TestCase):
             self.assertIn(f"and {most} leave room for a text", str(error))
         self.assertIn("tokens or more", str(worse))
         long, short = {"text": "dog", "text_pair": "cat " * (most + 1)}, {"text": "dog", "text_pair": "cat"}
-        refused, answered = run_with_isolation(engine, [long, short], {"truncate": False}).outcomes
+        refused, answered = run_engine_with_isolation(engine, [long, short], {"truncate": False}).outcomes
         self.assertIsInstance(refused, ContextLengthExceeded)
-        self.assertEqual(answered, run_with_isolation(engine, [short], {}).outcomes[0])
+        self.assertEqual(answered, run_engine_with_isolation(engine, [short], {}).outcomes[0])
         marks = f"{'.' * 30} {'!' * 31}"  # a token each, in fewer characters than words have
         self.assertIsInstance(
-            run_with_isolation(engine, [{"text": marks, "text_pair": "cat"}], {}).outcomes[0], ContextLengthExceeded
+            run_engine_with_isolation(engine, [{"text": marks, "text_pair": "cat"}], {}).outcomes[0],
+            ContextLengthExceeded,
         )
 
     def test_details_say_how_many_tokens_were_read(self) -> None:
@@ -193,13 +194,13 @@ class RankingTests(TestCase):
             engine: Any = loading.load_engine(ModelSpec(name="m", task="text-ranking", model=place), "cpu")
         pairs = [{"text": "the dog", "text_pair": text} for text in ("cat", "the red cat", "cat " * 100)]
         plain, detailed_answers = (
-            run_with_isolation(engine, pairs, {"function_to_apply": "none", **details}).outcomes
+            run_engine_with_isolation(engine, pairs, {"function_to_apply": "none", **details}).outcomes
             for details in ({}, {"details": True})
         )
         self.assertEqual([answer.pop("tokens") for answer in detailed_answers], [6, 8, tiny_models.POSITIONS])
         self.assertEqual(detailed_answers, plain)
         engine.steps = None  # The library is then called as a whole, and nothing is counted.
-        [whole] = run_with_isolation(engine, pairs[:1], {"function_to_apply": "none", "details": True}).outcomes
+        [whole] = run_engine_with_isolation(engine, pairs[:1], {"function_to_apply": "none", "details": True}).outcomes
         self.assertEqual(whole.keys(), {"label", "score"})
 
     def test_scores_of_pairs_are_those_of_a_cross_encoder(self) -> None:
@@ -211,7 +212,10 @@ class RankingTests(TestCase):
         inputs = [{"text": query, "text_pair": text} for query, text in pairs]
         for function, activation in (("none", torch.nn.Identity()), ("sigmoid", torch.nn.Sigmoid())):
             expected = model.predict(pairs, activation_fn=activation, **TENSOR)
-            alone = [run_with_isolation(engine, [pair], {"function_to_apply": function}).outcomes[0] for pair in inputs]
-            for found in (run_with_isolation(engine, inputs, {"function_to_apply": function}).outcomes, alone):
+            alone = [
+                run_engine_with_isolation(engine, [pair], {"function_to_apply": function}).outcomes[0]
+                for pair in inputs
+            ]
+            for found in (run_engine_with_isolation(engine, inputs, {"function_to_apply": function}).outcomes, alone):
                 scores = torch.tensor([answer["score"] for answer in found])
                 torch.testing.assert_close(scores, expected.reshape(-1), rtol=1e-4, atol=1e-5)

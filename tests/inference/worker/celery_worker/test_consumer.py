@@ -114,7 +114,7 @@ class ConsumerTests(TestCase):
         backlog = self.dispatcher.backlog
         (held,) = backlog.held.values()
         backlog.queues["a"].remove(held.item.id)
-        backlog.note_start(Batch(id=uuid4(), spec=CATALOG["a"], jobs=[held], pid=PID))
+        backlog.note_batch_start(Batch(id=uuid4(), spec=CATALOG["a"], jobs=[held], pid=PID))
         with patch.object(strategy.JobRequest, "send_event"):
             held.requests[0].report_started(PID)
         with patch.object(state, "should_stop", 0):
@@ -155,8 +155,8 @@ class ConsumerTests(TestCase):
         held = backlog.held[running]
         backlog.queues["a"].remove(running)
         batch = Batch(id=uuid4(), spec=CATALOG["a"], jobs=[held], pid=PID)
-        backlog.note_start(batch)
-        backlog.give_back_waiting()
+        backlog.note_batch_start(batch)
+        backlog.give_back_waiting_jobs()
         self.assertEqual(self.events, ["given back", "given back"])
         backlog.acknowledge_job(held, "", 0.1)
         self.assertEqual((self.events, backlog.held), (["given back", "given back"], {}))

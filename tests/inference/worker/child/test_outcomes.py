@@ -91,12 +91,12 @@ class OutcomeTests(TestCase):
     def test_each_value_of_a_list_counts_whatever_the_first_is(self) -> None:
         text = "x" * 240
         for answer, numbers in (([0.5, text], 13), ([text, 0.5], 13), ([0.5, [0.5] * 9], 11), ([0.5, 0.5], 2)):
-            self.assertEqual(json_values.estimate_size(answer), numbers)
+            self.assertEqual(json_values.estimate_size_in_numbers(answer), numbers)
 
     def test_a_list_of_2048_texts_may_have_vectors_of_4096_numbers(self) -> None:
         vector = base64.b64encode(bytes(4096 * 4)).decode()
         answer = [{"embedding": vector, "tokens": 512}] * 2048
-        self.assertLessEqual(json_values.estimate_size(answer), lengths.MOST_ANSWERED)
+        self.assertLessEqual(json_values.estimate_size_in_numbers(answer), lengths.MOST_ANSWERED)
 
     def test_a_part_says_how_much_it_answered_as_the_whole_has_the_bound(self) -> None:
         answers = [[0.5] * 3, [0.5] * 4]

@@ -311,7 +311,7 @@ class RecordTests(TransactionTestCase):
         self.assertEqual(self.run_with(endless).error_code, errors.BadOutput.code)
 
     def test_an_answer_that_is_too_large_fails_alone(self) -> None:
-        for answer in ([[0.5] * 1000] * 2001, "a" * 33_000_000, [{"a": [1] * 1000}] * 2001):
+        for answer in ([[0.5] * 1000] * 2001, "a" * 50_000_000, [{"a": [1] * 1000}] * 2001):
             job = self.run_with(answer)
             self.assertEqual(job.error_code, errors.BadOutput.code)
             self.assertIn("times as large as may be", job.error_detail)

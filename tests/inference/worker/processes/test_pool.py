@@ -85,7 +85,7 @@ class PoolCase(TestCase):
         fork = multiprocessing.get_context("fork")
         with patch("multiprocessing.get_context", return_value=fork):
             pool = ReplicaPool(self.replicas, has_open_batch=self.kept.__contains__, load_limit_s=PATIENCE_S, **options)
-        self.addCleanup(pool.terminate)
+        self.addCleanup(pool.kill_children)
         return pool
 
     def until(self, condition: Callable[[], Any], what: str) -> None:
@@ -436,7 +436,7 @@ class NotStartedTests(PoolCase):
         pool = self.make_pool()
         with patch("socket.socketpair", side_effect=refused):
             pool.start_missing()
-        pool.terminate()
+        pool.kill_children()
         self.assertIn("told so", self.replicas.find_load_failure(next(iter(self.replicas.specs.values()))))
         self.assertLess(len(os.listdir("/proc/self/fd")), opened + 9)  # other threads may have opened some
 
@@ -472,7 +472,7 @@ class PlayedCase(TestCase):
         self.models = models
         self.kept: set[int] = set()  # children in which a batch is open
         self.pool = ReplicaPool(self.replicas, has_open_batch=self.kept.__contains__, load_limit_s=60)
-        self.addCleanup(self.pool.terminate)
+        self.addCleanup(self.pool.kill_children)
         self.pool.processes = {index: cast("ReplicaProcess", Process(pid)) for index, pid in enumerate((11, 22))}
 
 

@@ -66,7 +66,7 @@ class TrustTests(DispatcherCase):
             self.ends_on_good()
         self.assertTrue(self.is_withdrawn(BAD))
         self.assertEqual([self.replicas.may_run(pid) for pid in (PID, PID + 1)], [False, True])
-        self.assertEqual((self.replicas.serving_models, self.replicas.may_start(0)), ({"a", "b"}, False))
+        self.assertEqual((self.replicas.active_models, self.replicas.may_start(0)), ({"a", "b"}, False))
         self.assertTrue(self.dispatcher.make_snapshot().replicas["0"].withdrawn_s)
 
     def test_so_is_one_that_fails_with_what_others_compute_to_an_error_of_the_job(self) -> None:

@@ -67,13 +67,13 @@ class ReplicasTests(TestCase):
         self.load(FIRST)
         self.load(SECOND)
         self.replicas.apply_intents(OperatorIntents(paused=frozenset({"a", "gone"})))
-        self.assertEqual((self.replicas.serving_models, self.replicas.served_models), ({"b"}, {"a", "b"}))
+        self.assertEqual((self.replicas.active_models, self.replicas.served_models), ({"b"}, {"a", "b"}))
         version = self.replicas.version
         self.replicas.apply_intents(OperatorIntents(is_drained=True))
         self.assertGreater(self.replicas.version, version)
-        self.assertEqual((self.replicas.serving_models, self.replicas.runnable), (set(), {"a", "b"}))
+        self.assertEqual((self.replicas.active_models, self.replicas.runnable), (set(), {"a", "b"}))
         self.replicas.apply_intents(OperatorIntents())
-        self.assertEqual(self.replicas.serving_models, {"a", "b"})
+        self.assertEqual(self.replicas.active_models, {"a", "b"})
 
     def test_how_often_one_ended_is_shown_but_not_of_one_that_was_to_try_again(self) -> None:
         def ended_counts() -> list[object]:
@@ -91,10 +91,10 @@ class ReplicasTests(TestCase):
         self.assertEqual(ended_counts(), [2, 0])
 
     def test_nothing_is_served_before_a_replica_has_loaded_it(self) -> None:
-        self.assertEqual((self.replicas.serving_models, self.replicas.served_models, self.able()), (set(), set(), []))
+        self.assertEqual((self.replicas.active_models, self.replicas.served_models, self.able()), (set(), set(), []))
         self.load(FIRST)
         self.assertEqual(
-            (self.replicas.serving_models, self.able(), self.replicas.have_all_reported), ({"a", "b"}, [FIRST], False)
+            (self.replicas.active_models, self.able(), self.replicas.have_all_reported), ({"a", "b"}, [FIRST], False)
         )
 
     def test_one_that_lacks_what_another_runs_is_given_the_rest_and_tries_again_beside_that(self) -> None:
@@ -130,12 +130,12 @@ class ReplicasTests(TestCase):
     def test_what_all_lack_is_not_served_and_tried_again_beside_the_work(self) -> None:
         self.load(FIRST, b=BROKEN)
         self.load(SECOND, b=BROKEN)
-        self.assertEqual((self.replicas.serving_models, self.able()), ({"a"}, [FIRST, SECOND]))
+        self.assertEqual((self.replicas.active_models, self.able()), ({"a"}, [FIRST, SECOND]))
         self.assertIsNone(self.tries())
         self.replicas.try_at = 0.0
         self.assertEqual(self.tries(SECOND), SECOND)
         self.load(SECOND)
-        self.assertEqual((self.replicas.serving_models, self.able()), ({"a", "b"}, [FIRST, SECOND]))
+        self.assertEqual((self.replicas.active_models, self.able()), ({"a", "b"}, [FIRST, SECOND]))
 
     def eight(self) -> None:
         """Replicas that serve a; none could load b."""
@@ -157,7 +157,7 @@ class ReplicasTests(TestCase):
         self.replicas.try_at = 0.0
         for index in range(8):
             self.load_in_turn(index)
-            self.assertEqual((self.replicas.serving_models, self.replicas.find_children_to_restart()), ({"a", "b"}, []))
+            self.assertEqual((self.replicas.active_models, self.replicas.find_children_to_restart()), ({"a", "b"}, []))
             self.assertEqual(
                 [pid for pid in range(8) if self.replicas.find_missing_models(pid)], list(range(index + 1, 8))
             )
@@ -180,9 +180,9 @@ class ReplicasTests(TestCase):
             self.assertEqual(self.without(second), {"b"})
             self.start(second, pids[second])
             self.load(pids[second])
-            self.assertEqual((self.replicas.serving_models, self.tries()), ({"a"}, None))  # there is no other to run a
+            self.assertEqual((self.replicas.active_models, self.tries()), ({"a"}, None))  # there is no other to run a
             self.load(pids[first])
-            self.assertEqual((self.replicas.serving_models, self.tries()), ({"a", "b"}, pids[second]))
+            self.assertEqual((self.replicas.active_models, self.tries()), ({"a", "b"}, pids[second]))
             self.load(pids[second])
 
     def test_what_cannot_be_loaded_has_nothing_left_out_that_can(self) -> None:
@@ -268,21 +268,21 @@ class ReplicasTests(TestCase):
             self.load_in_turn(index)
         for index in range(3):
             self.replicas.note_end(index)
-        self.assertEqual(self.replicas.serving_models, {"a", "b"})
+        self.assertEqual(self.replicas.active_models, {"a", "b"})
         self.replicas.note_end(3)
-        self.assertEqual(self.replicas.serving_models, {"a"})
+        self.assertEqual(self.replicas.active_models, {"a"})
 
     def test_one_that_has_what_the_others_have_not_gets_no_assignment_again_and_again(self) -> None:
         self.eight()
         self.replicas.try_at = 0.0
         self.load_in_turn(0)
-        self.replicas.pause_tries(took_s=6.0)
+        self.replicas.postpone_next_try(took_s=6.0)
         self.load(1, b="no weights, said in other words")
         self.assertIsNone(self.tries(*range(8)))
 
     def test_a_try_that_took_long_is_seldom_made(self) -> None:
         self.load(FIRST, b=BROKEN)
-        self.replicas.pause_tries(took_s=1000.0)
+        self.replicas.postpone_next_try(took_s=1000.0)
         self.assertGreater(self.replicas.try_at, time.monotonic() + 9000)  # the clock stands
 
     def test_one_that_has_nothing_is_restarted(self) -> None:
@@ -295,13 +295,13 @@ class ReplicasTests(TestCase):
         self.load(SECOND)
         for index in (0, 1):
             self.replicas.note_end(index)
-        self.assertEqual((self.replicas.serving_models, self.replicas.served_models), (set(), {"a", "b"}))
+        self.assertEqual((self.replicas.active_models, self.replicas.served_models), (set(), {"a", "b"}))
         self.assertTrue(self.replicas.may_start(0))
         self.start(0, FIRST)
         self.load(FIRST, b=BROKEN)
         self.start(1, SECOND)
         self.replicas.note_end(1)
-        self.assertEqual((self.replicas.serving_models, self.replicas.served_models), ({"a"}, {"a"}))
+        self.assertEqual((self.replicas.active_models, self.replicas.served_models), ({"a"}, {"a"}))
 
     def test_one_that_dies_while_it_loads_waits_longer_each_time(self) -> None:
         pauses = []
@@ -417,7 +417,7 @@ class ChangeTests(TestCase):
 
     def runs(self) -> dict[str, str]:
         return {
-            name: spec.revision for name, spec in self.replicas.specs.items() if name in self.replicas.serving_models
+            name: spec.revision for name, spec in self.replicas.specs.items() if name in self.replicas.active_models
         }
 
     def states(self) -> list[tuple[str, str, str]]:
@@ -616,13 +616,13 @@ class ChangeTests(TestCase):
         self.assertEqual(self.next_assignment(), (FIRST, [("a", ""), ("b", ""), ("a", "2")]))
 
     def test_what_is_to_be_in_no_memory_is_not_run_and_unloaded_and_keeps_its_entry(self) -> None:
-        self.replicas.unload_models({"a"})
+        self.replicas.set_unneeded_models({"a"})
         self.assertEqual((set(self.runs()), set(self.replicas.specs)), ({"b"}, {"a", "b"}))
         self.assertNotIn(("a", "", "ready"), self.states())
         self.assertEqual(self.next_assignment(), (FIRST, [("b", "")]))
         self.load(*self.last)
         self.assertEqual(self.next_assignment(), (SECOND, [("b", "")]))
         self.load(*self.last)
-        self.replicas.unload_models(())
+        self.replicas.set_unneeded_models(())
         self.assertEqual(set(self.runs()), {"b"})
         self.assertEqual(self.next_assignment(), (FIRST, [("a", ""), ("b", "")]))

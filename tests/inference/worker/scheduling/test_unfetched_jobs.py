@@ -27,7 +27,7 @@ class UnfetchedTests(TestCase):
         self.many, self.few = (User.objects.create_user(name) for name in ("many", "few"))
         self.queue = BatchQueue(Limits(max_batch_size=4, max_batch_tokens=8192), CostModel())
         self.backlog = Mock(queues={"echo": self.queue}, held={}, gone_share=0.0)
-        self.backlog.replicas.serving_models = {"echo"}
+        self.backlog.replicas.active_models = {"echo"}
         self.unfetched = UnfetchedJobs(uuid4())
 
     def wait(self, owner: User | None, *, count: int = 1, held: bool = False, **values: Any) -> list[Job]:
@@ -127,7 +127,7 @@ class UnfetchedTests(TestCase):
         Job.objects.filter(pk=ended.pk).update(status=Status.CANCELLED)
         Job.objects.filter(pk=running.pk).update(status=Status.RUNNING)
         self.found()
-        self.assertEqual([call.args for call in self.backlog.drop_ended.call_args_list], [(str(ended.pk),)])
+        self.assertEqual([call.args for call in self.backlog.drop_ended_job.call_args_list], [(str(ended.pk),)])
 
     def test_the_oldest_job_of_an_owner_is_found_first(self) -> None:
         oldest, *_ = self.wait(self.few, count=200)
@@ -161,6 +161,6 @@ class UnfetchedTests(TestCase):
         self.assert_found(self.wait(None, count=3))
 
     def test_nothing_is_queried_while_nothing_is_served(self) -> None:
-        self.backlog.replicas.serving_models = set()
+        self.backlog.replicas.active_models = set()
         with self.assertNumQueries(0):
             self.found()

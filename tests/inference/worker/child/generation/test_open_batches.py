@@ -426,7 +426,7 @@ class EndTests(OpenCase):
         self.dispatcher.drain()
         self.assertEqual((self.command(), waiting.events), (ChildCommand.DRAIN, ["given back"]))
         self.step(one)  # its child was between two calls: at its end it runs what is open
-        self.replicas.send_command(PID, ChildCommand.YIELD)  # as for the turn of another
+        self.replicas.send_step_command(PID, ChildCommand.YIELD)  # as for the turn of another
         self.assertEqual((len(self.pool.calls), self.command()), (calls, ChildCommand.DRAIN))
 
     def test_a_lost_connection_gives_back_who_waits_and_the_batch_goes_on(self) -> None:
