@@ -14,8 +14,8 @@ from django.db.models.signals import post_delete, post_save
 from django.dispatch import receiver
 
 from api.errors.problems import ApiError
+from api.key_usage import UsageCounter
 from api.models import PREFIX, ApiKey, FileBatch, StoredFile, digest_key
-from api.usage import UsageCounter
 from inference import clock, process
 from inference.models import Bulk, Job
 from inference.retry_policy import is_away

@@ -46,7 +46,7 @@ from inference import process
 from inference.catalog.lookup import get_catalog
 from inference.catalog.specs import CatalogError
 from inference.errors import InferenceError
-from inference.status import health
+from inference.status import readiness
 from inference.streams import reader
 from inference.streams.events import Delta, End, Event, Restart
 from inference.streams.positions import BEGINNING, Position
@@ -186,7 +186,7 @@ class InProcessService(Service):
 
     def ready(self) -> Document:
         with _guard_call():
-            reasons = health.find_problems()
+            reasons = readiness.find_problems()
             return {"ready": not reasons, "reasons": reasons}
 
     def call_once_stored(self, then: Callable[[], None], *, otherwise: Callable[[], None]) -> None:

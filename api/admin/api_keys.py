@@ -18,7 +18,7 @@ from django.utils.safestring import SafeString
 from api import auth
 from api.models import ApiKey, KeyUse
 from inference import clock
-from inference.admin import api_keys
+from inference.admin import api_key_hook
 from inference.admin.rendering import display, svg
 from inference.telemetry.plurals import format_count
 
@@ -58,7 +58,7 @@ def list_visible_keys(user: PermissionsMixin | AnonymousUser) -> QuerySet[ApiKey
     return ApiKey.objects.all() if may else ApiKey.objects.none()
 
 
-api_keys.issued = list_visible_keys
+api_key_hook.issued = list_visible_keys
 
 
 def may_manage_key(user: PermissionsMixin | AnonymousUser, key: ApiKey | None) -> bool:

@@ -13,7 +13,7 @@ from inference.catalog.parameters import ParameterSpec
 from inference.catalog.specs import ModelSpec
 from inference.errors import RETRYABLE_OUTCOMES
 from inference.models import Bulk, Job, Status
-from inference.status import health, queue_position, worker_catalogs, workers
+from inference.status import queue_position, readiness, worker_catalogs, workers
 from inference.submission import bulk as bulks
 from inference.values.priority import Priority
 
@@ -114,7 +114,7 @@ def make_model_document(spec: ModelSpec) -> dict[str, Any]:
 
 
 def _make_entry_document(run: worker_catalogs.CatalogEntry, count: int) -> dict[str, Any]:
-    why = run.why if settings.ENGINE_ERRORS == "full" or not run.why else health.Cause.FAILED.value
+    why = run.why if settings.ENGINE_ERRORS == "full" or not run.why else readiness.Cause.FAILED.value
     return {
         "model": run.model, "revision": run.revision or None, "state": run.state, "why": why or None, "workers": count,
     }  # fmt: skip

@@ -14,7 +14,7 @@ from api.errors.problems import ApiError
 from api.openapi import operations
 from api.views.base import ApiView
 from inference.catalog.lookup import get_catalog_or_empty
-from inference.status import health, metrics
+from inference.status import metrics, readiness
 
 
 @functools.lru_cache(maxsize=1)
@@ -80,5 +80,5 @@ class ReadyView(ApiView):
 
     @operations.is_ready
     def get(self, request: HttpRequest) -> HttpResponse:
-        reasons = health.find_problems()
+        reasons = readiness.find_problems()
         return codec.make_json_response({"ready": not reasons, "reasons": reasons}, status=503 if reasons else 200)

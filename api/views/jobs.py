@@ -21,7 +21,7 @@ from api.views import streaming
 from api.views.base import ApiView, add_etag, get_changeable_job, get_visible_job, read_json
 from inference.catalog.specs import ModelSpec
 from inference.models import Job, Status
-from inference.status import health
+from inference.status import readiness
 from inference.store import jobs_with_outputs
 from inference.submission import admission, jobs
 from inference.upkeep import retention
@@ -184,7 +184,7 @@ def answer_output(view: ApiView, request: HttpRequest, job: Job, spec: ModelSpec
     )
     return problems.make_problem(
         "not_finished",
-        " ".join(filter(None, (at_once, health.explain_wait(job), goes_on))),
+        " ".join(filter(None, (at_once, readiness.explain_wait(job), goes_on))),
         headers={"Location": make_job_address(job), "Retry-After": find_retry_after(admission.estimate_wait_s(job))},
         job_id=str(job.id),
     )

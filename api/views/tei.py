@@ -10,7 +10,7 @@ from django.http import HttpRequest, HttpResponse
 from drf_spectacular.utils import extend_schema_view
 
 from api import codec
-from api.answers import classifications, embeddings, tei
+from api.answers import classifications, embeddings, tei_model_info
 from api.openapi import embedding_rerank_operations as operations
 from api.requests.dialects.base import DialectRequest, find_default_model
 from api.requests.dialects.tei import read_embed, read_embed_all, read_predict, read_similarity
@@ -21,7 +21,7 @@ from inference.catalog.lookup import get_catalog, get_spec
 from inference.catalog.specs import KINDS, ModelSpec
 from inference.errors import make_field_error
 from inference.models import Job
-from inference.status import health
+from inference.status import readiness
 
 
 class TextsView(DialectView):
@@ -82,7 +82,7 @@ class InfoView(ApiView):
         spec = get_spec(name) if name else find_default_model(next(filter(kinds.__contains__, KINDS), KINDS[0]))
         if not spec.request_kinds:
             raise make_field_error("model", f"{spec.name!r} is described by GET /v1/models/{spec.name}.")
-        return codec.make_json_response(tei.make_model_info(spec))
+        return codec.make_json_response(tei_model_info.make_model_info(spec))
 
 
 class HealthView(ApiView):
@@ -90,6 +90,6 @@ class HealthView(ApiView):
 
     @operations.tei_health
     def get(self, request: HttpRequest) -> HttpResponse:
-        if health.find_problems():
+        if readiness.find_problems():
             return codec.make_json_response({"error": "unhealthy", "error_type": "unhealthy"}, status=503)
         return HttpResponse(b"", content_type="text/plain")

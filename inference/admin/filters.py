@@ -19,7 +19,7 @@ from django.db.models import QuerySet
 from django.http import HttpRequest
 
 from inference import clock, errors
-from inference.admin import api_keys
+from inference.admin import api_key_hook
 from inference.admin.job_lookups import MINUTES
 from inference.catalog.lookup import get_catalog_or_empty
 from inference.fields.ids import make_first_id
@@ -153,7 +153,7 @@ class KeyFilter(JobFilter):
     title, parameter_name = "API key", "key_start"
 
     def lookups(self, request: HttpRequest, model_admin: admin.ModelAdmin[Any]) -> list[tuple[str, str]]:
-        issued, chosen = api_keys.issued(request.user).only("start", "name"), self.value()
+        issued, chosen = api_key_hook.issued(request.user).only("start", "name"), self.value()
         listed = {key.start: str(key) for key in issued[:20]}
         if chosen and chosen not in listed:
             listed[chosen] = str(issued.filter(start=escape_for_database(chosen)).first() or f"{chosen}…")

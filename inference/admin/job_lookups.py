@@ -26,7 +26,7 @@ from django.db.models.functions import Cast, Left
 from django.http import QueryDict
 
 from inference import clock, errors
-from inference.admin import api_keys
+from inference.admin import api_key_hook
 from inference.fields.ids import make_first_id
 from inference.fields.json_field import dumps, escape_for_database
 from inference.models import Job
@@ -129,7 +129,7 @@ def _list_index_lookups(term: str, user: AbstractBaseUser | AnonymousUser) -> It
     users = get_user_model()
     if owner := users.objects.filter(**{users.USERNAME_FIELD: term}).first():
         yield {"owner": str(owner.pk), "whole__isnull": True}
-    if named := list(api_keys.issued(user).filter(name=term).values_list("start", flat=True)[:OWNERS]):
+    if named := list(api_key_hook.issued(user).filter(name=term).values_list("start", flat=True)[:OWNERS]):
         yield {"key_start__in": named, "whole__isnull": True}
     yield {"key_start": term.removesuffix("…"), "whole__isnull": True}
     yield {"request_id": term, "whole__isnull": True}

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 from sortedcontainers import SortedList
 
 from inference.batching.costs import CostModel
+from inference.batching.length_windows import Node, WindowSearch
 from inference.batching.room import Room
-from inference.batching.windows import Node, WindowSearch
 
 AT_ONCE = -math.inf
 LARGEST = 1_000_000_000  # items or tokens that a message may state

@@ -14,7 +14,7 @@ from typing import Any
 from inference.catalog import input_checks, neutral_values
 from inference.catalog.neutral_values import Neutral
 from inference.catalog.parameters import ParameterSpec
-from inference.catalog.sizes import units
+from inference.catalog.sizes import length_estimates
 
 # Takes an input and its parameters; returns the texts that the model runs, and how often it runs each.
 Rows = Callable[[Any, Mapping[str, Any]], tuple[list[Any], int]]
@@ -92,7 +92,7 @@ class Task:
     transcribes: bool = False  # its answers write down what is said
     check: input_checks.Check = input_checks.accept_anything
     # The unit measures strings of an input; with any other unit they are files in base64.
-    unit: units.Unit = units.estimate_tokens
+    unit: length_estimates.Unit = length_estimates.estimate_tokens
     rows: Rows = list_single_input
     takes_chats: bool = False  # a list of messages is one input, and no input is cut
     compiles: bool = False  # one call of the model answers a batch, so that another backend than torch may compute it
@@ -109,7 +109,7 @@ class Task:
 
     @property
     def takes_files(self) -> bool:
-        return self.unit is not units.estimate_tokens
+        return self.unit is not length_estimates.estimate_tokens
 
 
 RANKING = "text-ranking"
@@ -181,8 +181,8 @@ BUILT_IN: Mapping[str, BuiltInEngine] = {
 EMBEDDINGS = ("feature-extraction", "sentence-similarity")  # tasks that traces call embeddings
 
 _text = partial(Task, check=input_checks.check_text, neutral=neutral_values.CUT, example={"inputs": _TEXT})
-_image = partial(Task, check=input_checks.check_media, unit=units.estimate_patches)
-_sound = partial(Task, check=input_checks.check_media, unit=units.estimate_frames)
+_image = partial(Task, check=input_checks.check_media, unit=length_estimates.estimate_patches)
+_sound = partial(Task, check=input_checks.check_media, unit=length_estimates.estimate_frames)
 
 
 def index_tasks(tasks: Iterable[Task]) -> dict[str, Task]:

@@ -23,7 +23,7 @@ from inference.engines.runtime.exception_diagnosis import (
     probe_gpus,
 )
 from inference.errors import ModelUnavailable
-from inference.telemetry import exceptions
+from inference.telemetry import exception_descriptions
 
 logger = logging.getLogger(__name__)
 
@@ -119,8 +119,10 @@ def format_own_trace(failure: ModelUnavailable) -> str:
     """
     cause = failure.__cause__ or failure
     expected = isinstance(cause, OSError | ImportError | ModelUnavailable)
-    if exceptions.has_author_frame(cause) or not (expected or is_out_of_memory(cause) or is_device_failure(cause)):
-        return exceptions.format_places(cause, describe_exception)
+    if exception_descriptions.has_author_frame(cause) or not (
+        expected or is_out_of_memory(cause) or is_device_failure(cause)
+    ):
+        return exception_descriptions.format_places(cause, describe_exception)
     return ""
 
 

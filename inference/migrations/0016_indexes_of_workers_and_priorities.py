@@ -1,6 +1,6 @@
 from django.db import migrations, models
 
-from inference.store.postgresql.operations import AddIndexBesideWriters
+from inference.store.postgresql.migration_operations import AddIndexBesideWriters
 
 
 class Migration(migrations.Migration):

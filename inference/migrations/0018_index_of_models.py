@@ -1,7 +1,7 @@
 from django.db import migrations, models
 
 from inference.fields.indexes import PostgresqlPartialIndex
-from inference.store.postgresql.operations import AddIndexBesideWriters, RemoveIndexBesideWriters
+from inference.store.postgresql.migration_operations import AddIndexBesideWriters, RemoveIndexBesideWriters
 
 
 class Migration(migrations.Migration):

@@ -1,7 +1,7 @@
 """The workers that are alive, by the database's clock.
 
 When that clock is set, a living worker is missing here until its next heartbeat. Its jobs are not given back then
-(`inference.upkeep.observer`).
+(`inference.upkeep.heartbeat_observer`).
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from inference.catalog.sizes.lengths import Part
 from inference.errors import JobInUse, JobNotFound, NoWorker
 from inference.models import TERMINAL, Job
 from inference.retry_policy import is_away
-from inference.status import health, workers
+from inference.status import readiness, workers
 from inference.store import job_rows, transitions
 from inference.store.job_rows import Changes
 from inference.submission import admission, idempotency, split_jobs
@@ -226,5 +226,5 @@ def _refresh_job_attributes(job: Job, changes: Changes) -> Job:
 
 def _require_worker(model: str) -> None:
     if not workers.count_serving_workers(model):
-        message, raised = health.explain_unserved_model(model)
+        message, raised = readiness.explain_unserved_model(model)
         raise NoWorker(f"{message} Jobs posted to /v1/jobs are kept until one does.", model=model, raised=raised)

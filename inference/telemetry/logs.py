@@ -23,7 +23,7 @@ from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from typing import Any
 
-from inference.telemetry import exceptions
+from inference.telemetry import exception_descriptions
 from inference.telemetry.control_characters import escape_text
 
 logger = logging.getLogger(__name__)
@@ -79,14 +79,14 @@ def mask_model_text(text: object) -> object:
 def describe_error(error: BaseException) -> str:
     """Return a description of the error for a line about its consequences."""
     try:
-        return repr(error) if quotes else exceptions.describe_exception(error)
+        return repr(error) if quotes else exception_descriptions.describe_exception(error)
     except Exception:  # raised by the error's own code that makes its text
         return type(error).__name__
 
 
 class _Formatter(logging.Formatter):
     def formatException(self, ei: Any) -> str:
-        return super().formatException(ei) if quotes else exceptions.format_exception(*ei[1:])
+        return super().formatException(ei) if quotes else exception_descriptions.format_exception(*ei[1:])
 
 
 class JsonFormatter(_Formatter):

@@ -1,6 +1,6 @@
 """The recovery of what was lost, which every worker runs every few seconds; several at once do no harm.
 
-1. A worker that is silent for too long is marked as gone (`inference.upkeep.observer`).
+1. A worker that is silent for too long is marked as gone (`inference.upkeep.heartbeat_observer`).
 2. A running job whose worker has stopped, is gone, or kept it for longer than its lease, is given back. It fails when
    it was lost too often, the last time alone in its worker.
 3. A queued job past its deadline expires.
@@ -35,7 +35,7 @@ from inference.status import workers
 from inference.store import job_rows, transitions, wholes
 from inference.store.job_messages import make_message
 from inference.telemetry import logs
-from inference.upkeep.observer import Observer
+from inference.upkeep.heartbeat_observer import Observer
 
 logger = logging.getLogger(__name__)
 _model = attrgetter("model")

@@ -10,7 +10,7 @@ from django.test import Client, override_settings
 
 from api import codec
 from inference.models import Job
-from inference.status import health
+from inference.status import readiness
 from inference.submission import jobs
 from tests.api.base import ApiTestCase
 
@@ -284,7 +284,7 @@ class HealthTests(ApiTestCase):
             laborer.row.model_names.remove("echo")
             laborer.row.replicas = {"0": {"models": {"echo": "no weights at /nowhere"}}}
             laborer.row.save()
-            for setting, why in (("full", "no weights at /nowhere"), ("redacted", health.Cause.FAILED.value)):
+            for setting, why in (("full", "no weights at /nowhere"), ("redacted", readiness.Cause.FAILED.value)):
                 with override_settings(ENGINE_ERRORS=setting):
                     answer = self.client.get("/readyz")
                 self.assertEqual((answer.status_code, answer.json()["reasons"]), (503, [f"echo: {why}"]))

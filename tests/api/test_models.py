@@ -5,7 +5,7 @@ from django.test import override_settings
 
 from inference.errors import BadOutput
 from inference.models import Job, PausedModel, Worker, WorkerState
-from inference.status import health
+from inference.status import readiness
 from tests import echo
 from tests.api.base import ApiTestCase, echo_answer
 from tests.conditions import PATIENCE_S
@@ -128,7 +128,7 @@ class ListTests(ApiTestCase):
         for models in ([old], [old, new]):
             Worker.objects.create(name="w", pid=1, state=WorkerState.READY, catalog={"digest": "z", "models": models})
         Worker.objects.create(name="of the version before", pid=1, state=WorkerState.READY, catalog=None)
-        for setting, why in (("full", "no weights"), ("redacted", health.Cause.FAILED.value)):
+        for setting, why in (("full", "no weights"), ("redacted", readiness.Cause.FAILED.value)):
             with override_settings(ENGINE_ERRORS=setting):
                 shown = self.client.get("/v1/models/echo").json()
             self.assertEqual(

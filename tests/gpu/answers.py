@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from inference.catalog import tasks
-from inference.catalog.sizes import units
+from inference.catalog.sizes import length_estimates
 from inference.engines.runtime.json_values import convert_to_finite_json
 from tests import tiny_models
 from tests.gpu.alike import apart
@@ -65,9 +65,9 @@ def _predict(made: Any, name: str, given: dict[str, Any]) -> list[Any]:
     """Each alone, then all together."""
     task = tasks.find_task(name)
     inputs: list[Any] = {
-        units.estimate_tokens: [made.make_sample_input(text) for text in TEXTS],
-        units.estimate_patches: [tiny_models.png(), tiny_models.png((20, 200, 90))],
-        units.estimate_frames: [tiny_models.wav(), tiny_models.wav(900.0)],
+        length_estimates.estimate_tokens: [made.make_sample_input(text) for text in TEXTS],
+        length_estimates.estimate_patches: [tiny_models.png(), tiny_models.png((20, 200, 90))],
+        length_estimates.estimate_frames: [tiny_models.wav(), tiny_models.wav(900.0)],
     }[task.unit]
     given = {**task.measured_with, **given}
     found = [*(made.predict([value], given)[0] for value in inputs), *made.predict(inputs, given)]

@@ -16,7 +16,7 @@ from django.db import DataError, OperationalError
 
 from inference.catalog.specs import CatalogError
 from inference.errors import EngineError, InvalidInput, ModelUnavailable, StoreUnavailable
-from inference.telemetry import exceptions, logs
+from inference.telemetry import exception_descriptions, logs
 from inference.worker import chores
 from inference.worker.calls import ProcessLost
 
@@ -81,15 +81,17 @@ class LineTests(TestCase):
             DataError("m"),
             Lied("m"),
         ):
-            self.assertEqual(exceptions.describe_exception(error).partition(": ")[2], "…")
+            self.assertEqual(exception_descriptions.describe_exception(error).partition(": ")[2], "…")
         known: tuple[Exception, ...] = (
             StoreUnavailable("m"), ModelUnavailable("m"), CatalogError("m"), TimeoutError("m"),
             OperationalError("m"), OSError(2, "m", "a/file"),
         )  # fmt: skip
         for plain in known:
-            self.assertEqual(exceptions.describe_exception(plain).partition(": ")[2], "m")
-        self.assertTrue(exceptions.describe_exception(ProcessLost(-9)).endswith("ended: signal 9 (SIGKILL)"))
-        self.assertEqual(exceptions.describe_exception(EOFError()), "EOFError: …")
+            self.assertEqual(exception_descriptions.describe_exception(plain).partition(": ")[2], "m")
+        self.assertTrue(
+            exception_descriptions.describe_exception(ProcessLost(-9)).endswith("ended: signal 9 (SIGKILL)")
+        )
+        self.assertEqual(exception_descriptions.describe_exception(EOFError()), "EOFError: …")
 
     def test_of_a_model_s_own_code_it_has_the_places_first_and_bounded(self) -> None:
         def deep(left: int) -> str:
@@ -98,18 +100,18 @@ class LineTests(TestCase):
         try:
             deep(900)
         except ValueError as error:
-            found = exceptions.format_places(error)
+            found = exception_descriptions.format_places(error)
         own, others = found.index(", in deep\n"), found.index("json/__init__.py")
         self.assertLess(own, others)
-        self.assertTrue(found.startswith(exceptions.HEADING) and found.endswith("\nJSONDecodeError"), found)
+        self.assertTrue(found.startswith(exception_descriptions.HEADING) and found.endswith("\nJSONDecodeError"), found)
         self.assertNotIn("Expecting", found)
-        self.assertLess(len(found), exceptions.MOST_TRACE)
-        self.assertEqual(exceptions.format_places(ValueError("never raised")), "")
+        self.assertLess(len(found), exception_descriptions.MOST_TRACE)
+        self.assertEqual(exception_descriptions.format_places(ValueError("never raised")), "")
 
     def test_an_exception_that_caused_itself_is_printed_once(self) -> None:
         error, other = ValueError(), KeyError()
         error.__cause__, other.__context__ = other, error
-        self.assertEqual(exceptions.format_exception(error, None), "KeyError: …\nValueError: …")
+        self.assertEqual(exception_descriptions.format_exception(error, None), "KeyError: …\nValueError: …")
 
     def test_what_is_no_json_is_wrapped(self) -> None:
         for text in ("", "plain", '{"time": "cut of', logs.format_json_line("a", "b")):

@@ -39,7 +39,7 @@ EXTENDED: Table = {
         f"kombu.transport.virtual.base.{name}": "its Channel says which methods a transport implements"
         for name in ("_put", "_size", "_purge", "_delete", "_new_queue", "_has_queue", "_queue_bind")
     },
-    "inference/engines/inputs/steps.py": {
+    "inference/engines/inputs/pipeline_calls.py": {
         "transformers.pipelines.base._sanitize_parameters": "Adding a new pipeline, in the guides of transformers",
     },
 }

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from inference.catalog import tasks
-from inference.catalog.sizes import lengths, units
+from inference.catalog.sizes import length_estimates, lengths
 from inference.catalog.specs import BACKENDS, PRECISIONS, TF32, TORCH, TRANSFORMERS_ENGINE, ModelSpec
 from inference.engines.backends import packages
 from inference.engines.runtime.json_values import pair_leaves
@@ -29,9 +29,9 @@ from tools.tuning.replica import (  # fmt: skip
 )
 
 LENGTHS = {
-    units.estimate_tokens: (8, 32, 128, 512),
-    units.estimate_frames: (50, 250, 1500),  # 1, 5 and 30 seconds
-    units.estimate_patches: (1,),
+    length_estimates.estimate_tokens: (8, 32, 128, 512),
+    length_estimates.estimate_frames: (50, 250, 1500),  # 1, 5 and 30 seconds
+    length_estimates.estimate_patches: (1,),
 }
 PROMPTS = (32, 256)  # tokens
 TYPICAL = 32  # tokens, for measurements at one length only

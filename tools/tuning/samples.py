@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from inference.catalog import tasks
-from inference.catalog.sizes import lengths, units
+from inference.catalog.sizes import length_estimates, lengths
 from inference.catalog.specs import ModelSpec
 from inference.engines.base import Engine
 from inference.engines.inputs import media
@@ -23,10 +23,10 @@ def make_sample(spec: ModelSpec, engine: Engine, length: int, own: Sequence[Any]
     if own:
         return min(own, key=lambda value: abs(lengths.measure_inputs(spec, value)[1] - length))
     unit = tasks.find_task(spec.task).unit
-    if unit is units.estimate_patches:
+    if unit is length_estimates.estimate_patches:
         return _image()
-    if unit is units.estimate_frames:
-        return media.make_example_wav(length / units.FRAMES_PER_S)
+    if unit is length_estimates.estimate_frames:
+        return media.make_example_wav(length / length_estimates.FRAMES_PER_S)
     return engine.make_sample_input(" ".join(WORDS[place % len(WORDS)] for place in range(max(1, length - 2))))
 
 
@@ -36,7 +36,7 @@ def make_compared_texts(spec: ModelSpec, engine: Engine, lengths: Sequence[int])
     If a task takes longer to answer, or its inputs are no texts, there is one input of each length.
     """
     task, rng = tasks.find_task(spec.task), random.Random(0)
-    if task.generates or task.unit in (units.estimate_patches, units.estimate_frames):
+    if task.generates or task.unit in (length_estimates.estimate_patches, length_estimates.estimate_frames):
         return [make_sample(spec, engine, length, ()) for length in lengths]
     longest = min(lengths[-1], LONGEST)
     return [

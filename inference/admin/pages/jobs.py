@@ -19,7 +19,7 @@ from django.urls import URLPattern, path, reverse
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
-from inference.admin import api_keys, job_actions, job_lookups
+from inference.admin import api_key_hook, job_actions, job_lookups
 from inference.admin.filters import (
     AcceptedFilter,
     ErrorFilter,
@@ -85,7 +85,7 @@ class JobAdmin(ReadOnlyAdmin):
         users = get_user_model()
         worker = Worker.objects.filter(pk=OuterRef("worker")).values("name")[:1]
         owner = users.objects.filter(pk=OuterRef("owner")).values(users.USERNAME_FIELD)[:1]
-        key = api_keys.issued(request.user).filter(start=OuterRef("key_start")).values("name")[:1]
+        key = api_key_hook.issued(request.user).filter(start=OuterRef("key_start")).values("name")[:1]
         jobs: QuerySet[Job] = super().get_queryset(request)
         return jobs.defer("inputs", "output").annotate(
             worker_name=Subquery(worker), owner_username=Subquery(owner), key_name=Subquery(key)

@@ -133,9 +133,9 @@ class Fetches:
         try:
             connection.set_invalidation_handler(self._handle_invalidation)
             # NOLOOP: no notices of changes by this connection, else each fetch would wake up the channel.
-            connection.send_step_command("CLIENT", "TRACKING", "ON", "NOLOOP")
+            connection.send_command("CLIENT", "TRACKING", "ON", "NOLOOP")
             connection.read_response()
-            connection.send_step_command("SCRIPT", "LOAD", FETCH)
+            connection.send_command("SCRIPT", "LOAD", FETCH)
             self._fetch_sha = connection.read_response()
             self._empty_since = UNKNOWN
             if self._fetched_at is not None:

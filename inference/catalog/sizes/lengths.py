@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from inference.catalog import tasks
-from inference.catalog.sizes.units import SAMPLE, Unit
+from inference.catalog.sizes.length_estimates import SAMPLE, Unit
 from inference.catalog.specs import ModelSpec
 from inference.catalog.tasks import Task
 

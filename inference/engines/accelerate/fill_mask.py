@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from inference.engines.accelerate import fast_tokenizer
-from inference.engines.accelerate.text_batches import BatchAnswers
+from inference.engines.accelerate.batch_answers import BatchAnswers
 from inference.engines.inputs.task_inputs import MAX_MASKS
 
 if TYPE_CHECKING:

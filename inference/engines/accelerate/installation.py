@@ -127,11 +127,11 @@ def install_shortcuts(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
 
 def make_batch_answers_shortcut(engine: Engine, pipe: Pipeline, task: str) -> Override | None:
     """Make the shortcut by which `engine.at_once` answers many texts together; None for a task that has none."""
-    from inference.engines.accelerate import fill_mask, text_batches
+    from inference.engines.accelerate import batch_answers, fill_mask
 
     if task == "fill-mask":
         return Override(engine, "at_once", fill_mask.FillMaskAnswers(pipe))
-    return Override(engine, "at_once", text_batches.BatchAnswers(pipe, task)) if task in text_batches.READS else None
+    return Override(engine, "at_once", batch_answers.BatchAnswers(pipe, task)) if task in batch_answers.READS else None
 
 
 def make_encode_shortcut(engine: Engine, tokenizer: PreTrainedTokenizerBase) -> Override | None:

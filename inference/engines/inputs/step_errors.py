@@ -9,7 +9,7 @@ from transformers.utils.chat_template_utils import jinja2
 
 from inference.engines.runtime.exception_diagnosis import clean_message, describe_exception
 from inference.errors import UNREADABLE, EngineError, InvalidInput
-from inference.telemetry.exceptions import format_places
+from inference.telemetry.exception_descriptions import format_places
 
 _WRONG_INPUT = (
     ValueError, TypeError, KeyError, IndexError, AttributeError, PipelineException,

@@ -28,7 +28,7 @@ from inference.engines.base import Engine
 from inference.engines.generation import generate_calls
 from inference.engines.inputs import media, step_errors
 from inference.engines.inputs.feeds import FEEDS
-from inference.engines.inputs.steps import Parameters, PipelineCalls
+from inference.engines.inputs.pipeline_calls import Parameters, PipelineCalls
 from inference.engines.pipeline.reference import Reference
 from inference.engines.runtime import parity, placement
 from inference.engines.runtime.engine_calls import raise_if_device_failed

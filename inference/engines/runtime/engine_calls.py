@@ -36,7 +36,7 @@ from inference.errors import (
     TimedOut,
 )
 from inference.telemetry import logs
-from inference.telemetry.exceptions import format_places
+from inference.telemetry.exception_descriptions import format_places
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -11,7 +11,7 @@ from inference.catalog import lookup
 from inference.catalog.specs import ModelSpec
 from inference.management.command_errors import show_errors_as_sentences
 from inference.models import Worker
-from inference.status import health, queue_position, workers
+from inference.status import queue_position, readiness, workers
 from inference.telemetry.plurals import format_count
 
 
@@ -38,7 +38,7 @@ def list_entry_facts(spec: ModelSpec, living: Iterable[Worker]) -> Iterator[tupl
 def list_serving_workers(model: str, living: Iterable[Worker]) -> Iterator[str]:
     """Yield the workers that have the model, or why one of them does not serve it."""
     for worker in living:
-        if why_not := health.find_worker_reason(worker, model):
+        if why_not := readiness.find_worker_reason(worker, model):
             yield f"not by {worker.name}: {why_not.text.rstrip('.')}"
         elif model in worker.model_names:
             ready = f"{worker.replicas_ready} of {worker.replicas_total} replicas"

@@ -12,7 +12,7 @@ from batch_inference_client.command import parse_json_object
 from inference.catalog.lookup import get_spec
 from inference.management.command_errors import show_errors_as_sentences
 from inference.models import Job, Status
-from inference.status import health
+from inference.status import readiness
 from inference.submission import jobs
 from inference.submission.submissions import Submission
 
@@ -46,7 +46,7 @@ def get_job_output(job: Job, waited_s: float) -> Any:
     if not job.is_finished:
         over = f"Not finished within {waited_s:g} s."
         goes_on = f"The job goes on: /v1/jobs/{job.id}"
-        raise CommandError(" ".join(filter(None, (over, health.explain_wait(job), goes_on))))
+        raise CommandError(" ".join(filter(None, (over, readiness.explain_wait(job), goes_on))))
     raise CommandError(f"The job {job.id} {job.status}: {': '.join(filter(None, (job.error_code, job.full_detail)))}")
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from django.db import DatabaseError, InterfaceError, ProgrammingError
 
-from inference.status import health, workers
+from inference.status import readiness, workers
 from inference.status.attention import fleet, infrastructure, jobs
 from inference.status.attention.item import AttentionItem, order_items_by_cause
 from inference.store import pauses_and_drains
@@ -46,7 +46,7 @@ def _choose_todo(error: Exception) -> str:
 def _find_row_items() -> Iterator[AttentionItem]:
     living = list(workers.select_living_workers())
     paused = pauses_and_drains.list_paused_models()
-    unserved = {name: why for name, why in health.find_unserved_reasons(living).items() if name not in paused}
+    unserved = {name: why for name, why in readiness.find_unserved_reasons(living).items() if name not in paused}
     yield from fleet.find_refused_models_file(living)
     yield from fleet.find_unserved_models(unserved, living)
     yield from fleet.find_paused_models()

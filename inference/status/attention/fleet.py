@@ -12,9 +12,9 @@ from inference import clock
 from inference.catalog import lookup
 from inference.figures.marks import MarkKind
 from inference.models import Mark, PausedModel, Worker, WorkerState
-from inference.status import health, workers
+from inference.status import readiness, workers
 from inference.status.attention.item import AttentionItem, Key
-from inference.status.health import Cause, Reason
+from inference.status.readiness import Cause, Reason
 
 BROKER: Key = ("BrokerAway", ())
 OFTEN = 5  # ends of a replica's process within the minutes that its worker counts; a single poison job causes fewer
@@ -47,7 +47,7 @@ def _find_causes(name: str, cause: Cause, living: Iterable[Worker], missed: Iter
     A drained worker whose row lists no replica may have had the model.
     """
     for worker in living:
-        why_not = health.find_worker_reason(worker, name)
+        why_not = readiness.find_worker_reason(worker, name)
         may_have = cause is Cause.DRAINED and worker.is_to_rest and not worker.replicas
         if cause in CODE_OF and (may_have or (why_not and why_not.cause is cause)):
             yield CODE_OF[cause], ("worker", str(worker.pk))

@@ -10,7 +10,7 @@ from pathlib import Path
 from django.conf import settings
 from django.db import connection
 
-from inference.status import health
+from inference.status import readiness
 from inference.status.attention import locks
 from inference.status.attention.item import AttentionItem
 
@@ -39,7 +39,7 @@ def find_locked_database() -> Iterator[AttentionItem]:
 
 def find_broker_items() -> Iterator[AttentionItem]:
     began_at = time.monotonic()
-    problems = list(health.find_broker_problems())
+    problems = list(readiness.find_broker_problems())
     took_s = time.monotonic() - began_at
     for problem in problems:
         todo = "Start it, or check the network to it. Everything resumes within a minute of its return."

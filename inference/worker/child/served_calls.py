@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from inference import errors
 from inference.engines.runtime.exception_diagnosis import describe_exception
 from inference.telemetry import logs
-from inference.telemetry.exceptions import format_places
+from inference.telemetry.exception_descriptions import format_places
 from inference.worker.calls import (
     PAST_ITS_LIMIT,
     Assignment,

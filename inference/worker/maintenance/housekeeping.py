@@ -20,7 +20,7 @@ from inference.broker.address import get_queue_name
 from inference.figures import fold, sample, tally_rows
 from inference.store import transitions
 from inference.upkeep import acts, reconcile, retention
-from inference.upkeep.observer import Observer
+from inference.upkeep.heartbeat_observer import Observer
 from inference.worker.chores import run_chore
 from inference.worker.maintenance.heartbeat import Heartbeat
 from inference.worker.maintenance.watchdog import Watchdog

@@ -9,7 +9,7 @@ from django.test import SimpleTestCase, override_settings, tag
 
 from inference.broker import other_broker_publisher, publisher, queue_declaration
 from inference.errors import BrokerUnavailable
-from inference.status import health
+from inference.status import readiness
 from tests import rabbitmq
 from tests.conditions import PATIENCE_S, eventually
 from tests.inference.broker.test_publisher import QUEUE, job_message
@@ -93,12 +93,12 @@ class RabbitMQTests(SimpleTestCase):
         for _ in range(3):  # each takes as long as connecting is tried
             self.assertRaises(BrokerUnavailable, publisher.count_messages, [QUEUE])
             self.assertRaises(BrokerUnavailable, publisher.publish_messages, [job_message()])
-        [reason] = health.find_broker_problems()
+        [reason] = readiness.find_broker_problems()
         self.assertRegex(reason, "^The broker does not answer")
         self.assertNotIn("guest", reason)
         self.server.start()
         eventually(self.is_delivered, "publishing works again")
-        self.assertEqual(list(health.find_broker_problems()), [])
+        self.assertEqual(list(readiness.find_broker_problems()), [])
         for _ in range(20):
             publisher.publish_messages([job_message()])
             publisher.count_messages([QUEUE])
@@ -170,8 +170,8 @@ class RabbitMQTests(SimpleTestCase):
         self.server.evaluate(f"vm_memory_monitor:set_vm_memory_high_watermark({share})")
 
     def test_ready_names_a_redis_of_the_notices_that_is_away(self) -> None:
-        self.assertEqual(list(health.find_broker_problems()), [])
+        self.assertEqual(list(readiness.find_broker_problems()), [])
         with override_settings(REDIS_URL="redis://:s3cret@127.0.0.1:1/0"):
-            [reason] = health.find_broker_problems()
+            [reason] = readiness.find_broker_problems()
         self.assertRegex(reason, "Redis of the notices")
         self.assertNotIn("s3cret", reason)

@@ -1,7 +1,7 @@
 from typing import Any
 from unittest import TestCase
 
-from inference.catalog.sizes import lengths, units
+from inference.catalog.sizes import length_estimates, lengths
 from inference.catalog.specs import ModelSpec
 from inference.engines.artifacts import weights
 from tests import tiny_models
@@ -49,7 +49,7 @@ class RowsTests(TestCase):
         self.assertEqual(lengths.measure_inputs(zero_shot, "a")[0], 1)
         value = {"source_sentence": PROSE[0], "sentences": [PROSE[0]] * 9}
         alike = spec("sentence-similarity")
-        self.assertEqual(lengths.measure_inputs(alike, value), (10, units.estimate_tokens(PROSE[0])))
+        self.assertEqual(lengths.measure_inputs(alike, value), (10, length_estimates.estimate_tokens(PROSE[0])))
         self.assertEqual(lengths.measure_inputs(alike, [value, value])[0], 20)
 
     def test_sentences_are_cut_one_by_one(self) -> None:
@@ -58,7 +58,7 @@ class RowsTests(TestCase):
 
     def test_what_is_generated_is_counted(self) -> None:
         generation = spec("text-generation")
-        prompt = units.estimate_tokens(PROSE[0])
+        prompt = length_estimates.estimate_tokens(PROSE[0])
         for parameters, tokens in (
             ({}, prompt + lengths.NEW_TOKENS), ({"max_new_tokens": 7}, prompt + 7), ({"max_length": 900}, 900),
             ({"max_length": 2}, prompt),
@@ -69,8 +69,8 @@ class RowsTests(TestCase):
 class TokensTests(TestCase):
     def test_a_very_long_text_is_measured_by_a_part(self) -> None:
         text = PROSE[0] * 40_000
-        whole = len(text) // units.SAMPLE * units.estimate_tokens(text[: units.SAMPLE])
-        self.assertAlmostEqual(units.estimate_tokens(text) / whole, 1.0, places=1)
+        whole = len(text) // length_estimates.SAMPLE * length_estimates.estimate_tokens(text[: length_estimates.SAMPLE])
+        self.assertAlmostEqual(length_estimates.estimate_tokens(text) / whole, 1.0, places=1)
         self.assertAlmostEqual(lengths.measure_inputs(spec(""), [1] * 1_000_000)[0], 1_000_000)
         self.assertEqual(lengths.estimate_length(spec(""), {"numbers": [1] * 1_000_000}), 1_000_000)
 
@@ -82,15 +82,15 @@ class TokensTests(TestCase):
         tokenizer.no_truncation()
         tokenizer.no_padding()
         for text in PROSE:
-            real, estimate = len(tokenizer.encode(text).ids), units.estimate_tokens(text)
+            real, estimate = len(tokenizer.encode(text).ids), length_estimates.estimate_tokens(text)
             self.assertLessEqual(abs(estimate - real), 2 + 0.25 * real, text)
 
     def test_the_longest_item_counts(self) -> None:
-        self.assertEqual(lengths.measure_inputs(spec(), PROSE)[1], units.estimate_tokens(PROSE[-1]))
+        self.assertEqual(lengths.measure_inputs(spec(), PROSE)[1], length_estimates.estimate_tokens(PROSE[-1]))
 
     def test_a_longer_text_is_never_shorter(self) -> None:
         text = "größer, 大きい or bigger? "
-        estimates = [units.estimate_tokens(text[:end]) for end in range(len(text))]
+        estimates = [length_estimates.estimate_tokens(text[:end]) for end in range(len(text))]
         self.assertEqual(estimates, sorted(estimates))
 
     def test_what_a_model_cuts_off_is_not_counted_but_prompts_are_whole(self) -> None:
@@ -100,11 +100,12 @@ class TokensTests(TestCase):
     def test_the_parts_of_a_dict_add_up(self) -> None:
         pair = {"text": PROSE[0], "text_pair": PROSE[1]}
         self.assertEqual(
-            lengths.measure_inputs(spec(), pair)[1], units.estimate_tokens(PROSE[0]) + units.estimate_tokens(PROSE[1])
+            lengths.measure_inputs(spec(), pair)[1],
+            length_estimates.estimate_tokens(PROSE[0]) + length_estimates.estimate_tokens(PROSE[1]),
         )
 
     def test_text_that_is_no_unicode_has_a_length(self) -> None:
-        self.assertGreater(units.estimate_tokens("\ud800" * 10), 1)
+        self.assertGreater(length_estimates.estimate_tokens("\ud800" * 10), 1)
 
 
 class MediaTests(TestCase):
@@ -116,5 +117,7 @@ class MediaTests(TestCase):
             self.assertAlmostEqual(length, 100, delta=2)
 
     def test_images_have_a_bounded_length(self) -> None:
-        self.assertEqual(lengths.measure_inputs(spec("image-classification"), "A" * 10_000_000)[1], units.MAX_PATCHES)
+        self.assertEqual(
+            lengths.measure_inputs(spec("image-classification"), "A" * 10_000_000)[1], length_estimates.MAX_PATCHES
+        )
         self.assertLess(lengths.measure_inputs(spec("image-classification"), tiny_models.png())[1], 10)

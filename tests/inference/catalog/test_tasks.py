@@ -15,7 +15,7 @@ from inference import checks
 from inference.catalog import input_checks, reader, specs, tasks
 from inference.catalog.parameters import ParameterSpec
 from inference.catalog.request_validation import validate_request
-from inference.catalog.sizes import lengths, units
+from inference.catalog.sizes import length_estimates, lengths
 from inference.catalog.tasks import AnswerShape, Task
 from inference.engines.base import Engine
 from inference.errors import InvalidInput
@@ -25,7 +25,7 @@ READING = Task(
     name="lip-reading",
     aliases=("watching",),
     check=input_checks.check_media,
-    unit=units.estimate_frames,
+    unit=length_estimates.estimate_frames,
     rows=lambda item, parameters: ([item], parameters["speakers"]),
     parameters={"speakers": ParameterSpec(type="integer", min=1, max=3, default=2)},
     parameters_at_root=True,

@@ -11,7 +11,7 @@ from django.db.migrations.operations.base import Operation
 from django.db.models import NOT_PROVIDED
 from django.test import SimpleTestCase, TestCase, TransactionTestCase
 
-from inference.store.postgresql.operations import AddIndexBesideWriters
+from inference.store.postgresql.migration_operations import AddIndexBesideWriters
 
 FIRST = ("0001", "0002", "0003")  # of the first days: no table was large yet
 

@@ -19,7 +19,7 @@ from inference.engines.generation.rows.growing_text import Decoder, GrowingText,
 from inference.engines.generation.rows.row import GeneratedRow
 from inference.engines.inputs import step_errors, task_inputs
 from inference.engines.inputs.feeds import Feed
-from inference.engines.inputs.steps import Parameters, PipelineCalls
+from inference.engines.inputs.pipeline_calls import Parameters, PipelineCalls
 from inference.engines.inputs.stops import list_end_tokens, read_stops
 from inference.engines.runtime.row_groups import InputRow
 from inference.errors import InvalidInput, make_field_error

@@ -9,7 +9,13 @@ from unittest.mock import Mock, patch
 
 from inference.catalog.specs import ModelSpec
 from inference.engines import loading
-from inference.engines.accelerate import fast_tokenizer, installation, prepacked_weights, text_batches, unpadded_encoder
+from inference.engines.accelerate import (
+    batch_answers,
+    fast_tokenizer,
+    installation,
+    prepacked_weights,
+    unpadded_encoder,
+)
 from inference.engines.accelerate.installation import Shortcuts
 from inference.engines.runtime import parity
 from inference.engines.runtime.row_groups import BatchingMode
@@ -101,7 +107,7 @@ class EngineTests(EqualTestCase):
             patch.dict(unpadded_encoder.KINDS, {"bert": fail}),
             patch.object(unpadded_encoder.UnpaddedForward, "__call__", fail),
             patch.object(fast_tokenizer, "make_encoder", fail),
-            patch.dict(text_batches.READS, {"text-classification": fail}),
+            patch.dict(batch_answers.READS, {"text-classification": fail}),
         ]
         for number, change in enumerate(gone):
             with self.subTest(number), change, self.assertLogs("inference.engines", "WARNING") as logs:
@@ -122,7 +128,7 @@ class EngineTests(EqualTestCase):
     def test_what_fails_in_a_later_call_does_so_once(self) -> None:
         broken = {
             "layers": patch.object(unpadded_encoder.UnpaddedForward, "__call__", fail),
-            "texts": patch.object(text_batches.BatchAnswers, "answer_texts", fail),
+            "texts": patch.object(batch_answers.BatchAnswers, "answer_texts", fail),
         }
         for name, change in broken.items():
             engine = self.loaded()

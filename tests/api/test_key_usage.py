@@ -11,10 +11,10 @@ from django.test import TestCase
 from django.urls import reverse
 from django.utils import timezone
 
-from api import usage as usage_module
+from api import key_usage
 from api.auth import KeyCache
+from api.key_usage import UsageCounter
 from api.models import ApiKey, KeyUse
-from api.usage import UsageCounter
 from inference import clock
 from tests.conditions import ago
 
@@ -27,7 +27,7 @@ class UsageTests(TestCase):
         self.key, self.secret = ApiKey.objects.issue_key(owner=self.owner, name="first")
         self.other = ApiKey.objects.issue_key(owner=self.owner, name="second")[0]
         self.usage = UsageCounter()
-        self.enterContext(patch.object(usage_module, "EVERY_S", 0.0))
+        self.enterContext(patch.object(key_usage, "EVERY_S", 0.0))
 
     def used(self) -> dict[int, int]:
         return dict(KeyUse.objects.values_list("key", "requests"))
@@ -52,14 +52,14 @@ class UsageTests(TestCase):
         KeyUse.objects.create(key=self.key, hour=hour, requests=7)
         real = timezone.now
         self.usage.count_request(self.other.pk)
-        with patch.object(timezone, "now", lambda: real() + 2 * usage_module.KEPT):
+        with patch.object(timezone, "now", lambda: real() + 2 * key_usage.KEPT):
             self.usage.write_if_due()
         self.assertEqual(self.used()[self.key.pk], 7)
 
     def test_a_round_is_bounded_and_loses_nobody(self) -> None:
         self.usage.count_request(self.key.pk)
         self.usage.count_request(self.other.pk)
-        with patch.object(usage_module, "MOST", 1):
+        with patch.object(key_usage, "MOST", 1):
             self.usage.write_if_due()
             self.assertEqual(len(self.used()), 1)
             self.usage.write_if_due()
@@ -69,7 +69,7 @@ class UsageTests(TestCase):
         self.usage.count_request(self.key.pk)
         with (
             patch.object(UsageCounter, "write_counts", side_effect=OperationalError),
-            self.assertLogs("api.usage", "WARNING"),
+            self.assertLogs("api.key_usage", "WARNING"),
         ):
             self.usage.write_if_due()
         self.usage.count_request(987_654)
@@ -77,7 +77,7 @@ class UsageTests(TestCase):
         self.assertEqual(self.used(), {})
 
     def test_rows_are_kept_for_a_month(self) -> None:
-        old = ago() - usage_module.KEPT - datetime.timedelta(hours=2)
+        old = ago() - key_usage.KEPT - datetime.timedelta(hours=2)
         KeyUse.objects.create(key=self.key, hour=old, requests=9)
         self.usage.count_request(self.key.pk)
         self.usage.write_if_due()

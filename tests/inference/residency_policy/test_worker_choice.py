@@ -1,6 +1,6 @@
 from unittest import TestCase
 
-from inference.residency_policy.load_turns import HELP_LOADS, HELP_S, NEXT_S, should_load
+from inference.residency_policy.worker_choice import HELP_LOADS, HELP_S, NEXT_S, should_load
 
 WORKERS = ("w1", "w2", "w3")
 

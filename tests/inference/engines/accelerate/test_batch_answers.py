@@ -8,7 +8,7 @@ from unittest import TestCase
 import torch
 from transformers import PretrainedConfig, TextClassificationPipeline
 
-from inference.engines.accelerate import text_batches
+from inference.engines.accelerate import batch_answers
 
 LOGITS = torch.tensor([[0.3, -2.0, 0.3], [5.0, 1.0, -1.0], [0.0, 0.0, 0.0], [-3.0, 9.5, 100.0]])
 FUNCTIONS = (None, "sigmoid", "softmax", "none")
@@ -30,7 +30,7 @@ class ClassesTests(TestCase):
             TextClassificationPipeline.postprocess(fake, {"logits": row.unsqueeze(0)}, **parameters) for row in logits
         ]
         self.assertEqual(
-            text_batches.answer_classifications(fake, {"logits": logits}, [1] * len(logits), **parameters), expected
+            batch_answers.answer_classifications(fake, {"logits": logits}, [1] * len(logits), **parameters), expected
         )
 
     def test_every_function_and_every_number_of_labels(self) -> None:
@@ -51,4 +51,4 @@ class ClassesTests(TestCase):
 
     def test_a_function_that_is_not_known(self) -> None:
         with self.assertRaisesRegex(ValueError, "sigmoid, softmax or none, not 7"):
-            text_batches.answer_classifications(pipe(), {"logits": LOGITS}, [1] * 4, function_to_apply=7)
+            batch_answers.answer_classifications(pipe(), {"logits": LOGITS}, [1] * 4, function_to_apply=7)
