@@ -91,7 +91,7 @@ class UsageTests(TestCase):
         KeyUse.objects.create(key=self.other, hour=now, requests=1000)
         ApiKey.objects.filter(pk=self.key.pk).update(requests_per_minute=60)
         self.client.force_login(self.owner)
-        with patch.object(clock, "now", return_value=now + datetime.timedelta(seconds=1)):
+        with patch.object(clock, "get_database_time", return_value=now + datetime.timedelta(seconds=1)):
             page = self.client.get(KEYS).content.decode()
         for figure in ("3,000", "75.0%", "20.0 of 60", "25.0%", "no limit"):
             self.assertIn(figure, page)

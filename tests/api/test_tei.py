@@ -232,7 +232,7 @@ class AnswerTests(ApiTestCase):
     def test_health_is_that_of_the_service(self) -> None:
         answer = self.client.get("/health")
         self.assertEqual((answer.status_code, answer.json()["error_type"]), (503, "unhealthy"))
-        with patch("api.views.tei.health.find_problems", return_value=[]):
+        with patch("api.views.tei.readiness.find_problems", return_value=[]):
             answer = self.client.get("/health")
         self.assertEqual((answer.status_code, answer.content), (200, b""))
 

@@ -44,8 +44,9 @@ class OnTests(TestCase):
     def test_where_they_are_off_nothing_is_imported_and_no_statement_names_the_column(self) -> None:
         script = (
             "import sys, django; django.setup()\n"
-            "import project.urls, inference.worker.child.served_calls; from inference.store import rows, transitions\n"
-            "names = 'traceparent' in rows.PREPARED, 'traceparent' in transitions._CLAIMED\n"
+            "import project.urls, inference.worker.child.served_calls\n"
+            "from inference.store import job_rows, transitions\n"
+            "names = 'traceparent' in job_rows.PREPARED, 'traceparent' in transitions._CLAIMED\n"
             "print(*names, 'opentelemetry.exporter' in sys.modules)"
         )
         for off in ({}, {**WANTED, "OTEL_SDK_DISABLED": "true"}, {**WANTED, "OTEL_TRACES_EXPORTER": "none"}):

@@ -111,4 +111,4 @@ class TableTests(SimpleTestCase):
         self.assertTrue(tasks.find_task("").example)
 
 
-OF_ONE_TASK = ("runtime/parity", "sentences/folder", "accelerate/installation", "accelerate/text_batches")
+OF_ONE_TASK = ("runtime/parity", "sentences/folder", "accelerate/installation", "accelerate/batch_answers")

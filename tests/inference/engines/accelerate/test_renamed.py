@@ -61,7 +61,7 @@ class RenamedTests(TestCase):
         return {task: "; ".join(report["warnings"]) for task, report in found.items()}
 
     def test_those_of_pipelines_leave_the_pipeline_as_a_whole(self) -> None:
-        names = private_names("inputs/steps.py")
+        names = private_names("inputs/pipeline_calls.py")
         self.assertIn("_sanitize_parameters", names)
         for task, warned in self.served(names, *CASES).items():
             self.assertIn("runs without the shortcut 'step by step'", warned, task)

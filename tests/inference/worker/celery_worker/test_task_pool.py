@@ -32,7 +32,7 @@ class TaskPoolTests(TestCase):
             pool.stop()  # within the handler
             pool.stop()
         replicas.join.assert_not_called()
-        replicas.terminate.assert_called_once_with()
+        replicas.kill_children.assert_called_once_with()
 
     def test_celery_s_timers_run_until_it_has_stopped(self) -> None:
         pool, celery_loop, replicas = TaskPool(1), Mock(), Mock()
@@ -55,7 +55,7 @@ class TaskPoolTests(TestCase):
             pool.stop()
             replicas.join.assert_not_called()
             pool.terminate()
-        replicas.terminate.assert_called_once_with()
+        replicas.kill_children.assert_called_once_with()
         pool.stop()
         pool.terminate()
-        replicas.terminate.assert_called_once_with()
+        replicas.kill_children.assert_called_once_with()
