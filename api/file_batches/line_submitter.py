@@ -68,7 +68,7 @@ class Portion:
 
 
 class LineSubmitter:
-    """The feed of one batch from its file."""
+    """The submitter of one batch's lines: it stores them as jobs, a portion at a time."""
 
     def __init__(self, batch: FileBatch, file: IO[bytes]) -> None:
         self._file = file

@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 LEASE = datetime.timedelta(seconds=60)
 RENEWED_EVERY_S = 15.0
-TURN_S = 1.0  # seconds of feeding, then it is another batch's turn
+TURN_S = 1.0  # seconds of one batch, then it is another batch's turn
 FIRST_REST_S, LONGEST_REST_S = 1.0, 8.0  # a batch that waits is looked at less and less often
 GIVEN_UP = datetime.timedelta(days=1)  # after its window, a batch that fails in each of its turns
 CANCELLED_AT_ONCE = 500
@@ -65,7 +65,7 @@ class BatchRunner:
         self._stopping = stopping
         self._id = uuid4()
         self._rests: dict[UUID, Rest] = {}  # by batch
-        self._feeds: dict[UUID, tuple[LineSubmitter, IO[bytes]]] = {}  # of batches in progress, with their open files
+        self._submitters: dict[UUID, tuple[LineSubmitter, IO[bytes]]] = {}  # by batch in progress, with its open file
         self._swept_at = float("-inf")
 
     def run_round(self) -> bool:
@@ -76,14 +76,14 @@ class BatchRunner:
         self._sweep()
         found = list(FileBatch.objects.filter(status__in=UNFINISHED).order_by("pk").values_list("pk", flat=True))
         for gone in self._rests.keys() - set(found):
-            self._close_feed(gone)
+            self._close_submitter(gone)
             del self._rests[gone]
         turns = [self._take_turn_or_rest(batch_id) for batch_id in found if not self._stopping.is_set()]
         return any(turns)
 
     def close(self) -> None:
-        for batch_id in list(self._feeds):
-            self._close_feed(batch_id)
+        for batch_id in list(self._submitters):
+            self._close_submitter(batch_id)
 
     def _take_turn_or_rest(self, batch_id: UUID) -> bool:
         """Give a batch a turn, unless it rests after one in which nothing could be done. Returns what the turn does."""
@@ -166,20 +166,20 @@ class BatchRunner:
         """Make jobs of the next lines; once all lines have ended, or time is over, the batch is finalized."""
         is_over = FileBatch.objects.filter(pk=batch.pk, expires_at__lte=Now()).exists()
         if batch.lines_read < batch.total and not is_over:
-            return self._feed(batch)
+            return self._submit_lines(batch)
         if is_over:
             transitions.expire_jobs()
         if _has_waiting_jobs(batch.pk):
             return False
-        self._close_feed(batch.pk)
+        self._close_submitter(batch.pk)
         finalizing = {"status": BatchStatus.FINALIZING, "finalizing_at": Now()}
         return bool(FileBatch.objects.filter(pk=batch.pk, status=BatchStatus.IN_PROGRESS).update(**finalizing))
 
-    def _feed(self, batch: FileBatch) -> bool:
+    def _submit_lines(self, batch: FileBatch) -> bool:
         give_up_at = time.monotonic() + TURN_S
         try:
-            feed, _ = self._feeds.get(batch.pk) or self._open_feed(batch)
-            while has_room := feed.store_portion(batch):
+            submitter, _ = self._submitters.get(batch.pk) or self._open_submitter(batch)
+            while has_room := submitter.store_portion(batch):
                 if time.monotonic() > give_up_at or batch.lines_read >= batch.total or self._stopping.is_set():
                     break
         except FileNotFoundError:
@@ -188,7 +188,7 @@ class BatchRunner:
 
     def _cancel(self, batch: FileBatch) -> bool:
         """Cancel what has not begun. What runs is answered, as its cost is spent."""
-        self._close_feed(batch.pk)
+        self._close_submitter(batch.pk)
         queued = Job.objects.filter(bulk=batch.pk, status=Status.QUEUED).order_by("pk").values_list("pk", flat=True)
         if ids := list(queued[:CANCELLED_AT_ONCE]):
             transitions.cancel_jobs_with_parts(ids)
@@ -258,13 +258,13 @@ class BatchRunner:
 
         return keep_on
 
-    def _open_feed(self, batch: FileBatch) -> tuple[LineSubmitter, IO[bytes]]:
+    def _open_submitter(self, batch: FileBatch) -> tuple[LineSubmitter, IO[bytes]]:
         file = _open_input_file(batch)
-        self._feeds[batch.pk] = LineSubmitter(batch, file), file
-        return self._feeds[batch.pk]
+        self._submitters[batch.pk] = LineSubmitter(batch, file), file
+        return self._submitters[batch.pk]
 
-    def _close_feed(self, batch_id: UUID) -> None:
-        if opened := self._feeds.pop(batch_id, None):
+    def _close_submitter(self, batch_id: UUID) -> None:
+        if opened := self._submitters.pop(batch_id, None):
             opened[1].close()
 
 

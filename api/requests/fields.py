@@ -1,4 +1,4 @@
-"""StrictField fields: JSON has types, so `"7"` is not a number and `1.0` is not a whole number."""
+"""Strict fields: JSON has types, so `"7"` is not a number and `1.0` is not a whole number."""
 
 from __future__ import annotations
 

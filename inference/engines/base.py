@@ -11,13 +11,8 @@ from typing import Any
 from inference.catalog.specs import TORCH, ModelSpec
 from inference.engines.stepper import Stepper
 
-BESIDE = {
-    "__init__",
-    "load",
-    "warm_up",
-    "can_answer_example",
-    "make_sample_input",
-}  # methods that take no part in an answer
+# Methods that take no part in an answer.
+BESIDE = {"__init__", "load", "warm_up", "can_answer_example", "make_sample_input"}
 
 
 class Engine(ABC):

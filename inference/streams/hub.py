@@ -1,6 +1,6 @@
 """The streams that are open in this process.
 
-One thread receives the notices that there is more text of their jobs, reads it for all of them at once, and hands it to
+One thread receives the messages that there is more text of their jobs, reads it for all of them at once, and hands it to
 their readers. It never waits for a reader.
 """
 
@@ -26,7 +26,7 @@ from inference.web_process.finish_listener import Listener, Waiter
 
 logger = logging.getLogger(__name__)
 
-POLL_S = 5.0  # between two reads of all jobs, which find text whose notice was lost
+POLL_S = 5.0  # between two reads of all jobs, which find text whose message was lost
 LINGER_S = 30.0  # from the end of the last stream to the end of the thread
 PAGE = 500  # entries that are read at once
 MOST_HELD = 100  # entries that wait for one reader; with more of them the reader falls behind and reads by itself
@@ -131,7 +131,7 @@ class StreamHub:
     def __init__(self, listener: Listener) -> None:
         self._listener = listener
         self._lock = threading.Lock()
-        # By the id of the job, in the form in which notices name it
+        # By the id of the job, in the form in which messages name it
         self.subscribers: dict[bytes, list[StreamSubscriber]] = {}
         self.is_stopping = False
         self._thread: threading.Thread | None = None

@@ -1,6 +1,6 @@
 """The text of jobs that are being generated, as Redis keeps it.
 
-Redis has a stream of chunks for each job, and child processes publish a notice for each round of chunks. All of it may
+Redis has a stream of chunks for each job, and child processes publish a message for each round of chunks. All of it may
 be lost: a reader sees that characters are missing, and waits until a child process writes the whole text again, or for
 the row.
 """

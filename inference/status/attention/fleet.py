@@ -103,10 +103,8 @@ def find_gone_workers(living: Sequence[Worker]) -> Iterator[AttentionItem]:
 def _find_missed_workers(living: Sequence[Worker]) -> Iterable[Worker]:
     there = {worker.name for worker in living}
     lost = workers.select_silent() | Worker.objects.filter(state=WorkerState.GONE)
-    now, shown = (
-        clock.get_database_time(),
-        workers.ENDED_SHOWN,
-    )  # a heartbeat after `now` is from before the clock was set back
+    now, shown = clock.get_database_time(), workers.ENDED_SHOWN
+    # A heartbeat after `now` is from before the clock was set back.
     recent = lost.filter(heartbeat_at__range=(now - shown, now + shown)).order_by("heartbeat_at")
     return {worker.name: worker for worker in recent if worker.name not in there}.values()
 

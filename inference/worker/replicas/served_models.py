@@ -69,9 +69,8 @@ class ServedModels:
             now = time.monotonic()
             self._left_at = {name: self._left_at.get(name, now) for name in replicas.leaving_models}
         for name in replicas.leaving_models & self._jobless.keys():
-            if self._jobless[name] == self._left_at[name] and has_no_jobs_of(
-                name
-            ):  # the model may have come back meanwhile
+            # The model may have come back meanwhile.
+            if self._jobless[name] == self._left_at[name] and has_no_jobs_of(name):
                 replicas.release_model(name)
 
     def update_releasable_models(self) -> None:
