@@ -60,7 +60,7 @@ T = TypeVar("T", bound=Terms)
 P = ParamSpec("P")
 
 
-def run_in_own_thread(call: Callable[P, Document]) -> Callable[P, Document]:
+def keep_connection_open(call: Callable[P, Document]) -> Callable[P, Document]:
     """Wrap a call that waits, so that it does not close an open connection of the caller.
 
     A call that waits gives its database connection back. If the caller has an open connection, it may be reading rows
@@ -92,13 +92,13 @@ class InProcessService(Service):
     def __init__(self, principal: Principal) -> None:
         self._principal = principal
 
-    @run_in_own_thread
+    @keep_connection_open
     def submit(self, job: Mapping[str, Any], *, key: str, wait_s: float = 0.0, answer_s: float = math.inf) -> Document:
         with _guard_call(committed=wait_s > 0):
             submission = bodies.read_submission(JOB_BODY.run_validation(codec.parse_json(dumps(job))))
             return _to_document(resources.make_job_document(jobs.submit(self._add_owner(submission, key)), plain=True))
 
-    @run_in_own_thread
+    @keep_connection_open
     def wait(self, ids: Sequence[str], *, wait_s: float) -> Document:
         with _guard_call(committed=True):
             return _to_document(
@@ -129,7 +129,7 @@ class InProcessService(Service):
         with _guard_call():
             return _to_document(cancel_own_job(self._principal, job_id, plain=True))
 
-    @run_in_own_thread
+    @keep_connection_open
     def submit_bulk(self, lines: Sequence[bytes], *, terms: Mapping[str, Any], key: str) -> Document:
         query = {name: str(value) for name, value in terms.items()}
         with _guard_call(committed=True):

@@ -11,7 +11,7 @@ from django.db.models import Model, QuerySet
 M = TypeVar("M", bound=Model)
 
 
-def lock_rows(rows: QuerySet[M]) -> QuerySet[M]:
+def make_locking_query(rows: QuerySet[M]) -> QuerySet[M]:
     """Return the query that locks these rows within a transaction, the one with the smallest primary key first."""
     return rows.order_by("pk").select_for_update()
 
@@ -21,7 +21,7 @@ def update_rows(rows: QuerySet[M], **values: Any) -> int:
     if not connections[rows.db].features.has_select_for_update:
         return rows.update(**values)
     with transaction.atomic(using=rows.db):
-        locked = lock_rows(rows).values("pk")
+        locked = make_locking_query(rows).values("pk")
         return rows.model._default_manager.using(rows.db).filter(pk__in=locked).update(**values)
 
 
@@ -33,7 +33,7 @@ def delete_rows(rows: QuerySet[M]) -> int:
     table, key = rows.model._meta.db_table, rows.model._meta.pk.column
     with transaction.atomic(using=rows.db), connections[rows.db].cursor() as cursor:
         try:
-            found, values = lock_rows(rows).values("pk").query.get_compiler(rows.db).as_sql()
+            found, values = make_locking_query(rows).values("pk").query.get_compiler(rows.db).as_sql()
         except EmptyResultSet:  # Django sees that no row can be meant
             return 0
         cursor.execute(f'DELETE FROM "{table}" WHERE "{key}" IN ({found})', values)  # noqa: S608 - own names

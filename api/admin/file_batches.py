@@ -140,11 +140,11 @@ class FileBatchAdmin(ReadOnlyAdmin):
 
     def get_urls(self) -> list[URLPattern]:
         return [
-            path("<uuid:pk>/cancel/", self.make_button_view(self.cancel_one), name="api_filebatch_cancel"),
+            path("<uuid:pk>/cancel/", self.make_button_view(self.cancel_file_batch), name="api_filebatch_cancel"),
             *super().get_urls(),
         ]
 
-    def cancel_one(self, request: HttpRequest, pk: UUID) -> HttpResponse:
+    def cancel_file_batch(self, request: HttpRequest, pk: UUID) -> HttpResponse:
         batch = get_object_or_404(FileBatch, pk=pk)
         self.cancel(request, FileBatch.objects.filter(pk=batch.pk))
         return redirect("admin:api_filebatch_change", pk)

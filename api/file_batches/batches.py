@@ -66,7 +66,7 @@ def create_batch(principal: Principal, wanted: BatchRequest, *, key: str | None)
 def _refuse_too_many(owner: Any) -> None:
     """Raise `ApiError` if the owner has as many unfinished batches as may be. The owner is locked meanwhile."""
     if owner is not None:
-        row_locks.lock_rows(type(owner)._default_manager.filter(pk=owner.pk)).exists()
+        row_locks.make_locking_query(type(owner)._default_manager.filter(pk=owner.pk)).exists()
     if FileBatch.objects.filter(owner=owner, status__in=UNFINISHED).count() >= MOST_UNFINISHED:
         raise ApiError(
             f"{MOST_UNFINISHED} of your batches are not finished, as many as may be. Try again later.",

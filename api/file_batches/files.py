@@ -108,7 +108,7 @@ def delete_file(row: StoredFile) -> None:
 
 def lock_file(row: StoredFile) -> None:
     """Lock a file within a transaction. Raises `ApiError` if it was deleted."""
-    if not row_locks.lock_rows(StoredFile.objects.filter(pk=row.pk, state=FileState.STORED)).exists():
+    if not row_locks.make_locking_query(StoredFile.objects.filter(pk=row.pk, state=FileState.STORED)).exists():
         raise ApiError(f"No such File object: {row.public_id}", "file_not_found")
 
 

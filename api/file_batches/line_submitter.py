@@ -35,8 +35,8 @@ from inference.retry_policy import is_away
 from inference.store import job_rows, outcome_records
 from inference.store.job_messages import make_message
 from inference.store.outcome_records import Outcome
-from inference.submission import admission, bulk_store, jobs, split_jobs
-from inference.submission.bulk_store import NewJob
+from inference.submission import admission, jobs, multi_job_store, split_jobs
+from inference.submission.multi_job_store import NewJob
 from inference.submission.submissions import Submission
 from inference.values.priority import Priority
 from inference.web_process import writer
@@ -105,7 +105,7 @@ class LineSubmitter:
                 places.enter_context(admission.reserve_places(portion.terms[model], [job.id for job in new]))
             _insert_portion(batch, portion)
         for model, new in portion.small.items():
-            bulk_store.send_messages(portion.terms[model].spec, new)
+            multi_job_store.send_messages(portion.terms[model].spec, new)
 
     def _read(self, batch: FileBatch, most: int) -> list[Line]:
         lines: list[Line] = []

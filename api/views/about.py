@@ -8,7 +8,7 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 
 from api import auth, codec
-from api.answers.advice import WHAT_TO_DO
+from api.answers.problem_advice import WHAT_TO_DO
 from api.errors import problems
 from api.errors.problems import ApiError
 from api.openapi import operations

@@ -90,7 +90,7 @@ class ModelsFile:
                 return self.catalog
             text = None
             try:
-                text = reader.read_text(self.path)
+                text = reader.read_models_file(self.path)
                 if text == self._refused:
                     raise CatalogError(self.problem)
                 catalog = reader.parse_catalog(text, str(self.path))
@@ -111,7 +111,7 @@ class ModelsFile:
         """
         with self._lock:
             try:
-                text, problem = reader.read_text(self.path), ""
+                text, problem = reader.read_models_file(self.path), ""
             except CatalogError as error:
                 text, problem = "", str(error)
             seen, self._seen = self._seen, text + problem

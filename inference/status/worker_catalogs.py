@@ -56,7 +56,7 @@ def compare_with_wanted(living: Iterable[Worker], wanted: Catalog) -> Changes:
     )
 
 
-def get_failure_counts(worker: Worker) -> dict[str, int]:
+def get_load_failure_counts(worker: Worker) -> dict[str, int]:
     """Return how often the worker has tried in vain to load each of its entries, by digest.
 
     Entries of models that are loaded when jobs ask for them have no such number.

@@ -93,7 +93,7 @@ def _record_held(
     with transaction.atomic():
         locked = lock_wholes(_collect_wholes(outcomes))
         held = Job.objects.filter(pk__in=[each.job_id for each in outcomes], batch=batch, status=Status.RUNNING)
-        ids = set(row_locks.lock_rows(held).values_list("pk", flat=True))
+        ids = set(row_locks.make_locking_query(held).values_list("pk", flat=True))
         held_outcomes = [outcome for outcome in outcomes if outcome.job_id in ids]
         wholes = _collect_wholes(held_outcomes)
         of_held = {whole: parts for whole, parts in locked.items() if whole in wholes}

@@ -48,7 +48,7 @@ def lock_wholes(ids: Collection[UUID]) -> dict[UUID, int | None]:
     """
     if not ids:
         return {}
-    return dict(row_locks.lock_rows(Job.objects.filter(pk__in=ids)).values_list("pk", "parts"))
+    return dict(row_locks.make_locking_query(Job.objects.filter(pk__in=ids)).values_list("pk", "parts"))
 
 
 def settle_whole(whole: UUID, count: int | None) -> str:

@@ -1,6 +1,6 @@
 """The streams that are open in this process.
 
-One thread receives the messages that there is more text of their jobs, reads it for all of them at once, and hands it to
+One thread receives the messages that say that there is more text, reads it for all of them at once, and hands it to
 their readers. It never waits for a reader.
 """
 

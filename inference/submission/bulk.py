@@ -25,8 +25,8 @@ from inference.models import TERMINAL, WAITING, Bulk, Job, Status
 from inference.store import job_rows
 from inference.store.job_messages import make_message
 from inference.store.transitions import cancel_jobs_with_parts
-from inference.submission import admission, bulk_store, idempotency, jobs
-from inference.submission.bulk_store import NewJob, SharedColumns
+from inference.submission import admission, idempotency, jobs, multi_job_store
+from inference.submission.multi_job_store import NewJob, SharedColumns
 from inference.submission.submissions import BulkItem, BulkSubmission
 from inference.telemetry import logs
 from inference.values.descriptions import cut_text
@@ -73,7 +73,7 @@ def submit(submission: BulkSubmission) -> Accepted:
     stored = idempotency.store_once(bulk, store)
     if stored is not bulk:
         return _read_accepted(stored)
-    bulk_store.send_messages(submission.spec, new)
+    multi_job_store.send_messages(submission.spec, new)
     return _make_accepted(bulk, new)
 
 
@@ -149,7 +149,7 @@ def _check_parameters(items: Sequence[BulkItem]) -> None:
     """Raise `InvalidInput` if parameters that all items share are too large to be stored with each job."""
     given = items[0].parameters
     if given and all(item.parameters is given for item in items):
-        bulk_store.check_parameter_size(given, len(items))
+        multi_job_store.check_parameter_size(given, len(items))
 
 
 def _make_bulk(submission: BulkSubmission) -> Bulk:
@@ -225,6 +225,6 @@ def _store(bulk: Bulk, new: Sequence[NewJob]) -> None:
     Raises `IntegrityError` if the idempotency key is taken, and `StoreUnavailable` if the bulk may have been stored.
     """
     statements = list(job_rows.split_by_size(job.row for job in new))
-    with bulk_store.run_in_transaction(bulk):
+    with multi_job_store.run_in_transaction(bulk):
         bulk.save(force_insert=True)
-        bulk_store.insert_grouped_rows(statements)
+        multi_job_store.insert_grouped_rows(statements)

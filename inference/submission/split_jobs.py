@@ -15,7 +15,7 @@ from inference.catalog.specs import ModelSpec
 from inference.models import Job
 from inference.store import job_rows
 from inference.store.job_messages import make_message
-from inference.submission import admission, bulk_store
+from inference.submission import admission, multi_job_store
 from inference.submission.submissions import Terms
 from inference.telemetry import tracing
 
@@ -35,7 +35,7 @@ def split_into_parts(spec: ModelSpec, inputs: Any, parameters: Mapping[str, Any]
     request_validation.check_rows(spec, max((part.size for part in parts), default=size))
     if len(parts) < 2:
         return []
-    bulk_store.check_parameter_size(parameters, len(parts))
+    multi_job_store.check_parameter_size(parameters, len(parts))
     return parts
 
 
@@ -58,11 +58,14 @@ def store_whole(terms: Terms, whole: Job, parts: Sequence[Part]) -> None:
         bulk_index=None,
         **traced,
     )
-    common = bulk_store.SharedColumns(job_rows.make_row_copier(of_all), make_message(whole))
+    common = multi_job_store.SharedColumns(job_rows.make_row_copier(of_all), make_message(whole))
     new = [common.make_job(part.size, part.length, inputs=part.inputs, place=part.place) for part in parts]
     statements = list(job_rows.split_by_size([row, *(job.row for job in new)]))
-    with admission.reserve_places(terms, [whole.id, *(job.id for job in new)]), bulk_store.run_in_transaction(whole):
-        bulk_store.insert_grouped_rows(statements)
+    with (
+        admission.reserve_places(terms, [whole.id, *(job.id for job in new)]),
+        multi_job_store.run_in_transaction(whole),
+    ):
+        multi_job_store.insert_grouped_rows(statements)
     whole._state.adding = False
     # They are sent at once, unless the caller has a transaction of its own.
-    transaction.on_commit(lambda: bulk_store.send_messages(terms.spec, new))
+    transaction.on_commit(lambda: multi_job_store.send_messages(terms.spec, new))

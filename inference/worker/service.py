@@ -86,7 +86,7 @@ class WorkerService:
         self.pool.start_and_end_processes()
 
 
-def make_service(catalog: Catalog, selection: ModelSelection, options: WorkerOptions) -> WorkerService:
+def prepare_worker_service(catalog: Catalog, selection: ModelSelection, options: WorkerOptions) -> WorkerService:
     """Plan the replicas, prepare this process for them, and return their service.
 
     Raises `ValueError` for devices that cannot be chosen.

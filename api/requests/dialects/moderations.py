@@ -14,7 +14,7 @@ from api.requests.dialects.base import (
     read_priority,
     refuse_unknown_fields,
 )
-from api.requests.dialects.generation.messages import read_content
+from api.requests.dialects.generation.chat_messages import read_content
 from inference.catalog.specs import HARMLESS_LABELS
 from inference.errors import make_field_error
 from inference.submission.submissions import Submission

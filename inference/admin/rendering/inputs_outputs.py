@@ -46,7 +46,7 @@ def render_pairs(
         yield None, render_value(inputs, link, ("inputs",)), answer
 
 
-def count_left_out(inputs: object) -> int:
+def count_omitted_inputs(inputs: object) -> int:
     """Return how many inputs `render_pairs` leaves out."""
     return max(0, len(inputs) - MOST_ITEMS) if isinstance(inputs, list) and not _is_chat(inputs) else 0
 

@@ -47,7 +47,7 @@ def render_payload(job: Job) -> JobPayload:
     if job.parts and isinstance(found.get("output"), list):
         found["output"] = found["output"][: len(inputs)]
     pairs = list(inputs_outputs.render_pairs(inputs, found.get("output"), link))
-    left = inputs_outputs.count_left_out(inputs) if not job.parts else max(0, job.size - len(inputs))
+    left = inputs_outputs.count_omitted_inputs(inputs) if not job.parts else max(0, job.size - len(inputs))
     return JobPayload(pairs=pairs, left=left, problems=problems)
 
 

@@ -307,11 +307,11 @@ FEEDS: dict[str, Feed] = {
         prepare=task_inputs.read_text_or_pair, batched=True, scores_texts=True, preprocess=CUT
     ),
     "text-ranking": Pairs(prepare=task_inputs.read_pair, batched=True, scores_texts=True, preprocess=SECOND_CUT),
-    "feature-extraction": States(prepare=task_inputs.read_text, batched=True, reads_states=True, preprocess=CUT),
+    "feature-extraction": States(prepare=task_inputs.truncate_text, batched=True, reads_states=True, preprocess=CUT),
     "fill-mask": Masked(prepare=task_inputs.read_masked_text, batched=True, preprocess={"tokenizer_kwargs": CUT}),
     "token-classification": TextFeed(prepare=task_inputs.read_long_text, batched=True),
     "zero-shot-classification": ZeroShotTextFeed(
-        prepare=task_inputs.read_text,
+        prepare=task_inputs.truncate_text,
         batched=True,
         scores_texts=True,
         parameters={"candidate_labels": ["one", "other"]},

@@ -36,7 +36,7 @@ def read_string(value: object) -> str:
     return value
 
 
-def read_text(value: object, pipe: Pipeline) -> str:
+def truncate_text(value: object, pipe: Pipeline) -> str:
     """Return as much of a text as the model can read."""
     return cut_to_tokens(pipe.tokenizer, read_string(value))
 
@@ -82,14 +82,14 @@ def _count_tokens(text: str, pipe: Pipeline) -> int:
 
 def read_text_or_pair(value: object, pipe: Pipeline) -> Any:
     if isinstance(value, dict):
-        return read_fields(value, pipe, text=read_text, text_pair=read_text)
-    return read_text(value, pipe)
+        return read_fields(value, pipe, text=truncate_text, text_pair=truncate_text)
+    return truncate_text(value, pipe)
 
 
 def read_pair(value: object, pipe: Pipeline) -> Any:
     if not isinstance(value, dict) or value.keys() != {"text", "text_pair"}:
         raise InvalidInput('An input must be {"text": "the query", "text_pair": "a text"}.')
-    found = read_fields(value, pipe, text=read_text, text_pair=read_text)
+    found = read_fields(value, pipe, text=truncate_text, text_pair=truncate_text)
     _require_room_beside(found["text"], pipe.tokenizer, whole=value["text"])
     return {name: [part] for name, part in found.items()}  # In lists, since a lone empty text is taken for no text.
 
@@ -109,7 +109,7 @@ def _require_room_beside(query: str, tokenizer: PreTrainedTokenizerBase, *, whol
 
 
 def read_masked_text(value: object, pipe: Pipeline) -> str:
-    mask, found = pipe.tokenizer.mask_token, read_text(value, pipe)
+    mask, found = pipe.tokenizer.mask_token, truncate_text(value, pipe)
     if not 1 <= found.count(mask) <= MAX_MASKS:
         raise InvalidInput(f"The text must contain {mask}, the place to fill, from 1 to {MAX_MASKS} times.")
     return found

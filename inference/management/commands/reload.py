@@ -38,7 +38,7 @@ class Command(BaseCommand):
         known_at = time.monotonic() + WEB_S
         found = worker_catalogs.compare_with_wanted(living, wanted)
         self.stdout.write(f"{found}." if found else FOLLOWED)
-        self.known = {worker.pk: worker_catalogs.get_failure_counts(worker) for worker in living}
+        self.known = {worker.pk: worker_catalogs.get_load_failure_counts(worker) for worker in living}
         self._wait_for_workers(wanted, timeout)
         if found:
             time.sleep(max(0.0, known_at - time.monotonic()))

@@ -89,7 +89,7 @@ def _prepare(worker: Any) -> None:
     Raises `ValueError` if an option cannot be combined with models.
     """
     from inference.worker.celery_worker import control
-    from inference.worker.service import WorkerOptions, make_service
+    from inference.worker.service import WorkerOptions, prepare_worker_service
 
     models = lookup.get_catalog()
     is_ours = concurrency.get_implementation(worker.pool_cls) is TaskPool
@@ -110,7 +110,7 @@ def _prepare(worker: Any) -> None:
         most_calls=worker.max_tasks_per_child,
         most_kib=worker.max_memory_per_child,
     )
-    worker.service = service = make_service(models, selection, options)
+    worker.service = service = prepare_worker_service(models, selection, options)
     worker.concurrency = service.replicas.plan.replicas
     signals.worker_shutting_down.connect(lambda **_: service.heartbeat.announce_stop(), weak=False)
     control.override_commands(service.housekeeping)

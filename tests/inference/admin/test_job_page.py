@@ -198,7 +198,7 @@ class ValueTests(AdminCase):
         self.assertTrue(all("<svg" in str(output) for _, _, output in shown))
         self.assertEqual(len(list(inputs_outputs.render_pairs(["x"] * 500, None, str))), inputs_outputs.MOST_ITEMS)
         counts = (1, inputs_outputs.MOST_ITEMS, 500)
-        self.assertEqual([inputs_outputs.count_left_out(["x"] * count) for count in counts], [0, 0, 480])
+        self.assertEqual([inputs_outputs.count_omitted_inputs(["x"] * count) for count in counts], [0, 0, 480])
 
     def test_a_vector_is_drawn(self) -> None:
         shown = self.shown("a", [0.5, -0.5] * 200)

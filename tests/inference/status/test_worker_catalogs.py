@@ -61,7 +61,7 @@ class CatalogTests(TestCase):
             self.assertEqual(
                 list(worker_catalogs.explain_failed_reload(row, WANTED, {WANTED["a"].digest: 1})), expected
             )
-            self.assertEqual(worker_catalogs.get_failure_counts(row), {WANTED["a"].digest: tries})
+            self.assertEqual(worker_catalogs.get_load_failure_counts(row), {WANTED["a"].digest: tries})
 
     def test_models_that_no_worker_was_started_for_are_named(self) -> None:
         self.assertEqual(worker_catalogs.find_unselected_models([worker(entry("a"))], WANTED), ["b"])

@@ -19,7 +19,7 @@ from api.requests.dialects.base import (
     refuse_unknown_fields,
     refuse_unserved_fields,
 )
-from api.requests.dialects.generation import answer_grammars, messages, tools
+from api.requests.dialects.generation import answer_grammars, chat_messages, tools
 from inference.catalog import tasks
 from inference.catalog.input_checks import TOKENS, is_token_list
 from inference.catalog.neutral_values import OPENAI, is_neutral
@@ -57,7 +57,7 @@ def read_chat(document: object, spec: ModelSpec | None = None) -> Completion:
     `UnknownModel`.
     """
     given = read_non_null_fields(document)
-    return make_chat_completion(given, spec, messages.read_messages(given.get("messages")))
+    return make_chat_completion(given, spec, chat_messages.read_messages(given.get("messages")))
 
 
 def make_chat_completion(given: dict[str, Any], spec: ModelSpec | None, chat: list[dict[str, Any]]) -> Completion:

@@ -19,7 +19,7 @@ from api.requests.dialects.base import (
     refuse_unserved_fields,
     replace_beginning,
 )
-from api.requests.dialects.generation import completions, messages, tools
+from api.requests.dialects.generation import chat_messages, completions, tools
 from inference.catalog.neutral_values import OPENAI, OPENAI_IGNORED, Neutral
 from inference.catalog.sizes.lengths import RESPONSE_FIELDS
 from inference.catalog.specs import ModelSpec
@@ -190,7 +190,7 @@ def _read_input(given: Mapping[str, Any], before: list[Mapping[str, Any]]) -> li
         return [*first, *map(dict, before), {"role": "user", "content": value}]
     if not isinstance(value, list) or not value:
         raise make_field_error("input", "must be a string, or a list of messages and calls.")
-    messages.refuse_large_arguments("input", _list_arguments(value))
+    chat_messages.refuse_large_arguments("input", _list_arguments(value))
     called = {call["id"]: call["function"]["name"] for call in _list_calls(before)}
     chat: list[dict[str, Any]] = []
     for index, item in enumerate(value):
@@ -226,18 +226,18 @@ def _read_item(where: str, item: object, called: dict[str, str]) -> dict[str, An
         case {"role": role, "content": content} if kind == "message":
             if content in ([], None) and role == "assistant":
                 content = ""
-            read = messages.read_content(f"{where}.content", content, TEXTS, PART)
-            return {"role": messages.read_role(f"{where}.role", role), "content": read}
+            read = chat_messages.read_content(f"{where}.content", content, TEXTS, PART)
+            return {"role": chat_messages.read_role(f"{where}.role", role), "content": read}
         case {"call_id": str(call_id), "name": str(name), "arguments": str(text)} if kind == "function_call":
             called[call_id] = name
-            arguments = messages.read_arguments(f"{where}.arguments", text)
+            arguments = chat_messages.read_arguments(f"{where}.arguments", text)
             return {
                 "role": "assistant",
                 "content": "",
-                "tool_calls": [messages.make_template_call(call_id, name, arguments)],
+                "tool_calls": [chat_messages.make_template_call(call_id, name, arguments)],
             }
         case {"call_id": call_id, "output": output} if kind == "function_call_output":
-            read = messages.read_content(f"{where}.output", output, TEXTS, PART)
-            return {"role": "tool", "content": read, **messages.read_call_id(f"{where}.call_id", call_id, called)}
+            read = chat_messages.read_content(f"{where}.output", output, TEXTS, PART)
+            return {"role": "tool", "content": read, **chat_messages.read_call_id(f"{where}.call_id", call_id, called)}
     kinds = "a message, a function_call or a function_call_output with its fields"
     raise make_field_error(where, f"must be {kinds}; other items are not served.")

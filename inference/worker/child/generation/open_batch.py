@@ -337,7 +337,7 @@ class OpenBatch:
     def _compute_lease_end(self, beside_s: float = 0.0) -> float:
         return time.monotonic() + beside_s + self.spec.time_limit_s + transitions.LEASE_MARGIN_S
 
-    def drop_jobs(self) -> None:
+    def drop_all_jobs(self) -> None:
         """Give up all jobs that have not ended, and keep nothing of them."""
         for running in list(self.jobs.values()):
             self._drop_job(running)

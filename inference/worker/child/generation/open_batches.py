@@ -43,7 +43,7 @@ class OpenBatches:
             return batch.run_steps(claimed, is_last=call.is_last)
         except BaseException as error:
             engine_calls.raise_if_device_failed(error)  # this process ends then, with all open batches
-            batch.drop_jobs()
+            batch.drop_all_jobs()
             raise
         finally:
             if not batch.jobs:
@@ -67,7 +67,7 @@ class OpenBatches:
     def _close_batch(self, batch: OpenBatch) -> None:
         logger.warning("batch=%s closed with %d jobs: the main process does not continue it", batch.id, len(batch.jobs))
         del self.batches[batch.id]
-        batch.drop_jobs()
+        batch.drop_all_jobs()
 
     def run_all_to_end(self) -> None:
         """Run all open batches to their end, as no other call follows.

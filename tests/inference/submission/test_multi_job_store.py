@@ -16,7 +16,7 @@ from inference.broker.address import get_queue_name
 from inference.catalog.lookup import get_spec
 from inference.catalog.reader import parse_catalog
 from inference.models import Job
-from inference.submission import bulk, bulk_store
+from inference.submission import bulk, multi_job_store
 from inference.submission.submissions import BulkItem, BulkSubmission
 from inference.upkeep import reconcile
 from inference.values.priority import Priority
@@ -52,7 +52,7 @@ class PackTests(TransactionTestCase):
 
     def test_a_message_has_a_bounded_number_of_jobs_and_fewer_where_the_broker_counts_messages(self) -> None:
         spec = dataclasses.replace(SPEC, max_batch_size=1000)
-        for is_redis, most in ((True, bulk_store.PACKED), (False, bulk_store.PACKED_AMQP)):
+        for is_redis, most in ((True, multi_job_store.PACKED), (False, multi_job_store.PACKED_AMQP)):
             sent: list[Any] = []
             with (
                 self.subTest(is_redis=is_redis),
