@@ -15,7 +15,7 @@ from django.db.models import Model
 from inference.streams.hub import StreamHub
 from inference.web_process.finish_listener import Listener
 from inference.web_process.queue_counter import QueueCounter
-from inference.web_process.rates import Rates
+from inference.web_process.rate_limits import Rates
 from inference.web_process.request_figures import RequestFigures
 from inference.web_process.wait_slots import WaitSlots
 from inference.web_process.writer import Writer

@@ -69,8 +69,8 @@ def may_manage_key(user: PermissionsMixin | AnonymousUser, key: ApiKey | None) -
 class ApiKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not generic at run time
     about = "An API key lets a client call the API in the name of a user. Add one, or use manage.py create_api_key."
     list_display = (
-        "shown_start", "name", "owner", "state_now", "last_used", "requests", "a_minute", "request_share", "expires",
-        "jobs",
+        "shown_start", "name", "owner", "state_now", "last_used", "requests", "request_rate", "request_share",
+        "expires", "jobs",
     )  # fmt: skip
     list_filter = ("owner",)
     list_select_related = ("owner",)
@@ -108,7 +108,7 @@ class ApiKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not generic at
         return f"{key.used_day / key.of_all:.1%}" if key.of_all else "-"
 
     @admin.display(description="requests/min", ordering="used_hour")
-    def a_minute(self, key: Any) -> str:
+    def request_rate(self, key: Any) -> str:
         """Return the requests a minute over the current hour and the one before it, and the limit if there is one."""
         now = clock.get_database_time()
         most = auth.choose_limit(key.requests_per_minute, settings.API_KEY_RATE)

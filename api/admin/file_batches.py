@@ -14,7 +14,7 @@ from django.urls import URLPattern, path, reverse
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
-from api.admin.stored_files import find_by_public_id, link_file
+from api.admin.stored_files import find_by_public_id, render_file_link
 from api.file_batches.batches import cancel_batch
 from api.file_batches.progress import Progress, count_outcomes, measure_progress
 from api.models import BatchStatus, FileBatch
@@ -93,9 +93,9 @@ class FileBatchAdmin(ReadOnlyAdmin):
     finalizing = display.make_column("finalizing", "finalizing_at", display.format_moment)
     cancelling = display.make_column("cancelling", "cancelling_at", display.format_moment)
     ended = display.make_column("ended", "ended_at", display.format_moment)
-    input_shown = display.make_column("input", "input_file", link_file)
-    output_shown = display.make_column("output", "output_file", link_file)
-    errors_shown = display.make_column("errors", "error_file", link_file)
+    input_shown = display.make_column("input", "input_file", render_file_link)
+    output_shown = display.make_column("output", "output_file", render_file_link)
+    errors_shown = display.make_column("errors", "error_file", render_file_link)
     metadata_shown = display.make_column("metadata", "metadata", display.format_json)
     api_key = display.make_column("API key", "key_start", lambda start: f"{display.escape_text(start)}…")
     request_id_shown = display.make_column("request id", "request_id", display.escape_text)
@@ -130,10 +130,10 @@ class FileBatchAdmin(ReadOnlyAdmin):
             "per_minute": progress.per_minute and format_rate(progress.per_minute),
             "failed": f"{progress.failed:,}",
             "outcomes": [
-                (status, code, f"{count:,}", link_jobs(row, status, code))
+                (status, code, f"{count:,}", make_job_list_url(row, status, code))
                 for status, code, count in count_outcomes(row)
             ],
-            "jobs": link_jobs(row),
+            "jobs": make_job_list_url(row),
             "can_cancel": row.status in CANCELLABLE,
             "may_cancel": self.has_steer_permission(request),
         }
@@ -163,7 +163,7 @@ class FileBatchAdmin(ReadOnlyAdmin):
             self.message_user(request, f"Not changed: {left:,}, which ended or are about to end.", messages.WARNING)
 
 
-def link_jobs(batch: FileBatch, status: str = "", error_code: str = "") -> str:
+def make_job_list_url(batch: FileBatch, status: str = "", error_code: str = "") -> str:
     """Return the URL of the list of a batch's jobs, or of those with this status and error code."""
     query = {"bulk": batch.id, "status__exact": status, "error_code": error_code}
     chosen = urlencode({name: value for name, value in query.items() if value})

@@ -34,7 +34,7 @@ def find_by_public_id(rows: QuerySet[M], term: str, prefix: str) -> QuerySet[M]:
     return rows.filter(pk=parse_uuid(term.strip().removeprefix(prefix))) if term.strip() else rows
 
 
-def link_file(file: StoredFile) -> SafeString | str:
+def render_file_link(file: StoredFile) -> SafeString | str:
     if file.state != FileState.STORED:
         return display.NONE
     url = reverse("admin:api_storedfile_download", args=[file.pk])
@@ -66,7 +66,7 @@ class StoredFileAdmin(ReadOnlyAdmin):
 
     @admin.display(description="download")
     def content(self, file: StoredFile) -> SafeString | str:
-        return link_file(file)
+        return render_file_link(file)
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[StoredFile]:
         """Return the files that are complete, as the API does."""

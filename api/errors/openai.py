@@ -45,7 +45,7 @@ def find_dialect_name(request: HttpRequest) -> str:
     return "openai"
 
 
-def map_status(status: int) -> int:
+def translate_status(status: int) -> int:
     """Return the status that OpenAI uses where this service uses `status`."""
     return BAD_REQUEST if status == UNPROCESSABLE else status
 
@@ -56,7 +56,7 @@ def reshape_problem(request: HttpRequest, answer: HttpResponse) -> HttpResponse:
         return answer
     inputs = next((INPUTS[part] for part in request.path_info.split("/") if part in INPUTS), "prompt")
     problems.replace_body(answer, make_error_document(problem, inputs=inputs))
-    answer.status_code = map_status(answer.status_code)
+    answer.status_code = translate_status(answer.status_code)
     is_same = request.method == "GET" or "HTTP_IDEMPOTENCY_KEY" in request.META
     again = _may_be_sent_again(problem, is_same)
     if again is not None:

@@ -193,7 +193,7 @@ def _write_problem(answer: HttpResponse, endpoint: Endpoint, job: Job, custom_id
     """Write the status and the body with which the endpoint would have answered."""
     problem = problems.read_problem(answer) or {}
     document = openai.make_error_document(problem, inputs=endpoint.inputs)
-    line = _encode_line(job, custom_id, (openai.map_status(problem["status"]), codec.write_json(document)))
+    line = _encode_line(job, custom_id, (openai.translate_status(problem["status"]), codec.write_json(document)))
     results.failed += 1
     results.errors.write(line)
 

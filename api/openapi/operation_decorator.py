@@ -55,7 +55,7 @@ class ProblemForm:
 
 SERVICE = ProblemForm(ProblemShown, CONTENT_TYPE)
 COMPLETING = ProblemForm(ProblemShown)
-OPENAI = ProblemForm(OpenAIProblemShown, status_of=lambda code, status: openai.map_status(status))
+OPENAI = ProblemForm(OpenAIProblemShown, status_of=lambda code, status: openai.translate_status(status))
 COHERE = ProblemForm(RetrievalProblemShown)
 TEI = ProblemForm(RetrievalProblemShown, status_of=cohere_tei.map_tei_status)
 

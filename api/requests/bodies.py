@@ -132,7 +132,7 @@ def cancels_on_disconnect(query: Mapping[str, str]) -> bool:
     return value is not None
 
 
-def read_flag(query: Mapping[str, str], name: str) -> bool:
+def read_query_flag(query: Mapping[str, str], name: str) -> bool:
     """Return True if the query's parameter is `true`. Raises `ApiError` if it is neither true, false nor missing."""
     if query.get(name, "false") not in ("true", "false"):
         raise ApiError(f"{name} must be true or false.")

@@ -152,13 +152,13 @@ def _raise_blocked(reason: str) -> NoReturn:
 
 
 @functools.lru_cache(maxsize=2)
-def connect_publisher(url: str) -> KombuPublisher:
+def make_publisher(url: str) -> KombuPublisher:
     return KombuPublisher(url)
 
 
 def get_publisher() -> KombuPublisher:
     """Return the broker at BROKER_URL."""
-    return connect_publisher(settings.CELERY_BROKER_URL)
+    return make_publisher(settings.CELERY_BROKER_URL)
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ from inference.batching.shares import ONE_IN
 from inference.catalog import lookup
 from inference.catalog.specs import ModelSpec
 from inference.models import Job, Status
-from inference.status import owners, workers
+from inference.status import owner_queues, workers
 from inference.status.workers import Remembered
 from inference.values.priority import PATIENT
 
@@ -51,7 +51,7 @@ def find_position(job: Job) -> QueuePosition:
         count += _count_up_to_limit(queued.filter(priority=job.priority, pk__lt=job.pk))
     if count >= EXACT_UP_TO:
         count = max(count, _estimate_jobs_ahead(job))
-    if count > 1 and (counts := owners.count_waiting_jobs(job.model, job.priority)):
+    if count > 1 and (counts := owner_queues.count_waiting_jobs(job.model, job.priority)):
         own = _count_up_to_limit(queued.filter(priority=job.priority, owner=job.owner_id, pk__lt=job.pk))
         if own < EXACT_UP_TO:
             count = min(count, _count_ahead_in_turn(job.model, counts, job.priority, job.owner_id, own))
@@ -63,7 +63,7 @@ def count_jobs_ahead(model: str, priority: int, owner: Hashable) -> int:
 
     It is `sys.maxsize` if too many jobs wait to count them.
     """
-    counts = owners.count_waiting_jobs(model, priority)
+    counts = owner_queues.count_waiting_jobs(model, priority)
     if counts is None:
         return sys.maxsize
     return _count_ahead_in_turn(model, counts, priority, owner, counts.get((priority, owner), 0))

@@ -19,7 +19,7 @@ def get_channel_name() -> str:
     return f"{settings.SERVICE_PREFIX}inference.finished"
 
 
-def publish_finished(ids: Collection[UUID]) -> None:
+def publish_finished_jobs(ids: Collection[UUID]) -> None:
     """Publish to all processes that the jobs are finished.
 
     If the notice cannot be sent, the requests that wait for these jobs find out by a slow poll.

@@ -75,7 +75,7 @@ def record_outcomes(
         recorded, ended = _record_held(batch, outcomes, batch_size, beside or {})
     failpoints.reach("after_record")
     failpoints.reach("before_notify")
-    notices.publish_finished([*(outcome.job_id for outcome in outcomes), *ended])
+    notices.publish_finished_jobs([*(outcome.job_id for outcome in outcomes), *ended])
     failpoints.reach("after_notify")
     return recorded
 

@@ -145,7 +145,7 @@ def cancel_jobs_with_parts(ids: Collection[UUID]) -> Counter[str]:
         _end_locked([row[1:] for row in held], Status.CANCELLED)
         wholes.cancel_parts(Job.objects.filter(whole__in=ids, status__in=WAITING))
     if held:
-        notices.publish_finished(ids)
+        notices.publish_finished_jobs(ids)
     return Counter(status for status, *_ in held)
 
 
@@ -229,7 +229,7 @@ def _end_jobs(jobs: QuerySet[Job], ids: Collection[UUID], status: Status, **valu
         held = list(_lock_jobs(jobs.filter(pk__in=ids)).values_list("pk", "model", "whole"))
         _end_locked(held, status, **values)
     if held:
-        notices.publish_finished(ids)
+        notices.publish_finished_jobs(ids)
     return len(held)
 
 

@@ -126,7 +126,7 @@ def finish_wholes() -> None:
                 end = _end_whole(whole, failure)
                 _count_end(model, end)
         if end:
-            notices.publish_finished([whole])
+            notices.publish_finished_jobs([whole])
 
 
 def _count_end(model: str, end: str) -> None:

@@ -10,7 +10,7 @@ from inference.catalog.specs import Catalog, ModelSpec
 from inference.engines.artifacts import memory
 from inference.fields.ids import make_row_id
 from inference.telemetry import logs
-from inference.worker.dispatch import Dispatcher
+from inference.worker.dispatcher import Dispatcher
 from inference.worker.maintenance.heartbeat import Heartbeat, WorkerSnapshot
 from inference.worker.maintenance.housekeeping import Housekeeping
 from inference.worker.processes import process_launcher
@@ -21,7 +21,7 @@ from inference.worker.replicas.registry import ReplicaRegistry
 from inference.worker.replicas.served_models import ModelSelection, ServedModels
 from inference.worker.scheduling.backlog import Backlog
 from inference.worker.scheduling.residency_controller import ResidencyController
-from inference.worker.scheduling.unfetched_jobs import UnfetchedJobs
+from inference.worker.scheduling.unfetched_jobs import UnfetchedJobFinder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +42,7 @@ class WorkerService:
         self.replicas = ReplicaRegistry(plan, selection.select_entries(catalog))
         self.served = ServedModels(self.replicas, selection)
         self.residency = ResidencyController(self.replicas)
-        self.unfetched = UnfetchedJobs(plan.worker)
+        self.unfetched = UnfetchedJobFinder(plan.worker)
         self.heartbeat = Heartbeat(plan, options.node, self.make_snapshot)
         self.housekeeping = Housekeeping(self.heartbeat, self.replicas)
         self.housekeeping.add_chore(self.served.update_releasable_models)

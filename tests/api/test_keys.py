@@ -21,7 +21,7 @@ from inference.models import Job
 from inference.store import job_rows
 from inference.submission import jobs
 from inference.values.priority import Priority
-from inference.web_process import rates
+from inference.web_process import rate_limits
 from tests.api.base import ApiTestCase, Response
 from tests.api.test_streams import WORDS, StreamCase
 from tests.clocks import database_clock
@@ -188,15 +188,15 @@ class QuotaTests(ApiTestCase):
 
     def test_a_tenth_of_a_minute_s_worth_is_allowed_at_once_and_then_one_in_its_time(self) -> None:
         for moment, waits in ((1000, [0.0, 0.0, 3.0]), (1003, [0.0, 3.0])):
-            own = rates.Rates()
-            with patch.object(rates, "LUA", rates.LUA.replace("redis.call('TIME')", f"{{{moment}, 0}}")):
+            own = rate_limits.Rates()
+            with patch.object(rate_limits, "LUA", rate_limits.LUA.replace("redis.call('TIME')", f"{{{moment}, 0}}")):
                 self.assertEqual([own.count_against_rate("somebody", 20) for _ in waits], waits)
 
     def test_the_rate_is_kept_without_the_broker_too(self) -> None:
-        own = rates.Rates()
+        own = rate_limits.Rates()
         no_broker = patch.object(redis_client, "get_client", side_effect=redis.ConnectionError)
         breaker = patch.object(redis_client, "breaker", redis_client.make_breaker())
-        with no_broker as get, breaker, patch.object(rates, "time", Mock(monotonic=lambda: 1000.0)):
+        with no_broker as get, breaker, patch.object(rate_limits, "time", Mock(monotonic=lambda: 1000.0)):
             waits = [own.count_against_rate("somebody", 20) for _ in range(3)]
         self.assertEqual(waits, [0.0, 0.0, 3.0])
         self.assertEqual(get.call_count, 1, "the others do not wait for it")

@@ -69,7 +69,7 @@ class StoredCompletionView(ApiView):
     @operations.not_described
     def get(self, request: HttpRequest, completion_id: str) -> HttpResponseBase:
         job = self.get_visible_completion_job(completion_id)
-        is_streamed = bodies.read_flag(request.GET, "stream")
+        is_streamed = bodies.read_query_flag(request.GET, "stream")
         refuse_unused_parameter(request, is_streamed)
         if is_streamed:
             completions.refuse_streamed_echo(job.parameters)

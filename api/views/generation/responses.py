@@ -66,8 +66,8 @@ class ResponseView(ApiView):
     @operations.get_response
     def get(self, request: HttpRequest, response_id: str) -> HttpResponseBase:
         job = get_response_job(self.principal, response_id)
-        bodies.read_flag(request.GET, "include_obfuscation")
-        if not bodies.read_flag(request.GET, "stream"):
+        bodies.read_query_flag(request.GET, "include_obfuscation")
+        if not bodies.read_query_flag(request.GET, "stream"):
             if "starting_after" in request.GET:
                 raise ApiError("starting_after: is for events; send stream=true with it.")
             return codec.make_json_response(make_response(job))

@@ -26,7 +26,7 @@ from inference.catalog import lookup, specs
 from inference.catalog.parameters import ParameterSpec
 from inference.catalog.specs import ModelSpec
 from inference.models import Job, PausedModel, Status, Worker
-from inference.status import owners, queue_position, worker_catalogs, workers
+from inference.status import owner_queues, queue_position, worker_catalogs, workers
 from inference.store import pauses_and_drains
 from inference.values.priority import Priority
 
@@ -94,7 +94,11 @@ def list_waiting_owners(model: str) -> list[dict[str, Any]]:
     runs, about; None while the speed is not known.
     """
     jobs: dict[Any, dict[str, int]] = defaultdict(dict)
-    counts = owners.count_waiting_jobs(model, Priority.LOW) or owners.count_waiting_jobs(model, Priority.NORMAL) or {}
+    counts = (
+        owner_queues.count_waiting_jobs(model, Priority.LOW)
+        or owner_queues.count_waiting_jobs(model, Priority.NORMAL)
+        or {}
+    )
     for (priority, owner), count in sorted(counts.items(), key=lambda line: line[0][0]):
         jobs[owner][str(Priority(priority).label)] = count
     most = sorted(jobs, key=lambda owner: -sum(jobs[owner].values()))[:OWNERS]

@@ -167,7 +167,7 @@ class Channel(virtual.Channel):
         self.fetches.remove_queue(queue)
         if not self.fetches.queues:
             self.fetches.settle()
-            self.qos.put_back_or_defer(self.fetches.take_unread())
+            self.qos.put_back_or_defer(self.fetches.take_arrived_messages())
 
     def basic_get(self, queue: str, no_ack: bool = False, **kwargs: Any) -> Any:
         """Take one message of a queue that is not consumed; None if it has none."""
@@ -212,10 +212,10 @@ class Channel(virtual.Channel):
                 connection.connect()
             self.connection.watch(connection, self.broadcasts.read)
 
-    def keep_bindings(self) -> None:
+    def refresh_bindings(self) -> None:
         """Keep the bindings of consumed queues that expire."""
         expiries = {queue: self._expiries_ms[queue] for queue in self._takers if queue in self._expiries_ms}
-        self.bindings.keep(
+        self.bindings.refresh_bindings(
             [
                 (exchange, self.typeof(exchange).prepare_bind(queue, exchange, routing_key, arguments), expiry_ms)
                 for queue, expiry_ms in expiries.items()
@@ -253,14 +253,14 @@ class Channel(virtual.Channel):
             message = self.Message(raw, channel=self)
         except Exception as error:
             logger.error("not a message, dropped from %s: %r: %.200r", queue, error, text)
-            self.qos.forget(tag)
+            self.qos.acknowledge_or_defer(tag)
             return
         callback, no_ack = taker
         if no_ack:
-            self.qos.forget(tag)
+            self.qos.acknowledge_or_defer(tag)
         else:
             patient = (address.make_queue_key(queue, step) for step in self.priority_steps if step >= PATIENT)
-            self.qos.keep(raw, tag, key, is_patient=key in patient)
+            self.qos.keep_message(raw, tag, key, is_patient=key in patient)
         try:
             callback(message)
         except redis.RedisError:

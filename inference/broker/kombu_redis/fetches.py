@@ -93,7 +93,7 @@ class Fetches:
             logger.warning("no answer to a fetch, whose connection is made anew")
             self._link.disconnect()
 
-    def take_unread(self) -> list[Unacked]:
+    def take_arrived_messages(self) -> list[Unacked]:
         """Return the messages that were fetched and not handed over, and forget them."""
         unread = [message for _, message in self._arrived]
         self._arrived.clear()

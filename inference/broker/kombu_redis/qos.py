@@ -74,7 +74,7 @@ class QoS:
         self._pid = os.getpid()
         atexit.register(self._restore_at_exit)
 
-    def keep(self, raw: dict[str, Any], tag: str, key: str, *, is_patient: bool) -> None:
+    def keep_message(self, raw: dict[str, Any], tag: str, key: str, *, is_patient: bool) -> None:
         """Add a message; the fetch has recorded it in the server already."""
         self._drop(tag)  # the tag is known if the message was held for too long, and has come again
         jobs = max(1, min(raw["headers"].get("jobs", 1), MOST_PACKED))
@@ -114,9 +114,9 @@ class QoS:
     def ack(self, tag: str) -> None:
         """Acknowledge a message; broadcasts, which are not held, need none."""
         if tag in self._held:
-            self.forget(tag)
+            self.acknowledge_or_defer(tag)
 
-    def forget(self, tag: str) -> None:
+    def acknowledge_or_defer(self, tag: str) -> None:
         """Have the server forget a message, with the next fetch, or at once if there is no event loop to send one."""
         self._drop(tag)
         self.acked.append(tag)
@@ -237,7 +237,9 @@ class QoS:
         self._is_over = True
         messages = self._take_all() if self.restore_at_shutdown else []
         self.try_to_settle_earlier_channels()
-        unsettled = Unsettled(self.take_acks_to_send(), messages + self.channel.fetches.take_unread(), self.lost_fetch)
+        unsettled = Unsettled(
+            self.take_acks_to_send(), messages + self.channel.fetches.take_arrived_messages(), self.lost_fetch
+        )
         try:
             self._settle_messages(unsettled)
         except (redis.RedisError, OSError) as error:

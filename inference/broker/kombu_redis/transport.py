@@ -59,7 +59,7 @@ class Transport(virtual.Transport):
         self._timers = [
             loop.call_repeatedly(RESTORE_S, self.restore_messages),
             loop.call_repeatedly(HEALTH_S, self.check_health),
-            loop.call_repeatedly(KEEP_S, self.keep_bindings),
+            loop.call_repeatedly(KEEP_S, self.refresh_bindings),
         ]
 
     def close_connection(self, connection: virtual.Transport) -> None:
@@ -82,7 +82,7 @@ class Transport(virtual.Transport):
     def _run_turn(self, limit_s: float) -> bool:
         """Send what is due, and read answers for which it waits `limit_s` at most; return True if there were any."""
         self.begin_turn()
-        self.keep_bindings()
+        self.refresh_bindings()
         with selectors.DefaultSelector() as selector:
             for fd in self._readers:
                 selector.register(fd, selectors.EVENT_READ)
@@ -128,9 +128,9 @@ class Transport(virtual.Transport):
             channel.fetches.drop_overdue_connection()
             channel.broadcasts.check_health()
 
-    def keep_bindings(self) -> None:
+    def refresh_bindings(self) -> None:
         for channel in list(self.channels):
             try:
-                channel.keep_bindings()
+                channel.refresh_bindings()
             except (redis.RedisError, OSError) as error:
                 logger.warning("the bindings of queues that expire are kept later: %s", error)

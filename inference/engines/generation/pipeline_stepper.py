@@ -91,7 +91,7 @@ class PipelineStepper(Stepper):
         self.leave(key)
         if found is None:
             return Progress(key=key)
-        if found.is_scored:
+        if found.needs_prompt_logprobs:
             return Progress(key=key, answer=TimedOut("Its time was over before its prompt was read."))
         found.end_row("length")
         answer = self._requests.make_answer(found)
@@ -124,7 +124,7 @@ class PipelineStepper(Stepper):
 
     def _get_piece(self, row: GeneratedRow) -> int:
         """Return how many tokens of new prompts a step reads that reads this row's."""
-        return min(self._piece, self._scored_piece) if row.is_scored else self._piece
+        return min(self._piece, self._scored_piece) if row.needs_prompt_logprobs else self._piece
 
     # Joining and leaving the cells
 
@@ -194,7 +194,7 @@ class PipelineStepper(Stepper):
             return []
         oldest = self._new[0]
         is_long = self._is_cpu or 2 * _count_unread_tokens(oldest) > self._piece
-        if oldest.cache is None and is_long and not oldest.is_scored:  # the prefix cache has no scores
+        if oldest.cache is None and is_long and not oldest.needs_prompt_logprobs:  # the prefix cache has no scores
             # Such a row is read alone, not beside others.
             oldest.cache = self.prefixes.find_prefix(oldest.tokens)
         if _count_unread_tokens(oldest) > self._get_piece(oldest):
@@ -217,7 +217,7 @@ class PipelineStepper(Stepper):
             return [oldest]
         length = len(oldest.tokens)
         others = [row for row in self._new if row is not oldest and row.cache is None]
-        others = [row for row in others if row.is_scored == oldest.is_scored]
+        others = [row for row in others if row.needs_prompt_logprobs == oldest.needs_prompt_logprobs]
         group, longest = [oldest], length
         for row in sorted(others, key=lambda row: abs(len(row.tokens) - length)):
             longest = max(longest, len(row.tokens))
@@ -229,7 +229,7 @@ class PipelineStepper(Stepper):
     def _read_next_piece(self, rows: Sequence[GeneratedRow]) -> list[Any]:
         [row] = rows
         self._forwards.prefill_piece(row, self._get_piece(row))
-        self.prefixes.keep_prefix(row.tokens[: row.tokens_read], row.cache.layers, 0)
+        self.prefixes.keep_prefix(row.tokens[: row.cached_token_count], row.cache.layers, 0)
         return [None]
 
     def _choose_first_tokens(self, rows: Sequence[GeneratedRow]) -> list[Any]:
@@ -337,7 +337,7 @@ def _may_wait(row: GeneratedRow, *, is_alone: bool) -> bool:
 
 
 def _count_unread_tokens(row: GeneratedRow) -> int:
-    return len(row.tokens) - row.tokens_read
+    return len(row.tokens) - row.cached_token_count
 
 
 def _is_memory_short(outcome: object) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from django.db import DatabaseError, InterfaceError, ProgrammingError
 
 from inference.status import readiness, workers
-from inference.status.attention import fleet, infrastructure, jobs
+from inference.status.attention import infrastructure, jobs, models_and_workers
 from inference.status.attention.item import AttentionItem, order_items_by_cause
 from inference.store import pauses_and_drains
 
@@ -47,13 +47,13 @@ def _find_row_items() -> Iterator[AttentionItem]:
     living = list(workers.select_living_workers())
     paused = pauses_and_drains.list_paused_models()
     unserved = {name: why for name, why in readiness.find_unserved_reasons(living).items() if name not in paused}
-    yield from fleet.find_refused_models_file(living)
-    yield from fleet.find_unserved_models(unserved, living)
-    yield from fleet.find_paused_models()
-    yield from fleet.find_gone_workers(living)
-    yield from fleet.find_worker_items(living)
+    yield from models_and_workers.find_refused_models_file(living)
+    yield from models_and_workers.find_unserved_models(unserved, living)
+    yield from models_and_workers.find_paused_models()
+    yield from models_and_workers.find_gone_workers(living)
+    yield from models_and_workers.find_worker_items(living)
     yield from jobs.find_long_queues(living, quiet={*unserved, *paused})
     yield from jobs.find_unusual_failures()
     yield from jobs.find_undelivered_webhooks()
     yield from jobs.find_waiting_file_batches()
-    yield from fleet.find_stopped_retention()
+    yield from models_and_workers.find_stopped_retention()

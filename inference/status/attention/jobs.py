@@ -16,8 +16,8 @@ from inference.fields.ids import make_first_id
 from inference.figures import sample, series
 from inference.models import TERMINAL, Bulk, Figure, Grain, Job, Webhook, WebhookState, Worker
 from inference.status import queue_position, workers
-from inference.status.attention.fleet import BROKER
 from inference.status.attention.item import AttentionItem
+from inference.status.attention.models_and_workers import BROKER
 from inference.telemetry.plurals import format_count
 from inference.webhooks.delivery import parse_host
 

@@ -17,7 +17,7 @@ from inference.batching.queue import Item, check_items
 from inference.broker import kombu_json
 from inference.broker.messages import MOST_PACKED
 from inference.worker.celery_worker.consumer import JobConsumer
-from inference.worker.dispatch import Dispatcher
+from inference.worker.dispatcher import Dispatcher
 
 logger = logging.getLogger(__name__)
 

@@ -33,7 +33,7 @@ class TaskPool(BasePool):
 
     def on_start(self) -> None:
         if self.replicas:
-            self.replicas.start_missing()
+            self.replicas.start_missing_process()
 
     def register_with_event_loop(self, loop: Any) -> None:
         self._loop = loop

@@ -92,7 +92,7 @@ def _find_state(replicas: ReplicaRegistry, spec: ModelSpec, lazy: LazyStatus, wh
         if spec.name not in lazy.models:
             return ModelState.LOADING
         return ModelState.NOT_LOADED if spec.name in lazy.able else ModelState.FAILED
-    if spec.name in replicas.leaving_models:
+    if spec.name in replicas.removed_models:
         return ModelState.DRAINING
     if spec.name in replicas.runnable and _is_current(replicas, spec):
         return ModelState.READY

@@ -74,7 +74,7 @@ class ProcessLauncher:
         """Start a process that calls `function`, and pass it, or the error, to `then`."""
         self._run_in_thread(lambda: self._start_process(function, arguments), then)
 
-    def wait_for_exit(self, process: BaseProcess, then: Callable[[int | None], object]) -> None:
+    def call_on_exit(self, process: BaseProcess, then: Callable[[int | None], object]) -> None:
         """Wait until a process has ended, and pass its exit code to `then`; None if the code is not known.
 
         A process that does not end soon is killed.

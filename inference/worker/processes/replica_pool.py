@@ -66,7 +66,7 @@ class ReplicaPool:
 
     # Processes
 
-    def start_missing(self) -> None:
+    def start_missing_process(self) -> None:
         """Have a process started for the first replica that has none and may have one; the others follow."""
         if self.is_closed or self._is_starting:
             return
@@ -105,7 +105,7 @@ class ReplicaPool:
             if self.is_closed:
                 process.stop_sending_calls()
                 process.kill()
-        self.start_missing()
+        self.start_missing_process()
 
     def register_with_loop(self, loop: Any, on_idle: Callable[[], object] = bool) -> None:
         """Have this event loop of kombu's call the pool from now on. Calls that run are not affected.
@@ -197,7 +197,7 @@ class ReplicaPool:
         process.note_closed()
         process.note_exit_wait()
         self._stop_watching(process.connection, process.writer, process.process.sentinel)
-        self._launcher.wait_for_exit(
+        self._launcher.call_on_exit(
             process.process, self._guard_callback(lambda exit_code: self._note_process_end(process, exit_code))
         )
 
@@ -215,7 +215,7 @@ class ReplicaPool:
         if not self.is_closed:
             self.replicas.note_end(process.index)
             self._on_idle()
-        self.start_missing()
+        self.start_missing_process()
 
     def start_and_end_processes(self) -> None:
         """Start, restart and end children as time passes. Runs twice a second.
@@ -239,7 +239,7 @@ class ReplicaPool:
             useless = self.processes.get(index)
             if useless and not useless.calls and not self._has_open_batch(useless.pid):
                 self.end_process(useless.pid)
-        self.start_missing()
+        self.start_missing_process()
 
     def _end_overdue_processes(self) -> None:
         """End children that should have ended, and notice the end of children of which nothing else tells."""
@@ -336,7 +336,7 @@ class ReplicaPool:
     def _takes_calls(self, process: ReplicaProcess) -> bool:
         if process.is_closed or process.is_given_up:
             return False
-        return self._has_open_batch(process.pid) or (self.replicas.may_run(process.pid) and not process.is_worn)
+        return self._has_open_batch(process.pid) or (self.replicas.can_take_call(process.pid) and not process.is_worn)
 
     # Models
 
@@ -430,5 +430,5 @@ class ReplicaPool:
             process.kill()
             if not process.is_reaped:
                 process.note_exit_wait()
-                self._launcher.wait_for_exit(process.process, lambda _: None)
+                self._launcher.call_on_exit(process.process, lambda _: None)
         self._launcher.stop_thread()

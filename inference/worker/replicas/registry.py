@@ -65,7 +65,7 @@ class ReplicaRegistry:
     def set_catalog(self, catalog: Catalog) -> None:
         """Run the models of this catalog from now on.
 
-        A model that it does not list any more is run until `release_model`.
+        A model that it does not list any more is run until `drop_removed_model`.
         """
         self.catalog = dict(catalog)
         self._try_anew()
@@ -84,14 +84,14 @@ class ReplicaRegistry:
         for replica in self.replicas:
             replica.forget_obsolete_failures(self.goal.keys())
 
-    def release_model(self, name: str) -> None:
+    def drop_removed_model(self, name: str) -> None:
         """Stop running a model that is not in the catalog any more and has no jobs left."""
         self.specs = {other: spec for other, spec in self.specs.items() if other != name}
         logger.info("worker=%s model=%s is gone from the models file, and no job of it is left", self.plan.worker, name)
         self._choose_entries()
 
     @property
-    def leaving_models(self) -> frozenset[str]:
+    def removed_models(self) -> frozenset[str]:
         """The models that are not in the catalog, and run for the jobs that they still have."""
         return frozenset(self.specs.keys() - self.catalog.keys())
 
@@ -172,7 +172,7 @@ class ReplicaRegistry:
             replica.note_fatal_load(killer, self.goal.keys())
         if replica.is_up:
             had = replica.ready & self._runs
-            if self.may_run(replica.pid):
+            if self.can_take_call(replica.pid):
                 replica.count_end()
         else:
             replica.note_missing_report(self._explain_failed_load(replica), had)
@@ -276,7 +276,7 @@ class ReplicaRegistry:
         states = (replica.models.get(spec.digest, READY) for replica in self.replicas)
         return next((state for state in states if state != READY), "")
 
-    def may_run(self, pid: int) -> bool:
+    def can_take_call(self, pid: int) -> bool:
         """Return True if this child can be given a call."""
         return bool(self._list_runnable_entries(pid))
 
@@ -316,7 +316,9 @@ class ReplicaRegistry:
 
     def works_ahead(self, pid: int) -> bool:
         """Return True if this child can be given more calls than the one that it runs."""
-        return self.may_run(pid) and any(r.pid == pid and self.plan.works_ahead(i) for i, r in enumerate(self.replicas))
+        return self.can_take_call(pid) and any(
+            r.pid == pid and self.plan.works_ahead(i) for i, r in enumerate(self.replicas)
+        )
 
     def get_shared_state(self, pid: int) -> SharedState | None:
         return next((replica.shared for replica in self.replicas if replica.pid == pid), None)
@@ -347,7 +349,7 @@ class ReplicaRegistry:
     @property
     def able_child_count(self) -> int:
         """The number of children that can be given a call, now or after the one that they run."""
-        return sum(replica.pid is not None and self.may_run(replica.pid) for replica in list(self.replicas))
+        return sum(replica.pid is not None and self.can_take_call(replica.pid) for replica in list(self.replicas))
 
     def may_start(self, index: int) -> bool:
         replica = self.replicas[index]
@@ -407,7 +409,9 @@ class ReplicaRegistry:
         for replica in free:
             if untried := self._list_untried_entries(replica):
                 return replica, replica.ready | untried
-        lacking = [replica for replica in free if self.may_run(replica.pid or 0) and not goal.keys() <= replica.ready]
+        lacking = [
+            replica for replica in free if self.can_take_call(replica.pid or 0) and not goal.keys() <= replica.ready
+        ]
         if lacking and self.try_at <= time.monotonic():
             replica = min(lacking, key=lambda replica: replica.retry_at)
             return replica, replica.ready | self._select_entries_to_try(replica)
@@ -453,7 +457,7 @@ class ReplicaRegistry:
             if replica.is_up
             and replica.retry_at <= now
             and replica.pid
-            and not self.may_run(replica.pid)
+            and not self.can_take_call(replica.pid)
             and self.goal
             and not self._list_untried_entries(replica)
         ]

@@ -67,11 +67,11 @@ class ServedModels:
             replicas.set_catalog(self.selection.select_entries(models))
             replicas.note_file_digest(digest_catalog(models))
             now = time.monotonic()
-            self._left_at = {name: self._left_at.get(name, now) for name in replicas.leaving_models}
-        for name in replicas.leaving_models & self._jobless.keys():
+            self._left_at = {name: self._left_at.get(name, now) for name in replicas.removed_models}
+        for name in replicas.removed_models & self._jobless.keys():
             # The model may have come back meanwhile.
             if self._jobless[name] == self._left_at[name] and has_no_jobs_of(name):
-                replicas.release_model(name)
+                replicas.drop_removed_model(name)
 
     def update_releasable_models(self) -> None:
         """Update which models have no job left, in another thread, which may wait for the database."""

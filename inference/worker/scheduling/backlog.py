@@ -87,7 +87,7 @@ class Backlog:
                 known.requests.append(request)
             if item.alone and self.queues[model].remove(item.id):
                 known.item = item
-                self.isolation.hold_until_alone(known)
+                self.isolation.hold_lone_job(known)
             return
         if item.priority < PATIENT:
             self._hurried_at = time.monotonic()
@@ -98,7 +98,7 @@ class Backlog:
             item=item, model=model, requests=[request] if request else [], is_from_row=not request
         )
         if item.alone:
-            self.isolation.hold_until_alone(held)
+            self.isolation.hold_lone_job(held)
         else:
             self.queues[model].add(item)
 

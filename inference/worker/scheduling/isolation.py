@@ -85,7 +85,7 @@ class Isolation:
         now = time.monotonic()
         return [part for part in self.parts if part.not_before <= now and part.jobs[0].model in models]
 
-    def hold_until_alone(self, held: HeldJob) -> None:
+    def hold_lone_job(self, held: HeldJob) -> None:
         """Hold a job back until it can run alone."""
         self.parts.append(RetryGroup(jobs=[held], not_before=0.0))
 
@@ -106,11 +106,11 @@ class Isolation:
         now = time.monotonic()
         return min((part.not_before - now for part in self.parts if part.jobs[0].model in models), default=None)
 
-    def run_batch_again(self, batch: Batch, after_s: float = 0.0) -> None:
+    def retry_same_batch(self, batch: Batch, after_s: float = 0.0) -> None:
         """Run a batch again as it is."""
         self._add_group(list(batch.jobs), batch.search, after_s)
 
-    def run_joining_jobs_again(self, jobs: Sequence[HeldJob]) -> None:
+    def retry_joining_jobs(self, jobs: Sequence[HeldJob]) -> None:
         """Run jobs again that were to join an open batch in a call that was forgotten."""
         self._add_group(list(jobs))
 
@@ -129,7 +129,7 @@ class Isolation:
         """Run a batch again later that could not begin."""
         after_s = self.backoff.take_next_pause_s()
         logger.error("batch=%s not begun, tried again in %.1f s: %s", batch.id, after_s, logs.describe_error(cause))
-        self.run_batch_again(batch, after_s)
+        self.retry_same_batch(batch, after_s)
 
     def retry_blocked_batch(self, batch: Batch, cause: BaseException) -> None:
         """Run a batch again later that waited for something else than its engine, such as a lock of the database.
@@ -140,7 +140,7 @@ class Isolation:
             held.times_stuck += 1
         after_s = min(STUCK_S * max(held.times_stuck for held in batch.jobs), LONGEST_STUCK_S)
         logger.error("batch=%s killed, tried again in %.0f s: %s", batch.id, after_s, logs.describe_error(cause))
-        self.run_batch_again(batch, after_s)
+        self.retry_same_batch(batch, after_s)
 
     def retry_after_worker_suspension(self, batch: Batch, cause: BaseException) -> None:
         """Run a batch again whose time limit ended while the worker itself was stopped.
@@ -154,7 +154,7 @@ class Isolation:
             held.times_suspended += 1
         why = logs.describe_error(cause)
         logger.error("batch=%s lost, the worker was stopped for %.1f s meanwhile: %s", batch.id, batch.suspended_s, why)
-        self.run_batch_again(batch)
+        self.retry_same_batch(batch)
 
     def run_halves(self, batch: Batch, cause: BaseException, after_s: float = 0.0) -> None:
         """Run the halves of a batch, and the jobs that its search has not run yet.

@@ -114,7 +114,7 @@ class Settlement:
         """Run a batch again that was lost by no fault of its jobs."""
         for held in batch.jobs:
             held.note_batch_end(batch.id)
-        self.backlog.isolation.run_batch_again(batch)
+        self.backlog.isolation.retry_same_batch(batch)
 
     def _release_jobs(self, jobs: Sequence[HeldJob], report: BatchReport) -> None:
         for held in jobs:
@@ -137,7 +137,7 @@ class Settlement:
         if isinstance(cause, errors.ModelUnavailable):  # raised before the claim: the rows are unchanged
             self.backlog.isolation.retry_unbegun_batch(batch, cause)
             return
-        self._spare_threads.give_up_threads(batch)
+        self._spare_threads.withhold_threads(batch)
         for held in batch.jobs:
             held.note_batch_end(batch.id)
         if isinstance(cause, errors.DeviceFailed):
@@ -146,7 +146,7 @@ class Settlement:
             self.backlog.isolation.retry_blocked_batch(batch, cause)
         elif isinstance(cause, ProcessLost) and self._is_innocent(batch):
             logger.error("batch=%s of %d lost: its process ended, perhaps of another batch", batch.id, len(batch.jobs))
-            self.backlog.isolation.run_batch_again(batch)
+            self.backlog.isolation.retry_same_batch(batch)
         elif isinstance(cause, ProcessLost):
             if cause.is_past_limit and batch.suspended_s > SUSPENDED * batch.spec.time_limit_s:
                 self.backlog.isolation.retry_after_worker_suspension(batch, cause)

@@ -102,7 +102,7 @@ class SpareThreads:
             paces = self._get_paces(batch)
             (paces.observe_spare if batch.spare_threads else paces.observe_own)(report.engine_s / work)
 
-    def give_up_threads(self, batch: Batch) -> None:
+    def withhold_threads(self, batch: Batch) -> None:
         """Give the threads up for a while, since a call with them ended its process or ran past its time limit."""
         if batch.spare_threads:
             self._get_paces(batch).give_up()

@@ -20,8 +20,8 @@ from uuid import UUID
 from inference import clock
 from inference.batching.queue import Item
 from inference.models import TERMINAL, Job
-from inference.status import owners, workers
-from inference.status.owners import OwnerQueue
+from inference.status import owner_queues, workers
+from inference.status.owner_queues import OwnerQueue
 from inference.store.job_messages import make_message
 from inference.worker.chores import run_chore
 from inference.worker.scheduling.backlog import Backlog
@@ -46,7 +46,7 @@ class LookQuestion(NamedTuple):
     waiting: Sequence[str]  # ids of the waiting jobs that are held
 
 
-class UnfetchedJobs(threading.Thread):
+class UnfetchedJobFinder(threading.Thread):
     """The thread that looks for jobs of owners and priorities of which a full worker holds none.
 
     It also finds the held jobs that have ended, because they were cancelled or run from their row: they are in the way.
@@ -100,12 +100,12 @@ class UnfetchedJobs(threading.Thread):
         if question is None or not question.rows:
             return
         self._look_for_peers()
-        with owners.disable_sorting():
-            lines, self._after = owners.find_owner_queues_with_jobs(question.rows, after=self._after)
+        with owner_queues.disable_sorting():
+            lines, self._after = owner_queues.find_owner_queues_with_jobs(question.rows, after=self._after)
             missed = [line for line in lines if self._is_mine(line) and _make_line_key(line) not in question.lines][
                 :MOST_JOBS
             ]
-            jobs = owners.read_first_jobs(missed, most=MOST_JOBS // max(1, len(missed)))
+            jobs = owner_queues.read_first_jobs(missed, most=MOST_JOBS // max(1, len(missed)))
         several = Counter(line.model for line in missed)
         for (model, *_), line in itertools.groupby(jobs, key=lambda job: (job.model, job.priority, job.owner_id)):
             rows, most = (figures[model] // several[model] for figures in (question.rows, question.jobs))
@@ -156,7 +156,7 @@ def _question(backlog: Backlog, calls: int) -> LookQuestion:
 
 
 def _make_line_key(line: OwnerQueue) -> tuple[str, int, str | None]:
-    return line.model, line.priority, owners.format_owner_id(line.owner)
+    return line.model, line.priority, owner_queues.format_owner_id(line.owner)
 
 
 def _take_portion(jobs: Iterable[Job], rows: int, most: int) -> Iterator[Job]:

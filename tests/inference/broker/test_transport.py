@@ -628,12 +628,12 @@ class BindingTests(OnOwnBroker):
             self.client.sadd(f"_kombu.binding.{exchange}", "x")
             self.client.zadd("_kombu.binding_deadlines", {exchange: 1})
         self.client.sadd("_kombu.binding_permanent.stays", "x")
-        consumer.channel.connection.keep_bindings()
+        consumer.channel.connection.refresh_bindings()
         self.assertTrue(self.client.exists("_kombu.binding.gone"))
         consumer.consumer.add_queue(Queue("answers", Exchange("replies"), routing_key="r", expires=10.0))
         consumer.consumer.consume()
         self.client.delete("_kombu.binding.replies")
-        consumer.channel.connection.keep_bindings()
+        consumer.channel.connection.refresh_bindings()
         self.assertEqual(consumer.channel.get_table("replies"), [("r", "", "answers")])
         self.assertEqual(self.client.zrange("_kombu.binding_deadlines", 0, -1), [b"replies"])
         self.assertFalse(self.client.exists("_kombu.binding.gone"))
@@ -645,7 +645,7 @@ class BindingTests(OnOwnBroker):
         consumer.consumer.consume()
         self.client.config_set("maxmemory", 1)
         with self.assertLogs("inference.broker", "WARNING"):
-            consumer.channel.connection.keep_bindings()
+            consumer.channel.connection.refresh_bindings()
 
 
 class NoMessageTests(OnOwnBroker):

@@ -167,7 +167,7 @@ class RecordTests(TestCase):
 class NoticeTests(TestCase):
     def test_a_notice_is_published_once_a_job_has_ended_and_not_before(self) -> None:
         job, batch = make_job(), uuid4()
-        with patch.object(notices, "publish_finished") as publish:
+        with patch.object(notices, "publish_finished_jobs") as publish:
             claim(job, batch=batch)
             transitions.requeue_stopped_worker_jobs(Q(pk=job.pk))
             transitions.expire_jobs()
@@ -191,7 +191,7 @@ class NoticeTests(TestCase):
                 Job.objects.filter(pk=job.pk).update(expires_at=timezone.now() - AN_HOUR)
             else:
                 claim(job, batch=batch, alone=True)
-            with self.subTest(how), patch.object(notices, "publish_finished") as publish:
+            with self.subTest(how), patch.object(notices, "publish_finished_jobs") as publish:
                 end(job)
                 publish.assert_called_once_with([job.pk])
                 job.refresh_from_db()

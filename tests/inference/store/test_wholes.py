@@ -120,7 +120,7 @@ class EndTests(WholeCase):
     def test_its_notice_is_published_when_it_ends_and_not_before(self) -> None:
         batch = claim(*self.parts)
         for number, part in enumerate(self.parts):
-            with patch.object(notices, "publish_finished") as publish:
+            with patch.object(notices, "publish_finished_jobs") as publish:
                 record(batch, answer(part))
             (ids,) = publish.call_args.args
             self.assertEqual(self.whole.pk in ids, number == 3)
@@ -150,7 +150,7 @@ class EndTests(WholeCase):
     def test_it_is_cancelled_with_its_parts_and_stays_so(self) -> None:
         batch = claim(self.parts[0], self.parts[1])
         record(batch, answer(self.parts[0]))
-        with patch.object(notices, "publish_finished") as publish:
+        with patch.object(notices, "publish_finished_jobs") as publish:
             self.assertEqual(transitions.cancel_jobs_with_parts([self.whole.pk])["running"], 1)
         self.assertIn(self.whole.pk, publish.call_args.args[0])
         self.assertEqual(self.statuses(), ["succeeded", "cancelled", "cancelled", "cancelled"])
@@ -206,7 +206,7 @@ class HousekeepingTests(WholeCase):
 
     def test_what_was_recorded_by_who_knows_of_no_wholes_is_settled(self) -> None:
         Job.objects.filter(whole=self.whole.pk).update(status=Status.SUCCEEDED, output=["x"])
-        with patch.object(notices, "publish_finished") as publish:
+        with patch.object(notices, "publish_finished_jobs") as publish:
             wholes.finish_wholes()
             wholes.finish_wholes()
         publish.assert_called_once_with([self.whole.pk])
@@ -289,7 +289,7 @@ class RaceTests(TransactionTestCase):
     def count_notices(self, whole: Job, calls: Sequence[Callable[[], object]]) -> int:
         """How often who waits for the whole is told of its end."""
         ids: list[UUID] = []
-        with patch.object(notices, "publish_finished", ids.extend):
+        with patch.object(notices, "publish_finished_jobs", ids.extend):
             at_once(calls)
         whole.refresh_from_db()
         return ids.count(whole.pk)

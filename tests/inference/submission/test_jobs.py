@@ -126,7 +126,7 @@ class JobsTests(TransactionTestCase):
         Job.objects.update(status=Status.SUCCEEDED, output=[1.0])
 
         def notify() -> list[Job]:
-            notices.publish_finished([Job.objects.get().pk])
+            notices.publish_finished_jobs([Job.objects.get().pk])
             return answers
 
         eventually(notify)

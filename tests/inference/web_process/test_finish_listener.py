@@ -49,7 +49,7 @@ class ListenerTests(TransactionTestCase):
         """Again and again: the listener may not have subscribed yet."""
 
         def publish_and_check() -> bool:
-            notices.publish_finished(ids)
+            notices.publish_finished_jobs(ids)
             return condition()
 
         eventually(publish_and_check, "the notice is heard")
@@ -67,7 +67,7 @@ class ListenerTests(TransactionTestCase):
         with self.listener.expect_any_finish([uuid4(), self.job.id]) as hints:
 
             def publish_and_wait() -> set[UUID]:
-                notices.publish_finished([self.job.id])
+                notices.publish_finished_jobs([self.job.id])
                 return hints.wait(0.0)
 
             self.assertEqual(eventually(publish_and_wait, "the notice is heard"), {self.job.id})
@@ -150,7 +150,7 @@ class ListenerTests(TransactionTestCase):
             away = patch.multiple(redis_client, get_client=lambda found=client: found, breaker=breaker)
             with self.subTest(error), away, self.assertLogs("inference.store.notices", "WARNING"):
                 for _ in range(3):
-                    notices.publish_finished([self.job.id])
+                    notices.publish_finished_jobs([self.job.id])
             self.assertEqual((client.publish.call_count, breaker.is_open()), (calls, is_open))
 
     def test_a_waiting_request_holds_no_database_connection(self) -> None:

@@ -46,12 +46,12 @@ class GeneratedRow:
         self.token_logprobs = find_logprobs_processor(self.processors or ())
 
     @property
-    def tokens_read(self) -> int:
+    def cached_token_count(self) -> int:
         """Number of tokens that its own cache holds."""
         return int(self.cache.get_seq_length()) if self.cache is not None else 0
 
     @property
-    def is_scored(self) -> bool:
+    def needs_prompt_logprobs(self) -> bool:
         """True if log probabilities of its prompt are still to be computed."""
         return self.prompt_logprobs is not None and not self.prompt_logprobs.is_complete
 

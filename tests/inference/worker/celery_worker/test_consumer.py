@@ -25,7 +25,7 @@ from inference.worker.replicas.devices import Plan
 from inference.worker.replicas.registry import ReplicaRegistry
 from inference.worker.scheduling.held_jobs import Batch
 from project.celery import app
-from tests.inference.worker.test_dispatch import make_dispatcher
+from tests.inference.worker.test_dispatcher import make_dispatcher
 
 PID = 4711
 CATALOG = {name: ModelSpec(name=name, engine="x:Y") for name in ("a", "b")}

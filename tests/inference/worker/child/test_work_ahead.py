@@ -25,10 +25,10 @@ from inference.worker.child.batch_run import BatchRun
 from inference.worker.child.connection import ChildCall, MainConnection
 from inference.worker.child.loaded_models import LoadedModels
 from inference.worker.child.work_ahead import WorkAheadLoop
-from inference.worker.dispatch import STUCK_S
+from inference.worker.dispatcher import STUCK_S
 from inference.worker.scheduling.held_jobs import HeldJob
 from tests.conditions import PATIENCE_S, eventually
-from tests.inference.worker.test_dispatch import CATALOG, PID, DispatcherCase
+from tests.inference.worker.test_dispatcher import CATALOG, PID, DispatcherCase
 
 
 class Gated(Engine):

@@ -33,7 +33,7 @@ from inference.worker.processes.replica_process import ReplicaProcess
 from inference.worker.replicas.devices import Plan
 from inference.worker.replicas.registry import ReplicaRegistry
 from tests.conditions import PATIENCE_S, eventually
-from tests.inference.worker.test_dispatch import stop_clock
+from tests.inference.worker.test_dispatcher import stop_clock
 
 MORE_THAN_A_PIPE = 3_000_000  # bytes that it holds
 
@@ -76,8 +76,8 @@ class PoolCase(TestCase):
         self.kept: set[int] = set()  # children in which a batch is open
         self.pool = self.make_pool(**self.options)
         self.pool.register_with_loop(self.hub)
-        self.hub.call_repeatedly(0.02, self.pool.start_missing)
-        self.pool.start_missing()
+        self.hub.call_repeatedly(0.02, self.pool.start_missing_process)
+        self.pool.start_missing_process()
         self.until(lambda: len(self.pool.find_idle_pids()) == self.count, "all are up")
         self.answers: list[Any] = []
 
@@ -420,7 +420,7 @@ class NotStartedTests(PoolCase):
     def test_so_it_is_as_the_worker_starts(self) -> None:
         pool = self.make_pool()
         with self.refuse():
-            pool.start_missing()
+            pool.start_missing_process()
             pool.register_with_loop(self.hub)
             self.until(lambda: self.replicas.have_all_reported and not pool.processes, "it was tried")
         self.assertTrue(self.replicas.have_all_reported)
@@ -435,7 +435,7 @@ class NotStartedTests(PoolCase):
                         ReplicaProcess(0)
         pool = self.make_pool()
         with patch("socket.socketpair", side_effect=refused):
-            pool.start_missing()
+            pool.start_missing_process()
         pool.kill_children()
         self.assertIn("told so", self.replicas.find_load_failure(next(iter(self.replicas.specs.values()))))
         self.assertLess(len(os.listdir("/proc/self/fd")), opened + 9)  # other threads may have opened some

@@ -136,7 +136,7 @@ class LauncherCase(TestCase):
 
     def reap(self, process: BaseProcess) -> Any:
         self.reaped.append(process)
-        return self.wait_for(lambda then: self.launcher.wait_for_exit(process, then))
+        return self.wait_for(lambda then: self.launcher.call_on_exit(process, then))
 
     def look(self, process: BaseProcess) -> Any:
         return self.wait_for(lambda then: self.launcher.request_exit_code(process, then))

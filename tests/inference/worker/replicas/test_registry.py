@@ -15,7 +15,7 @@ from inference.worker.replicas.devices import Plan
 from inference.worker.replicas.registry import SLOW_S, OperatorIntents, ReplicaRegistry
 from inference.worker.replicas.replica import COUNTED_S, LONGEST_PAUSE_S
 from inference.worker.scheduling.residency_controller import LazyStatus
-from tests.inference.worker.test_dispatch import stop_clock
+from tests.inference.worker.test_dispatcher import stop_clock
 
 BROKEN = "no weights"
 CATALOG = {name: ModelSpec(name=name, engine="x:Y") for name in ("a", "b")}
@@ -61,7 +61,7 @@ class ReplicasTests(TestCase):
         return following[0] if following else None
 
     def able(self) -> list[int]:
-        return [pid for pid in (FIRST, SECOND) if self.replicas.may_run(pid)]
+        return [pid for pid in (FIRST, SECOND) if self.replicas.can_take_call(pid)]
 
     def test_what_is_held_back_stays_loaded_and_begins_nothing(self) -> None:
         self.load(FIRST)
@@ -585,12 +585,12 @@ class ChangeTests(TestCase):
     def test_a_removed_model_is_run_until_it_is_released(self) -> None:
         self.follow(CATALOG["b"])
         self.assertEqual(
-            (set(self.runs()), self.replicas.leaving_models, self.next_assignment()), ({"a", "b"}, {"a"}, None)
+            (set(self.runs()), self.replicas.removed_models, self.next_assignment()), ({"a", "b"}, {"a"}, None)
         )
         self.assertEqual(sorted(self.states()), [("a", "", "draining"), ("b", "", "ready")])
         with self.assertNoLogs("inference.worker.replicas.registry", "ERROR"):
-            self.replicas.release_model("a")
-        self.assertEqual((set(self.runs()), self.replicas.leaving_models), ({"b"}, set()))
+            self.replicas.drop_removed_model("a")
+        self.assertEqual((set(self.runs()), self.replicas.removed_models), ({"b"}, set()))
         self.assertEqual(self.next_assignment(), (FIRST, [("b", "")]))
 
     def test_what_no_replica_could_load_is_replaced_at_once(self) -> None:

@@ -101,4 +101,4 @@ class ServedModelsTests(TestCase):
         self.write(ONE + TWO)
         self.find_jobless()
         self.follow()
-        self.assertEqual((self.replicas.active_models, self.replicas.leaving_models), ({"one", "two"}, set()))
+        self.assertEqual((self.replicas.active_models, self.replicas.removed_models), ({"one", "two"}, set()))

@@ -12,7 +12,7 @@ from inference.worker.replicas.devices import Plan
 from inference.worker.replicas.registry import ReplicaRegistry
 from inference.worker.scheduling import spare_threads
 from inference.worker.scheduling.spare_threads import FIRST_PAUSE, LEARNT, LONGEST_S, OWN_EVERY, TRUSTED_AFTER
-from tests.inference.worker.test_dispatch import CATALOG, PID, DispatcherCase, Pool, make_dispatcher
+from tests.inference.worker.test_dispatcher import CATALOG, PID, DispatcherCase, Pool, make_dispatcher
 
 OWN_S, FASTER_S, SLOWER_S = 0.001, 0.0006, 0.0012
 KNOWN = 2 * LEARNT  # calls: after the first half a call's cost is known, after the others its time with own threads

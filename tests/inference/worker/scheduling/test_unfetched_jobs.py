@@ -14,10 +14,10 @@ from django.test.utils import CaptureQueriesContext
 from inference.batching.costs import CostModel
 from inference.batching.queue import BatchQueue, Limits
 from inference.models import Job, Status, Worker, WorkerState
-from inference.status import owners
+from inference.status import owner_queues
 from inference.store.job_messages import make_message
 from inference.values.priority import Priority
-from inference.worker.scheduling.unfetched_jobs import MOST_GONE, MOST_JOBS, PORTION_S, UnfetchedJobs, make_item
+from inference.worker.scheduling.unfetched_jobs import MOST_GONE, MOST_JOBS, PORTION_S, UnfetchedJobFinder, make_item
 
 CALLS = 4
 
@@ -28,7 +28,7 @@ class UnfetchedTests(TestCase):
         self.queue = BatchQueue(Limits(max_batch_size=4, max_batch_tokens=8192), CostModel())
         self.backlog = Mock(queues={"echo": self.queue}, held={}, gone_share=0.0)
         self.backlog.replicas.active_models = {"echo"}
-        self.unfetched = UnfetchedJobs(uuid4())
+        self.unfetched = UnfetchedJobFinder(uuid4())
 
     def wait(self, owner: User | None, *, count: int = 1, held: bool = False, **values: Any) -> list[Job]:
         """Make jobs that wait, and have the worker hold them, or not."""
@@ -104,7 +104,9 @@ class UnfetchedTests(TestCase):
         self.assertEqual({job_id for _ in range(3) for job_id in self.found()}, jobs)
 
     def test_owners_of_whom_only_others_run_jobs_are_not_in_the_way(self) -> None:
-        users = User.objects.bulk_create(User(username=f"user {number}") for number in range(owners.MOST_OWNERS + 1))
+        users = User.objects.bulk_create(
+            User(username=f"user {number}") for number in range(owner_queues.MOST_OWNERS + 1)
+        )
         *others, last = users
         for user in others:
             self.wait(user, model="other")
@@ -150,7 +152,7 @@ class UnfetchedTests(TestCase):
         Worker.objects.filter(pk=others[2].pk).update(model_names=["other"])
         found = []
         for worker in others[:2]:
-            self.unfetched = UnfetchedJobs(worker.pk)
+            self.unfetched = UnfetchedJobFinder(worker.pk)
             found.append(set(self.found()))
         self.assertEqual((found[0] | found[1], found[0] & found[1]), (jobs, set()))
         self.assertTrue(all(found))

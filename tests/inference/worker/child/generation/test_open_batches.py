@@ -11,7 +11,7 @@ from inference.batching.room import Room
 from inference.errors import NotYet
 from inference.fields.worker_documents import FirstTokenTimes
 from inference.worker.calls import READY, BatchReport, ChildCommand, LoadReport
-from tests.inference.worker.test_dispatch import CATALOG, PAST_LIMIT, PID, DispatcherCase
+from tests.inference.worker.test_dispatcher import CATALOG, PAST_LIMIT, PID, DispatcherCase
 
 
 class OpenCase(DispatcherCase):
@@ -341,7 +341,7 @@ class EndTests(OpenCase):
         self.pool.closing = True
         self.pool.finish(self.last)
         self.pool.dead.append(PID)
-        with self.assertNoLogs("inference.worker.dispatch", "ERROR"):
+        with self.assertNoLogs("inference.worker.dispatcher", "ERROR"):
             self.dispatcher.end_stuck_and_expired()
 
     def test_a_job_runs_again_once_if_its_child_died_before_it_had_the_call(self) -> None:

@@ -20,7 +20,7 @@ from inference.batching.shares import ONE_IN
 from inference.catalog.specs import ModelSpec
 from inference.errors import DeviceFailed, ModelUnavailable, StoreUnavailable
 from inference.worker.calls import READY, BatchReport, LoadReport, ProcessLost, RemoteError
-from inference.worker.dispatch import GIVE_UP_S, KILL_GRACE_S, STUCK_S, Dispatcher
+from inference.worker.dispatcher import GIVE_UP_S, KILL_GRACE_S, STUCK_S, Dispatcher
 from inference.worker.processes.replica_pool import ReplicaPool
 from inference.worker.replicas.devices import Plan
 from inference.worker.replicas.registry import ReplicaRegistry
@@ -30,7 +30,7 @@ from inference.worker.scheduling.held_jobs import MOST_OVER
 from inference.worker.scheduling.isolation import CRASHES_ALONE, LONGEST_RETRY_S, LONGEST_STUCK_S, MOST_SUSPENSIONS
 from inference.worker.scheduling.residency_controller import ResidencyController
 from inference.worker.scheduling.settlement import SUSPENDED
-from inference.worker.scheduling.unfetched_jobs import UnfetchedJobs
+from inference.worker.scheduling.unfetched_jobs import UnfetchedJobFinder
 from tests.conditions import PATIENCE_S
 
 PID = 4711
@@ -122,7 +122,7 @@ def an_item(**values: Any) -> Item:
 
 
 def make_dispatcher(replicas: ReplicaRegistry, pool: Any, housekeeping: Any = None) -> Dispatcher:
-    residency, unfetched = ResidencyController(replicas), UnfetchedJobs(uuid4())
+    residency, unfetched = ResidencyController(replicas), UnfetchedJobFinder(uuid4())
     return Dispatcher(Backlog(replicas), cast("ReplicaPool", pool), residency, unfetched, housekeeping or Mock())
 
 
@@ -555,7 +555,7 @@ class DispatcherTests(DispatcherCase):
         self.dispatcher.send_next_calls()
         self.dispatcher.drain()
         self.later(CATALOG["a"].time_limit_s)
-        with self.assertNoLogs("inference.worker.dispatch", "WARNING"):
+        with self.assertNoLogs("inference.worker.dispatcher", "WARNING"):
             self.pool.finish(self.last)
 
     def test_no_child_is_stuck_for_the_time_in_which_the_worker_was_stopped(self) -> None:
@@ -609,7 +609,10 @@ class DispatcherTests(DispatcherCase):
         self.last.accept(PID)
         stuck = self.last
         batch.accepted_at -= CATALOG["a"].time_limit_s + STUCK_S + KILL_GRACE_S + 1
-        with patch("inference.worker.dispatch.os.kill") as kill, self.assertLogs("inference.worker.dispatch", "ERROR"):
+        with (
+            patch("inference.worker.dispatcher.os.kill") as kill,
+            self.assertLogs("inference.worker.dispatcher", "ERROR"),
+        ):
             self.dispatcher.end_stuck_and_expired()
             self.dispatcher.end_stuck_and_expired()
             batch.killed_at -= GIVE_UP_S + 1
@@ -1021,7 +1024,7 @@ class TurnTests(DispatcherCase):
         self.assertEqual((list(self.dispatcher.backlog.held), request.events), ([running], [("finished", "")]))
 
     def test_others_are_looked_for_once_as_many_are_held_as_may_be(self) -> None:
-        with patch.object(UnfetchedJobs, "request_look") as request_look:
+        with patch.object(UnfetchedJobFinder, "request_look") as request_look:
             self.dispatcher.send_next_calls()
             self.assertFalse(request_look.called)
             while len(self.dispatcher.backlog.held) < self.dispatcher.prefetch_count:
@@ -1049,6 +1052,6 @@ class TurnTests(DispatcherCase):
         while len(self.dispatcher.backlog.held) < self.dispatcher.prefetch_count:
             self.add(owner="many")
         self.dispatcher.backlog.queues["a"] = BatchQueue(Limits(max_batch_size=8, max_batch_tokens=64), CostModel())
-        with patch.object(UnfetchedJobs, "request_look") as request_look:
+        with patch.object(UnfetchedJobFinder, "request_look") as request_look:
             self.dispatcher.send_next_calls()
         self.assertFalse(request_look.called)

@@ -13,8 +13,8 @@ from django.test import TestCase
 from inference.batching.shares import ONE_IN
 from inference.catalog import lookup
 from inference.models import Job, Status
-from inference.status import owners, queue_position
-from inference.status.owners import OwnerQueue
+from inference.status import owner_queues, queue_position
+from inference.status.owner_queues import OwnerQueue
 from inference.values.priority import Priority
 
 
@@ -36,20 +36,20 @@ class LineTests(OwnersCase):
         self.wait(None)
         self.wait(self.few, status=Status.SUCCEEDED)
         expected = {("echo", 2, self.many.pk), ("echo", 3, self.many.pk), ("other", 2, self.few.pk), ("echo", 2, None)}
-        self.assertEqual(set(owners.find_owner_queues_with_jobs(["echo", "other"])[0]), expected)
+        self.assertEqual(set(owner_queues.find_owner_queues_with_jobs(["echo", "other"])[0]), expected)
         self.assertEqual(
-            owners.find_owner_queues_with_jobs(["other"], after=self.many.pk)[0], [("other", 2, self.few.pk)]
+            owner_queues.find_owner_queues_with_jobs(["other"], after=self.many.pk)[0], [("other", 2, self.few.pk)]
         )
 
     def test_the_first_jobs_of_each_line_come_in_the_order_of_their_ids(self) -> None:
         many, few = self.wait(self.many, 5), self.wait(None, 3)
-        jobs = owners.read_first_jobs([OwnerQueue("echo", 2, self.many.pk), OwnerQueue("echo", 2, None)], most=2)
+        jobs = owner_queues.read_first_jobs([OwnerQueue("echo", 2, self.many.pk), OwnerQueue("echo", 2, None)], most=2)
         self.assertEqual([job.pk for job in jobs], [job.pk for job in (*many[:2], *few[:2])])
-        self.assertEqual(owners.read_first_jobs([], most=2), [])
+        self.assertEqual(owner_queues.read_first_jobs([], most=2), [])
 
     def test_an_owner_is_named_as_in_messages(self) -> None:
         self.assertEqual(
-            (owners.format_owner_id(None), owners.format_owner_id(self.many.pk)), (None, str(self.many.pk))
+            (owner_queues.format_owner_id(None), owner_queues.format_owner_id(self.many.pk)), (None, str(self.many.pk))
         )
 
     @skipUnless(connection.vendor == "postgresql", "SQLite is told which index to read")
@@ -64,10 +64,10 @@ class LineTests(OwnersCase):
             return execute(sql, params, many, context)
 
         self.wait(self.many, 200)
-        with connection.cursor() as cursor, owners.disable_sorting(), connection.execute_wrapper(note_plan):
+        with connection.cursor() as cursor, owner_queues.disable_sorting(), connection.execute_wrapper(note_plan):
             cursor.execute("SET LOCAL random_page_cost = 1000")  # as if the whole table were read sooner
-            owners.read_first_jobs(
-                [*owners.find_owner_queues_with_jobs(["echo"])[0], OwnerQueue("echo", 2, None)], most=2
+            owner_queues.read_first_jobs(
+                [*owner_queues.find_owner_queues_with_jobs(["echo"])[0], OwnerQueue("echo", 2, None)], most=2
             )
         self.assertEqual([plan for plan in plans if "job_queued_by_owners" not in plan], [])
         self.assertGreater(len(plans), 4)
@@ -119,7 +119,7 @@ class PlaceTests(OwnersCase):
 
     def test_where_too_many_wait_to_be_counted_the_order_of_arrival_decides(self) -> None:
         *_, last = self.wait(self.many, 12)
-        with patch.object(owners, "MOST_COUNTED", 10):
+        with patch.object(owner_queues, "MOST_COUNTED", 10):
             (job,) = self.wait(self.few)
             self.assertEqual(
                 (queue_position.find_position(last).position, queue_position.find_position(job).position), (12, 13)

@@ -26,7 +26,7 @@ from inference.worker.scheduling.residency_controller import ResidencyController
 from inference.worker.scheduling.scheduler import Scheduler
 from inference.worker.scheduling.settlement import Settlement
 from inference.worker.scheduling.spare_threads import SpareThreads
-from inference.worker.scheduling.unfetched_jobs import UnfetchedJobs
+from inference.worker.scheduling.unfetched_jobs import UnfetchedJobFinder
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ class Dispatcher:
         backlog: Backlog,
         pool: ReplicaPool,
         residency: ResidencyController,
-        unfetched: UnfetchedJobs,
+        unfetched: UnfetchedJobFinder,
         housekeeping: Housekeeping,
     ) -> None:
         self.backlog = backlog
@@ -269,12 +269,12 @@ class Dispatcher:
             self.backlog.drop_forgotten_job(held)
         if batch.is_open:
             batch.take_out_jobs({held.job_id for held in batch.called})
-            self.backlog.isolation.run_joining_jobs_again([held for held in batch.called if held not in forgotten])
+            self.backlog.isolation.retry_joining_jobs([held for held in batch.called if held not in forgotten])
         else:
             self.backlog.note_batch_end(batch)
             for held in batch.jobs if not self.pool.has_process(batch.pid) else ():
                 held.note_batch_end(batch.id)
-            self.backlog.isolation.run_batch_again(batch)
+            self.backlog.isolation.retry_same_batch(batch)
 
     def drain(self) -> None:
         """Begin nothing more, and give back the jobs that no child process has begun.
