@@ -14,7 +14,7 @@ from django.test import TestCase
 from prometheus_client.parser import text_string_to_metric_families as parsed
 
 from inference.figures import tallies
-from inference.figures.fold import SINCE_EVER
+from inference.figures.rollup import SINCE_EVER
 from inference.models import Figure, Grain, Worker, WorkerState
 from inference.status import attention, metrics
 

@@ -72,7 +72,7 @@ def write_content(row: StoredFile, content: File[bytes], size: int) -> None:
         stored_as = StoredFile.get_storage().save(row.stored_as, content)
     except Exception as error:  # storages of other packages have errors of their own
         logger.exception("file=%s is not stored", row.public_id)
-        remove_file(row)
+        purge_file(row)
         raise StoreUnavailable(NO_ROOM, retry_after_s=60) from error
     StoredFile.objects.filter(pk=row.pk).update(stored_as=stored_as, size=size)
     row.stored_as, row.size = stored_as, size
@@ -103,7 +103,7 @@ def delete_file(row: StoredFile) -> None:
                 f"{reader.public_id} still reads this file. Cancel that batch, or wait for its end.", "file_in_use"
             )
         StoredFile.objects.filter(pk=row.pk).update(state=FileState.DELETED)
-    remove_file(row)
+    purge_file(row)
 
 
 def lock_file(row: StoredFile) -> None:
@@ -112,7 +112,7 @@ def lock_file(row: StoredFile) -> None:
         raise ApiError(f"No such File object: {row.public_id}", "file_not_found")
 
 
-def remove_file(row: StoredFile) -> bool:
+def purge_file(row: StoredFile) -> bool:
     """Remove the content of a file, then its row; return False if the storage fails, and the row stays."""
     StoredFile.objects.filter(pk=row.pk).update(state=FileState.DELETED)
     try:
@@ -124,9 +124,9 @@ def remove_file(row: StoredFile) -> bool:
     return True
 
 
-def remove_old_files() -> int:
+def purge_old_files() -> int:
     """Remove files that have expired, were deleted, or were never complete. Returns their number."""
-    removed = sum(map(remove_file, _select_removable_files().order_by("pk")[:REMOVED_AT_ONCE]))
+    removed = sum(map(purge_file, _select_removable_files().order_by("pk")[:REMOVED_AT_ONCE]))
     if removed:
         logger.info("%d files removed, which had expired or were deleted", removed)
     return removed

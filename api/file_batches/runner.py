@@ -21,7 +21,7 @@ from django.db.models.functions import Now
 
 from api.errors.problems import ApiError
 from api.file_batches.batches import remove_old_batches
-from api.file_batches.files import find_file, open_content, remove_old_files
+from api.file_batches.files import find_file, open_content, purge_old_files
 from api.file_batches.line_submitter import LineSubmitter, Overtaken
 from api.file_batches.results import Results, store_results_file, write_results
 from api.file_batches.validation import check_file
@@ -98,7 +98,7 @@ class BatchRunner:
 
     def _sweep(self) -> None:
         if time.monotonic() > self._swept_at + SWEPT_EVERY_S:
-            remove_old_files()
+            purge_old_files()
             remove_old_batches()
             self._swept_at = time.monotonic()
 

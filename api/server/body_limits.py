@@ -9,7 +9,7 @@ from typing import Any
 
 from django.conf import settings
 
-UPLOAD = "api.upload"  # key of a request's `Upload` in the WSGI environment
+UPLOAD = "api.upload"  # key of a request's `BodyStream` in the WSGI environment
 MOST_READ = 100  # bodies that are read at once: of the server's 512 threads 400 may wait for jobs, and probes need some
 
 FILES = re.compile(r"/(?:openai/)?v1/files/?")  # the addresses that receive files, whose bodies are read in pieces
@@ -36,7 +36,7 @@ def is_refused(environ: Mapping[str, Any]) -> bool:
     return upload is not None and upload.is_refused
 
 
-class Upload:
+class BodyStream:
     """The body of a request, which is read while there is room for a read. `is_refused` is True once there was none."""
 
     def __init__(self, stream: Any, reads: threading.Semaphore) -> None:

@@ -11,7 +11,7 @@ from wsgiref.types import InputStream
 
 from django.utils.http import parse_header_parameters
 
-from api.server.body_limits import MOST_READ, UPLOAD, Upload, UploadRefused, find_body_limit, is_file_upload
+from api.server.body_limits import MOST_READ, UPLOAD, BodyStream, UploadRefused, find_body_limit, is_file_upload
 
 Application = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 READ = 65_536
@@ -35,7 +35,7 @@ class BodyReader:
     def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         _drop_unreadable_parameters(environ)
         limit = find_body_limit(environ)
-        stream = environ[UPLOAD] = environ["wsgi.input"] = Upload(environ["wsgi.input"], self._reads)
+        stream = environ[UPLOAD] = environ["wsgi.input"] = BodyStream(environ["wsgi.input"], self._reads)
         if environ.get("HTTP_TRANSFER_ENCODING") and not is_file_upload(environ):
             with contextlib.suppress(UploadRefused):
                 _unchunk(environ, limit + 1)

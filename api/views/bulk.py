@@ -77,5 +77,5 @@ def check_and_cancel_bulk(principal: Principal, bulk_id: str) -> Bulk:
     """
     found = get_visible_bulk(principal, bulk_id)
     require_cancel_or_retry(principal, found)
-    bulk.cancel(found)
+    bulk.cancel_bulk(found)
     return found

@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from api.models import ApiKey, KeyUse
 from inference.fields.ids import make_first_id, make_row_id
-from inference.figures import fold, tallies
+from inference.figures import rollup, tallies
 from inference.figures.sample import SERVICE
 from inference.models import (
     Act,
@@ -197,10 +197,10 @@ class Month:
         """The figures, as if they had been counted and folded all the time."""
         spans = ((Grain.THREE_HOURS, DAYS * DAY), (Grain.TEN_MINUTES, 2 * DAY), (Grain.TICK, DAY / 48))
         new = [
-            Figure(grain=Grain.EVER, start=fold.SINCE_EVER, model=model, tally=self.tally(model)) for model in MODELS
+            Figure(grain=Grain.EVER, start=rollup.SINCE_EVER, model=model, tally=self.tally(model)) for model in MODELS
         ]
         for grain, span in spans:
-            length = fold.LENGTH_S[grain] * SECOND
+            length = rollup.LENGTH_S[grain] * SECOND
             first = self.now.timestamp() // length.total_seconds() * length.total_seconds()
             for place in range(int(span / length)):
                 at = datetime.datetime.fromtimestamp(first, datetime.UTC) - place * length

@@ -4,7 +4,7 @@ A figure thus counts what was committed, whichever process is killed.
 
 A thread that records batches keeps one row for each model, and adds to it for as long as the row's tick lasts. After a
 failure the row is given up, and may have been written or not; the next one is new and contains nothing of it. Other
-writers, which end jobs now and then, write a row each time. `inference.figures.fold` folds the rows soon.
+writers, which end jobs now and then, write a row each time. `inference.figures.rollup` joins the rows soon.
 """
 
 from __future__ import annotations

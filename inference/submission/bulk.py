@@ -129,7 +129,7 @@ def _make_accepted(bulk: Bulk, new: Sequence[NewJob]) -> Accepted:
     return Accepted(bulk=bulk, progress=_make_progress({Status.QUEUED: len(new)}, bulk.rejected), jobs=accepted)
 
 
-def cancel(bulk: Bulk) -> None:
+def cancel_bulk(bulk: Bulk) -> None:
     """Cancel the jobs of a bulk that are not finished."""
     waiting = bulk.job_set.filter(status__in=WAITING).order_by()
     chunks = job_rows.split_into_chunks(waiting.values_list("pk", flat=True))

@@ -21,7 +21,7 @@ from django.db.models.functions import Now
 
 from inference import clock, row_locks
 from inference.fields.ids import make_first_id
-from inference.figures import fold, marks
+from inference.figures import marks, rollup
 from inference.models import ENDED, TERMINAL, WAITING, Bulk, Job, Worker
 from inference.status.queue_position import extract_creation_ms
 from inference.store import transitions
@@ -143,5 +143,5 @@ class Sweeper:
         remove_ended_workers()
         remove_old_admin_records()
         acts.remove_old_acts()
-        fold.remove_old_figures()
+        rollup.remove_old_figures()
         return False

@@ -222,7 +222,7 @@ class FileTests(FileBatchCase):
             files.store_file(content, owner=None, name="a", size=4, purpose="batch")  # type: ignore[arg-type]
         self.assertEqual(len(list(self.folder.iterdir())), 3)
         with patch.object(files, "UPLOAD", datetime.timedelta(seconds=-60)):
-            self.assertEqual(files.remove_old_files(), 2)
+            self.assertEqual(files.purge_old_files(), 2)
         self.assertEqual([each.name for each in self.folder.iterdir()], [kept.hex])
         self.assertEqual(StoredFile.objects.get().pk, kept)
 
@@ -507,7 +507,7 @@ class BatchTests(FileBatchCase):
         answer = self.client.delete(f"/v1/files/{file_id}")
         self.assertEqual((answer.status_code, answer.json()["error"]["code"]), (409, "file_in_use"))
         StoredFile.objects.update(expires_at=ago(1))
-        self.assertEqual(files.remove_old_files(), 0)
+        self.assertEqual(files.purge_old_files(), 0)
         self.run_to_end(batch_id)
         self.assertEqual(self.client.delete(f"/v1/files/{file_id}").status_code, 200)
         self.assertIsNone(self.shown(batch_id)["input_file_id"])
@@ -540,7 +540,7 @@ class BatchTests(FileBatchCase):
             with self.assertLogs("api.file_batches.files", "ERROR"):
                 self.assertEqual(self.client.delete(f"/v1/files/{self.stored(line('c'))}").status_code, 200)
         self.assertEqual(StoredFile.objects.filter(state=FileState.DELETED).count(), 2)
-        self.assertEqual(files.remove_old_files(), 2)
+        self.assertEqual(files.purge_old_files(), 2)
 
     def test_a_storage_that_takes_no_file_is_503_and_leaves_nothing(self) -> None:
         for error in (OSError("no room"), RuntimeError("of another package")):

@@ -11,7 +11,7 @@ from django.conf import settings
 CHANGES = ("update", "delete")
 ELSEWHERE = {  # by file, the rows that are changed there
     "inference/store/transitions.py": {"Job.objects.filter(pk__in=[job_id for job_id, _, _ in held])"},  # are locked
-    "inference/figures/fold.py": {"Figure.objects.filter(pk__in=[figure.pk for figure in found])"},  # are locked
+    "inference/figures/rollup.py": {"Figure.objects.filter(pk__in=[figure.pk for figure in found])"},  # are locked
     "api/key_usage.py": {"KeyUse.objects.filter(key_id=pk, hour=hour)"},  # is one row
 }
 

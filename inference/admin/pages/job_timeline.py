@@ -51,7 +51,7 @@ def list_events(job: Job) -> list[Event]:
     return [_make_accepted_event(job), *found]
 
 
-def draw_timeline(job: Job) -> SafeString:
+def draw_wait_and_run(job: Job) -> SafeString:
     """Draw how long a job waited and ran."""
     parts = [("waited", job.queue_wait), ("ran", job.run_time)]
     known = [(name, took.total_seconds()) for name, took in parts if took is not None]

@@ -292,7 +292,7 @@ class JobAdmin(ReadOnlyAdmin):
         return {
             "title": f"Job …{row.pk.hex[-8:]}",
             "story": job_timeline.list_events(row),
-            "bar": job_timeline.draw_timeline(row),
+            "bar": job_timeline.draw_wait_and_run(row),
             "data": job_payload.render_payload(row),
             "parameters": display.format_json(row.parameters),
         }

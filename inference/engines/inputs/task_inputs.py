@@ -46,7 +46,7 @@ def read_long_text(value: object, pipe: Pipeline) -> str:
     return cut_to_tokens(pipe.tokenizer, read_string(value), MAX_STRIDES * pipe.tokenizer.model_max_length)
 
 
-def read_whole_text(value: object, pipe: Pipeline) -> str:
+def read_text_within_limit(value: object, pipe: Pipeline) -> str:
     """Return a text that must not be cut, as an answer to a part of it would answer something else.
 
     Raises `ContextLengthExceeded` if it is longer than the model reads.
@@ -61,14 +61,14 @@ def read_whole_text(value: object, pipe: Pipeline) -> str:
 def require_short_input(value: Any, pipe: Pipeline) -> None:
     """Raise `ContextLengthExceeded` for a text, or a pair of texts, that would be cut."""
     parts = [value["text"], value["text_pair"]] if isinstance(value, dict) else [value]
-    tokens = len(pipe.tokenizer(*(read_whole_text(part, pipe) for part in parts), verbose=False)["input_ids"])
+    tokens = len(pipe.tokenizer(*(read_text_within_limit(part, pipe) for part in parts), verbose=False)["input_ids"])
     if tokens > pipe.tokenizer.model_max_length:
         raise make_context_length_error(pipe.tokenizer.model_max_length, tokens)
 
 
 def read_counted_text(value: object, pipe: Pipeline) -> str:
     """Return a text that must not be cut, if no later step counts its tokens."""
-    whole = read_whole_text(value, pipe)
+    whole = read_text_within_limit(value, pipe)
     if pipe.tokenizer:
         tokens, most = _count_tokens(whole, pipe), pipe.tokenizer.model_max_length
         if tokens > most:
@@ -123,7 +123,7 @@ def read_text_or_chat(value: object, pipe: Pipeline) -> Any:
         if not pipe.tokenizer.chat_template:
             raise InvalidInput("This model has no template for chats: send one text, in place of messages.")
         return _require_whole_chat(read_messages(value, images=None), pipe)
-    if not read_whole_text(value, pipe):
+    if not read_text_within_limit(value, pipe):
         raise InvalidInput("The prompt is empty: send at least one character.")
     return value
 
@@ -282,7 +282,7 @@ def _read_content(message: dict[str, Any], images: media.Images | None) -> Any:
 
 
 def _require_whole_chat(chat: list[dict[str, Any]], pipe: Pipeline) -> list[dict[str, Any]]:
-    read_whole_text(_join_strings(chat), pipe)
+    read_text_within_limit(_join_strings(chat), pipe)
     return chat
 
 

@@ -88,7 +88,7 @@ def _prepare(worker: Any) -> None:
 
     Raises `ValueError` if an option cannot be combined with models.
     """
-    from inference.worker.celery_worker import control
+    from inference.worker.celery_worker import command_overrides
     from inference.worker.service import WorkerOptions, prepare_worker_service
 
     models = lookup.get_catalog()
@@ -113,7 +113,7 @@ def _prepare(worker: Any) -> None:
     worker.service = service = prepare_worker_service(models, selection, options)
     worker.concurrency = service.replicas.plan.replicas
     signals.worker_shutting_down.connect(lambda **_: service.heartbeat.announce_stop(), weak=False)
-    control.override_commands(service.housekeeping)
+    command_overrides.override_commands(service.housekeeping)
     service.start()
 
 

@@ -84,7 +84,7 @@ class JobRequest(Request):
         state.task_ready(self)
         self.reject(requeue=True)
 
-    def forget_message(self) -> None:
+    def remove_from_running_tasks(self) -> None:
         """Remove the message from Celery's running tasks, since its connection is gone.
 
         While the worker stops, the message stays there, so that a second signal can end what runs.

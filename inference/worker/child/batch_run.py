@@ -50,7 +50,7 @@ class EngineCall:
     def all_items(self) -> list[Any]:
         return [item for items in self.items for item in items]
 
-    def refuse_jobs_with_large_answers(self, engine: Engine) -> list[Outcome]:
+    def refuse_expected_large_answers(self, engine: Engine) -> list[Outcome]:
         """Take out the jobs whose answers would hold more numbers than are kept, and return their failures.
 
         This happens before anything is computed. Tokens are counted only if the estimate comes near the limit.
@@ -162,7 +162,7 @@ class BatchRun:
                 if is_prepared:
                     self.is_read.wait()
                 with self._measure_time():
-                    self.refused += call.refuse_jobs_with_large_answers(engine)
+                    self.refused += call.refuse_expected_large_answers(engine)
                 if not call.jobs:
                     continue
                 with self._measure_time():

@@ -17,7 +17,7 @@ from django.db.models import Q
 
 from inference.broker import publisher
 from inference.broker.address import get_queue_name
-from inference.figures import fold, sample, tally_rows
+from inference.figures import rollup, sample, tally_rows
 from inference.store import transitions
 from inference.upkeep import acts, reconcile, retention
 from inference.upkeep.heartbeat_observer import Observer
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 MOST_REVOKED = 10_000  # most revoked jobs that are kept while the database is away
 ROUND_S = settings.WORKER_SILENT_S / 3
-FIGURES = (sample.record_sample, tally_rows.flush_tallies, fold.fold_rows)
+FIGURES = (sample.record_sample, tally_rows.flush_tallies, rollup.roll_up_rows)
 
 
 class Housekeeping(threading.Thread):

@@ -155,7 +155,7 @@ class Backlog:
         waiting = self._list_waiting_jobs()
         for held in self.held.values():
             for request in held.requests:
-                request.forget_message()
+                request.remove_from_running_tasks()
             held.requests.clear()
         for held in waiting:
             self._forget_job(held)

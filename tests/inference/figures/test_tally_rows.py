@@ -13,7 +13,7 @@ from django.db.models import Q
 from django.test import TransactionTestCase, override_settings
 
 from inference import clock, errors
-from inference.figures import fold, series, tally_rows
+from inference.figures import rollup, series, tally_rows
 from inference.models import Figure, Grain, Job
 from inference.store import outcome_records, transitions, wholes
 from inference.store.outcome_records import Outcome
@@ -179,7 +179,7 @@ class TestRows(LedgerCase):
     def test_a_row_that_was_put_together_with_others_is_not_counted_again(self) -> None:
         with patch.object(clock, "time_s", return_value=1_000_000_000.0):  # long ago
             self.run_one()
-            fold.fold_rows()
+            rollup.roll_up_rows()
             self.assertEqual(self.written(), 0)
             self.run_one()
         self.agree()
@@ -225,5 +225,5 @@ class TestManyAtOnce(LedgerCase):
                 transitions.cancel_job(job.pk)
 
         calls = [partial(act, place) for act in (record, cancel) for place in range(4)]
-        at_once([*calls, fold.fold_rows, fold.fold_rows])
+        at_once([*calls, rollup.roll_up_rows, rollup.roll_up_rows])
         self.agree()

@@ -107,7 +107,7 @@ class Request:
     def give_back_message(self) -> None:
         self.events.append("given back")
 
-    def forget_message(self) -> None:
+    def remove_from_running_tasks(self) -> None:
         """Tell nobody: Celery does not know of this one."""
 
 

@@ -118,7 +118,7 @@ class ConsumerTests(TestCase):
         with patch.object(strategy.JobRequest, "send_event"):
             held.requests[0].report_started(PID)
         with patch.object(state, "should_stop", 0):
-            held.requests[0].forget_message()
+            held.requests[0].remove_from_running_tasks()
         self.assertEqual(len(state.active_requests), 1, "a second signal ends it")
         self.dispatcher.forget_messages()
         self.assertEqual((list(state.active_requests), state.requests), ([], {}))

@@ -10,7 +10,7 @@ from unittest.mock import patch
 from django.db.models import QuerySet
 from django.test import TransactionTestCase
 
-from inference.figures import fold, series
+from inference.figures import rollup, series
 from inference.figures.tally_rows import floor_to_tick, make_datetime
 from inference.models import Figure, Grain, Mark
 from tests.conditions import ago, at_once
@@ -38,13 +38,13 @@ class TestFold(TransactionTestCase):
             make_row(moment)
         make_row(moment, model="folded too")
         make_row(ago(minutes=-2))  # which is not over
-        fold.fold_rows()
+        rollup.roll_up_rows()
         self.assertEqual(counted(Grain.TICK), {"folded": 3, "folded too": 1})
         self.assertEqual(Figure.objects.filter(grain=Grain.TICK, model__in=MODELS).count(), 2)
         self.assertEqual(counted(Grain.EVER), {"folded": 3, "folded too": 1})
         self.assertEqual(series.sum_all_figures()["folded"]["ended"], {"succeeded": 4})
         make_row(moment)  # of one who was held up
-        fold.fold_rows()
+        rollup.roll_up_rows()
         self.assertEqual(counted(Grain.TICK), {"folded": 4, "folded too": 1})
         self.assertEqual(Figure.objects.filter(grain=Grain.TICK, model__in=MODELS).count(), 2)
 
@@ -53,11 +53,11 @@ class TestFold(TransactionTestCase):
             make_row(ago(days=days))
         Mark.objects.create(kind="started", text="w", at=ago(days=400))
         Mark.objects.create(kind="started", text="w", at=ago(days=300))
-        fold.fold_rows()
+        rollup.roll_up_rows()
         self.assertEqual(counted(Grain.TICK, Grain.WRITTEN), {})
         self.assertEqual(counted(Grain.TEN_MINUTES), {"folded": 2})
         self.assertEqual(counted(Grain.THREE_HOURS), {"folded": 4})
-        fold.remove_old_figures()
+        rollup.remove_old_figures()
         self.assertEqual(counted(Grain.THREE_HOURS), {"folded": 3})
         self.assertEqual(counted(Grain.EVER), {"folded": 6})
         self.assertEqual(Mark.objects.count(), 1)
@@ -66,8 +66,8 @@ class TestFold(TransactionTestCase):
         for minutes in range(2, 60):
             for _ in range(5):
                 make_row(ago(minutes=minutes))
-        at_once([fold.fold_rows] * 4)
-        fold.fold_rows()
+        at_once([rollup.roll_up_rows] * 4)
+        rollup.roll_up_rows()
         self.assertEqual(counted(Grain.TICK, Grain.TEN_MINUTES), {"folded": 290})
         self.assertEqual(counted(Grain.EVER), {"folded": 290})
 
@@ -82,7 +82,7 @@ class TestFold(TransactionTestCase):
             Figure.objects.filter(grain=Grain.TICK).delete()
 
         with patch.object(QuerySet, "bulk_create", and_another_is_quicker):
-            fold.fold_rows()
+            rollup.roll_up_rows()
         self.assertEqual(counted(Grain.WRITTEN), {"folded": 3})  # for the next round
-        fold.fold_rows()
+        rollup.roll_up_rows()
         self.assertEqual(counted(Grain.TICK), {"folded": 5})

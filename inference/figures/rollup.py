@@ -1,6 +1,6 @@
-"""The folding of rows as they age: those of all writers into one, then those of short times into ones of longer times.
+"""The rollup of rows as they age: those of all writers into one, then those of short times into ones of longer times.
 
-Several processes may fold at once: each row is added to its target by the process that deletes it.
+Several processes may roll up at once: each row is added to its target by the process that deletes it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Key = tuple[Grain, datetime.datetime, str]  # grain, start and model of a row th
 SINCE_EVER = make_datetime(0)
 
 
-def fold_rows() -> None:
+def roll_up_rows() -> None:
     for step in STEPS:
         while _fold_some_rows(step) == MOST:
             pass
