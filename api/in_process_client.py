@@ -96,7 +96,9 @@ class InProcessService(Service):
     def submit(self, job: Mapping[str, Any], *, key: str, wait_s: float = 0.0, answer_s: float = math.inf) -> Document:
         with _guard_call(committed=wait_s > 0):
             submission = bodies.read_submission(JOB_BODY.run_validation(codec.parse_json(dumps(job))))
-            return _to_document(resources.make_job_document(jobs.submit(self._add_owner(submission, key)), plain=True))
+            return _to_document(
+                resources.make_job_document(jobs.submit(self._add_request_terms(submission, key)), plain=True)
+            )
 
     @keep_connection_open
     def wait(self, ids: Sequence[str], *, wait_s: float) -> Document:
@@ -134,7 +136,9 @@ class InProcessService(Service):
         query = {name: str(value) for name, value in terms.items()}
         with _guard_call(committed=True):
             submission = bulk_body.read_bulk_from_lines(b"\n".join(lines), query)
-            return _to_document(resources.make_accepted_bulk_document(bulk.submit(self._add_owner(submission, key))))
+            return _to_document(
+                resources.make_accepted_bulk_document(bulk.submit(self._add_request_terms(submission, key)))
+            )
 
     def bulk(self, bulk_id: str) -> Document:
         with _guard_call():
@@ -214,7 +218,7 @@ class InProcessService(Service):
     def close(self) -> None:
         pass
 
-    def _add_owner(self, submission: T, key: str) -> T:
+    def _add_request_terms(self, submission: T, key: str) -> T:
         return replace(submission, owner=self._principal.user, idempotency_key=bodies.read_idempotency_key(key))
 
 

@@ -32,18 +32,18 @@ class JobFuture(Future[Any]):
         self.id: str = job["id"]
         self.job = job  # the job as it was last seen
         self.was_running = False  # True if the job was running when `cancel` cancelled it
-        self._cancel, self._stream, self._check_wait = cancel, stream, refuse_endless_wait
+        self._cancel, self._stream, self._refuse_endless_wait = cancel, stream, refuse_endless_wait
         self._settling = threading.Lock()
         self._is_settled = False
 
     def result(self, timeout: float | None = None) -> Any:
         if not self.done():
-            self._check_wait()
+            self._refuse_endless_wait()
         return super().result(timeout)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         if not self.done():
-            self._check_wait()
+            self._refuse_endless_wait()
         return super().exception(timeout)
 
     def cancel(self) -> bool:

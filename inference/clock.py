@@ -1,8 +1,9 @@
 """The one module that reads clocks of the day. All other modules call it, or measure durations by `time.monotonic`.
 
-The database's clock decides over data: in SQL by `Now()`, elsewhere by `read_database_clock`. `now` and `time_s` are
-near that clock without a query: a process measures how far its host's clock is off as it connects and as it writes. It
-measures once a minute at most, but at once after the host's clock was set or the host slept. `now` looks for that, too.
+The database's clock decides over data: in SQL by `Now()`, elsewhere by `read_database_clock`. `get_database_time` and
+`time_s` are near that clock without a query: a process measures how far its host's clock is off as it connects and as
+it writes. It measures once a minute at most, but at once after the host's clock was set or the host slept.
+`get_database_time` looks for that, too.
 """
 
 from __future__ import annotations

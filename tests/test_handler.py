@@ -33,7 +33,7 @@ class HandlerTests(TestCase):
                     own = self.request(Handler(), method, path, body, scheme)
                     self.assertEqual(own, self.request(WSGIHandler(), method, path, body, scheme))
                     self.assertEqual(own[1]["X-Content-Type-Options"], "nosniff")
-                    self.assertEqual("StrictField-Transport-Security" in own[1], scheme == "https")
+                    self.assertEqual("Strict-Transport-Security" in own[1], scheme == "https")
 
     def test_the_body_of_a_request_goes_before_its_stream_ends(self) -> None:
         asked: list[HttpRequest] = []

@@ -22,7 +22,7 @@ from api.requests import bodies
 from api.views.base import ApiView
 from inference import process
 from inference.models import Job
-from inference.streams import last_reader, reader
+from inference.streams import newest_reader, reader
 from inference.streams.events import Event
 from inference.streams.positions import BEGINNING, Position
 
@@ -116,7 +116,7 @@ def _make_cancel_callback(job_id: UUID, *, is_accepted: bool) -> Callable[[], No
     client that was refused would post the job again. For any other job the error is raised.
     """
     try:
-        name = last_reader.replace_reader(job_id)
+        name = newest_reader.replace_reader(job_id)
     except (DatabaseError, InterfaceError) as error:
         if not is_accepted:
             raise
@@ -134,7 +134,7 @@ def _make_cancel_callback(job_id: UUID, *, is_accepted: bool) -> Callable[[], No
 def _cancel_left_job(job_id: UUID, name: UUID) -> None:
     """Cancel the job of a client that has gone. It stays as it is if it has ended, or if its client has come back."""
     try:
-        if last_reader.cancel_if_newest_reader(job_id, name):
+        if newest_reader.cancel_if_newest_reader(job_id, name):
             logger.info("job=%s is cancelled: its client has gone", job_id)
     except (DatabaseError, InterfaceError) as error:
         logger.warning("job=%s goes on, though its client has gone: %s", job_id, error)

@@ -104,9 +104,9 @@ class Simulation:
             self.at(self.now_s + self.chance.expovariate(items_per_s), partial(self.arrive_and_go_on, items_per_s))
 
     def dispatch(self) -> None:
-        while self.idle and (find_due_at_s := self.policy.find_due_at_s()) is not None:
-            if find_due_at_s > self.now_s:
-                self.at(find_due_at_s, lambda: None)
+        while self.idle and (due_at_s := self.policy.find_due_at_s()) is not None:
+            if due_at_s > self.now_s:
+                self.at(due_at_s, lambda: None)
                 return
             self.start(self.policy.take_batch(self.now_s))
 

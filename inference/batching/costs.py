@@ -28,7 +28,7 @@ HALF_LIFE = 200.0  # calls of other shapes, for each that is kept, until what wa
 REFIT_EVERY = 32  # calls between two fits; fewer at the beginning
 RATE_MEMORY = 0.98  # share of the measured speed that is kept from one call to the next
 SHORTEST_S = 1e-6  # seconds; the clock measures nothing shorter
-MOST_SHAPES = 40  # shapes that `snapshot` reports: those that were seen last
+MOST_SHAPES = 40  # shapes that `make_snapshot` reports: those that were seen last
 
 
 class Call(NamedTuple):

@@ -15,7 +15,7 @@ class Room:
     others: int = 0  # rows that have their tokens already
 
     def subtract_rows(self, size: int, length: int) -> Room:
-        """Return the room that `size` more rows of `length` tokens leave; it is overdrawn where they do not fit."""
+        """Return the room that `size` more rows of `length` tokens leave; it is exceeded where they do not fit."""
         longest = max(self.longest, length) if self.longest else 0
         grown = self.others * (longest - self.longest)  # tokens that the others take more beside a longer row
         return Room(

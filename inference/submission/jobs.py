@@ -77,7 +77,7 @@ def wait(job_id: UUID, *, timeout_s: float) -> Job:
             return job
         changes = waiter.wait(timeout_s)
         budget.renew_budget()
-    return _refresh_job_attributes(job, changes) if changes else fetch(job_id)
+    return _apply_job_changes(job, changes) if changes else fetch(job_id)
 
 
 def wait_for_any(ids: Collection[UUID], among: QuerySet[Job], *, timeout_s: float) -> tuple[list[UUID], list[UUID]]:
@@ -216,10 +216,10 @@ def _store_and_wait(submission: Submission, job: Job, timeout_s: float) -> Job:
         changes = changes or waiter.wait(timeout_s - first_s)
         if timeout_s > first_s:
             budget.renew_budget()
-    return _refresh_job_attributes(job, changes) if changes else try_to_wait_for_job(job, timeout_s=0.0)
+    return _apply_job_changes(job, changes) if changes else try_to_wait_for_job(job, timeout_s=0.0)
 
 
-def _refresh_job_attributes(job: Job, changes: Changes) -> Job:
+def _apply_job_changes(job: Job, changes: Changes) -> Job:
     job_rows.apply_job_changes(job, changes)
     return job
 

@@ -24,7 +24,7 @@ from inference.broker import redis_client
 from inference.errors import BrokerUnavailable
 from inference.models import Job
 from inference.store import transitions
-from inference.streams import last_reader, reader
+from inference.streams import newest_reader, reader
 from inference.streams.positions import BEGINNING
 from inference.upkeep import retention
 from tests.api.base import ApiTestCase, Response
@@ -292,11 +292,11 @@ class WaitingTests(StreamCase):
     def test_a_job_that_was_accepted_is_streamed_though_the_database_goes_away_then(self) -> None:
         """An answer that it is away would have its client post it again."""
         path, body = f"{WORDS}?on_disconnect=cancel", {"inputs": "x", "stream": True}
-        with self.generator(), patch.object(last_reader, "replace_reader", side_effect=OperationalError("away")):
+        with self.generator(), patch.object(newest_reader, "replace_reader", side_effect=OperationalError("away")):
             with self.assertLogs("api.views.streaming", "WARNING"):
                 answer = self.post(path, body)
             self.assertEqual(self.events(answer)[-1].name, "end")
-        with patch.object(last_reader, "replace_reader", side_effect=OperationalError("away")):
+        with patch.object(newest_reader, "replace_reader", side_effect=OperationalError("away")):
             self.assert_problem(self.stream(Job.objects.get(), "?on_disconnect=cancel"), 503, "store_unavailable")
 
     def test_a_client_that_has_come_back_keeps_its_job_when_its_old_connection_is_closed(self) -> None:

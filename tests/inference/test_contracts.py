@@ -29,7 +29,7 @@ class TestImports(unittest.TestCase):
     def test_the_worker_s_main_process_does_not_load_torch(self) -> None:
         loaded = modules_after(
             "import project.wsgi, project.celery\n"
-            "from inference.worker import dispatch\n"
+            "from inference.worker import dispatcher\n"
             "from inference.worker.celery_worker import consumer, setup, task_pool\n"
             "from inference.worker.maintenance import housekeeping\n"
             "project.celery.app.loader.import_default_modules()"

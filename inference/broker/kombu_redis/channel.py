@@ -213,7 +213,7 @@ class Channel(virtual.Channel):
             self.connection.watch(connection, self.broadcasts.read)
 
     def refresh_bindings(self) -> None:
-        """Keep the bindings of consumed queues that expire."""
+        """Refresh the bindings of consumed queues that expire."""
         expiries = {queue: self._expiries_ms[queue] for queue in self._takers if queue in self._expiries_ms}
         self.bindings.refresh_bindings(
             [

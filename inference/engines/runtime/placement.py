@@ -58,15 +58,15 @@ def configure_tf32(spec: ModelSpec, model: nn.Module) -> None:
 
     Without that nothing is computed in TF32, convolutions included, for which torch would use it by default.
     """
-    _set_tf32(is_value_allowed=False)
+    _set_tf32(is_allowed=False)
     if spec.dtype != TF32:
         return
-    model.register_forward_pre_hook(lambda *_: _set_tf32(is_value_allowed=True))
-    model.register_forward_hook(lambda *_: _set_tf32(is_value_allowed=False), always_call=True)
+    model.register_forward_pre_hook(lambda *_: _set_tf32(is_allowed=True))
+    model.register_forward_hook(lambda *_: _set_tf32(is_allowed=False), always_call=True)
 
 
-def _set_tf32(*, is_value_allowed: bool) -> None:
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = is_value_allowed
+def _set_tf32(*, is_allowed: bool) -> None:
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = is_allowed
 
 
 def find_tolerance(spec: ModelSpec, model: nn.Module) -> float:

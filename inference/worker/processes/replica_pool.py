@@ -156,7 +156,7 @@ class ReplicaPool:
 
     def _note_exit_code(self, process: ReplicaProcess, exit_code: int | None) -> None:
         process.note_orphan_state(exit_code)
-        if exit_code is not None and not process.is_reaped:
+        if exit_code is not None and not process.is_awaited:
             self._read_replies(process)
             self._reap_process(process)
 
@@ -192,7 +192,7 @@ class ReplicaPool:
 
     def _reap_process(self, process: ReplicaProcess) -> None:
         """Learn how a process has ended, all of whose messages have been read."""
-        if process.is_reaped:
+        if process.is_awaited:
             return
         process.note_closed()
         process.note_exit_wait()
@@ -246,7 +246,7 @@ class ReplicaPool:
         for process in list(self.processes.values()):
             if process.leaves_by is not None and time.monotonic() > process.leaves_by:
                 process.kill()
-            if process.is_orphan and not process.is_reaped and not process.exists:
+            if process.is_orphan and not process.is_awaited and not process.exists:
                 self._read_replies(process)
                 self._reap_process(process)
 
@@ -428,7 +428,7 @@ class ReplicaPool:
         self.is_closed = True
         for process in self.processes.values():
             process.kill()
-            if not process.is_reaped:
+            if not process.is_awaited:
                 process.note_exit_wait()
                 self._launcher.call_on_exit(process.process, lambda _: None)
         self._launcher.stop_thread()

@@ -70,7 +70,7 @@ class ReplicaProcess:
         self.is_worn = False  # it has run as many calls, or has as much memory, as it may
         self.is_closed = False  # its end of the connection is closed: it has ended, or ends now
         self.is_orphan = False  # the process that forked it has ended, and nothing tells how this one will end
-        self.is_reaped = False  # the launcher waits for its end
+        self.is_awaited = False  # the launcher waits for its end
         self.leaves_by: float | None = None  # monotonic: when it must have ended, which it said that it does
         self.unsent = bytearray()  # what the connection had no room for
         self._unpacker = framing.Unpacker()
@@ -103,10 +103,13 @@ class ReplicaProcess:
 
     def note_exit_wait(self) -> None:
         """Note that the launcher waits for its end."""
-        self.is_reaped = True
+        self.is_awaited = True
 
     def note_orphan_state(self, exit_code: int | None) -> None:
-        """Note its exit code, or None if the process that forked it has ended: nothing tells how this one will end."""
+        """Note if it is an orphan.
+
+        Its exit code is None then, as the process that forked it has ended, and nothing tells how this one will end.
+        """
         self.is_orphan = exit_code is None
 
     def note_suspension(self, suspended_s: float) -> None:

@@ -184,7 +184,7 @@ class Isolation:
             self._add_group(search.aside)
 
     def blame_job(self, culprit: HeldJob, batch: Batch, cause: BaseException) -> None:
-        """Suspect the job that the engine was busy with alone when the batch's process died.
+        """Blame the job that the engine was busy with alone when the batch's process died.
 
         The others run again together, and are not blamed.
         """

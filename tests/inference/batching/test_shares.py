@@ -160,7 +160,7 @@ class PriorityTests(TestCase):
             priorities.count_batch(taken[-1], waiting)
         return taken
 
-    def test_one_batch_in_eight_is_for_the_lower(self) -> None:
+    def test_one_batch_in_so_many_is_for_the_lower(self) -> None:
         self.assertEqual(self.order({1, 2}, 2 * ONE_IN), [*[1] * (ONE_IN - 1), 2] * 2)
 
     def test_each_of_two_lower_ones_has_one(self) -> None:

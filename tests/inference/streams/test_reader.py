@@ -296,7 +296,7 @@ class ReaderTests(ReaderCase):
         attempt.end()
         stalled.ends()
 
-    def test_there_is_a_notice_of_each_piece(self) -> None:
+    def test_there_is_a_message_for_each_piece(self) -> None:
         """With a clock that stands, by which nothing is polled for; the listener may not have subscribed yet."""
         stands = Mock(monotonic=lambda: 0.0, sleep=time.sleep)
         with patch.object(hub, "time", stands):
@@ -308,12 +308,12 @@ class ReaderTests(ReaderCase):
                     attempt.write(" more")
                     return reading.text != before  # noqa: B023
 
-                eventually(is_heard, "there is a notice")
+                eventually(is_heard, "there is a message")
             attempt.end()
             reading.ends()
         self.assertEqual(reading.text, attempt.text)
 
-    def test_a_missed_notice_is_made_good_by_the_slow_poll(self) -> None:
+    def test_a_missed_message_is_made_good_by_the_slow_poll(self) -> None:
         reading = Reader(self.job)
         with patch.object(hub, "POLL_S", 0.1), patch.object(redis_streams, "make_text_channel_name", lambda: "nowhere"):
             attempt = Attempt(self.job)

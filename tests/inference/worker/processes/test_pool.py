@@ -454,7 +454,7 @@ class Process(SimpleNamespace):
             is_worn=False,
             unsent=b"",
             kill=Mock(),
-            is_reaped=True,
+            is_awaited=True,
         )
 
 

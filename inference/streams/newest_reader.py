@@ -14,12 +14,12 @@ from inference.store import transitions
 
 
 def replace_reader(job_id: UUID) -> UUID:
-    """Write on the row that a new stream is the last one, and return the name of the stream."""
+    """Write on the row that a new stream is the newest one, and return the name of the stream."""
     name = uuid4()
     Job.objects.filter(pk=job_id, status__in=WAITING).update(reader=name)
     return name
 
 
 def cancel_if_newest_reader(job_id: UUID, name: UUID) -> bool:
-    """Cancel the job if that stream is still the last one. Return True if the job was cancelled."""
+    """Cancel the job if that stream is still the newest one. Return True if the job was cancelled."""
     return transitions.cancel_job(job_id, reader=name)
