@@ -6,7 +6,7 @@ from api.errors.problems import answer_not_found
 from api.server.middleware import APP_NAME
 from api.views import about, bulk, embeddings, jobs, models, moderations, rerank, tei
 from api.views.base import ApiView
-from api.views.batch_files import batches, files
+from api.views.file_batches import batches, files
 from api.views.generation import completions, responses, sounds
 
 

@@ -158,7 +158,7 @@ class Follower(threading.Thread):
             logger.exception("the models file is not understood, it is looked at again")
             return True
 
-    def look_soon(self) -> None:
+    def look_at_file_soon(self) -> None:
         self._wakeup.set()
 
     def stop(self) -> None:

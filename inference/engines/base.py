@@ -59,11 +59,11 @@ class Engine(ABC):
     def can_prepare_ahead(self) -> bool:
         """True if `prepare` is called, as it does something and nothing forbids it.
 
-        It is not called for a subclass that overrides a step of the class with `predict_prepared`: the answer would go
-        around that override.
+        It is not called for a subclass that overrides a step of the class with `predict_prepared_inputs`: the answer
+        would go around that override.
         """
         kinds = type(self).__mro__
-        place = next(place for place, kind in enumerate(kinds) if "predict_prepared" in vars(kind))
+        place = next(place for place, kind in enumerate(kinds) if "predict_prepared_inputs" in vars(kind))
         own = {name for kind in kinds[:place] for name, value in vars(kind).items() if _is_code(value)}
         return self.prepares and not (own - BESIDE) & set(dir(kinds[place]))
 
@@ -89,7 +89,7 @@ class Engine(ABC):
         error, `predict` does the work.
         """
 
-    def predict_prepared(self, prepared: Any, parameters: dict[str, Any]) -> list[Any] | None:
+    def predict_prepared_inputs(self, prepared: Any, parameters: dict[str, Any]) -> list[Any] | None:
         """Answer inputs that `prepare` has read, as `predict` does, without reading any itself.
 
         If it returns None, `predict` is called to answer.

@@ -17,7 +17,7 @@ from inference.engines.backends import agreement
 from inference.engines.backends import installation as backend
 from inference.engines.base import Engine
 from inference.engines.inputs.truncation import cut_to_tokens
-from inference.engines.runtime import parity, placement
+from inference.engines.runtime import parity, precision
 from inference.engines.runtime.row_groups import BatchingMode
 from inference.engines.sentences import folder as sentence_folder
 from inference.engines.sentences import pooling
@@ -57,7 +57,7 @@ class SentenceEmbeddings(Engine):
             self.tokenizer.pad_token = self.tokenizer.eos_token or self.tokenizer.unk_token
         if self.settings.max_tokens:  # replaces the tokenizer's own limit, which may be that of an older save
             self.tokenizer.model_max_length = self.settings.max_tokens
-        placed = placement.make_loading_arguments(self.spec, device)
+        placed = precision.make_loading_arguments(self.spec, device)
         self.model, report = _choose_model_class(folder).from_pretrained(
             folder,
             **placed,
@@ -68,7 +68,7 @@ class SentenceEmbeddings(Engine):
         )
         if "device_map" not in placed:
             self.model.to(self.device)
-        placement.configure_tf32(self.spec, self.model)
+        precision.configure_tf32(self.spec, self.model)
         self.max_tokens = pipeline_loader.find_max_tokens(self.spec, self.model, self.tokenizer)
         self.dimensions = _read_dimensions(self.spec, self.model.config)
         self.dense = [each.to(self.device) for each in self.settings.dense]
@@ -91,7 +91,7 @@ class SentenceEmbeddings(Engine):
 
     def _make_trial(self) -> parity.Trial:
         texts = parity.make_trial_texts(self.tokenizer)
-        return parity.Trial(self._compute_trial_states, texts, placement.find_tolerance(self.spec, self.model))
+        return parity.Trial(self._compute_trial_states, texts, precision.find_tolerance(self.spec, self.model))
 
     def _has_same_tokens(self) -> bool:
         """Return True if texts give the tokens of the tokenizer's own call, also if the texts are cut."""
@@ -115,7 +115,9 @@ class SentenceEmbeddings(Engine):
     def prepare(self, inputs: list[Any], parameters: dict[str, Any]) -> Any:
         return self._tokenize_texts(inputs, parameters) if all(isinstance(text, str) for text in inputs) else None
 
-    def predict_prepared(self, prepared: Mapping[str, torch.Tensor], parameters: dict[str, Any]) -> list[Any] | None:
+    def predict_prepared_inputs(
+        self, prepared: Mapping[str, torch.Tensor], parameters: dict[str, Any]
+    ) -> list[Any] | None:
         return self._answer_tokens(prepared, parameters)
 
     def _answer_inputs(self, inputs: list[Any], parameters: dict[str, Any]) -> list[Any]:

@@ -57,7 +57,7 @@ class Sweep:
         self._reached = UUID(int=0)  # jobs up to this id have been looked at
 
     @functools.cached_property
-    def overdue_warning(self) -> str:
+    def clock_warning(self) -> str:
         """A warning if an unusual share of all finished jobs is overdue, as if a clock was set forward; else empty."""
         overdue = _select_ended_before(self.limit - OVERDUE).order_by().values("pk")
         if not overdue.exists():
@@ -130,10 +130,10 @@ class Sweeper:
             sweep = self._sweep = self._sweep or Sweep()
             now_s = time.monotonic()  # this process's own clock, as the database's may jump
             since_s = now_s if self._said_since_s is None else self._said_since_s
-            self._said_since_s = since_s if sweep.overdue_warning else None
-            if sweep.overdue_warning and now_s - since_s < SAID_S:
-                logger.warning("%s Look at that clock, then: manage.py remove_old_jobs --force", sweep.overdue_warning)
-                marks.mark_retention_stop(sweep.overdue_warning)
+            self._said_since_s = since_s if sweep.clock_warning else None
+            if sweep.clock_warning and now_s - since_s < SAID_S:
+                logger.warning("%s Look at that clock, then: manage.py remove_old_jobs --force", sweep.clock_warning)
+                marks.mark_retention_stop(sweep.clock_warning)
                 return False
             marks.clear_retention_stop()
             if sweep.remove_chunk() == CHUNK:

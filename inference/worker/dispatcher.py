@@ -26,7 +26,7 @@ from inference.worker.scheduling.residency_controller import ResidencyController
 from inference.worker.scheduling.scheduler import Scheduler
 from inference.worker.scheduling.settlement import Settlement
 from inference.worker.scheduling.spare_threads import SpareThreads
-from inference.worker.scheduling.unfetched_jobs import UnfetchedJobFinder
+from inference.worker.scheduling.unfetched_job_finder import UnfetchedJobFinder
 
 logger = logging.getLogger(__name__)
 

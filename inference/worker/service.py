@@ -21,7 +21,7 @@ from inference.worker.replicas.registry import ReplicaRegistry
 from inference.worker.replicas.served_models import ModelSelection, ServedModels
 from inference.worker.scheduling.backlog import Backlog
 from inference.worker.scheduling.residency_controller import ResidencyController
-from inference.worker.scheduling.unfetched_jobs import UnfetchedJobFinder
+from inference.worker.scheduling.unfetched_job_finder import UnfetchedJobFinder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +45,7 @@ class WorkerService:
         self.unfetched = UnfetchedJobFinder(plan.worker)
         self.heartbeat = Heartbeat(plan, options.node, self.make_snapshot)
         self.housekeeping = Housekeeping(self.heartbeat, self.replicas)
-        self.housekeeping.add_chore(self.served.update_releasable_models)
+        self.housekeeping.add_chore(self.served.update_jobless_models)
         backlog = Backlog(self.replicas)
         self.pool = ReplicaPool(
             self.replicas,

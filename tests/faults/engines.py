@@ -46,7 +46,7 @@ class ReadsAhead(RecordingEcho):
                 misbehave(value)
         return inputs
 
-    def predict_prepared(self, prepared: list[Any], parameters: dict[str, Any]) -> list[Any]:
+    def predict_prepared_inputs(self, prepared: list[Any], parameters: dict[str, Any]) -> list[Any]:
         return super().predict(prepared, parameters)
 
     def predict(self, inputs: list[Any], parameters: dict[str, Any]) -> list[Any]:

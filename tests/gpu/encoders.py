@@ -71,7 +71,7 @@ def _ms(machine: Machine, made: Any, texts: list[str]) -> float:
     took, read = [], made.prepare(texts, {})
     for _ in range(2 if machine.is_stand_in else CALLS):
         started = time.perf_counter()  # a figure of the table
-        made.predict_prepared(read, {})
+        made.predict_prepared_inputs(read, {})
         machine.synchronize()
         took.append(time.perf_counter() - started)
     return 1000 * statistics.median(took)

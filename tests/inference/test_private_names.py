@@ -59,7 +59,7 @@ ASSIGNED: Table = {
         "pipe.postprocess": "the same",
     },
     "inference/engines/pipeline/engine.py": {"setattr(self.pipe)": "a pipeline's steps, by their documented names"},
-    "inference/engines/runtime/placement.py": {"torch.backends.": "PyTorch documents these flags"},
+    "inference/engines/runtime/precision.py": {"torch.backends.": "PyTorch documents these flags"},
     "inference/store/connections.py": {"connection.is_own": "an attribute of our own database engine"},
     "inference/store/job_rows.py": {
         "setattr(job)": "a model of our own",

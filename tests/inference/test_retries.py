@@ -54,7 +54,7 @@ LISTED = {
     "inference/worker/maintenance/heartbeat.py Heartbeat.run": "growing pauses up to the heartbeat's own",
     "inference/worker/maintenance/housekeeping.py Housekeeping._wait_for_round": "a round every ROUND_S",
     "inference/worker/scheduling/demand_poller.py DemandPoller.run": "growing pauses while the database is away",
-    "inference/worker/scheduling/unfetched_jobs.py UnfetchedJobFinder.run": "LONGEST_PAUSE_S after a failure",
+    "inference/worker/scheduling/unfetched_job_finder.py UnfetchedJobFinder.run": "LONGEST_PAUSE_S after a failure",
     "project/stalled_clients.py _limit_once_it_listens": "LISTENS_S",
     "project/settings.py": "Celery's connection to the broker: its pauses grow by 2 s up to 30 s",
 }

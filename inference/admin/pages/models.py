@@ -115,7 +115,7 @@ def list_waiting_owners(model: str) -> list[dict[str, Any]]:
     ]
 
 
-def draw_cost_plots(name: str, living: list[Worker]) -> Iterator[tuple[Worker, SafeString, str]]:
+def draw_prediction_plots(name: str, living: list[Worker]) -> Iterator[tuple[Worker, SafeString, str]]:
     """Yield by worker a plot of the times that calls took against the times that were learnt for them."""
     for worker in living:
         costs = worker.costs.get(name)
@@ -169,7 +169,7 @@ class ModelsAdmin(ReadOnlyAdmin):
             pause=pause,
             facts=list(list_entry_facts(spec)) if spec else [],
             places=where,
-            plots=list(draw_cost_plots(name, living)),
+            plots=list(draw_prediction_plots(name, living)),
             queued=queue_position.count_queued_jobs(spec) if spec else None,
             acts=list_log_entries(name),
             owners=list_waiting_owners(name),

@@ -12,7 +12,7 @@ from transformers.utils import logging
 
 from inference.catalog.specs import ModelSpec
 from inference.engines.artifacts import checkpoint_checks, weights
-from inference.engines.runtime import placement
+from inference.engines.runtime import precision
 from inference.engines.runtime.exception_diagnosis import describe_exception
 from inference.errors import ModelUnavailable
 
@@ -28,7 +28,7 @@ def load_pipeline(spec: ModelSpec, task: str, device: str) -> tuple[Any, frozens
     Return the pipeline, and the names of weights that its files lack. Raises `ModelUnavailable` if it cannot be loaded.
     """
     folder = weights.fetch_folder(spec)
-    placed = placement.make_loading_arguments(spec, device)
+    placed = precision.make_loading_arguments(spec, device)
     # `from_pretrained` alone is given these: `pipeline` would ask a model that a map has placed for its device, and has
     # a pair here.
     own: dict[str, Any] = {key: placed.pop(key) for key in ("quantization_config", "device_map") if key in placed}
@@ -47,7 +47,7 @@ def load_pipeline(spec: ModelSpec, task: str, device: str) -> tuple[Any, frozens
         raise
     except Exception as error:
         raise ModelUnavailable(f"{spec.model} could not be loaded for {task}: {describe_exception(error)}") from error
-    placement.configure_tf32(spec, pipe.model)
+    precision.configure_tf32(spec, pipe.model)
     tokenizer = pipe.tokenizer
     if tokenizer is not None:
         if len(tokenizer) <= len(tokenizer.all_special_tokens):

@@ -23,7 +23,7 @@ from inference.catalog.specs import TORCH, TRANSFORMERS_ENGINE, ModelSpec
 from inference.engines.accelerate.installation import Shortcuts
 from inference.engines.artifacts import folder_cache, weights
 from inference.engines.backends import agreement, packages
-from inference.engines.runtime import parity, placement
+from inference.engines.runtime import parity, precision
 from inference.engines.runtime.exception_diagnosis import describe_exception
 from inference.engines.runtime.row_groups import BatchingMode
 from inference.errors import ModelUnavailable
@@ -188,7 +188,7 @@ def _load_model(spec: ModelSpec, model: PreTrainedModel, **otherwise: Any) -> An
     return type(model).from_pretrained(
         model.name_or_path,
         config=model.config,
-        **{**placement.make_loading_arguments(spec, "cpu"), **otherwise},
+        **{**precision.make_loading_arguments(spec, "cpu"), **otherwise},
         use_safetensors=True,
         local_files_only=True,
         trust_remote_code=False,

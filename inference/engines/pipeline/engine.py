@@ -30,7 +30,7 @@ from inference.engines.inputs import media, step_errors
 from inference.engines.inputs.feeds import FEEDS
 from inference.engines.inputs.pipeline_calls import Parameters, PipelineCalls
 from inference.engines.pipeline.reference import Reference
-from inference.engines.runtime import parity, placement
+from inference.engines.runtime import parity, precision
 from inference.engines.runtime.engine_calls import raise_if_device_failed
 from inference.engines.runtime.exception_diagnosis import describe_exception, is_device_failure
 from inference.engines.runtime.row_groups import BatchingMode, InputRow
@@ -124,7 +124,7 @@ class PipelineEngine(Engine):
         trial = parity.Trial(
             functools.partial(self._compute_values, self.steps, parameters),
             inputs,
-            placement.find_tolerance(self.spec, self.pipe.model),
+            precision.find_tolerance(self.spec, self.pipe.model),
         )
         if not compiled:
             self.shortcuts = accelerate.install_shortcuts(self.pipe.model, self.pipe.tokenizer, self.task, trial)
@@ -238,7 +238,7 @@ class PipelineEngine(Engine):
             return Prepared(ready, tokens=tokens)
         return Prepared(ready, read=_read_inputs(steps, inputs, ready))
 
-    def predict_prepared(self, prepared: Prepared, parameters: dict[str, Any]) -> list[Any] | None:
+    def predict_prepared_inputs(self, prepared: Prepared, parameters: dict[str, Any]) -> list[Any] | None:
         """Answer inputs that `prepare` has read. A shortcut that fails is found out by `predict`."""
         if prepared.tokens is None:
             return self._answer_rows(self.steps, prepared.read, prepared.parameters) if self.steps else None

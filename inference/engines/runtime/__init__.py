@@ -1,1 +1,1 @@
-"""The parts of an engine call that do not depend on the model: grouping, placement, isolation, faults."""
+"""The parts of an engine call that do not depend on the model: grouping, precision, isolation, faults."""

@@ -199,7 +199,7 @@ class _Batch:
             # The search finds the one of several items that is at fault. A single item is left to `predict`, which
             # guards its shortcuts.
             with contextlib.suppress(*([Exception] if len(indexes) == 1 else [])):
-                answers = self.engine.predict_prepared(prepared, dict(self.parameters))
+                answers = self.engine.predict_prepared_inputs(prepared, dict(self.parameters))
                 if answers is not None:
                     return answers
         with self.engine.reading:

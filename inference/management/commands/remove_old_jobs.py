@@ -22,8 +22,8 @@ class Command(BaseCommand):
         if not settings.JOB_RETENTION_DAYS:
             raise CommandError("JOB_RETENTION_DAYS is 0: jobs are kept for ever.")
         sweep = retention.Sweep()
-        if sweep.overdue_warning and not force:
-            raise CommandError(f"{sweep.overdue_warning} If that clock is right, remove them with --force.")
+        if sweep.clock_warning and not force:
+            raise CommandError(f"{sweep.clock_warning} If that clock is right, remove them with --force.")
         removed = 0
         while count := sweep.remove_chunk():
             removed += count

@@ -51,7 +51,7 @@ class ReplicaStep(bootsteps.StartStopStep):
 
     def start(self, parent: Any) -> None:
         # A new thread sets the event, since the main thread may hold the event's lock when the signal arrives.
-        look = lookup.start_follower().look_soon
+        look = lookup.start_follower().look_at_file_soon
         signal.signal(signal.SIGHUP, lambda *_: threading.Thread(target=look).start())
 
 

@@ -73,7 +73,7 @@ class ServedModels:
             if self._jobless[name] == self._left_at[name] and has_no_jobs_of(name):
                 replicas.drop_removed_model(name)
 
-    def update_releasable_models(self) -> None:
+    def update_jobless_models(self) -> None:
         """Update which models have no job left, in another thread, which may wait for the database."""
         before = time.monotonic() - LINGER_S
         left = {name: left_at for name, left_at in list(self._left_at.items()) if left_at < before}

@@ -51,11 +51,11 @@ class DemandPoller(threading.Thread):
                 backoff.reset()
             self._stopping.wait(LOOK_S if looked else backoff.take_next_pause_s())
 
-    def follow_models(self, models: Catalog, *, held_back: frozenset[str]) -> None:
+    def set_models(self, models: Catalog, *, held_back: frozenset[str]) -> None:
         """Look for jobs of these models from now on, but of those that are held back."""
         self.models, self.held_back = models, held_back
 
-    def follow_absent_models(self, absent: frozenset[str]) -> None:
+    def set_absent_models(self, absent: frozenset[str]) -> None:
         """Look for jobs while one of these models, which are not in memory, might be loaded."""
         self.absent = absent
 

@@ -71,7 +71,7 @@ class ResidencyController:
         An entry that would be loaded in another way counts as another model, which is not in memory.
         """
         lazy = self._catalog
-        self.demand.follow_models(lazy, held_back=self.replicas.paused_or_drained_models)
+        self.demand.set_models(lazy, held_back=self.replicas.paused_or_drained_models)
         for name, spec in list(self.specs.items()):
             if name not in lazy or lazy[name].load_digest != spec.load_digest:
                 del self.specs[name]
@@ -133,7 +133,7 @@ class ResidencyController:
     def _unload_unneeded_models(self) -> None:
         residency = self.residency
         absent = frozenset(self._catalog.keys() - residency.models_in_memory - {residency.loading_model})
-        self.demand.follow_absent_models(absent)
+        self.demand.set_absent_models(absent)
         if absent != self.replicas.unneeded_models:
             self.replicas.set_unneeded_models(absent)
 

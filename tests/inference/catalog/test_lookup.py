@@ -122,7 +122,7 @@ class ProcessTests(FileCase):
             follower = lookup.Follower()
             with self.assertLogs("inference.catalog.lookup", "INFO") as logs:
                 follower.start()
-                follower.look_soon()
+                follower.look_at_file_soon()
                 eventually(lambda: "b" in lookup.get_catalog(), "it is taken over")
                 follower.stop()
             self.assertIn("added: b; removed: a", logs.output[-1])

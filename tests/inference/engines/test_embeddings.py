@@ -219,7 +219,7 @@ class SentenceEmbeddingsTests(TestCase):
                 self.assertLess(max(abs(a - b / length) for a, b in zip(one, raw, strict=True)), 1e-5)
 
     def prepared(self, texts: Sequence[str] = TEXTS, **parameters: Any) -> list[Any]:
-        return list(self.engine.predict_prepared(self.engine.prepare(texts, parameters), parameters))
+        return list(self.engine.predict_prepared_inputs(self.engine.prepare(texts, parameters), parameters))
 
     def test_its_entry_allows_base64_and_not_hex(self) -> None:
         entry = reader.parse_catalog('[m]\nengine = "inference.engines.embeddings:SentenceEmbeddings"\nmodel = "x"\n')[

@@ -68,7 +68,7 @@ class PreparedTests(TestCase):
 
     def test_a_call_that_fails_reads_its_parts_by_itself(self) -> None:
         classified = engine("text-classification", self.folder)
-        with patch.object(type(classified), "predict_prepared", side_effect=RuntimeError("out of memory")):
+        with patch.object(type(classified), "predict_prepared_inputs", side_effect=RuntimeError("out of memory")):
             report = engine_calls.run_engine_with_isolation(classified, TEXTS, {}, classified.prepare(TEXTS, {}))
         self.assertTrue(
             parity.are_alike(report.outcomes, engine_calls.run_engine_with_isolation(classified, TEXTS, {}).outcomes)
@@ -77,7 +77,7 @@ class PreparedTests(TestCase):
 
     def test_an_input_alone_is_answered_by_predict_before_it_fails(self) -> None:
         classified, alone = engine("text-classification", self.folder), TEXTS[:1]
-        with patch.object(type(classified), "predict_prepared", side_effect=RuntimeError("a shortcut")):
+        with patch.object(type(classified), "predict_prepared_inputs", side_effect=RuntimeError("a shortcut")):
             report = engine_calls.run_engine_with_isolation(classified, alone, {}, classified.prepare(alone, {}))
         self.assertEqual(report.outcomes, engine_calls.run_engine_with_isolation(classified, alone, {}).outcomes)
 
@@ -121,7 +121,7 @@ class PreparedTests(TestCase):
             def prepare(self, inputs: list[Any], parameters: dict[str, Any]) -> Any:
                 return inputs
 
-            def predict_prepared(self, prepared: Any, parameters: dict[str, Any]) -> list[Any]:
+            def predict_prepared_inputs(self, prepared: Any, parameters: dict[str, Any]) -> list[Any]:
                 return list(prepared)
 
         expected = {SentenceEmbeddings: True, Loads: True, Own: True, Embeds: False, Mixed: False,

@@ -192,7 +192,7 @@ class StoppedSweepTests(TestCase):
         for number in range(8, 40):
             self.make(number, OLD)
         with patch.object(retention, "COUNTED", 3):
-            self.assertIn("5 or more of 40 finished jobs", retention.Sweep().overdue_warning)
+            self.assertIn("5 or more of 40 finished jobs", retention.Sweep().clock_warning)
 
     def test_an_operator_lets_it_go_on(self) -> None:
         self.make(8, OLD)

@@ -30,7 +30,7 @@ from inference.worker.scheduling.held_jobs import MOST_OVER
 from inference.worker.scheduling.isolation import CRASHES_ALONE, LONGEST_RETRY_S, LONGEST_STUCK_S, MOST_SUSPENSIONS
 from inference.worker.scheduling.residency_controller import ResidencyController
 from inference.worker.scheduling.settlement import SUSPENDED
-from inference.worker.scheduling.unfetched_jobs import UnfetchedJobFinder
+from inference.worker.scheduling.unfetched_job_finder import UnfetchedJobFinder
 from tests.conditions import PATIENCE_S
 
 PID = 4711

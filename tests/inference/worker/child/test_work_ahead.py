@@ -49,7 +49,7 @@ class Gated(Engine):
             assert self.may_read.wait(PATIENCE_S)
         return [f"{text}, read ahead" for text in inputs]
 
-    def predict_prepared(self, prepared: Any, parameters: dict[str, Any]) -> list[Any] | None:
+    def predict_prepared_inputs(self, prepared: Any, parameters: dict[str, Any]) -> list[Any] | None:
         return self.predict(prepared, parameters)
 
     def predict(self, inputs: list[Any], parameters: dict[str, Any]) -> list[Any]:

@@ -50,7 +50,7 @@ class ServedModelsTests(TestCase):
     def find_jobless(self) -> None:
         """A while later."""
         self.now_s += served_models.LINGER_S + 1
-        self.served.update_releasable_models()
+        self.served.update_jobless_models()
 
     def test_the_file_is_followed_for_the_requested_models(self) -> None:
         self.write(ONE + TWO.replace('"x:Y"', '"x:Z"') + THREE)
@@ -74,7 +74,7 @@ class ServedModelsTests(TestCase):
 
     def test_it_is_kept_for_as_long_as_a_web_process_may_take_jobs_of_it(self) -> None:
         self.write(ONE)
-        self.served.update_releasable_models()
+        self.served.update_jobless_models()
         self.follow()
         self.assertEqual(self.replicas.active_models, {"one", "two"})
 

@@ -17,7 +17,13 @@ from inference.models import Job, Status, Worker, WorkerState
 from inference.status import owner_queues
 from inference.store.job_messages import make_message
 from inference.values.priority import Priority
-from inference.worker.scheduling.unfetched_jobs import MOST_GONE, MOST_JOBS, PORTION_S, UnfetchedJobFinder, make_item
+from inference.worker.scheduling.unfetched_job_finder import (
+    MOST_GONE,
+    MOST_JOBS,
+    PORTION_S,
+    UnfetchedJobFinder,
+    make_item,
+)
 
 CALLS = 4
 

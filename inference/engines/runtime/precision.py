@@ -1,4 +1,4 @@
-"""The placement and form of a model's weights, and the type of their products, as its table asks for."""
+"""The numeric type, the form and the device map of a model's weights, and the type of their products, by its table."""
 
 from typing import Any
 

@@ -15,7 +15,7 @@ from api.openapi import batch_operations
 from api.requests import bodies
 from api.requests.file_batches import load_page, read_file_batch
 from api.views.base import ApiView, read_json
-from api.views.batch_files.files import send_pieces
+from api.views.file_batches.files import send_pieces
 
 
 class BatchesView(ApiView):

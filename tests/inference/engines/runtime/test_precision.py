@@ -15,7 +15,7 @@ from torch import nn
 
 from inference.catalog.specs import ModelSpec
 from inference.engines import loading
-from inference.engines.runtime import parity, placement
+from inference.engines.runtime import parity, precision
 from inference.errors import ModelUnavailable
 from tests import tiny_models
 from tests.conditions import PATIENCE_S
@@ -29,7 +29,7 @@ class ArgumentsTests(TestCase):
     def arguments(self, device: str = "cuda:0", gpus: int = 1, **options: Any) -> dict[str, Any]:
         has = patch("importlib.util.find_spec", return_value=object())
         with patch.object(torch.cuda, "device_count", return_value=gpus), has:
-            return placement.make_loading_arguments(spec(options=options, dtype="bfloat16"), device)
+            return precision.make_loading_arguments(spec(options=options, dtype="bfloat16"), device)
 
     def test_a_model_lies_on_its_one_device(self) -> None:
         self.assertEqual(self.arguments(), {"dtype": "bfloat16"})
@@ -48,11 +48,11 @@ class ArgumentsTests(TestCase):
                 patch("importlib.util.find_spec", return_value=None),
                 self.assertRaisesRegex(ModelUnavailable, "needs the package accelerate.*requirements-quantized.txt"),
             ):
-                placement.make_loading_arguments(spec(options=options), "cpu")
+                precision.make_loading_arguments(spec(options=options), "cpu")
 
     def test_an_unknown_quantization_is_refused_with_those_that_are_known(self) -> None:
         with self.assertRaisesRegex(ModelUnavailable, "must be one of bitsandbytes-8bit, .*, not 'int2'"):
-            placement.make_loading_arguments(spec(options={"quantization": "int2"}), "cpu")
+            precision.make_loading_arguments(spec(options={"quantization": "int2"}), "cpu")
 
 
 class Tf32Tests(TestCase):
@@ -68,8 +68,8 @@ class Tf32Tests(TestCase):
 
         own, other = Model(), Model()
         torch.backends.cudnn.allow_tf32 = True  # as torch has it of itself
-        placement.configure_tf32(spec(dtype="tf32"), own)
-        placement.configure_tf32(spec(dtype="float32"), other)
+        precision.configure_tf32(spec(dtype="tf32"), own)
+        precision.configure_tf32(spec(dtype="float32"), other)
         other()
         own()
         other()
@@ -80,7 +80,7 @@ class Tf32Tests(TestCase):
 
     def test_its_weights_are_of_float32_and_its_answers_may_differ_as_those_of_short_types(self) -> None:
         self.assertEqual(spec(dtype="tf32").weights_dtype, "float32")
-        self.assertEqual(placement.find_tolerance(spec(dtype="tf32"), nn.Linear(1, 1)), parity.TEN_BITS)
+        self.assertEqual(precision.find_tolerance(spec(dtype="tf32"), nn.Linear(1, 1)), parity.TEN_BITS)
 
     def test_answers_may_differ_by_what_the_shortest_type_of_the_weights_rounds(self) -> None:
         first_is_long = nn.Sequential(nn.LayerNorm(1), nn.Linear(1, 1).bfloat16())
@@ -91,7 +91,7 @@ class Tf32Tests(TestCase):
             (nn.Linear(1, 1).bfloat16(), parity.SHORT_TYPES),
             (first_is_long, parity.SHORT_TYPES),
         ):
-            self.assertEqual(placement.find_tolerance(spec(dtype="auto"), model), expected)
+            self.assertEqual(precision.find_tolerance(spec(dtype="auto"), model), expected)
 
 
 class LoadedTests(TestCase):
