@@ -20,7 +20,7 @@ MOST_OWN, MOST_OTHERS = 8, 4  # calls of the model's own code, and of other code
 OURS = ("inference.", "api.", "project.")
 
 
-def describe_exception(error: BaseException) -> str:
+def describe_for_logs(error: BaseException) -> str:
     kind = type(error)
     name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
     return f"{name}: {_get_safe_words(error)}".removesuffix(": ")
@@ -31,7 +31,7 @@ def format_exception(error: BaseException | None, trace: TracebackType | None) -
     blocks = []
     for each in _walk_causes(error):
         frames = traceback.format_tb(trace if each is error else each.__traceback__)
-        blocks.append("".join(frames) + describe_exception(each))
+        blocks.append("".join(frames) + describe_for_logs(each))
     return "\n".join(reversed(blocks))
 
 

@@ -79,7 +79,7 @@ def mask_model_text(text: object) -> object:
 def describe_error(error: BaseException) -> str:
     """Return a description of the error for a line about its consequences."""
     try:
-        return repr(error) if quotes else exception_descriptions.describe_exception(error)
+        return repr(error) if quotes else exception_descriptions.describe_for_logs(error)
     except Exception:  # raised by the error's own code that makes its text
         return type(error).__name__
 

@@ -81,17 +81,15 @@ class LineTests(TestCase):
             DataError("m"),
             Lied("m"),
         ):
-            self.assertEqual(exception_descriptions.describe_exception(error).partition(": ")[2], "…")
+            self.assertEqual(exception_descriptions.describe_for_logs(error).partition(": ")[2], "…")
         known: tuple[Exception, ...] = (
             StoreUnavailable("m"), ModelUnavailable("m"), CatalogError("m"), TimeoutError("m"),
             OperationalError("m"), OSError(2, "m", "a/file"),
         )  # fmt: skip
         for plain in known:
-            self.assertEqual(exception_descriptions.describe_exception(plain).partition(": ")[2], "m")
-        self.assertTrue(
-            exception_descriptions.describe_exception(ProcessLost(-9)).endswith("ended: signal 9 (SIGKILL)")
-        )
-        self.assertEqual(exception_descriptions.describe_exception(EOFError()), "EOFError: …")
+            self.assertEqual(exception_descriptions.describe_for_logs(plain).partition(": ")[2], "m")
+        self.assertTrue(exception_descriptions.describe_for_logs(ProcessLost(-9)).endswith("ended: signal 9 (SIGKILL)"))
+        self.assertEqual(exception_descriptions.describe_for_logs(EOFError()), "EOFError: …")
 
     def test_of_a_model_s_own_code_it_has_the_places_first_and_bounded(self) -> None:
         def deep(left: int) -> str:
