@@ -17,7 +17,7 @@ from inference.figures.tallies import Tally
 from inference.figures.tally_rows import TICK_S, floor_to_tick, make_datetime
 from inference.models import Figure, Grain, Mark
 
-MOST = 500  # rows that one transaction folds
+MOST = 500  # rows that one transaction rolls up
 KEPT = datetime.timedelta(days=366)
 LENGTH_S = {Grain.TICK: TICK_S, Grain.TEN_MINUTES: 600, Grain.THREE_HOURS: 10_800}
 
@@ -40,7 +40,7 @@ SINCE_EVER = make_datetime(0)
 
 def roll_up_rows() -> None:
     for step in STEPS:
-        while _fold_some_rows(step) == MOST:
+        while _roll_up_some_rows(step) == MOST:
             pass
 
 
@@ -51,10 +51,10 @@ def remove_old_figures() -> None:
     row_locks.delete_rows(Mark.objects.filter(at__lt=old))
 
 
-def _fold_some_rows(step: Step) -> int:
-    """Fold some rows of a step, and return how many these were.
+def _roll_up_some_rows(step: Step) -> int:
+    """Roll up some rows of a step, and return how many these were.
 
-    It returns 0 and folds none if another process folded their target first: the next round finds the rows again.
+    It returns 0 and rolls up none if another process rolled up their target first: the next round finds the rows again.
     """
     with transaction.atomic():
         old = Figure.objects.filter(grain=step.source, start__lt=Now() - step.after).order_by("start", "pk")
@@ -81,8 +81,8 @@ def _add_sums(sums: dict[Key, Tally]) -> bool:
     """Add the sums to the rows of their keys, which are made where they are missing.
 
     Each process adds to the row that is there, whichever process made it. The result is False if such a row was there
-    and was folded itself before it could be locked. All processes make the rows in the same order, so that no two wait
-    for each other.
+    and was rolled up itself before it could be locked. All processes make the rows in the same order, so that no two
+    wait for each other.
     """
     new = [Figure(grain=grain, start=start, model=model, tally={}) for grain, start, model in sorted(sums)]
     Figure.objects.bulk_create(new, ignore_conflicts=True)

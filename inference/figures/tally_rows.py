@@ -78,7 +78,7 @@ def add_to_own_row(model: str, tally: Tally) -> None:
 
 
 def _rewrite(row: _Row, tally: Tally) -> bool:
-    """Write the row again with the tally added; return False if the row was folded already."""
+    """Write the row again with the tally added; return False if the row was rolled up already."""
     tallies.merge_tally(row.tally, tally)
     key = Figure._meta.pk.get_db_prep_value(row.id, connection)
     with connection.cursor() as cursor:

@@ -61,7 +61,7 @@ def find_gpu_conflicts(worker: Worker) -> dict[str, list[str]]:
     Workers of one host are recognized by their names. They do not divide the memory of these GPUs between them.
     """
     host, own = worker.name.partition("@")[2], _list_gpus(worker)
-    # Its own earlier starts have its name too.
+    # The worker itself may have rows of earlier starts under its name.
     others = select_living_workers().filter(name__endswith=f"@{host}").exclude(name=worker.name)
     return {other.name: sorted(both) for other in others.order_by("name") if (both := own & _list_gpus(other))}
 
