@@ -208,7 +208,12 @@ TASKS = index_tasks((
         ranks=True,
         compiles=True,
         check=input_checks.check_pair,
-        parameters={"details": _FLAG, "function_to_apply": _SCORING, **_TRUNCATE},
+        parameters={
+            "details": _FLAG,
+            "function_to_apply": _SCORING,
+            "max_document_tokens": ParameterSpec(type="integer", min=1),
+            **_TRUNCATE,
+        },
         neutral={**neutral_values.CUT, "details": (False,)},
         example={"inputs": {"text": "What records the job?", "text_pair": _TEXT}},
     ),

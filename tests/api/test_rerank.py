@@ -68,7 +68,7 @@ class ReadTests(SimpleTestCase):
             ({"return_documents": True}, "returns_texts", True),
             ({"return_text": True}, "returns_texts", True),
             ({"raw_scores": True}, "is_raw", True),
-            ({"max_tokens_per_doc": 4096, "rank_fields": [], "truncate": True}, "is_raw", False),
+            ({"max_tokens_per_doc": None, "rank_fields": [], "truncate": True}, "is_raw", False),
             ({"truncation_direction": "Right", "max_chunks_per_doc": None}, "is_raw", False),
             ({"user": "u", "input_type": "x", "modality": "text", "rank_fields": ["text"]}, "is_raw", False),
             ({"embedding_types": ["float"], "truncate": "END"}, "is_raw", False),
@@ -77,6 +77,8 @@ class ReadTests(SimpleTestCase):
                 self.assertEqual(getattr(rerank.read_rerank({**BODY, **fields}), name), expected)
         kept = rerank.read_rerank({**BODY, "truncate": False}).submission.parameters
         self.assertEqual(kept, {**rerank.LOGITS, "truncate": False})
+        limited = rerank.read_rerank({**BODY, "max_tokens_per_doc": 4096}).submission.parameters
+        self.assertEqual(limited, {**rerank.LOGITS, "max_document_tokens": 4096})
         for priority, expected in ((0, Priority.NORMAL), (499, Priority.NORMAL), (500, Priority.LOW)):
             self.assertEqual(rerank.read_rerank({**BODY, "priority": priority}).submission.priority, expected)
 
@@ -111,7 +113,7 @@ class ReadTests(SimpleTestCase):
             ({"raw_scores": "yes"}, "raw_scores", "true or false"),
             ({"priority": 1000}, "priority", "from 0, which is first, to 999"),
             ({"truncate": 3}, "truncate", "must be true or false"),
-            ({"max_tokens_per_doc": 5}, "max_tokens_per_doc", "leave it out, or send 4096"),
+            ({"max_tokens_per_doc": 0}, "max_tokens_per_doc", "a whole number from 1"),
             ({"texts": ["a"]}, "texts", "is the same as documents; send one of them"),
             ({"top_n": 1, "top_k": 1}, "top_k", "is the same as top_n; send one of them"),
             ({"docs": ["a"]}, "docs", "unknown field; did you mean"),

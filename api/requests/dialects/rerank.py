@@ -5,6 +5,7 @@ A request is one job of pairs. The field of the texts is `documents` for all but
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,15 +29,15 @@ from inference.submission.submissions import Submission
 from inference.values.priority import Priority
 
 TEXTS, DOCUMENTS = "texts", "documents"
+MOST_TOKENS = "max_tokens_per_doc"
 FIELDS = (
     "model", "query", TEXTS, DOCUMENTS, "top_n", "return_documents", "return_text", "raw_scores", "priority",
-    "truncate",
+    "truncate", MOST_TOKENS,
 )  # fmt: skip
 RENAMED = {"top_k": "top_n"}  # Voyage's name
 # These values ask for nothing, as texts that are too long are cut at their end. Other values are refused.
 NEUTRAL: Neutral = {
     **RETRIEVAL,
-    "max_tokens_per_doc": (4096,),
     "max_chunks_per_doc": (10,),
     "rank_fields": ([], ["text"]),
 }
@@ -86,13 +87,13 @@ def read_rerank(document: object, spec: ModelSpec | None = None) -> RerankReques
         submission=Submission(
             spec=spec,
             inputs=[{"text": query, "text_pair": text} for text in texts],
-            parameters={**LOGITS, **read_truncate(fields)},
+            parameters={**LOGITS, **read_truncate(fields), **_read_most_tokens(fields)},
             priority=_read_priority(fields.get("priority", 0)),
         ),
         words={"parameters.": "", "inputs": name},
         texts=texts,
         names_texts=name == TEXTS,
-        top_n=_read_count(fields.get("top_n")),
+        top_n=_read_count("top_n", fields),
         returns_texts=read_flag(fields, "return_text") | read_flag(fields, "return_documents"),
         is_raw=read_flag(fields, "raw_scores"),
     )
@@ -111,10 +112,16 @@ def _read_text(where: str, text: Any) -> str:
     raise make_field_error(where, 'must be a text, or {"text": "…"}.')
 
 
-def _read_count(value: object) -> int | None:
+def _read_count(name: str, fields: Mapping[str, Any]) -> int | None:
+    value = fields.get(name)
     if value is None or (type(value) is int and value > 0):
         return value
-    raise make_field_error("top_n", "must be a whole number from 1.")
+    raise make_field_error(name, "must be a whole number from 1.")
+
+
+def _read_most_tokens(fields: Mapping[str, Any]) -> dict[str, int]:
+    most = _read_count(MOST_TOKENS, fields)
+    return {"max_document_tokens": most} if most else {}
 
 
 def _read_priority(value: object) -> Priority:

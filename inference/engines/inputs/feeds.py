@@ -108,7 +108,8 @@ class ScoredTexts(TextFeed):
     """The feed of texts and pairs that are scored. With `truncate` of false what is too long is refused."""
 
     def read_input(self, value: object, pipe: Pipeline, parameters: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        known = {name: setting for name, setting in parameters.items() if name not in ("details", "truncate")}
+        own = ("details", "truncate", "max_document_tokens")
+        known = {name: setting for name, setting in parameters.items() if name not in own}
         prepared = self.prepare(value, pipe)
         if parameters.get("truncate") is False:
             task_inputs.require_short_input(value, pipe)
@@ -118,8 +119,14 @@ class ScoredTexts(TextFeed):
 class Pairs(ScoredTexts):
     """The feed of pairs: a query, and a text that may answer it.
 
-    With `details` the answer has the number of tokens that were read.
+    With `details` the answer has the number of tokens that were read. With `max_document_tokens` no more of the text
+    is read.
     """
+
+    def read_input(self, value: object, pipe: Pipeline, parameters: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        if isinstance(value, dict) and (most := parameters.get("max_document_tokens")):
+            value = {**value, "text_pair": task_inputs.truncate_text_to(most, value.get("text_pair"), pipe)}
+        return super().read_input(value, pipe, parameters)
 
     def make_sample_input(self, text: object, pipe: Pipeline) -> Any:
         return {"text": parity.TEXTS[1], "text_pair": text}

@@ -41,6 +41,20 @@ def truncate_text(value: object, pipe: Pipeline) -> str:
     return cut_to_tokens(pipe.tokenizer, read_string(value))
 
 
+def truncate_text_to(most: int, value: object, pipe: Pipeline) -> str:
+    """Return the first `most` tokens of a text, or its last ones if the tokenizer cuts at the left.
+
+    Raises `InvalidInput` if the tokenizer, being one in Python, does not know where in a text its tokens are.
+    """
+    text = truncate_text(value, pipe)
+    if not pipe.tokenizer.is_fast:
+        raise InvalidInput("This model's tokenizer counts no tokens of a part of a text: leave the limit of tokens out.")
+    spans = pipe.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)["offset_mapping"]
+    if len(spans) <= most:
+        return text
+    return text[spans[-most][0] :] if pipe.tokenizer.truncation_side == "left" else text[: spans[most - 1][1]]
+
+
 def read_long_text(value: object, pipe: Pipeline) -> str:
     """Return as much of a text that may be read in strides as `MAX_STRIDES` strides may hold."""
     return cut_to_tokens(pipe.tokenizer, read_string(value), MAX_STRIDES * pipe.tokenizer.model_max_length)

@@ -14,7 +14,7 @@ from transformers import MT5Config, MT5EncoderModel, T5Config, T5EncoderModel, U
 from inference.catalog.specs import ModelSpec
 from inference.engines import loading
 from inference.engines.runtime.engine_calls import run_engine_with_isolation
-from inference.errors import ContextLengthExceeded
+from inference.errors import ContextLengthExceeded, InvalidInput
 from tests import sentence_transformers, tiny_models
 
 EMBEDDINGS = "inference.engines.embeddings:SentenceEmbeddings"
@@ -202,6 +202,23 @@ class RankingTests(TestCase):
         engine.steps = None  # The library is then called as a whole, and nothing is counted.
         [whole] = run_engine_with_isolation(engine, pairs[:1], {"function_to_apply": "none", "details": True}).outcomes
         self.assertEqual(whole.keys(), {"label", "score"})
+
+    def test_no_more_tokens_of_a_text_are_read_than_are_asked_for(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            place = str(tiny_models.build("text-ranking", Path(folder)))
+            engine: Any = loading.load_engine(ModelSpec(name="m", task="text-ranking", model=place), "cpu")
+        first, whole = {"text": "dog", "text_pair": "cat red"}, {"text": "dog", "text_pair": f"cat red {'house ' * 90}"}
+        for side, cut in (("right", whole), ("left", {**whole, "text_pair": f"{'house ' * 90} cat red"})):
+            engine.pipe.tokenizer.truncation_side = side
+            expected = run_engine_with_isolation(engine, [first], {"details": True}).outcomes
+            for most, documents in ((2, [cut, first]), (10**30, [first])):
+                parameters = {"details": True, "max_document_tokens": most, "truncate": False}
+                self.assertEqual(
+                    run_engine_with_isolation(engine, documents, parameters).outcomes, expected * len(documents)
+                )
+        bad = {"text": "dog", "text_pair": 3}
+        [refused] = run_engine_with_isolation(engine, [bad], {"max_document_tokens": 1}).outcomes
+        self.assertIsInstance(refused, InvalidInput)
 
     def test_scores_of_pairs_are_those_of_a_cross_encoder(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
