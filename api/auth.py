@@ -17,8 +17,8 @@ from api.errors.problems import ApiError
 from api.key_usage import UsageCounter
 from api.models import PREFIX, ApiKey, FileBatch, StoredFile, digest_key
 from inference import clock, process
+from inference.connection_retries import is_away
 from inference.models import Bulk, Job
-from inference.retry_policy import is_away
 from inference.values.priority import PATIENT, Priority
 
 logger = logging.getLogger(__name__)

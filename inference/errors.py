@@ -79,13 +79,13 @@ def make_context_length_error(limit: int, tokens: int, *, at_least: bool = False
         tokens: Tokens of the input.
         at_least: True if the input may have more tokens, as no more of it was read.
     """
-    found = describe_token_count(tokens, at_least=at_least)
+    found = format_token_count(tokens, at_least=at_least)
     return ContextLengthExceeded(
         f"Input tokens exceed the configured limit of {limit} tokens. Your messages resulted in {found}. Send less."
     )
 
 
-def describe_token_count(tokens: int, *, at_least: bool) -> str:
+def format_token_count(tokens: int, *, at_least: bool) -> str:
     """Return a number of tokens in words. `at_least` is that of `make_context_length_error`."""
     return f"{tokens} tokens{' or more' if at_least else ''}"
 

@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 from inference.broker.embedded import is_answering, make_server_command, prepare_and_lock_folders
-from inference.broker.embedded_folder_checks import EmbeddedBrokerError
+from inference.broker.embedded_data_folder import EmbeddedBrokerError
 from tests.conditions import PATIENCE_S, wait_for
 
 

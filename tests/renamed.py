@@ -67,7 +67,7 @@ def compute_answers(task: str, folder: Path, inputs: Any, parameters: dict[str, 
     answers = run_engine_with_isolation(engine, inputs, parameters).outcomes
     logging.getLogger("inference").removeHandler(warnings)
     bare = pipeline(task, model=str(folder), device="cpu")
-    read = [engine.feed.read_input(value, engine.pipe, parameters) for value in inputs]
+    read = [engine.feed.read_input_and_parameters(value, engine.pipe, parameters) for value in inputs]
     expected = [Pipeline.__call__(bare, value, **own) for value, own in read]
     return {
         "answers": [str(a) if isinstance(a, Exception) else a for a in answers],

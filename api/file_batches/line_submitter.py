@@ -29,9 +29,9 @@ from inference import clock
 from inference.broker.messages import JobMessage
 from inference.catalog.sizes.lengths import Part
 from inference.catalog.specs import canonicalize_parameters
+from inference.connection_retries import is_away
 from inference.errors import InferenceError, InvalidInput, UnknownModel
 from inference.models import WAITING, Bulk, Job, Status
-from inference.retry_policy import is_away
 from inference.store import job_rows, outcome_records
 from inference.store.job_messages import make_message
 from inference.store.outcome_records import Outcome

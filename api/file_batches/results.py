@@ -23,9 +23,9 @@ from api.file_batches.files import begin_file, open_content, write_content
 from api.file_batches.lines import Line, read_lines
 from api.models import BatchStatus, FileBatch, FilePurpose, StoredFile
 from api.requests.file_form import open_temporary_file
+from inference.connection_retries import is_away
 from inference.fields.ids import make_row_id
 from inference.models import Job, Status
-from inference.retry_policy import is_away
 from inference.store import connections, jobs_with_outputs
 
 PAGE = 64  # jobs that are read at once

@@ -27,9 +27,9 @@ from api.file_batches.results import Results, store_results_file, write_results
 from api.file_batches.validation import check_file
 from api.models import UNFINISHED, BatchStatus, FileBatch, FileState, StoredFile
 from inference import row_locks
+from inference.connection_retries import is_away
 from inference.errors import InferenceError, UnknownModel
 from inference.models import WAITING, Bulk, Job, Status
-from inference.retry_policy import is_away
 from inference.store import transitions
 
 logger = logging.getLogger(__name__)

@@ -1,4 +1,7 @@
-"""A limit on how many threads of this process receive bodies, as the server cannot end their wait for a client."""
+"""The limits on the bodies of requests: how many bytes one may have, and how many are read at once.
+
+The second limit is there as the server cannot end a thread's wait for a client.
+"""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ class CostModel:
         self._fit_at = 1
         self._ran_jobs = self._ran_s = self._read_s = 0.0  # sums over about the last fifty calls
 
-    def predict_s(self, size: int, length: float) -> float:
+    def predict_call_s(self, size: int, length: float) -> float:
         """Predict how many seconds a call of `size` items takes.
 
         `length` is the tokens of each item: those it is padded to, or the average where nothing is padded.
@@ -67,7 +67,7 @@ class CostModel:
 
     def predict_engine_s(self, size: int, length: float) -> float:
         """Predict how many of the seconds of a call the engine takes."""
-        return self.predict_s(size, length) - self.overhead_s
+        return self.predict_call_s(size, length) - self.overhead_s
 
     def predict_calls_s(self, sizes: Sequence[int], length: float) -> list[float]:
         """Predict the seconds of several calls with items of one length. `sizes` has the largest call first."""
@@ -96,7 +96,7 @@ class CostModel:
         self._cells.add_call(
             (_compute_half_octave(size), _compute_half_octave(length)),
             Call(size, length, max(seconds, SHORTEST_S)),
-            lambda call: self.predict_s(call.size, call.length),
+            lambda call: self.predict_call_s(call.size, call.length),
         )
         if self.calls >= self._fit_at:
             self.weights = self._cells.fit_weights(
@@ -112,7 +112,7 @@ class CostModel:
     def overhead_s(self) -> float:
         return self._overheads.call_s
 
-    def learn_reading(self, seconds: float) -> None:
+    def learn_read_time(self, seconds: float) -> None:
         """Learn that reading the inputs of the last call took `seconds`, while another call computed."""
         self._read_s = self._read_s * RATE_MEMORY + seconds
 

@@ -205,7 +205,7 @@ class BatchQueue:
     def estimate_item_cost_s(self, item: Item) -> float:
         """Return the item's part, in seconds, of the time of a full batch of such items."""
         most = self.limits.max_batch_size
-        return self.costs.predict_s(most, min(item.length, self.cut_at)) / most * item.size
+        return self.costs.predict_call_s(most, min(item.length, self.cut_at)) / most * item.size
 
     def take_batch(self, now_s: float, *, priority: int | None = None, short: ShortCalls | None = None) -> list[Item]:
         """Form the next batch, take it out and return it.
@@ -326,7 +326,7 @@ class BatchQueue:
         head, found = batch[0], list(batch)
         size, tokens, singly_s = 0, 0, 0.0
         most, best = 0.0, len(batch)
-        seconds_of = functools.cache(self.costs.predict_s)  # many short texts have few shapes
+        seconds_of = functools.cache(self.costs.predict_call_s)  # many short texts have few shapes
         line = islice(self._by_turn[priority], LOOK_AHEAD * self.limits.max_batch_size)
         found += (key[-1] for key in line if key[-1].group == head.group and self._fits_beside(head, key[-1]))
         for last, item in enumerate(found, 1):
@@ -336,7 +336,7 @@ class BatchQueue:
                 continue
             if last > 1 and (size > self.limits.max_batch_size or tokens > self.max_tokens):
                 break
-            seconds = self.costs.predict_s(size, tokens / size)
+            seconds = self.costs.predict_call_s(size, tokens / size)
             if tokens / seconds > most and (seconds <= singly_s or last == len(batch)):
                 most, best = tokens / seconds, last
         return found[:best]
@@ -348,7 +348,7 @@ class BatchQueue:
             return batch
         blocks = [*reversed(shorter), batch, *longer]
         shapes = {(item.size, item.length) for block in blocks for item in block}
-        singly_s = {shape: self.costs.predict_s(*shape) for shape in shapes}  # many short texts have few shapes
+        singly_s = {shape: self.costs.predict_call_s(*shape) for shape in shapes}  # many short texts have few shapes
         search = WindowSearch(
             [_make_node(block, singly_s, head.arrived_at_s, now_s) for block in blocks],
             len(shorter),

@@ -17,8 +17,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from inference.broker import address, embedded_folder_checks
-from inference.broker.embedded_folder_checks import EmbeddedBrokerError
+from inference.broker import address, embedded_data_folder
+from inference.broker.embedded_data_folder import EmbeddedBrokerError
 
 SERVERS = ("valkey-server", "redis-server")  # on the PATH
 LOADING_LIMIT_S = 60.0  # reading a large append-only file takes its time
@@ -90,9 +90,7 @@ def prepare_and_lock_folders(data: Path, path: Path) -> int:
     _make_private_folder(path.parent)
     lock = _lock_folder(path)
     try:
-        embedded_folder_checks.make_folder_usable(
-            data, lambda folder: _try_to_start(folder, path.with_suffix(".trial"))
-        )
+        embedded_data_folder.make_folder_usable(data, lambda folder: _try_to_start(folder, path.with_suffix(".trial")))
     except BaseException:
         os.close(lock)
         raise

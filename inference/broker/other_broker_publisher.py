@@ -157,7 +157,7 @@ def make_publisher(url: str) -> KombuPublisher:
 
 
 def get_publisher() -> KombuPublisher:
-    """Return the broker at BROKER_URL."""
+    """Return the publisher to the broker at BROKER_URL."""
     return make_publisher(settings.CELERY_BROKER_URL)
 
 

@@ -13,7 +13,7 @@ from django.conf import settings
 
 from inference.broker import address, other_broker_publisher, redis_client
 from inference.broker.messages import JobMessage, make_redis_envelope
-from inference.retry_policy import is_away
+from inference.connection_retries import is_away
 from inference.values.priority import Priority
 
 CHUNK = 500  # messages in one command: a server runs one command at a time

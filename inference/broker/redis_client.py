@@ -14,7 +14,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from inference.broker.circuit_breaker import CircuitBreaker
-from inference.retry_policy import is_away
+from inference.connection_retries import is_away
 
 CONNECTIONS = 16  # for all threads of a process
 TIMEOUT_S = 1.0

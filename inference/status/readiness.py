@@ -12,10 +12,10 @@ from django.db import DatabaseError, InterfaceError
 
 from inference.broker import publisher, redis_client
 from inference.catalog import lookup
+from inference.connection_retries import is_away
 from inference.errors import BrokerUnavailable
 from inference.fields.worker_documents import LOADING, ModelState
 from inference.models import Job, Status, Worker
-from inference.retry_policy import is_away
 from inference.status import workers
 from inference.store import pauses_and_drains
 

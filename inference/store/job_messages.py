@@ -9,9 +9,9 @@ from inference.broker.circuit_breaker import CircuitOpen
 from inference.broker.messages import JobMessage
 from inference.broker.other_broker_publisher import PublishRefused
 from inference.catalog import specs
+from inference.connection_retries import is_away
 from inference.errors import BrokerUnavailable
 from inference.models import Job
-from inference.retry_policy import is_away
 from inference.store import job_rows
 
 logger = logging.getLogger(__name__)

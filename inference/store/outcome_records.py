@@ -63,7 +63,7 @@ def record_outcomes(
     `batch_size` is the number of items that ran together. `beside` is a tally that is counted with them. Returns how
     many jobs got their outcome.
 
-    Raises what the database raises. `inference.retry_policy` distinguishes a database that is away from one that
+    Raises what the database raises. `inference.connection_retries` distinguishes a database that is away from one that
     refuses a value.
     """
     failpoints.reach("before_record")

@@ -19,9 +19,9 @@ from django.db.models.functions import Now
 
 from inference import budget, errors, row_locks
 from inference.catalog.sizes import lengths
+from inference.connection_retries import ServerErrorKind, classify_server_error
 from inference.figures import tallies, tally_rows
 from inference.models import WAITING, Job, Status
-from inference.retry_policy import ServerErrorKind, classify_server_error
 from inference.store import job_rows, notices
 from inference.telemetry import logs, tracing
 

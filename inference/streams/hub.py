@@ -17,8 +17,8 @@ from uuid import UUID
 import redis
 from django.conf import settings
 
+from inference.connection_retries import Backoff
 from inference.errors import BrokerUnavailable
-from inference.retry_policy import Backoff
 from inference.store.job_rows import Changes
 from inference.streams import redis_streams
 from inference.streams.redis_streams import FIRST, Entry

@@ -15,9 +15,9 @@ from django.db.models import QuerySet
 
 from inference import process
 from inference.catalog.specs import ModelSpec
+from inference.connection_retries import is_away
 from inference.errors import InvalidInput, Overloaded, QueueFull, TooManyQueued
 from inference.models import Job, Status
-from inference.retry_policy import is_away
 from inference.status import queue_position, workers
 from inference.submission.submissions import Terms
 from inference.values.priority import PATIENT, Priority

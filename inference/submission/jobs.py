@@ -19,9 +19,9 @@ from inference.catalog import request_validation
 from inference.catalog.lookup import get_spec
 from inference.catalog.sizes import lengths
 from inference.catalog.sizes.lengths import Part
+from inference.connection_retries import is_away
 from inference.errors import JobInUse, JobNotFound, NoWorker
 from inference.models import TERMINAL, Job
-from inference.retry_policy import is_away
 from inference.status import readiness, workers
 from inference.store import job_rows, transitions
 from inference.store.job_rows import Changes

@@ -94,6 +94,6 @@ def _is_away(error: BaseException) -> bool:
     """
     if "django" not in sys.modules:
         return False
-    from inference.retry_policy import is_away
+    from inference.connection_retries import is_away
 
     return is_away(error)

@@ -18,7 +18,7 @@ import redis
 from django.conf import settings
 from django.db import DatabaseError, InterfaceError, connection
 
-from inference.retry_policy import Backoff
+from inference.connection_retries import Backoff
 from inference.store import connections, job_rows, notices
 from inference.store.job_rows import Changes
 

@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator, Sequence
 from django.db import connection, transaction
 
 from inference import clock, failpoints
+from inference.connection_retries import is_away
 from inference.errors import StoreUnavailable, make_nothing_stored_error
 from inference.models import Bulk, Job
-from inference.retry_policy import is_away
 from inference.store import connections, job_rows
 from inference.store.connections import release_connection_while_waiting
 from inference.store.job_messages import make_message, send_messages

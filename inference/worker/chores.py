@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 from django.db import connection
 
+from inference.connection_retries import is_away
 from inference.errors import BrokerUnavailable
-from inference.retry_policy import is_away
 from inference.telemetry import logs
 
 logger = logging.getLogger(__name__)

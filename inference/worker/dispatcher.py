@@ -244,7 +244,7 @@ class Dispatcher:
         self.replicas.mark_unkillable(batch.pid)
         for lost in {*self.scheduler.list_batches_in_hand(batch.pid), *self.scheduler.list_open_batches(batch.pid)}:
             lost.note_end()
-            self.settlement.rerun_lost_batch(lost)
+            self.settlement.rerun_batch_without_blame(lost)
             self.backlog.note_batch_end(lost)
         self.backlog.update_queues()  # other replicas may have a newer entry
 
@@ -254,7 +254,7 @@ class Dispatcher:
         None of its jobs is to blame.
         """
         logger.error("batch=%s of %d lost: its process ended while it ran something else", batch.id, len(batch.jobs))
-        self.settlement.rerun_lost_batch(batch)
+        self.settlement.rerun_batch_without_blame(batch)
         self.backlog.note_batch_end(batch)
 
     def _abandon_call(self, batch: Batch) -> None:

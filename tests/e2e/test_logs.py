@@ -164,7 +164,7 @@ class TestLines(TestCase):
         of_job = [line for line in lines if line.get("job") == job]
         request = next(line for line in of_job if line["logger"] == "api.access" and line.get("status") == 202)
         self.assertEqual((request["program"], request["request_id"]), ("web", f"request-{request['model']}"))
-        recorded = next(line for line in of_job if line["logger"] == "inference.worker.child.claims")
+        recorded = next(line for line in of_job if line["logger"] == "inference.worker.child.batch_job_rows")
         self.assertEqual(recorded["model"], "echo")
         of_batch = [line for line in lines if line.get("batch") == recorded["batch"]]
         self.assertEqual({line["worker"] for line in of_batch}, {recorded["worker"]})

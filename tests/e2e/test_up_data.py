@@ -1,6 +1,6 @@
 """`manage.py up` on a data folder of another day: it serves, or says in one sentence what to do.
 
-All that may be found there: tests/inference/broker/test_embedded_folder_checks.py.
+All that may be found there: tests/inference/broker/test_embedded_data_folder.py.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from django.test import tag
 
 from tests.conditions import PATIENCE_S
 from tests.e2e.test_up import Up
-from tests.inference.broker.test_embedded_folder_checks import BASE, WRITTEN_BY, mount_small_disk
+from tests.inference.broker.test_embedded_data_folder import BASE, WRITTEN_BY, mount_small_disk
 from tests.ports import free_port
 from tests.second_look import TAG
 

@@ -103,7 +103,7 @@ def _error(machine: Machine, values: dict[str, Any], dtype: str) -> float:
     for _ in range(ROUNDS):
         for shape, took_s in seconds.items():
             costs.learn_call(*shape, took_s)
-    return statistics.median(abs(costs.predict_s(*shape) - took_s) / took_s for shape, took_s in seconds.items())
+    return statistics.median(abs(costs.predict_call_s(*shape) - took_s) / took_s for shape, took_s in seconds.items())
 
 
 def _engine_s(made: Any, texts: list[str]) -> float:

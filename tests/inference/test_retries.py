@@ -11,7 +11,7 @@ from django.conf import settings
 
 FOLDERS = ("inference", "api", "tools", "project", "batch_inference_client")
 PAUSES = {"sleep", "wait", "take_next_pause_s"}
-OPTIONS = {"retry", "max_retries", "retry_policy", "autoretry_for", "retry_on_timeout", "connection_max_retries"}
+OPTIONS = {"retry", "max_retries", "connection_retries", "autoretry_for", "retry_on_timeout", "connection_max_retries"}
 
 LISTED = {
     "inference/broker/other_broker_publisher.py _make_transport_options": "once more, at once",
@@ -27,7 +27,7 @@ LISTED = {
     "inference/catalog/lookup.py Follower.run": "a look every LOOK_S, which concerns nobody else",
     "inference/engines/artifacts/folder_cache.py _hold_lock": "a look every LOOK_S, for WAIT_S",
     "inference/engines/generation/pipeline_stepper.py PipelineStepper._make_room_for_next_tokens": "fewer rows each",
-    "inference/retry_policy.py retry_while_away": "growing pauses, limit_s",
+    "inference/connection_retries.py retry_while_away": "growing pauses, limit_s",
     "tools/launcher/reaper.py end_group": "waits for an end: grace_s, then it is killed",
     "inference/status/workers.py Remembered.__call__": "each round ends another request, whose time was spent",
     "inference/streams/hub.py StreamHub._listen_forever": "growing pauses",

@@ -21,9 +21,9 @@ from inference import clock
 from inference.broker import publisher, redis_client
 from inference.catalog import lookup, tasks
 from inference.catalog.specs import ModelSpec
+from inference.connection_retries import Backoff
 from inference.errors import BrokerUnavailable
 from inference.models import Worker
-from inference.retry_policy import Backoff
 from inference.status import readiness
 from inference.status.workers import SERVING
 

@@ -14,8 +14,8 @@ from django.db.models.functions import Now
 from api.file_batches.runner import BatchRunner
 from inference import row_locks
 from inference.catalog import lookup
+from inference.connection_retries import Backoff, is_away
 from inference.models import Bulk
-from inference.retry_policy import Backoff, is_away
 
 logger = logging.getLogger(__name__)
 

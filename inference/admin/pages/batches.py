@@ -85,7 +85,7 @@ class BatchSummary:
         """The seconds that the worker expects of such a batch now; None if that is not known."""
         if self.cost is None or not self.ran_at_once:
             return None
-        return self.cost.predict_s(self.row_count, self.longest_length)
+        return self.cost.predict_call_s(self.row_count, self.longest_length)
 
     @property
     def lengths(self) -> SafeString:

@@ -122,7 +122,11 @@ def draw_prediction_plots(name: str, living: list[Worker]) -> Iterator[tuple[Wor
         if costs and costs.seen:
             model = CostModel.from_snapshot(dataclasses.replace(costs, overhead_s=0.0))
             points = [
-                (model.predict_s(size, length), took, f"{size} of {length:g} tokens: {display.format_duration(took)}")
+                (
+                    model.predict_call_s(size, length),
+                    took,
+                    f"{size} of {length:g} tokens: {display.format_duration(took)}",
+                )
                 for size, length, took in costs.seen
             ]
             times = [took for _, _, took in costs.seen]

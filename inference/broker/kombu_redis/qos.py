@@ -16,7 +16,7 @@ from kombu.utils.json import dumps, loads
 from inference import clock
 from inference.broker.kombu_redis.scripts import PUT_BACK
 from inference.broker.messages import MOST_PACKED
-from inference.retry_policy import is_away
+from inference.connection_retries import is_away
 
 if TYPE_CHECKING:
     from inference.broker.kombu_redis.channel import Channel

@@ -35,7 +35,7 @@ class CacheLayer(CacheLayerMixin):
         self.window = window
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        """Do nothing: `KVCache.make_room` makes the keys and values."""
+        """Do nothing: `KVCache.ensure_capacity` makes the keys and values."""
 
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any) -> Any:
         """Write the keys and values of one token of each row into the column behind the window.
@@ -73,7 +73,7 @@ class KVCache(Cache):
         """Number of columns in use."""
         return self.window.end - self.window.start
 
-    def make_room(self, rows: int, columns: int, like: Sequence[CacheLayerMixin] = ()) -> None:
+    def ensure_capacity(self, rows: int, columns: int, like: Sequence[CacheLayerMixin] = ()) -> None:
         """Make room for `rows` rows and `columns` columns, and for one column more.
 
         If memory is short, torch's error is raised and the cells are as before. `like` has layers with the shapes of a
@@ -106,7 +106,7 @@ class KVCache(Cache):
     def add_row(self, layers: Sequence[CacheLayerMixin], place: int, length: int) -> None:
         """Add a row behind the others: the last `length` columns of row `place` of `layers`.
 
-        The caller has made room for it with `make_room`.
+        The caller has made room for it with `ensure_capacity`.
         """
         end = self.window.end
         self.window.start = min(self.window.start, end - length)

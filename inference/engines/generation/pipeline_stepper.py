@@ -277,7 +277,7 @@ class PipelineStepper(Stepper):
         try:
             if rows:
                 columns = max(self.cells.columns, *(row.column_count for row in rows))
-                self.cells.make_room(len(self.rows) + len(rows), columns, like=rows[0].cache.layers)
+                self.cells.ensure_capacity(len(self.rows) + len(rows), columns, like=rows[0].cache.layers)
         except Exception as error:
             if not _is_memory_short(engine_calls.make_job_error(error)):
                 raise
@@ -298,7 +298,7 @@ class PipelineStepper(Stepper):
         """
         while self.rows:
             try:
-                self.cells.make_room(len(self.rows), self.cells.columns)
+                self.cells.ensure_capacity(len(self.rows), self.cells.columns)
             except Exception as error:
                 failure = engine_calls.make_job_error(error)
                 if not _is_memory_short(failure):

@@ -66,7 +66,9 @@ class Feed:
         """Return a request's parameters, checked, and with those that the model must always have."""
         return parameters
 
-    def read_input(self, value: object, pipe: Pipeline, parameters: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    def read_input_and_parameters(
+        self, value: object, pipe: Pipeline, parameters: dict[str, Any]
+    ) -> tuple[Any, dict[str, Any]]:
         """Return what the pipeline takes, and the parameters with those that the input brings."""
         return self.prepare(value, pipe), parameters
 
@@ -107,7 +109,9 @@ class TextFeed(Feed):
 class ScoredTexts(TextFeed):
     """The feed of texts and pairs that are scored. With `truncate` of false what is too long is refused."""
 
-    def read_input(self, value: object, pipe: Pipeline, parameters: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    def read_input_and_parameters(
+        self, value: object, pipe: Pipeline, parameters: dict[str, Any]
+    ) -> tuple[Any, dict[str, Any]]:
         own = ("details", "truncate", "max_document_tokens")
         known = {name: setting for name, setting in parameters.items() if name not in own}
         prepared = self.prepare(value, pipe)
@@ -123,10 +127,12 @@ class Pairs(ScoredTexts):
     is read.
     """
 
-    def read_input(self, value: object, pipe: Pipeline, parameters: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    def read_input_and_parameters(
+        self, value: object, pipe: Pipeline, parameters: dict[str, Any]
+    ) -> tuple[Any, dict[str, Any]]:
         if isinstance(value, dict) and (most := parameters.get("max_document_tokens")):
             value = {**value, "text_pair": task_inputs.truncate_text_to(most, value.get("text_pair"), pipe)}
-        return super().read_input(value, pipe, parameters)
+        return super().read_input_and_parameters(value, pipe, parameters)
 
     def make_sample_input(self, text: object, pipe: Pipeline) -> Any:
         return {"text": parity.TEXTS[1], "text_pair": text}
@@ -145,7 +151,7 @@ class States(TextFeed):
         return (output[0][:, : row.token_count],)
 
 
-class Masked(TextFeed):
+class MaskedTextFeed(TextFeed):
     def make_sample_input(self, text: object, pipe: Pipeline) -> Any:
         return f"{pipe.tokenizer.mask_token} {text}"
 
@@ -167,7 +173,9 @@ class ZeroShotTextFeed(TextFeed):
             task_inputs.read_template(parameters["hypothesis_template"])
         return parameters
 
-    def read_input(self, value: object, pipe: Pipeline, parameters: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    def read_input_and_parameters(
+        self, value: object, pipe: Pipeline, parameters: dict[str, Any]
+    ) -> tuple[Any, dict[str, Any]]:
         own = value if isinstance(value, dict) else {"sequences": value}
         own = task_inputs.read_fields(
             own,
@@ -227,7 +235,9 @@ class Prompts(TextFeed):
             return parameters
         return {"max_new_tokens": own.max_new_tokens or NEW_TOKENS, **parameters}
 
-    def read_input(self, value: object, pipe: Pipeline, parameters: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    def read_input_and_parameters(
+        self, value: object, pipe: Pipeline, parameters: dict[str, Any]
+    ) -> tuple[Any, dict[str, Any]]:
         if tools := parameters.get("tools"):
             task_inputs.require_tools_template(pipe.tokenizer, value, tools)
         return self.prepare(value, pipe), parameters
@@ -315,7 +325,9 @@ FEEDS: dict[str, Feed] = {
     ),
     "text-ranking": Pairs(prepare=task_inputs.read_pair, batched=True, scores_texts=True, preprocess=SECOND_CUT),
     "feature-extraction": States(prepare=task_inputs.truncate_text, batched=True, reads_states=True, preprocess=CUT),
-    "fill-mask": Masked(prepare=task_inputs.read_masked_text, batched=True, preprocess={"tokenizer_kwargs": CUT}),
+    "fill-mask": MaskedTextFeed(
+        prepare=task_inputs.read_masked_text, batched=True, preprocess={"tokenizer_kwargs": CUT}
+    ),
     "token-classification": TextFeed(prepare=task_inputs.read_long_text, batched=True),
     "zero-shot-classification": ZeroShotTextFeed(
         prepare=task_inputs.truncate_text,

@@ -56,7 +56,7 @@ class PipelineCalls:
         )
 
     def make_rows(self, index: int, value: object, parameters: Parameters) -> list[InputRow]:
-        prepared, before = self.feed.read_input(value, self.pipe, parameters.preprocess)
+        prepared, before = self.feed.read_input_and_parameters(value, self.pipe, parameters.preprocess)
         features = self.pipe.preprocess(self.chat(prepared) if isinstance(prepared, list) else prepared, **before)
         rows = [InputRow(item=index, features=found) for found in (features if self.in_chunks else [features])]
         for row in rows:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from inference.catalog.sizes.lengths import drop_response_fields
 from inference.engines.inputs import media
 from inference.engines.inputs.truncation import cut_to_tokens
-from inference.errors import ContextLengthExceeded, InvalidInput, describe_token_count, make_context_length_error
+from inference.errors import ContextLengthExceeded, InvalidInput, format_token_count, make_context_length_error
 
 if TYPE_CHECKING:
     from transformers import Pipeline, PreTrainedTokenizerBase
@@ -48,7 +48,9 @@ def truncate_text_to(most: int, value: object, pipe: Pipeline) -> str:
     """
     text = truncate_text(value, pipe)
     if not pipe.tokenizer.is_fast:
-        raise InvalidInput("This model's tokenizer counts no tokens of a part of a text: leave the limit of tokens out.")
+        raise InvalidInput(
+            "This model's tokenizer counts no tokens of a part of a text: leave the limit of tokens out."
+        )
     spans = pipe.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)["offset_mapping"]
     if len(spans) <= most:
         return text
@@ -118,7 +120,7 @@ def _require_room_beside(query: str, tokenizer: PreTrainedTokenizerBase, *, whol
         return
     tokens = len(tokenizer(query, add_special_tokens=False, verbose=False)["input_ids"])
     if tokens > most:
-        found = describe_token_count(tokens, at_least=len(query) < len(whole))
+        found = format_token_count(tokens, at_least=len(query) < len(whole))
         raise ContextLengthExceeded(f"The query has {found}, and {most} leave room for a text. Shorten the query.")
 
 

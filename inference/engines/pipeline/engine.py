@@ -252,7 +252,9 @@ class PipelineEngine(Engine):
 
     def _call_pipeline(self, value: object, parameters: dict[str, Any]) -> Any:
         parameters = copy.deepcopy({**self.feed.preprocess, **parameters})  # a pipeline may change what it is given
-        prepared, parameters = step_errors.run_input_step(self.feed.read_input, value, self.pipe, parameters)
+        prepared, parameters = step_errors.run_input_step(
+            self.feed.read_input_and_parameters, value, self.pipe, parameters
+        )
         if self.feed.batched:  # without the changes that a task's own `__call__` makes to one answer
             call = functools.partial(Pipeline.__call__, self.pipe, prepared)
         elif isinstance(prepared, dict):

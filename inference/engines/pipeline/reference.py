@@ -73,7 +73,7 @@ def _call_pipeline(pipe: Pipeline, feed: Feed, value: object) -> Any:
     """Call the pipeline as a whole, without the changes that a task's own `__call__` makes to one answer."""
     parameters = {**feed.preprocess, **feed.parameters, **feed.compared}
     if not isinstance(feed, TextFeed):
-        value, parameters = feed.read_input(value, pipe, parameters)
+        value, parameters = feed.read_input_and_parameters(value, pipe, parameters)
     return Pipeline.__call__(pipe, value, **parameters)
 
 

@@ -13,8 +13,8 @@ from typing import Any
 from django.core.management.base import BaseCommand
 from django.db import connection
 
+from inference.connection_retries import Backoff, is_away
 from inference.models import Webhook
-from inference.retry_policy import Backoff, is_away
 from inference.webhooks import delivery
 from inference.webhooks.outbound_post import Resolver
 

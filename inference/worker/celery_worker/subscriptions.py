@@ -17,7 +17,7 @@ from kombu import Exchange
 
 from inference.broker import address, other_broker_publisher, queue_declaration
 from inference.catalog.specs import Catalog
-from inference.retry_policy import Backoff
+from inference.connection_retries import Backoff
 
 logger = logging.getLogger(__name__)
 

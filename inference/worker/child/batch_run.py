@@ -25,7 +25,7 @@ from inference.store.outcome_records import Outcome
 from inference.store.transitions import Claimed
 from inference.telemetry import logs
 from inference.worker.calls import BatchCall, BatchReport
-from inference.worker.child import claims
+from inference.worker.child import batch_job_rows
 from inference.worker.child.loaded_models import LoadedModels
 from inference.worker.child.outcomes import make_condemned_outcome, make_failure, make_outcome
 from inference.worker.child.time_limit import end_process_after
@@ -105,7 +105,7 @@ class BatchRun:
         Raises `NotYet` for jobs that were accepted by a newer entry of the model.
         """
         with self._measure_time():
-            self._group_into_calls(claims.claim_jobs(self.call, self.replica))
+            self._group_into_calls(batch_job_rows.claim_jobs(self.call, self.replica))
 
     def _group_into_calls(self, jobs: list[Claimed]) -> None:
         """Group the claimed jobs into engine calls, and fail those that are condemned or have invalid parameters."""
@@ -117,7 +117,7 @@ class BatchRun:
             return
         for same in _group_by_parameters(jobs):
             try:
-                parameters = claims.check_parameters_again(self.spec, same[0], is_last=self.call.is_last)
+                parameters = batch_job_rows.check_parameters_again(self.spec, same[0], is_last=self.call.is_last)
             except errors.InvalidInput as error:
                 self.refused += [make_failure(job, error) for job in same]
             else:
@@ -174,7 +174,7 @@ class BatchRun:
         if not self.jobs:
             return BatchReport(errors={})
         with self._measure_time():
-            outcomes = claims.record_outcomes(
+            outcomes = batch_job_rows.record_outcomes(
                 self.call.batch, self._make_outcomes(), batch_size=self._row_count, beside=self._make_tally()
             )
         return self._make_report(outcomes)

@@ -12,10 +12,10 @@ from django.db import DatabaseError, InterfaceError, connection
 from django.db.models.functions import Now
 
 from inference import clock
+from inference.connection_retries import Backoff
 from inference.fields.worker_documents import CatalogSnapshot, CostSnapshot, GenerationSnapshot, ReplicaSnapshot
 from inference.figures import marks
 from inference.models import Worker, WorkerState
-from inference.retry_policy import Backoff
 from inference.status import workers
 from inference.store import pauses_and_drains
 from inference.worker.chores import run_chore

@@ -32,7 +32,7 @@ def make_replica_values(replicas: ReplicaRegistry, refused: Mapping[str, str]) -
             device=replica.device,
             chosen=replicas.plan.why,
             ended=replica.recent_end_count,
-            withdrawn_s=round(replicas.trust.compute_withdrawn_s(replica.device)),
+            withdrawn_s=round(replicas.device_health.compute_withdrawn_s(replica.device)),
             models={**{spec.name: _model(replica, spec) for spec in specs}, **unable},
             notes=dict(replica.notes),
             memory={spec.name: taken for spec in specs if (taken := replica.memory.get(spec.digest))},

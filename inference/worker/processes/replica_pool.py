@@ -178,7 +178,7 @@ class ReplicaPool:
         elif kind == ReplyKind.LEAVING:
             process.note_leaving()
         elif kind == ReplyKind.ACCEPTED:
-            process.calls[number].note_begin()
+            process.calls[number].note_acceptance()
         else:
             call = process.calls.pop(number)
             process.count_call(most_calls=self._most_calls, most_kib=self._most_kib)

@@ -33,7 +33,7 @@ class ProcessCall:
     is_accepted: bool = False  # the child has begun it
     is_over: bool = False  # it is answered, or lost with its child
 
-    def note_begin(self) -> None:
+    def note_acceptance(self) -> None:
         self.is_accepted = True
         if self.accepted:
             self.accepted(self.pid)

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from inference.retry_policy import Backoff
+from inference.connection_retries import Backoff
 
 logger = logging.getLogger(__name__)
 

@@ -58,7 +58,7 @@ class ReplicaRegistry:
         self._is_settled = False  # every child that is up has what it is to have
         self._said: set[tuple[str, str]] = set()
         self.failures: Counter[str] = Counter()  # by digest: tries to load the entry that failed
-        self.trust = DeviceHealth(plan.devices, self._computes)
+        self.device_health = DeviceHealth(plan.devices, self._computes)
 
     # What is to be run
 
@@ -301,7 +301,7 @@ class ReplicaRegistry:
         return self._list_models(self._runs.intersection(itertools.chain.from_iterable(able)))
 
     def _is_withdrawn(self, replica: ReplicaState) -> bool:
-        return self.trust.compute_withdrawn_s(replica.device) > 0.0
+        return self.device_health.compute_withdrawn_s(replica.device) > 0.0
 
     def _computes(self, device: str, instead_of: str) -> bool:
         """Return True if a device has what is run on another, or had it and starts again."""

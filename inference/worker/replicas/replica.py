@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from django.conf import settings
 
-from inference.retry_policy import Backoff
+from inference.connection_retries import Backoff
 from inference.worker.calls import ENDED_BY_IT, NEVER_ENDS, READY, TOO_LONG, Assignment, LoadReport, SharedState
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0

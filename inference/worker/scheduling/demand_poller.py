@@ -10,11 +10,11 @@ from uuid import UUID
 
 from inference import clock
 from inference.catalog.specs import Catalog
+from inference.connection_retries import Backoff
 from inference.engines.artifacts import memory
 from inference.fields.worker_documents import ModelState
 from inference.residency_policy.state import ResidencyState, Waiting
 from inference.residency_policy.worker_choice import should_load
-from inference.retry_policy import Backoff
 from inference.status import queue_position, workers
 from inference.worker.chores import run_chore
 from inference.worker.replicas.devices import Plan

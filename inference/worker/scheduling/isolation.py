@@ -9,7 +9,7 @@ from collections.abc import Collection, Container, Sequence
 from dataclasses import dataclass
 
 from inference import errors
-from inference.retry_policy import Backoff
+from inference.connection_retries import Backoff
 from inference.telemetry import logs
 from inference.worker.calls import ProcessLost, RemoteError
 from inference.worker.scheduling.held_jobs import Batch, Bisection, HeldJob

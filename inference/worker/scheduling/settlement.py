@@ -38,7 +38,7 @@ class Settlement:
     def settle_finished_batch(self, batch: Batch, report: BatchReport) -> None:
         self.backlog.isolation.note_success(batch)
         if report.engine_s:
-            self.backlog.replicas.trust.note_success(batch.device)
+            self.backlog.replicas.device_health.note_success(batch.device)
         queue = self.backlog.queues[batch.spec.name]
         now = self.backlog.specs.get(batch.spec.name)
         is_current = now is not None and now.load_digest == batch.spec.load_digest
@@ -73,7 +73,7 @@ class Settlement:
         if is_measured and not batch.spare_threads:
             self._note_cost(batch, report)
             queue.learn_call(report.size, report.length, report.engine_s, jobs=report.jobs)
-            queue.costs.learn_reading(report.read_s)
+            queue.costs.learn_read_time(report.read_s)
             queue.costs.learn_overhead(report.overhead_s, jobs=max(1, report.jobs))
             is_long = report.engine_s > LONG * (report.overhead_s + report.read_s)
             self.backlog.note_long_calls(batch.spec.name, is_long=is_long)
@@ -110,7 +110,7 @@ class Settlement:
         if report.engine_s and jobs and not batch.spare_threads:
             self.backlog.queues[batch.spec.name].costs.learn_call(max(1, report.size), 1.0, report.engine_s, jobs=jobs)
 
-    def rerun_lost_batch(self, batch: Batch) -> None:
+    def rerun_batch_without_blame(self, batch: Batch) -> None:
         """Run a batch again that was lost by no fault of its jobs."""
         for held in batch.jobs:
             held.note_batch_end(batch.id)
@@ -131,7 +131,7 @@ class Settlement:
         if held.incident and error == errors.DeviceFailed.code:
             held.incident.note_faulty_job()
         elif held.incident and error in COMPUTED:
-            self.backlog.replicas.trust.note_success_elsewhere(held.incident)
+            self.backlog.replicas.device_health.note_success_elsewhere(held.incident)
 
     def settle_failed_batch(self, batch: Batch, cause: BaseException) -> None:
         if isinstance(cause, errors.ModelUnavailable):  # raised before the claim: the rows are unchanged

@@ -93,7 +93,7 @@ class SpareThreads:
 
     def _predict_batch_s(self, batch: Batch) -> float:
         item = batch.jobs[0].item
-        return self._get_costs(batch).predict_s(item.size, item.length)
+        return self._get_costs(batch).predict_call_s(item.size, item.length)
 
     def learn_from_report(self, batch: Batch, report: BatchReport) -> None:
         """Learn from the report of a call that was the only one as it was sent."""

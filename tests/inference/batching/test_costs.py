@@ -50,7 +50,7 @@ def teach(
 
 def worst_error(costs: CostModel, machine: Machine, shapes: list[Shape] = SHAPES) -> float:
     """Largest relative error."""
-    return max(abs(costs.predict_s(*shape) / (machine(*shape) + costs.overhead_s) - 1) for shape in shapes)
+    return max(abs(costs.predict_call_s(*shape) / (machine(*shape) + costs.overhead_s) - 1) for shape in shapes)
 
 
 class LearningTests(TestCase):
@@ -80,14 +80,14 @@ class LearningTests(TestCase):
         for length in (8, 12, 16):
             costs.learn_call(16, length, 10 * gpu(16, length))
         teach(costs, gpu, 500, shapes=[(1, 8), (1, 12), (1, 16)])
-        self.assertLess(costs.predict_s(8, 16), 8 * costs.predict_s(1, 16))
+        self.assertLess(costs.predict_call_s(8, 16), 8 * costs.predict_call_s(1, 16))
 
 
 class PredictionTests(TestCase):
     def test_before_anything_is_known_near_lengths_merge_and_far_ones_do_not(self) -> None:
         costs = CostModel()
-        self.assertLess(costs.predict_s(8, 20), 8 * costs.predict_s(1, 18))
-        self.assertGreater(costs.predict_s(8, 500), 7 * costs.predict_s(1, 20) + costs.predict_s(1, 500))
+        self.assertLess(costs.predict_call_s(8, 20), 8 * costs.predict_call_s(1, 18))
+        self.assertGreater(costs.predict_call_s(8, 500), 7 * costs.predict_call_s(1, 20) + costs.predict_call_s(1, 500))
 
     @QUICK
     @given(st.lists(calls, max_size=40), st.integers(1, 100), st.integers(1, 1000))
@@ -98,7 +98,7 @@ class PredictionTests(TestCase):
         for call in calls:
             costs.learn_call(*call)
         by_size = costs.predict_calls_s([size + 2, size + 1, size], length)
-        by_length = [costs.predict_s(size, length + more) for more in (2, 1, 0)]
+        by_length = [costs.predict_call_s(size, length + more) for more in (2, 1, 0)]
         for most, more, least in (by_size, by_length):
             self.assertGreaterEqual(least, costs.overhead_s)
             self.assertGreaterEqual(more, least)
@@ -116,7 +116,7 @@ class PredictionTests(TestCase):
             costs.learn_overhead(0.004 + 0.0002 * jobs, jobs=jobs)
         self.assertAlmostEqual(costs.overhead_s, 0.004, places=4)
         self.assertAlmostEqual(costs.make_snapshot().job_s, 0.0002, places=5)
-        self.assertAlmostEqual(costs.predict_s(1, 1), costs.overhead_s + costs.weights[0], places=3)
+        self.assertAlmostEqual(costs.predict_call_s(1, 1), costs.overhead_s + costs.weights[0], places=3)
 
     def test_the_measured_speed_is_items_over_seconds_of_late(self) -> None:
         costs = CostModel()
@@ -132,7 +132,7 @@ class PredictionTests(TestCase):
         self.assertEqual(costs.following_factor, 1.0)
         for read_s, pace in ((0.01, 1.0), (0.19, 5.0)):
             costs.learn_call(8, 10, 0.02)
-            costs.learn_reading(read_s)
+            costs.learn_read_time(read_s)
             self.assertAlmostEqual(costs.following_factor, pace, delta=0.2)
 
     def test_a_call_that_cannot_be_is_refused(self) -> None:
@@ -149,7 +149,7 @@ class SnapshotTests(TestCase):
         snapshot = model.make_snapshot()
         other = CostModel.from_snapshot(snapshot)
         for size, length in SHAPES:
-            self.assertAlmostEqual(other.predict_s(size, length), model.predict_s(size, length), places=4)
+            self.assertAlmostEqual(other.predict_call_s(size, length), model.predict_call_s(size, length), places=4)
         self.assertEqual(len(snapshot.seen), len(SHAPES))
         self.assertIn((32, 300, round(cpu(32, 300), 6)), snapshot.seen)
         for length in range(1, 200):

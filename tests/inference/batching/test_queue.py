@@ -105,8 +105,8 @@ class BatchTests(TestCase):
     ) -> None:
         costs = learnt(calls)
         for batch in batches(filled(items, limits, costs, padded)):
-            apart_s = sum(costs.predict_s(job.size, job.length) for job in batch)
-            self.assertLessEqual(costs.predict_s(*shape(batch, padded)), apart_s * (1 + 1e-9))
+            apart_s = sum(costs.predict_call_s(job.size, job.length) for job in batch)
+            self.assertLessEqual(costs.predict_call_s(*shape(batch, padded)), apart_s * (1 + 1e-9))
 
     @QUICK
     @given(queues_of_jobs, limits, measured_calls, st.booleans())
@@ -439,7 +439,7 @@ class ManyRowsTests(TestCase):
                 queue.learn_call(size, 20, cost_s([item("a", size=size, length=20)]), jobs=1)
         for size in (1, 8, 32):
             expected = cost_s([item("a", size=size, length=20)])
-            self.assertAlmostEqual(queue.costs.predict_s(size, 20) / expected, 1.0, delta=0.1)
+            self.assertAlmostEqual(queue.costs.predict_call_s(size, 20) / expected, 1.0, delta=0.1)
 
     def test_no_text_is_longer_than_the_model_reads(self) -> None:
         queue = BatchQueue(ROOMY, CostModel())

@@ -10,7 +10,7 @@ from unittest import TestCase, mock
 import redis
 
 from inference.broker import address, embedded
-from inference.broker.embedded_folder_checks import EmbeddedBrokerError
+from inference.broker.embedded_data_folder import EmbeddedBrokerError
 from tests.conditions import eventually
 from tests.embedded_broker import EmbeddedBroker
 from tests.inference.broker.servers import wait_for_its_log

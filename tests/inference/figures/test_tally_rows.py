@@ -18,7 +18,7 @@ from inference.models import Figure, Grain, Job
 from inference.store import outcome_records, transitions, wholes
 from inference.store.outcome_records import Outcome
 from inference.store.transitions import Claimed
-from inference.worker.child import claims, outcomes
+from inference.worker.child import batch_job_rows, outcomes
 from tests.conditions import ago, at_once
 from tests.inference.figures.agreement import drop_tallies, of_figures, of_rows
 from tests.inference.store.test_transitions import claim, make_job
@@ -149,7 +149,7 @@ class TestFailures(LedgerCase):
                 raise OperationalError("server closed the connection unexpectedly")
 
         with patch.object(connection, "commit", commits_and_says_no):
-            claims.record_outcomes(batch, [done(job)], batch_size=1, beside={"tokens": 5})
+            batch_job_rows.record_outcomes(batch, [done(job)], batch_size=1, beside={"tokens": 5})
         self.assertTrue(said)
         self.run_one()
         self.agree()
@@ -160,7 +160,7 @@ class TestFailures(LedgerCase):
         batch, claimed = self.claimed(*jobs)
         ended = [Outcome(job_id=job.id, model="echo", output="y") for job in claimed]
         ended[1] = Outcome(job_id=ended[1].job_id, model="echo", output="\ud800")
-        claims.record_outcomes(batch, ended, batch_size=3, beside={"tokens": 3})
+        batch_job_rows.record_outcomes(batch, ended, batch_size=3, beside={"tokens": 3})
         self.agree()
         self.assertEqual(series.sum_all_figures()["echo"]["tokens"], 3)
 

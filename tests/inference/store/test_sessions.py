@@ -8,8 +8,8 @@ from django.db import DatabaseError, connection, transaction
 from django.test import TransactionTestCase
 from django.test.utils import CaptureQueriesContext
 
+from inference.connection_retries import is_away
 from inference.models import Job
-from inference.retry_policy import is_away
 from inference.store.postgresql import base
 
 

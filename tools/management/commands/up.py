@@ -17,7 +17,7 @@ from django.core.management import call_command
 from django.core.management.base import BaseCommand, CommandError
 from django.db import DatabaseError
 
-from inference.broker import address, embedded, embedded_folder_checks
+from inference.broker import address, embedded, embedded_data_folder
 from inference.telemetry import logs
 from inference.telemetry.control_characters import escape_text
 from tools.launcher import programs
@@ -158,7 +158,7 @@ def refuse_unwritable_folder() -> None:
         return
     folder = settings.DATA_DIR
     try:
-        embedded_folder_checks.require_writable_folder(folder)
+        embedded_data_folder.require_writable_folder(folder)
     except OSError as error:
         raise CommandError(
             f"DATA_DIR {folder} cannot be written: {error.strerror}. Free some space, make it writable, or choose"

@@ -17,17 +17,17 @@ from inference import clock, errors
 from inference.batching.room import Room
 from inference.catalog.sizes import lengths
 from inference.catalog.specs import ModelSpec
+from inference.connection_retries import is_away
 from inference.engines.runtime import engine_calls
 from inference.engines.stepper import OPEN, Progress, Stepper
 from inference.figures import tallies
 from inference.figures.tallies import Tally
-from inference.retry_policy import is_away
 from inference.store import job_rows, transitions
 from inference.store.outcome_records import Outcome
 from inference.store.transitions import Claimed
 from inference.telemetry import logs
 from inference.worker.calls import BatchReport, ChildCommand, SharedState
-from inference.worker.child import claims
+from inference.worker.child import batch_job_rows
 from inference.worker.child.generation.text_publisher import TextPublisher
 from inference.worker.child.generation.time_limited_stepper import Key, TimeLimitedStepper
 from inference.worker.child.outcomes import make_failure, make_outcome
@@ -170,9 +170,9 @@ class OpenBatch:
     def _let_in_job(self, job: Claimed, *, is_last: bool) -> JoiningJob:
         """Make a job one of the batch, which renews its lease from now on.
 
-        Raises `InvalidInput` and `NotYet`, as `claims.check_parameters_again` does.
+        Raises `InvalidInput` and `NotYet`, as `batch_job_rows.check_parameters_again` does.
         """
-        parameters = claims.check_parameters_again(self.spec, job, is_last=is_last)
+        parameters = batch_job_rows.check_parameters_again(self.spec, job, is_last=is_last)
         items = lengths.list_items(self.spec, job.inputs)
         running = RunningJob(
             job,
@@ -294,7 +294,7 @@ class OpenBatch:
         if not outcomes:
             return {}
         tallies.add_value(self.tally, "batch", max(1, self.most))
-        recorded = claims.record_outcomes(self.id, outcomes, batch_size=max(1, self.most), beside=self.tally)
+        recorded = batch_job_rows.record_outcomes(self.id, outcomes, batch_size=max(1, self.most), beside=self.tally)
         self.tally = {}
         return {outcome.job_id: outcome.error_code for outcome in recorded}
 

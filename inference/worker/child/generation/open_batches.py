@@ -13,7 +13,7 @@ from inference import errors, failpoints
 from inference.engines.runtime import engine_calls
 from inference.engines.stepper import Stepper
 from inference.worker.calls import BatchCall, BatchReport
-from inference.worker.child import claims
+from inference.worker.child import batch_job_rows
 from inference.worker.child.generation.open_batch import OpenBatch
 from inference.worker.child.loaded_models import LoadedModels
 
@@ -33,7 +33,7 @@ class OpenBatches:
         batch = self.batches.setdefault(call.batch, OpenBatch(call.batch, spec, stepper, replica.shared))
         try:
             try:
-                claimed = claims.claim_jobs(call, replica)
+                claimed = batch_job_rows.claim_jobs(call, replica)
             except errors.StoreUnavailable as error:
                 if not call.goes_on:
                     raise

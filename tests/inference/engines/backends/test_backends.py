@@ -23,7 +23,7 @@ from inference.engines.backends import installation, openvino_forward, openvino_
 from inference.engines.runtime.engine_calls import run_engine_with_isolation
 from inference.errors import EngineError, ModelUnavailable
 from tests import tiny_models
-from tests.inference.broker.test_embedded_folder_checks import mount_small_disk
+from tests.inference.broker.test_embedded_data_folder import mount_small_disk
 from tests.inference.engines.test_transformers import EqualTestCase
 
 TEXTS = [

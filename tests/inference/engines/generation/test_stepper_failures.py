@@ -204,7 +204,7 @@ class FailureTests(StepperTestCase):
         cells, collector = self.engine.stepper.cells, ProgressCollector(self.engine.stepper)
         for failures, is_answered in ((1, True), (2, False)):
             left = [NO_MEMORY] * failures
-            fit = cells.make_room
+            fit = cells.ensure_capacity
 
             def tight(*given: Any, left: list[RuntimeError] = left, fit: Any = fit, **named: Any) -> None:
                 if not named and left:  # as it grows, and not as it is begun
@@ -212,7 +212,7 @@ class FailureTests(StepperTestCase):
                 fit(*given, **named)
 
             self.engine.stepper.join("hello", "hello", GIVEN, seed=0)
-            with self.subTest(failures), patch.object(cells, "make_room", tight):
+            with self.subTest(failures), patch.object(cells, "ensure_capacity", tight):
                 answer = collector.all().answers.pop("hello")
                 self.assertEqual(answer == self.expected["hello"], is_answered)
 

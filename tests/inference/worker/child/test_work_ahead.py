@@ -20,7 +20,7 @@ from inference.engines.base import Engine
 from inference.store.outcome_records import Outcome
 from inference.store.transitions import Claimed
 from inference.worker.calls import READY, BatchCall, ChildCommand, LoadReport, ProcessLost, RemoteError, ReplyKind
-from inference.worker.child import claims, served_calls
+from inference.worker.child import batch_job_rows, served_calls
 from inference.worker.child.batch_run import BatchRun
 from inference.worker.child.connection import ChildCall, MainConnection
 from inference.worker.child.loaded_models import LoadedModels
@@ -100,8 +100,8 @@ class LineTests(TestCase):
         self.inputs: dict[int, list[str]] = {}  # of a call, where they are others
         self.may_record = threading.Event()
         self.may_record.set()
-        self.enterContext(patch.object(claims, "claim_jobs", self.claim))
-        self.enterContext(patch.object(claims, "record_outcomes", self.record))
+        self.enterContext(patch.object(batch_job_rows, "claim_jobs", self.claim))
+        self.enterContext(patch.object(batch_job_rows, "record_outcomes", self.record))
         self.connection = Connection()
         self.thread = threading.Thread(target=self.run_line)
         self.thread.start()

@@ -55,7 +55,7 @@ class TrustTests(DispatcherCase):
             self.pool.finish(self.last, dict.fromkeys(self.last.batch.job_ids, error))
 
     def is_withdrawn(self, device: str) -> bool:
-        return self.replicas.trust.compute_withdrawn_s(device) > 0
+        return self.replicas.device_health.compute_withdrawn_s(device) > 0
 
     def test_a_device_that_fails_with_what_others_compute_is_withdrawn_and_the_others_serve(self) -> None:
         for faults in range(device_health.FAULTS):
@@ -86,11 +86,11 @@ class TrustTests(DispatcherCase):
                     self.add()
                     self.fails_on_bad()
                     self.ends_on_good()
-            pauses.append(self.replicas.trust.compute_withdrawn_s(BAD))
+            pauses.append(self.replicas.device_health.compute_withdrawn_s(BAD))
             later = time.monotonic() + 2 * pauses[-1]  # the clock stands
             with patch("inference.worker.replicas.device_health.time.monotonic", return_value=later):
                 self.assertTrue(self.replicas.may_start(0))
-            self.replicas.trust._records[BAD].until = 0.0  # noqa: SLF001 - as if it were over
+            self.replicas.device_health._records[BAD].until = 0.0  # noqa: SLF001 - as if it were over
         self.assertEqual(pauses, sorted(pauses))
         self.assertLess(pauses[0] * 2, pauses[2])
 
@@ -101,7 +101,7 @@ class TrustTests(DispatcherCase):
             self.fails_on_bad()
             self.ends_on_good()
             for _ in range(device_health.TRUSTED_AFTER):
-                self.replicas.trust.note_success(computes)
+                self.replicas.device_health.note_success(computes)
             self.add()
             self.fails_on_bad()
             self.ends_on_good()
@@ -111,7 +111,7 @@ class TrustTests(DispatcherCase):
         for engine_s, counted in ((0.0, False), (0.1, True)):
             self.add()
             self.runs_on(0)
-            with patch.object(self.replicas.trust, "note_success") as computed:
+            with patch.object(self.replicas.device_health, "note_success") as computed:
                 self.pool.finish(self.last, engine_s=engine_s)
             self.assertEqual(computed.called, counted, engine_s)
 
@@ -144,7 +144,7 @@ class TrustTests(DispatcherCase):
         self.pool.lose(self.last, FAILED)
         self.ends_on_good()
         self.assertEqual(request.events, [("finished", "")])
-        self.assertEqual(self.replicas.trust._records[BAD].faults, 1)  # noqa: SLF001
+        self.assertEqual(self.replicas.device_health._records[BAD].faults, 1)  # noqa: SLF001
 
     def fail_until_withdrawn(self) -> None:
         for _ in range(device_health.FAULTS):

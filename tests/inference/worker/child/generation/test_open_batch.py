@@ -27,7 +27,7 @@ from inference.streams.cursor import StreamCursor
 from inference.streams.events import Delta, End
 from inference.streams.positions import BEGINNING
 from inference.worker.calls import NO_JOB, BatchCall, BatchReport, ChildCommand, RemoteError
-from inference.worker.child import claims, served_calls
+from inference.worker.child import batch_job_rows, served_calls
 from inference.worker.child.generation import open_batch, text_publisher, time_limited_stepper
 from inference.worker.child.generation.open_batch import COUNTED
 from inference.worker.child.generation.open_batches import OpenBatches
@@ -124,14 +124,17 @@ class OpenBatchTests(SteppingCase):
     def test_those_inside_go_on_while_no_other_can_be_claimed(self) -> None:
         one, late = self.job(9), self.job(9)
         self.call(one)
-        with patch.object(claims, "claim_jobs", side_effect=StoreUnavailable("away")):
+        with patch.object(batch_job_rows, "claim_jobs", side_effect=StoreUnavailable("away")):
             report = self.call(late, goes_on=True)
         self.assertEqual((report.left, report.put_off), ({one}, {late}))
 
     def test_what_breaks_a_batch_leaves_nothing_in_the_model(self) -> None:
         one, late = self.job(9), self.job(9)
         self.call(one)
-        with patch.object(claims, "claim_jobs", side_effect=RuntimeError("a bug")), self.assertRaises(RemoteError):
+        with (
+            patch.object(batch_job_rows, "claim_jobs", side_effect=RuntimeError("a bug")),
+            self.assertRaises(RemoteError),
+        ):
             self.call(late, goes_on=True)
         self.assertEqual((self.opened.batches, len(self.engine.stepper or ())), ({}, 0))
 
@@ -395,7 +398,9 @@ class LimitTests(SteppingCase):
 
     def test_its_details_say_why_it_ended(self) -> None:
         self.let_steps_take(COUNTED * self.time_limit_s + 1)  # four of them are the limit
-        with patch.object(claims, "check_parameters_again", return_value={"max_new_tokens": 90, "details": True}):
+        with patch.object(
+            batch_job_rows, "check_parameters_again", return_value={"max_new_tokens": 90, "details": True}
+        ):
             self.call(late := self.job(90), command=ChildCommand.DRAIN)
         self.assertEqual(self.row(late).output[0]["details"], {"finish_reason": "length", "generated_tokens": 4})
 
@@ -434,13 +439,13 @@ class LimitTests(SteppingCase):
 
     def test_nor_does_a_wait_for_the_database_that_another_is_recorded_in(self) -> None:
         one, short = self.job(9), self.job(1)
-        record = claims.record_outcomes
+        record = batch_job_rows.record_outcomes
 
         def slowly(*arguments: Any, **named: Any) -> Any:
             self.later()
             return record(*arguments, **named)
 
-        with patch.object(claims, "record_outcomes", slowly):
+        with patch.object(batch_job_rows, "record_outcomes", slowly):
             self.assertEqual(self.call(one, short).errors, {short: ""})
         self.assertEqual(self.call(goes_on=True).left, {one})
 

@@ -14,7 +14,7 @@ from inference.models import Job, Status
 from inference.store import outcome_records, transitions
 from inference.store.outcome_records import Outcome
 from inference.worker.calls import BatchCall
-from inference.worker.child import claims
+from inference.worker.child import batch_job_rows
 from inference.worker.child.loaded_models import LoadedModels
 from tests.inference.store.test_transitions import claim, make_job, outcome
 
@@ -32,13 +32,13 @@ def refuse(batch: UUID, outcomes: list[Outcome], **options: Any) -> int:
 class ClaimTests(TestCase):
     def claim(self) -> None:
         call = BatchCall(batch=uuid4(), model="m", digest="d", job_ids=(uuid4(),), time_limit_s=1)
-        claims.claim_jobs(call, LoadedModels(worker=uuid4(), device="cpu", host_device="cpu"))
+        batch_job_rows.claim_jobs(call, LoadedModels(worker=uuid4(), device="cpu", host_device="cpu"))
 
     def test_a_database_that_stays_away_is_no_fault_of_the_jobs(self) -> None:
         away = patch.object(transitions, "claim_jobs", side_effect=OperationalError("away"))
         with (
             away as claim_mock,
-            patch.object(claims, "CLAIM_PATIENCE_S", 0.0),
+            patch.object(batch_job_rows, "CLAIM_PATIENCE_S", 0.0),
             self.assertRaises(errors.StoreUnavailable),
         ):
             self.claim()
@@ -59,7 +59,7 @@ class RecordTests(TestCase):
 
     def record(self, *outputs: Any, **options: Any) -> list[Outcome]:
         outcomes = [outcome(job, output=output) for job, output in zip(self.jobs, outputs, strict=False)]
-        return claims.record_outcomes(self.batch, outcomes, batch_size=3, **options)
+        return batch_job_rows.record_outcomes(self.batch, outcomes, batch_size=3, **options)
 
     def stored(self) -> list[tuple[str, str]]:
         rows = {job.pk: job for job in Job.objects.all()}
@@ -67,7 +67,11 @@ class RecordTests(TestCase):
 
     def test_a_database_that_stays_away_spoils_no_answer(self) -> None:
         away = patch.object(outcome_records, "record_outcomes", side_effect=OperationalError("away"))
-        with away, patch.object(claims, "RECORD_PATIENCE_S", 0.0), self.assertNoLogs(claims.logger, "ERROR"):
+        with (
+            away,
+            patch.object(batch_job_rows, "RECORD_PATIENCE_S", 0.0),
+            self.assertNoLogs(batch_job_rows.logger, "ERROR"),
+        ):
             self.assertRaises(OperationalError, self.record, "a", "b", "c")
         self.assertEqual(self.stored(), [(Status.RUNNING, "")] * 3)
 
@@ -88,7 +92,7 @@ class RecordTests(TestCase):
 
     def test_outcomes_of_jobs_that_were_cancelled_are_dropped(self) -> None:
         Job.objects.filter(pk=self.jobs[1].pk).update(status=Status.CANCELLED)
-        with self.assertLogs(claims.logger, "INFO") as logged:
+        with self.assertLogs(batch_job_rows.logger, "INFO") as logged:
             self.record("a", "b", "c")
         self.assertIn("1 of 3 outcomes dropped", logged.output[0])
         self.assertEqual(

@@ -10,7 +10,7 @@ from django.conf import settings
 from inference import errors, failpoints
 from inference.catalog import reader, request_validation, specs
 from inference.catalog.specs import ModelSpec
-from inference.retry_policy import is_away, retry_while_away
+from inference.connection_retries import is_away, retry_while_away
 from inference.store import outcome_records, transitions
 from inference.store.outcome_records import Outcome
 from inference.store.transitions import Claimed

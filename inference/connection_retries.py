@@ -1,4 +1,4 @@
-"""The policy that decides which errors of the database and the broker are tried again.
+"""The retries of what failed as the connection to the database or the broker was lost.
 
 Only a lost connection is tried again, and never without a bound or a growing pause. Each other kind ends in one job's
 outcome or one caller's error, as the same call would fail again for ever.

@@ -5,8 +5,8 @@ import redis
 from django.db import DatabaseError, DataError, IntegrityError, InterfaceError, OperationalError, ProgrammingError
 from django.test import SimpleTestCase
 
-from inference import retry_policy
-from inference.retry_policy import Backoff, ServerErrorKind, classify_server_error, retry_while_away
+from inference import connection_retries
+from inference.connection_retries import Backoff, ServerErrorKind, classify_server_error, retry_while_away
 
 
 def caused(error: Exception, **attributes: object) -> Exception:
@@ -68,7 +68,7 @@ class PatienceTests(SimpleTestCase):
             raise OperationalError("away")
 
         clock = Mock(monotonic=lambda: sum(slept), sleep=slept.append)
-        with patch.object(retry_policy, "time", clock), self.assertRaises(OperationalError):
+        with patch.object(connection_retries, "time", clock), self.assertRaises(OperationalError):
             retry_while_away(call, limit_s=10.0)
         self.assertGreater(sum(slept), 10.0)
         self.assertLess(sum(slept[:-1]), 10.0)

@@ -11,8 +11,8 @@ from unittest import TestCase, skipUnless
 
 import redis
 
-from inference.broker import address, embedded_folder_checks
-from inference.broker.embedded_folder_checks import EmbeddedBrokerError
+from inference.broker import address, embedded_data_folder
+from inference.broker.embedded_data_folder import EmbeddedBrokerError
 from tests.conditions import PATIENCE_S, eventually
 from tests.embedded_broker import EmbeddedBroker
 
@@ -59,7 +59,7 @@ class StorageTests(TestCase):
 
     def assert_set_aside(self, file: str) -> None:
         content = (self.data / file).read_bytes() if (self.data / file).is_file() else b""
-        with self.assertLogs("inference.broker.embedded_folder_checks", "WARNING") as logs:
+        with self.assertLogs("inference.broker.embedded_data_folder", "WARNING") as logs:
             self.assertEqual(self.start(), [])
         [kept] = self.kept()
         if content:
@@ -118,10 +118,10 @@ class StorageTests(TestCase):
         for number in range(5):
             (self.data / f"unreadable-2020-01-0{number + 1}T00-00-00Z").mkdir(parents=True)
         (self.written_by("valkey-9") / MANIFEST).write_text("nonsense\n")
-        with self.assertLogs("inference.broker.embedded_folder_checks", "WARNING"):
+        with self.assertLogs("inference.broker.embedded_data_folder", "WARNING"):
             self.start()
         names = [path.name for path in self.kept()]
-        self.assertEqual(len(names), embedded_folder_checks.KEPT)
+        self.assertEqual(len(names), embedded_data_folder.KEPT)
         self.assertEqual(names[:2], ["unreadable-2020-01-04T00-00-00Z", "unreadable-2020-01-05T00-00-00Z"])
 
     def test_a_folder_that_cannot_be_made_is_named(self) -> None:
@@ -139,7 +139,7 @@ class StorageTests(TestCase):
             return "Out of files"
 
         with self.assertRaisesRegex(EmbeddedBrokerError, "Out of files"):
-            embedded_folder_checks.make_folder_usable(self.data, never)
+            embedded_data_folder.make_folder_usable(self.data, never)
         self.assertEqual(len(calls), 2)  # with the data, and without
         self.assertEqual((self.kept(), (self.data / BASE).exists()), ([], True))
 
