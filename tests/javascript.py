@@ -32,6 +32,11 @@ def start(script: str, *arguments: str) -> subprocess.Popen[str]:
 
 def ended(process: subprocess.Popen[str], data: Any = None) -> Any:
     """What it prints from now on."""
+    return json.loads(read_output(process, data))
+
+
+def read_output(process: subprocess.Popen[str], data: Any = None) -> str:
+    """Return what a script prints until it ends. `data` is what it reads. Raises `AssertionError` if it fails."""
     with process:
         try:
             printed, errors = process.communicate(json.dumps(data), timeout=PATIENCE_S)
@@ -39,7 +44,7 @@ def ended(process: subprocess.Popen[str], data: Any = None) -> Any:
             process.kill()
     if process.returncode:
         raise AssertionError(errors)
-    return json.loads(printed)
+    return printed
 
 
 def _install(folder: Path) -> None:

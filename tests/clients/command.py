@@ -20,9 +20,10 @@ from tests.stack import Stack
 from tools.launcher import programs
 
 CALLS = Path(__file__).parent / "calls"
+NPM = "npm"  # the group of the clients of tests/npm
 GROUPS = (  # an environment each
     "openai_clients", "llama_index_clients", "haystack_clients", "litellm_clients", "instructor_clients",
-    "text_generation_clients", "lm_eval_clients",
+    "text_generation_clients", "lm_eval_clients", "litellm_proxy_clients", NPM,
 )  # fmt: skip
 PAGE = Path(settings.BASE_DIR) / "docs" / "reference" / "clients.md"
 MODELS = """
@@ -51,8 +52,7 @@ BUILT = {"ranker": "text-ranking", "labels": "text-classification", "decoder": "
 HEAD = """# Clients
 
 Unmodified libraries of other projects against the whole service, written by `make clients`: calls that work, and the
-words with which a client hears that something is not served. Those of npm are tested beside them
-([embeddings](../guide/embeddings.md), [rerank](../guide/rerank.md), [chats](../guide/openai.md)): {npm}.
+words with which a client hears that something is not served.
 
 Versions: {versions}.
 
@@ -123,22 +123,31 @@ def worked_before(result: CallResult, before: str) -> bool:
 
 
 def requirements(group: str) -> list[str]:
+    """Return the packages of a group with their versions, as `name==version`."""
+    if group == NPM:
+        packages: dict[str, str] = json.loads((javascript.FOLDER / "package.json").read_text())["dependencies"]
+        return [f"{name}=={version}" for name, version in packages.items()]
     return (CALLS / f"{group}.txt").read_text().split()
 
 
 def run_calls(group: str, *arguments: str) -> list[CallResult]:
     """Have one group of clients call the service, with the arguments that `harness` reads.
 
-    Its environment has the versions of its requirements, and nothing of ours. Raises `CalledProcessError` where its
-    script fails.
+    Its environment has the versions of its requirements, and nothing of ours. Raises `CalledProcessError`, or
+    `AssertionError` for the clients of npm, where its script fails.
     """
+    if group == NPM:
+        return _read_results(javascript.read_output(javascript.start("calls.mjs", *arguments)))
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "DJANGO"))}
     environment["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # litellm fetches nothing when it is imported
     uv = [sys.executable, "-m", "uv", "run", "--quiet", "--no-project", "--isolated", "--python", sys.executable]
     script = ["--with-requirements", str(CALLS / f"{group}.txt"), "--", "python", str(CALLS / f"{group}.py")]
     command = [*uv, *script, *arguments]
-    lines = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout.splitlines()
-    return [CallResult(**json.loads(line)) for line in lines if line.startswith('{"client"')]
+    return _read_results(subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout)
+
+
+def _read_results(printed: str) -> list[CallResult]:
+    return [CallResult(**json.loads(line)) for line in printed.splitlines() if line.startswith('{"client"')]
 
 
 def page(results: Sequence[CallResult]) -> str:
@@ -146,13 +155,7 @@ def page(results: Sequence[CallResult]) -> str:
     versions = ", ".join(line.replace("==", " ") for group in GROUPS for line in requirements(group))
     clients = dict.fromkeys(each.client for each in results)
     rows = [row for client in clients for row in list_rows(client, [each for each in results if each.client == client])]
-    npm = ", ".join(f"{name} {version}" for name, version in npm_packages().items())
-    return HEAD.format(npm=npm, versions=versions) + "\n".join(rows) + "\n"
-
-
-def npm_packages() -> dict[str, str]:
-    packages: dict[str, str] = json.loads((javascript.FOLDER / "package.json").read_text())["dependencies"]
-    return packages
+    return HEAD.format(versions=versions) + "\n".join(rows) + "\n"
 
 
 def list_rows(client: str, results: Sequence[CallResult]) -> list[str]:
