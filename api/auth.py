@@ -16,7 +16,7 @@ from django.dispatch import receiver
 from api.errors.problems import ApiError
 from api.key_usage import UsageCounter
 from api.models import PREFIX, ApiKey, FileBatch, StoredFile, digest_key
-from inference import clock, process
+from inference import clock, process_resources
 from inference.connection_retries import is_away
 from inference.models import Bulk, Job
 from inference.values.priority import PATIENT, Priority
@@ -97,7 +97,9 @@ def count_against_rate_limit(principal: Principal) -> None:
     """Count a request of a key that has a rate. Raises `ApiError` if the rate is used up."""
     if not principal.requests_per_minute:
         return
-    if wait_s := process.current.rates.count_against_rate(f"key:{principal.key_id}", principal.requests_per_minute):
+    if wait_s := process_resources.current.rates.count_against_rate(
+        f"key:{principal.key_id}", principal.requests_per_minute
+    ):
         raise ApiError(
             f"This key may send {principal.requests_per_minute} requests a minute. Try again in {wait_s:.1f} s.",
             "too_many_requests",
@@ -157,8 +159,8 @@ class KeyCache:
             user=row.owner,
             key_id=row.pk,
             key_start=row.start,
-            requests_per_minute=choose_limit(row.requests_per_minute, settings.API_KEY_RATE),
-            max_queued=choose_limit(row.max_queued, settings.API_KEY_MAX_QUEUED),
+            requests_per_minute=get_limit_or_default(row.requests_per_minute, settings.API_KEY_RATE),
+            max_queued=get_limit_or_default(row.max_queued, settings.API_KEY_MAX_QUEUED),
             may_use_high=row.may_use_high,
         )
         if len(self.known) >= REMEMBERED_KEYS:
@@ -167,7 +169,7 @@ class KeyCache:
         return principal
 
 
-def choose_limit(own: int | None, default: int) -> int:
+def get_limit_or_default(own: int | None, default: int) -> int:
     return default if own is None else own
 
 

@@ -42,7 +42,7 @@ from batch_inference_client import BaseClient, ClientError
 from batch_inference_client.client import PATIENCE_S
 from batch_inference_client.errors import PASSING
 from batch_inference_client.service import Document, Service, StreamEvent, dumps
-from inference import process
+from inference import process_resources
 from inference.catalog.lookup import get_catalog
 from inference.catalog.specs import CatalogError
 from inference.errors import InferenceError
@@ -95,7 +95,7 @@ class InProcessService(Service):
     @keep_connection_open
     def submit(self, job: Mapping[str, Any], *, key: str, wait_s: float = 0.0, answer_s: float = math.inf) -> Document:
         with _guard_call(committed=wait_s > 0):
-            submission = bodies.read_submission(JOB_BODY.run_validation(codec.parse_json(dumps(job))))
+            submission = bodies.make_submission(JOB_BODY.run_validation(codec.parse_json(dumps(job))))
             return _to_document(
                 resources.make_job_document(jobs.submit(self._add_request_terms(submission, key)), plain=True)
             )
@@ -122,9 +122,9 @@ class InProcessService(Service):
     def _open_events(self, job_id: str, after: str) -> Iterator[StreamEvent | None]:
         with _guard_call():
             job = get_visible_job(self._principal, job_id)
-            streaming.require_single_text(job)
+            streaming.require_streamable_job(job)
             position = Position.from_event_id(after, job.id) if after else BEGINNING
-            events = reader.stream_events(job, process.current.hub, after=position)
+            events = reader.stream_events(job, process_resources.current.hub, after=position)
         return map(_make_stream_event, events)
 
     def cancel(self, job_id: str) -> Document:
@@ -180,7 +180,7 @@ class InProcessService(Service):
     def batch_output(self, batch_id: str) -> Iterator[bytes]:
         with _guard_call():
             batch = batches.get_visible_batch(self._principal, batch_id)
-            source = results.open_output_source(batch)
+            source = results.open_output_source_file(batch)
         with source:
             yield from results.read_output_file(batch, source)
 

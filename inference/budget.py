@@ -25,7 +25,7 @@ class _Own(threading.local):
 _own = _Own()
 
 
-def read_statement_limit_s() -> float:
+def read_statement_timeout_setting() -> float:
     """Return how many seconds a statement of this process may take. 0 means as long as it takes."""
     return float(os.environ.get("DATABASE_ANSWER_S", "0"))
 
@@ -34,7 +34,7 @@ class request_budget:  # a class, for the same reason as `counted_wait`
     """The context of one request: all its waits together may take as long as a single statement may, and `GRACE_S`."""
 
     def __enter__(self) -> None:
-        limit_s = read_statement_limit_s()
+        limit_s = read_statement_timeout_setting()
         _own.left_s = limit_s + GRACE_S if limit_s else math.inf
 
     def __exit__(self, *error: object) -> None:
@@ -47,7 +47,7 @@ def renew_budget() -> None:
     A request may then query again, however often it has done so before.
     """
     if _own.left_s < math.inf:
-        _own.left_s = read_statement_limit_s() + GRACE_S
+        _own.left_s = read_statement_timeout_setting() + GRACE_S
 
 
 def get_remaining_s() -> float:

@@ -1,8 +1,8 @@
 """The one module that reads clocks of the day. All other modules call it, or measure durations by `time.monotonic`.
 
 The database's clock decides over data: in SQL by `Now()`, elsewhere by `read_database_clock`. `get_database_time` and
-`time_s` are near that clock without a query: a process measures how far its host's clock is off as it connects and as
-it writes. It measures once a minute at most, but at once after the host's clock was set or the host slept.
+`estimate_now_s` are near that clock without a query: a process measures how far its host's clock is off as it connects
+and as it writes. It measures once a minute at most, but at once after the host's clock was set or the host slept.
 `get_database_time` looks for that, too.
 """
 
@@ -29,19 +29,20 @@ _measured_at = float("-inf")
 _begun_s = 0.0  # when the host's monotonic clock was zero, by the host's clock of the day at the last measurement
 
 
-def time_s() -> float:
+def estimate_now_s() -> float:
     """Return the seconds since 1970 that the database's clock shows, as last measured."""
     return time.time() + _off_s
 
 
 def estimate_earliest_now_s() -> float:
-    """Return `time_s()`, or the earlier of two possible times if the host's clock was set since the last measurement.
+    """Return `estimate_now_s()`, or the earlier of two possible times.
 
+    There are two if the host's clock was set since the last measurement.
     A deadline that has passed by this time has passed for certain.
     """
     if _measured_at == float("-inf") or not _was_host_clock_set():
-        return time_s()
-    return min(time_s(), time.monotonic() + _begun_s + _off_s)
+        return estimate_now_s()
+    return min(estimate_now_s(), time.monotonic() + _begun_s + _off_s)
 
 
 def get_offset_s() -> float:
@@ -50,8 +51,8 @@ def get_offset_s() -> float:
 
 
 def estimate_now() -> datetime.datetime:
-    """Return `time_s()` as a datetime in UTC. It is the host's time in a process that has not connected yet."""
-    return datetime.datetime.fromtimestamp(time_s(), datetime.UTC)
+    """Return `estimate_now_s()` as a datetime in UTC. It is the host's time in a process that has not connected yet."""
+    return datetime.datetime.fromtimestamp(estimate_now_s(), datetime.UTC)
 
 
 def get_database_time() -> datetime.datetime:

@@ -20,10 +20,10 @@ from django.dispatch import receiver
 
 from inference import clock, errors
 from inference.fields import worker_documents as documents
-from inference.fields.document_field import DocumentColumn, DocumentField
 from inference.fields.ids import make_row_id
 from inference.fields.indexes import PostgresqlPartialIndex
 from inference.fields.json_field import JSONField
+from inference.fields.typed_json_field import TypedJSONColumn, TypedJSONField
 from inference.telemetry.plurals import format_count
 from inference.values.priority import Priority
 
@@ -294,11 +294,11 @@ class Worker(models.Model):
     state = models.CharField(max_length=10, choices=WorkerState, default=WorkerState.STARTING)
     model_names: models.Field[list[str], list[str]] = models.JSONField(default=list, help_text="The models it serves.")
     devices: models.Field[list[str], list[str]] = models.JSONField(default=list)
-    replicas: DocumentColumn[dict[str, documents.ReplicaSnapshot]] = DocumentField(
+    replicas: TypedJSONColumn[dict[str, documents.ReplicaSnapshot]] = TypedJSONField(
         documents.make_documents_reader(documents.ReplicaSnapshot),
         help_text='By index: {"pid", "device", "models": {name: "ready" or why not}}.',
     )
-    catalog: DocumentColumn[documents.CatalogSnapshot] = DocumentField(
+    catalog: TypedJSONColumn[documents.CatalogSnapshot] = TypedJSONField(
         documents.CatalogSnapshot.read,
         null=True,
         help_text="The catalog that the worker has read: its digest, its problem if it is refused, and each model.",
@@ -313,19 +313,19 @@ class Worker(models.Model):
     held = models.PositiveIntegerField("backlog", default=0, help_text="Jobs that the worker holds and has not begun.")
     finished = models.PositiveBigIntegerField(default=0, help_text="Jobs finished since its start.")
     jobs_per_s = models.FloatField(default=0.0, help_text="Jobs that ended per second, over the last ten seconds.")
-    speeds: DocumentColumn[dict[str, float]] = DocumentField(
+    speeds: TypedJSONColumn[dict[str, float]] = TypedJSONField(
         help_text="By model: measured items per second while it computes."
     )
-    reached: DocumentColumn[dict[str, dict[int, float]]] = DocumentField(
+    reached: TypedJSONColumn[dict[str, dict[int, float]]] = TypedJSONField(
         documents.read_newest_creation_times,
         help_text="By model and priority: when the newest of the started jobs was created.",
     )
-    generation: DocumentColumn[dict[str, documents.GenerationSnapshot]] = DocumentField(
+    generation: TypedJSONColumn[dict[str, documents.GenerationSnapshot]] = TypedJSONField(
         documents.make_documents_reader(documents.GenerationSnapshot),
         null=True,
         help_text="By model with a stepper: rows, room, tokens, tokens a second, seconds to the first token.",
     )
-    costs: DocumentColumn[dict[str, documents.CostSnapshot]] = DocumentField(
+    costs: TypedJSONColumn[dict[str, documents.CostSnapshot]] = TypedJSONField(
         documents.make_documents_reader(documents.CostSnapshot),
         null=True,
         help_text="By model: the expected time of an engine call, and the last measured calls of each batch shape.",

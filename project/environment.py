@@ -80,7 +80,7 @@ def read_choice(name: str, choices: tuple[str, ...], default: str) -> str:
     return text
 
 
-def read_prefix(name: str) -> str:
+def read_broker_prefix(name: str) -> str:
     """Return the variable's text with a dot at its end, or an empty string if it is not set.
 
     A model's name may hold dots. With a dot inside the prefix, or with the word that all names begin with as the

@@ -152,7 +152,7 @@ else:
 # The models, the broker and the worker.
 MODELS_FILE = Path(os.environ.get("MODELS_FILE", BASE_DIR / "models.toml"))
 REDIS_URL = env.read_url("REDIS_URL", ("redis", "rediss", "unix")) or address.make_embedded_url(DATA_DIR)
-SERVICE_PREFIX = env.read_prefix("SERVICE_PREFIX")  # before all names in the broker
+SERVICE_PREFIX = env.read_broker_prefix("SERVICE_PREFIX")  # before all names in the broker
 WORKER_HEARTBEAT_S = env.read_number("WORKER_HEARTBEAT_S", 2)
 WORKER_SILENT_S = env.read_number("WORKER_SILENT_S", 15)  # a worker silent for longer is gone
 MAX_RECOVERIES = 3  # a job whose worker is lost this often fails with the code `lost`; the last worker runs it alone

@@ -14,7 +14,7 @@ LOOK_S = 0.05
 TCP = (socket.AF_INET, socket.AF_INET6)
 
 
-def drop_stalled_clients() -> None:
+def set_tcp_timeouts() -> None:
     """Start the thread that sets a limit for clients that read nothing or are gone.
 
     Without it, once all buffers are full, the thread of a stream is held for as long as its client likes. The thread

@@ -23,11 +23,11 @@ def collect_less_garbage() -> None:
 
 def make_application() -> BodyReader:
     django.setup(set_prefix=False)
-    from inference import process  # Django's models can be imported now
+    from inference import process_resources  # Django's models can be imported now
     from project.handler import Handler
 
-    process.current.figures.start()
-    stop_signal.call_when_stopped(process.current.close)
+    process_resources.current.figures.start()
+    stop_signal.call_when_stopped(process_resources.current.close)
     return BodyReader(Handler())
 
 
@@ -38,5 +38,5 @@ os.environ.setdefault("DATABASE_POOL_SIZE", "32")
 os.environ.setdefault("DATABASE_ANSWER_S", "4")
 application = make_application()
 lookup.start_follower()
-stalled_clients.drop_stalled_clients()
+stalled_clients.set_tcp_timeouts()
 collect_less_garbage()

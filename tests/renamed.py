@@ -59,7 +59,7 @@ def compute_answers(task: str, folder: Path, inputs: Any, parameters: dict[str, 
     from inference.catalog.specs import ModelSpec
     from inference.engines import loading
     from inference.engines.runtime.engine_calls import run_engine_with_isolation
-    from inference.engines.runtime.json_values import convert_to_finite_json
+    from inference.engines.runtime.json_values import convert_to_json
 
     warnings = Warnings()
     logging.getLogger("inference").addHandler(warnings)
@@ -71,7 +71,7 @@ def compute_answers(task: str, folder: Path, inputs: Any, parameters: dict[str, 
     expected = [Pipeline.__call__(bare, value, **own) for value, own in read]
     return {
         "answers": [str(a) if isinstance(a, Exception) else a for a in answers],
-        "expected": convert_to_finite_json(expected),
+        "expected": convert_to_json(expected),
         "warnings": warnings.said,
     }
 

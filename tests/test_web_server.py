@@ -70,7 +70,7 @@ class ServerTests(unittest.TestCase):
 
     @unittest.skipUnless(hasattr(socket, "TCP_USER_TIMEOUT"), "Linux only")
     def test_connections_of_a_server_that_listens_are_given_up_when_nothing_is_read(self) -> None:
-        stalled_clients.drop_stalled_clients()  # which begins to listen later
+        stalled_clients.set_tcp_timeouts()  # which begins to listen later
         with socket.create_server(("127.0.0.1", 0)) as listening:
             eventually(lambda: self.limit_ms(listening) == stalled_clients.STALLED_S * 1000)
             with socket.create_connection(listening.getsockname()):

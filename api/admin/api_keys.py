@@ -69,7 +69,7 @@ def may_manage_key(user: PermissionsMixin | AnonymousUser, key: ApiKey | None) -
 class ApiKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not generic at run time
     about = "An API key lets a client call the API in the name of a user. Add one, or use manage.py create_api_key."
     list_display = (
-        "shown_start", "name", "owner", "state_now", "last_used", "requests", "request_rate", "request_share",
+        "shown_start", "name", "owner", "state_now", "last_used", "requests", "current_request_rate", "request_share",
         "expires", "jobs",
     )  # fmt: skip
     list_filter = ("owner",)
@@ -108,10 +108,10 @@ class ApiKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not generic at
         return f"{key.used_day / key.of_all:.1%}" if key.of_all else "-"
 
     @admin.display(description="requests/min", ordering="used_hour")
-    def request_rate(self, key: Any) -> str:
+    def current_request_rate(self, key: Any) -> str:
         """Return the requests a minute over the current hour and the one before it, and the limit if there is one."""
         now = clock.get_database_time()
-        most = auth.choose_limit(key.requests_per_minute, settings.API_KEY_RATE)
+        most = auth.get_limit_or_default(key.requests_per_minute, settings.API_KEY_RATE)
         rate = key.used_hour / ((now - _floor_to_hour(now) + HOUR) / MINUTE)
         return f"{rate:.1f} of {most:,}" if most else f"{rate:.1f}, no limit"
 
@@ -127,7 +127,7 @@ class ApiKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not generic at
         now = _floor_to_hour(clock.get_database_time())
         used = dict(KeyUse.objects.filter(key=key, hour__gt=now - DAY).values_list("hour", "requests"))
         hours = [used.get(now - HOUR * ago, 0) for ago in reversed(range(24))]
-        drawn, requests = svg.draw_lengths(hours), f"{sum(hours):,}"
+        drawn, requests = svg.draw_columns(hours), f"{sum(hours):,}"
         return format_html('<div>{}<small class="help">{} requests; a column is an hour</small></div>', drawn, requests)
 
     @admin.display(description="state")

@@ -61,7 +61,7 @@ class FileBatchAdmin(ReadOnlyAdmin):
     steered_by = "api.change_filebatch"
     list_display = (
         "short_id", "owner_name", "endpoint", "model_name", "status_now", "answered", "failed_now", "rate", "time_left",
-        "window", "created",
+        "window_end", "created",
     )  # fmt: skip
     list_filter = ("status", OwnerFilter)
     list_select_related = ("owner",)
@@ -106,7 +106,7 @@ class FileBatchAdmin(ReadOnlyAdmin):
         return display.NONE if per_minute is None else format_rate(per_minute)
 
     @admin.display(description="window ends")
-    def window(self, batch: FileBatch) -> SafeString | str:
+    def window_end(self, batch: FileBatch) -> SafeString | str:
         return display.NONE if batch.is_finished else display.render_relative_time(batch.expires_at)
 
     @admin.display(description="time left")

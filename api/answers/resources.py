@@ -45,7 +45,7 @@ def _make_error_document(row: Job) -> dict[str, Any]:
     return {"code": row.error_code, "detail": row.public_detail, "retryable": retryable}
 
 
-def make_waiting_job_document(row: Job) -> dict[str, Any]:
+def make_document_with_position(row: Job) -> dict[str, Any]:
     """Return a job's document, with its position in the queue and its estimated wait while it is queued."""
     shown = make_job_document(row)
     if row.status == Status.QUEUED:

@@ -26,7 +26,7 @@ def is_client_request(request: HttpRequest) -> bool:
     return ADDRESSES.fullmatch(f"{request.path_info}/") is not None
 
 
-def find_dialect_name(request: HttpRequest) -> str:
+def identify_dialect(request: HttpRequest) -> str:
     """Return the name of the dialect of this address, for figures. All that is sent to /rerank counts for TEI."""
     return "tei" if TEI.fullmatch(f"{request.path_info}/") else "cohere"
 
@@ -45,6 +45,6 @@ def reshape_problem(request: HttpRequest, answer: HttpResponse) -> HttpResponse:
     if problem["code"] == ContextLengthExceeded.code:
         kind = TOKENIZER
     problems.replace_body(answer, {"message": detail, "error": detail, "error_type": kind, "code": problem["code"]})
-    if find_dialect_name(request) == "tei":
+    if identify_dialect(request) == "tei":
         answer.status_code = map_tei_status(problem["code"], status)
     return answer

@@ -172,7 +172,7 @@ def _flatten(detail: object, path: str = "") -> Iterator[dict[str, str]]:
         yield {"field": path or "body", "message": str(detail)}
 
 
-def set_completion_problem_type(request: HttpRequest, response: HttpResponse) -> HttpResponse:
+def set_problem_content_type(request: HttpRequest, response: HttpResponse) -> HttpResponse:
     """Return the answer, with application/json as the type of a problem at a model's completion addresses.
 
     Hugging Face's JavaScript client reads a failed stream there only if its type is application/json.

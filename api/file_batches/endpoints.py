@@ -13,7 +13,7 @@ from api.answers.embeddings import write_openai_embeddings
 from api.answers.rankings import write_ranking
 from api.answers.responses.response import make_response
 from api.requests.dialects.base import DialectRequest
-from api.requests.dialects.embeddings import read_embeddings
+from api.requests.dialects.embeddings import read_embedding_request
 from api.requests.dialects.generation.completions import read_chat, read_text_completion
 from api.requests.dialects.generation.responses import read_response
 from api.requests.dialects.moderations import read_moderation
@@ -62,7 +62,7 @@ ENDPOINTS: Mapping[str, Endpoint] = {
     "/v1/chat/completions": _make_completion_endpoint(CHAT, read_chat),
     "/v1/completions": _make_completion_endpoint(TEXT, read_text_completion),
     "/v1/embeddings": Endpoint(
-        read=read_embeddings, write=_write_embeddings, count_tokens=_count_read_tokens, inputs="input"
+        read=read_embedding_request, write=_write_embeddings, count_tokens=_count_read_tokens, inputs="input"
     ),
     "/v1/responses": Endpoint(
         read=read_response,

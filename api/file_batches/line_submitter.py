@@ -142,7 +142,7 @@ class LineSubmitter:
                 shared = job.model, canonicalize_parameters(job.parameters)
                 message = portion.messages.setdefault(shared, make_message(job))
                 portion.small[job.model].append(
-                    NewJob(job.id, job_rows.prepare_row(job), message, job.size, job.length)
+                    NewJob(job.id, job_rows.convert_job_to_row(job), message, job.size, job.length)
                 )
         return portion
 
@@ -179,7 +179,7 @@ class LineSubmitter:
         )
         self._bind(batch, line, job)
         outcome = Outcome(job.id, job.model, error_code=error.code, error_detail=error.message)
-        portion.refused.append((job_rows.prepare_row(job), outcome))
+        portion.refused.append((job_rows.convert_job_to_row(job), outcome))
 
     def _bind(self, batch: FileBatch, line: Line, job: Job) -> None:
         job.bulk, job.bulk_index, job.expires_at = self._bulk, line.index, batch.expires_at

@@ -72,7 +72,7 @@ def write_results(batch: FileBatch, file: IO[bytes], keep_on: Callable[[], None]
     return results
 
 
-def open_output_source(batch: FileBatch) -> File[bytes]:
+def open_output_source_file(batch: FileBatch) -> File[bytes]:
     """Open the file of which `read_output_file` makes the output: its output file once it ended, else its input.
 
     Raises `ApiError` if there is no such file, and `StoreUnavailable` if it cannot be read.

@@ -13,7 +13,7 @@ from api.requests.fields import Anything, Body, Choice, Seconds, StrictArray, St
 from inference.catalog.lookup import get_spec
 from inference.errors import make_field_error
 from inference.submission.submissions import Submission
-from inference.values.descriptions import quote_name, suggest_name
+from inference.values.error_phrases import suggest_name, truncate_name
 from inference.values.priority import Priority
 
 PRIORITIES = {priority.name.lower(): priority for priority in Priority}
@@ -191,10 +191,10 @@ def refuse_unknown_query_parameters(
     """Raise `ApiError` for a parameter that is not in `names`: a misspelt one would be ignored otherwise."""
     if unknown := next((name for name in query if name not in names), None):
         hint = elsewhere.get(unknown) or suggest_name(unknown, names)
-        raise ApiError(f"Unknown query parameter {quote_name(unknown)!r}; {hint}")
+        raise ApiError(f"Unknown query parameter {truncate_name(unknown)!r}; {hint}")
 
 
-def read_submission(body: Mapping[str, Any]) -> Submission:
+def make_submission(body: Mapping[str, Any]) -> Submission:
     """Return the submission of a validated `JobBody`. Raises `UnknownModel`."""
     return Submission(
         spec=get_spec(body["model"]),

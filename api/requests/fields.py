@@ -14,7 +14,7 @@ from rest_framework import serializers
 from rest_framework.fields import empty
 from rest_framework.validators import ProhibitSurrogateCharactersValidator
 
-from inference.values.descriptions import json_type_of, quote_name, suggest_name
+from inference.values.error_phrases import json_type_of, suggest_name, truncate_name
 
 LOOKED_FOR_BEFORE = (ProhibitNullCharactersValidator, ProhibitSurrogateCharactersValidator)
 MAX_UNKNOWN_SHOWN = 3  # most unknown fields of one body that the answer names
@@ -108,7 +108,7 @@ class Body(serializers.Serializer[None]):
             raise serializers.ValidationError(f"The body must be a JSON object, not {json_type_of(data)}.")
         unknown = (name for name, value in data.items() if name not in self.fields_by_name and value is not None)
         if errors := {
-            quote_name(name): self._describe_unknown_field(name) for name in islice(unknown, MAX_UNKNOWN_SHOWN)
+            truncate_name(name): self._describe_unknown_field(name) for name in islice(unknown, MAX_UNKNOWN_SHOWN)
         }:
             raise serializers.ValidationError(errors)
         values: dict[str, Any] = {}

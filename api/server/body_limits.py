@@ -33,7 +33,7 @@ class UploadRefused(OSError):
     """The error of a read for which there is no room. Frameworks take it for a connection that is lost."""
 
 
-def is_refused(environ: Mapping[str, Any]) -> bool:
+def is_refused_as_overloaded(environ: Mapping[str, Any]) -> bool:
     """Return True if the body of this request, or a part of it, was not read because there was no room."""
     upload = environ.get(UPLOAD)
     return upload is not None and upload.is_refused

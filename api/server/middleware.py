@@ -23,7 +23,7 @@ from django.urls import Resolver404, ResolverMatch, get_resolver
 
 from api import request_id
 from api.errors import cohere_tei, openai, problems
-from api.server.body_limits import find_body_limit, is_refused
+from api.server.body_limits import find_body_limit, is_refused_as_overloaded
 from inference import budget
 from inference.figures import tally_rows
 from inference.figures.sample import SERVICE
@@ -84,10 +84,10 @@ class Api:
                 request.path_info = request.path = request.path_info.rstrip("/") or "/"
             answer = self._answer(request, match)
             dialect = next((each for each in (openai, cohere_tei) if each.is_client_request(request)), None)
-            answer = (dialect.reshape_problem if dialect else problems.set_completion_problem_type)(request, answer)
+            answer = (dialect.reshape_problem if dialect else problems.set_problem_content_type)(request, answer)
             if match and match.func is not problems.answer_not_found and request.path_info not in UNCOUNTED:
                 method = request.method if request.method in METHODS else "other"
-                name = dialect.find_dialect_name(request) if dialect else "service"
+                name = dialect.identify_dialect(request) if dialect else "service"
                 kind = f"{method} {format_route(match.route)} {answer.status_code} {name}"
                 tally_rows.note_tally(SERVICE, {"requests": {kind: 1}})
             for name, value in self.secured[request.scheme or "http"].items():
@@ -101,11 +101,11 @@ class Api:
 
         A chunked body was read before this call. Any other body is read while the request is answered.
         """
-        if not is_refused(request.META):
+        if not is_refused_as_overloaded(request.META):
             answer = find_refusal(request, is_page=not match) or (
                 _call_view(request, match) if match else self._answer_page(request)
             )
-            if not is_refused(request.META):
+            if not is_refused_as_overloaded(request.META):
                 return answer
         return problems.make_problem("overloaded", TOO_MANY_BODIES)
 

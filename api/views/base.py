@@ -17,7 +17,7 @@ from api.errors import problems
 from api.errors.problems import ApiError
 from api.requests import bodies
 from api.server.middleware import format_route
-from inference import process
+from inference import process_resources
 from inference.errors import JobNotFound, UnknownOwner
 from inference.models import Job
 from inference.store import connections
@@ -117,7 +117,7 @@ class ApiView(APIView):
     @contextlib.contextmanager
     def take_wait_slot(self, wait_s: float) -> Iterator[float]:
         """Yield the seconds that this request may wait: 0 if too many requests of its principal wait already."""
-        with process.current.wait_slots.take_slot(self.principal.user_id, wait_s) as granted_s:
+        with process_resources.current.wait_slots.limit_wait(self.principal.user_id, wait_s) as granted_s:
             self.kept_waiting = granted_s == wait_s
             yield granted_s
 
@@ -150,7 +150,7 @@ def get_changeable_job(principal: Principal, job_id: str) -> Job:
     return job
 
 
-def read_body(request: HttpRequest) -> bytes:
+def read_body_bytes(request: HttpRequest) -> bytes:
     """Return the body of a request.
 
     Raises `ApiError` for a body that ended before its announced length: its end is missing.
@@ -181,4 +181,4 @@ def add_etag(request: HttpRequest, response: HttpResponse) -> HttpResponse:
 def read_json(request: HttpRequest) -> Any:
     """Return the JSON body, which is not validated."""
     bodies.require_json(read_media_type(request))
-    return codec.parse_json(read_body(request))
+    return codec.parse_json(read_body_bytes(request))

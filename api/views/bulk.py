@@ -10,7 +10,7 @@ from api.auth import Principal, require_cancel_or_retry
 from api.openapi import operations
 from api.requests import bodies
 from api.requests import bulk as bulk_body
-from api.views.base import ApiView, add_etag, read_body, read_media_type
+from api.views.base import ApiView, add_etag, read_body_bytes, read_media_type
 from inference.errors import BulkNotFound
 from inference.models import Bulk
 from inference.submission import bulk
@@ -23,13 +23,13 @@ class BulksView(ApiView):
     @operations.submit_bulk
     def post(self, request: HttpRequest) -> HttpResponse:
         if read_media_type(request) in bulk_body.LINE_TYPES:
-            submission = bulk_body.read_bulk_from_lines(read_body(request), request.GET)
+            submission = bulk_body.read_bulk_from_lines(read_body_bytes(request), request.GET)
         else:
             bodies.require_json(read_media_type(request))
             bodies.refuse_unknown_query_parameters(
                 request.GET, (), dict.fromkeys(bulk_body.FIELDS, "it belongs in the body.")
             )
-            submission = bulk_body.read_bulk_from_document(read_body(request))
+            submission = bulk_body.read_bulk_from_document(read_body_bytes(request))
         accepted = bulk.submit(self.add_request_terms(request, submission))
         headers = {"Location": f"/v1/jobs/bulk/{accepted.bulk.id}", "Retry-After": "5"}
         return codec.make_json_response(resources.make_accepted_bulk_document(accepted), status=202, headers=headers)

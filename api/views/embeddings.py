@@ -21,7 +21,9 @@ from inference.catalog.lookup import get_spec
 class EmbeddingsView(DialectView):
     @operations.openai_embeddings
     def post(self, request: HttpRequest, name: str = "") -> HttpResponse:
-        embedding_request = embeddings.read_embeddings(read_texts_json(request), get_spec(name) if name else None)
+        embedding_request = embeddings.read_embedding_request(
+            read_json_with_hint(request), get_spec(name) if name else None
+        )
         write = partial(answers.write_openai_embeddings, is_base64=embedding_request.is_base64)
         return run_in_dialect(self, request, embedding_request, write)
 
@@ -30,7 +32,7 @@ class CohereView(DialectView):
     version: int
 
     def post(self, request: HttpRequest) -> HttpResponse:
-        embed_request = cohere_embeddings.read_embed(read_texts_json(request))
+        embed_request = cohere_embeddings.read_embed(read_json_with_hint(request))
         write = partial(answers.write_cohere_embeddings, request=embed_request, version=self.version)
         return run_in_dialect(self, request, embed_request, write)
 
@@ -45,7 +47,7 @@ class SecondCohereView(CohereView):
     version = 2
 
 
-def read_texts_json(request: HttpRequest) -> Any:
+def read_json_with_hint(request: HttpRequest) -> Any:
     """Read the JSON of a request.
 
     Texts that are sent as lists of tokens are what makes such a request too large, so its refusal mentions them.

@@ -45,15 +45,15 @@ class JobsView(ApiView):
 
     @operations.submit_job
     def post(self, request: HttpRequest) -> HttpResponse:
-        submission = bodies.read_submission(JOB_BODY.run_validation(read_json(request)))
+        submission = bodies.make_submission(JOB_BODY.run_validation(read_json(request)))
         wait_s = bodies.read_preferred_wait(request.META.get("HTTP_PREFER", ""))
         job = jobs.submit(self.add_request_terms(request, submission))
         plain = self.wants_plain_outputs(request)
         if wait_s is None:
-            return answer_submission(job, plain=plain)
+            return make_accepted_response(job, plain=plain)
         with self.take_wait_slot(wait_s) as granted_s:
             job = jobs.try_to_wait_for_job(job, timeout_s=granted_s)
-        response = answer_job(job, plain=plain) if job.is_finished else answer_submission(job, plain=plain)
+        response = answer_job(job, plain=plain) if job.is_finished else make_accepted_response(job, plain=plain)
         response.headers["Preference-Applied"] = f"wait={wait_s}"
         return response
 
@@ -105,7 +105,7 @@ class StreamView(ApiView):
     @operations.stream_job
     def get(self, request: HttpRequest, job_id: str) -> HttpResponseBase:
         job = get_visible_job(self.principal, job_id)
-        streaming.require_single_text(job)
+        streaming.require_streamable_job(job)
         written = partial(events.write_events, plain=self.wants_plain_outputs(request))
         return streaming.answer_stream(self, request, lambda: job, written, after=streaming.read_position(request, job))
 
@@ -124,7 +124,7 @@ class RetryView(ApiView):
         old = get_changeable_job(self.principal, job_id)
         again = self.add_request_terms(request, jobs.make_resubmission(old))
         job = jobs.submit(dataclasses.replace(again, owner=old.owner))
-        return answer_submission(job, plain=self.wants_plain_outputs(request))
+        return make_accepted_response(job, plain=self.wants_plain_outputs(request))
 
 
 def cancel_own_job(principal: Principal, job_id: str, *, plain: bool) -> dict[str, Any]:
@@ -158,13 +158,13 @@ def make_job_address(job: Job) -> str:
 def answer_job(job: Job, *, plain: bool) -> HttpResponse:
     if job.is_finished:
         return codec.make_json_response(resources.make_job_document(job, plain=plain))
-    document = resources.make_waiting_job_document(job)
+    document = resources.make_document_with_position(job)
     return codec.make_json_response(
         document, headers={"Retry-After": find_retry_after(document.get("estimated_wait_s"))}
     )
 
 
-def answer_submission(job: Job, *, plain: bool) -> HttpResponse:
+def make_accepted_response(job: Job, *, plain: bool) -> HttpResponse:
     """Return the answer to a submission. The job of an idempotency key may be finished already."""
     headers = {"Location": make_job_address(job), "Retry-After": find_retry_after(admission.estimate_wait_s(job))}
     return codec.make_json_response(resources.make_job_document(job, plain=plain), status=202, headers=headers)
@@ -184,7 +184,7 @@ def answer_output(view: ApiView, request: HttpRequest, job: Job, spec: ModelSpec
     )
     return problems.make_problem(
         "not_finished",
-        " ".join(filter(None, (at_once, readiness.explain_wait(job), goes_on))),
+        " ".join(filter(None, (at_once, readiness.explain_job_wait(job), goes_on))),
         headers={"Location": make_job_address(job), "Retry-After": find_retry_after(admission.estimate_wait_s(job))},
         job_id=str(job.id),
     )

@@ -21,7 +21,7 @@ from api.requests.dialects.base import DialectRequest
 from api.requests.dialects.huggingface import ModelRequest
 from api.requests.dialects.tei import make_similarity_request
 from api.views import streaming
-from api.views.base import ApiView, read_body, read_media_type
+from api.views.base import ApiView, read_body_bytes, read_media_type
 from api.views.jobs import answer_output, make_job_address
 from inference.catalog.lookup import get_catalog, get_spec
 from inference.catalog.parameters import is_of_type
@@ -59,7 +59,7 @@ class ModelView(ApiView):
 
     @operations.run_model
     def post(self, request: HttpRequest, name: str) -> HttpResponseBase:
-        asked = huggingface.read_request(get_spec(name), read_body(request), read_media_type(request))
+        asked = huggingface.read_request(get_spec(name), read_body_bytes(request), read_media_type(request))
         with asked.translate_errors():
             return self.answer_request(request, asked)
 

@@ -20,9 +20,9 @@ from api.auth import require_cancel_or_retry
 from api.errors.problems import ApiError
 from api.requests import bodies
 from api.views.base import ApiView
-from inference import process
+from inference import process_resources
 from inference.models import Job
-from inference.streams import newest_reader, reader
+from inference.streams import disconnect_cancellation, reader
 from inference.streams.events import Event
 from inference.streams.positions import BEGINNING, Position
 
@@ -82,13 +82,15 @@ def answer_stream(
         job()
         return HttpResponse(content_type=events.CONTENT_TYPE, headers=HEADERS)
     with contextlib.ExitStack() as held:
-        if not held.enter_context(process.current.wait_slots.take_slot(view.principal.user_id, reader.LONGEST_S)):
+        if not held.enter_context(
+            process_resources.current.wait_slots.limit_wait(view.principal.user_id, reader.LONGEST_S)
+        ):
             raise ApiError(NO_ROOM, "overloaded", retry_after_s=1)
         row = job()
         if cancels:
             require_cancel_or_retry(view.principal, row)
         left = _make_cancel_callback(row.id, is_accepted=request.method == "POST") if cancels else None
-        pieces = written(row, reader.stream_events(row, process.current.hub, after=after))
+        pieces = written(row, reader.stream_events(row, process_resources.current.hub, after=after))
         body = StreamBody(pieces, held.pop_all(), left)
     headers = {**HEADERS, "Content-Location": f"/v1/jobs/{row.id}/stream"}
     return StreamingHttpResponse(body, content_type=events.CONTENT_TYPE, headers=headers)
@@ -100,7 +102,7 @@ def read_position(request: HttpRequest, job: Job) -> Position:
     return Position.from_event_id(event_id, job.id) if event_id else BEGINNING
 
 
-def require_single_text(job: Job) -> None:
+def require_streamable_job(job: Job) -> None:
     """Raise `ApiError` for a job that generates no text, or several texts."""
     if not completion.generates_single_text(job):
         raise ApiError(
@@ -116,7 +118,7 @@ def _make_cancel_callback(job_id: UUID, *, is_accepted: bool) -> Callable[[], No
     client that was refused would post the job again. For any other job the error is raised.
     """
     try:
-        name = newest_reader.replace_reader(job_id)
+        name = disconnect_cancellation.record_newest_reader(job_id)
     except (DatabaseError, InterfaceError) as error:
         if not is_accepted:
             raise
@@ -125,7 +127,7 @@ def _make_cancel_callback(job_id: UUID, *, is_accepted: bool) -> Callable[[], No
         return None
 
     def cancel_unless_stopping() -> None:
-        if not process.current.hub.is_stopping:
+        if not process_resources.current.hub.is_stopping:
             _cancel_left_job(job_id, name)
 
     return cancel_unless_stopping
@@ -134,7 +136,7 @@ def _make_cancel_callback(job_id: UUID, *, is_accepted: bool) -> Callable[[], No
 def _cancel_left_job(job_id: UUID, name: UUID) -> None:
     """Cancel the job of a client that has gone. It stays as it is if it has ended, or if its client has come back."""
     try:
-        if newest_reader.cancel_if_newest_reader(job_id, name):
+        if disconnect_cancellation.cancel_if_newest_reader(job_id, name):
             logger.info("job=%s is cancelled: its client has gone", job_id)
     except (DatabaseError, InterfaceError) as error:
         logger.warning("job=%s goes on, though its client has gone: %s", job_id, error)

@@ -15,7 +15,7 @@ from api.openapi import embedding_rerank_operations as operations
 from api.requests.dialects.base import DialectRequest, find_default_model
 from api.requests.dialects.tei import read_embed, read_embed_all, read_predict, read_similarity
 from api.views.base import ApiView
-from api.views.embeddings import read_texts_json
+from api.views.embeddings import read_json_with_hint
 from api.views.models import DialectView, run_in_dialect
 from inference.catalog.lookup import get_catalog, get_spec
 from inference.catalog.specs import KINDS, ModelSpec
@@ -31,7 +31,7 @@ class TextsView(DialectView):
     write_answer: Callable[[Job], bytes]
 
     def post(self, request: HttpRequest, name: str = "") -> HttpResponse:
-        dialect_request = self.read_request(read_texts_json(request), get_spec(name) if name else None)
+        dialect_request = self.read_request(read_json_with_hint(request), get_spec(name) if name else None)
         return run_in_dialect(self, request, dialect_request, self.write_answer)
 
 
@@ -69,7 +69,7 @@ class SimilarityView(TextsView):
 class PredictView(DialectView):
     @operations.tei_predict
     def post(self, request: HttpRequest, name: str = "") -> HttpResponse:
-        predict_request = read_predict(read_texts_json(request), get_spec(name) if name else None)
+        predict_request = read_predict(read_json_with_hint(request), get_spec(name) if name else None)
         write_answer = partial(classifications.write_tei_predictions, is_batch=predict_request.is_batch)
         return run_in_dialect(self, request, predict_request, write_answer)
 

@@ -70,13 +70,13 @@ class Month:
         with tqdm(total=self.jobs, unit="job", dynamic_ncols=True) as bar:
             while True:
                 with transaction.atomic():
-                    new = [job_rows.prepare_row(job) for job in islice(finished, AT_ONCE)]
+                    new = [job_rows.convert_job_to_row(job) for job in islice(finished, AT_ONCE)]
                     for chunk in job_rows.split_into_chunks(new):
                         job_rows.insert_jobs(chunk)
                 bar.update(len(new))
                 if len(new) < AT_ONCE:
                     break
-        for chunk in job_rows.split_into_chunks([job_rows.prepare_row(job) for job in self.unfinished()]):
+        for chunk in job_rows.split_into_chunks([job_rows.convert_job_to_row(job) for job in self.unfinished()]):
             job_rows.insert_jobs(chunk)
         self.count()
         self.keep_others()

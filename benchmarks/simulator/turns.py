@@ -58,7 +58,7 @@ class Turns:
         self.residency = ResidencyState()
         self.residency.room = room
         for name, model in models.items():
-            self.residency.add_model(name, idle_unload_s=model.idle_unload_s, memory=model.memory)
+            self.residency.register_model(name, idle_unload_s=model.idle_unload_s, memory=model.memory)
         self.queues: dict[str, deque[Arrival]] = defaultdict(deque)
         self.left = len(arrivals)
         self.numbers = count()

@@ -162,7 +162,7 @@ def _search_texts(term: str, jobs: QuerySet[Job]) -> Search:
         chunk = list(newest.filter(pk__lt=chunk[-1][0])[:CHUNK])
 
 
-def make_lookups(query: QueryDict, user: AbstractBaseUser | AnonymousUser) -> Lookups | None:
+def make_lookups_from_query(query: QueryDict, user: AbstractBaseUser | AnonymousUser) -> Lookups | None:
     """Return the lookups of a list's query, or None if it has a filter that an act on all jobs does not know.
 
     Without that filter the act would concern more jobs than are listed.

@@ -63,13 +63,13 @@ class CostModel:
 
         `length` is the tokens of each item: those it is padded to, or the average where nothing is padded.
         """
-        return self.predict_calls_s([size], length)[0]
+        return self.predict_each_call_s([size], length)[0]
 
     def predict_engine_s(self, size: int, length: float) -> float:
         """Predict how many of the seconds of a call the engine takes."""
         return self.predict_call_s(size, length) - self.overhead_s
 
-    def predict_calls_s(self, sizes: Sequence[int], length: float) -> list[float]:
+    def predict_each_call_s(self, sizes: Sequence[int], length: float) -> list[float]:
         """Predict the seconds of several calls with items of one length. `sizes` has the largest call first."""
         call, item, token, token_length, *beyond = self.weights
         call += self.overhead_s
@@ -117,7 +117,7 @@ class CostModel:
         self._read_s = self._read_s * RATE_MEMORY + seconds
 
     @property
-    def following_factor(self) -> float:
+    def read_to_run_ratio(self) -> float:
         """The time of a call that follows others, as a multiple of the engine's time.
 
         It is more than 1 where reading the inputs takes longer than the engine: then the time of reading counts.

@@ -86,7 +86,9 @@ class WindowSearch:
         length, end = self.nodes[high].length, self.sizes[high + 1]
         lowest = bisect_left(self.sizes, end - min(self.max_size, self.max_tokens // length))
         low = max(first, min(lowest, high))
-        return _Calls(low, self.costs.predict_calls_s([end - start for start in self.sizes[low : last + 1]], length))
+        return _Calls(
+            low, self.costs.predict_each_call_s([end - start for start in self.sizes[low : last + 1]], length)
+        )
 
     def _compute_cheapest_before(self) -> list[float]:
         """Return the seconds of the cheapest cut of the first 0, 1, 2 ... nodes, up to `must`."""

@@ -114,7 +114,7 @@ class BatchQueue:
             self.limits = limits
             self.max_tokens, self._lowered_until_s = limits.max_batch_tokens, math.inf
 
-    def note_padding_and_cut(self, *, padded: bool, cut_at: int | None) -> None:
+    def set_padding_and_truncation(self, *, padded: bool, cut_at: int | None) -> None:
         """Note how the model takes rows: padded to the longest or not, and cut at how many tokens, if it cuts them."""
         self.padded, self.cut_at = padded, cut_at or math.inf
 
@@ -192,7 +192,7 @@ class BatchQueue:
         line = self._by_age.get(priority)
         return float(line[0][0]) if line else math.inf
 
-    def predict_following_call_s(self, items: Sequence[Item]) -> float:
+    def predict_overlapped_call_s(self, items: Sequence[Item]) -> float:
         """Return the seconds that a call of these items is expected to take when it follows other calls.
 
         The inputs are read while the call before computes. Where reading takes longer than the engine, its time counts.
@@ -200,7 +200,7 @@ class BatchQueue:
         size = sum(item.size for item in items)
         longest, tokens = max(item.length for item in items), sum(item.size * item.length for item in items)
         engine_s = self.costs.predict_engine_s(size, longest if self.padded else tokens / size)
-        return engine_s * self.costs.following_factor
+        return engine_s * self.costs.read_to_run_ratio
 
     def estimate_item_cost_s(self, item: Item) -> float:
         """Return the item's part, in seconds, of the time of a full batch of such items."""
@@ -234,12 +234,12 @@ class BatchQueue:
         taken = [item for item in batch if item.priority < short.priority or item is head]
         others = [item for item in batch if item.priority >= short.priority and item is not head]
         short_s = short.most_s if head.priority >= short.priority else 0.0
-        most_s = max(short_s, self.predict_following_call_s(taken))
+        most_s = max(short_s, self.predict_overlapped_call_s(taken))
         counts = range(1, len(others) + 1)
-        most = bisect_right(counts, most_s, key=lambda count: self.predict_following_call_s(taken + others[:count]))
+        most = bisect_right(counts, most_s, key=lambda count: self.predict_overlapped_call_s(taken + others[:count]))
         return sorted(taken + others[:most], key=self._rank_item)
 
-    def take_next_items(
+    def take_items_in_turn(
         self, now_s: float, room: Room, *, priority: int | None = None, most: int | None = None
     ) -> list[Item]:
         """Take out and return the next items in their turn, of any parameters, as long as there is room.
@@ -261,7 +261,7 @@ class BatchQueue:
         return found
 
     def can_take_next_item(self, room: Room, priority: int | None = None) -> bool:
-        """Return True if `take_next_items` would take an item."""
+        """Return True if `take_items_in_turn` would take an item."""
         head = self.find_first_item(priority) or self.find_first_item()
         if head is None:
             return False

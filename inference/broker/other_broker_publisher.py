@@ -152,13 +152,13 @@ def _raise_blocked(reason: str) -> NoReturn:
 
 
 @functools.lru_cache(maxsize=2)
-def make_publisher(url: str) -> KombuPublisher:
+def get_publisher_for_url(url: str) -> KombuPublisher:
     return KombuPublisher(url)
 
 
 def get_publisher() -> KombuPublisher:
     """Return the publisher to the broker at BROKER_URL."""
-    return make_publisher(settings.CELERY_BROKER_URL)
+    return get_publisher_for_url(settings.CELERY_BROKER_URL)
 
 
 @contextlib.contextmanager

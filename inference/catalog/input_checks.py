@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from inference.errors import InvalidInput, make_field_error
-from inference.values.descriptions import describe_value, json_type_of, quote_name, suggest_name
+from inference.values.error_phrases import describe_value, json_type_of, suggest_name, truncate_name
 
 Check = Callable[[str, Any], None]
 
@@ -25,7 +25,7 @@ def accept_anything(where: str, value: object) -> None:
 
 def check_text(where: str, value: object) -> None:
     if not isinstance(value, str):
-        raise make_input_error(where, "a string", value)
+        raise make_wrong_type_error(where, "a string", value)
 
 
 def check_text_or_pair(where: str, value: object) -> None:
@@ -40,7 +40,7 @@ def check_text_or_pair(where: str, value: object) -> None:
 def check_pair(where: str, value: object) -> None:
     """Require a query, and a text that may answer it."""
     if not isinstance(value, dict):
-        raise make_input_error(where, '{"text": "the query", "text_pair": "a text"}', value)
+        raise make_wrong_type_error(where, '{"text": "the query", "text_pair": "a text"}', value)
     _check_fields(where, value, "text", "text_pair")
     for name in ("text", "text_pair"):
         check_text(f"{where}.{name}", value.get(name))
@@ -59,7 +59,9 @@ def check_prompt(where: str, value: object) -> None:
         raise InvalidInput(f"{where}: must be a text, or a list of at least one message.", field=where)
     for index, message in enumerate(value):
         if not isinstance(message, dict) or not isinstance(message.get("role"), str) or "content" not in message:
-            raise make_input_error(f"{where}[{index}]", 'a message such as {"role": "user", "content": "…"}', message)
+            raise make_wrong_type_error(
+                f"{where}[{index}]", 'a message such as {"role": "user", "content": "…"}', message
+            )
 
 
 def _check_tokens(where: str, value: object) -> None:
@@ -82,12 +84,12 @@ def _is_token(value: object) -> bool:
 
 def check_sentences(where: str, value: object) -> None:
     if not isinstance(value, dict):
-        raise make_input_error(where, '{"source_sentence": "…", "sentences": ["…"]}', value)
+        raise make_wrong_type_error(where, '{"source_sentence": "…", "sentences": ["…"]}', value)
     _check_fields(where, value, "source_sentence", "sentences")
     check_text(f"{where}.source_sentence", value.get("source_sentence"))
     others = value.get("sentences")
     if not isinstance(others, list) or not 1 <= len(others) <= MAX_SENTENCES:
-        raise make_input_error(f"{where}.sentences", f"a list of 1 to {MAX_SENTENCES} strings", others)
+        raise make_wrong_type_error(f"{where}.sentences", f"a list of 1 to {MAX_SENTENCES} strings", others)
     for index, sentence in enumerate(others):
         check_text(f"{where}.sentences[{index}]", sentence)
 
@@ -95,7 +97,7 @@ def check_sentences(where: str, value: object) -> None:
 def check_media(where: str, value: object) -> None:
     """Require the bytes of an image or a sound, in base64."""
     if not isinstance(value, str):
-        raise make_input_error(where, "a base64 string of the file's bytes", value)
+        raise make_wrong_type_error(where, "a base64 string of the file's bytes", value)
     content = value.partition(",")[2] if value.startswith("data:") else value
     try:
         empty = not base64.b64decode(content, validate=True)
@@ -109,13 +111,15 @@ def check_media(where: str, value: object) -> None:
         )
 
 
-def make_input_error(where: str, right: str, value: object) -> InvalidInput:
+def make_wrong_type_error(where: str, right: str, value: object) -> InvalidInput:
     return InvalidInput(f"{where}: must be {right}, not {json_type_of(value)}.", field=where)
 
 
 def _check_fields(where: str, value: Mapping[str, Any], *known: str) -> None:
     for name in value:
         if name not in known:
-            raise InvalidInput(f"{where}.{quote_name(name)}: unknown field; {suggest_name(name, known)}", field=where)
+            raise InvalidInput(
+                f"{where}.{truncate_name(name)}: unknown field; {suggest_name(name, known)}", field=where
+            )
     if known[0] not in value:
         raise InvalidInput(f"{where}.{known[0]}: is required.", field=f"{where}.{known[0]}")

@@ -15,7 +15,7 @@ from django.conf import settings
 from inference.catalog import changes, reader
 from inference.catalog.specs import Catalog, CatalogError, ModelSpec
 from inference.errors import ModelsFileRefused, UnknownModel
-from inference.values.descriptions import quote_name
+from inference.values.error_phrases import truncate_name
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ def get_spec(model: str) -> ModelSpec:
         raise ModelsFileRefused(str(error)) from None
     except KeyError:
         known = ", ".join(sorted(get_catalog()))
-        raise UnknownModel(f"There is no model {quote_name(model)!r}. Known models: {known}.") from None
+        raise UnknownModel(f"There is no model {truncate_name(model)!r}. Known models: {known}.") from None
 
 
 class ModelsFile:
@@ -90,7 +90,7 @@ class ModelsFile:
                 return self.catalog
             text = None
             try:
-                text = reader.read_models_file(self.path)
+                text = reader.read_models_file_text(self.path)
                 if text == self._refused:
                     raise CatalogError(self.problem)
                 catalog = reader.parse_catalog(text, str(self.path))
@@ -111,7 +111,7 @@ class ModelsFile:
         """
         with self._lock:
             try:
-                text, problem = reader.read_models_file(self.path), ""
+                text, problem = reader.read_models_file_text(self.path), ""
             except CatalogError as error:
                 text, problem = "", str(error)
             seen, self._seen = self._seen, text + problem

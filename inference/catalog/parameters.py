@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from inference.errors import InvalidInput
-from inference.values.descriptions import describe_value, quote_name, suggest_name
+from inference.values.error_phrases import describe_value, suggest_name, truncate_name
 
 MAX_TEXT = 10_000  # characters of a string, where its spec sets no limit
 MAX_ITEMS = 1000  # items of an array, where its spec sets no limit
@@ -101,7 +101,7 @@ def resolve_parameters(specs: Mapping[str, ParameterSpec], parameters: Mapping[s
     parameters = {name: value for name, value in parameters.items() if value is not None}
     if unknown := next((name for name in parameters if name not in specs), None):
         raise _make_parameter_error(
-            f"parameters.{quote_name(unknown)}", f"unknown parameter; {_suggest_parameter(unknown, specs)}"
+            f"parameters.{truncate_name(unknown)}", f"unknown parameter; {_suggest_parameter(unknown, specs)}"
         )
     values = {}
     for name, spec in specs.items():

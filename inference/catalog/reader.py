@@ -54,10 +54,10 @@ _CHOICES = {"backend": BACKENDS, "precision": PRECISIONS, "dtype": DTYPES, "load
 
 def load_catalog(path: Path) -> Catalog:
     """Read and validate the file at `path`. Raises `CatalogError`."""
-    return parse_catalog(read_models_file(path), str(path))
+    return parse_catalog(read_models_file_text(path), str(path))
 
 
-def read_models_file(path: Path) -> str:
+def read_models_file_text(path: Path) -> str:
     """Return the text of the file at `path`; raise `CatalogError` if it cannot be read."""
     try:
         with path.open("rb") as file:

@@ -27,7 +27,7 @@ def validate_request(
     return validate_parameters(spec, given)
 
 
-def check_rows(spec: ModelSpec, rows: int) -> None:
+def check_row_count(spec: ModelSpec, rows: int) -> None:
     """Raise `InvalidInput` if one claim cannot run so many rows, as they were measured."""
     if rows > max(MAX_ROWS, spec.max_batch_size):
         raise InvalidInput(f"inputs: their labels or sentences make {rows} texts; at most {MAX_ROWS} run in one call.")
@@ -65,7 +65,7 @@ def validate_inputs(spec: ModelSpec, inputs: object, *, most: int | None = None)
     task = tasks.find_task(spec.task)
     if inputs is None or inputs == []:
         raise InvalidInput("inputs must be one input, or a list of at least one.")
-    several = lengths.is_list(spec, inputs)
+    several = lengths.is_input_list(spec, inputs)
     items = lengths.list_items(spec, inputs)
     most = most or spec.max_batch_size
     if len(items) > most:
@@ -73,7 +73,7 @@ def validate_inputs(spec: ModelSpec, inputs: object, *, most: int | None = None)
     for index, item in enumerate(items):
         where = f"inputs[{index}]" if several else "inputs"
         if item is None:
-            raise checks.make_input_error(where, "an input", item)
+            raise checks.make_wrong_type_error(where, "an input", item)
         task.check(where, item)
         if task.generates:
             _check_prompt(spec, where, item)
@@ -84,7 +84,7 @@ def validate_inputs(spec: ModelSpec, inputs: object, *, most: int | None = None)
 def _check_prompt(spec: ModelSpec, where: str, prompt: object) -> None:
     """Raise `InvalidInput` for a prompt that is surely too long, and for tokens, which an own engine might not read."""
     if isinstance(prompt, dict) and not spec.is_built_in:
-        raise checks.make_input_error(where, "a text, or a list of chat messages", prompt)
+        raise checks.make_wrong_type_error(where, "a text, or a list of chat messages", prompt)
     tokens = lengths.estimate_length(spec, prompt)
     if spec.max_length and tokens > SURELY_TOO_LONG * spec.max_length:
         error = make_context_length_error(spec.max_length, tokens)

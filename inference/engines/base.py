@@ -12,7 +12,7 @@ from inference.catalog.specs import TORCH, ModelSpec
 from inference.engines.stepper import Stepper
 
 # Methods that take no part in an answer.
-BESIDE = {"__init__", "load", "warm_up", "can_answer_example", "make_sample_input"}
+BESIDE = {"__init__", "load", "warm_up", "try_example", "make_input_from_text"}
 
 
 class Engine(ABC):
@@ -43,7 +43,7 @@ class Engine(ABC):
     def warm_up(self) -> None:  # noqa: B027 - optional by design
         """Run once what is slow the first time, before the replica reports ready."""
 
-    def can_answer_example(self) -> bool:
+    def try_example(self) -> bool:
         """Return True if the model answers an example of its own now.
 
         Then an input that it raised an error for, or that input's parameters, is at fault. A model without an example
@@ -51,7 +51,7 @@ class Engine(ABC):
         """
         return False
 
-    def make_sample_input(self, text: str) -> Any:
+    def make_input_from_text(self, text: str) -> Any:
         """Return an input around `text`, for `manage.py tune`; by default the text itself."""
         return text
 

@@ -16,7 +16,7 @@ from inference.engines.artifacts import checkpoint_checks, pipeline_loader, weig
 from inference.engines.backends import agreement
 from inference.engines.backends import installation as backend
 from inference.engines.base import Engine
-from inference.engines.inputs.truncation import cut_to_tokens
+from inference.engines.inputs.truncation import cut_unread_text
 from inference.engines.runtime import parity, precision
 from inference.engines.runtime.row_groups import BatchingMode
 from inference.engines.sentences import folder as sentence_folder
@@ -87,7 +87,7 @@ class SentenceEmbeddings(Engine):
         )
         prompt = f'"{self.settings.default_prompt}" stands before each text, as {sentence_folder.MODEL_FILE} says.'
         notes = (prompt if self.settings.default_prompt else "", note, self.shortcuts.batching_choice.note)
-        self.padded, self.note = self.shortcuts.is_padded, " ".join(filter(None, notes))
+        self.padded, self.note = self.shortcuts.pads_batches, " ".join(filter(None, notes))
 
     def _make_trial(self) -> parity.Trial:
         texts = parity.make_trial_texts(self.tokenizer)
@@ -109,7 +109,7 @@ class SentenceEmbeddings(Engine):
 
     def predict(self, inputs: list[Any], parameters: dict[str, Any]) -> list[Any]:
         answers = self.shortcuts.guard_call(lambda: self._answer_inputs(inputs, parameters))
-        self.padded = self.shortcuts.is_padded
+        self.padded = self.shortcuts.pads_batches
         return answers
 
     def prepare(self, inputs: list[Any], parameters: dict[str, Any]) -> Any:
@@ -215,7 +215,7 @@ class SentenceEmbeddings(Engine):
         prompt, limit, cuts = self._find_prompt(parameters), self.max_tokens, parameters.get("truncate") is not False
         limit = limit if cuts or not limit else limit + 1
         wholes = [self.settings.prepare_text(text, prompt) for text in texts]
-        parts = [cut_to_tokens(self.tokenizer, whole, limit) for whole in wholes]
+        parts = [cut_unread_text(self.tokenizer, whole, limit) for whole in wholes]
         tokens = self._encode_texts(parts, limit)
         if not cuts:
             tokens[CUT] = torch.tensor([len(part) < len(whole) for part, whole in zip(parts, wholes, strict=True)])
@@ -269,7 +269,7 @@ class SentenceSimilarity(SentenceEmbeddings):
 
     prepares = False
 
-    def make_sample_input(self, text: str) -> Any:
+    def make_input_from_text(self, text: str) -> Any:
         return {"source_sentence": text, "sentences": [text]}
 
     def _answer_inputs(self, inputs: list[Any], parameters: dict[str, Any]) -> list[Any]:

@@ -96,7 +96,7 @@ def _warm_up_largest_batch(engine: Engine) -> None:
     length = min(engine.max_tokens or LONG, LONG, spec.max_batch_tokens)
     size = min(spec.max_batch_size, spec.max_batch_tokens // length)
     report = engine_calls.run_engine_with_isolation(
-        engine, [engine.make_sample_input("a " * length)] * size, dict(task.measured_with)
+        engine, [engine.make_input_from_text("a " * length)] * size, dict(task.measured_with)
     )
     if report.oom_shape:
         logger.warning("model=%s %d texts of %d tokens do not fit into memory at once", spec.name, *report.oom_shape)

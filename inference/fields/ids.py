@@ -24,7 +24,7 @@ def make_row_id() -> UUID:
     This holds after the host's clock was set back, too, when `uuid7` alone returns ids whose time is ahead.
     """
     made = uuid_utils.compat.uuid7()
-    off_ms, now_ms = int(clock.get_offset_s() * 1000), int(clock.time_s() * 1000)
+    off_ms, now_ms = int(clock.get_offset_s() * 1000), int(clock.estimate_now_s() * 1000)
     if (made.int >> 80) + off_ms - now_ms > clock.AGREED_S * 1000:  # ahead; it is behind only if this thread paused
         off_ms = now_ms - (made.int >> 80)
     return UUID(int=made.int + (off_ms << 80)) if off_ms else made

@@ -15,12 +15,16 @@ SERVICE = ""  # the model name of figures of the whole service
 
 
 def record_sample() -> None:
-    tick = {"grain": Grain.TICK, "start": make_datetime(floor_to_tick(clock.time_s())), "model": SERVICE}
+    tick = {
+        "grain": Grain.TICK,
+        "start": make_datetime(floor_to_tick(clock.estimate_now_s())),
+        "model": SERVICE,
+    }
     if not Figure.objects.filter(**tick).exists():
-        Figure.objects.get_or_create(**tick, defaults={"tally": sample_state()})
+        Figure.objects.get_or_create(**tick, defaults={"tally": make_state_tally()})
 
 
-def sample_state() -> Tally:
+def make_state_tally() -> Tally:
     """Return a sample of the present state, by model except for replicas.
 
     `now` is summed over samples and divided by their number. Of `most` the largest value is kept.
@@ -38,7 +42,7 @@ def count_queued_jobs() -> tuple[dict[str, int], dict[str, float]]:
     jobs = Job.objects.filter(parts=None, status=Status.QUEUED).order_by().values_list("model")
     queued, ages = {}, {}
     for model, count, made in jobs.annotate(Count("pk"), Min("created_at")):
-        queued[model], ages[model] = count, max(0.0, clock.time_s() - made.timestamp())
+        queued[model], ages[model] = count, max(0.0, clock.estimate_now_s() - made.timestamp())
     return queued, ages
 
 

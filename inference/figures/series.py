@@ -42,7 +42,7 @@ def read_series(name: str, model: str = "") -> dict[str, Any]:
     what writers have not written yet: a tick at most.
     """
     span = RANGES[name]
-    end_s = floor_to_tick(clock.time_s(), span.step_s) + span.step_s
+    end_s = floor_to_tick(clock.estimate_now_s(), span.step_s) + span.step_s
     starts = range(end_s - span.length_s, end_s, span.step_s)
     points: dict[int, Tally] = {start: {} for start in starts}
     service: dict[int, Tally] = {start: {} for start in starts}
@@ -71,13 +71,13 @@ def read_series(name: str, model: str = "") -> dict[str, Any]:
 def _read_rows(since: datetime.datetime) -> Iterable[tuple[datetime.datetime, str, Tally]]:
     """Return the rows since then, without those of the future, which were written before the clock was set back."""
     grains = (Grain.WRITTEN, Grain.TICK, Grain.TEN_MINUTES, Grain.THREE_HOURS)
-    rows = Figure.objects.filter(grain__in=grains, start__range=(since, make_datetime(clock.time_s() + TICK_S)))
+    rows = Figure.objects.filter(grain__in=grains, start__range=(since, make_datetime(clock.estimate_now_s() + TICK_S)))
     return rows.values_list("start", "model", "tally").iterator()
 
 
 def _compute_lasted_s(start: int, step_s: int) -> float:
     """Return the seconds that a point has lasted, as the current one is not as long as the others yet."""
-    return min(float(step_s), max(1.0, clock.time_s() - start))
+    return min(float(step_s), max(1.0, clock.estimate_now_s() - start))
 
 
 def _compute_point(tally: Tally, service: Tally, model: str, lasted_s: float) -> dict[str, float | None]:
@@ -178,7 +178,7 @@ def sum_figures_since(moment: datetime.datetime) -> dict[str, Tally]:
     return found
 
 
-def sum_all_figures(database: str = DEFAULT_DB_ALIAS) -> dict[str, Tally]:
+def sum_all_time_figures(database: str = DEFAULT_DB_ALIAS) -> dict[str, Tally]:
     """Return by model the sum of all that was ever counted, from one query."""
     found: dict[str, Tally] = {}
     rows = Figure.objects.using(database).filter(grain__in=(Grain.EVER, Grain.WRITTEN))

@@ -58,17 +58,20 @@ def make_datetime(seconds: float) -> datetime.datetime:
     return datetime.datetime.fromtimestamp(seconds, datetime.UTC)
 
 
-def write_tally(model: str, tally: Tally) -> None:
+def insert_tally(model: str, tally: Tally) -> None:
     """Write a tally as a row of its own."""
     if tally:
         Figure.objects.create(
-            grain=Grain.WRITTEN, start=make_datetime(floor_to_tick(clock.time_s())), model=model, tally=tally
+            grain=Grain.WRITTEN,
+            start=make_datetime(floor_to_tick(clock.estimate_now_s())),
+            model=model,
+            tally=tally,
         )
 
 
 def add_to_own_row(model: str, tally: Tally) -> None:
     """Add a tally to this thread's row of the model, which is given up if this transaction fails."""
-    before, start_s = _own.rows.pop(model, None), floor_to_tick(clock.time_s())
+    before, start_s = _own.rows.pop(model, None), floor_to_tick(clock.estimate_now_s())
     if before and before.start_s == start_s and _rewrite(before, tally):
         row = before
     else:
@@ -103,7 +106,7 @@ def flush_tallies() -> None:
     try:
         with transaction.atomic():
             for model, tally in found.items():
-                write_tally(model, tally)
+                insert_tally(model, tally)
     except Exception:
         for model, tally in found.items():
             note_tally(model, {key: value for key, value in tally.items() if key != "now"})  # "now" is over by then

@@ -42,7 +42,7 @@ class ResidencyState:
         """Set the bytes for lazy models: those that the other models leave."""
         self.room = room
 
-    def add_model(self, name: str, *, idle_unload_s: float, memory: int | None) -> None:
+    def register_model(self, name: str, *, idle_unload_s: float, memory: int | None) -> None:
         """Add a model. `memory` is an estimate in bytes, or None where nothing is known.
 
         A model that is here already keeps its state, and only its `idle_unload_s` changes.

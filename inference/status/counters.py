@@ -12,7 +12,7 @@ from typing import Any
 from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
-from inference import clock, process
+from inference import clock, process_resources
 from inference.figures import series, tallies
 from inference.figures.sample import SERVICE
 from inference.figures.tallies import Tally
@@ -38,7 +38,7 @@ SUMS = (
 
 
 def collect_counters() -> Iterator[Metric]:
-    totals = series.sum_all_figures()
+    totals = series.sum_all_time_figures()
     refused = {model: tally.get("refused", {}) for model, tally in totals.items()}
     answered = totals.pop(SERVICE, {}).get("requests", {})
     yield _make_outcomes_counter(totals)
@@ -105,7 +105,7 @@ def _count_waiting_requests() -> int:
     It is the number that all web processes wrote at the beginning of a tick. The number of this process, which is
     current, counts instead if it is larger.
     """
-    start: datetime.datetime = make_datetime(floor_to_tick(clock.time_s() - WRITE_DELAY_S))
+    start: datetime.datetime = make_datetime(floor_to_tick(clock.estimate_now_s() - WRITE_DELAY_S))
     rows = Figure.objects.filter(grain__in=(Grain.WRITTEN, Grain.TICK), start=start, model=SERVICE)
     total: int = sum(tally.get("now", {}).get("requests_waiting", 0) for tally in rows.values_list("tally", flat=True))
-    return max(total, len(process.current.listener))
+    return max(total, len(process_resources.current.listener))

@@ -11,7 +11,7 @@ from django.db.models import Count
 from prometheus_client import Metric
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 
-from inference import process
+from inference import process_resources
 from inference.figures import sample
 from inference.models import Job, Status, Worker
 from inference.status import attention, counters, workers
@@ -39,7 +39,9 @@ class MetricsCollector:
 
     def collect(self) -> Iterator[Metric]:
         yield from _collect_row_metrics()
-        yield _make_family("streams_open", "Streams that this web process writes.", [({}, len(process.current.hub))])
+        yield _make_family(
+            "streams_open", "Streams that this web process writes.", [({}, len(process_resources.current.hub))]
+        )
 
 
 def format_metrics() -> bytes:

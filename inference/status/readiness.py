@@ -95,11 +95,11 @@ def find_unserved_reasons(living: Sequence[Worker]) -> dict[str, Reason]:
 
 def _find_reason(living: Iterable[Worker], name: str) -> Reason:
     """Return the reason why no worker serves the model; of several, the one that needs the least action."""
-    reasons = (reason for worker in living if (reason := find_worker_reason(worker, name)))
+    reasons = (reason for worker in living if (reason := find_worker_unready_reason(worker, name)))
     return min(reasons, key=lambda reason: list(Cause).index(reason.cause), default=Reason(Cause.ABSENT))
 
 
-def find_worker_reason(worker: Worker, name: str) -> Reason | None:
+def find_worker_unready_reason(worker: Worker, name: str) -> Reason | None:
     """Return why the worker does not serve the model; None if it serves it, or if its row does not mention it."""
     if name in worker.model_names:
         return None if worker.connected else Reason(Cause.CUT_OFF)
@@ -112,7 +112,7 @@ def find_worker_reason(worker: Worker, name: str) -> Reason | None:
     return Reason(Cause.LOADING) if model.state is ModelState.LOADING else Reason(Cause.FAILED, model.why)
 
 
-def explain_wait(job: Job) -> str:
+def explain_job_wait(job: Job) -> str:
     """Return a sentence, for the client of a job, on why its turn does not come.
 
     It is an empty string if the turn comes, or if the reason cannot be found now. The sentence quotes no engine.

@@ -40,7 +40,7 @@ def count_living_entries() -> dict[str, Counter[CatalogEntry]]:
     return count_workers_by_entry(workers.select_living_workers().only("catalog"))
 
 
-def compare_with_wanted(living: Iterable[Worker], wanted: Catalog) -> Changes:
+def find_catalog_changes(living: Iterable[Worker], wanted: Catalog) -> Changes:
     """Return what the wanted catalog changes for these workers."""
     known = [(entry.name, entry.digest) for worker in living for entry in worker.catalog.models]
     names = {name for name, _ in known}
@@ -56,7 +56,7 @@ def compare_with_wanted(living: Iterable[Worker], wanted: Catalog) -> Changes:
     )
 
 
-def get_load_failure_counts(worker: Worker) -> dict[str, int]:
+def count_failed_loads(worker: Worker) -> dict[str, int]:
     """Return how often the worker has tried in vain to load each of its entries, by digest.
 
     Entries of models that are loaded when jobs ask for them have no such number.

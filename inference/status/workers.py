@@ -1,7 +1,7 @@
 """The workers that are alive, by the database's clock.
 
 When that clock is set, a living worker is missing here until its next heartbeat. Its jobs are not given back then
-(`inference.upkeep.heartbeat_observer`).
+(`inference.upkeep.heartbeat_monitor`).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def select_living_workers() -> QuerySet[Worker]:
     return Worker.objects.filter(state__in=PRESENT, heartbeat_at__range=_make_recent_range())
 
 
-def select_silent() -> QuerySet[Worker]:
+def select_silent_workers() -> QuerySet[Worker]:
     """Return the workers that are present by their rows and were not heard lately."""
     return Worker.objects.filter(state__in=PRESENT).exclude(heartbeat_at__range=_make_recent_range())
 

@@ -89,7 +89,7 @@ def make_unsaved_job(*, owner: Any, bulk: Bulk | None = None, **values: Any) -> 
     return job
 
 
-def prepare_row(job: Job) -> JobRow:
+def convert_job_to_row(job: Job) -> JobRow:
     database: Any = connections[DEFAULT_DB_ALIAS]
     values = vars(job)
     return make_job_row(
@@ -112,7 +112,7 @@ def _list_defaults(alias: str) -> list[tuple[str, Any, Any]]:
     return [(name, _DEFAULTS.get(name, stored), stored.get(name)) for name in PREPARED]
 
 
-def make_row_copier(other: JobRow) -> Callable[..., JobRow]:
+def make_row_template(other: JobRow) -> Callable[..., JobRow]:
     """Return a function that makes rows equal to `other` except in the columns that it is given.
 
     This takes a tenth of what a `Job` and its row cost.
@@ -278,7 +278,7 @@ def _make_finished_sql(count: int) -> str:
     return f"SELECT {', '.join(_OUTCOME_COLUMNS)} FROM {Job._meta.db_table} WHERE {where}"  # noqa: S608 - own names
 
 
-def apply_job_changes(job: Job, changes: Changes) -> None:
+def set_job_attributes(job: Job, changes: Changes) -> None:
     """Set the attributes of a job that is finished.
 
     Attributes that changed as well and are not among `changes` are deferred: Django reads them on their first use.

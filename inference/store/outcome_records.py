@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
 
 if tracing.on:
-    from inference.store import spans
+    from inference.store import job_spans
 
 
 class Outcome(NamedTuple):  # not a frozen dataclass, which takes five times as long to make
@@ -124,7 +124,7 @@ def _record_locked(
     ends = {whole: end for whole, parts in wholes.items() if (end := settle_whole(whole, parts))}
     tally_rows.add_to_own_row(outcomes[0].model, tallies.merge_tally(_tally_outcomes(outcomes, ends.values()), beside))
     if tracing.on:
-        transaction.on_commit(lambda: spans.try_to_record(spans.record_batch_span, batch, outcomes, batch_size))
+        transaction.on_commit(lambda: job_spans.try_to_record(job_spans.make_batch_spans, batch, outcomes, batch_size))
     return len(outcomes), list(ends)
 
 
@@ -134,7 +134,7 @@ def _tally_outcomes(outcomes: Sequence[Outcome], ends: Iterable[str]) -> Tally:
     ended = Counter(ends)
     for code, count in Counter(each.error_code for each in outcomes if not each.whole).items():
         ended[tallies.make_end_name(_choose_status(code), code)] += count
-    now_s = clock.time_s()
+    now_s = clock.estimate_now_s()
     for (created_at, started_at), count in Counter((each.created_at, each.started_at) for each in outcomes).items():
         if created_at and started_at:
             waited_s = (started_at - created_at).total_seconds()

@@ -30,7 +30,7 @@ from inference.store.job_rows import make_moment_sql, make_now_sql, make_placeho
 from inference.telemetry import tracing
 
 if tracing.on:
-    from inference.store import spans
+    from inference.store import job_spans
 
 logger = logging.getLogger(__name__)
 
@@ -149,7 +149,7 @@ def cancel_jobs_with_parts(ids: Collection[UUID]) -> Counter[str]:
     return Counter(status for status, *_ in held)
 
 
-def remove_ended_jobs(ids: Collection[UUID]) -> int:
+def delete_ended_jobs(ids: Collection[UUID]) -> int:
     """Remove those of these jobs that have ended, with their webhooks, and return how many they are.
 
     The parts of a job stay.
@@ -250,10 +250,10 @@ def _end_locked(held: Sequence[tuple[UUID, str, UUID | None]], status: Status, *
     code = values.get("error_code", "")
     if tracing.on:
         transaction.on_commit(
-            lambda: spans.try_to_record(
-                spans.record_spans_without_batch, [job_id for job_id, _, _ in held], status, code
+            lambda: job_spans.try_to_record(
+                job_spans.make_spans_without_batch, [job_id for job_id, _, _ in held], status, code
             )
         )
     end = tallies.make_end_name(status, code)
     for model, count in Counter(model for _, model, whole in held if not whole).items():
-        tally_rows.write_tally(model, {"ended": {end: count}})
+        tally_rows.insert_tally(model, {"ended": {end: count}})

@@ -26,7 +26,7 @@ from inference.store import job_rows, notices
 from inference.telemetry import logs, tracing
 
 if tracing.on:
-    from inference.store import spans
+    from inference.store import job_spans
 
 logger = logging.getLogger(__name__)
 
@@ -88,7 +88,7 @@ def _end_whole(whole: UUID, end: dict[str, Any]) -> str:
         code = end.get("error_code", "")
         if tracing.on:
             transaction.on_commit(
-                lambda: spans.try_to_record(spans.record_spans_without_batch, [whole], end["status"], code)
+                lambda: job_spans.try_to_record(job_spans.make_spans_without_batch, [whole], end["status"], code)
             )
         return tallies.make_end_name(end["status"], code)
     return ""
@@ -131,4 +131,4 @@ def finish_wholes() -> None:
 
 def _count_end(model: str, end: str) -> None:
     if end:
-        tally_rows.write_tally(model, {"ended": {end: 1}})
+        tally_rows.insert_tally(model, {"ended": {end: 1}})

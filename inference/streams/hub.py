@@ -140,7 +140,7 @@ class StreamHub:
     @contextlib.contextmanager
     def subscribe_to(self, job_id: UUID) -> Iterator[StreamSubscriber]:
         """Yield a new subscriber to this job, which is also woken when the job has finished."""
-        subscriber, key = StreamSubscriber(job_id), redis_streams.make_text_message([job_id])
+        subscriber, key = StreamSubscriber(job_id), redis_streams.make_text_hint([job_id])
         with self._lock:
             subscriber.is_stopped = self.is_stopping
             self._ensure_thread()
@@ -198,7 +198,7 @@ class StreamHub:
     def _listen(self, backoff: Backoff) -> None:
         client = redis.Redis.from_url(settings.REDIS_URL, socket_timeout=10.0, socket_connect_timeout=1.0)
         with client, client.pubsub(ignore_subscribe_messages=True) as subscription:
-            subscription.subscribe(redis_streams.make_text_channel_name())
+            subscription.subscribe(redis_streams.make_hint_channel_name())
             polled_at = 0.0
             while self.subscribers or time.monotonic() - self._left_at <= LINGER_S:
                 message = subscription.get_message(timeout=POLL_S)

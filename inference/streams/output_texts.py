@@ -38,11 +38,11 @@ def read_token_logprobs(details: object) -> list[Any] | None:
     """
     match details:
         case {"tokens": list(tokens), "top_tokens": list(likeliest)}:
-            return [each for each in place_scores(tokens, likeliest) if not each[0]["special"]]
+            return [each for each in pair_tokens_with_likeliest(tokens, likeliest) if not each[0]["special"]]
     return None
 
 
-def place_scores(tokens: Sequence[Any], likeliest: Sequence[Any]) -> Iterator[list[Any]]:
+def pair_tokens_with_likeliest(tokens: Sequence[Any], likeliest: Sequence[Any]) -> Iterator[list[Any]]:
     """Yield each token, which says where it starts, with the likeliest in its place.
 
     A token that does not say so, as an engine of yours may give it, starts behind those before it.

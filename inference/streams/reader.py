@@ -44,7 +44,7 @@ def _follow_events(job: Job, hub: StreamHub, cursor: StreamCursor) -> Iterator[E
     if changes is None:
         yield Interrupted()
         return
-    job_rows.apply_job_changes(job, changes)
+    job_rows.set_job_attributes(job, changes)
     text = extract_generated_text(job) if job.status == Status.SUCCEEDED else None
     yield from _make_last_events(job, text, cursor)
 

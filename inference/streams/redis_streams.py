@@ -28,7 +28,7 @@ KEPT_S = 60  # after the last chunk: the text of a job that has ended is read fr
 _FIELD = b"c"
 
 
-def make_text_channel_name() -> str:
+def make_hint_channel_name() -> str:
     return f"{settings.SERVICE_PREFIX}inference.told"
 
 
@@ -50,7 +50,7 @@ def write_chunks(chunks: Sequence[Chunk]) -> None:
                 most = MOST_CHUNKS if chunk.at else 1
                 round_trip.xadd(key, {_FIELD: chunk.to_bytes()}, maxlen=most, approximate=bool(chunk.at))
                 round_trip.expire(key, KEPT_S)
-            round_trip.publish(make_text_channel_name(), make_text_message({chunk.job_id for chunk in chunks}))
+            round_trip.publish(make_hint_channel_name(), make_text_hint({chunk.job_id for chunk in chunks}))
             refused = [answer for answer in round_trip.execute(raise_on_error=False) if isinstance(answer, Exception)]
     except CircuitOpen:
         return  # a warning was logged when Redis became unavailable
@@ -85,6 +85,6 @@ def parse_entry_id(entry_id: bytes) -> tuple[int, int]:
     return int(milliseconds), int(number)
 
 
-def make_text_message(ids: Collection[UUID]) -> bytes:
+def make_text_hint(ids: Collection[UUID]) -> bytes:
     """Return the message that says that there is more text of these jobs."""
     return ",".join(job_id.hex for job_id in ids).encode()

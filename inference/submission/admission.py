@@ -13,7 +13,7 @@ from uuid import UUID
 from django.conf import settings
 from django.db.models import QuerySet
 
-from inference import process
+from inference import process_resources
 from inference.catalog.specs import ModelSpec
 from inference.connection_retries import is_away
 from inference.errors import InvalidInput, Overloaded, QueueFull, TooManyQueued
@@ -91,7 +91,7 @@ def _get_line(kind: str, key: Hashable, priority: int) -> QueueCounter:
     def select_queued() -> QuerySet[Job]:
         return Job.objects.filter(status=Status.QUEUED, priority__lte=priority, **{kind: key})
 
-    counters, name = process.current.queue_counters, (kind, key, priority)
+    counters, name = process_resources.current.queue_counters, (kind, key, priority)
     return counters.get(name) or counters.setdefault(name, QueueCounter(select_queued))
 
 

@@ -29,7 +29,7 @@ from inference.submission import admission, idempotency, jobs, multi_job_store
 from inference.submission.multi_job_store import NewJob, SharedColumns
 from inference.submission.submissions import BulkItem, BulkSubmission
 from inference.telemetry import logs
-from inference.values.descriptions import cut_text
+from inference.values.error_phrases import cut_text
 from inference.web_process import writer
 
 SHOWN_ERRORS = 100
@@ -180,7 +180,7 @@ def _make_jobs(submission: BulkSubmission, bulk: Bulk) -> Iterator[NewJob]:
             request_validation.validate_inputs(spec, item.inputs)
             kind = kinds.find_kind(item.parameters or {})
             size, length = lengths.measure_inputs(spec, item.inputs, kind.parameters)
-            request_validation.check_rows(spec, size)
+            request_validation.check_row_count(spec, size)
         except InferenceError as error:
             is_shown = len(bulk.rejected) < SHOWN_ERRORS
             detail = error.message if is_shown else cut_text(error.message, SHORT_DETAIL)
@@ -204,7 +204,10 @@ class _Kinds:
 
     def __init__(self, spec: ModelSpec, common: Job) -> None:
         self._spec = spec
-        self._like, self._message = job_rows.make_row_copier(job_rows.prepare_row(common)), make_message(common)
+        self._like, self._message = (
+            job_rows.make_row_template(job_rows.convert_job_to_row(common)),
+            make_message(common),
+        )
         self._known: dict[str, _Kind] = {}
 
     def find_kind(self, given: dict[str, Any]) -> _Kind:
@@ -215,7 +218,7 @@ class _Kinds:
         return self._known[spelt]
 
     def _make_kind(self, parameters: dict[str, Any]) -> _Kind:
-        like = job_rows.make_row_copier(self._like(parameters=parameters))
+        like = job_rows.make_row_template(self._like(parameters=parameters))
         return _Kind(parameters, SharedColumns(like, replace(self._message, group=canonicalize_parameters(parameters))))
 
 
@@ -225,6 +228,6 @@ def _store(bulk: Bulk, new: Sequence[NewJob]) -> None:
     Raises `IntegrityError` if the idempotency key is taken, and `StoreUnavailable` if the bulk may have been stored.
     """
     statements = list(job_rows.split_by_size(job.row for job in new))
-    with multi_job_store.run_in_transaction(bulk):
+    with multi_job_store.open_transaction(bulk):
         bulk.save(force_insert=True)
-        multi_job_store.insert_grouped_rows(statements)
+        multi_job_store.insert_rows_by_statement(statements)

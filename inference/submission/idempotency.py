@@ -17,7 +17,7 @@ import orjson
 from django.contrib.auth import get_user_model
 from django.db import IntegrityError
 
-from inference import process
+from inference import process_resources
 from inference.errors import IdempotencyMismatch, StoreUnavailable, UnknownOwner
 from inference.models import Bulk, Job
 from inference.store.connections import release_connection_while_waiting
@@ -73,7 +73,7 @@ def store_once(row: Row, store: Callable[[], Row]) -> Row:
     key = type(row), row.idempotency_key
     while True:
         own: Future[Row] = Future()
-        storing: Future[Row] = process.current.storing.setdefault(key, own)
+        storing: Future[Row] = process_resources.current.storing.setdefault(key, own)
         if storing is own:
             return _store_and_share(key, own, lambda: find_stored(row) or store())
         try:
@@ -90,10 +90,10 @@ def _store_and_share(key: Key, storing: Future[Row], store: Callable[[], Row]) -
     try:
         stored = store()
     except BaseException:
-        del process.current.storing[key]
+        del process_resources.current.storing[key]
         storing.cancel()
         raise
-    del process.current.storing[key]
+    del process_resources.current.storing[key]
     storing.set_result(copy.copy(stored))  # a request that streams a job drops the inputs of its own copy
     return stored
 

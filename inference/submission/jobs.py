@@ -14,7 +14,7 @@ from uuid import UUID
 from django.db import IntegrityError, transaction
 from django.db.models import QuerySet
 
-from inference import budget, process
+from inference import budget, process_resources
 from inference.catalog import request_validation
 from inference.catalog.lookup import get_spec
 from inference.catalog.sizes import lengths
@@ -71,7 +71,7 @@ def wait(job_id: UUID, *, timeout_s: float) -> Job:
 
     Holds no database connection while it waits. Raises `JobNotFound`.
     """
-    with process.current.listener.expect_finish(job_id) as waiter:
+    with process_resources.current.listener.expect_finish(job_id) as waiter:
         job = fetch(job_id)
         if job.is_finished or timeout_s <= 0:
             return job
@@ -85,7 +85,7 @@ def wait_for_any(ids: Collection[UUID], among: QuerySet[Job], *, timeout_s: floa
 
     Returns as soon as one is finished, or after `timeout_s`. Waits for none if any of `ids` is not `among` the jobs.
     """
-    with process.current.listener.expect_any_finish(ids) as hints:
+    with process_resources.current.listener.expect_any_finish(ids) as hints:
         statuses = dict(among.filter(pk__in=ids).order_by().values_list("pk", "status"))
         missing = [job_id for job_id in ids if job_id not in statuses]
         ended = [job_id for job_id, status in statuses.items() if status in TERMINAL]
@@ -127,7 +127,7 @@ def delete(job: Job) -> None:
     if job.bulk_id:
         raise JobInUse(f"The job {job.id} is one of bulk {job.bulk_id}, and is removed with it.")
     with transaction.atomic():
-        is_removed = transitions.remove_ended_jobs([job.id])
+        is_removed = transitions.delete_ended_jobs([job.id])
         if is_removed and job.parts:
             transitions.remove_parts(job.id)
     if not is_removed:
@@ -162,7 +162,7 @@ def make_job_and_parts(submission: Submission) -> tuple[Job, list[Part]]:
     if submission.webhook:
         delivery.check_url(submission.webhook)
     parameters = request_validation.validate_request(
-        spec, inputs, submission.parameters, most=split_jobs.compute_max_job_inputs(spec)
+        spec, inputs, submission.parameters, most=split_jobs.compute_max_accepted_inputs(spec)
     )
     size, length = lengths.measure_inputs(spec, inputs, parameters)
     parts = split_jobs.split_into_parts(spec, inputs, parameters, size)
@@ -194,7 +194,7 @@ def _store(submission: Submission, job: Job, parts: Sequence[Part], *, needs_wor
             split_jobs.store_whole(submission, job, parts)
             return job
         with admission.reserve_places(submission, [job.id]):
-            process.current.writer.write_job(job)
+            process_resources.current.writer.write_job(job)
     except IntegrityError as error:
         return idempotency.resolve_conflict(job, error)
     return job
@@ -205,14 +205,14 @@ def _store_and_wait(submission: Submission, job: Job, timeout_s: float) -> Job:
 
     There is one wait, not one for the commit and one for the end: a finished job was committed.
     """
-    with process.current.listener.expect_finish(job.id) as waiter:
+    with process_resources.current.listener.expect_finish(job.id) as waiter:
         with admission.reserve_places(submission, [job.id]):
             patience_s = min(budget.get_remaining_s(), PATIENCE_S)
             first_s = min(timeout_s, patience_s)
-            written = process.current.writer.enqueue_job(job, waiter.fail)
+            written = process_resources.current.writer.enqueue_job(job, waiter.fail)
             changes = waiter.wait(first_s)
             if not changes:
-                process.current.writer.wait_for_write(written, patience_s - first_s)
+                process_resources.current.writer.wait_for_write(written, patience_s - first_s)
         changes = changes or waiter.wait(timeout_s - first_s)
         if timeout_s > first_s:
             budget.renew_budget()
@@ -220,7 +220,7 @@ def _store_and_wait(submission: Submission, job: Job, timeout_s: float) -> Job:
 
 
 def _apply_job_changes(job: Job, changes: Changes) -> Job:
-    job_rows.apply_job_changes(job, changes)
+    job_rows.set_job_attributes(job, changes)
     return job
 
 

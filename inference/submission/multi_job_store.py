@@ -64,7 +64,7 @@ def check_parameter_size(given: Mapping[str, Any], jobs: int) -> None:
 
 
 @contextlib.contextmanager
-def run_in_transaction(row: Job | Bulk) -> Iterator[None]:
+def open_transaction(row: Job | Bulk) -> Iterator[None]:
     """Run the block in one transaction.
 
     Raises `StoreUnavailable`, which names `row`, if the transaction may have been committed.
@@ -74,7 +74,7 @@ def run_in_transaction(row: Job | Bulk) -> Iterator[None]:
         committed.enter_context(writer.report_perhaps_stored_row(row))
 
 
-def insert_grouped_rows(statements: Sequence[Sequence[job_rows.JobRow]]) -> None:
+def insert_rows_by_statement(statements: Sequence[Sequence[job_rows.JobRow]]) -> None:
     """Insert rows within a transaction; only the first statement counts against the time of the request."""
     first, *others = statements
     writer.insert_group(first)

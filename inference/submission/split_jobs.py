@@ -20,7 +20,7 @@ from inference.submission.submissions import Terms
 from inference.telemetry import tracing
 
 
-def compute_max_job_inputs(spec: ModelSpec) -> int:
+def compute_max_accepted_inputs(spec: ModelSpec) -> int:
     """Return how many inputs one job may have."""
     return max(settings.MAX_BULK_INPUTS, spec.max_batch_size)
 
@@ -30,9 +30,9 @@ def split_into_parts(spec: ModelSpec, inputs: Any, parameters: Mapping[str, Any]
 
     Raises `InvalidInput` if an input has too many rows, or if the parameters are too large to be stored with each part.
     """
-    is_long = size > spec.max_batch_size and lengths.is_list(spec, inputs)
+    is_long = size > spec.max_batch_size and lengths.is_input_list(spec, inputs)
     parts = lengths.split_list(spec, inputs, parameters) if is_long else []
-    request_validation.check_rows(spec, max((part.size for part in parts), default=size))
+    request_validation.check_row_count(spec, max((part.size for part in parts), default=size))
     if len(parts) < 2:
         return []
     multi_job_store.check_parameter_size(parameters, len(parts))
@@ -46,9 +46,9 @@ def store_whole(terms: Terms, whole: Job, parts: Sequence[Part]) -> None:
     if the idempotency key is taken.
     """
     sent_at, whole.published_at = whole.published_at, None
-    row = job_rows.prepare_row(whole)
+    row = job_rows.convert_job_to_row(whole)
     traced = {"traceparent": tracing.make_part_traceparent(whole.traceparent, whole.id)} if tracing.on else {}
-    of_all = job_rows.make_row_copier(row)(
+    of_all = job_rows.make_row_template(row)(
         whole=whole.id,
         parts=None,
         published_at=sent_at,
@@ -58,14 +58,14 @@ def store_whole(terms: Terms, whole: Job, parts: Sequence[Part]) -> None:
         bulk_index=None,
         **traced,
     )
-    common = multi_job_store.SharedColumns(job_rows.make_row_copier(of_all), make_message(whole))
+    common = multi_job_store.SharedColumns(job_rows.make_row_template(of_all), make_message(whole))
     new = [common.make_job(part.size, part.length, inputs=part.inputs, place=part.place) for part in parts]
     statements = list(job_rows.split_by_size([row, *(job.row for job in new)]))
     with (
         admission.reserve_places(terms, [whole.id, *(job.id for job in new)]),
-        multi_job_store.run_in_transaction(whole),
+        multi_job_store.open_transaction(whole),
     ):
-        multi_job_store.insert_grouped_rows(statements)
+        multi_job_store.insert_rows_by_statement(statements)
     whole._state.adding = False
     # They are sent at once, unless the caller has a transaction of its own.
     transaction.on_commit(lambda: multi_job_store.send_messages(terms.spec, new))

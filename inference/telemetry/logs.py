@@ -140,7 +140,7 @@ def format_json_line(logger: str, text: str) -> str:
     return json.dumps({"time": written_at, "level": "INFO", "logger": logger, "message": text})
 
 
-def add_program_name(program: str, text: str) -> str:
+def format_program_json_line(program: str, text: str) -> str:
     """Return a line of one of several programs as JSON with the program's name, also if the line is no JSON."""
     if not _is_own_json_line(text):
         text = format_json_line(program or "up", text)

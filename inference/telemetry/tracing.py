@@ -70,7 +70,7 @@ def make_part_traceparent(header: str | None, whole: UUID) -> str | None:
 
 
 @contextlib.contextmanager
-def use_span_id_of_whole(whole: UUID) -> Iterator[None]:
+def set_whole_span_id(whole: UUID) -> Iterator[None]:
     """Give the span that begins within this context the id of this list's span."""
     token = _next_id.set(_make_span_id(whole))
     try:

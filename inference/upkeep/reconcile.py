@@ -1,6 +1,6 @@
 """The recovery of what was lost, which every worker runs every few seconds; several at once do no harm.
 
-1. A worker that is silent for too long is marked as gone (`inference.upkeep.heartbeat_observer`).
+1. A worker that is silent for too long is marked as gone (`inference.upkeep.heartbeat_monitor`).
 2. A running job whose worker has stopped, is gone, or kept it for longer than its lease, is given back. It fails when
    it was lost too often, the last time alone in its worker.
 3. A queued job past its deadline expires.
@@ -29,13 +29,13 @@ from inference.broker.messages import JobMessage
 from inference.broker.other_broker_publisher import PublishRefused
 from inference.catalog.lookup import get_catalog
 from inference.fields.ids import make_first_id
-from inference.figures import marks
+from inference.figures import timeline_marks
 from inference.models import Job, Status, Worker, WorkerState
 from inference.status import workers
 from inference.store import job_rows, transitions, wholes
 from inference.store.job_messages import make_message
 from inference.telemetry import logs
-from inference.upkeep.heartbeat_observer import Observer
+from inference.upkeep.heartbeat_monitor import Observer
 
 logger = logging.getLogger(__name__)
 _model = attrgetter("model")
@@ -106,7 +106,7 @@ def _mark_silent(observer: Observer) -> None:
         name = silent.values_list("name", flat=True).first()
         if name and silent.update(state=WorkerState.GONE, **idle):
             logger.warning("worker=%s silent for %g s, its jobs are given back", name, settings.WORKER_SILENT_S)
-            marks.add_mark(marks.MarkKind.GONE, name)
+            timeline_marks.add_mark(timeline_marks.MarkKind.GONE, name)
 
 
 def _select_worker_ids(state: WorkerState) -> QuerySet[Worker, UUID]:

@@ -21,7 +21,7 @@ from django.db.models.functions import Now
 
 from inference import clock, row_locks
 from inference.fields.ids import make_first_id
-from inference.figures import marks, rollup
+from inference.figures import rollup, timeline_marks
 from inference.models import ENDED, TERMINAL, WAITING, Bulk, Job, Worker
 from inference.status.queue_position import extract_creation_ms
 from inference.store import transitions
@@ -44,7 +44,7 @@ def may_have_been_removed(job_id: UUID) -> bool:
     """Return True if a job of this id, made by this service and no longer there, may have been removed by now."""
     if not settings.JOB_RETENTION_DAYS or job_id.version != 7:
         return False
-    return extract_creation_ms(job_id) / 1000 < clock.time_s() - settings.JOB_RETENTION_DAYS * 86_400
+    return extract_creation_ms(job_id) / 1000 < clock.estimate_now_s() - settings.JOB_RETENTION_DAYS * 86_400
 
 
 class Sweep:
@@ -81,7 +81,7 @@ class Sweep:
         old = _select_ended_before(self.limit).filter(~needed, ~is_open, pk__gt=self._reached)
         ids = list(old.order_by("pk").values_list("pk", flat=True)[:CHUNK])
         for start in range(0, len(ids), STATEMENT):
-            transitions.remove_ended_jobs(ids[start : start + STATEMENT])
+            transitions.delete_ended_jobs(ids[start : start + STATEMENT])
         without_jobs = ~Exists(Job.objects.filter(bulk=OuterRef("pk")))
         row_locks.delete_rows(Bulk.objects.filter(without_jobs, is_open=False, pk__lt=make_first_id(self.limit)))
         if ids:
@@ -133,13 +133,13 @@ class Sweeper:
             self._said_since_s = since_s if sweep.clock_warning else None
             if sweep.clock_warning and now_s - since_s < SAID_S:
                 logger.warning("%s Look at that clock, then: manage.py remove_old_jobs --force", sweep.clock_warning)
-                marks.mark_retention_stop(sweep.clock_warning)
+                timeline_marks.mark_retention_stop(sweep.clock_warning)
                 return False
-            marks.clear_retention_stop()
+            timeline_marks.clear_retention_stop()
             if sweep.remove_chunk() == CHUNK:
                 return True
         else:
-            marks.clear_retention_stop()  # nothing is to be removed
+            timeline_marks.clear_retention_stop()  # nothing is to be removed
         remove_ended_workers()
         remove_old_admin_records()
         acts.remove_old_acts()

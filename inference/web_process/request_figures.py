@@ -36,11 +36,11 @@ class RequestFigures:
     def _record_forever(self) -> None:
         connections.bypass_connection_pool()
         while True:
-            time.sleep(tally_rows.TICK_S - clock.time_s() % tally_rows.TICK_S)
-            self.record_figures()
+            time.sleep(tally_rows.TICK_S - clock.estimate_now_s() % tally_rows.TICK_S)
+            self.write_figures()
             connection.close()
 
-    def record_figures(self) -> None:
+    def write_figures(self) -> None:
         """Write the figures of this process. Those that cannot be written now are kept for the next tick."""
         if waiting := self._waiting():
             tally_rows.note_tally(SERVICE, {"now": {"requests_waiting": waiting}})

@@ -20,7 +20,7 @@ class WaitSlots:
         self._lock = threading.Lock()
         self._held: Counter[Any] = Counter()  # by principal
 
-    def take_slot(self, principal: Hashable, timeout_s: float) -> Slot:
+    def limit_wait(self, principal: Hashable, timeout_s: float) -> Slot:
         """Return a context manager that yields the seconds that this request may wait.
 
         These are `timeout_s`, or 0 if too many requests wait already.

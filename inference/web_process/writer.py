@@ -36,7 +36,7 @@ class PendingWrite:
 
     def __init__(self, job: Job, refused: Callable[[Exception], None] | None = None) -> None:
         self.job = job
-        self.row = job_rows.prepare_row(job)
+        self.row = job_rows.convert_job_to_row(job)
         self.size = self.row.size
         self.refused = refused  # called with the error at once, in the writer's thread
         self.error: Exception | None = None

@@ -187,7 +187,7 @@ def _post(webhook: Webhook, resolver: Resolver) -> None:
     host = parse_host(webhook.url)
     if host not in settings.WEBHOOK_HOSTS:
         raise outbound_post.NotSent(f"the host {host} may no longer be called")
-    body, now = make_webhook_body(webhook.job), int(clock.time_s())
+    body, now = make_webhook_body(webhook.job), int(clock.estimate_now_s())
     headers = {
         "Content-Type": "application/json",
         "webhook-id": str(webhook.pk),

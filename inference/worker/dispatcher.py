@@ -151,7 +151,7 @@ class Dispatcher:
                 request.report_started(pid)
 
     def _settle_report(self, batch: Batch, report: BatchReport) -> None:
-        batch.note_remaining_jobs(report.left)
+        batch.update_is_open(report.left)
         if batch.is_open:
             self.settlement.settle_steps(batch, report)
         else:
@@ -194,7 +194,7 @@ class Dispatcher:
         for batch in list(self.batches.values()):
             if batch.result is None:  # it is open, and waits for its turn
                 # A process runs it to its end by itself as the worker leaves.
-                if self.scheduler.may_begin and not self.pool.has_process(batch.pid):
+                if self.scheduler.may_begin and not self.pool.has_pid(batch.pid):
                     self._run_lost_batch_again(batch)
             elif not batch.has_begun and not self.pool.is_unanswered(batch.result):
                 self._abandon_call(batch)
@@ -266,14 +266,14 @@ class Dispatcher:
         batch.note_call_end()
         forgotten = [held for held in batch.called if not (held.requests or held.takes_over or held.is_from_row)]
         for held in forgotten:
-            self.backlog.drop_forgotten_job(held)
+            self.backlog.drop_job_without_messages(held)
         if batch.is_open:
             batch.take_out_jobs({held.job_id for held in batch.called})
             self.backlog.isolation.retry_joining_jobs([held for held in batch.called if held not in forgotten])
         else:
             self.backlog.note_batch_end(batch)
-            for held in batch.jobs if not self.pool.has_process(batch.pid) else ():
-                held.note_batch_end(batch.id)
+            for held in batch.jobs if not self.pool.has_pid(batch.pid) else ():
+                held.add_ended_batch(batch.id)
             self.backlog.isolation.retry_same_batch(batch)
 
     def drain(self) -> None:

@@ -49,7 +49,7 @@ class WorkerService:
         backlog = Backlog(self.replicas)
         self.pool = ReplicaPool(
             self.replicas,
-            has_open_batch=backlog.has_open_batch,
+            child_has_open_batch=backlog.child_has_open_batch,
             load_limit_s=settings.LOAD_LIMIT_S,
             most_calls=options.most_calls,
             most_kib=options.most_kib,
@@ -80,7 +80,7 @@ class WorkerService:
 
         Runs twice a second in the event loop.
         """
-        self.replicas.apply_intents(self.heartbeat.intents)
+        self.replicas.apply_pauses_and_drain(self.heartbeat.intents)
         self.served.follow_models_file(self.dispatcher.backlog.has_no_jobs_of)
         self.residency.update_residency(self.dispatcher.backlog)
         self.pool.start_and_end_processes()

@@ -13,7 +13,7 @@ from uuid import UUID, uuid4
 from django.db import connection
 from django.test import TransactionTestCase, override_settings
 
-from inference import process
+from inference import process_resources
 from inference.broker import redis_client
 from inference.catalog.lookup import get_catalog, get_spec
 from inference.catalog.sizes import lengths
@@ -71,7 +71,7 @@ class Laborer(threading.Thread):
         )
 
     def outcome(self, job: transitions.Claimed) -> Outcome:
-        several = lengths.is_list(get_spec(job.model), job.inputs)
+        several = lengths.is_input_list(get_spec(job.model), job.inputs)
         answers = [self.answer(item, job.parameters) for item in (job.inputs if several else [job.inputs])]
         of: dict[str, Any] = {"job_id": job.id, "model": job.model, "whole": job.whole}
         for answer in answers:
@@ -84,7 +84,7 @@ class Laborer(threading.Thread):
 class ApiTestCase(TransactionTestCase):
     def setUp(self) -> None:
         redis_client.get_client().flushdb()
-        process.current.queue_counters.clear()
+        process_resources.current.queue_counters.clear()
 
     @contextlib.contextmanager
     def worker(self, answer: Answer = echo_answer) -> Iterator[Laborer]:

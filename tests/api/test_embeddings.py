@@ -49,7 +49,7 @@ class ReadTests(SimpleTestCase):
 
     def refused(self, document: Any) -> InvalidInput:
         with self.assertRaises(InvalidInput) as caught:
-            embeddings.read_embeddings(document)
+            embeddings.read_embedding_request(document)
         return caught.exception
 
     def test_fields_become_a_job_that_shares_its_batch_whatever_form_is_requested(self) -> None:
@@ -66,7 +66,7 @@ class ReadTests(SimpleTestCase):
         ):
             for given in ("a", "", ["a", "b"]):
                 with self.subTest(fields, given=given):
-                    request = embeddings.read_embeddings({"model": "vectors", "input": given, **fields})
+                    request = embeddings.read_embedding_request({"model": "vectors", "input": given, **fields})
                     self.assertEqual((request.submission.inputs, request.submission.parameters), (given, parameters))
                     self.assertEqual((request.submission.spec.name, request.is_base64), ("vectors", is_base64))
 
@@ -79,10 +79,10 @@ class ReadTests(SimpleTestCase):
 
     def test_the_address_may_name_the_model_and_the_body_no_other_one(self) -> None:
         for name in ("nope", "vectors"):
-            request = embeddings.read_embeddings({"input": "a", "model": name}, get_spec("vectors"))
+            request = embeddings.read_embedding_request({"input": "a", "model": name}, get_spec("vectors"))
             self.assertEqual(request.submission.spec.name, "vectors")
         with self.assertRaisesRegex(InvalidInput, "the address names 'vectors', and the body 'words'"):
-            embeddings.read_embeddings({"input": "a", "model": "words"}, get_spec("vectors"))
+            embeddings.read_embedding_request({"input": "a", "model": "words"}, get_spec("vectors"))
 
     def test_what_cannot_be_served_is_refused_with_the_field_and_what_would_be_right(self) -> None:
         for fields, field, words in (
@@ -111,9 +111,11 @@ class ReadTests(SimpleTestCase):
 
     def test_who_names_no_model_has_the_one_that_gives_vectors(self) -> None:
         for fields in ({}, {"model": "default/not-specified"}):
-            self.assertEqual(embeddings.read_embeddings({"input": "a", **fields}).submission.spec.name, "vectors")
+            self.assertEqual(
+                embeddings.read_embedding_request({"input": "a", **fields}).submission.spec.name, "vectors"
+            )
         self.assertIn("must be a JSON object", self.refused([]).message)
-        request = embeddings.read_embeddings({"model": "vectors", "input": ["a"]})
+        request = embeddings.read_embedding_request({"model": "vectors", "input": ["a"]})
         later = "inputs[1]: parameters.dimensions: vectors of this model have 384 numbers"
         self.assertEqual(
             request.translate_field_names(later), "input[1]: dimensions: vectors of this model have 384 numbers"
@@ -122,7 +124,7 @@ class ReadTests(SimpleTestCase):
             request.translate_field_names("The model failed: parameters.x"), "The model failed: parameters.x"
         )
         with self.assertRaises(UnknownModel):
-            embeddings.read_embeddings({"model": "nope", "input": "a"})
+            embeddings.read_embedding_request({"model": "nope", "input": "a"})
 
 
 @override_settings(MODELS_FILE=MODELS_FILE)

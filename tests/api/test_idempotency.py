@@ -9,7 +9,7 @@ from django.test import Client, override_settings
 
 from api.answers.events import CONTENT_TYPE
 from api.models import ApiKey
-from inference import process
+from inference import process_resources
 from inference.models import Job, Status
 from tests.api import test_completions, test_tei
 from tests.api.base import Answer, ApiTestCase, Response
@@ -49,7 +49,7 @@ class IdempotencyTests(ApiTestCase):
     def test_a_known_key_is_answered_when_the_queue_is_full(self) -> None:
         job = self.send("k1").json()
         Job.objects.bulk_create(Job(model="echo", inputs="x") for _ in range(20))
-        process.current.queue_counters.clear()
+        process_resources.current.queue_counters.clear()
         self.assert_problem(self.send("k2"), 503, "queue_full")
         self.assertEqual(self.send("k1").json()["id"], job["id"])
 

@@ -295,7 +295,7 @@ class KeyOfJobTests(StreamCase):
     def test_jobs_of_several_keys_are_written_together_each_with_its_own(self) -> None:
         other = ApiKey.objects.issue_key(owner=self.ada)[0]
         made = [Job(model="words", inputs="x", key_start=start) for start in (None, self.row.start, other.start)]
-        job_rows.insert_jobs(list(map(job_rows.prepare_row, made)))
+        job_rows.insert_jobs(list(map(job_rows.convert_job_to_row, made)))
         for job in made:
             self.assertEqual(Job.objects.get(pk=job.pk).key_start, job.key_start)
 

@@ -16,7 +16,7 @@ from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 
 from api.models import ApiKey
-from inference import budget, process
+from inference import budget, process_resources
 from inference.errors import InvalidInput
 from inference.fields.ids import make_first_id
 from inference.models import Bulk, Job, Status
@@ -125,16 +125,16 @@ class WaitForAnyTests(ApiTestCase):
     def test_the_first_to_finish_ends_the_wait_and_nothing_is_left_behind(self) -> None:
         ids = [self.submit(str(number))["id"] for number in range(5)]
         request = WaitingRequest(lambda: self.wait(*ids, wait_s=PATIENCE_S))
-        eventually(lambda: len(process.current.listener.hinted) == 5)
+        eventually(lambda: len(process_resources.current.listener.hinted) == 5)
         with self.worker():
             shown = request.result()
         self.assertGreater(len(shown["items"]), 0)
-        self.assertEqual(process.current.listener.hinted, {})
+        self.assertEqual(process_resources.current.listener.hinted, {})
 
     def test_cancelled_ones_are_finished(self) -> None:
         job = self.submit()
         request = WaitingRequest(lambda: self.wait(job["id"], wait_s=PATIENCE_S))
-        eventually(lambda: process.current.listener.hinted)
+        eventually(lambda: process_resources.current.listener.hinted)
         self.post(f"/v1/jobs/{job['id']}/cancel")
         self.assertEqual([each["status"] for each in request.result()["items"]], ["cancelled"])
 
@@ -172,7 +172,7 @@ class WaitForAnyTests(ApiTestCase):
     @override_settings(MAX_WAITING_REQUESTS=1)
     def test_who_finds_no_room_to_wait_gets_retry_after(self) -> None:
         job = self.submit()
-        with process.current.wait_slots.take_slot(None, 300.0):
+        with process_resources.current.wait_slots.limit_wait(None, 300.0):
             answer = self.wait(job["id"], wait_s=300)
         self.assertEqual((answer.json()["left"], answer["Retry-After"]), (1, "1"))
 
@@ -214,7 +214,7 @@ class BulkWaitTests(ApiTestCase):
     @override_settings(MAX_WAITING_REQUESTS=1)
     def test_who_finds_no_room_to_wait_gets_retry_after(self) -> None:
         bulk = self.bulk(["a"])
-        with process.current.wait_slots.take_slot(None, 300.0):
+        with process_resources.current.wait_slots.limit_wait(None, 300.0):
             answer = self.client.get(f"/v1/jobs/bulk/{bulk['id']}?wait=300")
         self.assertEqual((answer.json()["finished"], answer["Retry-After"]), (False, "1"))
 

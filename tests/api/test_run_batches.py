@@ -8,7 +8,7 @@ from unittest.mock import patch
 from django.db import OperationalError, connection
 from django.test import TestCase
 
-from api.management.commands.run_batches import show_life
+from api.management.commands.run_batches import update_worked_at
 from inference import row_locks
 from inference.models import Bulk
 from tests.conditions import ago
@@ -33,7 +33,7 @@ class LifeTests(TestCase):
 
     def test_open_bulks_have_the_moment(self) -> None:
         before = ago(60)
-        show_life(EndAfter(1))
+        update_worked_at(EndAfter(1))
         self.open.refresh_from_db()
         self.closed.refresh_from_db()
         assert self.open.worked_at is not None
@@ -46,5 +46,5 @@ class LifeTests(TestCase):
             patch.object(row_locks, "update_rows", side_effect=lost) as update,
             patch.object(connection, "close") as close,
         ):
-            show_life(EndAfter(2))
+            update_worked_at(EndAfter(2))
         self.assertEqual((update.call_count, close.call_count), (2, 1))

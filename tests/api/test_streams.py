@@ -19,12 +19,12 @@ from huggingface_hub.inference._common import _stream_text_generation_response
 from api.in_process_client import Client
 from api.models import ApiKey
 from batch_inference_client import ClientError
-from inference import process
+from inference import process_resources
 from inference.broker import redis_client
 from inference.errors import BrokerUnavailable
 from inference.models import Job
 from inference.store import transitions
-from inference.streams import newest_reader, reader
+from inference.streams import disconnect_cancellation, reader
 from inference.streams.positions import BEGINNING
 from inference.upkeep import retention
 from tests.api.base import ApiTestCase, Response
@@ -263,7 +263,7 @@ class WaitingTests(StreamCase):
             answer.close()
             transitions.cancel_job(job.pk)
             self.assertEqual(len(self.events(self.stream(job))), 1)
-        self.assertEqual(process.current.wait_slots._held.total(), 0)  # noqa: SLF001
+        self.assertEqual(process_resources.current.wait_slots._held.total(), 0)  # noqa: SLF001
 
     def test_nothing_is_left_of_a_stream_after_its_client_goes(self) -> None:
         job = self.job()
@@ -271,9 +271,10 @@ class WaitingTests(StreamCase):
         answer = self.stream(job)
         pieces: Iterator[bytes] = iter(answer.streaming_content)  # type: ignore[attr-defined]
         self.assertEqual([next(pieces), next(pieces)[:12]], [b"retry: 1000\n\n", b"event: delta"])
-        self.assertEqual(len(process.current.hub), 1)
+        self.assertEqual(len(process_resources.current.hub), 1)
         answer.close()
-        self.assertEqual((len(process.current.hub), process.current.wait_slots._held.total()), (0, 0))  # noqa: SLF001
+        resources = process_resources.current
+        self.assertEqual((len(resources.hub), resources.wait_slots._held.total()), (0, 0))  # noqa: SLF001
         self.assertEqual(Job.objects.get().status, "running")
 
     def test_the_job_is_cancelled_with_its_client_where_that_was_requested(self) -> None:
@@ -287,16 +288,20 @@ class WaitingTests(StreamCase):
         self.idle_generator()
         self.post(f"{WORDS}?on_disconnect=cancel", {"inputs": "x", "stream": True}).close()
         eventually(lambda: Job.objects.get().status == "cancelled")
-        self.assertEqual((len(process.current.hub), process.current.wait_slots._held.total()), (0, 0))  # noqa: SLF001
+        resources = process_resources.current
+        self.assertEqual((len(resources.hub), resources.wait_slots._held.total()), (0, 0))  # noqa: SLF001
 
     def test_a_job_that_was_accepted_is_streamed_though_the_database_goes_away_then(self) -> None:
         """An answer that it is away would have its client post it again."""
         path, body = f"{WORDS}?on_disconnect=cancel", {"inputs": "x", "stream": True}
-        with self.generator(), patch.object(newest_reader, "replace_reader", side_effect=OperationalError("away")):
+        with (
+            self.generator(),
+            patch.object(disconnect_cancellation, "record_newest_reader", side_effect=OperationalError("away")),
+        ):
             with self.assertLogs("api.views.streaming", "WARNING"):
                 answer = self.post(path, body)
             self.assertEqual(self.events(answer)[-1].name, "end")
-        with patch.object(newest_reader, "replace_reader", side_effect=OperationalError("away")):
+        with patch.object(disconnect_cancellation, "record_newest_reader", side_effect=OperationalError("away")):
             self.assert_problem(self.stream(Job.objects.get(), "?on_disconnect=cancel"), 503, "store_unavailable")
 
     def test_a_client_that_has_come_back_keeps_its_job_when_its_old_connection_is_closed(self) -> None:
@@ -332,7 +337,7 @@ class WaitingTests(StreamCase):
         job = self.job()
         answer = self.stream(job, "?on_disconnect=cancel")
         next(iter(answer.streaming_content))  # type: ignore[attr-defined]
-        with patch.object(process.current.hub, "is_stopping", True):
+        with patch.object(process_resources.current.hub, "is_stopping", True):
             answer.close()
         self.assertEqual(Job.objects.get().status, "queued")
 

@@ -9,7 +9,7 @@ from django.contrib.auth import get_user_model
 from django.test import SimpleTestCase, override_settings
 
 from api.models import ApiKey
-from inference import process
+from inference import process_resources
 from inference.web_process.wait_slots import WaitSlots
 from tests import echo
 from tests.api.base import ApiTestCase
@@ -23,7 +23,7 @@ class SlotTests(SimpleTestCase):
         self.stack = self.enterContext(contextlib.ExitStack())
 
     def granted(self, principal: str, requests: int) -> int:
-        return sum(self.stack.enter_context(self.slots.take_slot(principal, 5.0)) > 0 for _ in range(requests))
+        return sum(self.stack.enter_context(self.slots.limit_wait(principal, 5.0)) > 0 for _ in range(requests))
 
     def test_one_principal_takes_half_and_each_newcomer_finds_room(self) -> None:
         self.assertEqual([self.granted(name, 100) for name in "abcd"], [8, 4, 2, 1])
@@ -39,7 +39,7 @@ class SlotTests(SimpleTestCase):
 
     def test_who_does_not_wait_needs_no_room(self) -> None:
         self.granted("a", 100)
-        with self.slots.take_slot("a", 0.0) as granted_s:
+        with self.slots.limit_wait("a", 0.0) as granted_s:
             self.assertEqual(granted_s, 0.0)
 
 
@@ -55,7 +55,7 @@ class ShareTests(ApiTestCase):
         run, body = f"/v1/models/echo?timeout={PATIENCE_S:g}", {"inputs": "x"}
         with contextlib.ExitStack() as polls:
             for _ in range(50):
-                polls.enter_context(process.current.wait_slots.take_slot(owner.pk, 300.0))
+                polls.enter_context(process_resources.current.wait_slots.limit_wait(owner.pk, 300.0))
             self.idle_worker()
             for headers in (noisy, again):
                 problem = self.assert_problem(self.post(run, body, headers=headers), 504, "not_finished")

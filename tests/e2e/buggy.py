@@ -21,10 +21,10 @@ class Bugs(AppConfig):
     def ready(self) -> None:
         from inference.catalog import request_validation
         from inference.webhooks import delivery
-        from inference.worker.child import outcomes
+        from inference.worker.child import outcome_builder
 
         add(IN_WEB, request_validation, "validate_inputs", lambda given: given[1])
-        add(IN_WORKER, outcomes, "estimate_size_in_numbers", lambda given: given[0])
+        add(IN_WORKER, outcome_builder, "estimate_size_in_numbers", lambda given: given[0])
         add(IN_WEBHOOKS, delivery, "make_webhook_body", lambda given: given[0].inputs)
 
 

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from inference.catalog import tasks
 from inference.catalog.sizes import length_estimates
-from inference.engines.runtime.json_values import convert_to_finite_json
+from inference.engines.runtime.json_values import convert_to_json
 from tests import tiny_models
 from tests.gpu.alike import apart
 from tests.gpu.machine import Machine, StandIn, engine, expect
@@ -65,7 +65,7 @@ def _predict(made: Any, name: str, given: dict[str, Any]) -> list[Any]:
     """Each alone, then all together."""
     task = tasks.find_task(name)
     inputs: list[Any] = {
-        length_estimates.estimate_tokens: [made.make_sample_input(text) for text in TEXTS],
+        length_estimates.estimate_tokens: [made.make_input_from_text(text) for text in TEXTS],
         length_estimates.estimate_patches: [tiny_models.png(), tiny_models.png((20, 200, 90))],
         length_estimates.estimate_frames: [tiny_models.wav(), tiny_models.wav(900.0)],
     }[task.unit]
@@ -74,7 +74,7 @@ def _predict(made: Any, name: str, given: dict[str, Any]) -> list[Any]:
     for answer in found:
         if isinstance(answer, BaseException):
             raise answer
-    return [convert_to_finite_json(answer) for answer in found]
+    return [convert_to_json(answer) for answer in found]
 
 
 def _allowed(name: str, dtype: str) -> float:

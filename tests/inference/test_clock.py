@@ -11,7 +11,7 @@ from django.db import connection
 from django.test import TransactionTestCase
 from django.utils import timezone
 
-from inference import clock, process
+from inference import clock, process_resources
 from inference.catalog.lookup import get_spec
 from inference.fields.ids import make_first_id, make_row_id
 from inference.models import Act, Job, Webhook, Worker
@@ -23,7 +23,7 @@ AHEAD_S = 3600.0  # by far more than this test takes
 
 class ClockTests(TransactionTestCase):
     def test_a_job_s_times_are_those_of_the_database(self) -> None:
-        process.current.queue_counters.clear()
+        process_resources.current.queue_counters.clear()
         before = timezone.now()  # of which the database's clock is the other side
         with patch.object(clock, "_off_s", -AHEAD_S):  # this host's clock is ahead
             submitted = jobs.submit(Submission(spec=get_spec("embeddings"), inputs="x", expires_in_s=60))
@@ -71,7 +71,7 @@ class ClockTests(TransactionTestCase):
 
     def test_an_id_goes_back_with_the_clock(self) -> None:
         """uuid7 stays at the latest time that it has seen."""
-        now_ms, ahead_ms = int(clock.time_s() * 1000), int(AHEAD_S * 1000)
+        now_ms, ahead_ms = int(clock.estimate_now_s() * 1000), int(AHEAD_S * 1000)
         stuck = [UUID(int=(now_ms + ahead_ms << 80) | (7 << 76) | (2 << 62) | count) for count in range(3)]
         with patch.object(uuid_utils.compat, "uuid7", side_effect=stuck):
             made = [make_row_id() for _ in stuck]
@@ -80,11 +80,11 @@ class ClockTests(TransactionTestCase):
         self.assertLess(made[-1], make_first_id(late))
 
     def test_ids_keep_their_order_where_a_thread_pauses_as_it_makes_one(self) -> None:
-        now_ms = int(clock.time_s() * 1000)
+        now_ms = int(clock.estimate_now_s() * 1000)
         given = [UUID(int=(now_ms + ms << 80) | (7 << 76) | (2 << 62) | count) for ms, count in ((0, 9), (200, 1))]
         with (
             patch.object(clock, "_off_s", 0.0),
-            patch.object(clock, "time_s", return_value=(now_ms + 200) / 1000),
+            patch.object(clock, "estimate_now_s", return_value=(now_ms + 200) / 1000),
             patch.object(uuid_utils.compat, "uuid7", side_effect=given),
         ):
             self.assertEqual([make_row_id() for _ in given], given)

@@ -17,7 +17,7 @@ from django.db import DataError, OperationalError
 from inference.catalog.specs import CatalogError
 from inference.errors import EngineError, InvalidInput, ModelUnavailable, StoreUnavailable
 from inference.telemetry import exception_descriptions, logs
-from inference.worker import chores
+from inference.worker import chore_runner
 from inference.worker.calls import ProcessLost
 
 
@@ -55,7 +55,7 @@ class LineTests(TestCase):
             self.assertEqual(line("job=%s", "named")["job"], "named")
 
     def test_what_a_chore_notes_is_over_with_it(self) -> None:
-        self.assertTrue(chores.run_chore(lambda: logs.bind_more_ids(job="j"), "node"))
+        self.assertTrue(chore_runner.run_chore(lambda: logs.bind_more_ids(job="j"), "node"))
         self.assertNotIn("job", line("x"))
 
     def test_it_is_json_whatever_it_says(self) -> None:
@@ -113,12 +113,14 @@ class LineTests(TestCase):
 
     def test_what_is_no_json_is_wrapped(self) -> None:
         for text in ("", "plain", '{"time": "cut of', logs.format_json_line("a", "b")):
-            self.assertEqual(json.loads(logs.add_program_name("web", text))["program"], "web")
+            self.assertEqual(json.loads(logs.format_program_json_line("web", text))["program"], "web")
 
     def test_what_only_looks_like_a_line_of_json_is_wrapped_too(self) -> None:
         for text in ('{"time": soon}', '{"time": 1} {"time": 2}', '{"time": "\\x1b[2J"}'):
-            self.assertEqual(json.loads(logs.add_program_name("worker", text))["message"], text)
-        self.assertEqual(json.loads(logs.add_program_name("web", '{"time": 1, "message": "a"}'))["message"], "a")
+            self.assertEqual(json.loads(logs.format_program_json_line("worker", text))["message"], text)
+        self.assertEqual(
+            json.loads(logs.format_program_json_line("web", '{"time": 1, "message": "a"}'))["message"], "a"
+        )
 
     def test_texts_that_may_quote_an_input_are_left_out_but_for_who_develops(self) -> None:
         self.assertNotIn("input", f"{logs.mask_model_text('input')} {logs.describe_error(ValueError('input'))}")

@@ -19,7 +19,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from inference.catalog import lookup
 from inference.catalog.specs import CatalogError
-from inference.store import spans
+from inference.store import job_spans
 from inference.store.outcome_records import Outcome
 from inference.telemetry import tracing
 from tests.conditions import ago
@@ -106,12 +106,12 @@ class SpanTests(TestCase):
 
     def test_a_file_that_is_refused_changes_nothing(self) -> None:
         with patch.object(lookup, "get_catalog", side_effect=CatalogError("line 3")):
-            spans.record_batch_span(uuid4(), [Outcome(job_id=uuid4(), model="m", created_at=ago())], 1)
+            job_spans.make_batch_spans(uuid4(), [Outcome(job_id=uuid4(), model="m", created_at=ago())], 1)
         self.assertEqual(len(self.exporter.get_finished_spans()), 2)
 
     def test_whatever_fails_is_logged_and_nothing_else(self) -> None:
-        with self.assertLogs(spans.logger, "ERROR"):
-            spans.try_to_record(lambda: self.fail("a bug"))
+        with self.assertLogs(job_spans.logger, "ERROR"):
+            job_spans.try_to_record(lambda: self.fail("a bug"))
 
     def test_a_malformed_context_is_none(self) -> None:
         for traceparent in (
@@ -137,7 +137,7 @@ class SpanTests(TestCase):
             )
             for output, code in (([{"generated_text": "marked", "details": details}], ""), (None, "crashed"))
         ]
-        spans.record_batch_span(uuid4(), outcomes, 2)
+        job_spans.make_batch_spans(uuid4(), outcomes, 2)
         batch, good, bad = self.exporter.get_finished_spans()
         attributes = dict(good.attributes or {})
         self.assertEqual((attributes["gen_ai.usage.input_tokens"], attributes["gen_ai.usage.output_tokens"]), (3, 5))

@@ -120,7 +120,7 @@ class StartupReport(threading.Thread):
     def print_introduction(self, worker: Worker) -> None:
         served = {name: spec for name, spec in lookup.get_catalog().items() if name in worker.model_names}
         for name in sorted(lookup.get_catalog().keys() - served):
-            why_not = readiness.find_worker_reason(worker, name)
+            why_not = readiness.find_worker_unready_reason(worker, name)
             self.print_text(f"model {name} is not served: {why_not.text if why_not else 'no worker was asked to.'}")
         manage = f"{_settings_that_differ()}{min(os.path.relpath(sys.executable), sys.executable, key=len)} manage.py"
         key = "A request needs an API key, which" if settings.API_KEY_REQUIRED else "An API key"

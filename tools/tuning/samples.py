@@ -27,7 +27,7 @@ def make_sample(spec: ModelSpec, engine: Engine, length: int, own: Sequence[Any]
         return _image()
     if unit is length_estimates.estimate_frames:
         return media.make_example_wav(length / length_estimates.FRAMES_PER_S)
-    return engine.make_sample_input(" ".join(WORDS[place % len(WORDS)] for place in range(max(1, length - 2))))
+    return engine.make_input_from_text(" ".join(WORDS[place % len(WORDS)] for place in range(max(1, length - 2))))
 
 
 def make_compared_texts(spec: ModelSpec, engine: Engine, lengths: Sequence[int]) -> list[Any]:
@@ -40,7 +40,7 @@ def make_compared_texts(spec: ModelSpec, engine: Engine, lengths: Sequence[int])
         return [make_sample(spec, engine, length, ()) for length in lengths]
     longest = min(lengths[-1], LONGEST)
     return [
-        engine.make_sample_input(" ".join(rng.choices(WORDS, k=rng.randint(1, max(1, longest - 2)))))
+        engine.make_input_from_text(" ".join(rng.choices(WORDS, k=rng.randint(1, max(1, longest - 2)))))
         for _ in range(TEXTS)
     ]
 

@@ -114,7 +114,7 @@ def generates_single_text(job: Job) -> bool:
     spec = get_last_spec(job.model)
     if spec is None or job.parts or not tasks.find_task(spec.task).generates:
         return False
-    return not lengths.is_list(spec, job.inputs)
+    return not lengths.is_input_list(spec, job.inputs)
 
 
 def make_completion_head(kind: CompletionKind, job: Job) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from inference.streams.output_texts import place_scores
+from inference.streams.output_texts import pair_tokens_with_likeliest
 
 UNFINISHED = "\ufffd"  # in the text of a token that is a part of a character
 
@@ -43,9 +43,9 @@ def list_scores_with_prompt(details: Mapping[str, Any], *, prompt: int) -> list[
 
     Those that do not show are among them.
     """
-    answer = place_scores(details.get("tokens", ()), details.get("top_tokens", ()))
+    answer = pair_tokens_with_likeliest(details.get("tokens", ()), details.get("top_tokens", ()))
     return [
-        *place_scores(details["prefill"], details["prefill_top_tokens"]),
+        *pair_tokens_with_likeliest(details["prefill"], details["prefill_top_tokens"]),
         *([{**token, "start": prompt + token["start"]}, likeliest] for token, likeliest in answer),
     ]
 

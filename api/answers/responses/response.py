@@ -19,7 +19,7 @@ from api.answers.completions.tool_calls import (
 )
 from api.errors.problems import ApiError
 from api.requests.dialects.base import TIERS, replace_beginning
-from api.requests.dialects.generation.responses import REPEATED, read_repeated_fields
+from api.requests.dialects.generation.responses import REPEATED, read_echoed_fields
 from api.requests.dialects.generation.tools import requires_call
 from inference.catalog.sizes.lengths import drop_response_fields
 from inference.models import Job, Status
@@ -47,7 +47,7 @@ def make_response(job: Job, repeated: Mapping[str, Any] | None = None) -> dict[s
     `repeated` are the fields of the request that it repeats, by default as the job's inputs have them.
     """
     if repeated is None:
-        repeated = read_repeated_fields(job.inputs)
+        repeated = read_echoed_fields(job.inputs)
     output, usage, is_cut = list[dict[str, Any]](), None, False
     if job.status == Status.SUCCEEDED:
         [(text, details)] = read_generated_texts(job)

@@ -35,7 +35,7 @@ class Command(BaseCommand):
             signal.signal(number, lambda *_: threading.Thread(target=stopping.set).start())
         lookup.start_follower()
         logger.info("working on batches")
-        threading.Thread(target=show_life, args=(stopping,), name="life", daemon=True).start()
+        threading.Thread(target=update_worked_at, args=(stopping,), name="life", daemon=True).start()
         run_until(stopping)
 
 
@@ -57,7 +57,7 @@ def run_until(stopping: threading.Event) -> None:
     runner.close()
 
 
-def show_life(stopping: threading.Event) -> None:
+def update_worked_at(stopping: threading.Event) -> None:
     """Note in the open bulks that this process works on them, until the event is set.
 
     A round may take minutes, so this has a thread of its own.

@@ -14,7 +14,7 @@ from inference.catalog.neutral_values import CUT, OPENAI, OPENAI_IGNORED, Neutra
 from inference.catalog.specs import ModelSpec
 from inference.errors import InvalidInput, make_field_error
 from inference.submission.submissions import Submission
-from inference.values.descriptions import json_type_of, quote_name, suggest_name
+from inference.values.error_phrases import json_type_of, suggest_name, truncate_name
 from inference.values.priority import Priority
 
 SERVICE_TIER = "service_tier"
@@ -202,7 +202,7 @@ def refuse_unknown_fields(
     for name, value in fields.items():
         if name in known or name in ignored or is_neutral(neutral, name, value):
             continue
-        shown = f"{where}{quote_name(name)}"
+        shown = f"{where}{truncate_name(name)}"
         if name not in neutral:
             raise make_field_error(shown, f"unknown field; {suggest_name(name, known)}")
         raise make_field_error(shown, describe_refusal(neutral, name))
@@ -211,4 +211,4 @@ def refuse_unknown_fields(
 def refuse_unserved_fields(where: str, fields: Mapping[str, Any], known: Collection[str]) -> None:
     """Raise `InvalidInput` for a field of the object at `where` that is not known and is not empty."""
     if name := next((name for name, value in fields.items() if value and name not in known), None):
-        raise make_field_error(f"{where}.{quote_name(name)}", "is not served here; leave it out.")
+        raise make_field_error(f"{where}.{truncate_name(name)}", "is not served here; leave it out.")

@@ -39,7 +39,7 @@ class EmbeddingRequest(DialectRequest):
     is_base64: bool
 
 
-def read_embeddings(document: object, spec: ModelSpec | None = None) -> EmbeddingRequest:
+def read_embedding_request(document: object, spec: ModelSpec | None = None) -> EmbeddingRequest:
     """Read a body.
 
     `spec` is the model that the address names. Without it the body names the model, or the default model for vectors is

@@ -60,7 +60,7 @@ def translate_stream_errors(events: Iterator[Event], words: Mapping[str, str]) -
 
 def _refuse_what_is_not_streamed(spec: ModelSpec, inputs: object) -> None:
     why = f"{spec.name!r} does not generate text" if not tasks.find_task(spec.task).generates else ""
-    if lengths.is_list(spec, inputs):
+    if lengths.is_input_list(spec, inputs):
         why = "the answer to one input is, and these are several"
     if why:
         raise make_field_error("stream", f"this is not streamed, {why}: leave stream out, or send false.")

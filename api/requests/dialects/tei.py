@@ -132,7 +132,7 @@ def _read_settings(fields: Mapping[str, Any], known: tuple[str, ...]) -> dict[st
 
 def refuse_too_many_inputs(spec: ModelSpec, inputs: list[Any], *, name: str = "inputs") -> None:
     """Raise `ApiError` for more texts than a job takes: these clients then send fewer at once."""
-    if len(inputs) > (most := split_jobs.compute_max_job_inputs(spec)):
+    if len(inputs) > (most := split_jobs.compute_max_accepted_inputs(spec)):
         raise ApiError(f"{name}: at most {most} texts are answered at once, not {len(inputs)}.", "body_too_large")
 
 

@@ -54,7 +54,7 @@ class BatchOutputView(ApiView):
         return send_pieces(
             self.principal,
             name,
-            lambda: results.open_output_source(row),
+            lambda: results.open_output_source_file(row),
             lambda source: results.read_output_file(row, source),
         )
 

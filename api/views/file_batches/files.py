@@ -21,7 +21,7 @@ from api.requests.file_batches import load_page, read_form_expiry_s
 from api.requests.file_form import read_file_form
 from api.server.body_limits import find_body_limit
 from api.views.base import ApiView
-from inference import process
+from inference import process_resources
 from inference.store import connections
 
 DOWNLOAD_S = 3600.0  # more than zero: a slot is held for as long as the client reads
@@ -100,7 +100,7 @@ def send_pieces(
     Raises `ApiError` if no slot is free, and the errors of `open_file`.
     """
     with contextlib.ExitStack() as held:
-        if not held.enter_context(process.current.wait_slots.take_slot(principal.user_id, DOWNLOAD_S)):
+        if not held.enter_context(process_resources.current.wait_slots.limit_wait(principal.user_id, DOWNLOAD_S)):
             raise ApiError(BUSY, "overloaded", retry_after_s=5)
         content = held.enter_context(open_file())
         connections.release_connection()  # a client may read slowly

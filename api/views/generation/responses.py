@@ -72,13 +72,13 @@ class ResponseView(ApiView):
                 raise ApiError("starting_after: is for events; send stream=true with it.")
             return codec.make_json_response(make_response(job))
         after = bodies.read_query_integer(request.GET, "starting_after", BEGINNING)
-        repeated = responses.read_repeated_fields(job.inputs)
+        repeated = responses.read_echoed_fields(job.inputs)
         write_events = partial(write_response_events, repeated=repeated, after=after)
         return streaming.answer_stream(self, request, lambda: job, write_events)
 
     @operations.delete_response
     def delete(self, request: HttpRequest, response_id: str) -> HttpResponse:
-        job = get_own_response_job(self.principal, response_id)
+        job = get_changeable_response_job(self.principal, response_id)
         jobs.delete(job)
         return codec.make_json_response({"id": f"{PREFIX}{job.id.hex}", "object": "response", "deleted": True})
 
@@ -86,7 +86,7 @@ class ResponseView(ApiView):
 class CancelResponseView(ApiView):
     @operations.cancel_response
     def post(self, request: HttpRequest, response_id: str) -> HttpResponse:
-        row = jobs.cancel(get_own_response_job(self.principal, response_id).id)
+        row = jobs.cancel(get_changeable_response_job(self.principal, response_id).id)
         return codec.make_json_response(make_response(row))
 
 
@@ -100,7 +100,7 @@ def get_response_job(principal: Principal, response_id: str) -> Job:
     return job
 
 
-def get_own_response_job(principal: Principal, response_id: str) -> Job:
+def get_changeable_response_job(principal: Principal, response_id: str) -> Job:
     """Return the job of a response that the principal may cancel and delete. Raises as `get_changeable_job` does."""
     job = get_response_job(principal, response_id)
     require_cancel_or_retry(principal, job)

@@ -14,7 +14,7 @@ from api.openapi import audio_operations as operations
 from api.requests.dialects import sounds
 from api.requests.file_form import read_file_form
 from api.server.body_limits import find_body_limit
-from api.views.base import read_body, read_json
+from api.views.base import read_body_bytes, read_json
 from api.views.models import DialectView, run_in_dialect
 from inference.models import Job
 
@@ -24,7 +24,7 @@ NO_SOUND = "The model's answer is no sound."
 class TranscriptionView(DialectView):
     @operations.transcribe
     def post(self, request: HttpRequest) -> HttpResponse:
-        meta = {**request.META, "wsgi.input": io.BytesIO(read_body(request))}
+        meta = {**request.META, "wsgi.input": io.BytesIO(read_body_bytes(request))}
         form = read_file_form(meta, limit=find_body_limit(request.META), example="model=NAME")
         with form.file:
             asked = sounds.read_transcription(form)

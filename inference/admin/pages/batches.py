@@ -40,14 +40,14 @@ class BatchSummary:
         return self.jobs[0].device
 
     @property
-    def row_count(self) -> int:
+    def input_count(self) -> int:
         """The number of items that ran together: as it was recorded, or as far as it is known."""
         return max((job.batch_size or 0 for job in self.jobs), default=0) or sum(job.size for job in self.jobs)
 
     @property
-    def ran_at_once(self) -> bool:
+    def all_items_ran_together(self) -> bool:
         """True if all items of the batch ran at once. Else jobs joined it later, or were refused."""
-        return sum(job.size for job in self.jobs) <= self.row_count
+        return sum(job.size for job in self.jobs) <= self.input_count
 
     @property
     def failed_count(self) -> int:
@@ -67,7 +67,7 @@ class BatchSummary:
 
         It is None if not all items ran at once, as it is not known then.
         """
-        if not self.ran_at_once:
+        if not self.all_items_ran_together:
             return None
         sizes = sum(job.size for job in self.jobs)
         return round(100 * (1 - sum(job.length * job.size for job in self.jobs) / (sizes * self.longest_length)))
@@ -83,13 +83,13 @@ class BatchSummary:
     @property
     def predicted_s(self) -> float | None:
         """The seconds that the worker expects of such a batch now; None if that is not known."""
-        if self.cost is None or not self.ran_at_once:
+        if self.cost is None or not self.all_items_ran_together:
             return None
-        return self.cost.predict_call_s(self.row_count, self.longest_length)
+        return self.cost.predict_call_s(self.input_count, self.longest_length)
 
     @property
     def lengths(self) -> SafeString:
-        return svg.draw_lengths([job.length for job in self.jobs], to=self.longest_length)
+        return svg.draw_columns([job.length for job in self.jobs], to=self.longest_length)
 
 
 def list_recent_batches() -> list[BatchSummary]:

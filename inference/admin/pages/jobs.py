@@ -211,7 +211,7 @@ class JobAdmin(ReadOnlyAdmin):
 
     def show_confirmation(self, request: HttpRequest, queryset: QuerySet[Job], kind: ActKind) -> HttpResponse | None:
         """Count the jobs of an act on all, and show what it would do."""
-        if (lookups := job_lookups.make_lookups(request.GET, request.user)) is None:
+        if (lookups := job_lookups.make_lookups_from_query(request.GET, request.user)) is None:
             text = "An action on all jobs takes only the filters and the search. Remove other parameters from the URL."
             self.message_user(request, text, messages.ERROR)
             return None

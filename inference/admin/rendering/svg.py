@@ -46,7 +46,7 @@ def draw_shares(parts: Sequence[tuple[str, float]]) -> SafeString:
     return _render_svg("shares", ", ".join(name for name, _ in parts), mark_safe("".join(drawn)))  # noqa: S308 - escaped above
 
 
-def draw_lengths(values: Sequence[int], *, to: int | None = None) -> SafeString:
+def draw_columns(values: Sequence[int], *, to: int | None = None) -> SafeString:
     """Draw a column for each length; `to` is the length that the shorter ones are padded to."""
     longest = max([*values, to or 1, 1])
     wide = WIDTH / max(len(values), 1)

@@ -52,7 +52,7 @@ class Bindings:
         members: Any = self._client.smembers(BOUND + exchange)
         return [tuple(member.decode().split(SEPARATOR)) for member in members]
 
-    def refresh_bindings(self, bindings: Sequence[tuple[str, Binding, int]]) -> None:
+    def renew_bindings(self, bindings: Sequence[tuple[str, Binding, int]]) -> None:
         """Refresh these bindings of consumed queues, and delete what others have left behind, each when it is due."""
         if not bindings:
             return

@@ -80,7 +80,7 @@ class Channel(virtual.Channel):
             priority = self.default_priority
         return address.make_queue_key(queue, self.priority_steps[bisect(self.priority_steps, priority) - 1])
 
-    def find_queues(self, exchange: str, routing_key: str) -> Collection[str]:
+    def find_bound_queues(self, exchange: str, routing_key: str) -> Collection[str]:
         """Return the queues that get messages to this exchange with this routing key."""
         if not exchange:
             return [routing_key]
@@ -166,7 +166,7 @@ class Channel(virtual.Channel):
         self.broadcasts.unsubscribe(queue)
         self.fetches.remove_queue(queue)
         if not self.fetches.queues:
-            self.fetches.settle()
+            self.fetches.read_last_answer()
             self.qos.put_back_or_defer(self.fetches.take_arrived_messages())
 
     def basic_get(self, queue: str, no_ack: bool = False, **kwargs: Any) -> Any:
@@ -174,14 +174,14 @@ class Channel(virtual.Channel):
         messages: list[Any] = []
         lists = [(queue, address.make_queue_key(queue, step)) for step in self.priority_steps]
         names = [*self.qos.server_keys, *(key for _, key in lists)]
-        fetched: Any = self.client.eval(FETCH, len(names), *names, clock.time_s(), 1, 1, LONGEST_BYTES)
+        fetched: Any = self.client.eval(FETCH, len(names), *names, clock.estimate_now_s(), 1, 1, LONGEST_BYTES)
         for _, arrived in parse_messages(fetched, lists):
             self._hand_over(queue, arrived, (messages.append, no_ack))
         return messages[0] if messages else None
 
     def close(self) -> None:
         if not self.closed:
-            self.fetches.settle()
+            self.fetches.read_last_answer()
             self.qos.restore_unacked_once()
             self._close_connections()
         super().close()
@@ -203,7 +203,7 @@ class Channel(virtual.Channel):
 
     # Methods that the transport calls
 
-    def begin_turn(self) -> None:
+    def send_due_commands(self) -> None:
         """Send what is due, and have the connections watched, before the event loop waits."""
         if self.fetches.is_due():
             self.fetches.send()
@@ -212,10 +212,10 @@ class Channel(virtual.Channel):
                 connection.connect()
             self.connection.watch(connection, self.broadcasts.read)
 
-    def refresh_bindings(self) -> None:
+    def renew_bindings(self) -> None:
         """Refresh the bindings of consumed queues that expire."""
         expiries = {queue: self._expiries_ms[queue] for queue in self._takers if queue in self._expiries_ms}
-        self.bindings.refresh_bindings(
+        self.bindings.renew_bindings(
             [
                 (exchange, self.typeof(exchange).prepare_bind(queue, exchange, routing_key, arguments), expiry_ms)
                 for queue, expiry_ms in expiries.items()

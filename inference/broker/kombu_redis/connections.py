@@ -26,7 +26,7 @@ class WatchedConnection(AbstractConnection):
         socket: Any = self._sock
         return int(socket.fileno())
 
-    def note_watch(self, unwatch: Callable[[], None]) -> None:
+    def set_unwatch_callback(self, unwatch: Callable[[], None]) -> None:
         """Note what to call once, while the socket is still open, as the connection ends."""
         self.unwatch = unwatch
 

@@ -99,7 +99,7 @@ class Fetches:
         self._arrived.clear()
         return unread
 
-    def settle(self) -> None:
+    def read_last_answer(self) -> None:
         """Read the answer that is under way, before the channel stops reading."""
         try:
             if self.is_fetching:
@@ -115,7 +115,7 @@ class Fetches:
     def _find_room(self) -> tuple[int | None, Lists]:
         """Return for how many jobs there is room (None: for any number), and the lists to fetch from."""
         qos = self._channel.qos
-        if (room := qos.compute_patient_credit()) != 0:
+        if (room := qos.compute_total_credit()) != 0:
             return room, Lists.ALL
         hurried = qos.can_consume_max_estimate() or 0
         return hurried, Lists.HURRIED if hurried else Lists.NONE
@@ -159,7 +159,7 @@ class Fetches:
         queues = list(self.queues) if self._credit != 0 else []
         self._requested_lists = list(self._list_keys(queues, self._lists))
         self.queues.rotate(-1)
-        self._fetched_at = clock.time_s()
+        self._fetched_at = clock.estimate_now_s()
         commands = self._link.pack_commands(self._make_fetch_commands(len(queues)))
         self._link.send_packed_command(commands, check_health=False)
         self._is_asked, self._sent_at = True, monotonic()

@@ -104,7 +104,7 @@ class QoS:
         """
         return self._compute_credit(self._jobs - self._patient_jobs)
 
-    def compute_patient_credit(self) -> int | None:
+    def compute_total_credit(self) -> int | None:
         """Return how many jobs of any priority, patient ones too, may be fetched; None without a limit."""
         return self._compute_credit(self._jobs)
 
@@ -187,7 +187,7 @@ class QoS:
             if not lock.acquire(blocking=False):
                 return
             try:
-                until = clock.time_s() - self.channel.visibility_timeout
+                until = clock.estimate_now_s() - self.channel.visibility_timeout
                 latest_first = self._client.zrange(self.server_keys[1], until, 0, desc=True, byscore=True)
                 self._restore_messages(latest_first)
             finally:
@@ -213,7 +213,7 @@ class QoS:
         try:
             raw, exchange, routing_key = loads(text)
             _note_redelivery(raw)
-            queues = self.channel.find_queues(exchange, routing_key)
+            queues = self.channel.find_bound_queues(exchange, routing_key)
             return [Unacked(tag, self.channel.make_list_key(queue, raw), dumps(raw)) for queue in queues]
         except redis.RedisError:
             raise

@@ -55,18 +55,18 @@ class Transport(virtual.Transport):
         self._loop = loop
         for channel in self.channels[:1]:  # they have the same server
             channel.qos.restore_visible()
-        loop.on_tick.add(self.begin_turn)
+        loop.on_tick.add(self.send_due_commands)
         self._timers = [
             loop.call_repeatedly(RESTORE_S, self.restore_messages),
             loop.call_repeatedly(HEALTH_S, self.check_health),
-            loop.call_repeatedly(KEEP_S, self.refresh_bindings),
+            loop.call_repeatedly(KEEP_S, self.renew_bindings),
         ]
 
     def close_connection(self, connection: virtual.Transport) -> None:
         for timer in self._timers:
             timer.cancel()
         if self._loop:
-            self._loop.on_tick.discard(self.begin_turn)
+            self._loop.on_tick.discard(self.send_due_commands)
         super().close_connection(connection)
 
     def drain_events(self, connection: virtual.Transport, timeout: float | None = None) -> None:
@@ -81,8 +81,8 @@ class Transport(virtual.Transport):
 
     def _run_turn(self, limit_s: float) -> bool:
         """Send what is due, and read answers for which it waits `limit_s` at most; return True if there were any."""
-        self.begin_turn()
-        self.refresh_bindings()
+        self.send_due_commands()
+        self.renew_bindings()
         with selectors.DefaultSelector() as selector:
             for fd in self._readers:
                 selector.register(fd, selectors.EVENT_READ)
@@ -94,16 +94,16 @@ class Transport(virtual.Transport):
         has_arrived = [self._readers[fd]() for fd in ready if fd in self._readers]  # one may close another
         return any(has_arrived)
 
-    def begin_turn(self) -> None:
+    def send_due_commands(self) -> None:
         for channel in list(self.channels):
-            channel.begin_turn()
+            channel.send_due_commands()
 
     def watch(self, connection: WatchedConnection, read: Callable[[], bool]) -> None:
         """Have `read` called, until the connection ends, whenever something has arrived on it."""
         if connection.unwatch:
             return
         fd = connection.fileno()
-        connection.note_watch(functools.partial(self._unwatch, fd))
+        connection.set_unwatch_callback(functools.partial(self._unwatch, fd))
         self._readers[fd] = read
         if self._loop:
             self._loop.add_reader(fd, read)
@@ -128,9 +128,9 @@ class Transport(virtual.Transport):
             channel.fetches.drop_overdue_connection()
             channel.broadcasts.check_health()
 
-    def refresh_bindings(self) -> None:
+    def renew_bindings(self) -> None:
         for channel in list(self.channels):
             try:
-                channel.refresh_bindings()
+                channel.renew_bindings()
             except (redis.RedisError, OSError) as error:
                 logger.warning("the bindings of queues that expire are kept later: %s", error)

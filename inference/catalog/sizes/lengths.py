@@ -22,7 +22,7 @@ RESPONSE_FIELDS = "response_fields"  # of a chat's last message: what a response
 NONE: Mapping[str, Any] = MappingProxyType({})
 
 
-def is_list(spec: ModelSpec, inputs: object) -> bool:
+def is_input_list(spec: ModelSpec, inputs: object) -> bool:
     """Return True if `inputs` is a list of items; a list of chat messages is one item, and so is an empty list."""
     return (
         isinstance(inputs, list) and bool(inputs) and not (tasks.find_task(spec.task).takes_chats and _is_chat(inputs))
@@ -30,7 +30,7 @@ def is_list(spec: ModelSpec, inputs: object) -> bool:
 
 
 def list_items(spec: ModelSpec, inputs: Any) -> list[Any]:
-    return list(inputs) if is_list(spec, inputs) else [inputs]
+    return list(inputs) if is_input_list(spec, inputs) else [inputs]
 
 
 def measure_inputs(spec: ModelSpec, inputs: object, parameters: Mapping[str, Any] = NONE) -> tuple[int, int]:

@@ -14,7 +14,7 @@ from transformers.pipelines.text_classification import ClassificationFunction, s
 from transformers.utils import ModelOutput
 
 from inference.engines.accelerate import fast_tokenizer
-from inference.engines.inputs.truncation import cut_to_tokens
+from inference.engines.inputs.truncation import cut_unread_text
 
 _FUNCTIONS: dict[Any, Callable[[Any], Any]] = {
     ClassificationFunction.SIGMOID: sigmoid,
@@ -62,7 +62,9 @@ def _choose_function(config: PreTrainedConfig) -> ClassificationFunction:
     return ClassificationFunction.SOFTMAX
 
 
-def answer_token_states(pipe: Pipeline, output: ModelOutput, lengths: Sequence[int], **parameters: Any) -> list[Any]:
+def answer_feature_extraction(
+    pipe: Pipeline, output: ModelOutput, lengths: Sequence[int], **parameters: Any
+) -> list[Any]:
     """Return the answers of feature extraction: the states of each text's own tokens and none of the padding."""
     hidden = output[0]
     return [pipe.postprocess((hidden[text : text + 1, :tokens],), **parameters) for text, tokens in enumerate(lengths)]
@@ -71,7 +73,7 @@ def answer_token_states(pipe: Pipeline, output: ModelOutput, lengths: Sequence[i
 # Tasks whose preprocessing is one call of the tokenizer, with one row a text.
 READS: dict[str, Callable[..., list[Any]]] = {
     "text-classification": answer_classifications,
-    "feature-extraction": answer_token_states,
+    "feature-extraction": answer_feature_extraction,
 }
 
 
@@ -90,7 +92,7 @@ class BatchAnswers:
         """
         if "truncate" in before:
             return None
-        parts = [cut_to_tokens(self.pipe.tokenizer, text) for text in texts]
+        parts = [cut_unread_text(self.pipe.tokenizer, text) for text in texts]
         if self.encode and before == {"truncation": True}:
             return self.encode(parts)
         found: Mapping[str, torch.Tensor] = self.pipe.tokenizer(

@@ -43,7 +43,7 @@ class Shortcuts:
         return BatchingChoice(mode=BatchingMode.PADDED) if self.unpadded and self._are_on else self.plain
 
     @property
-    def is_padded(self) -> bool:
+    def pads_batches(self) -> bool:
         """True if each item of a batch costs what the longest costs."""
         return self.batching_choice.mode is BatchingMode.PADDED and not (self.unpadded and self._are_on)
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from inference.engines.artifacts import mapped_pages
+from inference.engines.artifacts import page_release
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -125,7 +125,7 @@ class PackedWeights:
         with torch.inference_mode(mode=False):
             for layer in self.layers:
                 layer.turn_on()
-        mapped_pages.release_pages(own)
+        page_release.release_pages(own)
 
     def turn_off(self) -> None:
         with torch.inference_mode(mode=False):
@@ -160,7 +160,7 @@ def _is_plain(layer: nn.Linear) -> bool:
     return type(own) is nn.Parameter and is_here and _is_supported_dtype(own.dtype) and "forward" not in vars(layer)
 
 
-def _compute_place(weights: torch.Tensor) -> mapped_pages.Place:
+def _compute_place(weights: torch.Tensor) -> page_release.Place:
     return weights.data_ptr(), weights.data_ptr() + weights.numel() * weights.element_size()
 
 

@@ -15,7 +15,7 @@ from inference.catalog.specs import HARMLESS_LABELS, ModelSpec
 from inference.engines.artifacts import weights
 from inference.engines.runtime.exception_diagnosis import is_device_failure, is_out_of_memory
 from inference.errors import ModelUnavailable
-from inference.values.descriptions import suggest_name
+from inference.values.error_phrases import suggest_name
 
 if TYPE_CHECKING:
     from torch import nn
@@ -55,7 +55,7 @@ def refuse_random_answers(
     raise ModelUnavailable(
         f"its files lack {shown}, without which {type(model).__name__} answers at random. Use a checkpoint that was"
         f" trained{f' for {task.name}' if task.name else ''}. If yours was, it has lost them when it was saved: save it"
-        f" again, with {weights.make_conversion_code(spec, 'checkpoint')}."
+        f" again, with {weights.make_conversion_snippet(spec, 'checkpoint')}."
     )
 
 

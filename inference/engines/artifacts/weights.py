@@ -137,7 +137,7 @@ def _describe_hub_problem(spec: ModelSpec, error: Exception) -> str:
     return f"{where} could not be fetched from the hub: {describe_exception(error)}"
 
 
-def make_conversion_code(spec: ModelSpec, checkpoint: str = "folder") -> str:
+def make_conversion_snippet(spec: ModelSpec, checkpoint: str = "folder") -> str:
     """Return the code that saves a model as safetensors with the head of its task, which `AutoModel` would lose."""
     classes = tasks.find_task(spec.task).model_classes
     return " or ".join(f"{name}.from_pretrained({checkpoint}).save_pretrained(folder)" for name in classes)
@@ -225,7 +225,7 @@ def _describe_missing_weights(path: Path, spec: ModelSpec) -> str:
         return "the weight file model.safetensors is missing: fetch the whole folder again."
     return (
         f"its weights are in {pickles[0]}, a format that can run code when it is loaded. Save them as safetensors, on a"
-        f" machine where you trust the file: {make_conversion_code(spec)}."
+        f" machine where you trust the file: {make_conversion_snippet(spec)}."
     )
 
 

@@ -21,7 +21,7 @@ from django.conf import settings
 from inference.catalog import tasks
 from inference.catalog.specs import TORCH, TRANSFORMERS_ENGINE, ModelSpec
 from inference.engines.accelerate.installation import Shortcuts
-from inference.engines.artifacts import folder_cache, weights
+from inference.engines.artifacts import disk_cache, weights
 from inference.engines.backends import agreement, packages
 from inference.engines.runtime import parity, precision
 from inference.engines.runtime.exception_diagnosis import describe_exception
@@ -236,7 +236,7 @@ def _make_forward(
     homes = (folder / HOME, settings.DATA_DIR / HOME)
     found = None
     try:
-        found = folder_cache.open_cached_folder(
+        found = disk_cache.open_cached_folder(
             homes, digest, lambda place: openvino_graph.save_graph(export_once(), place)
         )
         whole = openvino_graph.read_graph(found.path)

@@ -37,14 +37,14 @@ class Forwards:
     def prefill_piece(self, row: GeneratedRow, size: int) -> torch.Tensor:
         """Compute the next `size` tokens of a long prompt, beside what is in the row's own cache."""
         row.cache = row.cache or DynamicCache()
-        tokens = torch.tensor([row.tokens[row.cached_token_count : row.cached_token_count + size]])
-        return self._run_forward(tokens, torch.tensor([row.cached_token_count + tokens.shape[1]]), row.cache, [row])
+        tokens = torch.tensor([row.tokens[row.own_cache_length : row.own_cache_length + size]])
+        return self._run_forward(tokens, torch.tensor([row.own_cache_length + tokens.shape[1]]), row.cache, [row])
 
     def decode_rows(self, rows: Sequence[GeneratedRow], cells: KVCache, first: int) -> torch.Tensor:
         """Compute the last tokens of rows that lie beside each other in `cells`, from the place `first` on."""
         tokens = torch.tensor([row.tokens[-1:] for row in rows])
         lengths = torch.tensor([len(row.tokens) for row in rows])
-        return self._run_forward(tokens, lengths, cells.select_rows(first, first + len(rows)))
+        return self._run_forward(tokens, lengths, cells.set_row_range(first, first + len(rows)))
 
     def _run_forward(
         self, tokens: torch.Tensor, lengths: torch.Tensor, cache: Cache, prompts: Sequence[GeneratedRow] = ()

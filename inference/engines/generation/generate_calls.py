@@ -14,7 +14,7 @@ import torch
 from transformers import LogitsProcessorList, Pipeline, StoppingCriteria, StoppingCriteriaList
 
 from inference.engines.generation.processors.grammars import Grammars
-from inference.engines.generation.processors.logprobs import FIELD, TokenLogprobs, is_beam_search, make_score_details
+from inference.engines.generation.processors.logprobs import FIELD, TokenLogprobs, is_beam_search, make_token_details
 from inference.engines.generation.processors.penalties import translate_penalties
 from inference.engines.generation.rows.answer_ending import Ending
 from inference.engines.generation.rows.growing_text import Decoder, continues_prompt
@@ -191,7 +191,7 @@ class PipelineSteps:
             found=self.decoder(tokens),
             text=text[:stop],
             has_details=generated.has_details,
-            tokens={} if scores is None else make_score_details(scores, seed=generated.seed),
+            tokens={} if scores is None else make_token_details(scores, seed=generated.seed),
         )
 
 

@@ -135,7 +135,7 @@ class KVCache(Cache):
         """Drop the columns before the last `columns`, which belong to no row any more."""
         self.window.start = self.window.end - columns
 
-    def select_rows(self, first: int, last: int) -> "KVCache":
+    def set_row_range(self, first: int, last: int) -> "KVCache":
         """Return the cache for a forward of the rows from `first` up to `last`: these cells with another window."""
         self.window.first, self.window.last = first, last
         return self

@@ -229,7 +229,7 @@ class PipelineStepper(Stepper):
     def _read_next_piece(self, rows: Sequence[GeneratedRow]) -> list[Any]:
         [row] = rows
         self._forwards.prefill_piece(row, self._get_piece(row))
-        self.prefixes.keep_prefix(row.tokens[: row.cached_token_count], row.cache.layers, 0)
+        self.prefixes.keep_prefix(row.tokens[: row.own_cache_length], row.cache.layers, 0)
         return [None]
 
     def _choose_first_tokens(self, rows: Sequence[GeneratedRow]) -> list[Any]:
@@ -337,7 +337,7 @@ def _may_wait(row: GeneratedRow, *, is_alone: bool) -> bool:
 
 
 def _count_unread_tokens(row: GeneratedRow) -> int:
-    return len(row.tokens) - row.cached_token_count
+    return len(row.tokens) - row.own_cache_length
 
 
 def _is_memory_short(outcome: object) -> bool:

@@ -34,7 +34,7 @@ class Feed:
     scores_texts: bool = False  # True if an answer is about a text as a whole
     reads_states: bool = False  # True if an answer is made of the first of the model's outputs
     preprocess: dict[str, Any] = field(default_factory=dict)  # parameters of the pipeline's preprocess
-    example: Callable[[], Any] = lambda: parity.TEXTS[1]  # makes a valid input, or a text for `make_sample_input`
+    example: Callable[[], Any] = lambda: parity.TEXTS[1]  # makes a valid input, or a text for `make_input_from_text`
     parameters: dict[str, Any] = field(default_factory=dict)  # parameters for the example
     compared: dict[str, Any] = field(default_factory=dict)  # more of them, to compare with the library's answers
 
@@ -46,13 +46,13 @@ class Feed:
         """Return the feed of this pipeline, which may differ from that of others with the same task."""
         return self
 
-    def make_sample_input(self, text: object, pipe: Pipeline) -> Any:
+    def make_input_from_text(self, text: object, pipe: Pipeline) -> Any:
         """Return an input that holds `text`."""
         return text
 
     def make_examples(self, pipe: Pipeline) -> list[Any]:
         """Return one input, or none if it is not known what the model takes."""
-        return [self.make_sample_input(self.example(), pipe)]
+        return [self.make_input_from_text(self.example(), pipe)]
 
     def make_operator_note(self, pipe: Pipeline) -> str:
         """Return what an operator should know of this model's answers, or an empty string."""
@@ -103,7 +103,9 @@ class TextFeed(Feed):
     is_cut = True
 
     def make_trial(self, pipe: Pipeline) -> tuple[list[Any], dict[str, Any]]:
-        return [self.make_sample_input(text, pipe) for text in parity.make_trial_texts(pipe.tokenizer)], self.parameters
+        return [
+            self.make_input_from_text(text, pipe) for text in parity.make_trial_texts(pipe.tokenizer)
+        ], self.parameters
 
 
 class ScoredTexts(TextFeed):
@@ -134,7 +136,7 @@ class Pairs(ScoredTexts):
             value = {**value, "text_pair": task_inputs.truncate_text_to(most, value.get("text_pair"), pipe)}
         return super().read_input_and_parameters(value, pipe, parameters)
 
-    def make_sample_input(self, text: object, pipe: Pipeline) -> Any:
+    def make_input_from_text(self, text: object, pipe: Pipeline) -> Any:
         return {"text": parity.TEXTS[1], "text_pair": text}
 
     def make_answer(self, answer: Any, row: InputRow, parameters: dict[str, Any]) -> Any:
@@ -152,7 +154,7 @@ class States(TextFeed):
 
 
 class MaskedTextFeed(TextFeed):
-    def make_sample_input(self, text: object, pipe: Pipeline) -> Any:
+    def make_input_from_text(self, text: object, pipe: Pipeline) -> Any:
         return f"{pipe.tokenizer.mask_token} {text}"
 
 

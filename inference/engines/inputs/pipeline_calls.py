@@ -70,7 +70,7 @@ class PipelineCalls:
         """Return the rows in their order, each with the model's output for it."""
         outputs: dict[int, Any] = {}
         for group in row_groups.group_stackable_rows(rows, limit=limit, mode=parameters.mode):
-            found = row_groups.run_forward(group, self.pipe.forward, self.collate, parameters.forward)
+            found = row_groups.run_group(group, self.pipe.forward, self.collate, parameters.forward)
             outputs |= {id(row): output for row, output in zip(group, found, strict=True)}
         return [(row, outputs[id(row)]) for row in rows]
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from inference.catalog.sizes.lengths import drop_response_fields
 from inference.engines.inputs import media
-from inference.engines.inputs.truncation import cut_to_tokens
+from inference.engines.inputs.truncation import cut_unread_text
 from inference.errors import ContextLengthExceeded, InvalidInput, format_token_count, make_context_length_error
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def read_string(value: object) -> str:
 
 def truncate_text(value: object, pipe: Pipeline) -> str:
     """Return as much of a text as the model can read."""
-    return cut_to_tokens(pipe.tokenizer, read_string(value))
+    return cut_unread_text(pipe.tokenizer, read_string(value))
 
 
 def truncate_text_to(most: int, value: object, pipe: Pipeline) -> str:
@@ -59,7 +59,7 @@ def truncate_text_to(most: int, value: object, pipe: Pipeline) -> str:
 
 def read_long_text(value: object, pipe: Pipeline) -> str:
     """Return as much of a text that may be read in strides as `MAX_STRIDES` strides may hold."""
-    return cut_to_tokens(pipe.tokenizer, read_string(value), MAX_STRIDES * pipe.tokenizer.model_max_length)
+    return cut_unread_text(pipe.tokenizer, read_string(value), MAX_STRIDES * pipe.tokenizer.model_max_length)
 
 
 def read_text_within_limit(value: object, pipe: Pipeline) -> str:
@@ -68,7 +68,7 @@ def read_text_within_limit(value: object, pipe: Pipeline) -> str:
     Raises `ContextLengthExceeded` if it is longer than the model reads.
     """
     tokenizer, whole = pipe.tokenizer, read_string(value)
-    if tokenizer and len(begun := cut_to_tokens(tokenizer, whole)) < len(whole):
+    if tokenizer and len(begun := cut_unread_text(tokenizer, whole)) < len(whole):
         tokens = len(tokenizer(begun, add_special_tokens=False, verbose=False)["input_ids"])
         raise make_context_length_error(tokenizer.model_max_length, tokens, at_least=True)
     return whole

@@ -17,7 +17,7 @@ MOST_CHARACTERS = 200  # of a token on average: blanks and characters of no voca
 MARGIN = 128  # tokens that a cut within a word may change
 
 
-def cut_to_tokens(tokenizer: PreTrainedTokenizerBase, text: str, limit: int | None = None) -> str:
+def cut_unread_text(tokenizer: PreTrainedTokenizerBase, text: str, limit: int | None = None) -> str:
     """Return a part of `text` whose first `limit` tokens are those of the whole text.
 
     The limit is by default the tokenizer's own. To tokenize the whole text, and cut it then, takes a second a megabyte.

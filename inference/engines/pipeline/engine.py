@@ -29,7 +29,7 @@ from inference.engines.generation import generate_calls
 from inference.engines.inputs import media, step_errors
 from inference.engines.inputs.feeds import FEEDS
 from inference.engines.inputs.pipeline_calls import Parameters, PipelineCalls
-from inference.engines.pipeline.reference import Reference
+from inference.engines.pipeline.reference_answers import Reference
 from inference.engines.runtime import parity, precision
 from inference.engines.runtime.engine_calls import raise_if_device_failed
 from inference.engines.runtime.exception_diagnosis import describe_exception, is_device_failure
@@ -133,7 +133,7 @@ class PipelineEngine(Engine):
             lambda: accelerate.make_batch_answers_shortcut(self, self.pipe, self.task),
             lambda: self._has_same_answers(inputs[:1]) and self._has_same_answers([*inputs, *reference.inputs]),
         )
-        self.padded, self.note = self.shortcuts.is_padded, f"{self.shortcuts.batching_choice.note} {note}".strip()
+        self.padded, self.note = self.shortcuts.pads_batches, f"{self.shortcuts.batching_choice.note} {note}".strip()
         if tasks.find_task(self.task).generates:
             self._install_stepper(self.steps, trial)
 
@@ -163,7 +163,7 @@ class PipelineEngine(Engine):
     def _make_backend_trial_inputs(self) -> list[Any]:
         """Return inputs that show how far the answers of another backend are from those of torch."""
         if self.feed.is_cut:
-            return [self.feed.make_sample_input(text, self.pipe) for text in agreement.TEXTS]
+            return [self.feed.make_input_from_text(text, self.pipe) for text in agreement.TEXTS]
         return 2 * self.feed.make_examples(self.pipe)
 
     def _compute_values(
@@ -193,7 +193,7 @@ class PipelineEngine(Engine):
             if isinstance(answer, BaseException):
                 raise answer
 
-    def can_answer_example(self) -> bool:
+    def try_example(self) -> bool:
         if not self.feed.make_examples(self.pipe):
             return False
         try:
@@ -203,8 +203,8 @@ class PipelineEngine(Engine):
             return False
         return True
 
-    def make_sample_input(self, text: str) -> Any:
-        return self.feed.make_sample_input(text, self.pipe)
+    def make_input_from_text(self, text: str) -> Any:
+        return self.feed.make_input_from_text(text, self.pipe)
 
     def count_tokens(self, inputs: list[Any], parameters: dict[str, Any]) -> list[int]:
         if self.steps is None:
@@ -226,7 +226,7 @@ class PipelineEngine(Engine):
         if steps is None:
             return self._answer_by_pipeline(inputs, given)
         answers = self.shortcuts.guard_call(lambda: self._answer_together(steps, inputs, ready))
-        self.padded = self.shortcuts.is_padded
+        self.padded = self.shortcuts.pads_batches
         return answers
 
     def prepare(self, inputs: list[Any], parameters: dict[str, Any]) -> Any:

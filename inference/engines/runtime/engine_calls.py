@@ -24,7 +24,7 @@ from inference.engines.runtime.exception_diagnosis import (
     is_device_failure,
     is_out_of_memory,
 )
-from inference.engines.runtime.json_values import convert_to_finite_json
+from inference.engines.runtime.json_values import convert_to_json
 from inference.errors import (
     UNREADABLE,
     BadOutput,
@@ -132,7 +132,7 @@ class _Batch:
         if not raised:
             return
         with self.engine.reading:
-            is_well = self.engine.can_answer_example()
+            is_well = self.engine.try_example()
         for index in raised if is_well else ():
             found = self.outcomes[index]
             logger.warning("the model answers its example, and not an input: %s", logs.mask_model_text(found.raised))
@@ -242,7 +242,7 @@ def convert_item_answer(answer: object) -> Any:
     if isinstance(answer, BaseException):
         return make_job_error(answer)
     try:
-        return convert_to_finite_json(answer)
+        return convert_to_json(answer)
     except BadOutput as error:
         return error
     except Exception as error:  # an object's own code raised it, or the answer has lists that hold themselves

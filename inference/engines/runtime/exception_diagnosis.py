@@ -3,7 +3,7 @@
 import re
 import sys
 
-from inference.values.descriptions import cut_text
+from inference.values.error_phrases import cut_text
 
 MAX_DETAIL = 2000  # characters of a message that are stored in a row
 

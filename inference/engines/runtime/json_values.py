@@ -10,7 +10,7 @@ _PLAIN = (bool, type(None))
 MAX_DEPTH = 64  # lists and objects within each other; the web process cannot write 255
 
 
-def convert_to_finite_json(value: Any, room: int = MAX_DEPTH) -> Any:
+def convert_to_json(value: Any, room: int = MAX_DEPTH) -> Any:
     """Return `value` as JSON values: numpy scalars, arrays and tensors become numbers and lists.
 
     Raises `BadOutput` if there are NaN, infinity, integers beyond 64 bits, text that no database stores, lists and
@@ -27,12 +27,12 @@ def convert_to_finite_json(value: Any, room: int = MAX_DEPTH) -> Any:
         return _check_finite(float(value))
     if isinstance(value, dict):
         room = _reduce_room(room)
-        return {_check_text(str(key)): convert_to_finite_json(item, room) for key, item in value.items()}
+        return {_check_text(str(key)): convert_to_json(item, room) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         room = _reduce_room(room)
-        return [convert_to_finite_json(item, room) for item in value]
+        return [convert_to_json(item, room) for item in value]
     if callable(getattr(value, "tolist", None)):  # numpy and torch, without importing either
-        return convert_to_finite_json(value.tolist(), room)
+        return convert_to_json(value.tolist(), room)
     if isinstance(value, int):
         return _check_integer(value)
     raise BadOutput(f"The engine's answer holds a {kind.__name__}; an answer is made of JSON values.")

@@ -56,7 +56,7 @@ def _make_stack_key(features: Mapping[str, Any], mode: BatchingMode) -> tuple[An
     )
 
 
-def run_forward(
+def run_group(
     rows: Sequence[InputRow], run: Callable[..., Any], collate: Callable[..., Any], parameters: dict[str, Any]
 ) -> list[Any]:
     """Run one forward of the model for the rows of a group.

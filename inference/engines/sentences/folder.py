@@ -13,7 +13,7 @@ from inference.engines.artifacts import weights
 from inference.engines.sentences import pooling
 from inference.engines.sentences.dense import Dense, load_dense
 from inference.errors import InvalidInput, ModelUnavailable
-from inference.values.descriptions import quote_name
+from inference.values.error_phrases import truncate_name
 
 MODEL_FILE = "config_sentence_transformers.json"  # written by SentenceTransformer.save
 MODULES_FILE = "modules.json"
@@ -75,7 +75,7 @@ class SentenceFolder:
         """Return the prompt of a name, or else of a type of input. Raises `InvalidInput` if no prompt has the name."""
         if name is not None:
             if name not in self.prompts:
-                known = ", ".join(map(quote_name, self.prompts)) or "none; leave it out"
+                known = ", ".join(map(truncate_name, self.prompts)) or "none; leave it out"
                 message = f"parameters.prompt_name: is no prompt of this model, which has {known}."
                 raise InvalidInput(message, field="parameters.prompt_name")
             return self.prompts[name]

@@ -31,14 +31,14 @@ class Command(BaseCommand):
 def list_entry_facts(spec: ModelSpec, living: Iterable[Worker]) -> Iterator[tuple[str, str]]:
     entry = {"task": spec.task, "engine": spec.engine, "weights": spec.model, "revision": spec.revision}
     yield from ((name, fact) for name, fact in entry.items() if fact)
-    yield "served by", "; ".join(list_serving_workers(spec.name, living)) or "no living worker"
+    yield "served by", "; ".join(describe_model_workers(spec.name, living)) or "no living worker"
     yield "queue", f"{spec.queue}, {format_count(queue_position.count_queued_jobs(spec), 'job', ('waits', 'wait'))}"
 
 
-def list_serving_workers(model: str, living: Iterable[Worker]) -> Iterator[str]:
+def describe_model_workers(model: str, living: Iterable[Worker]) -> Iterator[str]:
     """Yield the workers that have the model, or why one of them does not serve it."""
     for worker in living:
-        if why_not := readiness.find_worker_reason(worker, model):
+        if why_not := readiness.find_worker_unready_reason(worker, model):
             yield f"not by {worker.name}: {why_not.text.rstrip('.')}"
         elif model in worker.model_names:
             ready = f"{worker.replicas_ready} of {worker.replicas_total} replicas"

@@ -36,9 +36,9 @@ class Command(BaseCommand):
         if not living:
             raise CommandError("No worker runs. One that is started reads the file by itself.")
         known_at = time.monotonic() + WEB_S
-        found = worker_catalogs.compare_with_wanted(living, wanted)
+        found = worker_catalogs.find_catalog_changes(living, wanted)
         self.stdout.write(f"{found}." if found else FOLLOWED)
-        self.known = {worker.pk: worker_catalogs.get_load_failure_counts(worker) for worker in living}
+        self.known = {worker.pk: worker_catalogs.count_failed_loads(worker) for worker in living}
         self._wait_for_workers(wanted, timeout)
         if found:
             time.sleep(max(0.0, known_at - time.monotonic()))

@@ -5,7 +5,7 @@ from typing import Any
 from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
-from inference.figures import marks
+from inference.figures import timeline_marks
 from inference.telemetry.plurals import format_count
 from inference.upkeep import retention
 
@@ -27,5 +27,5 @@ class Command(BaseCommand):
         removed = 0
         while count := sweep.remove_chunk():
             removed += count
-        marks.clear_retention_stop()
+        timeline_marks.clear_retention_stop()
         self.stdout.write(f"{format_count(removed, 'job')} removed")

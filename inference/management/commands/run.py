@@ -46,7 +46,7 @@ def get_job_output(job: Job, waited_s: float) -> Any:
     if not job.is_finished:
         over = f"Not finished within {waited_s:g} s."
         goes_on = f"The job goes on: /v1/jobs/{job.id}"
-        raise CommandError(" ".join(filter(None, (over, readiness.explain_wait(job), goes_on))))
+        raise CommandError(" ".join(filter(None, (over, readiness.explain_job_wait(job), goes_on))))
     raise CommandError(f"The job {job.id} {job.status}: {': '.join(filter(None, (job.error_code, job.full_detail)))}")
 
 

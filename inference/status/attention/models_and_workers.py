@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from inference import clock
 from inference.catalog import lookup
-from inference.figures.marks import MarkKind
+from inference.figures.timeline_marks import MarkKind
 from inference.models import Mark, PausedModel, Worker, WorkerState
 from inference.status import readiness, workers
 from inference.status.attention.item import AttentionItem, Key
@@ -47,7 +47,7 @@ def _find_causes(name: str, cause: Cause, living: Iterable[Worker], missed: Iter
     A drained worker whose row lists no replica may have had the model.
     """
     for worker in living:
-        why_not = readiness.find_worker_reason(worker, name)
+        why_not = readiness.find_worker_unready_reason(worker, name)
         may_have = cause is Cause.DRAINED and worker.is_to_rest and not worker.replicas
         if cause in CODE_OF and (may_have or (why_not and why_not.cause is cause)):
             yield CODE_OF[cause], ("worker", str(worker.pk))
@@ -102,7 +102,7 @@ def find_gone_workers(living: Sequence[Worker]) -> Iterator[AttentionItem]:
 
 def _find_missed_workers(living: Sequence[Worker]) -> Iterable[Worker]:
     there = {worker.name for worker in living}
-    lost = workers.select_silent() | Worker.objects.filter(state=WorkerState.GONE)
+    lost = workers.select_silent_workers() | Worker.objects.filter(state=WorkerState.GONE)
     now, shown = clock.get_database_time(), workers.ENDED_SHOWN
     # A heartbeat after `now` is from before the clock was set back.
     recent = lost.filter(heartbeat_at__range=(now - shown, now + shown)).order_by("heartbeat_at")

@@ -34,7 +34,7 @@ class DatabaseWrapper(base.DatabaseWrapper):
 
     def get_connection_params(self) -> dict[str, Any]:
         params = super().get_connection_params()
-        if limit_s := budget.read_statement_limit_s():
+        if limit_s := budget.read_statement_timeout_setting():
             limits = f"-c statement_timeout={limit_s * 1000:.0f} -c idle_in_transaction_session_timeout={IDLE_S}s"
             params["options"] = f"{limits} {params.get('options', '')}".strip()
         return params

@@ -34,7 +34,7 @@ __all__ = [
 
 class Connection(psycopg.Connection[Any]):
     def wait(self, gen: Any, interval: float = 0.1, timeout: float | None = None) -> Any:
-        limit_s = budget.read_statement_limit_s()
+        limit_s = budget.read_statement_timeout_setting()
         if timeout is None and limit_s:
             left_s = max(budget.get_remaining_s() - GRACE_S, 0)
             timeout = min(limit_s, left_s) + GRACE_S  # so that a ROLLBACK has time, too

@@ -112,7 +112,7 @@ class DispatchLoop:
         or are on their way, go back to it.
         """
         dispatcher, replicas = self.dispatcher, self.dispatcher.replicas
-        wanted = {address.get_queue_name(name) for name in replicas.active_models if dispatcher.connected}
+        wanted = {address.get_queue_name(name) for name in replicas.unpaused_models if dispatcher.connected}
         consumed = self.subscriptions.consumed_queues
         for queue in consumed - wanted:
             self.subscriptions.stop_consuming_queue(queue)

@@ -112,7 +112,7 @@ def _prepare(worker: Any) -> None:
     )
     worker.service = service = prepare_worker_service(models, selection, options)
     worker.concurrency = service.replicas.plan.replicas
-    signals.worker_shutting_down.connect(lambda **_: service.heartbeat.announce_stop(), weak=False)
+    signals.worker_shutting_down.connect(lambda **_: service.heartbeat.note_stop(), weak=False)
     command_overrides.override_commands(service.housekeeping)
     service.start()
 

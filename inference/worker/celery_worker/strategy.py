@@ -58,7 +58,7 @@ class JobRequest(Request):
         if self.worker_pid == pid:
             return
         self.worker_pid = pid
-        self.time_start = clock.time_s()
+        self.time_start = clock.estimate_now_s()
         state.task_accepted(self)
         self.send_event("task-started")
 
@@ -174,7 +174,7 @@ def make_items(request: Request, dispatcher: Dispatcher) -> tuple[list[Item], st
         group = str(hints.get("group", ""))
         common = (
             int(hints.get("priority", 2)),
-            min(float(hints.get("created_at") or clock.time_s()), clock.time_s()),
+            min(float(hints.get("created_at") or clock.estimate_now_s()), clock.estimate_now_s()),
             float(expires_at) if expires_at is not None else None,
             hints.get("alone") is True,
             str(hints["owner"]) if hints.get("owner") is not None else None,
@@ -201,6 +201,6 @@ def _is_ours(model: str, request: Request, dispatcher: Dispatcher) -> bool:
     Jobs of a model that cannot be run now are taken only from the model's own queue: it is not consumed meanwhile, so
     they can be given back to it. Another queue would deliver them again at once.
     """
-    if model in dispatcher.replicas.active_models:
+    if model in dispatcher.replicas.unpaused_models:
         return True
     return model in dispatcher.specs and request.delivery_info.get("routing_key") == dispatcher.specs[model].queue

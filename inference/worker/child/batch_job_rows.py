@@ -17,7 +17,7 @@ from inference.store.transitions import Claimed
 from inference.telemetry import logs
 from inference.worker.calls import BatchCall
 from inference.worker.child.loaded_models import LoadedModels
-from inference.worker.child.outcomes import replace_unstorable_outcome
+from inference.worker.child.outcome_builder import replace_unstorable_outcome
 from inference.worker.replicas import devices
 
 logger = logging.getLogger(__name__)

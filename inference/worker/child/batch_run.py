@@ -27,7 +27,7 @@ from inference.telemetry import logs
 from inference.worker.calls import BatchCall, BatchReport
 from inference.worker.child import batch_job_rows
 from inference.worker.child.loaded_models import LoadedModels
-from inference.worker.child.outcomes import make_condemned_outcome, make_failure, make_outcome
+from inference.worker.child.outcome_builder import make_condemned_outcome, make_failure, make_outcome
 from inference.worker.child.time_limit import end_process_after
 
 logger = logging.getLogger(__name__)

@@ -84,7 +84,7 @@ def apply_assignment(assignment: Assignment) -> LoadReport:
 @raise_picklable_errors()
 def run_batch(call: BatchCall) -> BatchReport:
     """Run one batch from claim to notice, or some steps of it if its model generates step by step."""
-    with end_abandoned_batches(call), use_spare_threads(call.spare_threads):
+    with run_beside_open_batches(call), use_spare_threads(call.spare_threads):
         if stages := make_batch_run(call):
             stages.claim_jobs()
             stages.compute_answers()
@@ -129,7 +129,7 @@ def continue_batch(call: BatchCall) -> BatchReport:
 
 
 @contextlib.contextmanager
-def end_abandoned_batches(call: BatchCall) -> Iterator[None]:
+def run_beside_open_batches(call: BatchCall) -> Iterator[None]:
     """Run a call beside the batches that are open, and if it is the last call, run these to their end."""
     opened.close_abandoned_batches(call.waiting, call=call)
     try:

@@ -92,7 +92,7 @@ class WorkAheadLoop:
             if function is not served_calls.run_batch:
                 taken.result = function(*arguments)
                 return
-            with served_calls.raise_picklable_errors(), served_calls.end_abandoned_batches(*arguments):
+            with served_calls.raise_picklable_errors(), served_calls.run_beside_open_batches(*arguments):
                 if taken.failure:
                     return
                 if self._device_failed:

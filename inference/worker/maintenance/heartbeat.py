@@ -14,11 +14,11 @@ from django.db.models.functions import Now
 from inference import clock
 from inference.connection_retries import Backoff
 from inference.fields.worker_documents import CatalogSnapshot, CostSnapshot, GenerationSnapshot, ReplicaSnapshot
-from inference.figures import marks
+from inference.figures import timeline_marks
 from inference.models import Worker, WorkerState
 from inference.status import workers
 from inference.store import pauses_and_drains
-from inference.worker.chores import run_chore
+from inference.worker.chore_runner import run_chore
 from inference.worker.replicas.devices import Plan
 from inference.worker.replicas.registry import OperatorIntents
 
@@ -74,7 +74,7 @@ class Heartbeat(threading.Thread):
             started_at=Now(),
             heartbeat_at=Now(),
         )
-        marks.mark_worker_start(self.node)
+        timeline_marks.mark_worker_start(self.node)
         for name, devices in workers.find_gpu_conflicts(row).items():
             logger.warning(
                 "%s computes on %s too, and neither leaves memory for the other: give them --devices of their own,"
@@ -98,7 +98,7 @@ class Heartbeat(threading.Thread):
         now = time.monotonic()
         return now - self.answering_since if now - self.beaten_at < LATE_S else 0.0
 
-    def announce_stop(self) -> None:
+    def note_stop(self) -> None:
         """Have the next heartbeat record that this worker stops. Runs in a signal handler, which may do no more."""
         self.leaving = True
 
@@ -127,11 +127,14 @@ class Heartbeat(threading.Thread):
         if self.is_alive():
             self.join(LAST_S)
         is_gone = of_an_error and not self.leaving
-        gone, stopped = (WorkerState.GONE, marks.MarkKind.GONE), (WorkerState.STOPPED, marks.MarkKind.STOPPED)
+        gone, stopped = (
+            (WorkerState.GONE, timeline_marks.MarkKind.GONE),
+            (WorkerState.STOPPED, timeline_marks.MarkKind.STOPPED),
+        )
         state, mark = gone if is_gone else stopped
         try:
             Worker.objects.filter(pk=self.plan.worker).update(state=state, heartbeat_at=Now())
-            marks.add_mark(mark, self.node)
+            timeline_marks.add_mark(mark, self.node)
         except (DatabaseError, InterfaceError) as error:
             logger.warning("worker=%s leaves without a word, the database is away: %s", self.plan.worker, error)
 

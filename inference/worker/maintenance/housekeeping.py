@@ -20,8 +20,8 @@ from inference.broker.address import get_queue_name
 from inference.figures import rollup, sample, tally_rows
 from inference.store import transitions
 from inference.upkeep import acts, reconcile, retention
-from inference.upkeep.heartbeat_observer import Observer
-from inference.worker.chores import run_chore
+from inference.upkeep.heartbeat_monitor import Observer
+from inference.worker.chore_runner import run_chore
 from inference.worker.maintenance.heartbeat import Heartbeat
 from inference.worker.maintenance.watchdog import Watchdog
 from inference.worker.replicas.registry import ReplicaRegistry
@@ -117,7 +117,7 @@ class Housekeeping(threading.Thread):
         # This raises while the broker is away or full, for which the event loop itself waits. The lengths of queues
         # can be read from a full broker.
         publisher.ping_broker()
-        consumed = [get_queue_name(name) for name in self.replicas.active_models.intersection(snapshot.model_names)]
+        consumed = [get_queue_name(name) for name in self.replicas.unpaused_models.intersection(snapshot.model_names)]
         waiting = sum(publisher.count_messages(consumed).values())
         reason = self.watchdog.find_reason_to_end(
             now=time.monotonic(),

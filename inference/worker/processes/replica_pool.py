@@ -36,14 +36,14 @@ class ReplicaPool:
         self,
         replicas: ReplicaRegistry,
         *,
-        has_open_batch: Callable[[int], bool],
+        child_has_open_batch: Callable[[int], bool],
         load_limit_s: float,
         most_calls: int | None = None,
         most_kib: int | None = None,
     ) -> None:
         """Make a pool without processes.
 
-        `has_open_batch` returns True if a batch is open in the child with this pid. A process ends after
+        `child_has_open_batch` returns True if a batch is open in the child with this pid. A process ends after
         `load_limit_s` seconds in which it has not loaded its models. It is replaced after `most_calls` calls, or when
         it has more than `most_kib` KiB of memory, once nothing runs in it.
         """
@@ -51,7 +51,7 @@ class ReplicaPool:
         self.processes: dict[int, ReplicaProcess] = {}  # by index of the replica; those that have not ended
         self.awaited: int | None = None  # pid of the child that is to load something once its open batches have ended
         self.is_closed = False  # it takes no more calls
-        self._has_open_batch = has_open_batch
+        self._has_open_batch = child_has_open_batch
         self._on_idle: Callable[[], object] = bool
         self._load_limit_s, self._most_calls, self._most_kib = load_limit_s, most_calls, most_kib
         self._handle_message = self._guard_callback(self._handle_reply)
@@ -155,7 +155,7 @@ class ReplicaPool:
         )
 
     def _note_exit_code(self, process: ReplicaProcess, exit_code: int | None) -> None:
-        process.note_orphan_state(exit_code)
+        process.note_if_orphan(exit_code)
         if exit_code is not None and not process.is_awaited:
             self._read_replies(process)
             self._reap_process(process)
@@ -181,8 +181,8 @@ class ReplicaPool:
             process.calls[number].note_acceptance()
         else:
             call = process.calls.pop(number)
-            process.count_call(most_calls=self._most_calls, most_kib=self._most_kib)
-            (call.note_result if kind == ReplyKind.DONE else call.note_error)(value)
+            process.count_finished_call(most_calls=self._most_calls, most_kib=self._most_kib)
+            (call.note_result if kind == ReplyKind.DONE else call.report_error)(value)
             self._replace_if_worn(process)
             self._on_idle()
 
@@ -320,7 +320,7 @@ class ReplicaPool:
         """Return the pids of the replicas that would start a call at once, the eldest process first."""
         return [each.pid for each in self.processes.values() if self._is_idle(each) and self._takes_calls(each)]
 
-    def has_process(self, pid: int) -> bool:
+    def has_pid(self, pid: int) -> bool:
         return self._find_process(pid) is not None
 
     @property
@@ -336,7 +336,9 @@ class ReplicaPool:
     def _takes_calls(self, process: ReplicaProcess) -> bool:
         if process.is_closed or process.is_given_up:
             return False
-        return self._has_open_batch(process.pid) or (self.replicas.can_take_call(process.pid) and not process.is_worn)
+        return self._has_open_batch(process.pid) or (
+            self.replicas.can_child_take_call(process.pid) and not process.is_worn
+        )
 
     # Models
 

@@ -42,7 +42,7 @@ class ProcessCall:
         self.is_over = True
         self.done(result)
 
-    def note_error(self, error: BaseException) -> None:
+    def report_error(self, error: BaseException) -> None:
         self.is_over = True
         self.failed(error)
 
@@ -105,7 +105,7 @@ class ReplicaProcess:
         """Note that the launcher waits for its end."""
         self.is_awaited = True
 
-    def note_orphan_state(self, exit_code: int | None) -> None:
+    def note_if_orphan(self, exit_code: int | None) -> None:
         """Note if it is an orphan.
 
         Its exit code is None then, as the process that forked it has ended, and nothing tells how this one will end.
@@ -116,7 +116,7 @@ class ReplicaProcess:
         """Exclude seconds in which it was stopped with the main process."""
         self.started_at += suspended_s
 
-    def count_call(self, *, most_calls: int | None, most_kib: int | None) -> None:
+    def count_finished_call(self, *, most_calls: int | None, most_kib: int | None) -> None:
         """Note that it has run a call. It is worn once it has run as many, or takes as much memory, as it may."""
         self.calls_made += 1
         if (most_calls and self.calls_made >= most_calls) or (

@@ -100,7 +100,7 @@ class ReplicaRegistry:
         self.try_at = time.monotonic()
         self._choose_entries()
 
-    def apply_intents(self, intents: OperatorIntents) -> None:
+    def apply_pauses_and_drain(self, intents: OperatorIntents) -> None:
         """Apply the intents of operators.
 
         No job of a model that is held back is begun from now on. The model stays in memory, and is served as soon as
@@ -116,7 +116,7 @@ class ReplicaRegistry:
         return names if self.intents.is_drained else names & self.intents.paused
 
     @property
-    def active_models(self) -> frozenset[str]:
+    def unpaused_models(self) -> frozenset[str]:
         """The models of which jobs are begun now."""
         return (
             self.runnable - self.paused_or_drained_models
@@ -172,7 +172,7 @@ class ReplicaRegistry:
             replica.note_fatal_load(killer, self.goal.keys())
         if replica.is_up:
             had = replica.ready & self._runs
-            if self.can_take_call(replica.pid):
+            if self.can_child_take_call(replica.pid):
                 replica.count_end()
         else:
             replica.note_missing_report(self._explain_failed_load(replica), had)
@@ -276,11 +276,11 @@ class ReplicaRegistry:
         states = (replica.models.get(spec.digest, READY) for replica in self.replicas)
         return next((state for state in states if state != READY), "")
 
-    def can_take_call(self, pid: int) -> bool:
+    def can_child_take_call(self, pid: int) -> bool:
         """Return True if this child can be given a call."""
         return bool(self._list_runnable_entries(pid))
 
-    def find_missing_models(self, pid: int) -> frozenset[str]:
+    def find_models_child_lacks(self, pid: int) -> frozenset[str]:
         """Return the models that are run and that this child cannot be given a call of."""
         return self._list_models(self._runs - self._list_runnable_entries(pid))
 
@@ -314,13 +314,13 @@ class ReplicaRegistry:
     def find_device(self, pid: int) -> str:
         return next((replica.device for replica in self.replicas if replica.pid == pid), "")
 
-    def works_ahead(self, pid: int) -> bool:
+    def can_child_work_ahead(self, pid: int) -> bool:
         """Return True if this child can be given more calls than the one that it runs."""
-        return self.can_take_call(pid) and any(
+        return self.can_child_take_call(pid) and any(
             r.pid == pid and self.plan.works_ahead(i) for i, r in enumerate(self.replicas)
         )
 
-    def get_shared_state(self, pid: int) -> SharedState | None:
+    def find_child_shared_state(self, pid: int) -> SharedState | None:
         return next((replica.shared for replica in self.replicas if replica.pid == pid), None)
 
     def generates_by_steps(self, model: str) -> bool:
@@ -336,7 +336,7 @@ class ReplicaRegistry:
 
         Nothing is sent once the worker leaves: the command stays `DRAIN` then.
         """
-        shared = self.get_shared_state(pid)
+        shared = self.find_child_shared_state(pid)
         if shared and not self.is_closed:
             shared.command = command
 
@@ -349,7 +349,7 @@ class ReplicaRegistry:
     @property
     def able_child_count(self) -> int:
         """The number of children that can be given a call, now or after the one that they run."""
-        return sum(replica.pid is not None and self.can_take_call(replica.pid) for replica in list(self.replicas))
+        return sum(replica.pid is not None and self.can_child_take_call(replica.pid) for replica in list(self.replicas))
 
     def may_start(self, index: int) -> bool:
         replica = self.replicas[index]
@@ -410,7 +410,9 @@ class ReplicaRegistry:
             if untried := self._list_untried_entries(replica):
                 return replica, replica.ready | untried
         lacking = [
-            replica for replica in free if self.can_take_call(replica.pid or 0) and not goal.keys() <= replica.ready
+            replica
+            for replica in free
+            if self.can_child_take_call(replica.pid or 0) and not goal.keys() <= replica.ready
         ]
         if lacking and self.try_at <= time.monotonic():
             replica = min(lacking, key=lambda replica: replica.retry_at)
@@ -457,7 +459,7 @@ class ReplicaRegistry:
             if replica.is_up
             and replica.retry_at <= now
             and replica.pid
-            and not self.can_take_call(replica.pid)
+            and not self.can_child_take_call(replica.pid)
             and self.goal
             and not self._list_untried_entries(replica)
         ]

@@ -9,7 +9,7 @@ from django.conf import settings
 from inference.catalog import lookup
 from inference.catalog.specs import Catalog, digest_catalog
 from inference.models import WAITING, Job
-from inference.values.descriptions import suggest_name
+from inference.values.error_phrases import suggest_name
 from inference.worker.replicas.registry import ReplicaRegistry
 
 LINGER_S = settings.WORKER_SILENT_S  # a web process may take jobs until it has seen that their model is gone

@@ -102,23 +102,23 @@ class Backlog:
         else:
             self.queues[model].add(item)
 
-    def has_open_batch(self, pid: int) -> bool:
+    def child_has_open_batch(self, pid: int) -> bool:
         """Return True if a batch is open in the child process `pid`."""
         return any(batch.is_open and batch.pid == pid for batch in self.batches.values())
 
     def note_batch_start(self, batch: Batch) -> None:
         self.batches[batch.id] = batch
         self.isolation.begin_turn_of_others(batch)
-        self.update_reached_arrivals(batch)
+        self.update_newest_creation_times(batch)
 
-    def update_reached_arrivals(self, batch: Batch) -> None:
+    def update_newest_creation_times(self, batch: Batch) -> None:
         """Update `reached` by the jobs that a batch's last call brings."""
         reached = self.reached[batch.spec.name]
         queue = self.queues[batch.spec.name]
         arrivals = {(held.item.priority, held.item.arrived_at_s) for held in batch.called if held.requests}
         for priority, at_s in arrivals:
             known, arrived_at_s = reached.get(priority, 0.0), min(at_s, queue.find_oldest_arrival_s(priority))
-            was_set_back = known > clock.time_s() + SET_BACK_S
+            was_set_back = known > clock.estimate_now_s() + SET_BACK_S
             reached[priority] = arrived_at_s if was_set_back else max(known, arrived_at_s)
 
     def note_long_calls(self, model: str, *, is_long: bool) -> None:
@@ -131,7 +131,7 @@ class Backlog:
 
     def note_batch_end(self, batch: Batch) -> None:
         self.batches.pop(batch.id, None)
-        self.isolation.record_owed_time(batch)
+        self.isolation.record_time_owed_others(batch)
 
     def acknowledge_job(self, held: HeldJob, error: str, engine_s: float) -> None:
         """Release a job and acknowledge its messages.
@@ -142,7 +142,7 @@ class Backlog:
         for request in held.requests:
             request.note_job_end(error, engine_s)
 
-    def drop_forgotten_job(self, held: HeldJob) -> None:
+    def drop_job_without_messages(self, held: HeldJob) -> None:
         """Drop a job whose messages are forgotten: the broker delivers them again."""
         self.held.pop(held.item.id, None)
 
@@ -170,13 +170,13 @@ class Backlog:
         A job that has run stays while a replica that had its model restarts. If the restart fails, the job's row goes
         back too.
         """
-        if self.replicas.active_models >= self.queues.keys():
+        if self.replicas.unpaused_models >= self.queues.keys():
             return frozenset()
         running = self._list_running_ids()
         leaving = [
             held
             for held in self.held.values()
-            if held.model not in (self.replicas.served_models if held.takes_over else self.replicas.active_models)
+            if held.model not in (self.replicas.served_models if held.takes_over else self.replicas.unpaused_models)
             and held.item.id not in running
         ]
         self._give_back_jobs(leaving)
@@ -254,7 +254,7 @@ class Backlog:
         limits = queue.limits
         share = math.ceil(len(queue) / max(1, idle))
         room = Room(rows=limits.max_batch_size, tokens=limits.max_batch_tokens, longest=int(queue.padded))
-        return queue.take_next_items(now, room, priority=turn.priority, most=share)
+        return queue.take_items_in_turn(now, room, priority=turn.priority, most=share)
 
     def _find_short_calls(self) -> ShortCalls | None:
         """Return the limit on calls of jobs that can wait, or None while no client waits for other jobs."""
@@ -282,7 +282,9 @@ class Backlog:
         queue = self.queues[batch.spec.name]
         turn = self._find_turn(batch.spec.name, queue)
         items = (
-            queue.take_next_items(clock.estimate_earliest_now_s(), batch.room, priority=turn.priority) if turn else []
+            queue.take_items_in_turn(clock.estimate_earliest_now_s(), batch.room, priority=turn.priority)
+            if turn
+            else []
         )
         return self._collect_jobs(turn, items) if turn and items else []
 
@@ -315,7 +317,7 @@ class Backlog:
 
     def _list_due_turns(self, now: float) -> list[Turn]:
         """Return the queues whose next batch may go, in the order of the first job of each."""
-        able = {name: queue for name, queue in self.queues.items() if name in self.replicas.active_models}
+        able = {name: queue for name, queue in self.queues.items() if name in self.replicas.unpaused_models}
         due = [
             Turn(name, queue, head.priority, head.order)
             for name, queue in able.items()
@@ -343,7 +345,7 @@ class Backlog:
         return Turn(model, queue, head.priority, head.order) if head else None
 
     def _list_able_queues(self) -> list[BatchQueue]:
-        return [queue for name, queue in self.queues.items() if name in self.replicas.active_models]
+        return [queue for name, queue in self.queues.items() if name in self.replicas.unpaused_models]
 
     def _list_running_ids(self) -> set[str]:
         return {held.item.id for batch in self.batches.values() for held in batch.jobs}

@@ -16,7 +16,7 @@ from inference.fields.worker_documents import ModelState
 from inference.residency_policy.state import ResidencyState, Waiting
 from inference.residency_policy.worker_choice import should_load
 from inference.status import queue_position, workers
-from inference.worker.chores import run_chore
+from inference.worker.chore_runner import run_chore
 from inference.worker.replicas.devices import Plan
 
 LOOK_S, LONGEST_PAUSE_S = 0.5, 10.0  # pauses between two looks; the second while the database is away
@@ -113,4 +113,4 @@ class DemandPoller(threading.Thread):
 
 
 def _compute_age_s(job_id: UUID) -> float:
-    return max(0.0, clock.time_s() - queue_position.extract_creation_ms(job_id) / 1000)
+    return max(0.0, clock.estimate_now_s() - queue_position.extract_creation_ms(job_id) / 1000)

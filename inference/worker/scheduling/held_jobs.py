@@ -54,7 +54,7 @@ class HeldJob:
     def __post_init__(self) -> None:
         self.job_id = make_uuid_from_hex(self.item.id.replace("-", ""))
 
-    def note_batch_end(self, batch: UUID) -> None:
+    def add_ended_batch(self, batch: UUID) -> None:
         self.takes_over = (*(over for over in self.takes_over if over != batch), batch)[-MOST_OVER:]
 
 
@@ -161,7 +161,7 @@ class Batch:
     def note_call_end(self) -> None:
         self.result = None
 
-    def note_remaining_jobs(self, left: Collection[UUID]) -> None:
+    def update_is_open(self, left: Collection[UUID]) -> None:
         """Note which jobs continue with the next call of the batch, if any."""
         self.is_open = bool(left)
 

@@ -98,7 +98,7 @@ class Isolation:
         if self._owed_s and not batch.must_run_alone:
             self.others_until, self._owed_s = time.monotonic() + self._owed_s, 0.0
 
-    def record_owed_time(self, batch: Batch) -> None:
+    def record_time_owed_others(self, batch: Batch) -> None:
         if batch.must_run_alone and batch.has_begun:
             self._owed_s = time.monotonic() - batch.begun_at
 
@@ -114,7 +114,7 @@ class Isolation:
         """Run jobs again that were to join an open batch in a call that was forgotten."""
         self._add_group(list(jobs))
 
-    def postpone_joins(self, jobs: Sequence[HeldJob]) -> None:
+    def postpone_joining_jobs(self, jobs: Sequence[HeldJob]) -> None:
         """Run jobs later that were to join an open batch and cannot yet."""
         if jobs:
             self._add_group(list(jobs), after_s=self.backoff.take_next_pause_s())

@@ -80,7 +80,7 @@ class ResidencyController:
             if spec.load_digest in self.demand.estimates and self.specs.get(name) is not spec:
                 self.specs[name] = spec
                 estimate = self.demand.estimates[spec.load_digest]
-                self.residency.add_model(name, idle_unload_s=spec.idle_unload_s, memory=estimate)
+                self.residency.register_model(name, idle_unload_s=spec.idle_unload_s, memory=estimate)
 
     def _compute_room(self) -> int:
         """Return the bytes for lazy models in each replica: the least that the other models leave in one of them."""

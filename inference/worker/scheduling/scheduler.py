@@ -85,7 +85,7 @@ class Scheduler:
 
     def _give_work_ahead(self) -> None:
         """Give more calls to busy child processes that work ahead, first to the one that has the fewest."""
-        pids = {batch.pid for batch in self.backlog.batches.values() if self.replicas.works_ahead(batch.pid)}
+        pids = {batch.pid for batch in self.backlog.batches.values() if self.replicas.can_child_work_ahead(batch.pid)}
         while able := [pid for pid in pids if self._may_have_more(pid)]:
             if not any(map(self._begin_batch_ahead, sorted(able, key=lambda pid: len(self.list_batches_in_hand(pid))))):
                 return
@@ -109,7 +109,7 @@ class Scheduler:
         return IN_HAND - 1 if all(batch.spec.name in self.backlog.long for batch in running) else IN_HAND
 
     def _begin_batch_ahead(self, pid: int) -> bool:
-        if not (jobs := self.backlog.take_batch_ahead(self.replicas.find_missing_models(pid))):
+        if not (jobs := self.backlog.take_batch_ahead(self.replicas.find_models_child_lacks(pid))):
             return False
         batch = self._make_batch(pid, jobs)
         if not self._call(batch):
@@ -122,7 +122,7 @@ class Scheduler:
     def _continue_batch(self, batch: Batch) -> None:
         """Send the next call of an open batch, with the jobs that join now."""
         batch.add_joining_jobs(self.backlog.take_joining_jobs(batch) if self._may_be_joined(batch) else [])
-        self.backlog.update_reached_arrivals(batch)
+        self.backlog.update_newest_creation_times(batch)
         self._call(batch)
 
     def _may_be_joined(self, batch: Batch) -> bool:
@@ -135,7 +135,7 @@ class Scheduler:
             and not batch.is_closed
             and batch.pid != self._pool.awaited
             and batch.spec is self.backlog.specs.get(batch.spec.name)
-            and batch.spec.name not in self.replicas.find_missing_models(batch.pid)
+            and batch.spec.name not in self.replicas.find_models_child_lacks(batch.pid)
             and not self._is_kept_free()
         )
 
@@ -145,7 +145,7 @@ class Scheduler:
         They are the models that it lacks and those with a batch open in it. If it is to load a model once none is open,
         they are also the models whose batches would stay open.
         """
-        names = {*self.replicas.find_missing_models(pid), *(batch.spec.name for batch in opened)}
+        names = {*self.replicas.find_models_child_lacks(pid), *(batch.spec.name for batch in opened)}
         if pid == self._pool.awaited:
             names.update(filter(self.replicas.generates_by_steps, self.backlog.queues))
         return names

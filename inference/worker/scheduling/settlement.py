@@ -69,7 +69,7 @@ class Settlement:
         """Learn the costs of an engine call, which are those of a call without spare threads."""
         is_measured = report.engine_s > 0 and report.calls == 1  # no culprit was isolated
         if is_measured:
-            queue.note_padding_and_cut(padded=report.padded, cut_at=report.cut_at)
+            queue.set_padding_and_truncation(padded=report.padded, cut_at=report.cut_at)
         if is_measured and not batch.spare_threads:
             self._note_cost(batch, report)
             queue.learn_call(report.size, report.length, report.engine_s, jobs=report.jobs)
@@ -89,7 +89,9 @@ class Settlement:
     def settle_steps(self, batch: Batch, report: BatchReport) -> None:
         """Release the jobs of an open batch that have ended. The others continue."""
         batch.note_room(report.room)
-        self.backlog.queues[batch.spec.name].note_padding_and_cut(padded=report.room.longest > 0, cut_at=report.cut_at)
+        self.backlog.queues[batch.spec.name].set_padding_and_truncation(
+            padded=report.room.longest > 0, cut_at=report.cut_at
+        )
         self._learn_step_costs(batch, report)
         self._spare_threads.learn_from_report(batch, report)
         self._put_off_jobs(batch, report)
@@ -100,8 +102,8 @@ class Settlement:
         """Take the jobs that could not join out of the batch, to be tried again later by themselves."""
         put_off = batch.take_out_jobs(report.put_off)
         for held in put_off:
-            held.note_batch_end(batch.id)
-        self.backlog.isolation.postpone_joins(put_off)
+            held.add_ended_batch(batch.id)
+        self.backlog.isolation.postpone_joining_jobs(put_off)
 
     def _learn_step_costs(self, batch: Batch, report: BatchReport) -> None:
         """Learn how many jobs are answered in how much time. No batch is formed by the cost of steps."""
@@ -113,7 +115,7 @@ class Settlement:
     def rerun_batch_without_blame(self, batch: Batch) -> None:
         """Run a batch again that was lost by no fault of its jobs."""
         for held in batch.jobs:
-            held.note_batch_end(batch.id)
+            held.add_ended_batch(batch.id)
         self.backlog.isolation.retry_same_batch(batch)
 
     def _release_jobs(self, jobs: Sequence[HeldJob], report: BatchReport) -> None:
@@ -139,7 +141,7 @@ class Settlement:
             return
         self._spare_threads.withhold_threads(batch)
         for held in batch.jobs:
-            held.note_batch_end(batch.id)
+            held.add_ended_batch(batch.id)
         if isinstance(cause, errors.DeviceFailed):
             self._settle_device_failure(batch, cause)
         elif batch.stuck:
@@ -163,7 +165,7 @@ class Settlement:
 
     def _find_job_at_work(self, batch: Batch) -> HeldJob | None:
         """Return the one job that the engine of an open batch was busy with as its process ended, if any."""
-        shared = self.backlog.replicas.get_shared_state(batch.pid)
+        shared = self.backlog.replicas.find_child_shared_state(batch.pid)
         job = bytes(shared.job) if shared else NO_JOB
         return next((held for held in batch.jobs if held.job_id.bytes == job), None)
 
@@ -173,14 +175,14 @@ class Settlement:
         It was not being computed, or it is a single job beside which another batch was read: that may have kept the
         interpreter. Such a batch runs again alone in its child.
         """
-        shared = self.backlog.replicas.get_shared_state(batch.pid)
+        shared = self.backlog.replicas.find_child_shared_state(batch.pid)
         if not batch.has_company or shared is None or shared.computing != batch.number:
             return batch.has_company
         return len(batch.jobs) == 1 and shared.reading not in (0, batch.number)
 
     def settle_unexpected_failure(self, batch: Batch, cause: BaseException) -> None:
         for held in batch.jobs:
-            held.note_batch_end(batch.id)
+            held.add_ended_batch(batch.id)
         if not batch.begun[0].verdict:
             self.backlog.isolation.run_halves(batch, cause, after_s=RETRY_S)
             return

@@ -84,7 +84,7 @@ class SpareThreads:
             and all(other is batch for other in self._backlog.batches.values())
             and replicas.able_child_count == plan.replicas > 1
             and not any(each.is_loading for each in replicas.replicas)
-            and not replicas.works_ahead(batch.pid)
+            and not replicas.can_child_work_ahead(batch.pid)
             and batch.device == devices.CPU
             and 2 * plan.threads <= devices.count_cores()
             and sys.platform == LINUX

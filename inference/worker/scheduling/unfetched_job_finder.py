@@ -23,7 +23,7 @@ from inference.models import TERMINAL, Job
 from inference.status import owner_queues, workers
 from inference.status.owner_queues import OwnerQueue
 from inference.store.job_messages import make_message
-from inference.worker.chores import run_chore
+from inference.worker.chore_runner import run_chore
 from inference.worker.scheduling.backlog import Backlog
 
 LOOK_S, LONGEST_PAUSE_S = 0.05, 10.0  # pauses between two looks; the second while the database is away
@@ -81,7 +81,7 @@ class UnfetchedJobFinder(threading.Thread):
             backlog.drop_ended_job(self._ended.popleft())
         while self._found:
             model, item = self._found.popleft()
-            if model in backlog.replicas.active_models and item.id not in backlog.held:
+            if model in backlog.replicas.unpaused_models and item.id not in backlog.held:
                 backlog.hold_job(item, model)
 
     def request_look(self, backlog: Backlog, *, calls: int) -> None:
@@ -144,7 +144,7 @@ class UnfetchedJobFinder(threading.Thread):
 
 
 def _question(backlog: Backlog, calls: int) -> LookQuestion:
-    serving = {name: queue for name, queue in backlog.queues.items() if name in backlog.replicas.active_models}
+    serving = {name: queue for name, queue in backlog.queues.items() if name in backlog.replicas.unpaused_models}
     return LookQuestion(
         rows={name: calls * queue.limits.max_batch_size for name, queue in serving.items()},
         jobs={name: int(PORTION_S * queue.costs.items_per_s()) for name, queue in serving.items()},
@@ -177,7 +177,7 @@ def make_item(job: Job) -> Item:
         message.size,
         message.length,
         message.priority,
-        min(message.created_at, clock.time_s()),
+        min(message.created_at, clock.estimate_now_s()),
         message.expires_at,
         message.alone,
         message.owner,

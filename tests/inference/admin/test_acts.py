@@ -91,7 +91,7 @@ class ActOnAllTests(AdminCase):
             with self.subTest(query):
                 parameters = QueryDict(mutable=True)
                 parameters.update(query)
-                lookups = job_lookups.make_lookups(parameters, User.objects.get())
+                lookups = job_lookups.make_lookups_from_query(parameters, User.objects.get())
                 assert lookups is not None
                 self.assertEqual(set(acts.filter_selected_jobs(lookups, make_row_id())), set(self.listed(**query)))
 
@@ -126,13 +126,17 @@ class ActOnAllTests(AdminCase):
         make_job(status=Status.FAILED, error_code="lost")
         make_job(status=Status.FAILED, error_code="crashed")
         self.assertEqual(self.listed(error_code="lost", q="crashed"), [])
-        self.assertIsNone(job_lookups.make_lookups(QueryDict("error_code=lost&q=crashed"), User.objects.get()))
+        self.assertIsNone(
+            job_lookups.make_lookups_from_query(QueryDict("error_code=lost&q=crashed"), User.objects.get())
+        )
 
     def test_filters_that_acts_do_not_know_are_refused(self) -> None:
         make_job()
         for query in ({"device": "cpu"}, {"size__gt": "3"}, {"accepted": "x"}):
-            self.assertIsNone(job_lookups.make_lookups(QueryDict(urlencode(query)), User.objects.get()), query)
-        with patch.object(job_lookups, "make_lookups", return_value=None):
+            self.assertIsNone(
+                job_lookups.make_lookups_from_query(QueryDict(urlencode(query)), User.objects.get()), query
+            )
+        with patch.object(job_lookups, "make_lookups_from_query", return_value=None):
             self.assertIn("takes only the filters", self.request_act("cancel_jobs"))
 
     def test_an_act_takes_no_more_than_its_limit_and_says_so(self) -> None:

@@ -52,7 +52,9 @@ class TestPage(BrowserCase):
         self.log_in()
         self.browser.show(WIDE)
         self.tick = floor_to_tick(ago().timestamp())
-        self.enterContext(patch.object(clock, "time_s", return_value=self.tick + 1.0))  # however long a page takes
+        self.enterContext(
+            patch.object(clock, "estimate_now_s", return_value=self.tick + 1.0)
+        )  # however long a page takes
 
     def ended(self, ago_s: int = 15, **counts: int) -> None:
         ends = {end.replace("_", " ", 1): count for end, count in counts.items()}

@@ -70,7 +70,7 @@ class ModelTests(FleetCase):
         make_worker(catalog={"models": [entry()]}, replicas=good, costs={"embeddings": learnt()})
         make_worker(catalog={"models": [entry(state="failed", why="no weights <there>")]})
         job = make_job(created_at=ago(minutes=5))
-        with patch.object(clock, "time_s", return_value=job.created_at.timestamp() + 300):
+        with patch.object(clock, "estimate_now_s", return_value=job.created_at.timestamp() + 300):
             page = self.text(model_page("embeddings"))
         for shown in ("90 MiB", "openvino, agrees to 1e-4", "no weights &lt;there&gt;", "max_batch_tokens", "8192",
                       "the oldest for 5 min", "parameters.normalize", "type = &quot;boolean&quot;"):  # fmt: skip

@@ -97,7 +97,7 @@ class PredictionTests(TestCase):
         costs = CostModel()
         for call in calls:
             costs.learn_call(*call)
-        by_size = costs.predict_calls_s([size + 2, size + 1, size], length)
+        by_size = costs.predict_each_call_s([size + 2, size + 1, size], length)
         by_length = [costs.predict_call_s(size, length + more) for more in (2, 1, 0)]
         for most, more, least in (by_size, by_length):
             self.assertGreaterEqual(least, costs.overhead_s)
@@ -129,11 +129,11 @@ class PredictionTests(TestCase):
 
     def test_calls_follow_each_other_at_the_pace_of_what_is_slower(self) -> None:
         costs = CostModel()
-        self.assertEqual(costs.following_factor, 1.0)
+        self.assertEqual(costs.read_to_run_ratio, 1.0)
         for read_s, pace in ((0.01, 1.0), (0.19, 5.0)):
             costs.learn_call(8, 10, 0.02)
             costs.learn_read_time(read_s)
-            self.assertAlmostEqual(costs.following_factor, pace, delta=0.2)
+            self.assertAlmostEqual(costs.read_to_run_ratio, pace, delta=0.2)
 
     def test_a_call_that_cannot_be_is_refused(self) -> None:
         for wrong in ((0, 1, 1.0), (1, 0, 1.0), (1, 1, -1.0), (1, 1, float("nan")), (1, 1, float("inf"))):

@@ -169,7 +169,7 @@ class BatchTests(TestCase):
         if len(batch) > len(first):
             short_s = most_s if head and head.priority >= LOW else 0.0
             self.assertLessEqual(
-                queue.predict_following_call_s(batch), max(short_s, queue.predict_following_call_s(first))
+                queue.predict_overlapped_call_s(batch), max(short_s, queue.predict_overlapped_call_s(first))
             )
 
     def test_near_lengths_share_a_batch_and_far_ones_do_not(self) -> None:
@@ -214,8 +214,8 @@ class BatchTests(TestCase):
             queue = filled(jobs)
             with self.subTest(room=room, most=most):
                 self.assertEqual(queue.can_take_next_item(room), room is not none)
-                self.assertEqual("".join(job.id for job in queue.take_next_items(0.0, room, most=most)), taken)
-                left = queue.take_next_items(0.0, Room(rows=9, tokens=1000))
+                self.assertEqual("".join(job.id for job in queue.take_items_in_turn(0.0, room, most=most)), taken)
+                left = queue.take_items_in_turn(0.0, Room(rows=9, tokens=1000))
                 self.assertEqual(taken + "".join(job.id for job in left), "abc")
                 self.assertFalse(queue.can_take_next_item(two))
 
@@ -299,9 +299,9 @@ class MemoryTests(TestCase):
 class CountingCosts(CostModel):
     predicted = 0
 
-    def predict_calls_s(self, sizes: Sequence[int], length: float) -> list[float]:
+    def predict_each_call_s(self, sizes: Sequence[int], length: float) -> list[float]:
         self.predicted += len(sizes)
-        return super().predict_calls_s(sizes, length)
+        return super().predict_each_call_s(sizes, length)
 
 
 class WaitTests(TestCase):

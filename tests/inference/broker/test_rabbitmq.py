@@ -52,7 +52,7 @@ class RabbitMQTests(SimpleTestCase):
     def be_patient_for(self, seconds: float) -> None:
         """So long a call may take."""
         self.enterContext(mock.patch.object(other_broker_publisher, "TIMEOUT_S", seconds))
-        other_broker_publisher.make_publisher.cache_clear()
+        other_broker_publisher.get_publisher_for_url.cache_clear()
 
     def waiting(self, queue: str = QUEUE) -> int:
         return publisher.count_messages([queue])[queue]
@@ -86,7 +86,7 @@ class RabbitMQTests(SimpleTestCase):
         self.assertEqual(re.findall(r"{type, *(\w+)}", types), ["quorum", "quorum"])
 
     def test_one_that_is_away_is_named_and_after_a_restart_every_thread_publishes_and_counts_again(self) -> None:
-        other_broker_publisher.make_publisher(self.server.url).breaker.rest_s = 0  # each call asks the server
+        other_broker_publisher.get_publisher_for_url(self.server.url).breaker.rest_s = 0  # each call asks the server
         self.use_many_connections()
         self.server.write_to_disk()
         self.server.kill()
@@ -156,7 +156,7 @@ class RabbitMQTests(SimpleTestCase):
 
     def test_a_broker_with_an_alarm_refuses_instead_of_holding_its_callers(self) -> None:
         self.be_patient_for(1.0)
-        other_broker_publisher.make_publisher(self.server.url).breaker.rest_s = 0  # each call asks the server
+        other_broker_publisher.get_publisher_for_url(self.server.url).breaker.rest_s = 0  # each call asks the server
         self.allow_memory(0.0)
         self.addCleanup(self.allow_memory, 0.4)
         eventually(lambda: not self.is_delivered(), "publishing is refused")

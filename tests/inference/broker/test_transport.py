@@ -219,7 +219,7 @@ class TransportTests(OnOwnBroker):
         consumer = self.driven(prefetch=messages.MOST_PACKED + 2)
         self.assertEqual(consumer.get(3), ["x", "y", "z"])
         consumer.channel.free_prefetch_place(consumer.messages[1].delivery_tag)  # it brought more than it says
-        self.assertEqual(consumer.channel.qos.compute_patient_credit(), 0)
+        self.assertEqual(consumer.channel.qos.compute_total_credit(), 0)
 
     def test_what_was_not_acknowledged_is_put_back_in_its_order(self) -> None:
         self.send(*range(6))
@@ -249,7 +249,7 @@ class TransportTests(OnOwnBroker):
         self.send(*range(3))
         consumer.consumer.add_queue(Queue(B))  # what is known of the lists is known no more
         consumer.consumer.consume()
-        consumer.channel.begin_turn()
+        consumer.channel.send_due_commands()
         eventually(lambda: self.client.hlen("unacked") == 3, "the server has executed the fetch")
         return consumer
 
@@ -346,7 +346,7 @@ class TransportTests(OnOwnBroker):
         consumer.run_until(lambda: len(consumer.messages) == 2)
         consumer.acknowledge()
         room = consumer.channel.qos
-        self.assertEqual((room.compute_patient_credit(), room.can_consume_max_estimate()), (4, 4))
+        self.assertEqual((room.compute_total_credit(), room.can_consume_max_estimate()), (4, 4))
 
     def test_queues_share_the_prefetch_whatever_their_backlogs(self) -> None:
         self.send(*range(50), queue=A)
@@ -628,12 +628,12 @@ class BindingTests(OnOwnBroker):
             self.client.sadd(f"_kombu.binding.{exchange}", "x")
             self.client.zadd("_kombu.binding_deadlines", {exchange: 1})
         self.client.sadd("_kombu.binding_permanent.stays", "x")
-        consumer.channel.connection.refresh_bindings()
+        consumer.channel.connection.renew_bindings()
         self.assertTrue(self.client.exists("_kombu.binding.gone"))
         consumer.consumer.add_queue(Queue("answers", Exchange("replies"), routing_key="r", expires=10.0))
         consumer.consumer.consume()
         self.client.delete("_kombu.binding.replies")
-        consumer.channel.connection.refresh_bindings()
+        consumer.channel.connection.renew_bindings()
         self.assertEqual(consumer.channel.get_table("replies"), [("r", "", "answers")])
         self.assertEqual(self.client.zrange("_kombu.binding_deadlines", 0, -1), [b"replies"])
         self.assertFalse(self.client.exists("_kombu.binding.gone"))
@@ -645,7 +645,7 @@ class BindingTests(OnOwnBroker):
         consumer.consumer.consume()
         self.client.config_set("maxmemory", 1)
         with self.assertLogs("inference.broker", "WARNING"):
-            consumer.channel.connection.refresh_bindings()
+            consumer.channel.connection.renew_bindings()
 
 
 class NoMessageTests(OnOwnBroker):

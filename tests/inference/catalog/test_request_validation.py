@@ -7,7 +7,7 @@ from typing import Any
 from django.test import SimpleTestCase
 
 from inference.catalog.reader import parse_catalog
-from inference.catalog.request_validation import check_rows, validate_inputs, validate_parameters, validate_request
+from inference.catalog.request_validation import check_row_count, validate_inputs, validate_parameters, validate_request
 from inference.catalog.specs import ModelSpec
 from inference.errors import InvalidInput
 
@@ -85,10 +85,10 @@ class InputTests(SimpleTestCase):
             self.assertEqual(refused.exception.field, field)
 
     def test_what_one_call_runs_has_a_bound_that_is_never_below_a_batch(self) -> None:
-        check_rows(spec("fill-mask"), 1024)
-        check_rows(replace(spec("fill-mask"), max_batch_size=2000), 2000)
+        check_row_count(spec("fill-mask"), 1024)
+        check_row_count(replace(spec("fill-mask"), max_batch_size=2000), 2000)
         with self.assertRaisesRegex(InvalidInput, "make 1025 texts; at most 1024"):
-            check_rows(spec("fill-mask"), 1025)
+            check_row_count(spec("fill-mask"), 1025)
 
     def test_a_list_has_the_length_of_a_batch_unless_it_may_be_longer(self) -> None:
         validate_inputs(spec("fill-mask"), ["a"] * 9, most=9)

@@ -15,7 +15,7 @@ import transformers
 from inference.catalog.specs import ModelSpec
 from inference.engines import loading
 from inference.engines.artifacts import pipeline_loader, weights
-from inference.engines.runtime.json_values import convert_to_finite_json
+from inference.engines.runtime.json_values import convert_to_json
 from inference.engines.runtime.parity import are_alike
 from inference.engines.runtime.row_groups import BatchingMode
 from tests import architectures
@@ -67,10 +67,10 @@ class BatchTests(TestCase):
     def tried(self, kind: str, task: str, inputs: list[str]) -> BatchingMode | None:
         with self.subTest(f"{task} by {kind}"):
             made, parameters = engine(kind, task), PARAMETERS.get(task, {})
-            alone = convert_to_finite_json([made.predict([text], parameters)[0] for text in inputs])
+            alone = convert_to_json([made.predict([text], parameters)[0] for text in inputs])
             self.assertGreater(len({str(answer) for answer in alone}), 1, "its answers say nothing")
             if (found := made.shortcuts.batching_choice.mode) is not BatchingMode.ALONE:
-                self.assertTrue(are_alike(convert_to_finite_json(made.predict(inputs, parameters)), alone), made.note)
+                self.assertTrue(are_alike(convert_to_json(made.predict(inputs, parameters)), alone), made.note)
             return BatchingMode(found)
         return None
 

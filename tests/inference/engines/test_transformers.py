@@ -21,7 +21,7 @@ from inference.engines import loading
 from inference.engines.inputs import media
 from inference.engines.inputs.feeds import FEEDS
 from inference.engines.runtime.engine_calls import RunReport, run_engine_with_isolation
-from inference.engines.runtime.json_values import convert_to_finite_json
+from inference.engines.runtime.json_values import convert_to_json
 from inference.engines.runtime.row_groups import BatchingMode
 from inference.errors import UNREADABLE, EngineError, InvalidInput, ModelUnavailable
 from tests import tiny_models
@@ -431,7 +431,7 @@ class OneByOneTests(EqualTestCase):
                 found = [answers[0], *answers[1 + len(case.wrong) :]]
                 self.assert_equal(found, [self.answers(name, [value], given)[0] for value in case.good])
                 pipe = bare(name)
-                self.assert_equal(found, [convert_to_finite_json(case.call(pipe, value)) for value in case.good])
+                self.assert_equal(found, [convert_to_json(case.call(pipe, value)) for value in case.good])
                 for (_, words), failed in zip(case.wrong, answers[1:], strict=False):
                     self.assertTrue(isinstance(failed, InvalidInput), words)
                     self.assertIn(words, failed.message)

@@ -24,7 +24,7 @@ def of_rows(jobs: QuerySet[Job]) -> Counter[tuple[str, str]]:
 
 def of_figures(database: str = DEFAULT_DB_ALIAS) -> Counter[tuple[str, str]]:
     counted = Counter[tuple[str, str]]()
-    for model, tally in series.sum_all_figures(database).items():
+    for model, tally in series.sum_all_time_figures(database).items():
         counted.update({(model, end): count for end, count in tally.get("ended", {}).items()})
     return counted
 

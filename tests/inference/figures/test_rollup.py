@@ -42,7 +42,7 @@ class TestFold(TransactionTestCase):
         self.assertEqual(counted(Grain.TICK), {"folded": 3, "folded too": 1})
         self.assertEqual(Figure.objects.filter(grain=Grain.TICK, model__in=MODELS).count(), 2)
         self.assertEqual(counted(Grain.EVER), {"folded": 3, "folded too": 1})
-        self.assertEqual(series.sum_all_figures()["folded"]["ended"], {"succeeded": 4})
+        self.assertEqual(series.sum_all_time_figures()["folded"]["ended"], {"succeeded": 4})
         make_row(moment)  # of one who was held up
         rollup.roll_up_rows()
         self.assertEqual(counted(Grain.TICK), {"folded": 4, "folded too": 1})

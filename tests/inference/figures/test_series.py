@@ -8,7 +8,7 @@ from unittest.mock import patch
 from django.test import TestCase
 
 from inference import clock
-from inference.figures import marks, sample, series
+from inference.figures import sample, series, timeline_marks
 from inference.figures.tally_rows import TICK_S, floor_to_tick, make_datetime
 from inference.models import Figure, Grain, Job, Status, Worker, WorkerState
 from tests.conditions import ago
@@ -32,7 +32,7 @@ class TestSeries(TestCase):
         make_row(make_datetime(now_s), grain=Grain.WRITTEN, ended={"succeeded": 2, "failed lost": 1})
         make_row(make_datetime(now_s - 10_800), grain=Grain.THREE_HOURS, ended={"succeeded": 10_800}, model="other")
         make_row(make_datetime(0), grain=Grain.EVER, ended={"succeeded": 999})
-        with patch.object(clock, "time_s", return_value=now_s + 1.0):
+        with patch.object(clock, "estimate_now_s", return_value=now_s + 1.0):
             figures, other = series.read_series("month"), series.read_series("month", "other")
         self.assertEqual(figures["ended"], {"succeeded": 10_803, "failed lost": 1})
         self.assertEqual(figures["series"]["succeeded"][-2], 1.0)
@@ -58,7 +58,7 @@ class TestSeries(TestCase):
             replicas={"0": {"memory": {"echo": 100}}, "1": {"memory": {"echo": 50, "other": 7}}},
         )
         moment = floor_to_tick(ago().timestamp())
-        with patch.object(clock, "time_s", return_value=moment):
+        with patch.object(clock, "estimate_now_s", return_value=moment):
             sample.record_sample()
             sample.record_sample()
             values_by_name, other = series.read_series("15m")["series"], series.read_series("15m", "other")["series"]
@@ -73,7 +73,7 @@ class TestSeries(TestCase):
     def test_a_point_that_is_not_over_counts_by_what_has_passed_of_it(self) -> None:
         moment = floor_to_tick(ago().timestamp(), 600)
         make_row(make_datetime(moment), ended={"succeeded": 60})
-        with patch.object(clock, "time_s", return_value=moment + 30.0):
+        with patch.object(clock, "estimate_now_s", return_value=moment + 30.0):
             self.assertEqual(series.read_series("day")["series"]["succeeded"][-1], 2.0)
 
     def test_the_most_frequent_error_codes_are_listed_over_time(self) -> None:
@@ -81,7 +81,7 @@ class TestSeries(TestCase):
         failed = {f"failed code{number}": 10 * number + 1 for number in range(series.CODES + 1)}
         make_row(make_datetime(moment - 150), ended={**failed, "succeeded": 99, "expired": 99})
         make_row(make_datetime(moment - 150), model="other", ended={"failed odd one": 30})
-        with patch.object(clock, "time_s", return_value=moment + 1.0):
+        with patch.object(clock, "estimate_now_s", return_value=moment + 1.0):
             figures, other = series.read_series("15m"), series.read_series("15m", "other")
         self.assertEqual(list(figures["errors"]), ["code5", "code4", "code3", "odd one", "code2"])
         self.assertEqual(figures["errors"]["code5"][-11:-8], [51 * 60 / TICK_S, 0, 0])
@@ -89,11 +89,11 @@ class TestSeries(TestCase):
 
     def test_starts_ends_and_deployments_are_marked(self) -> None:
         with self.settings(RELEASE="one"):
-            marks.mark_worker_start("a")
-            marks.mark_worker_start("b")
+            timeline_marks.mark_worker_start("a")
+            timeline_marks.mark_worker_start("b")
         with self.settings(RELEASE="two"):
-            marks.mark_worker_start("a")
-        marks.add_mark(marks.MarkKind.GONE, "b")
+            timeline_marks.mark_worker_start("a")
+        timeline_marks.add_mark(timeline_marks.MarkKind.GONE, "b")
         entries = [(mark["kind"], mark["text"]) for mark in series.read_series("15m")["marks"]]
         started = [("deployed", "one"), ("started", "a"), ("started", "b"), ("deployed", "two"), ("started", "a")]
         self.assertEqual(entries, [*started, ("gone", "b")])

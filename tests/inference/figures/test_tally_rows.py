@@ -18,7 +18,7 @@ from inference.models import Figure, Grain, Job
 from inference.store import outcome_records, transitions, wholes
 from inference.store.outcome_records import Outcome
 from inference.store.transitions import Claimed
-from inference.worker.child import batch_job_rows, outcomes
+from inference.worker.child import batch_job_rows, outcome_builder
 from tests.conditions import ago, at_once
 from tests.inference.figures.agreement import drop_tallies, of_figures, of_rows
 from tests.inference.store.test_transitions import claim, make_job
@@ -114,8 +114,10 @@ class TestOutcomes(LedgerCase):
     def test_waits_and_runs_are_those_of_the_rows(self) -> None:
         job = make_job(created_at=ago(4))
         batch, (claimed,) = self.claimed(job)
-        outcome_records.record_outcomes(batch, [outcomes.make_failure(claimed, errors.EngineError("no"))], batch_size=1)
-        tally = series.sum_all_figures()["echo"]
+        outcome_records.record_outcomes(
+            batch, [outcome_builder.make_failure(claimed, errors.EngineError("no"))], batch_size=1
+        )
+        tally = series.sum_all_time_figures()["echo"]
         job.refresh_from_db()
         assert job.queue_wait
         self.assertAlmostEqual(tally["wait"]["sum"], job.queue_wait.total_seconds(), places=3)
@@ -153,7 +155,7 @@ class TestFailures(LedgerCase):
         self.assertTrue(said)
         self.run_one()
         self.agree()
-        self.assertEqual(series.sum_all_figures()["echo"]["tokens"], 5)
+        self.assertEqual(series.sum_all_time_figures()["echo"]["tokens"], 5)
 
     def test_what_the_database_refuses_is_counted_as_the_failure_that_it_becomes(self) -> None:
         jobs = [make_job() for _ in range(3)]
@@ -162,22 +164,22 @@ class TestFailures(LedgerCase):
         ended[1] = Outcome(job_id=ended[1].job_id, model="echo", output="\ud800")
         batch_job_rows.record_outcomes(batch, ended, batch_size=3, beside={"tokens": 3})
         self.agree()
-        self.assertEqual(series.sum_all_figures()["echo"]["tokens"], 3)
+        self.assertEqual(series.sum_all_time_figures()["echo"]["tokens"], 3)
 
 
 class TestRows(LedgerCase):
     def test_a_thread_writes_one_row_a_model_and_tick(self) -> None:
-        with patch.object(clock, "time_s", return_value=1_000_000_000.0):
+        with patch.object(clock, "estimate_now_s", return_value=1_000_000_000.0):
             for _ in range(4):
                 self.run_one()
             self.assertEqual(self.written(), 1)
-        with patch.object(clock, "time_s", return_value=1_000_000_000.0 + tally_rows.TICK_S):
+        with patch.object(clock, "estimate_now_s", return_value=1_000_000_000.0 + tally_rows.TICK_S):
             self.run_one()
         self.assertEqual(self.written(), 2)
         self.agree()
 
     def test_a_row_that_was_put_together_with_others_is_not_counted_again(self) -> None:
-        with patch.object(clock, "time_s", return_value=1_000_000_000.0):  # long ago
+        with patch.object(clock, "estimate_now_s", return_value=1_000_000_000.0):  # long ago
             self.run_one()
             rollup.roll_up_rows()
             self.assertEqual(self.written(), 0)
@@ -185,7 +187,7 @@ class TestRows(LedgerCase):
         self.agree()
 
     def test_it_costs_a_batch_one_statement(self) -> None:
-        with patch.object(clock, "time_s", return_value=1_000_000_000.0):
+        with patch.object(clock, "estimate_now_s", return_value=1_000_000_000.0):
             self.run_one()
             job = make_job()
             batch, _ = self.claimed(job)
@@ -194,17 +196,20 @@ class TestRows(LedgerCase):
 
     def test_what_could_not_be_flushed_is_kept(self) -> None:
         tally_rows.note_tally("echo", {"cost": {"off_s": 1.0}})
-        with patch.object(tally_rows, "write_tally", side_effect=OperationalError), self.assertRaises(OperationalError):
+        with (
+            patch.object(tally_rows, "insert_tally", side_effect=OperationalError),
+            self.assertRaises(OperationalError),
+        ):
             tally_rows.flush_tallies()
         tally_rows.note_tally("echo", {"cost": {"off_s": 0.5}})
         tally_rows.flush_tallies()
         tally_rows.flush_tallies()
-        self.assertEqual(series.sum_all_figures()["echo"]["cost"], {"off_s": 1.5})
+        self.assertEqual(series.sum_all_time_figures()["echo"]["cost"], {"off_s": 1.5})
 
     def test_what_was_so_at_a_moment_is_not_kept(self) -> None:
         for waiting in (100, 100, 7):
             tally_rows.note_tally("", {"now": {"requests_waiting": waiting}})
-            away = patch.object(tally_rows, "write_tally", side_effect=OperationalError if waiting == 100 else None)
+            away = patch.object(tally_rows, "insert_tally", side_effect=OperationalError if waiting == 100 else None)
             with away as write, contextlib.suppress(OperationalError):
                 tally_rows.flush_tallies()
         write.assert_called_once_with("", {"now": {"requests_waiting": 7}})

@@ -9,7 +9,7 @@ class ResidencyStateTests(TestCase):
         self.residency = ResidencyState()
         self.residency.room = 100 * MIB
         for name in ("a", "b"):
-            self.residency.add_model(name, idle_unload_s=60.0, memory=60 * MIB)
+            self.residency.register_model(name, idle_unload_s=60.0, memory=60 * MIB)
 
     def see(self, now_s: float, *waiting: str, working: tuple[str, ...] = ()) -> Change | None:
         found = {name: Waiting(since_s=0.0, priority=2) for name in waiting}
@@ -63,12 +63,12 @@ class ResidencyStateTests(TestCase):
         self.assertEqual(self.see(2.0, "a", "b"), Change(load="b"))
 
     def test_what_is_larger_than_the_room_says_so(self) -> None:
-        self.residency.add_model("c", idle_unload_s=60.0, memory=150 * MIB)
+        self.residency.register_model("c", idle_unload_s=60.0, memory=150 * MIB)
         self.assertIsNone(self.see(0.0, "c"))
         self.assertIn("needs 150 MiB, and lazy models have 100 MiB", self.residency.find_load_obstacles()["c"])
 
     def test_what_nothing_is_known_of_is_loaded_once_to_find_out(self) -> None:
-        self.residency.add_model("c", idle_unload_s=60.0, memory=None)
+        self.residency.register_model("c", idle_unload_s=60.0, memory=None)
         self.assertGreater(UNKNOWN, self.residency.room)
         self.load("c", 0.0, memory=5 * MIB)
         self.load("a", 2.0)

@@ -253,14 +253,14 @@ class TestItems(AttentionCase):
 
     def test_a_job_that_waits_though_nothing_runs(self) -> None:
         job = Job.objects.create(model="embeddings", inputs="x", created_at=ago(40))
-        with patch.object(clock, "time_s", return_value=job.created_at.timestamp() + 40):
+        with patch.object(clock, "estimate_now_s", return_value=job.created_at.timestamp() + 40):
             self.only("QueueStuck", "the oldest for 40 s", "no replica is busy")
         self.change(replicas_busy=1)
         self.assertEqual(self.named(), [])
 
     def test_jobs_of_a_model_that_is_in_no_file_any_more_are_said_to_wait_for_ever(self) -> None:
         job = Job.objects.create(model="removed", inputs="x", created_at=ago(40))
-        with patch.object(clock, "time_s", return_value=job.created_at.timestamp() + 40):
+        with patch.object(clock, "estimate_now_s", return_value=job.created_at.timestamp() + 40):
             item = self.only(
                 "ModelUnserved", "1 job of removed waits", "the models file no longer lists", "cancel the jobs"
             )

@@ -11,7 +11,7 @@ from django.contrib.auth.models import User
 from django.test import TestCase
 from prometheus_client.parser import text_string_to_metric_families as parsed
 
-from inference import clock, process
+from inference import clock, process_resources
 from inference.figures import tallies, tally_rows
 from inference.figures.sample import SERVICE
 from inference.figures.tally_rows import make_datetime
@@ -94,9 +94,12 @@ class MetricsTests(TestCase):
         self.assertEqual(unserved, [1])
 
     def test_each_web_process_counts_the_requests_of_all(self) -> None:
-        with patch.object(clock, "time_s", return_value=1_000_000_005.0), patch.object(tally_rows, "flush_tallies"):
+        with (
+            patch.object(clock, "estimate_now_s", return_value=1_000_000_005.0),
+            patch.object(tally_rows, "flush_tallies"),
+        ):
             for waiting in (3, 4):
-                RequestFigures(partial(int, waiting)).record_figures()
+                RequestFigures(partial(int, waiting)).write_figures()
                 tally_rows.note_tally("echo", {"refused": {"queue_full": 2}})
         tally_rows.flush_tallies()
         start = Figure.objects.get(model="").start.timestamp()
@@ -104,7 +107,7 @@ class MetricsTests(TestCase):
             (start + counters.WRITE_DELAY_S, 7),
             (start + tally_rows.TICK_S + counters.WRITE_DELAY_S, 0),
         ):
-            with patch.object(clock, "time_s", return_value=now):
+            with patch.object(clock, "estimate_now_s", return_value=now):
                 self.assertEqual(self.samples("requests_waiting"), [("inference_requests_waiting", {}, waiting)])
         (refused,) = self.samples("rejections")
         self.assertEqual(refused, ("inference_rejections_total", {"model": "echo", "code": "queue_full"}, 4))
@@ -134,7 +137,10 @@ class MetricsTests(TestCase):
         self.assertEqual(found, expected)
 
     def test_what_waits_in_this_process_counts_at_once(self) -> None:
-        with process.current.listener.expect_finish(uuid4()), process.current.listener.expect_finish(uuid4()):
+        with (
+            process_resources.current.listener.expect_finish(uuid4()),
+            process_resources.current.listener.expect_finish(uuid4()),
+        ):
             self.assertEqual(self.samples("requests_waiting"), [("inference_requests_waiting", {}, 2)])
 
     def test_what_is_counted_of_nothing_has_its_description(self) -> None:

@@ -33,10 +33,10 @@ NEW_WORKER = Worker(name="w", pid=1)
 class CatalogTests(TestCase):
     def test_the_changes_are_those_to_what_runs(self) -> None:
         self.assertEqual(
-            str(worker_catalogs.compare_with_wanted([BEFORE], WANTED)), "added: b; changed: a; removed: gone"
+            str(worker_catalogs.find_catalog_changes([BEFORE], WANTED)), "added: b; changed: a; removed: gone"
         )
         self.assertEqual(
-            str(worker_catalogs.compare_with_wanted([worker(entry("a"), entry("b"))], WANTED)), "nothing changes"
+            str(worker_catalogs.find_catalog_changes([worker(entry("a"), entry("b"))], WANTED)), "nothing changes"
         )
 
     def test_what_is_still_to_happen_is_described(self) -> None:
@@ -61,7 +61,7 @@ class CatalogTests(TestCase):
             self.assertEqual(
                 list(worker_catalogs.explain_failed_reload(row, WANTED, {WANTED["a"].digest: 1})), expected
             )
-            self.assertEqual(worker_catalogs.get_load_failure_counts(row), {WANTED["a"].digest: tries})
+            self.assertEqual(worker_catalogs.count_failed_loads(row), {WANTED["a"].digest: tries})
 
     def test_models_that_no_worker_was_started_for_are_named(self) -> None:
         self.assertEqual(worker_catalogs.find_unselected_models([worker(entry("a"))], WANTED), ["b"])

@@ -52,7 +52,7 @@ class LivingTests(DatabaseTestCase):
             with self.subTest(age_s), self.settings(WORKER_SILENT_S=PATIENCE_S):
                 Worker.objects.update(heartbeat_at=ago(age_s))
                 self.assertEqual(list(workers.select_living_workers()), [worker] if lives else [])
-                self.assertEqual(list(workers.select_silent()), [] if lives else [worker])
+                self.assertEqual(list(workers.select_silent_workers()), [] if lives else [worker])
 
 
 class RememberedTests(TestCase):

@@ -46,7 +46,7 @@ class RowsTests(TransactionTestCase):
 
     def test_a_row_is_what_the_orm_would_have_written(self) -> None:
         for job in (self.full(), Job(model="echo", inputs="text")):
-            job_rows.insert_jobs([job_rows.prepare_row(job)])
+            job_rows.insert_jobs([job_rows.convert_job_to_row(job)])
             self.assert_stored(job)
 
     def test_what_rows_have_in_common_and_what_they_have_not_is_written(self) -> None:
@@ -54,16 +54,16 @@ class RowsTests(TransactionTestCase):
         common = {"model": "echo", "inputs": [1], "idempotency_key": None}
         alike = [Job(**common, parameters={"a": number}, length=number) for number in (1, 2)]
         for jobs in ([different, usual, *alike], [Job(**common), Job(**common)]):
-            job_rows.insert_jobs(list(map(job_rows.prepare_row, jobs)))
+            job_rows.insert_jobs(list(map(job_rows.convert_job_to_row, jobs)))
             for job in jobs:
                 self.assert_stored(job)
 
     def test_a_row_like_another_is_that_of_the_job_it_stands_for(self) -> None:
         full = self.full()
-        like = job_rows.make_row_copier(job_rows.prepare_row(Job(model="echo")))(
+        like = job_rows.make_row_template(job_rows.convert_job_to_row(Job(model="echo")))(
             **{name: vars(full)[name] for name in job_rows.PREPARED}
         )
-        self.assertEqual(like.size, job_rows.prepare_row(full).size)
+        self.assertEqual(like.size, job_rows.convert_job_to_row(full).size)
         job_rows.insert_jobs([like])
         self.assert_stored(full)
 
@@ -75,11 +75,13 @@ class RowsTests(TransactionTestCase):
     def test_one_taken_key_refuses_all(self) -> None:
         jobs = [Job(model="echo", inputs="text", idempotency_key=key) for key in ("a", "b", "a")]
         with self.assertRaises(IntegrityError):
-            job_rows.insert_jobs(list(map(job_rows.prepare_row, jobs)))
+            job_rows.insert_jobs(list(map(job_rows.convert_job_to_row, jobs)))
         self.assertEqual(Job.objects.count(), 0)
 
     def test_a_statement_is_bounded_in_rows_and_bytes_and_one_larger_row_goes_alone(self) -> None:
-        small, large = (job_rows.prepare_row(Job(model="echo", inputs="ä" * length)) for length in (500, 600_000))
+        small, large = (
+            job_rows.convert_job_to_row(Job(model="echo", inputs="ä" * length)) for length in (500, 600_000)
+        )
         self.assertGreater(large.size, 1_200_000)
         with patch.object(job_rows, "MOST_BYTES", 1_000_000):
             groups = list(job_rows.split_by_size([small, large, *[small] * 7], most=5))
@@ -87,11 +89,11 @@ class RowsTests(TransactionTestCase):
 
     def test_all_that_changes_is_read_as_the_orm_reads_it_or_on_first_use(self) -> None:
         job, unfinished = Job(model="echo", inputs="text"), Job(model="echo", inputs="text")
-        job_rows.insert_jobs([job_rows.prepare_row(job), job_rows.prepare_row(unfinished)])
+        job_rows.insert_jobs([job_rows.convert_job_to_row(job), job_rows.convert_job_to_row(unfinished)])
         Job.objects.filter(pk=job.pk).update(**CHANGED_LATER)
         found = job_rows.read_outcomes([job.pk, unfinished.pk, uuid.uuid4()])
         self.assertEqual(list(found), [job.pk])
-        job_rows.apply_job_changes(job, found[job.pk])
+        job_rows.set_job_attributes(job, found[job.pk])
         with self.assertNumQueries(0):  # in the thread that sends it
             make_message(job)
         stored = Job.objects.get(pk=job.pk)

@@ -280,7 +280,7 @@ class LockTests(TransactionTestCase):
 
         def insert() -> None:
             try:
-                job_rows.insert_jobs([job_rows.prepare_row(job) for job in jobs])
+                job_rows.insert_jobs([job_rows.convert_job_to_row(job) for job in jobs])
             finally:
                 connection.close()
 

@@ -12,7 +12,7 @@ from django.db import connection
 from django.db.models import Q
 from django.test import TransactionTestCase
 
-from inference import process
+from inference import process_resources
 from inference.broker import redis_client
 from inference.errors import UnknownPosition
 from inference.models import Job
@@ -36,7 +36,7 @@ class Reader(threading.Thread):
         self, job: Job, after: str | None = None, *, steps: bool = False, hub: StreamHub | None = None
     ) -> None:
         super().__init__(daemon=True)
-        self.hub = process.current.hub if hub is None else hub
+        self.hub = process_resources.current.hub if hub is None else hub
         self.job = Job.objects.get(pk=job.pk)
         self.after = Position.from_event_id(after, job.pk) if after else BEGINNING
         self.events: list[Event] = []
@@ -91,7 +91,7 @@ class Reader(threading.Thread):
 
 
 def own_hub() -> StreamHub:
-    return StreamHub(process.current.listener)
+    return StreamHub(process_resources.current.listener)
 
 
 class ReaderCase(TransactionTestCase):
@@ -117,7 +117,7 @@ class ReaderTests(ReaderCase):
         self.assertEqual(end.job.output, [{"generated_text": PROMPT + TEXT}])
         self.assertNotIn("inputs", vars(end.job))
         self.assertEqual(reading.kinds, [Delta, End])
-        self.assertEqual(len(process.current.hub), 0)
+        self.assertEqual(len(process_resources.current.hub), 0)
 
     def test_a_client_that_comes_back_at_any_event_misses_and_repeats_nothing(self) -> None:
         first = Reader(self.job)
@@ -289,7 +289,7 @@ class ReaderTests(ReaderCase):
         for number in range(3 * hub.MOST_HELD):
             attempt.write(f" {number}")
         quick.has(attempt.text)
-        (subscribers,) = process.current.hub.subscribers.values()
+        (subscribers,) = process_resources.current.hub.subscribers.values()
         self.assertLessEqual(max(len(subscriber._held) for subscriber in subscribers), hub.MOST_HELD)  # noqa: SLF001
         stalled.may_go_on.release(1000)
         stalled.has(attempt.text)
@@ -315,7 +315,7 @@ class ReaderTests(ReaderCase):
 
     def test_a_missed_message_is_made_good_by_the_slow_poll(self) -> None:
         reading = Reader(self.job)
-        with patch.object(hub, "POLL_S", 0.1), patch.object(redis_streams, "make_text_channel_name", lambda: "nowhere"):
+        with patch.object(hub, "POLL_S", 0.1), patch.object(redis_streams, "make_hint_channel_name", lambda: "nowhere"):
             attempt = Attempt(self.job)
             attempt.write(" heard late")
             reading.has(" heard late")
@@ -334,7 +334,7 @@ class ReaderTests(ReaderCase):
 
     def test_a_cancelled_job_ends_its_stream(self) -> None:
         reading = Reader(self.job)
-        eventually(lambda: len(process.current.hub) == 1)
+        eventually(lambda: len(process_resources.current.hub) == 1)
         transitions.cancel_job(self.job.pk)
         self.assertEqual(reading.ends().job.status, "cancelled")
 

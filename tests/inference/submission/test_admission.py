@@ -13,7 +13,7 @@ from django.db.models import QuerySet
 from django.test import TransactionTestCase
 from django.test.utils import CaptureQueriesContext
 
-from inference import budget, errors, process
+from inference import budget, errors, process_resources
 from inference.catalog import request_validation
 from inference.catalog.lookup import get_spec
 from inference.models import Job, Status
@@ -32,7 +32,7 @@ SPEC = get_spec(MODEL)
 
 class ShareTests(TransactionTestCase):
     def setUp(self) -> None:
-        process.current.queue_counters.clear()
+        process_resources.current.queue_counters.clear()
         patience.lend(self)
         self.owner = get_user_model().objects.create(username="ada")
 
@@ -73,12 +73,12 @@ class ShareTests(TransactionTestCase):
         processes: list[dict[Any, Any]] = [{}, {}, {}]
         let_in = 0
         for number in range(12):
-            with patch.object(process.current, "queue_counters", processes[number % 3]):
+            with patch.object(process_resources.current, "queue_counters", processes[number % 3]):
                 let_in += self.submit()
         self.assertEqual((let_in, Job.objects.count()), (3, 3))
 
     def test_what_was_not_stored_takes_no_place(self) -> None:
-        with patch.object(process.current.writer, "write_job", side_effect=errors.StoreUnavailable("away")):
+        with patch.object(process_resources.current.writer, "write_job", side_effect=errors.StoreUnavailable("away")):
             for _ in range(5):
                 with self.assertRaises(errors.StoreUnavailable):
                     self.submit()

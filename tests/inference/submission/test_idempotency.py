@@ -11,7 +11,7 @@ from django.contrib.auth import get_user_model
 from django.db import IntegrityError, connections
 from django.test import TestCase, TransactionTestCase, override_settings
 
-from inference import errors, process
+from inference import errors, process_resources
 from inference.catalog.lookup import get_spec
 from inference.models import Job, Worker, WorkerState
 from inference.store import connections as store_connections
@@ -38,7 +38,7 @@ def signal_wait(waits: threading.Event) -> Callable[[float], Any]:
 
 class OnceTests(TransactionTestCase):
     def setUp(self) -> None:
-        process.current.queue_counters.clear()
+        process_resources.current.queue_counters.clear()
         patience.lend(self)
 
     def at_once(self, call: Callable[[], object]) -> list[object]:

@@ -11,7 +11,7 @@ from django.utils import timezone
 
 from api.auth import Principal
 from api.views.base import get_visible_job
-from inference import errors, process
+from inference import errors, process_resources
 from inference.broker import publisher
 from inference.catalog.lookup import get_spec
 from inference.catalog.specs import ModelSpec
@@ -33,7 +33,7 @@ class JobsTests(TransactionTestCase):
     """The broker is the real one of the test run; there is no worker."""
 
     def setUp(self) -> None:
-        process.current.queue_counters.clear()
+        process_resources.current.queue_counters.clear()
         patience.lend(self)
 
     def serve(self) -> Worker:

@@ -10,7 +10,7 @@ from unittest.mock import patch
 from django.test import TransactionTestCase
 from django.utils import timezone
 
-from inference import errors, process
+from inference import errors, process_resources
 from inference.broker import publisher, redis_client
 from inference.broker.address import get_queue_name
 from inference.catalog.lookup import get_spec
@@ -31,7 +31,7 @@ class PackTests(TransactionTestCase):
 
     def setUp(self) -> None:
         redis_client.get_client().flushdb()
-        process.current.queue_counters.clear()
+        process_resources.current.queue_counters.clear()
         patience.lend(self)
 
     def submit(self, *items: BulkItem) -> list[str]:

@@ -13,7 +13,7 @@ from django.test import TransactionTestCase, override_settings
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from inference import errors, process
+from inference import errors, process_resources
 from inference.broker import publisher, redis_client
 from inference.catalog.lookup import get_spec
 from inference.catalog.reader import parse_catalog
@@ -39,7 +39,7 @@ class ListTests(TransactionTestCase):
 
     def setUp(self) -> None:
         redis_client.get_client().flushdb()
-        process.current.queue_counters.clear()
+        process_resources.current.queue_counters.clear()
         patience.lend(self)
 
     def submit(self, inputs: Any = TEXTS, **fields: Any) -> Job:

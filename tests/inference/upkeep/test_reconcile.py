@@ -20,8 +20,8 @@ from inference.fields.ids import make_first_id
 from inference.models import Job, Status, Worker, WorkerState
 from inference.store import transitions
 from inference.store.job_messages import make_message, send_messages
-from inference.upkeep import heartbeat_observer, reconcile
-from inference.upkeep.heartbeat_observer import Observer
+from inference.upkeep import heartbeat_monitor, reconcile
+from inference.upkeep.heartbeat_monitor import Observer
 from tests.clocks import database_clock
 from tests.conditions import PATIENCE_S, ago
 
@@ -48,7 +48,7 @@ class ReconcileTests(TransactionTestCase):
     def setUp(self) -> None:
         self.now_s = 1000.0
         self.enterContext(patch.multiple(reconcile, RESEND_S=PATIENCE_S, HELD_S=2 * PATIENCE_S))
-        self.enterContext(patch.object(heartbeat_observer, "SET_S", PATIENCE_S / 2))  # a slow test sets no clock
+        self.enterContext(patch.object(heartbeat_monitor, "SET_S", PATIENCE_S / 2))  # a slow test sets no clock
         self.queue = get_catalog()[MODEL].queue
         redis_client.get_client().flushdb()
 
@@ -130,7 +130,7 @@ class ReconcileTests(TransactionTestCase):
     def seen(self, observer: Observer, after_s: float = 0.0) -> None:
         """A round of a process whose own clock has moved on."""
         self.now_s += after_s
-        with patch.object(heartbeat_observer, "time", Mock(monotonic=lambda: self.now_s)):
+        with patch.object(heartbeat_monitor, "time", Mock(monotonic=lambda: self.now_s)):
             reconcile.reconcile(observer=observer)
 
     def test_a_clock_that_is_set_forward_ends_no_worker_and_no_lease(self) -> None:

@@ -161,7 +161,7 @@ class WriterTests(TransactionTestCase):
     def test_only_what_the_broker_refused_is_marked_as_not_sent(self) -> None:
         messages = [make_message(new_job(model=model)) for model in (MODEL, "refused")]
         for message in messages:
-            job_rows.insert_jobs([job_rows.prepare_row(new_job(id=message.job_id, model=message.model))])
+            job_rows.insert_jobs([job_rows.convert_job_to_row(new_job(id=message.job_id, model=message.model))])
         client, key = redis_client.get_client(), address.make_queue_key(messages[1].queue, messages[1].priority)
         self.addCleanup(client.delete, key)
         client.set(key, "no list")

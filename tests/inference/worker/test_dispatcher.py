@@ -66,7 +66,7 @@ class Pool:
     def can_take_another_call(self, pid: int) -> bool:
         return False
 
-    def has_process(self, pid: int) -> bool:
+    def has_pid(self, pid: int) -> bool:
         return pid not in self.dead
 
     def send_call(
@@ -311,7 +311,7 @@ class DispatcherTests(DispatcherCase):
     def test_a_clock_that_is_set_back_holds_up_nothing_that_waits_for_company(self) -> None:
         queue = self.dispatcher.backlog.queues["a"]
         queue.set_limits(replace(queue.limits, max_wait_s=3600))
-        self.add(arrived_at_s=clock.time_s())
+        self.add(arrived_at_s=clock.estimate_now_s())
         self.dispatcher.send_next_calls()
         self.assertEqual(self.pool.calls, [])
         self.assertLessEqual(self.due_in_s(), 3600)
@@ -619,7 +619,8 @@ class DispatcherTests(DispatcherCase):
             self.dispatcher.end_stuck_and_expired()
         self.assertEqual([call.args for call in kill.call_args_list], [(PID, signal.SIGUSR2), (PID, signal.SIGKILL)])
         self.assertEqual(
-            (self.dispatcher.batches, self.replicas.active_models, self.replicas.served_models), ({}, set(), set())
+            (self.dispatcher.batches, self.replicas.unpaused_models, self.replicas.served_models),
+            ({}, set(), set()),
         )
         self.assertIn("cannot be ended", self.dispatcher.make_snapshot().error)
         self.replicas.note_start(0, PID)
@@ -924,13 +925,13 @@ class DispatcherTests(DispatcherCase):
         self.assertNotIn(2, self.dispatcher.make_snapshot().reached.get("a", {}))
 
     def test_after_a_clock_was_set_back_a_model_has_come_as_far_as_its_newest_job(self) -> None:
-        self.add(arrived_at_s=clock.time_s())
+        self.add(arrived_at_s=clock.estimate_now_s())
         self.dispatcher.send_next_calls()
         self.pool.finish(self.last)
         with patch.object(clock, "_off_s", -3600.0):
-            self.add(arrived_at_s=clock.time_s())
+            self.add(arrived_at_s=clock.estimate_now_s())
             self.dispatcher.send_next_calls()
-            self.assertLessEqual(self.dispatcher.make_snapshot().reached["a"][2], clock.time_s())
+            self.assertLessEqual(self.dispatcher.make_snapshot().reached["a"][2], clock.estimate_now_s())
 
     def test_what_runs_is_not_counted_as_held_while_its_messages_are_acknowledged(self) -> None:
         held = []

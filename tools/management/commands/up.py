@@ -41,7 +41,7 @@ class LogOutput:
         with self.lock:
             try:
                 print(
-                    logs.add_program_name(name, line)
+                    logs.format_program_json_line(name, line)
                     if logs.IS_JSON
                     else f"{self.format_head(name)}{escape_text(line)}",
                     flush=True,

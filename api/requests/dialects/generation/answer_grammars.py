@@ -10,7 +10,7 @@ from typing import Any
 
 from api.requests.dialects.base import read_flag
 from inference.errors import make_field_error
-from inference.values.descriptions import json_type_of, quote_name
+from inference.values.error_phrases import json_type_of, truncate_name
 
 OPENAI = "response_format"
 VLLM = "structured_outputs"
@@ -68,7 +68,7 @@ def _read_vllm(value: Mapping[str, Any]) -> tuple[str, Any, str]:
     given = {name: each for name, each in value.items() if each is not None and (name in KINDS or each is not False)}
     if unknown := next((name for name in given if name not in VLLM_KINDS), ""):
         reason = f"is not served; send one of {', '.join(VLLM_KINDS)}."
-        raise make_field_error(f"{VLLM}.{quote_name(unknown)}", reason)
+        raise make_field_error(f"{VLLM}.{truncate_name(unknown)}", reason)
     if len(given) != 1:
         raise make_field_error(VLLM, f"must have one of {', '.join(VLLM_KINDS)}.")
     [(kind, grammar)] = given.items()

@@ -9,7 +9,7 @@ from api import codec
 from api.errors.problems import ApiError
 from api.requests.dialects.base import refuse_unserved_fields
 from inference.errors import make_field_error
-from inference.values.descriptions import json_type_of
+from inference.values.error_phrases import json_type_of
 
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 MESSAGE = ("role", "content", "name", "annotations")  # fields that are read, then those that are ignored
@@ -69,12 +69,12 @@ def _read_call(where: str, call: object, called: dict[str, str]) -> dict[str, An
     match call:
         case {"id": str(call_id), "function": {"name": str(name), "arguments": str(text)}}:
             called[call_id] = name
-            return make_template_call(call_id, name, read_arguments(f"{where}.function.arguments", text))
+            return make_template_tool_call(call_id, name, read_arguments(f"{where}.function.arguments", text))
     right = '{"id": "…", "type": "function", "function": {"name": "…", "arguments": "{…}"}}'
     raise make_field_error(where, f"must be a call such as {right}.")
 
 
-def make_template_call(call_id: str, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+def make_template_tool_call(call_id: str, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
     """Return a call as templates take it: its arguments are an object, which are a JSON text for OpenAI's clients."""
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 

@@ -57,10 +57,10 @@ def read_chat(document: object, spec: ModelSpec | None = None) -> Completion:
     `UnknownModel`.
     """
     given = read_non_null_fields(document)
-    return make_chat_completion(given, spec, chat_messages.read_messages(given.get("messages")))
+    return make_chat_request(given, spec, chat_messages.read_messages(given.get("messages")))
 
 
-def make_chat_completion(given: dict[str, Any], spec: ModelSpec | None, chat: list[dict[str, Any]]) -> Completion:
+def make_chat_request(given: dict[str, Any], spec: ModelSpec | None, chat: list[dict[str, Any]]) -> Completion:
     """Return the request to answer a chat, which is as templates take it. Raises the errors of `read_chat`."""
     turn = _read_turn(given, chat[-1]["role"])
     rest = {name: value for name, value in given.items() if name not in TURN}

@@ -24,7 +24,7 @@ from inference.catalog.neutral_values import OPENAI, OPENAI_IGNORED, Neutral
 from inference.catalog.sizes.lengths import RESPONSE_FIELDS
 from inference.catalog.specs import ModelSpec
 from inference.errors import InvalidInput, make_field_error
-from inference.values.descriptions import json_type_of
+from inference.values.error_phrases import json_type_of
 
 PREVIOUS = "previous_response_id"
 SOURCE = {"source": "instructions"}  # of a message, which a response that follows this one does not have
@@ -88,21 +88,21 @@ def read_response(
     chat = _read_input(given, list(before or ()))
     settings = {name: given[name] for name in given if name in own}
     try:
-        completion = completions.make_chat_completion({**settings, **_read_settings(given)}, spec, chat)
+        completion = completions.make_chat_request({**settings, **_read_settings(given)}, spec, chat)
     except InvalidInput as error:
         raise type(error)(_translate(error.message), field=_translate(error.field or "")) from None
     kept = _read_kept_fields(given, completion.submission.parameters)
     inputs = [*chat[:-1], {**chat[-1], RESPONSE_FIELDS: kept}] if kept else chat
     return ResponseRequest(
         submission=replace(completion.submission, inputs=inputs),
-        repeated=read_repeated_fields(inputs),
+        repeated=read_echoed_fields(inputs),
         words={ours: _translate(theirs) for ours, theirs in completion.words.items()},
         is_streamed=completion.is_streamed,
         is_background=read_flag(given, "background"),
     )
 
 
-def read_repeated_fields(chat: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def read_echoed_fields(chat: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the fields of a request that its response repeats, from the chat that its job keeps."""
     kept = chat[-1].get(RESPONSE_FIELDS)
     found = {name: kept[name] for name in REPEATED if name in kept} if isinstance(kept, dict) else {}
@@ -234,7 +234,7 @@ def _read_item(where: str, item: object, called: dict[str, str]) -> dict[str, An
             return {
                 "role": "assistant",
                 "content": "",
-                "tool_calls": [chat_messages.make_template_call(call_id, name, arguments)],
+                "tool_calls": [chat_messages.make_template_tool_call(call_id, name, arguments)],
             }
         case {"call_id": call_id, "output": output} if kind == "function_call_output":
             read = chat_messages.read_content(f"{where}.output", output, TEXTS, PART)

@@ -14,7 +14,7 @@ from typing import Any
 from api.requests.dialects.base import read_flag, refuse_unserved_fields
 from api.requests.dialects.generation.answer_grammars import MORE, nest_schema
 from inference.errors import make_field_error
-from inference.values.descriptions import json_type_of
+from inference.values.error_phrases import json_type_of
 
 FIELDS = ("tools", "tool_choice")
 PARALLEL = "parallel_tool_calls"

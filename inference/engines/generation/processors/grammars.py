@@ -60,7 +60,7 @@ class Grammars:
 
         Raises `InvalidInput` for what is no grammar, with the reason of llguidance.
         """
-        kind, text = parse_grammar(grammar)
+        kind, text = read_grammar_parameter(grammar)
         calls = _write_json(_read_schema(grammar["calls"], CALLS)) if "calls" in grammar else ""
         _refuse_long(text + calls)
         if special := next((token for token in self._special_tokens if token in text + calls), ""):
@@ -132,7 +132,7 @@ def _add_calls(kind: str, answer: str, call: str, form: str) -> str:
     return json.dumps({"grammars": [{**part, "name": name} for name, part in named]})
 
 
-def parse_grammar(grammar: Mapping[str, Any]) -> tuple[str, str]:
+def read_grammar_parameter(grammar: Mapping[str, Any]) -> tuple[str, str]:
     """Return the kind of a request's grammar and its text. Raises `InvalidInput`."""
     kind, value = grammar.get("type"), grammar.get("value")
     if kind not in KINDS:

@@ -148,7 +148,7 @@ def _describe_token(
     return {**decoder.describe_token(token, before), "logprob": logprob}, likeliest
 
 
-def make_score_details(scores: Sequence[TokenLogprob], *, seed: int | None) -> dict[str, Any]:
+def make_token_details(scores: Sequence[TokenLogprob], *, seed: int | None) -> dict[str, Any]:
     """Return what the details of an answer have of its tokens. `seed` is that of a text which was sampled."""
     tokens, likeliest = [token for token, _ in scores], [likeliest for _, likeliest in scores]
     return {"seed": seed, "prefill": [], "tokens": tokens, "top_tokens": likeliest}

@@ -65,7 +65,7 @@ class Decoder:
         text = self.decode_after(before, [token]) or str(self._tokenizer.decode([token]))
         return {"id": token, "text": text.replace("\0", UNFINISHED), "special": token in self._hidden}
 
-    def find_starts(self, tokens: Sequence[int]) -> list[int]:
+    def find_token_starts(self, tokens: Sequence[int]) -> list[int]:
         """Return where tokens start in their text.
 
         A part of a character starts at the place of that character, and a token that does not show where the next does.

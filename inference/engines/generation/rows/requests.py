@@ -101,7 +101,7 @@ class Requests:
             found = convert_offsets_to_starts(f"{prefix}{features['prompt_text']}", offsets)
             starts = [max(0, start - len(prefix)) for start in found]
         elif isinstance(features["prompt_text"], str):
-            starts = self.decoder.find_starts(tokens)
+            starts = self.decoder.find_token_starts(tokens)
         return PromptLogprobs(self.decoder, top=top, prompt=tokens, starts=starts)
 
     def _capture_settings(self, features: Mapping[str, Any], run: dict[str, Any]) -> tuple[Any, Any]:

@@ -10,7 +10,7 @@ from inference.engines.generation.processors.logprobs import (
     PromptLogprobs,
     TokenLogprobs,
     find_logprobs_processor,
-    make_score_details,
+    make_token_details,
 )
 from inference.engines.generation.rows.answer_ending import Ending
 from inference.engines.generation.rows.growing_text import GrowingText
@@ -46,7 +46,7 @@ class GeneratedRow:
         self.token_logprobs = find_logprobs_processor(self.processors or ())
 
     @property
-    def cached_token_count(self) -> int:
+    def own_cache_length(self) -> int:
         """Number of tokens that its own cache holds."""
         return int(self.cache.get_seq_length()) if self.cache is not None else 0
 
@@ -98,7 +98,7 @@ class GeneratedRow:
     def _make_token_details(self) -> dict[str, Any]:
         """Return the details of a request that asks for the tokens of its answer or of its prompt."""
         seed = self.generator.initial_seed() if self.samples else None
-        found = make_score_details(self.scores, seed=seed) if self.token_logprobs else {}
+        found = make_token_details(self.scores, seed=seed) if self.token_logprobs else {}
         return found | (self.prompt_logprobs.describe_tokens() if self.prompt_logprobs else {})
 
     def take_new_scores(self) -> list[TokenLogprob]:

@@ -30,7 +30,7 @@ from inference.worker.calls import BatchReport, ChildCommand, SharedState
 from inference.worker.child import batch_job_rows
 from inference.worker.child.generation.text_publisher import TextPublisher
 from inference.worker.child.generation.time_limited_stepper import Key, TimeLimitedStepper
-from inference.worker.child.outcomes import make_failure, make_outcome
+from inference.worker.child.outcome_builder import make_failure, make_outcome
 
 logger = logging.getLogger(__name__)
 
@@ -178,7 +178,7 @@ class OpenBatch:
             job,
             [OPEN] * len(items),
             until_s=self.steps_s + self.spec.time_limit_s,
-            is_streamed=not lengths.is_list(self.spec, job.inputs),
+            is_streamed=not lengths.is_input_list(self.spec, job.inputs),
             details=bool(parameters.get("details")),
             pieces=[[] for _ in items],
             counts=[0] * len(items),
@@ -218,7 +218,7 @@ class OpenBatch:
             job_id, index = cast("Key", row.key)
             if running := self.jobs.get(job_id):
                 if row.tokens and not running.generated_token_count:
-                    self.firsts.append(max(0.0, clock.time_s() - running.job.created_at.timestamp()))
+                    self.firsts.append(max(0.0, clock.estimate_now_s() - running.job.created_at.timestamp()))
                     tallies.add_value(self.tally, "first", self.firsts[-1], unit=tallies.UNIT_S)
                 running.counts[index] += row.tokens
                 running.pieces[index].append(row.text)

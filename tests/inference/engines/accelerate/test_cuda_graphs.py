@@ -156,7 +156,7 @@ class GraphsTests(TestCase):
         self.assertEqual(rows_computed(model, states, texts), 2 * [prepacked_weights.round_rows(tokens)])
         self.assertEqual(self.replays() - before, 1)
         torch.testing.assert_close(states(model, texts), expected, **NEAR)
-        self.assertFalse(installed.is_padded)
+        self.assertFalse(installed.pads_batches)
 
     def test_a_model_that_is_spread_or_of_another_kind_is_left_alone(self) -> None:
         model = model_of("bert")

@@ -9,7 +9,7 @@ import torch
 from transformers import AutoTokenizer
 
 from inference.engines.accelerate.fast_tokenizer import make_encoder
-from inference.engines.inputs.truncation import MARGIN, MOST_CHARACTERS, cut_to_tokens
+from inference.engines.inputs.truncation import MARGIN, MOST_CHARACTERS, cut_unread_text
 from inference.errors import InvalidInput
 from tests import tiny_models
 
@@ -98,13 +98,13 @@ class BeginningTests(TestCase):
                 for name, text in LONG.items():
                     with self.subTest(name, side=side, kind=kind):
                         recorder = Recorder(made)
-                        part = cut_to_tokens(recorder, text)
+                        part = cut_unread_text(recorder, text)
                         self.assertEqual(made(part, truncation=True).input_ids, made(text, truncation=True).input_ids)
                         self.assertLess(recorder.characters, 2 * MOST_CHARACTERS * (LIMIT + MARGIN))
 
     def test_a_short_text_is_left_as_it_is(self) -> None:
         recorder = Recorder(tokenizer(model_max_length=LIMIT))
-        self.assertEqual(cut_to_tokens(recorder, "a cat " * 100), "a cat " * 100)
+        self.assertEqual(cut_unread_text(recorder, "a cat " * 100), "a cat " * 100)
         self.assertEqual(recorder.characters, 0)
 
     def test_a_text_whose_tokens_are_behind_what_is_read_is_refused(self) -> None:
@@ -114,6 +114,6 @@ class BeginningTests(TestCase):
         for text in (" " * 1_000_000, "a" + " " * most + "cat"):
             recorder = Recorder(made)
             with self.assertRaisesRegex(InvalidInput, f"in the {most} characters that are read"):
-                cut_to_tokens(recorder, text)
+                cut_unread_text(recorder, text)
             self.assertLess(recorder.characters, 3 * most)
-        self.assertEqual(cut_to_tokens(made, "a" + " " * (most - 4) + "cat")[-3:], "cat")
+        self.assertEqual(cut_unread_text(made, "a" + " " * (most - 4) + "cat")[-3:], "cat")

@@ -51,7 +51,7 @@ class VarlenTests(TestCase):
     def test_installed_it_is_unpadded(self) -> None:
         model = model_of("bert")
         installed = accelerate.install_shortcuts(model, tokenizer, "", trial_of(model, states))
-        self.assertFalse(installed.is_padded)
+        self.assertFalse(installed.pads_batches)
         self.assertTrue(self.attention.called)
 
     def test_in_bfloat16_answers_are_those_of_padded_texts(self) -> None:

@@ -18,7 +18,7 @@ from django.test import override_settings
 from inference.catalog import tasks
 from inference.catalog.specs import ModelSpec
 from inference.engines import loading
-from inference.engines.artifacts import folder_cache
+from inference.engines.artifacts import disk_cache
 from inference.engines.backends import installation, openvino_forward, openvino_graph
 from inference.engines.runtime.engine_calls import run_engine_with_isolation
 from inference.errors import EngineError, ModelUnavailable
@@ -290,7 +290,7 @@ class KeptTests(CompiledCase):
         shutil.rmtree(model / installation.HOME, ignore_errors=True)
         engine = self.loaded(model=str(model))
         (used,) = (path for path in (model / installation.HOME).iterdir() if path.is_dir())
-        with patch.object(folder_cache, "IDLE_S", -3600.0):
+        with patch.object(disk_cache, "IDLE_S", -3600.0):
             self.loaded(model=str(model), precision="int8")
             self.assertTrue(used.exists())
             del engine

@@ -123,7 +123,7 @@ class TokenTests(TestCase):
     def test_tokens_start_where_their_texts_are(self, chosen: random.Random, count: int) -> None:
         decoder, tokenizer = DECODERS["bytes"], TOKENIZERS["bytes"]
         tokens = chosen.choices([*range(len(tokenizer)), *tokenizer.encode("漢🙂é")], k=count)
-        text, starts = decoder(tokens), decoder.find_starts(tokens)
+        text, starts = decoder(tokens), decoder.find_token_starts(tokens)
         self.assertEqual(starts, sorted(starts))
         for token, start in zip(tokens, starts, strict=True):
             alone = decoder([token])
@@ -135,7 +135,7 @@ class TokenTests(TestCase):
         characters = "€é" * 40
         inner = [tokenizer.convert_tokens_to_ids(f"<0x{byte:02X}>") for byte in characters.encode()]
         first, last, hidden = tokenizer.convert_tokens_to_ids(["▁Hello", "▁done", "</s>"])
-        found = decoder.find_starts([hidden, first, hidden, *inner, last])
+        found = decoder.find_token_starts([hidden, first, hidden, *inner, last])
         places = [5 + place for place, character in enumerate(characters) for _ in character.encode()]
         self.assertEqual(found, [0, 0, 5, *places, 85])
         self.assertEqual(decoder([first, *inner, last]), f"Hello{characters} done")
@@ -152,7 +152,7 @@ class TokenTests(TestCase):
                     decoded += len(tokens)
                     return super().__call__(tokens)
 
-            self.assertEqual(len(Counting(tokenizer).find_starts([token] * 2000)), 2000)
+            self.assertEqual(len(Counting(tokenizer).find_token_starts([token] * 2000)), 2000)
             self.assertLess(decoded, 2000 * 150)
 
     def test_a_token_that_cannot_be_stored_is_shown_as_unfinished(self) -> None:

@@ -53,7 +53,7 @@ class Answers(Engine):
 def run_batch(
     engines: dict[str, Engine], *jobs: Job, verdict: str = "", is_last: bool = False, host_device: str = "cpu"
 ) -> BatchReport:
-    job_rows.insert_jobs(list(map(job_rows.prepare_row, jobs)))
+    job_rows.insert_jobs(list(map(job_rows.convert_job_to_row, jobs)))
     replica = LoadedModels(
         worker=uuid4(),
         device="cpu",
@@ -333,7 +333,7 @@ class RecordTests(TransactionTestCase):
         codec.write_json({"results": [{"output": job.output}]})
 
     def test_what_only_the_database_refuses_fails_alone(self) -> None:
-        with patch.object(engine_calls, "convert_to_finite_json", lambda answer: answer):
+        with patch.object(engine_calls, "convert_to_json", lambda answer: answer):
             self.assertEqual(self.run_with(10**5000).error_code, errors.BadOutput.code)
 
     def test_an_error_is_recorded_whatever_its_text_holds(self) -> None:

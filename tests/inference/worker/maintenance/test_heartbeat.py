@@ -89,7 +89,7 @@ class HeartbeatTests(TransactionTestCase):
 
     def test_a_worker_that_is_stopping_says_so_with_its_next_heartbeat(self) -> None:
         heartbeat = make_heartbeat()
-        heartbeat.announce_stop()
+        heartbeat.note_stop()
         self.start(heartbeat)
         eventually(lambda: Worker.objects.filter(pk=heartbeat.plan.worker, state=WorkerState.STOPPING).exists())
 
@@ -146,7 +146,7 @@ class HeartbeatTests(TransactionTestCase):
         self.assertTrue(heartbeat.try_to_beat())
         self.assertEqual(Worker.objects.get(pk=heartbeat.plan.worker).state, WorkerState.READY)
         Worker.objects.all().delete()
-        heartbeat.announce_stop()
+        heartbeat.note_stop()
         self.assertTrue(heartbeat.try_to_beat())
         self.assertFalse(Worker.objects.exists())
 

@@ -84,7 +84,9 @@ class PoolCase(TestCase):
     def make_pool(self, **options: Any) -> ReplicaPool:
         fork = multiprocessing.get_context("fork")
         with patch("multiprocessing.get_context", return_value=fork):
-            pool = ReplicaPool(self.replicas, has_open_batch=self.kept.__contains__, load_limit_s=PATIENCE_S, **options)
+            pool = ReplicaPool(
+                self.replicas, child_has_open_batch=self.kept.__contains__, load_limit_s=PATIENCE_S, **options
+            )
         self.addCleanup(pool.kill_children)
         return pool
 
@@ -150,7 +152,7 @@ class EndedChildTests(PoolCase):
     def test_what_is_sent_to_one_that_is_gone_is_forgotten(self) -> None:
         killed = self.first.pid
         self.kill()
-        self.until(lambda: not self.pool.has_process(killed) or self.first.is_closed, "it is gone")
+        self.until(lambda: not self.pool.has_pid(killed) or self.first.is_closed, "it is gone")
         call = self.pool.send_call(killed, str, ("text",), done=self.answers.append, failed=self.answers.append)
         self.assertFalse(self.pool.is_unanswered(call))
         self.assert_the_next_one_works(killed)
@@ -256,7 +258,7 @@ class EndedChildTests(PoolCase):
             with patch.object(ReplicaProcess, "read_messages", side_effect=pickle.UnpicklingError):
                 self.send(str, "text")
                 self.until(lambda: self.first.is_given_up, "its answer was not read")
-            self.until(lambda: not self.pool.has_process(killed), "it is ended")
+            self.until(lambda: not self.pool.has_pid(killed), "it is ended")
         self.answers.clear()
         self.assert_the_next_one_works(killed)
 
@@ -471,7 +473,7 @@ class PlayedCase(TestCase):
             self.replicas.note_loaded_models(LoadReport(pid=pid, models={models["a"].digest: READY}))
         self.models = models
         self.kept: set[int] = set()  # children in which a batch is open
-        self.pool = ReplicaPool(self.replicas, has_open_batch=self.kept.__contains__, load_limit_s=60)
+        self.pool = ReplicaPool(self.replicas, child_has_open_batch=self.kept.__contains__, load_limit_s=60)
         self.addCleanup(self.pool.kill_children)
         self.pool.processes = {index: cast("ReplicaProcess", Process(pid)) for index, pid in enumerate((11, 22))}
 
@@ -493,7 +495,7 @@ class GivenMoreTests(PlayedCase):
     def test_it_may_have_more_unless_a_call_is_still_written_to_it_or_it_is_to_load_something(self) -> None:
         self.assertTrue(self.pool.can_take_another_call(11))
         self.assertFalse(self.pool.can_take_another_call(12))
-        self.assertEqual((self.pool.has_process(11), self.pool.has_process(12)), (True, False))
+        self.assertEqual((self.pool.has_pid(11), self.pool.has_pid(12)), (True, False))
         self.pool.processes[0].unsent = bytearray(b"x")
         self.assertFalse(self.pool.can_take_another_call(11))
         self.pool.processes[0].unsent = bytearray()

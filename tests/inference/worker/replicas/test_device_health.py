@@ -65,8 +65,8 @@ class TrustTests(DispatcherCase):
             self.fails_on_bad()
             self.ends_on_good()
         self.assertTrue(self.is_withdrawn(BAD))
-        self.assertEqual([self.replicas.can_take_call(pid) for pid in (PID, PID + 1)], [False, True])
-        self.assertEqual((self.replicas.active_models, self.replicas.may_start(0)), ({"a", "b"}, False))
+        self.assertEqual([self.replicas.can_child_take_call(pid) for pid in (PID, PID + 1)], [False, True])
+        self.assertEqual((self.replicas.unpaused_models, self.replicas.may_start(0)), ({"a", "b"}, False))
         self.assertTrue(self.dispatcher.make_snapshot().replicas["0"].withdrawn_s)
 
     def test_so_is_one_that_fails_with_what_others_compute_to_an_error_of_the_job(self) -> None:
@@ -164,7 +164,7 @@ class TrustTests(DispatcherCase):
             self.runs_on(0)
             self.pool.finish(self.last)
         self.assertFalse(self.is_withdrawn(BAD))
-        self.assertTrue(self.replicas.can_take_call(PID))
+        self.assertTrue(self.replicas.can_child_take_call(PID))
 
     def test_one_that_was_withdrawn_is_given_work_again_once_the_other_is_lost_and_not_while_it_restarts(self) -> None:
         self.fail_until_withdrawn()
@@ -173,7 +173,7 @@ class TrustTests(DispatcherCase):
         self.replicas.note_start(1, PID + 2)
         self.replicas.note_end(1)  # while it loads
         self.assertTrue(self.replicas.may_start(0))
-        self.assertTrue(self.replicas.can_take_call(PID))
+        self.assertTrue(self.replicas.can_child_take_call(PID))
 
     def test_one_is_withdrawn_where_another_has_what_it_runs_and_not_all_models(self) -> None:
         self.replicas.note_end(0)

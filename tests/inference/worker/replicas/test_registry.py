@@ -61,19 +61,19 @@ class ReplicasTests(TestCase):
         return following[0] if following else None
 
     def able(self) -> list[int]:
-        return [pid for pid in (FIRST, SECOND) if self.replicas.can_take_call(pid)]
+        return [pid for pid in (FIRST, SECOND) if self.replicas.can_child_take_call(pid)]
 
     def test_what_is_held_back_stays_loaded_and_begins_nothing(self) -> None:
         self.load(FIRST)
         self.load(SECOND)
-        self.replicas.apply_intents(OperatorIntents(paused=frozenset({"a", "gone"})))
-        self.assertEqual((self.replicas.active_models, self.replicas.served_models), ({"b"}, {"a", "b"}))
+        self.replicas.apply_pauses_and_drain(OperatorIntents(paused=frozenset({"a", "gone"})))
+        self.assertEqual((self.replicas.unpaused_models, self.replicas.served_models), ({"b"}, {"a", "b"}))
         version = self.replicas.version
-        self.replicas.apply_intents(OperatorIntents(is_drained=True))
+        self.replicas.apply_pauses_and_drain(OperatorIntents(is_drained=True))
         self.assertGreater(self.replicas.version, version)
-        self.assertEqual((self.replicas.active_models, self.replicas.runnable), (set(), {"a", "b"}))
-        self.replicas.apply_intents(OperatorIntents())
-        self.assertEqual(self.replicas.active_models, {"a", "b"})
+        self.assertEqual((self.replicas.unpaused_models, self.replicas.runnable), (set(), {"a", "b"}))
+        self.replicas.apply_pauses_and_drain(OperatorIntents())
+        self.assertEqual(self.replicas.unpaused_models, {"a", "b"})
 
     def test_how_often_one_ended_is_shown_but_not_of_one_that_was_to_try_again(self) -> None:
         def ended_counts() -> list[object]:
@@ -91,10 +91,11 @@ class ReplicasTests(TestCase):
         self.assertEqual(ended_counts(), [2, 0])
 
     def test_nothing_is_served_before_a_replica_has_loaded_it(self) -> None:
-        self.assertEqual((self.replicas.active_models, self.replicas.served_models, self.able()), (set(), set(), []))
+        self.assertEqual((self.replicas.unpaused_models, self.replicas.served_models, self.able()), (set(), set(), []))
         self.load(FIRST)
         self.assertEqual(
-            (self.replicas.active_models, self.able(), self.replicas.have_all_reported), ({"a", "b"}, [FIRST], False)
+            (self.replicas.unpaused_models, self.able(), self.replicas.have_all_reported),
+            ({"a", "b"}, [FIRST], False),
         )
 
     def test_one_that_lacks_what_another_runs_is_given_the_rest_and_tries_again_beside_that(self) -> None:
@@ -105,13 +106,14 @@ class ReplicasTests(TestCase):
             (self.able(), self.replicas.find_children_to_restart(), self.tries()), ([FIRST, SECOND], [], None)
         )
         self.assertEqual(
-            (self.replicas.find_missing_models(FIRST), self.replicas.find_missing_models(SECOND)), (set(), {"b"})
+            (self.replicas.find_models_child_lacks(FIRST), self.replicas.find_models_child_lacks(SECOND)),
+            (set(), {"b"}),
         )
-        self.assertEqual(self.replicas.find_missing_models(33), {"a", "b"})
+        self.assertEqual(self.replicas.find_models_child_lacks(33), {"a", "b"})
         self.replicas.try_at = 0.0
         self.assertEqual(self.tries(), SECOND)
         self.load(SECOND)
-        self.assertEqual(self.replicas.find_missing_models(SECOND), set())
+        self.assertEqual(self.replicas.find_models_child_lacks(SECOND), set())
 
     def test_the_pauses_of_one_that_dies_of_what_another_runs_grow(self) -> None:
         self.load(FIRST)
@@ -121,7 +123,7 @@ class ReplicasTests(TestCase):
             self.replicas.note_end(1)
             self.start(1, SECOND)
             self.load(SECOND)
-            self.assertEqual((self.replicas.find_missing_models(SECOND), self.tries()), ({"b"}, None))
+            self.assertEqual((self.replicas.find_models_child_lacks(SECOND), self.tries()), ({"b"}, None))
             self.replicas.try_at = 0.0
             self.assertEqual(self.tries(), SECOND)
             pauses.append(self.replicas.tries.pause_s)
@@ -130,12 +132,12 @@ class ReplicasTests(TestCase):
     def test_what_all_lack_is_not_served_and_tried_again_beside_the_work(self) -> None:
         self.load(FIRST, b=BROKEN)
         self.load(SECOND, b=BROKEN)
-        self.assertEqual((self.replicas.active_models, self.able()), ({"a"}, [FIRST, SECOND]))
+        self.assertEqual((self.replicas.unpaused_models, self.able()), ({"a"}, [FIRST, SECOND]))
         self.assertIsNone(self.tries())
         self.replicas.try_at = 0.0
         self.assertEqual(self.tries(SECOND), SECOND)
         self.load(SECOND)
-        self.assertEqual((self.replicas.active_models, self.able()), ({"a", "b"}, [FIRST, SECOND]))
+        self.assertEqual((self.replicas.unpaused_models, self.able()), ({"a", "b"}, [FIRST, SECOND]))
 
     def eight(self) -> None:
         """Replicas that serve a; none could load b."""
@@ -157,9 +159,11 @@ class ReplicasTests(TestCase):
         self.replicas.try_at = 0.0
         for index in range(8):
             self.load_in_turn(index)
-            self.assertEqual((self.replicas.active_models, self.replicas.find_children_to_restart()), ({"a", "b"}, []))
             self.assertEqual(
-                [pid for pid in range(8) if self.replicas.find_missing_models(pid)], list(range(index + 1, 8))
+                (self.replicas.unpaused_models, self.replicas.find_children_to_restart()), ({"a", "b"}, [])
+            )
+            self.assertEqual(
+                [pid for pid in range(8) if self.replicas.find_models_child_lacks(pid)], list(range(index + 1, 8))
             )
 
     def test_what_loads_slowly_is_left_to_one_of_two_where_the_rest_is_not_run(self) -> None:
@@ -180,9 +184,9 @@ class ReplicasTests(TestCase):
             self.assertEqual(self.without(second), {"b"})
             self.start(second, pids[second])
             self.load(pids[second])
-            self.assertEqual((self.replicas.active_models, self.tries()), ({"a"}, None))  # there is no other to run a
+            self.assertEqual((self.replicas.unpaused_models, self.tries()), ({"a"}, None))  # there is no other to run a
             self.load(pids[first])
-            self.assertEqual((self.replicas.active_models, self.tries()), ({"a", "b"}, pids[second]))
+            self.assertEqual((self.replicas.unpaused_models, self.tries()), ({"a", "b"}, pids[second]))
             self.load(pids[second])
 
     def test_what_cannot_be_loaded_has_nothing_left_out_that_can(self) -> None:
@@ -268,9 +272,9 @@ class ReplicasTests(TestCase):
             self.load_in_turn(index)
         for index in range(3):
             self.replicas.note_end(index)
-        self.assertEqual(self.replicas.active_models, {"a", "b"})
+        self.assertEqual(self.replicas.unpaused_models, {"a", "b"})
         self.replicas.note_end(3)
-        self.assertEqual(self.replicas.active_models, {"a"})
+        self.assertEqual(self.replicas.unpaused_models, {"a"})
 
     def test_one_that_has_what_the_others_have_not_gets_no_assignment_again_and_again(self) -> None:
         self.eight()
@@ -295,13 +299,13 @@ class ReplicasTests(TestCase):
         self.load(SECOND)
         for index in (0, 1):
             self.replicas.note_end(index)
-        self.assertEqual((self.replicas.active_models, self.replicas.served_models), (set(), {"a", "b"}))
+        self.assertEqual((self.replicas.unpaused_models, self.replicas.served_models), (set(), {"a", "b"}))
         self.assertTrue(self.replicas.may_start(0))
         self.start(0, FIRST)
         self.load(FIRST, b=BROKEN)
         self.start(1, SECOND)
         self.replicas.note_end(1)
-        self.assertEqual((self.replicas.active_models, self.replicas.served_models), ({"a"}, {"a"}))
+        self.assertEqual((self.replicas.unpaused_models, self.replicas.served_models), ({"a"}, {"a"}))
 
     def test_one_that_dies_while_it_loads_waits_longer_each_time(self) -> None:
         pauses = []
@@ -417,7 +421,7 @@ class ChangeTests(TestCase):
 
     def runs(self) -> dict[str, str]:
         return {
-            name: spec.revision for name, spec in self.replicas.specs.items() if name in self.replicas.active_models
+            name: spec.revision for name, spec in self.replicas.specs.items() if name in self.replicas.unpaused_models
         }
 
     def states(self) -> list[tuple[str, str, str]]:
@@ -480,7 +484,7 @@ class ChangeTests(TestCase):
         self.replicas.note_start(0, FIRST, first)
         with self.assertLogs("inference.worker.replicas.registry", "ERROR"):
             self.load(FIRST, first, a="no weights, said in other words")
-        self.assertEqual((self.runs()["a"], self.replicas.find_missing_models(FIRST)), ("", set()))
+        self.assertEqual((self.runs()["a"], self.replicas.find_models_child_lacks(FIRST)), ("", set()))
 
     def test_a_process_that_dies_of_the_new_one_as_it_starts_again_leaves_the_old(self) -> None:
         self.follow(self.new, CATALOG["b"])

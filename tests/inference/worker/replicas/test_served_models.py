@@ -62,21 +62,21 @@ class ServedModelsTests(TestCase):
         self.write(ONE)
         self.find_jobless()
         self.follow()
-        self.assertEqual(self.replicas.active_models, {"one", "two"})
+        self.assertEqual(self.replicas.unpaused_models, {"one", "two"})
         Job.objects.filter(pk=job.pk).update(status=Status.SUCCEEDED)
         self.find_jobless()
         self.idle = False
         self.follow()
-        self.assertEqual(self.replicas.active_models, {"one", "two"})
+        self.assertEqual(self.replicas.unpaused_models, {"one", "two"})
         self.idle = True
         self.follow()
-        self.assertEqual(self.replicas.active_models, {"one"})
+        self.assertEqual(self.replicas.unpaused_models, {"one"})
 
     def test_it_is_kept_for_as_long_as_a_web_process_may_take_jobs_of_it(self) -> None:
         self.write(ONE)
         self.served.update_jobless_models()
         self.follow()
-        self.assertEqual(self.replicas.active_models, {"one", "two"})
+        self.assertEqual(self.replicas.unpaused_models, {"one", "two"})
 
     def test_one_that_came_back_and_goes_again_is_run_for_its_new_jobs(self) -> None:
         self.write(ONE)
@@ -84,7 +84,7 @@ class ServedModelsTests(TestCase):
         self.write(ONE + TWO)
         Job.objects.create(model="two", inputs="text")
         self.write(ONE)
-        self.assertEqual(self.replicas.active_models, {"one", "two"})
+        self.assertEqual(self.replicas.unpaused_models, {"one", "two"})
 
     def test_what_the_row_says_is_of_the_file_that_is_followed(self) -> None:
         before, after = reader.load_catalog(self.path), reader.parse_catalog(ONE)
@@ -101,4 +101,4 @@ class ServedModelsTests(TestCase):
         self.write(ONE + TWO)
         self.find_jobless()
         self.follow()
-        self.assertEqual((self.replicas.active_models, self.replicas.removed_models), ({"one", "two"}, set()))
+        self.assertEqual((self.replicas.unpaused_models, self.replicas.removed_models), ({"one", "two"}, set()))

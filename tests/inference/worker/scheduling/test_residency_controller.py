@@ -84,7 +84,7 @@ class ResidencyControllerTests(SimpleTestCase):
         self.now_s += 5.0
         self.wait_for("b")
         self.assertEqual(self.goal_names(), {"eager", "b"})
-        self.assertEqual(self.replicas.active_models, {"eager"})
+        self.assertEqual(self.replicas.unpaused_models, {"eager"})
         following = self.replicas.begin_next_assignment([PID])
         assert following
         self.assertEqual([spec.name for spec in following[1]], ["eager"])  # first without either
@@ -109,7 +109,7 @@ class ResidencyControllerTests(SimpleTestCase):
             self.load("eager", a="no weights.")
         report = self.follow()
         self.assertEqual((report.able, report.why_not), ({"b"}, {"a": "no weights."}))
-        self.assertEqual((self.goal_names(), self.replicas.active_models), ({"eager"}, {"eager"}))
+        self.assertEqual((self.goal_names(), self.replicas.unpaused_models), ({"eager"}, {"eager"}))
         self.now_s += 6.0
         self.assertEqual(self.follow().able, set(LAZY))
         self.assertEqual(self.goal_names(), {"eager", "a"})  # its job still waits
@@ -133,7 +133,8 @@ class ResidencyControllerTests(SimpleTestCase):
         report = self.follow()
         self.assertEqual((self.controller.residency.models_in_memory, report.why_not), ({"a"}, {}))
         self.assertEqual(
-            (self.replicas.find_missing_models(PID), self.replicas.find_missing_models(PID + 1)), ({"a"}, frozenset())
+            (self.replicas.find_models_child_lacks(PID), self.replicas.find_models_child_lacks(PID + 1)),
+            ({"a"}, frozenset()),
         )
 
     def next_assignment(self) -> tuple[int, set[str]]:

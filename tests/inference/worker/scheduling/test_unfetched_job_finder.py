@@ -33,7 +33,7 @@ class UnfetchedTests(TestCase):
         self.many, self.few = (User.objects.create_user(name) for name in ("many", "few"))
         self.queue = BatchQueue(Limits(max_batch_size=4, max_batch_tokens=8192), CostModel())
         self.backlog = Mock(queues={"echo": self.queue}, held={}, gone_share=0.0)
-        self.backlog.replicas.active_models = {"echo"}
+        self.backlog.replicas.unpaused_models = {"echo"}
         self.unfetched = UnfetchedJobFinder(uuid4())
 
     def wait(self, owner: User | None, *, count: int = 1, held: bool = False, **values: Any) -> list[Job]:
@@ -169,6 +169,6 @@ class UnfetchedTests(TestCase):
         self.assert_found(self.wait(None, count=3))
 
     def test_nothing_is_queried_while_nothing_is_served(self) -> None:
-        self.backlog.replicas.active_models = set()
+        self.backlog.replicas.unpaused_models = set()
         with self.assertNumQueries(0):
             self.found()

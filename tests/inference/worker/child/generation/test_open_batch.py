@@ -15,7 +15,7 @@ from uuid import UUID, uuid4
 from django.test import TransactionTestCase
 from django.utils import timezone
 
-from inference import process
+from inference import process_resources
 from inference.catalog.parameters import ParameterSpec
 from inference.catalog.specs import ModelSpec
 from inference.engines.stepper import Progress
@@ -68,7 +68,7 @@ class SteppingCase(TransactionTestCase):
 
     def job(self, tokens: int = 3, inputs: Any = "text") -> UUID:
         job = Job(model="words", inputs=inputs, parameters={"max_new_tokens": tokens})
-        job_rows.insert_jobs([job_rows.prepare_row(job)])
+        job_rows.insert_jobs([job_rows.convert_job_to_row(job)])
         return job.pk
 
     def call(self, *ids: UUID, goes_on: bool = False, command: int = ChildCommand.YIELD, **fields: Any) -> BatchReport:
@@ -258,7 +258,7 @@ class BesideTests(SteppingCase):
     def beside(self, *, command: int = ChildCommand.CONTINUE, **fields: Any) -> BatchReport:
         self.replica.shared.command = command
         job = Job(model="echo", inputs="text")
-        job_rows.insert_jobs([job_rows.prepare_row(job)])
+        job_rows.insert_jobs([job_rows.convert_job_to_row(job)])
         fields = {"digest": self.other.digest, "waiting": (self.batch,), **fields}
         return served_calls.run_batch(
             BatchCall(batch=uuid4(), model="echo", job_ids=(job.pk,), time_limit_s=300, **fields)
@@ -359,7 +359,7 @@ class StreamTests(SteppingCase):
         with patch.object(words, "word", lambda value, place: answer.split()[place]):
             job_id = self.job(3, inputs="A")
             self.call(job_id, command=ChildCommand.DRAIN)
-        events = list(reader.stream_events(self.row(job_id), process.current.hub))
+        events = list(reader.stream_events(self.row(job_id), process_resources.current.hub))
         self.assertEqual([event.text for event in events if isinstance(event, Delta)], [answer])
         self.assertEqual([event.text for event in events if isinstance(event, End)], [answer])
 

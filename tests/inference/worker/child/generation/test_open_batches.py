@@ -276,7 +276,7 @@ class TurnTests(OpenCase):
         two, _ = self.add()
         self.pool.awaited = PID
         self.step(one)
-        self.assertEqual((self.last.batch.job_ids, self.dispatcher.backlog.has_open_batch(PID)), ((), True))
+        self.assertEqual((self.last.batch.job_ids, self.dispatcher.backlog.child_has_open_batch(PID)), ((), True))
         self.pool.awaited = None
         self.step(one)
         self.assertEqual(self.last.batch.job_ids, (two,))

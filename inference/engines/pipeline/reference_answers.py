@@ -8,10 +8,10 @@ from transformers.pipelines import Pipeline
 
 from inference.engines.artifacts.pipeline_loader import NO_LIMIT, find_max_positions
 from inference.engines.inputs.feeds import Feed, TextFeed
-from inference.engines.inputs.truncation import cut_to_tokens
+from inference.engines.inputs.truncation import cut_unread_text
 from inference.engines.runtime import parity
 from inference.engines.runtime.exception_diagnosis import describe_exception, is_device_failure, is_out_of_memory
-from inference.engines.runtime.json_values import convert_to_finite_json
+from inference.engines.runtime.json_values import convert_to_json
 from inference.errors import ContextLengthExceeded
 
 CASED = "The CAT sat in PARIS, in an \u00c9t\u00e9"  # tells tokenizers that keep capitals or accents from others
@@ -36,7 +36,7 @@ class Reference:
         call = functools.partial(_call_pipeline, pipe, feed)
         for value in _make_inputs(pipe, feed):
             try:
-                answer = convert_to_finite_json(call(value))
+                answer = convert_to_json(call(value))
             except Exception as error:
                 if is_device_failure(error) or is_out_of_memory(error):
                     raise
@@ -44,14 +44,14 @@ class Reference:
             self.inputs.append(value)
             self.answers.append(answer)
         if self.inputs:
-            self.repeats = parity.are_alike(convert_to_finite_json(call(self.inputs[0])), self.answers[0])
+            self.repeats = parity.are_alike(convert_to_json(call(self.inputs[0])), self.answers[0])
 
     def describe_difference(self, answers: Answers) -> str:
         """Return how `answers` differs for the first input that it answers otherwise, or an empty string.
 
         `answers` is called with each input alone.
         """
-        if self.long and self._tokenize_text(cut_to_tokens(self.pipe.tokenizer, self.long)) != self.cut:
+        if self.long and self._tokenize_text(cut_unread_text(self.pipe.tokenizer, self.long)) != self.cut:
             return "a long text is cut otherwise"
         if not self.repeats:
             return ""
@@ -61,7 +61,7 @@ class Reference:
                 continue  # the model's table has a limit that the library does not know
             if isinstance(found, BaseException):
                 return f"{_describe_input(value)} raises {describe_exception(found)}"
-            if not parity.are_alike(convert_to_finite_json(found), expected):
+            if not parity.are_alike(convert_to_json(found), expected):
                 return f"{_describe_input(value)} is answered otherwise"
         return ""
 
@@ -82,7 +82,7 @@ def _make_inputs(pipe: Pipeline, feed: Feed) -> Iterator[Any]:
         yield from feed.make_examples(pipe)
         return
     for text in (CASED, *parity.make_special_token_texts(pipe.tokenizer)):
-        yield feed.make_sample_input(text, pipe)
+        yield feed.make_input_from_text(text, pipe)
 
 
 def _make_long_text(pipe: Pipeline, feed: Feed) -> str:

@@ -15,7 +15,7 @@ from inference.catalog.specs import ModelSpec
 from inference.engines import loading
 from inference.engines.artifacts import pipeline_loader
 from inference.engines.runtime.engine_calls import run_engine_with_isolation
-from inference.engines.runtime.json_values import convert_to_finite_json
+from inference.engines.runtime.json_values import convert_to_json
 from inference.engines.runtime.parity import are_alike
 from inference.engines.runtime.row_groups import BatchingMode
 from inference.errors import ModelUnavailable
@@ -56,16 +56,14 @@ class FolderTestCase(TestCase):
 
     def assert_answers_of_the_library(self, engine: Any, inputs: list[str], parameters: dict[str, Any]) -> None:
         bare = pipeline(engine.task, model=str(self.folder), device="cpu")
-        expected = [convert_to_finite_json(bare(text, **parameters)) for text in inputs]
+        expected = [convert_to_json(bare(text, **parameters)) for text in inputs]
         self.assertTrue(
-            are_alike(convert_to_finite_json(run_engine_with_isolation(engine, inputs, parameters).outcomes), expected),
+            are_alike(convert_to_json(run_engine_with_isolation(engine, inputs, parameters).outcomes), expected),
             "together",
         )
         for text, answer in zip(inputs, expected, strict=True):
             self.assertTrue(
-                are_alike(
-                    convert_to_finite_json(run_engine_with_isolation(engine, [text], parameters).outcomes), [answer]
-                ),
+                are_alike(convert_to_json(run_engine_with_isolation(engine, [text], parameters).outcomes), [answer]),
                 text,
             )
 

@@ -29,7 +29,7 @@ def try_to_record(make: Callable[..., None], *of: Any) -> None:
         logger.exception("no span of what was recorded")
 
 
-def record_batch_span(batch: UUID, outcomes: Sequence[Any], batch_size: int) -> None:
+def make_batch_spans(batch: UUID, outcomes: Sequence[Any], batch_size: int) -> None:
     """Make the spans of a batch's jobs, or of the jobs that leave an open batch now, and of the batch.
 
     The batch has a trace of its own, with a link to the span of each job.
@@ -64,7 +64,7 @@ def record_batch_span(batch: UUID, outcomes: Sequence[Any], batch_size: int) -> 
         span.end(end_ns)
 
 
-def record_spans_without_batch(ids: Iterable[UUID], status: Status, code: str) -> None:
+def make_spans_without_batch(ids: Iterable[UUID], status: Status, code: str) -> None:
     """Make the spans of jobs that ended otherwise than by a batch.
 
     The span of a list in parts is the one that the spans of its parts are within.
@@ -73,7 +73,7 @@ def record_spans_without_batch(ids: Iterable[UUID], status: Status, code: str) -
     end_ns = _to_ns(clock.get_database_time())
     held = Job.objects.filter(pk__in=list(ids), whole=None).values_list(*columns)
     for model, job, traceparent, created_at, started_at, parts in held:
-        with tracing.use_span_id_of_whole(job) if parts else nullcontext():
+        with tracing.set_whole_span_id(job) if parts else nullcontext():
             _start_job_span(_describe_model(model), job, traceparent, created_at, started_at, status, code, end_ns).end(
                 end_ns
             )

@@ -36,7 +36,7 @@ class WebProcess:
     def close(self) -> None:
         """End the streams, whose clients go on at another process, and write what was counted since the last tick."""
         self.hub.end_streams()
-        self.figures.record_figures()
+        self.figures.write_figures()
 
 
 current = WebProcess()

@@ -13,7 +13,7 @@ from inference.models import WAITING, Job
 from inference.store import transitions
 
 
-def replace_reader(job_id: UUID) -> UUID:
+def record_newest_reader(job_id: UUID) -> UUID:
     """Write on the row that a new stream is the newest one, and return the name of the stream."""
     name = uuid4()
     Job.objects.filter(pk=job_id, status__in=WAITING).update(reader=name)

@@ -14,7 +14,7 @@ from inference.catalog.sizes import lengths
 from inference.catalog.specs import ModelSpec
 from inference.engines.runtime import json_values
 from inference.store.transitions import Claimed
-from inference.worker.child.outcomes import make_condemned_outcome, make_outcome
+from inference.worker.child.outcome_builder import make_condemned_outcome, make_outcome
 
 MOMENT = datetime(2026, 1, 1, tzinfo=UTC)
 SPEC = ModelSpec(name="m", engine="x:Y", max_batch_size=2)
@@ -53,7 +53,7 @@ class OutcomeTests(TestCase):
 
     def test_the_log_names_the_job_that_the_client_knows(self) -> None:
         job = part("a", "b")
-        with self.assertLogs("inference.worker.child.outcomes", "WARNING") as logged:
+        with self.assertLogs("inference.worker.child.outcome_builder", "WARNING") as logged:
             make_outcome(SPEC, job, ["good", errors.EngineError("no")])
         self.assertIn(f"job={job.whole} model=m engine_error: inputs[33]: …", logged.output[0])
 

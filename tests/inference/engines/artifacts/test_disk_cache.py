@@ -15,21 +15,21 @@ from pathlib import Path
 from unittest import TestCase, skipIf
 from unittest.mock import patch
 
-from inference.engines.artifacts import folder_cache
+from inference.engines.artifacts import disk_cache
 from tests.conditions import PATIENCE_S
 
 # Says that it has begun, and never ends: a process to kill in the middle.
 MAKER = """
 import sys, time
 from pathlib import Path
-from inference.engines.artifacts import folder_cache
+from inference.engines.artifacts import disk_cache
 
 def make(folder):
     (folder / "weights").write_text("half")
     print("begun", flush=True)
     time.sleep(3600)  # until it is killed
 
-folder_cache.open_cached_folder([Path(sys.argv[1])], "model", make)
+disk_cache.open_cached_folder([Path(sys.argv[1])], "model", make)
 """
 
 
@@ -47,7 +47,7 @@ class KeptCase(TestCase):
 
     def folder(self, *homes: Path, name: str = "model", make: Callable[[Path], None] | None = None) -> Path:
         """Let go at once."""
-        found = folder_cache.open_cached_folder(homes or [self.home], name, make or self.make)
+        found = disk_cache.open_cached_folder(homes or [self.home], name, make or self.make)
         found.sums.close()
         return found.path
 
@@ -93,7 +93,7 @@ class KeptTests(KeptCase):
 
     def test_who_waits_does_so_for_a_limited_time(self) -> None:
         def late(folder: Path) -> None:
-            with patch.object(folder_cache, "WAIT_S", 0.0), self.assertRaisesRegex(OSError, "another process"):
+            with patch.object(disk_cache, "WAIT_S", 0.0), self.assertRaisesRegex(OSError, "another process"):
                 self.kept()
             self.make(folder)
 
@@ -134,9 +134,9 @@ class IdleTests(KeptCase):
 
     def age(self, *names: str) -> None:
         """To be of so long ago that they are removed."""
-        long_ago = time.time() - folder_cache.IDLE_S - 60  # by the clock that the files have
+        long_ago = time.time() - disk_cache.IDLE_S - 60  # by the clock that the files have
         for path in (self.home / name for name in names):
-            for file in (path, path / folder_cache.SUMS):
+            for file in (path, path / disk_cache.SUMS):
                 if file.exists():
                     os.utime(file, (long_ago, long_ago))
 
@@ -162,7 +162,7 @@ class IdleTests(KeptCase):
         self.assertEqual(self.names(), ["new", "old"])
 
     def test_what_a_process_uses_stays(self) -> None:
-        used = [folder_cache.open_cached_folder([self.home], "used", self.make) for _ in range(2)]
+        used = [disk_cache.open_cached_folder([self.home], "used", self.make) for _ in range(2)]
         self.age("used")
         self.folder(name="new")
         used[0].sums.close()
@@ -173,7 +173,7 @@ class IdleTests(KeptCase):
         self.assertEqual(self.names(), ["new", "newer", "newest"])
 
     def test_what_is_damaged_is_made_anew_while_others_use_it(self) -> None:
-        used = folder_cache.open_cached_folder([self.home], "model", self.make)
+        used = disk_cache.open_cached_folder([self.home], "model", self.make)
         self.addCleanup(used.sums.close)
         (used.path / "weights").write_text("who")
         self.assertEqual(self.kept(), "whole")

@@ -9,7 +9,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from inference.engines.artifacts import mapped_pages
+from inference.engines.artifacts import page_release
 from tests.processes import resident
 
 MIB = 2**20
@@ -26,7 +26,7 @@ class MappedTests(TestCase):
     def let_go(self) -> float:
         """MiB that this gives back, of 64; a third of them is the margin for what else this process takes."""
         before, begin = resident(), self.tensor.data_ptr()
-        mapped_pages.release_pages([(begin, begin + 64 * MIB), (begin, begin)])
+        page_release.release_pages([(begin, begin + 64 * MIB), (begin, begin)])
         return (before - resident()) / MIB
 
     def test_they_are_read_again_where_somebody_does(self) -> None:

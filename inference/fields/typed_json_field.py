@@ -13,7 +13,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from inference.fields.worker_documents import Document
 
 T = TypeVar("T")
-DocumentColumn: TypeAlias = "models.Field[Mapping[str, object] | Document | None, T]"  # it takes JSON, too
+TypedJSONColumn: TypeAlias = "models.Field[Mapping[str, object] | Document | None, T]"  # it takes JSON, too
 
 
 class DocumentEncoder(json.JSONEncoder):
@@ -21,7 +21,7 @@ class DocumentEncoder(json.JSONEncoder):
         return o.write() if isinstance(o, Document) else super().default(o)
 
 
-class DocumentField(models.JSONField):
+class TypedJSONField(models.JSONField):
     """A field that stores JSON objects, of which `read` makes documents; NULL is read as an empty object.
 
     A migration sees a `django.db.models.JSONField`, which needs no `read`.

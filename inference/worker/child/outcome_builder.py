@@ -44,7 +44,7 @@ def make_outcome(
     the text that it generates, unless the job's parameters ask otherwise. `generated` is the number of characters that
     a model generated step by step, if that is known.
     """
-    is_list = lengths.is_list(spec, job.inputs)
+    is_list = lengths.is_input_list(spec, job.inputs)
     for index, answer in enumerate(answers, job.place or 0):
         if isinstance(answer, errors.InferenceError):
             where = f"inputs[{index}]: " if is_list else ""

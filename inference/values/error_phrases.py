@@ -28,7 +28,7 @@ def describe_value(given: object) -> str:
     return json.dumps(given, ensure_ascii=False, default=str)
 
 
-def quote_name(given: str) -> str:
+def truncate_name(given: str) -> str:
     return given if len(given) <= LONGEST_NAME else f"{given[:LONGEST_NAME]}..."
 
 

@@ -14,14 +14,14 @@ import django
 
 django.setup()
 import project.urls
-from inference import process
+from inference import process_resources
 """
 THREADS = "print(*(thread.name for thread in threading.enumerate()))"
 FORK = """
-before = process.current
+before = process_resources.current
 child = os.fork()
 if not child:
-    os._exit(process.current is before)
+    os._exit(process_resources.current is before)
 print(os.waitpid(child, 0)[1])
 """
 
