@@ -98,7 +98,7 @@ class ListTests(FileBatchAdminCase):
         page = self.text(BATCHES)
         self.assertIn("8 of 9", page)
         self.assertInHTML('<td class="field-failed_now">1</td>', page)
-        for empty in ("rate", "window"):
+        for empty in ("rate", "window_end"):
             self.assertInHTML(f'<td class="field-{empty}">-</td>', page)
 
     def test_an_empty_list_says_what_would_be_in_it(self) -> None:

@@ -18,7 +18,7 @@ class PageTests(TestCase):
         shown = PAGE.read_text()
         for group in GROUPS:
             script = javascript.FOLDER / "calls.mjs" if group == NPM else CALLS / f"{group}.py"
-            clients = set(re.findall(r'call\(\s*"([\w@/ -]+)"', script.read_text()))
+            clients = set(re.findall(r"""(?:call\(\s*|CLIENT = )"([\w@/' -]+)\"""", script.read_text()))
             self.assertTrue(clients)
             for client in clients:
                 self.assertIn(f"\n| {client} | `", shown)

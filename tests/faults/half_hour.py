@@ -130,10 +130,10 @@ class Failures(HalfHour):
     title = "half an hour of models that fail, a queue that is full, a model that cannot be loaded"
     options: ClassVar[dict[str, Any]] = {"models": WITH_OTHERS, "workers": 1, "replicas": 2}
     SAID = (
-        ("FailuresUnusual", r"of always failed with engine_error in the last minutes, 100%"),
-        ("FailuresUnusual", r"of mostly failed with engine_error in the last minutes, [56]\d%"),
-        ("FailuresUnusual", r"of partly failed with engine_error in the last minutes, 2\d%"),
-        ("QueueFull", r"as too many jobs of full wait"),
+        ("FailuresUnusual", r"of always failed with engine_error .* 100%"),
+        ("FailuresUnusual", r"of mostly failed with engine_error .* [56]\d%"),
+        ("FailuresUnusual", r"of partly failed with engine_error .* 2\d%"),
+        ("QueueFull", r"too many jobs of full waited"),
         ("WorkerDegraded", r"does not serve all of its models: broken: "),
         ("ModelUnserved", r"No worker serves broken: "),
     )
@@ -191,7 +191,7 @@ class OnlyOneKilled(OneOfTwoKilled):
 
 class OneOfTwoDrained(HalfHour):
     title = "half an hour in which one of two workers is drained"
-    SAID = (("WorkerDrained", r"worker2@\S+ is drained, and takes nothing"),)
+    SAID = (("WorkerDrained", r"worker2@\S+ is drained and takes no jobs"),)
     READY = 200
 
     @contextlib.contextmanager

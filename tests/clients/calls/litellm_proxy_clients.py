@@ -16,7 +16,8 @@ from typing import Any
 import openai
 from harness import BASE, KEY, PATIENCE_S, QUERY, TEXTS, are_vectors, call
 
-CLIENT, HOST, PROXY_KEY = "openai through litellm's proxy", "127.0.0.1", "sk-proxy"
+CLIENT = "openai through litellm's proxy"
+HOST, PROXY_KEY = "127.0.0.1", "sk-proxy"
 HELLO = [{"role": "user", "content": "hello"}]
 COLOURS = ["red", "blue"]
 SCHEMA = {
