@@ -40,7 +40,7 @@ class StopStringCriteria(StoppingCriteria):
         return torch.tensor([row in self.lengths for row in range(len(input_ids))], device=input_ids.device)
 
     def _ends_with_stop(self, context: Sequence[int], tokens: Sequence[int]) -> bool:
-        text = self.decoder.decode_after(context, tokens)
+        text = self.decoder.decode_continuation(context, tokens)
         return tokens[-1] in self.stops.tokens or find_first_stop(text, self.stops.texts) is not None
 
 
@@ -180,7 +180,7 @@ class PipelineSteps:
         tokens, stops = generated.tokens, generated.stops
         ended = next((count for count, token in enumerate(tokens, 1) if token in self.ends), None)
         count = min(generated.stopped or len(tokens), ended or len(tokens))
-        text = self.decoder.decode_after(context, tokens[:count])
+        text = self.decoder.decode_continuation(context, tokens[:count])
         stop = find_first_stop(text, stops.texts)
         is_stopped = stop is not None or (count > 0 and tokens[count - 1] in stops.tokens)
         scores = generated.scores and generated.scores.describe_tokens(generated.row, tokens[:count], context)

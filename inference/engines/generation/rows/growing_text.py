@@ -50,7 +50,7 @@ class Decoder:
             shown.pop()
         return shown[-CONTEXT:]
 
-    def decode_after(self, context: Sequence[int], tokens: Sequence[int]) -> str:
+    def decode_continuation(self, context: Sequence[int], tokens: Sequence[int]) -> str:
         """Return the text of `tokens`, which follow `context`.
 
         If they were decoded by themselves, the first word might lose the blank before it.
@@ -62,7 +62,7 @@ class Decoder:
 
         U+0000, which cannot be stored, is shown as an unfinished character: a token may have it and not be chosen.
         """
-        text = self.decode_after(before, [token]) or str(self._tokenizer.decode([token]))
+        text = self.decode_continuation(before, [token]) or str(self._tokenizer.decode([token]))
         return {"id": token, "text": text.replace("\0", UNFINISHED), "special": token in self._hidden}
 
     def find_token_starts(self, tokens: Sequence[int]) -> list[int]:
@@ -70,26 +70,28 @@ class Decoder:
 
         A part of a character starts at the place of that character, and a token that does not show where the next does.
         """
-        starts, gone, window, found = list[int](), 0, list[int](), ""  # `gone` is the text before that of the window
-        for token in tokens:
+        starts = dict[int, int]()  # by the places of tokens that show
+        gone, start, window, found = 0, 0, list[int](), ""  # `gone` is the text before that of the window
+        for place, token in enumerate(tokens):
             if token in self._hidden:
-                starts.append(gone + len(found))
                 continue
             window.append(token)
             before, found = found, self(window)
-            if before.endswith(UNFINISHED) and token in self.bytes:
-                starts.append(starts[-1])
-            elif before.endswith(UNFINISHED) and found == before:
-                starts.append(gone + len(before) - 1)
-            else:
+            if before.endswith(UNFINISHED) and found == before and token not in self.bytes:
+                start = gone + len(before) - 1
+            elif not before.endswith(UNFINISHED) or token not in self.bytes:
                 same = before if token in self.bytes else commonprefix([before, found])  # noqa: RUF071 - of characters
-                starts.append(gone + len(same))
+                start = gone + len(same)
+            starts[place] = start
             most = MOST_UNFINISHED if found.endswith(UNFINISHED) else CONTEXT
             if len(window) > most or (found != before and not self.may_change(token, found)):
                 window, end = self.find_context(window)[-1:], gone + len(found)
                 found = self(window)
                 gone = end - len(found)
-        return starts
+        start = gone + len(found)
+        for place in reversed(range(len(tokens))):
+            start = starts.setdefault(place, start)
+        return [starts[place] for place in range(len(tokens))]
 
     def may_change(self, token: int, text: str) -> bool:
         """Return True if the end of a text may change with the next token.

@@ -80,8 +80,8 @@ class GrowingTextTests(TestCase):
         for token in half:
             text.add_token(token)
         text.end_text()
-        self.assertEqual((text.value, decoder.decode_after(context, half)), ("\ufffd" * 2, "\ufffd" * 2))
-        self.assertEqual(decoder.decode_after(context, [hello]), " Hello")
+        self.assertEqual((text.value, decoder.decode_continuation(context, half)), ("\ufffd" * 2, "\ufffd" * 2))
+        self.assertEqual(decoder.decode_continuation(context, [hello]), " Hello")
 
     def bytes_of(self, name: str, text: str) -> list[int]:
         if name == "bytes":
@@ -129,6 +129,12 @@ class TokenTests(TestCase):
             alone = decoder([token])
             if "\ufffd" not in alone:
                 self.assertEqual(text[start : start + len(alone)], alone)
+
+    def test_a_token_that_does_not_show_within_a_character_starts_where_that_does(self) -> None:
+        tokenizer = TOKENIZERS["bytes"]
+        first, second, *_ = tokenizer.encode("漢")
+        hidden = tokenizer.eos_token_id
+        self.assertEqual(DECODERS["bytes"].find_token_starts([first, hidden, second, hidden]), [0, 0, 0, 1])
 
     def test_bytes_start_where_their_character_does(self) -> None:
         decoder, tokenizer = DECODERS["pieces and bytes"], TOKENIZERS["pieces and bytes"]
