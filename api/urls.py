@@ -7,7 +7,7 @@ from api.server.middleware import APP_NAME
 from api.views import about, bulk, embeddings, jobs, models, moderations, rerank, tei
 from api.views.base import ApiView
 from api.views.file_batches import batches, files
-from api.views.generation import completions, responses, sounds
+from api.views.generation import audio, completions, responses
 
 
 def make_alias_route(address: str, view: type[ApiView]) -> URLPattern:
@@ -21,8 +21,8 @@ OF_OPENAI: Mapping[str, type[ApiView]] = {  # these addresses are below /openai,
     "v1/embeddings": embeddings.EmbeddingsView,
     "v1/rerank": rerank.RerankView,
     "v1/moderations": moderations.ModerationView,
-    "v1/audio/transcriptions": sounds.TranscriptionView,
-    "v1/audio/speech": sounds.SpeechView,
+    "v1/audio/transcriptions": audio.TranscriptionView,
+    "v1/audio/speech": audio.SpeechView,
     "v1/responses": responses.ResponsesView,
     "v1/responses/<str:response_id>": responses.ResponseView,
     "v1/responses/<str:response_id>/cancel": responses.CancelResponseView,

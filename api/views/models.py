@@ -9,7 +9,7 @@ from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 
 from api import codec
-from api.answers import events, resources, sounds
+from api.answers import events, resources, wav_files
 from api.answers.completions import tgi_events
 from api.answers.completions.completion import list_models, make_openai_model
 from api.answers.embeddings import write_similarities
@@ -81,7 +81,7 @@ class ModelView(ApiView):
             return run_in_dialect(self, request, compared, write_similarities, default_s=bodies.DEFAULT_TIMEOUT_S)
         job = run_job_within_timeout(self, request, submission)
         job.error_detail = asked.translate_field_names(job.error_detail)
-        if not self.wants_plain_outputs(request) and sounds.is_sound_wanted(
+        if not self.wants_plain_outputs(request) and wav_files.is_sound_wanted(
             submission.spec, request.META.get("HTTP_ACCEPT", "")
         ):
             return answer_sound(self, request, job, submission.spec)
@@ -90,11 +90,11 @@ class ModelView(ApiView):
 
 def answer_sound(view: ApiView, request: HttpRequest, job: Job, spec: ModelSpec) -> HttpResponse:
     """Return the sound of a job as a file. An output that is not one sound, as of several texts, is JSON."""
-    file = sounds.encode_wav(job.output) if job.status == Status.SUCCEEDED else None
+    file = wav_files.encode_wav(job.output) if job.status == Status.SUCCEEDED else None
     if file is None:
         return answer_output(view, request, job, spec)
     headers = {"Content-Location": f"{make_job_address(job)}/output"}
-    return HttpResponse(file, content_type=sounds.CONTENT_TYPE, headers=headers)
+    return HttpResponse(file, content_type=wav_files.CONTENT_TYPE, headers=headers)
 
 
 def run_job_within_timeout(

@@ -21,7 +21,7 @@ SET_S = 5.0  # seconds; if the database's clock advances so much more or less th
 class Observer:
     """The heartbeats and the database's clock as one process has seen them.
 
-    Its `read_heartbeats` is to be called every few seconds.
+    Its `observe_heartbeats` is to be called every few seconds.
     """
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class Observer:
         self._looked: tuple[float, float] | None = None  # the database's clock and this process's, in seconds
         self._steady_since = float("-inf")  # monotonic seconds; the database's clock was not set since
 
-    def read_heartbeats(self) -> None:
+    def observe_heartbeats(self) -> None:
         """Read the database's clock and the heartbeats of all present workers.
 
         Raises what the database raises.

@@ -79,7 +79,7 @@ def _run_step(step: Callable[[], None]) -> Exception | None:
 
 
 def _give_back_lost(observer: Observer, database_up_s: float) -> None:
-    observer.read_heartbeats()
+    observer.observe_heartbeats()
     transitions.restart_overlong_leases()
     if database_up_s >= settings.WORKER_SILENT_S:
         _mark_silent(observer)

@@ -12,7 +12,7 @@ from django.test import SimpleTestCase, override_settings
 
 from api.answers.transcriptions import write_transcription
 from api.errors.problems import ApiError
-from api.requests.dialects import sounds
+from api.requests.dialects import audio
 from api.requests.file_form import FileForm
 from inference.errors import InvalidInput, UnknownModel
 from inference.models import Job
@@ -33,9 +33,9 @@ ANSWER = {
 
 @override_settings(MODELS_FILE=MODELS_FILE)
 class ReadTests(SimpleTestCase):
-    def read(self, **fields: str) -> sounds.TranscriptionRequest:
+    def read(self, **fields: str) -> audio.TranscriptionRequest:
         file = SimpleUploadedFile("a.wav", WAV)
-        return sounds.read_transcription(FileForm(fields={"model": "ears", **fields}, file=file))
+        return audio.read_transcription(FileForm(fields={"model": "ears", **fields}, file=file))
 
     def test_a_form_is_a_job_with_the_sound(self) -> None:
         for fields, parameters in (
@@ -62,14 +62,14 @@ class ReadTests(SimpleTestCase):
                 self.read(**fields)
             self.assertEqual(caught.exception.field, field)
         with self.assertRaises(InvalidInput) as empty:
-            sounds.read_transcription(FileForm(fields={"model": "ears"}, file=SimpleUploadedFile("a.wav", b"")))
+            audio.read_transcription(FileForm(fields={"model": "ears"}, file=SimpleUploadedFile("a.wav", b"")))
         self.assertEqual(empty.exception.message, "file: is empty; send the bytes of a sound.")
         with self.assertRaises(UnknownModel):
             self.read(model="nope")
 
     def test_a_speech_is_a_job_with_the_text(self) -> None:
         asked: dict[str, Any] = {"model": "voice", "input": "hello", "voice": "alloy", "speed": 1.0}
-        self.assertEqual(sounds.read_speech(asked).submission.inputs, "hello")
+        self.assertEqual(audio.read_speech(asked).submission.inputs, "hello")
         for fields, field in (
             ({"model": "ears"}, "model"),
             ({"input": ""}, "input"),
@@ -77,7 +77,7 @@ class ReadTests(SimpleTestCase):
             ({"speed": 2}, "speed"),
         ):
             with self.subTest(fields), self.assertRaises(InvalidInput) as caught:
-                sounds.read_speech({**asked, **fields})
+                audio.read_speech({**asked, **fields})
             self.assertEqual(caught.exception.field, field)
 
 

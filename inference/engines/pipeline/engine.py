@@ -12,6 +12,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from transformers.pipelines import Pipeline
@@ -34,6 +35,7 @@ from inference.engines.runtime import parity, precision
 from inference.engines.runtime.engine_calls import raise_if_device_failed
 from inference.engines.runtime.exception_diagnosis import describe_exception, is_device_failure
 from inference.engines.runtime.row_groups import BatchingMode, InputRow
+from inference.engines.sentences.folder import require_no_default_prompt
 from inference.errors import ModelUnavailable
 
 logger = logging.getLogger(__name__)
@@ -68,10 +70,8 @@ class PipelineEngine(Engine):
         _require_package(task)
         self.pipe, missing = pipeline_loader.load_pipeline(self.spec, task.pipeline or task.name, device)
         self.feed = self.feed.fit_to_pipeline(self.pipe)
-        if task.ranks:
-            checkpoint_checks.require_one_label(self.spec, self.pipe.model)
-        if task.classifies:
-            checkpoint_checks.check_harmless_labels_option(self.spec, self.pipe.model)
+        if task.classifies or task.ranks:
+            self._check_labels(is_ranker=task.ranks)
         reference = Reference(self.pipe, self.feed) if self.feed.batched else None
         if task.generates:
             generate_calls.install_steps(self.pipe)
@@ -144,12 +144,12 @@ class PipelineEngine(Engine):
         served without them.
         """
         try:
-            from inference.engines.generation import trial as step_trial
+            from inference.engines.generation import stepper_trial
             from inference.engines.generation.pipeline_stepper import PipelineStepper
             from inference.engines.generation.rows.requests import Requests
 
             requests = Requests(self.pipe, self.feed, steps)
-            problem = step_trial.find_problem(self.spec, requests, trial)
+            problem = stepper_trial.find_problem(self.spec, requests, trial)
             if not problem:
                 self.stepper = PipelineStepper(self.spec.max_batch_tokens, requests)
         except Exception as error:
@@ -159,6 +159,14 @@ class PipelineEngine(Engine):
             problem = "generating by the step raises an exception, which the worker's log has"
         if problem:
             self.note = f"{self.note} Answers wait for the longest of their batch: {problem}.".lstrip()
+
+    def _check_labels(self, *, is_ranker: bool) -> None:
+        """Raise `ModelUnavailable` if the labels of a model that scores texts are not what its table needs."""
+        if is_ranker:
+            checkpoint_checks.require_one_label(self.spec, self.pipe.model)
+            require_no_default_prompt(Path(self.pipe.model.name_or_path))
+        else:
+            checkpoint_checks.check_harmless_labels_option(self.spec, self.pipe.model)
 
     def _make_backend_trial_inputs(self) -> list[Any]:
         """Return inputs that show how far the answers of another backend are from those of torch."""

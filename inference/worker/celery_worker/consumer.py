@@ -75,7 +75,7 @@ class DispatchLoop:
         self.dispatcher = service.dispatcher
         self.subscriptions = Subscriptions(consumer)
         if self.subscriptions.is_amqp:
-            service.housekeeping.add_chore(self.subscriptions.find_deleted_queues)
+            service.housekeeping.add_chore(self.subscriptions.look_for_deleted_queues)
         self._consumer = consumer
         self._timer: Any = None
         self._reported: Any = None  # the state that the worker's row shows

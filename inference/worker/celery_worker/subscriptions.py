@@ -1,7 +1,7 @@
 """The queues that a worker consumes.
 
 The broker may refuse a queue, and RabbitMQ deletes a queue without notice to its consumers. Everything but
-`find_deleted_queues` runs in the worker's event loop.
+`look_for_deleted_queues` runs in the worker's event loop.
 """
 
 import logging
@@ -108,7 +108,7 @@ class Subscriptions:
         """Return, by model, the reason why its queue is not consumed."""
         return {name: self._refused[spec.queue].why for name, spec in specs.items() if spec.queue in self._refused}
 
-    def find_deleted_queues(self) -> None:
+    def look_for_deleted_queues(self) -> None:
         """Find queues that were deleted. Raises `BrokerUnavailable`.
 
         It runs in another thread than the event loop, over a connection of its own.

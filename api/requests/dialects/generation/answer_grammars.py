@@ -52,7 +52,7 @@ def _read_openai(value: Mapping[str, Any]) -> tuple[str, Any, str]:
     match value:
         case {"type": "json_schema", "json_schema": {"schema": schema, **others}}:
             is_strict = read_flag({"strict": others.get("strict")}, "strict", f"{OPENAI}.json_schema.")
-            return "json", nest_schema(schema) if is_strict else schema, "json_schema.schema"
+            return "json", nest_and_close_schema(schema) if is_strict else schema, "json_schema.schema"
         case {"type": "json_schema"}:
             reason = 'must be an object such as {"name": "…", "schema": {…}}.'
             raise make_field_error(f"{OPENAI}.json_schema", reason)
@@ -75,7 +75,7 @@ def _read_vllm(value: Mapping[str, Any]) -> tuple[str, Any, str]:
     return ("json", ANY_OBJECT, kind) if kind == "json_object" else (kind, grammar, kind)
 
 
-def nest_schema(schema: Any, root: str = "#", *, is_whole: bool = True) -> Any:
+def nest_and_close_schema(schema: Any, root: str = "#", *, is_whole: bool = True) -> Any:
     """Return a schema as a part of a document, in which it stands at `root`, with objects that are closed.
 
     References from its own root become references from the document's. An object that does not say otherwise has only
@@ -83,11 +83,11 @@ def nest_schema(schema: Any, root: str = "#", *, is_whole: bool = True) -> Any:
     false for a part of an allOf.
     """
     if isinstance(schema, list):
-        return [nest_schema(part, root, is_whole=is_whole) for part in schema]
+        return [nest_and_close_schema(part, root, is_whole=is_whole) for part in schema]
     if not isinstance(schema, dict):
         return schema
     found = {
-        key: part if key in DATA else nest_schema(part, root, is_whole=key != "allOf")
+        key: part if key in DATA else nest_and_close_schema(part, root, is_whole=key != "allOf")
         for key, part in schema.items()
         if key != "$id" or not isinstance(part, str)  # which would move the root
     }

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from api.requests.dialects.base import read_flag, refuse_unserved_fields
-from api.requests.dialects.generation.answer_grammars import MORE, nest_schema
+from api.requests.dialects.generation.answer_grammars import MORE, nest_and_close_schema
 from inference.errors import make_field_error
 from inference.values.error_phrases import json_type_of
 
@@ -112,7 +112,9 @@ def make_call_schema(tools: list[dict[str, Any]], fields: Sequence[str] = ("argu
     Their own schemas are definitions of it, in which references are from its root.
     """
     functions = [tool["function"] for tool in tools]
-    definitions = {each["name"]: nest_schema(each["parameters"], f"#/$defs/{each['name']}") for each in functions}
+    definitions = {
+        each["name"]: nest_and_close_schema(each["parameters"], f"#/$defs/{each['name']}") for each in functions
+    }
     calls = [_make_one_call_schema(name, field) for name in definitions for field in fields]
     return {"$defs": definitions, "anyOf": calls}
 

@@ -125,7 +125,7 @@ class SubscriptionsTests(TestCase):
         broker = Mock(find_missing_exchanges=Missing)
         self.subscriptions._marks = {A: "mark"}  # noqa: SLF001 - it has consumed A
         with patch.object(other_broker_publisher, "get_publisher", lambda: broker):
-            self.subscriptions.find_deleted_queues()
+            self.subscriptions.look_for_deleted_queues()
         self.subscriptions.raise_if_queue_deleted()
 
     def test_a_connection_to_redis_that_is_lost_is_held_against_no_queue(self) -> None:

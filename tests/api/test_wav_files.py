@@ -7,7 +7,7 @@ from typing import Any
 
 from django.test import SimpleTestCase
 
-from api.answers import sounds
+from api.answers import wav_files
 
 
 class WavTests(SimpleTestCase):
@@ -15,7 +15,7 @@ class WavTests(SimpleTestCase):
         for audio, channels in (([0.0, 1.0, -2.0], 1), ([[0.0, 1.0, -2.0]], 1), ([[0.0, -2.0], [1.0, 0]], 2)):
             with (
                 self.subTest(audio),
-                wave.open(io.BytesIO(sounds.encode_wav({"audio": audio, "sampling_rate": 8000}) or b"")) as file,
+                wave.open(io.BytesIO(wav_files.encode_wav({"audio": audio, "sampling_rate": 8000}) or b"")) as file,
             ):
                 self.assertEqual((file.getnchannels(), file.getframerate()), (channels, 8000))
                 expected = (0, 32_767, -32_767) if channels == 1 else (0, 32_767, -32_767, 0)
@@ -30,4 +30,4 @@ class WavTests(SimpleTestCase):
         ]  # fmt: skip
         for output in others:
             with self.subTest(str(output)[:60]):
-                self.assertIsNone(sounds.encode_wav(output))
+                self.assertIsNone(wav_files.encode_wav(output))
