@@ -9,6 +9,7 @@ from typing import Any
 from uuid import UUID
 
 UNREADABLE = "The model cannot read this input or its parameters."
+EMPTY_TEXT = "The text is empty for this model's tokenizer: send at least one word."
 
 
 class InferenceError(Exception):

@@ -16,12 +16,13 @@ from inference.engines.artifacts import checkpoint_checks, pipeline_loader, weig
 from inference.engines.backends import agreement
 from inference.engines.backends import installation as backend
 from inference.engines.base import Engine
+from inference.engines.inputs.task_inputs import read_string
 from inference.engines.inputs.truncation import cut_unread_text
 from inference.engines.runtime import parity, precision
 from inference.engines.runtime.row_groups import BatchingMode
 from inference.engines.sentences import folder as sentence_folder
 from inference.engines.sentences import pooling
-from inference.errors import InferenceError, InvalidInput, ModelUnavailable, make_context_length_error
+from inference.errors import EMPTY_TEXT, InferenceError, InvalidInput, ModelUnavailable, make_context_length_error
 
 logging.disable_progress_bar()  # it would write thousands of lines to a log file
 
@@ -113,7 +114,7 @@ class SentenceEmbeddings(Engine):
         return answers
 
     def prepare(self, inputs: list[Any], parameters: dict[str, Any]) -> Any:
-        return self._tokenize_texts(inputs, parameters) if all(isinstance(text, str) for text in inputs) else None
+        return self._tokenize_texts(inputs, parameters)
 
     def predict_prepared_inputs(
         self, prepared: Mapping[str, torch.Tensor], parameters: dict[str, Any]
@@ -121,23 +122,35 @@ class SentenceEmbeddings(Engine):
         return self._answer_tokens(prepared, parameters)
 
     def _answer_inputs(self, inputs: list[Any], parameters: dict[str, Any]) -> list[Any]:
-        problems = [None if isinstance(text, str) else _make_text_error(text) for text in inputs]
-        texts = [text for text in inputs if isinstance(text, str)]
         try:
-            tokens = self._tokenize_texts(texts, parameters) if texts else {}
+            tokens = self._tokenize_texts(inputs, parameters)
+        except InvalidInput:  # of some of the inputs, or of the parameters
+            problems = [self._find_problem(value, parameters) for value in inputs]
+            texts = [value for value, problem in zip(inputs, problems, strict=True) if problem is None]
+            answers = iter(self._answer_inputs(texts, parameters) if texts else ())
+            return [next(answers) if problem is None else problem for problem in problems]
+        return self._answer_tokens(tokens, parameters)
+
+    def _find_problem(self, value: object, parameters: dict[str, Any]) -> InvalidInput | None:
+        """Return the error of reading one input, or None if it can be read."""
+        try:
+            self._tokenize_texts([value], parameters)
         except InvalidInput as error:
-            return [error] * len(inputs)
-        embedded = iter(self._answer_tokens(tokens, parameters) if texts else ())
-        return [problem or next(embedded) for problem in problems]
+            return error
+        return None
 
     def _answer_tokens(self, tokens: Mapping[str, torch.Tensor], parameters: dict[str, Any]) -> list[Any]:
         """Embed texts that were read, and return answers in the form that `parameters` ask for."""
         counts = tokens["attention_mask"].sum(1).tolist()
-        if CUT not in tokens:
+        if CUT not in tokens and all(counts):
             return self._make_answers(tokens, counts, parameters)
-        limit, cut = self.max_tokens or self.tokenizer.model_max_length, tokens[CUT].tolist()
-        kept = [row for row, count in enumerate(counts) if not cut[row] and count <= limit]
-        answers: list[Any] = [make_context_length_error(limit, count, at_least=True) for count in counts]
+        limit = self.max_tokens or self.tokenizer.model_max_length
+        cut = tokens[CUT].tolist() if CUT in tokens else [False] * len(counts)
+        answers: list[Any] = [
+            make_context_length_error(limit, count, at_least=True) if count else InvalidInput(EMPTY_TEXT)
+            for count in counts
+        ]
+        kept = [row for row, count in enumerate(counts) if 0 < count <= limit and not cut[row]]
         if kept:
             longest = max(counts[row] for row in kept)
             part = {name: values[kept, :longest] for name, values in tokens.items() if name != CUT}
@@ -206,12 +219,14 @@ class SentenceEmbeddings(Engine):
     def _find_prompt(self, parameters: Mapping[str, Any]) -> str:
         return self.settings.find_prompt(parameters.get("prompt_name"), parameters.get("input_type"))
 
-    def _tokenize_texts(self, texts: Sequence[str], parameters: Mapping[str, Any] = NONE) -> Any:
-        """Return the tokens of texts with their prompt.
+    def _tokenize_texts(self, texts: Sequence[Any], parameters: Mapping[str, Any] = NONE) -> Any:
+        """Return the tokens of texts with their prompt. Raises `InvalidInput` if one of them cannot be read.
 
         If texts must not be cut, one token more than the model reads is read, and `CUT` marks the texts whose end was
         not looked at.
         """
+        for text in texts:
+            read_string(text)
         prompt, limit, cuts = self._find_prompt(parameters), self.max_tokens, parameters.get("truncate") is not False
         limit = limit if cuts or not limit else limit + 1
         wholes = [self.settings.prepare_text(text, prompt) for text in texts]
@@ -244,7 +259,7 @@ class SentenceEmbeddings(Engine):
         """Yield, for texts that run together, their places, their token states, and the mask of what is no padding."""
         lengths = tokens["attention_mask"].sum(1).tolist()
         if 0 in lengths:
-            raise InvalidInput("The text is empty for this model's tokenizer: send at least one word.")
+            raise InvalidInput(EMPTY_TEXT)
         for rows in _group_texts(lengths, mode):
             longest = max(lengths[row] for row in rows)
             part = {name: values[rows, :longest].to(self.device) for name, values in tokens.items()}
@@ -356,10 +371,6 @@ def _encode_base64(vectors: torch.Tensor) -> list[Any]:
         base64.b64encode(vector.numpy().astype("<f4").tobytes()).decode() if is_finite else vector.tolist()
         for vector, is_finite in zip(vectors, finite, strict=True)
     ]
-
-
-def _make_text_error(value: object) -> InferenceError:
-    return InvalidInput(f"An input must be a text, not {type(value).__name__}.")
 
 
 def _find_sentence_problem(value: object) -> InferenceError | None:

@@ -14,7 +14,7 @@ from inference.catalog import tasks
 from inference.engines.inputs.feeds import Feed
 from inference.engines.runtime import row_groups
 from inference.engines.runtime.row_groups import BatchingMode, InputRow
-from inference.errors import InvalidInput
+from inference.errors import EMPTY_TEXT, InvalidInput
 
 if TYPE_CHECKING:
     from transformers import Pipeline
@@ -61,7 +61,7 @@ class PipelineCalls:
         rows = [InputRow(item=index, features=found) for found in (features if self.in_chunks else [features])]
         for row in rows:
             if "input_ids" in row.features and not row.token_count:
-                raise InvalidInput("The text is empty for this model's tokenizer: send at least one word.")
+                raise InvalidInput(EMPTY_TEXT)
         return [replace(row, own=self.feed.make_row_parameters(row, self.pipe, parameters.forward)) for row in rows]
 
     def compute_outputs(

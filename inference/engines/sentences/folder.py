@@ -72,7 +72,13 @@ class SentenceFolder:
     max_tokens: int | None = None
 
     def find_prompt(self, name: str | None = None, input_type: str | None = None) -> str:
-        """Return the prompt of a name, or else of a type of input. Raises `InvalidInput` if no prompt has the name."""
+        """Return the prompt of a name, or else of a type of input.
+
+        Raises `InvalidInput` if no prompt has the name, or if both are given.
+        """
+        if name is not None and input_type is not None:
+            field = "parameters.input_type"
+            raise InvalidInput(f"{field}: chooses a prompt, as prompt_name does; send one of them.", field=field)
         if name is not None:
             if name not in self.prompts:
                 known = ", ".join(map(truncate_name, self.prompts)) or "none; leave it out"
@@ -121,6 +127,16 @@ def read_folder(folder: Path) -> SentenceFolder:
         lowers_case=bool(_read_field(file, transformer, "do_lower_case", bool)),
         max_tokens=_read_field(file, transformer, "max_seq_length", int),
     )
+
+
+def require_no_default_prompt(folder: Path) -> None:
+    """Raise `ModelUnavailable` for a cross-encoder that the library gives a prompt before each query."""
+    _, prompt = _read_prompts(_read_object(folder, MODEL_FILE))
+    if prompt:
+        raise ModelUnavailable(
+            f"{MODEL_FILE}: default_prompt_name puts a prompt before each query, which is not done here. Set it to null"
+            " and send the prompt within the query, or write an engine class, see docs/guide/models.md."
+        )
 
 
 def _read_module_places(folder: Path) -> tuple[str, list[str]]:

@@ -231,6 +231,27 @@ class SentenceEmbeddingsTests(TestCase):
         with self.assertRaisesRegex(InvalidInput, "must be one of"):
             resolve_parameters(entry.parameters, {"encoding_format": "hex"})
 
+    def test_a_text_that_cannot_be_read_fails_alone_in_one_call(self) -> None:
+        long = "a" * 1_000_000  # with too few tokens in what is read of it
+        report = run_engine_with_isolation(self.engine, ["short", long, TEXTS[0]], {})
+        self.assertIsInstance(report.outcomes[1], ContextLengthExceeded)
+        for found, expected in zip(report.outcomes[::2], self.answers(["short", TEXTS[0]]), strict=True):
+            self.assertGreater(cosine(found, expected), 0.9999)
+        self.assertEqual(report.calls, 1)
+
+    def test_a_text_without_tokens_fails_alone_in_one_call(self) -> None:
+        def encode(texts: list[str], limit: int | None) -> Any:
+            return self.engine.tokenizer(texts, padding=True, add_special_tokens=False, return_tensors="pt")
+
+        with patch.object(self.engine, "encode", encode):
+            report = run_engine_with_isolation(self.engine, ["short", ""], {})
+        self.assertEqual((len(report.outcomes[0]), report.calls), (384, 1))
+        self.assertIn("empty for this model's tokenizer", str(report.outcomes[1]))
+
+    def test_one_field_chooses_the_prompt(self) -> None:
+        [refused] = run_engine_with_isolation(self.engine, ["a"], {"prompt_name": "q", "input_type": "query"}).outcomes
+        self.assertIn("chooses a prompt, as prompt_name does", str(refused))
+
     def test_what_is_no_text_fails_alone(self) -> None:
         report = run_engine_with_isolation(self.engine, ["a", 3, "b", None], {})
         self.assertEqual([isinstance(answer, InvalidInput) for answer in report.outcomes], [False, True, False, True])

@@ -4,6 +4,7 @@ import itertools
 import json
 import tempfile
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 from unittest import TestCase
@@ -14,7 +15,7 @@ from transformers import MT5Config, MT5EncoderModel, T5Config, T5EncoderModel, U
 from inference.catalog.specs import ModelSpec
 from inference.engines import loading
 from inference.engines.runtime.engine_calls import run_engine_with_isolation
-from inference.errors import ContextLengthExceeded, InvalidInput
+from inference.errors import ContextLengthExceeded, InvalidInput, ModelUnavailable
 from tests import sentence_transformers, tiny_models
 
 EMBEDDINGS = "inference.engines.embeddings:SentenceEmbeddings"
@@ -219,6 +220,19 @@ class RankingTests(TestCase):
         bad = {"text": "dog", "text_pair": 3}
         [refused] = run_engine_with_isolation(engine, [bad], {"max_document_tokens": 1}).outcomes
         self.assertIsInstance(refused, InvalidInput)
+
+    def test_a_folder_that_puts_a_prompt_before_queries_is_refused(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            place = str(tiny_models.build("text-ranking", Path(folder, "plain")))
+            for default, is_served in ((None, True), ("q", False)):
+                prompts = {"prompts": {"q": "the cat and "}, "default_prompt_name": default}
+                model = sentence_transformers.library().CrossEncoder(
+                    place, device="cpu", local_files_only=True, **prompts
+                )
+                model.save_pretrained(saved := str(Path(folder, f"saved {default}")))
+                spec = ModelSpec(name="m", task="text-ranking", model=saved)
+                with nullcontext() if is_served else self.assertRaisesRegex(ModelUnavailable, "before each query"):
+                    loading.load_engine(spec, "cpu")
 
     def test_scores_of_pairs_are_those_of_a_cross_encoder(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
