@@ -6,6 +6,8 @@ models.toml as `engine = "package.module:Name"`.
 
 import threading
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from inference.catalog.specs import TORCH, ModelSpec
@@ -21,6 +23,8 @@ class Engine(ABC):
     padded = True  # each item of a batch costs what the longest costs; `load` sets False where each costs its own
     full_text = False  # True if a generated text begins with its prompt where `return_full_text` is not given
     note = ""  # how the model is run, if in another way than most: its page and the log show it; set by `load`
+
+    facts: Mapping[str, Any] = MappingProxyType({})  # of the weights, that clients may want to know; set by `load`
 
     backend = TORCH  # what computes the model; set by `load` where it is another one
 

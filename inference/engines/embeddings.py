@@ -89,6 +89,7 @@ class SentenceEmbeddings(Engine):
         prompt = f'"{self.settings.default_prompt}" stands before each text, as {sentence_folder.MODEL_FILE} says.'
         notes = (prompt if self.settings.default_prompt else "", note, self.shortcuts.batching_choice.note)
         self.padded, self.note = self.shortcuts.pads_batches, " ".join(filter(None, notes))
+        self.facts = {"pooling": "+".join(self.settings.modes)}
 
     def _make_trial(self) -> parity.Trial:
         texts = parity.make_trial_texts(self.tokenizer)

@@ -75,6 +75,7 @@ class ReplicaSnapshot(Document):
     withdrawn_s: int = 0  # seconds for which its device gets no work, because calls failed there
     models: Mapping[str, ReplicaModel] = field(default_factory=dict)  # by name
     notes: Mapping[str, str] = field(default_factory=dict)  # by model: how it is run, if in another way than most
+    facts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # by model: what clients may want to know
     memory: Mapping[str, int] = field(default_factory=dict)  # bytes by model
 
     @classmethod

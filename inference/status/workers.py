@@ -10,7 +10,7 @@ import datetime
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -167,6 +167,14 @@ def read_model_notes() -> dict[str, str]:
     rows = select_living_workers().filter(state__in=SERVING).values_list("replicas", flat=True)
     found = (replica.notes for replicas in rows for replica in replicas.values())
     return {name: note for notes in found for name, note in notes.items()}
+
+
+@Remembered
+def read_model_facts() -> dict[str, Mapping[str, Any]]:
+    """Return by model what its engine knows of its weights, such as the kind of pooling or the names of labels."""
+    rows = select_living_workers().filter(state__in=SERVING).values_list("replicas", flat=True)
+    found = (replica.facts for replicas in rows for replica in replicas.values())
+    return {name: facts for each in found for name, facts in each.items()}
 
 
 def count_serving_workers(model: str) -> int:

@@ -9,6 +9,7 @@ import mmap
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 from uuid import UUID
 
 from inference.batching.room import Room
@@ -104,6 +105,7 @@ class LoadReport:
     pid: int
     models: Mapping[str, str]  # by digest, of each model of its assignment: READY, or why it is not loaded
     notes: Mapping[str, str] = field(default_factory=dict)  # by name: how the model is run, if in an unusual way
+    facts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # by name: `Engine.facts`
     tracebacks: Mapping[str, str] = field(default_factory=dict)  # by digest, of models whose engine's own code failed
     memory: Mapping[str, int] = field(default_factory=dict)  # bytes by digest, of the loaded models
     load_s: Mapping[str, float] = field(default_factory=dict)  # by digest, of the loaded models

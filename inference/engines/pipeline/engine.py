@@ -41,6 +41,9 @@ from inference.errors import ModelUnavailable
 logger = logging.getLogger(__name__)
 
 
+MOST_LABELS = 100  # that a worker's row names: it is written with each heartbeat
+
+
 @dataclass(frozen=True, slots=True)
 class Prepared:
     """Inputs that were read: all as tokens, or each as its rows or as the error that reading it raised."""
@@ -167,6 +170,9 @@ class PipelineEngine(Engine):
             require_no_default_prompt(Path(self.pipe.model.name_or_path))
         else:
             checkpoint_checks.check_harmless_labels_option(self.spec, self.pipe.model)
+        labels = self.pipe.model.config.id2label
+        if len(labels) <= MOST_LABELS:
+            self.facts = {"id2label": {str(key): name for key, name in labels.items()}}
 
     def _make_backend_trial_inputs(self) -> list[Any]:
         """Return inputs that show how far the answers of another backend are from those of torch."""

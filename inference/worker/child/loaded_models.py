@@ -54,6 +54,7 @@ class LoadedModels:
             pid=os.getpid(),
             models={spec.digest: _describe_load_result(failures.get(spec.digest)) for spec in assignment},
             notes={spec.name: note for spec in self.specs.values() if (note := self.get_engine(spec).note)},
+            facts={spec.name: facts for spec in self.specs.values() if (facts := self.get_engine(spec).facts)},
             tracebacks={
                 digest: trace for digest, failure in failures.items() if (trace := loading.format_own_trace(failure))
             },

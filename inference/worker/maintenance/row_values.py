@@ -35,6 +35,7 @@ def make_replica_values(replicas: ReplicaRegistry, refused: Mapping[str, str]) -
             withdrawn_s=round(replicas.device_health.compute_withdrawn_s(replica.device)),
             models={**{spec.name: _model(replica, spec) for spec in specs}, **unable},
             notes=dict(replica.notes),
+            facts=dict(replica.facts),
             memory={spec.name: taken for spec in specs if (taken := replica.memory.get(spec.digest))},
         )
         for index, replica in enumerate(replicas.replicas)

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Collection, Mapping, Set
 from dataclasses import dataclass, field
+from typing import Any
 
 from django.conf import settings
 
@@ -24,6 +25,7 @@ class ReplicaState:
     device: str
     models: dict[str, str] = field(default_factory=dict)  # by digest, of each entry that was tried: READY, or why not
     notes: Mapping[str, str] = field(default_factory=dict)  # by model: how it is run, if in another way than most
+    facts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # by model: what clients may want to know
     memory: Mapping[str, int] = field(default_factory=dict)  # bytes by digest, of the entries that its process has
     total: int = 0  # bytes of its device
     pid: int | None = None  # of its living process
@@ -67,7 +69,7 @@ class ReplicaState:
         self.models = {**kept, **dict.fromkeys(self.killers & goal, self.why_ended), **loaded.models}
         self.ready = frozenset(key for key, state in self.models.items() if state == READY)
         self.is_up, self.has_reported, self.had, self.is_loading = True, True, frozenset(), False
-        self.notes, self.memory, self.total = loaded.notes, loaded.memory, loaded.total
+        self.notes, self.facts, self.memory, self.total = loaded.notes, loaded.facts, loaded.memory, loaded.total
         self.steps = loaded.steps
         self.killers = self.killers - self.ready if self.ready else frozenset()
         if goal <= self.ready:
