@@ -44,7 +44,8 @@ def reshape_problem(request: HttpRequest, answer: HttpResponse) -> HttpResponse:
     kind = OVERLOADED if status in (429, 503) else BACKEND if status >= 500 else VALIDATION
     if problem["code"] == ContextLengthExceeded.code:
         kind = TOKENIZER
-    problems.replace_body(answer, {"message": detail, "error": detail, "error_type": kind, "code": problem["code"]})
+    body = {"message": detail, "error": detail, "error_type": kind, "code": problem["code"]}
+    problems.replace_body(answer, {**body, **problems.select_job_id(problem)})
     if identify_dialect(request) == "tei":
         answer.status_code = map_tei_status(problem["code"], status)
     return answer

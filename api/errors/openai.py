@@ -78,7 +78,7 @@ def make_error_document(problem: dict[str, Any], *, inputs: str) -> dict[str, An
         "param": _find_field(problem, inputs),
         "code": CODES.get(code, code),
     }
-    return {"error": error}
+    return {"error": {**error, **problems.select_job_id(problem)}}
 
 
 def _find_field(problem: dict[str, Any], inputs: str) -> str | None:

@@ -86,9 +86,12 @@ OUTCOMES = {  # codes with which a job without output ends: the client must neit
 class ApiError(InferenceError):
     """An error in a request as HTTP. `code` is a key of `TABLE`."""
 
-    def __init__(self, message: str, code: str = "bad_request", *, retry_after_s: float | None = None) -> None:
+    def __init__(
+        self, message: str, code: str = "bad_request", *, retry_after_s: float | None = None, field: str = ""
+    ) -> None:
         super().__init__(message, retry_after_s=retry_after_s)
         self.code = code
+        self.field = field  # that the error is about, if it is about one
 
 
 def make_problem(
@@ -190,10 +193,16 @@ def read_problem(answer: HttpResponse) -> dict[str, Any] | None:
     return document
 
 
+def select_job_id(problem: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the member of a problem by which the operator finds its job, if there is one."""
+    return {"job_id": problem["job_id"]} if "job_id" in problem else {}
+
+
 def replace_body(answer: HttpResponse, body: Mapping[str, Any]) -> None:
     """Replace the body of a problem by one that the clients of its address read."""
     answer.content = orjson.dumps(body)
     answer.headers["Content-Type"] = "application/json"
+    answer.headers.pop("Content-Length", None)  # which Django's middleware has counted for pages
 
 
 def answer_not_found(request: HttpRequest, exception: Exception | None = None) -> HttpResponse:

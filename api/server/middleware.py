@@ -192,7 +192,7 @@ def find_refusal(request: HttpRequest, *, is_page: bool) -> HttpResponse | None:
         )
     if refused := find_length_refusal(request):
         return refused
-    if not is_page and request.META.get("HTTP_CONTENT_ENCODING", "identity") != "identity":
+    if not is_page and request.META.get("HTTP_CONTENT_ENCODING", "identity").lower() != "identity":
         return problems.make_problem("unsupported_media_type", "Send the body as it is, without Content-Encoding.")
     return None
 

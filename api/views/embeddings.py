@@ -5,7 +5,8 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest
+from django.http.response import HttpResponseBase
 from drf_spectacular.utils import extend_schema_view
 
 from api import codec
@@ -20,7 +21,7 @@ from inference.catalog.lookup import get_spec
 
 class EmbeddingsView(DialectView):
     @operations.openai_embeddings
-    def post(self, request: HttpRequest, name: str = "") -> HttpResponse:
+    def post(self, request: HttpRequest, name: str = "") -> HttpResponseBase:
         embedding_request = embeddings.read_embedding_request(
             read_json_with_hint(request), get_spec(name) if name else None
         )
@@ -31,7 +32,7 @@ class EmbeddingsView(DialectView):
 class CohereView(DialectView):
     version: int
 
-    def post(self, request: HttpRequest) -> HttpResponse:
+    def post(self, request: HttpRequest) -> HttpResponseBase:
         embed_request = cohere_embeddings.read_embed(read_json_with_hint(request))
         write = partial(answers.write_cohere_embeddings, request=embed_request, version=self.version)
         return run_in_dialect(self, request, embed_request, write)

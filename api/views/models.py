@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator
 from functools import partial
 
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
 from django.http.response import HttpResponseBase
 
 from api import codec
@@ -30,6 +30,8 @@ from inference.models import Job, Status
 from inference.streams.events import Event
 from inference.submission import jobs
 from inference.submission.submissions import Submission
+
+PIECE = 1 << 20  # bytes of an answer that are sent at once
 
 
 class ModelsView(ApiView):
@@ -118,7 +120,7 @@ def run_in_dialect(
     write: Callable[[Job], bytes],
     *,
     default_s: float = bodies.MAX_WAIT_S,
-) -> HttpResponse:
+) -> HttpResponseBase:
     """Run a job that was asked for in a dialect. All errors use the client's words, also those of the job.
 
     `write` writes the answer of a job that has succeeded, as JSON. `default_s` is the wait if the client names none.
@@ -130,12 +132,19 @@ def run_in_dialect(
     return answer_in_dialect(view, request, job, write)
 
 
-def answer_in_dialect(view: ApiView, request: HttpRequest, job: Job, write: Callable[[Job], bytes]) -> HttpResponse:
-    """Return what `write` makes of a job that has succeeded, or why a job has no output."""
+def answer_in_dialect(view: ApiView, request: HttpRequest, job: Job, write: Callable[[Job], bytes]) -> HttpResponseBase:
+    """Return what `write` makes of a job that has succeeded, or why a job has no output.
+
+    A large answer is sent in pieces, as the web server copies what it is given.
+    """
     if job.status != Status.SUCCEEDED:
         return answer_output(view, request, job)
-    headers = {"Content-Location": f"{make_job_address(job)}/output"}
-    return HttpResponse(write(job), headers=headers, content_type=codec.CONTENT_TYPE)
+    content = write(job)
+    headers = {"Content-Location": f"{make_job_address(job)}/output", "Content-Length": str(len(content))}
+    if len(content) <= PIECE:
+        return HttpResponse(content, headers=headers, content_type=codec.CONTENT_TYPE)
+    pieces = (content[start : start + PIECE] for start in range(0, len(content), PIECE))
+    return StreamingHttpResponse(pieces, headers=headers, content_type=codec.CONTENT_TYPE)
 
 
 def refuse_unused_parameter(request: HttpRequest, is_streamed: bool) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest
+from django.http.response import HttpResponseBase
 
 from api.answers.classifications import write_moderation
 from api.openapi import embedding_rerank_operations as operations
@@ -15,6 +16,6 @@ from api.views.models import DialectView, run_in_dialect
 
 class ModerationView(DialectView):
     @operations.moderate
-    def post(self, request: HttpRequest) -> HttpResponse:
+    def post(self, request: HttpRequest) -> HttpResponseBase:
         asked = read_moderation(read_json(request))
         return run_in_dialect(self, request, asked, partial(write_moderation, options=asked.submission.spec.options))

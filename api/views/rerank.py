@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest
+from django.http.response import HttpResponseBase
 from drf_spectacular.utils import extend_schema_view
 
 from api.answers.rankings import write_ranking
@@ -17,7 +18,7 @@ from inference.catalog.lookup import get_spec
 
 class RerankView(DialectView):
     @operations.rerank
-    def post(self, request: HttpRequest, name: str = "") -> HttpResponse:
+    def post(self, request: HttpRequest, name: str = "") -> HttpResponseBase:
         """Answer one request, whose pairs of query and text are one job."""
         rerank_request = rerank.read_rerank(read_json(request), get_spec(name) if name else None)
         return run_in_dialect(self, request, rerank_request, partial(write_ranking, request=rerank_request))

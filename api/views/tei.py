@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from django.http import HttpRequest, HttpResponse
+from django.http.response import HttpResponseBase
 from drf_spectacular.utils import extend_schema_view
 
 from api import codec
@@ -30,7 +31,7 @@ class TextsView(DialectView):
     read_request: Callable[[Any, ModelSpec | None], DialectRequest]
     write_answer: Callable[[Job], bytes]
 
-    def post(self, request: HttpRequest, name: str = "") -> HttpResponse:
+    def post(self, request: HttpRequest, name: str = "") -> HttpResponseBase:
         dialect_request = self.read_request(read_json_with_hint(request), get_spec(name) if name else None)
         return run_in_dialect(self, request, dialect_request, self.write_answer)
 
@@ -68,7 +69,7 @@ class SimilarityView(TextsView):
 
 class PredictView(DialectView):
     @operations.tei_predict
-    def post(self, request: HttpRequest, name: str = "") -> HttpResponse:
+    def post(self, request: HttpRequest, name: str = "") -> HttpResponseBase:
         predict_request = read_predict(read_json_with_hint(request), get_spec(name) if name else None)
         write_answer = partial(classifications.write_tei_predictions, is_batch=predict_request.is_batch)
         return run_in_dialect(self, request, predict_request, write_answer)

@@ -35,7 +35,7 @@ class ErrorTests(ApiTestCase):
         self.assertTrue(answer["X-Request-Id"])
         document = answer.json()
         self.assertEqual(document.keys(), {"error"})
-        message = document["error"].pop("message")
+        message, _ = document["error"].pop("message"), document["error"].pop("job_id", None)
         self.assertEqual(document["error"], {"type": kind, "param": param, "code": code})
         return str(message)
 
@@ -59,6 +59,10 @@ class ErrorTests(ApiTestCase):
         for path, code in (("/v1/models/nope", "model_not_found"), ("/v1/vector_stores", "not_found")):
             self.assert_error(self.client.get(path, headers=headers), 404, code)
             self.assert_problem(self.client.get(path), 404, "unknown_model" if "models" in path else "not_found")
+        for path in ("/nope", "/api/v1/embeddings"):  # whose length Django's middleware for pages has counted
+            answer = self.client.get(path, headers=headers)
+            self.assert_error(answer, 404, "not_found")
+            self.assertEqual(answer["Content-Length"], str(len(answer.content)))
         wrong = self.post("/v1/models/prompts/v1/chat/completions", {**BODY, "n": 0}, headers=headers)
         self.assert_error(wrong, 400, "invalid_input", param="n")
 
