@@ -31,20 +31,21 @@ def write_moderation(job: Job, options: Mapping[str, Any]) -> bytes:
 
 
 def read_label_scores(job: Job) -> list[list[dict[str, Any]]]:
-    """Return the labels of each text with their scores, in the order of the model's answer: a pipeline sorts them.
+    """Return the labels of each text with their scores, the highest first.
 
     Raises `ApiError` if the job's output is something else.
     """
     outputs = job.output if isinstance(job.output, list) else [job.output]
     if len(outputs) != job.size:
         raise ApiError(NO_LABELS, "bad_output")
-    return [[_read_label(each) for each in (output if isinstance(output, list) else [output])] for output in outputs]
+    several = (output if isinstance(output, list) else [output] for output in outputs)
+    return [sorted(map(_read_label, labels), key=lambda each: -each["score"]) for labels in several]
 
 
 def _read_label(given: object) -> dict[str, Any]:
     match given:
-        case {"label": str(label), "score": float(score)}:
-            return {"score": score, "label": label}
+        case {"label": str(label), "score": float(score) | int(score)} if not isinstance(score, bool):
+            return {"score": float(score), "label": label}
     raise ApiError(NO_LABELS, "bad_output")
 
 

@@ -5,12 +5,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
 from api.errors import cohere_tei
 from api.openapi.answer_shapes import AnyValue, PrioritizedBody, Shape
-from api.requests.dialects import cohere_embeddings, embeddings, rerank
+from api.requests.dialects import base, cohere_embeddings, embeddings
 
 NUMBERS = {"type": "array", "items": {"type": "number"}}
 VECTORS = {"type": "array", "items": NUMBERS}
@@ -50,12 +52,19 @@ class Vector(AnyValue):
 
 
 _ELSE_ONE = "A name of GET /v1/models; else the only model of that kind, or the one that is marked as its default."
+_BELOW = "Below a model any name but that of another model here."
+_TRUNCATE = "False: a text that is too long is refused, and not cut."
+
+
+class CoherePriority(serializers.IntegerField):
+    def __init__(self, **options: Any) -> None:
+        super().__init__(min_value=0, max_value=base.LAST, help_text=f"From {base.LOW_FROM} on: low.", **options)
 
 
 class RerankBody(Shape):
     """Cohere, Jina, vLLM and infinity name the texts `documents`, and Text Embeddings Inference names them `texts`."""
 
-    model = serializers.CharField(required=False, help_text=f"{_ELSE_ONE} Below a model without effect.")
+    model = serializers.CharField(required=False, help_text=f"{_ELSE_ONE} {_BELOW}")
     query = serializers.CharField(allow_blank=True)
     documents = RankedTexts(required=False)
     texts = RankedTexts(required=False, help_text="In place of documents; the answer is a list then.")
@@ -64,9 +73,9 @@ class RerankBody(Shape):
     return_documents = serializers.BooleanField(required=False)
     return_text = serializers.BooleanField(required=False)
     raw_scores = serializers.BooleanField(required=False, help_text="Logits, and not their sigmoid.")
-    priority = serializers.IntegerField(
-        required=False, min_value=0, max_value=rerank.LOWEST, help_text=f"From {rerank.LOW_FROM} on: low."
-    )
+    priority = CoherePriority(required=False)
+    truncate = serializers.BooleanField(required=False, help_text=_TRUNCATE)
+    max_tokens_per_doc = serializers.IntegerField(required=False, min_value=1, help_text="Of each text that are read.")
 
 
 class TokensShown(Shape):
@@ -101,7 +110,7 @@ class ScoredTextShown(Shape):
 class EmbeddingsBody(PrioritizedBody):
     """OpenAI's. Its other fields are taken where they ask for nothing: see docs/guide/embeddings.md."""
 
-    model = serializers.CharField(required=False, help_text=f"{_ELSE_ONE} Below a model without effect.")
+    model = serializers.CharField(required=False, help_text=f"{_ELSE_ONE} {_BELOW}")
     input = Texts()
     encoding_format = serializers.ChoiceField(embeddings.FORMATS, required=False)
     dimensions = serializers.IntegerField(required=False, min_value=0, help_text="0 asks for nothing.")
@@ -148,12 +157,13 @@ class ModerationShown(Shape):
 
 
 class CohereBody(Shape):
-    model = serializers.CharField(help_text="A name of GET /v1/models.")
+    model = serializers.CharField(required=False, help_text=_ELSE_ONE)
     texts = serializers.ListField(child=serializers.CharField(allow_blank=True), min_length=1)
     input_type = serializers.CharField(required=False, help_text="search_query, search_document, or another type.")
     embedding_types = serializers.ListField(child=serializers.ChoiceField(cohere_embeddings.FORMS), required=False)
     output_dimension = serializers.IntegerField(required=False, min_value=1)
     truncate = serializers.ChoiceField((cohere_embeddings.CUT, cohere_embeddings.WHOLE), required=False)
+    priority = CoherePriority(required=False)
 
 
 class CohereVersionShown(Shape):
@@ -185,7 +195,7 @@ class SecondCohereShown(CohereShown):
 
 
 class TeiBody(Shape):
-    model = serializers.CharField(required=False, help_text=f"{_ELSE_ONE} Below a model without effect.")
+    model = serializers.CharField(required=False, help_text=f"{_ELSE_ONE} {_BELOW}")
 
 
 class TextSettings(Shape):
@@ -215,6 +225,7 @@ class SimilarityBody(TeiBody):
 class PredictBody(TeiBody):
     inputs = TextsOrPairs(help_text="A text, two that are one pair, or a list of lists of one or two.")
     raw_scores = serializers.BooleanField(required=False, help_text="Logits.")
+    truncate = serializers.BooleanField(required=False, help_text=_TRUNCATE)
 
 
 class InfoShown(Shape):

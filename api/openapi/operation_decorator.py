@@ -23,7 +23,7 @@ BODIES = (
     "JobBody", "BulkBody", "LineBody", "RunBody", "ChatBody", "TextBody", "RerankBody", "EmbeddingsBody", "CohereBody",
     "EmbedBody", "TokensBody", "SimilarityBody", "PredictBody", "BatchBody", "ResponseBody", "ModerationBody",
 )  # fmt: skip
-NAMING = ("JobBody", "BulkBody", "CohereBody", "ResponseBody")  # a model, which they must
+NAMING = ("JobBody", "BulkBody", "ResponseBody")  # a model, which they must
 ALWAYS = ("bad_request", "store_unavailable", "internal")
 WITH_KEY = ("unauthorized", "too_many_requests")
 

@@ -64,10 +64,10 @@ class ReadTests(SimpleTestCase):
             ({"embedding_types": ["float"], "truncate": "END", "priority": 0}, False, OWN),
             ({"dimensions": ""}, False, {**OWN, "dimensions": ""}),  # which is refused as what it is
         ):
-            for given in ("a", "", ["a", "b"]):
+            for given, texts in (("a", ["a"]), ("", [""]), (["a", "b"], ["a", "b"])):
                 with self.subTest(fields, given=given):
                     request = embeddings.read_embedding_request({"model": "vectors", "input": given, **fields})
-                    self.assertEqual((request.submission.inputs, request.submission.parameters), (given, parameters))
+                    self.assertEqual((request.submission.inputs, request.submission.parameters), (texts, parameters))
                     self.assertEqual((request.submission.spec.name, request.is_base64), ("vectors", is_base64))
 
     def test_only_a_model_that_takes_the_parameters_of_the_request_gives_vectors(self) -> None:
@@ -94,8 +94,8 @@ class ReadTests(SimpleTestCase):
             ({"input": []}, "input", "a list of one text or more"),
             ({"input": None}, "input", "must be a text"),
             ({"input": {"text": "a"}}, "input", "must be a text"),
-            ({"input": ["a", {"text": "a"}]}, "input", "must be a text"),
-            ({"input": ["a", None]}, "input", "must be a text"),
+            ({"input": ["a", {"text": "a"}]}, "input[1]", "must be a text"),
+            ({"input": ["a", None]}, "input[1]", "must be a text"),
             ({"encoding_format": "hex"}, "encoding_format", "must be one of float, base64"),
             ({"encoding_format": ["float"]}, "encoding_format", "must be one of float, base64"),
             ({"inputs": "a"}, "inputs", "unknown field; did you mean input?"),
@@ -122,6 +122,10 @@ class ReadTests(SimpleTestCase):
         )
         self.assertEqual(
             request.translate_field_names("The model failed: parameters.x"), "The model failed: parameters.x"
+        )
+        alone = embeddings.read_embedding_request({"model": "vectors", "input": "a"})
+        self.assertEqual(
+            alone.translate_field_names("inputs[0]: parameters.dimensions: is wrong"), "dimensions: is wrong"
         )
         with self.assertRaises(UnknownModel):
             embeddings.read_embedding_request({"model": "nope", "input": "a"})
@@ -159,6 +163,14 @@ class AnswerTests(ApiTestCase):
                     self.assertEqual(answer["Content-Location"], f"/v1/jobs/{job.id}/output")
                     self.assertEqual(job.size, 2)
 
+    def test_a_large_answer_is_sent_in_pieces_and_with_its_length(self) -> None:
+        whole = self.embed_texts(ADDRESSES[0]).content
+        with patch("api.views.models.PIECE", 10):
+            answer = self.embed_texts(ADDRESSES[0])
+            pieces = list(answer.streaming_content)
+        self.assertEqual((b"".join(pieces), answer["Content-Length"]), (whole, str(len(whole))))
+        self.assertLessEqual(max(map(len, pieces)), 10)
+
     def test_a_text_is_a_list_of_one(self) -> None:
         (entry,) = self.embed_texts(ADDRESSES[0], input="a cat").json()["data"]
         self.assertEqual(entry["embedding"], vector_of("a cat"))
@@ -170,6 +182,7 @@ class AnswerTests(ApiTestCase):
                 ({"dimensions": []}, 400, "dimensions"),
                 ({"dimensions": "many"}, 400, "dimensions"),
                 ({"dimensions": -1}, 400, "dimensions"),
+                ({"output_dimension": -1}, 400, "output_dimension"),
                 ({"input": []}, 400, "input"),
                 ({"input": [[1] * 400] * 1000}, 413, None),
                 *([({"model": "nope"}, 404, None)] if path in ADDRESSES[:2] else []),
@@ -191,6 +204,7 @@ class AnswerTests(ApiTestCase):
                 answer = self.post(path, {"model": "vectors", "input": ["a", "b"]})
             error = (answer.status_code, answer.json()["error"]["message"])
             self.assertEqual(error, (400, "input[1]: is no text of ours."))
+            self.assertEqual(answer.json()["error"]["job_id"], str(failed.id))  # by which its operator finds it
 
     def test_an_engine_that_gives_no_vectors_is_at_fault(self) -> None:
         good = embed("a", {})

@@ -143,15 +143,17 @@ class FormTests(ApiTestCase):
     @override_settings(MODELS_FILE=test_tei.MODELS_FILE)
     def test_vectors(self) -> None:
         asked: dict[str, Any] = {"model": "vectors", "input": ["a"]}
-        floats, base64, tei, cohere = self.ask(
+        floats, base64, tei, single, cohere = self.ask(
             embed,
             ("/v1/embeddings", asked),
             ("/v1/embeddings", {**asked, "encoding_format": "base64"}),
             ("/embed", {"inputs": "a"}),
+            ("/v1/embeddings", {**asked, "input": "a"}),
             ("/v2/embed", {"model": "vectors", "texts": ["a"]}),
         )
         self.assertEqual(floats.json()["data"][0]["embedding"], vector_of("a"))
         self.assertEqual(base64.json()["data"][0]["embedding"], encoded("a"))
+        self.assertEqual(single.json(), floats.json())
         self.assertEqual((tei.json(), cohere.json()["embeddings"]), ([vector_of("a")], {"float": [vector_of("a")]}))
         self.assert_refused(400, "/v1/embeddings", {**asked, "input": ["b"]})
         self.assert_refused(422, "/embed", {"inputs": "b"})

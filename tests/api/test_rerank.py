@@ -82,6 +82,14 @@ class ReadTests(SimpleTestCase):
         for priority, expected in ((0, Priority.NORMAL), (499, Priority.NORMAL), (500, Priority.LOW)):
             self.assertEqual(rerank.read_rerank({**BODY, "priority": priority}).submission.priority, expected)
 
+    def test_a_query_that_fails_beside_each_text_is_named_once(self) -> None:
+        request = rerank.read_rerank(BODY)
+        for ours, theirs in (
+            ("inputs[1]: The query has 400 tokens.", "query: The query has 400 tokens."),
+            ("inputs[1]: is too long", "documents[1]: is too long"),
+        ):
+            self.assertEqual(request.translate_field_names(ours), theirs)
+
     def test_who_names_no_model_has_the_one_that_ranks(self) -> None:
         for fields in ({}, {"model": None}, {"model": "default/not-specified"}):
             request = rerank.read_rerank({"query": "q", "texts": ["a"], **fields})
@@ -110,6 +118,7 @@ class ReadTests(SimpleTestCase):
             ({"query": "q" * 1_000_001, "documents": ["a"] * 10}, "query", "beside each of 10 texts are too many"),
             ({"top_n": 0}, "top_n", "a whole number from 1"),
             ({"top_n": True}, "top_n", "a whole number from 1"),
+            ({"top_k": 0}, "top_k", "a whole number from 1"),
             ({"raw_scores": "yes"}, "raw_scores", "true or false"),
             ({"priority": 1000}, "priority", "from 0, which is first, to 999"),
             ({"truncate": 3}, "truncate", "must be true or false"),

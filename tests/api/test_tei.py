@@ -20,7 +20,9 @@ from api.requests.dialects.tei import read_embed, read_predict, read_similarity
 from inference.catalog.lookup import get_spec
 from inference.catalog.parameters import ParameterSpec
 from inference.errors import InvalidInput, UnknownModel
-from inference.models import Job
+from inference.fields.worker_documents import ReplicaSnapshot
+from inference.models import Job, Worker
+from inference.status import workers
 from inference.values.priority import Priority
 from tests.api.base import ApiTestCase
 from tests.api.test_completions import answering
@@ -79,8 +81,8 @@ class ReadTests(SimpleTestCase):
         for read, fields, field, words in (
             (read_embed, {"inputs": []}, "inputs", "a list of one text or more"),
             (read_embed, {"inputs": [1, 2]}, "inputs", "send texts"),
-            (read_embed, {"inputs": ["a", None]}, "inputs", "a list of one text or more"),
-            (read_embed, {"inputs": ["a", 3]}, "inputs", "a list of one text or more"),
+            (read_embed, {"inputs": ["a", None]}, "inputs[1]", "must be a text"),
+            (read_embed, {"inputs": ["a", 3]}, "inputs[1]", "must be a text"),
             (read_embed, {}, "inputs", "must be a text"),
             (read_embed, {"inputs": "a", "truncation_direction": "Left"}, "truncation_direction", 'send "right"'),
             (read_embed, {"input": "a"}, "input", "did you mean inputs?"),
@@ -90,6 +92,7 @@ class ReadTests(SimpleTestCase):
             (read_similarity, {"inputs": {**SENTENCES, "more": 1}}, "inputs", '"source_sentence": "a text"'),
             (read_similarity, {"inputs": {**SENTENCES, "sentences": []}}, "inputs.sentences", "one text or more"),
             (read_similarity, {"inputs": SENTENCES, "parameters": []}, "parameters", "must be an object"),
+            (read_similarity, {"inputs": SENTENCES, "truncate": False}, "truncate", "belongs within parameters"),
             (read_similarity, {"inputs": SENTENCES, "parameters": {"x": 1}}, "parameters.x", "unknown field"),
             (read_predict, {"inputs": ["a", "b", "c"]}, "inputs", "a list of two that are one pair"),
             (read_predict, {"inputs": [["a"], ["a", 3]]}, "inputs[1]", "a list of two that are one pair"),
@@ -179,11 +182,17 @@ class AnswerTests(ApiTestCase):
             self.assertEqual(self.infer(classify, path, "a").json(), labels)
             self.assertEqual(self.infer(classify, path, [["a"], ["b", "c"]]).json(), [labels, labels])
 
+    def test_labels_of_an_engine_that_does_not_sort_them_come_the_likeliest_first(self) -> None:
+        given = [{"label": "a", "score": 0}, {"label": "b", "score": 1}]
+        found = self.infer(functools.partial(answering, given), "/predict", "a").json()
+        self.assertEqual(found, [{"score": 1.0, "label": "b"}, {"score": 0.0, "label": "a"}])
+
     def test_problems_have_the_form_and_the_statuses_of_their_server(self) -> None:
         for path, fields, status, kind in (
             ("/embed", {"inputs": []}, 422, "Validation"),
             ("/embed", {"inputs": ["a"] * 10_001}, 413, "Validation"),
             ("/rerank", {"query": "a", "texts": ["a"] * 10_001}, 413, "Validation"),
+            ("/v2/rerank", {"query": "a", "documents": ["a"] * 10_001}, 413, "Validation"),
             ("/", {"inputs": []}, 422, "Validation"),
             ("/v1/models/other/info", None, 422, "Validation"),
             ("/v1/models/labels/embed", {"inputs": "a"}, 422, "Validation"),
@@ -207,6 +216,23 @@ class AnswerTests(ApiTestCase):
             ("/similarity", {"inputs": SENTENCES, "parameters": {"prompt_name": 3}}, "parameters.prompt_name: must be"),
         ):
             self.assertTrue(self.post(path, fields).json()["error"].startswith(words))
+
+    def test_a_text_that_fails_is_named_as_the_client_did(self) -> None:
+        request = read_similarity({"inputs": SENTENCES})
+        for ours, theirs in (
+            ("inputs[0]", "inputs.source_sentence"),
+            ("inputs[2]: is empty", "inputs.sentences[1]: is empty"),
+            ("parameters.prompt_name: is none", "parameters.prompt_name: is none"),
+        ):
+            self.assertEqual(request.translate_field_names(ours), theirs)
+
+    def test_one_text_is_one_job_with_its_key_whatever_the_dialect(self) -> None:
+        self.idle_worker()
+        headers = {"Idempotency-Key": "one"}
+        for path, field in (("/embed?timeout=0", "inputs"), ("/v1/embeddings?timeout=0", "input")):
+            answer = self.post(path, {"model": "vectors", field: "a"}, headers=headers)
+            self.assertEqual(answer.status_code, 504, answer.content)
+        self.assertEqual(Job.objects.count(), 1)
 
     def test_an_engine_that_gives_something_else_is_at_fault(self) -> None:
         for path, answer in (
@@ -243,6 +269,19 @@ class AnswerTests(ApiTestCase):
         self.assertEqual((info["max_batch_tokens"], info["max_batch_requests"]), (8192, 32))
         for name, kind in (("labels", "classifier"), ("ranker", "reranker")):
             self.assertEqual(self.client.get(f"/v1/models/{name}/info").json()["model_type"], {kind: {}})
+
+    def test_info_has_what_a_worker_knows_of_the_weights(self) -> None:
+        names = {"0": "bad", "1": "good"}
+        facts: dict[str, Any] = {"vectors": {"pooling": "lasttoken"}, "labels": {"id2label": names}}
+        self.idle_worker()
+        Worker.objects.update(replicas={"0": ReplicaSnapshot(facts=facts)})
+        workers.read_model_facts.forget()
+        for name, expected in (
+            ("vectors", {"embedding": {"pooling": "last_token"}}),
+            ("labels", {"classifier": {"id2label": names, "label2id": {"bad": 0, "good": 1}}}),
+            ("ranker", {"reranker": {}}),
+        ):
+            self.assertEqual(self.client.get(f"/v1/models/{name}/info").json()["model_type"], expected)
 
 
 @override_settings(MODELS_FILE=MODELS_FILE)

@@ -26,13 +26,14 @@ PRIORITIES_BY_TIER = {
     "priority": Priority.HIGH,
 }
 TIERS: dict[int, str] = {priority: tier for tier, priority in PRIORITIES_BY_TIER.items()}  # of those that have one
+LOW_FROM, LAST = 500, 999  # priorities of Cohere
 MOST_PAIRS, LONGEST_NAME, LONGEST_VALUE = 16, 64, 512  # of metadata
 # Fields of servers that share an address: these values ask for nothing where vectors or scores are asked for.
 RETRIEVAL: Neutral = {
     **CUT, "embedding_types": (["float"],), "instruction": (), "modality": ("text",), "priority": (0,),
     "truncate": (True, "END"),
 }  # fmt: skip
-PLACE = re.compile(r"inputs\[\d+\]")
+PLACE = re.compile(r"inputs\[(\d+)\]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +42,7 @@ class DialectRequest:
 
     submission: Submission
     words: Mapping[str, str]  # the client's name, by the beginning of a message that it replaces
+    is_single: bool = False  # True if the client sent one text, of which the job has a list
 
     @contextlib.contextmanager
     def translate_errors(self) -> Iterator[None]:
@@ -55,11 +57,13 @@ class DialectRequest:
     def translate_field_names(self, text: str) -> str:
         """Return a message or field of this service with the client's names.
 
-        A name is replaced at the beginning, and after the place of an input, such as `inputs[3]: `.
+        A name is replaced at the beginning, and after the place of an input, such as `inputs[3]: `. One text has no
+        place.
         """
         place, separator, rest = text.partition(": ")
         if separator and PLACE.fullmatch(place):
-            return f"{self._translate_beginning(place)}: {self._translate_beginning(rest)}"
+            found = self._translate_beginning(rest)
+            return found if self.is_single else f"{self._translate_beginning(place)}: {found}"
         return self._translate_beginning(text)
 
     def _translate_beginning(self, text: str) -> str:
@@ -121,7 +125,7 @@ def find_default_model(kind: str, missing: str = "no model here answers this") -
     if len(marked) != 1:
         names = ", ".join(spec.name for spec in found)
         hint = f'name one of {names}, or have one marked with default_for = ["{kind}"]'
-        raise ApiError(f"model: {hint if names else missing}.")
+        raise ApiError(f"model: {hint if names else missing}.", field="model")
     return marked[0]
 
 
@@ -169,6 +173,14 @@ def read_priority(fields: Mapping[str, Any]) -> Priority:
     if not isinstance(tier, str) or tier not in PRIORITIES_BY_TIER:
         raise make_field_error(SERVICE_TIER, f"must be one of {', '.join(PRIORITIES_BY_TIER)}.")
     return PRIORITIES_BY_TIER[tier]
+
+
+def read_cohere_priority(fields: Mapping[str, Any]) -> Priority:
+    """Return the priority that Cohere's number asks for: 0 is first, 999 last. Raises `InvalidInput`."""
+    value = fields.get("priority", 0)
+    if type(value) is not int or not 0 <= value <= LAST:
+        raise make_field_error("priority", f"must be a whole number from 0, which is first, to {LAST}.")
+    return Priority.LOW if value >= LOW_FROM else Priority.NORMAL
 
 
 def read_metadata(fields: Mapping[str, Any]) -> dict[str, str] | None:

@@ -8,11 +8,12 @@ from typing import Any
 from api.requests.dialects.base import (
     RETRIEVAL,
     DialectRequest,
-    find_model,
+    find_model_or_default,
+    read_cohere_priority,
     read_non_null_fields,
     refuse_unknown_fields,
 )
-from api.requests.dialects.embeddings import OWN, require_embedding_model, translate_input_type
+from api.requests.dialects.embeddings import OWN, require_embedding_model, require_texts, translate_input_type
 from inference.catalog.neutral_values import Neutral
 from inference.errors import make_field_error
 from inference.submission.submissions import Submission
@@ -20,7 +21,7 @@ from inference.submission.submissions import Submission
 FORMS = ("float", "base64")
 CUT, WHOLE = "END", "NONE"  # values of `truncate`: cut a text that is too long at its end, or refuse it
 NEUTRAL: Neutral = {**RETRIEVAL, "images": ([],), "inputs": ([],)}
-FIELDS = ("model", "texts", "input_type", "embedding_types", "output_dimension", "truncate")
+FIELDS = ("model", "texts", "input_type", "embedding_types", "output_dimension", "truncate", "priority")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,19 +33,20 @@ class EmbedRequest(DialectRequest):
 def read_embed(document: object) -> EmbedRequest:
     """Read a body. Raises `InvalidInput`, `UnknownModel`."""
     fields = read_non_null_fields(document)
-    spec = find_model(fields)
+    spec = find_model_or_default(fields, "embed", None)
     require_embedding_model(spec)
     refuse_unknown_fields(fields, FIELDS, NEUTRAL, ignored=("user",))
     texts = fields.get("texts")
-    if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):
+    if not isinstance(texts, list) or not texts:
         raise make_field_error("texts", "must be a list of one text or more.")
+    require_texts("texts", texts)
     parameters = {**OWN, **_read_truncate(fields.get("truncate", CUT))}
     if (kind := fields.get("input_type")) is not None:
         parameters["input_type"] = translate_input_type(kind)
     if (count := fields.get("output_dimension")) is not None:
         parameters["dimensions"] = count
     return EmbedRequest(
-        submission=Submission(spec=spec, inputs=texts, parameters=parameters),
+        submission=Submission(spec=spec, inputs=texts, parameters=parameters, priority=read_cohere_priority(fields)),
         words={"parameters.dimensions": "output_dimension", "parameters.": "", "inputs": "texts"},
         texts=texts,
         forms=_read_forms(fields.get("embedding_types", [])),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,7 +46,8 @@ def read_embedding_request(document: object, spec: ModelSpec | None = None) -> E
     `spec` is the model that the address names. Without it the body names the model, or the default model for vectors is
     taken. Raises `InvalidInput`, `UnknownModel`, and `ApiError` if several models could be meant.
     """
-    fields = rename_fields(read_non_null_fields(document), RENAMED)
+    given = read_non_null_fields(document)
+    fields = rename_fields(given, RENAMED)
     spec = find_model_or_default(fields, "embed", spec)
     require_embedding_model(spec)
     refuse_unknown_fields(fields, FIELDS, {**OPENAI, **RETRIEVAL})
@@ -59,13 +61,17 @@ def read_embedding_request(document: object, spec: ModelSpec | None = None) -> E
         "prompt_name": prompt,
     }
     parameters = {**OWN, **{name: value for name, value in values.items() if value is not None}}
+    texts = _read_texts(fields.get("input"))
     return EmbeddingRequest(
-        submission=Submission(
-            spec=spec, inputs=_read_texts(fields.get("input")), parameters=parameters, priority=read_priority(fields)
-        ),
-        words={"parameters.": "", "inputs": "input"},
+        submission=Submission(spec=spec, inputs=texts, parameters=parameters, priority=read_priority(fields)),
+        is_single=texts is not fields["input"],
+        words={**_name_dimensions(given), "parameters.": "", "inputs": "input"},
         is_base64=encoding == "base64",
     )
+
+
+def _name_dimensions(given: Mapping[str, Any]) -> dict[str, str]:
+    return {f"parameters.{own}": sent for sent, own in RENAMED.items() if sent in given}
 
 
 def require_embedding_model(spec: ModelSpec) -> None:
@@ -74,16 +80,25 @@ def require_embedding_model(spec: ModelSpec) -> None:
         raise make_field_error("model", f"{spec.name!r} gives no vectors of texts: post to /v1/models/{spec.name}.")
 
 
-def _read_texts(given: Any) -> str | list[str]:
-    require_texts("input", given if isinstance(given, list) else [given])
-    return given  # type: ignore[no-any-return]  # a text, or a list of texts
+def _read_texts(given: Any) -> list[str]:
+    texts = given if isinstance(given, list) else [given]
+    require_texts("input", texts)
+    return texts
 
 
 def require_texts(where: str, texts: list[Any]) -> None:
-    """Raise `InvalidInput` if `texts` is not a list of one text or more. The error names the field `where`."""
-    if not texts or not all(isinstance(text, str) for text in texts):
-        reason = TOKENS if texts and all(map(_are_tokens, texts)) else "must be a text, or a list of one text or more."
-        raise make_field_error(where, reason)
+    """Raise `InvalidInput` if `texts` is not a list of one text or more.
+
+    The error names the field `where`, and the place of the first item that is none.
+    """
+    wrong = next((index for index, text in enumerate(texts) if not isinstance(text, str)), None)
+    if wrong is None and texts:
+        return
+    if texts and all(map(_are_tokens, texts)):
+        raise make_field_error(where, TOKENS)
+    if wrong is None or len(texts) == 1:
+        raise make_field_error(where, "must be a text, or a list of one text or more.")
+    raise make_field_error(f"{where}[{wrong}]", "must be a text.")
 
 
 def translate_input_type(given: object) -> Any:

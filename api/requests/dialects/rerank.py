@@ -13,6 +13,7 @@ from api.requests.dialects.base import (
     RETRIEVAL,
     DialectRequest,
     find_model_or_default,
+    read_cohere_priority,
     read_flag,
     read_non_null_fields,
     read_truncate,
@@ -26,7 +27,6 @@ from inference.catalog.neutral_values import Neutral
 from inference.catalog.specs import ModelSpec
 from inference.errors import make_field_error
 from inference.submission.submissions import Submission
-from inference.values.priority import Priority
 
 TEXTS, DOCUMENTS = "texts", "documents"
 MOST_TOKENS = "max_tokens_per_doc"
@@ -46,7 +46,6 @@ IGNORED = ("input_type", "user")
 LOGITS = {"function_to_apply": "none", "details": True}
 # All copies of the query have so many: it is stored with each text, and no body may grow to many times its size.
 MOST_CHARACTERS = 10_000_000
-LOW_FROM, LOWEST = 500, 999  # priorities of Cohere, which begin with 0 as the first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +55,11 @@ class RerankRequest(DialectRequest):
     top_n: int | None
     returns_texts: bool
     is_raw: bool  # True if the client asks for logits, False if for scores from 0 to 1
+
+    def translate_field_names(self, text: str) -> str:
+        """Return a message with the client's names. Each pair of a job holds the query, and the client sent it once."""
+        _, _, rest = text.partition(": ")
+        return f"query: {rest}" if rest.startswith("The query ") else DialectRequest.translate_field_names(self, text)
 
 
 def read_rerank(document: object, spec: ModelSpec | None = None) -> RerankRequest:
@@ -74,8 +78,7 @@ def read_rerank(document: object, spec: ModelSpec | None = None) -> RerankReques
     refuse_unknown_fields(fields, FIELDS, NEUTRAL, IGNORED)
     name = TEXTS if TEXTS in fields else DOCUMENTS
     listed = _read_list(name, fields.get(name))
-    if name == TEXTS:
-        refuse_too_many_inputs(spec, listed, name=name)
+    refuse_too_many_inputs(spec, listed, name=name)
     texts = [_read_text(f"{name}[{index}]", text) for index, text in enumerate(listed)]
     query = fields.get("query")
     if not isinstance(query, str):
@@ -88,12 +91,12 @@ def read_rerank(document: object, spec: ModelSpec | None = None) -> RerankReques
             spec=spec,
             inputs=[{"text": query, "text_pair": text} for text in texts],
             parameters={**LOGITS, **read_truncate(fields), **_read_most_tokens(fields)},
-            priority=_read_priority(fields.get("priority", 0)),
+            priority=read_cohere_priority(fields),
         ),
         words={"parameters.": "", "inputs": name},
         texts=texts,
         names_texts=name == TEXTS,
-        top_n=_read_count("top_n", fields),
+        top_n=_read_count("top_k" if "top_k" in given else "top_n", given),
         returns_texts=read_flag(fields, "return_text") | read_flag(fields, "return_documents"),
         is_raw=read_flag(fields, "raw_scores"),
     )
@@ -122,9 +125,3 @@ def _read_count(name: str, fields: Mapping[str, Any]) -> int | None:
 def _read_most_tokens(fields: Mapping[str, Any]) -> dict[str, int]:
     most = _read_count(MOST_TOKENS, fields)
     return {"max_document_tokens": most} if most else {}
-
-
-def _read_priority(value: object) -> Priority:
-    if type(value) is not int or not 0 <= value <= LOWEST:
-        raise make_field_error("priority", f"must be a whole number from 0, which is first, to {LOWEST}.")
-    return Priority.LOW if value >= LOW_FROM else Priority.NORMAL

@@ -11,6 +11,7 @@ from typing import Any
 
 from api.errors.problems import ApiError
 from api.requests.dialects.base import (
+    PLACE,
     RETRIEVAL,
     DialectRequest,
     ask_for_all_labels,
@@ -39,6 +40,18 @@ class PredictRequest(DialectRequest):
     is_batch: bool
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimilarityRequest(DialectRequest):
+    """A request whose job has the source first, and then the sentences."""
+
+    def translate_field_names(self, text: str) -> str:
+        """Return a message with the client's name of the text that it is about."""
+        if not (found := PLACE.match(text)):
+            return text
+        index = int(found[1])
+        return f"inputs.{f'sentences[{index - 1}]' if index else 'source_sentence'}{text[found.end() :]}"
+
+
 def read_embed(document: object, spec: ModelSpec | None = None) -> DialectRequest:
     """Read a request for vectors. Raises `InvalidInput`, `UnknownModel`."""
     return _read_texts(document, spec, EMBED_SETTINGS, {})
@@ -53,12 +66,16 @@ def _read_texts(
     document: object, spec: ModelSpec | None, settings: tuple[str, ...], more: Mapping[str, Any]
 ) -> DialectRequest:
     fields, spec = _read_fields_and_model(document, spec, "embed", ("inputs", *settings))
-    texts = fields.get("inputs")
-    texts = texts if isinstance(texts, list) else [texts]
+    inputs: Any = fields.get("inputs")
+    texts = inputs if isinstance(inputs, list) else [inputs]
     require_texts("inputs", texts)
     refuse_too_many_inputs(spec, texts)
     parameters = {**OWN, **more, **_read_settings(fields, settings)}
-    return DialectRequest(submission=Submission(spec=spec, inputs=texts, parameters=parameters), words=WORDS)
+    return DialectRequest(
+        submission=Submission(spec=spec, inputs=texts, parameters=parameters),
+        words=WORDS,
+        is_single=texts is not inputs,
+    )
 
 
 def read_similarity(document: object, spec: ModelSpec | None = None) -> DialectRequest:
@@ -66,8 +83,10 @@ def read_similarity(document: object, spec: ModelSpec | None = None) -> DialectR
 
     Raises the same errors as `read_embed`.
     """
-    fields, spec = _read_fields_and_model(document, spec, "embed", ("inputs", "parameters"))
+    fields, spec = _read_fields_and_model(document, spec, "embed", ("inputs", "parameters", *TOKENIZER_SETTINGS))
     given = fields.get("parameters", {})
+    if misplaced := next((name for name in TOKENIZER_SETTINGS if name in fields), None):
+        raise make_field_error(misplaced, "belongs within parameters.")
     if not isinstance(given, dict):
         raise make_field_error("parameters", "must be an object.")
     refuse_unknown_fields(given, TOKENIZER_SETTINGS, CUT, ignored=(), where="parameters.")
@@ -85,7 +104,7 @@ def make_similarity_request(spec: ModelSpec, inputs: Any, parameters: Mapping[st
             request_validation.validate_parameters(spec, parameters)  # before some of them are replaced
             of_length_one = {**parameters, **OWN, "normalize": True}
             submission = Submission(spec=spec, inputs=[source, *sentences], parameters=of_length_one)
-            return DialectRequest(submission=submission, words={})
+            return SimilarityRequest(submission=submission, words={})
     raise make_field_error("inputs", 'must be {"source_sentence": "a text", "sentences": ["another", …]}.')
 
 

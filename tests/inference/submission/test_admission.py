@@ -86,11 +86,13 @@ class ShareTests(TransactionTestCase):
 
     def test_more_than_ever_fit_are_refused_with_the_limit(self) -> None:
         items = [BulkItem(inputs="x")] * 5
-        with self.assertRaisesRegex(errors.InvalidInput, "at most 3 jobs fit in your share"):
+        with self.assertRaisesRegex(
+            errors.InvalidInput, "they make 5 jobs, and at most 3 fit in your share .* in 3 requests"
+        ):
             bulk.submit(BulkSubmission(spec=SPEC, items=items, owner=self.owner, max_owned=3))
         spec = dataclasses.replace(SPEC, max_queued=4)
         room = admission.reserve_places(Terms(spec=spec), [Job().pk for _ in items])
-        with self.assertRaisesRegex(errors.InvalidInput, "at most 4 jobs fit in the queue"), room:
+        with self.assertRaisesRegex(errors.InvalidInput, "at most 4 fit in the queue"), room:
             pass
         self.assertEqual(Job.objects.count(), 0)
 

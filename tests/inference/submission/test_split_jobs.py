@@ -118,7 +118,7 @@ class ListTests(TransactionTestCase):
 
     def test_every_part_takes_room_in_the_queue_and_the_whole_does(self) -> None:
         spec = dataclasses.replace(SPEC, max_queued=7)
-        with self.assertRaisesRegex(errors.InvalidInput, "at most 7 jobs fit in the queue"):
+        with self.assertRaisesRegex(errors.InvalidInput, "they make 8 jobs, and at most 7 fit in the queue"):
             self.submit(["x"] * 28, spec=spec)
         self.submit(spec=spec)
         with self.assertRaises(errors.QueueFull):
