@@ -236,7 +236,7 @@ class BatchTests(FileBatchCase):
         self.turn(batch_id)
         self.assertEqual(
             list(Job.objects.order_by("pk").values_list("inputs", "priority", "route", "bulk_index")),
-            [("a", Priority.LOW, "/v1/batches", 0), (["b", "c d"], Priority.LOW, "/v1/batches", 1)],
+            [(["a"], Priority.LOW, "/v1/batches", 0), (["b", "c d"], Priority.LOW, "/v1/batches", 1)],
         )
         shown = self.run_to_end(batch_id)
         self.assertEqual(shown["status"], "completed")

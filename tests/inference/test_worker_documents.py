@@ -21,15 +21,16 @@ LAZY = {
     "name": "b", "model": "x/y", "revision": "", "digest": "e", "state": "not loaded", "why": "",
     "memory": 9, "held_back": True, "load_s": 1.5,
 }  # fmt: skip
-COLUMNS: dict[str, Any] = {  # as the version before writes them
+COLUMNS: dict[str, Any] = {  # as the version before writes them, and "facts", which that does not read
     "replicas": {
         "0": {
             "pid": 7, "device": "cuda:0", "chosen": "all GPUs", "ended": 1, "withdrawn_s": 30,
             "models": {"a": "no weights", "b": "ready", "c": LOADING}, "notes": {"b": "in float16"}, "memory": {"b": 5},
+            "facts": {"b": {"pooling": "mean"}},
         },
         "1": {
             "pid": None, "device": "cuda:1", "chosen": "all GPUs", "ended": 0, "withdrawn_s": 0,
-            "models": {}, "notes": {}, "memory": {},
+            "models": {}, "notes": {}, "memory": {}, "facts": {},
         },
     },
     "catalog": {"digest": "d", "problem": "line 3: no.", "models": [ENTRY, LAZY]},
