@@ -5,7 +5,7 @@ gc.disable()  # until everything is loaded
 
 import django  # noqa: E402
 
-from api.server.body_reader import BodyReader  # noqa: E402
+from api.server.unread_body_reader import UnreadBodyReader  # noqa: E402
 from inference.catalog import lookup  # noqa: E402
 from project import stalled_clients, stop_signal  # noqa: E402
 
@@ -21,14 +21,14 @@ def collect_less_garbage() -> None:
     gc.enable()
 
 
-def make_application() -> BodyReader:
+def make_application() -> UnreadBodyReader:
     django.setup(set_prefix=False)
     from inference import process_resources  # Django's models can be imported now
     from project.handler import Handler
 
     process_resources.current.figures.start()
     stop_signal.call_when_stopped(process_resources.current.close)
-    return BodyReader(Handler())
+    return UnreadBodyReader(Handler())
 
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "project.settings")

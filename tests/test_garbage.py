@@ -12,7 +12,7 @@ from django.db import connection
 from django.http import HttpResponse
 from django.test import TestCase, override_settings
 
-from api.server.body_reader import BodyReader
+from api.server.unread_body_reader import UnreadBodyReader
 from inference.submission import jobs
 from project.handler import Handler
 
@@ -40,7 +40,7 @@ class Stream:
 @override_settings(API_KEY_REQUIRED=False)
 class GarbageTests(TestCase):
     def setUp(self) -> None:
-        self.application = BodyReader(Handler())
+        self.application = UnreadBodyReader(Handler())
         gc.disable()
         self.addCleanup(gc.enable)
 

@@ -26,7 +26,7 @@ def is_client_request(request: HttpRequest) -> bool:
     return ADDRESSES.fullmatch(f"{request.path_info}/") is not None
 
 
-def identify_dialect(request: HttpRequest) -> str:
+def get_dialect_name(request: HttpRequest) -> str:
     """Return the name of the dialect of this address, for figures. All that is sent to /rerank counts for TEI."""
     return "tei" if TEI.fullmatch(f"{request.path_info}/") else "cohere"
 
@@ -46,6 +46,6 @@ def reshape_problem(request: HttpRequest, answer: HttpResponse) -> HttpResponse:
         kind = TOKENIZER
     body = {"message": detail, "error": detail, "error_type": kind, "code": problem["code"]}
     problems.replace_body(answer, {**body, **problems.select_job_id(problem)})
-    if identify_dialect(request) == "tei":
+    if get_dialect_name(request) == "tei":
         answer.status_code = map_tei_status(problem["code"], status)
     return answer

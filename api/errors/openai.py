@@ -40,7 +40,7 @@ def is_client_request(request: HttpRequest) -> bool:
     return PACKAGE in request.META or ADDRESSES.match(f"{request.path_info}/") is not None
 
 
-def identify_dialect(request: HttpRequest) -> str:
+def get_dialect_name(request: HttpRequest) -> str:
     """Return the name of the dialect, for figures."""
     return "openai"
 

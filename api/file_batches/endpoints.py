@@ -15,7 +15,7 @@ from api.answers.responses.response import make_response
 from api.requests.dialects.base import DialectRequest
 from api.requests.dialects.embeddings import read_embedding_request
 from api.requests.dialects.generation.completions import read_chat, read_text_completion
-from api.requests.dialects.generation.responses import read_response
+from api.requests.dialects.generation.responses import read_response_request
 from api.requests.dialects.moderations import read_moderation
 from api.requests.dialects.rerank import read_rerank
 from inference.catalog.lookup import get_last_spec
@@ -65,7 +65,7 @@ ENDPOINTS: Mapping[str, Endpoint] = {
         read=read_embedding_request, write=_write_embeddings, count_tokens=_count_read_tokens, inputs="input"
     ),
     "/v1/responses": Endpoint(
-        read=read_response,
+        read=read_response_request,
         write=lambda job, _: codec.write_json(make_response(job)),
         count_tokens=lambda job, _: count_tokens(job, 1),
         inputs="input",

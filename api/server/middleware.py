@@ -87,7 +87,7 @@ class Api:
             answer = (dialect.reshape_problem if dialect else problems.set_problem_content_type)(request, answer)
             if match and match.func is not problems.answer_not_found and request.path_info not in UNCOUNTED:
                 method = request.method if request.method in METHODS else "other"
-                name = dialect.identify_dialect(request) if dialect else "service"
+                name = dialect.get_dialect_name(request) if dialect else "service"
                 kind = f"{method} {format_route(match.route)} {answer.status_code} {name}"
                 tally_rows.note_tally(SERVICE, {"requests": {kind: 1}})
             for name, value in self.secured[request.scheme or "http"].items():

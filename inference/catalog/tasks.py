@@ -57,7 +57,7 @@ def split_labels(given: Mapping[str, Any]) -> dict[str, Any]:
     return {**given, "candidate_labels": [label.strip() for label in labels.split(",") if label.strip()]}
 
 
-def translate_sampling(given: Mapping[str, Any]) -> dict[str, Any]:
+def translate_sampling_values(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings of sampling as `generate` takes them.
 
     A temperature or a top_p next to 0 means greedy decoding, a top_k of -1 means no limit, and a seed is taken modulo
@@ -259,7 +259,7 @@ TASKS = index_tasks((
         takes_chats=True,
         generates=True,
         neutral=neutral_values.GENERATION,
-        translate=translate_sampling,
+        translate=translate_sampling_values,
         parameters={
             "max_new_tokens": ParameterSpec(type="integer", min=1),  # the rest of the context bounds it
             "min_new_tokens": ParameterSpec(type="integer", min=0),

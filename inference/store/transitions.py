@@ -160,7 +160,7 @@ def delete_ended_jobs(ids: Collection[UUID]) -> int:
         return row_locks.delete_rows(ended)
 
 
-def remove_parts(whole: UUID) -> None:
+def delete_parts(whole: UUID) -> None:
     """Remove the parts of a job that is removed. The outcome of a part that still runs is dropped."""
     row_locks.delete_rows(Job.objects.filter(whole=whole))
 

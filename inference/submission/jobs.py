@@ -129,7 +129,7 @@ def delete(job: Job) -> None:
     with transaction.atomic():
         is_removed = transitions.delete_ended_jobs([job.id])
         if is_removed and job.parts:
-            transitions.remove_parts(job.id)
+            transitions.delete_parts(job.id)
     if not is_removed:
         status, cancel = fetch(job.id).status, f"POST /v1/jobs/{job.id}/cancel"
         raise JobInUse(f"The job {job.id} is {status}. Delete it once it has ended: {cancel} ends it.")

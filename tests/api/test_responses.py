@@ -24,7 +24,7 @@ TOOL = {"type": "function", "name": "f", "description": "d", "parameters": {"typ
 
 class ReadTests(SimpleTestCase):
     def read(self, **fields: Any) -> responses.ResponseRequest:
-        return responses.read_response({"input": "hello", **fields}, PIPELINE)
+        return responses.read_response_request({"input": "hello", **fields}, PIPELINE)
 
     def test_the_input_is_a_text_or_messages_with_calls_and_results(self) -> None:
         parts = [{"type": "input_text", "text": "a"}, {"type": "output_text", "text": "b"}]
@@ -66,7 +66,7 @@ class ReadTests(SimpleTestCase):
     def test_instructions_come_first_and_are_not_kept_for_the_next_one(self) -> None:
         before = [{"role": "user", "content": "earlier"}]
         asked = {"input": "hello", "instructions": "be kind", "previous_response_id": "resp_1"}
-        inputs = responses.read_response(asked, PIPELINE, before=before).submission.inputs
+        inputs = responses.read_response_request(asked, PIPELINE, before=before).submission.inputs
         self.assertEqual([message["content"] for message in inputs], ["be kind", "earlier", "hello"])
         job = Job(
             model="m", inputs=inputs, status=Status.SUCCEEDED, output=[{"generated_text": "yes"}], prompt_length=0

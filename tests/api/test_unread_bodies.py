@@ -10,8 +10,8 @@ from django.db import connection
 from django.test import override_settings
 
 from api.models import ApiKey
-from api.server import body_reader
-from api.server.body_reader import BodyReader
+from api.server import unread_body_reader
+from api.server.unread_body_reader import UnreadBodyReader
 from inference.models import Job
 from inference.store import connections
 from tests.api.base import ApiTestCase
@@ -39,7 +39,7 @@ class UnreadBodyTests(ApiTestCase):
         }  # fmt: skip
         given_back = patch.object(connections, "release_connection", lambda: self.events.append("given back"))
         with given_back, connection.execute_wrapper(self.record_statement):
-            BodyReader(WSGIHandler())(environ, self.start)
+            UnreadBodyReader(WSGIHandler())(environ, self.start)
 
     def start(self, status: str, headers: Any) -> None:
         self.status = status
@@ -54,7 +54,7 @@ class UnreadBodyTests(ApiTestCase):
             ("application/json; x*=utf-8''y", "application/json; x*=utf-8''y"),
             ("application/json; charset=utf-8", "application/json; charset=utf-8"),
         ):
-            application = BodyReader(lambda environ, _: [environ["CONTENT_TYPE"].encode()])
+            application = UnreadBodyReader(lambda environ, _: [environ["CONTENT_TYPE"].encode()])
             environ = {"wsgi.input": io.BytesIO(), "CONTENT_TYPE": given}
             self.assertEqual(b"".join(application(environ, lambda *_: None)).decode(), left)
 
@@ -82,7 +82,7 @@ class UnreadBodyTests(ApiTestCase):
         answer = Answer()
         stream = type("Stream", (), {"read": staticmethod(read)})
         with self.assertRaises(ConnectionResetError):
-            BodyReader(lambda *_: answer)({"wsgi.input": stream, "CONTENT_LENGTH": "10"}, lambda *_: None)
+            UnreadBodyReader(lambda *_: answer)({"wsgi.input": stream, "CONTENT_LENGTH": "10"}, lambda *_: None)
         self.assertTrue(answer.is_closed)
 
     def test_without_room_for_another_read_nothing_is_read_and_the_request_is_refused(self) -> None:
@@ -95,7 +95,7 @@ class UnreadBodyTests(ApiTestCase):
             ("/admin/login/", "", form, "503 Service Unavailable"),
             ("/v1/jobs", "inf_wrong", {}, "401 Unauthorized"),
         ):
-            with self.subTest(path, key=key, **headers), patch.object(body_reader, "MOST_READ", 0):
+            with self.subTest(path, key=key, **headers), patch.object(unread_body_reader, "MOST_READ", 0):
                 self.send(path, key, **headers)
             self.assertEqual(self.status, status)
         self.assertNotIn("read", self.events)

@@ -33,7 +33,7 @@ class ResponsesView(ApiView):
     @operations.create_response
     def post(self, request: HttpRequest, name: str = "") -> HttpResponseBase:
         document, spec = read_json(request), get_spec(name) if name else None
-        asked = responses.read_response(document, spec, before=self._read_previous_messages(document))
+        asked = responses.read_response_request(document, spec, before=self._read_previous_messages(document))
         refuse_unused_parameter(request, asked.is_streamed)
         if asked.is_background and "timeout" in request.GET:
             raise ApiError("timeout: not for a response in the background; leave it out.")

@@ -37,7 +37,7 @@ class JobConsumer(Consumer):
         conn.ensure_connection = functools.partial(conn.ensure_connection, interval_max=LONGEST_AWAY_S)
         return super().ensure_connected(conn)
 
-    def change_prefetch_count(self, count: int) -> None:
+    def set_prefetch_count(self, count: int) -> None:
         """Change the prefetch count. On RabbitMQ a queue keeps the count with which its subscription began."""
         if self.initial_prefetch_count != count:
             self.initial_prefetch_count = count
@@ -80,7 +80,7 @@ class DispatchLoop:
         self._timer: Any = None
         self._reported: Any = None  # the state that the worker's row shows
         self._is_scheduled = False
-        consumer.change_prefetch_count(self.dispatcher.prefetch_count)
+        consumer.set_prefetch_count(self.dispatcher.prefetch_count)
 
     def begin_connection(self, hub: Any) -> None:
         self._is_scheduled = False  # a scheduled call went with the loop of the broken connection
@@ -120,7 +120,7 @@ class DispatchLoop:
             self.subscriptions.consume_queue(queue)
         dispatcher.note_refused_queues(self.subscriptions.explain_unconsumed(dispatcher.specs))
         dispatcher.give_back_unrunnable_jobs()
-        self._consumer.change_prefetch_count(dispatcher.prefetch_count)
+        self._consumer.set_prefetch_count(dispatcher.prefetch_count)
         state = replicas.version, dispatcher.connected, dispatcher.refused, dispatcher.residency.report
         if state != self._reported:
             self._reported = state

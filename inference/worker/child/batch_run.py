@@ -95,7 +95,7 @@ class BatchRun:
     read_s: float = 0.0
     is_read: threading.Event = field(
         default_factory=threading.Event
-    )  # set as `try_to_prepare_inputs` ends, if it is called
+    )  # set as `prepare_inputs_ahead` ends, if it is called
 
     def claim_jobs(self) -> None:
         """Claim the batch, and do all else that can be done before the engine is free.
@@ -124,7 +124,7 @@ class BatchRun:
                 items = [lengths.list_items(self.spec, job.inputs) for job in same]
                 self.calls.append(EngineCall(self.spec, same, items, parameters))
 
-    def try_to_prepare_inputs(self) -> None:
+    def prepare_inputs_ahead(self) -> None:
         """Read the inputs ahead, while another call computes.
 
         If they cannot be read, the engine call itself finds out what is wrong.

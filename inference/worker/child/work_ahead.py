@@ -68,7 +68,7 @@ class WorkAheadLoop:
                 taken = self._take_call(self._connection.receive_call())
                 self._taken.put(taken)
                 if taken.stages and not taken.failure:
-                    taken.stages.try_to_prepare_inputs()
+                    taken.stages.prepare_inputs_ahead()
         except SystemExit as end:
             self._taken.put(end)
 

@@ -69,7 +69,7 @@ def read_previous_id(document: object) -> str | None:
     return previous
 
 
-def read_response(
+def read_response_request(
     document: object, spec: ModelSpec | None = None, *, before: Sequence[Mapping[str, Any]] | None = None
 ) -> ResponseRequest:
     """Read a request for a response.

@@ -48,7 +48,7 @@ class ConsumerTests(TestCase):
             channel_errors=(),
             connection_errors=(),
             event_dispatcher=None,
-            change_prefetch_count=lambda count: None,
+            set_prefetch_count=lambda count: None,
             task_consumer=None,
             hub=Mock(),
         )

@@ -17,7 +17,7 @@ Application = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 READ = 65_536
 
 
-class BodyReader:
+class UnreadBodyReader:
     """A WSGI application that reads every body to its end before it returns the answer.
 
     The server closes a connection that has unread bytes. That would happen during the client's next request, or while
