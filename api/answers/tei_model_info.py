@@ -39,7 +39,7 @@ def make_model_info(spec: ModelSpec) -> dict[str, Any]:
         "max_input_length": spec.max_length or None,
         "max_batch_tokens": spec.max_batch_tokens,
         "max_batch_requests": spec.max_batch_size,
-        "max_client_batch_size": split_jobs.compute_max_accepted_inputs(spec),
+        "max_client_batch_size": split_jobs.compute_max_queued_inputs(spec),
         "auto_truncate": True,
         "tokenization_workers": None,
         "version": None,

@@ -24,8 +24,8 @@ NAME = r"[a-z_]+(?:[.\[][\w.\[\]]*)?"
 FIELD = re.compile(rf"(?:{NAME}: (?={NAME}: ))?({NAME}): ")  # the last of "input[3]: dimensions: "
 # The field that holds the inputs, by a part of the address.
 INPUTS = {
-    "chat": "messages", "embeddings": "input", "moderations": "input", "rerank": "query", "responses": "input",
-    "audio": "input",
+    "chat": "messages", "completions": "prompt", "embeddings": "input", "moderations": "input", "rerank": "query",
+    "responses": "input", "audio": "input",
 }  # fmt: skip
 BAD_REQUEST, FORBIDDEN, TOO_MANY, UNPROCESSABLE = 400, 403, 429, 422  # OpenAI does not answer 422
 CODES = {  # the service's code: the code that programs written for OpenAI look for
@@ -54,7 +54,7 @@ def reshape_problem(request: HttpRequest, answer: HttpResponse) -> HttpResponse:
     """Return a problem in OpenAI's shape, and any other answer as it is."""
     if not (problem := problems.read_problem(answer)):
         return answer
-    inputs = next((INPUTS[part] for part in request.path_info.split("/") if part in INPUTS), "prompt")
+    inputs = next((INPUTS[part] for part in request.path_info.split("/") if part in INPUTS), "inputs")
     problems.replace_body(answer, make_error_document(problem, inputs=inputs))
     answer.status_code = translate_status(answer.status_code)
     is_same = request.method == "GET" or "HTTP_IDEMPOTENCY_KEY" in request.META
@@ -85,10 +85,11 @@ def _find_field(problem: dict[str, Any], inputs: str) -> str | None:
     """Return the field that a problem is about. The error of a job has its name only at the beginning of the text."""
     if errors := problem.get("errors"):
         return str(errors[0]["field"])
-    if problem["code"] == ContextLengthExceeded.code:
-        return inputs
-    named = FIELD.match(problem["detail"]) if problem["code"] == InvalidInput.code else None
-    return named[1] if named else None
+    if problem["code"] not in (InvalidInput.code, ContextLengthExceeded.code):
+        return None
+    if named := FIELD.match(problem["detail"]):
+        return named[1]
+    return inputs if problem["code"] == ContextLengthExceeded.code else None
 
 
 def _choose_error_type(status: int) -> str:

@@ -259,3 +259,4 @@ class RetrievalProblemShown(Shape):
     error = serializers.CharField(help_text="The same.")
     error_type = serializers.ChoiceField(cohere_tei.ERROR_TYPES)
     code = serializers.CharField(help_text="Stable.")
+    job_id = serializers.CharField(required=False, help_text="Of the job that has failed.")

@@ -171,6 +171,7 @@ class OpenAIErrorShown(Shape):
     type = serializers.ChoiceField(["invalid_request_error", "rate_limit_error", "permission_error", "server_error"])
     param = serializers.CharField(allow_null=True, help_text="The field that is wrong.")
     code = serializers.CharField(help_text="Stable.")
+    job_id = serializers.CharField(required=False, help_text="Of the job that has failed.")
 
 
 class OpenAIProblemShown(Shape):

@@ -132,13 +132,13 @@ class SentenceEmbeddings(Engine):
             return [next(answers) if problem is None else problem for problem in problems]
         return self._answer_tokens(tokens, parameters)
 
-    def _find_problem(self, value: object, parameters: dict[str, Any]) -> InvalidInput | None:
+    def _find_problem(self, value: object, parameters: Mapping[str, Any]) -> InvalidInput | None:
         """Return the error of reading one input, or None if it can be read."""
         try:
-            self._tokenize_texts([value], parameters)
+            tokens = self._tokenize_texts([value], parameters)
         except InvalidInput as error:
             return error
-        return None
+        return None if tokens["attention_mask"].any() else InvalidInput(EMPTY_TEXT)
 
     def _answer_tokens(self, tokens: Mapping[str, torch.Tensor], parameters: dict[str, Any]) -> list[Any]:
         """Embed texts that were read, and return answers in the form that `parameters` ask for."""
@@ -290,6 +290,17 @@ class SentenceSimilarity(SentenceEmbeddings):
 
     def _answer_inputs(self, inputs: list[Any], parameters: dict[str, Any]) -> list[Any]:
         problems = [_find_sentence_problem(value) for value in inputs]
+        try:
+            cosines = self._compute_cosines(inputs, problems)
+        except InvalidInput:  # of some of the sentences
+            problems = [bad or self._find_unread_sentence(value) for value, bad in zip(inputs, problems, strict=True)]
+            cosines = self._compute_cosines(inputs, problems)
+        return [problem or next(cosines) for problem in problems]
+
+    def _compute_cosines(
+        self, inputs: Sequence[Any], problems: Sequence[InferenceError | None]
+    ) -> Iterator[list[float]]:
+        """Return an iterator over the cosines of those inputs that have no problem."""
         texts = [
             [value["source_sentence"], *value["sentences"]]
             for value, bad in zip(inputs, problems, strict=True)
@@ -298,8 +309,15 @@ class SentenceSimilarity(SentenceEmbeddings):
         rows = self._embed_in_batches([text for group in texts for text in group]).split(
             [len(group) for group in texts]
         )
-        cosines = iter([(group[1:] @ group[0]).tolist() for group in rows])
-        return [problem or next(cosines) for problem in problems]
+        return iter([(group[1:] @ group[0]).tolist() for group in rows])
+
+    def _find_unread_sentence(self, value: Mapping[str, Any]) -> InferenceError | None:
+        """Return the error of the first sentence that cannot be read, with its place, or None."""
+        for index, text in enumerate((value["source_sentence"], *value["sentences"])):
+            if problem := self._find_problem(text, NONE):
+                place = f"sentences[{index - 1}]" if index else "source_sentence"
+                return type(problem)(f"{place}: {problem.message}")
+        return None
 
     def _embed_in_batches(self, texts: list[str]) -> torch.Tensor:
         """Return the vectors of all texts.

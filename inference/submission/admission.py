@@ -6,7 +6,6 @@ admits at the same moment.
 """
 
 import contextlib
-import math
 from collections.abc import Collection, Hashable, Iterator
 from typing import Any
 from uuid import UUID
@@ -57,10 +56,9 @@ def _enter(
     """
     if len(ids) > limit:
         what = f"the queue of {key!r}" if kind == "model" else "your share of the queue"
-        requests = math.ceil(len(ids) / max(1, limit - 1))  # a list has a job beside those of its parts
         raise InvalidInput(
-            f"inputs: they make {len(ids)} jobs, and at most {limit} fit in {what} at this priority; send them in"
-            f" {requests} requests or more, one after another."
+            f"inputs: they make {len(ids)} jobs, and at most {limit} fit in {what} at this priority;"
+            " send fewer at once."
         )
     own, *others = lines = [_get_line(kind, key, each) for each in _AND_BELOW[priority]]
     if not own.admit_jobs(ids, limit):

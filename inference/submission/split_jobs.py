@@ -25,6 +25,12 @@ def compute_max_accepted_inputs(spec: ModelSpec) -> int:
     return max(settings.MAX_BULK_INPUTS, spec.max_batch_size)
 
 
+def compute_max_queued_inputs(spec: ModelSpec) -> int:
+    """Return how many inputs one job may have whose parts fit in the queue, and in the usual share of one owner."""
+    places = min(spec.max_queued, settings.API_KEY_MAX_QUEUED or spec.max_queued)
+    return min(compute_max_accepted_inputs(spec), max(1, places - 1) * spec.max_batch_size)
+
+
 def split_into_parts(spec: ModelSpec, inputs: Any, parameters: Mapping[str, Any], size: int) -> list[Part]:
     """Return the parts that a job of `size` rows runs in; an empty list if it runs as it is.
 

@@ -87,6 +87,7 @@ class ReadTests(SimpleTestCase):
         for ours, theirs in (
             ("inputs[1]: The query has 400 tokens.", "query: The query has 400 tokens."),
             ("inputs[1]: is too long", "documents[1]: is too long"),
+            ("inputs[0] to inputs[1]: too slow", "documents[0] to documents[1]: too slow"),
         ):
             self.assertEqual(request.translate_field_names(ours), theirs)
 

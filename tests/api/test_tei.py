@@ -222,9 +222,15 @@ class AnswerTests(ApiTestCase):
         for ours, theirs in (
             ("inputs[0]", "inputs.source_sentence"),
             ("inputs[2]: is empty", "inputs.sentences[1]: is empty"),
+            ("inputs[0] to inputs[2]: too slow", "inputs.source_sentence to inputs.sentences[1]: too slow"),
             ("parameters.prompt_name: is none", "parameters.prompt_name: is none"),
         ):
             self.assertEqual(request.translate_field_names(ours), theirs)
+
+    def test_one_text_to_classify_has_no_place_and_those_of_a_batch_have(self) -> None:
+        for inputs, expected in (("a", "is wrong"), (["a", "b"], "is wrong"), ([["a"]], "inputs[0]: is wrong")):
+            request = read_predict({"inputs": inputs})
+            self.assertEqual(request.translate_field_names("inputs[0]: is wrong"), expected)
 
     def test_one_text_is_one_job_with_its_key_whatever_the_dialect(self) -> None:
         self.idle_worker()
@@ -269,6 +275,15 @@ class AnswerTests(ApiTestCase):
         self.assertEqual((info["max_batch_tokens"], info["max_batch_requests"]), (8192, 32))
         for name, kind in (("labels", "classifier"), ("ranker", "reranker")):
             self.assertEqual(self.client.get(f"/v1/models/{name}/info").json()["model_type"], {kind: {}})
+
+    def test_as_many_texts_are_taken_at_once_as_fit_in_the_queue(self) -> None:
+        spec = dataclasses.replace(get_spec("vectors"), max_batch_size=2, max_queued=10)
+        with patch("api.views.tei.get_spec", return_value=spec):
+            info = self.client.get("/v1/models/vectors/info").json()
+            self.assertEqual(info["max_client_batch_size"], 18)
+            refused = self.post("/v1/models/vectors/embed", {"inputs": ["a"] * 19})
+        self.assertEqual(refused.status_code, 413)
+        self.assertIn("at most 18 texts", refused.json()["error"])
 
     def test_info_has_what_a_worker_knows_of_the_weights(self) -> None:
         names = {"0": "bad", "1": "good"}

@@ -34,6 +34,7 @@ RETRIEVAL: Neutral = {
     "truncate": (True, "END"),
 }  # fmt: skip
 PLACE = re.compile(r"inputs\[(\d+)\]")
+PLACES = re.compile(rf"{PLACE.pattern}(?: to {PLACE.pattern})?")  # of one input, or of those of a part of a list
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,10 +62,14 @@ class DialectRequest:
         place.
         """
         place, separator, rest = text.partition(": ")
-        if separator and PLACE.fullmatch(place):
+        if separator and PLACES.fullmatch(place):
             found = self._translate_beginning(rest)
-            return found if self.is_single else f"{self._translate_beginning(place)}: {found}"
-        return self._translate_beginning(text)
+            return found if self.is_single else f"{PLACE.sub(self.translate_place, place)}: {found}"
+        return self.translate_place(whole) if (whole := PLACE.fullmatch(text)) else self._translate_beginning(text)
+
+    def translate_place(self, place: re.Match[str]) -> str:
+        """Return the client's name of the input of this number."""
+        return self._translate_beginning(place[0])
 
     def _translate_beginning(self, text: str) -> str:
         return replace_beginning(text, self.words)

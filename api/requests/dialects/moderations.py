@@ -38,10 +38,12 @@ def read_moderation(document: object) -> DialectRequest:
     if "moderate" not in spec.request_kinds:
         raise make_field_error("model", f"{spec.name!r} does not tell harmful texts: {NEEDED}.")
     refuse_unknown_fields(fields, FIELDS)
+    given = fields.get("input")
     return DialectRequest(
+        is_single=isinstance(given, str),
         submission=Submission(
             spec=spec,
-            inputs=_read_texts(fields.get("input")),
+            inputs=_read_texts(given),
             parameters=ask_for_all_labels(spec),
             priority=read_priority(fields),
         ),

@@ -93,7 +93,7 @@ def read_rerank(document: object, spec: ModelSpec | None = None) -> RerankReques
             parameters={**LOGITS, **read_truncate(fields), **_read_most_tokens(fields)},
             priority=read_cohere_priority(fields),
         ),
-        words={"parameters.": "", "inputs": name},
+        words={"parameters.max_document_tokens": MOST_TOKENS, "parameters.": "", "inputs": name},
         texts=texts,
         names_texts=name == TEXTS,
         top_n=_read_count("top_k" if "top_k" in given else "top_n", given),

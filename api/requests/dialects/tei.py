@@ -5,13 +5,13 @@ Their server has one model, which they do not name. The field `model` is accepte
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from api.errors.problems import ApiError
 from api.requests.dialects.base import (
-    PLACE,
     RETRIEVAL,
     DialectRequest,
     ask_for_all_labels,
@@ -44,12 +44,9 @@ class PredictRequest(DialectRequest):
 class SimilarityRequest(DialectRequest):
     """A request whose job has the source first, and then the sentences."""
 
-    def translate_field_names(self, text: str) -> str:
-        """Return a message with the client's name of the text that it is about."""
-        if not (found := PLACE.match(text)):
-            return text
-        index = int(found[1])
-        return f"inputs.{f'sentences[{index - 1}]' if index else 'source_sentence'}{text[found.end() :]}"
+    def translate_place(self, place: re.Match[str]) -> str:
+        index = int(place[1])
+        return f"inputs.sentences[{index - 1}]" if index else "inputs.source_sentence"
 
 
 def read_embed(document: object, spec: ModelSpec | None = None) -> DialectRequest:
@@ -126,6 +123,7 @@ def read_predict(document: object, spec: ModelSpec | None = None) -> PredictRequ
             parameters={**scores, **ask_for_all_labels(spec), **read_truncate(fields)},
         ),
         words=WORDS,
+        is_single=not is_batch,
         is_batch=is_batch,
     )
 
@@ -150,8 +148,8 @@ def _read_settings(fields: Mapping[str, Any], known: tuple[str, ...]) -> dict[st
 
 
 def refuse_too_many_inputs(spec: ModelSpec, inputs: list[Any], *, name: str = "inputs") -> None:
-    """Raise `ApiError` for more texts than a job takes: these clients then send fewer at once."""
-    if len(inputs) > (most := split_jobs.compute_max_accepted_inputs(spec)):
+    """Raise `ApiError` for more texts than one job may have: these clients then send fewer at once."""
+    if len(inputs) > (most := split_jobs.compute_max_queued_inputs(spec)):
         raise ApiError(f"{name}: at most {most} texts are answered at once, not {len(inputs)}.", "body_too_large")
 
 

@@ -133,7 +133,7 @@ class Pairs(ScoredTexts):
         self, value: object, pipe: Pipeline, parameters: dict[str, Any]
     ) -> tuple[Any, dict[str, Any]]:
         if isinstance(value, dict) and (most := parameters.get("max_document_tokens")):
-            value = {**value, "text_pair": task_inputs.truncate_text_to(most, value.get("text_pair"), pipe)}
+            value = {**value, "text_pair": task_inputs.truncate_to_token_count(most, value.get("text_pair"), pipe)}
         return super().read_input_and_parameters(value, pipe, parameters)
 
     def make_input_from_text(self, text: object, pipe: Pipeline) -> Any:

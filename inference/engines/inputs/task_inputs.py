@@ -41,20 +41,25 @@ def truncate_text(value: object, pipe: Pipeline) -> str:
     return cut_unread_text(pipe.tokenizer, read_string(value))
 
 
-def truncate_text_to(most: int, value: object, pipe: Pipeline) -> str:
+def truncate_to_token_count(most: int, value: object, pipe: Pipeline) -> str:
     """Return the first `most` tokens of a text, or its last ones if the tokenizer cuts at the left.
 
-    Raises `InvalidInput` if the tokenizer, being one in Python, does not know where in a text its tokens are.
+    A character that has several tokens is not divided. Raises `InvalidInput` for a longer text if the tokenizer, being
+    one in Python, does not know where in a text its tokens are.
     """
     text = truncate_text(value, pipe)
-    if not pipe.tokenizer.is_fast:
-        raise InvalidInput(
-            "This model's tokenizer counts no tokens of a part of a text: leave the limit of tokens out."
-        )
-    spans = pipe.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)["offset_mapping"]
-    if len(spans) <= most:
+    is_fast, from_left = pipe.tokenizer.is_fast, pipe.tokenizer.truncation_side == "left"
+    found = pipe.tokenizer(text, add_special_tokens=False, return_offsets_mapping=is_fast, verbose=False)
+    if len(found["input_ids"]) <= most:
         return text
-    return text[spans[-most][0] :] if pipe.tokenizer.truncation_side == "left" else text[: spans[most - 1][1]]
+    if not is_fast:
+        raise InvalidInput("parameters.max_document_tokens: this model's tokenizer cannot cut a text; leave it out.")
+    spans = found["offset_mapping"]
+    places = range(len(spans) - most, len(spans)) if from_left else range(most, 0, -1)
+    cut = next((place for place in places if spans[place][0] >= spans[place - 1][1]), None)
+    if cut is None:
+        return ""
+    return text[spans[cut][0] :] if from_left else text[: spans[cut - 1][1]]
 
 
 def read_long_text(value: object, pipe: Pipeline) -> str:
@@ -102,10 +107,17 @@ def read_text_or_pair(value: object, pipe: Pipeline) -> Any:
     return truncate_text(value, pipe)
 
 
+def _truncate_query(value: object, pipe: Pipeline) -> str:
+    try:
+        return truncate_text(value, pipe)
+    except ContextLengthExceeded as error:
+        raise ContextLengthExceeded(f"The query cannot be read: {error.message}") from None
+
+
 def read_pair(value: object, pipe: Pipeline) -> Any:
     if not isinstance(value, dict) or value.keys() != {"text", "text_pair"}:
         raise InvalidInput('An input must be {"text": "the query", "text_pair": "a text"}.')
-    found = read_fields(value, pipe, text=truncate_text, text_pair=truncate_text)
+    found = read_fields(value, pipe, text=_truncate_query, text_pair=truncate_text)
     _require_room_beside(found["text"], pipe.tokenizer, whole=value["text"])
     return {name: [part] for name, part in found.items()}  # In lists, since a lone empty text is taken for no text.
 

@@ -47,7 +47,8 @@ def make_outcome(
     is_list = lengths.is_input_list(spec, job.inputs)
     for index, answer in enumerate(answers, job.place or 0):
         if isinstance(answer, errors.InferenceError):
-            where = f"inputs[{index}]: " if is_list else ""
+            is_of_input = is_list and not answer.message.startswith("parameters.")
+            where = f"inputs[{index}]: " if is_of_input else ""
             if isinstance(answer, errors.JobError):
                 known_as = job.whole or job.id
                 said, trace = logs.mask_model_text(answer.full_message), f"\n{answer.trace}" if answer.trace else ""

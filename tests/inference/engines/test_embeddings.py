@@ -283,6 +283,13 @@ class SentenceSimilarityTests(TestCase):
         )
         torch.testing.assert_close(torch.tensor(first), vectors[1:] @ vectors[0], rtol=1e-4, atol=1e-5)
 
+    def test_a_sentence_that_cannot_be_read_is_named(self) -> None:
+        long = "a" * 1_000_000  # with too few tokens in what is read of it
+        good, bad = ({"source_sentence": "a", "sentences": ["b", text]} for text in ("c", long))
+        answered, refused = run_engine_with_isolation(self.engine, [good, bad], {}).outcomes
+        self.assertEqual(len(answered), 2)
+        self.assertTrue(str(refused).startswith("sentences[1]: A text of "))
+
     def test_a_wrong_input_fails_alone_and_says_what_would_be_right(self) -> None:
         good = {"source_sentence": "a", "sentences": ["a"]}
         wrong: list[Any] = ["a", {}, {"source_sentence": "a"}, {"source_sentence": 1, "sentences": ["a"]}]

@@ -87,7 +87,7 @@ class ShareTests(TransactionTestCase):
     def test_more_than_ever_fit_are_refused_with_the_limit(self) -> None:
         items = [BulkItem(inputs="x")] * 5
         with self.assertRaisesRegex(
-            errors.InvalidInput, "they make 5 jobs, and at most 3 fit in your share .* in 3 requests"
+            errors.InvalidInput, "they make 5 jobs, and at most 3 fit in your share .* send fewer at once"
         ):
             bulk.submit(BulkSubmission(spec=SPEC, items=items, owner=self.owner, max_owned=3))
         spec = dataclasses.replace(SPEC, max_queued=4)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import base64
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import TestCase
+from unittest.mock import Mock
 
 from inference.catalog.specs import ModelSpec
 from inference.engines import loading
@@ -20,6 +22,28 @@ from tests.inference.engines.inputs.test_media import png_bomb
 
 LONG = "the dog runs in paris " * 100_000
 READ = 200_000  # characters of it: models of 64 to 128 tokens, and token classification looks 64 windows far
+
+
+class TokenCountTests(TestCase):
+    """A tokenizer of bytes has several tokens of one character."""
+
+    def test_no_character_is_divided_and_no_more_tokens_are_left(self) -> None:
+        tokenizer = tiny_models.byte_tokenizer()
+        pipe: Any = SimpleNamespace(tokenizer=tokenizer)
+        for side, expected in (
+            ("right", ["", "a", "a", "a", "a漢", "a漢b"]),
+            ("left", ["", "b", "b", "b", "漢b", "a漢b"]),
+        ):
+            tokenizer.truncation_side = side
+            found = [task_inputs.truncate_to_token_count(most, "a漢b", pipe) for most in range(6)]
+            self.assertEqual(found, expected)
+
+    def test_a_tokenizer_in_python_cuts_nothing_and_takes_what_is_short(self) -> None:
+        tokenizer = Mock(side_effect=lambda text, **_: {"input_ids": text.split()}, is_fast=False, model_max_length=99)
+        pipe: Any = SimpleNamespace(tokenizer=tokenizer)
+        self.assertEqual(task_inputs.truncate_to_token_count(2, "a b", pipe), "a b")
+        with self.assertRaisesRegex(InvalidInput, "^parameters.max_document_tokens: .* leave it out"):
+            task_inputs.truncate_to_token_count(2, "a b c", pipe)
 
 
 class LongTextTests(TestCase):

@@ -162,7 +162,7 @@ class RankingTests(TestCase):
             engine = loading.load_engine(ModelSpec(name="m", task="text-ranking", model=place), "cpu")
         most = tiny_models.POSITIONS - 4  # three special tokens, and one of a text
         query = " ".join(["dog"] * (most - 1))
-        first, same, other, bad, worse = run_engine_with_isolation(
+        first, same, other, bad, worse, blank = run_engine_with_isolation(
             engine,
             [
                 {"text": query, "text_pair": "cat red"},
@@ -170,6 +170,7 @@ class RankingTests(TestCase):
                 {"text": query, "text_pair": "house red"},
                 {"text": f"{query} dog dog", "text_pair": "cat"},
                 {"text": "dog " * 100_000, "text_pair": ""},
+                {"text": " " * 80_000, "text_pair": "cat"},
             ],
             {},
         ).outcomes
@@ -179,6 +180,8 @@ class RankingTests(TestCase):
             self.assertIsInstance(error, ContextLengthExceeded)
             self.assertIn(f"and {most} leave room for a text", str(error))
         self.assertIn("tokens or more", str(worse))
+        self.assertIsInstance(blank, ContextLengthExceeded)
+        self.assertTrue(str(blank).startswith("The query cannot be read: "))
         long, short = {"text": "dog", "text_pair": "cat " * (most + 1)}, {"text": "dog", "text_pair": "cat"}
         refused, answered = run_engine_with_isolation(engine, [long, short], {"truncate": False}).outcomes
         self.assertIsInstance(refused, ContextLengthExceeded)

@@ -51,6 +51,10 @@ class OutcomeTests(TestCase):
             self.assertEqual(make_outcome(SPEC, job, answers).error_detail, f"{where}no")
         self.assertEqual(make_outcome(SPEC, claimed("a"), answers[1:]).error_detail, "no")
 
+    def test_an_error_of_the_parameters_names_no_input(self) -> None:
+        wrong = errors.InvalidInput("parameters.dimensions: leave it out")
+        self.assertEqual(make_outcome(SPEC, part("a", "b"), [wrong, wrong]).error_detail, wrong.message)
+
     def test_the_log_names_the_job_that_the_client_knows(self) -> None:
         job = part("a", "b")
         with self.assertLogs("inference.worker.child.outcome_builder", "WARNING") as logged:
