@@ -1,8 +1,8 @@
 """The client of `batch_inference_client` inside Django, which does without a request what the views do.
 
-from api.in_process_client import Client
+from api.in_process_client import InProcessClient
 
-with Client(owner=user) as client:
+with InProcessClient(owner=user) as client:
     client.run("embeddings", "a text")
 """
 
@@ -78,7 +78,7 @@ def keep_connection_open(call: Callable[P, Document]) -> Callable[P, Document]:
     return call_in_own_thread
 
 
-class Client(BaseClient):
+class InProcessClient(BaseClient):
     """A client whose jobs belong to `owner`, or have no owner, and are not bounded by a share of the queue.
 
     A job that is submitted within a transaction can be waited for once the transaction is committed.

@@ -191,11 +191,11 @@ def make_nothing_stored_error() -> StoreUnavailable:
     )
 
 
-class JobError(InferenceError):
+class JobFailure(InferenceError):
     code = "failed"  # recorded on the row of a job that failed
 
 
-class EngineError(JobError):
+class EngineError(JobFailure):
     """The engine raised an exception, of which nothing is public."""
 
     code = "engine_error"
@@ -204,11 +204,11 @@ class EngineError(JobError):
         super().__init__("The model failed on this input.", raised=raised, trace=trace)
 
 
-class BadOutput(JobError):
+class BadOutput(JobFailure):
     code = "bad_output"  # the engine answered with the wrong shape, or NaN
 
 
-class OutOfMemory(JobError):
+class OutOfMemory(JobFailure):
     """The item does not fit on the device, even alone. Nothing of the exception that was raised is public."""
 
     code = "out_of_memory"
@@ -217,34 +217,34 @@ class OutOfMemory(JobError):
         super().__init__("This input does not fit in the memory of the device.", raised=raised, trace=trace)
 
 
-class TimedOut(JobError):
+class TimedOut(JobFailure):
     code = "timed_out"  # the job ran past the model's time_limit_s, alone and twice
 
 
-class Crashed(JobError):
+class Crashed(JobFailure):
     code = "crashed"  # the process that ran the job died, with the job alone and twice
 
 
-class DeviceFailed(JobError):
+class DeviceFailed(JobFailure):
     code = "device_failed"  # the device is in an error state
     retryable = True
 
 
-class ModelUnavailable(JobError):
+class ModelUnavailable(JobFailure):
     code = "model_unavailable"  # the model could not be loaded
     retryable = True
 
 
-class Lost(JobError):
+class Lost(JobFailure):
     code = "lost"  # the job was given back to the queue too often
     retryable = True
 
 
-class Expired(JobError):
+class Expired(JobFailure):
     code = "expired"  # the job was not started before its deadline
 
 
-RETRYABLE_OUTCOMES = frozenset(error.code for error in JobError.__subclasses__() if error.retryable)
+RETRYABLE_OUTCOMES = frozenset(error.code for error in JobFailure.__subclasses__() if error.retryable)
 
 
 class BrokerUnavailable(InferenceError):

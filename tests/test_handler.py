@@ -36,16 +36,16 @@ class HandlerTests(TestCase):
                     self.assertEqual("Strict-Transport-Security" in own[1], scheme == "https")
 
     def test_the_body_of_a_request_goes_before_its_stream_ends(self) -> None:
-        asked: list[HttpRequest] = []
+        requested: list[HttpRequest] = []
 
         class Streaming(Handler):
             def get_response(self, request: HttpRequest) -> HttpResponseBase:
-                asked.append(request)
+                requested.append(request)
                 assert request.body == BODY
                 return StreamingHttpResponse(iter([b"a"]))
 
         self.request(Streaming(), "POST", "/v1/jobs", BODY, "http")
-        self.assertNotIn(BODY, vars(asked[0]).values())
+        self.assertNotIn(BODY, vars(requested[0]).values())
 
     def request(
         self, handler: WSGIHandler, method: str, path: str, body: bytes, scheme: str

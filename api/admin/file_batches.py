@@ -16,7 +16,7 @@ from django.utils.safestring import SafeString
 
 from api.admin.stored_files import find_by_public_id, render_file_link
 from api.file_batches.batches import cancel_batch
-from api.file_batches.progress import Progress, count_outcomes, measure_progress
+from api.file_batches.progress import BatchProgress, count_outcomes, measure_progress
 from api.models import BatchStatus, FileBatch
 from inference.admin.filters import BoundedList, OwnerFilter
 from inference.admin.read_only_admin import ReadOnlyAdmin
@@ -36,7 +36,7 @@ class BatchList(BoundedList):
             batch.progress = progress[batch.id]
 
 
-def draw_progress(progress: Progress) -> SafeString | str:
+def draw_progress(progress: BatchProgress) -> SafeString | str:
     if not progress.total:
         return display.NONE  # the lines are not counted yet, or the file was refused
     return format_html(

@@ -34,8 +34,8 @@ def write_transcription(job: Job, form: str) -> bytes:
             segments = _list_segments(answer)
             duration = segments[-1]["end"] if segments else 0.0
             language = job.parameters.get("language")
-            told = {"task": "transcribe", "language": language, "duration": duration, "text": text}
-            return codec.write_json({**told, "segments": segments})
+            fields = {"task": "transcribe", "language": language, "duration": duration, "text": text}
+            return codec.write_json({**fields, "segments": segments})
     return codec.write_json({"text": text})
 
 

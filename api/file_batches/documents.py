@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 from uuid import UUID
 
-from api.file_batches.progress import Progress, measure_progress
+from api.file_batches.progress import BatchProgress, measure_progress
 from api.models import BatchStatus, FileBatch, StoredFile
 
 
@@ -36,7 +36,7 @@ def make_batch_document(row: FileBatch) -> dict[str, Any]:
     return document
 
 
-def _make_batch_document(row: FileBatch, progress: Progress) -> dict[str, Any]:
+def _make_batch_document(row: FileBatch, progress: BatchProgress) -> dict[str, Any]:
     return {
         "id": row.public_id,
         "object": "batch",

@@ -18,7 +18,7 @@ COUNTED = (BatchStatus.IN_PROGRESS, BatchStatus.FINALIZING, BatchStatus.CANCELLI
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
+class BatchProgress:
     total: int
     answered: int
     failed: int
@@ -37,7 +37,7 @@ class Progress:
         return (self.total - self.ended) / self.per_minute * 60 if self.per_minute else None
 
 
-def measure_progress(batches: Sequence[FileBatch]) -> dict[UUID, Progress]:
+def measure_progress(batches: Sequence[FileBatch]) -> dict[UUID, BatchProgress]:
     """Return the progress of each batch by its id."""
     now = clock.get_database_time()
     running = [batch.id for batch in batches if batch.status in COUNTED]
@@ -50,16 +50,16 @@ def measure_progress(batches: Sequence[FileBatch]) -> dict[UUID, Progress]:
 
 def _make_progress(
     batch: FileBatch, counts: dict[tuple[UUID, str], tuple[int, int]], now: datetime.datetime
-) -> Progress:
+) -> BatchProgress:
     if batch.status not in COUNTED:
-        return Progress(total=batch.total, answered=batch.completed, failed=batch.failed)
+        return BatchProgress(total=batch.total, answered=batch.completed, failed=batch.failed)
     answered, answered_lately = counts.get((batch.id, Status.SUCCEEDED), (0, 0))
     failed, failed_lately = counts.get((batch.id, Status.FAILED), (0, 0))
     per_minute = None
     if batch.status == BatchStatus.IN_PROGRESS and batch.in_progress_at:
         minutes = min(now - batch.in_progress_at, RECENT) / datetime.timedelta(minutes=1)
         per_minute = (answered_lately + failed_lately) / minutes if minutes > 0 else None
-    return Progress(total=batch.total, answered=answered, failed=failed, per_minute=per_minute)
+    return BatchProgress(total=batch.total, answered=answered, failed=failed, per_minute=per_minute)
 
 
 def count_outcomes(batch: FileBatch) -> list[tuple[str, str, int]]:

@@ -119,12 +119,12 @@ class SpeechBody(Shape):
 @extend_schema_field({"type": ["string", "array"], "minItems": 1, "items": {
     "type": ["string", "integer", "array"], "items": {"type": "integer", "minimum": 0}
 }})  # fmt: skip
-class Prompts(AnyValue):
+class PromptField(AnyValue):
     pass
 
 
 class TextBody(CompletionBody):
-    prompt = Prompts(help_text="A text, tokens of the model as a list of numbers, or a list of either.")
+    prompt = PromptField(help_text="A text, tokens of the model as a list of numbers, or a list of either.")
     echo = serializers.BooleanField(required=False, help_text="The text begins with the prompt.")
 
 

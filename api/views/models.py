@@ -61,18 +61,21 @@ class ModelView(ApiView):
 
     @operations.run_model
     def post(self, request: HttpRequest, name: str) -> HttpResponseBase:
-        asked = huggingface.read_request(get_spec(name), read_body_bytes(request), read_media_type(request))
-        with asked.translate_errors():
-            return self.answer_request(request, asked)
+        model_request = huggingface.read_request(get_spec(name), read_body_bytes(request), read_media_type(request))
+        with model_request.translate_errors():
+            return self.answer_request(request, model_request)
 
-    def answer_request(self, request: HttpRequest, asked: ModelRequest) -> HttpResponseBase:
-        submission = asked.submission
-        refuse_unused_parameter(request, asked.is_streamed)
-        if asked.is_streamed:
+    def answer_request(self, request: HttpRequest, model_request: ModelRequest) -> HttpResponseBase:
+        submission = model_request.submission
+        refuse_unused_parameter(request, model_request.is_streamed)
+        if model_request.is_streamed:
             submit = partial(jobs.submit, self.add_request_terms(request, submission), needs_worker=True)
             has_tokens = submission.spec.is_built_in and is_of_type(submission.parameters.get("logprobs"), "integer")
             write = tgi_events.write_token_events if has_tokens else events.write_events_with_address
-            plain, words = self.wants_plain_outputs(request), asked.words  # the inputs are not to be kept meanwhile
+            plain, words = (
+                self.wants_plain_outputs(request),
+                model_request.words,
+            )  # the inputs are not to be kept meanwhile
 
             def write_translated(job: Job, found: Iterator[Event]) -> Generator[bytes, None, None]:
                 return write(job, huggingface.translate_stream_errors(found, words), plain=plain)
@@ -82,7 +85,7 @@ class ModelView(ApiView):
             compared = make_similarity_request(submission.spec, submission.inputs, submission.parameters)
             return run_in_dialect(self, request, compared, write_similarities, default_s=bodies.DEFAULT_TIMEOUT_S)
         job = run_job_within_timeout(self, request, submission)
-        job.error_detail = asked.translate_field_names(job.error_detail)
+        job.error_detail = model_request.translate_field_names(job.error_detail)
         if not self.wants_plain_outputs(request) and wav_files.is_sound_wanted(
             submission.spec, request.META.get("HTTP_ACCEPT", "")
         ):

@@ -17,5 +17,7 @@ from api.views.models import DialectView, run_in_dialect
 class ModerationView(DialectView):
     @operations.moderate
     def post(self, request: HttpRequest) -> HttpResponseBase:
-        asked = read_moderation(read_json(request))
-        return run_in_dialect(self, request, asked, partial(write_moderation, options=asked.submission.spec.options))
+        dialect_request = read_moderation(read_json(request))
+        return run_in_dialect(
+            self, request, dialect_request, partial(write_moderation, options=dialect_request.submission.spec.options)
+        )

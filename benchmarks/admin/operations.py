@@ -86,7 +86,7 @@ class Operations:
     def filters(self) -> Iterator[Operation]:
         """Each by itself, and two of them, of which each finds much, little and nothing."""
         workers = [str(day[0]) for day in (self.month.workers[place] for place in (0, 5, 20))]
-        codes = [error.code for error in errors.JobError.__subclasses__()]
+        codes = [error.code for error in errors.JobFailure.__subclasses__()]
         choices: dict[str, list[Any]] = {
             "status__exact": ["succeeded", "running", "failed", "expired", "queued", "cancelled"],
             "model": [*MODELS, UNUSED, "gone"],

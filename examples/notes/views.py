@@ -5,7 +5,7 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.views.decorators.http import require_http_methods
 
-from api.in_process_client import Client
+from api.in_process_client import InProcessClient
 from batch_inference_client import ClientError
 
 
@@ -16,7 +16,7 @@ def notes(request: HttpRequest) -> HttpResponse:
         return render(request, "notes/notes.html", {"notes": request.session.get("notes", [])})
     text = request.POST.get("text", "")
     try:
-        with Client(owner=request.user) as client:
+        with InProcessClient(owner=request.user) as client:
             language = client.run("language", text, timeout=10)
     except (ClientError, TimeoutError) as error:
         return render(request, "notes/notes.html", {"problem": str(error)}, status=503)

@@ -202,7 +202,7 @@ class ErrorFilter(JobFilter):
     title, parameter_name = "error", "error_code"
 
     def lookups(self, request: HttpRequest, model_admin: admin.ModelAdmin[Any]) -> list[tuple[str, str]]:
-        return [(error.code, error.code) for error in errors.JobError.__subclasses__()]
+        return [(error.code, error.code) for error in errors.JobFailure.__subclasses__()]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Job]) -> QuerySet[Job]:
         """Select jobs by error code, with the condition of the index, as a database does not see that it follows."""

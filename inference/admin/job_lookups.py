@@ -111,7 +111,7 @@ def _find_by_id(term: str) -> Lookups:
 
 def _find_by_index(term: str, user: AbstractBaseUser | AnonymousUser) -> Lookups:
     """Return the lookups for a term that an index has in full, or nothing if no job has it."""
-    if any(error.code == term for error in errors.JobError.__subclasses__()):
+    if any(error.code == term for error in errors.JobFailure.__subclasses__()):
         return {"error_code": term, "whole__isnull": True}
     jobs = Job.objects.order_by()
     for lookups in _list_index_lookups(term, user):

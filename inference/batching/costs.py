@@ -31,7 +31,7 @@ SHORTEST_S = 1e-6  # seconds; the clock measures nothing shorter
 MOST_SHAPES = 40  # shapes that `make_snapshot` reports: those that were seen last
 
 
-class Call(NamedTuple):
+class CallMeasurement(NamedTuple):
     """A measured call of the engine."""
 
     size: int
@@ -54,7 +54,7 @@ class CostModel:
         self._overheads = Overheads(overhead_s)
         self.calls = 0
         self.weights = _guess_weights(GUESS_TOKEN_S)
-        self._cells = MeasuredCalls[Call](size=CELL_CALLS, half_life=HALF_LIFE)
+        self._cells = MeasuredCalls[CallMeasurement](size=CELL_CALLS, half_life=HALF_LIFE)
         self._fit_at = 1
         self._ran_jobs = self._ran_s = self._read_s = 0.0  # sums over about the last fifty calls
 
@@ -95,12 +95,12 @@ class CostModel:
         self._ran_s = self._ran_s * RATE_MEMORY + seconds
         self._cells.add_call(
             (_compute_half_octave(size), _compute_half_octave(length)),
-            Call(size, length, max(seconds, SHORTEST_S)),
+            CallMeasurement(size, length, max(seconds, SHORTEST_S)),
             lambda call: self.predict_call_s(call.size, call.length),
         )
         if self.calls >= self._fit_at:
             self.weights = self._cells.fit_weights(
-                Call.compute_cost_terms, guess=_guess_weights(1.0), trust=GUESS_CALLS, shrink=SHRINK
+                CallMeasurement.compute_cost_terms, guess=_guess_weights(1.0), trust=GUESS_CALLS, shrink=SHRINK
             )
             self._fit_at = self.calls + min(REFIT_EVERY, 1 + self.calls // 8)
 

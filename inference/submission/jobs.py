@@ -172,8 +172,8 @@ def make_job_and_parts(submission: Submission) -> tuple[Job, list[Part]]:
     logs.bind_more_ids(job=job.id, model=spec.name)
     if submission.idempotency_key is not None:
         job.idempotency_key = idempotency.scope_key(submission.owner, submission.idempotency_key)
-        asked = (inputs, submission.parameters, submission.priority, submission.expires_in_s, submission.webhook)
-        job.idempotency_digest = idempotency.digest_body(spec.name, *asked, *filter(None, [submission.retry_of]))
+        compared = (inputs, submission.parameters, submission.priority, submission.expires_in_s, submission.webhook)
+        job.idempotency_digest = idempotency.digest_body(spec.name, *compared, *filter(None, [submission.retry_of]))
     return job, parts
 
 

@@ -68,8 +68,8 @@ class ReadTests(SimpleTestCase):
             self.read(model="nope")
 
     def test_a_speech_is_a_job_with_the_text(self) -> None:
-        asked: dict[str, Any] = {"model": "voice", "input": "hello", "voice": "alloy", "speed": 1.0}
-        self.assertEqual(audio.read_speech(asked).submission.inputs, "hello")
+        requested: dict[str, Any] = {"model": "voice", "input": "hello", "voice": "alloy", "speed": 1.0}
+        self.assertEqual(audio.read_speech(requested).submission.inputs, "hello")
         for fields, field in (
             ({"model": "ears"}, "model"),
             ({"input": ""}, "input"),
@@ -77,7 +77,7 @@ class ReadTests(SimpleTestCase):
             ({"speed": 2}, "speed"),
         ):
             with self.subTest(fields), self.assertRaises(InvalidInput) as caught:
-                audio.read_speech({**asked, **fields})
+                audio.read_speech({**requested, **fields})
             self.assertEqual(caught.exception.field, field)
 
 
@@ -139,10 +139,10 @@ class AnswerTests(ApiTestCase):
 
     def test_a_text_is_spoken_as_a_file(self) -> None:
         sound = {"audio": [0.0, 0.5], "sampling_rate": 16_000}
-        asked = {"model": "voice", "input": "hello", "voice": "alloy"}
+        requested = {"model": "voice", "input": "hello", "voice": "alloy"}
         with self.worker(functools.partial(answering, sound)):
-            answer = self.post("/v1/audio/speech", asked)
+            answer = self.post("/v1/audio/speech", requested)
         self.assertEqual(answer["Content-Type"], "audio/wav")
         self.assertEqual(answer.content[:4], b"RIFF")
         with self.worker(functools.partial(answering, "no sound")):
-            self.assertEqual(self.post("/v1/audio/speech", asked).status_code, 502)
+            self.assertEqual(self.post("/v1/audio/speech", requested).status_code, 502)

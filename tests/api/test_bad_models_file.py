@@ -11,7 +11,7 @@ from django.contrib.auth import get_user_model
 from django.core.management import call_command
 from django.test import TestCase, override_settings
 
-from api.in_process_client import Client
+from api.in_process_client import InProcessClient
 from batch_inference_client import ClientError
 from inference.catalog import reader
 from inference.models import Job, Status
@@ -61,7 +61,7 @@ class ApiTests(BadFile, ApiTestCase):
             self.assertIn(words, answer.json()["reasons"][-1])
 
     def test_inside_django_it_is_an_error_of_the_client(self) -> None:
-        client = Client(owner=get_user_model().objects.create_user("ada"))
+        client = InProcessClient(owner=get_user_model().objects.create_user("ada"))
         for call in (client.models, lambda: client.submit("echo", "a").id):
             with self.assertRaises(ClientError) as raised:
                 call()

@@ -128,8 +128,8 @@ class ReadTests(SimpleTestCase):
         self.assertEqual(self.parameters(**harmless), {})
 
     def test_penalties_and_biases_are_the_model_s(self) -> None:
-        asked = {"frequency_penalty": 0.1, "presence_penalty": -1, "logit_bias": {"1": 2}, "min_p": 0.1}
-        self.assertEqual(self.parameters(**asked), asked)
+        requested = {"frequency_penalty": 0.1, "presence_penalty": -1, "logit_bias": {"1": 2}, "min_p": 0.1}
+        self.assertEqual(self.parameters(**requested), requested)
         self.assertEqual(self.parameters(min_tokens=3), {"min_new_tokens": 3})
 
     def test_the_format_of_an_answer_is_a_grammar(self) -> None:

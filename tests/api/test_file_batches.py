@@ -452,11 +452,11 @@ class BatchTests(FileBatchCase):
             ("/v1/responses", {"input": "hello", "instructions": "be kind", "metadata": {"a": "b"}}),
         ):
             with self.subTest(url):
-                asked = {"custom_id": "one", "method": "POST", "url": url, "body": {"model": "prompts", **body}}
-                shown = self.run_to_end(self.begin(asked, endpoint=url), generated)
+                requested = {"custom_id": "one", "method": "POST", "url": url, "body": {"model": "prompts", **body}}
+                shown = self.run_to_end(self.begin(requested, endpoint=url), generated)
                 answer = read_lines(self.content(shown["output_file_id"]))["one"]["response"]["body"]
                 with self.worker(generated):
-                    alone = self.post(url, asked["body"]).json()
+                    alone = self.post(url, requested["body"]).json()
                 same = "output" if "output" in alone else "choices"
                 self.assertEqual(strip_ids(answer[same]), strip_ids(alone[same]))
                 self.assertEqual((answer["usage"], answer.get("metadata")), (alone["usage"], body.get("metadata")))
@@ -465,8 +465,13 @@ class BatchTests(FileBatchCase):
     @override_settings(MODELS_FILE=MODELS_FILE.with_name("moderating.toml"))
     def test_texts_are_moderated_by_the_default_model_too(self) -> None:
         for model, flagged in (({"model": "toxic"}, False), ({}, True)):
-            asked = {"custom_id": "one", "method": "POST", "url": "/v1/moderations", "body": {"input": "a", **model}}
-            shown = self.run_to_end(self.begin(asked, endpoint="/v1/moderations"), judge)
+            requested = {
+                "custom_id": "one",
+                "method": "POST",
+                "url": "/v1/moderations",
+                "body": {"input": "a", **model},
+            }
+            shown = self.run_to_end(self.begin(requested, endpoint="/v1/moderations"), judge)
             answer = read_lines(self.content(shown["output_file_id"]))["one"]["response"]["body"]
             self.assertEqual([each["flagged"] for each in answer["results"]], [flagged])
 
@@ -496,9 +501,9 @@ class BatchTests(FileBatchCase):
     def test_items_of_responses_are_no_texts_of_embeddings(self) -> None:
         with patch.object(validation, "MOST_INPUTS", 2):
             body = {"model": "prompts", "input": [{"role": "user", "content": "a"}] * 3}
-            asked = {"custom_id": "one", "method": "POST", "url": "/v1/responses", "body": body}
+            requested = {"custom_id": "one", "method": "POST", "url": "/v1/responses", "body": body}
             with override_settings(MODELS_FILE=MODELS_FILE.with_name("generating.toml")):
-                shown = self.run_to_end(self.begin(asked, endpoint="/v1/responses"), generated)
+                shown = self.run_to_end(self.begin(requested, endpoint="/v1/responses"), generated)
         self.assertEqual(shown["request_counts"]["completed"], 1)
 
     def test_a_file_that_a_batch_reads_is_not_deleted_and_does_not_expire(self) -> None:

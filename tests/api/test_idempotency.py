@@ -142,33 +142,33 @@ class FormTests(ApiTestCase):
 
     @override_settings(MODELS_FILE=test_tei.MODELS_FILE)
     def test_vectors(self) -> None:
-        asked: dict[str, Any] = {"model": "vectors", "input": ["a"]}
+        requested: dict[str, Any] = {"model": "vectors", "input": ["a"]}
         floats, base64, tei, single, cohere = self.ask(
             embed,
-            ("/v1/embeddings", asked),
-            ("/v1/embeddings", {**asked, "encoding_format": "base64"}),
+            ("/v1/embeddings", requested),
+            ("/v1/embeddings", {**requested, "encoding_format": "base64"}),
             ("/embed", {"inputs": "a"}),
-            ("/v1/embeddings", {**asked, "input": "a"}),
+            ("/v1/embeddings", {**requested, "input": "a"}),
             ("/v2/embed", {"model": "vectors", "texts": ["a"]}),
         )
         self.assertEqual(floats.json()["data"][0]["embedding"], vector_of("a"))
         self.assertEqual(base64.json()["data"][0]["embedding"], encoded("a"))
         self.assertEqual(single.json(), floats.json())
         self.assertEqual((tei.json(), cohere.json()["embeddings"]), ([vector_of("a")], {"float": [vector_of("a")]}))
-        self.assert_refused(400, "/v1/embeddings", {**asked, "input": ["b"]})
+        self.assert_refused(400, "/v1/embeddings", {**requested, "input": ["b"]})
         self.assert_refused(422, "/embed", {"inputs": "b"})
         self.assert_refused(422, "/v2/embed", {"model": "vectors", "texts": ["b"]})
 
     @override_settings(MODELS_FILE=test_tei.MODELS_FILE)
     def test_a_ranking(self) -> None:
-        asked = {"query": "q", "documents": ["b", "ddd"]}
+        requested = {"query": "q", "documents": ["b", "ddd"]}
         whole, best, tei = self.ask(
             score,
-            ("/v1/rerank", asked),
-            ("/v1/rerank", {**asked, "top_n": 1}),
+            ("/v1/rerank", requested),
+            ("/v1/rerank", {**requested, "top_n": 1}),
             ("/rerank", {"query": "q", "texts": ["b", "ddd"], "raw_scores": True}),
         )
         self.assertEqual([each["index"] for each in whole.json()["results"]], [1, 0])
         self.assertEqual(best.json()["results"], [{"index": 1, "relevance_score": sigmoid(1)}])
         self.assertEqual(tei.json(), [{"index": 1, "score": 1.0}, {"index": 0, "score": -1.0}])
-        self.assert_refused(422, "/v1/rerank", {**asked, "query": "p"})
+        self.assert_refused(422, "/v1/rerank", {**requested, "query": "p"})

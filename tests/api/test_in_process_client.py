@@ -10,7 +10,7 @@ from uuid import uuid4
 from django.contrib.auth import get_user_model
 from django.db import transaction
 
-from api.in_process_client import Client
+from api.in_process_client import InProcessClient
 from api.models import FilePurpose, StoredFile
 from batch_inference_client import ClientError, JobError
 from inference.models import Job
@@ -24,7 +24,7 @@ class InProcessClientTests(ApiTestCase):
     def setUp(self) -> None:
         super().setUp()
         self.owner = get_user_model().objects.create_user("owner")
-        self.in_process_client = self.enterContext(Client(owner=self.owner, patience_s=PATIENCE_S))
+        self.in_process_client = self.enterContext(InProcessClient(owner=self.owner, patience_s=PATIENCE_S))
 
     def test_it_runs_and_submits_and_maps(self) -> None:
         with self.worker():
@@ -108,7 +108,7 @@ class InProcessClientTests(ApiTestCase):
 class InsideFileBatchTests(FileBatchCase):
     def setUp(self) -> None:
         super().setUp()
-        self.in_process_client = self.enterContext(Client(patience_s=PATIENCE_S))
+        self.in_process_client = self.enterContext(InProcessClient(patience_s=PATIENCE_S))
         self.source = self.folder / "mine.jsonl"
         self.source.write_bytes(write(line("a"), line("b", 7)))
 
@@ -132,7 +132,7 @@ class InsideFileBatchTests(FileBatchCase):
         self.assertEqual(self.in_process_client.cancel(batch_id)["status"], "cancelling")
         self.assertEqual(self.in_process_client.look(batch_id), self.shown(batch_id))
         with (
-            Client(owner=get_user_model().objects.create_user("another")) as stranger,
+            InProcessClient(owner=get_user_model().objects.create_user("another")) as stranger,
             self.assertRaises(ClientError) as missing,
         ):
             stranger.batch(batch_id)

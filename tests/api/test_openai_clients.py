@@ -203,8 +203,8 @@ class ClientTests(StackCase):
 
     def test_an_answer_follows_the_schema_also_as_it_is_generated(self) -> None:
         schema = {"type": "array", "items": {"enum": [1, 22, 333]}, "minItems": 2, "maxItems": 2}
-        asked: Any = {"type": "json_schema", "json_schema": {"name": "numbers", "schema": schema}}
-        greedy: Any = {"model": "tiny", "messages": HELLO, "temperature": 0, "response_format": asked}
+        requested: Any = {"type": "json_schema", "json_schema": {"name": "numbers", "schema": schema}}
+        greedy: Any = {"model": "tiny", "messages": HELLO, "temperature": 0, "response_format": requested}
         whole = self.client().chat.completions.create(**greedy).choices[0]
         numbers = json.loads(whole.message.content)
         self.assertEqual((len(numbers), set(numbers) - {1, 22, 333}, whole.finish_reason), (2, set(), "stop"))
@@ -237,14 +237,14 @@ class ClientTests(StackCase):
         """Whatever a model of random weights says."""
         named = {"type": "function", "function": {"name": "paint"}}
         for choice, names in (("required", {"paint", "rest"}), (named, {"paint"})):
-            asked: Any = {"model": "tiny", "messages": HELLO, "tools": TOOLS, "tool_choice": choice, "seed": 3}
-            whole = self.client().chat.completions.create(**asked).choices[0]
+            requested: Any = {"model": "tiny", "messages": HELLO, "tools": TOOLS, "tool_choice": choice, "seed": 3}
+            whole = self.client().chat.completions.create(**requested).choices[0]
             [call] = whole.message.tool_calls
             self.assertIn(call.function.name, names)
             arguments = json.loads(call.function.arguments)
             self.assertIn(arguments, [{"colour": each} for each in COLOURS] if call.function.name == "paint" else [{}])
             self.assertEqual((whole.finish_reason, whole.message.content), ("tool_calls", None))
-            with self.client().chat.completions.stream(**asked) as stream:
+            with self.client().chat.completions.stream(**requested) as stream:
                 [streamed] = stream.get_final_completion().choices
             found = [each.function for each in streamed.message.tool_calls or ()]
             self.assertEqual([each.name for each in found], [call.function.name])
@@ -259,10 +259,10 @@ class ClientTests(StackCase):
             "json_schema": {"name": "sky", "schema": {**SCHEMA, "additionalProperties": False}},
         }
         for other, is_call in ((brace, True), (tag, False)):
-            asked: Any = {"model": "tiny", "messages": HELLO, "tools": TOOLS, "response_format": form, "seed": 4}
-            asked |= {"parallel_tool_calls": False, "logit_bias": {other: -100}}
-            whole = self.client().chat.completions.create(**asked).choices[0]
-            with self.client().chat.completions.stream(**asked) as stream:
+            requested: Any = {"model": "tiny", "messages": HELLO, "tools": TOOLS, "response_format": form, "seed": 4}
+            requested |= {"parallel_tool_calls": False, "logit_bias": {other: -100}}
+            whole = self.client().chat.completions.create(**requested).choices[0]
+            with self.client().chat.completions.stream(**requested) as stream:
                 [streamed] = stream.get_final_completion().choices
             self.assertEqual(streamed.message.content or None, whole.message.content)
             if not is_call:
@@ -333,8 +333,8 @@ class ClientTests(StackCase):
             found = [chunk.choices[0] for chunk in (*chunks[: place + 1], *rest)]
             scores = [token for choice in found if choice.logprobs for token in choice.logprobs.content or ()]
             self.assertEqual([token.to_dict() for token in scores], expected)
-        asked: Any = {"model": "tiny", "messages": HELLO, "logprobs": True, "top_logprobs": 2, **options}
-        with self.client().chat.completions.stream(**asked) as stream:
+        requested: Any = {"model": "tiny", "messages": HELLO, "logprobs": True, "top_logprobs": 2, **options}
+        with self.client().chat.completions.stream(**requested) as stream:
             stream.until_done()
             self.assertEqual(stream.current_completion_snapshot.choices[0].logprobs, whole.logprobs)
 
@@ -376,8 +376,14 @@ class ClientTests(StackCase):
         self.assertIn("prompt[1]: The prompt is empty", refused.exception.message)
 
     def respond(self, **fields: Any) -> Any:
-        asked: dict[str, Any] = {"model": "tiny", "input": "hello", "max_output_tokens": 20, "temperature": 0, **fields}
-        return self.client().responses.create(**asked)
+        requested: dict[str, Any] = {
+            "model": "tiny",
+            "input": "hello",
+            "max_output_tokens": 20,
+            "temperature": 0,
+            **fields,
+        }
+        return self.client().responses.create(**requested)
 
     def test_a_response_is_the_answer_to_a_chat(self) -> None:
         response = self.respond(instructions="be kind")
@@ -392,12 +398,12 @@ class ClientTests(StackCase):
     def test_a_response_repeats_what_its_request_had(self) -> None:
         tools = [{"type": "function", **tool["function"], "strict": True} for tool in TOOLS]
         named = {"type": "function", "name": "paint"}
-        asked: dict[str, Any] = {
+        requested: dict[str, Any] = {
             "metadata": {"order": "4711"}, "user": "me", "instructions": "be kind", "tools": tools,
             "tool_choice": named,
         }  # fmt: skip
-        first = self.respond(**asked)
-        events = list(self.respond(**asked, stream=True))
+        first = self.respond(**requested)
+        events = list(self.respond(**requested, stream=True))
         client = self.client().responses
         read = [*client.retrieve(first.id, stream=True)]
         for shown in (
@@ -610,8 +616,8 @@ class ClientTests(StackCase):
             "required": ["n"],
             "additionalProperties": False,
         }
-        asked = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
-        chat = client.chat_completion([{"role": "user", "content": "hello"}], temperature=0, response_format=asked)
+        requested = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
+        chat = client.chat_completion([{"role": "user", "content": "hello"}], temperature=0, response_format=requested)
         self.assertEqual(json.loads(chat.choices[0].message.content), {"n": 1})
 
     def test_a_chat_of_hugging_face_at_openai_s_address(self) -> None:

@@ -65,8 +65,8 @@ class ReadTests(SimpleTestCase):
 
     def test_instructions_come_first_and_are_not_kept_for_the_next_one(self) -> None:
         before = [{"role": "user", "content": "earlier"}]
-        asked = {"input": "hello", "instructions": "be kind", "previous_response_id": "resp_1"}
-        inputs = responses.read_response_request(asked, PIPELINE, before=before).submission.inputs
+        requested = {"input": "hello", "instructions": "be kind", "previous_response_id": "resp_1"}
+        inputs = responses.read_response_request(requested, PIPELINE, before=before).submission.inputs
         self.assertEqual([message["content"] for message in inputs], ["be kind", "earlier", "hello"])
         job = Job(
             model="m", inputs=inputs, status=Status.SUCCEEDED, output=[{"generated_text": "yes"}], prompt_length=0
@@ -111,28 +111,30 @@ class ReadTests(SimpleTestCase):
         ]
         for more in table:
             with self.subTest(more):
-                asked = self.read(**fields, **more)
-                told = {name: value for name, value in {**fields, **more}.items() if name != "tools"}
-                job = Job(model="m", inputs=asked.submission.inputs, parameters=asked.submission.parameters)
+                requested = self.read(**fields, **more)
+                received = {name: value for name, value in {**fields, **more}.items() if name != "tools"}
+                job = Job(model="m", inputs=requested.submission.inputs, parameters=requested.submission.parameters)
                 shown = make_response(job)
-                self.assertEqual({name: shown[name] for name in told}, told)
-                self.assertEqual(make_response(job, asked.repeated), shown)
+                self.assertEqual({name: shown[name] for name in received}, received)
+                self.assertEqual(make_response(job, requested.repeated), shown)
         chat = Job(model="m", inputs=HELLO, parameters={"tools": [{"function": {"name": "f"}}], "grammar": {}})
         self.assertEqual(make_response(chat)["tool_choice"], "required")
         self.assertEqual(self.read(metadata={}, tool_choice="auto", temperature=1, user=None).submission.inputs, HELLO)
 
     def test_what_is_repeated_is_neither_read_nor_measured_nor_followed(self) -> None:
-        asked = self.read(metadata={"a": "b" * 512})
-        (message,) = asked.submission.inputs
+        requested = self.read(metadata={"a": "b" * 512})
+        (message,) = requested.submission.inputs
         self.assertEqual(message, {**HELLO[0], RESPONSE_FIELDS: {"metadata": {"a": "b" * 512}}})
-        self.assertEqual(read_messages_of_chat(asked.submission.inputs, images=None), HELLO)
-        self.assertEqual(estimate_length(PIPELINE, asked.submission.inputs), estimate_length(PIPELINE, HELLO))
+        self.assertEqual(read_messages_of_chat(requested.submission.inputs, images=None), HELLO)
+        self.assertEqual(estimate_length(PIPELINE, requested.submission.inputs), estimate_length(PIPELINE, HELLO))
         hidden = [{**HELLO[0], "content": [{"type": "text", RESPONSE_FIELDS: "word " * 1000}]}, *HELLO]
         self.assertGreaterEqual(
             estimate_length(PIPELINE, hidden), 1000, "only the field of the last message is no text"
         )
         output = [{"generated_text": "yes"}]
-        job = Job(model="m", inputs=asked.submission.inputs, status=Status.SUCCEEDED, output=output, prompt_length=0)
+        job = Job(
+            model="m", inputs=requested.submission.inputs, status=Status.SUCCEEDED, output=output, prompt_length=0
+        )
         self.assertEqual(read_messages(job)[:-1], HELLO)
 
     def test_what_is_not_served_is_refused_in_the_client_s_words(self) -> None:

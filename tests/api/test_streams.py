@@ -16,7 +16,7 @@ from django.db import OperationalError
 from django.test import override_settings
 from huggingface_hub.inference._common import _stream_text_generation_response
 
-from api.in_process_client import Client
+from api.in_process_client import InProcessClient
 from api.models import ApiKey
 from batch_inference_client import ClientError
 from inference import process_resources
@@ -356,7 +356,7 @@ class InProcessClientTests(StreamCase):
     def test_the_client_inside_django_streams_beside_the_rows_that_its_caller_reads(self) -> None:
         for number in range(3):
             self.job(inputs=f"once {number}", parameters={"max_new_tokens": 3})
-        client = self.enterContext(Client())
+        client = self.enterContext(InProcessClient())
         with self.generator():
             for row in Job.objects.iterator(chunk_size=1):
                 events = list(client.job(str(row.pk)).stream())

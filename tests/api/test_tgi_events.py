@@ -70,8 +70,8 @@ class TokenEventTests(SimpleTestCase):
         ):
             with self.subTest(parameters):
                 body = orjson.dumps({"inputs": "a", "parameters": parameters})
-                asked = huggingface.read_request(PIPELINE, body, "application/json")
-                self.assertEqual(asked.submission.parameters.get("logprobs"), logprobs)
+                requested = huggingface.read_request(PIPELINE, body, "application/json")
+                self.assertEqual(requested.submission.parameters.get("logprobs"), logprobs)
 
     def test_scores_that_are_no_json_are_left_out_of_a_stream(self) -> None:
         scores: list[Any] = [({"start": 0, "logprob": object()}, [])]

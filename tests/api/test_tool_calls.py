@@ -11,7 +11,7 @@ from django.test import SimpleTestCase, override_settings
 
 from api.answers.completions import chunks, completion
 from api.answers.completions.completion import CHAT, TEXT
-from api.answers.completions.tool_calls import OPEN, Arguments, Call, Part, Text, ToolCallReader
+from api.answers.completions.tool_calls import OPEN, Arguments, Part, Text, ToolCall, ToolCallReader
 from api.requests.dialects.generation.tools import CLOSE
 from inference.models import Job, Status
 from inference.streams.events import Delta, End, Event
@@ -53,29 +53,29 @@ class ReaderTests(SimpleTestCase):
             ("", []),
             ("  ", [Text("  ")]),
             ("hello { there", [Text("hello { there")]),
-            (TAGGED, [Call(0, "f"), Arguments(0, NESTED)]),
-            (f"I ask. {TAGGED}\n", [Text("I ask."), Call(0, "f"), Arguments(0, NESTED)]),
+            (TAGGED, [ToolCall(0, "f"), Arguments(0, NESTED)]),
+            (f"I ask. {TAGGED}\n", [Text("I ask."), ToolCall(0, "f"), Arguments(0, NESTED)]),
             (
                 f'{TAGGED}\n<tool_call>{{"arguments": {{"x": 1}}, "name": "g"}}</tool_call> Done.',
-                [Call(0, "f"), Arguments(0, NESTED), Call(1, "g"), Arguments(1, '{"x": 1}'), Text(" Done.")],
+                [ToolCall(0, "f"), Arguments(0, NESTED), ToolCall(1, "g"), Arguments(1, '{"x": 1}'), Text(" Done.")],
             ),
-            ('{"name": "f", "parameters": {}}', [Call(0, "f"), Arguments(0, "{}")]),
+            ('{"name": "f", "parameters": {}}', [ToolCall(0, "f"), Arguments(0, "{}")]),
             (
                 '{\n  "name": "f",\n  "arguments": {}\n}\n{"name": "g", "arguments": {}} ',
-                [Call(0, "f"), Arguments(0, "{}"), Call(1, "g"), Arguments(1, "{}")],
+                [ToolCall(0, "f"), Arguments(0, "{}"), ToolCall(1, "g"), Arguments(1, "{}")],
             ),
             # what ends in the middle
-            ('{"name": "f", "arguments": {"a": 1', [Call(0, "f"), Arguments(0, '{"a": 1')]),
-            ('<tool_call>{"name": "f", "arguments": {}', [Call(0, "f"), Arguments(0, "{}")]),
-            ('<tool_call>{"name": "f", "arguments": {}}', [Call(0, "f"), Arguments(0, "{}")]),
+            ('{"name": "f", "arguments": {"a": 1', [ToolCall(0, "f"), Arguments(0, '{"a": 1')]),
+            ('<tool_call>{"name": "f", "arguments": {}', [ToolCall(0, "f"), Arguments(0, "{}")]),
+            ('<tool_call>{"name": "f", "arguments": {}}', [ToolCall(0, "f"), Arguments(0, "{}")]),
             ('{"na', [Text('{"na')]),
             ("one <tool", [Text("one <tool")]),
             (
                 '{"name": "f", "arguments": {}, "id": 1}; {"name": "g", "arguments": {}}',
-                [Call(0, "f"), Arguments(0, "{}"), Call(1, "g"), Arguments(1, "{}")],
+                [ToolCall(0, "f"), Arguments(0, "{}"), ToolCall(1, "g"), Arguments(1, "{}")],
             ),
-            ('{"arguments": {"a": "\\ud800"}, "name": "f"}', [Call(0, "f"), Arguments(0, '{"a": "\\ud800"}')]),
-            ('{"arguments": "{\\"a\\": 1}", "name": "f"}', [Call(0, "f"), Arguments(0, '{"a": 1}')]),
+            ('{"arguments": {"a": "\\ud800"}, "name": "f"}', [ToolCall(0, "f"), Arguments(0, '{"a": "\\ud800"}')]),
+            ('{"arguments": "{\\"a\\": 1}", "name": "f"}', [ToolCall(0, "f"), Arguments(0, '{"a": 1}')]),
             # what is no call
             (
                 '{"arguments": {"a": "' + 500 * "x" + '"}, "name": "f"}',
@@ -88,9 +88,9 @@ class ReaderTests(SimpleTestCase):
             ("x  <tool_call>blah {", [Text("x  <tool_call>blah {")]),
             (
                 '{"name": "h", "arguments": {}} \n<tool_call>{"name": "f", "arguments": {}}</tool_call>',
-                [Text('{"name": "h", "arguments": {}}'), Call(0, "f"), Arguments(0, "{}")],
+                [Text('{"name": "h", "arguments": {}}'), ToolCall(0, "f"), Arguments(0, "{}")],
             ),
-            (f"<tool_call>rubbish {TAGGED}", [Text("<tool_call>rubbish"), Call(0, "f"), Arguments(0, NESTED)]),
+            (f"<tool_call>rubbish {TAGGED}", [Text("<tool_call>rubbish"), ToolCall(0, "f"), Arguments(0, NESTED)]),
             (
                 '<tool_call>{"name": "h", "arguments": {}}</tool_call> b',
                 [Text('<tool_call>{"name": "h", "arguments": {}}</tool_call> b')],

@@ -163,9 +163,9 @@ class BatchTests(CommandCase):
             assert process.stderr
             batch_id = process.stderr.readline().split()[3].rstrip(".")
             process.send_signal(signal.SIGINT)
-            told = process.stderr.read()
+            received = process.stderr.read()
         self.assertEqual(process.returncode, command.INTERRUPTED)
-        self.assertIn(f"the same command with {batch_id} in place of the file", told)
+        self.assertIn(f"the same command with {batch_id} in place of the file", received)
         self.stack.release()
         done = self.call("batch", batch_id, *self.files)
         self.assertEqual((done.returncode, self.errors.read_text()), (0, ""))

@@ -50,13 +50,13 @@ const calls = {
   "nobody there": () => model("unserved").fillMask({ inputs: samples.masked }, noRetry),
 };
 
-const told = {};
+const results = {};
 for (const [name, call] of Object.entries(calls)) {
   try {
-    told[name] = { answer: await call() };
+    results[name] = { answer: await call() };
   } catch (error) {
     const { status, requestId } = error.httpResponse ?? {};
-    told[name] = { error: error.message, status, requestId };
+    results[name] = { error: error.message, status, requestId };
   }
 }
-console.log(JSON.stringify(told));
+console.log(JSON.stringify(results));

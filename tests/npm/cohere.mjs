@@ -5,9 +5,9 @@ import { CohereClient, CohereClientV2 } from "cohere-ai";
 const [base, key, query, ...documents] = process.argv.slice(2);
 const options = { token: key, environment: base, maxRetries: 0 };
 const [v1, v2] = [new CohereClient(options), new CohereClientV2(options)];
-const told = {};
+const results = {};
 const ask = async (name, call) => {
-  told[name] = await call().catch(({ statusCode, body }) => ({ status: statusCode, body }));
+  results[name] = await call().catch(({ statusCode, body }) => ({ status: statusCode, body }));
 };
 await ask("v1", () => v1.rerank({ model: "ranker", query, documents, topN: 2, returnDocuments: true }));
 await ask("v2", () => v2.rerank({ model: "ranker", query, documents }));
@@ -17,4 +17,4 @@ const texts = { model: "embeddings", texts: documents, inputType: "search_docume
 await ask("vectors v1", () => v1.embed(texts));
 await ask("vectors v2", () => v2.embed({ ...texts, embeddingTypes: ["float", "base64"] }));
 await ask("vectors of int8", () => v2.embed({ ...texts, embeddingTypes: ["int8"] }));
-console.log(JSON.stringify(told));
+console.log(JSON.stringify(results));

@@ -3,13 +3,13 @@
 import OpenAI from "openai";
 
 const [base, key, ...input] = process.argv.slice(2);
-const told = {};
+const results = {};
 for (const address of ["/openai/v1", "/v1", "/v1/models/embeddings/v1"]) {
   const client = new OpenAI({ apiKey: key, baseURL: `${base}${address}` });
-  told[address] = await client.embeddings.create({ model: "embeddings", input });
+  results[address] = await client.embeddings.create({ model: "embeddings", input });
 }
 const client = new OpenAI({ apiKey: key, baseURL: `${base}/v1` });
-told["tokens"] = await client.embeddings
+results["tokens"] = await client.embeddings
   .create({ model: "embeddings", input: [1, 2] })
   .catch(({ message, status, param }) => ({ message, status, param }));
-console.log(JSON.stringify(told));
+console.log(JSON.stringify(results));

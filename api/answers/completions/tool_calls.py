@@ -33,7 +33,7 @@ class Text:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ToolCall:
     """The beginning of a call."""
 
     index: int  # of the call within the answer
@@ -48,7 +48,7 @@ class Arguments:
     text: str
 
 
-Part = Text | Call | Arguments
+Part = Text | ToolCall | Arguments
 
 
 class _State(Enum):
@@ -156,13 +156,13 @@ class ToolCallReader:
     def _begin_call(self, name: str, rest: str) -> list[Part]:
         self._state, self.held, self._depth = _State.ARGUMENTS, rest, 0
         self.count += 1
-        return [Call(self.count - 1, name)]
+        return [ToolCall(self.count - 1, name)]
 
     def _make_whole_call(self, call: tuple[str, str], rest: str) -> list[Part]:
         self._state, self.held = _State.TEXT, rest
         self.count += 1
         name, arguments = call
-        return [Call(self.count - 1, name), Arguments(self.count - 1, arguments)]
+        return [ToolCall(self.count - 1, name), Arguments(self.count - 1, arguments)]
 
     def _read_call(self, text: str) -> tuple[str, str] | None:
         """Return the name and the arguments of a whole call whose fields have another order, or None."""
@@ -225,7 +225,7 @@ def make_reader(job: Job) -> ToolCallReader:
     return ToolCallReader([function["name"] for function in list_functions(job)])
 
 
-def make_call(job: Job, call: Call, choice: int = 0) -> dict[str, Any]:
+def make_call(job: Job, call: ToolCall, choice: int = 0) -> dict[str, Any]:
     """Return a call in OpenAI's form, without arguments. Its id is the same each time that the answer is written.
 
     `choice` is the place of the answer among those of the job.
@@ -243,7 +243,7 @@ def separate_text_and_calls(job: Job, text: str, *, choice: int) -> tuple[str, l
         match part:
             case Text():
                 words += part.text
-            case Call():
+            case ToolCall():
                 calls.append(make_call(job, part, choice))
             case Arguments():
                 calls[part.index]["function"]["arguments"] += part.text
@@ -257,7 +257,7 @@ def make_delta(job: Job, parts: Iterable[Part]) -> dict[str, Any]:
         match part:
             case Text():
                 words += part.text
-            case Call():
+            case ToolCall():
                 calls[part.index] = {"index": part.index, **make_call(job, part)}
             case Arguments():
                 call = calls.setdefault(part.index, {"index": part.index, "function": {"arguments": ""}})

@@ -11,7 +11,7 @@ from collections.abc import Generator, Iterator, Mapping
 from typing import Any
 
 from api import codec
-from api.answers.completions.tool_calls import Arguments, Call, Part, Text, make_call, make_reader
+from api.answers.completions.tool_calls import Arguments, Part, Text, ToolCall, make_call, make_reader
 from api.answers.events import BEGINS_AGAIN, GOES_ON, KEEP_ALIVE
 from api.answers.responses import response as shapes
 from inference.models import Job
@@ -73,7 +73,7 @@ class ResponseWriter:
                     yield from self._open_item(shapes.make_message(self.job, len(self._items), None, "in_progress"))
                 self._items[-1]["text"] += text
                 yield {**self._name_part(), "type": "response.output_text.delta", "delta": text, "logprobs": []}
-            case Call():
+            case ToolCall():
                 yield from self._close_item("completed")
                 yield from self._open_item(shapes.make_call_item(make_call(self.job, part), "in_progress"))
             case Arguments(_, text):

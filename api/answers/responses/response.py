@@ -9,9 +9,9 @@ from api import codec
 from api.answers.completions.completion import make_usage, read_finish_reason, read_generated_texts
 from api.answers.completions.tool_calls import (
     Arguments,
-    Call,
     Part,
     Text,
+    ToolCall,
     list_functions,
     make_call,
     make_reader,
@@ -152,7 +152,7 @@ def _make_items(job: Job, text: str, *, is_cut: bool) -> list[dict[str, Any]]:
                 if not items or items[-1]["type"] != "message":
                     items.append(make_message(job, len(items), "", "completed"))
                 items[-1]["content"][0]["text"] += words
-            case Call():
+            case ToolCall():
                 items.append(make_call_item(make_call(job, part), "completed"))
             case Arguments():
                 items[-1]["arguments"] += part.text

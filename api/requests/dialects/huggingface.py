@@ -71,16 +71,16 @@ def _ask_for_tokens(parameters: dict[str, Any]) -> tuple[dict[str, Any], dict[st
 
     With them are the client's names of those that have two.
     """
-    asked, names = {**parameters, "logprobs": parameters.get("logprobs") or 0}, dict[str, str]()
-    if asked.get("decoder_input_details") is True:
-        asked |= {"decoder_input_details": None, "prompt_logprobs": 0}
+    translated, names = {**parameters, "logprobs": parameters.get("logprobs") or 0}, dict[str, str]()
+    if translated.get("decoder_input_details") is True:
+        translated |= {"decoder_input_details": None, "prompt_logprobs": 0}
         names["prompt_logprobs"] = "decoder_input_details"
-    if is_of_type(top := asked.get("top_n_tokens"), "integer"):
-        asked |= {"top_n_tokens": None, "logprobs": top}
+    if is_of_type(top := translated.get("top_n_tokens"), "integer"):
+        translated |= {"top_n_tokens": None, "logprobs": top}
         names["logprobs"] = "top_n_tokens"
     elif not parameters.get("logprobs"):
         names["logprobs"] = "details"
-    return asked, {f"parameters.{ours}": f"parameters.{theirs}" for ours, theirs in names.items()}
+    return translated, {f"parameters.{ours}": f"parameters.{theirs}" for ours, theirs in names.items()}
 
 
 def _gather_parameters(document: dict[str, Any]) -> dict[str, Any]:

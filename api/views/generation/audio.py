@@ -28,9 +28,11 @@ class TranscriptionView(DialectView):
         meta = {**request.META, "wsgi.input": io.BytesIO(read_body_bytes(request))}
         form = read_file_form(meta, limit=find_body_limit(request.META), example="model=NAME")
         with form.file:
-            asked = audio.read_transcription(form)
-        answer = run_in_dialect(self, request, asked, partial(write_transcription, form=asked.response_format))
-        return set_content_type(answer, CONTENT_TYPES.get(asked.response_format))
+            dialect_request = audio.read_transcription(form)
+        answer = run_in_dialect(
+            self, request, dialect_request, partial(write_transcription, form=dialect_request.response_format)
+        )
+        return set_content_type(answer, CONTENT_TYPES.get(dialect_request.response_format))
 
 
 class SpeechView(DialectView):

@@ -33,18 +33,18 @@ class ResponsesView(ApiView):
     @operations.create_response
     def post(self, request: HttpRequest, name: str = "") -> HttpResponseBase:
         document, spec = read_json(request), get_spec(name) if name else None
-        asked = responses.read_response_request(document, spec, before=self._read_previous_messages(document))
-        refuse_unused_parameter(request, asked.is_streamed)
-        if asked.is_background and "timeout" in request.GET:
+        dialect_request = responses.read_response_request(document, spec, before=self._read_previous_messages(document))
+        refuse_unused_parameter(request, dialect_request.is_streamed)
+        if dialect_request.is_background and "timeout" in request.GET:
             raise ApiError("timeout: not for a response in the background; leave it out.")
-        if not asked.is_streamed and not asked.is_background:
-            return run_in_dialect(self, request, asked, write_response)
-        with asked.translate_errors():
-            submission = self.add_request_terms(request, asked.submission)
-            if not asked.is_streamed:
+        if not dialect_request.is_streamed and not dialect_request.is_background:
+            return run_in_dialect(self, request, dialect_request, write_response)
+        with dialect_request.translate_errors():
+            submission = self.add_request_terms(request, dialect_request.submission)
+            if not dialect_request.is_streamed:
                 return codec.make_json_response(make_response(jobs.submit(submission)))
-            submit = partial(jobs.submit, submission, needs_worker=not asked.is_background)
-            write_events = partial(write_response_events, repeated=asked.repeated)
+            submit = partial(jobs.submit, submission, needs_worker=not dialect_request.is_background)
+            write_events = partial(write_response_events, repeated=dialect_request.repeated)
             return streaming.answer_stream(self, request, submit, write_events)
 
     def _read_previous_messages(self, document: Any) -> list[dict[str, Any]] | None:

@@ -50,7 +50,7 @@ class Fetches:
         self._hand_over = hand_over
         self._link: Any = channel.client.connection_pool.make_connection()
         self._link.register_connect_callback(self._prepare_connection)
-        self._is_asked = False
+        self._is_requested = False
         self._requested_lists: list[tuple[str, str]] = []  # queues and lists of the fetch under way
         self._arrived: deque[tuple[str, Unacked]] = deque()  # queues and messages that are not handed over yet
         self._fetched_at: float | None = None  # when the fetch under way was sent; None without one
@@ -74,7 +74,7 @@ class Fetches:
     @property
     def is_fetching(self) -> bool:
         """True while the answer to a fetch is on its way."""
-        return self._is_asked and bool(self._link.is_connected)
+        return self._is_requested and bool(self._link.is_connected)
 
     def is_due(self) -> bool:
         """Return True if there are messages to ask the server for, or acknowledgements to send."""
@@ -106,7 +106,7 @@ class Fetches:
                 self._read_answer()
         except (redis.RedisError, OSError) as error:
             logger.warning("the last fetch is looked for when the broker answers again: %s", error)
-        self._is_asked = False
+        self._is_requested = False
         self._channel.qos.note_unanswered_fetch(self._fetched_at)
 
     def close(self) -> None:
@@ -152,7 +152,7 @@ class Fetches:
     def send(self) -> None:
         """Send a fetch; `_read_and_hand_over` is called when the answer is there."""
         if not self._link.is_connected:
-            self._is_asked = False
+            self._is_requested = False
             self._link.connect()
         self._channel.connection.watch(self._link, self._read_and_hand_over)
         self._credit, self._lists = self._find_room() if self.queues else (0, Lists.ALL)
@@ -162,7 +162,7 @@ class Fetches:
         self._fetched_at = clock.estimate_now_s()
         commands = self._link.pack_commands(self._make_fetch_commands(len(queues)))
         self._link.send_packed_command(commands, check_health=False)
-        self._is_asked, self._sent_at = True, monotonic()
+        self._is_requested, self._sent_at = True, monotonic()
 
     def _make_fetch_commands(self, queues: int) -> list[tuple[Any, ...]]:
         qos = self._channel.qos
@@ -188,7 +188,7 @@ class Fetches:
             if self.is_fetching:
                 fetched = link.read_response()
                 existing = link.read_response() if self._requested_lists else 0
-                self._is_asked = False
+                self._is_requested = False
                 self._note_answer(fetched, existing)
             else:
                 link.read_response(push_request=True)

@@ -24,7 +24,7 @@ VERDICTS = {
     for error in (
         errors.Crashed("The process that ran this input died, twice, and with this input alone."),
         errors.DeviceFailed("The device went into an error state with this input alone, twice."),
-        errors.JobError("The worker failed with this input alone, twice; its log says why."),
+        errors.JobFailure("The worker failed with this input alone, twice; its log says why."),
         errors.TimedOut("This input ran past the model's time_limit_s, alone in its batch, twice."),
     )
 }
@@ -49,7 +49,7 @@ def make_outcome(
         if isinstance(answer, errors.InferenceError):
             is_of_input = is_list and not answer.message.startswith("parameters.")
             where = f"inputs[{index}]: " if is_of_input else ""
-            if isinstance(answer, errors.JobError):
+            if isinstance(answer, errors.JobFailure):
                 known_as = job.whole or job.id
                 said, trace = logs.mask_model_text(answer.full_message), f"\n{answer.trace}" if answer.trace else ""
                 logger.warning("job=%s model=%s %s: %s%s%s", known_as, job.model, answer.code, where, said, trace)

@@ -230,5 +230,5 @@ def _find_verdict(held: HeldJob, cause: BaseException, *, devices: int) -> str:
         may_be_another = len(held.failed_on) < min(2, devices) and held.crashes_alone < MOST_ON_ONE_DEVICE
         return "" if may_be_another else errors.DeviceFailed.code
     if not isinstance(cause, ProcessLost):
-        return errors.JobError.code
+        return errors.JobFailure.code
     return errors.TimedOut.code if cause.is_past_limit else errors.Crashed.code

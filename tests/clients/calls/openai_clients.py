@@ -54,8 +54,8 @@ def stream_call(client: openai.OpenAI) -> str:
 
 
 def stream_logprobs(client: openai.OpenAI) -> Any:
-    asked = {"model": "decoder", "messages": HELLO, "response_format": COLOUR, "logprobs": True}
-    with client.chat.completions.stream(**asked) as stream:
+    requested = {"model": "decoder", "messages": HELLO, "response_format": COLOUR, "logprobs": True}
+    with client.chat.completions.stream(**requested) as stream:
         return stream.get_final_completion().choices[0]
 
 

@@ -114,11 +114,11 @@ def _read_kept_fields(given: Mapping[str, Any], parameters: Mapping[str, Any]) -
     user = given.get("user", "")
     if not isinstance(user, str) or len(user) > LONGEST_VALUE:
         raise make_field_error("user", f"must be a string of at most {LONGEST_VALUE} characters.")
-    told = {**given, "text": {**REPEATED["text"], **read_non_null_fields(given.get("text", {}))}}
-    told["metadata"] = read_metadata(given) or {}
-    told[tools.PARALLEL] = read_flag(given, tools.PARALLEL, default=True)
-    others = (name for name in REPEATED if name in told and name not in ("instructions", *parameters))
-    return {name: told[name] for name in others if told[name] != REPEATED[name]}
+    fields = {**given, "text": {**REPEATED["text"], **read_non_null_fields(given.get("text", {}))}}
+    fields["metadata"] = read_metadata(given) or {}
+    fields[tools.PARALLEL] = read_flag(given, tools.PARALLEL, default=True)
+    others = (name for name in REPEATED if name in fields and name not in ("instructions", *parameters))
+    return {name: fields[name] for name in others if fields[name] != REPEATED[name]}
 
 
 def _translate(text: str) -> str:

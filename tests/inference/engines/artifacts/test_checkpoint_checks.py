@@ -122,9 +122,9 @@ class CheckpointTests(TestCase):
         ):
             self.assert_refused(folder, *words, task="text-classification", options={"harmless_labels": harmless})
         one = {"top_k": ParameterSpec(type="integer", max=1)}
-        told: dict[str, Any] = {"task": "text-classification", "options": {"harmless_labels": []}}
-        self.assert_refused(folder, "parameters.top_k allows 1 of its 2 labels", parameters=one, **told)
-        self.ready(folder, **told)
+        received: dict[str, Any] = {"task": "text-classification", "options": {"harmless_labels": []}}
+        self.assert_refused(folder, "parameters.top_k allows 1 of its 2 labels", parameters=one, **received)
+        self.ready(folder, **received)
 
     def test_the_classes_of_each_task_are_those_of_transformers(self) -> None:
         for task in {tasks.find_task(name).name for name in tasks.list_pipeline_tasks()}:

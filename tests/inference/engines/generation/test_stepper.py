@@ -214,11 +214,11 @@ class AnswerTests(StepperTestCase):
             with self.subTest(name, **more):
                 engine, collector = decoders.engine(name), ProgressCollector(decoders.engine(name).stepper)
                 given = {**GREEDY, "max_new_tokens": 6, "logprobs": 3, **more}  # which come with details
-                asked = prompts(random.Random(2), 4)
-                for prompt in asked:
+                requested = prompts(random.Random(2), 4)
+                for prompt in requested:
                     engine.stepper.join(prompt, prompt, given, seed=0)
                 collector.all()
-                for prompt in asked:
+                for prompt in requested:
                     answer = collector.answers[prompt]
                     details = answer[0]["details"]
                     ids = [token["id"] for token in details["tokens"]]
@@ -239,22 +239,24 @@ class AnswerTests(StepperTestCase):
         chosen, engine = random.Random(3), decoders.engine("Llama")
         collector, texts = ProgressCollector(engine.stepper), dict[Any, str]()
         scores = defaultdict[Any, list[Any]](list)
-        asked: dict[int, tuple[Any, dict[str, Any]]] = {}
+        requested: dict[int, tuple[Any, dict[str, Any]]] = {}
         for key, prompt in enumerate(prompts(chosen, 40)):
             value: Any = prompt if key % 2 else [{"role": "user", "content": prompt}]
             stop = {"stop": chosen.choices(["ab", "c", "\n", "e "], k=2)} if key % 3 else {}
             given = {**GREEDY, "max_new_tokens": chosen.randrange(1, 30), "logprobs": 2, "do_sample": True, **stop}
-            asked[key] = value, {**given, "seed": key}
-            engine.stepper.join(key, *asked[key], seed=0)
+            requested[key] = value, {**given, "seed": key}
+            engine.stepper.join(key, *requested[key], seed=0)
         for _ in range(100):
-            ended = [engine.stepper.finish(key) for key in [*asked] if chosen.random() < 0.02]  # some before their time
+            ended = [
+                engine.stepper.finish(key) for key in [*requested] if chosen.random() < 0.02
+            ]  # some before their time
             for progress in [*collector.step(), *ended]:
                 before = len(texts.setdefault(progress.key, ""))
                 texts[progress.key] += progress.text
                 for token, _ in progress.scores:
                     self.assertTrue(before <= token["start"] < len(texts[progress.key]), (token, progress))
                 scores[progress.key] += progress.scores
-                if progress.answer is not OPEN and progress.key in asked:
+                if progress.answer is not OPEN and progress.key in requested:
                     [answer] = progress.answer
                     details = answer["details"]
                     shown = [
@@ -262,23 +264,23 @@ class AnswerTests(StepperTestCase):
                         for pair in zip(details["tokens"], details["top_tokens"], strict=True)
                         if not pair[0]["special"]
                     ]
-                    told = scores[progress.key]
-                    self.assertEqual(told, shown[: len(told)])
-                    for token, _ in shown[len(told) :]:
+                    received = scores[progress.key]
+                    self.assertEqual(received, shown[: len(received)])
+                    for token, _ in shown[len(received) :]:
                         self.assertGreaterEqual(token["start"], len(texts[progress.key]))
-                    value, given = asked.pop(progress.key)
+                    value, given = requested.pop(progress.key)
                     if progress not in ended:
                         [lone] = alone(engine, value, **given)
                         found, expected = (
                             [{**token, "logprob": 0} for token in each["details"]["tokens"]] for each in (answer, lone)
                         )
                         self.assertEqual(found, expected)
-        self.assertFalse(asked)
+        self.assertFalse(requested)
 
     def test_log_probabilities_of_prompts_are_the_model_s_whatever_the_prompts_are_read_beside(self) -> None:
         """They are read side by side and in pieces, beside rows that ask for none and behind a known beginning."""
         beginning = "You answer in one word. " * 6
-        asked = [*prompts(random.Random(3), 5), beginning + "a?", beginning + "bc?", "x"]
+        requested = [*prompts(random.Random(3), 5), beginning + "a?", beginning + "bc?", "x"]
         for name in STEPPED:
             engine = decoders.over(decoders.model(name))
             with (
@@ -288,13 +290,13 @@ class AnswerTests(StepperTestCase):
                 patch.object(logprobs, "AT_ONCE", 7),
             ):
                 collector = ProgressCollector(engine.stepper)
-                for prompt in asked:
+                for prompt in requested:
                     engine.stepper.join(prompt, prompt, {**GREEDY, "max_new_tokens": 4}, seed=0)
                     given = {"prompt_logprobs": 2, "logprobs": 2, "prompt_only": len(prompt) % 2 == 0}
                     engine.stepper.join((prompt,), prompt, {**GREEDY, "max_new_tokens": 4, **given}, seed=0)
                     collector.step()
                 collector.all()
-                for prompt in asked:
+                for prompt in requested:
                     [plain], [answer] = collector.answers[prompt], collector.answers[(prompt,)]
                     is_alone = len(prompt) % 2 == 0
                     self.assertEqual(answer["generated_text"], "" if is_alone else plain["generated_text"])
@@ -713,15 +715,15 @@ class TrialTests(StepperTestCase):
         engine = decoders.over(made)
         self.assertIsNone(engine.stepper)
         self.assertIn("it generates by beam_sample, 2 at once", engine.note)
-        asked = {"max_new_tokens": 2, "details": True, "logprobs": 0}
+        requested = {"max_new_tokens": 2, "details": True, "logprobs": 0}
         for more in ({}, {"num_beams": 3}):
             with (
                 self.subTest(more),
                 self.assertRaisesRegex(InvalidInput, "send num_beams: 1 if") as refused,
             ):
-                alone(engine, "a", **asked, **more)
+                alone(engine, "a", **requested, **more)
             self.assertEqual(refused.exception.field, "parameters.logprobs")
-        [answer] = alone(engine, "a", **asked, num_beams=1)
+        [answer] = alone(engine, "a", **requested, num_beams=1)
         self.assertEqual(len(answer["details"]["tokens"]), 2)
 
     def test_a_catalog_that_allows_beams_leaves_static_batches(self) -> None:
