@@ -3,11 +3,11 @@ import os
 
 gc.disable()  # until everything is loaded
 
-import django  # noqa: E402
+import django  # noqa: E402 - the collector is off
 
-from api.server.unread_body_reader import UnreadBodyReader  # noqa: E402
-from inference.catalog import lookup  # noqa: E402
-from project import stalled_clients, stop_signal  # noqa: E402
+from api.server.unread_body_reader import UnreadBodyReader  # noqa: E402 - the collector is off
+from inference.catalog import lookup  # noqa: E402 - the collector is off
+from project import stalled_clients, stop_signal  # noqa: E402 - the collector is off
 
 
 def collect_less_garbage() -> None:

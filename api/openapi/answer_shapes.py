@@ -188,6 +188,7 @@ class ProblemShown(Shape):
     code = serializers.CharField(help_text="Stable.")
     error = serializers.CharField(help_text="The detail again, where Hugging Face clients read it.")
     request_id = serializers.CharField(allow_blank=True)
+    # The types know only the property of serializers that has this name.
     errors = FieldErrorShown(many=True, required=False, help_text="What is wrong with which field.")  # type: ignore[assignment]
     job_id = serializers.UUIDField(required=False, help_text="A job that goes on, or that ended without output.")
     bulk_id = serializers.UUIDField(required=False, help_text="A bulk that may have been stored.")

@@ -111,7 +111,7 @@ class ModelSpec:
         """Return the same entry, with the limits of a GPU where its table sets none: 32 short texts leave it idle."""
         if tasks.find_task(self.task).takes_files:
             return self
-        spec = replace(self, **{key: most for key, most in ON_GPU.items() if key not in self.stated})  # type: ignore[arg-type]
+        spec = replace(self, **{key: most for key, most in ON_GPU.items() if key not in self.stated})  # type: ignore[arg-type]  # by names of fields
         for name in ("digest", "load_digest"):
             object.__setattr__(spec, name, getattr(self, name))
         return spec

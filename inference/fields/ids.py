@@ -55,7 +55,7 @@ class EndsWith(UUIDEndsWith):
     def as_postgresql(self, compiler: SQLCompiler, connection: BaseDatabaseWrapper) -> tuple[str, list[Any]]:
         digits = str(self.rhs)
         if not set(digits) <= set(string.hexdigits):
-            return self.as_sql(compiler, connection)  # type: ignore[return-value]
+            return self.as_sql(compiler, connection)  # type: ignore[return-value]  # Django's stubs
         column, given = compiler.compile(self.lhs)
         half, end = digits[: len(digits) % 2], bytes.fromhex(digits[len(digits) % 2 :])
         sql = f"substring(uuid_send({column}) from {17 - len(end)}) = %s"

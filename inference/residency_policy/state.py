@@ -163,4 +163,4 @@ class ResidencyState:
         return replace(model, memory=min(model.memory, self.room)) if model.name in self._guessed else model
 
     def _update_model(self, name: str, **values: object) -> None:
-        self.models[name] = replace(self.models[name], **values)  # type: ignore[arg-type]
+        self.models[name] = replace(self.models[name], **values)  # type: ignore[arg-type]  # by names of fields

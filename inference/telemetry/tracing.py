@@ -34,7 +34,7 @@ def _is_wanted() -> bool:
         return False
     try:
         import opentelemetry.exporter.otlp.proto.http.trace_exporter
-        import opentelemetry.sdk.trace  # noqa: F401
+        import opentelemetry.sdk.trace  # noqa: F401 - to see whether it is there
     except ImportError:
         warnings.warn(
             "OTEL_* names an exporter of traces: pip install -r requirements-otel.txt to send them.", stacklevel=2

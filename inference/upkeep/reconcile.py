@@ -92,7 +92,7 @@ def _give_back_stopped() -> None:
 
 
 def _make_past_moment(seconds: float) -> Now:
-    return Now() - datetime.timedelta(seconds=seconds)  # type: ignore[return-value]
+    return Now() - datetime.timedelta(seconds=seconds)  # type: ignore[return-value]  # an expression of the ORM
 
 
 def _mark_silent(observer: Observer) -> None:

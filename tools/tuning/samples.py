@@ -12,7 +12,7 @@ from inference.catalog.specs import ModelSpec
 from inference.engines.base import Engine
 from inference.engines.inputs import media
 
-WORDS = "the people of this small town went to see what had been found near the old river that day and".split()  # noqa: SIM905
+WORDS = "the people of this small town went to see what had been found near the old river that day and".split()  # noqa: SIM905 - reads better
 
 TEXTS = 100  # texts that are compared, so that one label in a hundred that changes is seen
 LONGEST = 128  # tokens of the longest of these texts

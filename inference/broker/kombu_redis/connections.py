@@ -35,7 +35,7 @@ class WatchedConnection(AbstractConnection):
             self.parser = parser_class(**options)
             return self.parser
 
-        super().set_parser(make_parser)  # type: ignore[no-untyped-call]
+        super().set_parser(make_parser)  # type: ignore[no-untyped-call]  # redis-py has no types here
 
     def set_invalidation_handler(self, handler: Callable[[Any], None]) -> None:
         self.parser.set_invalidation_push_handler(handler)
@@ -44,7 +44,7 @@ class WatchedConnection(AbstractConnection):
         unwatch, self.unwatch = self.unwatch, None
         if unwatch:
             unwatch()
-        super().disconnect(*args, **kwargs)  # type: ignore[no-untyped-call]
+        super().disconnect(*args, **kwargs)  # type: ignore[no-untyped-call]  # redis-py has no types here
 
 
 class TcpConnection(WatchedConnection, redis.Connection):

@@ -98,7 +98,7 @@ def measure_memory_taken(spec: ModelSpec, device: str) -> Iterator[MemoryTaken]:
     if spec.is_built_in and "transformers.pipelines" not in sys.modules:  # imports that all models share count for none
         gc.disable()  # imported modules stay, and need no collection
         with contextlib.suppress(Exception):  # loading will report it
-            import transformers.pipelines  # noqa: F401
+            import transformers.pipelines  # noqa: F401 - imported for its memory
         gc.freeze()
         gc.enable()
     free_unused_memory()

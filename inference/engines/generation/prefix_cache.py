@@ -80,4 +80,6 @@ class PrefixCache:
 
 def _count_shared_tokens(one: list[int], other: list[int]) -> int:
     """Return how many tokens at the beginning of both are the same."""
-    return next((place for place, (a, b) in enumerate(zip(one, other)) if a != b), min(len(one), len(other)))  # noqa: B905
+    return next(
+        (place for place, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other))
+    )

@@ -175,7 +175,7 @@ def configure_logging(loglevel: int | None = None, **kwargs: Any) -> None:
     if logs.IS_JSON:
         from celery.apps import worker as program
 
-        program.safe_say = _write_json_line  # type: ignore[attr-defined]
+        program.safe_say = _write_json_line  # type: ignore[attr-defined]  # Celery's program has no types
     if loglevel is not None:
         logging.getLogger().setLevel(loglevel)
 

@@ -72,7 +72,7 @@ def exit_process(code: object) -> NoReturn:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code if isinstance(code, int) else os.EX_OK if code is None else 1)
-    sys.exit(code)  # type: ignore[arg-type]
+    sys.exit(code)  # type: ignore[arg-type]  # a status or a text, as sys.exit takes
 
 
 def end_with_main_process() -> None:

@@ -12,16 +12,16 @@ import sys
 
 gc.disable()  # imported modules stay: looking for garbage in them takes longer than loading a small model
 
-import django  # noqa: E402
-import uuid_utils  # noqa: E402
+import django  # noqa: E402 - the collector is off
+import uuid_utils  # noqa: E402 - the collector is off
 
-from inference.worker.replicas import devices  # noqa: E402
+from inference.worker.replicas import devices  # noqa: E402 - the collector is off
 
 os.environ.update(devices.NO_GPUS)
 django.setup()
 
-from inference.worker.child import process  # noqa: E402
-from inference.worker.processes import process_launcher  # noqa: E402
+from inference.worker.child import process  # noqa: E402 - Django is set up
+from inference.worker.processes import process_launcher  # noqa: E402 - Django is set up
 
 # A whole process group gets these signals, which would end this process. It ends with the worker's main process.
 signal.pthread_sigmask(signal.SIG_BLOCK, process.IGNORED)

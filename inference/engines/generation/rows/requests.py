@@ -44,7 +44,7 @@ class Requests:
 
     def make_row(self, key: Hashable, value: object, parameters: Mapping[str, Any], *, seed: int) -> GeneratedRow:
         """Return the row of a request. Raises `InvalidInput` if reading the request fails."""
-        return step_errors.run_input_step(self._read_row, key, value, dict(parameters), seed)  # type: ignore[no-any-return]
+        return step_errors.run_input_step(self._read_row, key, value, dict(parameters), seed)  # type: ignore[no-any-return]  # it returns what it calls returns
 
     def _read_row(self, key: Hashable, value: object, given: dict[str, Any], seed: int) -> GeneratedRow:
         seed, stops = given.pop("seed", seed), given.pop("stop", ())
