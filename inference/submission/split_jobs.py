@@ -18,6 +18,7 @@ from inference.store.job_messages import make_message
 from inference.submission import admission, multi_job_store
 from inference.submission.submissions import Terms
 from inference.telemetry import tracing
+from inference.values.priority import Priority
 
 
 def compute_max_accepted_inputs(spec: ModelSpec) -> int:
@@ -25,10 +26,10 @@ def compute_max_accepted_inputs(spec: ModelSpec) -> int:
     return max(settings.MAX_BULK_INPUTS, spec.max_batch_size)
 
 
-def compute_max_queued_inputs(spec: ModelSpec) -> int:
-    """Return how many inputs one job may have whose parts fit in the queue, and in the usual share of one owner."""
-    places = min(spec.max_queued, settings.API_KEY_MAX_QUEUED or spec.max_queued)
-    return min(compute_max_accepted_inputs(spec), max(1, places - 1) * spec.max_batch_size)
+def compute_max_queued_inputs(spec: ModelSpec, priority: Priority = Priority.NORMAL) -> int:
+    """Return how many inputs one job may have whose parts fit in the model's queue, beside the whole."""
+    parts = admission.find_queue_limit(spec, priority) - 1
+    return min(compute_max_accepted_inputs(spec), max(1, parts) * spec.max_batch_size)
 
 
 def split_into_parts(spec: ModelSpec, inputs: Any, parameters: Mapping[str, Any], size: int) -> list[Part]:

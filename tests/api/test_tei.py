@@ -16,6 +16,7 @@ from django.test import SimpleTestCase, override_settings
 from api.errors.problems import ApiError
 from api.requests.dialects import base
 from api.requests.dialects.base import find_default_model
+from api.requests.dialects.rerank import read_rerank
 from api.requests.dialects.tei import read_embed, read_predict, read_similarity
 from inference.catalog.lookup import get_spec
 from inference.catalog.parameters import ParameterSpec
@@ -284,6 +285,13 @@ class AnswerTests(ApiTestCase):
             refused = self.post("/v1/models/vectors/embed", {"inputs": ["a"] * 19})
         self.assertEqual(refused.status_code, 413)
         self.assertIn("at most 18 texts", refused.json()["error"])
+
+    def test_more_texts_fit_at_a_low_priority(self) -> None:
+        spec = dataclasses.replace(get_spec("ranker"), max_batch_size=1, max_queued=10)
+        body = {"query": "a", "documents": ["b"] * 10}
+        with self.assertRaisesRegex(ApiError, "at most 9 texts"):
+            read_rerank(body, spec)
+        self.assertEqual(len(read_rerank({**body, "priority": 999}, spec).texts), 10)
 
     def test_info_has_what_a_worker_knows_of_the_weights(self) -> None:
         names = {"0": "bad", "1": "good"}

@@ -61,10 +61,11 @@ def read_embedding_request(document: object, spec: ModelSpec | None = None) -> E
         "prompt_name": prompt,
     }
     parameters = {**OWN, **{name: value for name, value in values.items() if value is not None}}
-    texts = _read_texts(fields.get("input"))
+    given_input = fields.get("input")
+    texts = read_texts("input", given_input)
     return EmbeddingRequest(
         submission=Submission(spec=spec, inputs=texts, parameters=parameters, priority=read_priority(fields)),
-        is_single=texts is not fields["input"],
+        is_single=isinstance(given_input, str),
         words={**_name_dimensions(given), "parameters.": "", "inputs": "input"},
         is_base64=encoding == "base64",
     )
@@ -80,9 +81,10 @@ def require_embedding_model(spec: ModelSpec) -> None:
         raise make_field_error("model", f"{spec.name!r} gives no vectors of texts: post to /v1/models/{spec.name}.")
 
 
-def _read_texts(given: Any) -> list[str]:
+def read_texts(where: str, given: Any) -> list[str]:
+    """Return the texts of a field that is a text or a list of texts. Raises the errors of `require_texts`."""
     texts = given if isinstance(given, list) else [given]
-    require_texts("input", texts)
+    require_texts(where, texts)
     return texts
 
 

@@ -78,7 +78,8 @@ def read_rerank(document: object, spec: ModelSpec | None = None) -> RerankReques
     refuse_unknown_fields(fields, FIELDS, NEUTRAL, IGNORED)
     name = TEXTS if TEXTS in fields else DOCUMENTS
     listed = _read_list(name, fields.get(name))
-    refuse_too_many_inputs(spec, listed, name=name)
+    priority = read_cohere_priority(fields)
+    refuse_too_many_inputs(spec, listed, name=name, priority=priority)
     texts = [_read_text(f"{name}[{index}]", text) for index, text in enumerate(listed)]
     query = fields.get("query")
     if not isinstance(query, str):
@@ -91,7 +92,7 @@ def read_rerank(document: object, spec: ModelSpec | None = None) -> RerankReques
             spec=spec,
             inputs=[{"text": query, "text_pair": text} for text in texts],
             parameters={**LOGITS, **read_truncate(fields), **_read_most_tokens(fields)},
-            priority=read_cohere_priority(fields),
+            priority=priority,
         ),
         words={"parameters.max_document_tokens": MOST_TOKENS, "parameters.": "", "inputs": name},
         texts=texts,

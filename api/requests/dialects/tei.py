@@ -21,13 +21,14 @@ from api.requests.dialects.base import (
     read_truncate,
     refuse_unknown_fields,
 )
-from api.requests.dialects.embeddings import OWN, require_texts
+from api.requests.dialects.embeddings import OWN, read_texts, require_texts
 from inference.catalog import request_validation
 from inference.catalog.neutral_values import CUT, is_neutral
 from inference.catalog.specs import ModelSpec
 from inference.errors import make_field_error
 from inference.submission import split_jobs
 from inference.submission.submissions import Submission
+from inference.values.priority import Priority
 
 EMBED_SETTINGS = ("normalize", "prompt_name", "truncate", "dimensions")
 TOKENIZER_SETTINGS = ("prompt_name", "truncate")
@@ -63,15 +64,14 @@ def _read_texts(
     document: object, spec: ModelSpec | None, settings: tuple[str, ...], more: Mapping[str, Any]
 ) -> DialectRequest:
     fields, spec = _read_fields_and_model(document, spec, "embed", ("inputs", *settings))
-    inputs: Any = fields.get("inputs")
-    texts = inputs if isinstance(inputs, list) else [inputs]
-    require_texts("inputs", texts)
+    inputs = fields.get("inputs")
+    texts = read_texts("inputs", inputs)
     refuse_too_many_inputs(spec, texts)
     parameters = {**OWN, **more, **_read_settings(fields, settings)}
     return DialectRequest(
         submission=Submission(spec=spec, inputs=texts, parameters=parameters),
         words=WORDS,
-        is_single=texts is not inputs,
+        is_single=isinstance(inputs, str),
     )
 
 
@@ -147,9 +147,11 @@ def _read_settings(fields: Mapping[str, Any], known: tuple[str, ...]) -> dict[st
     return {name: fields[name] for name in known if name in fields and not is_neutral(CUT, name, fields[name])}
 
 
-def refuse_too_many_inputs(spec: ModelSpec, inputs: list[Any], *, name: str = "inputs") -> None:
+def refuse_too_many_inputs(
+    spec: ModelSpec, inputs: list[Any], *, name: str = "inputs", priority: Priority = Priority.NORMAL
+) -> None:
     """Raise `ApiError` for more texts than one job may have: these clients then send fewer at once."""
-    if len(inputs) > (most := split_jobs.compute_max_queued_inputs(spec)):
+    if len(inputs) > (most := split_jobs.compute_max_queued_inputs(spec, priority)):
         raise ApiError(f"{name}: at most {most} texts are answered at once, not {len(inputs)}.", "body_too_large")
 
 
