@@ -22,7 +22,7 @@ from django.db.models.functions import Now
 
 from inference import budget, clock
 from inference.catalog import lookup
-from inference.fields.worker_documents import ModelState
+from inference.fields.worker_documents import ModelState, ReplicaSnapshot
 from inference.models import ENDED, Worker, WorkerState
 from inference.store.connections import release_connection_while_waiting
 
@@ -162,19 +162,19 @@ def measure_model_speeds() -> dict[str, float]:
 
 
 @Remembered
+def read_serving_replicas() -> list[ReplicaSnapshot]:
+    rows = select_living_workers().filter(state__in=SERVING).values_list("replicas", flat=True)
+    return [replica for replicas in rows for replica in replicas.values()]
+
+
 def read_model_notes() -> dict[str, str]:
     """Return by model how it is run, if that is another way than for most."""
-    rows = select_living_workers().filter(state__in=SERVING).values_list("replicas", flat=True)
-    found = (replica.notes for replicas in rows for replica in replicas.values())
-    return {name: note for notes in found for name, note in notes.items()}
+    return {name: note for replica in read_serving_replicas() for name, note in replica.notes.items()}
 
 
-@Remembered
 def read_model_facts() -> dict[str, Mapping[str, Any]]:
     """Return by model what its engine knows of its weights, such as the kind of pooling or the names of labels."""
-    rows = select_living_workers().filter(state__in=SERVING).values_list("replicas", flat=True)
-    found = (replica.facts for replicas in rows for replica in replicas.values())
-    return {name: facts for each in found for name, facts in each.items()}
+    return {name: facts for replica in read_serving_replicas() for name, facts in replica.facts.items()}
 
 
 def count_serving_workers(model: str) -> int:

@@ -298,7 +298,7 @@ class AnswerTests(ApiTestCase):
         facts: dict[str, Any] = {"vectors": {"pooling": "lasttoken"}, "labels": {"id2label": names}}
         self.idle_worker()
         Worker.objects.update(replicas={"0": ReplicaSnapshot(facts=facts)})
-        workers.read_model_facts.forget()
+        workers.read_serving_replicas.forget()
         for name, expected in (
             ("vectors", {"embedding": {"pooling": "last_token"}}),
             ("labels", {"classifier": {"id2label": names, "label2id": {"bad": 0, "good": 1}}}),
