@@ -72,10 +72,8 @@ class ModelView(ApiView):
             submit = partial(jobs.submit, self.add_request_terms(request, submission), needs_worker=True)
             has_tokens = submission.spec.is_built_in and is_of_type(submission.parameters.get("logprobs"), "integer")
             write = tgi_events.write_token_events if has_tokens else events.write_events_with_address
-            plain, words = (
-                self.wants_plain_outputs(request),
-                model_request.words,
-            )  # the inputs are not to be kept meanwhile
+            # Not the request as a whole, as the inputs are not to be kept meanwhile.
+            plain, words = self.wants_plain_outputs(request), model_request.words
 
             def write_translated(job: Job, found: Iterator[Event]) -> Generator[bytes, None, None]:
                 return write(job, huggingface.translate_stream_errors(found, words), plain=plain)

@@ -204,10 +204,8 @@ class _Kinds:
 
     def __init__(self, spec: ModelSpec, common: Job) -> None:
         self._spec = spec
-        self._like, self._message = (
-            job_rows.make_row_template(job_rows.convert_job_to_row(common)),
-            make_message(common),
-        )
+        self._like = job_rows.make_row_template(job_rows.convert_job_to_row(common))
+        self._message = make_message(common)
         self._known: dict[str, _Kind] = {}
 
     def find_kind(self, given: dict[str, Any]) -> _Kind:

@@ -103,9 +103,8 @@ class TextFeed(Feed):
     is_cut = True
 
     def make_trial(self, pipe: Pipeline) -> tuple[list[Any], dict[str, Any]]:
-        return [
-            self.make_input_from_text(text, pipe) for text in parity.make_trial_texts(pipe.tokenizer)
-        ], self.parameters
+        texts = parity.make_trial_texts(pipe.tokenizer)
+        return [self.make_input_from_text(text, pipe) for text in texts], self.parameters
 
 
 class ScoredTexts(TextFeed):

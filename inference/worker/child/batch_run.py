@@ -93,9 +93,7 @@ class BatchRun:
     refused: list[Outcome] = field(default_factory=list)
     spent_s: float = 0.0
     read_s: float = 0.0
-    is_read: threading.Event = field(
-        default_factory=threading.Event
-    )  # set as `prepare_inputs_ahead` ends, if it is called
+    is_read: threading.Event = field(default_factory=threading.Event)  # set as `prepare_inputs_ahead` ends, if it runs
 
     def claim_jobs(self) -> None:
         """Claim the batch, and do all else that can be done before the engine is free.

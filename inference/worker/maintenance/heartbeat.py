@@ -126,12 +126,10 @@ class Heartbeat(threading.Thread):
         self._changed.set()
         if self.is_alive():
             self.join(LAST_S)
-        is_gone = of_an_error and not self.leaving
-        gone, stopped = (
-            (WorkerState.GONE, timeline_marks.MarkKind.GONE),
-            (WorkerState.STOPPED, timeline_marks.MarkKind.STOPPED),
-        )
-        state, mark = gone if is_gone else stopped
+        if of_an_error and not self.leaving:
+            state, mark = WorkerState.GONE, timeline_marks.MarkKind.GONE
+        else:
+            state, mark = WorkerState.STOPPED, timeline_marks.MarkKind.STOPPED
         try:
             Worker.objects.filter(pk=self.plan.worker).update(state=state, heartbeat_at=Now())
             timeline_marks.add_mark(mark, self.node)
