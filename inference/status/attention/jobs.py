@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import functools
+import itertools
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
@@ -14,7 +15,7 @@ from inference.catalog import lookup
 from inference.errors import ContextLengthExceeded, InvalidInput, Overloaded, QueueFull
 from inference.fields.ids import make_first_id
 from inference.figures import sample, series
-from inference.models import TERMINAL, Bulk, Figure, Grain, Job, Webhook, WebhookState, Worker
+from inference.models import TERMINAL, Bulk, Figure, Grain, Job, Status, Webhook, WebhookState, Worker
 from inference.status import queue_position, workers
 from inference.status.attention.item import AttentionItem
 from inference.status.attention.models_and_workers import BROKER
@@ -30,6 +31,7 @@ FEW, ODD_SHARE, ODD_TIMES = 5, 0.05, 3  # of reported failures: least number, sh
 HIGH_SHARE, MOST = 0.2, 0.5  # shares of recent jobs above which failures of an engine, or all failures, are reported
 OF_CLIENTS = {series.FAILED + error.code for error in (InvalidInput, ContextLengthExceeded)}  # failures due to inputs
 ENOUGH = 20  # jobs that a share is computed from at least
+CHANCE = 0.05  # that failures go on although the newest jobs have none: below it they are over
 LOOKED_AT = 1000  # notices that are read at most
 Ends = Counter[str]  # number of jobs by outcome
 TimedEnds = Sequence[tuple[datetime.datetime, Ends]]  # start of each count, and its outcomes
@@ -152,7 +154,7 @@ def find_unusual_failures() -> Iterator[AttentionItem]:
     """
     now = clock.get_database_time()
     for model, ends in series.list_outcomes_since(now - DAY).items():
-        last = _collect_last_ends(ends, now)
+        last = _drop_ended_failures(_collect_last_ends(ends, now), ends)
         high = _find_high_failures(last)
         recent = last if high else _sum_ends(counts for start, counts in ends if start >= now - RECENT)
         for end, count in recent.items():
@@ -201,6 +203,27 @@ def _find_high_failures(ends: Ends) -> Ends:
         if found.total() >= FEW and found.total() > share * ends.total():
             return found
     return Counter()
+
+
+def _drop_ended_failures(last: Ends, ends: TimedEnds) -> Ends:
+    """Return the outcomes of the last jobs without the failures that the jobs since show to be over.
+
+    At the share that such a failure has, as many jobs as have succeeded since would do so by chance alone. `ends`
+    begins with the newest.
+    """
+    going_on = Counter[str]()
+    for end, count in last.items():
+        since = _count_successes_since(end, ends) if end.startswith(series.FAILED) else 0
+        share = count / (last.total() - since)
+        if (1 - share) ** since >= CHANCE:
+            going_on[end] = count
+    return going_on
+
+
+def _count_successes_since(end: str, ends: TimedEnds) -> int:
+    """Return how many jobs have succeeded since the newest row that counts this outcome."""
+    rows = itertools.takewhile(lambda row: end not in row[1], ends)
+    return sum(counts[Status.SUCCEEDED] for _, counts in rows)
 
 
 def _compute_usual_share(end: str, ends: TimedEnds, now: datetime.datetime) -> float:

@@ -296,6 +296,22 @@ class TestItems(AttentionCase):
         figure(60, ended={"succeeded": 20})
         self.assertEqual(self.named(), [])
 
+    def test_failures_are_over_once_the_jobs_since_would_hardly_succeed_by_chance(self) -> None:
+        for failed, ended, enough in ((10, 10, 1), (6, 10, 4), (12, 40, 9)):
+            with self.subTest(f"{failed} of {ended}"):
+                Figure.objects.all().delete()
+                figure(1000, ended={"failed engine_error": failed, "succeeded": ended - failed})
+                for age_s in range(60 * enough, 60, -60):
+                    figure(age_s, ended={"succeeded": 1})
+                self.assertEqual(self.named(), ["FailuresUnusual"])
+                figure(0, ended={"succeeded": 1})
+                self.assertEqual(self.named(), [])
+
+    def test_jobs_that_nothing_ran_do_not_show_that_failures_are_over(self) -> None:
+        figure(1000, ended={"failed crashed": 10})
+        figure(400, ended={"cancelled": 4, "expired": 4})
+        self.only("FailuresUnusual", "10 jobs of embeddings failed with crashed")
+
     def test_a_model_that_fails_all_of_few_jobs_in_several_ways_is_said(self) -> None:
         figure(400, ended={"failed engine_error": 3, "failed crashed": 2})
         self.assertEqual(self.named(), ["FailuresUnusual", "FailuresUnusual"])
