@@ -28,7 +28,7 @@ from api.models import BatchStatus, FileBatch
 from inference import clock
 from inference.broker.messages import JobMessage
 from inference.catalog.sizes.lengths import Part
-from inference.catalog.specs import canonicalize_parameters
+from inference.catalog.specs import digest_parameters
 from inference.connection_retries import is_away
 from inference.errors import InferenceError, InvalidInput, UnknownModel
 from inference.models import WAITING, Bulk, Job, Status
@@ -139,7 +139,7 @@ class LineSubmitter:
                 portion.long.append((submission, job, parts))
             else:
                 portion.terms[job.model] = submission
-                shared = job.model, canonicalize_parameters(job.parameters)
+                shared = job.model, digest_parameters(job.parameters)
                 message = portion.messages.setdefault(shared, make_message(job))
                 portion.small[job.model].append(
                     NewJob(job.id, job_rows.convert_job_to_row(job), message, job.size, job.length)

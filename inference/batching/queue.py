@@ -32,7 +32,7 @@ class Item(NamedTuple):
     """A waiting job as the policy sees it."""
 
     id: str
-    group: str  # its parameters as canonical JSON: only items of one group share a batch
+    group: str  # the digest of its parameters: only items of one group share a batch
     size: int  # rows that the engine runs for it
     length: int  # tokens of the longest row, to which the others are padded
     priority: int  # a smaller number goes first

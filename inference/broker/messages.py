@@ -32,7 +32,7 @@ class JobMessage:
     job_id: str
     model: str
     queue: str
-    group: str  # the parameters as canonical JSON: only equal ones share a batch
+    group: str  # the digest of the parameters: only equal ones share a batch
     size: int  # items
     length: int  # of the longest item, in tokens
     priority: int  # of `Priority`

@@ -141,6 +141,9 @@ def _convert_to_plain(value: object) -> Any:
 _encode_sorted = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 
 
-def canonicalize_parameters(parameters: Mapping[str, Any]) -> str:
-    """Return the canonical JSON of parameters, by which only equal ones share a batch; no text if there are none."""
-    return _encode_sorted(parameters) if parameters else ""
+def digest_parameters(parameters: Mapping[str, Any]) -> str:
+    """Return a digest of parameters, by which only equal ones share a batch; no text if there are none.
+
+    Parameters can be as long as an input, and messages are to be short.
+    """
+    return hashlib.sha256(_encode_sorted(parameters).encode()).hexdigest()[:32] if parameters else ""

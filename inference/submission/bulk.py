@@ -18,7 +18,7 @@ from django.db.models import Count
 from inference import budget
 from inference.catalog import request_validation
 from inference.catalog.sizes import lengths
-from inference.catalog.specs import ModelSpec, canonicalize_parameters
+from inference.catalog.specs import ModelSpec, digest_parameters
 from inference.errors import BulkNotFound, InferenceError, InvalidInput, NoneAccepted
 from inference.fields import json_field
 from inference.models import TERMINAL, WAITING, Bulk, Job, Status
@@ -217,7 +217,7 @@ class _Kinds:
 
     def _make_kind(self, parameters: dict[str, Any]) -> _Kind:
         like = job_rows.make_row_template(self._like(parameters=parameters))
-        return _Kind(parameters, SharedColumns(like, replace(self._message, group=canonicalize_parameters(parameters))))
+        return _Kind(parameters, SharedColumns(like, replace(self._message, group=digest_parameters(parameters))))
 
 
 def _store(bulk: Bulk, new: Sequence[NewJob]) -> None:

@@ -52,6 +52,7 @@ options = {{ step_ms = 10 }}
 engine = "tests.faults.engines:RecordingEcho"
 max_batch_size = 4
 time_limit_s = 180
+parameters = {{ note = {{ type = "string", max_length = 1000000 }} }}
 """
 ADDED = """
 [added]
@@ -99,6 +100,10 @@ class GenerationTests(StackCase):
         texts = [f"text {number}" for number in range(5)]
         answer = self.stack.call(texts, model="words", parameters={"max_new_tokens": 3})
         self.assertEqual(answer.json, [words.expected(text, 3) for text in texts])
+
+    def test_parameters_may_be_longer_than_a_message(self) -> None:
+        answer = self.stack.call("text", parameters={"note": "x" * 900_000})
+        self.assertEqual((answer.status, answer.json["echo"]), (200, "text"))
 
     def test_batches_of_another_model_run_between_the_steps(self) -> None:
         long = self.held()

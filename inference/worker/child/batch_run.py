@@ -14,7 +14,7 @@ from typing import Any
 
 from inference import errors, failpoints
 from inference.catalog.sizes import lengths
-from inference.catalog.specs import ModelSpec, canonicalize_parameters
+from inference.catalog.specs import ModelSpec, digest_parameters
 from inference.engines.base import Engine
 from inference.engines.runtime.engine_calls import RunReport
 from inference.engines.runtime.engine_calls import run_engine_with_isolation as run_engine
@@ -247,7 +247,7 @@ class BatchRun:
 
 def _group_by_parameters(jobs: Sequence[Claimed]) -> Iterator[list[Claimed]]:
     def get_group(job: Claimed) -> str:
-        return canonicalize_parameters(job.parameters)
+        return digest_parameters(job.parameters)
 
     for _, same in groupby(sorted(jobs, key=get_group), key=get_group):
         yield list(same)
