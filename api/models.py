@@ -190,6 +190,9 @@ class FileBatch(models.Model):
     total = models.PositiveIntegerField("lines", default=0)
     lines_read = models.PositiveIntegerField(default=0, help_text="Lines that have become jobs.")
     bytes_read = models.PositiveBigIntegerField(default=0)
+    model_options = JSONField(
+        null=True, default=None, help_text="By model, the options of its entry that the answers depend on."
+    )
     completed = models.PositiveIntegerField(default=0, help_text="Lines with an answer, once the batch has ended.")
     failed = models.PositiveIntegerField(default=0, help_text="Lines that failed, once the batch has ended.")
     usage = JSONField(null=True, default=None)

@@ -25,7 +25,7 @@ def write_moderation(job: Job, options: Mapping[str, Any]) -> bytes:
 
     `options` are those of the job's model. Raises `ApiError`.
     """
-    harmless, threshold = options.get(HARMLESS_LABELS, ()), options.get(FLAG_THRESHOLD, DEFAULT_THRESHOLD)
+    harmless, threshold = options[HARMLESS_LABELS], options.get(FLAG_THRESHOLD, DEFAULT_THRESHOLD)
     results = [_make_result(labels, harmless, threshold) for labels in read_label_scores(job)]
     return codec.write_json({"id": f"modr-{job.id}", "model": job.model, "results": results})
 

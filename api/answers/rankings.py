@@ -8,33 +8,33 @@ from typing import Any
 
 from api import codec
 from api.errors.problems import ApiError
-from api.requests.dialects.rerank import RerankRequest
+from api.requests.dialects.rerank import RankingForm
 from inference.models import Job
 
 NO_SCORE = 'The model\'s answer is not {"label": "…", "score": …} for each text.'
 
 
-def write_ranking(job: Job, request: RerankRequest) -> bytes:
+def write_ranking(job: Job, form: RankingForm) -> bytes:
     """Write the answer of a job that has succeeded, with the best text first.
 
     It is a list if the request named its texts `texts`, and an object otherwise. Raises `ApiError`.
     """
-    if not isinstance(job.output, list) or len(job.output) != len(request.texts):
+    if not isinstance(job.output, list) or len(job.output) != len(form.texts):
         raise ApiError(NO_SCORE, "bad_output")
-    scores = [_read_score(output, is_raw=request.is_raw) for output in job.output]
-    order = sorted(range(len(scores)), key=lambda index: -scores[index])[: request.top_n]
-    entries = [_make_entry(request, index, scores[index]) for index in order]
-    if request.names_texts:
+    scores = [_read_score(output, is_raw=form.is_raw) for output in job.output]
+    order = sorted(range(len(scores)), key=lambda index: -scores[index])[: form.top_n]
+    entries = [_make_entry(form, index, scores[index]) for index in order]
+    if form.names_texts:
         return codec.write_json(entries)
     ranked = {"id": str(job.id), "object": "rerank", "model": job.model, "results": entries}
     return codec.write_json({**ranked, **_make_usage_field(job.output)})
 
 
-def _make_entry(request: RerankRequest, index: int, score: float) -> dict[str, Any]:
-    text = request.texts[index]
-    if request.names_texts:
-        return {"index": index, "score": score, **({"text": text} if request.returns_texts else {})}
-    document = {"document": {"text": text}} if request.returns_texts else {}
+def _make_entry(form: RankingForm, index: int, score: float) -> dict[str, Any]:
+    text = form.texts[index]
+    if form.names_texts:
+        return {"index": index, "score": score, **({"text": text} if form.returns_texts else {})}
+    document = {"document": {"text": text}} if form.returns_texts else {}
     return {"index": index, "relevance_score": score, **document}
 
 

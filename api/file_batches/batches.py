@@ -6,7 +6,6 @@ import datetime
 from typing import Any
 
 from django.db import IntegrityError, transaction
-from django.db.models.functions import Now
 
 from api import request_id
 from api.auth import Principal, require_cancel_or_retry
@@ -25,7 +24,8 @@ KEPT = datetime.timedelta(days=90)  # a batch that has ended, with its counts
 def create_batch(principal: Principal, wanted: BatchRequest, *, key: str | None) -> FileBatch:
     """Store a batch, or return the one that was stored before with this idempotency key.
 
-    Raises `ApiError` if the file is no input, or if the owner has too many batches, and `IdempotencyMismatch`.
+    Raises `ApiError` if the file is no input, if the owner has too many batches, or if the batch that was stored before
+    was removed, and `IdempotencyMismatch`.
     """
     owner, now = principal.user, clock.get_database_time()
     request = request_id.get_request_id()
@@ -60,7 +60,9 @@ def create_batch(principal: Principal, wanted: BatchRequest, *, key: str | None)
             return idempotency.resolve_conflict(bulk, error)
         return bulk
 
-    return FileBatch.objects.get(pk=idempotency.store_once(bulk, store).pk)
+    if (stored := FileBatch.objects.filter(pk=idempotency.store_once(bulk, store).pk).first()) is None:
+        raise ApiError("The batch of this Idempotency-Key was removed; send another key.", "batch_not_found")
+    return stored
 
 
 def _refuse_too_many(owner: Any) -> None:
@@ -106,4 +108,9 @@ def get_visible_batch(principal: Principal, batch_id: str) -> FileBatch:
 
 
 def remove_old_batches() -> None:
-    row_locks.delete_rows(FileBatch.objects.filter(ended_at__lt=Now() - KEPT))
+    """Remove batches that ended long ago. Their bulks may stay, whose idempotency keys are free again then."""
+    old = FileBatch.objects.filter(ended_at__lt=clock.get_database_time() - KEPT)
+    row_locks.update_rows(
+        Bulk.objects.filter(pk__in=old.values("pk"), idempotency_key__isnull=False), idempotency_key=None
+    )
+    row_locks.delete_rows(old)

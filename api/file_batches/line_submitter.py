@@ -28,7 +28,7 @@ from api.models import BatchStatus, FileBatch
 from inference import clock
 from inference.broker.messages import JobMessage
 from inference.catalog.sizes.lengths import Part
-from inference.catalog.specs import digest_parameters
+from inference.catalog.specs import ModelSpec, digest_parameters
 from inference.connection_retries import is_away
 from inference.errors import InferenceError, InvalidInput, UnknownModel
 from inference.models import WAITING, Bulk, Job, Status
@@ -65,6 +65,7 @@ class Portion:
     refusal: UUID = field(default_factory=uuid4)  # the batch that the refused jobs end in
     terms: dict[str, Submission] = field(default_factory=dict)  # by model: one of its submissions
     messages: dict[tuple[str, str], JobMessage] = field(default_factory=dict)  # by what jobs share: model, parameters
+    options: dict[str, dict[str, Any]] = field(default_factory=dict)  # by model: those that its answers depend on
 
 
 class LineSubmitter:
@@ -135,6 +136,7 @@ class LineSubmitter:
                 self._add_refused_job(batch, line, ApiError(UNREADABLE, "internal"), portion)
                 continue
             self._bind(batch, line, job)
+            portion.options[job.model] = self._select_options(submission.spec)
             if parts:
                 portion.long.append((submission, job, parts))
             else:
@@ -162,6 +164,9 @@ class LineSubmitter:
         with request.translate_errors():
             return submission, *jobs.make_job_and_parts(submission)
 
+    def _select_options(self, spec: ModelSpec) -> dict[str, Any]:
+        return {name: spec.options[name] for name in self._endpoint.options if name in spec.options}
+
     def _add_refused_job(self, batch: FileBatch, line: Line, error: InferenceError, portion: Portion) -> None:
         """Make the job of a line whose body no model takes. It ends in the transaction that stores it."""
         body, now = codec.parse_json(line.text)["body"], clock.get_database_time()
@@ -186,10 +191,10 @@ class LineSubmitter:
 
 
 def _insert_portion(batch: FileBatch, portion: Portion) -> None:
-    last = portion.lines[-1]
+    last, options = portion.lines[-1], (batch.model_options or {}) | portion.options
     here = FileBatch.objects.filter(pk=batch.pk, status=BatchStatus.IN_PROGRESS, lines_read=batch.lines_read)
     with transaction.atomic():
-        if not here.update(lines_read=last.index + 1, bytes_read=last.end):
+        if not here.update(lines_read=last.index + 1, bytes_read=last.end, model_options=options):
             raise Overtaken
         of_small = (job.row for new in portion.small.values() for job in new)
         for statement in job_rows.split_by_size([*(row for row, _ in portion.refused), *of_small]):
@@ -197,7 +202,7 @@ def _insert_portion(batch: FileBatch, portion: Portion) -> None:
         _end_refused(portion)
         for submission, job, parts in portion.long:
             split_jobs.store_whole(submission, job, parts)
-    batch.lines_read, batch.bytes_read = last.index + 1, last.end
+    batch.lines_read, batch.bytes_read, batch.model_options = last.index + 1, last.end, options
 
 
 def _end_refused(portion: Portion) -> None:

@@ -10,8 +10,9 @@ from typing import IO, Any
 from django.conf import settings
 
 from api import codec
-from inference.catalog.lookup import get_spec
-from inference.errors import InferenceError, UnknownModel
+from api.file_batches.endpoints import Endpoint
+from api.requests.dialects.base import read_non_null_fields
+from inference.errors import InferenceError, InvalidInput, UnknownModel
 
 MOST_LINES = 50_000
 MOST_INPUTS = 50_000  # texts of all lines together, as OpenAI's
@@ -56,10 +57,10 @@ def read_lines(file: IO[bytes], *, index: int = 0, start: int = 0) -> Iterator[L
             index += 1
 
 
-def check_line(line: Line, endpoint: str) -> tuple[str, str, int]:
+def check_line(line: Line, address: str, endpoint: Endpoint) -> tuple[str, str, int]:
     """Return the id, the model and the number of inputs of a line.
 
-    Raises `LineRefused` if it is no request to `endpoint`.
+    Raises `LineRefused` if it is no request to `address`, whose endpoint is given too.
     """
     document = _parse_line(line)
     for name in FIELDS:
@@ -70,15 +71,13 @@ def check_line(line: Line, endpoint: str) -> tuple[str, str, int]:
         raise LineRefused("invalid_request", f"custom_id: must be a text of 1 to {LONGEST_ID} characters.", "custom_id")
     if method != "POST":
         raise LineRefused("invalid_method", "method: must be POST.", "method")
-    if url != endpoint:
-        raise LineRefused("url_mismatch", f"url: must be the endpoint of the batch, {endpoint}.", "url")
+    if url != address:
+        raise LineRefused("url_mismatch", f"url: must be the endpoint of the batch, {address}.", "url")
     if not isinstance(body, dict):
         raise LineRefused("invalid_request", "body: must be an object.", "body")
     if body.get("stream"):
         raise LineRefused("stream_not_supported", "body.stream: a batch has no streams; leave it out.", "body.stream")
-    inputs = body.get("input") if endpoint == "/v1/embeddings" else None
-    count = len(inputs) if isinstance(inputs, list) else 1
-    return custom_id, _read_model(body, endpoint), count
+    return custom_id, _read_model(body, endpoint), endpoint.count_inputs(body)
 
 
 def _parse_line(line: Line) -> dict[str, Any]:
@@ -94,13 +93,11 @@ def _parse_line(line: Line) -> dict[str, Any]:
     return document
 
 
-def _read_model(body: dict[str, Any], endpoint: str) -> str:
-    name = body.get("model")
-    if name is None and endpoint in ("/v1/rerank", "/v1/moderations"):
-        return ""  # the default model
-    if not isinstance(name, str):
-        raise LineRefused("missing_required_parameter", "Missing required parameter: 'body.model'.", "body.model")
+def _read_model(body: dict[str, Any], endpoint: Endpoint) -> str:
     try:
-        return get_spec(name).name
+        return endpoint.find_model(read_non_null_fields(body)).name
     except UnknownModel as error:
         raise LineRefused("model_not_found", error.message, "body.model") from None
+    except InvalidInput:
+        message = "Missing required parameter: 'body.model'."
+        raise LineRefused("missing_required_parameter", message, "body.model") from None

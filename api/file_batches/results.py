@@ -23,6 +23,7 @@ from api.file_batches.files import begin_file, open_content, write_content
 from api.file_batches.lines import Line, read_lines
 from api.models import BatchStatus, FileBatch, FilePurpose, StoredFile
 from api.requests.file_form import open_temporary_file
+from inference.catalog.lookup import get_last_spec
 from inference.connection_retries import is_away
 from inference.fields.ids import make_row_id
 from inference.models import Job, Status
@@ -164,7 +165,8 @@ def _write_line(batch: FileBatch, line: Line, job: Job | None, results: Results)
         _write_problem(_make_job_problem(job, endpoint, body), endpoint, job, custom_id, results)
         return
     try:
-        answer, (read, made) = endpoint.write(job, body), endpoint.count_tokens(job, body)
+        answer = endpoint.write(job, body, _find_model_options(batch, job))
+        read, made = endpoint.count_tokens(job, body)
     except Exception as error:  # a bug, too, must not keep the other lines from their answers
         if is_away(error):
             raise
@@ -173,6 +175,17 @@ def _write_line(batch: FileBatch, line: Line, job: Job | None, results: Results)
     results.completed, results.input_tokens = results.completed + 1, results.input_tokens + read
     results.output_tokens += made
     results.answers.write(_encode_line(job, custom_id, (200, answer)))
+
+
+def _find_model_options(batch: FileBatch, job: Job) -> Mapping[str, Any]:
+    """Return the options of the model's entry as the line became a job.
+
+    A version before did not keep them: the entry that this process knows is taken then.
+    """
+    kept = (batch.model_options or {}).get(job.model)
+    if kept is None and (spec := get_last_spec(job.model)):
+        return spec.options
+    return kept or {}
 
 
 def _find_reason(batch: FileBatch, line: Line) -> Status:

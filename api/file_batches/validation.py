@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import IO, Any
 
+from api.file_batches.endpoints import ENDPOINTS
 from api.file_batches.lines import MOST_INPUTS, MOST_LINES, LineRefused, check_line, read_lines
 
 SHOWN_ERRORS = 100
@@ -22,12 +23,14 @@ class FileCheck:
     errors: list[dict[str, Any]] = field(default_factory=list)
 
 
-def check_file(file: IO[bytes], endpoint: str, keep_on: Callable[[], None]) -> FileCheck:
-    """Check the lines of a file. `keep_on` is called now and then, and may raise to end the check.
+def check_file(file: IO[bytes], address: str, keep_on: Callable[[], None]) -> FileCheck:
+    """Check the lines of a file, which are requests to `address`.
+
+    `keep_on` is called now and then, and may raise to end the check.
 
     The check ends after `SHOWN_ERRORS` errors.
     """
-    found, inputs = FileCheck(), 0
+    found, inputs, endpoint = FileCheck(), 0, ENDPOINTS[address]
     ids: set[bytes] = set()  # digests: fifty thousand ids of 512 characters would be 25 MB
     for line in read_lines(file):
         if line.index == MOST_LINES:
@@ -38,7 +41,7 @@ def check_file(file: IO[bytes], endpoint: str, keep_on: Callable[[], None]) -> F
         if line.index % LOOKED_EVERY == 0:
             keep_on()
         try:
-            custom_id, model, count = check_line(line, endpoint)
+            custom_id, model, count = check_line(line, address, endpoint)
             digest = hashlib.blake2b(custom_id.encode(), digest_size=16).digest()
             if digest in ids:
                 message = f"The custom_id '{custom_id[:100]}' is used by a line before."

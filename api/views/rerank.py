@@ -21,7 +21,7 @@ class RerankView(DialectView):
     def post(self, request: HttpRequest, name: str = "") -> HttpResponseBase:
         """Answer one request, whose pairs of query and text are one job."""
         rerank_request = rerank.read_rerank(read_json(request), get_spec(name) if name else None)
-        return run_in_dialect(self, request, rerank_request, partial(write_ranking, request=rerank_request))
+        return run_in_dialect(self, request, rerank_request, partial(write_ranking, form=rerank_request.form))
 
 
 @extend_schema_view(post=operations.rerank_at_root)

@@ -33,6 +33,7 @@ from tests.api.base import Answer, ApiTestCase, Laborer, Response
 from tests.api.test_completions import HELLO, generated
 from tests.api.test_embeddings import embed
 from tests.api.test_moderations import judge
+from tests.api.test_rerank import score
 from tests.conditions import ago, eventually
 
 MODELS_FILE = Path(__file__).with_name("embedding.toml")
@@ -44,6 +45,10 @@ def line(custom_id: str, text: Any = "a text", **body: Any) -> dict[str, Any]:
     return {
         "custom_id": custom_id, "method": "POST", "url": ENDPOINT, "body": {"model": "vectors", "input": text, **body},
     }  # fmt: skip
+
+
+def moderation(body: dict[str, Any]) -> dict[str, Any]:
+    return {"custom_id": "one", "method": "POST", "url": "/v1/moderations", "body": body}
 
 
 def write(*entries: Any) -> bytes:
@@ -304,10 +309,28 @@ class BatchTests(FileBatchCase):
                 shown = self.turn(self.begin(line("a"), blanks, line("c")))
                 self.assertEqual((shown["status"], shown["errors"]["data"][0]["line"]), ("failed", 2))
 
-    def test_a_file_has_so_many_inputs_for_embeddings(self) -> None:
+    def test_a_file_has_so_many_inputs(self) -> None:
         with patch("api.file_batches.validation.MOST_INPUTS", 3):
             (error,) = self.turn(self.begin(line("a", ["x", "y"]), line("b", ["x", "y"])))["errors"]["data"]
         self.assertEqual((error["code"], error["line"]), ("too_many_tasks", None))
+
+    def test_the_inputs_of_a_line_are_its_texts(self) -> None:
+        part = {"type": "text", "text": "a"}
+        for address, body, count in (
+            ("/v1/embeddings", {"input": ["a", "b"]}, 2),
+            ("/v1/embeddings", {"input": "a"}, 1),
+            ("/v1/embeddings", {"input": [1, 2, 3]}, 1),
+            ("/v1/completions", {"prompt": ["a", [1, 2]]}, 2),
+            ("/v1/completions", {"prompt": [1, 2]}, 1),
+            ("/v1/chat/completions", {"messages": [part, part]}, 1),
+            ("/v1/responses", {"input": [part, part]}, 1),
+            ("/v1/rerank", {"documents": ["a", {"text": "b"}]}, 2),
+            ("/v1/rerank", {"texts": ["a", "b"]}, 2),
+            ("/v1/moderations", {"input": ["a", "b", "c"]}, 3),
+            ("/v1/moderations", {"input": [part, part]}, 1),
+        ):
+            with self.subTest(f"{address} {body}"):
+                self.assertEqual(ENDPOINTS[address].count_inputs(body), count)
 
     def test_an_empty_file_and_one_with_too_many_lines_fail(self) -> None:
         (error,) = self.turn(self.begin(b" \n\n"))["errors"]["data"]
@@ -437,6 +460,40 @@ class BatchTests(FileBatchCase):
             self.assertEqual(self.turn(batch_id)["status"], "in_progress")
         self.assertEqual(self.run_to_end(batch_id)["request_counts"]["completed"], 2)
 
+    @override_settings(MODELS_FILE=MODELS_FILE.with_name("moderating.toml"))
+    def test_lines_for_the_default_model_wait_while_it_is_gone(self) -> None:
+        batch_id = self.begin(moderation({"input": "a"}), endpoint="/v1/moderations")
+        self.turn(batch_id)
+        with override_settings(MODELS_FILE=MODELS_FILE):
+            shown = self.turn(batch_id)
+            self.assertEqual((shown["status"], Job.objects.count()), ("in_progress", 0))
+        self.assertEqual(self.run_to_end(batch_id, judge)["request_counts"]["completed"], 1)
+
+    def test_a_file_for_a_default_model_that_there_is_not_is_refused(self) -> None:
+        shown = self.turn(self.begin(moderation({"input": "a"}), endpoint="/v1/moderations"))
+        (error,) = shown["errors"]["data"]
+        self.assertEqual((error["code"], error["line"], error["param"]), ("model_not_found", 1, "body.model"))
+
+    def test_answers_are_written_also_where_their_model_is_gone(self) -> None:
+        ranking = {"query": "q", "documents": ["a", "b"], "model": "default/not-specified"}
+        for file, url, body, answer in (
+            ("moderating.toml", "/v1/moderations", {"input": "a", "model": "toxic"}, judge),
+            ("ranking.toml", "/v1/rerank", ranking, score),
+        ):
+            with self.subTest(url), override_settings(MODELS_FILE=MODELS_FILE.with_name(file)):
+                requested = {"custom_id": "one", "method": "POST", "url": url, "body": body}
+                batch_id = self.begin(requested, endpoint=url)
+                self.turn(batch_id)
+                self.turn(batch_id)
+                with self.worker(answer):
+                    eventually(Job.objects.filter(status=Status.SUCCEEDED, route="/v1/batches").count)
+                so_far = self.output(batch_id)
+                with override_settings(MODELS_FILE=MODELS_FILE):
+                    shown = self.run_rounds(batch_id)
+                self.assertEqual(shown["request_counts"], {"total": 1, "completed": 1, "failed": 0})
+                self.assertEqual(self.content(shown["output_file_id"]), so_far)
+                Job.objects.all().delete()
+
     def test_a_list_longer_than_a_batch_is_one_line_of_many_parts(self) -> None:
         texts = [f"text {number}" for number in range(100)]
         shown = self.run_to_end(self.begin(line("long", texts), line("short", "a")))
@@ -465,12 +522,7 @@ class BatchTests(FileBatchCase):
     @override_settings(MODELS_FILE=MODELS_FILE.with_name("moderating.toml"))
     def test_texts_are_moderated_by_the_default_model_too(self) -> None:
         for model, flagged in (({"model": "toxic"}, False), ({}, True)):
-            requested = {
-                "custom_id": "one",
-                "method": "POST",
-                "url": "/v1/moderations",
-                "body": {"input": "a", **model},
-            }
+            requested = moderation({"input": "a", **model})
             shown = self.run_to_end(self.begin(requested, endpoint="/v1/moderations"), judge)
             answer = read_lines(self.content(shown["output_file_id"]))["one"]["response"]["body"]
             self.assertEqual([each["flagged"] for each in answer["results"]], [flagged])
@@ -478,7 +530,7 @@ class BatchTests(FileBatchCase):
     def test_a_line_that_meets_a_bug_keeps_no_other_from_its_answer(self) -> None:
         def fail(kind: str) -> Any:
             def call(*given: Any) -> Any:
-                body = given[-1]
+                body = given[0 if kind == "unread" else 1]
                 if body.get("input") == kind:
                     raise RuntimeError("a bug")
                 return getattr(endpoint, "read" if kind == "unread" else "write")(*given)
@@ -610,6 +662,34 @@ class BatchTests(FileBatchCase):
         FileBatch.objects.update(ended_at=ago(days=91))
         remove_old_batches()
         self.assertEqual(self.client.get(f"/v1/batches/{batch_id}").status_code, 404)
+
+    @override_settings(MODELS_FILE=MODELS_FILE.with_name("moderating.toml"))
+    def test_lines_that_a_version_without_the_options_stored_are_answered(self) -> None:
+        batch_id = self.begin(moderation({"input": "a", "model": "toxic"}), endpoint="/v1/moderations")
+        self.turn(batch_id)
+        self.turn(batch_id)
+        FileBatch.objects.update(model_options=None)
+        shown = self.run_to_end(batch_id, judge)
+        answer = read_lines(self.content(shown["output_file_id"]))["one"]["response"]["body"]
+        self.assertFalse(answer["results"][0]["flagged"])
+
+    def test_the_key_of_a_batch_whose_row_alone_is_gone_says_so(self) -> None:
+        body = {"input_file_id": self.stored(line("a")), "endpoint": ENDPOINT, "completion_window": "24h"}
+        self.post("/v1/batches", body, headers={"Idempotency-Key": "k"})
+        FileBatch.objects.all().delete()
+        again = self.post("/v1/batches", body, headers={"Idempotency-Key": "k"})
+        self.assertEqual(again.status_code, 404)
+        self.assertIn("send another key", again.json()["error"]["message"])
+
+    def test_the_key_of_a_batch_that_was_removed_is_free(self) -> None:
+        body = {"input_file_id": self.stored(line("a")), "endpoint": ENDPOINT, "completion_window": "24h"}
+        first = self.post("/v1/batches", body, headers={"Idempotency-Key": "k"}).json()
+        self.run_to_end(first["id"])
+        FileBatch.objects.update(ended_at=ago(days=91))
+        remove_old_batches()
+        again = self.post("/v1/batches", body, headers={"Idempotency-Key": "k"})
+        self.assertEqual(again.status_code, 200)
+        self.assertNotEqual(again.json()["id"], first["id"])
 
     def test_a_request_that_is_sent_again_is_the_same_batch_though_its_file_is_gone(self) -> None:
         file_id = self.stored(line("a"))

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -12,7 +10,6 @@ from unittest.mock import patch
 from django.test import SimpleTestCase, override_settings
 
 from api.errors.problems import ApiError
-from api.file_batches import endpoints
 from api.requests.dialects import base
 from api.requests.dialects.moderations import read_moderation
 from inference.catalog.lookup import get_spec
@@ -118,14 +115,6 @@ class AnswerTests(ApiTestCase):
         answer = functools.partial(answering, [{"label": label, "score": score} for label, score in labels])
         (result,) = self.moderate("you!", answer, model="toxic").json()["results"]
         self.assertEqual((result["flagged"], result["category_scores"]), (True, {"insult": 0.8}))
-
-    def test_a_line_of_a_file_is_answered_also_where_the_model_moderates_no_more(self) -> None:
-        self.moderate("you fool!", model="toxic")
-        job = Job.objects.latest("created_at")
-        for spec in (replace(get_spec("toxic"), options={}), None):
-            with patch.object(endpoints, "get_last_spec", return_value=spec):
-                written = json.loads(endpoints.ENDPOINTS["/v1/moderations"].write(job, {"input": "you fool!"}))
-            self.assertTrue(written["results"][0]["flagged"])
 
     def test_more_texts_than_a_batch_are_one_job(self) -> None:
         texts = ["x" * count for count in range(10)]

@@ -56,9 +56,11 @@ class ReadTests(SimpleTestCase):
         ):
             with self.subTest(fields):
                 request = rerank.read_rerank({"model": "ranker", "query": "q", **fields})
-                self.assertEqual((request.submission.inputs, request.names_texts), (pairs, names_texts))
+                self.assertEqual((request.submission.inputs, request.form.names_texts), (pairs, names_texts))
                 self.assertEqual(request.submission.parameters, {"function_to_apply": "none", "details": True})
-                self.assertEqual((request.texts, request.top_n, request.is_raw), (["a", ""], None, False))
+                self.assertEqual(
+                    (request.form.texts, request.form.top_n, request.form.is_raw), (["a", ""], None, False)
+                )
 
     def test_fields_of_each_client(self) -> None:
         for fields, name, expected in (
@@ -74,7 +76,7 @@ class ReadTests(SimpleTestCase):
             ({"embedding_types": ["float"], "truncate": "END"}, "is_raw", False),
         ):
             with self.subTest(fields):
-                self.assertEqual(getattr(rerank.read_rerank({**BODY, **fields}), name), expected)
+                self.assertEqual(getattr(rerank.read_rerank({**BODY, **fields}).form, name), expected)
         kept = rerank.read_rerank({**BODY, "truncate": False}).submission.parameters
         self.assertEqual(kept, {**rerank.LOGITS, "truncate": False})
         limited = rerank.read_rerank({**BODY, "max_tokens_per_doc": 4096}).submission.parameters
@@ -157,11 +159,11 @@ class AnswerTests(ApiTestCase):
                 self.assertEqual(answer["Content-Location"], f"/v1/jobs/{job.id}/output")
 
     def test_the_tokens_that_were_read_are_counted_where_the_engine_reports_them(self) -> None:
-        request = rerank.read_rerank(BODY)
+        form = rerank.read_ranking_form(BODY)
         scored = [{"score": 0.5, "tokens": count} for count in (7, 8, 9)]
         usage = {"prompt_tokens": 24, "total_tokens": 24}
-        self.assertEqual(json.loads(write_ranking(Job(output=scored), request))["usage"], usage)
-        self.assertNotIn("usage", json.loads(write_ranking(Job(output=[*scored[:2], {"score": 0.5}]), request)))
+        self.assertEqual(json.loads(write_ranking(Job(output=scored), form))["usage"], usage)
+        self.assertNotIn("usage", json.loads(write_ranking(Job(output=[*scored[:2], {"score": 0.5}]), form)))
 
     def test_texts_are_ranked_in_a_list(self) -> None:
         for path in ("/rerank", "/v1/models/ranker/rerank"):
@@ -181,14 +183,15 @@ class AnswerTests(ApiTestCase):
     def test_a_score_may_be_a_whole_number(self) -> None:
         job = Job(output=[{"score": 0}, {"score": 1}, {"score": -1.0}])
         scores = [
-            each["relevance_score"] for each in json.loads(write_ranking(job, rerank.read_rerank(BODY)))["results"]
+            each["relevance_score"]
+            for each in json.loads(write_ranking(job, rerank.read_ranking_form(BODY)))["results"]
         ]
         self.assertEqual(scores, [sigmoid(1), 0.5, sigmoid(-1)])
 
     def test_no_logit_is_too_large(self) -> None:
-        request = rerank.read_rerank(BODY)
+        form = rerank.read_ranking_form(BODY)
         job = Job(output=[{"score": -1e4}, {"score": 1e4}, {"score": 0.0}])
-        scores = [each["relevance_score"] for each in json.loads(write_ranking(job, request))["results"]]
+        scores = [each["relevance_score"] for each in json.loads(write_ranking(job, form))["results"]]
         self.assertEqual(scores, [1.0, 0.5, 0.0])
 
     def test_problems_are_shown_where_each_client_looks(self) -> None:

@@ -291,7 +291,7 @@ class AnswerTests(ApiTestCase):
         body = {"query": "a", "documents": ["b"] * 10}
         with self.assertRaisesRegex(ApiError, "at most 9 texts"):
             read_rerank(body, spec)
-        self.assertEqual(len(read_rerank({**body, "priority": 999}, spec).texts), 10)
+        self.assertEqual(len(read_rerank({**body, "priority": 999}, spec).form.texts), 10)
 
     def test_info_has_what_a_worker_knows_of_the_weights(self) -> None:
         names = {"0": "bad", "1": "good"}

@@ -12,7 +12,7 @@ from api.errors.problems import ApiError
 from inference.catalog.lookup import get_catalog, get_spec
 from inference.catalog.neutral_values import CUT, OPENAI, OPENAI_IGNORED, Neutral, describe_refusal, is_neutral
 from inference.catalog.specs import ModelSpec
-from inference.errors import InvalidInput, make_field_error
+from inference.errors import InvalidInput, UnknownModel, make_field_error
 from inference.submission.submissions import Submission
 from inference.values.error_phrases import json_type_of, suggest_name, truncate_name
 from inference.values.priority import Priority
@@ -120,17 +120,21 @@ def find_model(fields: Mapping[str, Any], addressed: ModelSpec | None = None) ->
     return get_spec(name)
 
 
+class NoDefaultModel(ApiError, UnknownModel):
+    """Raised if a request names no model, and not exactly one is the default for it."""
+
+
 def find_default_model(kind: str, missing: str = "no model here answers this") -> ModelSpec:
     """Return the model for a kind of request that names none: the only one, or the one that is marked.
 
-    Raises `ApiError` if there are several, or if there is none, which `missing` says.
+    Raises `NoDefaultModel` if there are several, or if there is none, which `missing` says.
     """
     found = [spec for spec in get_catalog().values() if kind in spec.request_kinds]
     marked = [spec for spec in found if kind in spec.default_for] or found
     if len(marked) != 1:
         names = ", ".join(spec.name for spec in found)
         hint = f'name one of {names}, or have one marked with default_for = ["{kind}"]'
-        raise ApiError(f"model: {hint if names else missing}.", field="model")
+        raise NoDefaultModel(f"model: {hint if names else missing}.", field="model")
     return marked[0]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from api.requests.dialects.base import (
@@ -15,7 +16,7 @@ from api.requests.dialects.base import (
     refuse_unknown_fields,
 )
 from api.requests.dialects.generation.chat_messages import read_content
-from inference.catalog.specs import HARMLESS_LABELS
+from inference.catalog.specs import HARMLESS_LABELS, ModelSpec
 from inference.errors import make_field_error
 from inference.submission.submissions import Submission
 
@@ -30,11 +31,10 @@ NEEDED = (
 def read_moderation(document: object) -> DialectRequest:
     """Read a body. Without a model the default one that tells harmful texts is taken.
 
-    Raises `InvalidInput`, `UnknownModel`, and `ApiError` if no model is named and none is the default.
+    Raises `InvalidInput`, `UnknownModel`.
     """
     fields = read_non_null_fields(document)
-    missing = f"no model here tells harmful texts: {NEEDED}"
-    spec = find_model(fields) if "model" in fields else find_default_model("moderate", missing)
+    spec = find_moderating_model(fields)
     if "moderate" not in spec.request_kinds:
         raise make_field_error("model", f"{spec.name!r} does not tell harmful texts: {NEEDED}.")
     refuse_unknown_fields(fields, FIELDS)
@@ -49,6 +49,12 @@ def read_moderation(document: object) -> DialectRequest:
         ),
         words={"parameters.": "", "inputs": "input"},
     )
+
+
+def find_moderating_model(fields: Mapping[str, Any]) -> ModelSpec:
+    """Return the model that a body names, or the default one. Raises `InvalidInput`, `UnknownModel`."""
+    missing = f"no model here tells harmful texts: {NEEDED}"
+    return find_model(fields) if "model" in fields else find_default_model("moderate", missing)
 
 
 def _read_texts(given: Any) -> list[str]:

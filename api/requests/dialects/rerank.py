@@ -49,12 +49,19 @@ MOST_CHARACTERS = 10_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RerankRequest(DialectRequest):
+class RankingForm:
+    """The fields of a body that the answer of its job depends on, beside the job's output."""
+
     texts: list[str]
     names_texts: bool  # True if the client expects an answer of Text Embeddings Inference
     top_n: int | None
     returns_texts: bool
     is_raw: bool  # True if the client asks for logits, False if for scores from 0 to 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RerankRequest(DialectRequest):
+    form: RankingForm
 
     def translate_field_names(self, text: str) -> str:
         """Return a message with the client's names. Each pair of a job holds the query, and the client sent it once."""
@@ -71,16 +78,14 @@ def read_rerank(document: object, spec: ModelSpec | None = None) -> RerankReques
     given = read_non_null_fields(document)
     refuse_both_fields(given, TEXTS, DOCUMENTS)
     fields = rename_fields(given, RENAMED)
-    spec = find_model_or_default(fields, "rerank", spec)
+    spec = find_ranking_model(fields, spec)
     if not tasks.find_task(spec.task).ranks:
         reason = f'{spec.name!r} does not rank texts, which a model with task = "{tasks.RANKING}" does.'
         raise make_field_error("model", reason)
     refuse_unknown_fields(fields, FIELDS, NEUTRAL, IGNORED)
-    name = TEXTS if TEXTS in fields else DOCUMENTS
-    listed = _read_list(name, fields.get(name))
-    priority = read_cohere_priority(fields)
-    refuse_too_many_inputs(spec, listed, name=name, priority=priority)
-    texts = [_read_text(f"{name}[{index}]", text) for index, text in enumerate(listed)]
+    form, priority = read_ranking_form(given), read_cohere_priority(fields)
+    name, texts = TEXTS if form.names_texts else DOCUMENTS, form.texts
+    refuse_too_many_inputs(spec, texts, name=name, priority=priority)
     query = fields.get("query")
     if not isinstance(query, str):
         raise make_field_error("query", "must be a text.")
@@ -95,11 +100,33 @@ def read_rerank(document: object, spec: ModelSpec | None = None) -> RerankReques
             priority=priority,
         ),
         words={"parameters.max_document_tokens": MOST_TOKENS, "parameters.": "", "inputs": name},
-        texts=texts,
+        form=form,
+    )
+
+
+def find_ranking_model(fields: Mapping[str, Any], addressed: ModelSpec | None = None) -> ModelSpec:
+    """Return the model that the address or the body names, or the default one.
+
+    Raises `InvalidInput`, `UnknownModel`.
+    """
+    return find_model_or_default(fields, "rerank", addressed)
+
+
+def read_ranking_form(document: object) -> RankingForm:
+    """Read the fields of a body that say how its answer is written, whether its model is still there or not.
+
+    Raises `InvalidInput`.
+    """
+    given = read_non_null_fields(document)
+    refuse_both_fields(given, TEXTS, DOCUMENTS)
+    name = TEXTS if TEXTS in given else DOCUMENTS
+    listed = _read_list(name, given.get(name))
+    return RankingForm(
+        texts=[_read_text(f"{name}[{index}]", text) for index, text in enumerate(listed)],
         names_texts=name == TEXTS,
         top_n=_read_count("top_k" if "top_k" in given else "top_n", given),
-        returns_texts=read_flag(fields, "return_text") | read_flag(fields, "return_documents"),
-        is_raw=read_flag(fields, "raw_scores"),
+        returns_texts=read_flag(given, "return_text") | read_flag(given, "return_documents"),
+        is_raw=read_flag(given, "raw_scores"),
     )
 
 
