@@ -26,7 +26,7 @@ newest:  ## Run the tests with the newest Celery, Django, torch, transformers, .
 		sed -i -E 's/^($(LIBRARIES))==[^ ]*/\1/' requirements*.txt && : >requirements.lock && \
 		$(MAKE) --no-print-directory .venv/.installed-dev && \
 		.venv/bin/python -m pip list | grep -E "^($(LIBRARIES)) " && \
-		.venv/bin/python manage.py test --noinput --exclude-tag pinned $(T)
+		ALL_ARCHITECTURES=1 .venv/bin/python manage.py test --noinput --exclude-tag pinned $(T)
 
 coverage: .venv/.installed-dev  ## Run the tests, and print the branches that they do not take (T=... as above)
 	@$(PY) -m coverage erase
