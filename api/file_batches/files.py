@@ -146,13 +146,26 @@ def open_content(row: StoredFile) -> File[bytes]:
 
 def _select_removable_files() -> QuerySet[StoredFile]:
     left = Q(state=FileState.RECEIVING, pk__lt=make_first_id(clock.get_database_time() - UPLOAD))
-    expired = Q(state=FileState.STORED, expires_at__lt=Now())
-    read = FileBatch.objects.filter(status__in=UNFINISHED, input_file__isnull=False).values("input_file")
-    return StoredFile.objects.filter(Q(state=FileState.DELETED) | left | expired).exclude(pk__in=read)
+    expired = Q(state=FileState.STORED) & _make_expired_condition()
+    return StoredFile.objects.filter(Q(state=FileState.DELETED) | left | expired).exclude(pk__in=_select_read_files())
+
+
+def _make_expired_condition() -> Q:
+    """Return the condition of files whose time is over; the file of a batch that has not ended has no such time."""
+    return Q(expires_at__lt=Now()) & ~Q(pk__in=_select_read_files())
+
+
+def _select_read_files() -> QuerySet[FileBatch, Any]:
+    return FileBatch.objects.filter(status__in=UNFINISHED, input_file__isnull=False).values("input_file")
 
 
 def find_file(file_id: UUID) -> StoredFile | None:
     return StoredFile.objects.filter(pk=file_id, state=FileState.STORED).first()
+
+
+def select_current_files() -> QuerySet[StoredFile]:
+    """Return the files that clients see: those that are complete and have not expired."""
+    return StoredFile.objects.filter(state=FileState.STORED).exclude(_make_expired_condition())
 
 
 def get_visible_file(principal: Principal, file_id: str) -> StoredFile:
@@ -161,7 +174,7 @@ def get_visible_file(principal: Principal, file_id: str) -> StoredFile:
     Raises `ApiError`, the same for a file of another owner as for none.
     """
     key = read_public_id(file_id, "file-")
-    row = key and find_file(key)
+    row = key and select_current_files().filter(pk=key).first()
     if not row or not principal.may_see(row):
         raise ApiError(f"No such File object: {file_id[:100]}", "file_not_found")
     return row

@@ -221,6 +221,9 @@ class FileTests(FileBatchCase):
         kept = UUID(self.stored(line("kept")).removeprefix("file-"))
         expired = UUID(self.stored(line("old")).removeprefix("file-"))
         StoredFile.objects.filter(pk=expired).update(expires_at=ago(1))
+        self.assertEqual([each["id"] for each in self.client.get("/v1/files").json()["data"]], [f"file-{kept.hex}"])
+        for path in ("", "/content"):
+            self.assertEqual(self.client.get(f"/v1/files/file-{expired.hex}{path}").status_code, 404)
         content = SimpleUploadedFile("a", b"half")
         dies = patch.object(StoredFile.objects, "filter", side_effect=RuntimeError)
         with dies, self.assertRaises(RuntimeError):
@@ -565,6 +568,8 @@ class BatchTests(FileBatchCase):
         self.assertEqual((answer.status_code, answer.json()["error"]["code"]), (409, "file_in_use"))
         StoredFile.objects.update(expires_at=ago(1))
         self.assertEqual(files.purge_old_files(), 0)
+        self.assertEqual(self.client.get(f"/v1/files/{file_id}").status_code, 200)
+        StoredFile.objects.update(expires_at=None)
         self.run_to_end(batch_id)
         self.assertEqual(self.client.delete(f"/v1/files/{file_id}").status_code, 200)
         self.assertIsNone(self.shown(batch_id)["input_file_id"])

@@ -15,7 +15,7 @@ from api.auth import Principal
 from api.errors.problems import ApiError
 from api.file_batches import files
 from api.file_batches.documents import make_file_document, make_page
-from api.models import FilePurpose, FileState, StoredFile
+from api.models import FilePurpose
 from api.openapi import batch_operations
 from api.requests.file_batches import load_page, read_form_expiry_s
 from api.requests.file_form import read_file_form
@@ -34,7 +34,7 @@ class FilesView(ApiView):
 
     @batch_operations.list_files
     def get(self, request: HttpRequest) -> HttpResponse:
-        visible = StoredFile.objects.filter(state=FileState.STORED)
+        visible = files.select_current_files()
         if not self.principal.is_staff:
             visible = visible.filter(owner=self.principal.user)
         if purpose := request.GET.get("purpose"):
