@@ -1,18 +1,22 @@
-"""Row 55: web server, worker, broker and runner of batches are killed while the lines of a file are answered."""
+"""Row 55: web server, worker, broker and runner of batches are killed while the lines of a file are answered.
+
+The web server is killed in the middle of another upload, of which nothing may be listed.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import http.client
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tests import echo
-from tests.conditions import wait_for
+from tests.conditions import PATIENCE_S, wait_for
 from tests.faults.engines import GENERATED
 from tests.faults.fault import Fault
 from tests.faults.trial import Trial
+from tests.ports import HOST
 from tools.launcher import programs
 
 MODELS = """
@@ -26,16 +30,17 @@ max_batch_size = 32
 options = { fixed_ms = 20 }
 """
 ENDPOINT = "/v1/completions"
+HALF = "half.jsonl"
 ENDED = ("completed", "failed", "expired", "cancelled")
 BOUNDARY = "-----a-line-of-no-file"
 FORM = f"multipart/form-data; boundary={BOUNDARY}"
 REFUSED_EVERY = 100  # lines, one of which has a field that is refused
 
 
-def write_form(content: bytes) -> bytes:
+def write_form(content: bytes, name: str = "in.jsonl") -> bytes:
     head = (
         f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n--{BOUNDARY}\r\n'
-        'Content-Disposition: form-data; name="file"; filename="in.jsonl"\r\n\r\n'
+        f'Content-Disposition: form-data; name="file"; filename="{name}"\r\n\r\n'
     )
     return head.encode() + content + f"\r\n--{BOUNDARY}--\r\n".encode()
 
@@ -91,12 +96,23 @@ class FileBatch(Fault):
             trial.pause(0.0, 0.5)
             service.broker.start()
             return
-        service.children[kind].kill()
+        with self.half_an_upload(service.port) if kind == "web" else contextlib.nullcontext():
+            service.children[kind].kill()
         trial.pause(0.0, 0.5)
         if kind == "batches":
             service.start(service.children[kind].program)
         else:
             service.restart(kind)
+
+    @contextlib.contextmanager
+    def half_an_upload(self, port: int) -> Iterator[None]:
+        form = write_form(b"x" * 10_000_000, HALF)
+        with contextlib.closing(http.client.HTTPConnection(HOST, port, timeout=PATIENCE_S)) as connection:
+            connection.putrequest("POST", "/v1/files")
+            connection.putheader("Content-Type", FORM)
+            connection.putheader("Content-Length", str(len(form)))
+            connection.endheaders(form[: len(form) // 2])
+            yield
 
     def look(self, trial: Trial, batch: str) -> dict[str, Any] | None:
         with contextlib.suppress(OSError, http.client.HTTPException):
@@ -117,6 +133,8 @@ class FileBatch(Fault):
         trial.expect(len(found) == len(answers), "a line has two answers")
         expected = {name: echo.expected(text)["digest"] for name, text in texts.items() if name not in refused}
         trial.expect(found == expected, "some answers are missing, or are those of other lines")
+        files = trial.service.get("/v1/files").json["data"]
+        trial.expect(HALF not in [file["filename"] for file in files], "half a file is listed")
         jobs = trial.service.jobs.filter(bulk=batch["id"].removeprefix("batch_"), error_code="")
         trial.accepted |= dict(jobs.values_list("pk", "inputs"))
 
