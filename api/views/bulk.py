@@ -60,13 +60,16 @@ class CancelBulkView(ApiView):
 def get_visible_bulk(principal: Principal, bulk_id: str) -> Bulk:
     """Return the bulk with this id, if the principal may see it.
 
-    Raises `BulkNotFound`, the same for a bulk of another owner as for none.
+    Raises `BulkNotFound`, the same for a bulk of another owner as for none. The lines of a file batch are no bulk of a
+    client's: they are not all there until the batch has ended.
     """
     if (key := parse_uuid(bulk_id)) is None:
         raise BulkNotFound(f"There is no bulk {bulk_id[:100]!r}: ids are UUIDs.")
     found = bulk.fetch(key)
     if not principal.may_see(found):
         raise BulkNotFound(f"There is no bulk {found.id}.")
+    if not found.model:
+        raise BulkNotFound(f"{found.id} is a batch of a file: see /v1/batches/batch_{found.id.hex}.")
     return found
 
 

@@ -406,6 +406,14 @@ class BatchTests(FileBatchCase):
         again = self.post(f"/v1/batches/{batch_id}/cancel")
         self.assertEqual((again.status_code, again.json()["status"]), (200, "cancelled"))
 
+    def test_it_is_no_bulk(self) -> None:
+        batch_id = self.begin(line("a"))
+        address = f"/v1/jobs/bulk/{UUID(batch_id.removeprefix('batch_'))}"
+        for answer in (self.client.get(address), self.client.post(f"{address}/cancel")):
+            self.assertEqual((answer.status_code, answer.json()["code"]), (404, "bulk_not_found"))
+            self.assertIn(f"/v1/batches/{batch_id}", answer.json()["detail"])
+        self.assertEqual(self.shown(batch_id)["status"], "validating")
+
     def test_one_that_was_not_checked_yet_is_cancelled_at_once(self) -> None:
         batch_id = self.begin(b"{")
         self.post(f"/v1/batches/{batch_id}/cancel")
