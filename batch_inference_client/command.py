@@ -263,14 +263,15 @@ def run_batch(client: Client, options: argparse.Namespace) -> int:
         path.open("ab").close()  # now, and not when the batch has ended: perhaps it cannot be written
     is_begun = BATCH_ID.fullmatch(options.source)
     batch_id = client.batch(options.source)["id"] if is_begun else begin_batch(client, options)
-    if options.so_far:
-        write_lines(client.open_output(batch_id), options.output)
-        return 0
     try:
         print_message(f"The batch is {batch_id}.")
+        if options.so_far:
+            write_answers(client.open_output(batch_id), options.output)
+            return 0
         batch = client.wait_for_batch(batch_id, progress=True)
-        for name, path in (("output_file_id", options.output), ("error_file_id", options.errors)):
-            write_lines(client.open_file(batch[name]) if batch[name] else io.BytesIO(), path)
+        if batch["status"] != BatchEnd.FAILED:
+            write_answers(open_lines(client, batch["output_file_id"]), options.output)
+            write_lines(open_lines(client, batch["error_file_id"]), options.errors)
     except (KeyboardInterrupt, ClientError, OSError):
         print_message(
             f"\nThe batch {batch_id} goes on without this command. For its answers: the same command with {batch_id} in"
@@ -289,6 +290,18 @@ def begin_batch(client: Client, options: argparse.Namespace) -> str:
     if not options.endpoint:
         raise ClientError("Name the --endpoint of the file's lines, such as /v1/embeddings.", code="bad_request")
     return str(client.create_batch(Path(options.source), options.endpoint, window=options.window)["id"])
+
+
+def open_lines(client: Client, file_id: str | None) -> IO[bytes]:
+    return client.open_file(file_id) if file_id else io.BytesIO()
+
+
+def write_answers(answers: IO[bytes], path: Path | None) -> None:
+    """Write answers over the file at a path, or to stdout. The file stays as it is if there are none."""
+    with answers:
+        if answers.read(1):
+            answers.seek(0)
+            write_lines(answers, path)
 
 
 def write_lines(lines: IO[bytes], path: Path | None) -> None:

@@ -175,9 +175,30 @@ class BatchTests(CommandCase):
         self.write(a="once")
         with self.source.open("a") as file:
             file.write("\n{")
-        done = self.call("batch", str(self.source), "--endpoint", COMPLETIONS)
+        self.output.write_text("of yesterday")
+        self.errors.write_text("of yesterday")
+        done = self.call("batch", str(self.source), "--endpoint", COMPLETIONS, *self.files)
         self.assertEqual(done.returncode, 1)
         self.assertIn("line 2: ", done.stderr)
+        self.assertEqual((self.output.read_text(), self.errors.read_text()), ("of yesterday", "of yesterday"))
+
+    def test_a_file_keeps_its_answers_where_the_batch_has_none(self) -> None:
+        self.write(a=7)
+        self.output.write_text("of yesterday")
+        done = self.call("batch", str(self.source), "--endpoint", COMPLETIONS, *self.files)
+        self.assertIn("0 of 1 lines have an answer", done.stderr)
+        self.assertEqual(self.output.read_text(), "of yesterday")
+        self.assertEqual(json.loads(self.errors.read_text())["custom_id"], "a")
+
+    def test_the_answers_so_far_of_a_file_come_with_the_id_of_its_batch(self) -> None:
+        self.hold()
+        self.write(a="held")
+        self.output.write_text("of yesterday")
+        done = self.call("batch", str(self.source), "--endpoint", COMPLETIONS, "--so-far", *self.files)
+        self.assertEqual((done.returncode, self.output.read_text()), (0, "of yesterday"))
+        batch_id = done.stderr.split()[3].rstrip(".")
+        self.assertEqual(json.loads(self.call("status", batch_id).stdout)["id"], batch_id)
+        self.stack.release()
 
 
 class KeyTests(CommandCase):
