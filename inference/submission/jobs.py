@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Collection, Sequence
+from typing import Any
 from uuid import UUID
 
 from django.db import IntegrityError, transaction
@@ -135,15 +136,19 @@ def delete(job: Job) -> None:
         raise JobInUse(f"The job {job.id} is {status}. Delete it once it has ended: {cancel} ends it.")
 
 
+def read_inputs(job: Job) -> Any:
+    """Return the inputs of a job, also of one whose parts hold them."""
+    return job_rows.read_inputs_of_whole(job.pk) if job.parts else job.inputs
+
+
 def make_resubmission(old: Job, *, alone: bool = False) -> Submission:
     """Return a submission with the same inputs for a new job of the same owner.
 
     A new job is needed, since terminal states never change. Raises `UnknownModel`.
     """
-    inputs = job_rows.read_inputs_of_whole(old.pk) if old.parts else old.inputs
     return Submission(
         spec=get_spec(old.model),
-        inputs=inputs,
+        inputs=read_inputs(old),
         parameters=old.parameters,
         priority=old.priority,
         owner=old.owner,

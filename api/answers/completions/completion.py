@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -27,6 +29,7 @@ from inference.streams.output_texts import (
     extract_text,
     read_token_logprobs,
 )
+from inference.submission import jobs
 
 NO_TEXT = 'The model\'s answer is not [{"generated_text": "…"}].'
 FINISH_REASONS = {"length": "length", "eos_token": "stop", "stop_sequence": "stop"}
@@ -109,12 +112,25 @@ def may_call_tools(kind: CompletionKind, job: Job) -> bool:
     return kind.has_calls and "tools" in job.parameters
 
 
+def generates_texts(job: Job) -> bool:
+    """Return True if the job generates a text, or several."""
+    spec = get_last_spec(job.model)
+    return spec is not None and tasks.find_task(spec.task).generates
+
+
 def generates_single_text(job: Job) -> bool:
     """Return True if the job generates one text."""
     spec = get_last_spec(job.model)
     if spec is None or job.parts or not tasks.find_task(spec.task).generates:
         return False
     return not lengths.is_input_list(spec, job.inputs)
+
+
+def count_answers(job: Job) -> int:
+    """Return how many answers a job gives to each prompt. Equal prompts side by side are taken for one prompt."""
+    if generates_single_text(job):
+        return 1
+    return math.gcd(*(len(list(equal)) for _, equal in itertools.groupby(jobs.read_inputs(job))))
 
 
 def make_completion_head(kind: CompletionKind, job: Job) -> dict[str, Any]:

@@ -72,6 +72,7 @@ class StoredCompletionView(ApiView):
         is_streamed = bodies.read_query_flag(request.GET, "stream")
         refuse_unused_parameter(request, is_streamed)
         if is_streamed:
+            streaming.require_streamable_job(job)
             completions.refuse_streamed_echo(job.parameters)
             after = streaming.read_position(request, job)
             begin = BEGINNING if shapes.may_call_tools(self.kind, job) else after
@@ -79,13 +80,16 @@ class StoredCompletionView(ApiView):
             return streaming.answer_stream(self, request, lambda: job, write_chunks, after=begin)
         with self.take_wait_slot(read_wait_limit_s(request, bodies.MAX_WAIT_S)) as granted_s:
             row = jobs.wait(job.id, timeout_s=granted_s)
-        return answer_in_dialect(self, request, row, partial(write_completion, self.kind))
+        return answer_in_dialect(self, request, row, self.write_stored_completion)
 
     def get_visible_completion_job(self, completion_id: str) -> Job:
         job = get_visible_job(self.principal, completion_id.removeprefix(self.kind.prefix))
-        if not shapes.generates_single_text(job):
+        if not shapes.generates_texts(job):
             raise JobNotFound(f"There is no completion {job.id}.")
         return job
+
+    def write_stored_completion(self, job: Job) -> bytes:
+        return write_completion(self.kind, job, answers=shapes.count_answers(job))
 
 
 class StoredChatView(StoredCompletionView):
