@@ -677,6 +677,20 @@ class AnswerTests(ApiTestCase):
             for choice in shapes.make_completion(shapes.TEXT, job)["choices"]:
                 self.assertEqual(choice["logprobs"]["text_offset"], [0, 0, 1, 1, 3, 1, 3])
 
+    def test_the_prompts_of_a_list_longer_than_a_batch_have_their_scores(self) -> None:
+        def score(value: Any, parameters: dict[str, Any]) -> Any:
+            token = {"id": 1, "text": value, "start": 0, "logprob": None, "special": False}
+            details = {"prefill": [token], "prefill_top_tokens": [[]], "tokens": [token], "top_tokens": [[]]}
+            return [{"generated_text": f"{value}!", "details": {**details, "finish_reason": "length"}}]
+
+        texts = ["x" * count for count in range(1, 41)]
+        prompts = {"model": "prompts", "prompt": texts, "echo": True}
+        with patch.object(ModelSpec, "max_queued", 5), self.worker(score):
+            answer = self.post(TEXT, prompts)
+        self.assertEqual(answer.status_code, 200, answer.content)
+        offsets = [choice["logprobs"]["text_offset"] for choice in answer.json()["choices"]]
+        self.assertEqual(offsets, [[0, len(text)] for text in texts])
+
     def test_hugging_face_s_clients_name_the_model_in_the_address(self) -> None:
         chat = self.complete("/v1/models/prompts/v1/chat/completions", messages=HELLO)
         self.assertEqual(chat["choices"][0]["message"]["content"], "<user:hello>")

@@ -84,12 +84,15 @@ def make_completion(kind: CompletionKind, job: Job, answers: int = 1) -> dict[st
     Raises `ApiError` if the output holds no text.
     """
     found = read_generated_texts(job)
-    choices = [_make_choice(kind, job, index, text, details) for index, (text, details) in enumerate(found)]
+    prompts = jobs.read_inputs(job) if job.parameters.get("return_full_text") else []
+    choices = [_make_choice(kind, job, prompts, index, text, details) for index, (text, details) in enumerate(found)]
     usage = _make_usage([details for _, details in found], answers)
     return {**make_completion_head(kind, job), "object": kind.name, "choices": choices, "usage": usage}
 
 
-def _make_choice(kind: CompletionKind, job: Job, index: int, text: str, details: Mapping[str, Any]) -> dict[str, Any]:
+def _make_choice(
+    kind: CompletionKind, job: Job, prompts: Sequence[Any], index: int, text: str, details: Mapping[str, Any]
+) -> dict[str, Any]:
     words, calls = (
         tool_calls.separate_text_and_calls(job, text, choice=index) if may_call_tools(kind, job) else (text, [])
     )
@@ -101,7 +104,7 @@ def _make_choice(kind: CompletionKind, job: Job, index: int, text: str, details:
     if job.parameters.get("return_full_text") and details.get("prefill"):
         prompt = job.prompt_length
         if prompt is None:  # of several
-            prompt = measure_prompt(job.inputs[index], details["prefill"])
+            prompt = measure_prompt(prompts[index], details["prefill"])
         scores = list_scores_with_prompt(details, prompt=prompt)
     logprobs = None if scores is None else kind.make_logprobs(scores)
     return {"index": index, **fields, "finish_reason": reason, "logprobs": logprobs}
