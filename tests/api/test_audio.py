@@ -134,6 +134,13 @@ class AnswerTests(ApiTestCase):
                 self.assertTrue(answer.json()["error"]["message"])
         nothing = self.client.post("/v1/audio/transcriptions", {"model": "ears"})
         self.assertEqual(nothing.json()["error"]["param"], "file")
+        refusal = InvalidInput("parameters.return_timestamps: leave it out, as this model tells no times.")
+        with self.worker(functools.partial(answering, refusal)):
+            form = {"model": "ears", "response_format": "srt", "file": SimpleUploadedFile("a.wav", WAV)}
+            without_times = self.client.post("/v1/audio/transcriptions", form)
+        said = "response_format: srt is not served by 'ears'; send json or text, as this model tells no times."
+        error = without_times.json()["error"]
+        self.assertEqual((without_times.status_code, error["param"], error["message"]), (400, "response_format", said))
         twice = self.transcribe(language=["en", "de"])
         self.assertEqual((twice.status_code, twice.json()["error"]["param"]), (400, "language"))
 

@@ -22,6 +22,7 @@ from inference.submission.submissions import Submission
 
 FORMATS = ("json", "text", "verbose_json", "srt", "vtt")  # of a transcription
 WITH_TIMES = ("verbose_json", "srt", "vtt")
+TIMES = "parameters.return_timestamps"
 # Values that ask for nothing, by the fields of a form, which are texts.
 FORM_NEUTRAL: Neutral = {
     "chunking_strategy": (), "include[]": (), "prompt": ("",), "stream": ("false",), "temperature": ("0", "0.0"),
@@ -54,9 +55,17 @@ def read_transcription(form: FileForm) -> TranscriptionRequest:
     if not (content := form.file.read()):
         raise make_field_error("file", "is empty; send the bytes of a sound.")
     inputs = base64.b64encode(content).decode()
+    without_times = " or ".join(name for name in FORMATS if name not in WITH_TIMES)
     return TranscriptionRequest(
         submission=Submission(spec=spec, inputs=inputs, parameters=parameters),
-        words={"parameters.return_timestamps": "response_format", "parameters.": "", "inputs": "file"},
+        words={
+            f"{TIMES}: leave it out": (
+                f"response_format: {wanted} is not served by {spec.name!r}; send {without_times}"
+            ),
+            TIMES: "response_format",
+            "parameters.": "",
+            "inputs": "file",
+        },
         response_format=wanted,
     )
 

@@ -13,7 +13,7 @@ from inference.engines.inputs import media, task_inputs
 from inference.engines.inputs.stops import read_stops
 from inference.engines.runtime import parity
 from inference.engines.runtime.row_groups import BatchingMode, InputRow
-from inference.errors import InvalidInput, make_context_length_error
+from inference.errors import InvalidInput, make_context_length_error, make_field_error
 
 if TYPE_CHECKING:
     from transformers import Pipeline
@@ -288,9 +288,16 @@ class Speech(Feed):
         return replace(self, parameters={"max_new_tokens": 8}) if pipe.type in ("seq2seq", "seq2seq_whisper") else self
 
     def check_and_complete_parameters(self, pipe: Pipeline, parameters: dict[str, Any]) -> dict[str, Any]:
-        """Return the parameters as they are. Raises `InvalidInput` for a language that the model does not know."""
+        """Return the parameters as they are.
+
+        Raises `InvalidInput` for a language that the model does not know, and for times that it cannot tell.
+        """
+        settings = getattr(pipe.model, "generation_config", None)  # none of a model that does not write token by token
+        tells_times = pipe.type == "seq2seq_whisper" and hasattr(settings, "no_timestamps_token_id")
+        if parameters.get("return_timestamps") and not tells_times:
+            raise make_field_error("parameters.return_timestamps", "leave it out, as this model tells no times.")
         if language := parameters.get("language"):
-            known = getattr(pipe.model.generation_config, "lang_to_id", None) or {}
+            known = getattr(settings, "lang_to_id", None) or {}
             if f"<|{language}|>" not in known:
                 listed = ", ".join(sorted(name.strip("<|>") for name in known)) or "none, so leave it out"
                 message = f"parameters.language: must be a language that this model knows: {listed}."

@@ -270,6 +270,15 @@ class ImageAndSoundTests(EqualTestCase):
             self.assertEqual(found[place], {"text": texts[place]})
         self.assertEqual(found[1:2], self.answers("whisper-with-times", sounds[1:2]))
 
+    def test_times_and_languages_are_refused_by_models_that_know_none(self) -> None:
+        for name in (SPEECH, "whisper"):
+            for parameter, value in (("return_timestamps", True), ("language", "en")):
+                with self.subTest(name, parameter=parameter):
+                    [refused] = run_engine_with_isolation(engine(name), TONES[:1], {parameter: value}).outcomes
+                    self.assertIsInstance(refused, InvalidInput)
+                    self.assertEqual(refused.field, f"parameters.{parameter}")
+                    self.assertRegex(refused.message, f"^parameters.{parameter}: .*leave it out")
+
     def test_a_model_that_writes_on_in_silence_is_tried_out_on_a_few_tokens_at_its_load(self) -> None:
         from transformers import WhisperForConditionalGeneration as Whisper
 
