@@ -12,7 +12,7 @@ from typing import Any
 from django.http import HttpRequest, HttpResponse
 
 from api.errors import problems
-from inference.errors import ContextLengthExceeded, InvalidInput
+from inference.errors import UNREADABLE, ContextLengthExceeded, InvalidInput
 
 ADDRESSES = re.compile(
     r"/openai/|/embeddings/|/v1/models/[^/]+/v1/embeddings/|/v1/(?:audio|batches|chat|completions|embeddings)/"
@@ -82,14 +82,21 @@ def make_error_document(problem: dict[str, Any], *, inputs: str) -> dict[str, An
 
 
 def _find_field(problem: dict[str, Any], inputs: str) -> str | None:
-    """Return the field that a problem is about. The error of a job has its name only at the beginning of the text."""
+    """Return the field that a problem is about.
+
+    The error of a job has its name only at the beginning of the text, and is about the inputs if it has none.
+    """
     if errors := problem.get("errors"):
         return str(errors[0]["field"])
     if problem["code"] not in (InvalidInput.code, ContextLengthExceeded.code):
         return None
     if named := FIELD.match(problem["detail"]):
         return named[1]
-    return inputs if problem["code"] == ContextLengthExceeded.code else None
+    if problem["code"] == InvalidInput.code and (
+        inputs == INPUTS["rerank"] or problem["detail"].startswith(UNREADABLE)
+    ):
+        return None  # perhaps a document is wrong, or a parameter
+    return inputs
 
 
 def _choose_error_type(status: int) -> str:

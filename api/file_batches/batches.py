@@ -49,7 +49,7 @@ def create_batch(principal: Principal, wanted: BatchRequest, *, key: str | None)
         batch.input_file = get_visible_file(principal, wanted.input_file_id)
         if batch.input_file.purpose != FilePurpose.BATCH:
             name, purpose = batch.input_file.public_id, batch.input_file.purpose
-            raise ApiError(f"input_file_id: {name} has the purpose {purpose}, not batch.")
+            raise ApiError(f"input_file_id: {name} has the purpose {purpose}, not batch.", field="input_file_id")
         try:
             with transaction.atomic():
                 _refuse_too_many(owner)

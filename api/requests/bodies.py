@@ -114,7 +114,9 @@ def read_seconds(query: Mapping[str, str], name: str, bounds: tuple[float, float
         return None
     least, most = bounds
     if not _NUMBER.fullmatch(text) or not text.isascii() or not least <= float(text) <= most:
-        raise ApiError(f"{name} must be a number of seconds from {least:g} to {most:.0f}, such as ?{name}=10.")
+        raise ApiError(
+            f"{name} must be a number of seconds from {least:g} to {most:.0f}, such as ?{name}=10.", field=name
+        )
     return float(text)
 
 
@@ -128,14 +130,14 @@ def cancels_on_disconnect(query: Mapping[str, str]) -> bool:
     """Return True if the query has `on_disconnect=cancel`. Raises `ApiError` for any other value of it."""
     value = query.get("on_disconnect")
     if value not in (None, "cancel"):
-        raise ApiError("on_disconnect must be cancel; without it the job goes on.")
+        raise ApiError("on_disconnect must be cancel; without it the job goes on.", field="on_disconnect")
     return value is not None
 
 
 def read_query_flag(query: Mapping[str, str], name: str) -> bool:
     """Return True if the query's parameter is `true`. Raises `ApiError` if it is neither true, false nor missing."""
     if query.get(name, "false") not in ("true", "false"):
-        raise ApiError(f"{name} must be true or false.")
+        raise ApiError(f"{name} must be true or false.", field=name)
     return query.get(name) == "true"
 
 
@@ -145,7 +147,7 @@ def read_query_integer(query: Mapping[str, str], name: str, default: int) -> int
     if text is None:
         return default
     if not (text.isascii() and text.isdigit() and len(text) <= 10):
-        raise ApiError(f"{name}: must be a whole number from 0, not {text[:100]!r}.")
+        raise ApiError(f"{name}: must be a whole number from 0, not {text[:100]!r}.", field=name)
     return int(text)
 
 
@@ -153,7 +155,7 @@ def read_list_limit(query: Mapping[str, str], default: int, most: int) -> int:
     """Return how many entries of a list are asked for. Raises `ApiError`."""
     text = query.get("limit", str(default))
     if not _LIMIT.fullmatch(text) or int(text) > most:
-        raise ApiError(f"limit must be a whole number from 1 to {most}.")
+        raise ApiError(f"limit must be a whole number from 1 to {most}.", field="limit")
     return int(text)
 
 
@@ -191,7 +193,8 @@ def refuse_unknown_query_parameters(
     """Raise `ApiError` for a parameter that is not in `names`: a misspelt one would be ignored otherwise."""
     if unknown := next((name for name in query if name not in names), None):
         hint = elsewhere.get(unknown) or suggest_name(unknown, names)
-        raise ApiError(f"Unknown query parameter {truncate_name(unknown)!r}; {hint}")
+        shown = truncate_name(unknown)
+        raise ApiError(f"Unknown query parameter {shown!r}; {hint}", field=shown)
 
 
 def make_submission(body: Mapping[str, Any]) -> Submission:

@@ -36,10 +36,10 @@ def load_page(query: Mapping[str, str], rows: QuerySet[R], prefix: str) -> tuple
     most = min(read_list_limit(query, PAGE, MOST_LIMIT), LONGEST_PAGE)
     order = query.get("order", "desc")
     if order not in ("asc", "desc"):
-        raise ApiError("order must be asc or desc.")
+        raise ApiError("order must be asc or desc.", field="order")
     if after := query.get("after"):
         if (last := read_public_id(after, prefix)) is None:
-            raise ApiError(f"after must be an id such as {prefix}…, as a page of this list gave it.")
+            raise ApiError(f"after must be an id such as {prefix}…, as a page of this list gave it.", field="after")
         rows = rows.filter(**{"pk__gt" if order == "asc" else "pk__lt": last})
     found = list(rows.order_by("pk" if order == "asc" else "-pk")[: most + 1])
     return found[:most], len(found) > most

@@ -152,7 +152,9 @@ def refuse_unused_parameter(request: HttpRequest, is_streamed: bool) -> None:
     """Raise `ApiError` for `timeout` if the answer is streamed, and for `on_disconnect` if it is not."""
     other = "timeout" if is_streamed else "on_disconnect"
     if other in request.GET:
-        raise ApiError(f"{other}: {'not ' if is_streamed else ''}for an answer that is streamed; leave it out.")
+        raise ApiError(
+            f"{other}: {'not ' if is_streamed else ''}for an answer that is streamed; leave it out.", field=other
+        )
 
 
 def read_wait_limit_s(request: HttpRequest, default_s: float) -> float:

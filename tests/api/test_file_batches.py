@@ -174,15 +174,16 @@ class FileTests(FileBatchCase):
                 answer = self.client.post("/v1/files", body, content_type=media_type)
                 self.assertGreaterEqual(answer.status_code, 400)
                 self.assertIn(words, answer.json()["error"]["message"])
-        for fields, words in (
-            ({"purpose": "fine-tune"}, "must be batch"),
-            ({"purpose": None}, "must be batch"),
-            ({"colour": "red"}, "unknown field"),
-            ({"other": SimpleUploadedFile("b", b"y")}, "send one file"),
+        for content, fields, words, param in (
+            (b"x", {"purpose": "fine-tune"}, "must be batch", "purpose"),
+            (b"x", {"purpose": None}, "must be batch", "purpose"),
+            (b"x", {"colour": "red"}, "unknown field", "colour"),
+            (b"x", {"other": SimpleUploadedFile("b", b"y")}, "send one file", "file"),
+            (b"", {}, "is empty", "file"),
         ):
             with self.subTest(words):
-                answer = self.upload(b"x", **fields)
-                self.assertEqual(answer.status_code, 400)
+                answer = self.upload(content, **fields)
+                self.assertEqual((answer.status_code, answer.json()["error"]["param"]), (400, param))
                 self.assertIn(words, answer.json()["error"]["message"])
         self.assertFalse(StoredFile.objects.exists())
         self.assertEqual(list(self.folder.iterdir()), [])

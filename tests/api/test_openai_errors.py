@@ -13,7 +13,7 @@ from django.test import override_settings
 
 from api.models import ApiKey
 from inference.catalog.lookup import get_spec
-from inference.errors import InferenceError, InvalidInput, Lost, OutOfMemory, make_context_length_error
+from inference.errors import UNREADABLE, InferenceError, InvalidInput, Lost, OutOfMemory, make_context_length_error
 from inference.models import Job
 from inference.submission import jobs
 from inference.submission.submissions import Submission
@@ -77,9 +77,24 @@ class ErrorTests(ApiTestCase):
         self.assert_error(self.post(CHAT, b"x", content_type="text/plain"), 415, "unsupported_media_type")
         with override_settings(DATA_UPLOAD_MAX_MEMORY_SIZE=10):
             self.assert_error(self.post(CHAT, BODY), 413, "body_too_large")
-        self.assert_error(self.post(f"{CHAT}?wait=3", BODY), 400, "bad_request")
+        self.assert_error(self.post(f"{CHAT}?wait=3", BODY), 400, "bad_request", param="wait")
         foreign = self.post(CHAT, BODY, headers={"Host": "evil.example"})
         self.assert_error(foreign, 400, "bad_request")
+
+    def test_parameters_of_the_query_are_named(self) -> None:
+        job = jobs.submit(Submission(spec=get_spec("prompts"), inputs="x"))
+        for address, param in (
+            (f"{CHAT}/chatcmpl-{job.id}?timeout=x", "timeout"),
+            (f"{CHAT}/chatcmpl-{job.id}?stream=x", "stream"),
+            (f"{CHAT}/chatcmpl-{job.id}?stream=true&timeout=1", "timeout"),
+            (f"{CHAT}/chatcmpl-{job.id}?stream=true&on_disconnect=x", "on_disconnect"),
+            ("/v1/files?limit=0", "limit"),
+            ("/v1/files?order=x", "order"),
+            ("/v1/files?after=x", "after"),
+            ("/v1/files?purpose=x", "purpose"),
+        ):
+            with self.subTest(address):
+                self.assert_error(self.client.get(address), 400, "bad_request", param=param)
 
     def test_fields_are_named_as_the_client_named_them(self) -> None:
         wrong: list[tuple[dict[str, Any], str]] = [
@@ -166,7 +181,8 @@ class ErrorTests(ApiTestCase):
         self.assertEqual(self.again(bad), "false")
         biased = self.failing(InvalidInput("parameters.logit_bias.a: must be a number."))
         self.assert_error(biased, 400, "invalid_input", param="logit_bias.a")
-        self.assert_error(self.failing(InvalidInput("The text is empty: send a word.")), 400, "invalid_input")
+        for said, param in (("The text is empty: send a word.", "messages"), (UNREADABLE, None)):
+            self.assert_error(self.failing(InvalidInput(said)), 400, "invalid_input", param=param)
         self.assert_error(self.failing(OutOfMemory("It does not fit.")), 400, "out_of_memory")
         lost = self.failing(Lost("Its worker was lost."))
         self.assert_error(lost, 502, "lost", "server_error")

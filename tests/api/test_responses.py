@@ -10,7 +10,7 @@ from django.test import SimpleTestCase, override_settings
 
 from api.answers.responses import events
 from api.answers.responses.response import make_response, read_messages
-from api.requests.dialects.generation import responses
+from api.requests.dialects.generation import completions, responses
 from inference.catalog.sizes.lengths import NONE, RESPONSE_FIELDS, estimate_length
 from inference.engines.inputs.task_inputs import read_messages as read_messages_of_chat
 from inference.errors import InvalidInput
@@ -62,6 +62,14 @@ class ReadTests(SimpleTestCase):
         for given, expected in table:
             with self.subTest(given):
                 self.assertEqual(self.read(input=given).submission.inputs, expected)
+
+    def test_the_error_of_an_unknown_field_names_each_field_that_is_served_once(self) -> None:
+        with self.assertRaises(InvalidInput) as caught:
+            self.read(qqqq=1)
+        names = caught.exception.message.partition("known are ")[2].rstrip(".").split(", ")
+        self.assertEqual(len(names), len(set(names)), names)
+        self.assertLessEqual({"input", "top_p", "top_k"}, {*names})
+        self.assertFalse({*names} & {*completions.PROMPT, *completions.OWN, "logprobs"})
 
     def test_instructions_come_first_and_are_not_kept_for_the_next_one(self) -> None:
         before = [{"role": "user", "content": "earlier"}]

@@ -39,7 +39,7 @@ class FilesView(ApiView):
             visible = visible.filter(owner=self.principal.user)
         if purpose := request.GET.get("purpose"):
             if purpose not in FilePurpose.values:
-                raise ApiError(f"purpose must be one of {', '.join(FilePurpose.values)}.")
+                raise ApiError(f"purpose must be one of {', '.join(FilePurpose.values)}.", field="purpose")
             visible = visible.filter(purpose=purpose)
         found, has_more = load_page(request.GET, visible, "file-")
         return codec.make_json_response(make_page(list(map(make_file_document, found)), has_more=has_more))
@@ -49,11 +49,12 @@ class FilesView(ApiView):
         form = read_file_form(request.META, limit=find_body_limit(request.META), example="purpose=batch")
         with form.file as content:
             if unknown := next((name for name in form.fields if name not in FIELDS), None):
-                raise ApiError(f"{unknown[:100]}: unknown field; the form has {', '.join(FIELDS)} and file.")
+                shown = unknown[:100]
+                raise ApiError(f"{shown}: unknown field; the form has {', '.join(FIELDS)} and file.", field=shown)
             if form.fields.get("purpose") != FilePurpose.BATCH:
-                raise ApiError("purpose: must be batch. Files for other purposes are not stored here.")
+                raise ApiError("purpose: must be batch. Files for other purposes are not stored here.", field="purpose")
             if not content.size:
-                raise ApiError("file: is empty. Send at least one line.")
+                raise ApiError("file: is empty. Send at least one line.", field="file")
             row = files.store_file(
                 content,
                 owner=self.principal.user,

@@ -36,7 +36,7 @@ class ResponsesView(ApiView):
         dialect_request = responses.read_response_request(document, spec, before=self._read_previous_messages(document))
         refuse_unused_parameter(request, dialect_request.is_streamed)
         if dialect_request.is_background and "timeout" in request.GET:
-            raise ApiError("timeout: not for a response in the background; leave it out.")
+            raise ApiError("timeout: not for a response in the background; leave it out.", field="timeout")
         if not dialect_request.is_streamed and not dialect_request.is_background:
             return run_in_dialect(self, request, dialect_request, write_response)
         with dialect_request.translate_errors():
@@ -69,7 +69,7 @@ class ResponseView(ApiView):
         bodies.read_query_flag(request.GET, "include_obfuscation")
         if not bodies.read_query_flag(request.GET, "stream"):
             if "starting_after" in request.GET:
-                raise ApiError("starting_after: is for events; send stream=true with it.")
+                raise ApiError("starting_after: is for events; send stream=true with it.", field="starting_after")
             return codec.make_json_response(make_response(job))
         after = bodies.read_query_integer(request.GET, "starting_after", BEGINNING)
         repeated = responses.read_echoed_fields(job.inputs)

@@ -44,7 +44,15 @@ NEUTRAL: Neutral = {
     "reasoning": ({}, {"effort": "none"}), "truncation": ("disabled",),
 }  # fmt: skip
 IGNORED = OPENAI_IGNORED | {"max_tool_calls", "stream_options"}
-HIDDEN = {"max_new_tokens", "min_new_tokens", "grammar", "logprobs", *completions.OWN, *completions.TURN}
+HIDDEN = {
+    "max_new_tokens",
+    "min_new_tokens",
+    "grammar",
+    "logprobs",
+    *completions.OWN,
+    *completions.TURN,
+    *completions.PROMPT,
+}
 TEXTS = ("input_text", "output_text", "text")  # types of parts
 PART = '{"type": "input_text", "text": "…"}'
 WORDS = {  # the field of a chat: the field of a response
@@ -84,7 +92,7 @@ def read_response_request(
     if isinstance(reasoning := given.get("reasoning"), dict):
         given["reasoning"] = read_non_null_fields(reasoning)
     own = [name for name in spec.parameters if name not in HIDDEN]
-    refuse_unknown_fields(given, (*FIELDS, *own), NEUTRAL, IGNORED)
+    refuse_unknown_fields(given, dict.fromkeys((*FIELDS, *own)), NEUTRAL, IGNORED)  # each once
     chat = _read_input(given, list(before or ()))
     settings = {name: given[name] for name in given if name in own}
     try:
